@@ -1,0 +1,5 @@
+//! The `moeflux` command.
+
+fn main() -> anyhow::Result<()> {
+    Ok(())
+}

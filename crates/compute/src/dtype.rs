@@ -1,0 +1,129 @@
+//! `DType`: every weight encoding and its block geometry.
+//!
+//! A weight matrix is stored in one *plane* of bytes (all GGUF encodings and plain floats: blocks carry
+//! their own scales) or in three (MLX affine: packed weights, scales, biases). Rows are stored one after
+//! the other in every plane, so a range of rows is a contiguous byte range of each plane.
+
+use std::fmt;
+
+use crate::{Error, Result};
+
+/// 16-bit float kinds that scales and biases of affine quantisation come in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Half {
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    BF16,
+}
+
+/// Encoding of a weight matrix. GGUF encodings carry ggml's names.
+#[allow(non_camel_case_types)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// 4-bit blocks of 32, one f16 scale.
+    Q4_0,
+    /// 5-bit blocks of 32, one f16 scale.
+    Q5_0,
+    /// 8-bit blocks of 32, one f16 scale.
+    Q8_0,
+    /// 2-bit super-blocks of 256 with 4-bit scales and minima.
+    Q2_K,
+    /// 3-bit super-blocks of 256 with 6-bit scales.
+    Q3_K,
+    /// 4-bit super-blocks of 256 with 6-bit scales and minima.
+    Q4_K,
+    /// 5-bit super-blocks of 256 with 6-bit scales and minima.
+    Q5_K,
+    /// 6-bit super-blocks of 256 with 8-bit scales.
+    Q6_K,
+    /// MLX affine: unsigned `bits`-wide values, w = q · scale + bias per group of `group` columns.
+    Affine {
+        /// 2, 3, 4, 5, 6 or 8.
+        bits: u8,
+        /// 32, 64 or 128 columns share a scale and a bias.
+        group: u8,
+        /// Encoding of scales and biases.
+        scale: Half,
+    },
+}
+
+impl DType {
+    /// Columns per block; a row holds a whole number of blocks.
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => 32,
+            Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
+            Self::Affine { group, .. } => group as usize,
+        }
+    }
+
+    /// Bytes of one block in `plane` (0 weights, 1 scales, 2 biases); 0 for planes the encoding lacks.
+    pub const fn block_bytes(self, plane: usize) -> usize {
+        match (self, plane) {
+            (Self::Affine { bits, group, .. }, 0) => group as usize * bits as usize / 8,
+            (Self::Affine { .. }, 1 | 2) => 2,
+            (Self::F32, 0) => 4,
+            (Self::F16 | Self::BF16, 0) => 2,
+            (Self::Q4_0, 0) => 18,
+            (Self::Q5_0, 0) => 22,
+            (Self::Q8_0, 0) => 34,
+            (Self::Q2_K, 0) => 84,
+            (Self::Q3_K, 0) => 110,
+            (Self::Q4_K, 0) => 144,
+            (Self::Q5_K, 0) => 176,
+            (Self::Q6_K, 0) => 210,
+            _ => 0,
+        }
+    }
+
+    /// Planes that a weight of this encoding has: 3 for affine, else 1.
+    pub const fn planes(self) -> usize {
+        if matches!(self, Self::Affine { .. }) { 3 } else { 1 }
+    }
+
+    /// Bytes of one row of `cols` columns in `plane`.
+    ///
+    /// # Errors
+    /// [`Error::RowLength`] if `cols` is not a whole number of blocks or the size overflows.
+    pub fn row_bytes(self, plane: usize, cols: usize) -> Result<usize> {
+        let err = |reason| Error::RowLength { dtype: self, cols, reason };
+        if !cols.is_multiple_of(self.block_len()) {
+            return Err(err("not a whole number of blocks"));
+        }
+        (cols / self.block_len()).checked_mul(self.block_bytes(plane)).ok_or(err("size overflows"))
+    }
+
+    /// Bytes of a `rows` × `cols` matrix over all planes.
+    ///
+    /// # Errors
+    /// [`Error::RowLength`] as for [`DType::row_bytes`].
+    pub fn matrix_bytes(self, rows: usize, cols: usize) -> Result<usize> {
+        (0..self.planes()).try_fold(0usize, |sum, plane| {
+            let bytes = self.row_bytes(plane, cols)?.checked_mul(rows);
+            bytes.and_then(|b| sum.checked_add(b)).ok_or(Error::RowLength {
+                dtype: self,
+                cols,
+                reason: "size overflows",
+            })
+        })
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Affine { bits, group, scale } => {
+                write!(f, "affine {bits}-bit g{group} {}", if *scale == Half::F16 { "f16" } else { "bf16" })
+            }
+            other => write!(f, "{other:?}"),
+        }
+    }
+}

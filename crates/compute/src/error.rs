@@ -1,0 +1,67 @@
+//! The one error type of this crate.
+
+use crate::DType;
+
+/// What can go wrong when describing tensors, building graphs or running them.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A plane of a weight has another size than its dtype and shape imply.
+    #[error(
+        "{dtype} weight of {rows} rows × {cols} columns: plane {plane} has {got} bytes, expected {expected}"
+    )]
+    PlaneSize {
+        /// Encoding of the weight.
+        dtype: DType,
+        /// Rows (output features).
+        rows: usize,
+        /// Columns (input features).
+        cols: usize,
+        /// Which plane: 0 weights, 1 scales, 2 biases.
+        plane: usize,
+        /// Bytes that dtype and shape imply.
+        expected: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// The number of columns does not fit the dtype's block length, or the size overflows.
+    #[error("{dtype} cannot store rows of {cols} columns: {reason}")]
+    RowLength {
+        /// Encoding of the weight.
+        dtype: DType,
+        /// Columns (input features).
+        cols: usize,
+        /// What does not fit.
+        reason: &'static str,
+    },
+    /// Nothing in this crate can do this with that dtype.
+    #[error("{what} is not supported for {dtype}")]
+    Unsupported {
+        /// The operation that was asked for.
+        what: &'static str,
+        /// The encoding it was asked for.
+        dtype: DType,
+    },
+    /// Widths or shapes of two operands do not agree.
+    #[error("{op}: {what}: expected {expected}, got {got}")]
+    Shape {
+        /// Operation that was being recorded or run.
+        op: &'static str,
+        /// Which size disagrees.
+        what: &'static str,
+        /// The size that fits.
+        expected: usize,
+        /// The size given.
+        got: usize,
+    },
+    /// An expert's weights could not be had; the text says why, with file and offset.
+    #[error("expert {expert} of layer {layer}: {reason}")]
+    Expert {
+        /// Decoder layer.
+        layer: usize,
+        /// Expert within the layer.
+        expert: usize,
+        /// Why its weights are not there.
+        reason: String,
+    },
+}

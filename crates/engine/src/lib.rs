@@ -1,0 +1,2 @@
+//! Runs Mixture-of-Experts language models that are bigger than memory: the dense trunk stays resident,
+//! routed experts stream from disk through a bounded cache.
