@@ -1,0 +1,95 @@
+//! The one error type of this crate: what was wrong, in which file or tensor, what was expected.
+
+use std::path::PathBuf;
+
+/// Everything that can go wrong from opening a checkpoint to generating text.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused something.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was being done, as in "cannot *read* FILE".
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file does not have the structure that its format prescribes.
+    #[error("{}: {what}: expected {expected}, got {got}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The field or structure that is wrong.
+        what: String,
+        /// What the format allows there.
+        expected: String,
+        /// What was found.
+        got: String,
+    },
+    /// A configuration value is missing or does not fit.
+    #[error("{}: config {key}: expected {expected}, got {got}", path.display())]
+    Config {
+        /// The file that holds the configuration.
+        path: PathBuf,
+        /// Configuration key.
+        key: String,
+        /// What is needed there.
+        expected: String,
+        /// What was found.
+        got: String,
+    },
+    /// A tensor's shape, encoding or content does not fit the model.
+    #[error("{}: tensor {tensor}: expected {expected}, got {got}", path.display())]
+    Tensor {
+        /// The file that holds the tensor.
+        path: PathBuf,
+        /// Name of the tensor in that file.
+        tensor: String,
+        /// What the model needs.
+        expected: String,
+        /// What was found.
+        got: String,
+    },
+    /// A tensor that the model needs is not in the checkpoint.
+    #[error("{}: tensor {tensor} is missing", path.display())]
+    MissingTensor {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Name of the tensor.
+        tensor: String,
+    },
+    /// The checkpoint is of an architecture that no file in `models/` describes.
+    #[error("{}: architecture {got:?} is not supported; supported: {supported}", path.display())]
+    UnsupportedArchitecture {
+        /// The file that names the architecture.
+        path: PathBuf,
+        /// The name found.
+        got: String,
+        /// Names that are supported, comma-separated.
+        supported: String,
+    },
+    /// The tokenizer is missing, malformed or does not fit the model.
+    #[error("{}: tokenizer: {reason}", path.display())]
+    Tokenizer {
+        /// The file it was read from.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The chat template is missing, malformed or refused the messages.
+    #[error("{}: chat template: {reason}", path.display())]
+    ChatTemplate {
+        /// The file it was read from.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The compute layer refused.
+    #[error(transparent)]
+    Compute(#[from] moeflux_compute::Error),
+}
+
+/// Result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
