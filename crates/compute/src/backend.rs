@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::graph::{ExpertSetId, Graph};
 use crate::plan::Plan;
-use crate::{Result, TensorView};
+use crate::{Result, Tensor, TensorView};
 
 /// Positions that one key-value page holds.
 pub const PAGE_TOKENS: usize = 64;
@@ -118,11 +118,17 @@ pub trait Backend {
     /// Name and hardware, for people: `cpu (avx512, 2 threads)`.
     fn describe(&self) -> String;
 
-    /// Makes `graph` ready to run.
+    /// Makes `graph` ready to run with `weights`, one tensor for each of [`Graph::weights`].
     ///
     /// # Errors
-    /// If memory does not suffice or an operation is not supported.
-    fn compile(&self, graph: &Graph, plan: Plan, options: CompileOptions) -> Result<Box<dyn Executable>>;
+    /// If a weight is not the declared one or an operation is not supported.
+    fn compile(
+        &self,
+        graph: &Graph,
+        plan: Plan,
+        weights: Vec<Tensor>,
+        options: CompileOptions,
+    ) -> Result<Box<dyn Executable>>;
 }
 
 /// A compiled graph with its state.

@@ -2,10 +2,11 @@
 //!
 //! A value is a matrix of f32 with one row a token (or one row an *output*, after [`GraphBuilder::gather_rows`])
 //! and a width that is known when the graph is built. The number of rows is known only when a batch runs, so
-//! one graph serves decode and prefill. Weights are part of the graph and carry their own [`crate::DType`];
-//! routed experts are not: a [`ExpertSet`] only says what they look like, and an
-//! [`crate::backend::ExpertSource`] hands them over while the graph runs. That is what makes streaming a
-//! matter of placement.
+//! one graph serves decode and prefill. Weights are declared by name, [`crate::DType`] and shape; their bytes are
+//! given to the backend when it compiles the graph, so a model can be recorded, sized and planned from its
+//! configuration alone. Routed experts are not even weights of the graph: an [`ExpertSet`] says what they look
+//! like, and an [`crate::backend::ExpertSource`] hands them over while the graph runs. That is what makes
+//! streaming a matter of placement.
 //!
 //! Shape errors are caught while recording, so that a backend can rely on every width in a finished graph.
 
@@ -39,7 +40,7 @@ impl Routing {
     }
 }
 
-/// A weight that is part of the graph.
+/// A resident weight of the graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightId(pub(crate) usize);
 
@@ -97,7 +98,7 @@ pub struct Route {
     pub renormalize: bool,
 }
 
-/// Encoding and shape of a matrix that is not part of the graph.
+/// Encoding and shape of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatrixSpec {
     /// Encoding.
@@ -106,6 +107,39 @@ pub struct MatrixSpec {
     pub rows: usize,
     /// Input features.
     pub cols: usize,
+}
+
+impl MatrixSpec {
+    /// An f32 vector: norm weights, biases.
+    pub fn vector(len: usize) -> Self {
+        Self { dtype: DType::F32, rows: 1, cols: len }
+    }
+
+    /// Bytes over all planes.
+    ///
+    /// # Errors
+    /// [`Error::RowLength`] if the encoding cannot store such rows.
+    pub fn bytes(&self) -> Result<usize> {
+        self.dtype.matrix_bytes(self.rows, self.cols)
+    }
+}
+
+/// How activations enter a matrix product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// As [`crate::backend::ActivationMode`] says.
+    Fast,
+    /// Never quantised: routers, whose choice of experts must not hang on rounding.
+    F32,
+}
+
+/// A weight of the graph, without its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightSpec {
+    /// Name in the model, for errors.
+    pub name: String,
+    /// Encoding and shape.
+    pub matrix: MatrixSpec,
 }
 
 /// What every expert of one layer looks like: down(silu(gate·x) ⊙ (up·x)).
@@ -139,6 +173,8 @@ pub enum Op {
         weight: WeightId,
         /// (out), f32.
         bias: Option<WeightId>,
+        /// How x enters.
+        precision: Precision,
     },
     /// Root-mean-square norm (Zhang & Sennrich 2019) of each of `groups` equal parts of a row.
     RmsNorm {
@@ -239,7 +275,7 @@ pub struct Node {
 #[derive(Debug, Clone)]
 pub struct Graph {
     pub(crate) nodes: Vec<Node>,
-    pub(crate) weights: Vec<Tensor>,
+    pub(crate) weights: Vec<WeightSpec>,
     pub(crate) ropes: Vec<Rope>,
     pub(crate) caches: Vec<Attention>,
     pub(crate) expert_sets: Vec<ExpertSet>,
@@ -264,9 +300,9 @@ impl Graph {
         &self.caches
     }
 
-    /// Bytes of all resident weights.
-    pub fn weight_bytes(&self) -> usize {
-        self.weights.iter().map(Tensor::bytes).sum()
+    /// Resident weights, in the order of their declaration.
+    pub fn weights(&self) -> &[WeightSpec] {
+        &self.weights
     }
 
     /// Width of the logits: the vocabulary.
@@ -274,8 +310,19 @@ impl Graph {
         self.logits.width
     }
 
-    pub(crate) fn weight(&self, id: WeightId) -> &Tensor {
-        &self.weights[id.0]
+    /// Checks that `tensors` are the graph's weights, one each, of the declared encoding and shape.
+    ///
+    /// # Errors
+    /// [`Error::Weight`] naming the first that is not.
+    pub fn check_weights(&self, tensors: &[Tensor]) -> Result<()> {
+        for (index, spec) in self.weights.iter().enumerate() {
+            let given =
+                tensors.get(index).map(|t| MatrixSpec { dtype: t.dtype(), rows: t.rows(), cols: t.cols() });
+            if given != Some(spec.matrix) {
+                return Err(Error::Weight { name: spec.name.clone(), expected: spec.matrix, got: given });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -283,7 +330,7 @@ impl Graph {
 #[derive(Debug, Default)]
 pub struct GraphBuilder {
     nodes: Vec<Node>,
-    weights: Vec<Tensor>,
+    weights: Vec<WeightSpec>,
     ropes: Vec<Rope>,
     caches: Vec<Attention>,
     expert_sets: Vec<ExpertSet>,
@@ -307,10 +354,15 @@ impl GraphBuilder {
         self.scope = name.into();
     }
 
-    /// Adds a resident weight.
-    pub fn weight(&mut self, tensor: Tensor) -> WeightId {
-        self.weights.push(tensor);
+    /// Declares a resident weight.
+    pub fn weight(&mut self, name: impl Into<String>, matrix: MatrixSpec) -> WeightId {
+        self.weights.push(WeightSpec { name: name.into(), matrix });
         WeightId(self.weights.len() - 1)
+    }
+
+    /// Encoding and shape of a declared weight.
+    pub fn matrix(&self, id: WeightId) -> MatrixSpec {
+        self.weights[id.0].matrix
     }
 
     /// Declares the experts of a layer.
@@ -344,16 +396,16 @@ impl GraphBuilder {
     }
 
     fn vector(&self, op: &'static str, what: &'static str, id: WeightId, len: usize) -> Result<()> {
-        let weight = &self.weights[id.0];
-        if weight.dtype() != DType::F32 {
-            return Err(Error::Unsupported { what: op, dtype: weight.dtype() });
+        let weight = self.matrix(id);
+        if weight.dtype != DType::F32 {
+            return Err(Error::Unsupported { what: op, dtype: weight.dtype });
         }
-        check(op, what, len, weight.rows() * weight.cols())
+        check(op, what, len, weight.rows.saturating_mul(weight.cols))
     }
 
     /// Token embeddings: (tokens, hidden_size).
     pub fn embed(&mut self, table: WeightId) -> Value {
-        let width = self.weights[table.0].cols();
+        let width = self.matrix(table).cols;
         self.push(Op::Embed { table }, width)
     }
 
@@ -361,13 +413,19 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// [`Error::Shape`] if weight or bias do not fit x; [`Error::Unsupported`] if the bias is not f32.
-    pub fn linear(&mut self, x: Value, weight: WeightId, bias: Option<WeightId>) -> Result<Value> {
-        let (rows, cols) = (self.weights[weight.0].rows(), self.weights[weight.0].cols());
+    pub fn linear(
+        &mut self,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        precision: Precision,
+    ) -> Result<Value> {
+        let MatrixSpec { rows, cols, .. } = self.matrix(weight);
         check("linear", "columns of the weight", x.width, cols)?;
         if let Some(bias) = bias {
             self.vector("linear", "length of the bias", bias, rows)?;
         }
-        Ok(self.push(Op::Linear { x, weight, bias }, rows))
+        Ok(self.push(Op::Linear { x, weight, bias, precision }, rows))
     }
 
     /// Root-mean-square norm of each of `groups` equal parts of a row.

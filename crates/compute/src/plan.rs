@@ -116,28 +116,27 @@ fn assign_buffers(graph: &Graph) -> (Vec<Option<usize>>, Vec<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{ExpertSet, GraphBuilder, MatrixSpec, Route};
-    use crate::{DType, Tensor};
+    use crate::DType;
+    use crate::graph::{ExpertSet, GraphBuilder, MatrixSpec, Precision, Route};
 
     /// Two MoE layers of width 4.
     fn two_layers() -> Graph {
         let mut g = GraphBuilder::new();
-        let mut weight =
-            |rows, cols| g.weight(Tensor::from_f32(rows, cols, &vec![0.5; rows * cols]).unwrap());
+        let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
+        let mut weight = |rows, cols| g.weight("w", matrix(rows, cols));
         let (table, router, head) = (weight(8, 4), weight(2, 4), weight(8, 4));
         let mut x = g.embed(table);
         for layer in 0..2 {
-            let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
             let set =
                 ExpertSet { layer, experts: 2, gate: matrix(6, 4), up: matrix(6, 4), down: matrix(4, 6) };
             let set = g.expert_set(set).unwrap();
-            let logits = g.linear(x, router, None).unwrap();
+            let logits = g.linear(x, router, None, Precision::F32).unwrap();
             let routing = g.route(logits, Route { experts: 2, top_k: 1, renormalize: true }).unwrap();
             let moe = g.moe_experts(x, routing, set).unwrap();
             x = g.add(x, moe).unwrap();
         }
         let rows = g.gather_rows(x);
-        let logits = g.linear(rows, head, None).unwrap();
+        let logits = g.linear(rows, head, None, Precision::Fast).unwrap();
         g.finish(logits)
     }
 

@@ -9,10 +9,10 @@ use std::ops::Range;
 use crate::backend::{
     Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, PAGE_TOKENS, Span,
 };
-use crate::graph::{Attention, Graph, Op, Output, Rope, RopeStyle, Route, Value};
+use crate::graph::{Attention, ExpertSetId, Graph, Op, Output, Rope, RopeStyle, Route, Value, WeightId};
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
-use crate::{Result, TensorView};
+use crate::{Result, Tensor, TensorView};
 
 /// out = Σ a·b.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -118,8 +118,15 @@ impl Backend for Reference {
         "reference (scalar)".into()
     }
 
-    fn compile(&self, graph: &Graph, _: Plan, _: CompileOptions) -> Result<Box<dyn Executable>> {
-        Ok(Box::new(Interpreter { graph: graph.clone(), pages: HashMap::new() }))
+    fn compile(
+        &self,
+        graph: &Graph,
+        _: Plan,
+        weights: Vec<Tensor>,
+        _: CompileOptions,
+    ) -> Result<Box<dyn Executable>> {
+        graph.check_weights(&weights)?;
+        Ok(Box::new(Interpreter { graph: graph.clone(), weights, pages: HashMap::new() }))
     }
 }
 
@@ -128,12 +135,20 @@ type KvKey = (usize, u32, usize);
 
 struct Interpreter {
     graph: Graph,
+    weights: Vec<Tensor>,
     pages: HashMap<KvKey, (Vec<f32>, Vec<f32>)>,
 }
 
 type Matrix = Vec<Vec<f32>>;
 
 impl Interpreter {
+    fn vector(&self, id: WeightId) -> Result<Vec<f32>> {
+        let view = self.weights[id.0].view();
+        let mut out = vec![0.0; view.cols()];
+        dequantize_row(view, 0, &mut out)?;
+        Ok(out)
+    }
+
     fn attention(&mut self, cache: usize, q: &Matrix, k: &Matrix, v: &Matrix, spans: &[Span<'_>]) -> Matrix {
         let shape = self.graph.caches[cache];
         let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
@@ -159,7 +174,7 @@ impl Interpreter {
 
     fn moe(
         &self,
-        set: crate::graph::ExpertSetId,
+        set: ExpertSetId,
         x: &Matrix,
         chosen: &[Vec<(u32, f32)>],
         source: &mut dyn ExpertSource,
@@ -201,27 +216,21 @@ impl Executable for Interpreter {
     ) -> Result<()> {
         let mut values: Vec<Matrix> = vec![vec![]; self.graph.values];
         let mut routings: Vec<Vec<Vec<(u32, f32)>>> = vec![vec![]; self.graph.routings];
-        let vector = |graph: &Graph, id| -> Result<Vec<f32>> {
-            let view = graph.weight(id).view();
-            let mut out = vec![0.0; view.cols()];
-            dequantize_row(view, 0, &mut out)?;
-            Ok(out)
-        };
         for index in 0..self.graph.nodes.len() {
             let node = self.graph.nodes[index].clone();
             let of = |value: Value| &values[value.index];
             let result = match node.op {
                 Op::Embed { table } => {
-                    let table = self.graph.weight(table).view();
+                    let table = self.weights[table.0].view();
                     let row = |token: &u32| {
                         let mut out = vec![0.0; table.cols()];
                         dequantize_row(table, *token as usize, &mut out).map(|()| out)
                     };
                     batch.tokens.iter().map(row).collect::<Result<Matrix>>()?
                 }
-                Op::Linear { x, weight, bias } => {
-                    let weight = self.graph.weight(weight).view();
-                    let bias = bias.map(|b| vector(&self.graph, b)).transpose()?;
+                Op::Linear { x, weight, bias, precision: _ } => {
+                    let weight = self.weights[weight.0].view();
+                    let bias = bias.map(|b| self.vector(b)).transpose()?;
                     let mut result = vec![];
                     for x in of(x) {
                         let mut out = vec![0.0; weight.rows()];
@@ -232,7 +241,7 @@ impl Executable for Interpreter {
                     result
                 }
                 Op::RmsNorm { x, weight, groups, eps } => {
-                    let weight = vector(&self.graph, weight)?;
+                    let weight = self.vector(weight)?;
                     let mut result = of(x).clone();
                     for row in &mut result {
                         let part = row.len() / groups;
