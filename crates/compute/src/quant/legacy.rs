@@ -1,0 +1,71 @@
+//! ggml's first block formats: 32 columns a block, one f16 scale `d`, w = d · q with q signed.
+//!
+//! Layouts are those of ggml's `block_q4_0`, `block_q5_0` and `block_q8_0`. d has 11 significant bits and q at
+//! most 8, so every product is exact in f32.
+
+use super::f16_le;
+
+/// Columns of a block.
+pub(crate) const BLOCK: usize = 32;
+
+/// Integers of a Q4_0 block in −8..8; returns their scale.
+///
+/// 18 bytes: d f16, qs\[16\]. Element j < 16 is the low nibble of qs\[j\], element 16 + j its high nibble;
+/// both are stored + 8.
+pub(crate) fn unpack_q4_0(block: &[u8; 18], q: &mut [i8; BLOCK]) -> f32 {
+    for (j, &b) in block[2..].iter().enumerate() {
+        q[j] = (b & 15) as i8 - 8;
+        q[j + 16] = (b >> 4) as i8 - 8;
+    }
+    f16_le(block[0], block[1])
+}
+
+/// Integers of a Q5_0 block in −16..16; returns their scale.
+///
+/// 22 bytes: d f16, qh u32, qs\[16\]. Low four bits as in Q4_0; bit j of qh is the fifth bit of element j; stored
+/// + 16.
+pub(crate) fn unpack_q5_0(block: &[u8; 22], q: &mut [i8; BLOCK]) -> f32 {
+    let high = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
+    for (j, &b) in block[6..].iter().enumerate() {
+        q[j] = (b & 15 | (high >> j << 4) as u8 & 16) as i8 - 16;
+        q[j + 16] = (b >> 4 | (high >> (j + 16) << 4) as u8 & 16) as i8 - 16;
+    }
+    f16_le(block[0], block[1])
+}
+
+/// Integers of a Q8_0 block; returns their scale.
+///
+/// 34 bytes: d f16, qs i8\[32\].
+pub(crate) fn unpack_q8_0(block: &[u8; 34], q: &mut [i8; BLOCK]) -> f32 {
+    for (q, &b) in q.iter_mut().zip(&block[2..]) {
+        *q = b as i8;
+    }
+    f16_le(block[0], block[1])
+}
+
+/// Values of a Q4_0 block.
+pub(crate) fn dequantize_q4_0(block: &[u8; 18], out: &mut [f32; BLOCK]) {
+    let mut q = [0; BLOCK];
+    let d = unpack_q4_0(block, &mut q);
+    scaled(d, &q, out);
+}
+
+/// Values of a Q5_0 block.
+pub(crate) fn dequantize_q5_0(block: &[u8; 22], out: &mut [f32; BLOCK]) {
+    let mut q = [0; BLOCK];
+    let d = unpack_q5_0(block, &mut q);
+    scaled(d, &q, out);
+}
+
+/// Values of a Q8_0 block.
+pub(crate) fn dequantize_q8_0(block: &[u8; 34], out: &mut [f32; BLOCK]) {
+    let mut q = [0; BLOCK];
+    let d = unpack_q8_0(block, &mut q);
+    scaled(d, &q, out);
+}
+
+fn scaled(d: f32, q: &[i8; BLOCK], out: &mut [f32; BLOCK]) {
+    for (o, &q) in out.iter_mut().zip(q) {
+        *o = d * f32::from(q);
+    }
+}
