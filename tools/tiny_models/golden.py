@@ -1,0 +1,100 @@
+"""Reference logits: float32, eager attention, eager experts; and how far they can be trusted.
+
+A golden is worth little if float32 rounding alone moves it, so each one is also computed in float64, and the margin
+of every routing decision is measured. Both figures are checked here and kept in the file's metadata.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
+
+# Largest accepted |f32 - f64| / max |f64| and smallest accepted gap, in router logits, between the last expert chosen
+# and the first one left out.
+MAX_FLOAT32_ERROR = 2e-5
+MIN_ROUTER_MARGIN = 1e-4
+
+
+def random_tokens(vocab_size: int, length: int, seed: int) -> torch.Tensor:
+    """Token ids (length,), drawn uniformly, with the first and the last id of the vocabulary among them."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, vocab_size, (length,), generator=generator)
+    tokens[0], tokens[length // 2] = vocab_size - 1, 0
+    return tokens
+
+
+def open_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The model that transformers reads from `folder`, its weights widened to `dtype`."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+    )
+    return model.eval()
+
+
+def logits_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits (n_tokens, vocab_size) of one pass over all tokens, without a cache."""
+    with torch.no_grad():
+        return model(tokens[None], use_cache=False).logits[0]
+
+
+def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
+    """Smallest gap between the last router logit chosen and the first left out, over layers and positions."""
+    with torch.no_grad():
+        outputs = model(tokens[None], use_cache=False, output_router_logits=True)
+    top_k = model.config.num_experts_per_tok
+    margin = float("inf")
+    for layer in outputs.router_logits:
+        ordered = layer.sort(dim=-1, descending=True).values
+        if ordered.shape[-1] > top_k:
+            margin = min(margin, (ordered[:, top_k - 1] - ordered[:, top_k]).min().item())
+    return margin
+
+
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """max |a - b| / max |b|."""
+    return ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()
+
+
+def write_golden(folder: Path, tokens: torch.Tensor, name: str = "golden.safetensors", **extra: np.ndarray) -> dict:
+    """Runs the checkpoint in `folder` and writes `tokens` i32 (T,) and `logits` f32 (T, V) beside it."""
+    model = open_model(folder)
+    logits = logits_of(model, tokens)
+    report = check_reference(model, open_model_float64(folder), tokens, logits)
+    save_golden(folder / name, tokens, logits, report, **extra)
+    return report
+
+
+def open_model_float64(folder: Path) -> torch.nn.Module:
+    """The same weights with float64 arithmetic (norms and softmax stay float32 inside transformers)."""
+    return open_model(folder, torch.float64)
+
+
+def check_reference(
+    model: torch.nn.Module, wide: torch.nn.Module, tokens: torch.Tensor, logits: torch.Tensor
+) -> dict[str, str]:
+    """Fails unless float32 rounding and routing ties are far below the tolerance of the tests."""
+    error = relative_error(logits, logits_of(wide, tokens))
+    margin = router_margin(model, tokens)
+    if error > MAX_FLOAT32_ERROR:
+        raise ValueError(f"float32 and float64 logits differ by {error:.2e}, more than {MAX_FLOAT32_ERROR:.0e}")
+    if margin < MIN_ROUTER_MARGIN:
+        raise ValueError(f"a routing decision has a margin of {margin:.2e}, less than {MIN_ROUTER_MARGIN:.0e}")
+    return {
+        "reference": f"transformers {transformers.__version__}, float32, eager",
+        "float64_relative_error": f"{error:.2e}",
+        "router_margin": f"{margin:.2e}",
+        "logit_std": f"{logits.std().item():.2f}",
+    }
+
+
+def save_golden(
+    path: Path, tokens: torch.Tensor, logits: torch.Tensor, report: dict[str, str], **extra: np.ndarray
+) -> None:
+    """Writes one golden file; `extra` holds further arrays such as a peer's logits."""
+    arrays = {"tokens": tokens.numpy().astype(np.int32), "logits": logits.numpy().astype(np.float32), **extra}
+    # One key: the writer does not keep the order of several, and the file would change from run to run.
+    save_file(arrays, path, metadata={"report": json.dumps(report)})
