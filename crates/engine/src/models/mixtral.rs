@@ -1,0 +1,43 @@
+//! Mixtral 8x7B and 8x22B. Softmax routing whose chosen weights are always normalised.
+//!
+//! Source: transformers `modeling_mixtral.py`. GGUF architecture `llama` with experts; its converter permutes the
+//! rows of q and k so that rotation works on interleaved pairs.
+
+use moeflux_compute::graph::{RopeStyle, Route, Value};
+
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::config::Config;
+use super::recorder::{ExpertNames, Recorder};
+use super::Family;
+use crate::checkpoint::Format;
+use crate::Result;
+
+/// Registry entry.
+pub const FAMILY: Family = Family { model_types: &["mixtral"], gguf_architectures: &["llama"], record };
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let d = Decoder::new(config, 1e-5)?;
+    let (style, rotary_dim) = match config.format() {
+        Format::Gguf => (RopeStyle::Interleaved, config.optional_size("rotary_dim")?.unwrap_or(d.head_dim)),
+        _ => (RopeStyle::HalfSplit, d.head_dim),
+    };
+    let rope = blocks::rotation(r, config, rotary_dim, style)?;
+    let window = config.optional_size("sliding_window")?;
+    let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window, rope };
+    let moe = Moe {
+        route: Route {
+            experts: config.size("num_experts")?,
+            top_k: config.optional_size("num_experts_per_tok")?.unwrap_or(2),
+            renormalize: true,
+        },
+        router: "block_sparse_moe.gate",
+        experts: ExpertNames { module: "block_sparse_moe.experts", projections: ["w1", "w3", "w2"] },
+    };
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for layer in 0..d.layers {
+        x = blocks::attention(r, &d, layer, x, &kind)?;
+        x = blocks::moe(r, &d, layer, x, &moe)?;
+    }
+    blocks::head(r, config, x, table, d.eps)
+}
