@@ -118,6 +118,10 @@ impl Backend for Reference {
         "reference (scalar)".into()
     }
 
+    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
+        (plan.row_bytes() + graph.vocab_size() * size_of::<f32>()) * options.max_rows
+    }
+
     fn compile(
         &self,
         graph: &Graph,

@@ -2,7 +2,12 @@
 //! routed experts stream from disk through a bounded cache.
 
 pub mod checkpoint;
+pub mod engine;
 pub mod error;
+pub mod experts;
 pub mod io;
+pub mod memory;
+pub mod models;
 
+pub use engine::{Engine, Options, Outputs, Session, Stats};
 pub use error::{Error, Result};

@@ -15,6 +15,7 @@ mod weight;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use moeflux_compute::{Bytes, Tensor};
@@ -40,7 +41,7 @@ pub enum Format {
 pub struct Checkpoint {
     path: PathBuf,
     format: Format,
-    files: Vec<CheckpointFile>,
+    files: Vec<Arc<CheckpointFile>>,
     config: Value,
     metadata: gguf::Metadata,
     entries: Vec<TensorEntry>,
@@ -86,7 +87,7 @@ impl Checkpoint {
         Self {
             path: path.to_owned(),
             format: Format::Gguf,
-            files,
+            files: files.into_iter().map(Arc::new).collect(),
             config: Value::Null,
             metadata,
             entries,
@@ -101,7 +102,7 @@ impl Checkpoint {
         Self {
             path: folder.to_owned(),
             format: if mlx { Format::Mlx } else { Format::HuggingFace },
-            files,
+            files: files.into_iter().map(Arc::new).collect(),
             config,
             metadata: gguf::Metadata::new(folder),
             entries,
@@ -153,7 +154,7 @@ impl Checkpoint {
     }
 
     /// The files that weights lie in.
-    pub fn files(&self) -> &[CheckpointFile] {
+    pub fn files(&self) -> &[Arc<CheckpointFile>] {
         &self.files
     }
 

@@ -331,7 +331,8 @@ impl ExpertCache {
         visitor: &mut dyn FnMut(&[ExpertView<'_>]),
     ) -> Result<(), (u32, Error)> {
         self.collect_finished();
-        let (mut ready, mut pending): (Vec<u32>, Vec<u32>) = experts.iter().partition(|id| self.pin((set, **id)));
+        let (mut ready, mut pending): (Vec<u32>, Vec<u32>) =
+            experts.iter().partition(|id| self.pin((set, **id)));
         let mut unread = self.start_reads(set, &pending);
         loop {
             if !ready.is_empty() {
@@ -357,7 +358,9 @@ impl ExpertCache {
                 self.stats.stall += start.elapsed();
                 match done {
                     Some(done) => drop(self.finish(done)),
-                    None => unreachable!("an expert that is not present is being read, or a slot is free to read it"),
+                    None => unreachable!(
+                        "an expert that is not present is being read, or a slot is free to read it"
+                    ),
                 }
                 unread = self.start_reads(set, &unread);
             }

@@ -35,7 +35,7 @@ impl ExpertLocation {
 }
 
 /// All routed experts of a checkpoint.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ExpertStore {
     files: Vec<Arc<CheckpointFile>>,
     sets: Vec<(ExpertSet, Vec<ExpertLocation>)>,
@@ -61,13 +61,14 @@ impl ExpertStore {
     ///
     /// # Errors
     /// [`Error::Tensor`] naming the first expert that does not fit.
-    pub fn new(
-        files: Vec<Arc<CheckpointFile>>,
-        sets: Vec<(ExpertSet, Vec<ExpertLocation>)>,
-    ) -> Result<Self> {
+    pub fn new(files: Vec<Arc<CheckpointFile>>, sets: Vec<(ExpertSet, Vec<ExpertLocation>)>) -> Result<Self> {
         for (set, experts) in &sets {
             for (expert, location) in experts.iter().enumerate() {
-                let matrices = [("gate", set.gate, &location.gate), ("up", set.up, &location.up), ("down", set.down, &location.down)];
+                let matrices = [
+                    ("gate", set.gate, &location.gate),
+                    ("up", set.up, &location.up),
+                    ("down", set.down, &location.down),
+                ];
                 for (name, matrix, ranges) in matrices {
                     check_ranges(&files, matrix, ranges).map_err(|(path, expected, got)| Error::Tensor {
                         path,
@@ -142,7 +143,11 @@ impl ExpertStore {
 
 type Mismatch = (std::path::PathBuf, String, String);
 
-fn check_ranges(files: &[Arc<CheckpointFile>], matrix: MatrixSpec, ranges: &[ByteRange]) -> Result<(), Mismatch> {
+fn check_ranges(
+    files: &[Arc<CheckpointFile>],
+    matrix: MatrixSpec,
+    ranges: &[ByteRange],
+) -> Result<(), Mismatch> {
     let path = |range: Option<&ByteRange>| {
         range.and_then(|r| files.get(r.file)).map(|f| f.path().to_path_buf()).unwrap_or_default()
     };

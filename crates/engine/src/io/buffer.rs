@@ -49,7 +49,7 @@ impl HostBuffer {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a private anonymous mapping at an address of the system's choosing touches no existing memory.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)? };
-        let start = NonNull::new(start.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
         #[cfg(target_os = "linux")]
         // SAFETY: the range is the mapping just made. Huge pages are a wish: a refusal changes nothing.
         let _ = unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };

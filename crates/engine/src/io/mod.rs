@@ -1,3 +1,5 @@
-//! Reading checkpoint files.
+//! Memory for weights and reading of checkpoint files.
 
+pub mod buffer;
 pub mod file;
+pub mod queue;

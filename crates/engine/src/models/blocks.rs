@@ -5,8 +5,8 @@ use moeflux_compute::graph::{Attention, Precision, RopeStyle, Route, Value, Weig
 use super::config::Config;
 use super::recorder::{ExpertNames, Recorder};
 use super::rope;
-use crate::checkpoint::Format;
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// What every decoder's configuration says.
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +39,9 @@ impl Decoder {
         let head_dim = match config.optional_size("head_dim")? {
             Some(dim) => dim,
             None if hidden_size % heads == 0 => hidden_size / heads,
-            None => return Err(config.unsupported("hidden_size", &format!("a multiple of the {heads} heads"))),
+            None => {
+                return Err(config.unsupported("hidden_size", &format!("a multiple of the {heads} heads")));
+            }
         };
         let eps = config.number("rms_norm_eps")?.unwrap_or(eps) as f32;
         Ok(Self { hidden_size, layers: config.size("num_hidden_layers")?, heads, kv_heads, head_dim, eps })
@@ -80,12 +82,19 @@ pub fn embed(r: &mut Recorder, hidden_size: usize) -> Result<(Value, WeightId)> 
     Ok((r.graph.embed(table), table))
 }
 
-/// Adds the family's rotation to the graph, including Llama-style frequency factors that GGUF stores as a tensor.
+/// Adds the family's rotation to the graph, including Llama-style frequency factors that GGUF stores as a tensor;
+/// `theta` is the family's default base.
 ///
 /// # Errors
 /// If the configuration asks for an unknown scaling.
-pub fn rotation(r: &mut Recorder, config: &Config<'_>, rotary_dim: usize, style: RopeStyle) -> Result<usize> {
-    let mut rope = rope::rotation(config, rotary_dim, style)?;
+pub fn rotation(
+    r: &mut Recorder,
+    config: &Config<'_>,
+    rotary_dim: usize,
+    style: RopeStyle,
+    theta: f64,
+) -> Result<usize> {
+    let mut rope = rope::rotation(config, rotary_dim, style, theta)?;
     if config.format() == Format::Gguf
         && let Some(factors) = r.values("rope_freqs.weight")?
     {
@@ -106,7 +115,13 @@ pub fn rotation(r: &mut Recorder, config: &Config<'_>, rotary_dim: usize, style:
 ///
 /// # Errors
 /// If weights are missing or do not fit.
-pub fn attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, kind: &AttentionKind) -> Result<Value> {
+pub fn attention(
+    r: &mut Recorder,
+    d: &Decoder,
+    layer: usize,
+    x: Value,
+    kind: &AttentionKind,
+) -> Result<Value> {
     let base = format!("model.layers.{layer}");
     let module = |name: &str| format!("{base}.self_attn.{name}");
     r.graph.scope(format!("layers.{layer}.self_attn"));

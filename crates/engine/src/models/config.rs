@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, Format};
+use crate::checkpoint::{Checkpoint, Format, gguf};
 use crate::{Error, Result};
 
 /// Hugging Face key and its GGUF counterpart behind the architecture's prefix.
@@ -33,6 +33,25 @@ const GGUF_KEYS: &[(&str, &str)] = &[
 /// Other names under which Hugging Face configurations keep a key.
 const ALIASES: &[(&str, &str)] = &[("num_experts", "num_local_experts"), ("num_experts", "n_routed_experts")];
 
+/// A GGUF scalar as the JSON value that Hugging Face would have for it.
+fn gguf_value(value: &gguf::Value) -> Option<Value> {
+    Some(match value {
+        gguf::Value::U8(v) => (*v).into(),
+        gguf::Value::I8(v) => (*v).into(),
+        gguf::Value::U16(v) => (*v).into(),
+        gguf::Value::I16(v) => (*v).into(),
+        gguf::Value::U32(v) => (*v).into(),
+        gguf::Value::I32(v) => (*v).into(),
+        gguf::Value::U64(v) => (*v).into(),
+        gguf::Value::I64(v) => (*v).into(),
+        gguf::Value::F32(v) => (*v).into(),
+        gguf::Value::F64(v) => (*v).into(),
+        gguf::Value::Bool(v) => (*v).into(),
+        gguf::Value::String(v) => v.clone().into(),
+        gguf::Value::Array(_) => return None,
+    })
+}
+
 /// Configuration of one model.
 #[derive(Debug, Clone, Copy)]
 pub struct Config<'a> {
@@ -47,6 +66,11 @@ impl<'a> Config<'a> {
         Self { checkpoint, gguf_prefix }
     }
 
+    /// The checkpoint's path, for errors.
+    pub fn path(&self) -> &'a std::path::Path {
+        self.checkpoint.path()
+    }
+
     /// Storage format, for what differs by it.
     pub fn format(&self) -> Format {
         self.checkpoint.format()
@@ -56,14 +80,17 @@ impl<'a> Config<'a> {
     fn lookup(&self, key: &str) -> Option<Value> {
         if self.format() == Format::Gguf {
             let (_, name) = GGUF_KEYS.iter().find(|(hf, _)| *hf == key)?;
-            return self.checkpoint.metadata().to_json(&format!("{}.{name}", self.gguf_prefix));
+            return gguf_value(self.checkpoint.metadata().get(&format!("{}.{name}", self.gguf_prefix))?);
         }
         let root = self.checkpoint.config();
         let root = root.get("text_config").filter(|c| c.is_object()).unwrap_or(root);
         let scaling = [root.get("rope_parameters"), root.get("rope_scaling")];
         let names = std::iter::once(key).chain(ALIASES.iter().filter(|(k, _)| *k == key).map(|(_, a)| *a));
         let places = std::iter::once(Some(root)).chain(scaling).flatten();
-        places.flat_map(|place| names.clone().filter_map(|name| place.get(name))).find(|v| !v.is_null()).cloned()
+        places
+            .flat_map(|place| names.clone().filter_map(|name| place.get(name)))
+            .find(|v| !v.is_null())
+            .cloned()
     }
 
     fn error(&self, key: &str, expected: &str, got: Option<&Value>) -> Error {

@@ -5,18 +5,18 @@
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
+use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::Config;
 use super::recorder::{ExpertNames, Recorder};
-use super::Family;
 use crate::Result;
 
 /// Registry entry.
-pub const FAMILY: Family = Family { model_types: &["olmoe"], gguf_architectures: &["olmoe"], record };
+pub(super) const FAMILY: Family = Family { model_types: &["olmoe"], gguf_architectures: &["olmoe"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;
-    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit)?;
+    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
     let clip_qkv = config.number("clip_qkv")?.filter(|c| *c > 0.0).map(|c| c as f32);
     let kind = AttentionKind { qk_norm: QkNorm::Whole, clip_qkv, window: None, rope };
     let moe = Moe {

@@ -5,15 +5,15 @@
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
+use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::Config;
 use super::recorder::{ExpertNames, Recorder};
-use super::Family;
-use crate::checkpoint::Format;
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// Registry entry.
-pub const FAMILY: Family =
+pub(super) const FAMILY: Family =
     Family { model_types: &["qwen3_moe"], gguf_architectures: &["qwen3moe"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
@@ -22,7 +22,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         true => config.optional_size("sliding_window")?,
         false => None,
     };
-    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit)?;
+    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
     let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window, rope };
     let moe = Moe {
         route: Route {

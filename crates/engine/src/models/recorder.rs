@@ -10,8 +10,8 @@ use std::sync::Arc;
 use moeflux_compute::graph::{
     ExpertSet, ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Value, WeightId,
 };
-use moeflux_compute::quant::dequantize;
-use moeflux_compute::{Bytes, DType, Tensor};
+use moeflux_compute::quant::{dequantize, dequantize_row};
+use moeflux_compute::{Bytes, Tensor};
 
 use crate::checkpoint::{Checkpoint, Format, StoredWeight};
 use crate::experts::{ExpertLocation, ExpertStore};
@@ -64,11 +64,33 @@ impl Model {
             }
             let values = dequantize(tensor.view())?;
             if let Some(at) = values.iter().position(|v| !v.is_finite()) {
-                return Err(tensor_error(&self.checkpoint, &source.stored, "finite values", format!("{} at {at}", values[at])));
+                return Err(tensor_error(
+                    &self.checkpoint,
+                    &source.stored,
+                    "finite values",
+                    format!("{} at {at}", values[at]),
+                ));
             }
             Ok(Tensor::from_f32(1, values.len(), &values)?)
         };
         self.sources.iter().map(load).collect()
+    }
+
+    /// Says which resident weight holds a value that is not finite, reading them again.
+    pub fn find_not_finite(&self) -> String {
+        for source in &self.sources {
+            let Ok(tensor) = self.read(&source.stored) else { continue };
+            let mut row = vec![0.0; tensor.cols()];
+            for r in 0..tensor.rows() {
+                if dequantize_row(tensor.view(), r, &mut row).is_ok()
+                    && let Some(c) = row.iter().position(|v| !v.is_finite())
+                {
+                    return format!("tensor {} holds {} at row {r}, column {c}", source.stored.name, row[c]);
+                }
+            }
+        }
+        "every resident weight is finite, so a routed expert holds a value that is not, or values overflow"
+            .into()
     }
 
     fn read(&self, weight: &StoredWeight) -> Result<Tensor> {
@@ -76,7 +98,8 @@ impl Model {
         for range in &weight.planes {
             let path = || self.checkpoint.files()[range.file].path().to_path_buf();
             let buffer = HostBuffer::zeroed(range.len as usize);
-            let mut buffer = buffer.map_err(|source| Error::Io { action: "find memory for", path: path(), source })?;
+            let mut buffer =
+                buffer.map_err(|source| Error::Io { action: "find memory for", path: path(), source })?;
             self.checkpoint.read(range, buffer.as_mut_slice())?;
             planes.push(Bytes::new(buffer));
         }
@@ -158,7 +181,9 @@ impl Recorder {
     fn resolve(&self, module: &str) -> String {
         let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         if self.checkpoint.format() == Format::Gguf {
-            let gguf = |name: &str| COMMON_NAMES.iter().find(|(hf, _)| *hf == name).map_or(name.to_owned(), |n| n.1.to_owned());
+            let gguf = |name: &str| {
+                COMMON_NAMES.iter().find(|(hf, _)| *hf == name).map_or(name.to_owned(), |n| n.1.to_owned())
+            };
             return match layer {
                 Some((layer, name)) => format!("blk.{layer}.{}", gguf(name)),
                 None => gguf(module),
@@ -204,7 +229,8 @@ impl Recorder {
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
     pub fn matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<WeightId> {
         let stored = self.find(module, "weight")?.ok_or_else(|| self.missing(module, "weight"))?;
-        let fits = stored.shape.len() == 2 && stored.cols() == cols && rows.is_none_or(|r| stored.rows() == r);
+        let fits =
+            stored.shape.len() == 2 && stored.cols() == cols && rows.is_none_or(|r| stored.rows() == r);
         if !fits || stored.rows() == 0 {
             let rows = rows.map_or("any".to_owned(), |r| r.to_string());
             let expected = format!("shape [{rows}, {cols}]");
@@ -259,7 +285,13 @@ impl Recorder {
     ///
     /// # Errors
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
-    pub fn experts(&mut self, layer: usize, count: usize, hidden: usize, names: &ExpertNames) -> Result<ExpertSetId> {
+    pub fn experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+        names: &ExpertNames,
+    ) -> Result<ExpertSetId> {
         let projections = match self.stacked_experts(layer, count, names)? {
             Some(stacked) => stacked,
             None => self.separate_experts(layer, count, names)?,
@@ -294,7 +326,12 @@ impl Recorder {
 
     /// Gate, up and down of every expert, from one tensor a projection (GGUF, MLX) or with gate and up in one
     /// (transformers 5).
-    fn stacked_experts(&self, layer: usize, count: usize, names: &ExpertNames) -> Result<Option<[Vec<StoredWeight>; 3]>> {
+    fn stacked_experts(
+        &self,
+        layer: usize,
+        count: usize,
+        names: &ExpertNames,
+    ) -> Result<Option<[Vec<StoredWeight>; 3]>> {
         let base = format!("model.layers.{layer}");
         let split = |stored: &StoredWeight| -> Result<Vec<StoredWeight>> {
             let each = (0..count).map(|e| stored.stack_element(e)).collect::<Option<Vec<_>>>();
@@ -307,7 +344,10 @@ impl Recorder {
         let three = |name: &dyn Fn(usize) -> String| -> Result<Option<[Vec<StoredWeight>; 3]>> {
             let Some(gate) = stack(&name(0))? else { return Ok(None) };
             let rest = |i: usize| {
-                stack(&name(i))?.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: name(i) })
+                stack(&name(i))?.ok_or_else(|| Error::MissingTensor {
+                    path: self.checkpoint.path().into(),
+                    tensor: name(i),
+                })
             };
             Ok(Some([gate, rest(1)?, rest(2)?]))
         };
@@ -322,14 +362,15 @@ impl Recorder {
         let module = self.resolve(&format!("{base}.{}", names.module));
         let Some(gate_up) = stack(&format!("{module}.gate_up_proj"))? else { return Ok(None) };
         let down = format!("{module}.down_proj");
-        let down = stack(&down)?.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: down })?;
+        let down = stack(&down)?
+            .ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: down })?;
         let half = |which: usize| -> Result<Vec<StoredWeight>> {
             let cut = |both: &StoredWeight| {
                 let rows = both.rows() / 2;
                 both.row_range(which * rows..(which + 1) * rows)
             };
             let cut = |both: &StoredWeight| {
-                cut(both).filter(|_| both.rows() % 2 == 0).ok_or_else(|| {
+                cut(both).filter(|_| both.rows().is_multiple_of(2)).ok_or_else(|| {
                     let got = format!("{}", both.rows());
                     tensor_error(&self.checkpoint, both, "an even number of rows", got)
                 })
@@ -340,7 +381,12 @@ impl Recorder {
     }
 
     /// Gate, up and down of every expert, from a tensor each.
-    fn separate_experts(&self, layer: usize, count: usize, names: &ExpertNames) -> Result<[Vec<StoredWeight>; 3]> {
+    fn separate_experts(
+        &self,
+        layer: usize,
+        count: usize,
+        names: &ExpertNames,
+    ) -> Result<[Vec<StoredWeight>; 3]> {
         let one = |expert: usize, which: usize| {
             let tensor = match self.checkpoint.format() {
                 Format::Gguf => format!("blk.{layer}.ffn_{}.{expert}.weight", ["gate", "up", "down"][which]),

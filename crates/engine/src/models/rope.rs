@@ -8,19 +8,19 @@ use moeflux_compute::graph::{Rope, RopeStyle};
 
 use super::config::Config;
 use crate::Result;
+use crate::checkpoint::Format;
 
-/// The rotation of the first `rotary_dim` channels of every head.
+/// The rotation of the first `rotary_dim` channels of every head; `theta` is the base if none is configured.
 ///
 /// # Errors
 /// [`crate::Error::Config`] if the scaling kind is unknown or lacks a parameter.
-pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle) -> Result<Rope> {
-    let theta = config.number("rope_theta")?.unwrap_or(10_000.0);
+pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f64) -> Result<Rope> {
+    let theta = config.number("rope_theta")?.unwrap_or(theta);
     if theta <= 1.0 {
         return Err(config.unsupported("rope_theta", "a number above 1"));
     }
-    let base: Vec<f32> = (0..rotary_dim / 2)
-        .map(|i| 1.0 / (theta as f32).powf((2 * i) as f32 / rotary_dim as f32))
-        .collect();
+    let base: Vec<f32> =
+        (0..rotary_dim / 2).map(|i| 1.0 / (theta as f32).powf((2 * i) as f32 / rotary_dim as f32)).collect();
     let kind = match config.word("rope_type")? {
         Some(kind) => Some(kind),
         None => config.word("type")?,
@@ -75,12 +75,19 @@ fn yarn(
         None => required("max_position_embeddings")? / original,
     };
     let mscale = |scale: f64, m: f64| if scale <= 1.0 { 1.0 } else { 0.1 * m * scale.ln() + 1.0 };
-    let magnitude = match (config.number("attention_factor")?, config.number("mscale")?, config.number("mscale_all_dim")?) {
+    let magnitude = match (
+        config.number("attention_factor")?,
+        config.number("mscale")?,
+        config.number("mscale_all_dim")?,
+    ) {
+        // GGUF's factor multiplies YaRN's own.
+        (Some(given), ..) if config.format() == Format::Gguf => given * mscale(factor, 1.0),
         (Some(given), ..) => given,
         (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => mscale(factor, m) / mscale(factor, all),
         _ => mscale(factor, 1.0),
     };
-    let beta = |key, default| -> Result<f64> { Ok(config.number(key)?.filter(|b| *b != 0.0).unwrap_or(default)) };
+    let beta =
+        |key, default| -> Result<f64> { Ok(config.number(key)?.filter(|b| *b != 0.0).unwrap_or(default)) };
     let at = |beta: f64| dim * (original / (beta * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (at(beta("beta_fast", 32.0)?), at(beta("beta_slow", 1.0)?));
     if config.flag("truncate", true)? {
