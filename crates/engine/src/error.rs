@@ -86,6 +86,24 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// A sampling option is out of its range.
+    #[error("sampling option {option}: expected {expected}, got {got}")]
+    SamplerOption {
+        /// The option, a field of `SamplerOptions`.
+        option: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What it was.
+        got: String,
+    },
+    /// No token can be chosen from these logits.
+    #[error("logits: expected {expected}, got {got}")]
+    Logits {
+        /// What choosing a token needs.
+        expected: String,
+        /// What the model gave.
+        got: String,
+    },
     /// The compute layer refused.
     #[error(transparent)]
     Compute(#[from] moeflux_compute::Error),
