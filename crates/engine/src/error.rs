@@ -16,6 +16,20 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A read came back short or failed: the file shrank, or its storage did.
+    #[error("{}: read of {wanted} bytes at offset {offset} failed after {got}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file the read began.
+        offset: u64,
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes that came before the failure.
+        got: u64,
+        /// The system's reason; `UnexpectedEof` for a file that ends early.
+        source: std::io::Error,
+    },
     /// A file does not have the structure that its format prescribes.
     #[error("{}: {what}: expected {expected}, got {got}", path.display())]
     Malformed {

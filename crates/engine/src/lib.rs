@@ -2,7 +2,9 @@
 //! routed experts stream from disk through a bounded cache.
 
 pub mod chat_template;
+pub mod checkpoint;
 pub mod error;
+pub mod io;
 pub mod sampler;
 pub mod tokenizer;
 

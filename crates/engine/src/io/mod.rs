@@ -1,0 +1,3 @@
+//! Reading checkpoint files.
+
+pub mod file;
