@@ -146,6 +146,14 @@ pub enum Error {
         /// The weight that is the cause, as far as can be told.
         reason: String,
     },
+    /// No token can be chosen from these logits.
+    #[error("logits: expected {expected}, got {got}")]
+    Logits {
+        /// What choosing a token needs.
+        expected: String,
+        /// What the model gave.
+        got: String,
+    },
     /// The compute layer refused.
     #[error(transparent)]
     Compute(#[from] moeflux_compute::Error),

@@ -1,0 +1,257 @@
+//! Python's meaning of string methods and of printed values, where minijinja's differs or is missing.
+
+use minijinja::value::{StringInput, ValueKind, from_args};
+use minijinja::{Error, ErrorKind, Output, State, Value};
+
+/// `str.isspace()` of one character: Unicode white space and the four ASCII separators.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '\u{1C}'..='\u{1F}')
+}
+
+/// `repr(float)`: shortest digits that read back the same, in exponent form outside [1e-4, 1e16).
+pub(super) fn float_repr(value: f64) -> String {
+    let shortest = format!("{value:?}");
+    match shortest.split_once('e') {
+        None => shortest,
+        Some((digits, exponent)) => {
+            let (sign, exponent) = match exponent.strip_prefix('-') {
+                Some(exponent) => ('-', exponent),
+                None => ('+', exponent),
+            };
+            format!("{digits}e{sign}{exponent:0>2}")
+        }
+    }
+}
+
+/// Prints a value as Python's `str()` does.
+pub(super) fn print(output: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    if value.kind() == ValueKind::Number && !value.is_integer() {
+        let number = f64::try_from(value.clone())?;
+        if number.is_finite() {
+            return output.write_str(&float_repr(number)).map_err(|_| Error::from(ErrorKind::WriteFailure));
+        }
+    }
+    minijinja::escape_formatter(output, state, value)
+}
+
+/// The `trim` filter: `str.strip()` of the printed value.
+pub(super) fn trim(value: &Value, chars: Option<&str>) -> String {
+    strip(&value.to_string(), chars, true, true).to_owned()
+}
+
+/// The `sequence` test: whatever has a length and items, so texts and mappings too.
+pub(super) fn is_sequence(value: &Value) -> bool {
+    value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+}
+
+fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
+    let is_stripped = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
+    let text = if start { text.trim_start_matches(is_stripped) } else { text };
+    if end { text.trim_end_matches(is_stripped) } else { text }
+}
+
+/// Methods that minijinja does not know. Those not here either are looked up in minijinja-contrib.
+pub(super) fn call_method(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    if let Some(text) = value.as_str()
+        && let Some(result) = string_method(text, method, args)?
+    {
+        return Ok(result);
+    }
+    if let ("copy", ValueKind::Map | ValueKind::Seq) = (method, value.kind()) {
+        let () = from_args(args)?;
+        return Ok(value.clone());
+    }
+    if let ("index", ValueKind::Seq) = (method, value.kind()) {
+        let (wanted,): (&Value,) = from_args(args)?;
+        return match value.try_iter()?.position(|item| item == *wanted) {
+            Some(at) => Ok(Value::from(at)),
+            None => Err(Error::new(ErrorKind::InvalidOperation, format!("{wanted} is not in the list"))),
+        };
+    }
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+}
+
+fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
+        "strip" | "lstrip" | "rstrip" => {
+            let (chars,): (Option<&str>,) = from_args(args)?;
+            Value::from(strip(text, chars, method != "rstrip", method != "lstrip"))
+        }
+        "split" | "rsplit" => {
+            let (separator, limit): (Option<&str>, Option<i64>) = from_args(args)?;
+            let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+            Value::from(split(text, separator, limit, method == "rsplit")?)
+        }
+        "splitlines" => {
+            let (keep_ends,): (Option<bool>,) = from_args(args)?;
+            Value::from(split_lines(text, keep_ends.unwrap_or(false)))
+        }
+        "partition" | "rpartition" => {
+            let (separator,): (&str,) = from_args(args)?;
+            let found =
+                if method == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
+            let parts = match (found, method) {
+                (Some((head, tail)), _) => [head, separator, tail],
+                (None, "partition") => [text, "", ""],
+                (None, _) => ["", "", text],
+            };
+            Value::from(parts.map(str::to_owned).to_vec())
+        }
+        "removeprefix" => {
+            let (prefix,): (&str,) = from_args(args)?;
+            Value::from(text.strip_prefix(prefix).unwrap_or(text))
+        }
+        "removesuffix" => {
+            let (suffix,): (&str,) = from_args(args)?;
+            Value::from(text.strip_suffix(suffix).unwrap_or(text))
+        }
+        "index" | "rindex" => {
+            let (part,): (&str,) = from_args(args)?;
+            let found = if method == "index" { text.find(part) } else { text.rfind(part) };
+            let at = found.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "substring not found"))?;
+            Value::from(text[..at].chars().count())
+        }
+        "ljust" | "rjust" | "center" => {
+            let (width, fill): (usize, Option<char>) = from_args(args)?;
+            let fill = fill.unwrap_or(' ');
+            let missing = padding(text, width)?;
+            let left = match method {
+                "ljust" => 0,
+                "rjust" => missing,
+                // Python puts the odd one left of texts of even length, right of the others.
+                _ => missing / 2 + (missing & width & 1),
+            };
+            let pad = |count: usize| std::iter::repeat_n(fill, count);
+            Value::from(pad(left).chain(text.chars()).chain(pad(missing - left)).collect::<String>())
+        }
+        "zfill" => {
+            let (width,): (usize,) = from_args(args)?;
+            let sign = usize::from(text.starts_with(['+', '-']));
+            let zeros = "0".repeat(padding(text, width)?);
+            Value::from(format!("{}{zeros}{}", &text[..sign], &text[sign..]))
+        }
+        "swapcase" => {
+            let () = from_args(args)?;
+            let swap = |c: char| match c.is_uppercase() {
+                true => c.to_lowercase().collect::<String>(),
+                false => c.to_uppercase().collect(),
+            };
+            Value::from(text.chars().map(swap).collect::<String>())
+        }
+        "title" => {
+            let () = from_args(args)?;
+            let mut in_word = false;
+            let title = |c: char| {
+                let cased =
+                    if in_word { c.to_lowercase().collect::<String>() } else { c.to_uppercase().collect() };
+                in_word = c.is_alphabetic();
+                cased
+            };
+            Value::from(text.chars().map(title).collect::<String>())
+        }
+        "capitalize" => {
+            let () = from_args(args)?;
+            let mut chars = text.chars();
+            let first: String = chars.next().into_iter().flat_map(char::to_uppercase).collect();
+            Value::from(first + &chars.as_str().to_lowercase())
+        }
+        "casefold" => {
+            let () = from_args(args)?;
+            Value::from(text.to_lowercase().replace('ß', "ss"))
+        }
+        "isspace" => {
+            let () = from_args(args)?;
+            Value::from(!text.is_empty() && text.chars().all(is_space))
+        }
+        "isdecimal" => {
+            let () = from_args(args)?;
+            Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit()))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// Characters missing to `width`, which a template must not make huge.
+fn padding(text: &str, width: usize) -> Result<usize, Error> {
+    match width {
+        0..=100_000 => Ok(width.saturating_sub(text.chars().count())),
+        _ => Err(Error::new(ErrorKind::InvalidOperation, format!("a text of width {width} is too large"))),
+    }
+}
+
+/// `str.split` and `str.rsplit`: at white space without a separator, then dropping empty parts.
+fn split(text: &str, separator: Option<&str>, limit: usize, from_right: bool) -> Result<Vec<String>, Error> {
+    let mut parts: Vec<String> = Vec::new();
+    match (separator, from_right) {
+        (Some(""), _) => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
+        (Some(separator), false) => {
+            parts.extend(text.splitn(limit.saturating_add(1), separator).map(str::to_owned));
+        }
+        (Some(separator), true) => {
+            parts.extend(text.rsplitn(limit.saturating_add(1), separator).map(str::to_owned));
+            parts.reverse();
+        }
+        (None, false) => {
+            let mut rest = text.trim_start_matches(is_space);
+            while !rest.is_empty() {
+                let end = rest.find(is_space).filter(|_| parts.len() < limit);
+                let (part, tail) = rest.split_at(end.unwrap_or(rest.len()));
+                parts.push(part.to_owned());
+                rest = tail.trim_start_matches(is_space);
+            }
+        }
+        (None, true) => {
+            let mut rest = text.trim_end_matches(is_space);
+            while !rest.is_empty() {
+                let begin = rest
+                    .char_indices()
+                    .rev()
+                    .find(|(_, c)| is_space(*c))
+                    .map_or(0, |(at, c)| at + c.len_utf8());
+                let begin = if parts.len() < limit { begin } else { 0 };
+                parts.push(rest[begin..].to_owned());
+                rest = rest[..begin].trim_end_matches(is_space);
+            }
+            parts.reverse();
+        }
+    }
+    Ok(parts)
+}
+
+/// `str.splitlines`, which knows more line ends than `\n`.
+fn split_lines(text: &str, keep_ends: bool) -> Vec<String> {
+    let is_end = |c: char| {
+        matches!(
+            c,
+            '\n' | '\r' | '\u{B}' | '\u{C}' | '\u{1C}'..='\u{1E}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+        )
+    };
+    let mut lines = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (line, end) = match rest.find(is_end) {
+            None => (rest.len(), rest.len()),
+            Some(at) if rest[at..].starts_with("\r\n") => (at, at + 2),
+            Some(at) => (at, at + rest[at..].chars().next().map_or(0, char::len_utf8)),
+        };
+        lines.push(rest[..if keep_ends { end } else { line }].to_owned());
+        rest = &rest[end..];
+    }
+    lines
+}
+
+/// The `title` filter of Jinja: words begin after white space or one of `-({[<`.
+pub(super) fn title(text: StringInput) -> String {
+    let mut in_word = false;
+    let title = |c: char| {
+        let cased: String = if in_word { c.to_lowercase().collect() } else { c.to_uppercase().collect() };
+        in_word = !(is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<'));
+        cased
+    };
+    text.as_str().chars().map(title).collect()
+}
