@@ -10,12 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from . import golden
 from .hf_cases import HfCase
+from .vocabularies import save_byte_level_bpe
 from .weights import randomise, round_to
 
 
 def build_model(family: str, config: dict[str, Any], dtype: torch.dtype, seed: int) -> torch.nn.Module:
     """A model in float32 whose weights `dtype` holds exactly."""
-    # The pad token's embedding row is as random as any other: without this it would be left out of the lookup.
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(family, **config),
         attn_implementation="eager",
@@ -44,6 +44,8 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     )
     (folder / "generation_config.json").unlink(missing_ok=True)
     rewrite_config(folder / "config.json", case)
+    if case.tokenizer_size:
+        save_byte_level_bpe(folder, case.tokenizer_size)
     report = golden.write_golden(folder, tokens)
 
     difference = golden.relative_error(golden.logits_of(golden.open_model(folder), tokens), expected)
