@@ -3,6 +3,7 @@
 
     python tools/make_tiny_models.py hf OUT [NAME ...]
     python tools/make_tiny_models.py gguf OUT --llama-python PYTHON [--wide] [NAME ...]
+    python tools/make_tiny_models.py mlx OUT [--wide] [NAME ...]
 
 OUT gets one folder a fixture, each with the checkpoint and golden.safetensors: `tokens` i32 (T,), `logits` f32 (T, V)
 and, where another engine can read the file, `peer_kl` f64 (1,): the mean KL in nats of that engine's logits from
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from tiny_models import gguf_cases, gguf_files, hf_cases, hf_files
+from tiny_models import gguf_cases, gguf_files, hf_cases, hf_files, mlx_cases, mlx_files
 
 
 def parse_args() -> argparse.Namespace:
@@ -24,8 +25,10 @@ def parse_args() -> argparse.Namespace:
     hf = commands.add_parser("hf", help="Hugging Face safetensors folders")
     gguf = commands.add_parser("gguf", help="GGUF files, quantised by llama.cpp")
     gguf.add_argument("--llama-python", required=True, help="interpreter that has llama-cpp-python")
-    gguf.add_argument("--wide", action="store_true", help="the large ones, which the repository does not hold")
-    for command in (hf, gguf):
+    mlx = commands.add_parser("mlx", help="MLX folders, quantised by mlx-lm")
+    for command in (gguf, mlx):
+        command.add_argument("--wide", action="store_true", help="the large ones, which the repository does not hold")
+    for command in (hf, gguf, mlx):
         command.add_argument("out", type=Path)
         command.add_argument("names", nargs="*", help="fixtures to make; all when absent")
     return parser.parse_args()
@@ -56,6 +59,9 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     if args.command == "hf":
         make(hf_cases.HF_CASES, lambda case: hf_files.write_case(case, args.out), args)
+    elif args.command == "mlx":
+        cases = mlx_cases.WIDE if args.wide else mlx_cases.SMALL
+        make(cases, lambda case: mlx_files.write_case(case, args.out), args)
     else:
         cases = gguf_cases.WIDE if args.wide else gguf_cases.SMALL
         make(cases, lambda case: gguf_files.write_case(case, args.out, args.llama_python), args)

@@ -114,7 +114,7 @@ SMALL = [
         "qwen3_moe_q4_k_m",
         "qwen3_moe",
         52,
-        _qwen3_moe(hidden_size=256, moe_intermediate_size=64, head_dim=48, num_experts=4),
+        _qwen3_moe(hidden_size=256, moe_intermediate_size=64, head_dim=32, num_experts=4),
         "Q4_K_M",
     ),
     # Tied embeddings, 3 experts, every block format.
@@ -127,7 +127,7 @@ SMALL = [
             moe_intermediate_size=256,
             num_attention_heads=2,
             num_key_value_heads=1,
-            head_dim=128,
+            head_dim=64,
             num_experts=3,
             tie_word_embeddings=True,
         ),
@@ -164,6 +164,7 @@ SMALL = [
             hidden_size=32,
             intermediate_size=20,
             head_dim=16,
+            num_hidden_layers=1,
             num_local_experts=3,
             rope_parameters={
                 "rope_type": "llama3",

@@ -15,7 +15,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from compare_logits import compare
 from gguf.quants import dequantize
 
 from . import golden
@@ -69,23 +68,11 @@ def write_case(case: GgufCase, out: Path, llama_python: str) -> dict[str, str]:
     load_dequantised(model, sorted(folder.glob("*.gguf")), case.family)
     tokens = golden.random_tokens(model.config.vocab_size, case.n_tokens, case.seed)
     logits = golden.logits_of(model, tokens)
-    report = golden.check_reference(model, model_float64(model), tokens, logits)
+    report = golden.check_reference(model, golden.float64_copy(model), tokens, logits)
     report["weights"] = "dequantised by gguf.quants"
     peer = peer_logits(llama_python, path, tokens)
-    extra = {"peer_kl": np.array([compare(peer, logits.numpy()).kl_nats], dtype=np.float64)}
-    if case.keep_peer_logits:
-        extra["peer_logits"] = peer
-    report["peer"] = f"llama.cpp: {compare(peer, logits.numpy())}"
-    golden.save_golden(folder / "golden.safetensors", tokens, logits, report, **extra)
+    golden.add_peer(folder, tokens, logits, report, "llama.cpp", peer, case.keep_peer_logits)
     return report
-
-
-def model_float64(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy with float64 weights."""
-    wide = type(model)(model.config).double().eval()
-    wide.set_attn_implementation("eager")
-    wide.load_state_dict(model.state_dict())
-    return wide
 
 
 def peer_logits(llama_python: str, path: Path, tokens: torch.Tensor) -> np.ndarray:
