@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from compare_logits import compare
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
@@ -27,10 +28,10 @@ def random_tokens(vocab_size: int, length: int, seed: int) -> torch.Tensor:
     return tokens
 
 
-def open_model(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """The model that transformers reads from `folder`, its weights widened to `dtype`."""
+def open_model(folder: Path) -> torch.nn.Module:
+    """The model that transformers reads from `folder`, its weights widened to float32."""
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
     return model.eval()
 
@@ -59,18 +60,12 @@ def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()
 
 
-def write_golden(folder: Path, tokens: torch.Tensor, name: str = "golden.safetensors", **extra: np.ndarray) -> dict:
-    """Runs the checkpoint in `folder` and writes `tokens` i32 (T,) and `logits` f32 (T, V) beside it."""
-    model = open_model(folder)
-    logits = logits_of(model, tokens)
-    report = check_reference(model, open_model_float64(folder), tokens, logits)
-    save_golden(folder / name, tokens, logits, report, **extra)
-    return report
-
-
-def open_model_float64(folder: Path) -> torch.nn.Module:
-    """The same weights with float64 arithmetic (norms and softmax stay float32 inside transformers)."""
-    return open_model(folder, torch.float64)
+def float64_copy(model: torch.nn.Module) -> torch.nn.Module:
+    """The same weights with float64 arithmetic (transformers keeps norms, rope and softmax in float32)."""
+    wide = type(model)(model.config).double().eval()
+    wide.set_attn_implementation("eager")
+    wide.load_state_dict(model.state_dict())
+    return wide
 
 
 def check_reference(
@@ -91,10 +86,28 @@ def check_reference(
     }
 
 
-def save_golden(
-    path: Path, tokens: torch.Tensor, logits: torch.Tensor, report: dict[str, str], **extra: np.ndarray
+def add_peer(
+    folder: Path,
+    tokens: torch.Tensor,
+    logits: torch.Tensor,
+    report: dict[str, str],
+    peer: str,
+    peer_logits: np.ndarray,
+    keep: bool,
 ) -> None:
-    """Writes one golden file; `extra` holds further arrays such as a peer's logits."""
+    """Writes the golden with what another engine made of the same file: its mean KL, and its logits if `keep`."""
+    comparison = compare(peer_logits, logits.numpy())
+    report["peer"] = f"{peer}: {comparison}"
+    extra = {"peer_kl": np.array([comparison.kl_nats], dtype=np.float64)}
+    if keep:
+        extra["peer_logits"] = peer_logits
+    save_golden(folder, tokens, logits, report, **extra)
+
+
+def save_golden(
+    folder: Path, tokens: torch.Tensor, logits: torch.Tensor, report: dict[str, str], **extra: np.ndarray
+) -> None:
+    """Writes golden.safetensors with `tokens` i32 (T,), `logits` f32 (T, V) and the arrays of `extra`."""
     arrays = {"tokens": tokens.numpy().astype(np.int32), "logits": logits.numpy().astype(np.float32), **extra}
     # One key: the writer does not keep the order of several, and the file would change from run to run.
-    save_file(arrays, path, metadata={"report": json.dumps(report)})
+    save_file(arrays, folder / "golden.safetensors", metadata={"report": json.dumps(report)})

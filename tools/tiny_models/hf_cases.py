@@ -28,7 +28,8 @@ class HfCase:
     published_keys: bool = False
     # Keys set or, with the value None, removed in config.json after transformers wrote it.
     config_edits: dict[str, Any] = field(default_factory=dict)
-    with_tokenizer: bool = False
+    # Size of a byte-level BPE vocabulary written beside the model; none when 0.
+    tokenizer_size: int = 0
     # Number of tokens in the golden; longer than every sliding window here.
     n_tokens: int = 101
 
@@ -159,6 +160,23 @@ HF_CASES = [
         published_keys=True,
         stacked_experts=True,
         config_edits={"sliding_window": 8, "use_sliding_window": False},
+    ),
+    # A tokenizer and a chat template beside the model, its vocabulary smaller than the embedding.
+    HfCase(
+        "qwen3_moe_tokenizer",
+        "qwen3_moe",
+        15,
+        _qwen3_moe(
+            vocab_size=297,
+            num_hidden_layers=2,
+            num_experts=4,
+            moe_intermediate_size=16,
+            bos_token_id=None,
+            eos_token_id=292,
+        ),
+        published_keys=True,
+        tokenizer_size=293,
+        n_tokens=48,
     ),
     # As published: no head_dim (so hidden/heads), most keys left to their defaults; window absent.
     HfCase(

@@ -1,5 +1,6 @@
 """Writes a Hugging Face fixture folder: configuration, weights in the wanted form, golden logits."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -10,12 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from . import golden
 from .hf_cases import HfCase
+from .vocabularies import save_byte_level_bpe
 from .weights import randomise, round_to
 
 
 def build_model(family: str, config: dict[str, Any], dtype: torch.dtype, seed: int) -> torch.nn.Module:
     """A model in float32 whose weights `dtype` holds exactly."""
-    # The pad token's embedding row is as random as any other: without this it would be left out of the lookup.
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(family, **config),
         attn_implementation="eager",
@@ -32,24 +33,34 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     folder = out / case.name
     if folder.exists():
         shutil.rmtree(folder)
-    dtype = getattr(torch, case.dtype)
-    model = build_model(case.family, case.config, dtype, case.seed)
+    model = build_model(case.family, case.config, getattr(torch, case.dtype), case.seed)
     tokens = golden.random_tokens(model.config.vocab_size, case.n_tokens, case.seed)
     expected = golden.logits_of(model, tokens)
 
-    model.to(dtype).save_pretrained(
+    write_checkpoint(model, case, folder)
+
+    reread = golden.open_model(folder)
+    logits = golden.logits_of(reread, tokens)
+    if not torch.equal(logits, expected):
+        difference = golden.relative_error(logits, expected)
+        raise ValueError(f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})")
+    report = golden.check_reference(reread, golden.float64_copy(reread), tokens, logits)
+    golden.save_golden(folder, tokens, logits, report)
+    return report
+
+
+def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None:
+    """Writes config.json, the weights and, where the case has one, the tokenizer."""
+    # A copy: casting the model itself would leave its rotary frequencies rounded too.
+    copy.deepcopy(model).to(getattr(torch, case.dtype)).save_pretrained(
         folder,
         max_shard_size=case.max_shard_bytes or "1GB",
         save_original_format=not case.stacked_experts,
     )
     (folder / "generation_config.json").unlink(missing_ok=True)
     rewrite_config(folder / "config.json", case)
-    report = golden.write_golden(folder, tokens)
-
-    difference = golden.relative_error(golden.logits_of(golden.open_model(folder), tokens), expected)
-    if difference != 0.0:
-        raise ValueError(f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})")
-    return report
+    if case.tokenizer_size:
+        save_byte_level_bpe(folder, case.tokenizer_size)
 
 
 def rewrite_config(path: Path, case: HfCase) -> None:

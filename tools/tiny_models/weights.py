@@ -13,6 +13,8 @@ ROUTER_GAIN = 2.0
 NORM_SPREAD = 0.3
 BIAS_STD = 0.3
 EMBEDDING_STD = 0.4
+# With tied embeddings this is also the LM head: a wide model's logits stay within the same range as a narrow one's.
+TIED_LOGIT_STD = 3.0
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
@@ -30,7 +32,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             elif name.endswith(".bias"):
                 normal(parameter, BIAS_STD)
             elif "embed_tokens" in name:
-                normal(parameter, EMBEDDING_STD)
+                normal(parameter, min(EMBEDDING_STD, TIED_LOGIT_STD / parameter.shape[-1] ** 0.5))
             elif name.endswith("mlp.gate.weight"):
                 normal(parameter, ROUTER_GAIN / parameter.shape[-1] ** 0.5)
             else:
