@@ -43,6 +43,18 @@ pub enum Error {
         /// The encoding it was asked for.
         dtype: DType,
     },
+    /// A value that is not finite, or too large for the encoding it should be quantised to.
+    #[error("{dtype} cannot hold {value:e} (row {row}, column {col})")]
+    Unrepresentable {
+        /// The encoding asked for.
+        dtype: DType,
+        /// Row of the value.
+        row: usize,
+        /// Column of the value.
+        col: usize,
+        /// The value.
+        value: f32,
+    },
     /// Widths or shapes of two operands do not agree.
     #[error("{op}: {what}: expected {expected}, got {got}")]
     Shape {

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Writes the goldens of crates/compute/tests/quant.rs from independent implementations.
+
+    pip install numpy safetensors gguf==0.19.0 "mlx[cpu]==0.32.4" llama-cpp-python==0.3.36
+    python tools/make_quant_goldens.py
+
+Three files in crates/compute/tests/goldens/quant/:
+
+ggml.safetensors      `NAME.bytes` u8 and `NAME.values` f32 (one row): random and extreme blocks through
+                      `gguf.quants.dequantize`.
+affine.safetensors    `bB.gG.HALF.{weight,scales,biases}` as MLX stores them (as bytes) and `.values` f32:
+                      random bits through `mlx.core.dequantize` with the scales widened to f32.
+quantize.safetensors  `input.KIND` f32, one row of weights of each kind, and what the reference quantisers make of
+                      it: `q8_0.KIND` and `q4_0.KIND` u8, llama.cpp's blocks; `q4_k.KIND.rms`, `q6_k.KIND.rms`
+                      and `affine.BITS.KIND.rms` f64, the root mean square error after dequantisation of
+                      llama.cpp's and of mlx.core.quantize's (groups of 64, bf16).
+"""
+
+import ctypes
+import importlib.util
+import pathlib
+
+import gguf
+import mlx.core as mx
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from safetensors.numpy import save_file
+
+OUT = pathlib.Path(__file__).parent.parent / "crates/compute/tests/goldens/quant"
+# Type: byte offsets of the f16 fields of a block.
+HALVES = {
+    Type.Q4_0: [0],
+    Type.Q5_0: [0],
+    Type.Q8_0: [0],
+    Type.Q2_K: [80, 82],
+    Type.Q3_K: [108],
+    Type.Q4_K: [0, 2],
+    Type.Q5_K: [0, 2],
+    Type.Q6_K: [208],
+}
+ORDINARY = [0.0123, -0.0371]
+# Largest, subnormal and smallest normal, zeros, infinity and NaN, in pairs for d and dmin.
+EXTREME = [(65504.0, 65504.0), (5.96e-08, -6.104e-05), (-0.0, 0.0), (np.inf, 1.0), (np.nan, 1.0)]
+
+
+def ggml_blocks(rng, dtype):
+    """Blocks of random bits with ordinary scales, of constant bytes, and with extreme scales."""
+    cols, size = gguf.GGML_QUANT_SIZES[dtype]
+    ordinary = rng.integers(0, 256, (max(2, 128 // cols), size), dtype=np.uint8)
+    constant = np.repeat(np.array([[0xFF], [0x80]], dtype=np.uint8), size, axis=1)
+    extreme = rng.integers(0, 256, (len(EXTREME), size), dtype=np.uint8)
+    for blocks, scales in ((ordinary, [ORDINARY] * len(ordinary)), (extreme, EXTREME)):
+        for block, pair in zip(blocks, scales):
+            for at, value in zip(HALVES[dtype], pair):
+                block[at : at + 2] = np.array([value], dtype=np.float16).view(np.uint8)
+    return np.concatenate([ordinary, constant, extreme]).reshape(1, -1)
+
+
+def write_ggml(rng):
+    tensors = {}
+    for dtype in HALVES:
+        data = ggml_blocks(rng, dtype)
+        with np.errstate(all="ignore"):
+            values = gguf.quants.dequantize(data, dtype)
+        tensors[f"{dtype.name.lower()}.bytes"] = data[0]
+        tensors[f"{dtype.name.lower()}.values"] = values[0]
+    save_file(tensors, OUT / "ggml.safetensors")
+
+
+def write_affine(rng):
+    tensors = {}
+    for bits in (2, 3, 4, 5, 6, 8):
+        for group in (32, 64, 128):
+            for half in (mx.float16, mx.bfloat16):
+                cols = 2 * group
+                packed = mx.array(rng.integers(0, 2**32, (1, cols * bits // 32), dtype=np.uint32))
+                scales = mx.array(rng.normal(0, 0.02, (1, 2)).astype(np.float32)).astype(half)
+                biases = mx.array(rng.normal(0, 0.2, (1, 2)).astype(np.float32)).astype(half)
+                values = mx.dequantize(
+                    packed, scales.astype(mx.float32), biases.astype(mx.float32), group_size=group, bits=bits
+                )
+                name = f"b{bits}.g{group}.{'f16' if half == mx.float16 else 'bf16'}"
+                tensors[f"{name}.weight"] = np.array(packed).view(np.uint8)[0]
+                tensors[f"{name}.scales"] = np.array(scales.view(mx.uint8))[0]
+                tensors[f"{name}.biases"] = np.array(biases.view(mx.uint8))[0]
+                tensors[f"{name}.values"] = np.array(values)[0]
+    save_file(tensors, OUT / "affine.safetensors")
+
+
+def llama_quantize(values, dtype):
+    """`values` through llama.cpp's own quantiser, without an importance matrix."""
+    package = pathlib.Path(importlib.util.find_spec("llama_cpp").origin).parent
+    ggml = ctypes.CDLL(str(package / "lib/libggml-base.so"))
+    ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
+    ggml.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+    ]
+    block, size = gguf.GGML_QUANT_SIZES[dtype]
+    out = np.zeros(values.size // block * size, dtype=np.uint8)
+    ggml.ggml_quantize_chunk(int(dtype), values.ctypes.data, out.ctypes.data, 0, 1, values.size, None)
+    return out.reshape(1, -1)
+
+
+def inputs(rng):
+    """Rows of 512 weights of different character."""
+    n = 512
+    rare = rng.normal(0, 0.02, n)
+    rare[::97] *= 30
+    return {
+        "normal": rng.normal(0, 0.02, n),
+        "heavy": rng.standard_t(3, n) * 0.02,
+        "outliers": rare,
+        "positive": rng.uniform(0.1, 1.0, n),
+        "negative": -rng.gamma(2, 0.1, n),
+        "sparse": rng.normal(0, 1, n) * (rng.random(n) < 0.1),
+        "tiny": rng.normal(0, 3e-6, n),
+        "huge": rng.normal(0, 3e3, n),
+    }
+
+
+def write_quantize(rng):
+    tensors = {}
+    for kind, values in inputs(rng).items():
+        # As in a checkpoint: what mlx sees is then what the others see.
+        values = np.array(mx.array(values.astype(np.float32)).astype(mx.bfloat16).astype(mx.float32))
+        tensors[f"input.{kind}"] = values
+
+        def rms(back):
+            return np.array(np.sqrt(np.mean((back.ravel().astype(np.float64) - values) ** 2)))
+
+        for dtype in (Type.Q8_0, Type.Q4_0):
+            tensors[f"{dtype.name.lower()}.{kind}"] = llama_quantize(values, dtype)[0]
+        for dtype in (Type.Q4_K, Type.Q6_K):
+            back = gguf.quants.dequantize(llama_quantize(values, dtype), dtype)
+            tensors[f"{dtype.name.lower()}.{kind}.rms"] = rms(back)
+        for bits in (2, 3, 4, 5, 6, 8):
+            planes = mx.quantize(mx.array(values[None]).astype(mx.bfloat16), group_size=64, bits=bits)
+            planes = (planes[0], planes[1].astype(mx.float32), planes[2].astype(mx.float32))
+            back = np.array(mx.dequantize(*planes, group_size=64, bits=bits))
+            tensors[f"affine.{bits}.{kind}.rms"] = rms(back)
+    save_file(tensors, OUT / "quantize.safetensors")
+
+
+if __name__ == "__main__":
+    OUT.mkdir(parents=True, exist_ok=True)
+    write_ggml(np.random.default_rng(1))
+    write_affine(np.random.default_rng(2))
+    write_quantize(np.random.default_rng(3))
+    for path in sorted(OUT.iterdir()):
+        print(f"{path.stat().st_size:8} {path.name}")
