@@ -77,6 +77,9 @@ pub enum Error {
         /// What was given, if anything.
         got: Option<MatrixSpec>,
     },
+    /// The CPU cannot do what was asked of it.
+    #[error("{0}")]
+    Cpu(String),
     /// An expert's weights could not be had; the text says why, with file and offset.
     #[error("expert {expert} of layer {layer}: {reason}")]
     Expert {

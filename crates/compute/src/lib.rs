@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod backend;
+pub mod cpu;
 pub mod dtype;
 pub mod error;
 pub mod graph;

@@ -78,7 +78,14 @@ impl KvCache {
     }
 
     /// The first `count` keys (0) or values (1) of a page for one head, as f32; `scratch` holds them if need be.
-    fn page<'a>(&'a self, page: usize, kind: usize, head: usize, count: usize, scratch: &'a mut [f32]) -> &'a [f32] {
+    fn page<'a>(
+        &'a self,
+        page: usize,
+        kind: usize,
+        head: usize,
+        count: usize,
+        scratch: &'a mut [f32],
+    ) -> &'a [f32] {
         let dim = self.shape.head_dim;
         let at = head * PAGE_TOKENS * dim..(head * PAGE_TOKENS + count) * dim;
         match &self.pages {
@@ -134,7 +141,8 @@ impl KvCache {
     ) {
         let Attention { heads, kv_heads, head_dim: dim, scale, .. } = self.shape;
         let group = heads / kv_heads;
-        let visible = |row: usize| crate::reference::visible(&self.shape, span.start + (row - span.rows.start));
+        let visible =
+            |row: usize| crate::reference::visible(&self.shape, span.start + (row - span.rows.start));
         let mut states = vec![(f32::NEG_INFINITY, 0.0f32); rows.len() * group];
         let mut sums = vec![0.0f32; rows.len() * group * dim];
         let (mut keys, mut values) = (vec![0.0; PAGE_TOKENS * dim], vec![0.0; PAGE_TOKENS * dim]);

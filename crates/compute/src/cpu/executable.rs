@@ -177,12 +177,7 @@ impl CpuExecutable {
         }
     }
 
-    fn node(
-        &mut self,
-        index: usize,
-        batch: &Batch<'_>,
-        experts: &mut dyn ExpertSource,
-    ) -> Result<()> {
+    fn node(&mut self, index: usize, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
         let (op, out) = (self.graph.nodes[index].op.clone(), self.graph.nodes[index].out);
         let simd = self.context.simd;
         let rows = batch.tokens.len();
@@ -222,7 +217,8 @@ impl CpuExecutable {
             }),
             Op::Attention { q, k, v, cache } => {
                 let mut buffer = self.take(out, rows);
-                let qkv = [q, k, v].map(|value| &self.buffers[self.buffer(value)][..]);
+                let inputs = [q, k, v].map(|value| self.buffer(value));
+                let qkv = inputs.map(|index| &self.buffers[index][..]);
                 self.caches[cache.0].attend(&self.context.pool, simd, qkv, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
@@ -238,7 +234,8 @@ impl CpuExecutable {
                 let rows = self.value(a).len() / a.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let at = row * out.len()..(row + 1) * out.len();
-                    for ((o, a), b) in out.iter_mut().zip(&this.value(a)[at.clone()]).zip(&this.value(b)[at]) {
+                    for ((o, a), b) in out.iter_mut().zip(&this.value(a)[at.clone()]).zip(&this.value(b)[at])
+                    {
                         *o = a + b;
                     }
                 });

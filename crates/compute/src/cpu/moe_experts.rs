@@ -103,19 +103,20 @@ pub(crate) fn moe_experts(
         let pairs_of = |view: &ExpertView<'_>| {
             pairs_of[ids.binary_search(&view.id).expect("only experts asked for are handed over")].clone()
         };
-        let project = |weight: TensorView<'_>, task: Range<usize>, pairs: Range<usize>, to: &SharedMut<'_, f32>| {
-            let input = if int8 && accepts_q8(weight.dtype(), hidden) {
-                Activations::Q8(x_q8)
-            } else {
-                Activations::F32 { rows: x, cols: hidden }
+        let project =
+            |weight: TensorView<'_>, task: Range<usize>, pairs: Range<usize>, to: &SharedMut<'_, f32>| {
+                let input = if int8 && accepts_q8(weight.dtype(), hidden) {
+                    Activations::Q8(x_q8)
+                } else {
+                    Activations::F32 { rows: x, cols: hidden }
+                };
+                // SAFETY: a task writes only its rows of its expert's pairs.
+                let out = unsafe { OutRows::new(to.as_ptr().add(pairs.start * inner), inner) };
+                matmul_rows(context.simd, weight, task, input, Rows::Listed(&pair_rows[pairs]), out);
             };
-            // SAFETY: a task writes only its rows of its expert's pairs.
-            let out = unsafe { OutRows::new(to.as_ptr().add(pairs.start * inner), inner) };
-            matmul_rows(context.simd, weight, task, input, Rows::Listed(&pair_rows[pairs]), out);
-        };
         // Rows of gate and up in blocks of whole activation blocks, so that a task can quantise what it computed.
         let tasks = row_tasks(group.iter().map(|_| inner), context.threads(), 32);
-        let product = product.shared();
+        let quantized = product.shared();
         context.pool.run(tasks.len(), &|task| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
@@ -128,17 +129,16 @@ pub(crate) fn moe_experts(
                 vector::silu_mul(context.simd, gate, up);
                 if int8_down {
                     // SAFETY: as above; tasks are cut at multiples of the quantisation block.
-                    unsafe { product.quantize_part(context.simd, pair, rows.start, gate) };
+                    unsafe { quantized.quantize_part(context.simd, pair, rows.start, gate) };
                 }
             }
         });
-        let product = product.finish();
         let tasks = row_tasks(group.iter().map(|_| hidden), context.threads(), 16);
         context.pool.run(tasks.len(), &|task| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
             let input = if int8_down {
-                Activations::Q8(product)
+                Activations::Q8(&*product)
             } else {
                 // SAFETY: nothing writes the products while this region runs.
                 Activations::F32 { rows: unsafe { gate.part(0..pair_rows.len() * inner) }, cols: inner }
@@ -152,11 +152,13 @@ pub(crate) fn moe_experts(
     let shared = SharedMut::new(out);
     context.for_rows(rows, hidden, &|row| {
         // SAFETY: each row is one task's, and no expert writes outputs any more.
-        let (sum, down) = unsafe { (shared.part(row * hidden..(row + 1) * hidden), down.part(0..pairs * hidden)) };
+        let (sum, down) =
+            unsafe { (shared.part(row * hidden..(row + 1) * hidden), down.part(0..pairs * hidden)) };
         sum.fill(0.0);
-        for j in row * top_k..(row + 1) * top_k {
-            let pair = pair_of[j] as usize;
-            vector::axpy_f32(context.simd, sum, choice.weights[j], &down[pair * hidden..(pair + 1) * hidden]);
+        let chosen = row * top_k..(row + 1) * top_k;
+        for (pair, weight) in pair_of[chosen.clone()].iter().zip(&choice.weights[chosen]) {
+            let pair = *pair as usize;
+            vector::axpy_f32(context.simd, sum, *weight, &down[pair * hidden..(pair + 1) * hidden]);
         }
     });
     Ok(())

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 /// How long a worker looks for the next region before it sleeps.
 const SPIN: Duration = Duration::from_micros(100);
 
-type Work = dyn Fn(usize) + Sync;
+type Work<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// One parallel region, on the caller's stack.
 struct Region {
-    work: *const Work,
+    work: *const Work<'static>,
     tasks: usize,
     /// The next task to hand out.
     next: AtomicUsize,
@@ -96,13 +96,14 @@ impl ThreadPool {
 
     /// Calls `work` with each of `0..tasks` once, on any thread, and returns when all have returned. A panic in
     /// `work` is passed on to the caller after that. `work` must not call `run` of the same pool.
-    pub fn run(&self, tasks: usize, work: &Work) {
+    pub fn run(&self, tasks: usize, work: &Work<'_>) {
         if self.workers.is_empty() || tasks <= 1 {
             return (0..tasks).for_each(work);
         }
         let _entry = self.entry.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: only the lifetime changes; the pointer is not used after this function returns.
-        let work: *const Work = unsafe { std::mem::transmute::<&Work, &'static Work>(work) };
+        let work: *const Work<'static> =
+            unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
         let region = Region { work, tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) };
         let shared = &*self.shared;
         shared.region.store(&raw const region as usize, Ordering::Relaxed);
@@ -183,7 +184,10 @@ mod tests {
                 pool.run(tasks, &|task| {
                     counts[task].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} threads, {tasks} tasks");
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {tasks} tasks"
+                );
             }
         }
     }

@@ -20,9 +20,7 @@ impl Choice {
         for row in logits.chunks_exact(route.experts) {
             order.clear();
             order.extend(0..route.experts as u32);
-            let better = |a: &u32, b: &u32| {
-                row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b))
-            };
+            let better = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
             if route.top_k < route.experts {
                 order.select_nth_unstable_by(route.top_k - 1, better);
                 order.truncate(route.top_k);

@@ -94,7 +94,7 @@ fn exp(x: f32) -> f32 {
     let p = p * r + 8.333_452e-3;
     let p = p * r + 4.166_579_6e-2;
     let p = p * r + 1.666_666_5e-1;
-    let p = p * r + 5.000_000_1e-1;
+    let p = p * r + 0.5;
     let p = (p * r) * r + r + 1.0;
     // 2ᵏ in two factors, so that results below the smallest normal number come out right.
     let k = k as i32;
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn exp_is_accurate_everywhere() {
-        for i in -1040..890 {
+        for i in -1040..887 {
             let x = i as f32 / 10.0 + 0.037;
             let (got, exact) = (f64::from(exp(x)), f64::from(x).exp());
             let ulp = f64::from(f32::EPSILON) * exact.max(f64::from(f32::MIN_POSITIVE));
