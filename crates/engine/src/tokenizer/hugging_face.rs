@@ -222,20 +222,18 @@ fn add_special_tokens(
             special.push(token);
         }
     }
-    for (key, value) in config {
-        match key.as_str() {
-            "additional_special_tokens" | "extra_special_tokens" => match value {
-                Value::Array(tokens) => special.extend(tokens.iter().filter_map(content)),
-                Value::Object(tokens) => special.extend(tokens.values().filter_map(content)),
-                _ => {}
-            },
-            key if key.ends_with("_token") && !ROLES.contains(&key) => {
-                if let Some(token) = value.as_str() {
-                    roles.insert(key.to_owned(), token.to_owned());
-                    special.push(token);
-                }
-            }
-            _ => {}
+    // Roles that only some models have, as in image_token.
+    let named = config.get("extra_special_tokens").and_then(Value::as_object).into_iter().flatten();
+    let own = config.iter().filter(|(key, _)| key.ends_with("_token") && !ROLES.contains(&key.as_str()));
+    for (role, token) in own.chain(named) {
+        if let Some(token) = token.as_str() {
+            roles.insert(role.clone(), token.to_owned());
+            special.push(token);
+        }
+    }
+    for key in ["additional_special_tokens", "extra_special_tokens"] {
+        if let Some(Value::Array(tokens)) = config.get(key) {
+            special.extend(tokens.iter().filter_map(content));
         }
     }
     let special: Vec<AddedToken> = special
