@@ -181,6 +181,8 @@ fn allowed(options: &SamplerOptions, logits: &[f32]) -> Vec<u32> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn chosen_tokens_are_allowed(
         logits in proptest::collection::vec(-12_f32..12.0, 1..600),

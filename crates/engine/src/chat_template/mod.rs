@@ -18,6 +18,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::{Map, Value};
 
+use crate::checkpoint::gguf::Metadata;
+use crate::checkpoint::{Checkpoint, Format};
 use crate::tokenizer::read_json;
 use crate::{Error, Result};
 
@@ -98,6 +100,27 @@ impl ChatTemplate {
             }
         }
         Ok(None)
+    }
+
+    /// The template in a GGUF file's key-values, `None` if it has none.
+    pub fn from_metadata(metadata: &Metadata) -> Result<Option<Self>> {
+        let key = "tokenizer.chat_template";
+        let Some(default) = metadata.str(key)? else { return Ok(None) };
+        let mut templates = vec![(DEFAULT.to_owned(), default.to_owned())];
+        for name in metadata.strings("tokenizer.chat_templates")?.unwrap_or_default() {
+            if let Some(template) = metadata.str(&format!("{key}.{name}"))? {
+                templates.push((name.clone(), template.to_owned()));
+            }
+        }
+        Self::from_named(metadata.path(), templates).map(Some)
+    }
+
+    /// The template of an open checkpoint, `None` if it has none.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Option<Self>> {
+        match checkpoint.format() {
+            Format::Gguf => Self::from_metadata(checkpoint.metadata()),
+            Format::HuggingFace | Format::Mlx => Self::from_dir(checkpoint.path()),
+        }
     }
 
     /// Lets templates use special tokens by role, as in `bos_token`: those of

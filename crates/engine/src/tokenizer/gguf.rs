@@ -17,6 +17,7 @@ use tokenizers::{Model as _, SplitDelimiterBehavior};
 use super::special::{Part, SpecialTokens};
 use super::spm::{ESCAPED_SPACE, Spm, Unencodable};
 use super::{AddSpecial, Named, byte_level, pre_tokenizers};
+use crate::checkpoint::gguf::{Array, Metadata, Value};
 use crate::{Error, Result};
 
 /// Values of `tokenizer.ggml.token_type`.
@@ -131,6 +132,60 @@ pub struct GgufVocab {
     pub add_eos: Option<bool>,
     /// `add_space_prefix`.
     pub add_space_prefix: Option<bool>,
+}
+
+impl GgufVocab {
+    /// The vocabulary in a GGUF file's key-values.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a key has a value of the wrong kind, or `model` or `tokens` is missing.
+    pub fn from_metadata(metadata: &Metadata) -> Result<Self> {
+        let missing = |key: &str, expected: &str| Error::Config {
+            path: metadata.path().to_owned(),
+            key: key.to_owned(),
+            expected: expected.to_owned(),
+            got: "no such key".to_owned(),
+        };
+        let id = |name: &str| -> Result<Option<u32>> {
+            let key = format!("tokenizer.ggml.{name}_token_id");
+            // -1 means none.
+            if matches!(metadata.get(&key), Some(Value::I32(-1) | Value::I64(-1) | Value::U32(u32::MAX))) {
+                return Ok(None);
+            }
+            let id = metadata.u64(&key)?;
+            Ok(id.map(|id| u32::try_from(id).unwrap_or(u32::MAX)))
+        };
+        let strings =
+            |key: &str| -> Result<Option<Vec<String>>> { Ok(metadata.strings(key)?.map(<[String]>::to_vec)) };
+        let model = metadata.str("tokenizer.ggml.model")?;
+        let tokens = strings("tokenizer.ggml.tokens")?;
+        let token_types = match metadata.get("tokenizer.ggml.token_type") {
+            Some(Value::Array(Array::I32(types))) => types.clone(),
+            _ => {
+                let types = metadata.u64s("tokenizer.ggml.token_type")?.unwrap_or_default();
+                types.into_iter().map(|kind| i32::try_from(kind).unwrap_or(0)).collect()
+            }
+        };
+        let scores = metadata.f64s("tokenizer.ggml.scores")?.unwrap_or_default();
+        Ok(Self {
+            model: model.ok_or_else(|| missing("tokenizer.ggml.model", "gpt2 or llama"))?.to_owned(),
+            pre: metadata.str("tokenizer.ggml.pre")?.unwrap_or_default().to_owned(),
+            tokens: tokens.ok_or_else(|| missing("tokenizer.ggml.tokens", "an array of strings"))?,
+            // Scores are f32 in the file.
+            scores: scores.into_iter().map(|score| score as f32).collect(),
+            token_types,
+            merges: strings("tokenizer.ggml.merges")?.unwrap_or_default(),
+            bos_id: id("bos")?,
+            eos_id: id("eos")?,
+            eot_id: id("eot")?,
+            eom_id: id("eom")?,
+            unk_id: id("unknown")?,
+            pad_id: id("padding")?,
+            add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
+            add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,
+            add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
+        })
+    }
 }
 
 /// How a token shows in text.

@@ -206,53 +206,52 @@ fn add_special_tokens(
             );
         }
     }
-    let known = tokenizer.get_added_tokens_decoder();
-    let mut flags: HashMap<String, AddedToken> =
-        known.into_values().map(|token| (token.content.clone(), token)).collect();
-    let missing: Vec<AddedToken> =
-        described.into_values().filter(|token| flags.get(&token.content) != Some(token)).collect();
-    flags.extend(missing.iter().map(|token| (token.content.clone(), token.clone())));
-    tokenizer.add_tokens(missing).map_err(|error| error.to_string())?;
-
     let mut roles = BTreeMap::new();
-    let mut special: Vec<&str> = Vec::new();
+    let mut listed: Vec<&Value> = Vec::new();
     for role in ROLES {
-        if let Some(token) = config.get(role).and_then(content) {
-            roles.insert(role.to_owned(), token.to_owned());
-            special.push(token);
+        if let Some(token) = config.get(role) {
+            roles.extend(content(token).map(|token| (role.to_owned(), token.to_owned())));
+            listed.push(token);
         }
     }
-    for (key, value) in config {
-        match key.as_str() {
-            "additional_special_tokens" | "extra_special_tokens" => match value {
-                Value::Array(tokens) => special.extend(tokens.iter().filter_map(content)),
-                Value::Object(tokens) => special.extend(tokens.values().filter_map(content)),
-                _ => {}
-            },
-            key if key.ends_with("_token") && !ROLES.contains(&key) => {
-                if let Some(token) = value.as_str() {
-                    roles.insert(key.to_owned(), token.to_owned());
-                    special.push(token);
-                }
-            }
-            _ => {}
+    // Roles that only some models have, as in image_token.
+    let named = config.get("extra_special_tokens").and_then(Value::as_object).into_iter().flatten();
+    let own = config.iter().filter(|(key, _)| key.ends_with("_token") && !ROLES.contains(&key.as_str()));
+    for (role, token) in own.chain(named) {
+        if let Some(text) = token.as_str() {
+            roles.insert(role.clone(), text.to_owned());
+            listed.push(token);
         }
     }
-    let special: Vec<AddedToken> = special
-        .into_iter()
-        .map(|token| match flags.get(token) {
-            Some(token) => token.clone().special(true),
-            None => AddedToken::from(token, true),
-        })
+    for key in ["additional_special_tokens", "extra_special_tokens"] {
+        listed.extend(config.get(key).and_then(Value::as_array).into_iter().flatten());
+    }
+
+    let has_role = |token: &AddedToken| roles.values().any(|text| *text == token.content);
+    let known: HashMap<String, AddedToken> = tokenizer
+        .get_added_tokens_decoder()
+        .into_values()
+        .map(|token| (token.content.clone(), token))
         .collect();
-    tokenizer.add_special_tokens(special).map_err(|error| error.to_string())?;
+    let mut added: Vec<AddedToken> =
+        described.into_values().filter(|token| known.get(&token.content) != Some(token)).collect();
+    for token in listed.into_iter().filter_map(added_token) {
+        // Tokens that are there keep the flags that they have.
+        if !known.contains_key(&token.content) && added.iter().all(|other| other.content != token.content) {
+            added.push(token.special(true));
+        }
+    }
+    for token in &mut added {
+        token.special |= has_role(token);
+    }
+    tokenizer.add_tokens(added).map_err(|error| error.to_string())?;
     Ok(roles)
 }
 
-/// A token of `added_tokens_decoder`.
+/// A token that a configuration names, special if that is all it says.
 fn added_token(entry: &Value) -> Option<AddedToken> {
     let flag = |key: &str| entry.get(key).and_then(Value::as_bool);
-    let special = flag("special").unwrap_or(false);
+    let special = flag("special").unwrap_or(entry.is_string());
     Some(
         AddedToken::from(content(entry)?, special)
             .single_word(flag("single_word").unwrap_or(false))

@@ -26,6 +26,7 @@ pub use decode_stream::DecodeStream;
 pub use gguf::GgufVocab;
 pub(crate) use hugging_face::read_json;
 
+use crate::checkpoint::{Checkpoint, Format};
 use crate::{Error, Result};
 
 /// Whether a text gets the tokens that the tokenizer puts around it, such as BOS.
@@ -76,6 +77,19 @@ impl Tokenizer {
         let path = path.as_ref();
         let (tokenizer, named) = gguf::Gguf::new(path, vocab)?;
         Self::new(path, Backend::Gguf(Box::new(tokenizer)), named)
+    }
+
+    /// The tokenizer of an open checkpoint.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+        match checkpoint.format() {
+            Format::Gguf => {
+                let metadata = checkpoint.metadata();
+                Self::from_gguf(metadata.path(), GgufVocab::from_metadata(metadata)?)
+            }
+            Format::HuggingFace | Format::Mlx => {
+                Self::from_json_file(checkpoint.path().join("tokenizer.json"))
+            }
+        }
     }
 
     fn new(path: &Path, backend: Backend, named: Named) -> Result<Self> {
