@@ -8,8 +8,9 @@
 //! Names are those of the files. Mapping them to a model's parts is the architectures' business.
 
 pub mod gguf;
-mod mlx;
+pub mod mlx;
 pub mod safetensors;
+mod stream;
 mod weight;
 
 use std::{
@@ -63,19 +64,18 @@ impl Checkpoint {
             }
             return Self::open_gguf(path);
         }
-        let mut ggufs = gguf::models_in(path)?;
-        let has_safetensors = safetensors::has_weights(path)?;
-        match (ggufs.pop(), ggufs.len()) {
-            (None, _) => Self::open_safetensors(path),
-            (Some(only), 0) if !has_safetensors => Self::open_gguf(&only),
-            (Some(_), rest) => Err(Error::Malformed {
+        let ggufs = gguf::models_in(path)?;
+        match (&ggufs[..], safetensors::has_weights(path)?) {
+            ([], true) => Self::open_safetensors(path),
+            ([only], false) => Self::open_gguf(only),
+            (several, has_safetensors) => Err(Error::Malformed {
                 path: path.to_owned(),
                 what: "folder".into(),
-                expected: "one model; name the file to open".into(),
+                expected: "one model, or the name of a file in it".into(),
                 got: format!(
-                    "{} GGUF models{}",
-                    rest + 1,
-                    if has_safetensors { " and safetensors files" } else { "" }
+                    "{} GGUF models and {} safetensors model",
+                    several.len(),
+                    if has_safetensors { "a" } else { "no" }
                 ),
             }),
         }
@@ -177,8 +177,8 @@ impl Checkpoint {
         self.by_name.contains_key(name)
     }
 
-    /// Where the weight `name` lies and how it is encoded; `None` if there is none. For a quantised MLX module
-    /// the name is that of its packed `.weight`, and the result has scales and biases with it.
+    /// Where the weight `name` lies and how it is encoded; `None` if there is none. For a quantised MLX
+    /// module the name is that of its packed `.weight`, and the result has scales and biases with it.
     ///
     /// # Errors
     /// [`Error::Tensor`] if its encoding cannot be used or, for MLX, does not fit its scales and biases.
@@ -201,7 +201,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Read`] naming file, offset, wanted and got if the read fails or comes back short, or if `out`
-    /// is longer than the range.
+    /// is not as long as the range.
     pub fn read(&self, range: &ByteRange, out: &mut [u8]) -> Result<()> {
         let file = &self.files[range.file];
         if out.len() as u64 != range.len {
