@@ -3,7 +3,7 @@
 //! Opening reads headers only; weights stay where they are and are described as byte ranges
 //! ([`StoredWeight`]), which is what lets experts be streamed straight from the files people already have.
 //! The price: weights keep the layout of their format, and everything above works on encodings
-//! ([`DType`]), not on floats.
+//! ([`DType`](moeflux_compute::DType)), not on floats.
 //!
 //! Names are those of the files. Mapping them to a model's parts is the architectures' business.
 
