@@ -65,10 +65,13 @@ impl Checkpoint {
             return Self::open_gguf(path);
         }
         let ggufs = gguf::models_in(path)?;
-        match (&ggufs[..], safetensors::has_weights(path)?) {
+        // Beside a GGUF, safetensors files of other names are something else: adapters, activations.
+        let has_safetensors =
+            safetensors::has_model(path) || (ggufs.is_empty() && safetensors::has_files(path)?);
+        match (&ggufs[..], has_safetensors) {
             ([], true) => Self::open_safetensors(path),
             ([only], false) => Self::open_gguf(only),
-            (several, has_safetensors) => Err(Error::Malformed {
+            (several, _) => Err(Error::Malformed {
                 path: path.to_owned(),
                 what: "folder".into(),
                 expected: "one model, or the name of a file in it".into(),

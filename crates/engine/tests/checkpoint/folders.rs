@@ -30,6 +30,7 @@ fn paths() {
     check(&[("m.bin", &gguf)], "m.bin", Ok(Format::Gguf));
     check(&[("m.gguf", &gguf), ("mmproj-m.gguf", b"")], "", Ok(Format::Gguf));
     check(&[("m.gguf", &gguf), CONFIG], "", Ok(Format::Gguf));
+    check(&[("m.gguf", &gguf), CONFIG, ("adapter.safetensors", b"")], "", Ok(Format::Gguf));
     check(&[model, CONFIG], "", Ok(Format::HuggingFace));
     check(&[model, CONFIG], "model.safetensors", Ok(Format::HuggingFace));
     check(&[("other.safetensors", &safetensors), CONFIG], "", Ok(Format::HuggingFace));

@@ -31,9 +31,14 @@ pub(crate) struct Folder {
     pub(crate) metadata: BTreeMap<String, String>,
 }
 
-/// Whether `folder` holds safetensors files.
-pub(crate) fn has_weights(folder: &Path) -> Result<bool> {
-    Ok(folder.join(INDEX).exists() || !safetensors_files(folder)?.is_empty())
+/// Whether `folder` holds a model under one of the usual names.
+pub(crate) fn has_model(folder: &Path) -> bool {
+    folder.join(SINGLE).exists() || folder.join(INDEX).exists()
+}
+
+/// Whether `folder` holds safetensors files of any name.
+pub(crate) fn has_files(folder: &Path) -> Result<bool> {
+    Ok(!safetensors_files(folder)?.is_empty())
 }
 
 /// Opens the model in `folder`.
