@@ -1,11 +1,14 @@
-//! MLX conventions in a safetensors folder: modules quantised as `.weight` (packed u32), `.scales`, `.biases`.
+//! MLX conventions in safetensors folders: a quantised module is `.weight` (u32), `.scales` and `.biases`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use moeflux_compute::{DType, Half};
 use serde_json::Value;
 
-use super::{Checkpoint, Encoding, StoredWeight, TensorEntry};
+use super::{
+    Checkpoint, Encoding, StoredWeight, TensorEntry,
+    safetensors::{ElementType, TensorSpec},
+};
 use crate::{Error, Result};
 
 /// Whether MLX wrote this folder: it says so, its config has a `quantization` entry, or modules have scales
@@ -13,7 +16,35 @@ use crate::{Error, Result};
 pub(super) fn is_mlx(config: &Value, metadata: &BTreeMap<String, String>, entries: &[TensorEntry]) -> bool {
     metadata.get("format").is_some_and(|f| f == "mlx")
         || config.get("quantization").is_some_and(Value::is_object)
-        || entries.iter().any(|e| e.name.ends_with(".scales"))
+        || has_packed_modules(entries)
+}
+
+fn has_packed_modules(entries: &[TensorEntry]) -> bool {
+    let packed = entries.iter().filter(|e| e.encoding == Encoding::Other("U32".into()));
+    let modules: HashSet<&str> = packed.filter_map(|e| e.name.strip_suffix(".weight")).collect();
+    entries.iter().any(|e| e.name.strip_suffix(".scales").is_some_and(|module| modules.contains(module)))
+}
+
+/// The tensors that store an affine weight of logical row-major `shape` as `module`, in the order of its
+/// planes; `None` if `dtype` is not affine or its groups do not fit the shape.
+pub fn affine_specs(module: &str, dtype: DType, shape: &[usize]) -> Option<[TensorSpec; 3]> {
+    let DType::Affine { bits, group, scale } = dtype else { return None };
+    let (&cols, outer) = shape.split_last()?;
+    if !cols.is_multiple_of(group.into()) {
+        return None;
+    }
+    let spec = |suffix: &str, dtype: ElementType, last: usize| {
+        let shape = outer.iter().copied().chain([last]).collect();
+        TensorSpec { name: format!("{module}.{suffix}"), dtype, shape }
+    };
+    let words = cols.checked_mul(bits.into())? / 32;
+    let groups = cols / usize::from(group);
+    let half = if scale == Half::F16 { ElementType::F16 } else { ElementType::BF16 };
+    Some([
+        spec("weight", ElementType::U32, words),
+        spec("scales", half, groups),
+        spec("biases", half, groups),
+    ])
 }
 
 /// The affine weight whose packed part is `entry`; `None` if `entry` is not such a part.

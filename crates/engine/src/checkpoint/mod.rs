@@ -3,13 +3,14 @@
 //! Opening reads headers only; weights stay where they are and are described as byte ranges
 //! ([`StoredWeight`]), which is what lets experts be streamed straight from the files people already have.
 //! The price: weights keep the layout of their format, and everything above works on encodings
-//! ([`DType`]), not on floats.
+//! ([`DType`](moeflux_compute::DType)), not on floats.
 //!
 //! Names are those of the files. Mapping them to a model's parts is the architectures' business.
 
 pub mod gguf;
-mod mlx;
+pub mod mlx;
 pub mod safetensors;
+mod stream;
 mod weight;
 
 use std::{
@@ -64,19 +65,21 @@ impl Checkpoint {
             }
             return Self::open_gguf(path);
         }
-        let mut ggufs = gguf::models_in(path)?;
-        let has_safetensors = safetensors::has_weights(path)?;
-        match (ggufs.pop(), ggufs.len()) {
-            (None, _) => Self::open_safetensors(path),
-            (Some(only), 0) if !has_safetensors => Self::open_gguf(&only),
-            (Some(_), rest) => Err(Error::Malformed {
+        let ggufs = gguf::models_in(path)?;
+        // Beside a GGUF, safetensors files of other names are something else: adapters, activations.
+        let has_safetensors =
+            safetensors::has_model(path) || (ggufs.is_empty() && safetensors::has_files(path)?);
+        match (&ggufs[..], has_safetensors) {
+            ([], true) => Self::open_safetensors(path),
+            ([only], false) => Self::open_gguf(only),
+            (several, _) => Err(Error::Malformed {
                 path: path.to_owned(),
                 what: "folder".into(),
-                expected: "one model; name the file to open".into(),
+                expected: "one model, or the name of a file in it".into(),
                 got: format!(
-                    "{} GGUF models{}",
-                    rest + 1,
-                    if has_safetensors { " and safetensors files" } else { "" }
+                    "{} GGUF models and {} safetensors model",
+                    several.len(),
+                    if has_safetensors { "a" } else { "no" }
                 ),
             }),
         }
@@ -178,8 +181,8 @@ impl Checkpoint {
         self.by_name.contains_key(name)
     }
 
-    /// Where the weight `name` lies and how it is encoded; `None` if there is none. For a quantised MLX module
-    /// the name is that of its packed `.weight`, and the result has scales and biases with it.
+    /// Where the weight `name` lies and how it is encoded; `None` if there is none. For a quantised MLX
+    /// module the name is that of its packed `.weight`, and the result has scales and biases with it.
     ///
     /// # Errors
     /// [`Error::Tensor`] if its encoding cannot be used or, for MLX, does not fit its scales and biases.
@@ -202,7 +205,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Read`] naming file, offset, wanted and got if the read fails or comes back short, or if `out`
-    /// is longer than the range.
+    /// is not as long as the range.
     pub fn read(&self, range: &ByteRange, out: &mut [u8]) -> Result<()> {
         let file = &self.files[range.file];
         if out.len() as u64 != range.len {

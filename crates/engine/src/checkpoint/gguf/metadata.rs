@@ -70,15 +70,22 @@ pub enum Array {
 }
 
 impl Value {
-    /// What it is, for messages.
-    pub fn kind(&self) -> &'static str {
+    /// What it is, for messages: the value of a number or boolean, the kind of anything longer.
+    pub fn describe(&self) -> String {
         match self {
-            Self::U8(_) | Self::U16(_) | Self::U32(_) | Self::U64(_) => "an unsigned integer",
-            Self::I8(_) | Self::I16(_) | Self::I32(_) | Self::I64(_) => "a signed integer",
-            Self::F32(_) | Self::F64(_) => "a float",
-            Self::Bool(_) => "a boolean",
-            Self::String(_) => "a string",
-            Self::Array(array) => array.kind(),
+            Self::U8(v) => v.to_string(),
+            Self::I8(v) => v.to_string(),
+            Self::U16(v) => v.to_string(),
+            Self::I16(v) => v.to_string(),
+            Self::U32(v) => v.to_string(),
+            Self::I32(v) => v.to_string(),
+            Self::F32(v) => format!("{v:?}"),
+            Self::Bool(v) => v.to_string(),
+            Self::String(_) => "a string".to_owned(),
+            Self::Array(array) => array.describe(),
+            Self::U64(v) => v.to_string(),
+            Self::I64(v) => v.to_string(),
+            Self::F64(v) => format!("{v:?}"),
         }
     }
 
@@ -111,15 +118,16 @@ impl Value {
 
 impl Array {
     /// What it is, for messages.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::U8(_) | Self::U16(_) | Self::U32(_) | Self::U64(_) => "an array of unsigned integers",
-            Self::I8(_) | Self::I16(_) | Self::I32(_) | Self::I64(_) => "an array of signed integers",
-            Self::F32(_) | Self::F64(_) => "an array of floats",
-            Self::Bool(_) => "an array of booleans",
-            Self::String(_) => "an array of strings",
-            Self::Array(_) => "an array of arrays",
-        }
+    pub fn describe(&self) -> String {
+        let kind = match self {
+            Self::U8(_) | Self::U16(_) | Self::U32(_) | Self::U64(_) => "unsigned integers",
+            Self::I8(_) | Self::I16(_) | Self::I32(_) | Self::I64(_) => "signed integers",
+            Self::F32(_) | Self::F64(_) => "floats",
+            Self::Bool(_) => "booleans",
+            Self::String(_) => "strings",
+            Self::Array(_) => "arrays",
+        };
+        format!("an array of {} {kind}", self.len())
     }
 
     /// Number of elements.
@@ -166,7 +174,7 @@ impl Array {
     }
 }
 
-/// Key-values in file order. Getters return `None` for an absent key and an error for a value of another kind.
+/// Key-values in file order. Getters return `None` for an absent key, an error for a value of another kind.
 #[derive(Debug, Clone, Default)]
 pub struct Metadata {
     path: PathBuf,
@@ -300,7 +308,7 @@ impl Metadata {
             path: self.path.clone(),
             key: key.to_owned(),
             expected: expected.to_owned(),
-            got: value.kind().to_owned(),
+            got: value.describe(),
         })
     }
 }

@@ -9,7 +9,9 @@ mod header;
 mod metadata;
 mod split;
 mod types;
+mod writer;
 
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 pub use metadata::{Array, Metadata, Value};
 pub(super) use split::{Model, models_in, open};
+pub use writer::{TensorSpec, Writer};

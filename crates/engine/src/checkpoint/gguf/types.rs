@@ -23,6 +23,11 @@ pub(crate) fn by_id(id: u32) -> Option<&'static GgmlType> {
     TYPES.iter().find(|t| t.id == id)
 }
 
+/// The type that stores `dtype`; `None` for encodings that GGUF lacks.
+pub(crate) fn by_dtype(dtype: DType) -> Option<&'static GgmlType> {
+    TYPES.iter().find(|t| t.dtype == Some(dtype))
+}
+
 const fn plain(id: u32, name: &'static str, block_len: u64, block_bytes: u64) -> GgmlType {
     GgmlType { id, name, block_len, block_bytes, dtype: None }
 }

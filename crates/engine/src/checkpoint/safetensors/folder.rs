@@ -1,4 +1,4 @@
-//! A model folder: `config.json` and `model.safetensors`, or shards that `model.safetensors.index.json` names.
+//! A model folder: `config.json` and `model.safetensors`, or the shards of `model.safetensors.index.json`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -31,9 +31,14 @@ pub(crate) struct Folder {
     pub(crate) metadata: BTreeMap<String, String>,
 }
 
-/// Whether `folder` holds safetensors files.
-pub(crate) fn has_weights(folder: &Path) -> Result<bool> {
-    Ok(folder.join(INDEX).exists() || !safetensors_files(folder)?.is_empty())
+/// Whether `folder` holds a model under one of the usual names.
+pub(crate) fn has_model(folder: &Path) -> bool {
+    folder.join(SINGLE).exists() || folder.join(INDEX).exists()
+}
+
+/// Whether `folder` holds safetensors files of any name.
+pub(crate) fn has_files(folder: &Path) -> Result<bool> {
+    Ok(!safetensors_files(folder)?.is_empty())
 }
 
 /// Opens the model in `folder`.
@@ -123,11 +128,11 @@ fn only_file(folder: &Path) -> Result<PathBuf> {
     let mut files = safetensors_files(folder)?;
     match (files.pop(), files.len()) {
         (Some(file), 0) => Ok(file),
-        (_, rest) => Err(Error::Malformed {
+        (last, rest) => Err(Error::Malformed {
             path: folder.to_owned(),
             what: "safetensors files".into(),
             expected: format!("{SINGLE}, one file, or shards with {INDEX}"),
-            got: if rest == 0 { "none".into() } else { format!("{} files and no index", rest + 1) },
+            got: format!("{} files and no index", rest + usize::from(last.is_some())),
         }),
     }
 }

@@ -6,6 +6,10 @@
 
 mod folder;
 mod header;
+mod writer;
 
-pub(super) use folder::{Folder, has_weights, open};
+pub(super) use folder::{Folder, has_files, has_model, open};
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
+/// Element types, by the format's own library.
+pub use safetensors::Dtype as ElementType;
+pub use writer::{TensorSpec, Writer};
