@@ -1,11 +1,11 @@
 //! Options that every command which runs a model shares.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use moeflux::{Engine, Options};
+use moeflux::{Engine, Options, TextModel};
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 
@@ -88,14 +88,13 @@ fn parse_simd(text: &str) -> Result<SimdLevel, String> {
 }
 
 impl EngineArgs {
-    /// Opens the model, with a progress bar where a person watches; `default` precision if none was asked for.
-    pub fn open(&self, model: &PathBuf, default: Activations) -> Result<Engine> {
+    /// The backend, and options with `default` precision if none was asked for.
+    fn resolve(&self, default: Activations) -> Result<(CpuBackend, Options)> {
         let threads = match self.threads {
             Some(0) => anyhow::bail!("--threads: expected a positive number, got 0"),
             Some(n) => n,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        let backend = CpuBackend::new(threads, self.simd)?;
         let activations = match self.activations.unwrap_or(default) {
             Activations::F32 => ActivationMode::F32,
             Activations::Int8 => ActivationMode::Int8,
@@ -113,17 +112,37 @@ impl EngineArgs {
             kv_type,
             read_threads: self.read_threads,
         };
-        let bar = ProgressBar::no_length().with_style(
-            ProgressStyle::with_template("loading {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec}")
-                .context("progress template")?,
-        );
-        let engine = Engine::open(model, &backend, &options, |loaded, total| {
-            bar.set_length(total);
-            bar.set_position(loaded);
-        })?;
+        Ok((CpuBackend::new(threads, self.simd)?, options))
+    }
+
+    /// Opens a model without its tokenizer, with a progress bar where a person watches.
+    pub fn open(&self, model: &Path, default: Activations) -> Result<Engine> {
+        let (backend, options) = self.resolve(default)?;
+        let bar = loading_bar()?;
+        let engine = Engine::open(model, &backend, &options, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         Ok(engine)
     }
+
+    /// Opens a model with its tokenizer and chat template.
+    pub fn open_text(&self, model: &Path) -> Result<TextModel> {
+        let (backend, options) = self.resolve(Activations::Int8)?;
+        let bar = loading_bar()?;
+        let model = TextModel::open(model, &backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        bar.finish_and_clear();
+        Ok(model)
+    }
+}
+
+fn loading_bar() -> Result<ProgressBar> {
+    let template = "loading {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec}";
+    let style = ProgressStyle::with_template(template).context("progress template")?;
+    Ok(ProgressBar::no_length().with_style(style))
+}
+
+fn advance(bar: &ProgressBar, loaded: u64, total: u64) {
+    bar.set_length(total);
+    bar.set_position(loaded);
 }
 
 #[cfg(test)]
@@ -132,7 +151,9 @@ mod tests {
 
     #[test]
     fn sizes() {
-        for (text, bytes) in [("6GiB", 6 << 30), ("1.5G", 3 << 29), ("500MB", 500_000_000), ("17", 17), ("2 kib", 2048)] {
+        for (text, bytes) in
+            [("6GiB", 6 << 30), ("1.5G", 3 << 29), ("500MB", 500_000_000), ("17", 17), ("2 kib", 2048)]
+        {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         for text in ["", "x", "-1", "0", "6Gib/s", "1e3", "99999999TiB", "1.2.3"] {

@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod engine;
 pub mod error;
 pub mod experts;
+pub mod generation;
 pub mod io;
 pub mod memory;
 pub mod models;
@@ -14,3 +15,4 @@ pub mod tokenizer;
 
 pub use engine::{Engine, Options, Outputs, Session, Stats};
 pub use error::{Error, Result};
+pub use generation::{Finish, Generated, TextModel};
