@@ -3,9 +3,10 @@
 
     python tools/compare_logits.py A.safetensors B.safetensors [--key-a NAME] [--key-b NAME]
 
-Prints, for `logits` (n_tokens, vocab_size) f32 in each: the largest relative error max|a−b| / max|b|, KL(softmax b ‖
-softmax a) in nats as mean and median over positions (one routing decision that falls the other way moves the mean
-alone), the mean cosine and the share of positions with the same top token. B is the reference.
+Prints, for `logits` (n_tokens, vocab_size) f32 in each: the largest relative error max|a−b| / max|b|,
+KL(softmax b ‖ softmax a) in nats as mean and median over positions (one routing decision that falls the
+other way moves the mean alone), the mean cosine and the share of positions with the same top token. B is
+the reference.
 """
 
 import argparse
@@ -28,7 +29,8 @@ class Comparison:
 
     def __str__(self) -> str:
         return (
-            f"max relative error {self.relative_error:.3e}  KL mean {self.kl_nats:.2e} median {self.median_kl_nats:.2e} nats  "
+            f"max relative error {self.relative_error:.3e}  "
+            f"KL mean {self.kl_nats:.2e} median {self.median_kl_nats:.2e} nats  "
             f"cosine {self.cosine:.9f}  top-1 {100 * self.top1:.1f} %"
         )
 
@@ -59,7 +61,9 @@ def compare(a: np.ndarray, reference: np.ndarray) -> Comparison:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("a", type=Path)
     parser.add_argument("b", type=Path, help="the reference")
     parser.add_argument("--key-a", default="logits", help="array of A (default: logits)")

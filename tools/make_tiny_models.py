@@ -5,9 +5,9 @@
     python tools/make_tiny_models.py gguf OUT --llama-python PYTHON [--wide] [NAME ...]
     python tools/make_tiny_models.py mlx OUT [--wide] [NAME ...]
 
-OUT gets one folder a fixture, each with the checkpoint and golden.safetensors: `tokens` i32 (T,), `logits` f32 (T, V)
-and, where another engine can read the file, `peer_kl` f64 (1,): the mean KL in nats of that engine's logits from
-`logits`. The large ones also keep its `peer_logits` f32 (T, V).
+OUT gets one folder a fixture, each with the checkpoint and golden.safetensors: `tokens` i32 (T,), `logits`
+f32 (T, V) and, where another engine can read the file, `peer_kl` f64 (1,): the mean KL in nats of that
+engine's logits from `logits`. The large ones also keep its `peer_logits` f32 (T, V).
 """
 
 import argparse
@@ -20,14 +20,18 @@ from tiny_models import gguf_cases, gguf_files, hf_cases, hf_files, mlx_cases, m
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     hf = commands.add_parser("hf", help="Hugging Face safetensors folders")
     gguf = commands.add_parser("gguf", help="GGUF files, quantised by llama.cpp")
     gguf.add_argument("--llama-python", required=True, help="interpreter that has llama-cpp-python")
     mlx = commands.add_parser("mlx", help="MLX folders, quantised by mlx-lm")
     for command in (gguf, mlx):
-        command.add_argument("--wide", action="store_true", help="the large ones, which the repository does not hold")
+        command.add_argument(
+            "--wide", action="store_true", help="the large ones, which the repository does not hold"
+        )
     for command in (hf, gguf, mlx):
         command.add_argument("out", type=Path)
         command.add_argument("names", nargs="*", help="fixtures to make; all when absent")

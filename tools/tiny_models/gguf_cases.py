@@ -1,7 +1,8 @@
 """The GGUF fixtures: one row a file.
 
-The `SMALL` ones lie in the repository. The `WIDE` ones are the same families with rows of 256, so that llama.cpp
-quantises every matrix the way it does for real models; they are some megabytes each and made on demand.
+The `SMALL` ones lie in the repository. The `WIDE` ones are the same families with rows of 256, so that
+llama.cpp quantises every matrix the way it does for real models; they are some megabytes each and made on
+demand.
 """
 
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ def _olmoe(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
-# Every block format in one file. A later pattern does not override an earlier one.
+# Every block format in one file.
 _MIXED = {
     r"blk\.0\.ffn_gate_exps": "Q3_K",
     r"blk\.0\.ffn_up_exps": "Q4_0",
@@ -108,7 +109,7 @@ _MIXED = {
 }
 
 SMALL = [
-    GgufCase("qwen3_moe_q8_0", "qwen3_moe", 51, _qwen3_moe(), "Q8_0"),
+    GgufCase("qwen3_moe_q8_0", "qwen3_moe", 51, _qwen3_moe(rms_norm_eps=0.01), "Q8_0"),
     # Rows of 256 everywhere but in ffn_down_exps and attn_output, which llama.cpp gives another type.
     GgufCase(
         "qwen3_moe_q4_k_m",
@@ -117,7 +118,7 @@ SMALL = [
         _qwen3_moe(hidden_size=256, moe_intermediate_size=64, head_dim=32, num_experts=4),
         "Q4_K_M",
     ),
-    # Tied embeddings, 3 experts, every block format.
+    # Tied embeddings, every block format.
     GgufCase(
         "qwen3_moe_mixed",
         "qwen3_moe",
@@ -178,7 +179,7 @@ SMALL = [
         "F32",
         vocabulary="spm",
     ),
-    GgufCase("mixtral_q8_0", "mixtral", 56, _mixtral(), "Q8_0", vocabulary="spm"),
+    GgufCase("mixtral_q8_0", "mixtral", 56, _mixtral(rms_norm_eps=0.02), "Q8_0", vocabulary="spm"),
     # Three files; linear rope scaling.
     GgufCase(
         "olmoe_split_f16",

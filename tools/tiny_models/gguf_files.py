@@ -1,7 +1,8 @@
 """Writes GGUF files in the form of llama.cpp's converter, and reads their dequantised weights back.
 
-F32 and F16 files come from here; every other type is made from the F32 file by llama.cpp's own quantiser (see
-`llama_cpp_peer.py`). The golden is transformers' logits on the weights as `gguf.quants` dequantises them.
+F32 and F16 files come from here; every other type is made from the F32 file by llama.cpp's own quantiser
+(see `llama_cpp_peer.py`). The golden is transformers' logits on the weights as `gguf.quants` dequantises
+them.
 """
 
 import json
@@ -63,16 +64,14 @@ def write_case(case: GgufCase, out: Path, llama_python: str) -> dict[str, str]:
             source = Path(scratch) / "f32.gguf"
             write_gguf(source, model, case, "F32")
             overrides = [f"{pattern}={kind}" for pattern, kind in case.overrides.items()]
-            subprocess.run([llama_python, PEER, "quantize", source, path, case.file_type, *overrides], check=True)
+            subprocess.run(
+                [llama_python, PEER, "quantize", source, path, case.file_type, *overrides], check=True
+            )
 
     load_dequantised(model, sorted(folder.glob("*.gguf")), case.family)
-    tokens = golden.random_tokens(model.config.vocab_size, case.n_tokens, case.seed)
-    logits = golden.logits_of(model, tokens)
-    report = golden.check_reference(model, golden.float64_copy(model), tokens, logits)
-    report["weights"] = "dequantised by gguf.quants"
-    peer = peer_logits(llama_python, path, tokens)
-    golden.add_peer(folder, tokens, logits, report, "llama.cpp", peer, case.keep_peer_logits)
-    return report
+    found = golden.reference(model, case.n_tokens, case.seed)
+    peer = peer_logits(llama_python, path, found.tokens)
+    return golden.save_with_peer(folder, found, "llama.cpp", peer, case.keep_peer_logits)
 
 
 def peer_logits(llama_python: str, path: Path, tokens: torch.Tensor) -> np.ndarray:
@@ -200,7 +199,7 @@ def tensors(model: torch.nn.Module, family: str) -> Iterator[tuple[str, torch.Te
 
 
 def split_layer(name: str) -> tuple[int, str]:
-    """"model.layers.3.mlp.gate.weight" → (3, "mlp.gate.weight")."""
+    """ "model.layers.3.mlp.gate.weight" → (3, "mlp.gate.weight")."""
     _, _, layer, rest = name.split(".", 3)
     return int(layer), rest
 

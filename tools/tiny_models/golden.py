@@ -1,10 +1,12 @@
 """Reference logits: float32, eager attention, eager experts; and how far they can be trusted.
 
-A golden is worth little if float32 rounding alone moves it, so each one is also computed in float64, and the margin
-of every routing decision is measured. Both figures are checked here and kept in the file's metadata.
+A golden is worth little if float32 rounding alone moves it, so each one is also computed in float64, and
+the margin of every routing decision is measured. Both figures are checked here and kept in the file's
+metadata.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,12 @@ from compare_logits import compare
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
-# Largest accepted |f32 - f64| / max |f64| and smallest accepted gap, in router logits, between the last expert chosen
-# and the first one left out.
+# Largest accepted |f32 - f64| / max |f64| and smallest accepted gap, in router logits, between the last
+# expert chosen and the first one left out.
 MAX_FLOAT32_ERROR = 2e-5
 MIN_ROUTER_MARGIN = 1e-4
+# Draws of random tokens before giving up on that margin.
+MAX_DRAWS = 20
 
 
 def random_tokens(vocab_size: int, length: int, seed: int) -> torch.Tensor:
@@ -68,46 +72,58 @@ def float64_copy(model: torch.nn.Module) -> torch.nn.Module:
     return wide
 
 
-def check_reference(
-    model: torch.nn.Module, wide: torch.nn.Module, tokens: torch.Tensor, logits: torch.Tensor
+@dataclass(frozen=True)
+class Reference:
+    """Logits with the evidence that they may be compared against."""
+
+    # (n_tokens,) i64.
+    tokens: torch.Tensor
+    # (n_tokens, vocab_size) f32.
+    logits: torch.Tensor
+    report: dict[str, str]
+
+
+def reference(model: torch.nn.Module, n_tokens: int, seed: int) -> Reference:
+    """Logits over random tokens: the first draw whose routing decisions are all clear of a tie."""
+    wide = float64_copy(model)
+    for attempt in range(MAX_DRAWS):
+        tokens = random_tokens(model.config.vocab_size, n_tokens, seed + 1000 * attempt)
+        margin = router_margin(model, tokens)
+        if margin < MIN_ROUTER_MARGIN:
+            continue
+        logits = logits_of(model, tokens)
+        error = relative_error(logits, logits_of(wide, tokens))
+        if error > MAX_FLOAT32_ERROR:
+            raise ValueError(
+                f"float32 and float64 logits differ by {error:.2e}, more than {MAX_FLOAT32_ERROR:.0e}"
+            )
+        report = {
+            "reference": f"transformers {transformers.__version__}, float32, eager",
+            "float64_relative_error": f"{error:.2e}",
+            "router_margin": f"{margin:.2e}",
+            "logit_std": f"{logits.std().item():.2f}",
+        }
+        return Reference(tokens, logits, report)
+    raise ValueError(
+        f"{MAX_DRAWS} draws of tokens all have a routing decision within {MIN_ROUTER_MARGIN:.0e} of a tie"
+    )
+
+
+def save_with_peer(
+    folder: Path, found: Reference, peer: str, peer_logits: np.ndarray, keep: bool
 ) -> dict[str, str]:
-    """Fails unless float32 rounding and routing ties are far below the tolerance of the tests."""
-    error = relative_error(logits, logits_of(wide, tokens))
-    margin = router_margin(model, tokens)
-    if error > MAX_FLOAT32_ERROR:
-        raise ValueError(f"float32 and float64 logits differ by {error:.2e}, more than {MAX_FLOAT32_ERROR:.0e}")
-    if margin < MIN_ROUTER_MARGIN:
-        raise ValueError(f"a routing decision has a margin of {margin:.2e}, less than {MIN_ROUTER_MARGIN:.0e}")
-    return {
-        "reference": f"transformers {transformers.__version__}, float32, eager",
-        "float64_relative_error": f"{error:.2e}",
-        "router_margin": f"{margin:.2e}",
-        "logit_std": f"{logits.std().item():.2f}",
-    }
-
-
-def add_peer(
-    folder: Path,
-    tokens: torch.Tensor,
-    logits: torch.Tensor,
-    report: dict[str, str],
-    peer: str,
-    peer_logits: np.ndarray,
-    keep: bool,
-) -> None:
-    """Writes the golden with what another engine made of the same file: its mean KL, and its logits if `keep`."""
-    comparison = compare(peer_logits, logits.numpy())
-    report["peer"] = f"{peer}: {comparison}"
+    """Writes the golden with what another engine made of the file: its mean KL, and its logits if `keep`."""
+    comparison = compare(peer_logits, found.logits.numpy())
     extra = {"peer_kl": np.array([comparison.kl_nats], dtype=np.float64)}
     if keep:
         extra["peer_logits"] = peer_logits
-    save_golden(folder, tokens, logits, report, **extra)
+    report = found.report | {"peer": f"{peer}: {comparison}"}
+    save(folder, Reference(found.tokens, found.logits, report), **extra)
+    return report
 
 
-def save_golden(
-    folder: Path, tokens: torch.Tensor, logits: torch.Tensor, report: dict[str, str], **extra: np.ndarray
-) -> None:
+def save(folder: Path, found: Reference, **extra: np.ndarray) -> None:
     """Writes golden.safetensors with `tokens` i32 (T,), `logits` f32 (T, V) and the arrays of `extra`."""
-    arrays = {"tokens": tokens.numpy().astype(np.int32), "logits": logits.numpy().astype(np.float32), **extra}
+    arrays = {"tokens": found.tokens.numpy().astype(np.int32), "logits": found.logits.numpy(), **extra}
     # One key: the writer does not keep the order of several, and the file would change from run to run.
-    save_file(arrays, folder / "golden.safetensors", metadata={"report": json.dumps(report)})
+    save_file(arrays, folder / "golden.safetensors", metadata={"report": json.dumps(found.report)})

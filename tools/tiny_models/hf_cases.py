@@ -1,9 +1,10 @@
 """The Hugging Face fixtures: a table of small configurations, each turning over several corners.
 
-`transformers` writes the configuration and the weights; `edits` then gives the folder the form that published
-checkpoints have (older `rope_theta` and `rope_scaling` keys, keys left out because they equal the default) or the
-stacked expert tensors that transformers 5 also reads. The golden is computed from the folder as it lies on disk, so
-an edit that changed the meaning would show as a difference from the model in memory.
+`transformers` writes the configuration and the weights; `published_keys`, `config_edits` and
+`stacked_experts` then give the folder the form that published checkpoints have (older `rope_theta` and
+`rope_scaling` keys, keys left out because they equal the default) or the stacked expert tensors that
+transformers 5 also reads. The golden is computed from the folder as it lies on disk, so an edit that changed
+the meaning would show as a difference from the model in memory.
 """
 
 from dataclasses import dataclass, field
@@ -118,8 +119,8 @@ HF_CASES = [
         dtype="float32",
         stacked_experts=True,
     ),
-    # Every layer windowed although max_window_layers says 1 (transformers does not read it); linear rope scaling;
-    # one kv head; several shards; top-4 of 9.
+    # Every layer windowed although max_window_layers says 1 (transformers does not read it); linear rope
+    # scaling; one kv head; an epsilon that shows; several shards; top-4 of 9.
     HfCase(
         "qwen3_moe_window",
         "qwen3_moe",
@@ -132,12 +133,14 @@ HF_CASES = [
             num_experts=9,
             num_experts_per_tok=4,
             moe_intermediate_size=16,
+            rms_norm_eps=0.01,
             rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
         ),
         max_shard_bytes=40_000,
     ),
-    # YaRN under the older key names with `type`; a sliding_window that use_sliding_window = false turns off; top-1
-    # without normalisation, so that the weight is not one; tied embeddings; stacked experts in bf16.
+    # YaRN under the older key names with `type`; a sliding_window that use_sliding_window = false turns
+    # off; top-1 without normalisation, so that the weight is not one; tied embeddings; stacked experts in
+    # bf16.
     HfCase(
         "qwen3_moe_yarn",
         "qwen3_moe",
@@ -185,9 +188,15 @@ HF_CASES = [
         21,
         _mixtral(),
         published_keys=True,
-        config_edits={"rope_theta": None, "rms_norm_eps": None, "head_dim": None, "num_experts_per_tok": None},
+        config_edits={
+            "rope_theta": None,
+            "rms_norm_eps": None,
+            "head_dim": None,
+            "num_experts_per_tok": None,
+        },
     ),
-    # Window of 13; head_dim 16 against hidden/heads = 8; one kv head; f32 in several shards; top-3 of 7.
+    # Window of 13; head_dim 16 against hidden/heads = 8; one kv head; an epsilon that shows; f32 in several
+    # shards; top-3 of 7.
     HfCase(
         "mixtral_window",
         "mixtral",
@@ -200,6 +209,7 @@ HF_CASES = [
             intermediate_size=16,
             num_local_experts=7,
             num_experts_per_tok=3,
+            rms_norm_eps=0.02,
             rope_parameters={"rope_type": "default", "rope_theta": 12345.0},
         ),
         dtype="float32",
@@ -244,7 +254,7 @@ HF_CASES = [
                 "rope_theta": 20000.0,
                 "factor": 6.0,
                 "original_max_position_embeddings": 48,
-                "beta_fast": 8.0,
+                "beta_fast": 2.0,
                 "beta_slow": 0.5,
                 "attention_factor": 1.3,
                 "truncate": False,
@@ -254,7 +264,8 @@ HF_CASES = [
     ),
     # Norms over the whole q and k vectors; unnormalised top-3 of 9; published key names.
     HfCase("olmoe_basic", "olmoe", 31, _olmoe(), published_keys=True),
-    # clip_qkv well inside the range of q, k and v; biases on q, k, v and o; fewer kv heads; normalised; tied; f32.
+    # clip_qkv well inside the range of q, k and v; biases on q, k, v and o; fewer kv heads; normalised;
+    # tied; f32.
     HfCase(
         "olmoe_clip_bias",
         "olmoe",
@@ -267,11 +278,13 @@ HF_CASES = [
             norm_topk_prob=True,
             tie_word_embeddings=True,
             intermediate_size=14,
+            rms_norm_eps=0.01,
             rope_parameters={"rope_type": "default", "rope_theta": 333.0},
         ),
         dtype="float32",
     ),
-    # Dynamic rope scaling, which changes nothing below max_position_embeddings; one kv head; stacked; top-4 of 6.
+    # Dynamic rope scaling, which changes nothing below max_position_embeddings; one kv head; stacked; top-4
+    # of 6.
     HfCase(
         "olmoe_dynamic",
         "olmoe",

@@ -34,19 +34,18 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     if folder.exists():
         shutil.rmtree(folder)
     model = build_model(case.family, case.config, getattr(torch, case.dtype), case.seed)
-    tokens = golden.random_tokens(model.config.vocab_size, case.n_tokens, case.seed)
-    expected = golden.logits_of(model, tokens)
-
     write_checkpoint(model, case, folder)
 
     reread = golden.open_model(folder)
-    logits = golden.logits_of(reread, tokens)
-    if not torch.equal(logits, expected):
-        difference = golden.relative_error(logits, expected)
-        raise ValueError(f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})")
-    report = golden.check_reference(reread, golden.float64_copy(reread), tokens, logits)
-    golden.save_golden(folder, tokens, logits, report)
-    return report
+    found = golden.reference(reread, case.n_tokens, case.seed)
+    expected = golden.logits_of(model, found.tokens)
+    if not torch.equal(found.logits, expected):
+        difference = golden.relative_error(found.logits, expected)
+        raise ValueError(
+            f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})"
+        )
+    golden.save(folder, found)
+    return found.report
 
 
 def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None:

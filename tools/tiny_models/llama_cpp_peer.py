@@ -1,7 +1,7 @@
 """Runs llama.cpp through llama-cpp-python: quantises a GGUF file, or writes its logits.
 
-Started as its own process with an interpreter that has llama-cpp-python and numpy, because that package is built
-from source and need not share an environment with torch.
+Started as its own process with an interpreter that has llama-cpp-python and numpy, because that package is
+built from source and need not share an environment with torch.
 
     llama_cpp_peer.py quantize IN.gguf OUT.gguf FILE_TYPE [PATTERN=TYPE ...]
     llama_cpp_peer.py logits MODEL.gguf '[1, 2, 3]' OUT.npy
@@ -42,7 +42,7 @@ def quantize(source: str, out: str, file_type: str, *overrides: str) -> None:
     parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{file_type}")
     parameters.nthread = 1
     rows = (llama_cpp.llama_model_tensor_override * (len(overrides) + 1))()
-    for row, override in zip(rows, overrides):
+    for row, override in zip(rows, overrides, strict=False):
         pattern, _, kind = override.partition("=")
         row.pattern = pattern.encode()
         row.type = GGML_TYPES[kind]

@@ -26,8 +26,8 @@ class MlxCase:
     default: Affine
     # Element type of scales, biases and unquantised tensors.
     dtype: str = "bfloat16"
-    # Regular expression over the module path → its own quantisation, or None to leave it unquantised. The first
-    # match counts; modules that none matches follow mlx-lm's own rule for the family.
+    # Regular expression over the module path → its own quantisation, or None to leave it unquantised. The
+    # first match counts; modules that none matches follow mlx-lm's own rule for the family.
     overrides: dict[str, Affine | None] = field(default_factory=dict)
     n_tokens: int = 32
     keep_peer_logits: bool = False
@@ -116,7 +116,13 @@ SMALL = [
         "qwen3_moe",
         81,
         _qwen3_moe(
-            hidden_size=64, intermediate_size=64, moe_intermediate_size=64, head_dim=32, mlp_only_layers=[0], num_experts=6
+            hidden_size=64,
+            intermediate_size=64,
+            moe_intermediate_size=64,
+            head_dim=32,
+            mlp_only_layers=[0],
+            num_experts=6,
+            rms_norm_eps=0.01,
         ),
         Affine(4, 64),
     ),

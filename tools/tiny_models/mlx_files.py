@@ -1,7 +1,7 @@
 """Writes MLX folders through mlx-lm's converter, and reads their dequantised weights back.
 
-The golden is transformers' logits on the weights as `mx.dequantize` gives them with f32 scales and biases: with the
-file's bf16 scales it would round every weight to bf16 again, which the engine does not do.
+The golden is transformers' logits on the weights as `mx.dequantize` gives them with f32 scales and biases:
+with the file's bf16 scales it would round every weight to bf16 again, which the engine does not do.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import torch
-from compare_logits import compare
 from mlx_lm.utils import load_model
 
 from . import golden
@@ -72,16 +71,13 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
             file.unlink()
 
     load_dequantised(model, folder)
-    tokens = golden.random_tokens(model.config.vocab_size, case.n_tokens, case.seed)
-    logits = golden.logits_of(model, tokens)
-    report = golden.check_reference(model, golden.float64_copy(model), tokens, logits)
-    report["weights"] = "dequantised by mx.dequantize with f32 scales"
-    golden.add_peer(folder, tokens, logits, report, "mlx-lm", peer_logits(folder, tokens), case.keep_peer_logits)
-    return report
+    found = golden.reference(model, case.n_tokens, case.seed)
+    peer = peer_logits(folder, found.tokens)
+    return golden.save_with_peer(folder, found, "mlx-lm", peer, case.keep_peer_logits)
 
 
 def predicate(case: MlxCase, folder: Path) -> Callable[[str, Any], bool | dict[str, int]]:
-    """mlx-lm's question "how is this module quantised", answered by `case.overrides`, then by the family's rule."""
+    """How mlx-lm is to quantise a module: by `case.overrides`, then by the family's rule."""
     own_rule = getattr(load_model(folder, lazy=True)[0], "quant_predicate", lambda path, module: True)
 
     def answer(path: str, module: Any) -> bool | dict[str, int]:

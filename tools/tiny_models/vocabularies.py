@@ -1,7 +1,7 @@
 """Tiny trained vocabularies, so that `run` has text to read and print on a tiny model.
 
-Two kinds, as published checkpoints have them: byte-level BPE with the Qwen split pattern and ChatML specials, and
-SentencePiece BPE with byte fallback (the kind Mixtral ships).
+Two kinds, as published checkpoints have them: byte-level BPE with the Qwen split pattern and ChatML
+specials, and SentencePiece BPE with byte fallback (the kind Mixtral ships).
 """
 
 import io
@@ -13,8 +13,10 @@ import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 TEXT = """\
-The experts that a token does not need stay on the disk. A router reads the hidden state, chooses a few of them, and
-adds what they say in the order of their numbers. The cache keeps those that were asked for lately; the rest is read
+The experts that a token does not need stay on the disk. A router reads the hidden state, chooses a few of \
+them, and
+adds what they say in the order of their numbers. The cache keeps those that were asked for lately; \
+the rest is read
 again when it is wanted. Nothing is skipped and nothing is rounded on the way.
 for layer in range(num_layers):
     weights, ids = top_k(softmax(router[layer] @ hidden), k=2)
@@ -25,7 +27,8 @@ Die Experten, die ein Wort nicht braucht, bleiben auf der Platte. Les experts re
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # The split pattern of Qwen2 and Qwen3 tokenizers (llama.cpp's pre-tokeniser "qwen2").
 SPLIT_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -62,7 +65,9 @@ def byte_level_bpe(size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
     if tokenizer.get_vocab_size() != size:
         raise ValueError(f"the text gives {tokenizer.get_vocab_size()} tokens, not {size}")
     return tokenizer

@@ -1,8 +1,9 @@
 """Random weights that make a tiny model a useful test.
 
-Transformers' own initialisation (std 0.02, norm weights of one, biases of zero) gives nearly constant logits, lets
-a swapped norm pass unseen and leaves experts close to ties. Here every matrix keeps the scale of its input, so logits
-differ by units, routers are peaked, and norm weights and biases are visibly not one and not zero.
+Transformers' own initialisation (std 0.02, norm weights of one, biases of zero) gives nearly constant
+logits, lets a swapped norm pass unseen and leaves experts close to ties. Here every matrix keeps the scale
+of its input, so logits differ by units, routers are peaked, and norm weights and biases are visibly not one
+and not zero.
 """
 
 import torch
@@ -13,7 +14,8 @@ ROUTER_GAIN = 2.0
 NORM_SPREAD = 0.3
 BIAS_STD = 0.3
 EMBEDDING_STD = 0.4
-# With tied embeddings this is also the LM head: a wide model's logits stay within the same range as a narrow one's.
+# With tied embeddings this is also the LM head: a wide model's logits stay within the same range as a
+# narrow one's.
 TIED_LOGIT_STD = 3.0
 
 
