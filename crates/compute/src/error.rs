@@ -64,4 +64,12 @@ pub enum Error {
         /// Why its weights are not there.
         reason: String,
     },
+    /// An instruction set that this machine lacks or that does not exist was asked for.
+    #[error("SIMD level {got:?} is not available here; this machine has {available}")]
+    SimdLevel {
+        /// The level asked for.
+        got: String,
+        /// Names of the levels that can be had, separated by commas.
+        available: String,
+    },
 }

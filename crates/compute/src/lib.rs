@@ -5,6 +5,7 @@
 // SIMD, FFI and shared scratch memory live here; the rest of the workspace denies `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod cpu;
 pub mod dtype;
 pub mod error;
 pub mod quant;

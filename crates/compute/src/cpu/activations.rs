@@ -1,0 +1,254 @@
+//! Inputs of matrix products: f32 rows, or rows quantised to int8 ([`Q8Rows`]) so that a product with
+//! quantised weights is integer arithmetic.
+//!
+//! Every 32 columns share one scale d = max|x| / 127 and hold q = round(x / d), ties to even; x ≈ d · q. One
+//! scale per 32 rather than per 256 columns costs a multiplication per 32 columns and row of weights and keeps
+//! an outlier from flattening its neighbours. Bits are the same at every SIMD level.
+//!
+//! Blocks that hold an infinity or a NaN get the scale NaN, so every output that reads them is NaN. Blocks
+//! whose values are all below 1e-30 in magnitude become zero.
+
+use std::marker::PhantomData;
+
+use super::simd::{Isa, Kernel, Simd};
+
+/// Columns that share a scale.
+pub const BLOCK: usize = 32;
+
+/// Magnitudes below this are zero: the inverse scale 127 / max|x| must stay finite.
+const TINY: f32 = 1e-30;
+
+/// The rows that a matrix is multiplied with.
+#[derive(Debug, Clone, Copy)]
+pub enum Activations<'a> {
+    /// Exact inputs.
+    F32 {
+        /// (n_rows, cols), f32.
+        rows: &'a [f32],
+        /// Columns of a row.
+        cols: usize,
+    },
+    /// Inputs rounded to int8.
+    Q8(&'a Q8Rows),
+}
+
+impl Activations<'_> {
+    /// Columns of a row.
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::F32 { cols, .. } => *cols,
+            Self::Q8(rows) => rows.cols(),
+        }
+    }
+
+    /// Rows (tokens).
+    pub fn n_rows(&self) -> usize {
+        match self {
+            Self::F32 { rows, cols } => rows.len().checked_div(*cols).unwrap_or(0),
+            Self::Q8(rows) => rows.n_rows(),
+        }
+    }
+}
+
+/// What a kernel needs to know of 32 quantised columns besides their integers.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C)]
+pub(crate) struct Q8Block {
+    /// d.
+    pub(crate) scale: f32,
+    /// d · Σq.
+    pub(crate) sum: f32,
+    /// Σq of the first and of the last 16 columns.
+    pub(crate) sums: [i32; 2],
+}
+
+/// Rows quantised to int8 in blocks of [`BLOCK`] columns. Buffers are kept when it is filled again.
+#[derive(Debug, Clone, Default)]
+pub struct Q8Rows {
+    n_rows: usize,
+    cols: usize,
+    /// (n_rows, cols), in −127..=127.
+    q: Vec<i8>,
+    /// (n_rows, cols / 32).
+    blocks: Vec<Q8Block>,
+}
+
+impl Q8Rows {
+    /// No rows.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Rows (tokens).
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// Columns of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Integers of row `row`: (cols), i8.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[i8] {
+        &self.q[row * self.cols..(row + 1) * self.cols]
+    }
+
+    /// Scales of row `row`, one every [`BLOCK`] columns.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn scales(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
+        self.row_blocks(row).iter().map(|block| block.scale)
+    }
+
+    pub(crate) fn row_blocks(&self, row: usize) -> &[Q8Block] {
+        let n = self.cols / BLOCK;
+        &self.blocks[row * n..(row + 1) * n]
+    }
+
+    /// Writes the values that row `row` stands for, d · q, to `out`.
+    ///
+    /// # Panics
+    /// If there is no such row or `out` is not [`Q8Rows::cols`] long.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols, "one value a column");
+        let blocks = self.row(row).chunks_exact(BLOCK).zip(self.scales(row));
+        for (out, (q, scale)) in out.chunks_exact_mut(BLOCK).zip(blocks) {
+            for (out, &q) in out.iter_mut().zip(q) {
+                *out = scale * f32::from(q);
+            }
+        }
+    }
+
+    /// Makes room for `n_rows` rows of `cols` columns, whose content is unspecified until written.
+    ///
+    /// # Panics
+    /// If `cols` is not a multiple of [`BLOCK`].
+    pub fn resize(&mut self, n_rows: usize, cols: usize) {
+        assert!(cols.is_multiple_of(BLOCK), "{cols} columns are no whole number of blocks");
+        let len = n_rows.checked_mul(cols).expect("activations fit the address space");
+        self.n_rows = n_rows;
+        self.cols = cols;
+        self.q.resize(len, 0);
+        self.blocks.resize(len / BLOCK, Q8Block::default());
+    }
+
+    /// Becomes `x`: (n_rows, cols), f32.
+    ///
+    /// # Panics
+    /// If `cols` is not a multiple of [`BLOCK`] or `x` has another length.
+    pub fn quantize_from(&mut self, simd: Simd, x: &[f32], n_rows: usize, cols: usize) {
+        self.resize(n_rows, cols);
+        assert_eq!(x.len(), n_rows * cols, "n_rows rows of cols columns");
+        simd.run(Quantize { x, q: &mut self.q, blocks: &mut self.blocks });
+    }
+
+    /// A handle through which several threads fill different rows.
+    pub fn writer(&mut self) -> Q8Writer<'_> {
+        Q8Writer {
+            n_rows: self.n_rows,
+            cols: self.cols,
+            q: self.q.as_mut_ptr(),
+            blocks: self.blocks.as_mut_ptr(),
+            rows: PhantomData,
+        }
+    }
+}
+
+/// Shared access to the rows of a [`Q8Rows`] for writing.
+#[derive(Debug, Clone, Copy)]
+pub struct Q8Writer<'a> {
+    n_rows: usize,
+    cols: usize,
+    q: *mut i8,
+    blocks: *mut Q8Block,
+    rows: PhantomData<&'a mut Q8Rows>,
+}
+
+// SAFETY: the pointers stand for an exclusive borrow of a `Q8Rows`; `write` asks its callers to keep concurrent
+// writes apart.
+unsafe impl Send for Q8Writer<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Q8Writer<'_> {}
+
+impl Q8Writer<'_> {
+    /// Quantises `x` into row `row` from column `col` on.
+    ///
+    /// # Safety
+    /// No other call writes any of these columns of this row at the same time.
+    ///
+    /// # Panics
+    /// If `col` or the length of `x` is not a multiple of [`BLOCK`] or the columns do not lie within the row.
+    pub unsafe fn write(&self, simd: Simd, row: usize, col: usize, x: &[f32]) {
+        assert!(row < self.n_rows && col <= self.cols && x.len() <= self.cols - col, "columns within a row");
+        assert!(col.is_multiple_of(BLOCK) && x.len().is_multiple_of(BLOCK), "whole blocks");
+        let start = row * self.cols + col;
+        // SAFETY: within the buffers by the assertions, which `resize` gave these lengths; not aliased by the
+        // contract of this function and the borrow that `self` stands for.
+        let (q, blocks) = unsafe {
+            let q = std::slice::from_raw_parts_mut(self.q.add(start), x.len());
+            let blocks = self.blocks.add(start / BLOCK);
+            (q, std::slice::from_raw_parts_mut(blocks, x.len() / BLOCK))
+        };
+        simd.run(Quantize { x, q, blocks });
+    }
+}
+
+/// Quantises `x`, whose length is a whole number of blocks.
+struct Quantize<'a> {
+    x: &'a [f32],
+    q: &'a mut [i8],
+    blocks: &'a mut [Q8Block],
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let (x, _) = self.x.as_chunks::<BLOCK>();
+        let (q, _) = self.q.as_chunks_mut::<BLOCK>();
+        for ((x, q), block) in x.iter().zip(q).zip(self.blocks) {
+            *block = quantize_block(isa, x, q);
+        }
+    }
+}
+
+#[inline(always)]
+fn quantize_block<I: Isa>(isa: I, x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> Q8Block {
+    // The order of the bits of non-negative floats is that of their values, with infinity and NaN on top.
+    let mut max = isa.splat_u(0);
+    let magnitude = isa.splat_u(0x7fff_ffff);
+    for i in (0..BLOCK).step_by(I::LANES) {
+        // SAFETY: LANES divides BLOCK.
+        let bits = isa.bits(unsafe { isa.load(x.as_ptr().add(i)) });
+        max = isa.max_i(max, isa.and(bits, magnitude));
+    }
+    let max = f32::from_bits(isa.reduce_max_i(max) as u32);
+    if !max.is_finite() || max < TINY {
+        *q = [0; BLOCK];
+        let scale = if max.is_finite() { 0.0 } else { f32::NAN };
+        return Q8Block { scale, sum: scale, sums: [0; 2] };
+    }
+
+    let inverse = isa.splat(127.0 / max);
+    let mut sums = [0; 2];
+    for (half, sum) in sums.iter_mut().enumerate() {
+        let mut total = isa.splat_u(0);
+        for i in (16 * half..16 * (half + 1)).step_by(I::LANES) {
+            // SAFETY: LANES divides 16, so i + LANES ≤ BLOCK.
+            unsafe {
+                let rounded = isa.round(isa.mul(isa.load(x.as_ptr().add(i)), inverse));
+                isa.store_i8(q.as_mut_ptr().add(i), rounded);
+                total = isa.add_u(total, rounded);
+            }
+        }
+        *sum = isa.reduce_add_u(total) as i32;
+    }
+    let scale = max / 127.0;
+    Q8Block { scale, sum: scale * (sums[0] + sums[1]) as f32, sums }
+}

@@ -1,0 +1,326 @@
+//! Operations on slices that attention, norms and gates are made of.
+//!
+//! Sums run in several vectors of partial sums whose number depends on the level alone, so results are the same
+//! bits at every call. All functions panic if slices that belong together differ in length.
+
+use half::f16;
+
+use super::simd::{Isa, Kernel, MAX_LANES, Simd};
+
+/// What slices hold that become f32 vectors.
+trait Element: Copy {
+    /// `LANES` elements from `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of as many.
+    unsafe fn load<I: Isa>(isa: I, p: *const Self) -> I::F;
+
+    /// `n` < `LANES` elements from `p`, then zeros.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of as many.
+    unsafe fn load_first<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<I: Isa>(isa: I, p: *const Self) -> I::F {
+        // SAFETY: by the caller.
+        unsafe { isa.load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F {
+        // SAFETY: by the caller.
+        unsafe { isa.load_first(p, n) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn load<I: Isa>(isa: I, p: *const Self) -> I::F {
+        // SAFETY: by the caller; `f16` is a transparent wrapper of its bits.
+        unsafe { isa.load_f16(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F {
+        // SAFETY: as above.
+        unsafe { isa.load_first_f16(p.cast(), n) }
+    }
+}
+
+/// Defines a function that runs its body as a [`Kernel`], with `isa` in scope.
+macro_rules! kernel {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident $(<$element:ident>)? ($isa:ident, $($argument:ident: $type:ty),*)
+        $(-> $output:ty)? $body:block
+    ) => {
+        $(#[$attribute])*
+        #[allow(clippy::needless_lifetimes, reason = "the lifetime is that of the kernel's struct")]
+        $visibility fn $name<'a $(, $element: Element)?>(simd: Simd, $($argument: $type),*) $(-> $output)? {
+            struct Call<'a $(, $element)?> {
+                $($argument: $type),*
+            }
+
+            impl<'a $(, $element: Element)?> Kernel for Call<'a $(, $element)?> {
+                #[allow(unused_parens, reason = "functions without a result")]
+                type Output = ($($output)?);
+
+                #[inline(always)]
+                fn run<I: Isa>(self, $isa: I) -> Self::Output {
+                    let Self { $($argument),* } = self;
+                    $body
+                }
+            }
+
+            simd.run(Call { $($argument),* })
+        }
+    };
+}
+
+/// Sets every element of `$to` to `$value`, in which the names of `$to` and `$from` stand for vectors.
+macro_rules! update {
+    ($isa:ident, $to:ident $(, $from:ident)*; $value:expr) => {{
+        let n = $to.len();
+        $(assert_eq!($from.len(), n, "lengths agree");)*
+        let to = $to.as_mut_ptr();
+        let mut i = 0;
+        while i + I::LANES <= n {
+            // SAFETY: i + LANES is at most the length of all slices.
+            unsafe {
+                let ($to, $($from),*) = ($isa.load(to.add(i)), $(Element::load($isa, $from.as_ptr().add(i))),*);
+                $isa.store(to.add(i), $value);
+            }
+            i += I::LANES;
+        }
+        if i < n {
+            let rest = n - i;
+            // SAFETY: i + rest is the length of all slices.
+            unsafe {
+                let ($to, $($from),*) = (
+                    $isa.load_first(to.add(i), rest),
+                    $(Element::load_first($isa, $from.as_ptr().add(i), rest)),*
+                );
+                $isa.store_first(to.add(i), $value, rest);
+            }
+        }
+    }};
+}
+
+kernel! {
+    fn dot<E>(isa, a: &'a [f32], b: &'a [E]) -> f32 {
+        let n = a.len();
+        assert_eq!(b.len(), n, "lengths agree");
+        let (a, b) = (a.as_ptr(), b.as_ptr());
+        let mut sums = [isa.splat(0.0); 4];
+        let mut i = 0;
+        while i + 4 * I::LANES <= n {
+            for (k, sum) in sums.iter_mut().enumerate() {
+                let at = i + k * I::LANES;
+                // SAFETY: at + LANES ≤ n.
+                *sum = unsafe { isa.mul_add(isa.load(a.add(at)), E::load(isa, b.add(at)), *sum) };
+            }
+            i += 4 * I::LANES;
+        }
+        while i + I::LANES <= n {
+            // SAFETY: i + LANES ≤ n.
+            sums[0] = unsafe { isa.mul_add(isa.load(a.add(i)), E::load(isa, b.add(i)), sums[0]) };
+            i += I::LANES;
+        }
+        if i < n {
+            let rest = n - i;
+            // SAFETY: i + rest = n.
+            let (a, b) = unsafe { (isa.load_first(a.add(i), rest), E::load_first(isa, b.add(i), rest)) };
+            sums[1] = isa.mul_add(a, b, sums[1]);
+        }
+        isa.reduce_add(isa.add(isa.add(sums[0], sums[1]), isa.add(sums[2], sums[3])))
+    }
+}
+
+/// Σ a · b.
+pub fn dot_f32(simd: Simd, a: &[f32], b: &[f32]) -> f32 {
+    dot(simd, a, b)
+}
+
+/// Σ a · b, such as of a query and a cached key.
+pub fn dot_f16(simd: Simd, a: &[f32], b: &[f16]) -> f32 {
+    dot(simd, a, b)
+}
+
+/// Σ x².
+pub fn sum_of_squares(simd: Simd, x: &[f32]) -> f32 {
+    dot(simd, x, x)
+}
+
+kernel! {
+    /// out += a · v.
+    pub fn axpy_f32(isa, a: f32, v: &'a [f32], out: &'a mut [f32]) {
+        let a = isa.splat(a);
+        update!(isa, out, v; isa.mul_add(a, v, out));
+    }
+}
+
+kernel! {
+    /// out += a · v, such as of an attention weight and a cached value.
+    pub fn axpy_f16(isa, a: f32, v: &'a [f16], out: &'a mut [f32]) {
+        let a = isa.splat(a);
+        update!(isa, out, v; isa.mul_add(a, v, out));
+    }
+}
+
+kernel! {
+    /// x *= a.
+    pub fn scale(isa, a: f32, x: &'a mut [f32]) {
+        let a = isa.splat(a);
+        update!(isa, x; isa.mul(x, a));
+    }
+}
+
+kernel! {
+    /// out += v.
+    pub fn add(isa, v: &'a [f32], out: &'a mut [f32]) {
+        update!(isa, out, v; isa.add(out, v));
+    }
+}
+
+kernel! {
+    /// out *= v.
+    pub fn mul(isa, v: &'a [f32], out: &'a mut [f32]) {
+        update!(isa, out, v; isa.mul(out, v));
+    }
+}
+
+kernel! {
+    /// out = (x · a) · w: a normalised row times its weights.
+    pub fn scaled_product(isa, x: &'a [f32], a: f32, w: &'a [f32], out: &'a mut [f32]) {
+        let a = isa.splat(a);
+        update!(isa, out, x, w; {
+            let _ = out;
+            isa.mul(isa.mul(x, a), w)
+        });
+    }
+}
+
+kernel! {
+    /// The greatest element; −∞ if there is none. NaN elements may be passed over.
+    pub fn max(isa, x: &'a [f32]) -> f32 {
+        if x.len() < I::LANES {
+            return x.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+        }
+        let last = x.len() - I::LANES;
+        // SAFETY: last + LANES is the length.
+        let mut max = unsafe { isa.load(x.as_ptr().add(last)) };
+        for i in (0..last).step_by(I::LANES) {
+            // SAFETY: i < last.
+            max = isa.max(max, unsafe { isa.load(x.as_ptr().add(i)) });
+        }
+        let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
+        // SAFETY: LANES ≤ MAX_LANES.
+        unsafe { isa.store(lanes.as_mut_ptr(), max) };
+        lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+}
+
+kernel! {
+    /// x = exp(x − max); returns Σx. With the maximum of x: a softmax, short of the division.
+    pub fn exp_sum(isa, max: f32, x: &'a mut [f32]) -> f32 {
+        let n = x.len();
+        let x = x.as_mut_ptr();
+        let max = isa.splat(max);
+        let mut sum = isa.splat(0.0);
+        let mut i = 0;
+        while i + I::LANES <= n {
+            // SAFETY: i + LANES ≤ n.
+            unsafe {
+                let e = exp(isa, isa.sub(isa.load(x.add(i)), max));
+                isa.store(x.add(i), e);
+                sum = isa.add(sum, e);
+            }
+            i += I::LANES;
+        }
+        if i < n {
+            let rest = n - i;
+            // SAFETY: i + rest = n. Loaded again so that lanes past the end count as zero.
+            unsafe {
+                let e = exp(isa, isa.sub(isa.load_first(x.add(i), rest), max));
+                isa.store_first(x.add(i), e, rest);
+                sum = isa.add(sum, isa.load_first(x.add(i), rest));
+            }
+        }
+        isa.reduce_add(sum)
+    }
+}
+
+kernel! {
+    /// gate = silu(gate) · up, with silu(g) = g / (1 + exp(−g)).
+    pub fn silu_mul(isa, gate: &'a mut [f32], up: &'a [f32]) {
+        let (zero, one) = (isa.splat(0.0), isa.splat(1.0));
+        update!(isa, gate, up; {
+            let denominator = isa.add(one, exp(isa, isa.sub(zero, gate)));
+            isa.mul(isa.div(gate, denominator), up)
+        });
+    }
+}
+
+kernel! {
+    /// out *= sigmoid(gate), with sigmoid(g) = 1 / (1 + exp(−g)).
+    pub fn sigmoid_mul(isa, gate: &'a [f32], out: &'a mut [f32]) {
+        let (zero, one) = (isa.splat(0.0), isa.splat(1.0));
+        update!(isa, out, gate; isa.div(out, isa.add(one, exp(isa, isa.sub(zero, gate)))));
+    }
+}
+
+kernel! {
+    /// Rounds to f16, ties to even.
+    pub fn to_f16(isa, x: &'a [f32], out: &'a mut [f16]) {
+        let n = x.len();
+        assert_eq!(out.len(), n, "lengths agree");
+        let (x, out) = (x.as_ptr(), out.as_mut_ptr().cast::<u16>());
+        let mut i = 0;
+        while i + I::LANES <= n {
+            // SAFETY: i + LANES ≤ n; `f16` is a transparent wrapper of its bits.
+            unsafe { isa.store_f16(out.add(i), isa.load(x.add(i))) };
+            i += I::LANES;
+        }
+        if i < n {
+            let mut lanes = [0; MAX_LANES];
+            // SAFETY: i + (n − i) = n; LANES ≤ MAX_LANES.
+            unsafe {
+                isa.store_f16(lanes.as_mut_ptr(), isa.load_first(x.add(i), n - i));
+                out.add(i).copy_from_nonoverlapping(lanes.as_ptr(), n - i);
+            }
+        }
+    }
+}
+
+/// eˣ to about one unit in the last place, with subnormal results, zero, infinity and NaN where they
+/// belong.
+///
+/// x = n · ln 2 + r with |r| ≤ ln 2 / 2; the polynomial for eʳ and the split of ln 2 are those of Cephes' expf.
+#[inline(always)]
+fn exp<I: Isa>(isa: I, x: I::F) -> I::F {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    const P: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_58e-2, 0.166_666_66, 0.5];
+
+    // Beyond these the result is zero or infinite. Written so that NaN passes.
+    let x = isa.min(isa.splat(89.0), isa.max(isa.splat(-104.0), x));
+    let n = isa.round(isa.mul(x, isa.splat(std::f32::consts::LOG2_E)));
+    let n_f32 = isa.to_f32(n);
+    let r = isa.mul_add(n_f32, isa.splat(-LN2_HIGH), x);
+    let r = isa.mul_add(n_f32, isa.splat(-LN2_LOW), r);
+
+    let mut p = isa.splat(P[0]);
+    for &coefficient in &P[1..] {
+        p = isa.mul_add(p, r, isa.splat(coefficient));
+    }
+    let p = isa.add(isa.mul_add(isa.mul(p, r), r, r), isa.splat(1.0));
+
+    // 2ⁿ in two factors, as n may lie outside the range of exponents.
+    let bias = isa.splat_u(127);
+    let power = |n| isa.of_bits(isa.shl::<23>(isa.add_u(n, bias)));
+    let (low, high) = (isa.sar::<1>(n), isa.sar::<1>(isa.add_u(n, isa.splat_u(1))));
+    isa.mul(isa.mul(p, power(low)), power(high))
+}
