@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::activations::Q8Rows;
+use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
 use super::linear::{CpuContext, LinearJob, linear};
 use super::moe_experts::{MoeScratch, moe_experts};
@@ -101,18 +101,18 @@ impl CpuExecutable {
 
     /// Makes `self.q8` hold `x` as int8.
     fn quantize(&mut self, x: Value) {
-        if self.q8_of == Some(x) {
+        if self.q8_of == Some(x) || !x.width().is_multiple_of(BLOCK) {
             return;
         }
         let mut q8 = std::mem::take(&mut self.q8);
         let values = self.value(x);
         let rows = values.len() / x.width();
         q8.resize(rows, x.width());
-        let shared = q8.shared();
+        let writer = q8.writer();
         self.context.for_rows(rows, x.width(), &|row| {
             let values = &values[row * x.width()..(row + 1) * x.width()];
             // SAFETY: each row is quantised by one task.
-            unsafe { shared.quantize_part(self.context.simd, row, 0, values) };
+            unsafe { writer.write(self.context.simd, row, 0, values) };
         });
         self.q8 = q8;
         self.q8_of = Some(x);
