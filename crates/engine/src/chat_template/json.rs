@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python::float_repr;
+use super::python::{check_depth, float_repr};
 
 /// Options of `json.dumps` that templates may set.
 struct Style {
@@ -60,6 +60,7 @@ fn invalid(detail: String) -> Error {
 
 impl Style {
     fn value(&self, value: &Value, depth: usize, output: &mut String) -> Result<(), Error> {
+        check_depth(depth)?;
         match value.kind() {
             ValueKind::Seq | ValueKind::Iterable => {
                 let items = value.try_iter()?.map(|item| (None, item));

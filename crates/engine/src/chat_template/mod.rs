@@ -203,7 +203,11 @@ fn environment() -> Environment<'static> {
     environment.add_filter("tojson", json::tojson);
     environment.add_filter("trim", python::trim);
     environment.add_filter("title", python::title);
+    environment.add_filter("string", python::string);
+    environment.add_filter("int", python::int);
+    environment.add_filter("float", python::float);
     environment.add_test("sequence", python::is_sequence);
+    environment.add_test("iterable", python::is_iterable);
     environment.add_function("raise_exception", |message: &str| -> Result<String, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.to_owned()))
     });
@@ -216,21 +220,30 @@ fn prepare(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut output = String::with_capacity(source.len());
     let mut rest = source.as_str();
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at + 2);
+    while let Some(at) = rest.find('{') {
+        let (before, tag) = rest.split_at(at);
         output.push_str(before);
-        let word_at = tag.find(|c: char| !c.is_whitespace() && c != '-' && c != '+').unwrap_or(tag.len());
-        let (space, word) = tag.split_at(word_at);
-        output.push_str(space);
-        rest = word;
-        for (tag, replacement) in [("endgeneration", "endwith"), ("generation", "with")] {
-            if let Some(after) = word.strip_prefix(tag)
-                && after.trim_start().trim_start_matches(['-', '+']).starts_with("%}")
-            {
-                output.push_str(replacement);
-                rest = after;
-                break;
+        let end = match tag.as_bytes().get(1) {
+            Some(b'#') => tag.find("#}"),
+            Some(b'{') => tag.find("}}"),
+            Some(b'%') => tag.find("%}"),
+            _ => Some(0),
+        };
+        let (tag, after) = tag.split_at(end.map_or(tag.len(), |end| end + 1));
+        rest = after;
+        let word = tag.trim_start_matches(['{', '%', '-', '+']).trim_end_matches(['%', '-', '+']).trim();
+        match word {
+            "generation" if tag.starts_with("{%") => output.push_str(&tag.replacen("generation", "with", 1)),
+            "endgeneration" if tag.starts_with("{%") => {
+                output.push_str(&tag.replacen("endgeneration", "endwith", 1));
             }
+            "raw" if tag.starts_with("{%") => {
+                let (raw, after) = rest.split_at(rest.find("endraw").unwrap_or(rest.len()));
+                output.push_str(tag);
+                output.push_str(raw);
+                rest = after;
+            }
+            _ => output.push_str(tag),
         }
     }
     output.push_str(rest);

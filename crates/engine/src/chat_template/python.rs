@@ -1,7 +1,10 @@
 //! Python's meaning of string methods and of printed values, where minijinja's differs or is missing.
 
-use minijinja::value::{StringInput, ValueKind, from_args};
+use minijinja::value::{StringInput, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Output, State, Value};
+
+/// Nesting of values that is printed; Python's own limit is near 1000.
+const MAX_DEPTH: usize = 500;
 
 /// `str.isspace()` of one character: Unicode white space and the four ASCII separators.
 fn is_space(c: char) -> bool {
@@ -24,24 +27,162 @@ pub(super) fn float_repr(value: f64) -> String {
 }
 
 /// Prints a value as Python's `str()` does.
-pub(super) fn print(output: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
-    if value.kind() == ValueKind::Number && !value.is_integer() {
-        let number = f64::try_from(value.clone())?;
-        if number.is_finite() {
-            return output.write_str(&float_repr(number)).map_err(|_| Error::from(ErrorKind::WriteFailure));
+pub(super) fn print(output: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
+    let written = match value.as_str() {
+        Some(text) => output.write_str(text),
+        None => output.write_str(&string(value)?),
+    };
+    written.map_err(|_| Error::from(ErrorKind::WriteFailure))
+}
+
+/// The `string` filter: Python's `str()`.
+pub(super) fn string(value: &Value) -> Result<String, Error> {
+    match value.as_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => {
+            let mut output = String::new();
+            repr(value, 0, &mut output)?;
+            Ok(output)
         }
     }
-    minijinja::escape_formatter(output, state, value)
+}
+
+/// Refuses values that are nested deeper than the stack bears.
+pub(super) fn check_depth(depth: usize) -> Result<(), Error> {
+    match depth {
+        0..=MAX_DEPTH => Ok(()),
+        _ => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("a value is nested deeper than {MAX_DEPTH} levels"),
+        )),
+    }
+}
+
+/// Python's `repr()`, which is `str()` for whatever is no text.
+fn repr(value: &Value, depth: usize, output: &mut String) -> Result<(), Error> {
+    check_depth(depth)?;
+    let list = |items: &mut dyn Iterator<Item = Value>, output: &mut String| {
+        for (index, item) in items.enumerate() {
+            output.push_str(if index > 0 { ", " } else { "" });
+            repr(&item, depth + 1, output)?;
+        }
+        Ok::<(), Error>(())
+    };
+    match (value.kind(), value.try_iter()) {
+        (ValueKind::String, _) => repr_text(value.as_str().unwrap_or_default(), output),
+        (ValueKind::Number, _) if !value.is_integer() => match f64::try_from(value.clone()) {
+            Ok(number) if number.is_finite() => output.push_str(&float_repr(number)),
+            _ => output.push_str(&value.to_string().to_lowercase()),
+        },
+        (ValueKind::Seq, Ok(mut items)) if value.is_tuple() => {
+            output.push('(');
+            list(&mut items, output)?;
+            output.push_str(if value.len() == Some(1) { ",)" } else { ")" });
+        }
+        (ValueKind::Seq, Ok(mut items)) => {
+            output.push('[');
+            list(&mut items, output)?;
+            output.push(']');
+        }
+        (ValueKind::Map, Ok(keys)) => {
+            output.push('{');
+            for (index, key) in keys.enumerate() {
+                output.push_str(if index > 0 { ", " } else { "" });
+                repr(&key, depth + 1, output)?;
+                output.push_str(": ");
+                repr(&value.get_item(&key)?, depth + 1, output)?;
+            }
+            output.push('}');
+        }
+        _ => output.push_str(&value.to_string()),
+    }
+    Ok(())
+}
+
+/// `repr(str)`: in single quotes unless that means more escapes, unprintable characters by number.
+fn repr_text(text: &str, output: &mut String) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    output.push(quote);
+    for c in text.chars() {
+        match c {
+            '\n' => output.push_str("\\n"),
+            '\r' => output.push_str("\\r"),
+            '\t' => output.push_str("\\t"),
+            '\\' => output.push_str("\\\\"),
+            c if c == quote => output.extend(['\\', c]),
+            c if is_printable(c) => output.push(c),
+            c => output.push_str(&match u32::from(c) {
+                code @ 0..=0xFF => format!("\\x{code:02x}"),
+                code @ 0x100..=0xFFFF => format!("\\u{code:04x}"),
+                code => format!("\\U{code:08x}"),
+            }),
+        }
+    }
+    output.push(quote);
+}
+
+/// `str.isprintable()` of one character, but for characters that Unicode has not assigned.
+fn is_printable(c: char) -> bool {
+    let is_format = matches!(
+        u32::from(c),
+        0xAD | 0x600..=0x605 | 0x61C | 0x6DD | 0x70F | 0x180E | 0x200B..=0x200F | 0x202A..=0x202E | 0x2060..=0x206F
+            | 0xE000..=0xF8FF | 0xFEFF | 0xFFF9..=0xFFFB | 0xE0001 | 0xE0020..=0xE007F | 0xF0000..=0x10FFFF
+    );
+    c == ' ' || !(c.is_control() || c.is_whitespace() || is_format)
 }
 
 /// The `trim` filter: `str.strip()` of the printed value.
-pub(super) fn trim(value: &Value, chars: Option<&str>) -> String {
-    strip(&value.to_string(), chars, true, true).to_owned()
+pub(super) fn trim(value: &Value, chars: Option<&str>) -> Result<String, Error> {
+    Ok(strip(&string(value)?, chars, true, true).to_owned())
 }
 
 /// The `sequence` test: whatever has a length and items, so texts and mappings too.
 pub(super) fn is_sequence(value: &Value) -> bool {
     value.is_undefined() || matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+}
+
+/// The `iterable` test: texts and mappings too, but not none.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    is_sequence(value) || value.kind() == ValueKind::Iterable
+}
+
+/// The `int` filter: texts are read in `base`, and `default` stands for what is no number.
+pub(super) fn int(value: &Value, default: Option<Value>, base: Option<u32>) -> Value {
+    let default = default.unwrap_or_else(|| Value::from(0));
+    match value.kind() {
+        ValueKind::Bool => Value::from(i64::from(value.is_true())),
+        ValueKind::Number if value.is_integer() => value.clone(),
+        ValueKind::Number => match f64::try_from(value.clone()) {
+            Ok(number) if number.abs() < 9e18 => Value::from(number as i64),
+            _ => default,
+        },
+        ValueKind::String => {
+            let text = strip(value.as_str().unwrap_or_default(), None, true, true).replace('_', "");
+            let base = base.filter(|base| (2..=36).contains(base)).unwrap_or(10);
+            let digits = match base {
+                16 => text.strip_prefix("0x").unwrap_or(&text),
+                8 => text.strip_prefix("0o").unwrap_or(&text),
+                2 => text.strip_prefix("0b").unwrap_or(&text),
+                _ => &text,
+            };
+            match (i64::from_str_radix(digits, base), text.parse::<f64>()) {
+                (Ok(number), _) => Value::from(number),
+                (Err(_), Ok(number)) if number.abs() < 9e18 => Value::from(number as i64),
+                _ => default,
+            }
+        }
+        _ => default,
+    }
+}
+
+/// The `float` filter: `default` stands for what is no number.
+pub(super) fn float(value: &Value, default: Option<Value>) -> Value {
+    let number = match value.as_str() {
+        Some(text) => strip(text, None, true, true).parse().ok(),
+        None if value.kind() == ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
+        None => f64::try_from(value.clone()).ok(),
+    };
+    number.map(Value::from).or(default).unwrap_or_else(|| Value::from(0.0))
 }
 
 fn strip<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'a str {
@@ -100,7 +241,7 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
                 (None, "partition") => [text, "", ""],
                 (None, _) => ["", "", text],
             };
-            Value::from(parts.map(str::to_owned).to_vec())
+            Value::from(Tuple::from(parts.map(Value::from)))
         }
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;
