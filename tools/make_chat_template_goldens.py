@@ -3,7 +3,8 @@
 
     python tools/make_chat_template_goldens.py FOLDER
 
-FOLDER has the templates; it gets cases.json: for each case the input, and what transformers prints or that it refuses.
+FOLDER has the templates, and one_liners.txt with a template a line; it gets cases.json: for each case the input, and
+what transformers prints or how it refuses.
 """
 
 import argparse
@@ -148,9 +149,8 @@ class FixedDate(datetime.datetime):
         return datetime.datetime.fromtimestamp(NOW, datetime.UTC).replace(tzinfo=None)
 
 
-def render(folder: Path, case: dict) -> dict:
+def render(template: str, case: dict) -> dict:
     """`case` with what transformers makes of it."""
-    template = (folder / f"{case['template']}.jinja").read_text(encoding="utf-8")
     try:
         rendered, _ = chat_template_utils.render_jinja_template(
             conversations=[case["messages"]],
@@ -169,11 +169,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     chat_template_utils.datetime = FixedDate
-    cases = [render(folder, case) for case in CASES]
+    cases = [render((folder / f"{c['template']}.jinja").read_text(encoding="utf-8"), c) for c in CASES]
+    one_liners = (folder / "one_liners.txt").read_text(encoding="utf-8").splitlines()
+    cases += [render(source, case(None, PLAIN) | {"source": source}) for source in one_liners]
     golden = {"now": NOW, "special_tokens": TOKENS, "cases": cases}
-    (folder / "cases.json").write_text(json.dumps(golden, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    (folder / "cases.json").write_text(json.dumps(golden, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
     for refused in (case for case in cases if "error" in case):
-        print(f"{refused['template']} refuses: {refused['error']}")
+        print(f"{refused['template'] or refused['source']} refuses: {refused['error']}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 //!
 //! Templates are Jinja2 programs written for transformers; the reference for what they print is its
 //! `apply_chat_template`. minijinja runs them; what its language lacks or does otherwise than Python (`tojson`,
-//! `strip`, numbers in exponent form, the `generation` tag, …) is in the modules here. `strftime_now` gives UTC, not
-//! local time, because the standard library knows no time zones.
+//! `strip`, numbers in exponent form, the `generation` tag, …) is in the modules here.
+//!
+//! Known differences: `'%s' % value` is an error (`'%s'|format(value)` works); the `if` of a `for` is evaluated for all
+//! items before the first pass; a macro's default cannot refer to its other arguments, and macros have no `varargs` and
+//! `kwargs`; comparing none or something undefined by `<` is false, not an error; `strftime_now` gives UTC, not local
+//! time, because the standard library knows no time zones.
 
 mod json;
 mod python;
@@ -201,6 +205,11 @@ fn environment() -> Environment<'static> {
     environment.set_formatter(python::print);
     environment.set_unknown_method_callback(python::call_method);
     environment.add_filter("tojson", json::tojson);
+    environment.add_filter("length", python::length);
+    environment.add_filter("count", python::length);
+    environment.add_filter("first", python::first);
+    environment.add_filter("last", python::last);
+    environment.add_filter("list", python::list);
     environment.add_filter("trim", python::trim);
     environment.add_filter("title", python::title);
     environment.add_filter("string", python::string);
@@ -208,6 +217,7 @@ fn environment() -> Environment<'static> {
     environment.add_filter("float", python::float);
     environment.add_test("sequence", python::is_sequence);
     environment.add_test("iterable", python::is_iterable);
+    environment.add_test("callable", python::is_callable);
     environment.add_function("raise_exception", |message: &str| -> Result<String, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.to_owned()))
     });

@@ -1,6 +1,6 @@
 //! Python's meaning of string methods and of printed values, where minijinja's differs or is missing.
 
-use minijinja::value::{StringInput, Tuple, ValueKind, from_args};
+use minijinja::value::{Kwargs, StringInput, Tuple, ValueIter, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Output, State, Value};
 
 /// Nesting of values that is printed; Python's own limit is near 1000.
@@ -146,6 +146,43 @@ pub(super) fn is_iterable(value: &Value) -> bool {
     is_sequence(value) || value.kind() == ValueKind::Iterable
 }
 
+/// The `callable` test.
+pub(super) fn is_callable(value: &Value) -> bool {
+    value.kind() == ValueKind::Plain
+}
+
+/// The `length` filter, by which something undefined is empty.
+pub(super) fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() {
+        return Ok(0);
+    }
+    value
+        .len()
+        .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, format!("{} has no length", value.kind())))
+}
+
+/// The `first` filter, by which something undefined is empty.
+pub(super) fn first(value: &Value) -> Result<Value, Error> {
+    Ok(items_of(value)?.next().unwrap_or_default())
+}
+
+/// The `last` filter, by which something undefined is empty.
+pub(super) fn last(value: &Value) -> Result<Value, Error> {
+    Ok(items_of(value)?.last().unwrap_or_default())
+}
+
+/// The `list` filter.
+pub(super) fn list(value: &Value) -> Result<Vec<Value>, Error> {
+    Ok(items_of(value)?.collect())
+}
+
+fn items_of(value: &Value) -> Result<ValueIter, Error> {
+    match value.is_none() {
+        true => Err(Error::new(ErrorKind::InvalidOperation, "none is not iterable")),
+        false => value.try_iter(),
+    }
+}
+
 /// The `int` filter: texts are read in `base`, and `default` stands for what is no number.
 pub(super) fn int(value: &Value, default: Option<Value>, base: Option<u32>) -> Value {
     let default = default.unwrap_or_else(|| Value::from(0));
@@ -224,12 +261,17 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
             Value::from(strip(text, chars, method != "rstrip", method != "lstrip"))
         }
         "split" | "rsplit" => {
-            let (separator, limit): (Option<&str>, Option<i64>) = from_args(args)?;
+            let (separator, limit, named): (Option<&str>, Option<i64>, Kwargs) = from_args(args)?;
+            let separator = separator.or(named.get("sep")?);
+            let limit = limit.or(named.get("maxsplit")?);
+            named.assert_all_used()?;
             let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
             Value::from(split(text, separator, limit, method == "rsplit")?)
         }
         "splitlines" => {
-            let (keep_ends,): (Option<bool>,) = from_args(args)?;
+            let (keep_ends, named): (Option<bool>, Kwargs) = from_args(args)?;
+            let keep_ends = keep_ends.or(named.get("keepends")?);
+            named.assert_all_used()?;
             Value::from(split_lines(text, keep_ends.unwrap_or(false)))
         }
         "partition" | "rpartition" => {
@@ -251,11 +293,38 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
             let (suffix,): (&str,) = from_args(args)?;
             Value::from(text.strip_suffix(suffix).unwrap_or(text))
         }
-        "index" | "rindex" => {
-            let (part,): (&str,) = from_args(args)?;
-            let found = if method == "index" { text.find(part) } else { text.rfind(part) };
-            let at = found.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "substring not found"))?;
-            Value::from(text[..at].chars().count())
+        "find" | "rfind" | "index" | "rindex" => {
+            let (part, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
+            let (skipped, text) = section(text, start, end);
+            let found = if method.starts_with('r') { text.rfind(part) } else { text.find(part) };
+            match found.map(|at| skipped + text[..at].chars().count()) {
+                Some(at) => Value::from(at),
+                None if method.ends_with("find") => Value::from(-1),
+                None => return Err(Error::new(ErrorKind::InvalidOperation, "substring not found")),
+            }
+        }
+        "startswith" | "endswith" => {
+            let (parts, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
+            let (_, text) = section(text, start, end);
+            let matches = |part: &Value| match part.as_str() {
+                Some(part) if method == "startswith" => Ok(text.starts_with(part)),
+                Some(part) => Ok(text.ends_with(part)),
+                None => {
+                    let detail =
+                        format!("{method}: expected a text or a tuple of texts, got {}", part.kind());
+                    Err(Error::new(ErrorKind::InvalidOperation, detail))
+                }
+            };
+            let mut any = false;
+            match parts.is_tuple() {
+                true => {
+                    for part in parts.try_iter()? {
+                        any |= matches(&part)?;
+                    }
+                }
+                false => any = matches(parts)?,
+            }
+            Value::from(any)
         }
         "ljust" | "rjust" | "center" => {
             let (width, fill): (usize, Option<char>) = from_args(args)?;
@@ -315,6 +384,18 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
         }
         _ => return Ok(None),
     }))
+}
+
+/// The characters of `text` from `start` to `end`, which count from the end if negative, and how many are before.
+fn section(text: &str, start: Option<i64>, end: Option<i64>) -> (usize, &str) {
+    let count = text.chars().count();
+    let place = |at: i64| match usize::try_from(at) {
+        Ok(at) => at.min(count),
+        Err(_) => count.saturating_sub(usize::try_from(at.unsigned_abs()).unwrap_or(usize::MAX)),
+    };
+    let (start, end) = (start.map_or(0, place), end.map_or(count, place));
+    let byte = |at: usize| text.char_indices().nth(at).map_or(text.len(), |(byte, _)| byte);
+    (start, &text[byte(start)..byte(end.max(start))])
 }
 
 /// Characters missing to `width`, which a template must not make huge.
