@@ -171,11 +171,20 @@ def main() -> None:
     chat_template_utils.datetime = FixedDate
     cases = [render((folder / f"{c['template']}.jinja").read_text(encoding="utf-8"), c) for c in CASES]
     one_liners = (folder / "one_liners.txt").read_text(encoding="utf-8").splitlines()
-    cases += [render(source, case(None, PLAIN) | {"source": source}) for source in one_liners]
-    golden = {"now": NOW, "special_tokens": TOKENS, "cases": cases}
+    one_liners = [render(source, case(source, PLAIN)) for source in one_liners]
+    golden = {
+        "now": NOW,
+        "special_tokens": TOKENS,
+        "cases": cases,
+        "one_liners": {
+            "messages": PLAIN,
+            "rendered": {c["template"]: c["rendered"] for c in one_liners if "rendered" in c},
+            "refused": [c["template"] for c in one_liners if "error" in c],
+        },
+    }
     (folder / "cases.json").write_text(json.dumps(golden, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
-    for refused in (case for case in cases if "error" in case):
-        print(f"{refused['template'] or refused['source']} refuses: {refused['error']}")
+    for refused in (case for case in cases + one_liners if "error" in case):
+        print(f"{refused['template']} refuses: {refused['error']}")
 
 
 if __name__ == "__main__":

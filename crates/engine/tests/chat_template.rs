@@ -15,14 +15,13 @@ struct Golden {
     now: i64,
     special_tokens: BTreeMap<String, String>,
     cases: Vec<Case>,
+    one_liners: OneLiners,
 }
 
 #[derive(Deserialize)]
 struct Case {
     /// Name of a file in the folder.
-    template: Option<String>,
-    /// The template itself, without a file.
-    source: Option<String>,
+    template: String,
     messages: Value,
     tools: Option<Value>,
     add_generation_prompt: bool,
@@ -30,6 +29,16 @@ struct Case {
     rendered: Option<String>,
     /// How transformers refuses.
     error: Option<String>,
+}
+
+/// Templates of one line, all for the same messages.
+#[derive(Deserialize)]
+struct OneLiners {
+    messages: Value,
+    /// By template.
+    rendered: BTreeMap<String, String>,
+    /// Templates that fail.
+    refused: Vec<String>,
 }
 
 fn folder() -> PathBuf {
@@ -44,36 +53,25 @@ fn golden() -> Golden {
 #[test]
 fn texts_are_transformers() {
     let golden = golden();
-    assert!(golden.cases.len() > 300);
-    let mut wrong = 0;
+    assert!(golden.cases.len() > 60);
     for case in &golden.cases {
-        let name = case.template.as_ref().or(case.source.as_ref()).expect("either");
+        let name = &case.template;
         let path = folder().join(format!("{name}.jinja"));
-        let source = match &case.source {
-            Some(source) => source.clone(),
-            None => std::fs::read_to_string(&path).expect("template"),
-        };
-        let result = ChatTemplate::new(&path, &source).and_then(|template| {
-            template.with_special_tokens(&golden.special_tokens).render_at(
-                golden.now,
-                &case.messages,
-                case.tools.as_ref(),
-                case.add_generation_prompt,
-                &case.variables,
-            )
-        });
+        let source = std::fs::read_to_string(&path).expect("template");
+        let template = ChatTemplate::new(&path, &source).expect("compiles");
+        let result = template.with_special_tokens(&golden.special_tokens).render_at(
+            golden.now,
+            &case.messages,
+            case.tools.as_ref(),
+            case.add_generation_prompt,
+            &case.variables,
+        );
         match (&case.rendered, &case.error, result) {
             (Some(expected), None, Ok(rendered)) => {
                 for (line, (got, expected)) in rendered.split('\n').zip(expected.split('\n')).enumerate() {
-                    if got != expected {
-                        wrong += 1;
-                        println!("{name}:\n  line {line}\n  got      {got:?}\n  expected {expected:?}");
-                    }
+                    assert_eq!(got, expected, "{name}, line {line}");
                 }
-                if rendered.len() != expected.len() {
-                    wrong += 1;
-                    println!("{name}: {} bytes, expected {}", rendered.len(), expected.len());
-                }
+                assert_eq!(&rendered, expected, "{name}");
             }
             (None, Some(expected), Err(error)) => {
                 // transformers' message of a raised exception is the template's own.
@@ -86,7 +84,23 @@ fn texts_are_transformers() {
             }
         }
     }
-    assert_eq!(wrong, 0);
+}
+
+#[test]
+fn expressions_are_transformers() {
+    let golden = golden();
+    let OneLiners { messages, rendered, refused } = &golden.one_liners;
+    let render = |source: &str| {
+        let template = ChatTemplate::new("one line", source)?.with_special_tokens(&golden.special_tokens);
+        template.render_at(golden.now, messages, None, false, &Map::new())
+    };
+    assert!(rendered.len() > 200 && refused.len() > 20);
+    for (source, expected) in rendered {
+        assert_eq!(&render(source).expect(source), expected, "{source}");
+    }
+    for source in refused {
+        assert!(matches!(render(source), Err(Error::ChatTemplate { .. })), "{source}");
+    }
 }
 
 /// A folder with some files.
