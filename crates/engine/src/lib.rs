@@ -11,8 +11,10 @@ pub mod io;
 pub mod memory;
 pub mod models;
 pub mod sampler;
+pub mod session;
 pub mod tokenizer;
 
-pub use engine::{Engine, Options, Outputs, Session, Stats};
+pub use engine::{Engine, Options, Outputs, Stats};
 pub use error::{Error, Result};
 pub use generation::{Finish, Generated, TextModel};
+pub use session::Session;
