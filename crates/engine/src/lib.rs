@@ -12,6 +12,7 @@ pub mod memory;
 pub mod models;
 pub mod sampler;
 pub mod session;
+mod session_file;
 pub mod tokenizer;
 
 pub use engine::{Engine, Options, Outputs, Stats};

@@ -59,14 +59,17 @@ fn check(backend: &dyn Backend, tolerance: f32) {
     }
 }
 
+/// Transformers' own float32 is this far from its float64 on some fixtures (each golden says how far).
+const TOLERANCE: f32 = 3e-5;
+
 #[test]
 fn reference_agrees_with_transformers() {
-    check(&Reference, 1e-5);
+    check(&Reference, TOLERANCE);
 }
 
 #[test]
 fn every_instruction_set_agrees_with_transformers() {
     for level in SimdLevel::available() {
-        check(&CpuBackend::new(2, Some(level)).unwrap(), 1e-5);
+        check(&CpuBackend::new(2, Some(level)).unwrap(), TOLERANCE);
     }
 }

@@ -129,8 +129,8 @@ impl Model {
     fn read(&self, source: &Source) -> Result<Tensor> {
         let weight = &source.stored;
         let stored_rows = source.stored_rows();
-        let all = [0..stored_rows];
-        let ranges = if source.rows.is_empty() { &all[..] } else { &source.rows };
+        let all = 0..stored_rows;
+        let ranges = if source.rows.is_empty() { std::slice::from_ref(&all) } else { &source.rows };
         let rows: usize = ranges.iter().map(Range::len).sum();
         let mut planes = vec![];
         for plane in &weight.planes {
