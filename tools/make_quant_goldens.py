@@ -10,10 +10,10 @@ ggml.safetensors      `NAME.bytes` u8 and `NAME.values` f32 (one row): random an
                       `gguf.quants.dequantize`.
 affine.safetensors    `bB.gG.HALF.{weight,scales,biases}` as MLX stores them (as bytes) and `.values` f32:
                       random bits through `mlx.core.dequantize` with the scales widened to f32.
-quantize.safetensors  `input.KIND` f32, one row of weights of each kind; what the reference quantisers make of it:
-                      `q8_0.KIND`, `q4_0.KIND` u8 (gguf's); `affine.BITS.KIND.rms`, `q4_k.KIND.rms` and
-                      `q6_k.KIND.rms` f64: root mean square error of mlx.core.quantize (groups of 64) and of
-                      llama.cpp's quantisers, after dequantisation.
+quantize.safetensors  `input.KIND` f32, one row of weights of each kind, and what the reference quantisers make of
+                      it: `q8_0.KIND` and `q4_0.KIND` u8, llama.cpp's blocks; `q4_k.KIND.rms`, `q6_k.KIND.rms`
+                      and `affine.BITS.KIND.rms` f64, the root mean square error after dequantisation of
+                      llama.cpp's and of mlx.core.quantize's (groups of 64, bf16).
 """
 
 import ctypes
@@ -135,7 +135,7 @@ def write_quantize(rng):
             return np.array(np.sqrt(np.mean((back.ravel().astype(np.float64) - values) ** 2)))
 
         for dtype in (Type.Q8_0, Type.Q4_0):
-            tensors[f"{dtype.name.lower()}.{kind}"] = gguf.quants.quantize(values[None], dtype)[0]
+            tensors[f"{dtype.name.lower()}.{kind}"] = llama_quantize(values, dtype)[0]
         for dtype in (Type.Q4_K, Type.Q6_K):
             back = gguf.quants.dequantize(llama_quantize(values, dtype), dtype)
             tensors[f"{dtype.name.lower()}.{kind}.rms"] = rms(back)

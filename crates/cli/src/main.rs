@@ -1,5 +1,38 @@
-//! The `moeflux` command.
+//! The `moeflux` command: runs Mixture-of-Experts language models that are bigger than memory.
 
-fn main() -> anyhow::Result<()> {
-    Ok(())
+mod atomic_file;
+mod commands;
+mod engine_args;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Run Mixture-of-Experts language models bigger than memory
+#[derive(Debug, Parser)]
+#[command(version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(commands::run::RunArgs),
+    Logits(commands::logits::LogitsArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match &cli.command {
+        Command::Run(args) => commands::run::run(args),
+        Command::Logits(args) => commands::logits::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

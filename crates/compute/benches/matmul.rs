@@ -1,14 +1,17 @@
-//! Matrix products on weights that no cache holds: bytes of weights a second for one token, multiplications
-//! and additions a second for 64, beside the speed at which the same threads read memory.
+//! Speed of matrix products by encoding and SIMD level: bytes of weights a second for one token, multiplications and
+//! additions a second for 64, with int8 activations where the encoding takes them and with f32 activations. Weights
+//! are experts of Qwen3-30B-A3B's shape, more than any cache holds. One token cannot be faster than memory is read,
+//! which is printed first.
 //!
-//! `cargo bench -p moeflux-compute --bench matmul`; a filter such as `decode` or `q4_k` may follow `--`.
+//! `cargo bench -p moeflux-compute --bench matmul -- [--threads N] [NAME]`, NAME being part of an encoding's and level's
+//! name such as `Q4_K` or `"Q4_K avx2"`. The best of several runs is printed, so that what else the machine does
+//! matters less.
 #![allow(missing_docs)]
 
-use std::hint::black_box;
+use std::{hint::black_box, time::Instant};
 
-use divan::{Bencher, counter::BytesCount, counter::ItemsCount};
 use moeflux_compute::{
-    DType, Half, Tensor,
+    Bytes, DType, Half, Tensor,
     cpu::{
         activations::{Activations, Q8Rows},
         matmul::{accepts_q8, matmul},
@@ -22,127 +25,130 @@ use moeflux_compute::{
 mod random;
 use random::Random;
 
-/// Shape of an expert's gate and up projections in Qwen3-30B-A3B.
 const ROWS: usize = 768;
 const COLS: usize = 2048;
-/// Bytes of weights that a measurement goes through.
+/// Tokens of a batch.
+const BATCH: usize = 64;
+/// Bytes of weights, several times the size of a last-level cache.
 const TOTAL: usize = 256 << 20;
+/// Weights that are timed together: long against the clock, short against interruptions.
+const GROUP: usize = 8;
 
 const fn affine(bits: u8) -> DType {
     DType::Affine { bits, group: 64, scale: Half::BF16 }
 }
 
-const DTYPES: [DType; 11] = [
-    DType::Q4_0,
-    DType::Q5_0,
-    DType::Q8_0,
+const DTYPES: [DType; 17] = [
+    DType::Q2_K,
+    DType::Q3_K,
     DType::Q4_K,
     DType::Q5_K,
     DType::Q6_K,
+    DType::Q4_0,
+    DType::Q5_0,
+    DType::Q8_0,
+    affine(2),
+    affine(3),
     affine(4),
+    affine(5),
+    affine(6),
     affine(8),
     DType::F32,
     DType::F16,
     DType::BF16,
 ];
 
+/// Seconds of the fastest of `runs` calls, after one that does not count.
+fn best(runs: usize, mut work: impl FnMut()) -> f64 {
+    work();
+    let time = |_| {
+        let start = Instant::now();
+        work();
+        start.elapsed().as_secs_f64()
+    };
+    (0..runs).map(time).fold(f64::INFINITY, f64::min)
+}
+
 fn main() {
-    divan::main();
-}
-
-fn cases() -> Vec<(SimdLevel, DType, usize)> {
-    let levels = SimdLevel::available().into_iter().filter(|&level| level != SimdLevel::Portable).rev();
-    let cases = levels.flat_map(|level| DTYPES.map(|dtype| [1, 2].map(|threads| (level, dtype, threads))));
-    cases.flatten().collect()
-}
-
-/// Weights of as many experts as `bytes` hold, and at least one.
-fn experts(dtype: DType, bytes: usize) -> Vec<Tensor> {
-    let mut random = Random::new(1);
-    let size = dtype.matrix_bytes(ROWS, COLS).expect("whole blocks");
-    (0..(bytes / size).max(1)).map(|_| random.tensor(dtype, ROWS, COLS)).collect()
-}
-
-/// Multiplies each of `experts` with `n_tokens` tokens, quantised if that is how the engine does it.
-fn run(
-    bencher: Bencher<'_, '_>,
-    case: (SimdLevel, DType, usize),
-    bytes: usize,
-    n_tokens: usize,
-    exact: bool,
-) {
-    let (level, dtype, threads) = case;
-    let (simd, pool) = (Simd::new(level).expect("an available level"), ThreadPool::new(threads));
-    let experts = experts(dtype, bytes);
-    let x = Random::new(2).normal(n_tokens * COLS);
-    let mut q8 = Q8Rows::new();
-    q8.quantize_from(simd, &x, n_tokens, COLS);
-    let x = if accepts_q8(dtype, COLS) && !exact {
-        Activations::Q8(&q8)
-    } else {
-        Activations::F32 { rows: &x, cols: COLS }
-    };
-    let mut out = vec![0.0; n_tokens * ROWS];
-    let mut all = || {
-        for expert in &experts {
-            matmul(&pool, simd, expert.view(), x, &mut out).expect("shapes agree");
-            black_box(&mut out);
+    let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
+    let (mut threads, mut filter) =
+        (std::thread::available_parallelism().map_or(1, usize::from), String::new());
+    while let Some(arg) = args.next() {
+        if arg == "--threads" {
+            threads = args.next().and_then(|n| n.parse().ok()).expect("--threads takes a number");
+        } else {
+            filter = arg;
         }
-    };
-    if n_tokens == 1 {
-        let bytes: usize = experts.iter().map(Tensor::bytes).sum();
-        bencher.counter(BytesCount::new(bytes)).bench_local(&mut all);
-    } else {
-        bencher.counter(ItemsCount::new(2 * n_tokens * ROWS * COLS * experts.len())).bench_local(&mut all);
+    }
+    let pool = ThreadPool::new(threads);
+    println!("{threads} threads");
+    println!("empty parallel region: {:.2} µs", best(1000, || pool.run(threads, &|_| ())) * 1e6);
+    println!("memory reads: {:.1} GB/s\n", read_memory(&pool));
+    println!(
+        "| encoding | level | 1 token, GB/s | {BATCH} tokens, GFLOP/s | 1 token, f32 | {BATCH} tokens, f32 |"
+    );
+    println!("|---|---|---:|---:|---:|---:|");
+    for dtype in DTYPES {
+        for level in SimdLevel::available().into_iter().rev() {
+            if format!("{dtype} {level}").contains(&filter) {
+                print_row(&pool, level, dtype);
+            }
+        }
     }
 }
 
-/// How fast memory can be read: the bound of `decode`.
-#[divan::bench(args = [1, 2], sample_count = 20)]
-fn a_memory_read(bencher: Bencher<'_, '_>, threads: usize) {
-    let pool = ThreadPool::new(threads);
+/// Bytes a second, in 10⁹.
+fn read_memory(pool: &ThreadPool) -> f64 {
     let memory: Vec<u64> = (0..TOTAL as u64 / 8).collect();
     let parts: Vec<&[u64]> = memory.chunks(1 << 17).collect();
-    bencher.counter(BytesCount::new(TOTAL)).bench_local(|| {
-        pool.run(parts.len(), &|part| {
-            let mut sums = [0u64; 32];
-            for lines in parts[part].as_chunks::<32>().0 {
-                for (sum, word) in sums.iter_mut().zip(lines) {
-                    *sum ^= word;
+    let read = |part: &[u64]| {
+        let mut sums = [0u64; 32];
+        for words in part.as_chunks::<32>().0 {
+            sums.iter_mut().zip(words).for_each(|(sum, word)| *sum ^= word);
+        }
+        black_box(sums);
+    };
+    TOTAL as f64 / best(20, || pool.run(parts.len(), &|part| read(parts[part]))) / 1e9
+}
+
+fn print_row(pool: &ThreadPool, level: SimdLevel, dtype: DType) {
+    let simd = Simd::new(level).expect("an available level");
+    let size = dtype.matrix_bytes(ROWS, COLS).expect("whole blocks");
+    let first = Random::new(1).planes(dtype, ROWS, COLS);
+    let copy = |_| {
+        let planes = first.iter().map(|plane| Bytes::new(plane.clone())).collect();
+        Tensor::new(dtype, ROWS, COLS, planes).expect("planes of the right sizes")
+    };
+    let weights: Vec<Tensor> = (0..TOTAL / size).map(copy).collect();
+
+    let x = Random::new(2).normal(BATCH * COLS);
+    let (mut one, mut batch) = (Q8Rows::new(), Q8Rows::new());
+    one.quantize_from(simd, &x[..COLS], 1, COLS);
+    batch.quantize_from(simd, &x, BATCH, COLS);
+    let f32 = |n: usize| Activations::F32 { rows: &x[..n * COLS], cols: COLS };
+
+    let mut out = vec![0.0; BATCH * ROWS];
+    let mut seconds = |n: usize, x: Activations<'_>, passes: usize, groups: usize| {
+        let mut best = f64::INFINITY;
+        for _ in 0..passes {
+            for group in weights.chunks_exact(GROUP).take(groups) {
+                let start = Instant::now();
+                for w in group {
+                    matmul(pool, simd, w.view(), x, &mut out[..n * ROWS]).expect("shapes agree");
                 }
+                best = best.min(start.elapsed().as_secs_f64() / GROUP as f64);
             }
-            black_box(sums);
-        });
-    });
-}
-
-/// One token; the engine's fast mode.
-#[divan::bench(args = cases(), sample_count = 20)]
-fn decode(bencher: Bencher<'_, '_>, case: (SimdLevel, DType, usize)) {
-    run(bencher, case, TOTAL, 1, false);
-}
-
-/// One token, activations not rounded.
-#[divan::bench(args = cases(), sample_count = 5)]
-fn decode_exact(bencher: Bencher<'_, '_>, case: (SimdLevel, DType, usize)) {
-    run(bencher, case, TOTAL / 4, 1, true);
-}
-
-/// 64 tokens; items are multiplications and additions.
-#[divan::bench(args = cases(), sample_count = 5)]
-fn prefill(bencher: Bencher<'_, '_>, case: (SimdLevel, DType, usize)) {
-    run(bencher, case, TOTAL / 8, 64, false);
-}
-
-/// 64 tokens, activations not rounded.
-#[divan::bench(args = cases(), sample_count = 5)]
-fn prefill_exact(bencher: Bencher<'_, '_>, case: (SimdLevel, DType, usize)) {
-    run(bencher, case, TOTAL / 16, 64, true);
-}
-
-/// A region of empty tasks, one for each thread.
-#[divan::bench(args = [1, 2])]
-fn empty_region(bencher: Bencher<'_, '_>, threads: usize) {
-    let pool = ThreadPool::new(threads);
-    bencher.bench_local(|| pool.run(threads, &|task| _ = black_box(task)));
+        }
+        best
+    };
+    let read = |seconds: f64| format!("{:.1}", size as f64 / seconds / 1e9);
+    let flops = |seconds: f64| format!("{:.0}", (2 * BATCH * ROWS * COLS) as f64 / seconds / 1e9);
+    let (mut fast, mut fast_batch) = ("–".to_owned(), "–".to_owned());
+    if accepts_q8(dtype, COLS) {
+        fast = read(seconds(1, Activations::Q8(&one), 3, usize::MAX));
+        fast_batch = flops(seconds(BATCH, Activations::Q8(&batch), 1, 2));
+    }
+    let exact = read(seconds(1, f32(1), 1, usize::MAX));
+    let exact_batch = flops(seconds(BATCH, f32(BATCH), 1, 2));
+    println!("| {dtype} | {level} | {fast} | {fast_batch} | {exact} | {exact_batch} |");
 }

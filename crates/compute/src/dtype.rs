@@ -92,8 +92,14 @@ impl DType {
     /// Bytes of one row of `cols` columns in `plane`.
     ///
     /// # Errors
-    /// [`Error::RowLength`] if `cols` is not a whole number of blocks or the size overflows.
+    /// [`Error::RowLength`] if `cols` is not a whole number of blocks or the size overflows;
+    /// [`Error::Unsupported`] for affine widths or groups that do not exist.
     pub fn row_bytes(self, plane: usize, cols: usize) -> Result<usize> {
+        if let Self::Affine { bits, group, .. } = self
+            && !matches!((bits, group), (2..=6 | 8, 32 | 64 | 128))
+        {
+            return Err(Error::Unsupported { what: "this width or group size", dtype: self });
+        }
         let err = |reason| Error::RowLength { dtype: self, cols, reason };
         if !cols.is_multiple_of(self.block_len()) {
             return Err(err("not a whole number of blocks"));
@@ -104,7 +110,7 @@ impl DType {
     /// Bytes of a `rows` × `cols` matrix over all planes.
     ///
     /// # Errors
-    /// [`Error::RowLength`] as for [`DType::row_bytes`].
+    /// As for [`DType::row_bytes`].
     pub fn matrix_bytes(self, rows: usize, cols: usize) -> Result<usize> {
         (0..self.planes()).try_fold(0usize, |sum, plane| {
             let bytes = self.row_bytes(plane, cols)?.checked_mul(rows);

@@ -1,6 +1,7 @@
 //! The one error type of this crate.
 
 use crate::DType;
+use crate::graph::MatrixSpec;
 
 /// What can go wrong when describing tensors, building graphs or running them.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -42,6 +43,18 @@ pub enum Error {
         /// The encoding it was asked for.
         dtype: DType,
     },
+    /// A value that is not finite, or too large for the encoding it should be quantised to.
+    #[error("{dtype} cannot hold {value:e} (row {row}, column {col})")]
+    Unrepresentable {
+        /// The encoding asked for.
+        dtype: DType,
+        /// Row of the value.
+        row: usize,
+        /// Column of the value.
+        col: usize,
+        /// The value.
+        value: f32,
+    },
     /// Widths or shapes of two operands do not agree.
     #[error("{op}: {what}: expected {expected}, got {got}")]
     Shape {
@@ -53,6 +66,16 @@ pub enum Error {
         expected: usize,
         /// The size given.
         got: usize,
+    },
+    /// A weight given to a backend is not the one that the graph declares.
+    #[error("weight {name}: expected {expected:?}, got {got:?}")]
+    Weight {
+        /// Name of the weight in the model.
+        name: String,
+        /// What the graph declares.
+        expected: MatrixSpec,
+        /// What was given, if anything.
+        got: Option<MatrixSpec>,
     },
     /// An expert's weights could not be had; the text says why, with file and offset.
     #[error("expert {expert} of layer {layer}: {reason}")]

@@ -5,10 +5,14 @@
 // SIMD, FFI and shared scratch memory live here; the rest of the workspace denies `unsafe`.
 #![allow(unsafe_code)]
 
+pub mod backend;
 pub mod cpu;
 pub mod dtype;
 pub mod error;
+pub mod graph;
+pub mod plan;
 pub mod quant;
+pub mod reference;
 pub mod tensor;
 
 pub use dtype::{DType, Half};

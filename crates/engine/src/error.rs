@@ -16,6 +16,20 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A read came back short or failed: the file shrank, or its storage did.
+    #[error("{}: read of {wanted} bytes at offset {offset} failed after {got}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file the read began.
+        offset: u64,
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes that came before the failure.
+        got: u64,
+        /// The system's reason; `UnexpectedEof` for a file that ends early.
+        source: std::io::Error,
+    },
     /// A file does not have the structure that its format prescribes.
     #[error("{}: {what}: expected {expected}, got {got}", path.display())]
     Malformed {
@@ -86,9 +100,74 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// The memory budget does not hold even the smallest working set.
+    #[error("a memory budget of {} is too small for this model: it needs at least {} ({parts})", size(*budget), size(*minimum))]
+    Budget {
+        /// Bytes allowed.
+        budget: u64,
+        /// Bytes needed.
+        minimum: u64,
+        /// What they are needed for.
+        parts: String,
+    },
+    /// An option has a value that cannot be used.
+    #[error("option {option}: expected {expected}, got {got}")]
+    Option {
+        /// Name of the option.
+        option: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What was given.
+        got: String,
+    },
+    /// More tokens than the context holds.
+    #[error("{wanted} tokens do not fit the context of {context} tokens")]
+    ContextFull {
+        /// Positions that the sequence would have.
+        wanted: usize,
+        /// Positions that there are.
+        context: usize,
+    },
+    /// A token id beyond the vocabulary.
+    #[error("token id {token} at input position {position} is outside the vocabulary of {vocab_size}")]
+    Token {
+        /// The id.
+        token: u32,
+        /// Where in the input.
+        position: usize,
+        /// Number of ids.
+        vocab_size: usize,
+    },
+    /// The model computed something that is not a number.
+    #[error("the model's logits at position {position} are not finite: {reason}")]
+    NotFinite {
+        /// Position in the sequence.
+        position: usize,
+        /// The weight that is the cause, as far as can be told.
+        reason: String,
+    },
+    /// No token can be chosen from these logits.
+    #[error("logits: expected {expected}, got {got}")]
+    Logits {
+        /// What choosing a token needs.
+        expected: String,
+        /// What the model gave.
+        got: String,
+    },
     /// The compute layer refused.
     #[error(transparent)]
     Compute(#[from] moeflux_compute::Error),
+}
+
+/// `bytes` in the largest binary unit that leaves a whole part: `3.5 GiB`.
+pub fn size(bytes: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let power = (bytes.ilog2() / 10).min(units.len() as u32);
+    let value = bytes as f64 / 1024f64.powi(power as i32);
+    format!("{value:.prec$} {}", units[power as usize - 1], prec = if value < 100.0 { 1 } else { 0 })
 }
 
 /// Result of everything in this crate that can fail.

@@ -1,6 +1,18 @@
 //! Runs Mixture-of-Experts language models that are bigger than memory: the dense trunk stays resident,
 //! routed experts stream from disk through a bounded cache.
 
+pub mod chat_template;
+pub mod checkpoint;
+pub mod engine;
 pub mod error;
+pub mod experts;
+pub mod generation;
+pub mod io;
+pub mod memory;
+pub mod models;
+pub mod sampler;
+pub mod tokenizer;
 
+pub use engine::{Engine, Options, Outputs, Session, Stats};
 pub use error::{Error, Result};
+pub use generation::{Finish, Generated, TextModel};

@@ -1,7 +1,74 @@
-//! The CPU backend.
+//! The CPU backend: SIMD kernels chosen at run time, on a persistent thread pool.
 
 pub mod activations;
+mod attention;
+mod executable;
+mod linear;
 pub mod matmul;
+mod moe_experts;
 pub mod pool;
+mod rope;
+mod route;
+mod shared;
 pub mod simd;
 pub mod vector;
+
+use std::sync::Arc;
+
+use crate::backend::{Backend, CompileOptions, Executable};
+use crate::graph::{Graph, Op};
+use crate::plan::Plan;
+use crate::{Result, Tensor};
+use executable::CpuExecutable;
+use linear::CpuContext;
+use pool::ThreadPool;
+pub use simd::{Simd, SimdLevel};
+
+/// Runs graphs on the CPU.
+#[derive(Debug, Clone)]
+pub struct CpuBackend {
+    pool: Arc<ThreadPool>,
+    simd: Simd,
+}
+
+impl CpuBackend {
+    /// A backend of `threads` threads, limited to `level` or using the best that the machine has.
+    ///
+    /// # Errors
+    /// [`crate::Error::SimdLevel`] if the machine lacks the level.
+    pub fn new(threads: usize, level: Option<SimdLevel>) -> Result<Self> {
+        let simd = level.map_or_else(|| Ok(Simd::detect()), Simd::new)?;
+        let pool = ThreadPool::new(threads);
+        Ok(Self { pool: Arc::new(pool), simd })
+    }
+}
+
+impl Backend for CpuBackend {
+    fn describe(&self) -> String {
+        format!("cpu ({}, {} threads)", self.simd.level(), self.pool.threads())
+    }
+
+    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
+        let top_k =
+            graph.nodes().iter().map(|n| if let Op::Route { route, .. } = n.op { route.top_k } else { 0 });
+        let top_k = top_k.max().unwrap_or(0);
+        let moe =
+            graph.expert_sets().iter().map(|set| moe_experts::scratch_bytes(set, top_k, options.max_rows));
+        let logits = graph.vocab_size() * size_of::<f32>();
+        // One more widest row stands for the int8 copy of a value.
+        let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2;
+        (plan.row_bytes() + widest) * options.max_rows + moe.max().unwrap_or(0) + logits
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        plan: Plan,
+        weights: Vec<Tensor>,
+        options: CompileOptions,
+    ) -> Result<Box<dyn Executable>> {
+        let context =
+            CpuContext { pool: Arc::clone(&self.pool), simd: self.simd, activations: options.activations };
+        Ok(Box::new(CpuExecutable::new(context, graph.clone(), plan, weights, options)?))
+    }
+}

@@ -140,8 +140,8 @@ pub(crate) trait Kernel {
     /// What it computes.
     type Output;
 
-    /// Computes it. Must be `#[inline(always)]`, as must everything generic over [`Isa`] that it calls: the
-    /// instruction set is that of the function it ends up in.
+    /// Computes it. Must be `#[inline(always)]`, as must everything generic over [`Isa`] that it calls (so no
+    /// closures): the instruction set is that of the function it ends up in.
     fn run<I: Isa>(self, isa: I) -> Self::Output;
 }
 

@@ -5,7 +5,10 @@
 //! little-endian machines that is the same.) Scale and bias are f16 or bf16. scale · q is exact in f32, so a
 //! value is rounded once, in the addition. MLX itself rounds the result to the type of the scales.
 
-use super::half_le;
+use super::{
+    fit::{self, Line, Span},
+    half_le, half_to_le,
+};
 use crate::Half;
 
 /// The eight values in `bytes`.
@@ -34,4 +37,34 @@ pub(crate) fn dequantize_row<const BITS: usize>(
             }
         }
     }
+}
+
+/// Encodes groups of `group` values with `bits` bits as the three planes; the error is where the largest value of
+/// a group that does not fit lies.
+///
+/// Scale and bias are fitted freely ([`fit::line`]) and rounded; the integers are the nearest for what is stored.
+pub(super) fn quantize(values: &[f32], bits: usize, group: usize, half: Half) -> Result<Vec<Vec<u8>>, usize> {
+    let span = Span { min: 0.0, max: ((1u32 << bits) - 1) as f32 };
+    let groups = values.len() / group;
+    let mut packed = Vec::with_capacity(values.len() / 8 * bits);
+    let mut scales = Vec::with_capacity(2 * groups);
+    let mut biases = Vec::with_capacity(2 * groups);
+    let mut q = vec![0; group];
+    for (i, x) in values.chunks_exact(group).enumerate() {
+        let free = fit::line(x, span.max, f32::INFINITY);
+        let (scale, bias) = (half_to_le(half, free.scale), half_to_le(half, free.base));
+        let stored = Line { scale: half_le(half, scale), base: half_le(half, bias) };
+        // Not even the largest integer may overflow.
+        if !(stored.scale * span.max + stored.base).is_finite() {
+            return Err(i * group + super::largest(x));
+        }
+        stored.assign(x, span, &mut q);
+        scales.extend(scale);
+        biases.extend(bias);
+        for q in q.as_chunks::<8>().0 {
+            let word = q.iter().rev().fold(0u64, |word, &q| word << bits | u64::from(q));
+            packed.extend_from_slice(&word.to_le_bytes()[..bits]);
+        }
+    }
+    Ok(vec![packed, scales, biases])
 }

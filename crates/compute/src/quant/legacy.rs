@@ -3,6 +3,8 @@
 //! Layouts are those of ggml's `block_q4_0`, `block_q5_0` and `block_q8_0`. d has 11 significant bits and q at
 //! most 8, so every product is exact in f32.
 
+use half::f16;
+
 use super::f16_le;
 
 /// Columns of a block.
@@ -68,4 +70,46 @@ fn scaled(d: f32, q: &[i8; BLOCK], out: &mut [f32; BLOCK]) {
     for (o, &q) in out.iter_mut().zip(q) {
         *o = d * f32::from(q);
     }
+}
+
+/// Encodes `x` as Q4_0 with the integers that ggml's reference gives; false if it is too large for the format.
+///
+/// The first value of the largest magnitude becomes exactly −8.
+pub(super) fn quantize_q4_0(x: &[f32; BLOCK], out: &mut [u8; 18]) -> bool {
+    let peak = x.iter().fold(0.0f32, |peak, &x| if x.abs() > peak.abs() { x } else { peak });
+    let d = peak / -8.0;
+    let inverse = reciprocal(d);
+    let q = |x: f32| ((x * inverse + 8.5) as u8).min(15);
+    for (j, out) in out[2..].iter_mut().enumerate() {
+        *out = q(x[j]) | q(x[j + 16]) << 4;
+    }
+    store_scale(d, out)
+}
+
+/// Encodes `x` as Q8_0 with the integers that ggml's reference gives; false if it is too large for the format.
+///
+/// The largest magnitude becomes ±127; halves round away from zero.
+pub(super) fn quantize_q8_0(x: &[f32; BLOCK], out: &mut [u8; 34]) -> bool {
+    let d = x.iter().fold(0.0f32, |max, x| if x.abs() > max { x.abs() } else { max }) / 127.0;
+    let inverse = reciprocal(d);
+    for (out, x) in out[2..].iter_mut().zip(x) {
+        let v = x * inverse;
+        let whole = v as i32;
+        let rest = v - whole as f32;
+        *out = (whole + i32::from(rest >= 0.5) - i32::from(rest <= -0.5)) as u8;
+    }
+    store_scale(d, out)
+}
+
+/// 1 / d; 0 where that overflows, which is where d is 0 as f16 too.
+fn reciprocal(d: f32) -> f32 {
+    let inverse = 1.0 / d;
+    if inverse.is_finite() { inverse } else { 0.0 }
+}
+
+/// Writes `d` as the f16 a block begins with; false if it overflows.
+fn store_scale(d: f32, block: &mut [u8]) -> bool {
+    let d = f16::from_f32(d);
+    block[..2].copy_from_slice(&d.to_le_bytes());
+    d.is_finite()
 }

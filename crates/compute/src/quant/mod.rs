@@ -2,8 +2,12 @@
 //! bytes mean) and, where something writes it, its quantiser.
 
 pub(crate) mod affine;
+mod fit;
+mod k_encode;
 pub(crate) mod k_quants;
 pub(crate) mod legacy;
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use crate::{DType, Error, Half, Result, TensorView};
 
@@ -34,21 +38,9 @@ pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Re
     assert_eq!(out.len(), weight.cols(), "one value a column");
     let bytes = weight.row(0, row);
     match weight.dtype() {
-        DType::F32 => {
-            for (o, &b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *o = f32::from_le_bytes(b);
-            }
-        }
-        DType::F16 => {
-            for (o, &b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *o = half_le(Half::F16, b);
-            }
-        }
-        DType::BF16 => {
-            for (o, &b) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *o = half_le(Half::BF16, b);
-            }
-        }
+        DType::F32 => blocks(bytes, out, |&b, [o]| *o = f32::from_le_bytes(b)),
+        DType::F16 => halves(bytes, out),
+        DType::BF16 => blocks(bytes, out, |&b, [o]| *o = half_le(Half::BF16, b)),
         DType::Q4_0 => blocks(bytes, out, legacy::dequantize_q4_0),
         DType::Q5_0 => blocks(bytes, out, legacy::dequantize_q5_0),
         DType::Q8_0 => blocks(bytes, out, legacy::dequantize_q8_0),
@@ -73,6 +65,83 @@ pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Re
     Ok(())
 }
 
+/// Encodes `values` (rows of `cols`, one after the other) as `dtype`: the bytes of each plane.
+///
+/// Q4_0 and Q8_0 give what ggml's reference gives; Q4_K, Q6_K and affine search for the least squared error.
+///
+/// # Errors
+/// [`Error::RowLength`] if rows are no whole number of blocks, [`Error::Shape`] if `values` is no whole number of
+/// rows, [`Error::Unrepresentable`] for a value that is not finite or too large for the encoding,
+/// [`Error::Unsupported`] for an encoding that nothing here writes.
+pub fn quantize(dtype: DType, values: &[f32], cols: usize) -> Result<Vec<Vec<u8>>> {
+    let rows = values.len().checked_div(cols).unwrap_or(0);
+    if values.len() != rows * cols {
+        let expected = rows * cols;
+        return Err(Error::Shape { op: "quantize", what: "values", expected, got: values.len() });
+    }
+    dtype.row_bytes(0, cols)?;
+    let unrepresentable = |at: usize| {
+        let (row, col) = (at / cols, at % cols);
+        Error::Unrepresentable { dtype, row, col, value: values[at] }
+    };
+    if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+        return Err(unrepresentable(at));
+    }
+    let plane = match dtype {
+        DType::F32 => Ok(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        DType::F16 => encode(values, |[v], out| store_half(Half::F16, *v, out)),
+        DType::BF16 => encode(values, |[v], out| store_half(Half::BF16, *v, out)),
+        DType::Q4_0 => encode(values, legacy::quantize_q4_0),
+        DType::Q8_0 => encode(values, legacy::quantize_q8_0),
+        DType::Q4_K => encode(values, k_encode::quantize_q4_k),
+        DType::Q6_K => encode(values, k_encode::quantize_q6_k),
+        DType::Affine { bits, group, scale } => {
+            let planes = affine::quantize(values, bits.into(), group.into(), scale);
+            return planes.map_err(unrepresentable);
+        }
+        _ => return Err(Error::Unsupported { what: "quantisation", dtype }),
+    };
+    Ok(vec![plane.map_err(unrepresentable)?])
+}
+
+/// Runs `block`, which says whether the values fit, over every block of `COLS` values; the error is where the
+/// largest value of a block that does not fit lies.
+fn encode<const BYTES: usize, const COLS: usize>(
+    values: &[f32],
+    block: impl Fn(&[f32; COLS], &mut [u8; BYTES]) -> bool,
+) -> Result<Vec<u8>, usize> {
+    let mut bytes = vec![0; values.len() / COLS * BYTES];
+    for (i, (x, out)) in values.as_chunks().0.iter().zip(bytes.as_chunks_mut().0).enumerate() {
+        if !block(x, out) {
+            return Err(i * COLS + largest(x));
+        }
+    }
+    Ok(bytes)
+}
+
+/// Index of the first value of the largest magnitude.
+fn largest(x: &[f32]) -> usize {
+    (1..x.len()).fold(0, |best, i| if x[i].abs() > x[best].abs() { i } else { best })
+}
+
+/// Writes `v` as a 16-bit float; false if it overflows.
+fn store_half(kind: Half, v: f32, out: &mut [u8; 2]) -> bool {
+    *out = half_to_le(kind, v);
+    half_le(kind, *out).is_finite()
+}
+
+/// The values of a row of f16, converted in batches: whether the CPU can do it is then asked once a batch.
+fn halves(bytes: &[u8], out: &mut [f32]) {
+    const BATCH: usize = 64;
+    let mut values = [f16::ZERO; BATCH];
+    for (bytes, out) in bytes.chunks(2 * BATCH).zip(out.chunks_mut(BATCH)) {
+        for (v, &b) in values.iter_mut().zip(bytes.as_chunks().0) {
+            *v = f16::from_le_bytes(b);
+        }
+        values[..out.len()].convert_to_f32_slice(out);
+    }
+}
+
 /// Runs `block` over every block of `BYTES` bytes and `COLS` columns of a row.
 fn blocks<const BYTES: usize, const COLS: usize>(
     bytes: &[u8],
@@ -86,13 +155,21 @@ fn blocks<const BYTES: usize, const COLS: usize>(
 
 /// The f16 of these two little-endian bytes.
 pub(crate) fn f16_le(low: u8, high: u8) -> f32 {
-    half::f16::from_le_bytes([low, high]).to_f32()
+    f16::from_le_bytes([low, high]).to_f32()
 }
 
 /// The 16-bit float of these little-endian bytes.
 pub(crate) fn half_le(kind: Half, bytes: [u8; 2]) -> f32 {
     match kind {
-        Half::F16 => half::f16::from_le_bytes(bytes).to_f32(),
-        Half::BF16 => half::bf16::from_le_bytes(bytes).to_f32(),
+        Half::F16 => f16::from_le_bytes(bytes).to_f32(),
+        Half::BF16 => bf16::from_le_bytes(bytes).to_f32(),
+    }
+}
+
+/// The little-endian bytes of the nearest 16-bit float.
+pub(crate) fn half_to_le(kind: Half, v: f32) -> [u8; 2] {
+    match kind {
+        Half::F16 => f16::from_f32(v).to_le_bytes(),
+        Half::BF16 => bf16::from_f32(v).to_le_bytes(),
     }
 }

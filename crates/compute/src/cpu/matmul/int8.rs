@@ -236,9 +236,12 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
         let mut dots = [[isa.splat_u(0); 2]; SUBS];
         for group in 0..n / group_cols {
             let subs = F::subs(I::LANES, group);
-            // SAFETY: sub-blocks of these n columns; where there is no second one it repeats the first.
-            let x =
-                subs.map(|[low, high]| unsafe { isa.load_parts(x.add(BLOCK * low), x.add(BLOCK * high)) });
+            let mut x_group = [isa.splat_u(0); 2];
+            for v in 0..2 {
+                let [low, high] = subs[v];
+                // SAFETY: sub-blocks of these n columns; where there is no second one it repeats the first.
+                x_group[v] = unsafe { isa.load_parts(x.add(BLOCK * low), x.add(BLOCK * high)) };
+            }
             let mut quads = [[isa.splat_u(0); 4]; 2];
             for quad in 0..I::LANES / 4 {
                 let mut rows = [[isa.splat_u(0); 4]; 2];
@@ -247,7 +250,7 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
                     let codes =
                         unsafe { self.format.group(isa, first.add((4 * quad + i) * plane.stride()), group) };
                     for v in 0..2 {
-                        rows[v][i] = dot::<I, F>(isa, isa.splat_u(0), codes[v], x[v]);
+                        rows[v][i] = dot::<I, F>(isa, isa.splat_u(0), codes[v], x_group[v]);
                     }
                 }
                 for v in 0..2 {
@@ -291,6 +294,13 @@ fn dot<I: Isa, F: Format>(isa: I, acc: I::U, w: I::U, x: I::U) -> I::U {
     if F::WIDE { isa.dot_wide(acc, w, x) } else { isa.dot(acc, w, x) }
 }
 
+/// Σ (code − zero) · x from Σ code · x and Σ x.
+#[inline(always)]
+fn centred<I: Isa, F: Format>(isa: I, dots: I::U, sum: i32) -> I::F {
+    let zero = F::ZERO - if F::WIDE { I::WIDE_OFFSET.into() } else { 0 };
+    isa.to_f32(if zero == 0 { dots } else { isa.add_u(dots, isa.splat_u((-zero * sum) as u32)) })
+}
+
 /// Adds sub-block `sub` to `sums`, `dots` being the products of its codes: of all 32 columns, or, if the format has scales
 /// for 16, of the first and the last 16. Every product of these formats goes through here, in order of sub-blocks.
 #[inline(always)]
@@ -302,20 +312,18 @@ fn accumulate<I: Isa, F: Format, const N: usize>(
     x: [&Q8Block; N],
     sums: &mut [I::F; N],
 ) {
-    let zero = F::ZERO - if F::WIDE { I::WIDE_OFFSET.into() } else { 0 };
-    // Σ (code − zero) · x.
-    let centred = |dots: I::U, sum: i32| {
-        let dots = if zero == 0 { dots } else { isa.add_u(dots, isa.splat_u((-zero * sum) as u32)) };
-        isa.to_f32(dots)
-    };
     for t in 0..N {
         let x_scale = isa.splat(x[t].scale);
         sums[t] = if F::HALVES {
-            let first = isa.mul(centred(dots[0][t], x[t].sums[0]), tile.scale(isa, 2 * sub));
-            let both = isa.mul_add(centred(dots[1][t], x[t].sums[1]), tile.scale(isa, 2 * sub + 1), first);
+            let first = isa.mul(centred::<I, F>(isa, dots[0][t], x[t].sums[0]), tile.scale(isa, 2 * sub));
+            let both = isa.mul_add(
+                centred::<I, F>(isa, dots[1][t], x[t].sums[1]),
+                tile.scale(isa, 2 * sub + 1),
+                first,
+            );
             isa.mul_add(both, x_scale, sums[t])
         } else {
-            let dots = centred(dots[0][t], x[t].sums[0] + x[t].sums[1]);
+            let dots = centred::<I, F>(isa, dots[0][t], x[t].sums[0] + x[t].sums[1]);
             isa.mul_add(dots, isa.mul(tile.scale(isa, sub), x_scale), sums[t])
         };
         if F::BIAS {

@@ -54,6 +54,14 @@ unsafe fn load_four(p: *const u8, stride: usize, i: usize) -> __m512i {
     }
 }
 
+/// Quarters 0 + 1 and 2 + 3 of `a`, then of `b`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_quarters(a: __m512i, b: __m512i) -> __m512i {
+    let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+    _mm512_add_epi32(even, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
+}
+
 /// The first `n` < 16 lanes.
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
@@ -159,11 +167,7 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2] {
         proven!({
-            let halves = |a, b| {
-                let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
-                _mm512_add_epi32(even, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
-            };
-            let (ab, cd) = (halves(sums[0], sums[1]), halves(sums[2], sums[3]));
+            let (ab, cd) = (add_quarters(sums[0], sums[1]), add_quarters(sums[2], sums[3]));
             [_mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd)]
         })
     }

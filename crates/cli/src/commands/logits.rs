@@ -1,0 +1,42 @@
+//! `moeflux logits`: logits at every position of given tokens, for checking against other implementations.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use moeflux::Outputs;
+use safetensors::tensor::{Dtype, TensorView};
+
+use crate::atomic_file;
+use crate::engine_args::{Activations, EngineArgs};
+
+/// Write the logits at every position of given tokens.
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    /// A GGUF file or a safetensors folder
+    model: PathBuf,
+    /// Token ids, separated by commas
+    #[arg(long, value_delimiter = ',', required = true)]
+    tokens: Vec<u32>,
+    /// Where to write `logits`, f32 [tokens, vocab_size], as safetensors
+    #[arg(long, value_name = "FILE.safetensors")]
+    out: PathBuf,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+pub fn run(args: &LogitsArgs) -> Result<()> {
+    let mut engine_args = args.engine.clone();
+    engine_args.context.get_or_insert(args.tokens.len().max(1));
+    let mut engine = engine_args.open(&args.model, Activations::F32)?;
+    if args.tokens.is_empty() {
+        bail!("--tokens: expected at least one token id");
+    }
+    let mut session = engine.session();
+    let logits = engine.eval(&mut session, &args.tokens, Outputs::All)?;
+    let bytes: Vec<u8> = logits.iter().flat_map(|l| l.to_le_bytes()).collect();
+    let shape = vec![args.tokens.len(), engine.model().graph.vocab_size()];
+    let view = TensorView::new(Dtype::F32, shape, &bytes)?;
+    let file = safetensors::serialize([("logits", view)], None)?;
+    atomic_file::write(&args.out, &file).with_context(|| format!("cannot write {}", args.out.display()))
+}

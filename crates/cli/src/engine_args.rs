@@ -1,0 +1,163 @@
+//! Options that every command which runs a model shares.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use moeflux::{Engine, Options, TextModel};
+use moeflux_compute::backend::{ActivationMode, KvType};
+use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+
+/// Precision of activations in products with quantised weights.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Activations {
+    /// As the checkpoint's floats: slower, closest to the model.
+    F32,
+    /// Quantised to 8 bits per 32 values: the fast default.
+    Int8,
+}
+
+/// Precision of cached keys and values.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Kv {
+    /// 16-bit floats.
+    F16,
+    /// 32-bit floats.
+    F32,
+}
+
+/// How to run the model.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// Memory for everything: weights, context, scratch, experts (such as 6GiB) [default: what the system grants]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
+    pub memory: Option<u64>,
+    /// Number of expert slots, instead of as many as the memory holds
+    #[arg(long, value_name = "SLOTS", help_heading = "Engine")]
+    pub expert_cache: Option<usize>,
+    /// Threads that compute [default: one a core]
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    pub threads: Option<usize>,
+    /// Most tokens evaluated at once [default: 512, fewer if memory is short]
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    pub chunk: Option<usize>,
+    /// Positions of the context [default: the model's, at most 4096]
+    #[arg(long, value_name = "N", help_heading = "Engine")]
+    pub context: Option<usize>,
+    /// Precision of activations in products with quantised weights
+    #[arg(long, value_name = "MODE", help_heading = "Engine")]
+    pub activations: Option<Activations>,
+    /// Precision of cached keys and values [default: f16; f32 with --activations f32]
+    #[arg(long, value_name = "TYPE", help_heading = "Engine")]
+    pub kv: Option<Kv>,
+    /// Highest instruction set to use: portable, avx2, avx512 [default: the machine's best]
+    #[arg(long, value_name = "LEVEL", value_parser = parse_simd, help_heading = "Engine")]
+    pub simd: Option<SimdLevel>,
+    /// Expert reads under way at once
+    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Engine")]
+    pub read_threads: usize,
+}
+
+/// `6GiB`, `500MB`, `1.5G` (binary), or a number of bytes.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale: f64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kib" => 1024.0,
+        "m" | "mib" => 1024f64.powi(2),
+        "g" | "gib" => 1024f64.powi(3),
+        "t" | "tib" => 1024f64.powi(4),
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return Err(format!("unknown unit {unit:?}: expected KiB, MiB, GiB, TiB, KB, MB, GB or TB")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{text:?} is not a size such as 6GiB"))?;
+    let bytes = number * scale;
+    if !(1.0..9e18).contains(&bytes) {
+        return Err(format!("{text:?} is not a size that a machine could have"));
+    }
+    Ok(bytes as u64)
+}
+
+fn parse_simd(text: &str) -> Result<SimdLevel, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+impl EngineArgs {
+    /// The backend, and options with `default` precision if none was asked for.
+    fn resolve(&self, default: Activations) -> Result<(CpuBackend, Options)> {
+        let threads = match self.threads {
+            Some(0) => anyhow::bail!("--threads: expected a positive number, got 0"),
+            Some(n) => n,
+            None => std::thread::available_parallelism().map_or(1, usize::from),
+        };
+        let activations = match self.activations.unwrap_or(default) {
+            Activations::F32 => ActivationMode::F32,
+            Activations::Int8 => ActivationMode::Int8,
+        };
+        let kv_type = self.kv.map(|kv| match kv {
+            Kv::F16 => KvType::F16,
+            Kv::F32 => KvType::F32,
+        });
+        let options = Options {
+            memory: self.memory,
+            expert_cache: self.expert_cache,
+            chunk: self.chunk,
+            context: self.context,
+            activations,
+            kv_type,
+            read_threads: self.read_threads,
+        };
+        Ok((CpuBackend::new(threads, self.simd)?, options))
+    }
+
+    /// Opens a model without its tokenizer, with a progress bar where a person watches.
+    pub fn open(&self, model: &Path, default: Activations) -> Result<Engine> {
+        let (backend, options) = self.resolve(default)?;
+        let bar = loading_bar()?;
+        let engine = Engine::open(model, &backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        bar.finish_and_clear();
+        Ok(engine)
+    }
+
+    /// Opens a model with its tokenizer and chat template.
+    pub fn open_text(&self, model: &Path) -> Result<TextModel> {
+        let (backend, options) = self.resolve(Activations::Int8)?;
+        let bar = loading_bar()?;
+        let model = TextModel::open(model, &backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        bar.finish_and_clear();
+        Ok(model)
+    }
+}
+
+fn loading_bar() -> Result<ProgressBar> {
+    let template = "loading {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec}";
+    let style = ProgressStyle::with_template(template).context("progress template")?;
+    Ok(ProgressBar::no_length().with_style(style))
+}
+
+fn advance(bar: &ProgressBar, loaded: u64, total: u64) {
+    bar.set_length(total);
+    bar.set_position(loaded);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_size;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in
+            [("6GiB", 6 << 30), ("1.5G", 3 << 29), ("500MB", 500_000_000), ("17", 17), ("2 kib", 2048)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "x", "-1", "0", "6Gib/s", "1e3", "99999999TiB", "1.2.3"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+}

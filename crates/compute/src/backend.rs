@@ -1,0 +1,156 @@
+//! The interface between a recorded graph and whatever runs it.
+//!
+//! A [`Backend`] compiles a graph with its plan into an [`Executable`]; an executable owns the weights in the
+//! form it wants, scratch memory and the key-value pages, and runs batches. It gets routed experts from an
+//! [`ExpertSource`] while it runs, which is all it knows of streaming.
+
+use std::ops::Range;
+
+use crate::graph::{ExpertSetId, Graph};
+use crate::plan::Plan;
+use crate::{Result, Tensor, TensorView};
+
+/// Positions that one key-value page holds.
+pub const PAGE_TOKENS: usize = 64;
+
+/// Precision of matrix products whose weights are quantised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ActivationMode {
+    /// Activations are quantised to int8 per 32 columns where an integer kernel exists.
+    #[default]
+    Int8,
+    /// Activations stay f32.
+    F32,
+}
+
+/// Precision of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvType {
+    /// IEEE binary16.
+    #[default]
+    F16,
+    /// IEEE binary32.
+    F32,
+}
+
+impl KvType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+/// What a compiled graph is optimised for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CompileOptions {
+    /// Precision of matrix products.
+    pub activations: ActivationMode,
+    /// Precision of the key-value cache.
+    pub kv_type: KvType,
+    /// Most rows (tokens) a batch may have.
+    pub max_rows: usize,
+}
+
+/// Consecutive rows of a batch that belong to one sequence.
+#[derive(Debug, Clone)]
+pub struct Span<'a> {
+    /// Rows of the batch.
+    pub rows: Range<usize>,
+    /// Position of the first row in its sequence; earlier positions are in the pages.
+    pub start: usize,
+    /// Page numbers of the sequence, covering all positions up to this batch's last.
+    pub pages: &'a [u32],
+}
+
+/// Tokens to run, of any number of sequences.
+#[derive(Debug, Clone, Default)]
+pub struct Batch<'a> {
+    /// Token ids, one a row.
+    pub tokens: &'a [u32],
+    /// Which rows belong to which sequence; together they cover all rows in order.
+    pub spans: &'a [Span<'a>],
+    /// Rows whose logits are wanted, ascending.
+    pub outputs: &'a [u32],
+}
+
+/// One expert's weights, in host memory, for as long as a visit lasts.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertView<'a> {
+    /// Id within the layer.
+    pub id: u32,
+    /// (moe_intermediate_size, hidden_size).
+    pub gate: TensorView<'a>,
+    /// (moe_intermediate_size, hidden_size).
+    pub up: TensorView<'a>,
+    /// (hidden_size, moe_intermediate_size).
+    pub down: TensorView<'a>,
+}
+
+/// Hands over routed experts.
+///
+/// Contract: `visit` calls `visitor` until each expert of `experts` has been handed over exactly once, in groups
+/// and in an order of its choosing (those at hand first, the others as they arrive). The caller's result must
+/// not depend on that order.
+pub trait ExpertSource {
+    /// Says which experts will be visited next, so that reads can start early.
+    ///
+    /// # Errors
+    /// If reads cannot be started.
+    fn announce(&mut self, set: ExpertSetId, experts: &[u32]) -> Result<()>;
+
+    /// Hands over `experts` (distinct, ascending ids).
+    ///
+    /// # Errors
+    /// [`crate::Error::Expert`] if an expert cannot be had; some may have been handed over by then.
+    fn visit(
+        &mut self,
+        set: ExpertSetId,
+        experts: &[u32],
+        visitor: &mut dyn FnMut(&[ExpertView<'_>]),
+    ) -> Result<()>;
+}
+
+/// Something that runs graphs.
+pub trait Backend {
+    /// Name and hardware, for people: `cpu (avx512, 2 threads)`.
+    fn describe(&self) -> String;
+
+    /// Bytes that a compiled graph takes besides its weights and key-value pages.
+    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize;
+
+    /// Makes `graph` ready to run with `weights`, one tensor for each of [`Graph::weights`].
+    ///
+    /// # Errors
+    /// If a weight is not the declared one or an operation is not supported.
+    fn compile(
+        &self,
+        graph: &Graph,
+        plan: Plan,
+        weights: Vec<Tensor>,
+        options: CompileOptions,
+    ) -> Result<Box<dyn Executable>>;
+}
+
+/// A compiled graph with its state.
+pub trait Executable: Send {
+    /// Runs `batch` and writes logits (outputs, vocab_size) to `logits`, replacing what was there.
+    ///
+    /// On an error the pages of the batch's new positions have unspecified content; earlier positions are intact.
+    ///
+    /// # Errors
+    /// If an expert cannot be had.
+    fn run(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, logits: &mut Vec<f32>)
+    -> Result<()>;
+
+    /// Makes pages `0..pages` usable; never shrinks.
+    fn reserve_pages(&mut self, pages: usize);
+}
+
+/// Bytes of one page over all attention layers of `graph`.
+pub fn page_bytes(graph: &Graph, kv_type: KvType) -> usize {
+    let elements: usize = graph.caches().iter().map(|c| 2 * c.kv_heads * c.head_dim * PAGE_TOKENS).sum();
+    elements * kv_type.bytes()
+}

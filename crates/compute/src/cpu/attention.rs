@@ -1,0 +1,199 @@
+//! Causal grouped-query attention over paged keys and values.
+//!
+//! A task is a block of rows and one key-value head, so that a page is converted to f32 once for all query heads
+//! and rows that read it. Softmax is computed online, page by page (Milakov & Gimelshein 2018; FlashAttention,
+//! Dao et al. 2022). A row visits its pages in order whatever else is in the batch, so its result does not depend
+//! on the batch.
+
+use std::ops::Range;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::pool::ThreadPool;
+use super::shared::SharedMut;
+use super::simd::Simd;
+use super::vector;
+use crate::backend::{KvType, PAGE_TOKENS, Span};
+use crate::graph::Attention;
+
+/// Rows that share a converted page.
+const ROW_BLOCK: usize = 16;
+
+/// Pages of one layer: keys and values, (kv_heads, PAGE_TOKENS, head_dim) each.
+#[derive(Debug)]
+pub(crate) struct KvCache {
+    shape: Attention,
+    pages: Pages,
+}
+
+#[derive(Debug)]
+enum Pages {
+    F16(Vec<[Box<[f16]>; 2]>),
+    F32(Vec<[Box<[f32]>; 2]>),
+}
+
+impl KvCache {
+    pub(crate) fn new(shape: Attention, kv_type: KvType) -> Self {
+        let pages = match kv_type {
+            KvType::F16 => Pages::F16(vec![]),
+            KvType::F32 => Pages::F32(vec![]),
+        };
+        Self { shape, pages }
+    }
+
+    pub(crate) fn reserve(&mut self, count: usize) {
+        let elements = self.shape.kv_heads * PAGE_TOKENS * self.shape.head_dim;
+        match &mut self.pages {
+            Pages::F16(pages) => {
+                let page = || [0, 1].map(|_| vec![f16::ZERO; elements].into_boxed_slice());
+                pages.resize_with(count.max(pages.len()), page);
+            }
+            Pages::F32(pages) => {
+                let page = || [0, 1].map(|_| vec![0.0; elements].into_boxed_slice());
+                pages.resize_with(count.max(pages.len()), page);
+            }
+        }
+    }
+
+    /// Stores row `row` of k and v (rows, kv_heads · head_dim) at `position` of a sequence.
+    fn append(&mut self, page: usize, offset: usize, k: &[f32], v: &[f32]) {
+        let dim = self.shape.head_dim;
+        for head in 0..self.shape.kv_heads {
+            let from = head * dim..(head + 1) * dim;
+            let at = (head * PAGE_TOKENS + offset) * dim;
+            match &mut self.pages {
+                Pages::F16(pages) => {
+                    let [keys, values] = &mut pages[page];
+                    keys[at..at + dim].convert_from_f32_slice(&k[from.clone()]);
+                    values[at..at + dim].convert_from_f32_slice(&v[from]);
+                }
+                Pages::F32(pages) => {
+                    let [keys, values] = &mut pages[page];
+                    keys[at..at + dim].copy_from_slice(&k[from.clone()]);
+                    values[at..at + dim].copy_from_slice(&v[from]);
+                }
+            }
+        }
+    }
+
+    /// The first `count` keys (0) or values (1) of a page for one head, as f32; `scratch` holds them if need be.
+    fn page<'a>(
+        &'a self,
+        page: usize,
+        kind: usize,
+        head: usize,
+        count: usize,
+        scratch: &'a mut [f32],
+    ) -> &'a [f32] {
+        let dim = self.shape.head_dim;
+        let at = head * PAGE_TOKENS * dim..(head * PAGE_TOKENS + count) * dim;
+        match &self.pages {
+            Pages::F32(pages) => &pages[page][kind][at],
+            Pages::F16(pages) => {
+                let out = &mut scratch[..count * dim];
+                pages[page][kind][at].convert_to_f32_slice(out);
+                out
+            }
+        }
+    }
+
+    /// Appends k and v of the batch, then attends: q (rows, heads · head_dim) → out, the same shape.
+    pub(crate) fn attend(
+        &mut self,
+        pool: &ThreadPool,
+        simd: Simd,
+        [q, k, v]: [&[f32]; 3],
+        spans: &[Span<'_>],
+        out: &mut [f32],
+    ) {
+        let kv_width = self.shape.kv_heads * self.shape.head_dim;
+        for span in spans {
+            for (i, row) in span.rows.clone().enumerate() {
+                let (position, at) = (span.start + i, row * kv_width..(row + 1) * kv_width);
+                let page = span.pages[position / PAGE_TOKENS] as usize;
+                self.append(page, position % PAGE_TOKENS, &k[at.clone()], &v[at]);
+            }
+        }
+        let blocks: Vec<(&Span<'_>, Range<usize>)> = spans
+            .iter()
+            .flat_map(|span| {
+                let starts = span.rows.clone().step_by(ROW_BLOCK);
+                starts.map(move |row| (span, row..(row + ROW_BLOCK).min(span.rows.end)))
+            })
+            .collect();
+        let (kv_heads, out) = (self.shape.kv_heads, SharedMut::new(out));
+        pool.run(blocks.len() * kv_heads, &|task| {
+            let (span, rows) = &blocks[task / kv_heads];
+            self.block(simd, q, span, rows.clone(), task % kv_heads, &out);
+        });
+    }
+
+    /// All query heads of one key-value head, for a block of rows of one sequence.
+    fn block(
+        &self,
+        simd: Simd,
+        q: &[f32],
+        span: &Span<'_>,
+        rows: Range<usize>,
+        kv_head: usize,
+        out: &SharedMut<'_, f32>,
+    ) {
+        let Attention { heads, kv_heads, head_dim: dim, scale, .. } = self.shape;
+        let group = heads / kv_heads;
+        let visible =
+            |row: usize| crate::reference::visible(&self.shape, span.start + (row - span.rows.start));
+        let mut states = vec![(f32::NEG_INFINITY, 0.0f32); rows.len() * group];
+        let mut sums = vec![0.0f32; rows.len() * group * dim];
+        let (mut keys, mut values) = (vec![0.0; PAGE_TOKENS * dim], vec![0.0; PAGE_TOKENS * dim]);
+        let mut scores = [0.0f32; PAGE_TOKENS];
+        let (first, last) = (visible(rows.start).start, visible(rows.end - 1).end);
+        for page in first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS) {
+            let start = page * PAGE_TOKENS;
+            let count = (last - start).min(PAGE_TOKENS);
+            let number = span.pages[page] as usize;
+            let keys = self.page(number, 0, kv_head, count, &mut keys);
+            let values = self.page(number, 1, kv_head, count, &mut values);
+            for (r, row) in rows.clone().enumerate() {
+                let seen = visible(row);
+                let seen = seen.start.max(start)..seen.end.min(start + count);
+                if seen.is_empty() {
+                    continue;
+                }
+                for h in 0..group {
+                    let at = row * heads * dim + (kv_head * group + h) * dim;
+                    let (query, n) = (&q[at..at + dim], seen.len());
+                    let scores = &mut scores[..n];
+                    for (score, key) in scores.iter_mut().zip(seen.clone()) {
+                        let key = (key - start) * dim;
+                        *score = vector::dot_f32(simd, query, &keys[key..key + dim]) * scale;
+                    }
+                    let (max, total) = &mut states[r * group + h];
+                    let sum = &mut sums[(r * group + h) * dim..][..dim];
+                    let new_max = scores.iter().fold(*max, |m, s| m.max(*s));
+                    if new_max > *max {
+                        let shrink = (*max - new_max).exp();
+                        vector::scale(simd, shrink, sum);
+                        (*max, *total) = (new_max, *total * shrink);
+                    }
+                    *total += vector::exp_sum(simd, new_max, scores);
+                    for (p, value) in scores.iter().zip(seen.clone()) {
+                        let value = (value - start) * dim;
+                        vector::axpy_f32(simd, *p, &values[value..value + dim], sum);
+                    }
+                }
+            }
+        }
+        for (r, row) in rows.enumerate() {
+            for h in 0..group {
+                let at = row * heads * dim + (kv_head * group + h) * dim;
+                // SAFETY: a task writes only the heads of its rows and key-value head.
+                let out = unsafe { out.part(at..at + dim) };
+                let total = states[r * group + h].1;
+                for (o, s) in out.iter_mut().zip(&sums[(r * group + h) * dim..][..dim]) {
+                    *o = s / total;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! [`CpuExecutable`]: runs a planned graph node by node on the thread pool.
+
+use std::ops::Range;
+
+use super::activations::{BLOCK, Q8Rows};
+use super::attention::KvCache;
+use super::linear::{CpuContext, LinearJob, linear};
+use super::moe_experts::{MoeScratch, moe_experts};
+use super::rope::Angles;
+use super::route::Choice;
+use super::shared::SharedMut;
+use super::vector;
+use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource};
+use crate::graph::{ExpertSetId, Graph, Op, Output, Value, WeightId};
+use crate::plan::Plan;
+use crate::quant::{dequantize, dequantize_row};
+use crate::{DType, Result, Tensor};
+
+/// A graph ready to run on the CPU.
+pub(crate) struct CpuExecutable {
+    context: CpuContext,
+    graph: Graph,
+    plan: Plan,
+    weights: Vec<Tensor>,
+    /// Values of f32 vectors, which enter elementwise operations; empty for matrices.
+    vectors: Vec<Vec<f32>>,
+    /// Nodes that run in one parallel region: linear layers on the same input, else one node.
+    steps: Vec<Range<usize>>,
+    /// Experts that a routing chooses from.
+    set_of: Vec<Option<ExpertSetId>>,
+    buffers: Vec<Vec<f32>>,
+    choices: Vec<Choice>,
+    caches: Vec<KvCache>,
+    angles: Vec<Angles>,
+    /// A value as int8, and which it is.
+    q8: Q8Rows,
+    q8_of: Option<Value>,
+    moe: MoeScratch,
+}
+
+impl CpuExecutable {
+    pub(crate) fn new(
+        context: CpuContext,
+        graph: Graph,
+        plan: Plan,
+        weights: Vec<Tensor>,
+        options: CompileOptions,
+    ) -> Result<Self> {
+        graph.check_weights(&weights)?;
+        let vector = |w: &Tensor| match (w.dtype(), w.rows()) {
+            (DType::F32, 1) => dequantize(w.view()),
+            _ => Ok(vec![]),
+        };
+        let vectors = weights.iter().map(vector).collect::<Result<_>>()?;
+        let mut set_of = vec![None; graph.routings];
+        for node in &graph.nodes {
+            if let Op::MoeExperts { routing, experts, .. } = node.op {
+                set_of[routing.index] = Some(experts);
+            }
+        }
+        let caches = graph.caches.iter().map(|shape| KvCache::new(*shape, options.kv_type)).collect();
+        Ok(Self {
+            steps: steps(&graph),
+            buffers: vec![vec![]; plan.buffer_widths.len()],
+            choices: vec![Choice::default(); graph.routings],
+            angles: graph.ropes.iter().map(|_| Angles::default()).collect(),
+            context,
+            vectors,
+            set_of,
+            caches,
+            graph,
+            plan,
+            weights,
+            q8: Q8Rows::default(),
+            q8_of: None,
+            moe: MoeScratch::default(),
+        })
+    }
+
+    fn buffer(&self, value: Value) -> usize {
+        self.plan.buffer_of[value.index].expect("only the logits have no buffer, and nothing reads them")
+    }
+
+    /// A value's content.
+    fn value(&self, value: Value) -> &[f32] {
+        &self.buffers[self.buffer(value)]
+    }
+
+    /// Takes the buffer that a value will be written to, resized for `rows` rows.
+    fn take(&mut self, value: Value, rows: usize) -> Vec<f32> {
+        let index = self.buffer(value);
+        let mut buffer = std::mem::take(&mut self.buffers[index]);
+        buffer.resize(rows * value.width(), 0.0);
+        buffer
+    }
+
+    fn put(&mut self, value: Value, buffer: Vec<f32>) {
+        let index = self.buffer(value);
+        self.buffers[index] = buffer;
+    }
+
+    /// Makes `self.q8` hold `x` as int8.
+    fn quantize(&mut self, x: Value) {
+        if self.q8_of == Some(x) || !x.width().is_multiple_of(BLOCK) {
+            return;
+        }
+        let mut q8 = std::mem::take(&mut self.q8);
+        let values = self.value(x);
+        let rows = values.len() / x.width();
+        q8.resize(rows, x.width());
+        let writer = q8.writer();
+        self.context.for_rows(rows, x.width(), &|row| {
+            let values = &values[row * x.width()..(row + 1) * x.width()];
+            // SAFETY: each row is quantised by one task.
+            unsafe { writer.write(self.context.simd, row, 0, values) };
+        });
+        self.q8 = q8;
+        self.q8_of = Some(x);
+    }
+
+    /// Computes `out` row by row: `work(row, out_row)`.
+    fn map_rows(&mut self, out: Value, rows: usize, work: impl Fn(&Self, usize, &mut [f32]) + Sync) {
+        let mut buffer = self.take(out, rows);
+        let shared = SharedMut::new(&mut buffer);
+        self.context.for_rows(rows, out.width(), &|row| {
+            // SAFETY: each row is one task's.
+            work(self, row, unsafe { shared.part(row * out.width()..(row + 1) * out.width()) });
+        });
+        self.put(out, buffer);
+    }
+
+    /// Runs linear layers `nodes` on their common input; the logits' go to `logits`.
+    fn linears(&mut self, nodes: Range<usize>, logits: &mut Vec<f32>) {
+        let mut layers: Vec<(Value, WeightId, Option<WeightId>, bool)> = vec![];
+        let mut input = None;
+        for node in &self.graph.nodes[nodes] {
+            let (Op::Linear { x, weight, bias, precision }, Output::Value(out)) = (&node.op, node.out) else {
+                unreachable!("a step of linear layers")
+            };
+            let q8 = self.context.takes_q8(*precision, self.weights[weight.0].dtype(), x.width());
+            layers.push((out, *weight, *bias, q8));
+            input = Some(*x);
+        }
+        let x = input.expect("a step is not empty");
+        if layers.iter().any(|l| l.3) {
+            self.quantize(x);
+        }
+        let rows = self.value(x).len() / x.width();
+        let mut outs: Vec<Vec<f32>> = vec![];
+        for (out, ..) in &layers {
+            outs.push(if *out == self.graph.logits {
+                let mut buffer = std::mem::take(logits);
+                buffer.resize(rows * out.width(), 0.0);
+                buffer
+            } else {
+                self.take(*out, rows)
+            });
+        }
+        let jobs: Vec<LinearJob<'_>> = layers
+            .iter()
+            .zip(&mut outs)
+            .map(|((_, weight, bias, q8), out)| LinearJob {
+                weight: &self.weights[weight.0],
+                bias: bias.map(|b| &self.vectors[b.0][..]),
+                q8: *q8,
+                out: SharedMut::new(out),
+            })
+            .collect();
+        linear(&self.context, &jobs, self.value(x), &self.q8, rows);
+        drop(jobs);
+        for ((out, ..), buffer) in layers.iter().zip(outs) {
+            if *out == self.graph.logits {
+                *logits = buffer;
+            } else {
+                self.put(*out, buffer);
+            }
+        }
+    }
+
+    fn node(&mut self, index: usize, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
+        let (op, out) = (self.graph.nodes[index].op.clone(), self.graph.nodes[index].out);
+        let simd = self.context.simd;
+        let rows = batch.tokens.len();
+        if let (Op::Route { logits, route }, Output::Routing(routing)) = (&op, out) {
+            let mut choice = std::mem::take(&mut self.choices[routing.index]);
+            choice.route(self.value(*logits), route);
+            let announced = self.set_of[routing.index].map(|set| experts.announce(set, &choice.distinct()));
+            self.choices[routing.index] = choice;
+            return announced.unwrap_or(Ok(()));
+        }
+        let Output::Value(out) = out else { unreachable!("only a route yields a routing") };
+        match op {
+            Op::Linear { .. } | Op::Route { .. } => unreachable!("run as steps of their own"),
+            Op::Embed { table } => {
+                let mut buffer = self.take(out, rows);
+                for (row, token) in buffer.chunks_exact_mut(out.width()).zip(batch.tokens) {
+                    dequantize_row(self.weights[table.0].view(), *token as usize, row)?;
+                }
+                self.put(out, buffer);
+            }
+            Op::RmsNorm { x, weight, groups, eps } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                    for part in out.chunks_exact_mut(x.width() / groups) {
+                        let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
+                        let factor = 1.0 / (mean + eps).sqrt();
+                        for (v, w) in part.iter_mut().zip(&this.vectors[weight.0]) {
+                            *v = *v * factor * w;
+                        }
+                    }
+                });
+            }
+            Op::Rope { x, heads, rope } => self.map_rows(out, rows, |this, row, out| {
+                out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                this.angles[rope].rotate(&this.graph.ropes[rope], row, out, x.width() / heads);
+            }),
+            Op::Attention { q, k, v, cache } => {
+                let mut buffer = self.take(out, rows);
+                let inputs = [q, k, v].map(|value| self.buffer(value));
+                let qkv = inputs.map(|index| &self.buffers[index][..]);
+                self.caches[cache.0].attend(&self.context.pool, simd, qkv, batch.spans, &mut buffer);
+                self.put(out, buffer);
+            }
+            Op::SwiGlu { gate, up } => {
+                let rows = self.value(gate).len() / gate.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let at = row * out.len()..(row + 1) * out.len();
+                    out.copy_from_slice(&this.value(gate)[at.clone()]);
+                    vector::silu_mul(simd, out, &this.value(up)[at]);
+                });
+            }
+            Op::Add { a, b } => {
+                let rows = self.value(a).len() / a.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let at = row * out.len()..(row + 1) * out.len();
+                    for ((o, a), b) in out.iter_mut().zip(&this.value(a)[at.clone()]).zip(&this.value(b)[at])
+                    {
+                        *o = a + b;
+                    }
+                });
+            }
+            Op::Clamp { x, limit } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let x = &this.value(x)[row * out.len()..(row + 1) * out.len()];
+                    out.iter_mut().zip(x).for_each(|(o, v)| *o = v.clamp(-limit, limit));
+                });
+            }
+            Op::MoeExperts { x, routing, experts: set } => {
+                if self.context.activations == ActivationMode::Int8 {
+                    self.quantize(x);
+                }
+                let mut buffer = self.take(out, rows);
+                let mut moe = std::mem::take(&mut self.moe);
+                let outcome = moe_experts(
+                    &self.context,
+                    &mut moe,
+                    (set, &self.graph.expert_sets[set.0]),
+                    (self.value(x), &self.q8),
+                    &self.choices[routing.index],
+                    experts,
+                    &mut buffer,
+                );
+                self.moe = moe;
+                self.put(out, buffer);
+                outcome?;
+            }
+            Op::GatherRows { x } => {
+                let outputs = batch.outputs;
+                self.map_rows(out, outputs.len(), |this, row, out| {
+                    let from = outputs[row] as usize;
+                    out.copy_from_slice(&this.value(x)[from * x.width()..(from + 1) * x.width()]);
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Groups consecutive linear layers with the same input.
+fn steps(graph: &Graph) -> Vec<Range<usize>> {
+    let input = |index: usize| match graph.nodes[index].op {
+        Op::Linear { x, .. } => Some(x),
+        _ => None,
+    };
+    let mut steps: Vec<Range<usize>> = vec![];
+    for index in 0..graph.nodes.len() {
+        match steps.last_mut() {
+            Some(step) if input(index).is_some() && input(index) == input(step.start) => step.end = index + 1,
+            _ => steps.push(index..index + 1),
+        }
+    }
+    steps
+}
+
+impl Executable for CpuExecutable {
+    fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
+        self.q8_of = None;
+        for (angles, rope) in self.angles.iter_mut().zip(&self.graph.ropes) {
+            let positions = batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len());
+            angles.set(rope, positions);
+        }
+        for step in 0..self.steps.len() {
+            let nodes = self.steps[step].clone();
+            if matches!(self.graph.nodes[nodes.start].op, Op::Linear { .. }) {
+                self.linears(nodes, logits);
+            } else {
+                self.node(nodes.start, batch, experts)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reserve_pages(&mut self, pages: usize) {
+        self.caches.iter_mut().for_each(|cache| cache.reserve(pages));
+    }
+}

@@ -1,0 +1,99 @@
+//! Linear layers, and how their rows are divided among threads.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::activations::{Activations, Q8Rows};
+use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows};
+use super::pool::ThreadPool;
+use super::shared::SharedMut;
+use super::simd::Simd;
+use crate::backend::ActivationMode;
+use crate::graph::Precision;
+use crate::{DType, Tensor};
+
+/// What every operation needs to run.
+#[derive(Debug, Clone)]
+pub(crate) struct CpuContext {
+    pub(crate) pool: Arc<ThreadPool>,
+    pub(crate) simd: Simd,
+    pub(crate) activations: ActivationMode,
+}
+
+/// Elements below which waking the other threads costs more than it saves.
+const INLINE_ELEMENTS: usize = 16 * 1024;
+
+impl CpuContext {
+    pub(crate) fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Calls `work` for every row, in parallel if rows of `width` elements are worth it.
+    pub(crate) fn for_rows(&self, rows: usize, width: usize, work: &(dyn Fn(usize) + Sync)) {
+        if rows * width <= INLINE_ELEMENTS {
+            return (0..rows).for_each(work);
+        }
+        let block = rows.div_ceil(4 * self.threads());
+        self.pool.run(rows.div_ceil(block), &|task| {
+            (task * block..((task + 1) * block).min(rows)).for_each(work);
+        });
+    }
+
+    /// Whether a product with weights of this kind takes int8 activations.
+    pub(crate) fn takes_q8(&self, precision: Precision, dtype: DType, cols: usize) -> bool {
+        self.activations == ActivationMode::Int8 && precision == Precision::Fast && accepts_q8(dtype, cols)
+    }
+}
+
+/// Cuts matrices of so many rows each into tasks (matrix, rows) of a multiple of `multiple` rows, enough of them to
+/// keep `threads` busy to the end.
+pub(crate) fn row_tasks(
+    matrices: impl Iterator<Item = usize> + Clone,
+    threads: usize,
+    multiple: usize,
+) -> Vec<(usize, Range<usize>)> {
+    let total: usize = matrices.clone().sum();
+    let block = (total / (8 * threads)).next_multiple_of(multiple).clamp(multiple, 1024);
+    let cut = |(matrix, rows): (usize, usize)| {
+        (0..rows).step_by(block).map(move |start| (matrix, start..(start + block).min(rows)))
+    };
+    matrices.enumerate().flat_map(cut).collect()
+}
+
+/// One linear layer of a group that shares its input.
+pub(crate) struct LinearJob<'a> {
+    pub(crate) weight: &'a Tensor,
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) q8: bool,
+    /// (rows, out features).
+    pub(crate) out: SharedMut<'a, f32>,
+}
+
+/// Runs `jobs` on the same x (rows, cols) in one parallel region.
+pub(crate) fn linear(context: &CpuContext, jobs: &[LinearJob<'_>], x: &[f32], x_q8: &Q8Rows, rows: usize) {
+    if rows == 0 {
+        return;
+    }
+    let tasks = row_tasks(jobs.iter().map(|j| j.weight.rows()), context.threads(), ROW_TILE);
+    context.pool.run(tasks.len(), &|task| {
+        let (index, range) = &tasks[task];
+        let job = &jobs[*index];
+        let width = job.weight.rows();
+        let input = match job.q8 {
+            true => Activations::Q8(x_q8),
+            false => Activations::F32 { rows: x, cols: job.weight.cols() },
+        };
+        // SAFETY: `out` is (rows, width), and a task writes only its range of columns.
+        let out = unsafe { OutRows::new(job.out.as_ptr(), width, rows, width) };
+        let product =
+            matmul_rows(context.simd, job.weight.view(), range.clone(), input, Tokens::Range(0..rows), out);
+        product.expect("the graph's widths agree");
+        if let Some(bias) = job.bias {
+            for row in 0..rows {
+                // SAFETY: as above.
+                let out = unsafe { job.out.part(row * width + range.start..row * width + range.end) };
+                out.iter_mut().zip(&bias[range.clone()]).for_each(|(o, b)| *o += b);
+            }
+        }
+    });
+}

@@ -1,0 +1,172 @@
+//! Routed experts of a batch: for each token Σ weight · down(silu(gate·x) ⊙ up·x).
+//!
+//! Work is expert-major: each expert runs once, over all tokens that chose it, as soon as it is handed over. Every
+//! (token, expert) pair has its own output row, and rows are summed in the router's order at the end, so neither
+//! the order in which experts arrive nor what else is in the batch can change a bit.
+
+use std::ops::Range;
+
+use super::activations::{Activations, BLOCK, Q8Rows};
+use super::linear::{CpuContext, row_tasks};
+use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows};
+use super::route::Choice;
+use super::shared::SharedMut;
+use super::vector;
+use crate::backend::{ActivationMode, ExpertSource, ExpertView};
+use crate::graph::{ExpertSet, ExpertSetId};
+use crate::{Result, TensorView};
+
+/// Memory that layers share.
+#[derive(Debug, Default)]
+pub(crate) struct MoeScratch {
+    /// Pairs of (row of the batch) in order of expert id, then row.
+    rows: Vec<u32>,
+    /// (rows, top_k): which pair a row's j-th choice is.
+    pair_of: Vec<u32>,
+    /// Pairs of each distinct expert.
+    pairs_of: Vec<Range<usize>>,
+    /// (pairs, moe_intermediate_size).
+    gate: Vec<f32>,
+    /// (pairs, moe_intermediate_size).
+    up: Vec<f32>,
+    /// The product, quantised, for a down projection that takes it so.
+    product: Q8Rows,
+    /// (pairs, hidden_size).
+    down: Vec<f32>,
+}
+
+/// Bytes of scratch that a batch of `rows` rows with `top_k` choices each needs.
+pub(crate) fn scratch_bytes(set: &ExpertSet, top_k: usize, rows: usize) -> usize {
+    let pair = (2 * set.gate.rows + set.down.rows) * size_of::<f32>() + set.gate.rows * 2;
+    rows * top_k * pair
+}
+
+/// Grows `buffer` to `len` without clearing what will be overwritten.
+fn grow(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}
+
+impl MoeScratch {
+    /// Sorts the batch's choices by expert.
+    fn sort(&mut self, choice: &Choice, top_k: usize, ids: &[u32]) {
+        let mut count = vec![0usize; ids.len()];
+        let index = |id: &u32| ids.binary_search(id).expect("ids are the distinct choices");
+        choice.ids.iter().for_each(|id| count[index(id)] += 1);
+        self.pairs_of.clear();
+        let mut start = 0;
+        for n in &mut count {
+            self.pairs_of.push(start..start + *n);
+            start += *n;
+            *n = start - *n;
+        }
+        self.rows.resize(choice.ids.len(), 0);
+        self.pair_of.resize(choice.ids.len(), 0);
+        for (at, id) in choice.ids.iter().enumerate() {
+            let pair = &mut count[index(id)];
+            self.rows[*pair] = (at / top_k) as u32;
+            self.pair_of[at] = *pair as u32;
+            *pair += 1;
+        }
+    }
+}
+
+/// Runs the layer's experts on x (rows, hidden_size) into `out`, the same shape.
+pub(crate) fn moe_experts(
+    context: &CpuContext,
+    scratch: &mut MoeScratch,
+    (set_id, set): (ExpertSetId, &ExpertSet),
+    (x, x_q8): (&[f32], &Q8Rows),
+    choice: &Choice,
+    source: &mut dyn ExpertSource,
+    out: &mut [f32],
+) -> Result<()> {
+    let (hidden, inner) = (set.down.rows, set.gate.rows);
+    let rows = out.len() / hidden;
+    let top_k = choice.ids.len() / rows;
+    let ids = choice.distinct();
+    scratch.sort(choice, top_k, &ids);
+    let pairs = rows * top_k;
+    let int8 = context.activations == ActivationMode::Int8;
+    let int8_down = int8 && accepts_q8(set.down.dtype, inner);
+    if int8_down {
+        scratch.product.resize(pairs, inner);
+    }
+    let MoeScratch { rows: pair_rows, pair_of, pairs_of, gate, up, product, down } = scratch;
+    let gate = SharedMut::new(grow(gate, pairs * inner));
+    let up = SharedMut::new(grow(up, pairs * inner));
+    let down = SharedMut::new(grow(down, pairs * hidden));
+
+    source.visit(set_id, &ids, &mut |group: &[ExpertView<'_>]| {
+        let pairs_of = |view: &ExpertView<'_>| {
+            pairs_of[ids.binary_search(&view.id).expect("only experts asked for are handed over")].clone()
+        };
+        let project =
+            |weight: TensorView<'_>, task: Range<usize>, pairs: Range<usize>, to: &SharedMut<'_, f32>| {
+                let input = if int8 && accepts_q8(weight.dtype(), hidden) {
+                    Activations::Q8(x_q8)
+                } else {
+                    Activations::F32 { rows: x, cols: hidden }
+                };
+                // SAFETY: a task writes only its rows of its expert's pairs.
+                let start = unsafe { to.as_ptr().add(pairs.start * inner) };
+                // SAFETY: as above.
+                let out = unsafe { OutRows::new(start, inner, pairs.len(), inner) };
+                let tokens = Tokens::List(&pair_rows[pairs]);
+                matmul_rows(context.simd, weight, task, input, tokens, out)
+                    .expect("the graph's widths agree");
+            };
+        // Rows of gate and up in blocks of whole activation blocks, so that a task can quantise what it computed.
+        let tasks = row_tasks(group.iter().map(|_| inner), context.threads(), BLOCK.max(ROW_TILE));
+        let quantized = product.writer();
+        context.pool.run(tasks.len(), &|task| {
+            let (index, rows) = &tasks[task];
+            let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
+            project(view.gate, rows.clone(), pairs.clone(), &gate);
+            project(view.up, rows.clone(), pairs.clone(), &up);
+            for pair in pairs {
+                let at = pair * inner + rows.start..pair * inner + rows.end;
+                // SAFETY: as above.
+                let (gate, up) = unsafe { (gate.part(at.clone()), up.part(at)) };
+                vector::silu_mul(context.simd, gate, up);
+                if int8_down {
+                    // SAFETY: as above; tasks are cut at multiples of the quantisation block.
+                    unsafe { quantized.write(context.simd, pair, rows.start, gate) };
+                }
+            }
+        });
+        let tasks = row_tasks(group.iter().map(|_| hidden), context.threads(), ROW_TILE);
+        context.pool.run(tasks.len(), &|task| {
+            let (index, rows) = &tasks[task];
+            let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
+            let input = if int8_down {
+                Activations::Q8(&*product)
+            } else {
+                // SAFETY: nothing writes the products while this region runs.
+                Activations::F32 { rows: unsafe { gate.part(0..pair_rows.len() * inner) }, cols: inner }
+            };
+            // SAFETY: a task writes only its rows of its expert's pairs.
+            let out =
+                unsafe { OutRows::new(down.as_ptr().add(pairs.start * hidden), hidden, pairs.len(), hidden) };
+            let product =
+                matmul_rows(context.simd, view.down, rows.clone(), input, Tokens::Range(pairs), out);
+            product.expect("the graph's widths agree");
+        });
+    })?;
+
+    let shared = SharedMut::new(out);
+    context.for_rows(rows, hidden, &|row| {
+        // SAFETY: each row is one task's, and no expert writes outputs any more.
+        let (sum, down) =
+            unsafe { (shared.part(row * hidden..(row + 1) * hidden), down.part(0..pairs * hidden)) };
+        sum.fill(0.0);
+        let chosen = row * top_k..(row + 1) * top_k;
+        for (pair, weight) in pair_of[chosen.clone()].iter().zip(&choice.weights[chosen]) {
+            let pair = *pair as usize;
+            vector::axpy_f32(context.simd, *weight, &down[pair * hidden..(pair + 1) * hidden], sum);
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,305 @@
+//! The scalar meaning of every operation: the oracle that other backends are tested against.
+//!
+//! Nothing here is fast. Sums are accumulated in f64 so that the oracle's own rounding stays far below any
+//! tolerance; activations are never quantised and keys and values are cached as f32.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::backend::{
+    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, PAGE_TOKENS, Span,
+};
+use crate::graph::{Attention, ExpertSetId, Graph, Op, Output, Rope, RopeStyle, Route, Value, WeightId};
+use crate::plan::Plan;
+use crate::quant::dequantize_row;
+use crate::{Result, Tensor, TensorView};
+
+/// out = Σ a·b.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+}
+
+/// weight · x for one row of activations; `out` has one element a weight row.
+///
+/// # Errors
+/// If the weight's dtype has no dequantiser.
+pub fn linear(weight: TensorView<'_>, x: &[f32], out: &mut [f32]) -> Result<()> {
+    let mut row = vec![0.0; weight.cols()];
+    for (r, o) in out.iter_mut().enumerate() {
+        dequantize_row(weight, r, &mut row)?;
+        *o = dot(&row, x);
+    }
+    Ok(())
+}
+
+/// x / sqrt(mean(x²) + eps) ⊙ weight, in place.
+pub fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) {
+    let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
+    let factor = 1.0 / (mean + f64::from(eps)).sqrt();
+    for (v, w) in x.iter_mut().zip(weight) {
+        *v = (f64::from(*v) * factor) as f32 * w;
+    }
+}
+
+/// Rotates one head in place.
+pub fn rope(head: &mut [f32], rotation: &Rope, position: usize) {
+    let pairs = rotation.inv_freq.len();
+    for (i, freq) in rotation.inv_freq.iter().enumerate() {
+        let (a, b) = match rotation.style {
+            RopeStyle::HalfSplit => (i, i + pairs),
+            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let (sin, cos) = (position as f32 * freq).sin_cos();
+        let (sin, cos) = (sin * rotation.magnitude, cos * rotation.magnitude);
+        (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[b] * cos + head[a] * sin);
+    }
+}
+
+/// Keys visible to the query at `position`.
+pub fn visible(shape: &Attention, position: usize) -> Range<usize> {
+    let first = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
+    first..position + 1
+}
+
+/// Attention of one query head over keys and values (n_keys, head_dim).
+pub fn attend(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32, out: &mut [f32]) {
+    let scores: Vec<f32> = keys.iter().map(|k| dot(q, k) * scale).collect();
+    let probabilities = softmax(&scores);
+    for (i, o) in out.iter_mut().enumerate() {
+        *o = probabilities.iter().zip(values).map(|(p, v)| p * f64::from(v[i])).sum::<f64>() as f32;
+    }
+}
+
+fn softmax(scores: &[f32]) -> Vec<f64> {
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut p: Vec<f64> = scores.iter().map(|s| f64::from(s - max).exp()).collect();
+    let sum: f64 = p.iter().sum();
+    p.iter_mut().for_each(|p| *p /= sum);
+    p
+}
+
+/// silu(gate) · up.
+pub fn swiglu(gate: f32, up: f32) -> f32 {
+    let g = f64::from(gate);
+    (g / (1.0 + (-g).exp())) as f32 * up
+}
+
+/// The chosen experts with their weights, best first; ties go to the lower id.
+pub fn route(logits: &[f32], route: &Route) -> Vec<(u32, f32)> {
+    let p = softmax(logits);
+    let mut order: Vec<usize> = (0..p.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    order.truncate(route.top_k);
+    let sum: f64 = if route.renormalize { order.iter().map(|e| p[*e]).sum() } else { 1.0 };
+    order.iter().map(|e| (*e as u32, (p[*e] / sum) as f32)).collect()
+}
+
+/// One expert on one row of activations.
+///
+/// # Errors
+/// If a weight's dtype has no dequantiser.
+pub fn expert(weights: &ExpertView<'_>, x: &[f32], out: &mut [f32]) -> Result<()> {
+    let mut gate = vec![0.0; weights.gate.rows()];
+    let mut up = vec![0.0; weights.up.rows()];
+    linear(weights.gate, x, &mut gate)?;
+    linear(weights.up, x, &mut up)?;
+    for (g, u) in gate.iter_mut().zip(&up) {
+        *g = swiglu(*g, *u);
+    }
+    linear(weights.down, &gate, out)
+}
+
+/// The backend that runs graphs by these definitions.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reference;
+
+impl Backend for Reference {
+    fn describe(&self) -> String {
+        "reference (scalar)".into()
+    }
+
+    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
+        (plan.row_bytes() + graph.vocab_size() * size_of::<f32>()) * options.max_rows
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        _: Plan,
+        weights: Vec<Tensor>,
+        _: CompileOptions,
+    ) -> Result<Box<dyn Executable>> {
+        graph.check_weights(&weights)?;
+        Ok(Box::new(Interpreter { graph: graph.clone(), weights, pages: HashMap::new() }))
+    }
+}
+
+/// A cached key or value row: (kv_heads · head_dim), by cache, page and offset in the page.
+type KvKey = (usize, u32, usize);
+
+struct Interpreter {
+    graph: Graph,
+    weights: Vec<Tensor>,
+    pages: HashMap<KvKey, (Vec<f32>, Vec<f32>)>,
+}
+
+type Matrix = Vec<Vec<f32>>;
+
+impl Interpreter {
+    fn vector(&self, id: WeightId) -> Result<Vec<f32>> {
+        let view = self.weights[id.0].view();
+        let mut out = vec![0.0; view.cols()];
+        dequantize_row(view, 0, &mut out)?;
+        Ok(out)
+    }
+
+    fn attention(&mut self, cache: usize, q: &Matrix, k: &Matrix, v: &Matrix, spans: &[Span<'_>]) -> Matrix {
+        let shape = self.graph.caches[cache];
+        let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
+        let mut out = vec![vec![0.0; shape.heads * dim]; q.len()];
+        for span in spans {
+            let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
+            for (i, row) in span.rows.clone().enumerate() {
+                self.pages.insert(key(span.start + i), (k[row].clone(), v[row].clone()));
+            }
+            for (i, row) in span.rows.clone().enumerate() {
+                let cached: Vec<_> = visible(&shape, span.start + i).map(|p| &self.pages[&key(p)]).collect();
+                for head in 0..shape.heads {
+                    let at = head / group * dim..(head / group + 1) * dim;
+                    let keys: Vec<&[f32]> = cached.iter().map(|c| &c.0[at.clone()]).collect();
+                    let values: Vec<&[f32]> = cached.iter().map(|c| &c.1[at.clone()]).collect();
+                    let head = head * dim..(head + 1) * dim;
+                    attend(&q[row][head.clone()], &keys, &values, shape.scale, &mut out[row][head]);
+                }
+            }
+        }
+        out
+    }
+
+    fn moe(
+        &self,
+        set: ExpertSetId,
+        x: &Matrix,
+        chosen: &[Vec<(u32, f32)>],
+        source: &mut dyn ExpertSource,
+    ) -> Result<Matrix> {
+        let mut ids: Vec<u32> = chosen.iter().flatten().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let mut parts: HashMap<(usize, u32), Vec<f32>> = HashMap::new();
+        let mut failed = Ok(());
+        source.visit(set, &ids, &mut |group| {
+            for weights in group {
+                for (row, _) in chosen.iter().enumerate().filter(|(_, c)| c.iter().any(|c| c.0 == weights.id))
+                {
+                    let mut out = vec![0.0; weights.down.rows()];
+                    if let Err(error) = expert(weights, &x[row], &mut out) {
+                        failed = Err(error);
+                    }
+                    parts.insert((row, weights.id), out);
+                }
+            }
+        })?;
+        failed?;
+        let sum = |row: usize, column: usize| -> f32 {
+            chosen[row]
+                .iter()
+                .map(|(id, w)| f64::from(*w) * f64::from(parts[&(row, *id)][column]))
+                .sum::<f64>() as f32
+        };
+        Ok((0..x.len()).map(|row| (0..x[row].len()).map(|column| sum(row, column)).collect()).collect())
+    }
+}
+
+impl Executable for Interpreter {
+    fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
+        let mut values: Vec<Matrix> = vec![vec![]; self.graph.values];
+        let mut routings: Vec<Vec<Vec<(u32, f32)>>> = vec![vec![]; self.graph.routings];
+        for index in 0..self.graph.nodes.len() {
+            let node = self.graph.nodes[index].clone();
+            let of = |value: Value| &values[value.index];
+            let result = match node.op {
+                Op::Embed { table } => {
+                    let table = self.weights[table.0].view();
+                    let row = |token: &u32| {
+                        let mut out = vec![0.0; table.cols()];
+                        dequantize_row(table, *token as usize, &mut out).map(|()| out)
+                    };
+                    batch.tokens.iter().map(row).collect::<Result<Matrix>>()?
+                }
+                Op::Linear { x, weight, bias, precision: _ } => {
+                    let weight = self.weights[weight.0].view();
+                    let bias = bias.map(|b| self.vector(b)).transpose()?;
+                    let mut result = vec![];
+                    for x in of(x) {
+                        let mut out = vec![0.0; weight.rows()];
+                        linear(weight, x, &mut out)?;
+                        out.iter_mut().zip(bias.iter().flatten()).for_each(|(o, b)| *o += b);
+                        result.push(out);
+                    }
+                    result
+                }
+                Op::RmsNorm { x, weight, groups, eps } => {
+                    let weight = self.vector(weight)?;
+                    let mut result = of(x).clone();
+                    for row in &mut result {
+                        let part = row.len() / groups;
+                        row.chunks_mut(part).for_each(|part| rms_norm(part, &weight, eps));
+                    }
+                    result
+                }
+                Op::Rope { x, heads, rope: rotation } => {
+                    let mut result = of(x).clone();
+                    for span in batch.spans {
+                        for (i, row) in span.rows.clone().enumerate() {
+                            let dim = result[row].len() / heads;
+                            let rotation = &self.graph.ropes[rotation];
+                            result[row].chunks_mut(dim).for_each(|h| rope(h, rotation, span.start + i));
+                        }
+                    }
+                    result
+                }
+                Op::Attention { q, k, v, cache } => {
+                    let (q, k, v) = (of(q).clone(), of(k).clone(), of(v).clone());
+                    self.attention(cache.0, &q, &k, &v, batch.spans)
+                }
+                Op::SwiGlu { gate, up } => {
+                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| {
+                        g.iter().zip(u).map(|(g, u)| swiglu(*g, *u)).collect()
+                    };
+                    of(gate).iter().zip(of(up)).map(row).collect()
+                }
+                Op::Add { a, b } => {
+                    let row = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).map(|(a, b)| a + b).collect();
+                    of(a).iter().zip(of(b)).map(row).collect()
+                }
+                Op::Clamp { x, limit } => {
+                    of(x).iter().map(|row| row.iter().map(|v| v.clamp(-limit, limit)).collect()).collect()
+                }
+                Op::Route { logits, route: how } => {
+                    let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
+                    routings[out.index] = of(logits).iter().map(|row| route(row, &how)).collect();
+                    continue;
+                }
+                Op::MoeExperts { x, routing, experts: set } => {
+                    self.moe(set, of(x), &routings[routing.index], experts)?
+                }
+                Op::GatherRows { x } => {
+                    batch.outputs.iter().map(|row| of(x)[*row as usize].clone()).collect()
+                }
+            };
+            let Output::Value(out) = node.out else { unreachable!("only a route yields a routing") };
+            values[out.index] = result;
+        }
+        logits.clear();
+        logits.extend(values[self.graph.logits.index].iter().flatten());
+        Ok(())
+    }
+
+    fn reserve_pages(&mut self, _: usize) {}
+}

@@ -1,0 +1,76 @@
+//! Tensor encodings by ggml's type number: block geometry of all of them, so that ranges can be checked even
+//! for tensors that no kernel can use.
+
+use moeflux_compute::DType;
+
+/// Block geometry of one ggml type.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GgmlType {
+    /// Number in the file.
+    pub(crate) id: u32,
+    /// ggml's name.
+    pub(crate) name: &'static str,
+    /// Elements per block.
+    pub(crate) block_len: u64,
+    /// Bytes per block.
+    pub(crate) block_bytes: u64,
+    /// The encoding, if weights of it can be used.
+    pub(crate) dtype: Option<DType>,
+}
+
+/// The type with number `id`.
+pub(crate) fn by_id(id: u32) -> Option<&'static GgmlType> {
+    TYPES.iter().find(|t| t.id == id)
+}
+
+/// The type that stores `dtype`; `None` for encodings that GGUF lacks.
+pub(crate) fn by_dtype(dtype: DType) -> Option<&'static GgmlType> {
+    TYPES.iter().find(|t| t.dtype == Some(dtype))
+}
+
+const fn plain(id: u32, name: &'static str, block_len: u64, block_bytes: u64) -> GgmlType {
+    GgmlType { id, name, block_len, block_bytes, dtype: None }
+}
+
+const fn usable(id: u32, name: &'static str, dtype: DType) -> GgmlType {
+    let (block_len, block_bytes) = (dtype.block_len() as u64, dtype.block_bytes(0) as u64);
+    GgmlType { id, name, block_len, block_bytes, dtype: Some(dtype) }
+}
+
+/// Sizes as in ggml's type traits. Numbers 4, 5, 31–33 and 36–38 belonged to encodings since removed.
+const TYPES: &[GgmlType] = &[
+    usable(0, "F32", DType::F32),
+    usable(1, "F16", DType::F16),
+    usable(2, "Q4_0", DType::Q4_0),
+    plain(3, "Q4_1", 32, 20),
+    usable(6, "Q5_0", DType::Q5_0),
+    plain(7, "Q5_1", 32, 24),
+    usable(8, "Q8_0", DType::Q8_0),
+    plain(9, "Q8_1", 32, 36),
+    usable(10, "Q2_K", DType::Q2_K),
+    usable(11, "Q3_K", DType::Q3_K),
+    usable(12, "Q4_K", DType::Q4_K),
+    usable(13, "Q5_K", DType::Q5_K),
+    usable(14, "Q6_K", DType::Q6_K),
+    plain(15, "Q8_K", 256, 292),
+    plain(16, "IQ2_XXS", 256, 66),
+    plain(17, "IQ2_XS", 256, 74),
+    plain(18, "IQ3_XXS", 256, 98),
+    plain(19, "IQ1_S", 256, 50),
+    plain(20, "IQ4_NL", 32, 18),
+    plain(21, "IQ3_S", 256, 110),
+    plain(22, "IQ2_S", 256, 82),
+    plain(23, "IQ4_XS", 256, 136),
+    plain(24, "I8", 1, 1),
+    plain(25, "I16", 1, 2),
+    plain(26, "I32", 1, 4),
+    plain(27, "I64", 1, 8),
+    plain(28, "F64", 1, 8),
+    plain(29, "IQ1_M", 256, 56),
+    usable(30, "BF16", DType::BF16),
+    plain(34, "TQ1_0", 256, 54),
+    plain(35, "TQ2_0", 256, 66),
+    plain(39, "MXFP4", 32, 17),
+    plain(40, "NVFP4", 64, 36),
+    plain(41, "Q1_0", 128, 18),
+];

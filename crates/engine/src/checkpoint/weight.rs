@@ -1,0 +1,108 @@
+//! Where weights lie: [`StoredWeight`] (encoding, shape and a byte range a plane) and the raw [`TensorEntry`]
+//! of a file's directory that it is resolved from.
+
+use std::ops::Range;
+
+use moeflux_compute::DType;
+
+/// Bytes of one of the checkpoint's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ByteRange {
+    /// Index in [`Checkpoint::files`](super::Checkpoint::files).
+    pub file: usize,
+    /// First byte, from the start of the file.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+/// Encoding of a tensor as its file declares it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Encoding {
+    /// One that weights can be used in.
+    Weight(DType),
+    /// Any other, by the name that its format gives it: integers, and encodings without kernels.
+    Other(String),
+}
+
+impl std::fmt::Display for Encoding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Weight(dtype) => dtype.fmt(f),
+            Self::Other(name) => name.fmt(f),
+        }
+    }
+}
+
+/// One tensor of a file's directory, as stored: a quantised MLX module is three of these.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// Name in the file.
+    pub name: String,
+    /// Declared encoding.
+    pub encoding: Encoding,
+    /// Row-major shape of the stored elements, slowest dimension first.
+    pub shape: Vec<usize>,
+    /// Where its bytes are. Empty for a ggml type of unknown block size.
+    pub range: ByteRange,
+}
+
+/// A weight that can be read: its encoding and the byte range of each plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredWeight {
+    /// Name in the checkpoint, including `.weight`.
+    pub name: String,
+    /// Encoding.
+    pub dtype: DType,
+    /// Row-major logical shape: `[n]`, `[rows, cols]` or `[stack, rows, cols]`.
+    pub shape: Vec<usize>,
+    /// One range, or three for affine encodings: weights, scales, biases.
+    pub planes: Vec<ByteRange>,
+}
+
+impl StoredWeight {
+    /// Rows of the weight seen as one matrix: the product of all dimensions but the last.
+    pub fn rows(&self) -> usize {
+        self.shape.split_last().map_or(1, |(_, outer)| outer.iter().product())
+    }
+
+    /// Columns: the last dimension.
+    pub fn cols(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Bytes over all planes.
+    pub fn bytes(&self) -> u64 {
+        self.planes.iter().map(|p| p.len).sum()
+    }
+
+    /// The `i`-th matrix of a `[stack, rows, cols]` weight; `None` for other ranks and beyond the stack.
+    pub fn stack_element(&self, i: usize) -> Option<Self> {
+        let &[stack, rows, cols] = &self.shape[..] else { return None };
+        if i >= stack {
+            return None;
+        }
+        Some(Self { name: format!("{}[{i}]", self.name), ..self.part(stack, i..i + 1, vec![rows, cols]) })
+    }
+
+    /// Rows `rows` of a `[rows, cols]` weight; `None` for other ranks and beyond the rows.
+    pub fn row_range(&self, rows: Range<usize>) -> Option<Self> {
+        let &[all, cols] = &self.shape[..] else { return None };
+        if rows.start > rows.end || rows.end > all {
+            return None;
+        }
+        let name = format!("{}[{}..{}]", self.name, rows.start, rows.end);
+        let shape = vec![rows.len(), cols];
+        Some(Self { name, ..self.part(all, rows, shape) })
+    }
+
+    /// `range` of the `count` equal parts that every plane is cut into.
+    fn part(&self, count: usize, range: Range<usize>, shape: Vec<usize>) -> Self {
+        let planes = self.planes.iter().map(|plane| {
+            let each = plane.len.checked_div(count as u64).unwrap_or(0);
+            let offset = plane.offset + each * range.start as u64;
+            ByteRange { offset, len: each * range.len() as u64, ..*plane }
+        });
+        Self { name: String::new(), dtype: self.dtype, shape, planes: planes.collect() }
+    }
+}

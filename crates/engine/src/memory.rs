@@ -1,0 +1,133 @@
+//! How much memory there is: what the operating system grants this process, and how a budget is divided.
+
+use std::path::Path;
+
+use crate::error::size;
+use crate::{Error, Result};
+
+/// Memory that the process may still take, in bytes: the least of what is available in the machine and what its
+/// control groups leave. `None` where the system does not say.
+pub fn available() -> Option<u64> {
+    let limits = [meminfo_available(), cgroup_available()];
+    limits.into_iter().flatten().min()
+}
+
+fn meminfo_available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Memory of the tightest control group (v1 or v2) on the way from this process's group to the root.
+fn cgroup_available() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mut least = None;
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let (root, limit, usage, cache) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max", "memory.current", "file"),
+            c if c.split(',').any(|c| c == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
+            }
+            _ => continue,
+        };
+        let mut folder = Some(Path::new(path.trim_start_matches('/')));
+        while let Some(part) = folder {
+            let group = Path::new(root).join(part);
+            let number = |name: &str| -> Option<u64> {
+                std::fs::read_to_string(group.join(name)).ok()?.trim().parse().ok()
+            };
+            if let (Some(limit), Some(usage)) = (number(limit), number(usage)) {
+                // Cached file pages count as used but give way.
+                let free = limit.saturating_sub(usage) + reclaimable(&group, cache);
+                least = Some(least.map_or(free, |l: u64| l.min(free)));
+            }
+            folder = part.parent();
+        }
+    }
+    least
+}
+
+fn reclaimable(group: &Path, field: &str) -> u64 {
+    let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let line = stat.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(' ').map(str::to_owned));
+    line.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Largest resident set that this process has had, in bytes.
+pub fn peak_resident() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Code, tokenizer, checkpoint directory and allocator slack: everything that is not counted piece by piece.
+const OVERHEAD: u64 = 64 << 20;
+
+/// How a memory budget is divided, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// All of it.
+    pub total: u64,
+    /// Resident weights.
+    pub trunk: u64,
+    /// Key-value pages for the whole context.
+    pub kv: u64,
+    /// Activations and scratch of a full chunk.
+    pub scratch: u64,
+    /// Slots for routed experts.
+    pub experts: u64,
+}
+
+impl Budget {
+    /// Divides `total`: what remains after trunk, key-value pages, scratch and overhead is for experts.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] if less than `minimum_experts` remains.
+    pub fn divide(total: u64, trunk: u64, kv: u64, scratch: u64, minimum_experts: u64) -> Result<Self> {
+        let fixed = [trunk, kv, scratch, OVERHEAD].iter().fold(0u64, |sum, part| sum.saturating_add(*part));
+        let minimum = fixed.saturating_add(minimum_experts);
+        if total < minimum {
+            let parts = format!(
+                "resident weights {}, context {}, scratch {}, experts of one token {}, overhead {}",
+                size(trunk),
+                size(kv),
+                size(scratch),
+                size(minimum_experts),
+                size(OVERHEAD)
+            );
+            return Err(Error::Budget { budget: total, minimum, parts });
+        }
+        Ok(Self { total, trunk, kv, scratch, experts: total - fixed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_for_experts() {
+        let budget = Budget::divide(OVERHEAD + 100, 10, 20, 30, 40).unwrap();
+        assert_eq!(budget.experts, 40);
+    }
+
+    #[test]
+    fn too_small_a_budget_names_the_minimum() {
+        let error = Budget::divide(OVERHEAD + 99, 10, 20, 30, 40).unwrap_err();
+        let Error::Budget { minimum, .. } = error else { panic!("{error}") };
+        assert_eq!(minimum, OVERHEAD + 100);
+        assert!(Budget::divide(u64::MAX, u64::MAX, u64::MAX, 0, 0).is_err());
+    }
+
+    #[test]
+    fn this_system_says_what_it_has() {
+        if cfg!(target_os = "linux") {
+            assert!(available().unwrap() > 1 << 20);
+            assert!(peak_resident().unwrap() > 1 << 20);
+        }
+    }
+}

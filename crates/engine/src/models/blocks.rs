@@ -1,0 +1,212 @@
+//! Parts that families share: embedding, attention, dense and routed feed-forward, head.
+
+use moeflux_compute::graph::{Attention, Precision, RopeStyle, Route, Value, WeightId};
+
+use super::config::Config;
+use super::recorder::{ExpertNames, Recorder};
+use super::rope;
+use crate::Result;
+use crate::checkpoint::Format;
+
+/// What every decoder's configuration says.
+#[derive(Debug, Clone, Copy)]
+pub struct Decoder {
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Epsilon of all norms.
+    pub eps: f32,
+}
+
+impl Decoder {
+    /// Reads the shape that all families configure alike; `eps` is the family's default.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for what is missing or does not fit.
+    pub fn new(config: &Config<'_>, eps: f64) -> Result<Self> {
+        let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
+        let kv_heads = config.optional_size("num_key_value_heads")?.unwrap_or(heads);
+        if heads % kv_heads != 0 {
+            return Err(config.unsupported("num_key_value_heads", &format!("a divisor of the {heads} heads")));
+        }
+        let head_dim = match config.optional_size("head_dim")? {
+            Some(dim) => dim,
+            None if hidden_size % heads == 0 => hidden_size / heads,
+            None => {
+                return Err(config.unsupported("hidden_size", &format!("a multiple of the {heads} heads")));
+            }
+        };
+        let eps = config.number("rms_norm_eps")?.unwrap_or(eps) as f32;
+        Ok(Self { hidden_size, layers: config.size("num_hidden_layers")?, heads, kv_heads, head_dim, eps })
+    }
+}
+
+/// Norm of queries and keys before their rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Each head on its own, one weight for all.
+    PerHead,
+    /// The whole vector before it is split into heads.
+    Whole,
+}
+
+/// How a family's attention differs from plain grouped-query attention.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionKind {
+    /// Norm of queries and keys.
+    pub qk_norm: QkNorm,
+    /// Limit on the magnitude of q, k and v.
+    pub clip_qkv: Option<f32>,
+    /// Sliding window in tokens.
+    pub window: Option<usize>,
+    /// Index of the rotation in the graph.
+    pub rope: usize,
+}
+
+/// Token embeddings, and the table for a tied head.
+///
+/// # Errors
+/// If the checkpoint lacks the table or its width is not `hidden_size`.
+pub fn embed(r: &mut Recorder, hidden_size: usize) -> Result<(Value, WeightId)> {
+    r.graph.scope("embed_tokens");
+    let table = r.matrix("model.embed_tokens", None, hidden_size)?;
+    Ok((r.graph.embed(table), table))
+}
+
+/// Adds the family's rotation to the graph, including Llama-style frequency factors that GGUF stores as a tensor;
+/// `theta` is the family's default base.
+///
+/// # Errors
+/// If the configuration asks for an unknown scaling.
+pub fn rotation(
+    r: &mut Recorder,
+    config: &Config<'_>,
+    rotary_dim: usize,
+    style: RopeStyle,
+    theta: f64,
+) -> Result<usize> {
+    let mut rope = rope::rotation(config, rotary_dim, style, theta)?;
+    if config.format() == Format::Gguf
+        && let Some(factors) = r.values("rope_freqs.weight")?
+    {
+        if factors.len() != rope.inv_freq.len() || factors.iter().any(|f| !f.is_finite() || *f == 0.0) {
+            return Err(crate::Error::Tensor {
+                path: config.path().into(),
+                tensor: "rope_freqs.weight".into(),
+                expected: format!("{} finite divisors", rope.inv_freq.len()),
+                got: format!("{factors:?}"),
+            });
+        }
+        rope.inv_freq.iter_mut().zip(&factors).for_each(|(freq, factor)| *freq /= factor);
+    }
+    Ok(r.graph.rotation(rope))
+}
+
+/// Norm, attention, residual.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn attention(
+    r: &mut Recorder,
+    d: &Decoder,
+    layer: usize,
+    x: Value,
+    kind: &AttentionKind,
+) -> Result<Value> {
+    let base = format!("model.layers.{layer}");
+    let module = |name: &str| format!("{base}.self_attn.{name}");
+    r.graph.scope(format!("layers.{layer}.self_attn"));
+    let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
+    let mut q = r.linear(h, &module("q_proj"), d.heads * d.head_dim, Precision::Fast)?;
+    let mut k = r.linear(h, &module("k_proj"), d.kv_heads * d.head_dim, Precision::Fast)?;
+    let mut v = r.linear(h, &module("v_proj"), d.kv_heads * d.head_dim, Precision::Fast)?;
+    if kind.qk_norm != QkNorm::None {
+        let groups = |heads| if kind.qk_norm == QkNorm::PerHead { heads } else { 1 };
+        q = r.rms_norm(q, &module("q_norm"), groups(d.heads), d.eps)?;
+        k = r.rms_norm(k, &module("k_norm"), groups(d.kv_heads), d.eps)?;
+    }
+    if let Some(limit) = kind.clip_qkv {
+        (q, k, v) = (r.graph.clamp(q, limit), r.graph.clamp(k, limit), r.graph.clamp(v, limit));
+    }
+    q = r.graph.rope(q, d.heads, kind.rope)?;
+    k = r.graph.rope(k, d.kv_heads, kind.rope)?;
+    let shape = Attention {
+        heads: d.heads,
+        kv_heads: d.kv_heads,
+        head_dim: d.head_dim,
+        scale: (d.head_dim as f32).sqrt().recip(),
+        window: kind.window,
+    };
+    let mixed = r.graph.attention(q, k, v, shape)?;
+    let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;
+    Ok(r.graph.add(x, out)?)
+}
+
+/// Norm, dense SwiGLU of `width`, residual.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn dense_mlp(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, width: usize) -> Result<Value> {
+    let base = format!("model.layers.{layer}");
+    r.graph.scope(format!("layers.{layer}.mlp"));
+    let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
+    let gate = r.linear(h, &format!("{base}.mlp.gate_proj"), width, Precision::Fast)?;
+    let up = r.linear(h, &format!("{base}.mlp.up_proj"), width, Precision::Fast)?;
+    let product = r.graph.swiglu(gate, up)?;
+    let out = r.linear(product, &format!("{base}.mlp.down_proj"), d.hidden_size, Precision::Fast)?;
+    Ok(r.graph.add(x, out)?)
+}
+
+/// A routed feed-forward block.
+#[derive(Debug, Clone, Copy)]
+pub struct Moe {
+    /// How experts are chosen.
+    pub route: Route,
+    /// The router's module, below the layer.
+    pub router: &'static str,
+    /// Where the experts are.
+    pub experts: ExpertNames,
+}
+
+/// Norm, router, experts, residual.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn moe(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, moe: &Moe) -> Result<Value> {
+    let base = format!("model.layers.{layer}");
+    r.graph.scope(format!("layers.{layer}.mlp"));
+    let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
+    let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
+    let routing = r.graph.route(logits, moe.route)?;
+    let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
+    let out = r.graph.moe_experts(h, routing, experts)?;
+    Ok(r.graph.add(x, out)?)
+}
+
+/// Output rows, final norm, logits; the head is `table` if the embeddings are tied.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn head(r: &mut Recorder, config: &Config<'_>, x: Value, table: WeightId, eps: f32) -> Result<Value> {
+    r.graph.scope("lm_head");
+    let rows = r.graph.gather_rows(x);
+    let h = r.rms_norm(rows, "model.norm", 1, eps)?;
+    let tied = match config.format() {
+        Format::Gguf => !r.has("lm_head"),
+        _ => config.flag("tie_word_embeddings", false)?,
+    };
+    if tied {
+        return Ok(r.graph.linear(h, table, None, Precision::Fast)?);
+    }
+    let vocab_size = r.graph.matrix(table).rows;
+    r.linear(h, "lm_head", vocab_size, Precision::Fast)
+}

@@ -1,0 +1,175 @@
+//! [`Config`]: a model's configuration by Hugging Face's key names, whatever the checkpoint's format.
+//!
+//! GGUF files name the same things differently (`qwen3moe.embedding_length` for `hidden_size`); [`GGUF_KEYS`] is
+//! the dictionary. Values are checked where they are read: an error names file, key, expected and got.
+
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, Format, gguf};
+use crate::{Error, Result};
+
+/// Hugging Face key and its GGUF counterpart behind the architecture's prefix.
+const GGUF_KEYS: &[(&str, &str)] = &[
+    ("hidden_size", "embedding_length"),
+    ("num_hidden_layers", "block_count"),
+    ("num_attention_heads", "attention.head_count"),
+    ("num_key_value_heads", "attention.head_count_kv"),
+    ("head_dim", "attention.key_length"),
+    ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+    ("num_experts", "expert_count"),
+    ("num_experts_per_tok", "expert_used_count"),
+    ("max_position_embeddings", "context_length"),
+    ("rope_theta", "rope.freq_base"),
+    ("rotary_dim", "rope.dimension_count"),
+    ("clip_qkv", "attention.clamp_kqv"),
+    ("rope_type", "rope.scaling.type"),
+    ("factor", "rope.scaling.factor"),
+    ("original_max_position_embeddings", "rope.scaling.original_context_length"),
+    ("attention_factor", "rope.scaling.attn_factor"),
+    ("beta_fast", "rope.scaling.yarn_beta_fast"),
+    ("beta_slow", "rope.scaling.yarn_beta_slow"),
+];
+
+/// Other names under which Hugging Face configurations keep a key.
+const ALIASES: &[(&str, &str)] = &[("num_experts", "num_local_experts"), ("num_experts", "n_routed_experts")];
+
+/// A GGUF scalar as the JSON value that Hugging Face would have for it.
+fn gguf_value(value: &gguf::Value) -> Option<Value> {
+    Some(match value {
+        gguf::Value::U8(v) => (*v).into(),
+        gguf::Value::I8(v) => (*v).into(),
+        gguf::Value::U16(v) => (*v).into(),
+        gguf::Value::I16(v) => (*v).into(),
+        gguf::Value::U32(v) => (*v).into(),
+        gguf::Value::I32(v) => (*v).into(),
+        gguf::Value::U64(v) => (*v).into(),
+        gguf::Value::I64(v) => (*v).into(),
+        gguf::Value::F32(v) => (*v).into(),
+        gguf::Value::F64(v) => (*v).into(),
+        gguf::Value::Bool(v) => (*v).into(),
+        gguf::Value::String(v) => v.clone().into(),
+        gguf::Value::Array(_) => return None,
+    })
+}
+
+/// Configuration of one model.
+#[derive(Debug, Clone, Copy)]
+pub struct Config<'a> {
+    checkpoint: &'a Checkpoint,
+    /// Prefix of GGUF keys.
+    gguf_prefix: &'a str,
+}
+
+impl<'a> Config<'a> {
+    /// The configuration of `checkpoint`; GGUF keys start with `gguf_prefix`.
+    pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str) -> Self {
+        Self { checkpoint, gguf_prefix }
+    }
+
+    /// The checkpoint's path, for errors.
+    pub fn path(&self) -> &'a std::path::Path {
+        self.checkpoint.path()
+    }
+
+    /// Storage format, for what differs by it.
+    pub fn format(&self) -> Format {
+        self.checkpoint.format()
+    }
+
+    /// The key's value, from whichever form the configuration has.
+    fn lookup(&self, key: &str) -> Option<Value> {
+        if self.format() == Format::Gguf {
+            let (_, name) = GGUF_KEYS.iter().find(|(hf, _)| *hf == key)?;
+            return gguf_value(self.checkpoint.metadata().get(&format!("{}.{name}", self.gguf_prefix))?);
+        }
+        let root = self.checkpoint.config();
+        let root = root.get("text_config").filter(|c| c.is_object()).unwrap_or(root);
+        let scaling = [root.get("rope_parameters"), root.get("rope_scaling")];
+        let names = std::iter::once(key).chain(ALIASES.iter().filter(|(k, _)| *k == key).map(|(_, a)| *a));
+        let places = std::iter::once(Some(root)).chain(scaling).flatten();
+        places
+            .flat_map(|place| names.clone().filter_map(|name| place.get(name)))
+            .find(|v| !v.is_null())
+            .cloned()
+    }
+
+    fn error(&self, key: &str, expected: &str, got: Option<&Value>) -> Error {
+        let key = match GGUF_KEYS.iter().find(|(hf, _)| *hf == key) {
+            Some((_, name)) if self.format() == Format::Gguf => format!("{}.{name}", self.gguf_prefix),
+            _ => key.to_owned(),
+        };
+        Error::Config {
+            path: self.checkpoint.path().into(),
+            key,
+            expected: expected.into(),
+            got: got.map_or("nothing".into(), Value::to_string),
+        }
+    }
+
+    /// A number read with `convert`, or nothing if the key is absent.
+    fn optional<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        convert: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.lookup(key) else { return Ok(None) };
+        convert(&value).map(Some).ok_or_else(|| self.error(key, expected, Some(&value)))
+    }
+
+    /// A positive whole number, or nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
+        let convert = |v: &Value| v.as_u64().filter(|n| (1..=1 << 32).contains(n)).map(|n| n as usize);
+        self.optional(key, "a positive whole number", convert)
+    }
+
+    /// A positive whole number.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is absent or something else.
+    pub fn size(&self, key: &str) -> Result<usize> {
+        self.optional_size(key)?.ok_or_else(|| self.error(key, "a positive whole number", None))
+    }
+
+    /// A finite number, or nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
+        self.optional(key, "a finite number", |v| v.as_f64().filter(|n| n.is_finite()))
+    }
+
+    /// A truth value; `default` if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    /// A word, or nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn word(&self, key: &str) -> Result<Option<String>> {
+        self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
+    }
+
+    /// A list of whole numbers; empty if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn sizes(&self, key: &str) -> Result<Vec<usize>> {
+        let item = |v: &Value| v.as_u64().map(|n| n as usize);
+        let convert = |v: &Value| v.as_array()?.iter().map(item).collect();
+        Ok(self.optional(key, "a list of whole numbers", convert)?.unwrap_or_default())
+    }
+
+    /// An error about this configuration's `key`.
+    pub fn unsupported(&self, key: &str, expected: &str) -> Error {
+        self.error(key, expected, self.lookup(key).as_ref())
+    }
+}

@@ -1,0 +1,49 @@
+//! Mixtral 8x7B and 8x22B. Softmax routing whose chosen weights are always normalised.
+//!
+//! Source: transformers `modeling_mixtral.py`. GGUF architecture `llama` with experts; its converter permutes the
+//! rows of q and k so that rotation works on interleaved pairs.
+
+use moeflux_compute::graph::{RopeStyle, Route, Value};
+
+use super::Family;
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::config::Config;
+use super::recorder::{ExpertNames, Recorder};
+use crate::Result;
+use crate::checkpoint::Format;
+
+/// Registry entry.
+pub(super) const FAMILY: Family =
+    Family { model_types: &["mixtral"], gguf_architectures: &["llama"], record };
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let d = Decoder::new(config, 1e-5)?;
+    let (style, rotary_dim) = match config.format() {
+        Format::Gguf => (RopeStyle::Interleaved, config.optional_size("rotary_dim")?.unwrap_or(d.head_dim)),
+        _ => (RopeStyle::HalfSplit, d.head_dim),
+    };
+    let rope = blocks::rotation(r, config, rotary_dim, style, 1e6)?;
+    let window = config.optional_size("sliding_window")?;
+    let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window, rope };
+    // The module's name on the hub; transformers 5 saves it as `mlp`.
+    let hub = r.has("model.layers.0.block_sparse_moe.gate");
+    let moe = Moe {
+        route: Route {
+            experts: config.size("num_experts")?,
+            top_k: config.optional_size("num_experts_per_tok")?.unwrap_or(2),
+            renormalize: true,
+        },
+        router: if hub { "block_sparse_moe.gate" } else { "mlp.gate" },
+        experts: ExpertNames {
+            module: if hub { "block_sparse_moe.experts" } else { "mlp.experts" },
+            projections: ["w1", "w3", "w2"],
+        },
+    };
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for layer in 0..d.layers {
+        x = blocks::attention(r, &d, layer, x, &kind)?;
+        x = blocks::moe(r, &d, layer, x, &moe)?;
+    }
+    blocks::head(r, config, x, table, d.eps)
+}

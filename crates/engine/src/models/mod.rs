@@ -1,0 +1,72 @@
+//! Architectures: one file a family, over shared [`blocks`]. Nothing outside this folder names a model.
+
+pub mod blocks;
+pub mod config;
+mod mixtral;
+mod olmoe;
+mod qwen3_moe;
+pub mod recorder;
+pub mod rope;
+
+use std::sync::Arc;
+
+use moeflux_compute::graph::Value;
+
+use crate::checkpoint::{Checkpoint, Format};
+use crate::{Error, Result};
+use config::Config;
+pub use recorder::{Model, Recorder};
+
+/// An architecture family.
+#[derive(Debug, Clone, Copy)]
+pub struct Family {
+    /// Values of `model_type` in Hugging Face and MLX configurations.
+    pub model_types: &'static [&'static str],
+    /// Values of `general.architecture` in GGUF files; also the prefix of their keys.
+    pub gguf_architectures: &'static [&'static str],
+    record: fn(&Config<'_>, &mut Recorder) -> Result<Value>,
+}
+
+/// Every supported family.
+pub const FAMILIES: &[Family] = &[qwen3_moe::FAMILY, mixtral::FAMILY, olmoe::FAMILY];
+
+/// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
+///
+/// # Errors
+/// [`Error::Config`] if it has none.
+pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
+    let missing = |key: &str| Error::Config {
+        path: checkpoint.path().into(),
+        key: key.into(),
+        expected: "the name of an architecture".into(),
+        got: "nothing".into(),
+    };
+    if checkpoint.format() == Format::Gguf {
+        let name = checkpoint.metadata().str("general.architecture")?;
+        return name.map(str::to_owned).ok_or_else(|| missing("general.architecture"));
+    }
+    let name = checkpoint.config().get("model_type").and_then(|v| v.as_str());
+    name.map(str::to_owned).ok_or_else(|| missing("model_type"))
+}
+
+/// Records the model of a checkpoint: its graph and where its weights are.
+///
+/// # Errors
+/// [`Error::UnsupportedArchitecture`], or what its configuration or tensors lack.
+pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
+    let name = architecture(&checkpoint)?;
+    let names = |f: &Family| match checkpoint.format() {
+        Format::Gguf => f.gguf_architectures,
+        _ => f.model_types,
+    };
+    let Some(family) = FAMILIES.iter().find(|f| names(f).contains(&name.as_str())) else {
+        let supported: Vec<&str> = FAMILIES.iter().flat_map(names).copied().collect();
+        let path = checkpoint.path().into();
+        return Err(Error::UnsupportedArchitecture { path, got: name, supported: supported.join(", ") });
+    };
+    let config = Config::new(&checkpoint, &name);
+    let mut recorder = Recorder::new(Arc::clone(&checkpoint));
+    let logits = (family.record)(&config, &mut recorder)?;
+    let context_length = config.optional_size("max_position_embeddings")?.unwrap_or(4096);
+    recorder.finish(logits, context_length)
+}

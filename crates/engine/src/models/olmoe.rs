@@ -1,0 +1,38 @@
+//! OLMoE 1B-7B. Query and key norms over the whole vector; softmax routing, by default without normalisation of the
+//! chosen weights; optional clipping of q, k and v.
+//!
+//! Source: transformers `modeling_olmoe.py`; GGUF architecture `olmoe`.
+
+use moeflux_compute::graph::{RopeStyle, Route, Value};
+
+use super::Family;
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::config::Config;
+use super::recorder::{ExpertNames, Recorder};
+use crate::Result;
+
+/// Registry entry.
+pub(super) const FAMILY: Family = Family { model_types: &["olmoe"], gguf_architectures: &["olmoe"], record };
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let d = Decoder::new(config, 1e-5)?;
+    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
+    let clip_qkv = config.number("clip_qkv")?.filter(|c| *c > 0.0).map(|c| c as f32);
+    let kind = AttentionKind { qk_norm: QkNorm::Whole, clip_qkv, window: None, rope };
+    let moe = Moe {
+        route: Route {
+            experts: config.size("num_experts")?,
+            top_k: config.size("num_experts_per_tok")?,
+            renormalize: config.flag("norm_topk_prob", false)?,
+        },
+        router: "mlp.gate",
+        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+    };
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for layer in 0..d.layers {
+        x = blocks::attention(r, &d, layer, x, &kind)?;
+        x = blocks::moe(r, &d, layer, x, &moe)?;
+    }
+    blocks::head(r, config, x, table, d.eps)
+}

@@ -1,0 +1,50 @@
+//! Qwen3-MoE: Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder. Per-head query and key norms; softmax routing over all
+//! experts; some layers may be dense.
+//!
+//! Source: transformers `modeling_qwen3_moe.py`; GGUF architecture `qwen3moe`.
+
+use moeflux_compute::graph::{RopeStyle, Route, Value};
+
+use super::Family;
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::config::Config;
+use super::recorder::{ExpertNames, Recorder};
+use crate::Result;
+use crate::checkpoint::Format;
+
+/// Registry entry.
+pub(super) const FAMILY: Family =
+    Family { model_types: &["qwen3_moe"], gguf_architectures: &["qwen3moe"], record };
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let d = Decoder::new(config, 1e-6)?;
+    let window = match config.flag("use_sliding_window", false)? {
+        true => config.optional_size("sliding_window")?,
+        false => None,
+    };
+    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
+    let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window, rope };
+    let moe = Moe {
+        route: Route {
+            experts: config.size("num_experts")?,
+            top_k: config.size("num_experts_per_tok")?,
+            // GGUF has no key for it: every released checkpoint normalises.
+            renormalize: config.flag("norm_topk_prob", config.format() == Format::Gguf)?,
+        },
+        router: "mlp.gate",
+        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+    };
+    let dense = config.sizes("mlp_only_layers")?;
+    let step = config.optional_size("decoder_sparse_step")?.unwrap_or(1);
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for layer in 0..d.layers {
+        x = blocks::attention(r, &d, layer, x, &kind)?;
+        x = if dense.contains(&layer) || (layer + 1) % step != 0 {
+            blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
+        } else {
+            blocks::moe(r, &d, layer, x, &moe)?
+        };
+    }
+    blocks::head(r, config, x, table, d.eps)
+}

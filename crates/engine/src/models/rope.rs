@@ -1,0 +1,105 @@
+//! Rotary position embedding: frequencies from a model's configuration.
+//!
+//! Scaling kinds are those of transformers' `modeling_rope_utils.py`: `default`, `linear` (positions divided by a
+//! factor), `dynamic` (NTK; unscaled up to `max_position_embeddings`, which is as far as this engine goes), `yarn`
+//! (Peng et al. 2023) and `llama3`. Arithmetic is f32 where transformers' is, so that angles agree to the last bits.
+
+use moeflux_compute::graph::{Rope, RopeStyle};
+
+use super::config::Config;
+use crate::Result;
+use crate::checkpoint::Format;
+
+/// The rotation of the first `rotary_dim` channels of every head; `theta` is the base if none is configured.
+///
+/// # Errors
+/// [`crate::Error::Config`] if the scaling kind is unknown or lacks a parameter.
+pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f64) -> Result<Rope> {
+    let theta = config.number("rope_theta")?.unwrap_or(theta);
+    if theta <= 1.0 {
+        return Err(config.unsupported("rope_theta", "a number above 1"));
+    }
+    let base: Vec<f32> =
+        (0..rotary_dim / 2).map(|i| 1.0 / (theta as f32).powf((2 * i) as f32 / rotary_dim as f32)).collect();
+    let kind = match config.word("rope_type")? {
+        Some(kind) => Some(kind),
+        None => config.word("type")?,
+    };
+    let required = |key: &str| -> Result<f64> {
+        let value = config.number(key)?.filter(|v| *v > 0.0);
+        value.ok_or_else(|| config.unsupported(key, "a positive number, for this kind of rope scaling"))
+    };
+    let (inv_freq, magnitude) = match kind.as_deref() {
+        None | Some("default" | "none" | "dynamic") => (base, 1.0),
+        Some("linear") => {
+            let factor = required("factor")? as f32;
+            (base.iter().map(|f| f / factor).collect(), 1.0)
+        }
+        Some("llama3") => (llama3(&base, &required)?, 1.0),
+        Some("yarn") => yarn(config, &base, theta, &required)?,
+        Some(_) => return Err(config.unsupported("rope_type", "default, linear, dynamic, yarn or llama3")),
+    };
+    Ok(Rope { style, inv_freq, magnitude })
+}
+
+/// Llama 3.1: long wavelengths are stretched by the factor, short ones kept, those between interpolated.
+fn llama3(base: &[f32], required: &impl Fn(&str) -> Result<f64>) -> Result<Vec<f32>> {
+    let factor = required("factor")? as f32;
+    let (low, high) = (required("low_freq_factor")? as f32, required("high_freq_factor")? as f32);
+    let context = required("original_max_position_embeddings")? as f32;
+    let stretch = |freq: &f32| {
+        let wavelength = 2.0 * std::f32::consts::PI / freq;
+        if wavelength > context / low {
+            freq / factor
+        } else if wavelength < context / high {
+            *freq
+        } else {
+            let smooth = (context / wavelength - low) / (high - low);
+            (1.0 - smooth) * freq / factor + smooth * freq
+        }
+    };
+    Ok(base.iter().map(stretch).collect())
+}
+
+/// YaRN: inv = f / factor · ramp + f · (1 − ramp), and a magnitude on cos and sin.
+fn yarn(
+    config: &Config<'_>,
+    base: &[f32],
+    theta: f64,
+    required: &impl Fn(&str) -> Result<f64>,
+) -> Result<(Vec<f32>, f32)> {
+    let dim = 2.0 * base.len() as f64;
+    let original = required("original_max_position_embeddings")?;
+    let factor = match config.number("factor")? {
+        Some(_) => required("factor")?,
+        None => required("max_position_embeddings")? / original,
+    };
+    let mscale = |scale: f64, m: f64| if scale <= 1.0 { 1.0 } else { 0.1 * m * scale.ln() + 1.0 };
+    let magnitude = match (
+        config.number("attention_factor")?,
+        config.number("mscale")?,
+        config.number("mscale_all_dim")?,
+    ) {
+        // GGUF's factor multiplies YaRN's own.
+        (Some(given), ..) if config.format() == Format::Gguf => given * mscale(factor, 1.0),
+        (Some(given), ..) => given,
+        (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => mscale(factor, m) / mscale(factor, all),
+        _ => mscale(factor, 1.0),
+    };
+    let beta =
+        |key, default| -> Result<f64> { Ok(config.number(key)?.filter(|b| *b != 0.0).unwrap_or(default)) };
+    let at = |beta: f64| dim * (original / (beta * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln());
+    let (mut low, mut high) = (at(beta("beta_fast", 32.0)?), at(beta("beta_slow", 1.0)?));
+    if config.flag("truncate", true)? {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    (low, high) = (low.max(0.0), high.min(dim - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    let blend = |(i, freq): (usize, &f32)| {
+        let ramp = ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
+        freq / factor as f32 * ramp + freq * (1.0 - ramp)
+    };
+    Ok((base.iter().enumerate().map(blend).collect(), magnitude as f32))
+}

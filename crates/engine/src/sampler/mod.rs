@@ -1,0 +1,277 @@
+//! Choosing the next token from logits.
+//!
+//! The steps and their order are llama.cpp's: logit bias, then penalties, then top-k, top-p and min-p on the untempered
+//! distribution, then temperature, then the draw. (vLLM and transformers apply temperature before truncating; with a
+//! high temperature that lets more unlikely tokens through.)
+//!
+//! The same options, logits and seed give the same tokens on every platform: the random numbers and the exponential
+//! are computed here from operations that IEEE 754 defines exactly, and ties go to the lowest id.
+
+mod random;
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use random::{Random, entropy, exp};
+
+use crate::{Error, Result};
+
+/// How the next token is chosen. The default is greedy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplerOptions {
+    /// Logits are divided by this; 0 chooses the most likely token.
+    pub temperature: f32,
+    /// Only so many of the most likely tokens are left; 0 leaves all.
+    pub top_k: usize,
+    /// Only the most likely tokens that together have this probability are left; 1 leaves all.
+    pub top_p: f32,
+    /// Only tokens that are this fraction as likely as the most likely one are left; 0 leaves all.
+    pub min_p: f32,
+    /// Positive logits of recent tokens are divided by this, negative ones multiplied; 1 does nothing.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logits of recent tokens.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of recent tokens, for each time they occur.
+    pub frequency_penalty: f32,
+    /// Tokens that count as recent for the penalties, prompt included.
+    pub penalty_window: usize,
+    /// Added to the logits of these tokens; negative infinity forbids one.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// Makes the choice repeatable; without it every sampler draws its own.
+    pub seed: Option<u64>,
+}
+
+impl Default for SamplerOptions {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_window: 64,
+            logit_bias: BTreeMap::new(),
+            seed: None,
+        }
+    }
+}
+
+impl SamplerOptions {
+    /// Refuses values without meaning, for a vocabulary of `vocab_size` tokens.
+    pub fn validate(&self, vocab_size: usize) -> Result<()> {
+        let check = |option, value: f32, ok: bool, expected: &str| match ok {
+            true => Ok(()),
+            false => Err(Error::Option { option, expected: expected.to_owned(), got: value.to_string() }),
+        };
+        let Self { temperature, top_p, min_p, repetition_penalty, .. } = *self;
+        check("temperature", temperature, temperature.is_finite() && temperature >= 0.0, "a number from 0")?;
+        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "a number above 0 and up to 1")?;
+        check("min_p", min_p, (0.0..=1.0).contains(&min_p), "a number from 0 to 1")?;
+        check(
+            "repetition_penalty",
+            repetition_penalty,
+            repetition_penalty.is_finite() && repetition_penalty > 0.0,
+            "a number above 0",
+        )?;
+        check("presence_penalty", self.presence_penalty, self.presence_penalty.is_finite(), "a number")?;
+        check("frequency_penalty", self.frequency_penalty, self.frequency_penalty.is_finite(), "a number")?;
+        for (&token, &bias) in &self.logit_bias {
+            check("logit_bias", bias, bias < f32::INFINITY, "a number or negative infinity")?;
+            if token as usize >= vocab_size {
+                return Err(Error::Option {
+                    option: "logit_bias",
+                    expected: format!("token ids below {vocab_size}"),
+                    got: token.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A token that may be chosen.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    logit: f32,
+    id: u32,
+}
+
+impl Candidate {
+    /// The more likely first, then the lower id.
+    fn rank(&self, other: &Self) -> Ordering {
+        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
+    }
+}
+
+/// Chooses the tokens of one sequence.
+#[derive(Debug)]
+pub struct Sampler {
+    options: SamplerOptions,
+    vocab_size: usize,
+    seed: u64,
+    random: Random,
+    /// The last tokens, at most `penalty_window`.
+    recent: VecDeque<u32>,
+    /// How often each of `recent` occurs.
+    counts: HashMap<u32, u32>,
+    /// Scratch, (vocab_size).
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    /// A sampler for logits over `vocab_size` tokens.
+    pub fn new(options: SamplerOptions, vocab_size: usize) -> Result<Self> {
+        options.validate(vocab_size)?;
+        let seed = options.seed.unwrap_or_else(entropy);
+        Ok(Self {
+            options,
+            vocab_size,
+            seed,
+            random: Random::new(seed),
+            recent: VecDeque::new(),
+            counts: HashMap::new(),
+            candidates: Vec::new(),
+        })
+    }
+
+    /// The seed in use, which repeats the choices when given as an option.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Notes that `token`, of the prompt or chosen, is now part of the sequence; penalties look back on these.
+    pub fn accept(&mut self, token: u32) {
+        let options = &self.options;
+        let penalises = options.repetition_penalty != 1.0
+            || options.presence_penalty != 0.0
+            || options.frequency_penalty != 0.0;
+        if !penalises || options.penalty_window == 0 {
+            return;
+        }
+        if self.recent.len() == options.penalty_window
+            && let Some(oldest) = self.recent.pop_front()
+            && let Some(count) = self.counts.get_mut(&oldest)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&oldest);
+            }
+        }
+        self.recent.push_back(token);
+        *self.counts.entry(token).or_default() += 1;
+    }
+
+    /// Chooses from `logits`, (vocab_size), f32. The choice is not yet part of the sequence: see
+    /// [`accept`](Self::accept).
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
+        if logits.len() != self.vocab_size {
+            return Err(Error::Logits {
+                expected: format!("{} values, one a token", self.vocab_size),
+                got: format!("{} values", logits.len()),
+            });
+        }
+        if let Some(id) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+            return Err(Error::Logits {
+                expected: "numbers or negative infinity".to_owned(),
+                got: format!("{} for token {id}", logits[id]),
+            });
+        }
+        self.candidates.clear();
+        self.candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { logit, id }));
+        self.bias_and_penalise();
+        self.candidates.retain(|candidate| candidate.logit > f32::NEG_INFINITY);
+        let best = self.candidates.iter().copied().min_by(Candidate::rank).ok_or_else(|| Error::Logits {
+            expected: "at least one token above negative infinity".to_owned(),
+            got: "none after logit bias".to_owned(),
+        })?;
+        if best.logit == f32::INFINITY {
+            return Err(Error::Logits {
+                expected: "numbers that bias and penalties keep finite".to_owned(),
+                got: format!("infinity for token {}", best.id),
+            });
+        }
+        if self.options.temperature == 0.0 {
+            return Ok(best.id);
+        }
+        if self.options.top_k > 0 && self.options.top_k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(self.options.top_k - 1, Candidate::rank);
+            self.candidates.truncate(self.options.top_k);
+            self.candidates.sort_unstable_by(Candidate::rank);
+        }
+        if self.options.top_p < 1.0 {
+            keep_top_p(&mut self.candidates, best.logit, f64::from(self.options.top_p));
+        }
+        if self.options.min_p > 0.0 {
+            let min_p = f64::from(self.options.min_p);
+            self.candidates.retain(|candidate| weight(candidate, best.logit, 1.0) >= min_p);
+        }
+        Ok(self.draw(best.logit))
+    }
+
+    fn bias_and_penalise(&mut self) {
+        for (&id, &bias) in &self.options.logit_bias {
+            self.candidates[id as usize].logit += bias;
+        }
+        let Self { options, counts, candidates, .. } = self;
+        for (&id, &count) in counts.iter() {
+            let Some(candidate) = candidates.get_mut(id as usize) else { continue };
+            let logit = &mut candidate.logit;
+            *logit = match *logit > 0.0 {
+                true => *logit / options.repetition_penalty,
+                false => *logit * options.repetition_penalty,
+            };
+            // A count is at most the window; beyond 2^24 it would be rounded.
+            *logit -= options.presence_penalty + options.frequency_penalty * count as f32;
+        }
+    }
+
+    /// Draws by the tempered probabilities.
+    fn draw(&mut self, best: f32) -> u32 {
+        let temperature = f64::from(self.options.temperature);
+        let total: f64 = self.candidates.iter().map(|candidate| weight(candidate, best, temperature)).sum();
+        let mut left = self.random.next_unit() * total;
+        let mut chosen = 0;
+        for candidate in &self.candidates {
+            let weight = weight(candidate, best, temperature);
+            if weight > 0.0 {
+                chosen = candidate.id;
+                left -= weight;
+                if left < 0.0 {
+                    break;
+                }
+            }
+        }
+        chosen
+    }
+}
+
+/// The likelihood of a candidate relative to that of logit `best`.
+fn weight(candidate: &Candidate, best: f32, temperature: f64) -> f64 {
+    exp((f64::from(candidate.logit) - f64::from(best)) / temperature)
+}
+
+/// Leaves the most likely candidates up to the one with which their probability reaches `top_p`, sorted.
+fn keep_top_p(candidates: &mut Vec<Candidate>, best: f32, top_p: f64) {
+    let total: f64 = candidates.iter().map(|candidate| weight(candidate, best, 1.0)).sum();
+    let mut sum = 0.0;
+    let mut sorted = 0;
+    // Few candidates are needed as a rule: sort more and more of them.
+    while sorted < candidates.len() {
+        let rest = &mut candidates[sorted..];
+        let step = (sorted + 128).min(rest.len());
+        if step < rest.len() {
+            rest.select_nth_unstable_by(step, Candidate::rank);
+        }
+        rest[..step].sort_unstable_by(Candidate::rank);
+        for index in sorted..sorted + step {
+            sum += weight(&candidates[index], best, 1.0) / total;
+            if sum >= top_p {
+                candidates.truncate(index + 1);
+                return;
+            }
+        }
+        sorted += step;
+    }
+}

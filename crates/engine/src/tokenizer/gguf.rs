@@ -1,0 +1,512 @@
+//! Tokenizers from the vocabulary that a GGUF file carries.
+//!
+//! The reference for ids is llama.cpp: special tokens are cut out of the text first (longer ones win), each stretch of
+//! ordinary text is tokenized on its own, and what a token is follows from its type and, where converters are known to
+//! mark it wrongly, from its text.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{Model as _, SplitDelimiterBehavior};
+
+use super::special::{Part, SpecialTokens};
+use super::spm::{ESCAPED_SPACE, Spm, Unencodable};
+use super::{AddSpecial, Named, byte_level, pre_tokenizers};
+use crate::checkpoint::gguf::{Array, Metadata, Value};
+use crate::{Error, Result};
+
+/// Values of `tokenizer.ggml.token_type`.
+mod token_type {
+    pub(super) const UNKNOWN: i32 = 2;
+    pub(super) const CONTROL: i32 = 3;
+    pub(super) const USER_DEFINED: i32 = 4;
+    pub(super) const UNUSED: i32 = 5;
+    pub(super) const BYTE: i32 = 6;
+}
+
+/// Tokens that end a turn, whatever type the file gives them.
+const END_OF_GENERATION: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+];
+
+/// Tokens of fill-in-the-middle prompts; those in the first list end a generation.
+const FILL_IN_THE_MIDDLE_ENDS: &[&str] = &[
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+];
+const FILL_IN_THE_MIDDLE: &[&str] = &[
+    "<|fim_prefix|>",
+    "<fim-prefix>",
+    "<fim_prefix>",
+    "<｜fim▁begin｜>",
+    "<PRE>",
+    "▁<PRE>",
+    "<|code_prefix|>",
+    "<|prefix|>",
+    "<|fim_suffix|>",
+    "<fim-suffix>",
+    "<fim_suffix>",
+    "<｜fim▁hole｜>",
+    "<SUF>",
+    "▁<SUF>",
+    "<|code_suffix|>",
+    "<|suffix|>",
+    "<|fim_middle|>",
+    "<fim-middle>",
+    "<fim_middle>",
+    "<｜fim▁end｜>",
+    "<MID>",
+    "▁<MID>",
+    "<|code_middle|>",
+    "<|middle|>",
+];
+
+/// Tokens of the harmony format that are part of the visible text.
+const ALWAYS_SHOWN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
+
+/// What a GGUF file says about its tokenizer, under `tokenizer.ggml.*`.
+#[derive(Clone, Debug, Default)]
+pub struct GgufVocab {
+    /// `model`: `gpt2` for byte-level BPE, `llama` for SentencePiece.
+    pub model: String,
+    /// `pre`: name of the splitting rule of a `gpt2` vocabulary.
+    pub pre: String,
+    /// `tokens`: text of every token, in order of id.
+    pub tokens: Vec<String>,
+    /// `scores`: of every token, or empty.
+    pub scores: Vec<f32>,
+    /// `token_type`: of every token, or empty if all are normal.
+    pub token_types: Vec<i32>,
+    /// `merges`: pairs of tokens with a space between, in order of rank.
+    pub merges: Vec<String>,
+    /// `bos_token_id`.
+    pub bos_id: Option<u32>,
+    /// `eos_token_id`.
+    pub eos_id: Option<u32>,
+    /// `eot_token_id`.
+    pub eot_id: Option<u32>,
+    /// `eom_token_id`.
+    pub eom_id: Option<u32>,
+    /// `unknown_token_id`.
+    pub unk_id: Option<u32>,
+    /// `padding_token_id`.
+    pub pad_id: Option<u32>,
+    /// `add_bos_token`.
+    pub add_bos: Option<bool>,
+    /// `add_eos_token`.
+    pub add_eos: Option<bool>,
+    /// `add_space_prefix`.
+    pub add_space_prefix: Option<bool>,
+}
+
+impl GgufVocab {
+    /// The vocabulary in a GGUF file's key-values.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a key has a value of the wrong kind, or `model` or `tokens` is missing.
+    pub fn from_metadata(metadata: &Metadata) -> Result<Self> {
+        let missing = |key: &str, expected: &str| Error::Config {
+            path: metadata.path().to_owned(),
+            key: key.to_owned(),
+            expected: expected.to_owned(),
+            got: "no such key".to_owned(),
+        };
+        let id = |name: &str| -> Result<Option<u32>> {
+            let key = format!("tokenizer.ggml.{name}_token_id");
+            // -1 means none.
+            if matches!(metadata.get(&key), Some(Value::I32(-1) | Value::I64(-1) | Value::U32(u32::MAX))) {
+                return Ok(None);
+            }
+            let id = metadata.u64(&key)?;
+            Ok(id.map(|id| u32::try_from(id).unwrap_or(u32::MAX)))
+        };
+        let strings =
+            |key: &str| -> Result<Option<Vec<String>>> { Ok(metadata.strings(key)?.map(<[String]>::to_vec)) };
+        let model = metadata.str("tokenizer.ggml.model")?;
+        let tokens = strings("tokenizer.ggml.tokens")?;
+        let token_types = match metadata.get("tokenizer.ggml.token_type") {
+            Some(Value::Array(Array::I32(types))) => types.clone(),
+            _ => {
+                let types = metadata.u64s("tokenizer.ggml.token_type")?.unwrap_or_default();
+                types.into_iter().map(|kind| i32::try_from(kind).unwrap_or(0)).collect()
+            }
+        };
+        let scores = metadata.f64s("tokenizer.ggml.scores")?.unwrap_or_default();
+        Ok(Self {
+            model: model.ok_or_else(|| missing("tokenizer.ggml.model", "gpt2 or llama"))?.to_owned(),
+            pre: metadata.str("tokenizer.ggml.pre")?.unwrap_or_default().to_owned(),
+            tokens: tokens.ok_or_else(|| missing("tokenizer.ggml.tokens", "an array of strings"))?,
+            // Scores are f32 in the file.
+            scores: scores.into_iter().map(|score| score as f32).collect(),
+            token_types,
+            merges: strings("tokenizer.ggml.merges")?.unwrap_or_default(),
+            bos_id: id("bos")?,
+            eos_id: id("eos")?,
+            eot_id: id("eot")?,
+            eom_id: id("eom")?,
+            unk_id: id("unknown")?,
+            pad_id: id("padding")?,
+            add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
+            add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,
+            add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
+        })
+    }
+}
+
+/// How a token shows in text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Normal,
+    /// Cut out of the text and shown only on request.
+    Control,
+    Unknown,
+    /// Cut out of the text and always shown.
+    UserDefined,
+    Byte,
+    Unused,
+}
+
+/// The tokenizer of a GGUF file.
+#[derive(Debug)]
+pub(super) struct Gguf {
+    model: Model,
+    tokens: Vec<String>,
+    kinds: Vec<Kind>,
+    special: SpecialTokens,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    add_bos: bool,
+    add_eos: bool,
+    /// Only SentencePiece models: a stretch of text at the beginning or after a special token begins with a space.
+    pub(super) add_space_prefix: bool,
+}
+
+#[derive(Debug)]
+enum Model {
+    Bpe {
+        tokenizer: Box<tokenizers::Tokenizer>,
+        /// Bytes of UTF-8 text for which the vocabulary has no token.
+        missing_bytes: Vec<u8>,
+    },
+    Spm(Spm),
+}
+
+impl Gguf {
+    pub(super) fn new(path: &Path, vocab: GgufVocab) -> Result<(Self, Named)> {
+        let fail = |reason: String| Error::Tokenizer { path: path.to_owned(), reason };
+        let count = vocab.tokens.len();
+        if count == 0 {
+            return Err(fail("tokenizer.ggml.tokens: expected at least one token, got none".to_owned()));
+        }
+        for (key, got) in [("scores", vocab.scores.len()), ("token_type", vocab.token_types.len())] {
+            if got != 0 && got != count {
+                return Err(fail(format!(
+                    "tokenizer.ggml.{key}: expected {count} values, one a token, got {got}"
+                )));
+            }
+        }
+        let spm = match vocab.model.as_str() {
+            "llama" => true,
+            "gpt2" => false,
+            other => {
+                return Err(fail(format!("tokenizer.ggml.model: expected gpt2 or llama, got {other:?}")));
+            }
+        };
+        let tokens: Vec<String> = vocab
+            .tokens
+            .into_iter()
+            .enumerate()
+            .map(|(id, text)| if text.is_empty() { format!("[EMPTY_{id}]") } else { text })
+            .collect();
+        let mut ids = HashMap::with_capacity(count);
+        for (id, text) in (0_u32..).zip(&tokens) {
+            if let Some(earlier) = ids.insert(text.clone(), id) {
+                return Err(fail(format!("token {text:?} has two ids, {earlier} and {id}")));
+            }
+        }
+
+        let in_range = |key: &str, id: Option<u32>| match id {
+            Some(id) if id as usize >= count => {
+                Err(fail(format!("tokenizer.ggml.{key}: expected an id below {count}, got {id}")))
+            }
+            id => Ok(id),
+        };
+        let or_default = |id: u32| if spm && (id as usize) < count { Some(id) } else { None };
+        let unk = in_range("unknown_token_id", vocab.unk_id)?.or(or_default(0));
+        let bos = in_range("bos_token_id", vocab.bos_id)?.or(or_default(1));
+        let eos = in_range("eos_token_id", vocab.eos_id)?.or(or_default(2));
+        let eot = in_range("eot_token_id", vocab.eot_id)?;
+        let eom = in_range("eom_token_id", vocab.eom_id)?;
+        let pad = in_range("padding_token_id", vocab.pad_id)?;
+
+        let (kinds, mut end_of_generation) = classify(&tokens, &vocab.token_types, &ids);
+        for id in [eom, eot, eos].into_iter().flatten() {
+            end_of_generation.retain(|other| *other != id);
+            end_of_generation.insert(0, id);
+        }
+
+        let (model, add_bos_default) = if spm {
+            if vocab.scores.is_empty() {
+                return Err(fail(
+                    "tokenizer.ggml.scores is missing; a llama vocabulary merges by score".to_owned(),
+                ));
+            }
+            if let Some(id) = vocab.scores.iter().position(|score| score.is_nan()) {
+                return Err(fail(format!("tokenizer.ggml.scores: score of token {id} is NaN")));
+            }
+            (Model::Spm(Spm::new(ids, vocab.scores, unk)), true)
+        } else {
+            let rule = pre_tokenizers::by_name(&vocab.pre).ok_or_else(|| {
+                let known = pre_tokenizers::known_names();
+                fail(format!("tokenizer.ggml.pre: {:?} is not known; known: {known}", vocab.pre))
+            })?;
+            (byte_level_bpe(ids, &vocab.merges, rule).map_err(fail)?, rule.add_bos)
+        };
+
+        let add_bos = vocab.add_bos.unwrap_or(add_bos_default);
+        let add_eos = vocab.add_eos.unwrap_or(false);
+        for (add, id, name) in [(add_bos, bos, "bos"), (add_eos, eos, "eos")] {
+            if add && id.is_none() {
+                return Err(fail(format!("text is to get a {name} token, but there is no {name}_token_id")));
+            }
+        }
+        let special = SpecialTokens::new((0_u32..).zip(&tokens).zip(&kinds).filter_map(
+            |((id, text), kind)| match kind {
+                Kind::Control | Kind::Unknown => Some((text.clone(), id, true)),
+                Kind::UserDefined => Some((text.clone(), id, false)),
+                Kind::Normal | Kind::Byte | Kind::Unused => None,
+            },
+        ));
+        let name = |id: Option<u32>| id.and_then(|id| tokens.get(id as usize)).cloned();
+        let named_tokens = [("bos_token", bos), ("eos_token", eos), ("unk_token", unk), ("pad_token", pad)]
+            .into_iter()
+            .filter_map(|(key, id)| Some((key.to_owned(), name(id)?)))
+            .collect();
+        let named = Named { bos, eos: end_of_generation, tokens: named_tokens };
+        let add_space_prefix = spm && vocab.add_space_prefix.unwrap_or(true);
+        Ok((Self { model, tokens, kinds, special, bos, eos, add_bos, add_eos, add_space_prefix }, named))
+    }
+
+    /// Errors are reasons, for the caller to name the file.
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        add: AddSpecial,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, String> {
+        let mut ids = Vec::new();
+        if add == AddSpecial::Yes && self.add_bos {
+            ids.extend(self.bos);
+        }
+        let mut after_special = true;
+        for part in self.special.split(text, parse_special) {
+            match part {
+                Part::Token(id) => ids.push(id),
+                Part::Text(text) => self.encode_ordinary(text, after_special, &mut ids)?,
+            }
+            after_special = matches!(part, Part::Token(_));
+        }
+        if add == AddSpecial::Yes && self.add_eos {
+            ids.extend(self.eos);
+        }
+        Ok(ids)
+    }
+
+    fn encode_ordinary(&self, text: &str, after_special: bool, ids: &mut Vec<u32>) -> Result<(), String> {
+        let unencodable = |byte: u8| format!("the vocabulary has no token for byte {byte:#04x}");
+        match &self.model {
+            Model::Spm(spm) => {
+                let mut escaped = text.replace(' ', ESCAPED_SPACE);
+                if self.add_space_prefix && after_special {
+                    escaped.insert_str(0, ESCAPED_SPACE);
+                }
+                spm.encode(&escaped, ids).map_err(|Unencodable(byte)| unencodable(byte))
+            }
+            Model::Bpe { tokenizer, missing_bytes } => {
+                if let Some(byte) = missing_bytes.iter().find(|byte| text.as_bytes().contains(byte)) {
+                    return Err(unencodable(*byte));
+                }
+                let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
+                ids.extend_from_slice(encoding.get_ids());
+                Ok(())
+            }
+        }
+    }
+
+    /// Appends the text of `id`, which may be part of a character; `None` if there is no such token.
+    pub(super) fn decode_token(&self, id: u32, skip_special: bool, output: &mut Vec<u8>) -> Option<()> {
+        let text = self.tokens.get(id as usize)?;
+        match self.kinds.get(id as usize)? {
+            Kind::Control | Kind::Unknown if skip_special => {}
+            Kind::Control | Kind::Unknown | Kind::UserDefined => output.extend_from_slice(text.as_bytes()),
+            Kind::Unused => {}
+            Kind::Byte => match byte_token(text) {
+                Some(byte) => output.push(byte),
+                None => output.extend_from_slice(text.as_bytes()),
+            },
+            Kind::Normal => match &self.model {
+                Model::Bpe { .. } => byte_level::decode_token(text, output),
+                Model::Spm(_) => output.extend_from_slice(text.replace(ESCAPED_SPACE, " ").as_bytes()),
+            },
+        }
+        Some(())
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.tokens.len()
+    }
+
+    pub(super) fn token_to_id(&self, token: &str) -> Option<u32> {
+        match &self.model {
+            Model::Bpe { tokenizer, .. } => tokenizer.get_model().token_to_id(token),
+            Model::Spm(spm) => spm.token_to_id(token),
+        }
+    }
+
+    pub(super) fn id_to_token(&self, id: u32) -> Option<&str> {
+        self.tokens.get(id as usize).map(String::as_str)
+    }
+}
+
+/// The byte that a token like `<0x0A>` stands for.
+fn byte_token(text: &str) -> Option<u8> {
+    u8::from_str_radix(text.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok()
+}
+
+/// The kind of every token and the tokens that end a generation, by type and well-known text.
+fn classify(tokens: &[String], types: &[i32], ids: &HashMap<String, u32>) -> (Vec<Kind>, Vec<u32>) {
+    let mut kinds: Vec<Kind> = match types.is_empty() {
+        true => vec![Kind::Normal; tokens.len()],
+        false => types
+            .iter()
+            .map(|kind| match *kind {
+                token_type::UNKNOWN => Kind::Unknown,
+                token_type::CONTROL => Kind::Control,
+                token_type::USER_DEFINED => Kind::UserDefined,
+                token_type::UNUSED => Kind::Unused,
+                token_type::BYTE => Kind::Byte,
+                _ => Kind::Normal,
+            })
+            .collect(),
+    };
+    let present =
+        |texts: &'static [&'static str]| texts.iter().filter_map(|text| Some((*text, *ids.get(*text)?)));
+    let mut ends: Vec<u32> = Vec::new();
+    for (_, id) in present(END_OF_GENERATION).chain(present(FILL_IN_THE_MIDDLE_ENDS)) {
+        kinds[id as usize] = Kind::Control;
+        ends.push(id);
+    }
+    for (_, id) in present(FILL_IN_THE_MIDDLE) {
+        kinds[id as usize] = Kind::Control;
+    }
+    for (_, id) in present(ALWAYS_SHOWN) {
+        kinds[id as usize] = Kind::UserDefined;
+    }
+    let has = |text: &str| ids.contains_key(text);
+    let harmony = has("<|return|>") && has("<|call|>");
+    let solar = has("<|flush|>") && (has("<|call|>") || has("<|calls|>"));
+    if let Some(&end) = ids.get("<|end|>").filter(|_| harmony || solar) {
+        // There it ends a message, not the turn.
+        kinds[end as usize] = Kind::UserDefined;
+        ends.retain(|id| *id != end);
+    }
+    if let Some(&end) = ids.get("</s>").filter(|_| has("<|tool_response>")) {
+        kinds[end as usize] = Kind::Normal;
+        ends.retain(|id| *id != end);
+    }
+    ends.sort_unstable();
+    (kinds, ends)
+}
+
+/// A byte-level BPE model behind the splitting `rule`. Errors are reasons.
+fn byte_level_bpe(
+    ids: HashMap<String, u32>,
+    merges: &[String],
+    rule: &pre_tokenizers::PreTokenizer,
+) -> Result<Model, String> {
+    if merges.is_empty() {
+        return Err("tokenizer.ggml.merges is missing; a gpt2 vocabulary merges by rank".to_owned());
+    }
+    let mut seen = HashSet::with_capacity(merges.len());
+    let mut pairs: Merges = Vec::with_capacity(merges.len());
+    for (rank, merge) in merges.iter().enumerate() {
+        // The first character may itself be a space.
+        let second_char = merge.chars().next().map_or(0, char::len_utf8);
+        let (left, right) = merge[second_char..]
+            .find(' ')
+            .map(|at| (&merge[..second_char + at], &merge[second_char + at + 1..]))
+            .ok_or_else(|| {
+                format!("merge {rank}: expected two tokens with a space between, got {merge:?}")
+            })?;
+        for token in [left, right, &format!("{left}{right}")] {
+            if !ids.contains_key(token) {
+                return Err(format!("merge {rank} ({merge:?}): token {token:?} is not in the vocabulary"));
+            }
+        }
+        // The first of two equal merges has the rank.
+        if seen.insert((ids[left], ids[right])) {
+            pairs.push((left.to_owned(), right.to_owned()));
+        }
+    }
+    let missing_bytes = byte_level::alphabet()
+        .filter(|(byte, c)| is_utf8_byte(*byte) && !ids.contains_key(c.encode_utf8(&mut [0; 4]) as &str))
+        .map(|(byte, _)| byte)
+        .collect();
+
+    let vocab: Vocab = ids.into_iter().collect();
+    let reason = |error: tokenizers::Error| error.to_string();
+    let bpe = BPE::builder()
+        .vocab_and_merges(vocab, pairs)
+        .ignore_merges(rule.ignore_merges)
+        .build()
+        .map_err(reason)?;
+    let mut splits: Vec<PreTokenizerWrapper> = Vec::with_capacity(rule.patterns.len() + 1);
+    for pattern in rule.patterns {
+        let pattern = SplitPattern::Regex((*pattern).to_owned());
+        splits.push(Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(reason)?.into());
+    }
+    splits.push(ByteLevel::new(false, false, false).into());
+    let mut tokenizer = tokenizers::Tokenizer::new(bpe);
+    tokenizer.with_pre_tokenizer(Some(Sequence::new(splits)));
+    Ok(Model::Bpe { tokenizer: Box::new(tokenizer), missing_bytes })
+}
+
+/// Whether `byte` can occur in UTF-8 text.
+fn is_utf8_byte(byte: u8) -> bool {
+    !matches!(byte, 0xC0 | 0xC1 | 0xF5..=0xFF)
+}

@@ -1,0 +1,221 @@
+//! Text to token ids and back, for the two ways in which checkpoints carry a tokenizer.
+//!
+//! - [`Tokenizer::from_json_file`]: a Hugging Face `tokenizer.json`; gives the ids that transformers gives.
+//! - [`Tokenizer::from_gguf`]: the vocabulary inside a GGUF file; gives the ids that llama.cpp gives.
+//!
+//! Splitting and byte-pair merging are the `tokenizers` crate's; only SentencePiece's merging by score is done here,
+//! because that crate's merges cannot express it. Its regular expressions give up after a million backtracking steps
+//! within one piece of text, which takes runs of hundreds of thousands of equal characters; the rest of such a piece
+//! is then one word.
+//!
+//! Not here: WordPiece and Unigram vocabularies in GGUF files, `tekken.json`, `tiktoken` files.
+
+mod byte_level;
+mod decode_stream;
+mod gguf;
+mod hugging_face;
+mod pre_tokenizers;
+mod special;
+mod spm;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+pub use decode_stream::DecodeStream;
+pub use gguf::GgufVocab;
+pub(crate) use hugging_face::read_json;
+
+use crate::checkpoint::{Checkpoint, Format};
+use crate::{Error, Result};
+
+/// Whether a text gets the tokens that the tokenizer puts around it, such as BOS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddSpecial {
+    /// The text is a whole document or prompt.
+    Yes,
+    /// The text continues something, or brings its own special tokens, as a rendered chat template does.
+    No,
+}
+
+/// A tokenizer, whatever file it came from.
+#[derive(Debug)]
+pub struct Tokenizer {
+    /// For error messages.
+    path: PathBuf,
+    backend: Backend,
+    named: Named,
+}
+
+#[derive(Debug)]
+enum Backend {
+    HuggingFace(Box<hugging_face::HuggingFace>),
+    Gguf(Box<gguf::Gguf>),
+}
+
+/// Tokens with a role.
+#[derive(Debug)]
+struct Named {
+    bos: Option<u32>,
+    /// Every id that ends a generation.
+    eos: Vec<u32>,
+    /// Text by role, as in `bos_token`.
+    tokens: BTreeMap<String, String>,
+}
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`. From the same folder, `tokenizer_config.json` adds special tokens and their roles,
+    /// and `generation_config.json` (or `config.json`) the ids that end a generation, if these files are there.
+    pub fn from_json_file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let (tokenizer, named) = hugging_face::HuggingFace::new(path)?;
+        Self::new(path, Backend::HuggingFace(Box::new(tokenizer)), named)
+    }
+
+    /// Builds the tokenizer of the GGUF file at `path` from its metadata.
+    pub fn from_gguf(path: impl AsRef<Path>, vocab: GgufVocab) -> Result<Self> {
+        let path = path.as_ref();
+        let (tokenizer, named) = gguf::Gguf::new(path, vocab)?;
+        Self::new(path, Backend::Gguf(Box::new(tokenizer)), named)
+    }
+
+    /// The tokenizer of an open checkpoint.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+        match checkpoint.format() {
+            Format::Gguf => {
+                let metadata = checkpoint.metadata();
+                Self::from_gguf(metadata.path(), GgufVocab::from_metadata(metadata)?)
+            }
+            Format::HuggingFace | Format::Mlx => {
+                Self::from_json_file(checkpoint.path().join("tokenizer.json"))
+            }
+        }
+    }
+
+    fn new(path: &Path, backend: Backend, named: Named) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), backend, named })
+    }
+
+    fn error(&self, reason: impl Into<String>) -> Error {
+        Error::Tokenizer { path: self.path.clone(), reason: reason.into() }
+    }
+
+    fn no_such_id(&self, id: u32) -> Error {
+        self.error(format!("expected token ids below {} that are in use, got {id}", self.vocab_size()))
+    }
+
+    /// The ids of `text`. Special tokens that are written out in it become their ids.
+    pub fn encode(&self, text: &str, add_special: AddSpecial) -> Result<Vec<u32>> {
+        match &self.backend {
+            Backend::HuggingFace(tokenizer) => tokenizer.encode(text, add_special),
+            Backend::Gguf(tokenizer) => tokenizer.encode(text, add_special, true),
+        }
+        .map_err(|reason| self.error(reason))
+    }
+
+    /// The ids of `text` as ordinary text: special tokens written out in it are spelled, and none are added. For text
+    /// from outside that must not steer the model.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
+        match &self.backend {
+            Backend::HuggingFace(tokenizer) => tokenizer.encode_plain(text),
+            Backend::Gguf(tokenizer) => tokenizer.encode(text, AddSpecial::No, false),
+        }
+        .map_err(|reason| self.error(reason))
+    }
+
+    /// The text of `ids`; what is not UTF-8 becomes U+FFFD. `skip_special` leaves out special tokens.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        if let Backend::HuggingFace(tokenizer) = &self.backend
+            && !tokenizer.byte_level
+        {
+            if let Some(id) = ids.iter().find(|id| tokenizer.id_to_token(**id).is_none()) {
+                return Err(self.no_such_id(*id));
+            }
+            return tokenizer.decode(ids, skip_special).map_err(|reason| self.error(reason));
+        }
+        let mut stream = self.decode_stream(skip_special);
+        let mut text = String::new();
+        for id in ids {
+            text.push_str(&stream.push(*id)?);
+        }
+        text.push_str(&stream.finish()?);
+        Ok(text)
+    }
+
+    /// Decodes a text token by token.
+    pub fn decode_stream(&self, skip_special: bool) -> DecodeStream<'_> {
+        DecodeStream::new(self, skip_special)
+    }
+
+    /// Decodes a text token by token that continues `context`, of which it repeats nothing.
+    pub fn decode_stream_after(&self, context: &[u32], skip_special: bool) -> Result<DecodeStream<'_>> {
+        let mut stream = DecodeStream::new(self, skip_special);
+        stream.skip(context)?;
+        Ok(stream)
+    }
+
+    /// One more than the highest id.
+    pub fn vocab_size(&self) -> usize {
+        match &self.backend {
+            Backend::HuggingFace(tokenizer) => tokenizer.vocab_size(),
+            Backend::Gguf(tokenizer) => tokenizer.vocab_size(),
+        }
+    }
+
+    /// The id of the token with exactly this text, as the vocabulary writes it.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        match &self.backend {
+            Backend::HuggingFace(tokenizer) => tokenizer.token_to_id(token),
+            Backend::Gguf(tokenizer) => tokenizer.token_to_id(token),
+        }
+    }
+
+    /// The text of a token as the vocabulary writes it, which is not always the text that it decodes to.
+    pub fn id_to_token(&self, id: u32) -> Option<Cow<'_, str>> {
+        match &self.backend {
+            Backend::HuggingFace(tokenizer) => tokenizer.id_to_token(id).map(Cow::Owned),
+            Backend::Gguf(tokenizer) => tokenizer.id_to_token(id).map(Cow::Borrowed),
+        }
+    }
+
+    /// Every id that ends a generation; the first one is the model's main one.
+    pub fn eos_ids(&self) -> &[u32] {
+        &self.named.eos
+    }
+
+    /// The id that begins a text, if the model has one.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.named.bos
+    }
+
+    /// Special tokens by role, as in `bos_token`; chat templates refer to them by these names.
+    pub fn special_tokens(&self) -> &BTreeMap<String, String> {
+        &self.named.tokens
+    }
+
+    /// Appends the text of `id`, which may be part of a character; `None` for tokenizers whose tokens have no text of
+    /// their own.
+    fn decode_token(&self, id: u32, skip_special: bool, output: &mut Vec<u8>) -> Result<()> {
+        match &self.backend {
+            Backend::HuggingFace(tokenizer) => tokenizer.decode_token(id, skip_special, output),
+            Backend::Gguf(tokenizer) => tokenizer.decode_token(id, skip_special, output),
+        }
+        .ok_or_else(|| self.no_such_id(id))
+    }
+
+    /// Whether the text of tokens can be had one by one.
+    fn decodes_by_token(&self) -> bool {
+        match &self.backend {
+            Backend::HuggingFace(tokenizer) => tokenizer.byte_level,
+            Backend::Gguf(_) => true,
+        }
+    }
+
+    /// Whether a space at the very beginning of decoded text is the tokenizer's own.
+    fn strips_first_space(&self) -> bool {
+        match &self.backend {
+            Backend::HuggingFace(_) => false,
+            Backend::Gguf(tokenizer) => tokenizer.add_space_prefix,
+        }
+    }
+}

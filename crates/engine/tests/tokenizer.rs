@@ -1,0 +1,416 @@
+//! Tokenizers against transformers (`tokenizer.json`) and llama.cpp (GGUF vocabularies); the expected ids are made by
+//! `tools/make_tokenizer_goldens.py`.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use moeflux::Error;
+use moeflux::checkpoint::gguf::Header;
+use moeflux::tokenizer::{AddSpecial, GgufVocab, Tokenizer};
+use proptest::prelude::*;
+use serde::Deserialize;
+use serde_json::Value;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizers").join(name)
+}
+
+fn read<T: serde::de::DeserializeOwned>(name: &str) -> T {
+    let text = std::fs::read_to_string(golden(name)).expect("golden file");
+    serde_json::from_str(&text).expect("golden JSON")
+}
+
+/// Texts, and lists of ids that the other files refer to by index.
+#[derive(Deserialize)]
+struct Texts {
+    texts: Vec<String>,
+    ids: Vec<Vec<u32>>,
+}
+
+static TEXTS: LazyLock<Texts> = LazyLock::new(|| read("texts.json"));
+
+/// Ids of every text, as indices.
+#[derive(Deserialize)]
+struct Expected {
+    parsed: Vec<usize>,
+    plain: Vec<usize>,
+    with_special: Vec<usize>,
+}
+
+/// Compares the ids of every text in the three ways of encoding.
+fn check_ids(name: &str, tokenizer: &Tokenizer, texts: &[String], expected: &Expected) {
+    type Encode = fn(&Tokenizer, &str) -> moeflux::Result<Vec<u32>>;
+    let ways: [(&str, Encode, &[usize]); 3] = [
+        ("parsed", |tokenizer, text| tokenizer.encode(text, AddSpecial::No), &expected.parsed),
+        ("plain", |tokenizer, text| tokenizer.encode_plain(text), &expected.plain),
+        ("with special", |tokenizer, text| tokenizer.encode(text, AddSpecial::Yes), &expected.with_special),
+    ];
+    for (way, encode, expected) in ways {
+        assert_eq!(expected.len(), texts.len(), "{name}");
+        for (text, expected) in texts.iter().zip(expected) {
+            let ids = encode(tokenizer, text).expect("encodes");
+            assert_eq!(ids, TEXTS.ids[*expected], "{name}, {way}: {text:?}");
+        }
+    }
+}
+
+/// Text that comes token by token.
+fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> String {
+    let mut stream = tokenizer.decode_stream(skip_special);
+    let mut text: String = ids.iter().map(|id| stream.push(*id).expect("valid id")).collect();
+    text.push_str(&stream.finish().expect("finishes"));
+    text
+}
+
+mod gguf {
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Case {
+        /// Bytes of every token, as Latin-1.
+        pieces: Vec<String>,
+        /// By name of the splitting rule.
+        rules: BTreeMap<String, Rule>,
+    }
+
+    #[derive(Deserialize)]
+    struct Rule {
+        #[serde(flatten)]
+        expected: Expected,
+        /// Tokens that end a generation.
+        ends: Vec<u32>,
+    }
+
+    pub(super) fn vocab(name: &str) -> GgufVocab {
+        let path = golden(name);
+        let file = File::open(&path).expect("golden file");
+        let length = file.metadata().expect("length").len();
+        let header = Header::read(file, length, &path).expect("GGUF header");
+        GgufVocab::from_metadata(&header.metadata).expect("vocabulary")
+    }
+
+    pub(super) fn tokenizer(vocab: GgufVocab) -> moeflux::Result<Tokenizer> {
+        Tokenizer::from_gguf("model.gguf", vocab)
+    }
+
+    #[test]
+    fn ids_are_llama_cpps() {
+        let cases: BTreeMap<String, Case> = read("gguf.json");
+        assert_eq!(cases.len(), 4);
+        for (file, case) in &cases {
+            let vocab = vocab(file);
+            for (pre, rule) in &case.rules {
+                let tokenizer =
+                    tokenizer(GgufVocab { pre: pre.clone(), ..vocab.clone() }).expect("known rule");
+                let name = format!("{file} {pre}");
+                check_ids(&name, &tokenizer, &TEXTS.texts, &rule.expected);
+                let mut ends = tokenizer.eos_ids().to_vec();
+                ends.sort_unstable();
+                assert_eq!(ends, rule.ends, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_are_llama_cpps() {
+        let cases: BTreeMap<String, Case> = read("gguf.json");
+        for (file, case) in &cases {
+            let tokenizer = tokenizer(vocab(file)).expect("vocabulary");
+            assert_eq!(tokenizer.vocab_size(), case.pieces.len(), "{file}");
+            let stream = tokenizer.decode_stream(false);
+            drop(stream);
+            for (id, piece) in (0..).zip(&case.pieces) {
+                let bytes: Vec<u8> =
+                    piece.chars().map(|c| u8::try_from(u32::from(c)).expect("Latin-1")).collect();
+                // Behind another token, so that no space is taken for the tokenizer's own.
+                let mut stream = tokenizer.decode_stream_after(&[0], false).expect("valid id");
+                let text = stream.push(id).expect("valid id") + &stream.finish().expect("finishes");
+                assert_eq!(text, String::from_utf8_lossy(&bytes), "{file}: token {id}");
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_rules_name_the_known_ones() {
+        let vocab = GgufVocab { pre: "no-such-rule".to_owned(), ..vocab("byte_level.gguf") };
+        let message = tokenizer(vocab).expect_err("unknown").to_string();
+        for part in ["model.gguf", "no-such-rule", "llama-bpe", "qwen2", "deepseek-v3"] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn bad_vocabularies_are_errors() {
+        let check = |file: &str, change: fn(&mut GgufVocab), expected: &str| {
+            let mut vocab = vocab(file);
+            change(&mut vocab);
+            let message = tokenizer(vocab).expect_err(expected).to_string();
+            assert!(message.contains(expected), "expected {expected:?} in {message:?}");
+            assert!(message.contains("model.gguf"), "{message}");
+        };
+        let bpe = "byte_level.gguf";
+        let spm = "sentencepiece.gguf";
+        check(bpe, |vocab| vocab.model = "bert".to_owned(), "got \"bert\"");
+        check(bpe, |vocab| vocab.tokens.clear(), "at least one token");
+        check(bpe, |vocab| vocab.merges.clear(), "merges is missing");
+        check(bpe, |vocab| vocab.merges.push("a".to_owned()), "expected two tokens");
+        check(bpe, |vocab| vocab.merges.push("a nothere".to_owned()), "\"nothere\" is not in the vocabulary");
+        check(bpe, |vocab| vocab.merges.push("q q".to_owned()), "\"qq\" is not in the vocabulary");
+        check(bpe, |vocab| vocab.tokens[7] = vocab.tokens[6].clone(), "has two ids, 6 and 7");
+        check(bpe, |vocab| vocab.token_types.truncate(3), "token_type: expected 1512 values");
+        check(bpe, |vocab| vocab.eos_id = Some(99_999), "eos_token_id: expected an id below 1512, got 99999");
+        check(bpe, |vocab| (vocab.bos_id, vocab.add_bos) = (None, Some(true)), "no bos_token_id");
+        check(spm, |vocab| vocab.scores.clear(), "scores is missing");
+        check(spm, |vocab| vocab.scores[5] = f32::NAN, "token 5 is NaN");
+    }
+
+    #[test]
+    fn bytes_without_a_token_are_errors() {
+        let mut incomplete = vocab("byte_level.gguf");
+        let exclamation = incomplete.tokens.iter().position(|token| token == "!").expect("a byte");
+        incomplete.tokens[exclamation] = "[unused]".to_owned();
+        incomplete.merges.retain(|merge| !merge.contains('!'));
+        let tokenizer = tokenizer(incomplete).expect("usable vocabulary");
+        assert!(tokenizer.encode("fine", AddSpecial::No).is_ok());
+        let message = tokenizer.encode("not!", AddSpecial::No).expect_err("no token for it").to_string();
+        assert!(message.contains("byte 0x21"), "{message}");
+    }
+
+    #[test]
+    fn a_first_space_is_the_tokenizers_own() {
+        let tokenizer = tokenizer(vocab("sentencepiece.gguf")).expect("vocabulary");
+        let ids = tokenizer.encode("Hello boats", AddSpecial::Yes).expect("encodes");
+        assert_eq!(tokenizer.decode(&ids, true).expect("decodes"), "Hello boats");
+        assert_eq!(tokenizer.decode(&ids, false).expect("decodes"), "<s> Hello boats");
+        let (context, rest) = ids.split_at(ids.len() - 1);
+        let mut stream = tokenizer.decode_stream_after(context, true).expect("valid ids");
+        let text = stream.push(rest[0]).expect("valid id") + &stream.finish().expect("finishes");
+        assert_eq!(tokenizer.decode(context, true).expect("decodes") + &text, "Hello boats");
+    }
+}
+
+mod hugging_face {
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Case {
+        /// File that has the vocabulary.
+        base: String,
+        /// Parts of the file that this case has of its own.
+        parts: BTreeMap<String, Value>,
+        ignore_merges: bool,
+        /// `tokenizer_config.json`.
+        config: Option<Value>,
+        /// Texts of its own.
+        texts: Option<Vec<String>>,
+        #[serde(flatten)]
+        expected: Expected,
+        decoded: Vec<String>,
+        decoded_without_special: Vec<String>,
+        special_tokens: BTreeMap<String, String>,
+    }
+
+    impl Case {
+        fn texts(&self) -> &[String] {
+            self.texts.as_deref().unwrap_or(&TEXTS.texts)
+        }
+
+        fn tokenizer(&self) -> Tokenizer {
+            let mut json: Value = read(&self.base);
+            for (key, part) in &self.parts {
+                json[key] = part.clone();
+            }
+            json["model"]["ignore_merges"] = self.ignore_merges.into();
+            open(&json, self.config.as_ref(), None).expect("opens")
+        }
+    }
+
+    fn cases() -> BTreeMap<String, Case> {
+        read("hugging_face.json")
+    }
+
+    fn open(json: &Value, config: Option<&Value>, generation: Option<&Value>) -> moeflux::Result<Tokenizer> {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let write = |name: &str, value: &Value| {
+            std::fs::write(folder.path().join(name), value.to_string()).expect("written");
+        };
+        write("tokenizer.json", json);
+        if let Some(config) = config {
+            write("tokenizer_config.json", config);
+        }
+        if let Some(generation) = generation {
+            write("generation_config.json", generation);
+        }
+        Tokenizer::from_json_file(folder.path().join("tokenizer.json"))
+    }
+
+    #[test]
+    fn ids_are_transformers() {
+        let cases = cases();
+        assert_eq!(cases.len(), 12);
+        for (name, case) in &cases {
+            check_ids(name, &case.tokenizer(), case.texts(), &case.expected);
+        }
+    }
+
+    #[test]
+    fn decoded_texts_are_transformers() {
+        for (name, case) in &cases() {
+            let tokenizer = case.tokenizer();
+            for (skip_special, decoded) in [(false, &case.decoded), (true, &case.decoded_without_special)] {
+                for (ids, expected) in case.expected.parsed.iter().zip(decoded) {
+                    let ids = &TEXTS.ids[*ids];
+                    assert_eq!(&tokenizer.decode(ids, skip_special).expect("decodes"), expected, "{name}");
+                    assert_eq!(&streamed(&tokenizer, ids, skip_special), expected, "{name}, streamed");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn roles_are_transformers() {
+        for (name, case) in &cases() {
+            assert_eq!(case.tokenizer().special_tokens(), &case.special_tokens, "{name}");
+        }
+    }
+
+    #[test]
+    fn several_ids_end_a_generation() {
+        let json: Value = read("byte_level.json");
+        let config = serde_json::json!({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"});
+        let id =
+            |token: &str| open(&json, None, None).expect("opens").token_to_id(token).expect("special token");
+        let (start, end, text_end) = (id("<|im_start|>"), id("<|im_end|>"), id("<|endoftext|>"));
+        let check = |generation: Value, expected: &[u32]| {
+            let tokenizer = open(&json, Some(&config), Some(&generation)).expect("opens");
+            assert_eq!(tokenizer.eos_ids(), expected, "{generation}");
+            assert_eq!(tokenizer.bos_id(), Some(start));
+        };
+        check(serde_json::json!({}), &[end]);
+        check(serde_json::json!({"eos_token_id": text_end}), &[text_end, end]);
+        check(serde_json::json!({"eos_token_id": [end, text_end]}), &[end, text_end]);
+        let error =
+            open(&json, Some(&config), Some(&serde_json::json!({"eos_token_id": "x"}))).expect_err("no id");
+        assert!(matches!(&error, Error::Config { key, .. } if key == "eos_token_id"), "{error}");
+    }
+
+    #[test]
+    fn bad_files_are_errors() {
+        let json: Value = read("byte_level.json");
+        let check = |change: fn(&mut Value), expected: &str| {
+            let mut json = json.clone();
+            change(&mut json);
+            let message = open(&json, None, None).expect_err(expected).to_string();
+            assert!(
+                message.contains("tokenizer.json") && message.contains(expected),
+                "{expected:?}: {message}"
+            );
+        };
+        check(|json| *json = Value::Null, "invalid type");
+        check(|json| json["model"] = Value::Null, "invalid type");
+        check(|json| json["model"]["type"] = "Nope".into(), "data did not match");
+        check(|json| json["version"] = "9.0".into(), "Unknown tokenizer version");
+        check(
+            |json| json["model"]["merges"][0] = serde_json::json!(["a", "nothere"]),
+            "\"nothere\" is not in the",
+        );
+        check(
+            |json| json["model"]["merges"][0] = serde_json::json!(["Ġthe", "Ġthe"]),
+            "is not in the vocabulary",
+        );
+        check(|json| json["model"]["merges"][0] = "abc".into(), "expected two tokens");
+        let broken = serde_json::json!({"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": false});
+        let mut json = json.clone();
+        json["pre_tokenizer"] = broken;
+        assert!(matches!(open(&json, None, None), Err(Error::Tokenizer { .. })));
+
+        let missing = Tokenizer::from_json_file("/nonexistent/tokenizer.json").expect_err("missing");
+        assert!(matches!(&missing, Error::Io { .. }), "{missing}");
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, b"{\"model\": \xFF").expect("written");
+        assert!(matches!(Tokenizer::from_json_file(&path), Err(Error::Tokenizer { .. })));
+    }
+}
+
+/// A tokenizer of each kind that keeps every byte of a text.
+fn lossless() -> Vec<(&'static str, Tokenizer)> {
+    let byte_level = gguf::vocab("byte_level.gguf");
+    let mut tokenizers =
+        vec![("byte_level.json", Tokenizer::from_json_file(golden("byte_level.json")).expect("opens"))];
+    for pre in ["default", "llama-bpe", "qwen2", "deepseek-v3", "gpt-4o", "kimi-k2"] {
+        let vocab = GgufVocab { pre: pre.to_owned(), ..byte_level.clone() };
+        tokenizers.push((pre, gguf::tokenizer(vocab).expect("known rule")));
+    }
+    for file in ["sentencepiece.gguf", "sentencepiece_no_prefix.gguf", "sentencepiece_equal_scores.gguf"] {
+        tokenizers.push((file, gguf::tokenizer(gguf::vocab(file)).expect("vocabulary")));
+    }
+    tokenizers
+}
+
+static LOSSLESS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(lossless);
+
+/// Texts of words, white space, digits, marks, emoji and anything else.
+fn any_text() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        "[a-zA-Z' ]{0,12}",
+        "[ \\t\\r\\n]{0,6}",
+        "[0-9]{0,8}",
+        "\\PC{0,8}",
+        "[一-龥ぁ-んァ-ヶ가-힣]{0,6}",
+        "[\\p{M}\u{200D}👍🏽👩🚀]{0,5}",
+        any::<char>().prop_map(String::from),
+    ];
+    proptest::collection::vec(part, 0..8).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn decoding_gives_the_text_back(text in any_text()) {
+        for (name, tokenizer) in LOSSLESS.iter() {
+            let plain = tokenizer.encode_plain(&text).expect("encodes");
+            prop_assert_eq!(&tokenizer.decode(&plain, true).expect("decodes"), &text, "{}", name);
+            prop_assert_eq!(&streamed(tokenizer, &plain, true), &text, "{} streamed", name);
+            let ids = tokenizer.encode(&text, AddSpecial::No).expect("encodes");
+            prop_assert_eq!(&tokenizer.decode(&ids, false).expect("decodes"), &text, "{} parsed", name);
+        }
+    }
+
+    #[test]
+    fn streams_give_what_decoding_gives(ids in proptest::collection::vec(0_u32..900, 0..60), at in 0_usize..60) {
+        for (name, tokenizer) in LOSSLESS.iter() {
+            for skip_special in [false, true] {
+                let whole = tokenizer.decode(&ids, skip_special).expect("decodes");
+                prop_assert_eq!(&streamed(tokenizer, &ids, skip_special), &whole, "{}", name);
+            }
+            // A stream that continues a text gives its rest, up to a character that the border cuts.
+            let (context, rest) = ids.split_at(at.min(ids.len()));
+            let mut stream = tokenizer.decode_stream_after(context, false).expect("valid ids");
+            let mut text: String = rest.iter().map(|id| stream.push(*id).expect("valid id")).collect();
+            text.push_str(&stream.finish().expect("finishes"));
+            prop_assert!(tokenizer.decode(&ids, false).expect("decodes").ends_with(&text), "{}", name);
+        }
+    }
+}
+
+#[test]
+fn ids_out_of_range_are_errors() {
+    for (name, tokenizer) in LOSSLESS.iter() {
+        let size = u32::try_from(tokenizer.vocab_size()).expect("small");
+        for id in [size, size + 1, u32::MAX] {
+            let error = tokenizer.decode(&[0, id], false).expect_err(name);
+            assert!(matches!(error, Error::Tokenizer { .. }), "{name}: {error}");
+            assert!(tokenizer.decode_stream(true).push(id).is_err(), "{name}");
+            assert!(tokenizer.decode_stream_after(&[id], true).is_err(), "{name}");
+            assert_eq!(tokenizer.id_to_token(id), None, "{name}");
+        }
+        for id in 0..size {
+            let token = tokenizer.id_to_token(id).expect("in range");
+            assert_eq!(tokenizer.token_to_id(&token), Some(id), "{name}: {token}");
+        }
+    }
+}

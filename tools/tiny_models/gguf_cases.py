@@ -1,0 +1,232 @@
+"""The GGUF fixtures: one row a file.
+
+The `SMALL` ones lie in the repository. The `WIDE` ones are the same families with rows of 256, so that
+llama.cpp quantises every matrix the way it does for real models; they are some megabytes each and made on
+demand.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GgufCase:
+    """One file with its golden."""
+
+    name: str
+    family: str
+    seed: int
+    config: dict[str, Any]
+    # Name of a llama.cpp file type: F32, F16, Q8_0, Q4_K_M, …
+    file_type: str
+    # "bpe" (gpt2-style, pre-tokeniser qwen2) or "spm" (llama-style with scores and byte tokens).
+    vocabulary: str = "bpe"
+    # Tensor types that differ from the file type: regular expression over the tensor name → ggml type name.
+    overrides: dict[str, str] = field(default_factory=dict)
+    # Tensors in one file; more make a split file.
+    tensors_per_split: int = 0
+    n_tokens: int = 32
+    # Keep llama.cpp's logits whole, not only their distance from the golden.
+    keep_peer_logits: bool = False
+
+
+def _qwen3_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=5,
+        num_experts_per_tok=2,
+        # llama.cpp normalises this family's expert weights whatever the file says.
+        norm_topk_prob=True,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _mixtral(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=331,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+        sliding_window=None,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+def _olmoe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        # llama.cpp reads this family's k norm with the width of q.
+        num_key_value_heads=4,
+        num_experts=7,
+        num_experts_per_tok=3,
+        # llama.cpp never normalises this family's expert weights.
+        norm_topk_prob=False,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None,
+        eos_token_id=292,
+        pad_token_id=290,
+    )
+    return base | changes
+
+
+# Every block format in one file.
+_MIXED = {
+    r"blk\.0\.ffn_gate_exps": "Q3_K",
+    r"blk\.0\.ffn_up_exps": "Q4_0",
+    r"blk\.0\.ffn_down_exps": "Q6_K",
+    r"blk\.1\.ffn_gate_exps": "Q2_K",
+    r"blk\.1\.ffn_up_exps": "Q3_K",
+    r"blk\.1\.ffn_down_exps": "Q4_K",
+    r"attn_q\.": "Q5_K",
+    r"attn_k\.": "Q5_0",
+    r"attn_v\.": "Q8_0",
+    r"attn_output": "Q4_K",
+    r"token_embd": "Q2_K",
+}
+
+SMALL = [
+    GgufCase("qwen3_moe_q8_0", "qwen3_moe", 51, _qwen3_moe(rms_norm_eps=0.01), "Q8_0"),
+    # Rows of 256 everywhere but in ffn_down_exps and attn_output, which llama.cpp gives another type.
+    GgufCase(
+        "qwen3_moe_q4_k_m",
+        "qwen3_moe",
+        52,
+        _qwen3_moe(hidden_size=256, moe_intermediate_size=64, head_dim=32, num_experts=4),
+        "Q4_K_M",
+    ),
+    # Tied embeddings, every block format.
+    GgufCase(
+        "qwen3_moe_mixed",
+        "qwen3_moe",
+        53,
+        _qwen3_moe(
+            hidden_size=256,
+            moe_intermediate_size=256,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=64,
+            num_experts=3,
+            tie_word_embeddings=True,
+        ),
+        "Q4_K_M",
+        overrides=_MIXED,
+    ),
+    # YaRN past its original context, tied embeddings and top-1 in F16.
+    GgufCase(
+        "qwen3_moe_yarn_f16",
+        "qwen3_moe",
+        54,
+        _qwen3_moe(
+            hidden_size=32,
+            moe_intermediate_size=20,
+            head_dim=16,
+            num_experts_per_tok=1,
+            tie_word_embeddings=True,
+            max_position_embeddings=80,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 20,
+            },
+        ),
+        "F16",
+    ),
+    # Permuted q and k, llama3 frequency factors, a SentencePiece vocabulary, F32.
+    GgufCase(
+        "mixtral_llama3_f32",
+        "mixtral",
+        55,
+        _mixtral(
+            hidden_size=32,
+            intermediate_size=20,
+            head_dim=16,
+            num_hidden_layers=1,
+            num_local_experts=3,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        "F32",
+        vocabulary="spm",
+    ),
+    GgufCase("mixtral_q8_0", "mixtral", 56, _mixtral(rms_norm_eps=0.02), "Q8_0", vocabulary="spm"),
+    # Three files; linear rope scaling.
+    GgufCase(
+        "olmoe_split_f16",
+        "olmoe",
+        57,
+        _olmoe(
+            hidden_size=32,
+            intermediate_size=20,
+            rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        ),
+        "F16",
+        tensors_per_split=11,
+    ),
+]
+
+
+def _wide() -> list[GgufCase]:
+    wide = dict(hidden_size=256)
+    families = [
+        ("qwen3_moe", "bpe", _qwen3_moe(**wide, moe_intermediate_size=256, head_dim=128, num_experts=6)),
+        ("mixtral", "spm", _mixtral(**wide, intermediate_size=256, num_local_experts=4)),
+        ("olmoe", "bpe", _olmoe(**wide, intermediate_size=256, num_experts=5)),
+    ]
+    encodings: list[tuple[str, str, dict[str, str]]] = [
+        ("f32", "F32", {}),
+        ("f16", "F16", {}),
+        ("q8_0", "Q8_0", {}),
+        ("q4_0", "Q4_0", {}),
+        ("q4_k_m", "Q4_K_M", {}),
+        ("q6_k", "Q6_K", {}),
+        ("mixed", "Q4_K_M", _MIXED),
+    ]
+    return [
+        GgufCase(
+            f"wide_{family}_{suffix}",
+            family,
+            71 + i,
+            config,
+            file_type,
+            vocabulary,
+            overrides,
+            n_tokens=256,
+            keep_peer_logits=True,
+        )
+        for i, (family, vocabulary, config) in enumerate(families)
+        for suffix, file_type, overrides in encodings
+    ]
+
+
+WIDE = _wide()

@@ -1,0 +1,275 @@
+"""Writes GGUF files in the form of llama.cpp's converter, and reads their dequantised weights back.
+
+F32 and F16 files come from here; every other type is made from the F32 file by llama.cpp's own quantiser
+(see `llama_cpp_peer.py`). The golden is transformers' logits on the weights as `gguf.quants` dequantises
+them.
+"""
+
+import json
+import math
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import dequantize
+
+from . import golden
+from .gguf_cases import GgufCase
+from .hf_files import build_model
+from .vocabularies import CHAT_TEMPLATE, SPECIAL_TOKENS, byte_level_bpe, sentencepiece_bpe
+
+ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmoe": "olmoe"}
+# Vocabulary sizes; the models' are larger where a published one pads its embedding.
+BPE_SIZE = 293
+PEER = Path(__file__).with_name("llama_cpp_peer.py")
+
+# transformers' module name within a layer → GGUF's name within a block.
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+}
+MODEL_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+def write_case(case: GgufCase, out: Path, llama_python: str) -> dict[str, str]:
+    """Writes `out/case.name` afresh: the model file or files and golden.safetensors."""
+    folder = out / case.name
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    path = folder / "model.gguf"
+    model = build_model(case.family, case.config, torch.float32, case.seed)
+    if case.file_type in ("F32", "F16"):
+        write_gguf(path, model, case, case.file_type)
+        if case.tensors_per_split:
+            path = min(folder.glob("model-*.gguf"))
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            source = Path(scratch) / "f32.gguf"
+            write_gguf(source, model, case, "F32")
+            overrides = [f"{pattern}={kind}" for pattern, kind in case.overrides.items()]
+            subprocess.run(
+                [llama_python, PEER, "quantize", source, path, case.file_type, *overrides], check=True
+            )
+
+    load_dequantised(model, sorted(folder.glob("*.gguf")), case.family)
+    found = golden.reference(model, case.n_tokens, case.seed)
+    peer = peer_logits(llama_python, path, found.tokens)
+    return golden.save_with_peer(folder, found, "llama.cpp", peer, case.keep_peer_logits)
+
+
+def peer_logits(llama_python: str, path: Path, tokens: torch.Tensor) -> np.ndarray:
+    """llama.cpp's logits (T, V) f32 on the same file, with its own default settings."""
+    with tempfile.TemporaryDirectory() as scratch:
+        written = Path(scratch) / "logits.npy"
+        subprocess.run(
+            [llama_python, PEER, "logits", path, json.dumps(tokens.tolist()), written],
+            check=True,
+        )
+        return np.load(written)
+
+
+def write_gguf(path: Path, model: torch.nn.Module, case: GgufCase, file_type: str) -> None:
+    """Writes metadata, vocabulary and tensors; matrices in `file_type`, vectors and routers in F32."""
+    architecture = ARCHITECTURES[case.family]
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=case.tensors_per_split)
+    writer.add_type("model")
+    writer.add_name(case.name)
+    add_parameters(writer, model.config, case.family)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if file_type == "F32" else gguf.LlamaFileType.MOSTLY_F16)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    if case.vocabulary == "spm":
+        add_sentencepiece(writer, model.config.vocab_size)
+    else:
+        add_byte_level_bpe(writer, model.config.vocab_size)
+    for name, tensor in tensors(model, case.family):
+        narrow = file_type == "F16" and tensor.ndim > 1 and "ffn_gate_inp" not in name
+        writer.add_tensor(name, tensor.numpy().astype(np.float16 if narrow else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_parameters(writer: gguf.GGUFWriter, config, family: str) -> None:
+    """The keys that llama.cpp's converter writes for these families."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    elif rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if family == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family == "mixtral":
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_rope_dimension_count(head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def add_byte_level_bpe(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """A gpt2-style vocabulary, padded to the width of the embedding as the converter does."""
+    tokenizer = byte_level_bpe(BPE_SIZE)
+    tokens = [tokenizer.id_to_token(token) or f"[PAD{token}]" for token in range(vocab_size)]
+    kinds = [gguf.TokenType.NORMAL] * BPE_SIZE + [gguf.TokenType.UNUSED] * (vocab_size - BPE_SIZE)
+    for token in SPECIAL_TOKENS:
+        kinds[tokenizer.token_to_id(token)] = gguf.TokenType.CONTROL
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_eos_token_id(tokenizer.token_to_id("<|im_end|>"))
+    writer.add_pad_token_id(tokenizer.token_to_id("<|endoftext|>"))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def add_sentencepiece(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """A llama-style vocabulary of exactly `vocab_size` pieces."""
+    vocabulary = sentencepiece_bpe(vocab_size)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_scores(vocabulary.scores)
+    writer.add_token_types(vocabulary.types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+
+
+def tensors(model: torch.nn.Module, family: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the file under its GGUF name, f32."""
+    config = model.config
+    if config.rope_parameters["rope_type"] == "llama3":
+        yield "rope_freqs.weight", llama3_factors(config)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        module, _, kind = name.rpartition(".")
+        if module in MODEL_NAMES:
+            yield f"{MODEL_NAMES[module]}.{kind}", tensor
+            continue
+        layer, block = split_layer(name)
+        if block == "mlp.experts.gate_up_proj":
+            gate, up = tensor.chunk(2, dim=1)
+            yield f"blk.{layer}.ffn_gate_exps.weight", gate.contiguous()
+            yield f"blk.{layer}.ffn_up_exps.weight", up.contiguous()
+        elif block == "mlp.experts.down_proj":
+            yield f"blk.{layer}.ffn_down_exps.weight", tensor
+        else:
+            module, _, kind = block.rpartition(".")
+            if family == "mixtral" and module in ("self_attn.q_proj", "self_attn.k_proj"):
+                tensor = interleave_rotary(tensor, heads_of(config, module))
+            yield f"blk.{layer}.{LAYER_NAMES[module]}.{kind}", tensor
+
+
+def split_layer(name: str) -> tuple[int, str]:
+    """ "model.layers.3.mlp.gate.weight" → (3, "mlp.gate.weight")."""
+    _, _, layer, rest = name.split(".", 3)
+    return int(layer), rest
+
+
+def heads_of(config, module: str) -> int:
+    """Number of heads that the rows of a q or k projection belong to."""
+    return config.num_attention_heads if module.endswith("q_proj") else config.num_key_value_heads
+
+
+def interleave_rotary(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Rows of each head from half-split rotary order (i, i + d/2) to interleaved pairs (2i, 2i + 1)."""
+    rows = weight.shape[0] // n_heads
+    halves = weight.reshape(n_heads, 2, rows // 2, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape).contiguous()
+
+
+def deinterleave_rotary(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """The inverse of `interleave_rotary`."""
+    rows = weight.shape[0] // n_heads
+    pairs = weight.reshape(n_heads, rows // 2, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape).contiguous()
+
+
+def llama3_factors(config) -> torch.Tensor:
+    """Divisor of each rotary frequency (head_dim / 2,) f32, as `rope_freqs.weight` holds it."""
+    rope = config.rope_parameters
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    context = rope["original_max_position_embeddings"]
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    factors = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (i / head_dim)
+        if wavelength < context / high:
+            factors.append(1.0)
+        elif wavelength > context / low:
+            factors.append(factor)
+        else:
+            smooth = (context / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return torch.tensor(factors, dtype=torch.float32)
+
+
+def load_dequantised(model: torch.nn.Module, files: list[Path], family: str) -> None:
+    """Replaces the model's weights with those of the files, dequantised to f32."""
+    read = {}
+    for file in files:
+        for tensor in gguf.GGUFReader(file).tensors:
+            # ggml lists dimensions from the innermost outwards.
+            shape = tuple(int(size) for size in reversed(tensor.shape))
+            read[tensor.name] = torch.from_numpy(
+                dequantize(tensor.data, tensor.tensor_type).reshape(shape).astype(np.float32)
+            )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            module, _, kind = name.rpartition(".")
+            if module in MODEL_NAMES:
+                parameter.copy_(read.pop(f"{MODEL_NAMES[module]}.{kind}"))
+                continue
+            layer, block = split_layer(name)
+            if block == "mlp.experts.gate_up_proj":
+                parts = [read.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up")]
+                parameter.copy_(torch.cat(parts, dim=1))
+            elif block == "mlp.experts.down_proj":
+                parameter.copy_(read.pop(f"blk.{layer}.ffn_down_exps.weight"))
+            else:
+                module, _, kind = block.rpartition(".")
+                weight = read.pop(f"blk.{layer}.{LAYER_NAMES[module]}.{kind}")
+                if family == "mixtral" and module in ("self_attn.q_proj", "self_attn.k_proj"):
+                    weight = deinterleave_rotary(weight, heads_of(model.config, module))
+                parameter.copy_(weight)
+    read.pop("rope_freqs.weight", None)
+    if read:
+        raise ValueError(f"tensors that the model does not have: {sorted(read)}")

@@ -1,0 +1,129 @@
+"""Reference logits: float32, eager attention, eager experts; and how far they can be trusted.
+
+A golden is worth little if float32 rounding alone moves it, so each one is also computed in float64, and
+the margin of every routing decision is measured. Both figures are checked here and kept in the file's
+metadata.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from compare_logits import compare
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
+
+# Largest accepted |f32 - f64| / max |f64| and smallest accepted gap, in router logits, between the last
+# expert chosen and the first one left out.
+MAX_FLOAT32_ERROR = 2e-5
+MIN_ROUTER_MARGIN = 1e-4
+# Draws of random tokens before giving up on that margin.
+MAX_DRAWS = 20
+
+
+def random_tokens(vocab_size: int, length: int, seed: int) -> torch.Tensor:
+    """Token ids (length,), drawn uniformly, with the first and the last id of the vocabulary among them."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, vocab_size, (length,), generator=generator)
+    tokens[0], tokens[length // 2] = vocab_size - 1, 0
+    return tokens
+
+
+def open_model(folder: Path) -> torch.nn.Module:
+    """The model that transformers reads from `folder`, its weights widened to float32."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    return model.eval()
+
+
+def logits_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits (n_tokens, vocab_size) of one pass over all tokens, without a cache."""
+    with torch.no_grad():
+        return model(tokens[None], use_cache=False).logits[0]
+
+
+def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
+    """Smallest gap between the last router logit chosen and the first left out, over layers and positions."""
+    with torch.no_grad():
+        outputs = model(tokens[None], use_cache=False, output_router_logits=True)
+    top_k = model.config.num_experts_per_tok
+    margin = float("inf")
+    for layer in outputs.router_logits:
+        ordered = layer.sort(dim=-1, descending=True).values
+        if ordered.shape[-1] > top_k:
+            margin = min(margin, (ordered[:, top_k - 1] - ordered[:, top_k]).min().item())
+    return margin
+
+
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """max |a - b| / max |b|."""
+    return ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()
+
+
+def float64_copy(model: torch.nn.Module) -> torch.nn.Module:
+    """The same weights with float64 arithmetic (transformers keeps norms, rope and softmax in float32)."""
+    wide = type(model)(model.config).double().eval()
+    wide.set_attn_implementation("eager")
+    wide.load_state_dict(model.state_dict())
+    return wide
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Logits with the evidence that they may be compared against."""
+
+    # (n_tokens,) i64.
+    tokens: torch.Tensor
+    # (n_tokens, vocab_size) f32.
+    logits: torch.Tensor
+    report: dict[str, str]
+
+
+def reference(model: torch.nn.Module, n_tokens: int, seed: int) -> Reference:
+    """Logits over random tokens: the first draw whose routing decisions are all clear of a tie."""
+    wide = float64_copy(model)
+    for attempt in range(MAX_DRAWS):
+        tokens = random_tokens(model.config.vocab_size, n_tokens, seed + 1000 * attempt)
+        margin = router_margin(model, tokens)
+        if margin < MIN_ROUTER_MARGIN:
+            continue
+        logits = logits_of(model, tokens)
+        error = relative_error(logits, logits_of(wide, tokens))
+        if error > MAX_FLOAT32_ERROR:
+            raise ValueError(
+                f"float32 and float64 logits differ by {error:.2e}, more than {MAX_FLOAT32_ERROR:.0e}"
+            )
+        report = {
+            "reference": f"transformers {transformers.__version__}, float32, eager",
+            "float64_relative_error": f"{error:.2e}",
+            "router_margin": f"{margin:.2e}",
+            "logit_std": f"{logits.std().item():.2f}",
+        }
+        return Reference(tokens, logits, report)
+    raise ValueError(
+        f"{MAX_DRAWS} draws of tokens all have a routing decision within {MIN_ROUTER_MARGIN:.0e} of a tie"
+    )
+
+
+def save_with_peer(
+    folder: Path, found: Reference, peer: str, peer_logits: np.ndarray, keep: bool
+) -> dict[str, str]:
+    """Writes the golden with what another engine made of the file: its mean KL, and its logits if `keep`."""
+    comparison = compare(peer_logits, found.logits.numpy())
+    extra = {"peer_kl": np.array([comparison.kl_nats], dtype=np.float64)}
+    if keep:
+        extra["peer_logits"] = peer_logits
+    report = found.report | {"peer": f"{peer}: {comparison}"}
+    save(folder, Reference(found.tokens, found.logits, report), **extra)
+    return report
+
+
+def save(folder: Path, found: Reference, **extra: np.ndarray) -> None:
+    """Writes golden.safetensors with `tokens` i32 (T,), `logits` f32 (T, V) and the arrays of `extra`."""
+    arrays = {"tokens": found.tokens.numpy().astype(np.int32), "logits": found.logits.numpy(), **extra}
+    # One key: the writer does not keep the order of several, and the file would change from run to run.
+    save_file(arrays, folder / "golden.safetensors", metadata={"report": json.dumps(found.report)})

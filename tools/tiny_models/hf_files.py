@@ -1,0 +1,82 @@
+"""Writes a Hugging Face fixture folder: configuration, weights in the wanted form, golden logits."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from . import golden
+from .hf_cases import HfCase
+from .vocabularies import save_byte_level_bpe
+from .weights import randomise, round_to
+
+
+def build_model(family: str, config: dict[str, Any], dtype: torch.dtype, seed: int) -> torch.nn.Module:
+    """A model in float32 whose weights `dtype` holds exactly."""
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **config),
+        attn_implementation="eager",
+        experts_implementation="eager",
+        dtype=torch.float32,
+    )
+    randomise(model, seed)
+    round_to(model, dtype)
+    return model.eval()
+
+
+def write_case(case: HfCase, out: Path) -> dict[str, str]:
+    """Writes `out/case.name` afresh and returns the golden's report."""
+    folder = out / case.name
+    if folder.exists():
+        shutil.rmtree(folder)
+    model = build_model(case.family, case.config, getattr(torch, case.dtype), case.seed)
+    write_checkpoint(model, case, folder)
+
+    reread = golden.open_model(folder)
+    found = golden.reference(reread, case.n_tokens, case.seed)
+    expected = golden.logits_of(model, found.tokens)
+    if not torch.equal(found.logits, expected):
+        difference = golden.relative_error(found.logits, expected)
+        raise ValueError(
+            f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})"
+        )
+    golden.save(folder, found)
+    return found.report
+
+
+def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None:
+    """Writes config.json, the weights and, where the case has one, the tokenizer."""
+    # A copy: casting the model itself would leave its rotary frequencies rounded too.
+    copy.deepcopy(model).to(getattr(torch, case.dtype)).save_pretrained(
+        folder,
+        max_shard_size=case.max_shard_bytes or "1GB",
+        save_original_format=not case.stacked_experts,
+    )
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    rewrite_config(folder / "config.json", case)
+    if case.tokenizer_size:
+        save_byte_level_bpe(folder, case.tokenizer_size)
+
+
+def rewrite_config(path: Path, case: HfCase) -> None:
+    """Applies `published_keys` and `config_edits` to a config.json."""
+    config = json.loads(path.read_text())
+    if case.published_keys:
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        kind = rope.pop("rope_type")
+        config["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
+        config["torch_dtype"] = config.pop("dtype")
+        config.pop("transformers_version", None)
+        if "num_local_experts" in config and case.family == "qwen3_moe":
+            config["num_experts"] = config.pop("num_local_experts")
+    for key, value in case.config_edits.items():
+        if value is None:
+            config.pop(key, None)
+        else:
+            config[key] = value
+    path.write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,164 @@
+"""The MLX fixtures: affine-quantised folders as mlx-lm writes them, one row a folder.
+
+`SMALL` ones lie in the repository, `WIDE` ones are made on demand.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Affine quantisation of one module."""
+
+    bits: int
+    group_size: int
+
+
+@dataclass(frozen=True)
+class MlxCase:
+    """One quantised folder with its golden."""
+
+    name: str
+    family: str
+    seed: int
+    config: dict[str, Any]
+    default: Affine
+    # Element type of scales, biases and unquantised tensors.
+    dtype: str = "bfloat16"
+    # Regular expression over the module path → its own quantisation, or None to leave it unquantised. The
+    # first match counts; modules that none matches follow mlx-lm's own rule for the family.
+    overrides: dict[str, Affine | None] = field(default_factory=dict)
+    n_tokens: int = 32
+    keep_peer_logits: bool = False
+
+
+def _qwen3_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=128,
+        intermediate_size=192,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=48,
+        num_experts=5,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _mixtral(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+        sliding_window=None,
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _olmoe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=6,
+        num_experts_per_tok=3,
+        norm_topk_prob=False,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        pad_token_id=290,
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+# Every width, every group size, and a projection left as it is.
+_MIXED: dict[str, Affine | None] = {
+    r"layers\.0\..*switch_mlp\.gate_proj": Affine(3, 32),
+    r"layers\.0\..*switch_mlp\.up_proj": Affine(2, 32),
+    r"layers\.0\..*switch_mlp\.down_proj": Affine(6, 64),
+    r"layers\.1\..*switch_mlp\.gate_proj": Affine(4, 128),
+    r"layers\.1\..*switch_mlp\.up_proj": Affine(8, 64),
+    r"layers\.1\..*switch_mlp\.down_proj": Affine(5, 32),
+    r"q_proj": Affine(6, 128),
+    r"k_proj": Affine(8, 32),
+    r"layers\.1\..*v_proj": None,
+    r"lm_head": Affine(5, 128),
+    r"embed_tokens": Affine(3, 64),
+}
+
+SMALL = [
+    # A dense first layer; the router at 8 bits, which is mlx-lm's own rule for this family.
+    MlxCase(
+        "qwen3_moe_4bit_dense",
+        "qwen3_moe",
+        81,
+        _qwen3_moe(
+            hidden_size=64,
+            intermediate_size=64,
+            moe_intermediate_size=64,
+            head_dim=32,
+            mlp_only_layers=[0],
+            num_experts=6,
+            rms_norm_eps=0.01,
+        ),
+        Affine(4, 64),
+    ),
+    MlxCase("qwen3_moe_mixed", "qwen3_moe", 82, _qwen3_moe(num_experts=4), Affine(4, 64), overrides=_MIXED),
+    # Scales and biases in f16; an intermediate size that no group of 64 divides; the router at 4 bits.
+    MlxCase("mixtral_4bit", "mixtral", 83, _mixtral(), Affine(4, 32), dtype="float16"),
+    # Tied quantised embeddings.
+    MlxCase("olmoe_8bit_tied", "olmoe", 84, _olmoe(tie_word_embeddings=True, num_experts=4), Affine(8, 64)),
+]
+
+
+def _wide() -> list[MlxCase]:
+    families = [
+        ("qwen3_moe", _qwen3_moe(hidden_size=256, moe_intermediate_size=256, head_dim=128, num_experts=6)),
+        ("mixtral", _mixtral(hidden_size=256, intermediate_size=256, num_local_experts=4, head_dim=64)),
+        ("olmoe", _olmoe(hidden_size=256, intermediate_size=256)),
+    ]
+    encodings: list[tuple[str, Affine, dict[str, Affine | None]]] = [
+        ("4bit", Affine(4, 64), {}),
+        ("8bit", Affine(8, 64), {}),
+        ("mixed", Affine(4, 64), _MIXED),
+    ]
+    return [
+        MlxCase(
+            f"wide_{family}_{suffix}",
+            family,
+            91 + i,
+            config,
+            default,
+            overrides=overrides,
+            n_tokens=256,
+            keep_peer_logits=True,
+        )
+        for i, (family, config) in enumerate(families)
+        for suffix, default, overrides in encodings
+    ]
+
+
+WIDE = _wide()

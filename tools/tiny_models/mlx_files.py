@@ -1,0 +1,126 @@
+"""Writes MLX folders through mlx-lm's converter, and reads their dequantised weights back.
+
+The golden is transformers' logits on the weights as `mx.dequantize` gives them with f32 scales and biases:
+with the file's bf16 scales it would round every weight to bf16 again, which the engine does not do.
+"""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import torch
+from mlx_lm.utils import load_model
+
+from . import golden
+from .hf_cases import HfCase
+from .hf_files import build_model, write_checkpoint
+from .mlx_cases import Affine, MlxCase
+
+TOKENIZER_SIZE = 293
+# Files of a folder; mlx-lm also writes a model card.
+KEPT = {
+    "chat_template.jinja",
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+def write_case(case: MlxCase, out: Path) -> dict[str, str]:
+    """Writes `out/case.name` afresh: the folder as mlx-lm leaves it and golden.safetensors."""
+    folder = out / case.name
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    model = build_model(case.family, case.config, getattr(torch, case.dtype), case.seed)
+    source = HfCase(
+        case.name,
+        case.family,
+        case.seed,
+        case.config,
+        dtype=case.dtype,
+        published_keys=True,
+        tokenizer_size=TOKENIZER_SIZE,
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        unquantised = Path(scratch) / "hf"
+        write_checkpoint(model, source, unquantised)
+        with contextlib.redirect_stdout(io.StringIO()):
+            mlx_lm.convert(
+                str(unquantised),
+                mlx_path=folder,
+                quantize=True,
+                q_group_size=case.default.group_size,
+                q_bits=case.default.bits,
+                dtype=case.dtype,
+                quant_predicate=predicate(case, unquantised),
+            )
+    for file in folder.iterdir():
+        if file.name not in KEPT:
+            file.unlink()
+
+    load_dequantised(model, folder)
+    found = golden.reference(model, case.n_tokens, case.seed)
+    peer = peer_logits(folder, found.tokens)
+    return golden.save_with_peer(folder, found, "mlx-lm", peer, case.keep_peer_logits)
+
+
+def predicate(case: MlxCase, folder: Path) -> Callable[[str, Any], bool | dict[str, int]]:
+    """How mlx-lm is to quantise a module: by `case.overrides`, then by the family's rule."""
+    own_rule = getattr(load_model(folder, lazy=True)[0], "quant_predicate", lambda path, module: True)
+
+    def answer(path: str, module: Any) -> bool | dict[str, int]:
+        for pattern, affine in case.overrides.items():
+            if re.search(pattern, path):
+                return False if affine is None else {"group_size": affine.group_size, "bits": affine.bits}
+        return own_rule(path, module)
+
+    return answer
+
+
+def peer_logits(folder: Path, tokens: torch.Tensor) -> np.ndarray:
+    """mlx-lm's logits (T, V) f32 on the same folder, in the folder's own element type."""
+    model, _ = load_model(folder)
+    logits = model(mx.array(tokens.tolist())[None])[0].astype(mx.float32)
+    return np.array(logits)
+
+
+def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
+    """Replaces the model's weights with those of the folder, dequantised to f32."""
+    quantization = json.loads((folder / "config.json").read_text())["quantization"]
+    default = Affine(quantization["bits"], quantization["group_size"])
+    raw = mx.load(str(folder / "model.safetensors"))
+
+    def read(path: str) -> torch.Tensor:
+        weight = raw.pop(f"{path}.weight")
+        if f"{path}.scales" in raw:
+            own = quantization.get(path)
+            affine = Affine(own["bits"], own["group_size"]) if own else default
+            scales, biases = (raw.pop(f"{path}.{part}").astype(mx.float32) for part in ("scales", "biases"))
+            weight = mx.dequantize(weight, scales, biases, group_size=affine.group_size, bits=affine.bits)
+        return torch.from_numpy(np.array(weight.astype(mx.float32)))
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            path = name.removesuffix(".weight")
+            if model.config.model_type == "mixtral":
+                path = path.replace(".mlp.", ".block_sparse_moe.")
+            path = path.replace(".experts.", ".switch_mlp.")
+            if path.endswith("gate_up_proj"):
+                parts = [read(path.replace("gate_up_proj", part)) for part in ("gate_proj", "up_proj")]
+                parameter.copy_(torch.cat(parts, dim=1))
+            else:
+                parameter.copy_(read(path))
+    if raw:
+        raise ValueError(f"tensors that the model does not have: {sorted(raw)}")

@@ -1,0 +1,1 @@
+"""Tokenizers trained on a small corpus, and the ids that transformers and llama.cpp give for them."""
