@@ -62,12 +62,16 @@ impl Affine4 {
 }
 
 impl Format for Affine4 {
-    const ZERO: i32 = 0;
+    const BYTES: usize = 16;
     const BIAS: bool = true;
 
     #[inline(always)]
-    fn decode<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
         self.0.decode(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
         let low_half = isa.splat_u(0xffff);
         for sub in 0..n / BLOCK {
             let words = rows.plane(0).block::<16>(col / 2 + 16 * sub).words(isa, 0);
@@ -76,6 +80,15 @@ impl Format for Affine4 {
                 codes.put(isa, 2 * k, spread(isa, isa.and(word, low_half)));
                 codes.put(isa, 2 * k + 1, spread(isa, isa.shr::<16>(word)));
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        // SAFETY: the 4 · LANES bytes of this group, by the caller.
+        unsafe {
+            let p = p.add(4 * I::LANES * group);
+            [isa.load_nibbles(p), isa.load_nibbles(p.add(2 * I::LANES))]
         }
     }
 }
@@ -99,13 +112,17 @@ impl Affine8 {
 }
 
 impl Format for Affine8 {
-    const ZERO: i32 = 0;
+    const BYTES: usize = 32;
     const WIDE: bool = true;
     const BIAS: bool = true;
 
     #[inline(always)]
-    fn decode<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
         self.0.decode(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
         let flip = isa.splat_u(u32::from(I::WIDE_OFFSET) * 0x0101_0101);
         for sub in 0..n / BLOCK {
             let block = rows.plane(0).block::<32>(col + BLOCK * sub);
@@ -115,6 +132,17 @@ impl Format for Affine8 {
                     codes.put(isa, 4 * half + k, isa.xor(word, flip));
                 }
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let flip = isa.splat_u(u32::from(I::WIDE_OFFSET) * 0x0101_0101);
+        // SAFETY: the 8 · LANES bytes of this group, by the caller.
+        unsafe {
+            let p = p.add(8 * I::LANES * group);
+            let (first, second) = (isa.load_u(p.cast()), isa.load_u(p.add(4 * I::LANES).cast()));
+            [isa.xor(first, flip), isa.xor(second, flip)]
         }
     }
 }

@@ -57,7 +57,8 @@ impl<F: Format> Source for Expand<F> {
         out: &mut Tile32,
     ) -> Result<()> {
         let mut tile = Tile::new();
-        self.0.decode(isa, rows, col, n, &mut tile);
+        self.0.scales(isa, rows, col, n, &mut tile);
+        self.0.codes(isa, rows, col, n, &mut tile);
         let byte = isa.splat_u(0xff);
         let offset = isa.splat_u(if F::WIDE { u32::from(I::WIDE_OFFSET) * 0x0101_0101 } else { 0 });
         let zero = isa.splat(F::ZERO as f32);

@@ -18,8 +18,12 @@ const SUBS: usize = TILE_COLS / BLOCK;
 
 /// An encoding whose weights are scale · (code − zero) + bias with codes of at most 8 bits.
 pub(super) trait Format: Copy {
+    /// Columns of a block of the first plane; divides [`TILE_COLS`].
+    const COLS: usize = BLOCK;
+    /// Bytes of a block of the first plane.
+    const BYTES: usize;
     /// Subtracted from codes.
-    const ZERO: i32;
+    const ZERO: i32 = 0;
     /// Scales belong to 16 columns instead of 32.
     const HALVES: bool = false;
     /// Codes have 8 bits instead of at most 6.
@@ -27,9 +31,30 @@ pub(super) trait Format: Copy {
     /// There are biases.
     const BIAS: bool = false;
 
-    /// Decodes columns `col`..`col` + `n` of `rows`, `n` being a multiple of the block length and
-    /// of 32 and at most [`TILE_COLS`].
-    fn decode<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile);
+    /// Decodes scales and biases of columns `col`..`col` + `n` of `rows`, `n` being a multiple of the block length
+    /// and of 32 and at most [`TILE_COLS`].
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile);
+
+    /// Decodes the codes of the same columns.
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile);
+
+    /// Codes of group `group` of one row whose blocks begin at `p`: two vectors of codes of consecutive columns, or
+    /// of consecutive columns in each half. See [`Format::subs`].
+    ///
+    /// # Safety
+    /// The row's blocks up to the end of this group are readable at `p`; they are whole blocks.
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2];
+
+    /// Which sub-blocks of 32 columns the vectors of [`Format::group`] consist of; with eight lanes a vector holds one
+    /// and the second is meaningless.
+    #[inline(always)]
+    fn subs(n_lanes: usize, group: usize) -> [[usize; 2]; 2] {
+        if n_lanes == 16 {
+            [[4 * group, 4 * group + 1], [4 * group + 2, 4 * group + 3]]
+        } else {
+            [[2 * group; 2], [2 * group + 1; 2]]
+        }
+    }
 }
 
 /// Decoded weights; lanes are rows.
@@ -147,7 +172,8 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
 
     #[inline(always)]
     fn decode(&mut self, isa: I, rows: &TileRows<'_>, col: usize, n: usize) -> Result<()> {
-        self.format.decode(isa, rows, col, n, &mut self.tile);
+        self.format.scales(isa, rows, col, n, &mut self.tile);
+        self.format.codes(isa, rows, col, n, &mut self.tile);
         Ok(())
     }
 
@@ -160,7 +186,6 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
         n: usize,
         sums: &mut [I::F; N],
     ) {
-        let zero = F::ZERO - if F::WIDE { I::WIDE_OFFSET.into() } else { 0 };
         let halves = if F::HALVES { 2 } else { 1 };
         let words = BLOCK / 4 / halves;
 
@@ -170,55 +195,139 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
         for sub in 0..n / BLOCK {
             let codes = self.tile.codes(sub);
             // SAFETY: sub is below the number of blocks of the slices above.
-            let block = |t: usize| -> &Q8Block { unsafe { &*blocks[t].add(sub) } };
-            let mut scaled = [isa.splat(0.0); N];
+            let blocks: [&Q8Block; N] = blocks.map(|blocks| unsafe { &*blocks.add(sub) });
+            let mut dots = [[isa.splat_u(0); N]; 2];
             for half in 0..halves {
-                let mut dots = [isa.splat_u(0); N];
-                if zero != 0 {
-                    for t in 0..N {
-                        let sums = block(t).sums;
-                        let sum = if F::HALVES { sums[half] } else { sums[0] + sums[1] };
-                        dots[t] = isa.splat_u((-zero * sum) as u32);
-                    }
-                }
                 for k in half * words..(half + 1) * words {
                     let w = codes.get(isa, k);
                     for t in 0..N {
                         // SAFETY: within the n columns of the slice above.
                         let four = unsafe { x[t].add(sub * BLOCK + 4 * k).cast::<u32>().read_unaligned() };
-                        let four = isa.splat_u(four);
-                        dots[t] =
-                            if F::WIDE { isa.dot_wide(dots[t], w, four) } else { isa.dot(dots[t], w, four) };
-                    }
-                }
-                let scale = self.tile.scale(isa, sub * halves + half);
-                for t in 0..N {
-                    let dot = isa.to_f32(dots[t]);
-                    if F::HALVES {
-                        scaled[t] =
-                            if half == 0 { isa.mul(dot, scale) } else { isa.mul_add(dot, scale, scaled[t]) };
-                    } else {
-                        acc[t] = isa.mul_add(dot, isa.mul(scale, isa.splat(block(t).scale)), acc[t]);
+                        dots[half][t] = dot::<I, F>(isa, dots[half][t], w, isa.splat_u(four));
                     }
                 }
             }
-            if F::HALVES {
-                for t in 0..N {
-                    acc[t] = isa.mul_add(scaled[t], isa.splat(block(t).scale), acc[t]);
+            accumulate::<I, F, N>(isa, &self.tile, sub, dots, blocks, &mut acc);
+        }
+        *sums = acc;
+    }
+
+    /// Lanes are columns, sixteen (or eight) rows are added up crosswise: cheaper than a tile that is used once.
+    #[inline(always)]
+    fn multiply_one(
+        &mut self,
+        isa: I,
+        rows: &TileRows<'_>,
+        token: usize,
+        (col, n): (usize, usize),
+        sums: &mut I::F,
+    ) -> Result<()> {
+        let group_cols = 8 * I::LANES;
+        if !n.is_multiple_of(group_cols) {
+            self.decode(isa, rows, col, n)?;
+            // SAFETY: just decoded.
+            unsafe { self.multiply(isa, [token], col, n, std::array::from_mut(sums)) };
+            return Ok(());
+        }
+        let x = self.x.row(token)[col..col + n].as_ptr().cast::<u8>();
+        let plane = rows.plane(0);
+        let first = plane.span(col / F::COLS * F::BYTES, n / F::COLS * F::BYTES);
+
+        let mut dots = [[isa.splat_u(0); 2]; SUBS];
+        for group in 0..n / group_cols {
+            let subs = F::subs(I::LANES, group);
+            let mut x_group = [isa.splat_u(0); 2];
+            for v in 0..2 {
+                let [low, high] = subs[v];
+                // SAFETY: sub-blocks of these n columns; where there is no second one it repeats the first.
+                x_group[v] = unsafe { isa.load_parts(x.add(BLOCK * low), x.add(BLOCK * high)) };
+            }
+            let mut quads = [[isa.splat_u(0); 4]; 2];
+            for quad in 0..I::LANES / 4 {
+                let mut rows = [[isa.splat_u(0); 4]; 2];
+                for i in 0..4 {
+                    // SAFETY: `span` covers these blocks of all rows.
+                    let codes =
+                        unsafe { self.format.group(isa, first.add((4 * quad + i) * plane.stride()), group) };
+                    for v in 0..2 {
+                        rows[v][i] = dot::<I, F>(isa, isa.splat_u(0), codes[v], x_group[v]);
+                    }
+                }
+                for v in 0..2 {
+                    quads[v][quad] = isa.sum_rows(rows[v]);
                 }
             }
-            if F::BIAS {
-                let bias = self.tile.bias(isa, sub);
-                for t in 0..N {
-                    acc[t] = isa.mul_add(bias, isa.splat(block(t).sum), acc[t]);
+            let parts = I::LANES / 8;
+            for v in 0..2 {
+                if F::HALVES {
+                    let sums = isa.gather_quarters(quads[v]);
+                    for part in 0..parts {
+                        dots[subs[v][part]] = [sums[2 * part], sums[2 * part + 1]];
+                    }
+                } else {
+                    let sums = isa.gather_halves(quads[v]);
+                    for part in 0..parts {
+                        dots[subs[v][part]][0] = sums[part];
+                    }
                 }
             }
         }
-        *sums = acc;
+
+        self.format.scales(isa, rows, col, n, &mut self.tile);
+        let blocks = &self.x.row_blocks(token)[col / BLOCK..(col + n) / BLOCK];
+        for (sub, block) in blocks.iter().enumerate() {
+            let dots = dots[sub].map(|dots| [dots]);
+            accumulate::<I, F, 1>(isa, &self.tile, sub, dots, [block], std::array::from_mut(sums));
+        }
+        Ok(())
     }
 
     #[inline(always)]
     fn finish(_: I, sums: I::F) -> I::F {
         sums
+    }
+}
+
+/// acc + products of four codes with four activations in each lane.
+#[inline(always)]
+fn dot<I: Isa, F: Format>(isa: I, acc: I::U, w: I::U, x: I::U) -> I::U {
+    if F::WIDE { isa.dot_wide(acc, w, x) } else { isa.dot(acc, w, x) }
+}
+
+/// Σ (code − zero) · x from Σ code · x and Σ x.
+#[inline(always)]
+fn centred<I: Isa, F: Format>(isa: I, dots: I::U, sum: i32) -> I::F {
+    let zero = F::ZERO - if F::WIDE { I::WIDE_OFFSET.into() } else { 0 };
+    isa.to_f32(if zero == 0 { dots } else { isa.add_u(dots, isa.splat_u((-zero * sum) as u32)) })
+}
+
+/// Adds sub-block `sub` to `sums`, `dots` being the products of its codes: of all 32 columns, or, if the format has scales
+/// for 16, of the first and the last 16. Every product of these formats goes through here, in order of sub-blocks.
+#[inline(always)]
+fn accumulate<I: Isa, F: Format, const N: usize>(
+    isa: I,
+    tile: &Tile,
+    sub: usize,
+    dots: [[I::U; N]; 2],
+    x: [&Q8Block; N],
+    sums: &mut [I::F; N],
+) {
+    for t in 0..N {
+        let x_scale = isa.splat(x[t].scale);
+        sums[t] = if F::HALVES {
+            let first = isa.mul(centred::<I, F>(isa, dots[0][t], x[t].sums[0]), tile.scale(isa, 2 * sub));
+            let both = isa.mul_add(
+                centred::<I, F>(isa, dots[1][t], x[t].sums[1]),
+                tile.scale(isa, 2 * sub + 1),
+                first,
+            );
+            isa.mul_add(both, x_scale, sums[t])
+        } else {
+            let dots = centred::<I, F>(isa, dots[0][t], x[t].sums[0] + x[t].sums[1]);
+            isa.mul_add(dots, isa.mul(tile.scale(isa, sub), x_scale), sums[t])
+        };
+        if F::BIAS {
+            sums[t] = isa.mul_add(tile.bias(isa, sub), isa.splat(x[t].sum), sums[t]);
+        }
     }
 }

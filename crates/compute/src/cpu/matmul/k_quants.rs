@@ -11,13 +11,18 @@ use crate::cpu::simd::Isa;
 pub(super) struct Q4K;
 
 impl Format for Q4K {
-    const ZERO: i32 = 0;
+    const COLS: usize = TILE_COLS;
+    const BYTES: usize = 144;
     const BIAS: bool = true;
 
     #[inline(always)]
-    fn decode<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+        scales_and_mins(isa, rows.plane(0).block::<144>(col / TILE_COLS * 144), tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
         let block = rows.plane(0).block::<144>(col / TILE_COLS * 144);
-        scales_and_mins(isa, block, tile);
         let low = isa.splat_u(0x0f0f_0f0f);
         for pair in 0..4 {
             for half in 0..2 {
@@ -29,6 +34,19 @@ impl Format for Q4K {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let low = isa.splat_u(0x0f0f_0f0f);
+        // SAFETY: the 4 · LANES bytes of this group's nibbles, by the caller.
+        let qs = unsafe { isa.load_u(p.add(16 + 4 * I::LANES * group).cast()) };
+        [isa.and(qs, low), isa.and(isa.shr::<4>(qs), low)]
+    }
+
+    #[inline(always)]
+    fn subs(n_lanes: usize, group: usize) -> [[usize; 2]; 2] {
+        nibble_subs(n_lanes, group)
+    }
 }
 
 /// Q5_K.
@@ -36,13 +54,18 @@ impl Format for Q4K {
 pub(super) struct Q5K;
 
 impl Format for Q5K {
-    const ZERO: i32 = 0;
+    const COLS: usize = TILE_COLS;
+    const BYTES: usize = 176;
     const BIAS: bool = true;
 
     #[inline(always)]
-    fn decode<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+        scales_and_mins(isa, rows.plane(0).block::<176>(col / TILE_COLS * 176), tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
         let block = rows.plane(0).block::<176>(col / TILE_COLS * 176);
-        scales_and_mins(isa, block, tile);
         let (low, fifth) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x1010_1010));
         for half in 0..2 {
             // Bit j of a byte belongs to sub-block j; two are used, then the next two move to their place.
@@ -61,6 +84,27 @@ impl Format for Q5K {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let (low, fifth) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x1010_1010));
+        // SAFETY: the 4 · LANES bytes of this group's nibbles and the 32 bytes of high bits, by the caller.
+        let (qs, high) = unsafe {
+            let qs = isa.load_u(p.add(48 + 4 * I::LANES * group).cast());
+            (qs, isa.load_parts(p.add(16), p.add(16)))
+        };
+        let [[even, even_high], _] = Self::subs(I::LANES, group);
+        let high = isa.shr_parts(high, even as u32, even_high as u32);
+        [
+            isa.or(isa.and(qs, low), isa.and(isa.shl::<4>(high), fifth)),
+            isa.or(isa.and(isa.shr::<4>(qs), low), isa.and(isa.shl::<3>(high), fifth)),
+        ]
+    }
+
+    #[inline(always)]
+    fn subs(n_lanes: usize, group: usize) -> [[usize; 2]; 2] {
+        nibble_subs(n_lanes, group)
+    }
 }
 
 /// Q6_K.
@@ -68,11 +112,13 @@ impl Format for Q5K {
 pub(super) struct Q6K;
 
 impl Format for Q6K {
+    const COLS: usize = TILE_COLS;
+    const BYTES: usize = 210;
     const ZERO: i32 = 32;
     const HALVES: bool = true;
 
     #[inline(always)]
-    fn decode<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
         let block = rows.plane(0).block::<210>(col / TILE_COLS * 210);
         // The last 16 bytes: two scales' worth that is ignored, and d on top.
         let d = isa.f16_to_f32(isa.shr::<16>(block.words(isa, 194)[3]));
@@ -87,7 +133,11 @@ impl Format for Q6K {
                 tile.set_scale(isa, 4 * i + j, isa.mul(d, isa.to_f32(sc)));
             }
         }
+    }
 
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+        let block = rows.plane(0).block::<210>(col / TILE_COLS * 210);
         let (low, top) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
         for n in 0..2 {
             for half in 0..2 {
@@ -107,6 +157,45 @@ impl Format for Q6K {
                 }
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let (low, top) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
+        // Half of the block and, with eight lanes, half of the half.
+        let (n, i) = if I::LANES == 16 { (group, 0) } else { (group / 2, group % 2) };
+        // SAFETY: 4 · LANES bytes of nibbles and 32 bytes of high bits, by the caller.
+        let (ql, high) = unsafe {
+            let high = p.add(128 + 32 * n);
+            (isa.load_u(p.add(64 * n + 32 * i).cast()), isa.load_parts(high, high))
+        };
+        let shift = 2 * i as u32;
+        let first = isa.shl::<4>(isa.shr_parts(high, shift, 2));
+        let second = isa.shr_parts(high, shift, 2);
+        [
+            isa.or(isa.and(ql, low), isa.and(first, top)),
+            isa.or(isa.and(isa.shr::<4>(ql), low), isa.and(second, top)),
+        ]
+    }
+
+    #[inline(always)]
+    fn subs(n_lanes: usize, group: usize) -> [[usize; 2]; 2] {
+        if n_lanes == 16 {
+            [[4 * group, 4 * group + 1], [4 * group + 2, 4 * group + 3]]
+        } else {
+            let first = group / 2 * 4 + group % 2;
+            [[first; 2], [first + 2; 2]]
+        }
+    }
+}
+
+/// Sub-blocks of the low and of the high nibbles of Q4_K and Q5_K: each 32 bytes are a sub-block and the next.
+#[inline(always)]
+fn nibble_subs(n_lanes: usize, group: usize) -> [[usize; 2]; 2] {
+    if n_lanes == 16 {
+        [[4 * group, 4 * group + 2], [4 * group + 1, 4 * group + 3]]
+    } else {
+        [[2 * group; 2], [2 * group + 1; 2]]
     }
 }
 

@@ -39,6 +39,22 @@ pub(super) trait Product<I: Isa> {
         sums: &mut [Self::Sums; N],
     );
 
+    /// `decode` and `multiply` for one token, where there is a shorter way.
+    #[inline(always)]
+    fn multiply_one(
+        &mut self,
+        isa: I,
+        rows: &TileRows<'_>,
+        token: usize,
+        (col, n): (usize, usize),
+        sums: &mut Self::Sums,
+    ) -> Result<()> {
+        self.decode(isa, rows, col, n)?;
+        // SAFETY: just decoded.
+        unsafe { self.multiply(isa, [token], col, n, std::array::from_mut(sums)) };
+        Ok(())
+    }
+
     /// The outputs.
     fn finish(isa: I, sums: Self::Sums) -> I::F;
 }
@@ -60,8 +76,11 @@ pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P)
                 if first == 0 {
                     rows.prefetch_next(I::LANES, job.rows.end, col, n);
                 }
+                if n_tokens == 1 {
+                    product.multiply_one(isa, &rows, job.tokens.get(0), (col, n), &mut sums[0])?;
+                    continue;
+                }
                 product.decode(isa, &rows, col, n)?;
-
                 let mut token = 0;
                 if I::TOKENS == 8 {
                     token =
@@ -194,6 +213,23 @@ impl PlaneRows<'_> {
     pub(super) fn block<const LEN: usize>(&self, at: usize) -> Block<'_, LEN> {
         assert!(self.last + at + LEN <= self.bytes.len(), "block within the plane");
         Block { first: &self.bytes[at..], stride: self.stride }
+    }
+
+    /// Where bytes `at`..`at` + `len` of lane 0's row begin; those of the next lanes' rows follow in steps of
+    /// [`PlaneRows::stride`].
+    ///
+    /// # Panics
+    /// If they do not lie within the plane for all lanes.
+    #[inline(always)]
+    pub(super) fn span(&self, at: usize, len: usize) -> *const u8 {
+        assert!(self.last + at + len <= self.bytes.len(), "span within the plane");
+        self.bytes[at..].as_ptr()
+    }
+
+    /// From a lane's row to the next's.
+    #[inline(always)]
+    pub(super) fn stride(&self) -> usize {
+        self.stride
     }
 
     /// Four vectors as of [`Block::words`] with the first `len` ≤ 16 bytes at `at` of each row; what follows
