@@ -7,7 +7,7 @@
 //! The same options, logits and seed give the same tokens on every platform: the random numbers and the exponential
 //! are computed here from operations that IEEE 754 defines exactly, and ties go to the lowest id.
 
-mod random;
+pub(crate) mod random;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, VecDeque};

@@ -4,12 +4,12 @@ use std::hash::{BuildHasher as _, Hasher as _};
 
 /// xoshiro256++ 1.0 by David Blackman and Sebastiano Vigna, seeded through SplitMix64.
 #[derive(Clone, Debug)]
-pub(super) struct Random {
+pub(crate) struct Random {
     state: [u64; 4],
 }
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut mixed = seed;
         let state = std::array::from_fn(|_| {
             mixed = mixed.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -21,7 +21,7 @@ impl Random {
         Self { state }
     }
 
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         let [a, b, c, d] = &mut self.state;
         let result = a.wrapping_add(*d).rotate_left(23).wrapping_add(*a);
         let shifted = *b << 17;
@@ -35,7 +35,7 @@ impl Random {
     }
 
     /// Uniform in [0, 1), a multiple of 2^-53.
-    pub(super) fn next_unit(&mut self) -> f64 {
+    pub(crate) fn next_unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }

@@ -104,11 +104,11 @@ const CASED_SCRIPTS: &str = concat!(
 );
 
 /// One splitting rule.
-pub(super) struct PreTokenizer {
+pub(crate) struct PreTokenizer {
     /// The values of `tokenizer.ggml.pre` that mean this rule.
     names: &'static [&'static str],
     /// Patterns, applied in turn.
-    pub(super) patterns: &'static [&'static str],
+    pub(crate) patterns: &'static [&'static str],
     /// A word that is a token as it stands is not merged from its bytes.
     pub(super) ignore_merges: bool,
     /// Whether text begins with BOS when the file does not say.
@@ -342,7 +342,7 @@ const RULES: &[PreTokenizer] = &[
 ];
 
 /// The rule that `name` means; an absent name is the empty one.
-pub(super) fn by_name(name: &str) -> Option<&'static PreTokenizer> {
+pub(crate) fn by_name(name: &str) -> Option<&'static PreTokenizer> {
     RULES.iter().find(|rule| rule.names.contains(&name))
 }
 
