@@ -228,7 +228,8 @@ pub enum Op {
         /// Largest magnitude let through.
         limit: f32,
     },
-    /// Softmax over all experts, then the `top_k` largest (ties: the lower id first).
+    /// Softmax over all experts, then the `top_k` largest (ties: the lower id first). If a logit is not finite, the
+    /// weights are NaN.
     Route {
         /// (tokens, experts).
         logits: Value,

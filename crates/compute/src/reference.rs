@@ -84,14 +84,16 @@ pub fn swiglu(gate: f32, up: f32) -> f32 {
     (g / (1.0 + (-g).exp())) as f32 * up
 }
 
-/// The chosen experts with their weights, best first; ties go to the lower id.
+/// The chosen experts with their weights, best first; ties go to the lower id. A logit that is not finite makes every
+/// weight NaN: it comes from a broken weight or an overflow, and must not vanish by not being chosen.
 pub fn route(logits: &[f32], route: &Route) -> Vec<(u32, f32)> {
     let p = softmax(logits);
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
     order.truncate(route.top_k);
     let sum: f64 = if route.renormalize { order.iter().map(|e| p[*e]).sum() } else { 1.0 };
-    order.iter().map(|e| (*e as u32, (p[*e] / sum) as f32)).collect()
+    let poison = if logits.iter().all(|l| l.is_finite()) { 0.0 } else { f64::NAN };
+    order.iter().map(|e| (*e as u32, (p[*e] / sum + poison) as f32)).collect()
 }
 
 /// One expert on one row of activations.

@@ -12,7 +12,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Routes every row of `logits` (rows, experts).
+    /// Routes every row of `logits` (rows, experts). A row with a logit that is not finite gets weights of NaN.
     pub(crate) fn route(&mut self, logits: &[f32], route: &Route) {
         self.ids.clear();
         self.weights.clear();
@@ -32,7 +32,9 @@ impl Choice {
                 true => order.iter().map(p).sum(),
                 false => row.iter().map(|l| (l - max).exp()).sum(),
             };
-            self.weights.extend(order.iter().map(|id| p(id) / sum));
+            // Zero, or NaN if a logit is not finite.
+            let poison: f32 = row.iter().map(|l| l * 0.0).sum();
+            self.weights.extend(order.iter().map(|id| p(id) / sum + poison));
             self.ids.extend_from_slice(&order);
         }
     }
