@@ -273,6 +273,7 @@ pub enum Op {
         limit: f32,
     },
     /// Scores, then the `top_k` largest of score + bias (ties: the lower id first), weighted by their scores.
+    /// If a logit is not finite, the weights are NaN.
     Route {
         /// (tokens, experts).
         logits: Value,

@@ -92,7 +92,8 @@ pub fn sigmoid(x: f32) -> f32 {
 }
 
 /// The chosen experts with their weights, best first; ties go to the lower id. Experts outside the kept groups cannot
-/// be chosen. Source: transformers' routers; DeepSeek-V3 adds 1e-20 to the sum that it divides by.
+/// be chosen. A logit that is not finite makes every weight NaN: it comes from a broken weight or an overflow, and must
+/// not vanish by not being chosen. Source: transformers' routers; DeepSeek-V3 adds 1e-20 to the sum that it divides by.
 pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f32)> {
     let scores: Vec<f64> = match route.score {
         Score::Softmax => softmax(logits),
@@ -122,7 +123,9 @@ pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f
         _ => order.iter().map(|e| scores[*e]).collect(),
     };
     let sum = if route.renormalize { chosen.iter().sum::<f64>() + 1e-20 } else { 1.0 };
-    order.iter().zip(chosen).map(|(e, w)| (*e as u32, (w / sum * f64::from(route.scale)) as f32)).collect()
+    let poison = if logits.iter().all(|l| l.is_finite()) { 0.0 } else { f64::NAN };
+    let weight = |w: f64| (w / sum * f64::from(route.scale) + poison) as f32;
+    order.iter().zip(chosen).map(|(e, w)| (*e as u32, weight(w))).collect()
 }
 
 /// One expert on one row of activations.

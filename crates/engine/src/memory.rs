@@ -88,9 +88,9 @@ impl Budget {
     /// # Errors
     /// [`Error::Budget`] if less than `minimum_experts` remains.
     pub fn divide(total: u64, trunk: u64, kv: u64, scratch: u64, minimum_experts: u64) -> Result<Self> {
-        let fixed = [trunk, kv, scratch, OVERHEAD].iter().fold(0u64, |sum, part| sum.saturating_add(*part));
-        let minimum = fixed.saturating_add(minimum_experts);
-        if total < minimum {
+        let parts = [trunk, kv, scratch, OVERHEAD, minimum_experts];
+        let minimum = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(*part));
+        let Some(minimum) = minimum.filter(|minimum| *minimum <= total) else {
             let parts = format!(
                 "resident weights {}, context {}, scratch {}, experts of one token {}, overhead {}",
                 size(trunk),
@@ -99,9 +99,9 @@ impl Budget {
                 size(minimum_experts),
                 size(OVERHEAD)
             );
-            return Err(Error::Budget { budget: total, minimum, parts });
-        }
-        Ok(Self { total, trunk, kv, scratch, experts: total - fixed })
+            return Err(Error::Budget { budget: total, minimum: minimum.unwrap_or(u64::MAX), parts });
+        };
+        Ok(Self { total, trunk, kv, scratch, experts: total - minimum + minimum_experts })
     }
 }
 
