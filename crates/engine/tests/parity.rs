@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use moeflux::{Engine, Options, Outputs};
 use moeflux_compute::backend::{ActivationMode, Backend};
-use moeflux_compute::cpu::{CpuBackend, Simd};
+use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::reference::Reference;
 use safetensors::SafeTensors;
 
@@ -66,7 +66,7 @@ fn reference_agrees_with_transformers() {
 
 #[test]
 fn every_instruction_set_agrees_with_transformers() {
-    for simd in Simd::available() {
-        check(&CpuBackend::new(2, Some(simd.level())).unwrap(), 1e-5);
+    for level in SimdLevel::available() {
+        check(&CpuBackend::new(2, Some(level)).unwrap(), 1e-5);
     }
 }

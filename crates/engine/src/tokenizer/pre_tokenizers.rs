@@ -73,11 +73,12 @@ macro_rules! ideographs {
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = words_and_numbers!(r"\p{N}{1,3}");
 const QWEN2: &str = words_and_numbers!(r"\p{N}");
-/// Digits in threes counted from the right.
-const DIGITS_FROM_RIGHT: &str = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))";
+/// Digits in threes counted from the right; the first ones stay with the text before them.
+const DIGITS_FROM_RIGHT: &str = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))";
 const DIGITS_FROM_LEFT: &str = r"\p{N}{1,3}";
 const CJK: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+";
-const CJK_AND_HANGUL: &str = r"[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]+";
+/// Everything from Samaritan to the ideographs, and Hangul.
+const CJK_AND_HANGUL: &str = r"[\x{0800}-\x{9FA5}\x{AC00}-\x{D7FF}&&\S]+";
 const POPULAR_PUNCTUATION: &str = " ?[^(\\s|.,!?…。，、।۔،)]+";
 
 /// Latin, Greek, Cyrillic and the other cased scripts, as `deepseek-llm` lists them.
@@ -225,7 +226,7 @@ const RULES: &[PreTokenizer] = &[
         &[
             "[\\r\\n]",
             CASED_SCRIPTS,
-            r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+",
+            r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3001}-\x{3002}]+",
             "\\s+$",
             CJK_AND_HANGUL,
             r"\p{N}+",
