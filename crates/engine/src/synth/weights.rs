@@ -1,13 +1,15 @@
 //! What a synthetic model's weights are: their list, shapes, encodings and content, before any format's names.
 //!
-//! Matrices have variance 1 / fan-in, those that write to the residual stream a little more or less so that all
-//! layers together add [`ATTENTION_VARIANCE`] + [`EXPERTS_VARIANCE`] to the embedding's 1: activations neither vanish
-//! nor explode at any depth.
+//! Matrices have variance 1 / fan-in, those that write to the residual stream less, so that all layers together add
+//! [`ATTENTION_VARIANCE`] + [`EXPERTS_VARIANCE`] to the embedding's 1. Activations neither vanish nor explode at any
+//! depth, and as in a trained model one expert chosen otherwise, which rounding of activations brings about, changes
+//! logits little.
 //!
 //! With a router skew, the first 64 channels of the residual stream hold one constant: the embedding puts it there
-//! and no layer writes to them. Only the routers (and experts) look at them, with weights that add s · −ln(rank) to an
-//! expert's logit. The other channels add noise about as wide as the Gumbel distribution's, so that top-k draws
-//! experts roughly in proportion to rank^−s (Gumbel-top-k; Kool et al. 2019).
+//! and no layer writes to them. Only the routers (and experts) look at them, with weights that add c · −ln(rank) to an
+//! expert's logit. The other channels add noise. If that noise were of the Gumbel distribution and c = s times its
+//! scale, top-k would draw experts in proportion to rank^−s (Gumbel-top-k; Kool et al. 2019); normal noise of the same
+//! standard deviation comes near.
 
 use moeflux_compute::quant::{dequantize, quantize};
 use moeflux_compute::{DType, Half, TensorView};
@@ -18,17 +20,19 @@ use super::{Encoding, Recipe, stream};
 use crate::Result;
 
 /// Variance that attention adds to the residual stream over all layers, where a token sees itself only.
-const ATTENTION_VARIANCE: f32 = 1.0;
+const ATTENTION_VARIANCE: f32 = 0.25;
 /// What is left of it where a token sees a few tens of others.
 const ATTENTION_SHARE: f32 = 0.1;
 /// Variance that experts add to the residual stream over all layers.
-const EXPERTS_VARIANCE: f32 = 2.0;
+const EXPERTS_VARIANCE: f32 = 0.5;
 /// E\[silu(x)²\] for x of variance 1.
 const SWIGLU_VARIANCE: f32 = 0.356;
 /// Σ w² of a token's k expert weights is about this much more than 1 / k.
-const UNEVEN_WEIGHTS: f32 = 1.4;
-/// Standard deviation of the Gumbel distribution: π / √6.
-const ROUTER_NOISE: f32 = 1.2825;
+const UNEVEN_WEIGHTS: f32 = 1.9;
+/// Standard deviation of router logits: the last of a token's experts weighs about a tenth of the first.
+const ROUTER_STD: f32 = 2.5;
+/// Standard deviation of the Gumbel distribution of scale 1: π / √6.
+const GUMBEL_STD: f32 = 1.2825;
 /// Standard deviation of logits.
 const LOGITS_STD: f32 = 3.0;
 
@@ -209,7 +213,7 @@ pub(super) fn weights(recipe: &Recipe) -> Result<Vec<Weight>> {
         let added =
             (layer as f32 + 1.0) * ATTENTION_VARIANCE * ATTENTION_SHARE + layer as f32 * EXPERTS_VARIANCE;
         let router = Content::Router {
-            std: ROUTER_NOISE * fan_in(hidden - silent),
+            std: ROUTER_STD * fan_in(hidden - silent),
             bias: popularity(recipe, layer, (1.0 + added / layers).sqrt() / level),
         };
         add(Role::Router, layer, &[s.num_experts, hidden], router)?;
@@ -236,11 +240,12 @@ fn constant_level(dtype: DType, cols: usize) -> Result<f32> {
     Ok(dequantize(TensorView::new(dtype, 1, cols, &planes)?)?[0])
 }
 
-/// Each expert's router weight in the constant columns: the logit −s · ln(rank), less its mean, over what those
-/// columns hold after the norm. Ranks are shuffled in every layer.
+/// Each expert's router weight in the constant columns: the logit −c · ln(rank), less its mean, over what
+/// those columns hold after the norm. Ranks are shuffled in every layer.
 fn popularity(recipe: &Recipe, layer: usize, inverse_level: f32) -> Vec<f32> {
     let experts = recipe.shape.num_experts;
-    let mut logits: Vec<f32> = (1..=experts).map(|rank| -recipe.router_skew * (rank as f32).ln()).collect();
+    let per_log = recipe.router_skew * ROUTER_STD / GUMBEL_STD;
+    let mut logits: Vec<f32> = (1..=experts).map(|rank| -per_log * (rank as f32).ln()).collect();
     let mean = logits.iter().sum::<f32>() / experts as f32;
     logits.iter_mut().for_each(|l| *l = (*l - mean) * inverse_level / CONSTANT_COLS as f32);
     let mut random = stream([recipe.seed, u64::MAX, layer as u64]);
