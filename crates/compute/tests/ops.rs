@@ -371,12 +371,13 @@ fn check_poison(
     clean: &Results,
     what: &str,
 ) {
-    let poison = Some((1, case.lengths[1] / 2));
+    let poisoned = (1, case.lengths[1] / 2);
+    let poison = Some(poisoned);
     let mut reference = compile(case, &Reference, MODES[0]);
     let expected = run(case, &mut *reference, &schedules[0], poison, 1);
     let got = run(case, executable, &schedules[0], poison, 1);
     let is_nan = |row: &Vec<f32>| row.iter().any(|v| v.is_nan());
-    assert!(is_nan(&expected[&poison.unwrap()]), "{what}: the reference gives NaN");
+    assert!(is_nan(&expected[&poisoned]), "{what}: the reference gives NaN");
     for (key, row) in &got {
         if is_nan(&expected[key]) {
             assert!(is_nan(row), "{what}: NaN is lost at {key:?}");
