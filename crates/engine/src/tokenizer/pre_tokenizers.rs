@@ -404,7 +404,7 @@ impl Digits {
 fn groups_of_three(number: &str) -> impl Iterator<Item = usize> {
     let count = number.chars().count();
     let ends = number.char_indices().map(|(at, c)| at + c.len_utf8());
-    ends.enumerate().filter_map(move |(index, end)| ((count - index - 1) % 3 == 0).then_some(end))
+    ends.enumerate().filter_map(move |(index, end)| (count - index - 1).is_multiple_of(3).then_some(end))
 }
 
 /// The rule that `name` means; an absent name is the empty one.
