@@ -135,7 +135,7 @@ impl Recorder {
     fn input_of(&mut self, width: usize, mut value: impl FnMut(&mut Random) -> f32) -> Value {
         let mut table: Vec<f32> = (0..VOCABULARY * width).map(|_| value(&mut self.random)).collect();
         // The sign bit set, as x86 makes NaNs, for every other width.
-        let nan = if width % 2 == 0 { -f32::NAN } else { f32::NAN };
+        let nan = if width.is_multiple_of(2) { -f32::NAN } else { f32::NAN };
         table[POISON as usize * width + width / 2] = nan;
         let table = self.declare(Tensor::from_f32(VOCABULARY, width, &table).unwrap());
         self.graph.embed(table)
@@ -371,12 +371,12 @@ fn check_poison(
     clean: &Results,
     what: &str,
 ) {
-    let poison = Some((1, case.lengths[1] / 2));
+    let poison = (1, case.lengths[1] / 2);
     let mut reference = compile(case, &Reference, MODES[0]);
-    let expected = run(case, &mut *reference, &schedules[0], poison, 1);
-    let got = run(case, executable, &schedules[0], poison, 1);
+    let expected = run(case, &mut *reference, &schedules[0], Some(poison), 1);
+    let got = run(case, executable, &schedules[0], Some(poison), 1);
     let is_nan = |row: &Vec<f32>| row.iter().any(|v| v.is_nan());
-    assert!(is_nan(&expected[&poison.unwrap()]), "{what}: the reference gives NaN");
+    assert!(is_nan(&expected[&poison]), "{what}: the reference gives NaN");
     for (key, row) in &got {
         if is_nan(&expected[key]) {
             assert!(is_nan(row), "{what}: NaN is lost at {key:?}");
@@ -605,7 +605,7 @@ fn moe_case(count: usize, top_k: usize, dtypes: [DType; 3], hidden: usize, inner
     let x = r.input(hidden);
     let logits = r.input(count);
     let routing =
-        r.graph.route(logits, Route { experts: count, top_k, renormalize: top_k % 2 == 0 }).unwrap();
+        r.graph.route(logits, Route { experts: count, top_k, renormalize: top_k.is_multiple_of(2) }).unwrap();
     let [gate, up, down] = dtypes;
     let mut expert = || {
         let random = &mut r.random;
