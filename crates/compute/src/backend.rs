@@ -118,7 +118,8 @@ pub trait Backend {
     /// Name and hardware, for people: `cpu (avx512, 2 threads)`.
     fn describe(&self) -> String;
 
-    /// Bytes that a compiled graph takes besides its weights and key-value pages.
+    /// Bytes that a compiled graph takes besides its weights and key-value pages; `usize::MAX` if that is not enough
+    /// to say it.
     fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize;
 
     /// Makes `graph` ready to run with `weights`, one tensor for each of [`Graph::weights`].

@@ -153,7 +153,7 @@ impl Backend for Reference {
     }
 
     fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
-        (plan.row_bytes() + graph.vocab_size() * size_of::<f32>()) * options.max_rows
+        (plan.row_bytes() + graph.vocab_size() * size_of::<f32>()).saturating_mul(options.max_rows)
     }
 
     fn compile(

@@ -206,7 +206,7 @@ impl Engine {
         let kv_type = options.kv_type.unwrap_or(default_kv);
         let trunk = model.trunk_bytes();
         let page_count = context.div_ceil(PAGE_TOKENS);
-        let kv = page_bytes(&model.graph, kv_type) as u64 * page_count as u64;
+        let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(page_count as u64);
         let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
         let top_k = top_k(&model);
 

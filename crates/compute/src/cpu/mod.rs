@@ -57,7 +57,8 @@ impl Backend for CpuBackend {
         let logits = graph.vocab_size() * size_of::<f32>();
         // One more widest row stands for the int8 copy of a value.
         let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2;
-        (plan.row_bytes() + widest) * options.max_rows + moe.max().unwrap_or(0) + logits
+        let rows = (plan.row_bytes() + widest).saturating_mul(options.max_rows);
+        rows.saturating_add(moe.max().unwrap_or(0)).saturating_add(logits)
     }
 
     fn compile(
