@@ -13,7 +13,7 @@ use moeflux_compute::plan::Plan;
 use crate::checkpoint::Checkpoint;
 use crate::experts::{CacheStats, ExpertCache, cache::SlotPlan};
 use crate::io::queue::{PreadPool, ReadQueue};
-use crate::memory::{self, Budget};
+use crate::memory::{self, Budget, Needs};
 use crate::models::{self, Model};
 use crate::{Error, Result};
 
@@ -26,7 +26,8 @@ pub struct Options {
     pub expert_cache: Option<usize>,
     /// Most tokens evaluated at once. By default 512, or fewer if memory is short.
     pub chunk: Option<usize>,
-    /// Positions of the context. By default what the model was made for, but at most 4096.
+    /// Positions of the context. By default what the model was made for, but at most 4096, or fewer if
+    /// memory is short.
     pub context: Option<usize>,
     /// Precision of matrix products whose weights are quantised.
     pub activations: ActivationMode,
@@ -159,8 +160,9 @@ impl std::fmt::Debug for Engine {
 /// Tokens evaluated at once unless said otherwise, and the fewest that a small budget brings it down to.
 const CHUNK: usize = 512;
 const SMALLEST_CHUNK: usize = 32;
-/// Positions of the context unless said otherwise.
+/// Positions of the context unless said otherwise, and the fewest that a small budget brings it down to.
 const CONTEXT: usize = 4096;
+const SMALLEST_CONTEXT: usize = 512;
 
 fn positive(option: &'static str, value: Option<usize>) -> Result<Option<usize>> {
     match value {
@@ -201,23 +203,26 @@ impl Engine {
         queue: Box<dyn ReadQueue>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
-        let context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
         let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
         let kv_type = options.kv_type.unwrap_or(default_kv);
         let trunk = model.trunk_bytes();
-        let page_count = context.div_ceil(PAGE_TOKENS);
-        let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(page_count as u64);
         let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
         let top_k = top_k(&model);
-
+        let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
         let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
         let (budget, slots) = loop {
             let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
             let plan = Plan::new(&model.graph, |_| true);
             let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
-            let fitted = fit(&model, options, total, [trunk, kv, scratch], top_k);
-            match fitted {
+            let pages = context.div_ceil(PAGE_TOKENS) as u64;
+            let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages);
+            let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
+            match fit(&model, options, total, needs, top_k) {
                 Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
+                Err(Error::Budget { .. }) if options.context.is_none() && context > SMALLEST_CONTEXT => {
+                    context /= 2;
+                    chunk = chunk.min(context);
+                }
                 other => break other?,
             }
         };
@@ -238,7 +243,7 @@ impl Engine {
             source,
         };
         let experts = ExpertCache::new(store, slots, queue).map_err(no_memory)?;
-        let limit = u32::try_from(page_count).unwrap_or(u32::MAX);
+        let limit = u32::try_from(context.div_ceil(PAGE_TOKENS)).unwrap_or(u32::MAX);
         let pages = Arc::new(Mutex::new(Pages { free: vec![], used: 0, limit }));
         let backend = backend.describe();
         Ok(Self {
@@ -375,20 +380,22 @@ fn fit(
     model: &Model,
     options: &Options,
     total: u64,
-    [trunk, kv, scratch]: [u64; 3],
+    needs: Needs,
     top_k: usize,
 ) -> Result<(Budget, SlotPlan)> {
     let store = &model.experts;
     if let Some(slots) = positive("expert_cache", options.expert_cache)? {
         let plan = SlotPlan::of_slots(store, slots);
-        return Ok((Budget::divide(total, trunk, kv, scratch, plan.bytes())?, plan));
+        return Ok((Budget::divide(total, needs, plan.bytes())?, plan));
     }
     let largest = (0..store.sets()).map(|set| store.slot_bytes(ExpertSetId(set))).max().unwrap_or(0) as u64;
-    let budget = Budget::divide(total, trunk, kv, scratch, largest * top_k as u64)?;
+    let budget = Budget::divide(total, needs, largest * top_k as u64)?;
     match SlotPlan::within(store, budget.experts, top_k) {
         Ok(plan) => Ok((budget, plan)),
-        Err(minimum) => Err(Budget::divide(total, trunk, kv, scratch, minimum)
-            .err()
-            .unwrap_or_else(|| Error::Budget { budget: total, minimum, parts: "experts".into() })),
+        Err(minimum) => Err(Budget::divide(total, needs, minimum).err().unwrap_or_else(|| Error::Budget {
+            budget: total,
+            minimum,
+            parts: "experts".into(),
+        })),
     }
 }
