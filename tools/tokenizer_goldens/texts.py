@@ -66,5 +66,7 @@ TEXTS = [
     "<｜User｜>你好<｜User｜> <tool_call>{\"a\": 1}</tool_call> <s> </s> <unk> <0x41> ▁ Ġ Ċ <pad>",
     "https://example.org/path/to/file.txt?q=1&r=2#frag user@example.com C:\\Users\\x /usr/lib/x86_64",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa bbbbbbbbbbbbbbbbbbbbbbbb AAAAAAAAAAAAAAAA",
+    "  61 x  12 abc1234 \t\t5 \u00a07,  89",
+    "\u2028\u0915 \u3000(\u3000\u3000\u3001 \u2003x\u20031\u2003\u4e00\u1680\u0e01",
     "IMGIMGABCDZ <sentinel:12> IMGIMGXZ",
 ]

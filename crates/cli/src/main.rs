@@ -20,6 +20,7 @@ struct Cli {
 enum Command {
     Run(commands::run::RunArgs),
     Logits(commands::logits::LogitsArgs),
+    Synth(commands::synth::SynthArgs),
 }
 
 fn main() -> ExitCode {
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let outcome = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Logits(args) => commands::logits::run(args),
+        Command::Synth(args) => commands::synth::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -77,9 +77,6 @@ pub enum Error {
         /// What was given, if anything.
         got: Option<MatrixSpec>,
     },
-    /// The CPU cannot do what was asked of it.
-    #[error("{0}")]
-    Cpu(String),
     /// An expert's weights could not be had; the text says why, with file and offset.
     #[error("expert {expert} of layer {layer}: {reason}")]
     Expert {
@@ -89,5 +86,13 @@ pub enum Error {
         expert: usize,
         /// Why its weights are not there.
         reason: String,
+    },
+    /// An instruction set that this machine lacks or that does not exist was asked for.
+    #[error("SIMD level {got:?} is not available here; this machine has {available}")]
+    SimdLevel {
+        /// The level asked for.
+        got: String,
+        /// Names of the levels that can be had, separated by commas.
+        available: String,
     },
 }

@@ -87,6 +87,37 @@ pub struct Attention {
     pub window: Option<usize>,
 }
 
+/// What a router's logits are turned into before experts are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Score {
+    /// Softmax over all experts (Switch Transformer, Mixtral, Qwen).
+    Softmax,
+    /// Sigmoid of each (DeepSeek-V3).
+    Sigmoid,
+    /// Experts are chosen by logits; weights are the softmax over the chosen (gpt-oss).
+    SoftmaxOfChosen,
+}
+
+/// How a group of experts is ranked among groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupRank {
+    /// By its best expert (DeepSeek-V2).
+    Best,
+    /// By the sum of its two best experts (DeepSeek-V3).
+    BestTwo,
+}
+
+/// Experts are first limited to those of the best groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// Number of equal groups (`n_group`).
+    pub count: usize,
+    /// Groups that stay (`topk_group`).
+    pub keep: usize,
+    /// How groups are ranked.
+    pub rank: GroupRank,
+}
+
 /// How router logits become expert weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Route {
@@ -94,8 +125,21 @@ pub struct Route {
     pub experts: usize,
     /// Experts per token (`num_experts_per_tok`).
     pub top_k: usize,
+    /// What logits are turned into.
+    pub score: Score,
+    /// Limit to the best groups.
+    pub groups: Option<Groups>,
     /// Divide the chosen weights by their sum (`norm_topk_prob`).
     pub renormalize: bool,
+    /// Factor on the weights at the end (`routed_scaling_factor`).
+    pub scale: f32,
+}
+
+impl Route {
+    /// Softmax over all experts, without groups or factor.
+    pub fn softmax(experts: usize, top_k: usize, renormalize: bool) -> Self {
+        Self { experts, top_k, score: Score::Softmax, groups: None, renormalize, scale: 1.0 }
+    }
 }
 
 /// Encoding and shape of a weight.
@@ -228,11 +272,13 @@ pub enum Op {
         /// Largest magnitude let through.
         limit: f32,
     },
-    /// Softmax over all experts, then the `top_k` largest (ties: the lower id first). If a logit is not finite, the
-    /// weights are NaN.
+    /// Scores, then the `top_k` largest of score + bias (ties: the lower id first), weighted by their scores.
+    /// If a logit is not finite, the weights are NaN.
     Route {
         /// (tokens, experts).
         logits: Value,
+        /// (experts), f32: added to scores for choosing only (`e_score_correction_bias`).
+        bias: Option<WeightId>,
         /// How.
         route: Route,
     },
@@ -244,6 +290,24 @@ pub enum Op {
         routing: Routing,
         /// The layer's experts.
         experts: ExpertSetId,
+    },
+    /// x ⊙ sigmoid(gate).
+    SigmoidGate {
+        /// (rows, width).
+        x: Value,
+        /// (rows, width), or (rows, 1) for one gate a row.
+        gate: Value,
+    },
+    /// Columns `start..start + len` of each of `groups` equal parts of a row.
+    Slice {
+        /// (rows, width).
+        x: Value,
+        /// Parts of a row.
+        groups: usize,
+        /// First column in a part.
+        start: usize,
+        /// Columns of a part.
+        len: usize,
     },
     /// Keeps the rows whose logits were asked for.
     GatherRows {
@@ -490,23 +554,32 @@ impl GraphBuilder {
         self.push(Op::Clamp { x, limit }, x.width)
     }
 
-    /// The router: which experts, with what weight.
+    /// The router: which experts, with what weight; `bias` is added to scores for choosing only.
     ///
     /// # Errors
-    /// [`Error::Shape`] if there is not one logit an expert, or top_k is not within 1..=experts.
-    pub fn route(&mut self, logits: Value, route: Route) -> Result<Routing> {
-        check("route", "logits", route.experts, logits.width)?;
-        if route.top_k == 0 || route.top_k > route.experts {
-            return Err(Error::Shape {
-                op: "route",
-                what: "top_k",
-                expected: route.experts,
-                got: route.top_k,
-            });
+    /// [`Error::Shape`] if there is not one logit (and bias) an expert, top_k is not within 1..=experts, or groups do
+    /// not divide the experts or keep too few of them.
+    pub fn route(&mut self, logits: Value, bias: Option<WeightId>, route: Route) -> Result<Routing> {
+        let op = "route";
+        check(op, "logits", route.experts, logits.width)?;
+        if let Some(bias) = bias {
+            self.vector(op, "length of the bias", bias, route.experts)?;
+        }
+        let mut choosable = route.experts;
+        if let Some(groups) = route.groups {
+            check(op, "experts left over by groups", 0, route.experts % groups.count.max(1))?;
+            if groups.keep == 0 || groups.keep > groups.count {
+                let (expected, got) = (groups.count, groups.keep);
+                return Err(Error::Shape { op, what: "groups kept", expected, got });
+            }
+            choosable = route.experts / groups.count * groups.keep;
+        }
+        if route.top_k == 0 || route.top_k > choosable {
+            return Err(Error::Shape { op, what: "top_k", expected: choosable, got: route.top_k });
         }
         let out = Routing { index: self.routings, top_k: route.top_k };
         self.routings += 1;
-        let op = Op::Route { logits, route };
+        let op = Op::Route { logits, bias, route };
         self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
         Ok(out)
     }
@@ -518,6 +591,30 @@ impl GraphBuilder {
     pub fn moe_experts(&mut self, x: Value, routing: Routing, experts: ExpertSetId) -> Result<Value> {
         check("moe_experts", "columns of gate", x.width, self.expert_sets[experts.0].gate.cols)?;
         Ok(self.push(Op::MoeExperts { x, routing, experts }, x.width))
+    }
+
+    /// x ⊙ sigmoid(gate), with one gate an element or one a row.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the gate has another width.
+    pub fn sigmoid_gate(&mut self, x: Value, gate: Value) -> Result<Value> {
+        if gate.width != 1 {
+            check("sigmoid_gate", "width of the gate", x.width, gate.width)?;
+        }
+        Ok(self.push(Op::SigmoidGate { x, gate }, x.width))
+    }
+
+    /// Columns `start..start + len` of each of `groups` equal parts of a row, side by side.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if parts are not equal or shorter than that.
+    pub fn slice(&mut self, x: Value, groups: usize, start: usize, len: usize) -> Result<Value> {
+        check("slice", "width left over by groups", 0, x.width % groups.max(1))?;
+        let (part, end) = (x.width / groups.max(1), start.saturating_add(len));
+        if len == 0 || end > part {
+            return Err(Error::Shape { op: "slice", what: "end of the columns", expected: part, got: end });
+        }
+        Ok(self.push(Op::Slice { x, groups, start, len }, groups * len))
     }
 
     /// Keeps the rows whose logits were asked for.

@@ -65,10 +65,12 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         | Op::Rope { x, .. }
         | Op::Clamp { x, .. }
         | Op::MoeExperts { x, .. }
+        | Op::Slice { x, .. }
         | Op::GatherRows { x } => [Some(x), None, None],
         Op::Route { logits, .. } => [Some(logits), None, None],
         Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
         Op::SwiGlu { gate, up } => [Some(gate), Some(up), None],
+        Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
         Op::Add { a, b } => [Some(a), Some(b), None],
     };
     three.into_iter().flatten()
@@ -131,7 +133,7 @@ mod tests {
                 ExpertSet { layer, experts: 2, gate: matrix(6, 4), up: matrix(6, 4), down: matrix(4, 6) };
             let set = g.expert_set(set).unwrap();
             let logits = g.linear(x, router, None, Precision::F32).unwrap();
-            let routing = g.route(logits, Route { experts: 2, top_k: 1, renormalize: true }).unwrap();
+            let routing = g.route(logits, None, Route::softmax(2, 1, true)).unwrap();
             let moe = g.moe_experts(x, routing, set).unwrap();
             x = g.add(x, moe).unwrap();
         }

@@ -9,7 +9,9 @@ use std::ops::Range;
 use crate::backend::{
     Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, PAGE_TOKENS, Span,
 };
-use crate::graph::{Attention, ExpertSetId, Graph, Op, Output, Rope, RopeStyle, Route, Value, WeightId};
+use crate::graph::{
+    Attention, ExpertSetId, Graph, GroupRank, Op, Output, Rope, RopeStyle, Route, Score, Value, WeightId,
+};
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
 use crate::{Result, Tensor, TensorView};
@@ -84,16 +86,46 @@ pub fn swiglu(gate: f32, up: f32) -> f32 {
     (g / (1.0 + (-g).exp())) as f32 * up
 }
 
-/// The chosen experts with their weights, best first; ties go to the lower id. A logit that is not finite makes every
-/// weight NaN: it comes from a broken weight or an overflow, and must not vanish by not being chosen.
-pub fn route(logits: &[f32], route: &Route) -> Vec<(u32, f32)> {
-    let p = softmax(logits);
-    let mut order: Vec<usize> = (0..p.len()).collect();
-    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+/// 1 / (1 + e⁻ˣ).
+pub fn sigmoid(x: f32) -> f32 {
+    (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
+}
+
+/// The chosen experts with their weights, best first; ties go to the lower id. Experts outside the kept groups cannot
+/// be chosen. A logit that is not finite makes every weight NaN: it comes from a broken weight or an overflow, and must
+/// not vanish by not being chosen. Source: transformers' routers; DeepSeek-V3 adds 1e-20 to the sum that it divides by.
+pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f32)> {
+    let scores: Vec<f64> = match route.score {
+        Score::Softmax => softmax(logits),
+        Score::Sigmoid => logits.iter().map(|l| f64::from(sigmoid(*l))).collect(),
+        Score::SoftmaxOfChosen => logits.iter().map(|l| f64::from(*l)).collect(),
+    };
+    let biased = |e: usize| scores[e] + bias.map_or(0.0, |b| f64::from(b[e]));
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    if let Some(groups) = route.groups {
+        let size = scores.len() / groups.count;
+        let rank = |group: usize| {
+            let mut best: Vec<f64> = (group * size..(group + 1) * size).map(biased).collect();
+            best.sort_by(|a, b| b.total_cmp(a));
+            match groups.rank {
+                GroupRank::Best => best[0],
+                GroupRank::BestTwo => best.iter().take(2).sum(),
+            }
+        };
+        let mut ranked: Vec<usize> = (0..groups.count).collect();
+        ranked.sort_by(|a, b| rank(*b).total_cmp(&rank(*a)).then(a.cmp(b)));
+        order.retain(|e| ranked[..groups.keep].contains(&(e / size)));
+    }
+    order.sort_by(|a, b| biased(*b).total_cmp(&biased(*a)).then(a.cmp(b)));
     order.truncate(route.top_k);
-    let sum: f64 = if route.renormalize { order.iter().map(|e| p[*e]).sum() } else { 1.0 };
+    let chosen: Vec<f64> = match route.score {
+        Score::SoftmaxOfChosen => softmax(&order.iter().map(|e| logits[*e]).collect::<Vec<_>>()),
+        _ => order.iter().map(|e| scores[*e]).collect(),
+    };
+    let sum = if route.renormalize { chosen.iter().sum::<f64>() + 1e-20 } else { 1.0 };
     let poison = if logits.iter().all(|l| l.is_finite()) { 0.0 } else { f64::NAN };
-    order.iter().map(|e| (*e as u32, (p[*e] / sum + poison) as f32)).collect()
+    let weight = |w: f64| (w / sum * f64::from(route.scale) + poison) as f32;
+    order.iter().zip(chosen).map(|(e, w)| (*e as u32, weight(w))).collect()
 }
 
 /// One expert on one row of activations.
@@ -280,12 +312,25 @@ impl Executable for Interpreter {
                     let row = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).map(|(a, b)| a + b).collect();
                     of(a).iter().zip(of(b)).map(row).collect()
                 }
+                Op::SigmoidGate { x, gate } => {
+                    let row = |(x, gate): (&Vec<f32>, &Vec<f32>)| {
+                        let gates = gate.iter().cycle();
+                        x.iter().zip(gates).map(|(x, g)| x * sigmoid(*g)).collect()
+                    };
+                    of(x).iter().zip(of(gate)).map(row).collect()
+                }
+                Op::Slice { x, groups, start, len } => {
+                    let part = |p: &[f32]| p[start..start + len].to_vec();
+                    of(x).iter().map(|row| row.chunks(row.len() / groups).flat_map(part).collect()).collect()
+                }
                 Op::Clamp { x, limit } => {
                     of(x).iter().map(|row| row.iter().map(|v| v.clamp(-limit, limit)).collect()).collect()
                 }
-                Op::Route { logits, route: how } => {
+                Op::Route { logits, bias, route: how } => {
                     let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
-                    routings[out.index] = of(logits).iter().map(|row| route(row, &how)).collect();
+                    let bias = bias.map(|b| self.vector(b)).transpose()?;
+                    let row = |row: &Vec<f32>| route(row, bias.as_deref(), &how);
+                    routings[out.index] = of(logits).iter().map(row).collect();
                     continue;
                 }
                 Op::MoeExperts { x, routing, experts: set } => {

@@ -1,218 +1,468 @@
-//! `matmul_rows` against products in f64, for every encoding, kind of activations and instruction set.
-//!
-//! Also what the rest of the engine builds on: an output depends on its weight row and its activations alone, down to
-//! the last bit, and nothing beyond the rows and tokens asked for is written.
+//! Matrix products at every SIMD level of this machine: accuracy, exact integers, and independence of batch,
+//! partition and threads.
 #![allow(unsafe_code)]
 
-mod support;
+use moeflux_compute::{
+    DType, Error, Half, Tensor, TensorView,
+    cpu::{
+        activations::{Activations, BLOCK, Q8Rows},
+        matmul::{OutRows, RowTasks, Tokens, accepts_q8, matmul, matmul_rows},
+        pool::ThreadPool,
+        simd::{Simd, SimdLevel},
+    },
+    quant,
+};
 
-use std::ops::Range;
+#[path = "support/random.rs"]
+mod random;
+use random::Random;
 
-use moeflux_compute::cpu::Simd;
-use moeflux_compute::cpu::activations::{Activations, BLOCK, PART, Q8Rows, Rows};
-use moeflux_compute::cpu::matmul::{OutRows, accepts_q8, matmul, matmul_rows};
-use moeflux_compute::cpu::pool::ThreadPool;
-use moeflux_compute::{DType, Tensor, quant};
-use support::{Random, dtypes, weight};
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+const GGUF: [DType; 8] =
+    [DType::Q4_0, DType::Q5_0, DType::Q8_0, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K, DType::Q6_K];
 
-/// Weight rows: more than one block of any row tiling, and not a multiple of one.
-const ROWS: usize = 19;
-/// Activation rows that there are.
-const TOKENS: usize = 33;
-/// What outputs hold before a product.
-const UNTOUCHED: f32 = -12345.678;
+fn affine() -> impl Iterator<Item = DType> {
+    [2, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
+        [(32, Half::F16), (64, Half::BF16), (128, Half::F16)].map(|(group, scale)| DType::Affine {
+            bits,
+            group,
+            scale,
+        })
+    })
+}
 
-/// Largest difference from the exact product, relative to Σ|w·x|: f32 sums of up to 1024 products in 16 or more lanes
-/// round some 70 times in a row at 6e-8 each; the split of w into scale and minimum adds terms a few times larger.
-const TOLERANCE: f64 = 1e-5;
+fn all_dtypes() -> impl Iterator<Item = DType> {
+    FLOATS.into_iter().chain(GGUF).chain(affine())
+}
 
-/// Row lengths: one block, and several that are no multiple of 256.
-fn columns(dtype: DType) -> Vec<usize> {
+fn levels() -> impl Iterator<Item = Simd> {
+    SimdLevel::available().into_iter().map(|level| Simd::new(level).unwrap())
+}
+
+/// Widths to try: one tile, several with a short last one, the least, and for floats ragged ones.
+fn widths(dtype: DType) -> Vec<usize> {
     match dtype.block_len() {
-        1 => vec![1, 37, 300],
-        n => vec![n, 3 * n, 5 * n],
+        1 => vec![1, 7, 37, 256, 519],
+        256 => vec![256, 768],
+        block => vec![block, 3 * block, 256, 256 + 128, 1024 - block],
     }
 }
 
-/// Activations in one form, with the numbers that this form stands for.
-struct Input {
-    cols: usize,
-    f32: Vec<f32>,
-    q8: Option<Q8Rows>,
-    exact: Vec<f64>,
-}
-
-impl Input {
-    fn new(simd: Simd, x: &[f32], cols: usize, int8: bool) -> Self {
-        let f32 = x.to_vec();
-        if !int8 {
-            return Self { cols, exact: x.iter().map(|v| f64::from(*v)).collect(), f32, q8: None };
-        }
-        let mut rows = Q8Rows::default();
-        rows.quantize(simd, x, cols);
-        let value = |i: usize| {
-            let (block, at) = (&rows.row(i / cols)[i % cols / BLOCK], i % cols % BLOCK);
-            f64::from(block.q[at]) * f64::from(block.scale[at / PART])
+/// The product in f64, and Σ|w · x| of each output.
+fn reference(w: &[f32], x: &[f32], cols: usize) -> (Vec<f64>, Vec<f64>) {
+    let product = |abs: bool| {
+        let dot = |(&w, &x): (&f32, &f32)| {
+            let p = f64::from(w) * f64::from(x);
+            if abs { p.abs() } else { p }
         };
-        Self { cols, exact: (0..x.len()).map(value).collect(), f32, q8: Some(rows) }
-    }
+        let rows = x.chunks_exact(cols).flat_map(|x| w.chunks_exact(cols).map(move |w| (w, x)));
+        rows.map(|(w, x)| w.iter().zip(x).map(dot).sum()).collect()
+    };
+    (product(false), product(true))
+}
 
-    fn activations(&self) -> Activations<'_> {
-        match &self.q8 {
-            Some(rows) => Activations::Q8(rows),
-            None => Activations::F32 { rows: &self.f32, cols: self.cols },
-        }
-    }
-
-    /// (tokens, ROWS) of outputs, of which `rows` are computed.
-    fn product(&self, simd: Simd, weight: &Tensor, rows: Range<usize>, tokens: Rows<'_>) -> Vec<f32> {
-        let mut out = vec![UNTOUCHED; tokens.len() * weight.rows()];
-        // SAFETY: (tokens, rows of the weight) elements, borrowed by nobody else.
-        let to = unsafe { OutRows::new(out.as_mut_ptr(), weight.rows()) };
-        matmul_rows(simd, weight.view(), rows, self.activations(), tokens, to);
-        out
+#[track_caller]
+fn assert_close(what: &str, got: &[f32], w: &[f32], x: &[f32], cols: usize) {
+    let (expected, magnitude) = reference(w, x, cols);
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (i, &got) in got.iter().enumerate() {
+        let error = (f64::from(got) - expected[i]).abs();
+        // f32 sums of up to 1024 products: far below, unless something is wrong.
+        assert!(error <= 1e-5 * magnitude[i], "{what}: output {i} is {got}, expected {}", expected[i]);
     }
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|v| v.to_bits()).collect()
+fn q8(simd: Simd, x: &[f32], cols: usize) -> Q8Rows {
+    let mut rows = Q8Rows::new();
+    rows.quantize_from(simd, x, x.len() / cols, cols);
+    rows
 }
 
-/// Calls `check` with every level and every input form that a dtype takes, on random weights and activations.
-fn for_every(mut check: impl FnMut(&str, Simd, &Tensor, &Input)) {
+fn dequantized(x: &Q8Rows) -> Vec<f32> {
+    let mut out = vec![0.0; x.n_rows() * x.cols()];
+    for (row, out) in out.chunks_exact_mut(x.cols()).enumerate() {
+        x.dequantize_row(row, out);
+    }
+    out
+}
+
+fn product(pool: &ThreadPool, simd: Simd, w: TensorView<'_>, x: Activations<'_>) -> Vec<f32> {
+    // Not zero, so that an output left out is seen.
+    let mut out = vec![f32::NAN; x.n_rows() * w.rows()];
+    matmul(pool, simd, w, x, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn products_are_close_to_f64() {
+    let pool = ThreadPool::new(2);
     let mut random = Random::new(1);
-    for dtype in dtypes() {
-        for cols in columns(dtype) {
-            let weight = weight(&mut random, dtype, ROWS, cols);
-            let x = random.normals(TOKENS * cols);
-            for int8 in [false, true] {
-                if int8 && !accepts_q8(dtype, cols) {
-                    continue;
-                }
-                for simd in Simd::available() {
-                    let form = if int8 { "int8" } else { "f32" };
-                    let case = format!("{dtype} {ROWS}×{cols}, {form}, {}", simd.level());
-                    check(&case, simd, &weight, &Input::new(simd, &x, cols, int8));
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn products_are_exact_to_rounding() {
-    for_every(|case, simd, weight, input| {
-        let w = quant::dequantize(weight.view()).unwrap();
-        let got = input.product(simd, weight, 0..ROWS, Rows::Range(0..TOKENS));
-        for (token, x) in input.exact.chunks_exact(input.cols).enumerate() {
-            for (row, w) in w.chunks_exact(input.cols).enumerate() {
-                let products = w.iter().zip(x).map(|(w, x)| f64::from(*w) * x);
-                let (sum, size) = products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()));
-                let got = f64::from(got[token * ROWS + row]);
-                let error = (got - sum).abs() / size;
-                assert!(error <= TOLERANCE, "{case}: token {token}, row {row}: {got}, exactly {sum}");
-            }
-        }
-    });
-}
-
-#[test]
-fn every_quantised_encoding_takes_int8() {
-    for dtype in dtypes() {
-        let plain = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-        for cols in columns(dtype) {
-            assert_eq!(accepts_q8(dtype, cols), !plain, "{dtype} {cols}");
-        }
-    }
-}
-
-#[test]
-fn a_token_does_not_depend_on_its_batch() {
-    for_every(|case, simd, weight, input| {
-        let alone = |token: usize| bits(&input.product(simd, weight, 0..ROWS, Rows::Range(token..token + 1)));
-        let alone: Vec<Vec<u32>> = (0..TOKENS).map(alone).collect();
-        for count in (1..=9).chain([TOKENS]) {
-            let start = (count * 5) % (TOKENS - count + 1);
-            let batch = input.product(simd, weight, 0..ROWS, Rows::Range(start..start + count));
-            for (i, got) in batch.chunks_exact(ROWS).enumerate() {
-                assert_eq!(bits(got), alone[start + i], "{case}: {count} tokens, token {}", start + i);
-            }
-        }
-        for listed in [&[7][..], &[3, 3, 0], &[32, 1, 30, 2, 28, 3, 31, 4, 5, 6, 9], &[8; 17], &[]] {
-            let batch = input.product(simd, weight, 0..ROWS, Rows::Listed(listed));
-            for (got, token) in batch.chunks_exact(ROWS).zip(listed) {
-                assert_eq!(bits(got), alone[*token as usize], "{case}: {listed:?}, token {token}");
-            }
-        }
-    });
-}
-
-#[test]
-fn a_row_does_not_depend_on_the_partition_and_no_other_is_written() {
-    for_every(|case, simd, weight, input| {
-        for tokens in [1, 2, 9] {
-            let tokens = Rows::Range(4..4 + tokens);
-            let all = input.product(simd, weight, 0..ROWS, tokens.clone());
-            assert!(!all.contains(&UNTOUCHED), "{case}: every row is written");
-            for range in [0..1, 3..4, 5..18, 7..7, 16..19, 18..19] {
-                let some = input.product(simd, weight, range.clone(), tokens.clone());
-                for (i, got) in some.iter().enumerate() {
-                    let expected = if range.contains(&(i % ROWS)) { all[i] } else { UNTOUCHED };
-                    assert_eq!(got.to_bits(), expected.to_bits(), "{case}: rows {range:?}, element {i}");
-                }
-            }
-        }
-    });
-}
-
-#[test]
-fn whole_products_are_the_same_for_any_number_of_threads() {
-    let mut random = Random::new(2);
-    let pools = [1, 2, 3, 5].map(|n| ThreadPool::new(n).unwrap());
-    for dtype in dtypes() {
-        let cols = columns(dtype)[1];
-        let weight = weight(&mut random, dtype, 131, cols);
-        let x = random.normals(3 * cols);
-        for simd in Simd::available() {
-            for int8 in [false, true] {
-                let run = |pool| {
-                    let mut out = vec![UNTOUCHED; 3 * 131];
-                    matmul(pool, simd, weight.view(), &x, int8, &mut out);
-                    bits(&out)
-                };
-                let one = run(&pools[0]);
-                for pool in &pools[1..] {
-                    assert_eq!(run(pool), one, "{dtype}, {} threads, {}", pool.threads(), simd.level());
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn what_is_not_finite_stays_in_its_token() {
-    let mut random = Random::new(3);
-    for dtype in dtypes() {
-        let cols = columns(dtype)[1];
-        let weight = weight(&mut random, dtype, ROWS, cols);
-        for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let clean = random.normals(9 * cols);
-            let mut x = clean.clone();
-            x[4 * cols + cols / 2] = bad;
-            for (simd, int8) in Simd::available().into_iter().flat_map(|s| [(s, false), (s, true)]) {
-                let int8 = int8 && accepts_q8(dtype, cols);
-                let product = |x: &[f32]| {
-                    Input::new(simd, x, cols, int8).product(simd, &weight, 0..ROWS, Rows::Range(0..9))
-                };
-                let (clean, got) = (product(&clean), product(&x));
-                for (i, (got, clean)) in got.iter().zip(&clean).enumerate() {
-                    let case = format!("{dtype}, int8 {int8}, {bad}, {}: element {i}", simd.level());
-                    match i / ROWS {
-                        4 => assert!(!got.is_finite(), "{case}: {got}"),
-                        _ => assert_eq!(got.to_bits(), clean.to_bits(), "{case}"),
+    for dtype in all_dtypes() {
+        for cols in widths(dtype) {
+            for (rows, n_tokens) in
+                [(1, 1), (3, 2), (15, 3), (16, 4), (17, 5), (19, 6), (33, 7), (16, 8), (7, 9)]
+            {
+                let w = random.tensor(dtype, rows, cols);
+                let values = quant::dequantize(w.view()).unwrap();
+                let x = random.normal(n_tokens * cols);
+                for simd in levels() {
+                    let what = format!("{dtype}, {rows} × {cols}, {n_tokens} tokens, {}", simd.level());
+                    let exact = Activations::F32 { rows: &x, cols };
+                    let got = product(&pool, simd, w.view(), exact);
+                    assert_close(&format!("{what}, f32"), &got, &values, &x, cols);
+                    if accepts_q8(dtype, cols) {
+                        let x = q8(simd, &x, cols);
+                        let got = product(&pool, simd, w.view(), Activations::Q8(&x));
+                        assert_close(&format!("{what}, int8"), &got, &values, &dequantized(&x), cols);
                     }
                 }
             }
         }
     }
+}
+
+/// More tokens than sums are kept for at a time.
+#[test]
+fn many_tokens_are_close_to_f64() {
+    let pool = ThreadPool::new(2);
+    let mut random = Random::new(2);
+    for (dtype, n_tokens) in [(DType::Q4_K, 33), (DType::Q6_K, 64), (DType::Q8_0, 131), (DType::BF16, 131)] {
+        let (rows, cols) = (35, 512);
+        let w = random.tensor(dtype, rows, cols);
+        let values = quant::dequantize(w.view()).unwrap();
+        let x = random.normal(n_tokens * cols);
+        for simd in levels() {
+            let what = format!("{dtype}, {n_tokens} tokens, {}", simd.level());
+            let got = product(&pool, simd, w.view(), Activations::F32 { rows: &x, cols });
+            assert_close(&what, &got, &values, &x, cols);
+            if accepts_q8(dtype, cols) {
+                let x = q8(simd, &x, cols);
+                let got = product(&pool, simd, w.view(), Activations::Q8(&x));
+                assert_close(&what, &got, &values, &dequantized(&x), cols);
+            }
+        }
+    }
+}
+
+/// Bits of `got` are those of `expected`.
+#[track_caller]
+fn assert_same(what: &str, got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert_eq!(got.to_bits(), expected.to_bits(), "{what}: {got} against {expected} at {i}");
+    }
+}
+
+#[test]
+fn outputs_depend_on_their_row_and_token_only() {
+    let pools = [1, 2, 3].map(ThreadPool::new);
+    let mut random = Random::new(3);
+    for dtype in all_dtypes() {
+        let cols = *widths(dtype).last().unwrap();
+        let (rows, n_tokens) = (53, 33);
+        let w = random.tensor(dtype, rows, cols);
+        let w = w.view();
+        let x = random.normal(n_tokens * cols);
+        for simd in levels() {
+            let quantized = accepts_q8(dtype, cols).then(|| q8(simd, &x, cols));
+            let exact = Activations::F32 { rows: &x, cols };
+            for (kind, x) in [("f32", Some(exact)), ("int8", quantized.as_ref().map(Activations::Q8))] {
+                let Some(x) = x else { continue };
+                let what = format!("{dtype}, {kind}, {}", simd.level());
+                let all = product(&pools[0], simd, w, x);
+                for pool in &pools[1..] {
+                    let got = product(pool, simd, w, x);
+                    assert_same(&format!("{what}, {} threads", pool.threads()), &got, &all);
+                }
+                for n in 1..=9 {
+                    for first in [0, 5, n_tokens - n] {
+                        let mut got = vec![f32::NAN; n * rows];
+                        // SAFETY: the matrix borrowed here; one call.
+                        let out = unsafe { OutRows::new(got.as_mut_ptr(), rows, n, rows) };
+                        matmul_rows(simd, w, 0..rows, x, Tokens::Range(first..first + n), out).unwrap();
+                        let expected = &all[first * rows..(first + n) * rows];
+                        assert_same(&format!("{what}, tokens {first} + {n}"), &got, expected);
+                    }
+                }
+                // A gathered list, rows in uneven parts, into wider rows of output.
+                let list = [31, 0, 7, 7, 19];
+                let stride = rows + 3;
+                let mut got = vec![-1.0; list.len() * stride];
+                // SAFETY: the matrix borrowed here; one call after the other.
+                let out = unsafe { OutRows::new(got.as_mut_ptr(), stride, list.len(), rows) };
+                for part in [40..rows, 0..1, 1..4, 4..23, 23..23, 23..40] {
+                    matmul_rows(simd, w, part, x, Tokens::List(&list), out).unwrap();
+                }
+                for (got, &token) in got.chunks_exact(stride).zip(&list) {
+                    let token = token as usize;
+                    assert_same(&format!("{what}, gathered"), &got[..rows], &all[token * rows..][..rows]);
+                    assert_eq!(got[rows..], [-1.0; 3], "{what}: nothing beside the matrix is written");
+                }
+                // A matrix of a few of the rows.
+                let few = product(&pools[0], simd, w.rows_range(48..53), x);
+                for (few, all) in few.chunks_exact(5).zip(all.chunks_exact(rows)) {
+                    assert_same(&format!("{what}, five rows"), few, &all[48..]);
+                }
+            }
+        }
+    }
+}
+
+/// Weights that are all code `code` with scale 1 and no bias, and the integer they stand for.
+fn constant_weights(dtype: DType, rows: usize, cols: usize, code: u8) -> (Tensor, i64) {
+    let one = half::f16::ONE.to_le_bytes();
+    let zero = [0, 0];
+    let nibbles = code & 15 | code << 4;
+    let (block, value): (Vec<u8>, i64) = match dtype {
+        DType::Q4_0 => ([&one[..], &[nibbles; 16]].concat(), i64::from(code & 15) - 8),
+        DType::Q5_0 => {
+            let high = if code & 16 == 0 { 0 } else { 255 };
+            ([&one[..], &[high; 4], &[nibbles; 16]].concat(), i64::from(code & 31) - 16)
+        }
+        DType::Q8_0 => ([&one[..], &[code; 32]].concat(), i64::from(code as i8)),
+        // Sub-block scales 1, minima 0.
+        DType::Q4_K => {
+            let scales = [1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1];
+            ([&one[..], &zero, &scales, &[nibbles; 128]].concat(), i64::from(code & 15))
+        }
+        DType::Q5_K => {
+            let scales = [1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1];
+            let high = if code & 16 == 0 { 0 } else { 255 };
+            ([&one[..], &zero, &scales, &[high; 32], &[nibbles; 128]].concat(), i64::from(code & 31))
+        }
+        DType::Q6_K => {
+            let high = (code >> 4 & 3) * 0b0101_0101;
+            let (low, high) = ([nibbles; 128], [high; 64]);
+            ([&low[..], &high, &[1; 16], &one].concat(), i64::from(code & 63) - 32)
+        }
+        DType::Affine { bits, .. } => {
+            let (packed, value) = if bits == 4 { (nibbles, code & 15) } else { (code, code) };
+            let n = dtype.row_bytes(0, cols).unwrap() * rows;
+            let groups = dtype.row_bytes(1, cols).unwrap() / 2 * rows;
+            let planes = [vec![packed; n], one.repeat(groups), zero.repeat(groups)];
+            let planes = planes.map(moeflux_compute::Bytes::new).to_vec();
+            return (Tensor::new(dtype, rows, cols, planes).unwrap(), value.into());
+        }
+        other => panic!("{other} has no int8 kernel"),
+    };
+    let bytes = block.repeat(rows * cols / dtype.block_len());
+    let planes = vec![moeflux_compute::Bytes::new(bytes)];
+    (Tensor::new(dtype, rows, cols, planes).unwrap(), value)
+}
+
+/// Integer sums do not saturate or round, at the ends of all ranges.
+#[test]
+fn integer_dot_products_are_exact() {
+    let pool = ThreadPool::new(1);
+    let int8 = all_dtypes().filter(|&dtype| {
+        let half_ok = !matches!(dtype, DType::Affine { scale: Half::BF16, .. });
+        half_ok && accepts_q8(dtype, 256)
+    });
+    for dtype in int8 {
+        for code in [0, 1, 7, 8, 15, 16, 31, 32, 63, 127, 128, 129, 254, 255] {
+            let (w, value) = constant_weights(dtype, 17, 256, code);
+            // Blocks with maximum 127 have the scale 1. Signs constant, alternating, and odd ones out.
+            let patterns: [fn(usize) -> f32; 5] = [
+                |_| 127.0,
+                |_| -127.0,
+                |i| if i % 2 == 0 { 127.0 } else { -127.0 },
+                |i| if i % 4 < 2 { 127.0 } else { -126.0 },
+                |i| if i % 32 == 5 { -127.0 } else { i as f32 % 11.0 - 5.0 },
+            ];
+            let x: Vec<f32> = patterns.iter().flat_map(|p| (0..256).map(p)).collect();
+            for simd in levels() {
+                let quantized = q8(simd, &x, 256);
+                assert_eq!(dequantized(&quantized), x);
+                let got = product(&pool, simd, w.view(), Activations::Q8(&quantized));
+                for (token, got) in got.chunks_exact(17).enumerate() {
+                    let sum: i64 = x[token * 256..(token + 1) * 256].iter().map(|&x| x as i64).sum();
+                    let expected = (value * sum) as f32;
+                    assert!(
+                        got.iter().all(|&got| got == expected),
+                        "{dtype}, {}, code {code}, pattern {token}: {got:?}, expected {expected}",
+                        simd.level()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_are_rounded_alike_at_every_level() {
+    let mut random = Random::new(4);
+    let mut x = random.normal(40 * BLOCK);
+    // Ties, extremes and blocks of zeros, tiny and huge values.
+    x[..BLOCK].copy_from_slice(&std::array::from_fn::<f32, BLOCK, _>(|i| i as f32 - 4.5));
+    x[3] = 127.0;
+    x[BLOCK..2 * BLOCK].fill(0.0);
+    x[2 * BLOCK..3 * BLOCK].fill(-1e-38);
+    x[3 * BLOCK] = 3e38;
+    x[4 * BLOCK] = -3e38;
+    x[5 * BLOCK] = 1e-45;
+    let mut all = levels().map(|simd| (simd.level(), q8(simd, &x, 2 * BLOCK)));
+    let (_, first) = all.next().unwrap();
+    // 127 gives the scale 1: ties go to even numbers.
+    assert_eq!(first.row(0)[..8], [-4, -4, -2, 127, 0, 0, 2, 2]);
+    assert_eq!(first.scales(0).collect::<Vec<_>>(), [1.0, 0.0]);
+    assert!(first.row(0)[BLOCK..].iter().chain(&first.row(1)[..BLOCK]).all(|&q| q == 0));
+    for (row, x) in x.chunks_exact(2 * BLOCK).enumerate() {
+        let mut back = vec![0.0; 2 * BLOCK];
+        first.dequantize_row(row, &mut back);
+        let scales: Vec<f32> = first.scales(row).collect();
+        for (i, (&x, &back)) in x.iter().zip(&back).enumerate() {
+            // Half a step, and what rounding of the scale and its inverse adds at 127 steps.
+            let allowed = scales[i / BLOCK] * 0.50002 + 1e-30;
+            assert!((x - back).abs() <= allowed, "row {row}, column {i}: {x} became {back}");
+        }
+    }
+    for (level, got) in all {
+        for row in 0..first.n_rows() {
+            assert_eq!(got.row(row), first.row(row), "{level}, row {row}");
+            let bits = |rows: &Q8Rows| rows.scales(row).map(f32::to_bits).collect::<Vec<_>>();
+            assert_eq!(bits(&got), bits(&first), "{level}, row {row}");
+        }
+    }
+}
+
+#[test]
+fn rows_can_be_written_in_parts() {
+    let mut random = Random::new(5);
+    let (n_rows, cols) = (5, 4 * BLOCK);
+    let x = random.normal(n_rows * cols);
+    for simd in levels() {
+        let whole = q8(simd, &x, cols);
+        let mut parts = Q8Rows::new();
+        parts.resize(9, 2 * BLOCK);
+        parts.resize(n_rows, cols);
+        let writer = parts.writer();
+        ThreadPool::new(2).run(2 * n_rows, &|task| {
+            let (row, half) = (task / 2, task % 2);
+            let (col, n) = if half == 0 { (0, BLOCK) } else { (BLOCK, cols - BLOCK) };
+            // SAFETY: every task has columns of its own.
+            unsafe { writer.write(simd, row, col, &x[row * cols + col..][..n]) };
+        });
+        for row in 0..n_rows {
+            assert_eq!(parts.row(row), whole.row(row));
+            assert!(parts.scales(row).eq(whole.scales(row)));
+        }
+        let w = random.tensor(DType::Q4_K, 3, 2 * cols);
+        assert!(matches!(
+            matmul(&ThreadPool::new(1), simd, w.view(), Activations::Q8(&parts), &mut [0.0; 15]),
+            Err(Error::Shape { expected: 256, got: 128, .. })
+        ));
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_so() {
+    let pool = ThreadPool::new(1);
+    let mut random = Random::new(6);
+    let (rows, cols) = (18, 256);
+    for dtype in all_dtypes() {
+        let w = random.tensor(dtype, rows, cols);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = random.normal(3 * cols);
+            x[cols + 77] = bad;
+            for simd in levels() {
+                let what = format!("{dtype}, {bad}, {}", simd.level());
+                let quantized = accepts_q8(dtype, cols).then(|| q8(simd, &x, cols));
+                let exact = Activations::F32 { rows: &x, cols };
+                for x in [Some(exact), quantized.as_ref().map(Activations::Q8)].into_iter().flatten() {
+                    let got = product(&pool, simd, w.view(), x);
+                    assert!(got[..rows].iter().all(|y| y.is_finite()), "{what}: token before");
+                    assert!(got[2 * rows..].iter().all(|y| y.is_finite()), "{what}: token after");
+                    assert!(!got[rows..2 * rows].iter().any(|y| y.is_finite()), "{what}: the token itself");
+                }
+            }
+        }
+        // A bad scale of weights.
+        let (mut planes, at) = (random.planes(dtype, rows, cols), random.scale_at(dtype));
+        let Some((plane, at)) = at else { continue };
+        planes[plane][at..at + 2].copy_from_slice(&[0xff, 0x7f]);
+        let slices: Vec<&[u8]> = planes.iter().map(Vec::as_slice).collect();
+        let w = TensorView::new(dtype, rows, cols, &slices).unwrap();
+        let x = random.normal(cols);
+        for simd in levels() {
+            let quantized = accepts_q8(dtype, cols).then(|| q8(simd, &x, cols));
+            let exact = Activations::F32 { rows: &x, cols };
+            for x in [Some(exact), quantized.as_ref().map(Activations::Q8)].into_iter().flatten() {
+                let got = product(&pool, simd, w, x);
+                assert!(got[0].is_nan(), "{dtype}, {}: {}", simd.level(), got[0]);
+                assert!(got[1..].iter().all(|y| y.is_finite()), "{dtype}, {}", simd.level());
+            }
+        }
+    }
+}
+
+#[test]
+fn misfits_are_errors() {
+    let simd = Simd::detect();
+    let w = Random::new(7).tensor(DType::F32, 4, 8);
+    let w = w.view();
+    let x = [0.0; 24];
+    let call = |x: &[f32], cols, rows, tokens, n_tokens, n_rows| {
+        let mut out = [0.0; 12];
+        // SAFETY: no test has more than three tokens of four rows.
+        let out = unsafe { OutRows::new(out.as_mut_ptr(), 4, n_tokens, n_rows) };
+        matmul_rows(simd, w, rows, Activations::F32 { rows: x, cols }, tokens, out)
+    };
+    let shape = |result, wanted: &str| match result {
+        Err(Error::Shape { what, .. }) => assert_eq!(what, wanted),
+        other => panic!("{other:?} instead of a complaint about {wanted}"),
+    };
+    assert_eq!(call(&x, 8, 0..4, Tokens::Range(0..3), 3, 4), Ok(()));
+    shape(call(&x, 8, 0..5, Tokens::Range(0..3), 3, 4), "end of the range of rows");
+    shape(call(&x, 12, 0..4, Tokens::Range(0..2), 3, 4), "columns of the activations");
+    shape(call(&x, 8, 0..4, Tokens::Range(1..4), 3, 4), "rows of the activations");
+    shape(call(&x, 8, 0..4, Tokens::List(&[0, 3]), 3, 4), "rows of the activations");
+    shape(call(&x, 8, 0..4, Tokens::Range(0..3), 2, 4), "tokens of the output");
+    shape(call(&x, 8, 0..4, Tokens::Range(0..3), 3, 3), "rows of the output");
+
+    let q = q8(simd, &[1.0; 32], 32);
+    let w = Random::new(8).tensor(DType::BF16, 4, 32);
+    let result = matmul(&ThreadPool::new(1), simd, w.view(), Activations::Q8(&q), &mut [0.0; 4]);
+    assert!(matches!(result, Err(Error::Unsupported { dtype: DType::BF16, .. })), "{result:?}");
+    let result = matmul(&ThreadPool::new(1), simd, w.view(), Activations::Q8(&q), &mut [0.0; 5]);
+    assert!(matches!(result, Err(Error::Shape { expected: 4, got: 5, .. })), "{result:?}");
+}
+
+#[test]
+fn empty_products() {
+    let simd = Simd::detect();
+    let pool = ThreadPool::new(2);
+    let no_rows = TensorView::new(DType::F32, 0, 8, &[&[]]).unwrap();
+    matmul(&pool, simd, no_rows, Activations::F32 { rows: &[0.0; 16], cols: 8 }, &mut []).unwrap();
+    let some = Random::new(9).tensor(DType::Q4_K, 5, 256);
+    matmul(&pool, simd, some.view(), Activations::F32 { rows: &[], cols: 256 }, &mut []).unwrap();
+}
+
+#[test]
+fn row_tasks_cover_all_rows_once() {
+    for n_rows in [0, 1, 15, 16, 17, 100, 768, 151_936] {
+        for threads in [1, 2, 7, 64] {
+            let tasks = RowTasks::new(n_rows, threads);
+            let mut next = 0;
+            for task in 0..tasks.len() {
+                let rows = tasks.rows(task);
+                assert_eq!(rows.start, next, "{n_rows} rows, {threads} threads, task {task}");
+                assert!(!rows.is_empty());
+                next = rows.end;
+            }
+            assert_eq!(next, n_rows);
+        }
+    }
+}
+
+#[test]
+fn levels_are_named_and_checked() {
+    assert!(SimdLevel::available().contains(&SimdLevel::Portable));
+    assert_eq!(SimdLevel::available().last(), Some(&SimdLevel::detect()));
+    for level in [SimdLevel::Portable, SimdLevel::Avx2, SimdLevel::Avx512] {
+        assert_eq!(level.to_string().parse(), Ok(level));
+        let available = SimdLevel::available().contains(&level);
+        assert_eq!(Simd::new(level).is_ok(), available, "{level}");
+    }
+    let error = "avx9000".parse::<SimdLevel>().unwrap_err().to_string();
+    assert!(error.contains("avx9000") && error.contains("portable"), "{error}");
 }

@@ -13,7 +13,7 @@ use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, KvType,
     PAGE_TOKENS, Span,
 };
-use moeflux_compute::cpu::{CpuBackend, Simd};
+use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::graph::{
     Attention, ExpertSet, ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Rope, RopeStyle, Route,
     Routing, Value, WeightId,
@@ -313,9 +313,9 @@ struct Level {
 
 /// Every instruction set of this machine.
 fn backends() -> Vec<Level> {
-    let backend = |simd: &Simd, threads| CpuBackend::new(threads, Some(simd.level())).unwrap();
-    let level = |simd: &Simd| Level { one: backend(simd, 1), several: backend(simd, 3) };
-    Simd::available().iter().map(level).collect()
+    let backend = |level, threads| CpuBackend::new(threads, Some(level)).unwrap();
+    let level = |level| Level { one: backend(level, 1), several: backend(level, 3) };
+    SimdLevel::available().into_iter().map(level).collect()
 }
 
 /// Modes that make a difference to an operation.
@@ -371,12 +371,13 @@ fn check_poison(
     clean: &Results,
     what: &str,
 ) {
-    let poison = (1, case.lengths[1] / 2);
+    let poisoned = (1, case.lengths[1] / 2);
+    let poison = Some(poisoned);
     let mut reference = compile(case, &Reference, MODES[0]);
-    let expected = run(case, &mut *reference, &schedules[0], Some(poison), 1);
-    let got = run(case, executable, &schedules[0], Some(poison), 1);
+    let expected = run(case, &mut *reference, &schedules[0], poison, 1);
+    let got = run(case, executable, &schedules[0], poison, 1);
     let is_nan = |row: &Vec<f32>| row.iter().any(|v| v.is_nan());
-    assert!(is_nan(&expected[&poison]), "{what}: the reference gives NaN");
+    assert!(is_nan(&expected[&poisoned]), "{what}: the reference gives NaN");
     for (key, row) in &got {
         if is_nan(&expected[key]) {
             assert!(is_nan(row), "{what}: NaN is lost at {key:?}");
@@ -575,7 +576,7 @@ fn route_case(route: Route, name: &str, logit: impl FnMut(&mut Random) -> f32) -
         (0..VOCABULARY).flat_map(|_| (0..route.experts).map(|c| f32::from(c == 0))).collect();
     let ones = r.declare(Tensor::from_f32(VOCABULARY, route.experts, &ones).unwrap());
     let x = r.graph.embed(ones);
-    let routing = r.graph.route(logits, route).unwrap();
+    let routing = r.graph.route(logits, None, route).unwrap();
     assert_eq!(routing.top_k(), route.top_k);
     let experts = revealing_experts(route.experts);
     let set = r.graph.expert_set(expert_set(&experts)).unwrap();
@@ -585,7 +586,7 @@ fn route_case(route: Route, name: &str, logit: impl FnMut(&mut Random) -> f32) -
 
 #[test]
 fn route() {
-    let route = |(experts, top_k)| Route { experts, top_k, renormalize: top_k % 2 == 1 };
+    let route = |(experts, top_k)| Route::softmax(experts, top_k, top_k % 2 == 1);
     for shape in [(1, 1), (2, 1), (5, 2), (7, 3), (8, 8), (40, 6), (130, 9)] {
         check([route_case(route(shape), "normal", Random::normal)]);
     }
@@ -604,8 +605,7 @@ fn moe_case(count: usize, top_k: usize, dtypes: [DType; 3], hidden: usize, inner
     let mut r = Recorder::new(12);
     let x = r.input(hidden);
     let logits = r.input(count);
-    let routing =
-        r.graph.route(logits, Route { experts: count, top_k, renormalize: top_k.is_multiple_of(2) }).unwrap();
+    let routing = r.graph.route(logits, None, Route::softmax(count, top_k, top_k.is_multiple_of(2))).unwrap();
     let [gate, up, down] = dtypes;
     let mut expert = || {
         let random = &mut r.random;
@@ -662,7 +662,7 @@ fn moe_experts_of_many_shapes() {
 fn a_router_logit_that_is_not_finite_is_not_lost() {
     for renormalize in [false, true] {
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let route = Route { experts: 6, top_k: 2, renormalize };
+            let route = Route::softmax(6, 2, renormalize);
             let mut n = 0;
             // Expert 2's logit is bad for every third token, and far below the others for all.
             let logit = |random: &mut Random| {
@@ -760,7 +760,7 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
         g.weight("vector", MatrixSpec { dtype, rows: 1, cols: len })
     }
     fn routing(g: &mut GraphBuilder, logits: Value, experts: usize, top_k: usize) -> Result<Routing> {
-        g.route(logits, Route { experts, top_k, renormalize: false })
+        g.route(logits, None, Route::softmax(experts, top_k, false))
     }
     let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
     let set = |gate, up, down| ExpertSet { layer: 0, experts: 2, gate, up, down };

@@ -207,7 +207,7 @@ impl Engine {
         let trunk = model.trunk_bytes();
         let page_count = context.div_ceil(PAGE_TOKENS);
         let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(page_count as u64);
-        let total = options.memory.or_else(memory::available).unwrap_or(u64::MAX);
+        let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
         let top_k = top_k(&model);
 
         let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
@@ -357,6 +357,11 @@ impl Engine {
     pub fn context(&self) -> usize {
         self.context
     }
+}
+
+/// Nine tenths of what the system grants: the rest is for page tables, other programs and its own caches.
+fn default_memory() -> Option<u64> {
+    memory::available().map(|bytes| bytes / 10 * 9)
 }
 
 /// Experts that one token needs in a layer, at most.

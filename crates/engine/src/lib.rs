@@ -11,6 +11,7 @@ pub mod io;
 pub mod memory;
 pub mod models;
 pub mod sampler;
+pub mod synth;
 pub mod tokenizer;
 
 pub use engine::{Engine, Options, Outputs, Session, Stats};

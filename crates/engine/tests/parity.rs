@@ -5,7 +5,7 @@ mod support;
 
 use moeflux::{Engine, Options, Outputs};
 use moeflux_compute::backend::Backend;
-use moeflux_compute::cpu::{CpuBackend, Simd};
+use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::reference::Reference;
 use support::{Fixture, Golden, all, f32_options, logits, open};
 
@@ -69,8 +69,8 @@ fn reference_agrees_with_transformers() {
 
 #[test]
 fn every_instruction_set_agrees_with_transformers() {
-    for simd in Simd::available() {
-        let backend = CpuBackend::new(2, Some(simd.level())).unwrap();
+    for level in SimdLevel::available() {
+        let backend = CpuBackend::new(2, Some(level)).unwrap();
         for fixture in all() {
             let golden = fixture.golden();
             let mut engine = open(&fixture.path, &backend, &f32_options());
@@ -106,8 +106,8 @@ fn last_logits_are_those_of_the_last_position() {
 /// The default precision: quantised checkpoints, which have a peer, compute with int8 activations.
 #[test]
 fn fast_activations_are_close() {
-    for simd in Simd::available() {
-        let backend = CpuBackend::new(2, Some(simd.level())).unwrap();
+    for level in SimdLevel::available() {
+        let backend = CpuBackend::new(2, Some(level)).unwrap();
         println!("{}", backend.describe());
         for fixture in all() {
             let golden = fixture.golden();

@@ -2,3 +2,4 @@
 
 pub mod logits;
 pub mod run;
+pub mod synth;

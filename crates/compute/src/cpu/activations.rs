@@ -1,234 +1,254 @@
-//! Activations in the forms that matrix kernels read.
+//! Inputs of matrix products: f32 rows, or rows quantised to int8 ([`Q8Rows`]) so that a product with
+//! quantised weights is integer arithmetic.
+//!
+//! Every 32 columns share one scale d = max|x| / 127 and hold q = round(x / d), ties to even; x ≈ d · q. One
+//! scale per 32 rather than per 256 columns costs a multiplication per 32 columns and row of weights and keeps
+//! an outlier from flattening its neighbours. Bits are the same at every SIMD level.
+//!
+//! Blocks that hold an infinity or a NaN get the scale NaN, so every output that reads them is NaN. Blocks
+//! whose values are all below 1e-30 in magnitude become zero.
 
-use std::ops::Range;
+use std::marker::PhantomData;
 
-use super::shared::SharedMut;
-use super::simd::{Simd, for_every_level};
+use super::simd::{Isa, Kernel, Simd};
 
-/// Columns that a block of quantised activations holds.
-pub const BLOCK: usize = 256;
 /// Columns that share a scale.
-pub const GROUP: usize = 32;
-/// Columns that share an entry of a block's `scale` and `sum`: the shortest group of any weight encoding.
-pub const PART: usize = 16;
+pub const BLOCK: usize = 32;
 
-/// 256 columns as int8; columns beyond the row's end are zero.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub struct Q8Block {
-    /// round(x / scale), ties to even.
-    pub q: [i8; BLOCK],
-    /// Scale of each 16 columns; two neighbours share it, being one group of 32.
-    pub scale: [f32; BLOCK / PART],
-    /// scale · Σ q of each 16 columns.
-    pub sum: [f32; BLOCK / PART],
-}
+/// Magnitudes below this are zero: the inverse scale 127 / max|x| must stay finite.
+const TINY: f32 = 1e-30;
 
-impl Q8Block {
-    const ZERO: Self = Self { q: [0; BLOCK], scale: [0.0; BLOCK / PART], sum: [0.0; BLOCK / PART] };
-}
-
-/// Rows of activations, quantised to int8 with one scale per 32 columns (absolute maximum / 127).
-///
-/// A group that holds a value that is not finite gets the scale NaN, so that it cannot vanish in the result.
-#[derive(Debug, Default)]
-pub struct Q8Rows {
-    blocks: Vec<Q8Block>,
-    blocks_per_row: usize,
-}
-
-impl Q8Rows {
-    /// Makes room for `rows` rows of `cols` columns. Their content is unspecified until quantised.
-    pub fn resize(&mut self, rows: usize, cols: usize) {
-        self.blocks_per_row = cols.div_ceil(BLOCK);
-        let blocks = rows * self.blocks_per_row;
-        // Ends of rows must be zero: their columns lie beyond the matrix.
-        if !cols.is_multiple_of(BLOCK) || blocks > self.blocks.len() {
-            self.blocks.clear();
-            self.blocks.resize(blocks, Q8Block::ZERO);
-        }
-    }
-
-    /// Quantises x (rows, cols).
-    pub fn quantize(&mut self, simd: Simd, x: &[f32], cols: usize) {
-        self.resize(x.len() / cols, cols);
-        let shared = self.shared();
-        for (row, values) in x.chunks_exact(cols).enumerate() {
-            // SAFETY: one thread, one row at a time.
-            unsafe { shared.quantize_part(simd, row, 0, values) };
-        }
-    }
-
-    /// The blocks of row `row`.
-    pub fn row(&self, row: usize) -> &[Q8Block] {
-        &self.blocks[row * self.blocks_per_row..(row + 1) * self.blocks_per_row]
-    }
-
-    /// For several threads to quantise parts of it.
-    pub(crate) fn shared(&mut self) -> SharedQ8<'_> {
-        SharedQ8 { blocks: SharedMut::new(&mut self.blocks), blocks_per_row: self.blocks_per_row }
-    }
-}
-
-/// Write access to [`Q8Rows`] from several threads.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SharedQ8<'a> {
-    blocks: SharedMut<'a, Q8Block>,
-    blocks_per_row: usize,
-}
-
-impl SharedQ8<'_> {
-    /// Quantises `values` as the columns of `row` from `col` on.
-    ///
-    /// # Safety
-    /// No two threads write the same row's same block of 32 columns at a time, and nobody reads it.
-    ///
-    /// # Panics
-    /// If `col` or the number of values is no multiple of 32 (the row's end excepted), or beyond the row.
-    pub(crate) unsafe fn quantize_part(&self, simd: Simd, row: usize, col: usize, values: &[f32]) {
-        assert!(col.is_multiple_of(GROUP), "whole groups");
-        for (i, group) in values.chunks(GROUP).enumerate() {
-            let at = col + i * GROUP;
-            let block = row * self.blocks_per_row + at / BLOCK;
-            assert!(at / BLOCK < self.blocks_per_row, "columns within the row");
-            let within = at % BLOCK;
-            // SAFETY: groups of a block are disjoint ranges of each array; the caller keeps others off this one.
-            unsafe {
-                let block = self.blocks.as_ptr().add(block);
-                let q = (&raw mut (*block).q).cast::<i8>().add(within);
-                let scale = (&raw mut (*block).scale).cast::<f32>().add(within / PART);
-                let sum = (&raw mut (*block).sum).cast::<f32>().add(within / PART);
-                quantize_group(
-                    simd,
-                    group,
-                    &mut *q.cast::<[i8; GROUP]>(),
-                    &mut *scale.cast::<[f32; 2]>(),
-                    &mut *sum.cast::<[f32; 2]>(),
-                );
-            }
-        }
-    }
-}
-
-for_every_level! {
-    fn quantize_group(x: &[f32], q: &mut [i8; GROUP], scale: &mut [f32; 2], sum: &mut [f32; 2]) {
-        // Adding and subtracting 1.5 · 2²³ rounds to an integer, ties to even.
-        const ROUND: f32 = 12_582_912.0;
-        let mut padded = [0.0f32; GROUP];
-        padded[..x.len()].copy_from_slice(x);
-        let (mut largest, mut poison) = (0.0f32, 0.0f32);
-        for v in padded {
-            let magnitude = v.abs();
-            largest = if magnitude > largest { magnitude } else { largest };
-            poison += v * 0.0;
-        }
-        let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-        // A group of tiny values has no finite inverse scale; it is zero for all purposes.
-        let inverse = if inverse.is_finite() { inverse } else { 0.0 };
-        let step = largest / 127.0 + poison;
-        *scale = [step; 2];
-        for ((q, sum), x) in q.chunks_exact_mut(PART).zip(sum).zip(padded.chunks_exact(PART)) {
-            let mut total = 0i32;
-            for (q, v) in q.iter_mut().zip(x) {
-                *q = ((v * inverse + ROUND) - ROUND) as i32 as i8;
-                total += i32::from(*q);
-            }
-            *sum = step * total as f32;
-        }
-    }
-}
-
-/// A batch of activation rows.
+/// The rows that a matrix is multiplied with.
 #[derive(Debug, Clone, Copy)]
 pub enum Activations<'a> {
-    /// f32 (rows, cols).
+    /// Exact inputs.
     F32 {
-        /// All rows.
+        /// (n_rows, cols), f32.
         rows: &'a [f32],
-        /// Columns.
+        /// Columns of a row.
         cols: usize,
     },
-    /// int8.
+    /// Inputs rounded to int8.
     Q8(&'a Q8Rows),
 }
 
-/// Which rows of a batch of activations enter a product.
-#[derive(Debug, Clone)]
-pub enum Rows<'a> {
-    /// Consecutive ones.
-    Range(Range<usize>),
-    /// These, in this order.
-    Listed(&'a [u32]),
-}
-
-impl Rows<'_> {
-    /// How many.
-    pub fn len(&self) -> usize {
+impl Activations<'_> {
+    /// Columns of a row.
+    pub fn cols(&self) -> usize {
         match self {
-            Self::Range(range) => range.len(),
-            Self::Listed(rows) => rows.len(),
+            Self::F32 { cols, .. } => *cols,
+            Self::Q8(rows) => rows.cols(),
         }
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The `i`-th of them.
-    pub fn get(&self, i: usize) -> usize {
+    /// Rows (tokens).
+    pub fn n_rows(&self) -> usize {
         match self {
-            Self::Range(range) => range.start + i,
-            Self::Listed(rows) => rows[i] as usize,
+            Self::F32 { rows, cols } => rows.len().checked_div(*cols).unwrap_or(0),
+            Self::Q8(rows) => rows.n_rows(),
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What a kernel needs to know of 32 quantised columns besides their integers.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C)]
+pub(crate) struct Q8Block {
+    /// d.
+    pub(crate) scale: f32,
+    /// d · Σq.
+    pub(crate) sum: f32,
+    /// Σq of the first and of the last 16 columns.
+    pub(crate) sums: [i32; 2],
+}
 
-    #[test]
-    fn every_level_quantises_alike_and_within_half_a_step() {
-        let x: Vec<f32> =
-            (0..300).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.013 * (1 + i / 64) as f32).collect();
-        let mut first = Q8Rows::default();
-        first.quantize(Simd::available()[0], &x, 300);
-        for simd in Simd::available() {
-            let mut rows = Q8Rows::default();
-            rows.quantize(simd, &x, 300);
-            for (col, v) in x.iter().enumerate() {
-                let block = &rows.row(0)[col / BLOCK];
-                let (q, scale) = (block.q[col % BLOCK], block.scale[col % BLOCK / PART]);
-                assert!((f32::from(q) * scale - v).abs() <= 0.5001 * scale, "column {col}");
-                assert_eq!(q, first.row(0)[col / BLOCK].q[col % BLOCK]);
+/// Rows quantised to int8 in blocks of [`BLOCK`] columns. Buffers are kept when it is filled again.
+#[derive(Debug, Clone, Default)]
+pub struct Q8Rows {
+    n_rows: usize,
+    cols: usize,
+    /// (n_rows, cols), in −127..=127.
+    q: Vec<i8>,
+    /// (n_rows, cols / 32).
+    blocks: Vec<Q8Block>,
+}
+
+impl Q8Rows {
+    /// No rows.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Rows (tokens).
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// Columns of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Integers of row `row`: (cols), i8.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[i8] {
+        &self.q[row * self.cols..(row + 1) * self.cols]
+    }
+
+    /// Scales of row `row`, one every [`BLOCK`] columns.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn scales(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
+        self.row_blocks(row).iter().map(|block| block.scale)
+    }
+
+    pub(crate) fn row_blocks(&self, row: usize) -> &[Q8Block] {
+        let n = self.cols / BLOCK;
+        &self.blocks[row * n..(row + 1) * n]
+    }
+
+    /// Writes the values that row `row` stands for, d · q, to `out`.
+    ///
+    /// # Panics
+    /// If there is no such row or `out` is not [`Q8Rows::cols`] long.
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols, "one value a column");
+        let blocks = self.row(row).chunks_exact(BLOCK).zip(self.scales(row));
+        for (out, (q, scale)) in out.chunks_exact_mut(BLOCK).zip(blocks) {
+            for (out, &q) in out.iter_mut().zip(q) {
+                *out = scale * f32::from(q);
             }
-            let sum: f32 = rows.row(0)[1].sum.iter().sum();
-            let direct: f32 = (256..300)
-                .map(|c| f32::from(rows.row(0)[1].q[c - 256]) * rows.row(0)[1].scale[(c - 256) / PART])
-                .sum();
-            assert!((sum - direct).abs() < 1e-4);
         }
     }
 
-    #[test]
-    fn what_is_not_finite_stays_visible() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut x = vec![1.0; 64];
-            x[40] = bad;
-            let mut rows = Q8Rows::default();
-            rows.quantize(Simd::detect(), &x, 64);
-            let scale = rows.row(0)[0].scale;
-            assert!(scale[0].is_finite() && scale[2].is_nan(), "{bad} {scale:?}");
-        }
+    /// Makes room for `n_rows` rows of `cols` columns, whose content is unspecified until written.
+    ///
+    /// # Panics
+    /// If `cols` is not a multiple of [`BLOCK`].
+    pub fn resize(&mut self, n_rows: usize, cols: usize) {
+        assert!(cols.is_multiple_of(BLOCK), "{cols} columns are no whole number of blocks");
+        let len = n_rows.checked_mul(cols).expect("activations fit the address space");
+        self.n_rows = n_rows;
+        self.cols = cols;
+        self.q.resize(len, 0);
+        self.blocks.resize(len / BLOCK, Q8Block::default());
     }
 
-    #[test]
-    fn extremes_do_not_overflow() {
-        let mut rows = Q8Rows::default();
-        rows.quantize(Simd::detect(), &[f32::MAX, -f32::MAX, 1e-45, 0.0], 4);
-        assert_eq!(rows.row(0)[0].q[..4], [127, -127, 0, 0]);
-        rows.quantize(Simd::detect(), &[1e-45; 32], 32);
-        assert_eq!(rows.row(0)[0].sum[0], 0.0);
+    /// Becomes `x`: (n_rows, cols), f32.
+    ///
+    /// # Panics
+    /// If `cols` is not a multiple of [`BLOCK`] or `x` has another length.
+    pub fn quantize_from(&mut self, simd: Simd, x: &[f32], n_rows: usize, cols: usize) {
+        self.resize(n_rows, cols);
+        assert_eq!(x.len(), n_rows * cols, "n_rows rows of cols columns");
+        simd.run(Quantize { x, q: &mut self.q, blocks: &mut self.blocks });
     }
+
+    /// A handle through which several threads fill different rows.
+    pub fn writer(&mut self) -> Q8Writer<'_> {
+        Q8Writer {
+            n_rows: self.n_rows,
+            cols: self.cols,
+            q: self.q.as_mut_ptr(),
+            blocks: self.blocks.as_mut_ptr(),
+            rows: PhantomData,
+        }
+    }
+}
+
+/// Shared access to the rows of a [`Q8Rows`] for writing.
+#[derive(Debug, Clone, Copy)]
+pub struct Q8Writer<'a> {
+    n_rows: usize,
+    cols: usize,
+    q: *mut i8,
+    blocks: *mut Q8Block,
+    rows: PhantomData<&'a mut Q8Rows>,
+}
+
+// SAFETY: the pointers stand for an exclusive borrow of a `Q8Rows`; `write` asks its callers to keep concurrent
+// writes apart.
+unsafe impl Send for Q8Writer<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Q8Writer<'_> {}
+
+impl Q8Writer<'_> {
+    /// Quantises `x` into row `row` from column `col` on.
+    ///
+    /// # Safety
+    /// No other call writes any of these columns of this row at the same time.
+    ///
+    /// # Panics
+    /// If `col` or the length of `x` is not a multiple of [`BLOCK`] or the columns do not lie within the row.
+    pub unsafe fn write(&self, simd: Simd, row: usize, col: usize, x: &[f32]) {
+        assert!(row < self.n_rows && col <= self.cols && x.len() <= self.cols - col, "columns within a row");
+        assert!(col.is_multiple_of(BLOCK) && x.len().is_multiple_of(BLOCK), "whole blocks");
+        let start = row * self.cols + col;
+        // SAFETY: within the buffers by the assertions, which `resize` gave these lengths; not aliased by the
+        // contract of this function and the borrow that `self` stands for.
+        let (q, blocks) = unsafe {
+            let q = std::slice::from_raw_parts_mut(self.q.add(start), x.len());
+            let blocks = self.blocks.add(start / BLOCK);
+            (q, std::slice::from_raw_parts_mut(blocks, x.len() / BLOCK))
+        };
+        simd.run(Quantize { x, q, blocks });
+    }
+}
+
+/// Quantises `x`, whose length is a whole number of blocks.
+struct Quantize<'a> {
+    x: &'a [f32],
+    q: &'a mut [i8],
+    blocks: &'a mut [Q8Block],
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let (x, _) = self.x.as_chunks::<BLOCK>();
+        let (q, _) = self.q.as_chunks_mut::<BLOCK>();
+        for ((x, q), block) in x.iter().zip(q).zip(self.blocks) {
+            *block = quantize_block(isa, x, q);
+        }
+    }
+}
+
+#[inline(always)]
+fn quantize_block<I: Isa>(isa: I, x: &[f32; BLOCK], q: &mut [i8; BLOCK]) -> Q8Block {
+    // The order of the bits of non-negative floats is that of their values, with infinity and NaN on top.
+    let mut max = isa.splat_u(0);
+    let magnitude = isa.splat_u(0x7fff_ffff);
+    for i in (0..BLOCK).step_by(I::LANES) {
+        // SAFETY: LANES divides BLOCK.
+        let bits = isa.bits(unsafe { isa.load(x.as_ptr().add(i)) });
+        max = isa.max_i(max, isa.and(bits, magnitude));
+    }
+    let max = f32::from_bits(isa.reduce_max_i(max) as u32);
+    if !max.is_finite() || max < TINY {
+        *q = [0; BLOCK];
+        let scale = if max.is_finite() { 0.0 } else { f32::NAN };
+        return Q8Block { scale, sum: scale, sums: [0; 2] };
+    }
+
+    let inverse = isa.splat(127.0 / max);
+    let mut sums = [0; 2];
+    for (half, sum) in sums.iter_mut().enumerate() {
+        let mut total = isa.splat_u(0);
+        for i in (16 * half..16 * (half + 1)).step_by(I::LANES) {
+            // SAFETY: LANES divides 16, so i + LANES ≤ BLOCK.
+            unsafe {
+                let rounded = isa.round(isa.mul(isa.load(x.as_ptr().add(i)), inverse));
+                isa.store_i8(q.as_mut_ptr().add(i), rounded);
+                total = isa.add_u(total, rounded);
+            }
+        }
+        *sum = isa.reduce_add_u(total) as i32;
+    }
+    let scale = max / 127.0;
+    Q8Block { scale, sum: scale * (sums[0] + sums[1]) as f32, sums }
 }

@@ -173,13 +173,13 @@ impl KvCache {
                     let new_max = scores.iter().fold(*max, |m, s| m.max(*s));
                     if new_max > *max {
                         let shrink = (*max - new_max).exp();
-                        vector::scale(simd, sum, shrink);
+                        vector::scale(simd, shrink, sum);
                         (*max, *total) = (new_max, *total * shrink);
                     }
-                    *total += vector::exp_sum(simd, scores, new_max);
+                    *total += vector::exp_sum(simd, new_max, scores);
                     for (p, value) in scores.iter().zip(seen.clone()) {
                         let value = (value - start) * dim;
-                        vector::axpy_f32(simd, sum, *p, &values[value..value + dim]);
+                        vector::axpy_f32(simd, *p, &values[value..value + dim], sum);
                     }
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::activations::Q8Rows;
+use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
 use super::linear::{CpuContext, LinearJob, linear};
 use super::moe_experts::{MoeScratch, moe_experts};
@@ -101,18 +101,18 @@ impl CpuExecutable {
 
     /// Makes `self.q8` hold `x` as int8.
     fn quantize(&mut self, x: Value) {
-        if self.q8_of == Some(x) {
+        if self.q8_of == Some(x) || !x.width().is_multiple_of(BLOCK) {
             return;
         }
         let mut q8 = std::mem::take(&mut self.q8);
         let values = self.value(x);
         let rows = values.len() / x.width();
         q8.resize(rows, x.width());
-        let shared = q8.shared();
+        let writer = q8.writer();
         self.context.for_rows(rows, x.width(), &|row| {
             let values = &values[row * x.width()..(row + 1) * x.width()];
             // SAFETY: each row is quantised by one task.
-            unsafe { shared.quantize_part(self.context.simd, row, 0, values) };
+            unsafe { writer.write(self.context.simd, row, 0, values) };
         });
         self.q8 = q8;
         self.q8_of = Some(x);
@@ -181,9 +181,9 @@ impl CpuExecutable {
         let (op, out) = (self.graph.nodes[index].op.clone(), self.graph.nodes[index].out);
         let simd = self.context.simd;
         let rows = batch.tokens.len();
-        if let (Op::Route { logits, route }, Output::Routing(routing)) = (&op, out) {
+        if let (Op::Route { logits, bias, route }, Output::Routing(routing)) = (&op, out) {
             let mut choice = std::mem::take(&mut self.choices[routing.index]);
-            choice.route(self.value(*logits), route);
+            choice.route(self.value(*logits), bias.map(|b| &self.vectors[b.0][..]), route);
             let announced = self.set_of[routing.index].map(|set| experts.announce(set, &choice.distinct()));
             self.choices[routing.index] = choice;
             return announced.unwrap_or(Ok(()));
@@ -237,6 +237,27 @@ impl CpuExecutable {
                     for ((o, a), b) in out.iter_mut().zip(&this.value(a)[at.clone()]).zip(&this.value(b)[at])
                     {
                         *o = a + b;
+                    }
+                });
+            }
+            Op::SigmoidGate { x, gate } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                    let gate = &this.value(gate)[row * gate.width()..(row + 1) * gate.width()];
+                    match gate {
+                        [one] => vector::scale(simd, 1.0 / (1.0 + (-one).exp()), out),
+                        each => vector::sigmoid_mul(simd, each, out),
+                    }
+                });
+            }
+            Op::Slice { x, groups, start, len } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
+                    let parts = x.chunks_exact(x.len() / groups);
+                    for (out, part) in out.chunks_exact_mut(len).zip(parts) {
+                        out.copy_from_slice(&part[start..start + len]);
                     }
                 });
             }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::activations::{Activations, Q8Rows, Rows};
-use super::matmul::{OutRows, accepts_q8, matmul_rows};
+use super::activations::{Activations, Q8Rows};
+use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
@@ -74,7 +74,7 @@ pub(crate) fn linear(context: &CpuContext, jobs: &[LinearJob<'_>], x: &[f32], x_
     if rows == 0 {
         return;
     }
-    let tasks = row_tasks(jobs.iter().map(|j| j.weight.rows()), context.threads(), 16);
+    let tasks = row_tasks(jobs.iter().map(|j| j.weight.rows()), context.threads(), ROW_TILE);
     context.pool.run(tasks.len(), &|task| {
         let (index, range) = &tasks[task];
         let job = &jobs[*index];
@@ -84,8 +84,10 @@ pub(crate) fn linear(context: &CpuContext, jobs: &[LinearJob<'_>], x: &[f32], x_
             false => Activations::F32 { rows: x, cols: job.weight.cols() },
         };
         // SAFETY: `out` is (rows, width), and a task writes only its range of columns.
-        let out = unsafe { OutRows::new(job.out.as_ptr(), width) };
-        matmul_rows(context.simd, job.weight.view(), range.clone(), input, Rows::Range(0..rows), out);
+        let out = unsafe { OutRows::new(job.out.as_ptr(), width, rows, width) };
+        let product =
+            matmul_rows(context.simd, job.weight.view(), range.clone(), input, Tokens::Range(0..rows), out);
+        product.expect("the graph's widths agree");
         if let Some(bias) = job.bias {
             for row in 0..rows {
                 // SAFETY: as above.

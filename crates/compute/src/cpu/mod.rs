@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::{Graph, Op};
 use crate::plan::Plan;
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor};
 use executable::CpuExecutable;
 use linear::CpuContext;
 use pool::ThreadPool;
@@ -35,16 +35,10 @@ impl CpuBackend {
     /// A backend of `threads` threads, limited to `level` or using the best that the machine has.
     ///
     /// # Errors
-    /// [`Error::Cpu`] if the machine lacks the level or refuses threads.
+    /// [`crate::Error::SimdLevel`] if the machine lacks the level.
     pub fn new(threads: usize, level: Option<SimdLevel>) -> Result<Self> {
-        let simd = match level {
-            None => Simd::detect(),
-            Some(level) => {
-                Simd::new(level).ok_or_else(|| Error::Cpu(format!("this processor does not have {level}")))?
-            }
-        };
-        let pool = ThreadPool::new(threads)
-            .map_err(|e| Error::Cpu(format!("cannot start {threads} threads: {e}")))?;
+        let simd = level.map_or_else(|| Ok(Simd::detect()), Simd::new)?;
+        let pool = ThreadPool::new(threads);
         Ok(Self { pool: Arc::new(pool), simd })
     }
 }

@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use super::activations::{Activations, Q8Rows, Rows};
+use super::activations::{Activations, BLOCK, Q8Rows};
 use super::linear::{CpuContext, row_tasks};
-use super::matmul::{OutRows, accepts_q8, matmul_rows};
+use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows};
 use super::route::Choice;
 use super::shared::SharedMut;
 use super::vector;
@@ -111,12 +111,16 @@ pub(crate) fn moe_experts(
                     Activations::F32 { rows: x, cols: hidden }
                 };
                 // SAFETY: a task writes only its rows of its expert's pairs.
-                let out = unsafe { OutRows::new(to.as_ptr().add(pairs.start * inner), inner) };
-                matmul_rows(context.simd, weight, task, input, Rows::Listed(&pair_rows[pairs]), out);
+                let start = unsafe { to.as_ptr().add(pairs.start * inner) };
+                // SAFETY: as above.
+                let out = unsafe { OutRows::new(start, inner, pairs.len(), inner) };
+                let tokens = Tokens::List(&pair_rows[pairs]);
+                matmul_rows(context.simd, weight, task, input, tokens, out)
+                    .expect("the graph's widths agree");
             };
         // Rows of gate and up in blocks of whole activation blocks, so that a task can quantise what it computed.
-        let tasks = row_tasks(group.iter().map(|_| inner), context.threads(), 32);
-        let quantized = product.shared();
+        let tasks = row_tasks(group.iter().map(|_| inner), context.threads(), BLOCK.max(ROW_TILE));
+        let quantized = product.writer();
         context.pool.run(tasks.len(), &|task| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
@@ -129,11 +133,11 @@ pub(crate) fn moe_experts(
                 vector::silu_mul(context.simd, gate, up);
                 if int8_down {
                     // SAFETY: as above; tasks are cut at multiples of the quantisation block.
-                    unsafe { quantized.quantize_part(context.simd, pair, rows.start, gate) };
+                    unsafe { quantized.write(context.simd, pair, rows.start, gate) };
                 }
             }
         });
-        let tasks = row_tasks(group.iter().map(|_| hidden), context.threads(), 16);
+        let tasks = row_tasks(group.iter().map(|_| hidden), context.threads(), ROW_TILE);
         context.pool.run(tasks.len(), &|task| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
@@ -144,8 +148,11 @@ pub(crate) fn moe_experts(
                 Activations::F32 { rows: unsafe { gate.part(0..pair_rows.len() * inner) }, cols: inner }
             };
             // SAFETY: a task writes only its rows of its expert's pairs.
-            let out = unsafe { OutRows::new(down.as_ptr().add(pairs.start * hidden), hidden) };
-            matmul_rows(context.simd, view.down, rows.clone(), input, Rows::Range(pairs), out);
+            let out =
+                unsafe { OutRows::new(down.as_ptr().add(pairs.start * hidden), hidden, pairs.len(), hidden) };
+            let product =
+                matmul_rows(context.simd, view.down, rows.clone(), input, Tokens::Range(pairs), out);
+            product.expect("the graph's widths agree");
         });
     })?;
 
@@ -158,7 +165,7 @@ pub(crate) fn moe_experts(
         let chosen = row * top_k..(row + 1) * top_k;
         for (pair, weight) in pair_of[chosen.clone()].iter().zip(&choice.weights[chosen]) {
             let pair = *pair as usize;
-            vector::axpy_f32(context.simd, sum, *weight, &down[pair * hidden..(pair + 1) * hidden]);
+            vector::axpy_f32(context.simd, *weight, &down[pair * hidden..(pair + 1) * hidden], sum);
         }
     });
     Ok(())

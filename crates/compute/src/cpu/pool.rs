@@ -1,223 +1,345 @@
-//! [`ThreadPool`]: the threads that compute, started once.
+//! A persistent pool of threads for regions of a few microseconds.
 //!
-//! A parallel region hands numbered tasks to all threads, the caller among them, through one counter. Workers spin
-//! for a short while between regions, because the next one usually follows within microseconds, then sleep.
+//! A region is a number of tasks and one function; threads claim tasks from one atomic counter, so a
+//! descheduled thread holds up nothing but the task it has. The calling thread works too. Idle threads spin
+//! for some tens of microseconds, as the next region of a decode step comes soon, and then sleep. A
+//! region allocates nothing.
+//!
+//! One region runs at a time: `run` called from within a task, or while another thread's region is running,
+//! does its tasks on the calling thread alone.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::{
+    any::Any,
+    cell::UnsafeCell,
+    hint,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+};
 
-/// How long a worker looks for the next region before it sleeps.
-const SPIN: Duration = Duration::from_micros(100);
+/// Turns of the spin loop before a thread sleeps; 20 to 60 µs, depending on the machine's pause instruction.
+const SPINS: u32 = 2000;
 
-type Work<'a> = dyn Fn(usize) + Sync + 'a;
-
-/// One parallel region, on the caller's stack.
-struct Region {
-    work: *const Work<'static>,
-    tasks: usize,
-    /// The next task to hand out.
-    next: AtomicUsize,
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
-}
-
-impl Region {
-    fn help(&self) {
-        loop {
-            let task = self.next.fetch_add(1, Ordering::Relaxed);
-            if task >= self.tasks {
-                return;
-            }
-            // SAFETY: `ThreadPool::run` keeps the closure alive until every worker has left the region.
-            let work = unsafe { &*self.work };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(task))) {
-                self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
-            }
-        }
-    }
-}
-
-struct Shared {
-    /// Number of the current region; changes when a new one begins.
-    epoch: AtomicU64,
-    /// The current region. Valid from the change of `epoch` until `inside` is back at 0.
-    region: AtomicUsize,
-    /// Workers that have not left the current region yet.
-    inside: AtomicUsize,
-    stop: AtomicBool,
-    sleeping: Mutex<usize>,
-    wake: Condvar,
-}
-
-/// Threads that wait for parallel regions.
+/// Threads that run the tasks of one region after the other; see the module documentation.
+#[derive(Debug)]
 pub struct ThreadPool {
     shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
-    /// One region at a time.
-    entry: Mutex<()>,
+    workers: Vec<thread::JoinHandle<()>>,
+    /// Held while a region runs.
+    region: Mutex<()>,
 }
 
-impl std::fmt::Debug for ThreadPool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ThreadPool({} threads)", self.threads())
-    }
+#[derive(Debug)]
+struct Shared {
+    /// Number of the region in the high half, tasks that nobody has claimed in the low half.
+    unclaimed: Line<AtomicU64>,
+    /// Tasks that have not ended.
+    unfinished: Line<AtomicU32>,
+    /// The region's work. Written by the holder of `ThreadPool::region` while no task is unclaimed or
+    /// unfinished, read by threads that have claimed a task and not ended it.
+    job: UnsafeCell<Job>,
+    /// Payload of the first task that panicked.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+
+    spins: u32,
+    stop: AtomicBool,
+    /// Workers that sleep or are about to; changed under `lock`.
+    sleeping: AtomicUsize,
+    /// The caller of `run` sleeps or is about to.
+    caller_sleeping: AtomicBool,
+    lock: Mutex<()>,
+    work: Condvar,
+    finished: Condvar,
 }
+
+/// Keeps counters that different threads write from sharing a cache line (or a pair that is fetched together).
+#[derive(Debug)]
+#[repr(align(128))]
+struct Line<T>(T);
+
+#[derive(Debug, Clone, Copy)]
+struct Job {
+    /// Borrowed from the caller of `run`, which does not return before every task has ended.
+    task: *const (dyn Fn(usize) + Sync),
+    n_tasks: u32,
+}
+
+// SAFETY: `job` is handed over as its documentation says: written before the store to `unclaimed` that
+// publishes it, read after a claim that synchronises with that store; its function is `Sync`.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
 
 impl ThreadPool {
-    /// A pool of `threads` threads, the caller of [`ThreadPool::run`] being one of them.
-    ///
-    /// # Errors
-    /// If the system refuses threads.
-    pub fn new(threads: usize) -> std::io::Result<Self> {
+    /// A pool of `n_threads` threads, the caller of [`ThreadPool::run`] being one of them. Zero counts as one.
+    /// If the system refuses to start as many, the pool has fewer.
+    pub fn new(n_threads: usize) -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
-            epoch: AtomicU64::new(0),
-            region: AtomicUsize::new(0),
-            inside: AtomicUsize::new(0),
+            unclaimed: Line(AtomicU64::new(0)),
+            unfinished: Line(AtomicU32::new(0)),
+            job: UnsafeCell::new(Job { task: &|_| {}, n_tasks: 0 }),
+            panic: Mutex::new(None),
+            // Spinning keeps others from the core when there are more threads than cores.
+            spins: if n_threads > cores { SPINS / 50 } else { SPINS },
             stop: AtomicBool::new(false),
-            sleeping: Mutex::new(0),
-            wake: Condvar::new(),
+            sleeping: AtomicUsize::new(0),
+            caller_sleeping: AtomicBool::new(false),
+            lock: Mutex::new(()),
+            work: Condvar::new(),
+            finished: Condvar::new(),
         });
-        let mut pool = Self { shared, workers: vec![], entry: Mutex::new(()) };
-        for i in 1..threads {
-            let shared = Arc::clone(&pool.shared);
-            let builder = std::thread::Builder::new().name(format!("compute-{i}"));
-            pool.workers.push(builder.spawn(move || serve(&shared))?);
-        }
-        Ok(pool)
+        let spawn = |i: usize| {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new()
+                .name(format!("compute-{i}"))
+                .spawn(move || shared.work_until_stopped())
+                .ok()
+        };
+        let workers = (1..n_threads).map_while(spawn).collect();
+        Self { shared, workers, region: Mutex::new(()) }
     }
 
-    /// Threads that compute, the caller included.
+    /// Threads that work on a region, the caller included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `work` with each of `0..tasks` once, on any thread, and returns when all have returned. A panic in
-    /// `work` is passed on to the caller after that. `work` must not call `run` of the same pool.
-    pub fn run(&self, tasks: usize, work: &Work<'_>) {
-        if self.workers.is_empty() || tasks <= 1 {
-            return (0..tasks).for_each(work);
-        }
-        let _entry = self.entry.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: only the lifetime changes; the pointer is not used after this function returns.
-        let work: *const Work<'static> =
-            unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
-        let region = Region { work, tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) };
-        let shared = &*self.shared;
-        shared.region.store(&raw const region as usize, Ordering::Relaxed);
-        shared.inside.store(self.workers.len(), Ordering::Relaxed);
-        // Sequentially consistent with the sleepers' last look: either they see the new epoch or they are counted.
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
-        if *shared.sleeping.lock().unwrap_or_else(PoisonError::into_inner) > 0 {
-            shared.wake.notify_all();
-        }
-        region.help();
-        let start = Instant::now();
-        while shared.inside.load(Ordering::Acquire) > 0 {
-            std::hint::spin_loop();
-            // The machine may have fewer free cores than threads.
-            if start.elapsed() > SPIN {
-                std::thread::yield_now();
-            }
-        }
-        if let Some(panic) = region.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            resume_unwind(panic);
-        }
-    }
-}
-
-fn serve(shared: &Shared) {
-    let mut seen = 0;
-    loop {
-        let start = Instant::now();
-        while shared.epoch.load(Ordering::Acquire) == seen {
-            for _ in 0..64 {
-                std::hint::spin_loop();
-            }
-            if start.elapsed() > SPIN {
-                let mut sleeping = shared.sleeping.lock().unwrap_or_else(PoisonError::into_inner);
-                *sleeping += 1;
-                while shared.epoch.load(Ordering::SeqCst) == seen {
-                    sleeping = shared.wake.wait(sleeping).unwrap_or_else(PoisonError::into_inner);
-                }
-                *sleeping -= 1;
-            }
-        }
-        // Each region waits for every worker, so none is ever missed.
-        seen += 1;
-        if shared.stop.load(Ordering::Acquire) {
+    /// Runs `task(0)` … `task(n_tasks − 1)`, each once, in any order and on any of the threads, and
+    /// returns when all have ended.
+    ///
+    /// # Panics
+    /// With the payload of the first task that panicked, after all tasks have ended; the pool stays
+    /// usable. If `n_tasks` exceeds `u32::MAX`.
+    pub fn run(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        let n_tasks = u32::try_from(n_tasks).expect("tasks are counted in 32 bits");
+        let region = match self.region.try_lock() {
+            Ok(region) => Some(region),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if n_tasks < 2 || self.workers.is_empty() || region.is_none() {
+            (0..n_tasks as usize).for_each(task);
             return;
         }
-        // SAFETY: the region lives on the stack of `run`, which does not return before `inside` is 0.
-        let region = unsafe { &*(shared.region.load(Ordering::Relaxed) as *const Region) };
-        region.help();
-        shared.inside.fetch_sub(1, Ordering::Release);
+
+        // SAFETY: only the lifetime changes; nobody uses the reference after the region's last task has ended,
+        // which this function awaits.
+        let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
+        let shared = &*self.shared;
+        // SAFETY: this thread holds `region` and the previous region has ended: nobody reads the job.
+        unsafe { *shared.job.get() = Job { task, n_tasks } };
+        shared.unfinished.0.store(n_tasks, Ordering::Relaxed);
+        let number = (shared.unclaimed.0.load(Ordering::Relaxed) >> 32).wrapping_add(1);
+        shared.unclaimed.0.store(number << 32 | u64::from(n_tasks), Ordering::SeqCst);
+        if shared.sleeping.load(Ordering::SeqCst) > 0 {
+            drop(lock(&shared.lock));
+            shared.work.notify_all();
+        }
+
+        while shared.run_one() {}
+        shared.await_finish();
+        let panic = lock(&shared.panic).take();
+        drop(region);
+        if let Some(payload) = panic {
+            resume_unwind(payload);
+        }
     }
 }
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
-        // Taken so that no worker is between its last look at the epoch and its sleep.
-        drop(self.shared.sleeping.lock());
-        self.shared.wake.notify_all();
+        self.shared.stop.store(true, Ordering::SeqCst);
+        drop(lock(&self.shared.lock));
+        self.shared.work.notify_all();
         for worker in self.workers.drain(..) {
             // Workers catch the panics of tasks and have none of their own.
-            let _ = worker.join();
+            worker.join().ok();
         }
     }
 }
 
+impl Shared {
+    fn work_until_stopped(&self) {
+        loop {
+            let mut turn = 0;
+            while turn < self.spins {
+                if self.run_one() {
+                    turn = 0;
+                } else if self.stop.load(Ordering::Relaxed) {
+                    return;
+                } else {
+                    hint::spin_loop();
+                    turn += 1;
+                }
+            }
+            let mut guard = lock(&self.lock);
+            // Announced before looking again; `run` publishes before it looks here: one of the two sees the
+            // other.
+            self.sleeping.fetch_add(1, Ordering::SeqCst);
+            while self.unclaimed.0.load(Ordering::SeqCst) as u32 == 0 && !self.stop.load(Ordering::SeqCst) {
+                guard = self.work.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.sleeping.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Claims and runs one task; false if none is left.
+    fn run_one(&self) -> bool {
+        let mut state = self.unclaimed.0.load(Ordering::Relaxed);
+        loop {
+            if state as u32 == 0 {
+                return false;
+            }
+            let claim = self.unclaimed.0.compare_exchange_weak(
+                state,
+                state - 1,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            );
+            match claim {
+                Ok(_) => break,
+                Err(changed) => state = changed,
+            }
+        }
+        // SAFETY: this thread has claimed a task of the current region and not ended it.
+        let job = unsafe { *self.job.get() };
+        let index = job.n_tasks - state as u32;
+        // SAFETY: as above; the function outlives the region.
+        let task = unsafe { &*job.task };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index as usize))) {
+            lock(&self.panic).get_or_insert(payload);
+        }
+        if self.unfinished.0.fetch_sub(1, Ordering::SeqCst) == 1
+            && self.caller_sleeping.load(Ordering::SeqCst)
+        {
+            drop(lock(&self.lock));
+            self.finished.notify_one();
+        }
+        true
+    }
+
+    fn await_finish(&self) {
+        for _ in 0..self.spins {
+            if self.unfinished.0.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            hint::spin_loop();
+        }
+        let mut guard = lock(&self.lock);
+        // Announced before looking again; a thread that ends the last task looks here after ending it.
+        self.caller_sleeping.store(true, Ordering::SeqCst);
+        while self.unfinished.0.load(Ordering::SeqCst) != 0 {
+            guard = self.finished.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.caller_sleeping.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Locks; no data here can be left inconsistent by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        time::Duration,
+    };
+
     use super::*;
+
+    /// Every task of a region of `n_tasks` runs exactly once.
+    fn check(pool: &ThreadPool, n_tasks: usize) {
+        let counts: Vec<AtomicUsize> = (0..n_tasks).map(|_| AtomicUsize::new(0)).collect();
+        pool.run(n_tasks, &|task| {
+            counts[task].fetch_add(1, Ordering::Relaxed);
+        });
+        for (task, count) in counts.iter().enumerate() {
+            assert_eq!(count.load(Ordering::Relaxed), 1, "task {task} of {n_tasks}");
+        }
+    }
 
     #[test]
     fn every_task_runs_once() {
-        for threads in [1, 2, 5] {
-            let pool = ThreadPool::new(threads).unwrap();
-            for tasks in [0, 1, 2, 7, 1000] {
-                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(tasks, &|task| {
-                    counts[task].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(
-                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
-                    "{threads} threads, {tasks} tasks"
-                );
+        for threads in [0, 1, 2, 3, 9] {
+            let pool = ThreadPool::new(threads);
+            assert_eq!(pool.threads(), threads.max(1));
+            for n_tasks in [0, 1, 2, 3, 7, 100, 1000] {
+                check(&pool, n_tasks);
             }
         }
     }
 
     #[test]
-    fn regions_follow_each_other_after_sleep() {
-        let pool = ThreadPool::new(3).unwrap();
+    fn workers_that_sleep_are_woken() {
+        let pool = ThreadPool::new(3);
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(2));
+            check(&pool, 8);
+        }
+    }
+
+    #[test]
+    fn caller_sleeps_through_a_long_task() {
+        let pool = ThreadPool::new(2);
+        let slow = AtomicUsize::new(0);
+        pool.run(2, &|_| {
+            thread::sleep(Duration::from_millis(20));
+            slow.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(slow.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn many_short_regions() {
+        let pool = ThreadPool::new(4);
         let total = AtomicUsize::new(0);
-        for round in 0..300 {
-            if round % 100 == 0 {
-                std::thread::sleep(SPIN * 20);
-            }
-            pool.run(8, &|task| {
+        for _ in 0..20_000 {
+            pool.run(4, &|task| {
                 total.fetch_add(task, Ordering::Relaxed);
             });
         }
-        assert_eq!(total.load(Ordering::Relaxed), 300 * 28);
+        assert_eq!(total.load(Ordering::Relaxed), 20_000 * 6);
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = ThreadPool::new(3).unwrap();
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            pool.run(20, &|task| assert!(task != 7, "task seven"));
-        }));
-        assert!(outcome.is_err());
-        let done = AtomicUsize::new(0);
-        pool.run(20, &|_| {
-            done.fetch_add(1, Ordering::Relaxed);
+    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = ThreadPool::new(3);
+        for bad in 0..4 {
+            let ended = AtomicUsize::new(0);
+            let run = || {
+                pool.run(4, &|task| {
+                    assert_ne!(task, bad, "the bad task");
+                    ended.fetch_add(1, Ordering::Relaxed);
+                });
+            };
+            let payload = catch_unwind(AssertUnwindSafe(run)).expect_err("the panic is passed on");
+            let message = payload.downcast_ref::<String>().expect("a formatted message");
+            assert!(message.contains("the bad task"), "{message}");
+            assert_eq!(ended.load(Ordering::Relaxed), 3);
+            check(&pool, 50);
+        }
+    }
+
+    #[test]
+    fn nested_and_concurrent_regions_complete() {
+        let pool = ThreadPool::new(2);
+        let total = AtomicUsize::new(0);
+        pool.run(3, &|_| {
+            pool.run(5, &|_| {
+                total.fetch_add(1, Ordering::Relaxed);
+            });
         });
-        assert_eq!(done.load(Ordering::Relaxed), 20);
+        assert_eq!(total.load(Ordering::Relaxed), 15);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..200).for_each(|_| check(&pool, 6)));
+            }
+        });
     }
 }

@@ -1,6 +1,6 @@
-//! The router: softmax over all experts, then the best `top_k`.
+//! The router: scores of all experts, then the best `top_k`.
 
-use crate::graph::Route;
+use crate::graph::{GroupRank, Groups, Route, Score};
 
 /// Chosen experts of a batch.
 #[derive(Debug, Default, Clone)]
@@ -12,29 +12,43 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Routes every row of `logits` (rows, experts). A row with a logit that is not finite gets weights of NaN.
-    pub(crate) fn route(&mut self, logits: &[f32], route: &Route) {
+    /// Routes every row of `logits` (rows, experts); `bias` (experts) enters the choice only.
+    pub(crate) fn route(&mut self, logits: &[f32], bias: Option<&[f32]>, route: &Route) {
         self.ids.clear();
         self.weights.clear();
+        let mut scores = vec![0.0f32; route.experts];
+        let mut ranks = vec![0.0f32; route.experts];
         let mut order: Vec<u32> = vec![];
         for row in logits.chunks_exact(route.experts) {
+            score(row, route.score, &mut scores);
+            // Softmax keeps the order of the logits, without its rounding.
+            let plain = bias.is_none() && route.groups.is_none() && route.score != Score::Sigmoid;
+            ranks.copy_from_slice(if plain { row } else { &scores });
+            if let Some(bias) = bias {
+                ranks.iter_mut().zip(bias).for_each(|(rank, bias)| *rank += bias);
+            }
             order.clear();
-            order.extend(0..route.experts as u32);
-            let better = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
-            if route.top_k < route.experts {
+            match route.groups {
+                Some(groups) => keep_groups(&ranks, groups, &mut order),
+                None => order.extend(0..route.experts as u32),
+            }
+            let better = |a: &u32, b: &u32| ranks[*b as usize].total_cmp(&ranks[*a as usize]).then(a.cmp(b));
+            if route.top_k < order.len() {
                 order.select_nth_unstable_by(route.top_k - 1, better);
                 order.truncate(route.top_k);
             }
             order.sort_unstable_by(better);
-            let max = row[order[0] as usize];
-            let p = |id: &u32| (row[*id as usize] - max).exp();
-            let sum: f32 = match route.renormalize {
-                true => order.iter().map(p).sum(),
-                false => row.iter().map(|l| (l - max).exp()).sum(),
-            };
-            // Zero, or NaN if a logit is not finite.
+            let start = self.weights.len();
+            self.weights.extend(order.iter().map(|id| scores[*id as usize]));
+            let chosen = &mut self.weights[start..];
+            if route.score == Score::SoftmaxOfChosen {
+                let logits: Vec<f32> = order.iter().map(|id| row[*id as usize]).collect();
+                score(&logits, Score::Softmax, chosen);
+            }
+            let sum = if route.renormalize { chosen.iter().sum::<f32>() + 1e-20 } else { 1.0 };
+            // Zero, or NaN if a logit is not finite: it must not vanish by not being chosen.
             let poison: f32 = row.iter().map(|l| l * 0.0).sum();
-            self.weights.extend(order.iter().map(|id| p(id) / sum + poison));
+            chosen.iter_mut().for_each(|w| *w = *w / sum * route.scale + poison);
             self.ids.extend_from_slice(&order);
         }
     }
@@ -46,4 +60,43 @@ impl Choice {
         ids.dedup();
         ids
     }
+}
+
+/// Scores of one row of logits.
+fn score(logits: &[f32], score: Score, out: &mut [f32]) {
+    match score {
+        Score::Softmax => {
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            out.iter_mut().zip(logits).for_each(|(o, l)| *o = (l - max).exp());
+            let sum: f32 = out.iter().sum();
+            out.iter_mut().for_each(|o| *o /= sum);
+        }
+        Score::Sigmoid => out.iter_mut().zip(logits).for_each(|(o, l)| *o = 1.0 / (1.0 + (-l).exp())),
+        Score::SoftmaxOfChosen => out.copy_from_slice(logits),
+    }
+}
+
+/// Experts of the best groups, ascending.
+fn keep_groups(ranks: &[f32], groups: Groups, kept: &mut Vec<u32>) {
+    let size = ranks.len() / groups.count;
+    let rank = |group: &[f32]| {
+        let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for r in group {
+            if *r > best {
+                (best, second) = (*r, best);
+            } else if *r > second {
+                second = *r;
+            }
+        }
+        match groups.rank {
+            GroupRank::BestTwo if group.len() > 1 => best + second,
+            _ => best,
+        }
+    };
+    let scores: Vec<f32> = ranks.chunks_exact(size).map(rank).collect();
+    let mut order: Vec<usize> = (0..groups.count).collect();
+    order.sort_unstable_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+    order.truncate(groups.keep);
+    order.sort_unstable();
+    kept.extend(order.iter().flat_map(|group| (group * size) as u32..((group + 1) * size) as u32));
 }

@@ -1,28 +1,48 @@
-//! Instruction sets: detected at run time, never assumed.
+//! Instruction sets, chosen at run time.
 //!
-//! A [`Simd`] can only be made for a level that this processor has, and kernels take a `Simd`, so an illegal
-//! instruction cannot be reached by any choice of options.
+//! Kernels are written once, as a [`Kernel`] generic over [`Isa`], the vocabulary of vector operations that
+//! each [`SimdLevel`] provides; [`Simd::run`] compiles them once a level and calls the one that [`Simd`]
+//! stands for. A `Simd` can only be had for a level that was detected on this machine, and the types
+//! that implement `Isa` only from `Simd::run`, so an unsupported instruction cannot be reached.
+//!
+//! A kernel gives the same bits whenever it runs at the same level; levels may differ in the last bits of
+//! floating-point results because only some of them fuse multiply and add.
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
-/// A set of instructions that kernels are compiled for; each includes those before it.
+use crate::{Error, Result};
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+/// A set of instructions that kernels are compiled for, lowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SimdLevel {
-    /// Whatever the compiler makes of plain code for the target's baseline.
+    /// What every machine of the target architecture has.
     Portable,
-    /// x86 AVX2, FMA and F16C.
+    /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86 AVX-512 F, BW, DQ, VL and VNNI.
+    /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI on top of [`SimdLevel::Avx2`].
     Avx512,
 }
 
 impl SimdLevel {
-    /// All levels, lowest first.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
 
-    /// Whether this processor (and operating system) can run it.
-    pub fn is_available(self) -> bool {
+    /// The highest level of this machine.
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().rfind(|level| level.is_available()).unwrap_or(Self::Portable)
+    }
+
+    /// Every level of this machine, lowest first.
+    pub fn available() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|level| level.is_available()).collect()
+    }
+
+    fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]
@@ -36,126 +56,298 @@ impl SimdLevel {
                 Self::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(not(target_arch = "x86_64"))]
-            _ => false,
+            Self::Avx2 | Self::Avx512 => false,
         }
     }
 
-    fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-        }
+    fn unavailable(got: &str) -> Error {
+        let names: Vec<String> = Self::available().iter().map(Self::to_string).collect();
+        Error::SimdLevel { got: got.to_owned(), available: names.join(", ") }
     }
 }
 
 impl fmt::Display for SimdLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.pad(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        })
     }
 }
-
-/// A text that names no [`SimdLevel`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown instruction set {0:?}: expected portable, avx2 or avx512")]
-pub struct UnknownLevel(String);
 
 impl FromStr for SimdLevel {
-    type Err = UnknownLevel;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, UnknownLevel> {
-        Self::ALL.into_iter().find(|l| l.name() == text).ok_or_else(|| UnknownLevel(text.to_owned()))
+    /// Reads what `Display` writes.
+    fn from_str(name: &str) -> Result<Self> {
+        let level = Self::ALL.into_iter().find(|level| level.to_string() == name);
+        level.ok_or_else(|| Self::unavailable(name))
     }
 }
 
-/// Proof that this processor has a level.
+/// Proof that this machine has a [`SimdLevel`]: what kernels ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Simd {
     level: SimdLevel,
 }
 
 impl Simd {
-    /// `level`, if this processor has it.
-    pub fn new(level: SimdLevel) -> Option<Self> {
-        level.is_available().then_some(Self { level })
+    /// Kernels of `level`.
+    ///
+    /// # Errors
+    /// [`Error::SimdLevel`] if this machine lacks it.
+    pub fn new(level: SimdLevel) -> Result<Self> {
+        if level.is_available() {
+            Ok(Self { level })
+        } else {
+            Err(SimdLevel::unavailable(&level.to_string()))
+        }
     }
 
-    /// The highest level that this processor has.
+    /// Kernels of the highest level that this machine has.
     pub fn detect() -> Self {
-        let best = SimdLevel::ALL.into_iter().rev().find(|l| l.is_available());
-        Self { level: best.unwrap_or(SimdLevel::Portable) }
+        Self { level: SimdLevel::detect() }
     }
 
-    /// Every level that this processor has, lowest first.
-    pub fn available() -> Vec<Self> {
-        SimdLevel::ALL.into_iter().filter_map(Self::new).collect()
-    }
-
-    /// Which one it is.
+    /// The level.
     pub fn level(self) -> SimdLevel {
         self.level
     }
+
+    /// Runs `kernel` with the instructions of this level.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.level {
+            // SAFETY: a `Simd` of this level exists only if `is_available` found its features.
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512 => unsafe { avx512::run(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx2 => unsafe { avx2::run(kernel) },
+            _ => portable::run(kernel),
+        }
+    }
 }
 
-/// Compiles a plain function body for every level and calls the one that `simd` proves.
+/// A computation written once for every instruction set.
+pub(crate) trait Kernel {
+    /// What it computes.
+    type Output;
+
+    /// Computes it. Must be `#[inline(always)]`, as must everything generic over [`Isa`] that it calls (so no
+    /// closures): the instruction set is that of the function it ends up in.
+    fn run<I: Isa>(self, isa: I) -> Self::Output;
+}
+
+/// Vectors of [`Isa::LANES`] 32-bit lanes and the operations on them. Having a value of an implementing
+/// type proves that the machine has its instructions.
 ///
-/// The body is written once, in lanes that a compiler turns into vectors; it uses no fused multiply-add, so all
-/// levels give the same bits.
-macro_rules! for_every_level {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),*) $(-> $ret:ty)? $body:block) => {
-        $(#[$doc])*
-        $vis fn $name(simd: $crate::cpu::simd::Simd, $($arg: $type),*) $(-> $ret)? {
-            #[inline(always)]
-            fn body($($arg: $type),*) $(-> $ret)? $body
+/// Integer lanes ([`Isa::U`]) are bits: signedness is in the operation. Methods that take pointers
+/// need them valid for the stated number of elements, of any alignment.
+pub(crate) trait Isa: Copy {
+    /// Lanes of a vector; at most [`MAX_LANES`].
+    const LANES: usize;
+    /// Tokens that the inner loops of matrix products keep in registers.
+    const TOKENS: usize;
+    /// [`Isa::dot_wide`] multiplies weights w stored as the byte w ^ `WIDE_OFFSET` and yields products of
+    /// w − `WIDE_OFFSET`.
+    const WIDE_OFFSET: u8;
 
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,f16c")]
-            fn avx2($($arg: $type),*) $(-> $ret)? {
-                body($($arg),*)
-            }
+    /// Integer vector.
+    type U: Copy;
+    /// f32 vector.
+    type F: Copy;
 
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
-            fn avx512($($arg: $type),*) $(-> $ret)? {
-                body($($arg),*)
-            }
+    /// Every lane `v`.
+    fn splat_u(self, v: u32) -> Self::U;
+    /// `LANES` elements from `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `LANES` elements.
+    unsafe fn load_u(self, p: *const u32) -> Self::U;
+    /// Writes `LANES` elements to `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of `LANES` elements.
+    unsafe fn store_u(self, p: *mut u32, v: Self::U);
+    /// Writes the low byte of each lane to `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of `LANES` bytes. Lanes are in −128..128.
+    unsafe fn store_i8(self, p: *mut i8, v: Self::U);
+    /// Four vectors k = 0..4 whose lane r is the little-endian word k of the 16 bytes at `p` + r · `stride`.
+    ///
+    /// # Safety
+    /// Those 16 bytes are readable for every r below `LANES`.
+    unsafe fn load_transposed(self, p: *const u8, stride: usize) -> [Self::U; 4];
 
-            match simd.level() {
-                // SAFETY: a `Simd` of this level exists only where the processor has its instructions.
-                #[cfg(target_arch = "x86_64")]
-                $crate::cpu::simd::SimdLevel::Avx512 => unsafe { avx512($($arg),*) },
-                // SAFETY: as above.
-                #[cfg(target_arch = "x86_64")]
-                $crate::cpu::simd::SimdLevel::Avx2 => unsafe { avx2($($arg),*) },
-                _ => body($($arg),*),
-            }
+    /// 32 bytes from `low` and, if there are sixteen lanes, 32 from `high` above them.
+    ///
+    /// # Safety
+    /// Both are valid for reads of 32 bytes.
+    unsafe fn load_parts(self, low: *const u8, high: *const u8) -> Self::U;
+    /// As [`Isa::load_parts`] of 32 nibbles each, as bytes: first the low ones of 16 bytes, then the high ones.
+    ///
+    /// # Safety
+    /// Both are valid for reads of 16 bytes.
+    unsafe fn load_low_high_nibbles(self, low: *const u8, high: *const u8) -> Self::U;
+    /// The nibbles of 2 · `LANES` bytes from `p` as bytes, the low one of each byte before the high one.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of as many bytes.
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::U;
+
+    /// Bytes that are 16 where the bits of `low`, and above them those of `high`, are set.
+    fn sixteen_where(self, low: u32, high: u32) -> Self::U;
+    /// Shift right by `low` in the lowest eight lanes and by `high` in those above, filling with zeros.
+    fn shr_parts(self, a: Self::U, low: u32, high: u32) -> Self::U;
+
+    /// Adds up quarters of `LANES` vectors r = 0.. of products of rows r: lane i of the result k < 4 (`LANES` = 16) or
+    /// k < 2 is the sum of lanes 4k..4k + 4 of vector i. Given by [`Isa::sum_rows`] from four rows each.
+    fn gather_quarters(self, sums: [Self::U; 4]) -> [Self::U; 4];
+    /// As [`Isa::gather_quarters`] for the sums of eight lanes: result k < 2 or k < 1 is that of 8k..8k + 8.
+    fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2];
+    /// Lane 4k + i: the sum of lanes 4k..4k + 4 of `rows[i]`, wrapping.
+    fn sum_rows(self, rows: [Self::U; 4]) -> Self::U;
+
+    /// Bitwise and.
+    fn and(self, a: Self::U, b: Self::U) -> Self::U;
+    /// Bitwise or.
+    fn or(self, a: Self::U, b: Self::U) -> Self::U;
+    /// Bitwise exclusive or.
+    fn xor(self, a: Self::U, b: Self::U) -> Self::U;
+    /// Shift left.
+    fn shl<const N: u32>(self, a: Self::U) -> Self::U;
+    /// Shift right, filling with zeros.
+    fn shr<const N: u32>(self, a: Self::U) -> Self::U;
+    /// Shift right, filling with the sign.
+    fn sar<const N: u32>(self, a: Self::U) -> Self::U;
+    /// Wrapping sum.
+    fn add_u(self, a: Self::U, b: Self::U) -> Self::U;
+    /// Greater of two signed integers.
+    fn max_i(self, a: Self::U, b: Self::U) -> Self::U;
+    /// Sum of all lanes, wrapping.
+    fn reduce_add_u(self, a: Self::U) -> u32;
+    /// Greatest lane as a signed integer.
+    fn reduce_max_i(self, a: Self::U) -> i32;
+
+    /// acc + Σ over the four bytes of a lane of w · x, exactly; w unsigned below 64, x signed in −127..=127.
+    fn dot(self, acc: Self::U, w: Self::U, x: Self::U) -> Self::U;
+    /// As [`Isa::dot`] for weights of all 256 values, stored and meant as [`Isa::WIDE_OFFSET`] says.
+    fn dot_wide(self, acc: Self::U, w: Self::U, x: Self::U) -> Self::U;
+
+    /// Signed integers to f32.
+    fn to_f32(self, a: Self::U) -> Self::F;
+    /// f32 to the nearest signed integer, ties to even; unspecified beyond ±2²².
+    fn round(self, a: Self::F) -> Self::U;
+    /// The bits of an f32.
+    fn bits(self, a: Self::F) -> Self::U;
+    /// The f32 of these bits.
+    fn of_bits(self, a: Self::U) -> Self::F;
+    /// The f16 in the low half of each lane as f32; the high half is ignored.
+    fn f16_to_f32(self, a: Self::U) -> Self::F;
+
+    /// Every lane `v`.
+    fn splat(self, v: f32) -> Self::F;
+    /// `LANES` elements from `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `LANES` elements.
+    unsafe fn load(self, p: *const f32) -> Self::F;
+    /// `LANES` f16 elements from `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `LANES` elements.
+    unsafe fn load_f16(self, p: *const u16) -> Self::F;
+    /// Writes `LANES` elements to `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of `LANES` elements.
+    unsafe fn store(self, p: *mut f32, v: Self::F);
+    /// Writes `LANES` elements rounded to f16 (ties to even) to `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of `LANES` elements.
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F);
+
+    /// Sum.
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Difference.
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Product.
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Quotient.
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// a · b + c, rounded once where the level can.
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// Greater of two; `b` if either is NaN.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Smaller of two; `b` if either is NaN.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// Sum of all lanes, by halving.
+    fn reduce_add(self, a: Self::F) -> f32;
+
+    /// The first `n` < `LANES` elements from `p`, then zeros.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `n` elements.
+    #[inline(always)]
+    unsafe fn load_first(self, p: *const f32, n: usize) -> Self::F {
+        let mut lanes = [0.0f32; MAX_LANES];
+        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller.
+        unsafe {
+            p.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
+            self.load(lanes.as_ptr())
         }
-    };
+    }
+
+    /// As [`Isa::load_first`] for f16 elements.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `n` elements.
+    #[inline(always)]
+    unsafe fn load_first_f16(self, p: *const u16, n: usize) -> Self::F {
+        let mut lanes = [0u16; MAX_LANES];
+        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller.
+        unsafe {
+            p.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
+            self.load_f16(lanes.as_ptr())
+        }
+    }
+
+    /// Writes the first `n` < `LANES` lanes to `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of `n` elements.
+    #[inline(always)]
+    unsafe fn store_first(self, p: *mut f32, v: Self::F, n: usize) {
+        let mut lanes = [0.0f32; MAX_LANES];
+        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), v);
+            p.copy_from_nonoverlapping(lanes.as_ptr(), n);
+        }
+    }
 }
-pub(crate) use for_every_level;
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Most lanes that any level has.
+pub(crate) const MAX_LANES: usize = 16;
 
-    #[test]
-    fn names_round_trip_and_nonsense_is_refused() {
-        for level in SimdLevel::ALL {
-            assert_eq!(level.to_string().parse(), Ok(level));
-        }
-        assert!("AVX9".parse::<SimdLevel>().unwrap_err().to_string().contains("AVX9"));
+/// Asks for the cache line at `p`, which need not be a valid address, to be brought to the second-level cache.
+#[inline(always)]
+pub(crate) fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch never faults; SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
-
-    #[test]
-    fn a_level_exists_only_where_the_processor_has_it() {
-        for level in SimdLevel::ALL {
-            assert_eq!(Simd::new(level).is_some(), level.is_available());
-        }
-        assert_eq!(Simd::available().last(), Some(&Simd::detect()));
-    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
 }

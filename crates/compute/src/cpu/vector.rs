@@ -1,194 +1,330 @@
-//! Vector arithmetic of attention, norms and activations. Sums run in 16 lanes that are added pairwise at the end,
-//! the same way at every level, so that results depend on the inputs alone.
+//! Operations on slices that attention, norms and gates are made of.
+//!
+//! Sums run in several vectors of partial sums whose number depends on the level alone, so results are the same
+//! bits at every call. All functions panic if slices that belong together differ in length.
 
-use super::simd::for_every_level;
+use half::f16;
 
-/// Lanes that sums are kept in.
-const LANES: usize = 16;
+use super::simd::{Isa, Kernel, MAX_LANES, Simd};
 
-/// Adds lanes pairwise.
+/// What slices hold that become f32 vectors.
+trait Element: Copy {
+    /// `LANES` elements from `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of as many.
+    unsafe fn load<I: Isa>(isa: I, p: *const Self) -> I::F;
+
+    /// `n` < `LANES` elements from `p`, then zeros.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of as many.
+    unsafe fn load_first<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<I: Isa>(isa: I, p: *const Self) -> I::F {
+        // SAFETY: by the caller.
+        unsafe { isa.load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F {
+        // SAFETY: by the caller.
+        unsafe { isa.load_first(p, n) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn load<I: Isa>(isa: I, p: *const Self) -> I::F {
+        // SAFETY: by the caller; `f16` is a transparent wrapper of its bits.
+        unsafe { isa.load_f16(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F {
+        // SAFETY: as above.
+        unsafe { isa.load_first_f16(p.cast(), n) }
+    }
+}
+
+/// Defines a function that runs its body as a [`Kernel`], with `isa` in scope.
+macro_rules! kernel {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident $(<$element:ident>)? ($isa:ident, $($argument:ident: $type:ty),*)
+        $(-> $output:ty)? $body:block
+    ) => {
+        $(#[$attribute])*
+        #[allow(clippy::needless_lifetimes, reason = "the lifetime is that of the kernel's struct")]
+        $visibility fn $name<'a $(, $element: Element)?>(simd: Simd, $($argument: $type),*) $(-> $output)? {
+            struct Call<'a $(, $element)?> {
+                $($argument: $type),*
+            }
+
+            impl<'a $(, $element: Element)?> Kernel for Call<'a $(, $element)?> {
+                #[allow(unused_parens, reason = "functions without a result")]
+                type Output = ($($output)?);
+
+                #[inline(always)]
+                fn run<I: Isa>(self, $isa: I) -> Self::Output {
+                    let Self { $($argument),* } = self;
+                    $body
+                }
+            }
+
+            simd.run(Call { $($argument),* })
+        }
+    };
+}
+
+/// Sets every element of `$to` to `$value`, in which the names of `$to` and `$from` stand for vectors.
+macro_rules! update {
+    ($isa:ident, $to:ident $(, $from:ident)*; $value:expr) => {{
+        let n = $to.len();
+        $(assert_eq!($from.len(), n, "lengths agree");)*
+        let to = $to.as_mut_ptr();
+        let mut i = 0;
+        while i + I::LANES <= n {
+            // SAFETY: i + LANES is at most the length of all slices.
+            unsafe {
+                let ($to, $($from),*) = ($isa.load(to.add(i)), $(Element::load($isa, $from.as_ptr().add(i))),*);
+                $isa.store(to.add(i), $value);
+            }
+            i += I::LANES;
+        }
+        if i < n {
+            let rest = n - i;
+            // SAFETY: i + rest is the length of all slices.
+            unsafe {
+                let ($to, $($from),*) = (
+                    $isa.load_first(to.add(i), rest),
+                    $(Element::load_first($isa, $from.as_ptr().add(i), rest)),*
+                );
+                $isa.store_first(to.add(i), $value, rest);
+            }
+        }
+    }};
+}
+
+kernel! {
+    fn dot<E>(isa, a: &'a [f32], b: &'a [E]) -> f32 {
+        let n = a.len();
+        assert_eq!(b.len(), n, "lengths agree");
+        let (a, b) = (a.as_ptr(), b.as_ptr());
+        let mut sums = [isa.splat(0.0); 4];
+        let mut i = 0;
+        while i + 4 * I::LANES <= n {
+            for (k, sum) in sums.iter_mut().enumerate() {
+                let at = i + k * I::LANES;
+                // SAFETY: at + LANES ≤ n.
+                *sum = unsafe { isa.mul_add(isa.load(a.add(at)), E::load(isa, b.add(at)), *sum) };
+            }
+            i += 4 * I::LANES;
+        }
+        while i + I::LANES <= n {
+            // SAFETY: i + LANES ≤ n.
+            sums[0] = unsafe { isa.mul_add(isa.load(a.add(i)), E::load(isa, b.add(i)), sums[0]) };
+            i += I::LANES;
+        }
+        if i < n {
+            let rest = n - i;
+            // SAFETY: i + rest = n.
+            let (a, b) = unsafe { (isa.load_first(a.add(i), rest), E::load_first(isa, b.add(i), rest)) };
+            sums[1] = isa.mul_add(a, b, sums[1]);
+        }
+        isa.reduce_add(isa.add(isa.add(sums[0], sums[1]), isa.add(sums[2], sums[3])))
+    }
+}
+
+/// Σ a · b.
+pub fn dot_f32(simd: Simd, a: &[f32], b: &[f32]) -> f32 {
+    dot(simd, a, b)
+}
+
+/// Σ a · b, such as of a query and a cached key.
+pub fn dot_f16(simd: Simd, a: &[f32], b: &[f16]) -> f32 {
+    dot(simd, a, b)
+}
+
+/// Σ x².
+pub fn sum_of_squares(simd: Simd, x: &[f32]) -> f32 {
+    dot(simd, x, x)
+}
+
+kernel! {
+    /// out += a · v.
+    pub fn axpy_f32(isa, a: f32, v: &'a [f32], out: &'a mut [f32]) {
+        let a = isa.splat(a);
+        update!(isa, out, v; isa.mul_add(a, v, out));
+    }
+}
+
+kernel! {
+    /// out += a · v, such as of an attention weight and a cached value.
+    pub fn axpy_f16(isa, a: f32, v: &'a [f16], out: &'a mut [f32]) {
+        let a = isa.splat(a);
+        update!(isa, out, v; isa.mul_add(a, v, out));
+    }
+}
+
+kernel! {
+    /// x *= a.
+    pub fn scale(isa, a: f32, x: &'a mut [f32]) {
+        let a = isa.splat(a);
+        update!(isa, x; isa.mul(x, a));
+    }
+}
+
+kernel! {
+    /// out += v.
+    pub fn add(isa, v: &'a [f32], out: &'a mut [f32]) {
+        update!(isa, out, v; isa.add(out, v));
+    }
+}
+
+kernel! {
+    /// out *= v.
+    pub fn mul(isa, v: &'a [f32], out: &'a mut [f32]) {
+        update!(isa, out, v; isa.mul(out, v));
+    }
+}
+
+kernel! {
+    /// out = (x · a) · w: a normalised row times its weights.
+    pub fn scaled_product(isa, x: &'a [f32], a: f32, w: &'a [f32], out: &'a mut [f32]) {
+        let a = isa.splat(a);
+        update!(isa, out, x, w; {
+            let _ = out;
+            isa.mul(isa.mul(x, a), w)
+        });
+    }
+}
+
+kernel! {
+    /// The greatest element; −∞ if there is none. NaN elements may be passed over.
+    pub fn max(isa, x: &'a [f32]) -> f32 {
+        if x.len() < I::LANES {
+            return x.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+        }
+        let last = x.len() - I::LANES;
+        // SAFETY: last + LANES is the length.
+        let mut max = unsafe { isa.load(x.as_ptr().add(last)) };
+        for i in (0..last).step_by(I::LANES) {
+            // SAFETY: i < last.
+            max = isa.max(max, unsafe { isa.load(x.as_ptr().add(i)) });
+        }
+        let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
+        // SAFETY: LANES ≤ MAX_LANES.
+        unsafe { isa.store(lanes.as_mut_ptr(), max) };
+        lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+}
+
+kernel! {
+    /// x = exp(x − max); returns Σx. With the maximum of x: a softmax, short of the division.
+    pub fn exp_sum(isa, max: f32, x: &'a mut [f32]) -> f32 {
+        let n = x.len();
+        let x = x.as_mut_ptr();
+        let max = isa.splat(max);
+        let mut sum = isa.splat(0.0);
+        let mut i = 0;
+        while i + I::LANES <= n {
+            // SAFETY: i + LANES ≤ n.
+            unsafe {
+                let e = exp(isa, isa.sub(isa.load(x.add(i)), max));
+                isa.store(x.add(i), e);
+                sum = isa.add(sum, e);
+            }
+            i += I::LANES;
+        }
+        if i < n {
+            let rest = n - i;
+            // SAFETY: i + rest = n. Loaded again so that lanes past the end count as zero.
+            unsafe {
+                let e = exp(isa, isa.sub(isa.load_first(x.add(i), rest), max));
+                isa.store_first(x.add(i), e, rest);
+                sum = isa.add(sum, isa.load_first(x.add(i), rest));
+            }
+        }
+        isa.reduce_add(sum)
+    }
+}
+
+kernel! {
+    /// gate = silu(gate) · up, with silu(g) = g / (1 + exp(−g)).
+    pub fn silu_mul(isa, gate: &'a mut [f32], up: &'a [f32]) {
+        let (zero, one) = (isa.splat(0.0), isa.splat(1.0));
+        update!(isa, gate, up; {
+            let denominator = isa.add(one, exp(isa, isa.sub(zero, gate)));
+            isa.mul(isa.div(gate, denominator), up)
+        });
+    }
+}
+
+kernel! {
+    /// out *= sigmoid(gate), with sigmoid(g) = 1 / (1 + exp(−g)).
+    pub fn sigmoid_mul(isa, gate: &'a [f32], out: &'a mut [f32]) {
+        let (zero, one) = (isa.splat(0.0), isa.splat(1.0));
+        update!(isa, out, gate; isa.div(out, isa.add(one, exp(isa, isa.sub(zero, gate)))));
+    }
+}
+
+kernel! {
+    /// Rounds to f16, ties to even.
+    pub fn to_f16(isa, x: &'a [f32], out: &'a mut [f16]) {
+        let n = x.len();
+        assert_eq!(out.len(), n, "lengths agree");
+        let (x, out) = (x.as_ptr(), out.as_mut_ptr().cast::<u16>());
+        let mut i = 0;
+        while i + I::LANES <= n {
+            // SAFETY: i + LANES ≤ n; `f16` is a transparent wrapper of its bits.
+            unsafe { isa.store_f16(out.add(i), isa.load(x.add(i))) };
+            i += I::LANES;
+        }
+        if i < n {
+            let mut lanes = [0; MAX_LANES];
+            // SAFETY: i + (n − i) = n; LANES ≤ MAX_LANES.
+            unsafe {
+                isa.store_f16(lanes.as_mut_ptr(), isa.load_first(x.add(i), n - i));
+                out.add(i).copy_from_nonoverlapping(lanes.as_ptr(), n - i);
+            }
+        }
+    }
+}
+
+/// eˣ to about one unit in the last place, with subnormal results, zero, infinity and NaN where they
+/// belong.
+///
+/// x = n · ln 2 + r with |r| ≤ ln 2 / 2; the polynomial for eʳ and the split of ln 2 are those of Cephes' expf.
 #[inline(always)]
-fn reduce(mut lanes: [f32; LANES]) -> f32 {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] += lanes[i + half];
-        }
-        half /= 2;
+fn exp<I: Isa>(isa: I, x: I::F) -> I::F {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    const P: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_58e-2, 0.166_666_66, 0.5];
+
+    // Beyond these the result is zero or infinite. Written so that NaN passes.
+    let x = isa.min(isa.splat(89.0), isa.max(isa.splat(-104.0), x));
+    let n = isa.round(isa.mul(x, isa.splat(std::f32::consts::LOG2_E)));
+    let n_f32 = isa.to_f32(n);
+    let r = isa.mul_add(n_f32, isa.splat(-LN2_HIGH), x);
+    let r = isa.mul_add(n_f32, isa.splat(-LN2_LOW), r);
+
+    let mut p = isa.splat(P[0]);
+    for &coefficient in &P[1..] {
+        p = isa.mul_add(p, r, isa.splat(coefficient));
     }
-    lanes[0]
+    let p = isa.add(isa.mul_add(isa.mul(p, r), r, r), isa.splat(1.0));
+
+    // 2ⁿ in two factors, as n may lie outside the range of exponents.
+    let (low, high) = (isa.sar::<1>(n), isa.sar::<1>(isa.add_u(n, isa.splat_u(1))));
+    isa.mul(isa.mul(p, power_of_two(isa, low)), power_of_two(isa, high))
 }
 
-for_every_level! {
-    /// Σ a·b over the shorter length.
-    pub fn dot_f32(a: &[f32], b: &[f32]) -> f32 {
-        let n = a.len().min(b.len());
-        let (a, b) = (&a[..n], &b[..n]);
-        // Two sets of lanes hide the latency of the additions.
-        let mut lanes = [[0.0f32; LANES]; 2];
-        let (mut a_blocks, mut b_blocks) = (a.chunks_exact(2 * LANES), b.chunks_exact(2 * LANES));
-        for (a, b) in (&mut a_blocks).zip(&mut b_blocks) {
-            for i in 0..LANES {
-                lanes[0][i] += a[i] * b[i];
-                lanes[1][i] += a[LANES + i] * b[LANES + i];
-            }
-        }
-        for (i, (a, b)) in a_blocks.remainder().iter().zip(b_blocks.remainder()).enumerate() {
-            lanes[i / LANES][i % LANES] += a * b;
-        }
-        let [mut sum, second] = lanes;
-        for i in 0..LANES {
-            sum[i] += second[i];
-        }
-        reduce(sum)
-    }
-}
-
-for_every_level! {
-    /// Σ x².
-    pub fn sum_of_squares(x: &[f32]) -> f32 {
-        let mut lanes = [0.0f32; LANES];
-        let mut blocks = x.chunks_exact(LANES);
-        for block in &mut blocks {
-            for i in 0..LANES {
-                lanes[i] += block[i] * block[i];
-            }
-        }
-        for (lane, v) in lanes.iter_mut().zip(blocks.remainder()) {
-            *lane += v * v;
-        }
-        reduce(lanes)
-    }
-}
-
-for_every_level! {
-    /// out += a · x.
-    pub fn axpy_f32(out: &mut [f32], a: f32, x: &[f32]) {
-        for (o, v) in out.iter_mut().zip(x) {
-            *o += a * v;
-        }
-    }
-}
-
-for_every_level! {
-    /// x ← a · x.
-    pub fn scale(x: &mut [f32], a: f32) {
-        for v in x.iter_mut() {
-            *v *= a;
-        }
-    }
-}
-
-/// eˣ, within 2 units in the last place: 2ᵏ · p(r) with r = x − k·ln 2 in two parts (Cody & Waite), p the minimax
-/// polynomial of degree 6 on ±½ ln 2. NaN stays NaN.
+/// 2ⁿ for n in −126..128.
 #[inline(always)]
-fn exp(x: f32) -> f32 {
-    // Adding and subtracting 1.5 · 2²³ rounds to an integer, ties to even.
-    const ROUND: f32 = 12_582_912.0;
-    let x = if x < -104.0 { -104.0 } else { x };
-    let x = if x > 89.0 { 89.0 } else { x };
-    let k = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
-    let r = (x - k * 0.693_359_4) + k * 2.121_944_4e-4;
-    let p = 1.987_569_1e-4;
-    let p = p * r + 1.398_199_9e-3;
-    let p = p * r + 8.333_452e-3;
-    let p = p * r + 4.166_579_6e-2;
-    let p = p * r + 1.666_666_5e-1;
-    let p = p * r + 0.5;
-    let p = (p * r) * r + r + 1.0;
-    // 2ᵏ in two factors, so that results below the smallest normal number come out right.
-    let k = k as i32;
-    let half = k >> 1;
-    let power = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
-    p * power(half) * power(k - half)
-}
-
-for_every_level! {
-    /// x ← e^(x − max); returns the sum.
-    pub fn exp_sum(x: &mut [f32], max: f32) -> f32 {
-        let mut lanes = [0.0f32; LANES];
-        let mut blocks = x.chunks_exact_mut(LANES);
-        for block in &mut blocks {
-            for i in 0..LANES {
-                block[i] = exp(block[i] - max);
-                lanes[i] += block[i];
-            }
-        }
-        for (lane, v) in lanes.iter_mut().zip(blocks.into_remainder()) {
-            *v = exp(*v - max);
-            *lane += *v;
-        }
-        reduce(lanes)
-    }
-}
-
-for_every_level! {
-    /// gate ← silu(gate) · up.
-    pub fn silu_mul(gate: &mut [f32], up: &[f32]) {
-        for (g, u) in gate.iter_mut().zip(up) {
-            *g = *g / (1.0 + exp(-*g)) * u;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpu::simd::Simd;
-
-    /// Values from −range to range of a fixed sequence.
-    fn values(n: usize, seed: u32, range: f32) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / 8_388_608.0 - 1.0
-        };
-        (0..n).map(|_| next() * range).collect()
-    }
-
-    #[test]
-    fn exp_is_accurate_everywhere() {
-        for i in -1040..887 {
-            let x = i as f32 / 10.0 + 0.037;
-            let (got, exact) = (f64::from(exp(x)), f64::from(x).exp());
-            let ulp = f64::from(f32::EPSILON) * exact.max(f64::from(f32::MIN_POSITIVE));
-            assert!((got - exact).abs() <= 2.0 * ulp, "exp({x}) = {got}, exactly {exact}");
-        }
-        assert!(exp(f32::NAN).is_nan());
-        assert_eq!((exp(0.0), exp(f32::NEG_INFINITY), exp(200.0)), (1.0, exp(-104.0), f32::INFINITY));
-    }
-
-    #[test]
-    fn all_levels_give_the_same_bits() {
-        for n in [1, 15, 16, 31, 32, 33, 100, 257] {
-            let (a, b) = (values(n, 1, 3.0), values(n, 2, 3.0));
-            let run = |simd: Simd| {
-                let (mut gate, mut exps, mut sums) = (a.clone(), a.clone(), b.clone());
-                silu_mul(simd, &mut gate, &b);
-                let total = exp_sum(simd, &mut exps, 3.0);
-                axpy_f32(simd, &mut sums, 0.7, &a);
-                scale(simd, &mut sums, 1.1);
-                let scalars = [dot_f32(simd, &a, &b), sum_of_squares(simd, &a), total];
-                let all = [&scalars[..], &gate, &exps, &sums].concat();
-                all.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
-            };
-            let exact: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-            let dot = dot_f32(Simd::detect(), &a, &b);
-            assert!((f64::from(dot) - exact).abs() < 1e-4, "{dot} {exact}");
-            for simd in Simd::available() {
-                assert_eq!(run(simd), run(Simd::available()[0]), "{} n={n}", simd.level());
-            }
-        }
-    }
-
-    #[test]
-    fn nan_stays_nan() {
-        for simd in Simd::available() {
-            let mut gate = vec![f32::NAN; 20];
-            silu_mul(simd, &mut gate, &[1.0; 20]);
-            assert!(gate.iter().all(|g| g.is_nan()));
-            assert!(exp_sum(simd, &mut [f32::NAN, 1.0], 1.0).is_nan());
-            assert!(dot_f32(simd, &[f32::NAN; 3], &[1.0; 3]).is_nan());
-        }
-    }
+fn power_of_two<I: Isa>(isa: I, n: I::U) -> I::F {
+    isa.of_bits(isa.shl::<23>(isa.add_u(n, isa.splat_u(127))))
 }

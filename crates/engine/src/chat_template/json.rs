@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python::float_repr;
+use super::python::{check_depth, float_repr};
 
 /// Options of `json.dumps` that templates may set.
 struct Style {
@@ -18,37 +18,48 @@ struct Style {
 }
 
 /// `value|tojson(ensure_ascii=…, indent=…, separators=…, sort_keys=…)`.
-pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
-    let indent = match kwargs.get::<Option<Value>>("indent")? {
+pub(super) fn tojson(value: &Value, arguments: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    if arguments.len() > names.len() {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let [ensure_ascii, indent, separators, sort_keys] = {
+        let mut values = names.map(|name| kwargs.get::<Option<Value>>(name));
+        for (place, argument) in values.iter_mut().zip(arguments.iter()) {
+            *place = Ok(Some(argument.clone()));
+        }
+        let [ensure_ascii, indent, separators, sort_keys] = values;
+        [ensure_ascii?, indent?, separators?, sort_keys?].map(|value| value.filter(|value| !value.is_none()))
+    };
+    kwargs.assert_all_used()?;
+    let indent = match indent {
         None => None,
-        Some(indent) if indent.is_none() => None,
         Some(indent) => Some(match (indent.as_str(), indent.as_i64()) {
             (Some(text), _) => text.to_owned(),
             (None, Some(width)) => " ".repeat(usize::try_from(width.min(64)).unwrap_or(0)),
             (None, None) => return Err(invalid(format!("indent: expected a number or text, got {indent}"))),
         }),
     };
-    let separators = match kwargs.get::<Option<Value>>("separators")? {
-        Some(pair) if !pair.is_none() => {
+    let separators = match separators {
+        Some(pair) => {
             let pair: Vec<Value> = pair.try_iter()?.collect();
             match pair.as_slice() {
                 [item, key] => Some((item.to_string(), key.to_string())),
                 _ => return Err(invalid(format!("separators: expected two texts, got {}", pair.len()))),
             }
         }
-        _ => None,
+        None => None,
     };
     let default_item = if indent.is_some() { "," } else { ", " };
     let (item_separator, key_separator) =
         separators.unwrap_or_else(|| (default_item.to_owned(), ": ".to_owned()));
     let style = Style {
-        ensure_ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        ensure_ascii: ensure_ascii.is_some_and(|value| value.is_true()),
         indent,
         item_separator,
         key_separator,
-        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        sort_keys: sort_keys.is_some_and(|value| value.is_true()),
     };
-    kwargs.assert_all_used()?;
     let mut output = String::new();
     style.value(value, 0, &mut output)?;
     Ok(Value::from(output))
@@ -60,6 +71,7 @@ fn invalid(detail: String) -> Error {
 
 impl Style {
     fn value(&self, value: &Value, depth: usize, output: &mut String) -> Result<(), Error> {
+        check_depth(depth)?;
         match value.kind() {
             ValueKind::Seq | ValueKind::Iterable => {
                 let items = value.try_iter()?.map(|item| (None, item));

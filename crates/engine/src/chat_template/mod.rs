@@ -2,8 +2,12 @@
 //!
 //! Templates are Jinja2 programs written for transformers; the reference for what they print is its
 //! `apply_chat_template`. minijinja runs them; what its language lacks or does otherwise than Python (`tojson`,
-//! `strip`, numbers in exponent form, the `generation` tag, …) is in the modules here. `strftime_now` gives UTC, not
-//! local time, because the standard library knows no time zones.
+//! `strip`, numbers in exponent form, the `generation` tag, …) is in the modules here.
+//!
+//! Known differences: `'%s' % value` is an error (`'%s'|format(value)` works); the `if` of a `for` is evaluated for all
+//! items before the first pass; a macro's default cannot refer to its other arguments, and macros have no `varargs` and
+//! `kwargs`; comparing none or something undefined by `<` is false, not an error; `strftime_now` gives UTC, not local
+//! time, because the standard library knows no time zones.
 
 mod json;
 mod python;
@@ -201,9 +205,19 @@ fn environment() -> Environment<'static> {
     environment.set_formatter(python::print);
     environment.set_unknown_method_callback(python::call_method);
     environment.add_filter("tojson", json::tojson);
+    environment.add_filter("length", python::length);
+    environment.add_filter("count", python::length);
+    environment.add_filter("first", python::first);
+    environment.add_filter("last", python::last);
+    environment.add_filter("list", python::list);
     environment.add_filter("trim", python::trim);
     environment.add_filter("title", python::title);
+    environment.add_filter("string", python::string);
+    environment.add_filter("int", python::int);
+    environment.add_filter("float", python::float);
     environment.add_test("sequence", python::is_sequence);
+    environment.add_test("iterable", python::is_iterable);
+    environment.add_test("callable", python::is_callable);
     environment.add_function("raise_exception", |message: &str| -> Result<String, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.to_owned()))
     });
@@ -216,21 +230,30 @@ fn prepare(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut output = String::with_capacity(source.len());
     let mut rest = source.as_str();
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at + 2);
+    while let Some(at) = rest.find('{') {
+        let (before, tag) = rest.split_at(at);
         output.push_str(before);
-        let word_at = tag.find(|c: char| !c.is_whitespace() && c != '-' && c != '+').unwrap_or(tag.len());
-        let (space, word) = tag.split_at(word_at);
-        output.push_str(space);
-        rest = word;
-        for (tag, replacement) in [("endgeneration", "endwith"), ("generation", "with")] {
-            if let Some(after) = word.strip_prefix(tag)
-                && after.trim_start().trim_start_matches(['-', '+']).starts_with("%}")
-            {
-                output.push_str(replacement);
-                rest = after;
-                break;
+        let end = match tag.as_bytes().get(1) {
+            Some(b'#') => tag.find("#}"),
+            Some(b'{') => tag.find("}}"),
+            Some(b'%') => tag.find("%}"),
+            _ => Some(0),
+        };
+        let (tag, after) = tag.split_at(end.map_or(tag.len(), |end| end + 1));
+        rest = after;
+        let word = tag.trim_start_matches(['{', '%', '-', '+']).trim_end_matches(['%', '-', '+']).trim();
+        match word {
+            "generation" if tag.starts_with("{%") => output.push_str(&tag.replacen("generation", "with", 1)),
+            "endgeneration" if tag.starts_with("{%") => {
+                output.push_str(&tag.replacen("endgeneration", "endwith", 1));
             }
+            "raw" if tag.starts_with("{%") => {
+                let (raw, after) = rest.split_at(rest.find("endraw").unwrap_or(rest.len()));
+                output.push_str(tag);
+                output.push_str(raw);
+                rest = after;
+            }
+            _ => output.push_str(tag),
         }
     }
     output.push_str(rest);

@@ -186,7 +186,7 @@ pub fn moe(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, moe: &Moe) -> 
     r.graph.scope(format!("layers.{layer}.mlp"));
     let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
     let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
-    let routing = r.graph.route(logits, moe.route)?;
+    let routing = r.graph.route(logits, None, moe.route)?;
     let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
     let out = r.graph.moe_experts(h, routing, experts)?;
     Ok(r.graph.add(x, out)?)

@@ -28,11 +28,11 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     // The module's name on the hub; transformers 5 saves it as `mlp`.
     let hub = r.has("model.layers.0.block_sparse_moe.gate");
     let moe = Moe {
-        route: Route {
-            experts: config.size("num_experts")?,
-            top_k: config.optional_size("num_experts_per_tok")?.unwrap_or(2),
-            renormalize: true,
-        },
+        route: Route::softmax(
+            config.size("num_experts")?,
+            config.optional_size("num_experts_per_tok")?.unwrap_or(2),
+            true,
+        ),
         router: if hub { "block_sparse_moe.gate" } else { "mlp.gate" },
         experts: ExpertNames {
             module: if hub { "block_sparse_moe.experts" } else { "mlp.experts" },

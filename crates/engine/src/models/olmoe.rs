@@ -20,11 +20,11 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let clip_qkv = config.number("clip_qkv")?.filter(|c| *c > 0.0).map(|c| c as f32);
     let kind = AttentionKind { qk_norm: QkNorm::Whole, clip_qkv, window: None, rope };
     let moe = Moe {
-        route: Route {
-            experts: config.size("num_experts")?,
-            top_k: config.size("num_experts_per_tok")?,
-            renormalize: config.flag("norm_topk_prob", false)?,
-        },
+        route: Route::softmax(
+            config.size("num_experts")?,
+            config.size("num_experts_per_tok")?,
+            config.flag("norm_topk_prob", false)?,
+        ),
         router: "mlp.gate",
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
     };

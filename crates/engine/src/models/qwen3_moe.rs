@@ -25,12 +25,12 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
     let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window, rope };
     let moe = Moe {
-        route: Route {
-            experts: config.size("num_experts")?,
-            top_k: config.size("num_experts_per_tok")?,
+        route: Route::softmax(
+            config.size("num_experts")?,
+            config.size("num_experts_per_tok")?,
             // GGUF has no key for it: every released checkpoint normalises.
-            renormalize: config.flag("norm_topk_prob", config.format() == Format::Gguf)?,
-        },
+            config.flag("norm_topk_prob", config.format() == Format::Gguf)?,
+        ),
         router: "mlp.gate",
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
     };

@@ -10,11 +10,11 @@
 //!
 //! Not here: WordPiece and Unigram vocabularies in GGUF files, `tekken.json`, `tiktoken` files.
 
-mod byte_level;
+pub(crate) mod byte_level;
 mod decode_stream;
 mod gguf;
 mod hugging_face;
-mod pre_tokenizers;
+pub(crate) mod pre_tokenizers;
 mod special;
 mod spm;
 

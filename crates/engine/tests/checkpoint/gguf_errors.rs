@@ -101,11 +101,21 @@ fn key_values() {
         r.values[1].0 = vec![b'x'; 70_000];
     });
     check("long key", long_key, "key: expected at most 65535 bytes, got 70000");
-    check("alignment 0", RawGguf::valid().value("general.alignment", 4, &[0; 4]), "a power of two, got 0");
+    let huge = (1u32 << 30).to_le_bytes();
+    check(
+        "alignment 2^30",
+        RawGguf::valid().value("general.alignment", 4, &huge),
+        "up to 2097152, got 1073741824",
+    );
+    check(
+        "alignment 0",
+        RawGguf::valid().value("general.alignment", 4, &[0; 4]),
+        "a power of two up to 2097152, got 0",
+    );
     check(
         "alignment 48",
         RawGguf::valid().value("general.alignment", 4, &[48, 0, 0, 0]),
-        "a power of two, got 48",
+        "a power of two up to 2097152, got 48",
     );
     check(
         "alignment text",

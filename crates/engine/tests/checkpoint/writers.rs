@@ -138,7 +138,12 @@ fn gguf_writer_refuses() {
     let mut metadata = Metadata::default();
     metadata.insert("general.alignment", Value::U32(33));
     let result = gguf::Writer::new(Vec::new(), Path::new(PATH), &metadata, &[]);
-    check_error("alignment", result, PATH, "config general.alignment: expected a power of two, got 33");
+    check_error(
+        "alignment",
+        result,
+        PATH,
+        "config general.alignment: expected a power of two up to 2097152, got 33",
+    );
 }
 
 #[test]

@@ -1,123 +1,301 @@
-//! Matrix products with weights in any encoding: y[t, r] = Σ_c w[r, c] · x[t, c].
+//! Products of weight matrices with rows of activations: y\[t, r\] = Σ_c w\[r, c\] · x\[t, c\].
 //!
-//! Quantised weights meet int8 activations in one common form: 256 columns as unsigned bytes with a scale and a
-//! minimum for every 16 of them ([`block::WeightBlock`]). A format only says how its bytes unpack into that form;
-//! each instruction set only has one integer dot product of it ([`dot`]). Unpacking goes through the L1 cache, which
-//! costs a few per cent of a kernel written for one format and instruction set and saves dozens of those.
+//! Weights are decoded from their blocks, [`Isa::LANES`](super::simd::Isa::LANES) rows and 256 columns at a
+//! time, into a tile whose lanes are rows, and the tile is multiplied with every token: one kernel serves
+//! mat-vec and mat-mul, one set of decoders serves every instruction set. Transposing costs a single token
+//! some shuffles, which hide behind the memory: decoding runs at a multiple of a core's read bandwidth.
 //!
-//! For one row and one token the operations and their order are always the same, whatever the number of tokens, the
-//! partition into tasks or the number of threads: results are bit-identical across batches.
+//! - int8 activations: dot products of a sub-block (32 columns, or 16 for Q6_K) are exact integers; then, in
+//!   order of columns, acc ← acc + dot · (w scale · x scale) and, for encodings with minima or biases,
+//!   acc ← acc + bias · (x scale · Σ x).
+//! - f32 activations: weights become f32 exactly as their dequantiser defines; even and odd columns have
+//!   a sum of fused products each.
+//!
+//! An output depends on its row of weights and its row of activations only: not on the other tokens, the
+//! partition of rows or the number of threads.
 
-pub mod block;
-mod dot;
+mod affine;
+mod float;
+mod int8;
+mod k_quants;
+mod legacy;
+mod plain;
+mod tile;
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
-use super::activations::{Activations, Q8Rows, Rows};
-use super::pool::ThreadPool;
-use super::shared::SharedMut;
-use super::simd::Simd;
-use super::vector;
-use crate::quant::dequantize_row;
-use crate::{DType, TensorView};
+use super::{
+    activations::{Activations, BLOCK, Q8Rows},
+    pool::ThreadPool,
+    simd::Simd,
+};
+use crate::{DType, Error, Result, TensorView};
+use affine::{Affine4, Affine8};
+use k_quants::{Q4K, Q5K, Q6K};
+use legacy::{Q4, Q5, Q8};
+use plain::{Bf16, F16, F32, Scalar};
 
-/// Where a product goes: one row of outputs a token, `stride` apart.
-#[derive(Debug, Clone, Copy)]
-pub struct OutRows {
-    start: *mut f32,
-    stride: usize,
+/// Rows are best handed out in multiples of this.
+pub const ROW_TILE: usize = 16;
+
+/// Whether weights of `dtype` with `cols` columns can be multiplied with int8 activations.
+pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
+    let has_kernel = match dtype {
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K => true,
+        DType::Affine { bits, group, .. } => matches!((bits, group), (4 | 8, 32 | 64 | 128)),
+        _ => false,
+    };
+    has_kernel && cols.is_multiple_of(dtype.block_len()) && cols.is_multiple_of(BLOCK)
 }
 
-// SAFETY: whoever makes an `OutRows` promises that writers are disjoint.
-unsafe impl Send for OutRows {}
-// SAFETY: as above.
-unsafe impl Sync for OutRows {}
+/// Which rows of the activations take part, in which order.
+#[derive(Debug, Clone)]
+pub enum Tokens<'a> {
+    /// Consecutive rows.
+    Range(Range<usize>),
+    /// These rows, as gathered for an expert.
+    List(&'a [u32]),
+}
 
-impl OutRows {
-    /// Outputs of token t begin at `start + t · stride`.
+impl Tokens<'_> {
+    /// How many.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Range(range) => range.len(),
+            Self::List(list) => list.len(),
+        }
+    }
+
+    /// None at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Activation row of the `i`-th.
+    #[inline(always)]
+    fn get(&self, i: usize) -> usize {
+        match self {
+            Self::Range(range) => range.start + i,
+            Self::List(list) => list[i] as usize,
+        }
+    }
+
+    fn end(&self) -> usize {
+        match self {
+            Self::Range(range) if range.is_empty() => 0,
+            Self::Range(range) => range.end,
+            Self::List(list) => list.iter().map(|&t| t as usize + 1).max().unwrap_or(0),
+        }
+    }
+}
+
+/// A matrix (n_tokens, n_rows), f32, that several threads write different columns of.
+#[derive(Debug, Clone, Copy)]
+pub struct OutRows<'a> {
+    ptr: *mut f32,
+    stride: usize,
+    n_tokens: usize,
+    n_rows: usize,
+    matrix: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: `OutRows::new` asks its callers to keep concurrent writes apart.
+unsafe impl Send for OutRows<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for OutRows<'_> {}
+
+impl<'a> OutRows<'a> {
+    /// Element (t, r) is at `ptr` + t · `stride` + r.
     ///
     /// # Safety
-    /// For every product written through it, `start + t · stride + r` is valid for writing for all its tokens t and
-    /// weight rows r, and nobody else reads or writes these elements meanwhile.
-    pub unsafe fn new(start: *mut f32, stride: usize) -> Self {
-        Self { start, stride }
+    /// For `'a`, every element with t < `n_tokens` and r < `n_rows` is valid for writes and nobody else
+    /// accesses it; and callers that hand copies to [`matmul_rows`] concurrently write disjoint sets of
+    /// elements, that is, disjoint ranges of rows or disjoint matrices.
+    pub unsafe fn new(ptr: *mut f32, stride: usize, n_tokens: usize, n_rows: usize) -> Self {
+        Self { ptr, stride, n_tokens, n_rows, matrix: PhantomData }
     }
 
-    fn set(&self, token: usize, row: usize, value: f32) {
-        // SAFETY: promised to `new`.
-        unsafe { self.start.add(token * self.stride + row).write(value) }
+    /// Writes `values` to elements (`token`, `row`), (`token`, `row` + 1), …
+    #[inline(always)]
+    fn write(&self, token: usize, row: usize, values: &[f32]) {
+        assert!(token < self.n_tokens && row + values.len() <= self.n_rows, "output within the matrix");
+        // SAFETY: valid and not accessed by others by the contract of `new`.
+        unsafe {
+            let to = self.ptr.add(token * self.stride + row);
+            to.copy_from_nonoverlapping(values.as_ptr(), values.len());
+        }
     }
 }
 
-/// Whether there is an integer kernel for weights of this encoding and row length.
-pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
-    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && cols.is_multiple_of(32)
-}
-
-/// Rows `rows` of `weight` times the activations `tokens` of `x`; the i-th of these is token i of `out`.
+/// Computes rows `rows` of the product of `w` and the activations `tokens`: the i-th token's go to row i
+/// of `out`, at the same columns as their rows in `w`.
 ///
-/// # Panics
-/// If ranges exceed the matrix or the activations, or int8 activations meet weights that do not take them.
+/// Meant to be called from within a task of a [`ThreadPool`]; any partition of the rows gives the same bits,
+/// multiples of [`ROW_TILE`] are fastest.
+///
+/// # Errors
+/// [`Error::Shape`] if rows, columns, tokens or output do not fit each other, [`Error::Unsupported`] for int8
+/// activations with weights that [`accepts_q8`] refuses or an encoding that nothing can dequantise.
 pub fn matmul_rows(
     simd: Simd,
-    weight: TensorView<'_>,
+    w: TensorView<'_>,
     rows: Range<usize>,
     x: Activations<'_>,
-    tokens: Rows<'_>,
-    out: OutRows,
-) {
-    assert!(rows.end <= weight.rows(), "rows within the matrix");
+    tokens: Tokens<'_>,
+    out: OutRows<'_>,
+) -> Result<()> {
+    let fits = |what, expected, got| Err(Error::Shape { op: "matmul", what, expected, got });
+    if rows.end > w.rows() {
+        return fits("end of the range of rows", w.rows(), rows.end);
+    }
+    if x.cols() != w.cols() {
+        return fits("columns of the activations", w.cols(), x.cols());
+    }
+    if tokens.end() > x.n_rows() {
+        return fits("rows of the activations", tokens.end(), x.n_rows());
+    }
+    if out.n_tokens < tokens.len() {
+        return fits("tokens of the output", tokens.len(), out.n_tokens);
+    }
+    if out.n_rows < rows.end {
+        return fits("rows of the output", rows.end, out.n_rows);
+    }
+    if rows.is_empty() || tokens.is_empty() {
+        return Ok(());
+    }
+    let job = Job { w, rows, tokens: &tokens, out };
+    if w.cols() == 0 {
+        job.write_zeros();
+        return Ok(());
+    }
     match x {
-        Activations::Q8(x) => dot::matmul_q8(simd, weight, rows, x, &tokens, out),
-        Activations::F32 { rows: x, cols } => {
-            assert_eq!(cols, weight.cols(), "activations as wide as the weight");
-            matmul_f32(simd, weight, rows, x, &tokens, out);
-        }
+        Activations::F32 { rows: x, .. } => job.with_f32(simd, x),
+        Activations::Q8(x) => job.with_q8(simd, x),
     }
 }
 
-/// Every row is dequantised once, then multiplied with all tokens.
-fn matmul_f32(
-    simd: Simd,
-    weight: TensorView<'_>,
-    rows: Range<usize>,
-    x: &[f32],
-    tokens: &Rows<'_>,
-    out: OutRows,
-) {
-    let cols = weight.cols();
-    let mut scratch = vec![0.0; cols];
-    for row in rows {
-        dequantize_row(weight, row, &mut scratch).expect("every dtype has a dequantiser");
-        for i in 0..tokens.len() {
-            let token = tokens.get(i);
-            out.set(i, row, vector::dot_f32(simd, &scratch, &x[token * cols..(token + 1) * cols]));
-        }
-    }
-}
-
-/// All of `weight` times f32 activations x (tokens, cols), quantised if `int8` and there is a kernel: the simplest way
-/// to multiply.
+/// The whole product on the threads of `pool`: `out` is (n_tokens, rows of `w`), f32.
 ///
-/// # Panics
-/// If `x` is not a whole number of rows or `out` is not (tokens, rows).
-pub fn matmul(pool: &ThreadPool, simd: Simd, weight: TensorView<'_>, x: &[f32], int8: bool, out: &mut [f32]) {
-    let tokens = x.len() / weight.cols();
-    assert_eq!((tokens * weight.cols(), tokens * weight.rows()), (x.len(), out.len()), "shapes agree");
-    let mut q8 = Q8Rows::default();
-    let input = match int8 && accepts_q8(weight.dtype(), weight.cols()) {
-        true => {
-            q8.quantize(simd, x, weight.cols());
-            Activations::Q8(&q8)
+/// # Errors
+/// As [`matmul_rows`].
+pub fn matmul(
+    pool: &ThreadPool,
+    simd: Simd,
+    w: TensorView<'_>,
+    x: Activations<'_>,
+    out: &mut [f32],
+) -> Result<()> {
+    let (n_tokens, n_rows) = (x.n_rows(), w.rows());
+    if out.len() != n_tokens * n_rows {
+        let (expected, got) = (n_tokens * n_rows, out.len());
+        return Err(Error::Shape { op: "matmul", what: "length of the output", expected, got });
+    }
+    // SAFETY: exactly this matrix, exclusively borrowed; tasks have disjoint ranges of rows.
+    let out = unsafe { OutRows::new(out.as_mut_ptr(), n_rows, n_tokens, n_rows) };
+    let tasks = RowTasks::new(n_rows, pool.threads());
+    let failure = std::sync::Mutex::new(None);
+    pool.run(tasks.len(), &|task| {
+        if let Err(error) = matmul_rows(simd, w, tasks.rows(task), x, Tokens::Range(0..n_tokens), out)
+            && let Ok(mut failure) = failure.lock()
+        {
+            *failure = Some(error);
         }
-        false => Activations::F32 { rows: x, cols: weight.cols() },
-    };
-    let block = weight.rows().div_ceil(8 * pool.threads()).max(1);
-    let (rows, shared) = (weight.rows(), SharedMut::new(out));
-    pool.run(rows.div_ceil(block), &|task| {
-        // SAFETY: `out` is (tokens, rows), and a task writes only its rows.
-        let out = unsafe { OutRows::new(shared.as_ptr(), rows) };
-        let range = task * block..((task + 1) * block).min(rows);
-        matmul_rows(simd, weight, range, input, Rows::Range(0..tokens), out);
     });
+    failure.into_inner().ok().flatten().map_or(Ok(()), Err)
+}
+
+/// A partition of rows into tasks: a few for each thread, in whole row tiles.
+#[derive(Debug, Clone, Copy)]
+pub struct RowTasks {
+    n_rows: usize,
+    rows_per_task: usize,
+}
+
+impl RowTasks {
+    /// Tasks a thread, so that one that is held up leaves work to the others.
+    const PER_THREAD: usize = 4;
+
+    /// For `n_rows` rows on `threads` threads.
+    pub fn new(n_rows: usize, threads: usize) -> Self {
+        let n_tasks = if threads < 2 { 1 } else { threads * Self::PER_THREAD };
+        let rows_per_task = n_rows.div_ceil(n_tasks).next_multiple_of(ROW_TILE);
+        Self { n_rows, rows_per_task }
+    }
+
+    /// Number of tasks; none if there are no rows.
+    #[allow(clippy::len_without_is_empty, reason = "a count of tasks, not a container")]
+    pub fn len(&self) -> usize {
+        if self.n_rows == 0 { 0 } else { self.n_rows.div_ceil(self.rows_per_task) }
+    }
+
+    /// Rows of task `task`.
+    pub fn rows(&self, task: usize) -> Range<usize> {
+        let start = (task * self.rows_per_task).min(self.n_rows);
+        start..(start + self.rows_per_task).min(self.n_rows)
+    }
+}
+
+/// A checked product: not empty, sizes agree.
+struct Job<'a> {
+    w: TensorView<'a>,
+    rows: Range<usize>,
+    tokens: &'a Tokens<'a>,
+    out: OutRows<'a>,
+}
+
+impl Job<'_> {
+    fn with_q8(&self, simd: Simd, x: &Q8Rows) -> Result<()> {
+        let dtype = self.w.dtype();
+        if !accepts_q8(dtype, self.w.cols()) {
+            return Err(Error::Unsupported { what: "a product with int8 activations", dtype });
+        }
+        match dtype {
+            DType::Q4_0 => simd.run(int8::Multiply { job: self, format: Q4, x }),
+            DType::Q5_0 => simd.run(int8::Multiply { job: self, format: Q5, x }),
+            DType::Q8_0 => simd.run(int8::Multiply { job: self, format: Q8, x }),
+            DType::Q4_K => simd.run(int8::Multiply { job: self, format: Q4K, x }),
+            DType::Q5_K => simd.run(int8::Multiply { job: self, format: Q5K, x }),
+            DType::Q6_K => simd.run(int8::Multiply { job: self, format: Q6K, x }),
+            DType::Affine { bits: 4, group, scale } => {
+                simd.run(int8::Multiply { job: self, format: Affine4::new(group, scale), x });
+            }
+            DType::Affine { group, scale, .. } => {
+                simd.run(int8::Multiply { job: self, format: Affine8::new(group, scale), x });
+            }
+            _ => return Err(Error::Unsupported { what: "a product with int8 activations", dtype }),
+        }
+        Ok(())
+    }
+
+    fn with_f32(&self, simd: Simd, x: &[f32]) -> Result<()> {
+        let int8 = accepts_q8(self.w.dtype(), self.w.cols());
+        match self.w.dtype() {
+            DType::F32 => simd.run(float::Multiply { job: self, source: F32, x }),
+            DType::F16 => simd.run(float::Multiply { job: self, source: F16, x }),
+            DType::BF16 => simd.run(float::Multiply { job: self, source: Bf16, x }),
+            DType::Q4_0 => simd.run(float::Multiply { job: self, source: float::Expand(Q4), x }),
+            DType::Q5_0 => simd.run(float::Multiply { job: self, source: float::Expand(Q5), x }),
+            DType::Q8_0 => simd.run(float::Multiply { job: self, source: float::Expand(Q8), x }),
+            DType::Q4_K => simd.run(float::Multiply { job: self, source: float::Expand(Q4K), x }),
+            DType::Q5_K => simd.run(float::Multiply { job: self, source: float::Expand(Q5K), x }),
+            DType::Q6_K => simd.run(float::Multiply { job: self, source: float::Expand(Q6K), x }),
+            DType::Affine { bits: 4, group, scale } if int8 => {
+                simd.run(float::Multiply { job: self, source: float::Expand(Affine4::new(group, scale)), x })
+            }
+            DType::Affine { bits: 8, group, scale } if int8 => {
+                simd.run(float::Multiply { job: self, source: float::Expand(Affine8::new(group, scale)), x })
+            }
+            DType::Q2_K | DType::Q3_K | DType::Affine { .. } => {
+                simd.run(float::Multiply { job: self, source: Scalar, x })
+            }
+        }
+    }
+
+    fn write_zeros(&self) {
+        for token in 0..self.tokens.len() {
+            for row in self.rows.clone() {
+                self.out.write(token, row, &[0.0]);
+            }
+        }
+    }
 }

@@ -26,8 +26,10 @@ const MAX_DIMS: u32 = 4;
 const MAX_RESERVED: usize = 1 << 16;
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
-pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
-pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// Largest alignment accepted, a huge page: padding costs this much a tensor when such a file is rewritten.
+const MAX_ALIGNMENT: u64 = 1 << 21;
+const ALIGNMENT_KEY: &str = "general.alignment";
 
 /// Numbers of the value types.
 pub(super) mod value_type {
@@ -116,11 +118,7 @@ impl Header {
             metadata.insert(key, value);
         }
         r.context.clear();
-        let alignment = match metadata.u64(ALIGNMENT_KEY)? {
-            None => DEFAULT_ALIGNMENT,
-            Some(a) if a.is_power_of_two() && a <= 1 << 31 => a,
-            Some(a) => return Err(r.malformed(ALIGNMENT_KEY, "a power of two", a)),
-        };
+        let alignment = alignment(&metadata, path)?;
 
         let mut tensors = Vec::with_capacity(tensor_count.min(MAX_RESERVED));
         for i in 0..tensor_count {
@@ -189,6 +187,20 @@ impl Header {
             Some(twice) => Err(fault(twice, "a name of its own".into(), "it twice".into())),
             None => Ok(()),
         }
+    }
+}
+
+/// Alignment that the key-values of the file at `path` ask for.
+pub(super) fn alignment(metadata: &Metadata, path: &Path) -> Result<u64> {
+    match metadata.u64(ALIGNMENT_KEY)? {
+        None => Ok(DEFAULT_ALIGNMENT),
+        Some(a) if a.is_power_of_two() && a <= MAX_ALIGNMENT => Ok(a),
+        Some(a) => Err(Error::Config {
+            path: path.to_owned(),
+            key: ALIGNMENT_KEY.to_owned(),
+            expected: format!("a power of two up to {MAX_ALIGNMENT}"),
+            got: a.to_string(),
+        }),
     }
 }
 

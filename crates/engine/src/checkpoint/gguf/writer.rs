@@ -5,7 +5,7 @@ use std::{collections::HashSet, io::Write, path::Path};
 use moeflux_compute::DType;
 
 use super::{
-    header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, value_type},
+    header::{self, MAGIC, value_type},
     metadata::{Array, Metadata, Value},
     types,
 };
@@ -52,18 +52,7 @@ impl<W: Write> Writer<W> {
     /// [`Error::Tensor`] if GGUF cannot store a tensor as specified, [`Error::Config`] for a bad alignment,
     /// [`Error::Io`] if writing fails.
     pub fn new(out: W, path: &Path, metadata: &Metadata, tensors: &[TensorSpec]) -> Result<Self> {
-        let alignment = match metadata.u64(ALIGNMENT_KEY)? {
-            None => DEFAULT_ALIGNMENT,
-            Some(a) if a.is_power_of_two() && a <= 1 << 31 => a,
-            Some(a) => {
-                return Err(Error::Config {
-                    path: path.to_owned(),
-                    key: ALIGNMENT_KEY.to_owned(),
-                    expected: "a power of two".to_owned(),
-                    got: a.to_string(),
-                });
-            }
-        };
+        let alignment = header::alignment(metadata, path)?;
         let mut header = Encoder::default();
         header.bytes(&MAGIC);
         header.bytes(&VERSION.to_le_bytes());

@@ -1,0 +1,166 @@
+//! Decoders of Q4_0, Q5_0 and Q8_0; layouts in [`crate::quant`].
+
+use super::{
+    int8::{Format, Tile},
+    tile::TileRows,
+};
+use crate::cpu::{activations::BLOCK, simd::Isa};
+
+/// Q4_0.
+#[derive(Clone, Copy)]
+pub(super) struct Q4;
+
+impl Format for Q4 {
+    const BYTES: usize = 18;
+    const ZERO: i32 = 8;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        scales::<I, 18>(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        let low = isa.splat_u(0x0f0f_0f0f);
+        for sub in 0..n / BLOCK {
+            let block = rows.plane(0).block::<18>((col / BLOCK + sub) * 18);
+            let codes = tile.codes_mut(sub);
+            for (k, qs) in block.words(isa, 2).into_iter().enumerate() {
+                codes.put(isa, k, isa.and(qs, low));
+                codes.put(isa, k + 4, isa.and(isa.shr::<4>(qs), low));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let parts = I::LANES / 8;
+        let mut out = [isa.splat_u(0); 2];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: blocks of this group, by the caller.
+            *out = unsafe {
+                let block = p.add((2 * group + v) * parts * Self::BYTES);
+                isa.load_low_high_nibbles(block.add(2), block.add((parts - 1) * Self::BYTES + 2))
+            };
+        }
+        out
+    }
+}
+
+/// Q5_0.
+#[derive(Clone, Copy)]
+pub(super) struct Q5;
+
+impl Format for Q5 {
+    const BYTES: usize = 22;
+    const ZERO: i32 = 16;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        scales::<I, 22>(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        let low = isa.splat_u(0x0f0f_0f0f);
+        for sub in 0..n / BLOCK {
+            let block = rows.plane(0).block::<22>((col / BLOCK + sub) * 22);
+            let [d_high, high_qs, ..] = block.words(isa, 0);
+            let mut high = isa.or(isa.shr::<16>(d_high), isa.shl::<16>(high_qs));
+            let qs = block.words(isa, 6);
+            let codes = tile.codes_mut(sub);
+            // Words 0..4 are low nibbles of qs, words 4..8 high ones; their fifth bits follow each other.
+            for (k, qs) in qs.into_iter().enumerate() {
+                codes.put(isa, k, isa.or(isa.and(qs, low), fifth_bits(isa, high)));
+                high = isa.shr::<4>(high);
+            }
+            for (k, qs) in qs.into_iter().enumerate() {
+                codes.put(isa, k + 4, isa.or(isa.and(isa.shr::<4>(qs), low), fifth_bits(isa, high)));
+                high = isa.shr::<4>(high);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let parts = I::LANES / 8;
+        let mut out = [isa.splat_u(0); 2];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: blocks of this group, by the caller.
+            unsafe {
+                let low = p.add((2 * group + v) * parts * Self::BYTES);
+                let high = low.add((parts - 1) * Self::BYTES);
+                let fifth = |block: *const u8| u32::from_le(block.add(2).cast::<u32>().read_unaligned());
+                let nibbles = isa.load_low_high_nibbles(low.add(6), high.add(6));
+                *out = isa.or(nibbles, isa.sixteen_where(fifth(low), fifth(high)));
+            }
+        }
+        out
+    }
+}
+
+/// Bit b < 4 of each lane becomes bit 4 of its byte b; other bits are ignored.
+#[inline(always)]
+fn fifth_bits<I: Isa>(isa: I, bits: I::U) -> I::U {
+    let bits = isa.and(bits, isa.splat_u(15));
+    let spread = isa.or(
+        isa.or(isa.shl::<4>(bits), isa.shl::<11>(bits)),
+        isa.or(isa.shl::<18>(bits), isa.shl::<25>(bits)),
+    );
+    isa.and(spread, isa.splat_u(0x1010_1010))
+}
+
+/// Q8_0.
+#[derive(Clone, Copy)]
+pub(super) struct Q8;
+
+impl Format for Q8 {
+    const BYTES: usize = 34;
+    const ZERO: i32 = 128;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        scales::<I, 34>(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        // Signed to unsigned by flipping the top bit, unless the level wants it signed.
+        let flip = isa.splat_u(u32::from(128 ^ I::WIDE_OFFSET) * 0x0101_0101);
+        for sub in 0..n / BLOCK {
+            let block = rows.plane(0).block::<34>((col / BLOCK + sub) * 34);
+            let codes = tile.codes_mut(sub);
+            for half in 0..2 {
+                for (k, qs) in block.words(isa, 2 + 16 * half).into_iter().enumerate() {
+                    codes.put(isa, 4 * half + k, isa.xor(qs, flip));
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let flip = isa.splat_u(u32::from(128 ^ I::WIDE_OFFSET) * 0x0101_0101);
+        let parts = I::LANES / 8;
+        let mut out = [isa.splat_u(0); 2];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: blocks of this group, by the caller.
+            let codes = unsafe {
+                let block = p.add((2 * group + v) * parts * Self::BYTES);
+                isa.load_parts(block.add(2), block.add((parts - 1) * Self::BYTES + 2))
+            };
+            *out = isa.xor(codes, flip);
+        }
+        out
+    }
+}
+
+/// Scales of blocks of `BYTES` bytes that begin with them.
+#[inline(always)]
+fn scales<I: Isa, const BYTES: usize>(isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+    for sub in 0..n / BLOCK {
+        let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
+        tile.set_scale(isa, sub, isa.f16_to_f32(block.words(isa, 0)[0]));
+    }
+}

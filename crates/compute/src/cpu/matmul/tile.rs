@@ -1,0 +1,281 @@
+//! Walking a product tile by tile, and what tiles are made of.
+
+use super::Job;
+use crate::{
+    Result, TensorView,
+    cpu::simd::{Isa, MAX_LANES, prefetch},
+};
+
+/// Columns that are decoded at a time.
+pub(super) const TILE_COLS: usize = 256;
+
+/// Tokens whose sums are kept while the columns of a tile of rows pass by; more tokens decode it again.
+const TOKEN_BLOCK: usize = 64;
+
+/// Larger row tiles than this are not prefetched, as they would not stay in the second-level cache.
+const MAX_PREFETCH: usize = 256 << 10;
+
+/// One kind of product: how columns are decoded and multiplied.
+pub(super) trait Product<I: Isa> {
+    /// Running sums of one token and one tile of rows.
+    type Sums: Copy;
+
+    /// Nothing summed.
+    fn zero(isa: I) -> Self::Sums;
+
+    /// Decodes columns `col`..`col` + `n`; `n` is [`TILE_COLS`] or, at the end of a row, less.
+    fn decode(&mut self, isa: I, rows: &TileRows<'_>, col: usize, n: usize) -> Result<()>;
+
+    /// Adds the products of the decoded columns with activation rows `tokens`, which exist.
+    ///
+    /// # Safety
+    /// `decode` was called with this `col` and `n`.
+    unsafe fn multiply<const N: usize>(
+        &self,
+        isa: I,
+        tokens: [usize; N],
+        col: usize,
+        n: usize,
+        sums: &mut [Self::Sums; N],
+    );
+
+    /// `decode` and `multiply` for one token, where there is a shorter way.
+    #[inline(always)]
+    fn multiply_one(
+        &mut self,
+        isa: I,
+        rows: &TileRows<'_>,
+        token: usize,
+        (col, n): (usize, usize),
+        sums: &mut Self::Sums,
+    ) -> Result<()> {
+        self.decode(isa, rows, col, n)?;
+        // SAFETY: just decoded.
+        unsafe { self.multiply(isa, [token], col, n, std::array::from_mut(sums)) };
+        Ok(())
+    }
+
+    /// The outputs.
+    fn finish(isa: I, sums: Self::Sums) -> I::F;
+}
+
+/// Computes all of `job`.
+#[inline(always)]
+pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P) -> Result<()> {
+    let (cols, n_tokens) = (job.w.cols(), job.tokens.len());
+    let mut sums = [P::zero(isa); TOKEN_BLOCK];
+    let mut row = job.rows.start;
+    while row < job.rows.end {
+        let rows = TileRows::new(job.w, I::LANES, row);
+        let valid = (rows.lanes.len()).min(job.rows.end - row);
+        for first in (0..n_tokens).step_by(TOKEN_BLOCK) {
+            let n_sums = TOKEN_BLOCK.min(n_tokens - first);
+            sums[..n_sums].fill(P::zero(isa));
+            for col in (0..cols).step_by(TILE_COLS) {
+                let n = TILE_COLS.min(cols - col);
+                if first == 0 {
+                    rows.prefetch_next(I::LANES, job.rows.end, col, n);
+                }
+                if n_tokens == 1 {
+                    product.multiply_one(isa, &rows, job.tokens.get(0), (col, n), &mut sums[0])?;
+                    continue;
+                }
+                product.decode(isa, &rows, col, n)?;
+                let mut token = 0;
+                if I::TOKENS == 8 {
+                    token =
+                        multiply::<I, P, 8>(isa, job, &product, first, token, col, n, &mut sums[..n_sums]);
+                }
+                token = multiply::<I, P, 4>(isa, job, &product, first, token, col, n, &mut sums[..n_sums]);
+                token = multiply::<I, P, 2>(isa, job, &product, first, token, col, n, &mut sums[..n_sums]);
+                multiply::<I, P, 1>(isa, job, &product, first, token, col, n, &mut sums[..n_sums]);
+            }
+            for (token, &sums) in sums[..n_sums].iter().enumerate() {
+                let mut out = [0.0; MAX_LANES];
+                // SAFETY: LANES ≤ MAX_LANES.
+                unsafe { isa.store(out.as_mut_ptr(), P::finish(isa, sums)) };
+                job.out.write(first + token, row, &out[rows.lanes.start..rows.lanes.start + valid]);
+            }
+        }
+        row += valid;
+    }
+    Ok(())
+}
+
+/// Multiplies groups of `N` tokens from `token` on as long as there are as many; returns the next token.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "the loop variables of `walk`")]
+fn multiply<I: Isa, P: Product<I>, const N: usize>(
+    isa: I,
+    job: &Job<'_>,
+    product: &P,
+    first: usize,
+    mut token: usize,
+    col: usize,
+    n: usize,
+    sums: &mut [P::Sums],
+) -> usize {
+    while let Some(sums) = sums[token..].first_chunk_mut::<N>() {
+        let mut rows = [0; N];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = job.tokens.get(first + token + i);
+        }
+        // SAFETY: `walk` has just decoded these columns.
+        unsafe { product.multiply(isa, rows, col, n, sums) };
+        token += N;
+    }
+    token
+}
+
+/// The rows of a weight matrix that the lanes of a tile stand for: consecutive ones, or the same row in
+/// all lanes if the matrix has fewer rows than there are lanes.
+pub(super) struct TileRows<'a> {
+    w: TensorView<'a>,
+    /// Row of lane 0.
+    first: usize,
+    /// Lanes whose rows are wanted.
+    lanes: std::ops::Range<usize>,
+    planes: [PlaneRows<'a>; 3],
+}
+
+impl<'a> TileRows<'a> {
+    /// Some rows from `row` on, which exists.
+    #[inline(always)]
+    fn new(w: TensorView<'a>, n_lanes: usize, row: usize) -> Self {
+        let repeat = w.rows() < n_lanes;
+        let first = if repeat { row } else { row.min(w.rows() - n_lanes) };
+        let lanes = if repeat { 0..1 } else { row - first..n_lanes };
+        let planes = [0, 1, 2].map(|plane| {
+            let bytes = w.plane(plane);
+            let row_bytes = bytes.len() / w.rows();
+            let stride = if repeat { 0 } else { row_bytes };
+            PlaneRows { bytes: &bytes[first * row_bytes..], stride, last: (n_lanes - 1) * stride }
+        });
+        Self { w, first, lanes, planes }
+    }
+
+    /// The matrix.
+    pub(super) fn matrix(&self) -> TensorView<'a> {
+        self.w
+    }
+
+    /// Row of the matrix that lane `lane` stands for.
+    pub(super) fn row_of(&self, lane: usize) -> usize {
+        if self.planes[0].stride == 0 { self.first } else { self.first + lane }
+    }
+
+    /// Bytes in plane `plane`.
+    #[inline(always)]
+    pub(super) fn plane(&self, plane: usize) -> &PlaneRows<'a> {
+        &self.planes[plane]
+    }
+
+    /// Prefetches the part of the next tile, up to row `end`, that corresponds to columns `col`..`col` + `n` of
+    /// this one. Rows follow each other, so the next tile is read from memory in order of addresses although
+    /// decoding then jumps from row to row.
+    #[inline(always)]
+    fn prefetch_next(&self, n_lanes: usize, end: usize, col: usize, n: usize) {
+        let next = self.first + n_lanes;
+        if next >= end {
+            return;
+        }
+        let n_rows = n_lanes.min(end - next);
+        for (plane, rows) in self.planes.iter().enumerate() {
+            let len = n_rows * rows.stride;
+            if len > MAX_PREFETCH {
+                continue;
+            }
+            let part = |col| (len * col / self.w.cols()) & !63;
+            let start = self.w.plane(plane).as_ptr().wrapping_add(next * rows.stride);
+            for at in (part(col)..part(col + n)).step_by(64) {
+                prefetch(start.wrapping_add(at));
+            }
+        }
+    }
+}
+
+/// Bytes of as many rows of one plane as a vector has lanes.
+pub(super) struct PlaneRows<'a> {
+    /// From the first byte of lane 0's row to the end of the plane.
+    bytes: &'a [u8],
+    /// From a lane's row to the next's.
+    stride: usize,
+    /// Start of the last lane's row.
+    last: usize,
+}
+
+impl PlaneRows<'_> {
+    /// Bytes `at`..`at` + `LEN` of each row.
+    ///
+    /// # Panics
+    /// If they do not lie within the plane.
+    #[inline(always)]
+    pub(super) fn block<const LEN: usize>(&self, at: usize) -> Block<'_, LEN> {
+        assert!(self.last + at + LEN <= self.bytes.len(), "block within the plane");
+        Block { first: &self.bytes[at..], stride: self.stride }
+    }
+
+    /// Where bytes `at`..`at` + `len` of lane 0's row begin; those of the next lanes' rows follow in steps of
+    /// [`PlaneRows::stride`].
+    ///
+    /// # Panics
+    /// If they do not lie within the plane for all lanes.
+    #[inline(always)]
+    pub(super) fn span(&self, at: usize, len: usize) -> *const u8 {
+        assert!(self.last + at + len <= self.bytes.len(), "span within the plane");
+        self.bytes[at..].as_ptr()
+    }
+
+    /// From a lane's row to the next's.
+    #[inline(always)]
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Four vectors as of [`Block::words`] with the first `len` ≤ 16 bytes at `at` of each row; what follows
+    /// them is unspecified.
+    #[inline(always)]
+    pub(super) fn words_of<I: Isa>(&self, isa: I, at: usize, len: usize) -> [I::U; 4] {
+        if self.last + at + 16 <= self.bytes.len() {
+            return self.block::<16>(at).words(isa, 0);
+        }
+        let mut copy = [0; 16 * MAX_LANES];
+        for (lane, copy) in copy.chunks_exact_mut(16).enumerate().take(I::LANES) {
+            let start = lane * self.stride + at;
+            copy[..len].copy_from_slice(&self.bytes[start..start + len]);
+        }
+        Block::<16> { first: &copy, stride: 16 }.words(isa, 0)
+    }
+}
+
+/// `LEN` bytes of every row of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'a, const LEN: usize> {
+    /// From the first byte of lane 0; long enough for all lanes.
+    first: &'a [u8],
+    stride: usize,
+}
+
+impl<const LEN: usize> Block<'_, LEN> {
+    /// The four little-endian words at `at` of every row, a vector each, lanes being rows.
+    #[inline(always)]
+    pub(super) fn words<I: Isa>(self, isa: I, at: usize) -> [I::U; 4] {
+        assert!(at + 16 <= LEN, "words within the block");
+        // SAFETY: lanes · stride + LEN bytes are there by construction.
+        unsafe { isa.load_transposed(self.first.as_ptr().add(at), self.stride) }
+    }
+}
+
+/// Stores `v` at the start of `to`.
+#[inline(always)]
+pub(super) fn put<I: Isa>(isa: I, to: &mut [f32; MAX_LANES], v: I::F) {
+    // SAFETY: LANES ≤ MAX_LANES.
+    unsafe { isa.store(to.as_mut_ptr(), v) }
+}
+
+/// The vector at the start of `from`.
+#[inline(always)]
+pub(super) fn get<I: Isa>(isa: I, from: &[f32; MAX_LANES]) -> I::F {
+    // SAFETY: LANES ≤ MAX_LANES.
+    unsafe { isa.load(from.as_ptr()) }
+}

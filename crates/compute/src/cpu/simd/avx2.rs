@@ -1,0 +1,339 @@
+//! [`Isa`] with AVX2, FMA and F16C: eight lanes.
+
+use std::arch::x86_64::*;
+
+use super::{Isa, Kernel};
+
+/// Proof of AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+/// Runs `kernel`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2(()))
+}
+
+/// An expression of intrinsics in a method of [`Avx2`].
+macro_rules! proven {
+    ($expression:expr) => {
+        // SAFETY: a value of `Avx2` only exists inside `run`, whose caller detected the features; pointers
+        // are valid by the contract of the method.
+        unsafe { $expression }
+    };
+}
+
+/// Sum of the lanes by halving.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn reduce_add(a: __m256) -> f32 {
+    let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+    let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)))
+}
+
+/// Transposes the 4 × 4 words in each 128-bit half.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose(v: [__m256i; 4]) -> [__m256i; 4] {
+    let (a, b) = (_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpacklo_epi32(v[2], v[3]));
+    let (c, d) = (_mm256_unpackhi_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[2], v[3]));
+    [
+        _mm256_unpacklo_epi64(a, b),
+        _mm256_unpackhi_epi64(a, b),
+        _mm256_unpacklo_epi64(c, d),
+        _mm256_unpackhi_epi64(c, d),
+    ]
+}
+
+/// Word 0 of the 16 bytes at rows `i` and `i` + 4 in the two halves, and so on.
+///
+/// # Safety
+/// The 16 bytes of both rows are readable.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_pair(p: *const u8, stride: usize, i: usize) -> __m256i {
+    // SAFETY: by the caller.
+    unsafe {
+        let (low, high) = (p.add(i * stride).cast(), p.add((i + 4) * stride).cast());
+        let low = _mm256_castsi128_si256(_mm_loadu_si128(low));
+        _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(high))
+    }
+}
+
+impl Isa for Avx2 {
+    const LANES: usize = 8;
+    const TOKENS: usize = 4;
+    const WIDE_OFFSET: u8 = 128;
+
+    type U = __m256i;
+    type F = __m256;
+
+    #[inline(always)]
+    fn splat_u(self, v: u32) -> Self::U {
+        proven!(_mm256_set1_epi32(v as i32))
+    }
+
+    #[inline(always)]
+    unsafe fn load_u(self, p: *const u32) -> Self::U {
+        proven!(_mm256_loadu_si256(p.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn store_u(self, p: *mut u32, v: Self::U) {
+        proven!(_mm256_storeu_si256(p.cast(), v))
+    }
+
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8, v: Self::U) {
+        proven!({
+            let words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+            _mm_storel_epi64(p.cast(), _mm_packs_epi16(words, words));
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_transposed(self, p: *const u8, stride: usize) -> [Self::U; 4] {
+        proven!(transpose([
+            load_pair(p, stride, 0),
+            load_pair(p, stride, 1),
+            load_pair(p, stride, 2),
+            load_pair(p, stride, 3),
+        ]))
+    }
+
+    #[inline(always)]
+    unsafe fn load_parts(self, low: *const u8, _: *const u8) -> Self::U {
+        proven!(_mm256_loadu_si256(low.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_low_high_nibbles(self, low: *const u8, _: *const u8) -> Self::U {
+        proven!({
+            let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(low.cast()));
+            let shifted = _mm256_srlv_epi64(both, _mm256_set_epi64x(4, 4, 0, 0));
+            _mm256_and_si256(shifted, _mm256_set1_epi8(15))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::U {
+        proven!({
+            let bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let spread = _mm256_or_si256(bytes, _mm256_slli_epi16::<4>(bytes));
+            _mm256_and_si256(spread, _mm256_set1_epi8(15))
+        })
+    }
+
+    #[inline(always)]
+    fn sixteen_where(self, low: u32, _: u32) -> Self::U {
+        proven!({
+            // Byte i gets byte i / 8 of the bits, of which it keeps bit i % 8.
+            let index =
+                _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
+            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(low as i32), index);
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
+            _mm256_and_si256(set, _mm256_set1_epi8(16))
+        })
+    }
+
+    #[inline(always)]
+    fn shr_parts(self, a: Self::U, low: u32, _: u32) -> Self::U {
+        proven!(_mm256_srl_epi32(a, _mm_cvtsi32_si128(low as i32)))
+    }
+
+    #[inline(always)]
+    fn gather_quarters(self, sums: [Self::U; 4]) -> [Self::U; 4] {
+        proven!({
+            let low = _mm256_permute2x128_si256::<0x20>(sums[0], sums[1]);
+            let high = _mm256_permute2x128_si256::<0x31>(sums[0], sums[1]);
+            [low, high, low, high]
+        })
+    }
+
+    #[inline(always)]
+    fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2] {
+        let [low, high, ..] = self.gather_quarters(sums);
+        let sum = self.add_u(low, high);
+        [sum, sum]
+    }
+
+    #[inline(always)]
+    fn sum_rows(self, rows: [Self::U; 4]) -> Self::U {
+        proven!({
+            let [a, b, c, d] = rows;
+            _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d))
+        })
+    }
+
+    #[inline(always)]
+    fn and(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm256_and_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm256_or_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn xor(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm256_xor_si256(a, b))
+    }
+
+    #[inline(always)]
+    fn shl<const N: u32>(self, a: Self::U) -> Self::U {
+        proven!(_mm256_sll_epi32(a, _mm_cvtsi32_si128(N as i32)))
+    }
+
+    #[inline(always)]
+    fn shr<const N: u32>(self, a: Self::U) -> Self::U {
+        proven!(_mm256_srl_epi32(a, _mm_cvtsi32_si128(N as i32)))
+    }
+
+    #[inline(always)]
+    fn sar<const N: u32>(self, a: Self::U) -> Self::U {
+        proven!(_mm256_sra_epi32(a, _mm_cvtsi32_si128(N as i32)))
+    }
+
+    #[inline(always)]
+    fn add_u(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm256_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn max_i(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm256_max_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn reduce_add_u(self, a: Self::U) -> u32 {
+        proven!({
+            let a = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let a = _mm_add_epi32(a, _mm_shuffle_epi32::<0b01_00_11_10>(a));
+            _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32::<0b10_11_00_01>(a))) as u32
+        })
+    }
+
+    #[inline(always)]
+    fn reduce_max_i(self, a: Self::U) -> i32 {
+        proven!({
+            let a = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let a = _mm_max_epi32(a, _mm_shuffle_epi32::<0b01_00_11_10>(a));
+            _mm_cvtsi128_si32(_mm_max_epi32(a, _mm_shuffle_epi32::<0b10_11_00_01>(a)))
+        })
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: Self::U, w: Self::U, x: Self::U) -> Self::U {
+        proven!({
+            // Pairs stay within 2 · 63 · 127 < 2¹⁵: no saturation.
+            let pairs = _mm256_maddubs_epi16(w, x);
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+
+    #[inline(always)]
+    fn dot_wide(self, acc: Self::U, w: Self::U, x: Self::U) -> Self::U {
+        proven!({
+            // Signed weights as |w| · (x with the sign of w); pairs stay within 2 · 128 · 127 < 2¹⁵.
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        })
+    }
+
+    #[inline(always)]
+    fn to_f32(self, a: Self::U) -> Self::F {
+        proven!(_mm256_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn round(self, a: Self::F) -> Self::U {
+        proven!(_mm256_cvtps_epi32(a))
+    }
+
+    #[inline(always)]
+    fn bits(self, a: Self::F) -> Self::U {
+        proven!(_mm256_castps_si256(a))
+    }
+
+    #[inline(always)]
+    fn of_bits(self, a: Self::U) -> Self::F {
+        proven!(_mm256_castsi256_ps(a))
+    }
+
+    #[inline(always)]
+    fn f16_to_f32(self, a: Self::U) -> Self::F {
+        proven!({
+            let halves = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
+            let packed = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packus_epi32(halves, halves));
+            _mm256_cvtph_ps(_mm256_castsi256_si128(packed))
+        })
+    }
+
+    #[inline(always)]
+    fn splat(self, v: f32) -> Self::F {
+        proven!(_mm256_set1_ps(v))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::F {
+        proven!(_mm256_loadu_ps(p))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Self::F {
+        proven!(_mm256_cvtph_ps(_mm_loadu_si128(p.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::F) {
+        proven!(_mm256_storeu_ps(p, v))
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F) {
+        proven!(_mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm256_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm256_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm256_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm256_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        proven!(_mm256_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm256_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm256_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn reduce_add(self, a: Self::F) -> f32 {
+        proven!(reduce_add(a))
+    }
+}

@@ -1,0 +1,352 @@
+//! [`Isa`] with AVX-512 F, BW, VL, DQ and VNNI: sixteen lanes.
+
+use std::arch::x86_64::*;
+
+use super::{Isa, Kernel, avx2};
+
+/// Proof of the features of [`super::SimdLevel::Avx512`].
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(());
+
+/// Runs `kernel`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512(()))
+}
+
+/// An expression of intrinsics in a method of [`Avx512`].
+macro_rules! proven {
+    ($expression:expr) => {
+        // SAFETY: a value of `Avx512` only exists inside `run`, whose caller detected the features; pointers
+        // are valid by the contract of the method.
+        unsafe { $expression }
+    };
+}
+
+/// Transposes the 4 × 4 words in each 128-bit quarter.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose(v: [__m512i; 4]) -> [__m512i; 4] {
+    let (a, b) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpacklo_epi32(v[2], v[3]));
+    let (c, d) = (_mm512_unpackhi_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[2], v[3]));
+    [
+        _mm512_unpacklo_epi64(a, b),
+        _mm512_unpackhi_epi64(a, b),
+        _mm512_unpacklo_epi64(c, d),
+        _mm512_unpackhi_epi64(c, d),
+    ]
+}
+
+/// The 16 bytes at rows `i`, `i` + 4, `i` + 8 and `i` + 12.
+///
+/// # Safety
+/// The 16 bytes of all four rows are readable.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_four(p: *const u8, stride: usize, i: usize) -> __m512i {
+    // SAFETY: by the caller.
+    unsafe {
+        let row = |i: usize| _mm_loadu_si128(p.add(i * stride).cast());
+        let v = _mm512_castsi128_si512(row(i));
+        let v = _mm512_inserti32x4::<1>(v, row(i + 4));
+        let v = _mm512_inserti32x4::<2>(v, row(i + 8));
+        _mm512_inserti32x4::<3>(v, row(i + 12))
+    }
+}
+
+/// Quarters 0 + 1 and 2 + 3 of `a`, then of `b`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_quarters(a: __m512i, b: __m512i) -> __m512i {
+    let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+    _mm512_add_epi32(even, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
+}
+
+/// The first `n` < 16 lanes.
+#[inline(always)]
+fn first(n: usize) -> __mmask16 {
+    (1u16 << n) - 1
+}
+
+impl Isa for Avx512 {
+    const LANES: usize = 16;
+    const TOKENS: usize = 8;
+    const WIDE_OFFSET: u8 = 0;
+
+    type U = __m512i;
+    type F = __m512;
+
+    #[inline(always)]
+    fn splat_u(self, v: u32) -> Self::U {
+        proven!(_mm512_set1_epi32(v as i32))
+    }
+
+    #[inline(always)]
+    unsafe fn load_u(self, p: *const u32) -> Self::U {
+        proven!(_mm512_loadu_si512(p.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn store_u(self, p: *mut u32, v: Self::U) {
+        proven!(_mm512_storeu_si512(p.cast(), v))
+    }
+
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8, v: Self::U) {
+        proven!(_mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_transposed(self, p: *const u8, stride: usize) -> [Self::U; 4] {
+        proven!(transpose([
+            load_four(p, stride, 0),
+            load_four(p, stride, 1),
+            load_four(p, stride, 2),
+            load_four(p, stride, 3),
+        ]))
+    }
+
+    #[inline(always)]
+    unsafe fn load_parts(self, low: *const u8, high: *const u8) -> Self::U {
+        proven!({
+            let low = _mm512_castsi256_si512(_mm256_loadu_si256(low.cast()));
+            _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(high.cast()))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_low_high_nibbles(self, low: *const u8, high: *const u8) -> Self::U {
+        proven!({
+            let low = _mm256_broadcastsi128_si256(_mm_loadu_si128(low.cast()));
+            let high = _mm256_broadcastsi128_si256(_mm_loadu_si128(high.cast()));
+            let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+            let shift = _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0);
+            _mm512_and_si512(_mm512_srlv_epi64(both, shift), _mm512_set1_epi8(15))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::U {
+        proven!({
+            let bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(p.cast()));
+            let spread = _mm512_or_si512(bytes, _mm512_slli_epi16::<4>(bytes));
+            _mm512_and_si512(spread, _mm512_set1_epi8(15))
+        })
+    }
+
+    #[inline(always)]
+    fn sixteen_where(self, low: u32, high: u32) -> Self::U {
+        proven!(_mm512_maskz_set1_epi8(u64::from(high) << 32 | u64::from(low), 16))
+    }
+
+    #[inline(always)]
+    fn shr_parts(self, a: Self::U, low: u32, high: u32) -> Self::U {
+        proven!({
+            let counts = _mm512_castsi256_si512(_mm256_set1_epi32(low as i32));
+            _mm512_srlv_epi32(a, _mm512_inserti64x4::<1>(counts, _mm256_set1_epi32(high as i32)))
+        })
+    }
+
+    #[inline(always)]
+    fn gather_quarters(self, sums: [Self::U; 4]) -> [Self::U; 4] {
+        proven!({
+            let [a, b, c, d] = sums;
+            let (ab, cd) =
+                (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d));
+            let (ab_odd, cd_odd) =
+                (_mm512_shuffle_i32x4::<0b11_01_11_01>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(c, d));
+            [
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(ab_odd, cd_odd),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(ab_odd, cd_odd),
+            ]
+        })
+    }
+
+    #[inline(always)]
+    fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2] {
+        proven!({
+            let (ab, cd) = (add_quarters(sums[0], sums[1]), add_quarters(sums[2], sums[3]));
+            [_mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd)]
+        })
+    }
+
+    #[inline(always)]
+    fn sum_rows(self, rows: [Self::U; 4]) -> Self::U {
+        proven!({
+            let [a, b, c, d] = rows;
+            let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+        })
+    }
+
+    #[inline(always)]
+    fn and(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm512_and_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn xor(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm512_xor_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn shl<const N: u32>(self, a: Self::U) -> Self::U {
+        proven!(_mm512_slli_epi32::<N>(a))
+    }
+
+    #[inline(always)]
+    fn shr<const N: u32>(self, a: Self::U) -> Self::U {
+        proven!(_mm512_srli_epi32::<N>(a))
+    }
+
+    #[inline(always)]
+    fn sar<const N: u32>(self, a: Self::U) -> Self::U {
+        proven!(_mm512_srai_epi32::<N>(a))
+    }
+
+    #[inline(always)]
+    fn add_u(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn max_i(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm512_max_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn reduce_add_u(self, a: Self::U) -> u32 {
+        proven!(_mm512_reduce_add_epi32(a) as u32)
+    }
+
+    #[inline(always)]
+    fn reduce_max_i(self, a: Self::U) -> i32 {
+        proven!(_mm512_reduce_max_epi32(a))
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: Self::U, w: Self::U, x: Self::U) -> Self::U {
+        proven!(_mm512_dpbusd_epi32(acc, w, x))
+    }
+
+    #[inline(always)]
+    fn dot_wide(self, acc: Self::U, w: Self::U, x: Self::U) -> Self::U {
+        proven!(_mm512_dpbusd_epi32(acc, w, x))
+    }
+
+    #[inline(always)]
+    fn to_f32(self, a: Self::U) -> Self::F {
+        proven!(_mm512_cvtepi32_ps(a))
+    }
+
+    #[inline(always)]
+    fn round(self, a: Self::F) -> Self::U {
+        proven!(_mm512_cvtps_epi32(a))
+    }
+
+    #[inline(always)]
+    fn bits(self, a: Self::F) -> Self::U {
+        proven!(_mm512_castps_si512(a))
+    }
+
+    #[inline(always)]
+    fn of_bits(self, a: Self::U) -> Self::F {
+        proven!(_mm512_castsi512_ps(a))
+    }
+
+    #[inline(always)]
+    fn f16_to_f32(self, a: Self::U) -> Self::F {
+        proven!(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)))
+    }
+
+    #[inline(always)]
+    fn splat(self, v: f32) -> Self::F {
+        proven!(_mm512_set1_ps(v))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::F {
+        proven!(_mm512_loadu_ps(p))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Self::F {
+        proven!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::F) {
+        proven!(_mm512_storeu_ps(p, v))
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F) {
+        proven!(_mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)))
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm512_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm512_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        proven!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!(_mm512_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn reduce_add(self, a: Self::F) -> f32 {
+        proven!({
+            let halves = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+            avx2::reduce_add(halves)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(self, p: *const f32, n: usize) -> Self::F {
+        proven!(_mm512_maskz_loadu_ps(first(n), p))
+    }
+
+    #[inline(always)]
+    unsafe fn load_first_f16(self, p: *const u16, n: usize) -> Self::F {
+        proven!(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, p: *mut f32, v: Self::F, n: usize) {
+        proven!(_mm512_mask_storeu_ps(p, first(n), v))
+    }
+}

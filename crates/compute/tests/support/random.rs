@@ -1,0 +1,95 @@
+//! Seeded random values and weights.
+
+use moeflux_compute::{Bytes, DType, Half, Tensor};
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// The same values for the same seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// In 0..1.
+    pub(crate) fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 24) as f32
+    }
+
+    /// `n` values that look normal: sums of uniform ones, variance 1.
+    pub(crate) fn normal(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0).collect()
+    }
+
+    /// A weight of random codes with scales (and minima or biases) of either sign below 0.1.
+    pub(crate) fn tensor(&mut self, dtype: DType, rows: usize, cols: usize) -> Tensor {
+        let planes = self.planes(dtype, rows, cols).into_iter().map(Bytes::new).collect();
+        Tensor::new(dtype, rows, cols, planes).expect("planes of the right sizes")
+    }
+
+    /// The planes of such a weight.
+    pub(crate) fn planes(&mut self, dtype: DType, rows: usize, cols: usize) -> Vec<Vec<u8>> {
+        let sizes = (0..dtype.planes()).map(|p| rows * dtype.row_bytes(p, cols).expect("whole blocks"));
+        let mut planes: Vec<Vec<u8>> = sizes.map(|n| (0..n).map(|_| self.next() as u8).collect()).collect();
+        match dtype {
+            DType::F32 => self.fill(&mut planes[0], 4, 0, |v| v.to_le_bytes().to_vec()),
+            DType::F16 => self.fill(&mut planes[0], 2, 0, |v| half(Half::F16, v)),
+            DType::BF16 => self.fill(&mut planes[0], 2, 0, |v| half(Half::BF16, v)),
+            DType::Affine { scale, .. } => {
+                for plane in &mut planes[1..] {
+                    self.fill(plane, 2, 0, |v| half(scale, v));
+                }
+            }
+            blocks => {
+                for &at in scale_offsets(blocks) {
+                    self.fill(&mut planes[0], blocks.block_bytes(0), at, |v| half(Half::F16, v));
+                }
+            }
+        }
+        planes
+    }
+
+    /// Plane and offset of the first 16-bit scale; none for plain floats.
+    pub(crate) fn scale_at(&self, dtype: DType) -> Option<(usize, usize)> {
+        match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => None,
+            DType::Affine { .. } => Some((1, 0)),
+            blocks => Some((0, scale_offsets(blocks)[0])),
+        }
+    }
+
+    /// Writes a random float at offset `at` of every `step` bytes.
+    fn fill(&mut self, plane: &mut [u8], step: usize, at: usize, to_bytes: impl Fn(f32) -> Vec<u8>) {
+        for block in plane.chunks_exact_mut(step) {
+            let bytes = to_bytes(0.2 * self.uniform() - 0.1);
+            block[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+    }
+}
+
+fn half(kind: Half, v: f32) -> Vec<u8> {
+    match kind {
+        Half::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
+        Half::BF16 => half::bf16::from_f32(v).to_le_bytes().to_vec(),
+    }
+}
+
+/// Where blocks keep their f16 scales.
+fn scale_offsets(dtype: DType) -> &'static [usize] {
+    match dtype {
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 => &[0],
+        DType::Q2_K => &[80, 82],
+        DType::Q3_K => &[108],
+        DType::Q4_K | DType::Q5_K => &[0, 2],
+        DType::Q6_K => &[208],
+        other => panic!("{other} has no blocks"),
+    }
+}
