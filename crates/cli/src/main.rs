@@ -3,6 +3,7 @@
 mod atomic_file;
 mod commands;
 mod engine_args;
+mod table;
 
 use std::process::ExitCode;
 
@@ -21,6 +22,8 @@ enum Command {
     Run(commands::run::RunArgs),
     Logits(commands::logits::LogitsArgs),
     Synth(commands::synth::SynthArgs),
+    Inspect(commands::inspect::InspectArgs),
+    Bench(commands::bench::BenchArgs),
 }
 
 fn main() -> ExitCode {
@@ -29,6 +32,8 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(args),
         Command::Logits(args) => commands::logits::run(args),
         Command::Synth(args) => commands::synth::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Bench(args) => commands::bench::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -171,6 +171,54 @@ fn positive(option: &'static str, value: Option<usize>) -> Result<Option<usize>>
     }
 }
 
+/// Where a model's parts will be and how big: all that is decided before anything is loaded.
+#[derive(Debug, Clone)]
+pub struct Placement {
+    /// How memory is divided.
+    pub budget: Budget,
+    /// Slots for routed experts.
+    pub slots: SlotPlan,
+    /// Most tokens evaluated at once.
+    pub chunk: usize,
+    /// Positions that a sequence may have.
+    pub context: usize,
+    /// Precision of cached keys and values.
+    pub kv_type: KvType,
+}
+
+impl Placement {
+    /// Fits `model` into the memory that `options` allow.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] naming the least memory that works, [`Error::Option`] for zeros.
+    pub fn new(model: &Model, backend: &dyn Backend, options: &Options) -> Result<Self> {
+        let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
+        let kv_type = options.kv_type.unwrap_or(default_kv);
+        let trunk = model.trunk_bytes();
+        let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
+        let top_k = top_k(model);
+        let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
+        let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
+        let (budget, slots) = loop {
+            let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
+            let plan = Plan::new(&model.graph, |_| true);
+            let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
+            let pages = context.div_ceil(PAGE_TOKENS) as u64;
+            let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages);
+            let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
+            match fit(model, options, total, needs, top_k) {
+                Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
+                Err(Error::Budget { .. }) if options.context.is_none() && context > SMALLEST_CONTEXT => {
+                    context /= 2;
+                    chunk = chunk.min(context);
+                }
+                other => break other?,
+            }
+        };
+        Ok(Self { budget, slots, chunk, context, kv_type })
+    }
+}
+
 impl Engine {
     /// Opens the checkpoint at `path` and loads its resident weights; `progress` gets (bytes loaded, bytes in all).
     ///
@@ -203,29 +251,8 @@ impl Engine {
         queue: Box<dyn ReadQueue>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
-        let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
-        let kv_type = options.kv_type.unwrap_or(default_kv);
-        let trunk = model.trunk_bytes();
-        let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
-        let top_k = top_k(&model);
-        let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
-        let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
-        let (budget, slots) = loop {
-            let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
-            let plan = Plan::new(&model.graph, |_| true);
-            let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
-            let pages = context.div_ceil(PAGE_TOKENS) as u64;
-            let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages);
-            let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
-            match fit(&model, options, total, needs, top_k) {
-                Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
-                Err(Error::Budget { .. }) if options.context.is_none() && context > SMALLEST_CONTEXT => {
-                    context /= 2;
-                    chunk = chunk.min(context);
-                }
-                other => break other?,
-            }
-        };
+        let Placement { budget, slots, chunk, context, kv_type } = Placement::new(&model, backend, options)?;
+        let trunk = budget.needs.trunk;
 
         let resident = slots.holds_all(&model.experts);
         let plan = Plan::new(&model.graph, |_| resident);

@@ -14,6 +14,6 @@ pub mod sampler;
 pub mod synth;
 pub mod tokenizer;
 
-pub use engine::{Engine, Options, Outputs, Session, Stats};
+pub use engine::{Engine, Options, Outputs, Placement, Session, Stats};
 pub use error::{Error, Result};
 pub use generation::{Finish, Generated, TextModel};
