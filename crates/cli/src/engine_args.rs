@@ -111,6 +111,7 @@ impl EngineArgs {
             activations,
             kv_type,
             read_threads: self.read_threads,
+            ..Options::default()
         };
         Ok((CpuBackend::new(threads, self.simd)?, options))
     }

@@ -225,7 +225,7 @@ fn chat(model: &mut TextModel, args: &RunArgs, interrupt: &Interrupt) -> Result<
         let all = model.encode_chat(&messages)?;
         let common = all.iter().zip(&seen).take_while(|(a, b)| a == b).count().min(session.position());
         let common = common.min(all.len() - 1);
-        session.truncate(common);
+        model.engine.truncate(&mut session, common)?;
         seen.truncate(common);
         match answer(model, &mut session, &all[common..], args, interrupt) {
             Ok((generated, text)) => {
