@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, KvType,
-    PAGE_TOKENS, Span,
+    PAGE_TOKENS, Span, StateSlots,
 };
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::graph::{
@@ -260,7 +260,12 @@ fn run(
         let mut at = 0;
         let span = |(sequence, count): &(usize, usize)| {
             at += count;
-            Span { rows: at - count..at, start: positions[*sequence], pages: &pages[*sequence] }
+            Span {
+                rows: at - count..at,
+                start: positions[*sequence],
+                pages: &pages[*sequence],
+                slots: StateSlots::default(),
+            }
         };
         let spans: Vec<Span<'_>> = batch.iter().map(span).collect();
         let outputs: Vec<u32> = (0..tokens.len() as u32).step_by(stride).collect();
@@ -716,7 +721,7 @@ fn a_failing_source_of_experts_fails_the_run_and_nothing_else() {
         let schedule = &schedules(SHORT)[0];
         let before = run(&case, &mut *executable, schedule, None, 1);
         let tokens: Vec<u32> = (0..20).collect();
-        let spans = [Span { rows: 0..20, start: 0, pages: &[0] }];
+        let spans = [Span { rows: 0..20, start: 0, pages: &[0], slots: StateSlots::default() }];
         let batch = Batch { tokens: &tokens, spans: &spans, outputs: &[19] };
         let mut source = Failing(Source { experts: &case.experts, order: 0 });
         let error = executable.run(&batch, &mut source, &mut vec![]).unwrap_err();

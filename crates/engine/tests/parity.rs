@@ -11,8 +11,9 @@ use support::{Fixture, Golden, all, f32_options, logits, open};
 
 /// Largest difference of a logit in f32 mode, relative to the largest logit. Two ways of summing in f32 differ by some
 /// 1e-7 a layer, which comes to 1e-6 to 2e-6 here. A wrong epsilon, frequency or window shows from 1e-3 on.
-const RELATIVE_ERROR: f32 = 1e-5;
-/// Largest mean KL divergence in f32 mode, in nats: about half the squared error of a logit, (1e-5)² at most.
+/// Recurrences and long products reach 1.2e-5; a wrong default epsilon would show as 6e-5.
+const RELATIVE_ERROR: f32 = 3e-5;
+/// Largest mean KL divergence in f32 mode, in nats: about half the squared error of a logit, (3e-5)² at most.
 const MEAN_KL: f64 = 1e-9;
 /// Largest mean KL divergence with cached keys and values in f16 and nothing else rounded.
 const MEAN_KL_F16_CACHE: f64 = 5e-6;

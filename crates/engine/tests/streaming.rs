@@ -49,13 +49,14 @@ fn slot_counts(engine: &Engine) -> Vec<usize> {
 fn scenario(engine: &mut Engine, tokens: &[u32]) -> Vec<u32> {
     let (prompt, rest) = tokens.split_at(tokens.len() * 2 / 3);
     let mut session = engine.session();
-    let mut eval = |session: &mut Session, tokens: &[u32], outputs| {
+    let eval = |engine: &mut Engine, session: &mut Session, tokens: &[u32], outputs| {
         bits(&engine.eval(session, tokens, outputs).unwrap_or_else(|e| panic!("{e}")))
     };
-    let mut seen = eval(&mut session, prompt, Outputs::All);
-    let decoded: Vec<u32> = rest.iter().flat_map(|t| eval(&mut session, &[*t], Outputs::Last)).collect();
-    session.truncate(prompt.len() + 1);
-    let again = eval(&mut session, &rest[1..], Outputs::All);
+    let mut seen = eval(engine, &mut session, prompt, Outputs::All);
+    let decoded: Vec<u32> =
+        rest.iter().flat_map(|t| eval(engine, &mut session, &[*t], Outputs::Last)).collect();
+    engine.truncate(&mut session, prompt.len() + 1).unwrap();
+    let again = eval(engine, &mut session, &rest[1..], Outputs::All);
     let width = decoded.len() / rest.len();
     assert_eq!(again, decoded[width..], "what follows a truncation is what was there before");
     seen.extend(decoded);
@@ -180,8 +181,8 @@ fn sessions_share_the_context_and_give_it_back() {
     assert_eq!(second.position(), 0);
     // The first session goes on as if nothing had happened, and gives back what it no longer needs.
     let next = bits(&engine.eval(&mut first, &tokens[100..128], Outputs::Last).unwrap());
-    first.truncate(64);
-    first.truncate(70);
+    engine.truncate(&mut first, 64).unwrap();
+    engine.truncate(&mut first, 70).unwrap();
     assert_eq!(first.position(), 64);
     engine.eval(&mut second, &tokens[..1], Outputs::Last).unwrap();
     drop(second);

@@ -76,8 +76,9 @@ impl Test {
         for part in tokens[self.depth..self.depth + self.tokens].chunks(at_once) {
             engine.eval(session, part, Outputs::Last)?;
         }
-        session.truncate(self.depth);
-        Ok(engine.take_stats())
+        let stats = engine.take_stats();
+        engine.truncate(session, self.depth)?;
+        Ok(stats)
     }
 }
 
@@ -173,7 +174,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
         bar.set_message(test.to_string());
         bar.tick();
         if session.position() != test.depth {
-            session.truncate(0);
+            engine.truncate(&mut session, 0)?;
             engine.eval(&mut session, &tokens[..test.depth], Outputs::Last)?;
         }
         let mut repetitions = vec![];
