@@ -59,6 +59,9 @@ fn cut(graph: &Graph, resident: impl Fn(ExpertSetId) -> bool) -> Vec<Segment> {
 /// Values that a node reads.
 pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
     let three = match *op {
+        Op::LatentAttention { q_nope, q_rope, c, k_rope, .. } => {
+            return [Some(q_nope), Some(q_rope), Some(c), Some(k_rope)].into_iter().flatten();
+        }
         Op::Embed { .. } => [None, None, None],
         Op::Linear { x, .. }
         | Op::RmsNorm { x, .. }
@@ -73,7 +76,8 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
         Op::Add { a, b } => [Some(a), Some(b), None],
     };
-    three.into_iter().flatten()
+    let [a, b, c] = three;
+    [a, b, c, None].into_iter().flatten()
 }
 
 /// First-fit over values in execution order: a value takes the narrowest free buffer that is wide enough, else
