@@ -193,8 +193,9 @@ pub trait Executable: Send {
 
 /// Bytes of one page over all attention layers of `graph`.
 pub fn page_bytes(graph: &Graph, kv_type: KvType) -> usize {
-    let elements: usize = graph.caches().iter().map(|c| 2 * c.kv_heads * c.head_dim * PAGE_TOKENS).sum();
-    elements * kv_type.bytes()
+    let keys_values: usize = graph.caches().iter().map(|c| 2 * c.kv_heads * c.head_dim).sum();
+    let latents: usize = graph.latent_caches().iter().map(|c| c.rank + c.rope).sum();
+    (keys_values + latents) * PAGE_TOKENS * kv_type.bytes()
 }
 
 /// Bytes of one state slot over all recurrent operations of `graph`.
