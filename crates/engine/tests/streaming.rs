@@ -217,7 +217,7 @@ fn the_minimum_of_a_budget_is_enough_and_a_byte_less_is_not() {
             let all = resident.experts().store().total_bytes();
             for memory in [minimum, minimum + all / 4, minimum + all / 2, minimum + 4 * all] {
                 let options = Options { memory: Some(memory), ..options.clone() };
-                let mut engine = open(&fixture.path, &BACKENDS[1], &options);
+                let mut engine = open(&fixture.path, &BACKENDS[0], &options);
                 let (budget, plan) = (engine.budget(), engine.experts().plan());
                 assert!(plan.bytes() <= budget.experts, "{}: {budget:?}, {plan:?}", fixture.name);
                 assert!(plan.slots() >= top_k(&engine), "{}: {plan:?}", fixture.name);
