@@ -94,6 +94,38 @@ def _olmoe(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _qwen3_next(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        num_hidden_layers=2,
+        full_attention_interval=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=24,
+        linear_value_head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0, "partial_rotary_factor": 0.25},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _qwen3_5_moe(**changes: Any) -> dict[str, Any]:
+    base = _qwen3_next(**changes)
+    del base["intermediate_size"]
+    return base
+
+
 # Every width, every group size, and a projection left as it is.
 _MIXED: dict[str, Affine | None] = {
     r"layers\.0\..*switch_mlp\.gate_proj": Affine(3, 32),
@@ -129,6 +161,19 @@ SMALL = [
     MlxCase("qwen3_moe_mixed", "qwen3_moe", 82, _qwen3_moe(num_experts=4), Affine(4, 64), overrides=_MIXED),
     # Scales and biases in f16; an intermediate size that no group of 64 divides; the router at 4 bits.
     MlxCase("mixtral_4bit", "mixtral", 83, _mixtral(), Affine(4, 32), dtype="float16"),
+    # Rows of an interleaved projection of linear attention, taken apart in quantised form; router and shared gate at
+    # 8 bits, which is mlx-lm's own rule; norms stored around one.
+    MlxCase("qwen3_next_4bit", "qwen3_next", 85, _qwen3_next(), Affine(4, 32), n_tokens=101),
+    # Separate projections, one level down as in multimodal checkpoints; f16.
+    MlxCase(
+        "qwen3_5_moe_4bit",
+        "qwen3_5_moe_text",
+        86,
+        _qwen3_5_moe(tie_word_embeddings=True),
+        Affine(4, 32),
+        dtype="float16",
+        n_tokens=101,
+    ),
     # Tied quantised embeddings.
     MlxCase("olmoe_8bit_tied", "olmoe", 84, _olmoe(tie_word_embeddings=True, num_experts=4), Affine(8, 64)),
 ]

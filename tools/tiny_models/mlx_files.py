@@ -24,6 +24,7 @@ from . import golden
 from .hf_cases import HfCase
 from .hf_files import build_model, write_checkpoint
 from .mlx_cases import Affine, MlxCase
+from .weights import zero_centred_norms
 
 TOKENIZER_SIZE = 293
 # Files of a folder; mlx-lm also writes a model card.
@@ -50,7 +51,7 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
         case.seed,
         case.config,
         dtype=case.dtype,
-        published_keys=True,
+        published_keys=case.family != "qwen3_5_moe_text",
         tokenizer_size=TOKENIZER_SIZE,
     )
     with tempfile.TemporaryDirectory() as scratch:
@@ -103,7 +104,7 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
     raw = mx.load(str(folder / "model.safetensors"))
 
     def read(path: str) -> torch.Tensor:
-        weight = raw.pop(f"{path}.weight")
+        weight = raw.pop(path) if path in raw else raw.pop(f"{path}.weight")
         if f"{path}.scales" in raw:
             own = quantization.get(path)
             affine = Affine(own["bits"], own["group_size"]) if own else default
@@ -111,16 +112,22 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
             weight = mx.dequantize(weight, scales, biases, group_size=affine.group_size, bits=affine.bits)
         return torch.from_numpy(np.array(weight.astype(mx.float32)))
 
+    zero_centred = zero_centred_norms(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             path = name.removesuffix(".weight")
             if model.config.model_type == "mixtral":
                 path = path.replace(".mlp.", ".block_sparse_moe.")
+            if model.config.model_type == "qwen3_5_moe_text":
+                path = f"language_model.{path}"
             path = path.replace(".experts.", ".switch_mlp.")
             if path.endswith("gate_up_proj"):
                 parts = [read(path.replace("gate_up_proj", part)) for part in ("gate_proj", "up_proj")]
                 parameter.copy_(torch.cat(parts, dim=1))
+            elif path.endswith("conv1d"):
+                parameter.copy_(read(path).swapaxes(1, 2))
             else:
-                parameter.copy_(read(path))
+                # Norms around zero in transformers are around one here.
+                parameter.copy_(read(path) - (1 if name in zero_centred else 0))
     if raw:
         raise ValueError(f"tensors that the model does not have: {sorted(raw)}")

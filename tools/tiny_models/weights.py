@@ -27,6 +27,15 @@ DECAY_RANGE = (0.005, 2.0)
 ZERO_CENTRED_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm")
 
 
+def zero_centred_norms(model: torch.nn.Module) -> set[str]:
+    """Names of the norm weights that are added to one."""
+    return {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if type(module).__name__ in ZERO_CENTRED_NORMS
+    }
+
+
 def randomise(model: torch.nn.Module, seed: int) -> None:
     """Overwrites every parameter in place, in the order of their names."""
     generator = torch.Generator().manual_seed(seed)
@@ -34,11 +43,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     def normal(parameter: torch.Tensor, std: float) -> None:
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
-    zero_centred = {
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        if type(module).__name__ in ZERO_CENTRED_NORMS
-    }
+    zero_centred = zero_centred_norms(model)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             if name.endswith("norm.weight"):

@@ -16,6 +16,7 @@ use crate::memory::Budget;
 use crate::models::{self, Model};
 use crate::placement::Placement;
 use crate::session::{Pool, Session, Slot};
+use crate::session_file;
 use crate::{Error, Result};
 
 /// How a model is opened. Nothing else changes behaviour: there are no environment variables and no globals.
@@ -78,7 +79,9 @@ pub struct Stats {
 /// A loaded model.
 pub struct Engine {
     model: Model,
-    executable: Box<dyn Executable>,
+    pub(crate) executable: Box<dyn Executable>,
+    /// Names the model in session files.
+    pub(crate) fingerprint: String,
     experts: ExpertCache,
     budget: Budget,
     backend: String,
@@ -138,6 +141,7 @@ impl Engine {
             progress(loaded, trunk);
         })?;
         let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
+        let fingerprint = session_file::fingerprint(&model.graph, &weights);
         let executable = backend.compile(&model.graph, plan, weights, compile)?;
         let store = std::mem::take(&mut model.experts);
         let no_memory = |source| Error::Io {
@@ -151,6 +155,7 @@ impl Engine {
         Ok(Self {
             model,
             executable,
+            fingerprint,
             experts,
             budget,
             backend,

@@ -107,6 +107,8 @@ impl TextModel {
         let start = Instant::now();
         self.engine.take_stats();
         let mut logits = self.engine.eval(session, prompt, Outputs::Last)?;
+        // Templates may show an answer otherwise once it is past: the conversation then goes on from here.
+        session.checkpoint();
         let prefill = self.engine.take_stats();
         prompt.iter().for_each(|token| sampler.accept(*token));
         let mut text = self.tokenizer.decode_stream_after(prompt, true)?;

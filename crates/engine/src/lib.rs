@@ -13,6 +13,7 @@ pub mod models;
 pub mod placement;
 pub mod sampler;
 pub mod session;
+mod session_file;
 pub mod synth;
 pub mod tokenizer;
 

@@ -166,6 +166,14 @@ impl Session {
         self.state = state;
     }
 
+    /// Holds `tokens` instead, whose keys and values are in the pages that the session has.
+    pub(crate) fn replace(&mut self, tokens: Vec<u32>, state: Option<Arc<Slot>>) {
+        self.checkpoints.clear();
+        self.tokens = tokens;
+        self.state = state;
+        self.release_pages();
+    }
+
     /// State after all tokens.
     pub(crate) fn state(&self) -> Option<&Arc<Slot>> {
         self.state.as_ref()

@@ -29,6 +29,9 @@ pub struct RunArgs {
     /// Continue the prompt as it stands, without the chat template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
+    /// Continue the conversation in this file if it is there, and keep it there after every answer
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
     /// Most tokens of an answer
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_tokens: usize,
@@ -150,19 +153,94 @@ pub fn run(args: &RunArgs) -> Result<()> {
     // Checked before the first question rather than after it.
     Sampler::new(args.sampling.options(), model.tokenizer.vocab_size())?;
     let interrupt = Interrupt::install()?;
+    let mut conversation = Conversation::open(&mut model, args)?;
     match prompt {
         Some(prompt) => {
-            let tokens = match args.raw {
-                true => model.tokenizer.encode(&prompt, AddSpecial::Yes)?,
-                false => model.encode_chat(&opening(args, &prompt))?,
+            let generated = match args.raw {
+                true => conversation.continue_text(&mut model, &prompt, args, &interrupt)?,
+                false => conversation.ask(&mut model, &prompt, args, &interrupt)?,
             };
-            let mut session = model.engine.session();
-            let generated = answer(&mut model, &mut session, &tokens, args, &interrupt)?.0;
             println!();
             report(&generated);
-            Ok(())
+            conversation.save(&model)
         }
-        None => chat(&mut model, args, &interrupt),
+        None => chat(&mut model, &mut conversation, args, &interrupt),
+    }
+}
+
+/// Messages so far and the session that holds their tokens.
+struct Conversation {
+    messages: Vec<Value>,
+    session: Session,
+    file: Option<PathBuf>,
+}
+
+impl Conversation {
+    fn open(model: &mut TextModel, args: &RunArgs) -> Result<Self> {
+        let mut session = model.engine.session();
+        let mut messages = vec![];
+        let file = args.session.clone();
+        if let Some(file) = file.as_ref().filter(|file| file.exists()) {
+            let note = model.engine.load(&mut session, file)?;
+            messages = serde_json::from_str(&note)
+                .with_context(|| format!("{}: expected messages beside the session", file.display()))?;
+            eprintln!("continuing after {} tokens of {}", session.position(), file.display());
+        }
+        Ok(Self { messages, session, file })
+    }
+
+    fn save(&self, model: &TextModel) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        Ok(model.engine.save(&self.session, file, &Value::from(self.messages.clone()).to_string())?)
+    }
+
+    /// Answers `text` as the next message of the conversation.
+    fn ask(
+        &mut self,
+        model: &mut TextModel,
+        text: &str,
+        args: &RunArgs,
+        interrupt: &Interrupt,
+    ) -> Result<Generated> {
+        let before = self.messages.len();
+        match before {
+            0 => self.messages = opening(args, text),
+            _ => self.messages.push(json!({"role": "user", "content": text})),
+        }
+        let outcome = self.answer_messages(model, args, interrupt);
+        if outcome.is_err() {
+            self.messages.truncate(before);
+        }
+        let (generated, text) = outcome?;
+        self.messages.push(json!({"role": "assistant", "content": text}));
+        Ok(generated)
+    }
+
+    fn answer_messages(
+        &mut self,
+        model: &mut TextModel,
+        args: &RunArgs,
+        interrupt: &Interrupt,
+    ) -> Result<(Generated, String)> {
+        let all = model.encode_chat(&self.messages)?;
+        // What the session already holds of the conversation need not be evaluated again.
+        let common = all.iter().zip(self.session.tokens()).take_while(|(a, b)| a == b).count();
+        let common = common.min(all.len().saturating_sub(1));
+        model.engine.truncate(&mut self.session, common)?;
+        answer(model, &mut self.session, &all[common..], args, interrupt)
+    }
+
+    /// Continues what the session holds and then `text`, without a template.
+    fn continue_text(
+        &mut self,
+        model: &mut TextModel,
+        text: &str,
+        args: &RunArgs,
+        interrupt: &Interrupt,
+    ) -> Result<Generated> {
+        let special = if self.session.position() == 0 { AddSpecial::Yes } else { AddSpecial::No };
+        let tokens = model.tokenizer.encode(text, special)?;
+        Ok(answer(model, &mut self.session, &tokens, args, interrupt)?.0)
     }
 }
 
@@ -198,13 +276,15 @@ fn answer(
     Ok((generated?, text))
 }
 
-fn chat(model: &mut TextModel, args: &RunArgs, interrupt: &Interrupt) -> Result<()> {
+fn chat(
+    model: &mut TextModel,
+    conversation: &mut Conversation,
+    args: &RunArgs,
+    interrupt: &Interrupt,
+) -> Result<()> {
     if model.template.is_none() {
         bail!("this model has no chat template; give a prompt to continue, with --raw");
     }
-    let mut messages: Vec<Value> = vec![];
-    let mut session = model.engine.session();
-    let mut seen: Vec<u32> = vec![];
     loop {
         eprint!("> ");
         std::io::stderr().flush()?;
@@ -217,28 +297,13 @@ fn chat(model: &mut TextModel, args: &RunArgs, interrupt: &Interrupt) -> Result<
         if line.is_empty() {
             continue;
         }
-        match messages.is_empty() {
-            true => messages = opening(args, line),
-            false => messages.push(json!({"role": "user", "content": line})),
-        }
-        // What the session already holds of the conversation need not be evaluated again.
-        let all = model.encode_chat(&messages)?;
-        let common = all.iter().zip(&seen).take_while(|(a, b)| a == b).count().min(session.position());
-        let common = common.min(all.len() - 1);
-        model.engine.truncate(&mut session, common)?;
-        seen.truncate(common);
-        match answer(model, &mut session, &all[common..], args, interrupt) {
-            Ok((generated, text)) => {
+        match conversation.ask(model, line, args, interrupt) {
+            Ok(generated) => {
                 println!();
-                seen.extend(&all[common..]);
-                seen.extend(&generated.tokens);
-                messages.push(json!({"role": "assistant", "content": text}));
                 report(&generated);
+                conversation.save(model)?;
             }
-            Err(error) => {
-                eprintln!("error: {error:#}");
-                messages.pop();
-            }
+            Err(error) => eprintln!("error: {error:#}"),
         }
     }
 }

@@ -1,0 +1,252 @@
+//! Operations with recurrent state against `reference`, on every instruction set, and what must not depend on how
+//! sequences are cut into batches.
+
+#[path = "support/random.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod random;
+
+use moeflux_compute::backend::{
+    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, Span, StateSlots,
+};
+use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+use moeflux_compute::graph::{
+    DeltaInputs, DeltaRule, ExpertSetId, Graph, GraphBuilder, HeadPairing, MatrixSpec, Precision, Value,
+    WeightId,
+};
+use moeflux_compute::plan::Plan;
+use moeflux_compute::reference::Reference;
+use moeflux_compute::{Error, Result, Tensor};
+use random::Random;
+
+const VOCABULARY: usize = 61;
+/// Largest difference from the reference over the largest result: f32 sums of up to 128 terms over 40 steps.
+const TOLERANCE: f32 = 2e-5;
+
+/// A graph around one operation, whose inputs are embeddings.
+struct Recorder {
+    graph: GraphBuilder,
+    weights: Vec<Tensor>,
+    random: Random,
+}
+
+impl Recorder {
+    fn new(seed: u64) -> Self {
+        Self { graph: GraphBuilder::new(), weights: vec![], random: Random::new(seed) }
+    }
+
+    fn weight(&mut self, rows: usize, cols: usize, values: &[f32]) -> WeightId {
+        let tensor = Tensor::from_f32(rows, cols, values).unwrap();
+        let spec = MatrixSpec { dtype: tensor.dtype(), rows, cols };
+        self.weights.push(tensor);
+        self.graph.weight("w", spec)
+    }
+
+    fn input(&mut self, width: usize) -> Value {
+        let values = self.random.normal(VOCABULARY * width);
+        let table = self.weight(VOCABULARY, width, &values);
+        self.graph.embed(table)
+    }
+
+    fn finish(mut self, out: Value) -> (Graph, Vec<Tensor>) {
+        let width = out.width();
+        let mut identity = vec![0.0; width * width];
+        (0..width).for_each(|i| identity[i * width + i] = 1.0);
+        let identity = self.weight(width, width, &identity);
+        let rows = self.graph.gather_rows(out);
+        let logits = self.graph.linear(rows, identity, None, Precision::F32).unwrap();
+        (self.graph.finish(logits), self.weights)
+    }
+}
+
+fn conv(channels: usize, kernel: usize) -> (Graph, Vec<Tensor>) {
+    let mut r = Recorder::new((channels * 10 + kernel) as u64);
+    let x = r.input(channels);
+    let values = r.random.normal(channels * kernel);
+    let weight = r.weight(1, channels * kernel, &values);
+    let out = r.graph.causal_conv1d(x, weight, kernel).unwrap();
+    r.finish(out)
+}
+
+fn delta(shape: DeltaRule) -> (Graph, Vec<Tensor>) {
+    let DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = shape;
+    let mut r = Recorder::new((key_heads * 1000 + value_heads * 100 + key_dim + value_dim) as u64);
+    let inputs = DeltaInputs {
+        q: r.input(key_heads * key_dim),
+        k: r.input(key_heads * key_dim),
+        v: r.input(value_heads * value_dim),
+        a: r.input(value_heads),
+        b: r.input(value_heads),
+    };
+    // From states that last to ones that are gone after a few tokens.
+    let decay: Vec<f32> = (0..value_heads).map(|h| -0.01 - 0.7 * h as f32).collect();
+    let dt_bias = r.random.normal(value_heads);
+    let (decay, dt_bias) = (r.weight(1, value_heads, &decay), r.weight(1, value_heads, &dt_bias));
+    let out = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape).unwrap();
+    r.finish(out)
+}
+
+fn cases() -> Vec<(String, Graph, Vec<Tensor>)> {
+    let mut cases = vec![];
+    for (channels, kernel) in [(1, 1), (7, 2), (48, 4), (530, 4), (33, 5)] {
+        let (graph, weights) = conv(channels, kernel);
+        cases.push((format!("conv {channels} × {kernel}"), graph, weights));
+    }
+    for pairing in [HeadPairing::Grouped, HeadPairing::Tiled] {
+        for (key_heads, value_heads, key_dim, value_dim) in
+            [(1, 1, 1, 1), (2, 4, 8, 12), (3, 3, 5, 17), (2, 6, 20, 33), (1, 2, 128, 128)]
+        {
+            let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing };
+            let (graph, weights) = delta(shape);
+            cases.push((format!("{shape:?}"), graph, weights));
+        }
+    }
+    cases
+}
+
+/// No graph here has experts.
+struct NoExperts;
+
+impl ExpertSource for NoExperts {
+    fn announce(&mut self, _: ExpertSetId, _: &[u32]) -> Result<()> {
+        Ok(())
+    }
+
+    fn visit(&mut self, _: ExpertSetId, _: &[u32], _: &mut dyn FnMut(&[ExpertView<'_>])) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn compile(graph: &Graph, weights: &[Tensor], backend: &dyn Backend) -> Box<dyn Executable> {
+    let options = CompileOptions { max_rows: 64, ..CompileOptions::default() };
+    let mut executable =
+        backend.compile(graph, Plan::new(graph, |_| true), weights.to_vec(), options).unwrap();
+    executable.reserve_slots(6);
+    executable
+}
+
+/// Tokens of a sequence; sequences differ.
+fn tokens(sequence: usize, count: usize) -> Vec<u32> {
+    (0..count).map(|i| ((sequence * 29 + i * i * 7 + i * 3) % VOCABULARY) as u32).collect()
+}
+
+/// Runs spans (sequence, start, tokens, slots) as one batch.
+fn run(executable: &mut dyn Executable, spans: &[(usize, usize, usize, StateSlots)]) -> Vec<f32> {
+    let (mut ids, mut batch_spans) = (vec![], vec![]);
+    for (sequence, start, count, slots) in spans {
+        let rows = ids.len()..ids.len() + count;
+        ids.extend(&tokens(*sequence, start + count)[*start..]);
+        batch_spans.push(Span { rows, start: *start, pages: &[], slots: *slots });
+    }
+    let outputs: Vec<u32> = (0..ids.len() as u32).collect();
+    let mut out = vec![];
+    let batch = Batch { tokens: &ids, spans: &batch_spans, outputs: &outputs };
+    executable.run(&batch, &mut NoExperts, &mut out).unwrap();
+    out
+}
+
+fn slots(read: u32, write: u32) -> StateSlots {
+    StateSlots { read, write }
+}
+
+fn backends() -> Vec<CpuBackend> {
+    let backend = |level| CpuBackend::new(3, Some(level)).unwrap();
+    SimdLevel::available().into_iter().map(backend).collect()
+}
+
+#[test]
+fn agrees_with_the_reference() {
+    for (name, graph, weights) in cases() {
+        let right = run(&mut *compile(&graph, &weights, &Reference), &[(0, 0, 40, slots(0, 0))]);
+        let largest = right.iter().fold(0f32, |m, v| m.max(v.abs()));
+        for backend in backends() {
+            let got = run(&mut *compile(&graph, &weights, &backend), &[(0, 0, 40, slots(0, 0))]);
+            let error = got.iter().zip(&right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+            assert!(error <= TOLERANCE, "{name} on {}: {error:.1e}", backend.describe());
+        }
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_batches() {
+    for (name, graph, weights) in cases() {
+        for backend in backends() {
+            let what = format!("{name} on {}", backend.describe());
+            let width = graph.vocab_size();
+            let mut executable = compile(&graph, &weights, &backend);
+            let whole = run(&mut *executable, &[(0, 0, 20, slots(0, 0))]);
+            let other = run(&mut *executable, &[(1, 0, 9, slots(1, 1))]);
+            // Two sequences together; a dirty slot counts as zeros at position 0.
+            let both = run(&mut *executable, &[(1, 0, 9, slots(0, 0)), (0, 0, 20, slots(1, 1))]);
+            assert_eq!(both, [other, whole.clone()].concat(), "{what}: together");
+            // In pieces shorter and longer than a kernel, in place and from slot to slot.
+            let mut pieces = run(&mut *executable, &[(0, 0, 1, slots(4, 2))]);
+            pieces.extend(run(&mut *executable, &[(0, 1, 1, slots(2, 3))]));
+            pieces.extend(run(&mut *executable, &[(0, 2, 7, slots(3, 3))]));
+            pieces.extend(run(&mut *executable, &[(0, 9, 11, slots(3, 5))]));
+            assert_eq!(pieces, whole, "{what}: in pieces");
+            // A slot that was only read is as it was.
+            let again = run(&mut *executable, &[(0, 9, 11, slots(3, 4))]);
+            assert_eq!(again, whole[9 * width..], "{what}: from a slot read before");
+        }
+    }
+}
+
+#[test]
+fn slots_can_be_carried_elsewhere() {
+    for (name, graph, weights) in cases() {
+        let cpu = CpuBackend::new(1, None).unwrap();
+        for backend in [&cpu as &dyn Backend, &Reference] {
+            let mut first = compile(&graph, &weights, backend);
+            let whole = run(&mut *first, &[(0, 0, 20, slots(0, 0))]);
+            run(&mut *first, &[(0, 0, 12, slots(0, 1))]);
+            let mut bytes = vec![];
+            first.read_slot(1, &mut bytes);
+            assert_eq!(bytes.len(), first.slot_bytes(), "{name}");
+            let mut second = compile(&graph, &weights, backend);
+            second.write_slot(2, &bytes).unwrap();
+            let rest = run(&mut *second, &[(0, 12, 8, slots(2, 2))]);
+            assert_eq!(rest, whole[12 * graph.vocab_size()..], "{name} on {}", backend.describe());
+            bytes.push(0);
+            let error = second.write_slot(2, &bytes).unwrap_err();
+            assert!(matches!(error, Error::Shape { op: "state slot", .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn shapes_are_checked() {
+    let shape =
+        DeltaRule { key_heads: 2, value_heads: 4, key_dim: 3, value_dim: 5, pairing: HeadPairing::Grouped };
+    let check = |change: &dyn Fn(&mut [usize; 7], &mut DeltaRule), what: &str| {
+        let (mut widths, mut shape) = ([6, 6, 20, 4, 4, 4, 4], shape);
+        change(&mut widths, &mut shape);
+        let mut r = Recorder::new(1);
+        let [q, k, v, a, b] = [0, 1, 2, 3, 4].map(|i| r.input(widths[i]));
+        let vectors = [5, 6].map(|i| r.weight(1, widths[i], &vec![0.0; widths[i]]));
+        let result = r.graph.gated_delta_rule(DeltaInputs { q, k, v, a, b }, vectors[0], vectors[1], shape);
+        match what {
+            "" => assert!(result.is_ok()),
+            _ => {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains(what), "{error}");
+            }
+        }
+    };
+    check(&|_, _| (), "");
+    check(&|w, _| w[0] = 5, "width of q");
+    check(&|w, _| w[1] = 7, "width of k");
+    check(&|w, _| w[2] = 10, "width of v");
+    check(&|w, _| w[3] = 2, "width of a");
+    check(&|w, _| w[4] = 2, "width of b");
+    check(&|w, _| w[5] = 3, "length of the decay");
+    check(&|w, _| w[6] = 3, "length of dt_bias");
+    check(&|_, s| s.key_heads = 3, "left over by key heads");
+    check(&|_, s| s.key_dim = 0, "heads and their widths");
+
+    let mut r = Recorder::new(1);
+    let x = r.input(6);
+    let weight = r.weight(1, 18, &[0.0; 18]);
+    assert!(r.graph.causal_conv1d(x, weight, 3).is_ok());
+    assert!(r.graph.causal_conv1d(x, weight, 4).unwrap_err().to_string().contains("elements of the weight"));
+    assert!(r.graph.causal_conv1d(x, weight, 0).unwrap_err().to_string().contains("kernel"));
+}

@@ -1,0 +1,221 @@
+//! Sessions on disk: tokens, key-value pages and recurrent state in a safetensors container.
+//!
+//! The last tensor is a checksum (XXH3, 128 bits) of every byte before it, header included, and the metadata name the
+//! model by a fingerprint. A file is read whole and verified before a session is touched, which costs memory of the
+//! file's size for the time of loading. Files are written beside their place and moved there when they are complete.
+
+use std::cell::RefCell;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use moeflux_compute::Tensor;
+use moeflux_compute::backend::PAGE_TOKENS;
+use moeflux_compute::graph::Graph;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use crate::checkpoint::CheckpointFile;
+use crate::checkpoint::safetensors::{ElementType, Header, TensorInfo, TensorSpec, Writer};
+use crate::engine::Engine;
+use crate::session::Session;
+use crate::{Error, Result};
+
+/// What `format` in the metadata says.
+const FORMAT: &str = "moeflux session 1";
+/// Bytes at the start of every weight's planes that enter the fingerprint.
+const SAMPLE: usize = 4096;
+/// Most bytes of a header that is ours, its note included.
+const MAX_HEADER: u64 = 16 << 20;
+const CHECKSUM: usize = 16;
+
+/// Names a model by the shapes of its weights and experts, and by the first bytes of every resident weight.
+pub(crate) fn fingerprint(graph: &Graph, weights: &[Tensor]) -> String {
+    let mut hash = Xxh3::new();
+    hash.update(format!("{:?}{:?}", graph.weights(), graph.expert_sets()).as_bytes());
+    for plane in weights.iter().flat_map(|w| (0..w.dtype().planes()).map(|plane| w.view().plane(plane))) {
+        hash.update(&plane[..plane.len().min(SAMPLE)]);
+    }
+    format!("{:032x}", hash.digest128())
+}
+
+/// Passes on what is written to it and hashes it.
+struct Hashing<'a, W> {
+    out: W,
+    hash: &'a RefCell<Xxh3>,
+}
+
+impl<W: Write> Write for Hashing<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let count = self.out.write(bytes)?;
+        self.hash.borrow_mut().update(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// A verified file.
+struct Saved {
+    tokens: Vec<u32>,
+    pages: Vec<Vec<u8>>,
+    state: Option<Vec<u8>>,
+    note: String,
+}
+
+impl Engine {
+    /// Writes `session` to `path`, with a note for whoever loads it. The file is complete or not there.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be written.
+    pub fn save(&self, session: &Session, path: &Path, note: &str) -> Result<()> {
+        let io = |source| Error::Io { action: "write", path: path.to_owned(), source };
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+        let hash = RefCell::new(Xxh3::new());
+        let out = Hashing { out: BufWriter::new(file.as_file_mut()), hash: &hash };
+
+        let spec = |name: &str, dtype, shape| TensorSpec { name: name.to_owned(), dtype, shape };
+        let pages = &session.pages()[..session.position().div_ceil(PAGE_TOKENS)];
+        let mut specs = vec![
+            spec("tokens", ElementType::U32, vec![session.position()]),
+            spec("pages", ElementType::U8, vec![pages.len(), self.executable.page_bytes()]),
+        ];
+        if session.state().is_some() {
+            specs.push(spec("state", ElementType::U8, vec![self.executable.slot_bytes()]));
+        }
+        specs.push(spec("checksum", ElementType::U8, vec![CHECKSUM]));
+        let metadata = [("format", FORMAT), ("model", &self.fingerprint), ("note", note)];
+        let mut writer = Writer::new(out, path, &metadata, &specs)?;
+
+        for token in session.tokens() {
+            writer.append(&token.to_le_bytes())?;
+        }
+        let mut bytes = vec![];
+        for page in pages {
+            bytes.clear();
+            self.executable.read_page(*page, &mut bytes);
+            writer.append(&bytes)?;
+        }
+        if let Some(slot) = session.state() {
+            bytes.clear();
+            self.executable.read_slot(slot.number(), &mut bytes);
+            writer.append(&bytes)?;
+        }
+        let digest = hash.borrow().digest128();
+        writer.append(&digest.to_le_bytes())?;
+        drop(writer.finish()?);
+        file.as_file().sync_all().map_err(io)?;
+        file.persist(path).map_err(|error| io(error.error))?;
+        Ok(())
+    }
+
+    /// Replaces what `session` holds by what [`Engine::save`] wrote to `path`; returns the note. The loaded position is
+    /// a checkpoint of the session.
+    ///
+    /// After an error the session is as it was before the call.
+    ///
+    /// # Errors
+    /// [`Error::SessionFile`] if the file is not a session of this model with this precision of keys and values, or
+    /// damaged; [`Error::ContextFull`] or [`Error::StatesFull`] if there is no room.
+    pub fn load(&mut self, session: &mut Session, path: &Path) -> Result<String> {
+        let saved = self.read_saved(path)?;
+        let fitted = session.reserve(saved.tokens.len()).and_then(|pages| {
+            let slot = saved.state.as_ref().map(|_| session.take_slot()).transpose()?;
+            Ok((pages, slot))
+        });
+        let (pages, slot) = match fitted {
+            Ok(fitted) => fitted,
+            Err(error) => {
+                session.release_pages();
+                return Err(error);
+            }
+        };
+        self.executable.reserve_pages(pages);
+        for (page, bytes) in session.pages().iter().zip(&saved.pages) {
+            self.executable.write_page(*page, bytes)?;
+        }
+        let mut state = None;
+        if let (Some((slot, slots)), Some(bytes)) = (slot, &saved.state) {
+            self.executable.reserve_slots(slots);
+            self.executable.write_slot(slot.number(), bytes)?;
+            state = Some(slot);
+        }
+        session.replace(saved.tokens, state);
+        session.checkpoint();
+        Ok(saved.note)
+    }
+
+    /// Reads and verifies a whole file.
+    fn read_saved(&self, path: &Path) -> Result<Saved> {
+        let fault = |what, expected: String, got: String| Error::SessionFile {
+            path: path.to_owned(),
+            what,
+            expected,
+            got,
+        };
+        let (page_bytes, slot_bytes) = (self.executable.page_bytes(), self.executable.slot_bytes());
+        let file = CheckpointFile::open(path)?;
+        let most_pages = self.context().div_ceil(PAGE_TOKENS) as u64;
+        let most = MAX_HEADER
+            + most_pages * (page_bytes + PAGE_TOKENS * size_of::<u32>()) as u64
+            + (slot_bytes + CHECKSUM) as u64;
+        if file.length() > most {
+            return Err(fault("size", format!("at most {most} bytes"), format!("{} bytes", file.length())));
+        }
+        let mut bytes = vec![0; file.length() as usize];
+        file.read_exact_at(0, &mut bytes)?;
+        let header = Header::read(&bytes[..], file.length(), path)?;
+        let said = |key: &str| header.metadata.get(key).cloned().unwrap_or_default();
+        if said("format") != FORMAT {
+            return Err(fault("format", FORMAT.into(), format!("{:?}", said("format"))));
+        }
+        let find = |name: &str| header.tensors.iter().find(|t| t.name == name);
+        let data = |t: &TensorInfo| &bytes[t.offset as usize..(t.offset + t.len) as usize];
+        let part =
+            |name: &'static str| find(name).ok_or_else(|| fault(name, "a tensor".into(), "none".into()));
+
+        let checksum = part("checksum")?;
+        if checksum.offset + checksum.len != file.length() || checksum.len != CHECKSUM as u64 {
+            let expected = format!("the last {CHECKSUM} bytes");
+            return Err(fault("checksum", expected, format!("{} at {}", checksum.len, checksum.offset)));
+        }
+        let found = xxh3_128(&bytes[..checksum.offset as usize]);
+        if data(checksum) != found.to_le_bytes() {
+            let expected = data(checksum).iter().rev().map(|b| format!("{b:02x}")).collect();
+            return Err(fault("checksum", expected, format!("{found:032x}")));
+        }
+        if said("model") != self.fingerprint {
+            return Err(fault("model", self.fingerprint.clone(), said("model")));
+        }
+
+        let tokens = part("tokens")?;
+        let token = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        let values: Vec<u32> = data(tokens).chunks_exact(4).map(token).collect();
+        let vocab_size = self.model().graph.vocab_size();
+        if values.len() > self.context() {
+            return Err(Error::ContextFull { wanted: values.len(), context: self.context() });
+        }
+        if tokens.dtype != "U32" || values.iter().any(|t| *t as usize >= vocab_size) {
+            return Err(fault("tokens", format!("ids below {vocab_size}"), "others".into()));
+        }
+        let pages = part("pages")?;
+        let expected = [values.len().div_ceil(PAGE_TOKENS), page_bytes];
+        if pages.dtype != "U8" || pages.shape != expected {
+            let expected = format!("{expected:?} bytes (as with this precision of keys and values)");
+            return Err(fault("pages", expected, format!("{:?} {}", pages.shape, pages.dtype)));
+        }
+        let recurrent = slot_bytes > 0 && !values.is_empty();
+        let state = find("state").map(|t| data(t).to_vec());
+        if state.as_ref().map(Vec::len) != recurrent.then_some(slot_bytes) {
+            let got = state.map_or("none".into(), |s| format!("{} bytes", s.len()));
+            let expected = if recurrent { format!("{slot_bytes} bytes") } else { "none".into() };
+            return Err(fault("state", expected, got));
+        }
+        let pages = match page_bytes {
+            0 => vec![],
+            _ => data(pages).chunks_exact(page_bytes).map(<[u8]>::to_vec).collect(),
+        };
+        Ok(Saved { tokens: values, pages, state, note: said("note") })
+    }
+}
