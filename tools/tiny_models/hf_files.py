@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from . import golden
@@ -39,8 +40,9 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     reread = golden.open_model(folder)
     found = golden.reference(reread, case.n_tokens, case.seed)
     expected = golden.logits_of(model, found.tokens)
-    if not torch.equal(found.logits, expected):
-        difference = golden.relative_error(found.logits, expected)
+    difference = golden.relative_error(found.logits, expected)
+    # Not always zero: the order of sums may depend on how weights are aligned in memory.
+    if difference > 1e-6:
         raise ValueError(
             f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})"
         )
@@ -58,6 +60,8 @@ def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None
     )
     (folder / "generation_config.json").unlink(missing_ok=True)
     rewrite_config(folder / "config.json", case)
+    if case.multimodal:
+        nest_in_multimodal(folder)
     if case.tokenizer_size:
         save_byte_level_bpe(folder, case.tokenizer_size)
 
@@ -69,10 +73,12 @@ def rewrite_config(path: Path, case: HfCase) -> None:
         rope = config.pop("rope_parameters")
         config["rope_theta"] = rope.pop("rope_theta")
         kind = rope.pop("rope_type")
+        if "partial_rotary_factor" in rope:
+            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         config["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
         config["torch_dtype"] = config.pop("dtype")
         config.pop("transformers_version", None)
-        if "num_local_experts" in config and case.family == "qwen3_moe":
+        if "num_local_experts" in config and case.family in ("qwen3_moe", "qwen3_next"):
             config["num_experts"] = config.pop("num_local_experts")
     for key, value in case.config_edits.items():
         if value is None:
@@ -80,3 +86,26 @@ def rewrite_config(path: Path, case: HfCase) -> None:
         else:
             config[key] = value
     path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def nest_in_multimodal(folder: Path) -> None:
+    """Gives a Qwen3.5 text checkpoint the form of a multimodal one: its names one level down, its configuration under
+    `text_config`, and tensors of a vision tower and a multi-token predictor beside it."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    renamed = {
+        name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensor
+        for name, tensor in tensors.items()
+    }
+    renamed["model.visual.patch_embed.proj.bias"] = torch.full((3,), torch.nan)
+    renamed["mtp.layers.0.input_layernorm.weight"] = torch.full((3,), torch.nan)
+    save_file(renamed, path, metadata={"format": "pt"})
+    text = json.loads((folder / "config.json").read_text())
+    config = {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "text_config": text,
+        "tie_word_embeddings": text.get("tie_word_embeddings", False),
+        "dtype": text["dtype"],
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -6,6 +6,8 @@ of its input, so logits differ by units, routers are peaked, and norm weights an
 and not zero.
 """
 
+import math
+
 import torch
 
 # Standard deviation of a matrix, as a multiple of 1/sqrt(fan_in).
@@ -17,6 +19,10 @@ EMBEDDING_STD = 0.4
 # With tied embeddings this is also the LM head: a wide model's logits stay within the same range as a
 # narrow one's.
 TIED_LOGIT_STD = 3.0
+# Decay rates of linear attention: from states that last for the whole golden to ones that last a few tokens.
+DECAY_RANGE = (0.005, 2.0)
+# Norms whose weight is added to one.
+ZERO_CENTRED_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm")
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
@@ -26,11 +32,21 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     def normal(parameter: torch.Tensor, std: float) -> None:
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
+    zero_centred = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if type(module).__name__ in ZERO_CENTRED_NORMS
+    }
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             if name.endswith("norm.weight"):
                 uniform = torch.rand(parameter.shape, generator=generator) * 2 - 1
-                parameter.copy_(1 + NORM_SPREAD * uniform)
+                parameter.copy_((0 if name in zero_centred else 1) + NORM_SPREAD * uniform)
+            elif name.endswith(".A_log"):
+                low, high = (math.log(rate) for rate in DECAY_RANGE)
+                parameter.copy_(low + (high - low) * torch.rand(parameter.shape, generator=generator))
+            elif name.endswith(".dt_bias"):
+                normal(parameter, 1.0)
             elif name.endswith(".bias"):
                 normal(parameter, BIAS_STD)
             elif "embed_tokens" in name:

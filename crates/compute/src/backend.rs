@@ -54,8 +54,18 @@ pub struct CompileOptions {
     pub max_rows: usize,
 }
 
+/// Where a sequence's recurrent state comes from and goes to. With the same slot for both it is updated in place;
+/// otherwise the one read is left as it was.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StateSlots {
+    /// Slot with the state before the batch; not looked at for a sequence that starts at position 0.
+    pub read: u32,
+    /// Slot that gets the state after the batch.
+    pub write: u32,
+}
+
 /// Consecutive rows of a batch that belong to one sequence.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Span<'a> {
     /// Rows of the batch.
     pub rows: Range<usize>,
@@ -63,6 +73,8 @@ pub struct Span<'a> {
     pub start: usize,
     /// Page numbers of the sequence, covering all positions up to this batch's last.
     pub pages: &'a [u32],
+    /// Its recurrent state, if the graph has any; no two sequences of a batch share a slot that is written.
+    pub slots: StateSlots,
 }
 
 /// Tokens to run, of any number of sequences.
@@ -139,7 +151,8 @@ pub trait Backend {
 pub trait Executable: Send {
     /// Runs `batch` and writes logits (outputs, vocab_size) to `logits`, replacing what was there.
     ///
-    /// On an error the pages of the batch's new positions have unspecified content; earlier positions are intact.
+    /// On an error the pages of the batch's new positions and the state slots it writes have unspecified content;
+    /// earlier positions and other slots are intact.
     ///
     /// # Errors
     /// If an expert cannot be had.
@@ -148,10 +161,43 @@ pub trait Executable: Send {
 
     /// Makes pages `0..pages` usable; never shrinks.
     fn reserve_pages(&mut self, pages: usize);
+
+    /// Makes state slots `0..slots` usable; never shrinks.
+    fn reserve_slots(&mut self, slots: usize);
+
+    /// Bytes of what [`Executable::read_page`] gives.
+    fn page_bytes(&self) -> usize;
+
+    /// Appends the content of `page` to `out`.
+    fn read_page(&self, page: u32, out: &mut Vec<u8>);
+
+    /// Replaces the content of `page` by what [`Executable::read_page`] gave, on this or an equal executable.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if it has another size.
+    fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<()>;
+
+    /// Bytes of what [`Executable::read_slot`] gives; zero if the graph has no recurrent state.
+    fn slot_bytes(&self) -> usize;
+
+    /// Appends the content of state slot `slot` to `out`: every state in the order of [`Graph::states`],
+    /// little-endian f32.
+    fn read_slot(&self, slot: u32, out: &mut Vec<u8>);
+
+    /// Replaces the content of `slot` by what [`Executable::read_slot`] gave.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if it has another size.
+    fn write_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<()>;
 }
 
 /// Bytes of one page over all attention layers of `graph`.
 pub fn page_bytes(graph: &Graph, kv_type: KvType) -> usize {
     let elements: usize = graph.caches().iter().map(|c| 2 * c.kv_heads * c.head_dim * PAGE_TOKENS).sum();
     elements * kv_type.bytes()
+}
+
+/// Bytes of one state slot over all recurrent operations of `graph`.
+pub fn slot_bytes(graph: &Graph) -> usize {
+    graph.states().iter().sum::<usize>() * size_of::<f32>()
 }

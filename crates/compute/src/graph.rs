@@ -12,6 +12,10 @@
 
 use crate::{DType, Error, Result, Tensor};
 
+mod recurrent;
+
+pub use recurrent::{DeltaInputs, DeltaRule, HeadPairing, StateId};
+
 /// A value in a graph: f32 (rows, width).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Value {
@@ -309,6 +313,31 @@ pub enum Op {
         /// Columns of a part.
         len: usize,
     },
+    /// Depthwise causal convolution over the tokens of a sequence, then silu:
+    /// y_t = silu(Σ_j weight[j] · x_{t−kernel+1+j}). See [`GraphBuilder::causal_conv1d`].
+    CausalConv1d {
+        /// (tokens, channels).
+        x: Value,
+        /// (channels · kernel), f32: the kernel of each channel, oldest token first.
+        weight: WeightId,
+        /// Tokens that a result depends on.
+        kernel: usize,
+        /// The last kernel − 1 inputs: (kernel − 1, channels), oldest first.
+        state: StateId,
+    },
+    /// Linear attention by the gated delta rule. See [`GraphBuilder::gated_delta_rule`].
+    GatedDeltaRule {
+        /// What is mixed.
+        inputs: DeltaInputs,
+        /// (value_heads), f32: A < 0 of the decay exp(A · softplus(a + dt_bias)).
+        decay: WeightId,
+        /// (value_heads), f32.
+        dt_bias: WeightId,
+        /// Heads and their widths.
+        shape: DeltaRule,
+        /// S: (value_heads, key_dim, value_dim).
+        state: StateId,
+    },
     /// Keeps the rows whose logits were asked for.
     GatherRows {
         /// (tokens, width).
@@ -343,6 +372,7 @@ pub struct Graph {
     pub(crate) weights: Vec<WeightSpec>,
     pub(crate) ropes: Vec<Rope>,
     pub(crate) caches: Vec<Attention>,
+    pub(crate) states: Vec<usize>,
     pub(crate) expert_sets: Vec<ExpertSet>,
     pub(crate) values: usize,
     pub(crate) routings: usize,
@@ -363,6 +393,11 @@ impl Graph {
     /// Shapes of the attention layers, indexed by [`CacheId`].
     pub fn caches(&self) -> &[Attention] {
         &self.caches
+    }
+
+    /// f32 elements of the recurrent states of one sequence, indexed by [`StateId`].
+    pub fn states(&self) -> &[usize] {
+        &self.states
     }
 
     /// Resident weights, in the order of their declaration.
@@ -398,6 +433,7 @@ pub struct GraphBuilder {
     weights: Vec<WeightSpec>,
     ropes: Vec<Rope>,
     caches: Vec<Attention>,
+    states: Vec<usize>,
     expert_sets: Vec<ExpertSet>,
     values: usize,
     routings: usize,
@@ -629,6 +665,7 @@ impl GraphBuilder {
             weights: self.weights,
             ropes: self.ropes,
             caches: self.caches,
+            states: self.states,
             expert_sets: self.expert_sets,
             values: self.values,
             routings: self.routings,

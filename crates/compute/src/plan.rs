@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::graph::{ExpertSetId, Graph, Op, Output, Value};
+use crate::graph::{DeltaInputs, ExpertSetId, Graph, Op, Output, Value};
 
 /// Nodes that run without the host's attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +58,7 @@ fn cut(graph: &Graph, resident: impl Fn(ExpertSetId) -> bool) -> Vec<Segment> {
 
 /// Values that a node reads.
 pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
+    let mut more = [None, None];
     let three = match *op {
         Op::Embed { .. } => [None, None, None],
         Op::Linear { x, .. }
@@ -66,14 +67,19 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         | Op::Clamp { x, .. }
         | Op::MoeExperts { x, .. }
         | Op::Slice { x, .. }
+        | Op::CausalConv1d { x, .. }
         | Op::GatherRows { x } => [Some(x), None, None],
         Op::Route { logits, .. } => [Some(logits), None, None],
         Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
         Op::SwiGlu { gate, up } => [Some(gate), Some(up), None],
         Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
         Op::Add { a, b } => [Some(a), Some(b), None],
+        Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, .. } => {
+            more = [Some(a), Some(b)];
+            [Some(q), Some(k), Some(v)]
+        }
     };
-    three.into_iter().flatten()
+    three.into_iter().chain(more).flatten()
 }
 
 /// First-fit over values in execution order: a value takes the narrowest free buffer that is wide enough, else

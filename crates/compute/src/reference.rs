@@ -3,18 +3,24 @@
 //! Nothing here is fast. Sums are accumulated in f64 so that the oracle's own rounding stays far below any
 //! tolerance; activations are never quantised and keys and values are cached as f32.
 
+mod recurrent;
+
 use std::collections::HashMap;
 use std::ops::Range;
 
+pub use recurrent::{DeltaToken, causal_conv1d, gated_delta_rule};
+
 use crate::backend::{
-    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, PAGE_TOKENS, Span,
+    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, KvType, PAGE_TOKENS, Span,
+    page_bytes, slot_bytes,
 };
 use crate::graph::{
-    Attention, ExpertSetId, Graph, GroupRank, Op, Output, Rope, RopeStyle, Route, Score, Value, WeightId,
+    Attention, DeltaInputs, DeltaRule, ExpertSetId, Graph, GroupRank, Op, Output, Rope, RopeStyle, Route,
+    Score, StateId, Value, WeightId,
 };
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
-use crate::{Result, Tensor, TensorView};
+use crate::{Error, Result, Tensor, TensorView};
 
 /// out = Σ a·b.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -164,8 +170,17 @@ impl Backend for Reference {
         _: CompileOptions,
     ) -> Result<Box<dyn Executable>> {
         graph.check_weights(&weights)?;
-        Ok(Box::new(Interpreter { graph: graph.clone(), weights, pages: HashMap::new() }))
+        let (pages, states) = (HashMap::new(), HashMap::new());
+        Ok(Box::new(Interpreter { graph: graph.clone(), weights, pages, states }))
     }
+}
+
+/// Little-endian f32, if there are `expected` bytes of them.
+fn floats<'a>(op: &'static str, bytes: &'a [u8], expected: usize) -> Result<impl Iterator<Item = f32> + 'a> {
+    if bytes.len() != expected {
+        return Err(Error::Shape { op, what: "bytes", expected, got: bytes.len() });
+    }
+    Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
 }
 
 /// A cached key or value row: (kv_heads · head_dim), by cache, page and offset in the page.
@@ -175,6 +190,8 @@ struct Interpreter {
     graph: Graph,
     weights: Vec<Tensor>,
     pages: HashMap<KvKey, (Vec<f32>, Vec<f32>)>,
+    /// By state and slot.
+    states: HashMap<(usize, u32), Vec<f32>>,
 }
 
 type Matrix = Vec<Vec<f32>>;
@@ -206,6 +223,67 @@ impl Interpreter {
                     attend(&q[row][head.clone()], &keys, &values, shape.scale, &mut out[row][head]);
                 }
             }
+        }
+        out
+    }
+
+    /// Takes the state that `span` starts from.
+    fn state(&self, state: StateId, span: &Span<'_>) -> Vec<f32> {
+        let zeros = || vec![0.0; self.graph.states[state.0]];
+        match span.start {
+            0 => zeros(),
+            _ => self.states.get(&(state.0, span.slots.read)).cloned().unwrap_or_else(zeros),
+        }
+    }
+
+    fn conv(
+        &mut self,
+        x: &Matrix,
+        weight: &[f32],
+        kernel: usize,
+        state: StateId,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let mut out = x.clone();
+        for span in spans {
+            let mut held = self.state(state, span);
+            for row in span.rows.clone() {
+                causal_conv1d(weight, kernel, &x[row], &mut held, &mut out[row]);
+            }
+            self.states.insert((state.0, span.slots.write), held);
+        }
+        out
+    }
+
+    fn delta_rule(
+        &mut self,
+        [q, k, v, a, b]: [&Matrix; 5],
+        [decay, dt_bias]: [&[f32]; 2],
+        shape: &DeltaRule,
+        state: StateId,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
+        let mut out = v.clone();
+        for span in spans {
+            let mut held = self.state(state, span);
+            for row in span.rows.clone() {
+                for (head, state) in held.chunks_mut(key_dim * value_dim).enumerate() {
+                    let key = shape.key_head(head) * key_dim..(shape.key_head(head) + 1) * key_dim;
+                    let value = head * value_dim..(head + 1) * value_dim;
+                    let token = DeltaToken {
+                        q: &q[row][key.clone()],
+                        k: &k[row][key],
+                        v: &v[row][value.clone()],
+                        a: a[row][head],
+                        b: b[row][head],
+                        decay: decay[head],
+                        dt_bias: dt_bias[head],
+                    };
+                    gated_delta_rule(&token, state, &mut out[row][value]);
+                }
+            }
+            self.states.insert((state.0, span.slots.write), held);
         }
         out
     }
@@ -336,6 +414,21 @@ impl Executable for Interpreter {
                 Op::MoeExperts { x, routing, experts: set } => {
                     self.moe(set, of(x), &routings[routing.index], experts)?
                 }
+                Op::CausalConv1d { x, weight, kernel, state } => {
+                    let (x, weight) = (of(x).clone(), self.vector(weight)?);
+                    self.conv(&x, &weight, kernel, state, batch.spans)
+                }
+                Op::GatedDeltaRule {
+                    inputs: DeltaInputs { q, k, v, a, b },
+                    decay,
+                    dt_bias,
+                    shape,
+                    state,
+                } => {
+                    let weights = [&self.vector(decay)?[..], &self.vector(dt_bias)?];
+                    let inputs = [q, k, v, a, b].map(|value| &values[value.index]);
+                    self.delta_rule(inputs, weights, &shape, state, batch.spans)
+                }
                 Op::GatherRows { x } => {
                     batch.outputs.iter().map(|row| of(x)[*row as usize].clone()).collect()
                 }
@@ -349,4 +442,55 @@ impl Executable for Interpreter {
     }
 
     fn reserve_pages(&mut self, _: usize) {}
+
+    fn reserve_slots(&mut self, _: usize) {}
+
+    fn page_bytes(&self) -> usize {
+        page_bytes(&self.graph, KvType::F32)
+    }
+
+    fn read_page(&self, page: u32, out: &mut Vec<u8>) {
+        for (cache, shape) in self.graph.caches.iter().enumerate() {
+            let zeros = vec![0.0; shape.kv_heads * shape.head_dim];
+            let rows = (0..PAGE_TOKENS).map(|offset| self.pages.get(&(cache, page, offset)));
+            let rows: Vec<_> = rows.map(|row| row.map_or((&zeros, &zeros), |(k, v)| (k, v))).collect();
+            for row in rows.iter().map(|r| r.0).chain(rows.iter().map(|r| r.1)) {
+                out.extend(row.iter().flat_map(|v| v.to_le_bytes()));
+            }
+        }
+    }
+
+    fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<()> {
+        let mut values = floats("page", bytes, self.page_bytes())?;
+        for (cache, shape) in self.graph.caches.iter().enumerate() {
+            let width = shape.kv_heads * shape.head_dim;
+            let mut half =
+                || -> Matrix { (0..PAGE_TOKENS).map(|_| values.by_ref().take(width).collect()).collect() };
+            for (offset, row) in half().into_iter().zip(half()).enumerate() {
+                self.pages.insert((cache, page, offset), row);
+            }
+        }
+        Ok(())
+    }
+
+    fn slot_bytes(&self) -> usize {
+        slot_bytes(&self.graph)
+    }
+
+    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) {
+        for (state, elements) in self.graph.states.iter().enumerate() {
+            match self.states.get(&(state, slot)) {
+                Some(held) => out.extend(held.iter().flat_map(|v| v.to_le_bytes())),
+                None => out.resize(out.len() + elements * size_of::<f32>(), 0),
+            }
+        }
+    }
+
+    fn write_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<()> {
+        let mut values = floats("state slot", bytes, self.slot_bytes())?;
+        for (state, elements) in self.graph.states.iter().enumerate() {
+            self.states.insert((state, slot), values.by_ref().take(*elements).collect());
+        }
+        Ok(())
+    }
 }

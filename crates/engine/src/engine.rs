@@ -1,20 +1,21 @@
-//! [`Engine`]: a loaded model with its memory, and [`Session`]: one sequence of tokens on it.
+//! [`Engine`]: a loaded model with its memory.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, PAGE_TOKENS, Span, page_bytes,
+    ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, PAGE_TOKENS, Span, StateSlots,
 };
-use moeflux_compute::graph::{ExpertSetId, Op};
 use moeflux_compute::plan::Plan;
 
 use crate::checkpoint::Checkpoint;
-use crate::experts::{CacheStats, ExpertCache, cache::SlotPlan};
+use crate::experts::{CacheStats, ExpertCache};
 use crate::io::queue::{PreadPool, ReadQueue};
-use crate::memory::{self, Budget};
+use crate::memory::Budget;
 use crate::models::{self, Model};
+use crate::placement::Placement;
+use crate::session::{Pool, Session, Slot};
 use crate::{Error, Result};
 
 /// How a model is opened. Nothing else changes behaviour: there are no environment variables and no globals.
@@ -26,12 +27,15 @@ pub struct Options {
     pub expert_cache: Option<usize>,
     /// Most tokens evaluated at once. By default 512, or fewer if memory is short.
     pub chunk: Option<usize>,
-    /// Positions of the context. By default what the model was made for, but at most 4096.
+    /// Positions of the context. By default what the model was made for, but at most 4096, or fewer if
+    /// memory is short.
     pub context: Option<usize>,
     /// Precision of matrix products whose weights are quantised.
     pub activations: ActivationMode,
     /// Precision of cached keys and values. By default f16, and f32 when activations are f32.
     pub kv_type: Option<KvType>,
+    /// Positions that a session keeps to come back to; of models with recurrent state each takes the memory of a state.
+    pub checkpoints: usize,
     /// Reads under way at once.
     pub read_threads: usize,
 }
@@ -45,6 +49,7 @@ impl Default for Options {
             context: None,
             activations: ActivationMode::Int8,
             kv_type: None,
+            checkpoints: 2,
             read_threads: 8,
         }
     }
@@ -70,73 +75,6 @@ pub struct Stats {
     pub cache: CacheStats,
 }
 
-/// Page numbers that no session holds.
-#[derive(Debug)]
-struct Pages {
-    free: Vec<u32>,
-    /// Pages that ever were in use; numbers from here on are unused.
-    used: u32,
-    limit: u32,
-}
-
-/// One sequence of tokens. Dropping it returns its pages.
-#[derive(Debug)]
-pub struct Session {
-    pages: Vec<u32>,
-    position: usize,
-    pool: Arc<Mutex<Pages>>,
-}
-
-impl Session {
-    /// Tokens evaluated so far.
-    pub fn position(&self) -> usize {
-        self.position
-    }
-
-    /// Forgets the tokens from `position` on; does nothing if there are not that many.
-    pub fn truncate(&mut self, position: usize) {
-        self.position = self.position.min(position);
-        let keep = self.position.div_ceil(PAGE_TOKENS);
-        if keep < self.pages.len() {
-            self.lock().free.extend(self.pages[keep..].iter());
-            self.pages.truncate(keep);
-        }
-    }
-
-    /// Takes pages for `positions` positions; returns the number of pages that must exist.
-    fn reserve(&mut self, positions: usize) -> Result<usize> {
-        let wanted = positions.div_ceil(PAGE_TOKENS);
-        let pool = Arc::clone(&self.pool);
-        let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.pages.len() < wanted {
-            let page = match pool.free.pop() {
-                Some(page) => page,
-                None if pool.used < pool.limit => {
-                    pool.used += 1;
-                    pool.used - 1
-                }
-                None => {
-                    let context = pool.limit as usize * PAGE_TOKENS;
-                    return Err(Error::ContextFull { wanted: positions, context });
-                }
-            };
-            self.pages.push(page);
-        }
-        Ok(pool.used as usize)
-    }
-
-    /// No code that can panic runs under this lock, so a poisoned lock still guards a consistent state.
-    fn lock(&self) -> std::sync::MutexGuard<'_, Pages> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.truncate(0);
-    }
-}
-
 /// A loaded model.
 pub struct Engine {
     model: Model,
@@ -146,26 +84,13 @@ pub struct Engine {
     backend: String,
     chunk: usize,
     context: usize,
-    pages: Arc<Mutex<Pages>>,
+    pool: Arc<Pool>,
     stats: Stats,
 }
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Engine({}, {:?})", self.backend, self.budget)
-    }
-}
-
-/// Tokens evaluated at once unless said otherwise, and the fewest that a small budget brings it down to.
-const CHUNK: usize = 512;
-const SMALLEST_CHUNK: usize = 32;
-/// Positions of the context unless said otherwise.
-const CONTEXT: usize = 4096;
-
-fn positive(option: &'static str, value: Option<usize>) -> Result<Option<usize>> {
-    match value {
-        Some(0) => Err(Error::Option { option, expected: "a positive number".into(), got: "0".into() }),
-        other => Ok(other),
     }
 }
 
@@ -201,26 +126,9 @@ impl Engine {
         queue: Box<dyn ReadQueue>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
-        let context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
-        let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
-        let kv_type = options.kv_type.unwrap_or(default_kv);
-        let trunk = model.trunk_bytes();
-        let page_count = context.div_ceil(PAGE_TOKENS);
-        let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(page_count as u64);
-        let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
-        let top_k = top_k(&model);
-
-        let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
-        let (budget, slots) = loop {
-            let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
-            let plan = Plan::new(&model.graph, |_| true);
-            let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
-            let fitted = fit(&model, options, total, [trunk, kv, scratch], top_k);
-            match fitted {
-                Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
-                other => break other?,
-            }
-        };
+        let Placement { budget, slots, chunk, context, state_slots, kv_type } =
+            Placement::new(&model, backend, options)?;
+        let trunk = budget.needs.trunk;
 
         let resident = slots.holds_all(&model.experts);
         let plan = Plan::new(&model.graph, |_| resident);
@@ -238,8 +146,7 @@ impl Engine {
             source,
         };
         let experts = ExpertCache::new(store, slots, queue).map_err(no_memory)?;
-        let limit = u32::try_from(page_count).unwrap_or(u32::MAX);
-        let pages = Arc::new(Mutex::new(Pages { free: vec![], used: 0, limit }));
+        let pool = Arc::new(Pool::new(context.div_ceil(PAGE_TOKENS), state_slots, options.checkpoints));
         let backend = backend.describe();
         Ok(Self {
             model,
@@ -249,14 +156,14 @@ impl Engine {
             backend,
             chunk,
             context,
-            pages,
+            pool,
             stats: Stats::default(),
         })
     }
 
     /// An empty sequence.
     pub fn session(&self) -> Session {
-        Session { pages: vec![], position: 0, pool: Arc::clone(&self.pages) }
+        Session::new(Arc::clone(&self.pool))
     }
 
     /// Appends `tokens` to `session` and returns logits (outputs, vocab_size), row-major.
@@ -264,55 +171,98 @@ impl Engine {
     /// After an error the session is as it was before the call.
     ///
     /// # Errors
-    /// [`Error::Token`], [`Error::ContextFull`], [`Error::NotFinite`], or a failed read of an expert.
+    /// [`Error::Token`], [`Error::ContextFull`], [`Error::StatesFull`], [`Error::NotFinite`], or a failed read of an
+    /// expert.
     pub fn eval(&mut self, session: &mut Session, tokens: &[u32], outputs: Outputs) -> Result<Vec<f32>> {
-        let before = session.position;
         let mut logits = vec![];
-        let result = self.eval_chunks(session, tokens, outputs, &mut logits);
-        if result.is_err() {
-            session.truncate(before);
+        let from = (session.position(), session.state().cloned());
+        let result = self.eval_from(session, from, tokens, Some(outputs), &mut logits);
+        match result {
+            Ok(state) => session.extend(tokens, state),
+            Err(error) => {
+                session.release_pages();
+                return Err(error);
+            }
         }
-        result.map(|()| logits)
+        Ok(logits)
     }
 
-    fn eval_chunks(
+    /// Forgets the tokens of `session` from `position` on; does nothing if there are not that many. A recurrent state
+    /// cannot be taken back: the nearest checkpoint is restored and the tokens from there on are evaluated again.
+    ///
+    /// After an error the session is as it was before the call.
+    ///
+    /// # Errors
+    /// As [`Engine::eval`].
+    pub fn truncate(&mut self, session: &mut Session, position: usize) -> Result<()> {
+        if position >= session.position() {
+            return Ok(());
+        }
+        if self.model.graph.states().is_empty() {
+            session.cut(position, None);
+            return Ok(());
+        }
+        let (start, state) = session.nearest(position);
+        let again = session.tokens()[start..position].to_vec();
+        let state = self.eval_from(session, (start, state), &again, None, &mut vec![])?;
+        session.cut(position, state);
+        Ok(())
+    }
+
+    /// Evaluates `tokens` as those of `session` after a position where its state was the given one; returns its state
+    /// after them. The session gets pages and is otherwise left as it is.
+    fn eval_from(
         &mut self,
         session: &mut Session,
+        (mut position, mut state): (usize, Option<Arc<Slot>>),
         tokens: &[u32],
-        outputs: Outputs,
+        outputs: Option<Outputs>,
         all: &mut Vec<f32>,
-    ) -> Result<()> {
+    ) -> Result<Option<Arc<Slot>>> {
         let vocab_size = self.model.graph.vocab_size();
         if let Some(position) = tokens.iter().position(|t| *t as usize >= vocab_size) {
             return Err(Error::Token { token: tokens[position], position, vocab_size });
         }
-        let wanted = session.position + tokens.len();
+        let wanted = position + tokens.len();
         if wanted > self.context {
             return Err(Error::ContextFull { wanted, context: self.context });
         }
+        if tokens.is_empty() {
+            return Ok(state);
+        }
         let start = Instant::now();
+        let mut slots = StateSlots::default();
+        if !self.model.graph.states().is_empty() {
+            let (new, count) = session.take_slot()?;
+            self.executable.reserve_slots(count);
+            let read = state.as_ref().map_or(new.number(), |slot| slot.number());
+            slots = StateSlots { read, write: new.number() };
+            state = Some(new);
+        }
         let mut logits = vec![];
         for (index, chunk) in tokens.chunks(self.chunk).enumerate() {
-            let pages = session.reserve(session.position + chunk.len())?;
+            let pages = session.reserve(position + chunk.len())?;
             self.executable.reserve_pages(pages);
             let last = (index + 1) * self.chunk >= tokens.len();
             let rows: Vec<u32> = match outputs {
-                Outputs::All => (0..chunk.len() as u32).collect(),
-                Outputs::Last if last => vec![chunk.len() as u32 - 1],
-                Outputs::Last => vec![],
+                Some(Outputs::All) => (0..chunk.len() as u32).collect(),
+                Some(Outputs::Last) if last => vec![chunk.len() as u32 - 1],
+                _ => vec![],
             };
-            let span = Span { rows: 0..chunk.len(), start: session.position, pages: &session.pages };
+            let span = Span { rows: 0..chunk.len(), start: position, pages: session.pages(), slots };
             let batch = Batch { tokens: chunk, spans: &[span], outputs: &rows };
             let outcome = self.executable.run(&batch, &mut self.experts, &mut logits);
             self.stats.cache += self.experts.take_stats();
             outcome?;
-            self.check_finite(&logits, vocab_size, session.position, &rows)?;
-            session.position += chunk.len();
+            self.check_finite(&logits, vocab_size, position, &rows)?;
+            // The state before is kept; the new one belongs to this evaluation.
+            slots.read = slots.write;
+            position += chunk.len();
             self.stats.tokens += chunk.len() as u64;
             all.extend_from_slice(&logits);
         }
         self.stats.time += start.elapsed();
-        Ok(())
+        Ok(state)
     }
 
     /// Corrupt weights must not become silent garbage.
@@ -356,39 +306,5 @@ impl Engine {
     /// Positions that a sequence may have.
     pub fn context(&self) -> usize {
         self.context
-    }
-}
-
-/// Nine tenths of what the system grants: the rest is for page tables, other programs and its own caches.
-fn default_memory() -> Option<u64> {
-    memory::available().map(|bytes| bytes / 10 * 9)
-}
-
-/// Experts that one token needs in a layer, at most.
-fn top_k(model: &Model) -> usize {
-    let route = |op: &Op| if let Op::Route { route, .. } = op { route.top_k } else { 0 };
-    model.graph.nodes().iter().map(|n| route(&n.op)).max().unwrap_or(0)
-}
-
-/// Divides the budget and plans slots: as many as it holds, or as many as the options ask for.
-fn fit(
-    model: &Model,
-    options: &Options,
-    total: u64,
-    [trunk, kv, scratch]: [u64; 3],
-    top_k: usize,
-) -> Result<(Budget, SlotPlan)> {
-    let store = &model.experts;
-    if let Some(slots) = positive("expert_cache", options.expert_cache)? {
-        let plan = SlotPlan::of_slots(store, slots);
-        return Ok((Budget::divide(total, trunk, kv, scratch, plan.bytes())?, plan));
-    }
-    let largest = (0..store.sets()).map(|set| store.slot_bytes(ExpertSetId(set))).max().unwrap_or(0) as u64;
-    let budget = Budget::divide(total, trunk, kv, scratch, largest * top_k as u64)?;
-    match SlotPlan::within(store, budget.experts, top_k) {
-        Ok(plan) => Ok((budget, plan)),
-        Err(minimum) => Err(Budget::divide(total, trunk, kv, scratch, minimum)
-            .err()
-            .unwrap_or_else(|| Error::Budget { budget: total, minimum, parts: "experts".into() })),
     }
 }

@@ -128,6 +128,32 @@ pub enum Error {
         /// Positions that there are.
         context: usize,
     },
+    /// More sequences with recurrent state than there is memory for.
+    #[error("all {slots} recurrent states are in use by other sessions")]
+    StatesFull {
+        /// States that there are.
+        slots: usize,
+    },
+    /// A session has no checkpoint where it should go back to.
+    #[error("the session has no checkpoint at position {position}; it has {kept}")]
+    NoCheckpoint {
+        /// Position asked for.
+        position: usize,
+        /// Positions that can be restored, separated by commas.
+        kept: String,
+    },
+    /// A file is not a session of this model, or was damaged.
+    #[error("{}: session file: {what}: expected {expected}, got {got}", path.display())]
+    SessionFile {
+        /// The file.
+        path: PathBuf,
+        /// The part that does not fit.
+        what: &'static str,
+        /// What this engine needs there.
+        expected: String,
+        /// What was found.
+        got: String,
+    },
     /// A token id beyond the vocabulary.
     #[error("token id {token} at input position {position} is outside the vocabulary of {vocab_size}")]
     Token {

@@ -7,8 +7,9 @@ use moeflux_compute::backend::Backend;
 use serde_json::{Map, Value};
 
 use crate::chat_template::ChatTemplate;
-use crate::engine::{Engine, Options, Outputs, Session, Stats};
+use crate::engine::{Engine, Options, Outputs, Stats};
 use crate::sampler::Sampler;
+use crate::session::Session;
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 

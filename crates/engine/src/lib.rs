@@ -10,10 +10,14 @@ pub mod generation;
 pub mod io;
 pub mod memory;
 pub mod models;
+pub mod placement;
 pub mod sampler;
+pub mod session;
 pub mod synth;
 pub mod tokenizer;
 
-pub use engine::{Engine, Options, Outputs, Session, Stats};
+pub use engine::{Engine, Options, Outputs, Stats};
 pub use error::{Error, Result};
 pub use generation::{Finish, Generated, TextModel};
+pub use placement::Placement;
+pub use session::Session;

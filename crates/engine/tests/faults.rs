@@ -218,7 +218,7 @@ fn many_faults(backend: &dyn Backend, fixture: &Fixture, slots: usize, faults: u
                 [(random >> 40) as usize % 6]
         }));
         let at = (random >> 50) as usize % 8;
-        session.truncate(0);
+        engine.truncate(&mut session, 0).unwrap();
         // Other experts each time, so that there is something to read whatever the cache holds.
         match engine.eval(&mut session, &tokens[at..], Outputs::Last) {
             Ok(_) => {}

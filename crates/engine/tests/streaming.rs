@@ -220,7 +220,8 @@ fn the_minimum_of_a_budget_is_enough_and_a_byte_less_is_not() {
                 let (budget, plan) = (engine.budget(), engine.experts().plan());
                 assert!(plan.bytes() <= budget.experts, "{}: {budget:?}, {plan:?}", fixture.name);
                 assert!(plan.slots() >= top_k(&engine), "{}: {plan:?}", fixture.name);
-                let parts = budget.trunk + budget.kv + budget.scratch + budget.experts;
+                let needs = budget.needs;
+                let parts = needs.trunk + needs.kv + needs.scratch + budget.experts;
                 assert!(budget.total == memory && parts <= memory, "{}: {budget:?}", fixture.name);
                 assert_eq!(scenario(&mut engine, &tokens), expected, "{}, {memory} bytes", fixture.name);
             }

@@ -12,6 +12,7 @@ use moeflux::tokenizer::{AddSpecial, Tokenizer};
 use moeflux::{Engine, Error, Options, Outputs, models};
 use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, KvType, Span,
+    StateSlots,
 };
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::ExpertSetId;
@@ -164,7 +165,7 @@ fn requests(path: &Path) -> Vec<Vec<u64>> {
     let mut source = Counting { cache, counts };
     let mut logits = vec![];
     for (i, token) in random_tokens(3, 1024, 1024).iter().enumerate() {
-        let span = Span { rows: 0..1, start: i % 32, pages: &[0] };
+        let span = Span { rows: 0..1, start: i % 32, pages: &[0], slots: StateSlots::default() };
         let batch = Batch { tokens: &[*token], spans: &[span], outputs: &[] };
         executable.run(&batch, &mut source, &mut logits).expect("a step");
     }

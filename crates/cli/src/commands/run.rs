@@ -42,7 +42,13 @@ pub struct RunArgs {
 #[derive(Debug, Clone, Args)]
 pub struct SamplingArgs {
     /// Divides the logits; 0 always takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = 0.7, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.7,
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     temperature: f32,
     /// Only this many of the most likely tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
@@ -219,7 +225,7 @@ fn chat(model: &mut TextModel, args: &RunArgs, interrupt: &Interrupt) -> Result<
         let all = model.encode_chat(&messages)?;
         let common = all.iter().zip(&seen).take_while(|(a, b)| a == b).count().min(session.position());
         let common = common.min(all.len() - 1);
-        session.truncate(common);
+        model.engine.truncate(&mut session, common)?;
         seen.truncate(common);
         match answer(model, &mut session, &all[common..], args, interrupt) {
             Ok((generated, text)) => {
@@ -245,9 +251,9 @@ fn describe(model: &TextModel) {
     eprintln!(
         "{}; trunk {}, context {} tokens {}, experts {} of {} in {} slots",
         engine.backend(),
-        size(budget.trunk),
+        size(budget.needs.trunk),
         engine.context(),
-        size(budget.kv),
+        size(budget.needs.kv),
         size(cache.plan().bytes().min(all)),
         size(all),
         cache.plan().slots(),

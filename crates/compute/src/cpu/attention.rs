@@ -56,6 +56,42 @@ impl KvCache {
         }
     }
 
+    /// Bytes of one page.
+    pub(crate) fn page_bytes(&self) -> usize {
+        let kv_type = match self.pages {
+            Pages::F16(_) => KvType::F16,
+            Pages::F32(_) => KvType::F32,
+        };
+        2 * self.shape.kv_heads * PAGE_TOKENS * self.shape.head_dim * kv_type.bytes()
+    }
+
+    /// Appends a page to `out`: keys, then values, little-endian.
+    pub(crate) fn read_page(&self, page: usize, out: &mut Vec<u8>) {
+        match &self.pages {
+            Pages::F16(pages) => {
+                out.extend(pages[page].iter().flat_map(|p| p.iter()).flat_map(|v| v.to_le_bytes()));
+            }
+            Pages::F32(pages) => {
+                out.extend(pages[page].iter().flat_map(|p| p.iter()).flat_map(|v| v.to_le_bytes()));
+            }
+        }
+    }
+
+    /// Replaces a page by what [`KvCache::read_page`] gave: [`KvCache::page_bytes`] bytes.
+    pub(crate) fn write_page(&mut self, page: usize, bytes: &[u8]) {
+        match &mut self.pages {
+            Pages::F16(pages) => {
+                let values = pages[page].iter_mut().flat_map(|p| p.iter_mut());
+                values.zip(bytes.chunks_exact(2)).for_each(|(v, b)| *v = f16::from_le_bytes([b[0], b[1]]));
+            }
+            Pages::F32(pages) => {
+                let values = pages[page].iter_mut().flat_map(|p| p.iter_mut());
+                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                values.zip(bytes.chunks_exact(4)).for_each(|(v, b)| *v = value(b));
+            }
+        }
+    }
+
     /// Stores row `row` of k and v (rows, kv_heads · head_dim) at `position` of a sequence.
     fn append(&mut self, page: usize, offset: usize, k: &[f32], v: &[f32]) {
         let dim = self.shape.head_dim;

@@ -4,17 +4,20 @@ use std::ops::Range;
 
 use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
+use super::causal_conv1d::{causal_conv1d, transpose};
+use super::gated_delta_rule::{Inputs, gated_delta_rule};
 use super::linear::{CpuContext, LinearJob, linear};
 use super::moe_experts::{MoeScratch, moe_experts};
 use super::rope::Angles;
 use super::route::Choice;
 use super::shared::SharedMut;
+use super::slots::Slots;
 use super::vector;
-use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource};
-use crate::graph::{ExpertSetId, Graph, Op, Output, Value, WeightId};
+use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
+use crate::graph::{DeltaInputs, ExpertSetId, Graph, Op, Output, Value, WeightId};
 use crate::plan::Plan;
 use crate::quant::{dequantize, dequantize_row};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// A graph ready to run on the CPU.
 pub(crate) struct CpuExecutable {
@@ -31,6 +34,9 @@ pub(crate) struct CpuExecutable {
     buffers: Vec<Vec<f32>>,
     choices: Vec<Choice>,
     caches: Vec<KvCache>,
+    states: Vec<Slots>,
+    /// Weights of convolutions by their state, (kernel, channels).
+    taps: Vec<Vec<f32>>,
     angles: Vec<Angles>,
     /// A value as int8, and which it is.
     q8: Q8Rows,
@@ -51,11 +57,15 @@ impl CpuExecutable {
             (DType::F32, 1) => dequantize(w.view()),
             _ => Ok(vec![]),
         };
-        let vectors = weights.iter().map(vector).collect::<Result<_>>()?;
+        let vectors: Vec<Vec<f32>> = weights.iter().map(vector).collect::<Result<_>>()?;
+        let mut taps = vec![vec![]; graph.states.len()];
         let mut set_of = vec![None; graph.routings];
         for node in &graph.nodes {
             if let Op::MoeExperts { routing, experts, .. } = node.op {
                 set_of[routing.index] = Some(experts);
+            }
+            if let Op::CausalConv1d { weight, kernel, state, .. } = node.op {
+                taps[state.0] = transpose(&vectors[weight.0], kernel);
             }
         }
         let caches = graph.caches.iter().map(|shape| KvCache::new(*shape, options.kv_type)).collect();
@@ -68,6 +78,8 @@ impl CpuExecutable {
             vectors,
             set_of,
             caches,
+            states: graph.states.iter().map(|elements| Slots::new(*elements)).collect(),
+            taps,
             graph,
             plan,
             weights,
@@ -287,6 +299,23 @@ impl CpuExecutable {
                 self.put(out, buffer);
                 outcome?;
             }
+            Op::CausalConv1d { x, state, .. } => {
+                let mut buffer = self.take(out, rows);
+                let inputs = [&self.buffers[self.buffer(x)][..], &self.taps[state.0]];
+                let slots = &mut self.states[state.0];
+                causal_conv1d(&self.context.pool, simd, inputs, x.width(), slots, batch.spans, &mut buffer);
+                self.put(out, buffer);
+            }
+            Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, decay, dt_bias, shape, state } => {
+                let mut buffer = self.take(out, rows);
+                let indices = [q, k, v, a, b].map(|value| self.buffer(value));
+                let [q, k, v, a, b] = indices.map(|index| &self.buffers[index][..]);
+                let (decay, dt_bias) = (&self.vectors[decay.0][..], &self.vectors[dt_bias.0][..]);
+                let inputs = Inputs { q, k, v, a, b, decay, dt_bias };
+                let slots = &mut self.states[state.0];
+                gated_delta_rule(&self.context.pool, simd, &inputs, &shape, slots, batch.spans, &mut buffer);
+                self.put(out, buffer);
+            }
             Op::GatherRows { x } => {
                 let outputs = batch.outputs;
                 self.map_rows(out, outputs.len(), |this, row, out| {
@@ -296,6 +325,13 @@ impl CpuExecutable {
             }
         }
         Ok(())
+    }
+}
+
+fn check_bytes(op: &'static str, expected: usize, bytes: &[u8]) -> Result<()> {
+    match bytes.len() {
+        got if got == expected => Ok(()),
+        got => Err(Error::Shape { op, what: "bytes", expected, got }),
     }
 }
 
@@ -340,5 +376,44 @@ impl Executable for CpuExecutable {
 
     fn reserve_pages(&mut self, pages: usize) {
         self.caches.iter_mut().for_each(|cache| cache.reserve(pages));
+    }
+
+    fn reserve_slots(&mut self, slots: usize) {
+        self.states.iter_mut().for_each(|state| state.reserve(slots));
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.caches.iter().map(KvCache::page_bytes).sum()
+    }
+
+    fn read_page(&self, page: u32, out: &mut Vec<u8>) {
+        self.caches.iter().for_each(|cache| cache.read_page(page as usize, out));
+    }
+
+    fn write_page(&mut self, page: u32, mut bytes: &[u8]) -> Result<()> {
+        check_bytes("page", self.page_bytes(), bytes)?;
+        for cache in &mut self.caches {
+            let (own, rest) = bytes.split_at(cache.page_bytes());
+            cache.write_page(page as usize, own);
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    fn slot_bytes(&self) -> usize {
+        slot_bytes(&self.graph)
+    }
+
+    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) {
+        let values = self.states.iter().flat_map(|state| state.slot(slot));
+        out.extend(values.flat_map(|v| v.to_le_bytes()));
+    }
+
+    fn write_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<()> {
+        check_bytes("state slot", self.slot_bytes(), bytes)?;
+        let values = self.states.iter_mut().flat_map(|state| state.slot_mut(slot));
+        let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        values.zip(bytes.chunks_exact(4)).for_each(|(v, b)| *v = value(b));
+        Ok(())
     }
 }

@@ -2,7 +2,9 @@
 
 pub mod activations;
 mod attention;
+mod causal_conv1d;
 mod executable;
+mod gated_delta_rule;
 mod linear;
 pub mod matmul;
 mod moe_experts;
@@ -11,6 +13,7 @@ mod rope;
 mod route;
 mod shared;
 pub mod simd;
+mod slots;
 pub mod vector;
 
 use std::sync::Arc;

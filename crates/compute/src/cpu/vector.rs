@@ -265,6 +265,21 @@ kernel! {
 }
 
 kernel! {
+    /// out += a · b.
+    pub fn add_product(isa, a: &'a [f32], b: &'a [f32], out: &'a mut [f32]) {
+        update!(isa, out, a, b; isa.mul_add(a, b, out));
+    }
+}
+
+kernel! {
+    /// x = silu(x) = x / (1 + exp(−x)).
+    pub fn silu(isa, x: &'a mut [f32]) {
+        let (zero, one) = (isa.splat(0.0), isa.splat(1.0));
+        update!(isa, x; isa.div(x, isa.add(one, exp(isa, isa.sub(zero, x)))));
+    }
+}
+
+kernel! {
     /// out *= sigmoid(gate), with sigmoid(g) = 1 / (1 + exp(−g)).
     pub fn sigmoid_mul(isa, gate: &'a [f32], out: &'a mut [f32]) {
         let (zero, one) = (isa.splat(0.0), isa.splat(1.0));

@@ -8,6 +8,8 @@ use super::rope;
 use crate::Result;
 use crate::checkpoint::Format;
 
+pub mod hybrid;
+
 /// What every decoder's configuration says.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {

@@ -28,12 +28,24 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("attention_factor", "rope.scaling.attn_factor"),
     ("beta_fast", "rope.scaling.yarn_beta_fast"),
     ("beta_slow", "rope.scaling.yarn_beta_slow"),
+    ("num_nextn_predict_layers", "nextn_predict_layers"),
+    ("full_attention_interval", "full_attention_interval"),
+    ("recurrent_layers", "attention.recurrent_layers"),
+    ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+    ("linear_conv_kernel_dim", "ssm.conv_kernel"),
+    ("linear_key_head_dim", "ssm.state_size"),
+    ("linear_num_key_heads", "ssm.group_count"),
+    ("linear_num_value_heads", "ssm.time_step_rank"),
+    ("linear_value_width", "ssm.inner_size"),
 ];
 
 /// Other names under which Hugging Face configurations keep a key.
 const ALIASES: &[(&str, &str)] = &[("num_experts", "num_local_experts"), ("num_experts", "n_routed_experts")];
 
-/// A GGUF scalar as the JSON value that Hugging Face would have for it.
+/// Elements of an array that are looked at; longer ones are not configuration.
+const MAX_ELEMENTS: usize = 4096;
+
+/// A GGUF scalar, or a short list of whole numbers or truth values, as the JSON value that Hugging Face would have for it.
 fn gguf_value(value: &gguf::Value) -> Option<Value> {
     Some(match value {
         gguf::Value::U8(v) => (*v).into(),
@@ -48,6 +60,9 @@ fn gguf_value(value: &gguf::Value) -> Option<Value> {
         gguf::Value::F64(v) => (*v).into(),
         gguf::Value::Bool(v) => (*v).into(),
         gguf::Value::String(v) => v.clone().into(),
+        gguf::Value::Array(gguf::Array::Bool(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
+        gguf::Value::Array(gguf::Array::I32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
+        gguf::Value::Array(gguf::Array::U32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(_) => return None,
     })
 }
@@ -166,6 +181,23 @@ impl<'a> Config<'a> {
         let item = |v: &Value| v.as_u64().map(|n| n as usize);
         let convert = |v: &Value| v.as_array()?.iter().map(item).collect();
         Ok(self.optional(key, "a list of whole numbers", convert)?.unwrap_or_default())
+    }
+
+    /// A list of truth values; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        self.optional(key, "a list of true and false", |v| v.as_array()?.iter().map(Value::as_bool).collect())
+    }
+
+    /// A list of words; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn words(&self, key: &str) -> Result<Option<Vec<String>>> {
+        let word = |v: &Value| v.as_str().map(str::to_owned);
+        self.optional(key, "a list of strings", |v| v.as_array()?.iter().map(word).collect())
     }
 
     /// An error about this configuration's `key`.

@@ -4,7 +4,9 @@ pub mod blocks;
 pub mod config;
 mod mixtral;
 mod olmoe;
+mod qwen3_5_moe;
 mod qwen3_moe;
+mod qwen3_next;
 pub mod recorder;
 pub mod rope;
 
@@ -28,7 +30,8 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: &[Family] = &[qwen3_moe::FAMILY, mixtral::FAMILY, olmoe::FAMILY];
+pub const FAMILIES: &[Family] =
+    &[qwen3_moe::FAMILY, qwen3_next::FAMILY, qwen3_5_moe::FAMILY, mixtral::FAMILY, olmoe::FAMILY];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
 ///

@@ -4,6 +4,7 @@
 //! under the name and in the form that the checkpoint has it. Recording reads no weights, so sizes and plans of a
 //! model cost nothing; [`Model::load`] reads the resident ones afterwards.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use moeflux_compute::graph::{
 use moeflux_compute::quant::{dequantize, dequantize_row};
 use moeflux_compute::{Bytes, Tensor};
 
-use crate::checkpoint::{Checkpoint, Format, StoredWeight};
+use crate::checkpoint::{ByteRange, Checkpoint, Format, StoredWeight};
 use crate::experts::{ExpertLocation, ExpertStore};
 use crate::io::buffer::HostBuffer;
 use crate::{Error, Result};
@@ -35,8 +36,39 @@ pub struct Model {
 #[derive(Debug)]
 struct Source {
     stored: StoredWeight,
-    /// Small vectors enter the graph as f32, whatever they are stored as.
-    as_f32: bool,
+    /// Rows that make up the weight, in this order; all of them when empty. Vectors have rows of one element.
+    rows: Vec<Range<usize>>,
+    form: Form,
+}
+
+impl Source {
+    /// Rows of the stored weight.
+    fn stored_rows(&self) -> usize {
+        if let [n] = self.stored.shape[..] { n } else { self.stored.rows() }
+    }
+}
+
+/// What a weight is in the graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// As it is stored.
+    Stored,
+    /// f32, as small vectors are whatever they are stored as.
+    F32,
+    /// f32, one more than is stored: norm weights that are kept as their distance from one.
+    F32PlusOne,
+    /// f32, −exp of what is stored: A of a decay that is kept as its logarithm.
+    F32NegativeExp,
+}
+
+impl Form {
+    fn of(self, value: f32) -> f32 {
+        match self {
+            Self::Stored | Self::F32 => value,
+            Self::F32PlusOne => value + 1.0,
+            Self::F32NegativeExp => -value.exp(),
+        }
+    }
 }
 
 impl Model {
@@ -57,12 +89,13 @@ impl Model {
     /// (norm weights and biases).
     pub fn load(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Tensor>> {
         let load = |source: &Source| {
-            let tensor = self.read(&source.stored)?;
+            let tensor = self.read(source)?;
             progress(tensor.bytes() as u64);
-            if !source.as_f32 {
+            if source.form == Form::Stored {
                 return Ok(tensor);
             }
-            let values = dequantize(tensor.view())?;
+            let values: Vec<f32> =
+                dequantize(tensor.view())?.into_iter().map(|v| source.form.of(v)).collect();
             if let Some(at) = values.iter().position(|v| !v.is_finite()) {
                 return Err(tensor_error(
                     &self.checkpoint,
@@ -79,7 +112,7 @@ impl Model {
     /// Says which resident weight holds a value that is not finite, reading them again.
     pub fn find_not_finite(&self) -> String {
         for source in &self.sources {
-            let Ok(tensor) = self.read(&source.stored) else { continue };
+            let Ok(tensor) = self.read(source) else { continue };
             let mut row = vec![0.0; tensor.cols()];
             for r in 0..tensor.rows() {
                 if dequantize_row(tensor.view(), r, &mut row).is_ok()
@@ -93,17 +126,30 @@ impl Model {
             .into()
     }
 
-    fn read(&self, weight: &StoredWeight) -> Result<Tensor> {
+    fn read(&self, source: &Source) -> Result<Tensor> {
+        let weight = &source.stored;
+        let stored_rows = source.stored_rows();
+        let all = 0..stored_rows;
+        let ranges = if source.rows.is_empty() { std::slice::from_ref(&all) } else { &source.rows };
+        let rows: usize = ranges.iter().map(Range::len).sum();
         let mut planes = vec![];
-        for range in &weight.planes {
-            let path = || self.checkpoint.files()[range.file].path().to_path_buf();
-            let buffer = HostBuffer::zeroed(range.len as usize);
+        for plane in &weight.planes {
+            let path = || self.checkpoint.files()[plane.file].path().to_path_buf();
+            let each = plane.len.checked_div(stored_rows as u64).unwrap_or(0);
+            let buffer = HostBuffer::zeroed(each as usize * rows);
             let mut buffer =
                 buffer.map_err(|source| Error::Io { action: "find memory for", path: path(), source })?;
-            self.checkpoint.read(range, buffer.as_mut_slice())?;
+            let mut rest = buffer.as_mut_slice();
+            for range in ranges {
+                let (offset, len) = (plane.offset + each * range.start as u64, each * range.len() as u64);
+                let (part, after) = rest.split_at_mut(len as usize);
+                self.checkpoint.read(&ByteRange { offset, len, ..*plane }, part)?;
+                rest = after;
+            }
             planes.push(Bytes::new(buffer));
         }
-        Ok(Tensor::new(weight.dtype, weight.rows(), weight.cols(), planes)?)
+        let (rows, cols) = if weight.shape.len() == 1 { (1, rows) } else { (rows, weight.cols()) };
+        Ok(Tensor::new(weight.dtype, rows, cols, planes)?)
     }
 }
 
@@ -128,11 +174,27 @@ const COMMON_NAMES: NameMap = &[
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("post_attention_layernorm", "ffn_norm"),
+    ("post_attention_layernorm", "post_attention_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_qkvz", "ssm_in"),
+    ("linear_attn.in_proj_ba", "ssm_ba"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.dt_bias", "ssm_dt.bias"),
 ];
 
 /// Where the routed experts of a family are, below a layer.
@@ -152,6 +214,8 @@ pub struct Recorder {
     checkpoint: Arc<Checkpoint>,
     /// What stands for `model.` at the start of names.
     prefix: &'static str,
+    /// How norm weights are stored.
+    norms: Form,
     sources: Vec<Source>,
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
 }
@@ -163,7 +227,24 @@ impl Recorder {
         let prefixes = ["model.", "model.language_model.", "language_model.model."];
         let has = |prefix: &&str| checkpoint.contains(&format!("{prefix}embed_tokens.weight"));
         let prefix = prefixes.into_iter().find(has).unwrap_or("model.");
-        Self { graph: GraphBuilder::new(), checkpoint, prefix, sources: vec![], experts: vec![] }
+        Self {
+            graph: GraphBuilder::new(),
+            checkpoint,
+            prefix,
+            norms: Form::F32,
+            sources: vec![],
+            experts: vec![],
+        }
+    }
+
+    /// Storage format, for what differs by it.
+    pub fn format(&self) -> Format {
+        self.checkpoint.format()
+    }
+
+    /// Says how the norms that follow store their weights: [`Form::F32`] unless said otherwise.
+    pub fn norms_are(&mut self, form: Form) {
+        self.norms = form;
     }
 
     /// Ends the recording.
@@ -181,13 +262,15 @@ impl Recorder {
     fn resolve(&self, module: &str) -> String {
         let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         if self.checkpoint.format() == Format::Gguf {
-            let gguf = |name: &str| {
-                COMMON_NAMES.iter().find(|(hf, _)| *hf == name).map_or(name.to_owned(), |n| n.1.to_owned())
+            let (prefix, name) = match layer {
+                Some((layer, name)) => (format!("blk.{layer}."), name),
+                None => (String::new(), module),
             };
-            return match layer {
-                Some((layer, name)) => format!("blk.{layer}.{}", gguf(name)),
-                None => gguf(module),
-            };
+            let known = COMMON_NAMES.iter().filter(|(hf, _)| *hf == name);
+            let mut names = known.map(|(_, gguf)| format!("{prefix}{gguf}")).peekable();
+            let first = names.peek().cloned().unwrap_or_else(|| format!("{prefix}{name}"));
+            let stored = names.find(|name| self.checkpoint.contains(&format!("{name}.weight")));
+            return stored.unwrap_or(first);
         }
         let head_prefix = if self.prefix == "language_model.model." { "language_model." } else { "" };
         match module.strip_prefix("model.") {
@@ -206,15 +289,24 @@ impl Recorder {
         Error::MissingTensor { path: self.checkpoint.path().into(), tensor }
     }
 
-    fn add(&mut self, stored: StoredWeight, as_f32: bool) -> Result<WeightId> {
-        let (rows, cols) = (stored.rows(), stored.cols());
-        let matrix = match as_f32 {
-            true => MatrixSpec::vector(rows * cols),
-            false => MatrixSpec { dtype: stored.dtype, rows, cols },
+    fn add(&mut self, stored: StoredWeight, rows: Vec<Range<usize>>, form: Form) -> Result<WeightId> {
+        let source = Source { stored, rows, form };
+        let rows = match source.rows.is_empty() {
+            true => source.stored_rows(),
+            false => source.rows.iter().map(Range::len).sum(),
+        };
+        let stored = &source.stored;
+        let cols = if stored.shape.len() == 1 { 1 } else { stored.cols() };
+        let matrix = match form {
+            Form::Stored if stored.shape.len() == 1 => {
+                MatrixSpec { dtype: stored.dtype, rows: 1, cols: rows }
+            }
+            Form::Stored => MatrixSpec { dtype: stored.dtype, rows, cols },
+            _ => MatrixSpec::vector(rows * cols),
         };
         matrix.bytes()?;
         let id = self.graph.weight(stored.name.clone(), matrix);
-        self.sources.push(Source { stored, as_f32 });
+        self.sources.push(source);
         Ok(id)
     }
 
@@ -223,20 +315,37 @@ impl Recorder {
         self.checkpoint.contains(&format!("{}.weight", self.resolve(module)))
     }
 
-    /// A weight matrix of `cols` columns and, if given, `rows` rows.
-    ///
-    /// # Errors
-    /// [`Error::MissingTensor`] or [`Error::Tensor`].
-    pub fn matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<WeightId> {
+    fn stored_matrix(&self, module: &str, rows: Option<usize>, cols: usize) -> Result<StoredWeight> {
         let stored = self.find(module, "weight")?.ok_or_else(|| self.missing(module, "weight"))?;
-        let fits =
-            stored.shape.len() == 2 && stored.cols() == cols && rows.is_none_or(|r| stored.rows() == r);
+        // GGUF writes matrices of one row as vectors.
+        let flat = stored.shape.len() == 1 && rows == Some(1);
+        let fits = (stored.shape.len() == 2 || flat)
+            && stored.cols() == cols
+            && rows.is_none_or(|r| stored.rows() == r);
         if !fits || stored.rows() == 0 {
             let rows = rows.map_or("any".to_owned(), |r| r.to_string());
             let expected = format!("shape [{rows}, {cols}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
-        self.add(stored, false)
+        Ok(stored)
+    }
+
+    /// A weight matrix of `cols` columns and, if given, `rows` rows.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<WeightId> {
+        let stored = self.stored_matrix(module, rows, cols)?;
+        self.add(stored, vec![], Form::Stored)
+    }
+
+    fn stored_vector(&self, module: &str, part: &str, len: usize) -> Result<Option<StoredWeight>> {
+        let Some(stored) = self.find(module, part)? else { return Ok(None) };
+        if stored.shape != [len] {
+            let expected = format!("shape [{len}]");
+            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
+        }
+        Ok(Some(stored))
     }
 
     /// A vector of `len` values, as f32; `None` if the checkpoint lacks it.
@@ -244,12 +353,35 @@ impl Recorder {
     /// # Errors
     /// [`Error::Tensor`] if it has another length.
     pub fn optional_vector(&mut self, module: &str, part: &str, len: usize) -> Result<Option<WeightId>> {
-        let Some(stored) = self.find(module, part)? else { return Ok(None) };
-        if stored.shape != [len] {
-            let expected = format!("shape [{len}]");
-            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
+        let stored = self.stored_vector(module, part, len)?;
+        stored.map(|stored| self.add(stored, vec![], Form::F32)).transpose()
+    }
+
+    /// `len` values of the tensor `name` (with what stands behind the module's name), in any shape that has as many.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`], or [`Error::Tensor`] if it has another number of values.
+    pub fn constants(&mut self, name: &str, len: usize, form: Form) -> Result<WeightId> {
+        let (module, suffix) = match name.strip_suffix(".weight") {
+            Some(module) => (module, ".weight"),
+            None => (name, ""),
+        };
+        let tensor = format!("{}{suffix}", self.resolve(module));
+        let stored = self.checkpoint.weight(&tensor)?;
+        let stored = stored.ok_or_else(|| Error::MissingTensor {
+            path: self.checkpoint.path().into(),
+            tensor: tensor.clone(),
+        })?;
+        if stored.rows() * stored.cols() != len {
+            let expected = format!("{len} values");
+            return Err(tensor_error(
+                &self.checkpoint,
+                &stored,
+                &expected,
+                format!("shape {:?}", stored.shape),
+            ));
         }
-        self.add(stored, true).map(Some)
+        self.add(stored, vec![], form)
     }
 
     /// A norm of each of `groups` equal parts of x.
@@ -257,8 +389,22 @@ impl Recorder {
     /// # Errors
     /// As [`Recorder::matrix`].
     pub fn rms_norm(&mut self, x: Value, module: &str, groups: usize, eps: f32) -> Result<Value> {
-        let weight = self.optional_vector(module, "weight", x.width() / groups.max(1))?;
-        let weight = weight.ok_or_else(|| self.missing(module, "weight"))?;
+        self.rms_norm_of(x, module, groups, eps, self.norms)
+    }
+
+    /// As [`Recorder::rms_norm`], with weights stored in `form`.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn rms_norm_of(
+        &mut self,
+        x: Value,
+        module: &str,
+        groups: usize,
+        eps: f32,
+        form: Form,
+    ) -> Result<Value> {
+        let weight = self.constants(&format!("{module}.weight"), x.width() / groups.max(1), form)?;
         Ok(self.graph.rms_norm(x, weight, groups, eps)?)
     }
 
@@ -269,6 +415,25 @@ impl Recorder {
     pub fn linear(&mut self, x: Value, module: &str, rows: usize, precision: Precision) -> Result<Value> {
         let weight = self.matrix(module, Some(rows), x.width())?;
         let bias = self.optional_vector(module, "bias", rows)?;
+        Ok(self.graph.linear(x, weight, bias, precision)?)
+    }
+
+    /// As [`Recorder::linear`], keeping of its `rows` outputs only `parts`, side by side in this order.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn linear_part(
+        &mut self,
+        x: Value,
+        module: &str,
+        rows: usize,
+        parts: &[Range<usize>],
+        precision: Precision,
+    ) -> Result<Value> {
+        let weight = self.stored_matrix(module, Some(rows), x.width())?;
+        let weight = self.add(weight, parts.to_vec(), Form::Stored)?;
+        let bias = self.stored_vector(module, "bias", rows)?;
+        let bias = bias.map(|bias| self.add(bias, parts.to_vec(), Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
     }
 

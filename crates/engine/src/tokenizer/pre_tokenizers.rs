@@ -4,6 +4,8 @@
 //! the name, also where llama.cpp is coarser than the model's own `tokenizer.json` (it folds all letter categories of
 //! `gpt-4o`, `tekken` and `kimi-k2` into one outside ASCII), because the reference for a GGUF file is llama.cpp.
 //!
+//! Only characters that Unicode assigned after llama.cpp's tables were made may be cut differently.
+//!
 //! Each pattern of a rule is applied in turn to the pieces that the earlier ones left; matches and the text between
 //! matches both become pieces.
 
@@ -374,7 +376,7 @@ impl Digits {
                     let mut from = start;
                     for run in text[start..end].split_inclusive(|c: char| !c.is_ascii_digit()) {
                         let digits = run.trim_end_matches(|c: char| !c.is_ascii_digit());
-                        if digits.len() % 3 == 0 && !digits.is_empty() {
+                        if digits.len().is_multiple_of(3) && !digits.is_empty() {
                             cuts.push(from);
                         }
                         cuts.extend(

@@ -1,0 +1,68 @@
+//! Depthwise causal convolution over tokens, then silu.
+//!
+//! A task is a block of channels of one sequence: it computes all its tokens, then its part of the new state. Every
+//! result is the same sequence of operations wherever its inputs come from (batch or state), so it does not depend on
+//! how a sequence is cut into batches.
+
+use super::pool::ThreadPool;
+use super::shared::SharedMut;
+use super::simd::Simd;
+use super::slots::{Slots, SpanState};
+use super::vector;
+use crate::backend::Span;
+
+/// Channels of a task.
+const CHANNELS: usize = 512;
+
+/// `weight` as recorded, (channels, kernel), to the order that channels are computed in, (kernel, channels).
+pub(crate) fn transpose(weight: &[f32], kernel: usize) -> Vec<f32> {
+    let channels = weight.len() / kernel;
+    (0..weight.len()).map(|i| weight[i % channels * kernel + i / channels]).collect()
+}
+
+/// x (rows, channels) → out, the same shape; `weight` is (kernel, channels).
+pub(crate) fn causal_conv1d(
+    pool: &ThreadPool,
+    simd: Simd,
+    [x, weight]: [&[f32]; 2],
+    channels: usize,
+    slots: &mut Slots,
+    spans: &[Span<'_>],
+    out: &mut [f32],
+) {
+    let held = weight.len() / channels - 1;
+    let out = SharedMut::new(out);
+    for span in spans {
+        let SpanState { old, new, fresh } = slots.of(span);
+        let new = SharedMut::new(new);
+        let first = span.rows.start;
+        pool.run(channels.div_ceil(CHANNELS), &|task| {
+            let block = task * CHANNELS..((task + 1) * CHANNELS).min(channels);
+            let width = block.len();
+            let at = |row: usize| row * channels + block.start..row * channels + block.end;
+            // SAFETY: a task touches only its channels of the state.
+            let new = |row: usize| unsafe { new.part(at(row)) };
+            let mut past = vec![0.0; held * width];
+            for (row, past) in past.chunks_exact_mut(width).enumerate().filter(|_| !fresh) {
+                past.copy_from_slice(old.map_or_else(|| &*new(row), |old| &old[at(row)]));
+            }
+            // Input `index`, counted from the first one that the state held.
+            let input = |index: usize| match index.checked_sub(held) {
+                Some(row) => &x[at(first + row)],
+                None => &past[index * width..(index + 1) * width],
+            };
+            for (i, row) in span.rows.clone().enumerate() {
+                // SAFETY: rows and channels are one task's.
+                let out = unsafe { out.part(at(row)) };
+                out.fill(0.0);
+                for tap in 0..=held {
+                    vector::add_product(simd, &weight[at(tap)], input(i + tap), out);
+                }
+                vector::silu(simd, out);
+            }
+            for row in 0..held {
+                new(row).copy_from_slice(input(span.rows.len() + row));
+            }
+        });
+    }
+}

@@ -1,0 +1,66 @@
+//! The scalar meaning of operations with recurrent state. States are f32 between tokens.
+
+use super::{dot, sigmoid, swiglu};
+use crate::graph::DeltaRule;
+
+/// One token of a causal convolution: `state` (kernel − 1, channels) and x (channels) → out (channels).
+/// `weight` is (channels, kernel).
+pub fn causal_conv1d(weight: &[f32], kernel: usize, x: &[f32], state: &mut Vec<f32>, out: &mut [f32]) {
+    let channels = x.len();
+    state.extend(x);
+    for (c, o) in out.iter_mut().enumerate() {
+        let seen: Vec<f32> = (0..kernel).map(|j| state[j * channels + c]).collect();
+        *o = swiglu(dot(&seen, &weight[c * kernel..(c + 1) * kernel]), 1.0);
+    }
+    state.drain(..channels);
+}
+
+/// x / √(Σx² + eps).
+fn l2_normalized(x: &[f32]) -> Vec<f32> {
+    let sum: f64 = x.iter().map(|v| f64::from(*v).powi(2)).sum();
+    let factor = 1.0 / (sum + f64::from(DeltaRule::L2_EPS)).sqrt();
+    x.iter().map(|v| (f64::from(*v) * factor) as f32).collect()
+}
+
+/// What one token gives a value head.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaToken<'a> {
+    /// (key_dim), not normalised.
+    pub q: &'a [f32],
+    /// (key_dim), not normalised.
+    pub k: &'a [f32],
+    /// (value_dim).
+    pub v: &'a [f32],
+    /// What the decay is made from.
+    pub a: f32,
+    /// Logit of the writing strength.
+    pub b: f32,
+    /// A of the decay.
+    pub decay: f32,
+    /// Added to a.
+    pub dt_bias: f32,
+}
+
+/// One token of one value head by the gated delta rule: `state` (key_dim, value_dim) → `out` (value_dim).
+pub fn gated_delta_rule(token: &DeltaToken<'_>, state: &mut [f32], out: &mut [f32]) {
+    let DeltaToken { v, a, b, decay, dt_bias, .. } = *token;
+    let (q, k) = (l2_normalized(token.q), l2_normalized(token.k));
+    let scale = 1.0 / (q.len() as f64).sqrt();
+    // ln(1 + eˣ), without overflow.
+    let x = f64::from(a) + f64::from(dt_bias);
+    let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
+    let g = (f64::from(decay) * softplus).exp();
+    let beta = f64::from(sigmoid(b));
+    for j in 0..v.len() {
+        let column = |i: usize| i * v.len() + j;
+        let recalled: f64 = k.iter().enumerate().map(|(i, k)| g * f64::from(state[column(i)] * k)).sum();
+        let delta = beta * (f64::from(v[j]) - recalled);
+        let mut sum = 0.0;
+        for (i, (q, k)) in q.iter().zip(&k).enumerate() {
+            let new = g * f64::from(state[column(i)]) + f64::from(*k) * delta;
+            state[column(i)] = new as f32;
+            sum += new * f64::from(*q) * scale;
+        }
+        out[j] = sum as f32;
+    }
+}

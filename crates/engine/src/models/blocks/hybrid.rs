@@ -1,0 +1,260 @@
+//! Decoders whose layers alternate between linear attention (gated delta rule behind a causal convolution) and gated
+//! full attention, with a sigmoid-gated shared expert beside the routed ones: Qwen3-Next and Qwen3.5.
+//!
+//! Projections that a checkpoint interleaves by head are taken apart where weights are loaded, by choosing rows, so
+//! that nothing is shuffled while the model runs and all checkpoint forms give one graph.
+
+use std::ops::Range;
+
+use moeflux_compute::graph::{
+    Attention, DeltaInputs, DeltaRule, HeadPairing, Precision, RopeStyle, Route, Value,
+};
+
+use super::{Decoder, Moe};
+use crate::Result;
+use crate::checkpoint::Format;
+use crate::models::blocks;
+use crate::models::config::Config;
+use crate::models::recorder::{ExpertNames, Form, Recorder};
+
+/// Linear attention of one family.
+#[derive(Debug, Clone, Copy)]
+struct Linear {
+    shape: DeltaRule,
+    /// Tokens that the convolution sees.
+    kernel: usize,
+}
+
+impl Linear {
+    fn new(config: &Config<'_>, pairing: HeadPairing) -> Result<Self> {
+        let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
+        let (key_heads, value_heads) =
+            (size("linear_num_key_heads", 16)?, size("linear_num_value_heads", 32)?);
+        if value_heads % key_heads != 0 {
+            let expected = format!("a multiple of the {key_heads} key heads");
+            return Err(config.unsupported("linear_num_value_heads", &expected));
+        }
+        let value_dim = match config.optional_size("linear_value_width")? {
+            Some(width) if width % value_heads == 0 => width / value_heads,
+            Some(_) => {
+                let expected = format!("a multiple of the {value_heads} value heads");
+                return Err(config.unsupported("linear_value_width", &expected));
+            }
+            None => size("linear_value_head_dim", 128)?,
+        };
+        let key_dim = size("linear_key_head_dim", 128)?;
+        let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing };
+        Ok(Self { shape, kernel: size("linear_conv_kernel_dim", 4)? })
+    }
+
+    fn key_width(&self) -> usize {
+        self.shape.key_heads * self.shape.key_dim
+    }
+
+    fn value_width(&self) -> usize {
+        self.shape.value_heads * self.shape.value_dim
+    }
+}
+
+/// Rows `start..start + len` of each of `groups` groups of `each` rows.
+fn per_group(groups: usize, each: usize, start: usize, len: usize) -> Vec<Range<usize>> {
+    (0..groups).map(|group| group * each + start..group * each + start + len).collect()
+}
+
+/// Norm, linear attention, residual.
+fn linear_attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, linear: &Linear) -> Result<Value> {
+    let base = format!("model.layers.{layer}");
+    let module = |name: &str| format!("{base}.linear_attn.{name}");
+    let Linear { shape, kernel } = *linear;
+    let (key_width, value_width) = (linear.key_width(), linear.value_width());
+    let heads = shape.value_heads;
+    r.graph.scope(format!("layers.{layer}.linear_attn"));
+    let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
+
+    let qkv_width = 2 * key_width + value_width;
+    let (mixed, z) = if r.has(&module("in_proj_qkv")) {
+        let mixed = r.linear(h, &module("in_proj_qkv"), qkv_width, Precision::Fast)?;
+        (mixed, r.linear(h, &module("in_proj_z"), value_width, Precision::Fast)?)
+    } else {
+        // Of every key head: q, k, then v and z of its value heads.
+        let (key, value) = (shape.key_dim, heads / shape.key_heads * shape.value_dim);
+        let each = 2 * (key + value);
+        let part = |start, len| per_group(shape.key_heads, each, start, len);
+        let qkv = [part(0, key), part(key, key), part(2 * key, value)].concat();
+        let name = module("in_proj_qkvz");
+        let rows = shape.key_heads * each;
+        let mixed = r.linear_part(h, &name, rows, &qkv, Precision::Fast)?;
+        (mixed, r.linear_part(h, &name, rows, &part(2 * key + value, value), Precision::Fast)?)
+    };
+    let (b, a) = if r.has(&module("in_proj_ba")) {
+        let each = heads / shape.key_heads;
+        let part = |start| per_group(shape.key_heads, 2 * each, start, each);
+        let name = module("in_proj_ba");
+        let b = r.linear_part(h, &name, 2 * heads, &part(0), Precision::F32)?;
+        (b, r.linear_part(h, &name, 2 * heads, &part(each), Precision::F32)?)
+    } else {
+        let b = r.linear(h, &module("in_proj_b"), heads, Precision::F32)?;
+        (b, r.linear(h, &module("in_proj_a"), heads, Precision::F32)?)
+    };
+
+    let taps = r.constants(&module("conv1d.weight"), qkv_width * kernel, Form::F32)?;
+    let mixed = r.graph.causal_conv1d(mixed, taps, kernel)?;
+    let q = r.graph.slice(mixed, 1, 0, key_width)?;
+    let k = r.graph.slice(mixed, 1, key_width, key_width)?;
+    let v = r.graph.slice(mixed, 1, 2 * key_width, value_width)?;
+    // GGUF keeps A itself.
+    let decay = if r.format() == Format::Gguf { Form::F32 } else { Form::F32NegativeExp };
+    let decay = r.constants(&module("A_log"), heads, decay)?;
+    let dt_bias = r.constants(&module("dt_bias"), heads, Form::F32)?;
+    let inputs = DeltaInputs { q, k, v, a, b };
+    let mixed = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape)?;
+    let normed = r.rms_norm_of(mixed, &module("norm"), heads, d.eps, Form::F32)?;
+    let gated = r.graph.swiglu(z, normed)?;
+    let out = r.linear(gated, &module("out_proj"), d.hidden_size, Precision::Fast)?;
+    Ok(r.graph.add(x, out)?)
+}
+
+/// Norm, full attention whose result is gated, residual.
+fn gated_attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, rope: usize) -> Result<Value> {
+    let base = format!("model.layers.{layer}");
+    let module = |name: &str| format!("{base}.self_attn.{name}");
+    let Decoder { heads, kv_heads, head_dim, .. } = *d;
+    r.graph.scope(format!("layers.{layer}.self_attn"));
+    let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
+    // Of every head: the query, then its gate.
+    let part = |start| per_group(heads, 2 * head_dim, start, head_dim);
+    let (name, rows) = (module("q_proj"), 2 * heads * head_dim);
+    let q = r.linear_part(h, &name, rows, &part(0), Precision::Fast)?;
+    let gate = r.linear_part(h, &name, rows, &part(head_dim), Precision::Fast)?;
+    let k = r.linear(h, &module("k_proj"), kv_heads * head_dim, Precision::Fast)?;
+    let v = r.linear(h, &module("v_proj"), kv_heads * head_dim, Precision::Fast)?;
+    let q = r.rms_norm(q, &module("q_norm"), heads, d.eps)?;
+    let k = r.rms_norm(k, &module("k_norm"), kv_heads, d.eps)?;
+    let q = r.graph.rope(q, heads, rope)?;
+    let k = r.graph.rope(k, kv_heads, rope)?;
+    let scale = (head_dim as f32).sqrt().recip();
+    let shape = Attention { heads, kv_heads, head_dim, scale, window: None };
+    let mixed = r.graph.attention(q, k, v, shape)?;
+    let mixed = r.graph.sigmoid_gate(mixed, gate)?;
+    let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;
+    Ok(r.graph.add(x, out)?)
+}
+
+/// Norm, routed experts, shared expert behind its gate, residual.
+fn shared_moe(
+    r: &mut Recorder,
+    d: &Decoder,
+    layer: usize,
+    x: Value,
+    moe: &Moe,
+    width: usize,
+) -> Result<Value> {
+    let base = format!("model.layers.{layer}");
+    let module = |name: &str| format!("{base}.mlp.{name}");
+    r.graph.scope(format!("layers.{layer}.mlp"));
+    let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
+    let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
+    let routing = r.graph.route(logits, None, moe.route)?;
+    // Before the routed experts, so that it is computed while they are read.
+    let gate = r.linear(h, &module("shared_expert.gate_proj"), width, Precision::Fast)?;
+    let up = r.linear(h, &module("shared_expert.up_proj"), width, Precision::Fast)?;
+    let product = r.graph.swiglu(gate, up)?;
+    let shared = r.linear(product, &module("shared_expert.down_proj"), d.hidden_size, Precision::Fast)?;
+    let gate = r.linear(h, &module("shared_expert_gate"), 1, Precision::F32)?;
+    let shared = r.graph.sigmoid_gate(shared, gate)?;
+    let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
+    let routed = r.graph.moe_experts(h, routing, experts)?;
+    let out = r.graph.add(routed, shared)?;
+    Ok(r.graph.add(x, out)?)
+}
+
+/// What differs between the families.
+#[derive(Debug, Clone, Copy)]
+pub struct Hybrid {
+    /// Order of value heads in GGUF files; everywhere else they are grouped by key head.
+    pub gguf_pairing: HeadPairing,
+    /// Whether the chosen experts' weights are divided by their sum.
+    pub renormalize: bool,
+}
+
+/// For each layer whether its attention is linear.
+fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    let key = if config.format() == Format::Gguf { "recurrent_layers" } else { "layer_types" };
+    let listed = match config.format() {
+        Format::Gguf => config.flags(key)?,
+        _ => {
+            let kinds = config.words(key)?;
+            let known = ["linear_attention", "full_attention"];
+            if kinds.iter().flatten().any(|kind| !known.contains(&kind.as_str())) {
+                return Err(config.unsupported(key, "linear_attention or full_attention for each layer"));
+            }
+            kinds.map(|kinds| kinds.iter().map(|kind| kind == known[0]).collect())
+        }
+    };
+    match listed {
+        Some(listed) if listed.len() < layers => {
+            Err(config.unsupported(key, &format!("an entry for each of {layers} layers")))
+        }
+        Some(listed) => Ok(listed),
+        None => {
+            let interval = config.optional_size("full_attention_interval")?.unwrap_or(4);
+            Ok((0..layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect())
+        }
+    }
+}
+
+/// Records the whole decoder; returns its logits.
+///
+/// # Errors
+/// If the configuration or weights are missing or do not fit.
+pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result<Value> {
+    let gguf = config.format() == Format::Gguf;
+    let mut d = Decoder::new(config, 1e-6)?;
+    if config.optional_size("head_dim")?.is_none() && !gguf {
+        d.head_dim = 256;
+    }
+    if gguf {
+        // Layers that predict further tokens are counted with the others.
+        let extra = config.optional_size("num_nextn_predict_layers")?.unwrap_or(0);
+        d.layers = d.layers.saturating_sub(extra);
+    }
+    if config.format() == Format::HuggingFace {
+        r.norms_are(Form::F32PlusOne);
+    }
+    let factor = config.number("partial_rotary_factor")?.unwrap_or(0.25);
+    let rotary_dim = match config.optional_size("rotary_dim")? {
+        Some(dim) if gguf => dim,
+        _ => (d.head_dim as f64 * factor) as usize,
+    };
+    if rotary_dim < 2 || rotary_dim > d.head_dim || !rotary_dim.is_multiple_of(2) {
+        let expected = format!("an even number of the {} channels of a head", d.head_dim);
+        return Err(config.unsupported("partial_rotary_factor", &expected));
+    }
+    let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
+    let pairing = if gguf { family.gguf_pairing } else { HeadPairing::Grouped };
+    let linear = Linear::new(config, pairing)?;
+    let is_linear = linear_layers(config, d.layers)?;
+    let (experts, top_k) = (config.size("num_experts")?, config.size("num_experts_per_tok")?);
+    let moe = Moe {
+        route: Route::softmax(experts, top_k, family.renormalize),
+        router: "mlp.gate",
+        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+    };
+    let dense = config.sizes("mlp_only_layers")?;
+    let step = config.optional_size("decoder_sparse_step")?.unwrap_or(1);
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for (layer, linear_layer) in is_linear.into_iter().enumerate().take(d.layers) {
+        x = match linear_layer {
+            true => linear_attention(r, &d, layer, x, &linear)?,
+            false => gated_attention(r, &d, layer, x, rope)?,
+        };
+        x = if dense.contains(&layer) || !(layer + 1).is_multiple_of(step) {
+            blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
+        } else {
+            let width = config.optional_size("shared_expert_intermediate_size")?.unwrap_or(512);
+            shared_moe(r, &d, layer, x, &moe, width)?
+        };
+    }
+    blocks::head(r, config, x, table, d.eps)
+}
