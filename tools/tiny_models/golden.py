@@ -16,6 +16,8 @@ from compare_logits import compare
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
+from .weights import correction_biases
+
 # Largest accepted |f32 - f64| / max |f64| and smallest accepted gap, in router logits, between the last
 # expert chosen and the first one left out.
 MAX_FLOAT32_ERROR = 2e-5
@@ -47,16 +49,45 @@ def logits_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
-    """Smallest gap between the last router logit chosen and the first left out, over layers and positions."""
+    """Smallest gap between the last router logit chosen and the first left out, over layers and positions.
+
+    Of routers with groups or a correction bias: between the scores that they choose by, of groups too.
+    """
     with torch.no_grad():
         outputs = model(tokens[None], use_cache=False, output_router_logits=True)
-    top_k = model.config.num_experts_per_tok
+    config = model.config
+    biases = correction_biases(model)
     margin = float("inf")
-    for layer in outputs.router_logits:
-        ordered = layer.sort(dim=-1, descending=True).values
-        if ordered.shape[-1] > top_k:
-            margin = min(margin, (ordered[:, top_k - 1] - ordered[:, top_k]).min().item())
+    for index, ranks in enumerate(outputs.router_logits):
+        if config.model_type == "deepseek_v3":
+            ranks = ranks.sigmoid() + biases[index]
+            best = 2
+        elif config.model_type == "deepseek_v2":
+            ranks = ranks.softmax(dim=-1)
+            best = 1
+        if limited_to_groups(config):
+            groups = ranks.unflatten(-1, (config.n_group, -1))
+            scores = groups.topk(best, dim=-1).values.sum(dim=-1)
+            margin = min(margin, gap(scores, config.topk_group))
+            left_out = scores < scores.topk(config.topk_group, dim=-1).values[:, -1:]
+            ranks = groups.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
+        margin = min(margin, gap(ranks, config.num_experts_per_tok))
     return margin
+
+
+def limited_to_groups(config) -> bool:
+    """Whether experts are chosen from the best groups only."""
+    if config.model_type == "deepseek_v2" and config.topk_method != "group_limited_greedy":
+        return False
+    return (getattr(config, "n_group", None) or 1) > 1
+
+
+def gap(ranks: torch.Tensor, chosen: int) -> float:
+    """Smallest gap over rows of (rows, n) between the last of the `chosen` best and the next."""
+    if ranks.shape[-1] <= chosen:
+        return float("inf")
+    ordered = ranks.sort(dim=-1, descending=True).values
+    return (ordered[:, chosen - 1] - ordered[:, chosen]).min().item()
 
 
 def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -29,6 +29,8 @@ class HfCase:
     published_keys: bool = False
     # Keys set or, with the value None, removed in config.json after transformers wrote it.
     config_edits: dict[str, Any] = field(default_factory=dict)
+    # The same, once the golden is made: for names that transformers does not know.
+    late_edits: dict[str, Any] = field(default_factory=dict)
     # The text model as part of a multimodal checkpoint, beside tensors that are not the text model's.
     multimodal: bool = False
     # Size of a byte-level BPE vocabulary written beside the model; none when 0.
@@ -90,6 +92,37 @@ def _olmoe(**changes: Any) -> dict[str, Any]:
         pad_token_id=1,
         eos_token_id=2,
     )
+    return base | changes
+
+
+def _deepseek(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=44,
+        moe_intermediate_size=12,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=8,
+        v_head_dim=10,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    return base | changes
+
+
+def _yarn(**changes: Any) -> dict[str, Any]:
+    base = dict(rope_type="yarn", rope_theta=5000.0, factor=4.0, original_max_position_embeddings=32)
     return base | changes
 
 
@@ -412,5 +445,86 @@ HF_CASES = [
         ),
         stacked_experts=True,
         max_shard_bytes=50_000,
+    ),
+    # Query latent; groups of experts; YaRN past its original context with mscale other than mscale_all_dim; a
+    # dense first layer; an epsilon that shows, as the norms of latents do not use it; published key names.
+    HfCase(
+        "deepseek_v3_basic",
+        "deepseek_v3",
+        34,
+        _deepseek(
+            max_position_embeddings=128,
+            rms_norm_eps=0.01,
+            rope_parameters=_yarn(mscale=1.0, mscale_all_dim=0.7, beta_fast=8.0, beta_slow=0.5),
+        ),
+        published_keys=True,
+        config_edits={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+    ),
+    # Queries straight from the hidden state; no groups; unnormalised weights; biases; tied; half-split rotation;
+    # values wider than keys; stacked experts in f32; Kimi-K2's name.
+    HfCase(
+        "deepseek_v3_kimi",
+        "deepseek_v3",
+        35,
+        _deepseek(
+            num_hidden_layers=2,
+            q_lora_rank=None,
+            n_group=1,
+            topk_group=1,
+            n_routed_experts=6,
+            n_shared_experts=1,
+            num_experts_per_tok=2,
+            first_k_dense_replace=0,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.7,
+            v_head_dim=24,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_interleave=False,
+        ),
+        dtype="float32",
+        stacked_experts=True,
+        late_edits={"model_type": "kimi_k2"},
+    ),
+    # As V2-Lite: no query latent, no groups although n_group is set, mscale = mscale_all_dim.
+    HfCase(
+        "deepseek_v2_lite",
+        "deepseek_v2",
+        36,
+        _deepseek(
+            q_lora_rank=None,
+            n_group=2,
+            topk_group=1,
+            num_experts_per_tok=4,
+            topk_method="greedy",
+            norm_topk_prob=False,
+            routed_scaling_factor=1.0,
+            max_position_embeddings=128,
+            rope_parameters=_yarn(mscale=0.707, mscale_all_dim=0.707),
+        ),
+        published_keys=True,
+        config_edits={"scoring_func": "softmax", "moe_layer_freq": 1},
+    ),
+    # As V2: groups ranked by their best expert, weights scaled; YaRN without mscale; biases everywhere; tied; norm
+    # asked for, which transformers does not do.
+    HfCase(
+        "deepseek_v2_groups",
+        "deepseek_v2",
+        37,
+        _deepseek(
+            num_hidden_layers=2,
+            topk_method="group_limited_greedy",
+            n_routed_experts=9,
+            n_group=3,
+            topk_group=2,
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=4.0,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters=_yarn(factor=6.0, truncate=False),
+        ),
+        dtype="float16",
     ),
 ]

@@ -47,6 +47,7 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
             f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})"
         )
     golden.save(folder, found)
+    edit_config(folder / "config.json", case.late_edits)
     return found.report
 
 
@@ -80,7 +81,16 @@ def rewrite_config(path: Path, case: HfCase) -> None:
         config.pop("transformers_version", None)
         if "num_local_experts" in config and case.family in ("qwen3_moe", "qwen3_next"):
             config["num_experts"] = config.pop("num_local_experts")
-    for key, value in case.config_edits.items():
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    edit_config(path, case.config_edits)
+
+
+def edit_config(path: Path, edits: dict[str, Any]) -> None:
+    """Sets keys or, with the value None, removes them."""
+    if not edits:
+        return
+    config = json.loads(path.read_text())
+    for key, value in edits.items():
         if value is None:
             config.pop(key, None)
         else:

@@ -15,6 +15,8 @@ MATRIX_GAIN = 1.2
 ROUTER_GAIN = 2.0
 NORM_SPREAD = 0.3
 BIAS_STD = 0.3
+# Of what a router adds to scores for choosing; enough to change many choices.
+CORRECTION_BIAS_STD = 0.2
 EMBEDDING_STD = 0.4
 # With tied embeddings this is also the LM head: a wide model's logits stay within the same range as a
 # narrow one's.
@@ -60,10 +62,17 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 normal(parameter, ROUTER_GAIN / parameter.shape[-1] ** 0.5)
             else:
                 normal(parameter, MATRIX_GAIN / parameter.shape[-1] ** 0.5)
+        for buffer in correction_biases(model):
+            normal(buffer, CORRECTION_BIAS_STD)
+
+
+def correction_biases(model: torch.nn.Module) -> list[torch.Tensor]:
+    """What routers add to scores for choosing: weights, although transformers keeps them as buffers."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 def round_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Rounds every parameter to `dtype` and back, so that a file of that type holds it exactly."""
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in [*model.parameters(), *correction_biases(model)]:
             parameter.copy_(parameter.to(dtype).to(torch.float32))

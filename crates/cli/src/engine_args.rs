@@ -42,7 +42,7 @@ pub struct EngineArgs {
     /// Most tokens evaluated at once [default: 512, fewer if memory is short]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub chunk: Option<usize>,
-    /// Positions of the context [default: the model's, at most 4096]
+    /// Positions of the context [default: the model's, at most 4096, fewer if memory is short]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub context: Option<usize>,
     /// Precision of activations in products with quantised weights

@@ -3,6 +3,7 @@
 mod atomic_file;
 mod commands;
 mod engine_args;
+mod table;
 
 use std::process::ExitCode;
 
@@ -10,7 +11,7 @@ use clap::{Parser, Subcommand};
 
 /// Run Mixture-of-Experts language models bigger than memory
 #[derive(Debug, Parser)]
-#[command(version, about, max_term_width = 100)]
+#[command(name = "moeflux", version, about, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -20,6 +21,9 @@ struct Cli {
 enum Command {
     Run(commands::run::RunArgs),
     Logits(commands::logits::LogitsArgs),
+    Synth(commands::synth::SynthArgs),
+    Inspect(commands::inspect::InspectArgs),
+    Bench(commands::bench::BenchArgs),
 }
 
 fn main() -> ExitCode {
@@ -27,12 +31,27 @@ fn main() -> ExitCode {
     let outcome = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Logits(args) => commands::logits::run(args),
+        Command::Synth(args) => commands::synth::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Bench(args) => commands::bench::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", describe(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error with its causes, without those that a message already ends with.
+fn describe(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| {
+        let cause = cause.to_string();
+        match text.is_empty() {
+            true => cause,
+            false if text.ends_with(&cause) => text,
+            false => format!("{text}: {cause}"),
+        }
+    })
 }

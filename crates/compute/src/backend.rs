@@ -130,7 +130,8 @@ pub trait Backend {
     /// Name and hardware, for people: `cpu (avx512, 2 threads)`.
     fn describe(&self) -> String;
 
-    /// Bytes that a compiled graph takes besides its weights and key-value pages.
+    /// Bytes that a compiled graph takes besides its weights and key-value pages; `usize::MAX` if that is not enough
+    /// to say it.
     fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize;
 
     /// Makes `graph` ready to run with `weights`, one tensor for each of [`Graph::weights`].
@@ -192,8 +193,9 @@ pub trait Executable: Send {
 
 /// Bytes of one page over all attention layers of `graph`.
 pub fn page_bytes(graph: &Graph, kv_type: KvType) -> usize {
-    let elements: usize = graph.caches().iter().map(|c| 2 * c.kv_heads * c.head_dim * PAGE_TOKENS).sum();
-    elements * kv_type.bytes()
+    let keys_values: usize = graph.caches().iter().map(|c| 2 * c.kv_heads * c.head_dim).sum();
+    let latents: usize = graph.latent_caches().iter().map(|c| c.rank + c.rope).sum();
+    (keys_values + latents) * PAGE_TOKENS * kv_type.bytes()
 }
 
 /// Bytes of one state slot over all recurrent operations of `graph`.

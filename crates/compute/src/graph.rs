@@ -52,6 +52,10 @@ pub struct WeightId(pub(crate) usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CacheId(pub usize);
 
+/// Latent storage of one multi-head latent attention layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LatentCacheId(pub usize);
+
 /// The routed experts of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExpertSetId(pub usize);
@@ -89,6 +93,38 @@ pub struct Attention {
     pub scale: f32,
     /// A key is visible iff query position − key position < window; everything before when absent.
     pub window: Option<usize>,
+}
+
+/// Shape of a causal multi-head latent attention (DeepSeek-V2, 2024). All heads share one latent c and one rotated
+/// key k_rope a token; head h has the key \[W_k(h)·c | k_rope\] and the value W_v(h)·c.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentAttention {
+    /// Query heads.
+    pub heads: usize,
+    /// Channels of a head that carry no position (`qk_nope_head_dim`).
+    pub nope: usize,
+    /// Channels of a head that are rotated (`qk_rope_head_dim`).
+    pub rope: usize,
+    /// Channels of the latent (`kv_lora_rank`).
+    pub rank: usize,
+    /// Channels of a head's value (`v_head_dim`).
+    pub value: usize,
+    /// Factor on q·k before softmax.
+    pub scale: f32,
+}
+
+/// Where W_k and W_v of all heads are, in the forms that checkpoints have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LatentWeights {
+    /// (heads · (nope + value), rank): each head's W_k, then its W_v (`kv_b_proj`).
+    Joint(WeightId),
+    /// Apart, W_k transposed, so that it maps a query into the latent space.
+    Split {
+        /// (heads · rank, nope): each head's W_kᵀ.
+        k: WeightId,
+        /// (heads · value, rank): each head's W_v.
+        v: WeightId,
+    },
 }
 
 /// What a router's logits are turned into before experts are chosen.
@@ -255,6 +291,21 @@ pub enum Op {
         /// Where keys and values live.
         cache: CacheId,
     },
+    /// Appends c and k_rope to the cache, then causal multi-head latent attention over it.
+    LatentAttention {
+        /// (tokens, heads · nope).
+        q_nope: Value,
+        /// (tokens, heads · rope), rotated.
+        q_rope: Value,
+        /// (tokens, rank).
+        c: Value,
+        /// (tokens, rope), rotated.
+        k_rope: Value,
+        /// W_k and W_v.
+        weights: LatentWeights,
+        /// Where latents and rotated keys live.
+        cache: LatentCacheId,
+    },
     /// silu(gate) ⊙ up (Shazeer 2020).
     SwiGlu {
         /// (rows, width).
@@ -277,6 +328,7 @@ pub enum Op {
         limit: f32,
     },
     /// Scores, then the `top_k` largest of score + bias (ties: the lower id first), weighted by their scores.
+    /// If a logit is not finite, the weights are NaN.
     Route {
         /// (tokens, experts).
         logits: Value,
@@ -372,6 +424,7 @@ pub struct Graph {
     pub(crate) ropes: Vec<Rope>,
     pub(crate) caches: Vec<Attention>,
     pub(crate) states: Vec<usize>,
+    pub(crate) latent_caches: Vec<LatentAttention>,
     pub(crate) expert_sets: Vec<ExpertSet>,
     pub(crate) values: usize,
     pub(crate) routings: usize,
@@ -397,6 +450,11 @@ impl Graph {
     /// f32 elements of the recurrent states of one sequence, indexed by [`StateId`].
     pub fn states(&self) -> &[usize] {
         &self.states
+    }
+
+    /// Shapes of the multi-head latent attention layers, indexed by [`LatentCacheId`].
+    pub fn latent_caches(&self) -> &[LatentAttention] {
+        &self.latent_caches
     }
 
     /// Resident weights, in the order of their declaration.
@@ -433,6 +491,7 @@ pub struct GraphBuilder {
     ropes: Vec<Rope>,
     caches: Vec<Attention>,
     states: Vec<usize>,
+    latent_caches: Vec<LatentAttention>,
     expert_sets: Vec<ExpertSet>,
     values: usize,
     routings: usize,
@@ -566,6 +625,44 @@ impl GraphBuilder {
         Ok(self.push(Op::Attention { q, k, v, cache }, q.width))
     }
 
+    /// Appends c and k_rope to a new cache and attends over it: (tokens, heads · value).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths or weights do not fit the shape.
+    pub fn latent_attention(
+        &mut self,
+        [q_nope, q_rope]: [Value; 2],
+        [c, k_rope]: [Value; 2],
+        weights: LatentWeights,
+        shape: LatentAttention,
+    ) -> Result<Value> {
+        let op = "latent_attention";
+        check(op, "width of q_nope", shape.heads * shape.nope, q_nope.width)?;
+        check(op, "width of q_rope", shape.heads * shape.rope, q_rope.width)?;
+        check(op, "width of c", shape.rank, c.width)?;
+        check(op, "width of k_rope", shape.rope, k_rope.width)?;
+        let matrix = |id: WeightId, rows: &'static str, expected: usize, cols: &'static str, width: usize| {
+            let weight = self.matrix(id);
+            check(op, rows, expected, weight.rows)?;
+            check(op, cols, width, weight.cols)
+        };
+        match weights {
+            LatentWeights::Joint(id) => {
+                let rows = shape.heads * (shape.nope + shape.value);
+                matrix(id, "rows of the joint weight", rows, "columns of the joint weight", shape.rank)?;
+            }
+            LatentWeights::Split { k, v } => {
+                let (k_rows, v_rows) = (shape.heads * shape.rank, shape.heads * shape.value);
+                matrix(k, "rows of the key weight", k_rows, "columns of the key weight", shape.nope)?;
+                matrix(v, "rows of the value weight", v_rows, "columns of the value weight", shape.rank)?;
+            }
+        }
+        self.latent_caches.push(shape);
+        let cache = LatentCacheId(self.latent_caches.len() - 1);
+        let op = Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache };
+        Ok(self.push(op, shape.heads * shape.value))
+    }
+
     /// silu(gate) ⊙ up.
     ///
     /// # Errors
@@ -665,6 +762,7 @@ impl GraphBuilder {
             ropes: self.ropes,
             caches: self.caches,
             states: self.states,
+            latent_caches: self.latent_caches,
             expert_sets: self.expert_sets,
             values: self.values,
             routings: self.routings,

@@ -60,6 +60,10 @@ fn cut(graph: &Graph, resident: impl Fn(ExpertSetId) -> bool) -> Vec<Segment> {
 pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
     let mut more = [None, None];
     let three = match *op {
+        Op::LatentAttention { q_nope, q_rope, c, k_rope, .. } => {
+            more = [Some(k_rope), None];
+            [Some(q_nope), Some(q_rope), Some(c)]
+        }
         Op::Embed { .. } => [None, None, None],
         Op::Linear { x, .. }
         | Op::RmsNorm { x, .. }

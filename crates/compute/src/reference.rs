@@ -15,8 +15,8 @@ use crate::backend::{
     page_bytes, slot_bytes,
 };
 use crate::graph::{
-    Attention, DeltaInputs, DeltaRule, ExpertSetId, Graph, GroupRank, Op, Output, Rope, RopeStyle, Route,
-    Score, StateId, Value, WeightId,
+    Attention, DeltaInputs, DeltaRule, ExpertSetId, Graph, GroupRank, LatentAttention, LatentWeights, Op,
+    Output, Rope, RopeStyle, Route, Score, StateId, Value, WeightId,
 };
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
@@ -86,6 +86,31 @@ fn softmax(scores: &[f32]) -> Vec<f64> {
     p
 }
 
+/// W_k (nope, rank) and W_v (value, rank) of head `head`.
+///
+/// # Errors
+/// If a weight's dtype has no dequantiser.
+pub fn latent_weights(
+    shape: &LatentAttention,
+    weights: LatentWeights,
+    view: impl Fn(WeightId) -> Result<Vec<Vec<f32>>>,
+    head: usize,
+) -> Result<[Vec<Vec<f32>>; 2]> {
+    let LatentAttention { nope, rank, value, .. } = *shape;
+    Ok(match weights {
+        LatentWeights::Joint(id) => {
+            let rows = view(id)?;
+            let both = &rows[head * (nope + value)..(head + 1) * (nope + value)];
+            [both[..nope].to_vec(), both[nope..].to_vec()]
+        }
+        LatentWeights::Split { k, v } => {
+            let transposed = &view(k)?[head * rank..(head + 1) * rank];
+            let k = (0..nope).map(|n| transposed.iter().map(|row| row[n]).collect()).collect();
+            [k, view(v)?[head * value..(head + 1) * value].to_vec()]
+        }
+    })
+}
+
 /// silu(gate) · up.
 pub fn swiglu(gate: f32, up: f32) -> f32 {
     let g = f64::from(gate);
@@ -98,7 +123,8 @@ pub fn sigmoid(x: f32) -> f32 {
 }
 
 /// The chosen experts with their weights, best first; ties go to the lower id. Experts outside the kept groups cannot
-/// be chosen. Source: transformers' routers; DeepSeek-V3 adds 1e-20 to the sum that it divides by.
+/// be chosen. A logit that is not finite makes every weight NaN: it comes from a broken weight or an overflow, and must
+/// not vanish by not being chosen. Source: transformers' routers; DeepSeek-V3 adds 1e-20 to the sum that it divides by.
 pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f32)> {
     let scores: Vec<f64> = match route.score {
         Score::Softmax => softmax(logits),
@@ -128,7 +154,9 @@ pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f
         _ => order.iter().map(|e| scores[*e]).collect(),
     };
     let sum = if route.renormalize { chosen.iter().sum::<f64>() + 1e-20 } else { 1.0 };
-    order.iter().zip(chosen).map(|(e, w)| (*e as u32, (w / sum * f64::from(route.scale)) as f32)).collect()
+    let poison = if logits.iter().all(|l| l.is_finite()) { 0.0 } else { f64::NAN };
+    let weight = |w: f64| (w / sum * f64::from(route.scale) + poison) as f32;
+    order.iter().zip(chosen).map(|(e, w)| (*e as u32, weight(w))).collect()
 }
 
 /// One expert on one row of activations.
@@ -156,7 +184,7 @@ impl Backend for Reference {
     }
 
     fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
-        (plan.row_bytes() + graph.vocab_size() * size_of::<f32>()) * options.max_rows
+        (plan.row_bytes() + graph.vocab_size() * size_of::<f32>()).saturating_mul(options.max_rows)
     }
 
     fn compile(
@@ -167,8 +195,13 @@ impl Backend for Reference {
         _: CompileOptions,
     ) -> Result<Box<dyn Executable>> {
         graph.check_weights(&weights)?;
-        let (pages, states) = (HashMap::new(), HashMap::new());
-        Ok(Box::new(Interpreter { graph: graph.clone(), weights, pages, states }))
+        Ok(Box::new(Interpreter {
+            graph: graph.clone(),
+            weights,
+            pages: HashMap::new(),
+            latents: HashMap::new(),
+            states: HashMap::new(),
+        }))
     }
 }
 
@@ -189,6 +222,8 @@ struct Interpreter {
     pages: HashMap<KvKey, (Vec<f32>, Vec<f32>)>,
     /// By state and slot.
     states: HashMap<(usize, u32), Vec<f32>>,
+    /// c and rotated key of a token.
+    latents: HashMap<KvKey, (Vec<f32>, Vec<f32>)>,
 }
 
 type Matrix = Vec<Vec<f32>>;
@@ -285,6 +320,55 @@ impl Interpreter {
         out
     }
 
+    /// Every head's keys and values are made from the latents, as the paper defines them.
+    fn latent_attention(
+        &mut self,
+        cache: usize,
+        weights: LatentWeights,
+        [q_nope, q_rope]: [&Matrix; 2],
+        [c, k_rope]: [&Matrix; 2],
+        spans: &[Span<'_>],
+    ) -> Result<Matrix> {
+        let shape = self.graph.latent_caches[cache];
+        let LatentAttention { heads, nope, rope, value, scale, .. } = shape;
+        let mut out = vec![vec![0.0; heads * value]; c.len()];
+        for span in spans {
+            let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
+            for (i, row) in span.rows.clone().enumerate() {
+                self.latents.insert(key(span.start + i), (c[row].clone(), k_rope[row].clone()));
+            }
+        }
+        for head in 0..heads {
+            let view = |id: WeightId| {
+                let view = self.weights[id.0].view();
+                let row = |r| {
+                    let mut row = vec![0.0; view.cols()];
+                    dequantize_row(view, r, &mut row).map(|()| row)
+                };
+                (0..view.rows()).map(row).collect()
+            };
+            let [w_k, w_v] = latent_weights(&shape, weights, view, head)?;
+            for span in spans {
+                let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
+                let times = |w: &Matrix, c: &[f32]| w.iter().map(|row| dot(row, c)).collect::<Vec<f32>>();
+                let cached = (0..span.start + span.rows.len()).map(|p| &self.latents[&key(p)]);
+                let (keys, values): (Matrix, Matrix) = cached
+                    .map(|(c, k_rope)| ([times(&w_k, c), k_rope.clone()].concat(), times(&w_v, c)))
+                    .unzip();
+                let keys: Vec<&[f32]> = keys.iter().map(Vec::as_slice).collect();
+                let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
+                for (i, row) in span.rows.clone().enumerate() {
+                    let seen = span.start + i + 1;
+                    let q_nope = &q_nope[row][head * nope..(head + 1) * nope];
+                    let query = [q_nope, &q_rope[row][head * rope..(head + 1) * rope]].concat();
+                    let out = &mut out[row][head * value..(head + 1) * value];
+                    attend(&query, &keys[..seen], &values[..seen], scale, out);
+                }
+            }
+        }
+        Ok(out)
+    }
+
     fn moe(
         &self,
         set: ExpertSetId,
@@ -376,6 +460,10 @@ impl Executable for Interpreter {
                 Op::Attention { q, k, v, cache } => {
                     let (q, k, v) = (of(q).clone(), of(k).clone(), of(v).clone());
                     self.attention(cache.0, &q, &k, &v, batch.spans)
+                }
+                Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => {
+                    let [q_nope, q_rope, c, k_rope] = [q_nope, q_rope, c, k_rope].map(|v| of(v).clone());
+                    self.latent_attention(cache.0, weights, [&q_nope, &q_rope], [&c, &k_rope], batch.spans)?
                 }
                 Op::SwiGlu { gate, up } => {
                     let row = |(g, u): (&Vec<f32>, &Vec<f32>)| {

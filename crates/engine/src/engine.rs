@@ -6,16 +6,15 @@ use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, PAGE_TOKENS, Span, StateSlots,
-    page_bytes, slot_bytes,
 };
-use moeflux_compute::graph::{ExpertSetId, Op};
 use moeflux_compute::plan::Plan;
 
 use crate::checkpoint::Checkpoint;
-use crate::experts::{CacheStats, ExpertCache, cache::SlotPlan};
+use crate::experts::{CacheStats, ExpertCache};
 use crate::io::queue::{PreadPool, ReadQueue};
-use crate::memory::{self, Budget};
+use crate::memory::Budget;
 use crate::models::{self, Model};
+use crate::placement::Placement;
 use crate::session::{Pool, Session, Slot};
 use crate::session_file;
 use crate::{Error, Result};
@@ -29,7 +28,8 @@ pub struct Options {
     pub expert_cache: Option<usize>,
     /// Most tokens evaluated at once. By default 512, or fewer if memory is short.
     pub chunk: Option<usize>,
-    /// Positions of the context. By default what the model was made for, but at most 4096.
+    /// Positions of the context. By default what the model was made for, but at most 4096, or fewer if
+    /// memory is short.
     pub context: Option<usize>,
     /// Precision of matrix products whose weights are quantised.
     pub activations: ActivationMode,
@@ -97,19 +97,6 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Tokens evaluated at once unless said otherwise, and the fewest that a small budget brings it down to.
-const CHUNK: usize = 512;
-const SMALLEST_CHUNK: usize = 32;
-/// Positions of the context unless said otherwise.
-const CONTEXT: usize = 4096;
-
-fn positive(option: &'static str, value: Option<usize>) -> Result<Option<usize>> {
-    match value {
-        Some(0) => Err(Error::Option { option, expected: "a positive number".into(), got: "0".into() }),
-        other => Ok(other),
-    }
-}
-
 impl Engine {
     /// Opens the checkpoint at `path` and loads its resident weights; `progress` gets (bytes loaded, bytes in all).
     ///
@@ -142,31 +129,9 @@ impl Engine {
         queue: Box<dyn ReadQueue>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
-        let context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
-        let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
-        let kv_type = options.kv_type.unwrap_or(default_kv);
-        let trunk = model.trunk_bytes();
-        let page_count = context.div_ceil(PAGE_TOKENS);
-        // Beside those kept, the present state and the one that an evaluation writes.
-        let slot_count =
-            if model.graph.states().is_empty() { 0 } else { options.checkpoints.saturating_add(2) };
-        let kv = (page_bytes(&model.graph, kv_type) as u64)
-            .saturating_mul(page_count as u64)
-            .saturating_add((slot_bytes(&model.graph) as u64).saturating_mul(slot_count as u64));
-        let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
-        let top_k = top_k(&model);
-
-        let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
-        let (budget, slots) = loop {
-            let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
-            let plan = Plan::new(&model.graph, |_| true);
-            let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
-            let fitted = fit(&model, options, total, [trunk, kv, scratch], top_k);
-            match fitted {
-                Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
-                other => break other?,
-            }
-        };
+        let Placement { budget, slots, chunk, context, state_slots, kv_type } =
+            Placement::new(&model, backend, options)?;
+        let trunk = budget.needs.trunk;
 
         let resident = slots.holds_all(&model.experts);
         let plan = Plan::new(&model.graph, |_| resident);
@@ -185,7 +150,7 @@ impl Engine {
             source,
         };
         let experts = ExpertCache::new(store, slots, queue).map_err(no_memory)?;
-        let pool = Arc::new(Pool::new(page_count, slot_count, options.checkpoints));
+        let pool = Arc::new(Pool::new(context.div_ceil(PAGE_TOKENS), state_slots, options.checkpoints));
         let backend = backend.describe();
         Ok(Self {
             model,
@@ -346,39 +311,5 @@ impl Engine {
     /// Positions that a sequence may have.
     pub fn context(&self) -> usize {
         self.context
-    }
-}
-
-/// Nine tenths of what the system grants: the rest is for page tables, other programs and its own caches.
-fn default_memory() -> Option<u64> {
-    memory::available().map(|bytes| bytes / 10 * 9)
-}
-
-/// Experts that one token needs in a layer, at most.
-fn top_k(model: &Model) -> usize {
-    let route = |op: &Op| if let Op::Route { route, .. } = op { route.top_k } else { 0 };
-    model.graph.nodes().iter().map(|n| route(&n.op)).max().unwrap_or(0)
-}
-
-/// Divides the budget and plans slots: as many as it holds, or as many as the options ask for.
-fn fit(
-    model: &Model,
-    options: &Options,
-    total: u64,
-    [trunk, kv, scratch]: [u64; 3],
-    top_k: usize,
-) -> Result<(Budget, SlotPlan)> {
-    let store = &model.experts;
-    if let Some(slots) = positive("expert_cache", options.expert_cache)? {
-        let plan = SlotPlan::of_slots(store, slots);
-        return Ok((Budget::divide(total, trunk, kv, scratch, plan.bytes())?, plan));
-    }
-    let largest = (0..store.sets()).map(|set| store.slot_bytes(ExpertSetId(set))).max().unwrap_or(0) as u64;
-    let budget = Budget::divide(total, trunk, kv, scratch, largest * top_k as u64)?;
-    match SlotPlan::within(store, budget.experts, top_k) {
-        Ok(plan) => Ok((budget, plan)),
-        Err(minimum) => Err(Budget::divide(total, trunk, kv, scratch, minimum)
-            .err()
-            .unwrap_or_else(|| Error::Budget { budget: total, minimum, parts: "experts".into() })),
     }
 }

@@ -10,12 +10,15 @@ pub mod generation;
 pub mod io;
 pub mod memory;
 pub mod models;
+pub mod placement;
 pub mod sampler;
 pub mod session;
 mod session_file;
+pub mod synth;
 pub mod tokenizer;
 
 pub use engine::{Engine, Options, Outputs, Stats};
 pub use error::{Error, Result};
 pub use generation::{Finish, Generated, TextModel};
+pub use placement::Placement;
 pub use session::Session;

@@ -1,4 +1,7 @@
 //! One file a command.
 
+pub mod bench;
+pub mod inspect;
 pub mod logits;
 pub mod run;
+pub mod synth;

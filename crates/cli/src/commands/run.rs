@@ -45,7 +45,13 @@ pub struct RunArgs {
 #[derive(Debug, Clone, Args)]
 pub struct SamplingArgs {
     /// Divides the logits; 0 always takes the most likely token
-    #[arg(long, value_name = "T", default_value_t = 0.7, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.7,
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     temperature: f32,
     /// Only this many of the most likely tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
@@ -310,9 +316,9 @@ fn describe(model: &TextModel) {
     eprintln!(
         "{}; trunk {}, context {} tokens {}, experts {} of {} in {} slots",
         engine.backend(),
-        size(budget.trunk),
+        size(budget.needs.trunk),
         engine.context(),
-        size(budget.kv),
+        size(budget.needs.kv),
         size(cache.plan().bytes().min(all)),
         size(all),
         cache.plan().slots(),

@@ -6,6 +6,7 @@ use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
 use super::causal_conv1d::{causal_conv1d, transpose};
 use super::gated_delta_rule::{Inputs, gated_delta_rule};
+use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
 use super::linear::{CpuContext, LinearJob, linear};
 use super::moe_experts::{MoeScratch, moe_experts};
 use super::rope::Angles;
@@ -37,6 +38,8 @@ pub(crate) struct CpuExecutable {
     states: Vec<Slots>,
     /// Weights of convolutions by their state, (kernel, channels).
     taps: Vec<Vec<f32>>,
+    latent_caches: Vec<LatentCache>,
+    latent: LatentScratch,
     angles: Vec<Angles>,
     /// A value as int8, and which it is.
     q8: Q8Rows,
@@ -69,6 +72,8 @@ impl CpuExecutable {
             }
         }
         let caches = graph.caches.iter().map(|shape| KvCache::new(*shape, options.kv_type)).collect();
+        let latent_caches = graph.latent_caches.iter();
+        let latent_caches = latent_caches.map(|shape| LatentCache::new(*shape, options.kv_type)).collect();
         Ok(Self {
             steps: steps(&graph),
             buffers: vec![vec![]; plan.buffer_widths.len()],
@@ -80,6 +85,8 @@ impl CpuExecutable {
             caches,
             states: graph.states.iter().map(|elements| Slots::new(*elements)).collect(),
             taps,
+            latent_caches,
+            latent: LatentScratch::default(),
             graph,
             plan,
             weights,
@@ -234,6 +241,21 @@ impl CpuExecutable {
                 self.caches[cache.0].attend(&self.context.pool, simd, qkv, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
+            Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => {
+                let mut buffer = self.take(out, rows);
+                let inputs = [q_nope, q_rope, c, k_rope].map(|value| self.buffer(value));
+                let [q_nope, q_rope, c, k_rope] = inputs.map(|index| &self.buffers[index][..]);
+                let inputs = LatentInputs { q_nope, q_rope, c, k_rope, weights, tensors: &self.weights };
+                let outcome = self.latent_caches[cache.0].attend(
+                    &self.context,
+                    &mut self.latent,
+                    &inputs,
+                    batch.spans,
+                    &mut buffer,
+                );
+                self.put(out, buffer);
+                outcome?;
+            }
             Op::SwiGlu { gate, up } => {
                 let rows = self.value(gate).len() / gate.width();
                 self.map_rows(out, rows, |this, row, out| {
@@ -376,6 +398,7 @@ impl Executable for CpuExecutable {
 
     fn reserve_pages(&mut self, pages: usize) {
         self.caches.iter_mut().for_each(|cache| cache.reserve(pages));
+        self.latent_caches.iter_mut().for_each(|cache| cache.reserve(pages));
     }
 
     fn reserve_slots(&mut self, slots: usize) {

@@ -5,6 +5,7 @@ mod attention;
 mod causal_conv1d;
 mod executable;
 mod gated_delta_rule;
+mod latent_attention;
 mod linear;
 pub mod matmul;
 mod moe_experts;
@@ -57,10 +58,15 @@ impl Backend for CpuBackend {
         let top_k = top_k.max().unwrap_or(0);
         let moe =
             graph.expert_sets().iter().map(|set| moe_experts::scratch_bytes(set, top_k, options.max_rows));
+        let latent = graph.latent_caches().iter();
+        let latent =
+            latent.map(|c| latent_attention::scratch_bytes(c, options.max_rows, self.pool.threads()));
         let logits = graph.vocab_size() * size_of::<f32>();
         // One more widest row stands for the int8 copy of a value.
         let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2;
-        (plan.row_bytes() + widest) * options.max_rows + moe.max().unwrap_or(0) + logits
+        let rows = (plan.row_bytes() + widest).saturating_mul(options.max_rows);
+        let shared = moe.max().unwrap_or(0).saturating_add(latent.max().unwrap_or(0));
+        rows.saturating_add(shared).saturating_add(logits)
     }
 
     fn compile(

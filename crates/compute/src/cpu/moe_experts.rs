@@ -38,7 +38,7 @@ pub(crate) struct MoeScratch {
 /// Bytes of scratch that a batch of `rows` rows with `top_k` choices each needs.
 pub(crate) fn scratch_bytes(set: &ExpertSet, top_k: usize, rows: usize) -> usize {
     let pair = (2 * set.gate.rows + set.down.rows) * size_of::<f32>() + set.gate.rows * 2;
-    rows * top_k * pair
+    rows.saturating_mul(top_k * pair)
 }
 
 /// Grows `buffer` to `len` without clearing what will be overwritten.

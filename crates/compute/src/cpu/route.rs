@@ -46,7 +46,9 @@ impl Choice {
                 score(&logits, Score::Softmax, chosen);
             }
             let sum = if route.renormalize { chosen.iter().sum::<f32>() + 1e-20 } else { 1.0 };
-            chosen.iter_mut().for_each(|w| *w = *w / sum * route.scale);
+            // Zero, or NaN if a logit is not finite: it must not vanish by not being chosen.
+            let poison: f32 = row.iter().map(|l| l * 0.0).sum();
+            chosen.iter_mut().for_each(|w| *w = *w / sum * route.scale + poison);
             self.ids.extend_from_slice(&order);
         }
     }

@@ -140,8 +140,8 @@ pub(crate) trait Kernel {
     /// What it computes.
     type Output;
 
-    /// Computes it. Must be `#[inline(always)]`, as must everything generic over [`Isa`] that it calls: the
-    /// instruction set is that of the function it ends up in.
+    /// Computes it. Must be `#[inline(always)]`, as must everything generic over [`Isa`] that it calls (so no
+    /// closures): the instruction set is that of the function it ends up in.
     fn run<I: Isa>(self, isa: I) -> Self::Output;
 }
 
@@ -151,6 +151,9 @@ pub(crate) trait Kernel {
 /// Integer lanes ([`Isa::U`]) are bits: signedness is in the operation. Methods that take pointers
 /// need them valid for the stated number of elements, of any alignment.
 pub(crate) trait Isa: Copy {
+    /// Runs `kernel` in a function of its own, so that it is compiled once for all its callers.
+    fn call<K: Kernel>(self, kernel: K) -> K::Output;
+
     /// Lanes of a vector; at most [`MAX_LANES`].
     const LANES: usize;
     /// Tokens that the inner loops of matrix products keep in registers.
@@ -171,6 +174,11 @@ pub(crate) trait Isa: Copy {
     /// # Safety
     /// `p` is valid for reads of `LANES` elements.
     unsafe fn load_u(self, p: *const u32) -> Self::U;
+    /// `LANES` 16-bit elements from `p`, in the low halves of the lanes.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `LANES` elements.
+    unsafe fn load_u16(self, p: *const u16) -> Self::U;
     /// Writes `LANES` elements to `p`.
     ///
     /// # Safety
@@ -186,6 +194,37 @@ pub(crate) trait Isa: Copy {
     /// # Safety
     /// Those 16 bytes are readable for every r below `LANES`.
     unsafe fn load_transposed(self, p: *const u8, stride: usize) -> [Self::U; 4];
+
+    /// 32 bytes from `low` and, if there are sixteen lanes, 32 from `high` above them.
+    ///
+    /// # Safety
+    /// Both are valid for reads of 32 bytes.
+    unsafe fn load_parts(self, low: *const u8, high: *const u8) -> Self::U;
+    /// As [`Isa::load_parts`] of 32 nibbles each, as bytes: first the low ones of 16 bytes, then the high ones.
+    ///
+    /// # Safety
+    /// Both are valid for reads of 16 bytes.
+    unsafe fn load_low_high_nibbles(self, low: *const u8, high: *const u8) -> Self::U;
+    /// The nibbles of 2 · `LANES` bytes from `p` as bytes, the low one of each byte before the high one.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of as many bytes.
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::U;
+
+    /// Bytes that are 16 where the bits of `low`, and above them those of `high`, are set.
+    fn sixteen_where(self, low: u32, high: u32) -> Self::U;
+    /// Shift left by `n` < 32.
+    fn shl_all(self, a: Self::U, n: u32) -> Self::U;
+    /// Shift right by `low` in the lowest eight lanes and by `high` in those above, filling with zeros.
+    fn shr_parts(self, a: Self::U, low: u32, high: u32) -> Self::U;
+
+    /// Adds up quarters of `LANES` vectors r = 0.. of products of rows r: lane i of the result k < 4 (`LANES` = 16) or
+    /// k < 2 is the sum of lanes 4k..4k + 4 of vector i. Given by [`Isa::sum_rows`] from four rows each.
+    fn gather_quarters(self, sums: [Self::U; 4]) -> [Self::U; 4];
+    /// As [`Isa::gather_quarters`] for the sums of eight lanes: result k < 2 or k < 1 is that of 8k..8k + 8.
+    fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2];
+    /// Lane 4k + i: the sum of lanes 4k..4k + 4 of `rows[i]`, wrapping.
+    fn sum_rows(self, rows: [Self::U; 4]) -> Self::U;
 
     /// Bitwise and.
     fn and(self, a: Self::U, b: Self::U) -> Self::U;
@@ -289,6 +328,20 @@ pub(crate) trait Isa: Copy {
         unsafe {
             p.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
             self.load_f16(lanes.as_ptr())
+        }
+    }
+
+    /// The first `n` < `LANES` 16-bit elements from `p`, then zeros, in the low halves of the lanes.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `n` elements.
+    #[inline(always)]
+    unsafe fn load_first_u16(self, p: *const u16, n: usize) -> Self::U {
+        let mut lanes = [0u16; MAX_LANES];
+        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller.
+        unsafe {
+            p.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
+            self.load_u16(lanes.as_ptr())
         }
     }
 

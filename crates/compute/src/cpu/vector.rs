@@ -334,8 +334,12 @@ fn exp<I: Isa>(isa: I, x: I::F) -> I::F {
     let p = isa.add(isa.mul_add(isa.mul(p, r), r, r), isa.splat(1.0));
 
     // 2ⁿ in two factors, as n may lie outside the range of exponents.
-    let bias = isa.splat_u(127);
-    let power = |n| isa.of_bits(isa.shl::<23>(isa.add_u(n, bias)));
     let (low, high) = (isa.sar::<1>(n), isa.sar::<1>(isa.add_u(n, isa.splat_u(1))));
-    isa.mul(isa.mul(p, power(low)), power(high))
+    isa.mul(isa.mul(p, power_of_two(isa, low)), power_of_two(isa, high))
+}
+
+/// 2ⁿ for n in −126..128.
+#[inline(always)]
+fn power_of_two<I: Isa>(isa: I, n: I::U) -> I::F {
+    isa.of_bits(isa.shl::<23>(isa.add_u(n, isa.splat_u(127))))
 }

@@ -386,6 +386,10 @@ impl ExpertSource for ExpertCache {
         experts: &[u32],
         visitor: &mut dyn FnMut(&[ExpertView<'_>]),
     ) -> moeflux_compute::Result<()> {
+        // What is announced is counted, and released if the visit fails.
+        if !self.announced.iter().copied().eq(experts.iter().map(|id| (set, *id))) {
+            self.announce(set, experts)?;
+        }
         let outcome = self.visit_all(set, experts, visitor);
         if outcome.is_err() {
             self.release();

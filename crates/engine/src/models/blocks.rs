@@ -194,6 +194,43 @@ pub fn moe(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, moe: &Moe) -> 
     Ok(r.graph.add(x, out)?)
 }
 
+/// Norm, router with an optional correction bias, experts and the unweighted sum of shared ones (one SwiGLU of width
+/// `shared`, if any), residual.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn moe_with_shared(
+    r: &mut Recorder,
+    d: &Decoder,
+    layer: usize,
+    x: Value,
+    moe: &Moe,
+    (bias, shared): (Option<WeightId>, Option<usize>),
+) -> Result<Value> {
+    let base = format!("model.layers.{layer}");
+    r.graph.scope(format!("layers.{layer}.mlp"));
+    let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
+    let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
+    let routing = r.graph.route(logits, bias, moe.route)?;
+    let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
+    // Between the router's choice and its use, so that reads can be under way meanwhile.
+    let shared = match shared {
+        Some(width) => {
+            let module = |name: &str| format!("{base}.mlp.shared_experts.{name}");
+            let gate = r.linear(h, &module("gate_proj"), width, Precision::Fast)?;
+            let up = r.linear(h, &module("up_proj"), width, Precision::Fast)?;
+            let product = r.graph.swiglu(gate, up)?;
+            Some(r.linear(product, &module("down_proj"), d.hidden_size, Precision::Fast)?)
+        }
+        None => None,
+    };
+    let mut out = r.graph.moe_experts(h, routing, experts)?;
+    if let Some(shared) = shared {
+        out = r.graph.add(out, shared)?;
+    }
+    Ok(r.graph.add(x, out)?)
+}
+
 /// Output rows, final norm, logits; the head is `table` if the embeddings are tied.
 ///
 /// # Errors

@@ -37,6 +37,22 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
     ("linear_value_width", "ssm.inner_size"),
+    ("yarn_log_multiplier", "rope.scaling.yarn_log_multiplier"),
+    ("intermediate_size", "feed_forward_length"),
+    ("first_k_dense_replace", "leading_dense_block_count"),
+    ("q_lora_rank", "attention.q_lora_rank"),
+    ("kv_lora_rank", "attention.kv_lora_rank"),
+    ("qk_rope_head_dim", "rope.dimension_count"),
+    ("qk_head_dim", "attention.key_length_mla"),
+    ("v_head_dim", "attention.value_length_mla"),
+    ("value_length", "attention.value_length"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
+    ("n_shared_experts", "expert_shared_count"),
+    ("n_group", "expert_group_count"),
+    ("topk_group", "expert_group_used_count"),
+    ("routed_scaling_factor", "expert_weights_scale"),
+    ("norm_topk_prob", "expert_weights_norm"),
+    ("expert_gating_func", "expert_gating_func"),
 ];
 
 /// Other names under which Hugging Face configurations keep a key.
@@ -139,6 +155,15 @@ impl<'a> Config<'a> {
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
         let convert = |v: &Value| v.as_u64().filter(|n| (1..=1 << 32).contains(n)).map(|n| n as usize);
         self.optional(key, "a positive whole number", convert)
+    }
+
+    /// A whole number, possibly zero, or nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn count(&self, key: &str) -> Result<Option<usize>> {
+        let convert = |v: &Value| v.as_u64().filter(|n| *n <= 1 << 32).map(|n| n as usize);
+        self.optional(key, "a whole number", convert)
     }
 
     /// A positive whole number.

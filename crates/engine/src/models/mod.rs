@@ -2,6 +2,9 @@
 
 pub mod blocks;
 pub mod config;
+mod deepseek_v2;
+mod deepseek_v3;
+pub mod latent;
 mod mixtral;
 mod olmoe;
 mod qwen3_5_moe;
@@ -30,8 +33,15 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: &[Family] =
-    &[qwen3_moe::FAMILY, qwen3_next::FAMILY, qwen3_5_moe::FAMILY, mixtral::FAMILY, olmoe::FAMILY];
+pub const FAMILIES: &[Family] = &[
+    qwen3_moe::FAMILY,
+    qwen3_next::FAMILY,
+    qwen3_5_moe::FAMILY,
+    mixtral::FAMILY,
+    olmoe::FAMILY,
+    deepseek_v3::FAMILY,
+    deepseek_v2::FAMILY,
+];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
 ///

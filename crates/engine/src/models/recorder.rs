@@ -195,6 +195,17 @@ const COMMON_NAMES: NameMap = &[
     ("linear_attn.out_proj", "ssm_out"),
     ("linear_attn.A_log", "ssm_a"),
     ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("self_attn.embed_q", "attn_k_b"),
+    ("self_attn.unembed_out", "attn_v_b"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
 ];
 
 /// Where the routed experts of a family are, below a layer.
@@ -346,6 +357,34 @@ impl Recorder {
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
         Ok(Some(stored))
+    }
+
+    /// A (rows, cols) matrix of each of `heads` heads, stored as one tensor with or without a dimension of its own for
+    /// heads.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn head_matrices(
+        &mut self,
+        module: &str,
+        heads: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<WeightId> {
+        let stored = self.find(module, "weight")?.ok_or_else(|| self.missing(module, "weight"))?;
+        if stored.shape != [heads, rows, cols] && stored.shape != [heads * rows, cols] {
+            let expected = format!("shape [{heads}, {rows}, {cols}]");
+            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
+        }
+        self.add(stored, vec![], Form::Stored)
+    }
+
+    /// A vector of `len` values, as f32.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn vector(&mut self, module: &str, part: &str, len: usize) -> Result<WeightId> {
+        self.optional_vector(module, part, len)?.ok_or_else(|| self.missing(module, part))
     }
 
     /// A vector of `len` values, as f32; `None` if the checkpoint lacks it.

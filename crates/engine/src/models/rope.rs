@@ -61,6 +61,33 @@ fn llama3(base: &[f32], required: &impl Fn(&str) -> Result<f64>) -> Result<Vec<f
     Ok(base.iter().map(stretch).collect())
 }
 
+/// What YaRN multiplies by for a context `scale` times as long, with weight `m`.
+fn mscale(scale: f64, m: f64) -> f64 {
+    if scale <= 1.0 { 1.0 } else { 0.1 * m * scale.ln() + 1.0 }
+}
+
+/// `mscale_all_dim`, or 0. GGUF files hold a tenth of it.
+fn mscale_all_dim(config: &Config<'_>) -> Result<f64> {
+    Ok(match config.format() {
+        Format::Gguf => config.number("yarn_log_multiplier")?.map_or(0.0, |m| m * 10.0),
+        _ => config.number("mscale_all_dim")?.unwrap_or(0.0),
+    })
+}
+
+/// Factor on the scores of multi-head latent attention: the square of YaRN's magnitude over all channels, 1 without
+/// scaling.
+///
+/// # Errors
+/// [`crate::Error::Config`] for values that are not numbers.
+pub fn latent_score_factor(config: &Config<'_>) -> Result<f64> {
+    let all = mscale_all_dim(config)?;
+    let kind = config.word("rope_type")?.or(config.word("type")?);
+    if all == 0.0 || matches!(kind.as_deref(), None | Some("default" | "none")) {
+        return Ok(1.0);
+    }
+    Ok(mscale(config.number("factor")?.unwrap_or(1.0), all).powi(2))
+}
+
 /// YaRN: inv = f / factor · ramp + f · (1 − ramp), and a magnitude on cos and sin.
 fn yarn(
     config: &Config<'_>,
@@ -74,17 +101,18 @@ fn yarn(
         Some(_) => required("factor")?,
         None => required("max_position_embeddings")? / original,
     };
-    let mscale = |scale: f64, m: f64| if scale <= 1.0 { 1.0 } else { 0.1 * m * scale.ln() + 1.0 };
-    let magnitude = match (
-        config.number("attention_factor")?,
-        config.number("mscale")?,
-        config.number("mscale_all_dim")?,
-    ) {
+    let all = mscale_all_dim(config)?;
+    // GGUF has no key for mscale: llama.cpp takes it to be mscale_all_dim's value.
+    let m = if config.format() == Format::Gguf { all } else { config.number("mscale")?.unwrap_or(0.0) };
+    let own = match m != 0.0 && all != 0.0 {
+        true => mscale(factor, m) / mscale(factor, all),
+        false => mscale(factor, 1.0),
+    };
+    let magnitude = match config.number("attention_factor")? {
         // GGUF's factor multiplies YaRN's own.
-        (Some(given), ..) if config.format() == Format::Gguf => given * mscale(factor, 1.0),
-        (Some(given), ..) => given,
-        (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => mscale(factor, m) / mscale(factor, all),
-        _ => mscale(factor, 1.0),
+        Some(given) if config.format() == Format::Gguf => given * own,
+        Some(given) => given,
+        None => own,
     };
     let beta =
         |key, default| -> Result<f64> { Ok(config.number(key)?.filter(|b| *b != 0.0).unwrap_or(default)) };

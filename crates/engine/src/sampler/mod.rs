@@ -7,7 +7,7 @@
 //! The same options, logits and seed give the same tokens on every platform: the random numbers and the exponential
 //! are computed here from operations that IEEE 754 defines exactly, and ties go to the lowest id.
 
-mod random;
+pub(crate) mod random;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -118,6 +118,8 @@ pub struct Sampler {
     counts: HashMap<u32, u32>,
     /// Scratch, (vocab_size).
     candidates: Vec<Candidate>,
+    /// Scratch, (vocab_size), f64: likelihoods of `candidates`.
+    weights: Vec<f64>,
 }
 
 impl Sampler {
@@ -133,6 +135,7 @@ impl Sampler {
             recent: VecDeque::new(),
             counts: HashMap::new(),
             candidates: Vec::new(),
+            weights: Vec::new(),
         })
     }
 
@@ -201,11 +204,16 @@ impl Sampler {
             self.candidates.sort_unstable_by(Candidate::rank);
         }
         if self.options.top_p < 1.0 {
-            keep_top_p(&mut self.candidates, best.logit, f64::from(self.options.top_p));
+            weigh(&self.candidates, best.logit, 1.0, &mut self.weights);
+            let total = self.weights.iter().sum();
+            keep_top_p(&mut self.candidates, best.logit, f64::from(self.options.top_p), total);
         }
         if self.options.min_p > 0.0 {
             let min_p = f64::from(self.options.min_p);
-            self.candidates.retain(|candidate| weight(candidate, best.logit, 1.0) >= min_p);
+            // Most fall to a bound that leaves room for how platforms round a logarithm.
+            let bound = best.logit + self.options.min_p.ln() * 1.001 - 0.001;
+            self.candidates
+                .retain(|candidate| candidate.logit >= bound && weight(candidate, best.logit, 1.0) >= min_p);
         }
         Ok(self.draw(best.logit))
     }
@@ -229,18 +237,15 @@ impl Sampler {
 
     /// Draws by the tempered probabilities.
     fn draw(&mut self, best: f32) -> u32 {
-        let temperature = f64::from(self.options.temperature);
-        let total: f64 = self.candidates.iter().map(|candidate| weight(candidate, best, temperature)).sum();
+        weigh(&self.candidates, best, f64::from(self.options.temperature), &mut self.weights);
+        let total: f64 = self.weights.iter().sum();
         let mut left = self.random.next_unit() * total;
         let mut chosen = 0;
-        for candidate in &self.candidates {
-            let weight = weight(candidate, best, temperature);
-            if weight > 0.0 {
-                chosen = candidate.id;
-                left -= weight;
-                if left < 0.0 {
-                    break;
-                }
+        for (candidate, weight) in self.candidates.iter().zip(&self.weights) {
+            chosen = candidate.id;
+            left -= weight;
+            if left < 0.0 {
+                break;
             }
         }
         chosen
@@ -252,9 +257,15 @@ fn weight(candidate: &Candidate, best: f32, temperature: f64) -> f64 {
     exp((f64::from(candidate.logit) - f64::from(best)) / temperature)
 }
 
+/// The likelihoods of all candidates.
+fn weigh(candidates: &[Candidate], best: f32, temperature: f64, weights: &mut Vec<f64>) {
+    weights.clear();
+    weights.extend(candidates.iter().map(|candidate| weight(candidate, best, temperature)));
+}
+
 /// Leaves the most likely candidates up to the one with which their probability reaches `top_p`, sorted.
-fn keep_top_p(candidates: &mut Vec<Candidate>, best: f32, top_p: f64) {
-    let total: f64 = candidates.iter().map(|candidate| weight(candidate, best, 1.0)).sum();
+/// `total` is the sum of their likelihoods.
+fn keep_top_p(candidates: &mut Vec<Candidate>, best: f32, top_p: f64, total: f64) {
     let mut sum = 0.0;
     let mut sorted = 0;
     // Few candidates are needed as a rule: sort more and more of them.

@@ -28,7 +28,7 @@ pub(super) fn byte_of(c: char) -> Option<u8> {
 }
 
 /// Every byte with its character.
-pub(super) fn alphabet() -> impl Iterator<Item = (u8, char)> {
+pub(crate) fn alphabet() -> impl Iterator<Item = (u8, char)> {
     BYTES.iter().enumerate().filter_map(|(code, byte)| Some(((*byte)?, char::from_u32(code as u32)?)))
 }
 

@@ -14,6 +14,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{Model as _, SplitDelimiterBehavior};
 
+use super::pre_tokenizers::Digits;
 use super::special::{Part, SpecialTokens};
 use super::spm::{ESCAPED_SPACE, Spm, Unencodable};
 use super::{AddSpecial, Named, byte_level, pre_tokenizers};
@@ -220,6 +221,7 @@ pub(super) struct Gguf {
 enum Model {
     Bpe {
         tokenizer: Box<tokenizers::Tokenizer>,
+        digits: Digits,
         /// Bytes of UTF-8 text for which the vocabulary has no token.
         missing_bytes: Vec<u8>,
     },
@@ -357,12 +359,14 @@ impl Gguf {
                 }
                 spm.encode(&escaped, ids).map_err(|Unencodable(byte)| unencodable(byte))
             }
-            Model::Bpe { tokenizer, missing_bytes } => {
+            Model::Bpe { tokenizer, digits, missing_bytes } => {
                 if let Some(byte) = missing_bytes.iter().find(|byte| text.as_bytes().contains(byte)) {
                     return Err(unencodable(*byte));
                 }
-                let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
-                ids.extend_from_slice(encoding.get_ids());
+                for piece in digits.split(text) {
+                    let encoding = tokenizer.encode_fast(piece, false).map_err(|error| error.to_string())?;
+                    ids.extend_from_slice(encoding.get_ids());
+                }
                 Ok(())
             }
         }
@@ -503,7 +507,7 @@ fn byte_level_bpe(
     splits.push(ByteLevel::new(false, false, false).into());
     let mut tokenizer = tokenizers::Tokenizer::new(bpe);
     tokenizer.with_pre_tokenizer(Some(Sequence::new(splits)));
-    Ok(Model::Bpe { tokenizer: Box::new(tokenizer), missing_bytes })
+    Ok(Model::Bpe { tokenizer: Box::new(tokenizer), digits: rule.digits, missing_bytes })
 }
 
 /// Whether `byte` can occur in UTF-8 text.

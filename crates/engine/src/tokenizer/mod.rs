@@ -10,11 +10,11 @@
 //!
 //! Not here: WordPiece and Unigram vocabularies in GGUF files, `tekken.json`, `tiktoken` files.
 
-mod byte_level;
+pub(crate) mod byte_level;
 mod decode_stream;
 mod gguf;
 mod hugging_face;
-mod pre_tokenizers;
+pub(crate) mod pre_tokenizers;
 mod special;
 mod spm;
 
@@ -69,14 +69,14 @@ impl Tokenizer {
     pub fn from_json_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (tokenizer, named) = hugging_face::HuggingFace::new(path)?;
-        Self::new(path, Backend::HuggingFace(Box::new(tokenizer)), named)
+        Ok(Self { path: path.to_owned(), backend: Backend::HuggingFace(Box::new(tokenizer)), named })
     }
 
     /// Builds the tokenizer of the GGUF file at `path` from its metadata.
     pub fn from_gguf(path: impl AsRef<Path>, vocab: GgufVocab) -> Result<Self> {
         let path = path.as_ref();
         let (tokenizer, named) = gguf::Gguf::new(path, vocab)?;
-        Self::new(path, Backend::Gguf(Box::new(tokenizer)), named)
+        Ok(Self { path: path.to_owned(), backend: Backend::Gguf(Box::new(tokenizer)), named })
     }
 
     /// The tokenizer of an open checkpoint.
@@ -90,10 +90,6 @@ impl Tokenizer {
                 Self::from_json_file(checkpoint.path().join("tokenizer.json"))
             }
         }
-    }
-
-    fn new(path: &Path, backend: Backend, named: Named) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), backend, named })
     }
 
     fn error(&self, reason: impl Into<String>) -> Error {
@@ -193,8 +189,7 @@ impl Tokenizer {
         &self.named.tokens
     }
 
-    /// Appends the text of `id`, which may be part of a character; `None` for tokenizers whose tokens have no text of
-    /// their own.
+    /// Appends the text of `id`, which may be part of a character. Only if tokens decode one by one.
     fn decode_token(&self, id: u32, skip_special: bool, output: &mut Vec<u8>) -> Result<()> {
         match &self.backend {
             Backend::HuggingFace(tokenizer) => tokenizer.decode_token(id, skip_special, output),

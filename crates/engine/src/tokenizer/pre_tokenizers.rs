@@ -4,6 +4,8 @@
 //! the name, also where llama.cpp is coarser than the model's own `tokenizer.json` (it folds all letter categories of
 //! `gpt-4o`, `tekken` and `kimi-k2` into one outside ASCII), because the reference for a GGUF file is llama.cpp.
 //!
+//! Only characters that Unicode assigned after llama.cpp's tables were made may be cut differently.
+//!
 //! Each pattern of a rule is applied in turn to the pieces that the earlier ones left; matches and the text between
 //! matches both become pieces.
 
@@ -73,8 +75,6 @@ macro_rules! ideographs {
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = words_and_numbers!(r"\p{N}{1,3}");
 const QWEN2: &str = words_and_numbers!(r"\p{N}");
-/// Digits in threes counted from the right; the first ones stay with the text before them.
-const DIGITS_FROM_RIGHT: &str = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))";
 const DIGITS_FROM_LEFT: &str = r"\p{N}{1,3}";
 const CJK: &str = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+";
 /// Everything from Samaritan to the ideographs, and Hangul.
@@ -103,12 +103,25 @@ const CASED_SCRIPTS: &str = concat!(
     "]+"
 );
 
+/// Cutting numbers in threes from the right, before any pattern. As a pattern it takes time quadratic in the digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Digits {
+    /// Only patterns cut numbers.
+    Pattern,
+    /// A number's first digits stay with the text before them.
+    WithTextBefore,
+    /// Numbers stand alone, and only ASCII digits are counted.
+    Alone,
+}
+
 /// One splitting rule.
-pub(super) struct PreTokenizer {
+pub(crate) struct PreTokenizer {
     /// The values of `tokenizer.ggml.pre` that mean this rule.
     names: &'static [&'static str],
+    /// How numbers are cut first.
+    pub(super) digits: Digits,
     /// Patterns, applied in turn.
-    pub(super) patterns: &'static [&'static str],
+    pub(crate) patterns: &'static [&'static str],
     /// A word that is a token as it stands is not merged from its bytes.
     pub(super) ignore_merges: bool,
     /// Whether text begins with BOS when the file does not say.
@@ -116,7 +129,7 @@ pub(super) struct PreTokenizer {
 }
 
 const fn rule(names: &'static [&'static str], patterns: &'static [&'static str]) -> PreTokenizer {
-    PreTokenizer { names, patterns, ignore_merges: false, add_bos: false }
+    PreTokenizer { names, digits: Digits::Pattern, patterns, ignore_merges: false, add_bos: false }
 }
 
 const RULES: &[PreTokenizer] = &[
@@ -241,18 +254,20 @@ const RULES: &[PreTokenizer] = &[
         &["spark2_5"],
         &[DIGITS_FROM_LEFT, CJK, concat!(punctuated_words!(), r"|[\r\n]|\s+(?!\S)|\s+"), r"\p{N}"],
     ),
-    rule(
-        &["afmoe"],
-        &[
-            DIGITS_FROM_RIGHT,
-            concat!(
-                r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{8C48}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}",
-                r"\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{0E40}-\x{0E7F}\x{0E80}-\x{0EFF}\x{1780}-\x{17FF}",
-                r"\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+"
-            ),
-            concat!(punctuated_words!(), r"[\r\n]*|", spaces!()),
-        ],
-    ),
+    PreTokenizer {
+        digits: Digits::WithTextBefore,
+        ..rule(
+            &["afmoe"],
+            &[
+                concat!(
+                    r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{8C48}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}",
+                    r"\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{0E40}-\x{0E7F}\x{0E80}-\x{0EFF}\x{1780}-\x{17FF}",
+                    r"\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+"
+                ),
+                concat!(punctuated_words!(), r"[\r\n]*|", spaces!()),
+            ],
+        )
+    },
     PreTokenizer {
         ignore_merges: true,
         ..rule(
@@ -299,18 +314,18 @@ const RULES: &[PreTokenizer] = &[
             )],
         )
     },
-    rule(
-        &["tiny_aya", "cohere2moe"],
-        &[
-            DIGITS_FROM_RIGHT,
-            concat!(
+    PreTokenizer {
+        digits: Digits::WithTextBefore,
+        ..rule(
+            &["tiny_aya", "cohere2moe"],
+            &[concat!(
                 r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
                 contractions!(),
                 r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|",
                 spaces!()
-            ),
-        ],
-    ),
+            )],
+        )
+    },
     rule(
         &["kimi-k2"],
         &[concat!(
@@ -324,7 +339,7 @@ const RULES: &[PreTokenizer] = &[
             spaces!()
         )],
     ),
-    rule(&["superbpe"], &[r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))"]),
+    PreTokenizer { digits: Digits::Alone, ..rule(&["superbpe"], &[]) },
     PreTokenizer {
         add_bos: true,
         ..rule(
@@ -341,8 +356,61 @@ const RULES: &[PreTokenizer] = &[
     },
 ];
 
+impl Digits {
+    /// The pieces of `text` in order.
+    pub(super) fn split(self, text: &str) -> Vec<&str> {
+        let mut cuts: Vec<usize> = Vec::new();
+        let mut at = 0;
+        while self != Self::Pattern && at < text.len() {
+            let rest = &text[at..];
+            let start = at + rest.find(char::is_numeric).unwrap_or(rest.len());
+            let number = &text[start..];
+            let end = start + number.find(|c: char| !c.is_numeric()).unwrap_or(number.len());
+            match self {
+                Self::Pattern => {}
+                Self::WithTextBefore => {
+                    cuts.extend(groups_of_three(&text[start..end]).map(|cut| start + cut))
+                }
+                Self::Alone => {
+                    cuts.push(start);
+                    let mut from = start;
+                    for run in text[start..end].split_inclusive(|c: char| !c.is_ascii_digit()) {
+                        let digits = run.trim_end_matches(|c: char| !c.is_ascii_digit());
+                        if digits.len().is_multiple_of(3) && !digits.is_empty() {
+                            cuts.push(from);
+                        }
+                        cuts.extend(
+                            groups_of_three(digits).filter(|cut| *cut < digits.len()).map(|cut| from + cut),
+                        );
+                        from += run.len();
+                    }
+                    cuts.push(end);
+                }
+            }
+            at = end;
+        }
+        cuts.push(text.len());
+        let mut pieces = Vec::with_capacity(cuts.len());
+        let mut from = 0;
+        for cut in cuts {
+            if cut > from {
+                pieces.push(&text[from..cut]);
+                from = cut;
+            }
+        }
+        pieces
+    }
+}
+
+/// The ends of groups of three characters of `number`, of which the first group may be shorter.
+fn groups_of_three(number: &str) -> impl Iterator<Item = usize> {
+    let count = number.chars().count();
+    let ends = number.char_indices().map(|(at, c)| at + c.len_utf8());
+    ends.enumerate().filter_map(move |(index, end)| (count - index - 1).is_multiple_of(3).then_some(end))
+}
+
 /// The rule that `name` means; an absent name is the empty one.
-pub(super) fn by_name(name: &str) -> Option<&'static PreTokenizer> {
+pub(crate) fn by_name(name: &str) -> Option<&'static PreTokenizer> {
     RULES.iter().find(|rule| rule.names.contains(&name))
 }
 
@@ -352,4 +420,28 @@ pub(super) fn known_names() -> String {
     names.retain(|name| !name.is_empty());
     names.sort_unstable();
     names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_cut_from_the_right() {
+        let check = |digits: Digits, text: &str, expected: &[&str]| {
+            assert_eq!(digits.split(text), expected, "{text:?}")
+        };
+        for digits in [Digits::Pattern, Digits::WithTextBefore, Digits::Alone] {
+            check(digits, "", &[]);
+            check(digits, "a b", &["a b"]);
+            check(digits, "12", &["12"]);
+        }
+        check(Digits::Pattern, "a1234", &["a1234"]);
+        check(Digits::WithTextBefore, "a1234 56", &["a1", "234", " 56"]);
+        check(Digits::WithTextBefore, "  123456x", &["  123", "456", "x"]);
+        check(Digits::WithTextBefore, "12½3", &["1", "2½3"]);
+        check(Digits::Alone, "a1234 56", &["a", "1", "234", " ", "56"]);
+        check(Digits::Alone, "123456x", &["123", "456", "x"]);
+        check(Digits::Alone, "½123½1234½", &["½", "123½1", "234½"]);
+    }
 }

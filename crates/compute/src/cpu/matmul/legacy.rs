@@ -1,7 +1,7 @@
 //! Decoders of Q4_0, Q5_0 and Q8_0; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Format, Tile},
+    int8::{Centred, Format, Tile, WideCentred},
     tile::TileRows,
 };
 use crate::cpu::{activations::BLOCK, simd::Isa};
@@ -11,20 +11,40 @@ use crate::cpu::{activations::BLOCK, simd::Isa};
 pub(super) struct Q4;
 
 impl Format for Q4 {
+    type Shape = Centred;
+    const BYTES: usize = 18;
     const ZERO: i32 = 8;
 
     #[inline(always)]
-    fn decode<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        scales::<I, 18>(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
         let low = isa.splat_u(0x0f0f_0f0f);
         for sub in 0..n / BLOCK {
             let block = rows.plane(0).block::<18>((col / BLOCK + sub) * 18);
-            tile.set_scale(isa, sub, isa.f16_to_f32(block.words(isa, 0)[0]));
             let codes = tile.codes_mut(sub);
             for (k, qs) in block.words(isa, 2).into_iter().enumerate() {
                 codes.put(isa, k, isa.and(qs, low));
                 codes.put(isa, k + 4, isa.and(isa.shr::<4>(qs), low));
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let parts = I::LANES / 8;
+        let mut out = [isa.splat_u(0); 2];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: blocks of this group, by the caller.
+            *out = unsafe {
+                let block = p.add((2 * group + v) * parts * Self::BYTES);
+                isa.load_low_high_nibbles(block.add(2), block.add((parts - 1) * Self::BYTES + 2))
+            };
+        }
+        out
     }
 }
 
@@ -33,15 +53,21 @@ impl Format for Q4 {
 pub(super) struct Q5;
 
 impl Format for Q5 {
+    type Shape = Centred;
+    const BYTES: usize = 22;
     const ZERO: i32 = 16;
 
     #[inline(always)]
-    fn decode<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        scales::<I, 22>(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
         let low = isa.splat_u(0x0f0f_0f0f);
         for sub in 0..n / BLOCK {
             let block = rows.plane(0).block::<22>((col / BLOCK + sub) * 22);
             let [d_high, high_qs, ..] = block.words(isa, 0);
-            tile.set_scale(isa, sub, isa.f16_to_f32(d_high));
             let mut high = isa.or(isa.shr::<16>(d_high), isa.shl::<16>(high_qs));
             let qs = block.words(isa, 6);
             let codes = tile.codes_mut(sub);
@@ -55,6 +81,23 @@ impl Format for Q5 {
                 high = isa.shr::<4>(high);
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let parts = I::LANES / 8;
+        let mut out = [isa.splat_u(0); 2];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: blocks of this group, by the caller.
+            unsafe {
+                let low = p.add((2 * group + v) * parts * Self::BYTES);
+                let high = low.add((parts - 1) * Self::BYTES);
+                let fifth = |block: *const u8| u32::from_le(block.add(2).cast::<u32>().read_unaligned());
+                let nibbles = isa.load_low_high_nibbles(low.add(6), high.add(6));
+                *out = isa.or(nibbles, isa.sixteen_where(fifth(low), fifth(high)));
+            }
+        }
+        out
     }
 }
 
@@ -74,16 +117,21 @@ fn fifth_bits<I: Isa>(isa: I, bits: I::U) -> I::U {
 pub(super) struct Q8;
 
 impl Format for Q8 {
+    type Shape = WideCentred;
+    const BYTES: usize = 34;
     const ZERO: i32 = 128;
-    const WIDE: bool = true;
 
     #[inline(always)]
-    fn decode<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        scales::<I, 34>(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
         // Signed to unsigned by flipping the top bit, unless the level wants it signed.
         let flip = isa.splat_u(u32::from(128 ^ I::WIDE_OFFSET) * 0x0101_0101);
         for sub in 0..n / BLOCK {
             let block = rows.plane(0).block::<34>((col / BLOCK + sub) * 34);
-            tile.set_scale(isa, sub, isa.f16_to_f32(block.words(isa, 0)[0]));
             let codes = tile.codes_mut(sub);
             for half in 0..2 {
                 for (k, qs) in block.words(isa, 2 + 16 * half).into_iter().enumerate() {
@@ -91,5 +139,30 @@ impl Format for Q8 {
                 }
             }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let flip = isa.splat_u(u32::from(128 ^ I::WIDE_OFFSET) * 0x0101_0101);
+        let parts = I::LANES / 8;
+        let mut out = [isa.splat_u(0); 2];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: blocks of this group, by the caller.
+            let codes = unsafe {
+                let block = p.add((2 * group + v) * parts * Self::BYTES);
+                isa.load_parts(block.add(2), block.add((parts - 1) * Self::BYTES + 2))
+            };
+            *out = isa.xor(codes, flip);
+        }
+        out
+    }
+}
+
+/// Scales of blocks of `BYTES` bytes that begin with them.
+#[inline(always)]
+fn scales<I: Isa, const BYTES: usize>(isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+    for sub in 0..n / BLOCK {
+        let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
+        tile.set_scale(isa, sub, isa.f16_to_f32(block.words(isa, 0)[0]));
     }
 }

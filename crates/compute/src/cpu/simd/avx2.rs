@@ -9,6 +9,7 @@ use super::{Isa, Kernel};
 pub(super) struct Avx2(());
 
 /// Runs `kernel`.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2(()))
@@ -62,6 +63,11 @@ unsafe fn load_pair(p: *const u8, stride: usize, i: usize) -> __m256i {
 }
 
 impl Isa for Avx2 {
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        proven!(run(kernel))
+    }
+
     const LANES: usize = 8;
     const TOKENS: usize = 4;
     const WIDE_OFFSET: u8 = 128;
@@ -77,6 +83,11 @@ impl Isa for Avx2 {
     #[inline(always)]
     unsafe fn load_u(self, p: *const u32) -> Self::U {
         proven!(_mm256_loadu_si256(p.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_u16(self, p: *const u16) -> Self::U {
+        proven!(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))
     }
 
     #[inline(always)]
@@ -100,6 +111,76 @@ impl Isa for Avx2 {
             load_pair(p, stride, 2),
             load_pair(p, stride, 3),
         ]))
+    }
+
+    #[inline(always)]
+    unsafe fn load_parts(self, low: *const u8, _: *const u8) -> Self::U {
+        proven!(_mm256_loadu_si256(low.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_low_high_nibbles(self, low: *const u8, _: *const u8) -> Self::U {
+        proven!({
+            let both = _mm256_broadcastsi128_si256(_mm_loadu_si128(low.cast()));
+            let shifted = _mm256_srlv_epi64(both, _mm256_set_epi64x(4, 4, 0, 0));
+            _mm256_and_si256(shifted, _mm256_set1_epi8(15))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::U {
+        proven!({
+            let bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let spread = _mm256_or_si256(bytes, _mm256_slli_epi16::<4>(bytes));
+            _mm256_and_si256(spread, _mm256_set1_epi8(15))
+        })
+    }
+
+    #[inline(always)]
+    fn sixteen_where(self, low: u32, _: u32) -> Self::U {
+        proven!({
+            // Byte i gets byte i / 8 of the bits, of which it keeps bit i % 8.
+            let index =
+                _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
+            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(low as i32), index);
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
+            _mm256_and_si256(set, _mm256_set1_epi8(16))
+        })
+    }
+
+    #[inline(always)]
+    fn shl_all(self, a: Self::U, n: u32) -> Self::U {
+        proven!(_mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32)))
+    }
+
+    #[inline(always)]
+    fn shr_parts(self, a: Self::U, low: u32, _: u32) -> Self::U {
+        proven!(_mm256_srl_epi32(a, _mm_cvtsi32_si128(low as i32)))
+    }
+
+    #[inline(always)]
+    fn gather_quarters(self, sums: [Self::U; 4]) -> [Self::U; 4] {
+        proven!({
+            let low = _mm256_permute2x128_si256::<0x20>(sums[0], sums[1]);
+            let high = _mm256_permute2x128_si256::<0x31>(sums[0], sums[1]);
+            [low, high, low, high]
+        })
+    }
+
+    #[inline(always)]
+    fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2] {
+        let [low, high, ..] = self.gather_quarters(sums);
+        let sum = self.add_u(low, high);
+        [sum, sum]
+    }
+
+    #[inline(always)]
+    fn sum_rows(self, rows: [Self::U; 4]) -> Self::U {
+        proven!({
+            let [a, b, c, d] = rows;
+            _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d))
+        })
     }
 
     #[inline(always)]

@@ -9,6 +9,7 @@ use super::{Isa, Kernel, avx2};
 pub(super) struct Avx512(());
 
 /// Runs `kernel`.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512(()))
@@ -54,6 +55,14 @@ unsafe fn load_four(p: *const u8, stride: usize, i: usize) -> __m512i {
     }
 }
 
+/// Quarters 0 + 1 and 2 + 3 of `a`, then of `b`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_quarters(a: __m512i, b: __m512i) -> __m512i {
+    let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
+    _mm512_add_epi32(even, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
+}
+
 /// The first `n` < 16 lanes.
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
@@ -61,6 +70,11 @@ fn first(n: usize) -> __mmask16 {
 }
 
 impl Isa for Avx512 {
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        proven!(run(kernel))
+    }
+
     const LANES: usize = 16;
     const TOKENS: usize = 8;
     const WIDE_OFFSET: u8 = 0;
@@ -76,6 +90,11 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn load_u(self, p: *const u32) -> Self::U {
         proven!(_mm512_loadu_si512(p.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_u16(self, p: *const u16) -> Self::U {
+        proven!(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))
     }
 
     #[inline(always)]
@@ -96,6 +115,87 @@ impl Isa for Avx512 {
             load_four(p, stride, 2),
             load_four(p, stride, 3),
         ]))
+    }
+
+    #[inline(always)]
+    unsafe fn load_parts(self, low: *const u8, high: *const u8) -> Self::U {
+        proven!({
+            let low = _mm512_castsi256_si512(_mm256_loadu_si256(low.cast()));
+            _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(high.cast()))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_low_high_nibbles(self, low: *const u8, high: *const u8) -> Self::U {
+        proven!({
+            let low = _mm256_broadcastsi128_si256(_mm_loadu_si128(low.cast()));
+            let high = _mm256_broadcastsi128_si256(_mm_loadu_si128(high.cast()));
+            let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+            let shift = _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0);
+            _mm512_and_si512(_mm512_srlv_epi64(both, shift), _mm512_set1_epi8(15))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::U {
+        proven!({
+            let bytes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(p.cast()));
+            let spread = _mm512_or_si512(bytes, _mm512_slli_epi16::<4>(bytes));
+            _mm512_and_si512(spread, _mm512_set1_epi8(15))
+        })
+    }
+
+    #[inline(always)]
+    fn sixteen_where(self, low: u32, high: u32) -> Self::U {
+        proven!(_mm512_maskz_set1_epi8(u64::from(high) << 32 | u64::from(low), 16))
+    }
+
+    #[inline(always)]
+    fn shl_all(self, a: Self::U, n: u32) -> Self::U {
+        proven!(_mm512_sllv_epi32(a, _mm512_set1_epi32(n as i32)))
+    }
+
+    #[inline(always)]
+    fn shr_parts(self, a: Self::U, low: u32, high: u32) -> Self::U {
+        proven!({
+            let counts = _mm512_castsi256_si512(_mm256_set1_epi32(low as i32));
+            _mm512_srlv_epi32(a, _mm512_inserti64x4::<1>(counts, _mm256_set1_epi32(high as i32)))
+        })
+    }
+
+    #[inline(always)]
+    fn gather_quarters(self, sums: [Self::U; 4]) -> [Self::U; 4] {
+        proven!({
+            let [a, b, c, d] = sums;
+            let (ab, cd) =
+                (_mm512_shuffle_i32x4::<0b10_00_10_00>(a, b), _mm512_shuffle_i32x4::<0b10_00_10_00>(c, d));
+            let (ab_odd, cd_odd) =
+                (_mm512_shuffle_i32x4::<0b11_01_11_01>(a, b), _mm512_shuffle_i32x4::<0b11_01_11_01>(c, d));
+            [
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd),
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(ab_odd, cd_odd),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(ab_odd, cd_odd),
+            ]
+        })
+    }
+
+    #[inline(always)]
+    fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2] {
+        proven!({
+            let (ab, cd) = (add_quarters(sums[0], sums[1]), add_quarters(sums[2], sums[3]));
+            [_mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd), _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd)]
+        })
+    }
+
+    #[inline(always)]
+    fn sum_rows(self, rows: [Self::U; 4]) -> Self::U {
+        proven!({
+            let [a, b, c, d] = rows;
+            let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+        })
     }
 
     #[inline(always)]

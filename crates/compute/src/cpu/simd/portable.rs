@@ -10,14 +10,15 @@ const LANES: usize = 8;
 pub(super) struct Portable(());
 
 /// Runs `kernel`.
+#[inline(never)]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Portable(()))
 }
 
 #[inline(always)]
-fn map<A: Copy, B: Copy + Default>(a: [A; LANES], f: impl Fn(A) -> B) -> [B; LANES] {
-    let mut out = [B::default(); LANES];
-    for i in 0..LANES {
+fn map<A: Copy, B: Copy + Default, const N: usize>(a: [A; N], f: impl Fn(A) -> B) -> [B; N] {
+    let mut out = [B::default(); N];
+    for i in 0..N {
         out[i] = f(a[i]);
     }
     out
@@ -42,8 +43,13 @@ fn f16_to_f32(h: u32) -> f32 {
 }
 
 impl Isa for Portable {
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        run(kernel)
+    }
+
     const LANES: usize = LANES;
-    const TOKENS: usize = 4;
+    const TOKENS: usize = 1;
     const WIDE_OFFSET: u8 = 0;
 
     type U = [u32; LANES];
@@ -58,6 +64,12 @@ impl Isa for Portable {
     unsafe fn load_u(self, p: *const u32) -> Self::U {
         // SAFETY: by the caller.
         unsafe { p.cast::<Self::U>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u16(self, p: *const u16) -> Self::U {
+        // SAFETY: by the caller.
+        map(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }, u32::from)
     }
 
     #[inline(always)]
@@ -80,6 +92,84 @@ impl Isa for Portable {
             let words = unsafe { p.add(r * stride).cast::<[u32; 4]>().read_unaligned() };
             for k in 0..4 {
                 out[k][r] = u32::from_le(words[k]);
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn load_parts(self, low: *const u8, _: *const u8) -> Self::U {
+        // SAFETY: by the caller.
+        map(unsafe { low.cast::<Self::U>().read_unaligned() }, u32::from_le)
+    }
+
+    #[inline(always)]
+    unsafe fn load_low_high_nibbles(self, low: *const u8, _: *const u8) -> Self::U {
+        // SAFETY: by the caller.
+        let words = map(unsafe { low.cast::<[u32; 4]>().read_unaligned() }, u32::from_le);
+        let mut out = [0; LANES];
+        for i in 0..4 {
+            out[i] = words[i] & 0x0f0f_0f0f;
+            out[4 + i] = words[i] >> 4 & 0x0f0f_0f0f;
+        }
+        out
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::U {
+        // SAFETY: by the caller.
+        let halves = map(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }, u16::from_le);
+        map(halves, |half| {
+            let half = u32::from(half);
+            let bytes = (half | half << 8) & 0x00ff_00ff;
+            (bytes | bytes << 4) & 0x0f0f_0f0f
+        })
+    }
+
+    #[inline(always)]
+    fn sixteen_where(self, low: u32, _: u32) -> Self::U {
+        let mut out = [0; LANES];
+        for i in 0..LANES {
+            let bits = low >> (4 * i) & 15;
+            out[i] = (bits << 4 | bits << 11 | bits << 18 | bits << 25) & 0x1010_1010;
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn shl_all(self, a: Self::U, n: u32) -> Self::U {
+        map(a, |a| a << n)
+    }
+
+    #[inline(always)]
+    fn shr_parts(self, a: Self::U, low: u32, _: u32) -> Self::U {
+        map(a, |a| a >> low)
+    }
+
+    #[inline(always)]
+    fn gather_quarters(self, sums: [Self::U; 4]) -> [Self::U; 4] {
+        let mut out = [[0; LANES]; 4];
+        for i in 0..4 {
+            out[0][i] = sums[0][i];
+            out[0][4 + i] = sums[1][i];
+            out[1][i] = sums[0][4 + i];
+            out[1][4 + i] = sums[1][4 + i];
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2] {
+        let [low, high, ..] = self.gather_quarters(sums);
+        [self.add_u(low, high); 2]
+    }
+
+    #[inline(always)]
+    fn sum_rows(self, rows: [Self::U; 4]) -> Self::U {
+        let mut out = [0; LANES];
+        for (i, row) in rows.iter().enumerate() {
+            for k in 0..2 {
+                out[4 * k + i] = row[4 * k..4 * k + 4].iter().copied().fold(0, u32::wrapping_add);
             }
         }
         out

@@ -1,0 +1,309 @@
+//! `moeflux bench`: speed of prompt evaluation and of generation, as a table like llama-bench's.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use moeflux::error::size;
+use moeflux::experts::CacheStats;
+use moeflux::memory::peak_resident;
+use moeflux::synth::random_tokens;
+use moeflux::{Engine, Outputs, Session, Stats};
+use serde_json::{Value, json};
+
+use crate::engine_args::{Activations, EngineArgs};
+use crate::table::Table;
+
+/// Measure how fast a model evaluates prompts and generates, on random tokens.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// A GGUF file or a safetensors folder
+    model: PathBuf,
+    /// Prompt lengths, separated by commas; 0 for no such test
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    prompt: Vec<usize>,
+    /// Numbers of tokens to generate, separated by commas; 0 for no such test
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "64")]
+    generate: Vec<usize>,
+    /// Tokens that the context holds before each test, separated by commas
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    depth: Vec<usize>,
+    /// Measurements of each test, after one that does not count
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 3)]
+    repetitions: usize,
+    /// Seed of the tokens
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// All tokens at once.
+    Prompt,
+    /// One token after the other.
+    Generate,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Test {
+    kind: Kind,
+    tokens: usize,
+    depth: usize,
+}
+
+impl std::fmt::Display for Test {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = if self.kind == Kind::Prompt { "pp" } else { "tg" };
+        write!(f, "{kind}{}", self.tokens)?;
+        if self.depth > 0 {
+            write!(f, "@d{}", self.depth)?;
+        }
+        Ok(())
+    }
+}
+
+impl Test {
+    /// Evaluates the test's tokens on a session of the test's depth, and truncates it again.
+    fn measure(&self, engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Stats> {
+        let at_once = if self.kind == Kind::Prompt { self.tokens } else { 1 };
+        engine.take_stats();
+        for part in tokens[self.depth..self.depth + self.tokens].chunks(at_once) {
+            engine.eval(session, part, Outputs::Last)?;
+        }
+        let stats = engine.take_stats();
+        engine.truncate(session, self.depth)?;
+        Ok(stats)
+    }
+}
+
+/// Tokens per second over the repetitions of a test.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Summary {
+    mean: f64,
+    /// Of the sample; 0 for one repetition.
+    standard_deviation: f64,
+    median: f64,
+}
+
+impl Summary {
+    /// `values` must not be empty.
+    fn new(values: &[f64]) -> Self {
+        let n = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / n;
+        let squares = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>();
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let median = (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2.0;
+        Self { mean, standard_deviation: (squares / (n - 1.0).max(1.0)).sqrt(), median }
+    }
+}
+
+struct Measured {
+    test: Test,
+    repetitions: Vec<Stats>,
+    speed: Summary,
+    tokens: u64,
+    cache: CacheStats,
+}
+
+impl Measured {
+    fn new(test: Test, repetitions: Vec<Stats>) -> Self {
+        let speeds: Vec<f64> = repetitions.iter().map(speed).collect();
+        let mut cache = CacheStats::default();
+        repetitions.iter().for_each(|stats| cache += stats.cache);
+        let tokens = repetitions.iter().map(|stats| stats.tokens).sum();
+        Self { test, repetitions, speed: Summary::new(&speeds), tokens, cache }
+    }
+
+    fn bytes_read_per_token(&self) -> u64 {
+        self.cache.bytes_read / self.tokens.max(1)
+    }
+
+    fn stall_ms_per_token(&self) -> f64 {
+        1e3 * self.cache.stall.as_secs_f64() / self.tokens.max(1) as f64
+    }
+}
+
+fn speed(stats: &Stats) -> f64 {
+    stats.tokens as f64 / stats.time.as_secs_f64().max(1e-9)
+}
+
+pub fn run(args: &BenchArgs) -> Result<()> {
+    if args.repetitions == 0 {
+        bail!("--repetitions: expected a positive number, got 0");
+    }
+    let tests = tests(args);
+    let Some(positions) = tests.iter().map(|test| test.depth + test.tokens).max() else {
+        bail!("nothing to measure: --prompt and --generate are both 0");
+    };
+    let mut engine_args = args.engine.clone();
+    engine_args.context.get_or_insert(positions);
+    let mut engine = engine_args.open(&args.model, Activations::Int8)?;
+    let results = measure(&mut engine, args, &tests, positions)?;
+    match args.json {
+        true => println!("{:#}", report(args, &engine_args, &engine, &results)),
+        false => print(args, &engine, &results),
+    }
+    Ok(())
+}
+
+/// Prompt and generation at each depth, in the order of llama-bench.
+fn tests(args: &BenchArgs) -> Vec<Test> {
+    let at = |depth: &usize| {
+        let depth = *depth;
+        let prompt = args.prompt.iter().map(move |n| Test { kind: Kind::Prompt, tokens: *n, depth });
+        let generate = args.generate.iter().map(move |n| Test { kind: Kind::Generate, tokens: *n, depth });
+        prompt.chain(generate).filter(|test| test.tokens > 0)
+    };
+    args.depth.iter().flat_map(at).collect()
+}
+
+fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usize) -> Result<Vec<Measured>> {
+    let tokens = random_tokens(args.seed, positions, engine.model().graph.vocab_size());
+    let bar = ProgressBar::new((tests.len() * (args.repetitions + 1)) as u64);
+    bar.set_style(ProgressStyle::with_template("measuring {msg} {wide_bar} {pos}/{len}")?);
+    let mut session = engine.session();
+    let mut results = vec![];
+    for test in tests {
+        bar.set_message(test.to_string());
+        bar.tick();
+        if session.position() != test.depth {
+            engine.truncate(&mut session, 0)?;
+            engine.eval(&mut session, &tokens[..test.depth], Outputs::Last)?;
+        }
+        let mut repetitions = vec![];
+        for repetition in 0..=args.repetitions {
+            let stats = test.measure(engine, &mut session, &tokens)?;
+            // The first one fills caches.
+            if repetition > 0 {
+                repetitions.push(stats);
+            }
+            bar.inc(1);
+        }
+        results.push(Measured::new(*test, repetitions));
+    }
+    bar.finish_and_clear();
+    Ok(results)
+}
+
+fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
+    let (budget, plan) = (engine.budget(), engine.experts().plan());
+    let all = engine.experts().store().total_bytes();
+    println!("{}, {}, chunks of {} tokens", args.model.display(), engine.backend(), engine.chunk());
+    println!(
+        "budget {}: weights {}, context {}, scratch {}, experts {} of {} in {} slots",
+        size(budget.total),
+        size(budget.needs.trunk),
+        size(budget.needs.kv),
+        size(budget.needs.scratch),
+        size(plan.bytes().min(all)),
+        size(all),
+        plan.slots(),
+    );
+    let mut table = Table::new(&["test", "tokens/s", "median", "read/token", "hits", "stall/token"]);
+    for result in results {
+        table.row(&[
+            result.test.to_string(),
+            format!("{:.2} ± {:.2}", result.speed.mean, result.speed.standard_deviation),
+            format!("{:.2}", result.speed.median),
+            size(result.bytes_read_per_token()),
+            format!("{:.1} %", 100.0 * result.cache.hit_rate()),
+            format!("{:.2} ms", result.stall_ms_per_token()),
+        ]);
+    }
+    print!("{table}");
+    if let Some(peak) = peak_resident() {
+        println!("peak memory {}", size(peak));
+    }
+}
+
+/// Everything that was measured, and with what settings.
+fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: &[Measured]) -> Value {
+    let (budget, cache) = (engine.budget(), engine.experts());
+    let tests: Vec<Value> = results
+        .iter()
+        .map(|result| {
+            let repetition = |stats: &Stats| {
+                json!({
+                    "tokens": stats.tokens,
+                    "seconds": stats.time.as_secs_f64(),
+                    "tokens_per_second": speed(stats),
+                    "expert_hits": stats.cache.hits,
+                    "expert_misses": stats.cache.misses,
+                    "bytes_read": stats.cache.bytes_read,
+                    "stall_seconds": stats.cache.stall.as_secs_f64(),
+                })
+            };
+            json!({
+                "test": result.test.to_string(),
+                "kind": if result.test.kind == Kind::Prompt { "prompt" } else { "generate" },
+                "tokens": result.test.tokens,
+                "depth": result.test.depth,
+                "tokens_per_second": {
+                    "mean": result.speed.mean,
+                    "standard_deviation": result.speed.standard_deviation,
+                    "median": result.speed.median,
+                },
+                "bytes_read_per_token": result.bytes_read_per_token(),
+                "hit_rate": result.cache.hit_rate(),
+                "stall_ms_per_token": result.stall_ms_per_token(),
+                "repetitions": result.repetitions.iter().map(repetition).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "model": args.model.display().to_string(),
+        "backend": engine.backend(),
+        "settings": {
+            "memory": engine_args.memory,
+            "expert_cache": engine_args.expert_cache,
+            "chunk": engine.chunk(),
+            "context": engine.context(),
+            "activations": format!("{:?}", engine_args.activations.unwrap_or(Activations::Int8)).to_lowercase(),
+            "kv": engine_args.kv.map(|kv| format!("{kv:?}").to_lowercase()),
+            "read_threads": engine_args.read_threads,
+            "seed": args.seed,
+            "repetitions": args.repetitions,
+        },
+        "budget": {
+            "total": budget.total,
+            "weights": budget.needs.trunk,
+            "context": budget.needs.kv,
+            "scratch": budget.needs.scratch,
+            "expert_slots": cache.plan().slots(),
+            "expert_slot_bytes": cache.plan().bytes(),
+            "expert_bytes": cache.store().total_bytes(),
+        },
+        "peak_resident_bytes": peak_resident(),
+        "tests": tests,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries() {
+        let check = |values: &[f64], mean, standard_deviation, median| {
+            assert_eq!(Summary::new(values), Summary { mean, standard_deviation, median });
+        };
+        check(&[5.0], 5.0, 0.0, 5.0);
+        check(&[3.0, 1.0], 2.0, 2f64.sqrt(), 2.0);
+        check(&[1.0, 9.0, 2.0], 4.0, 19f64.sqrt(), 2.0);
+    }
+
+    #[test]
+    fn names_are_those_of_llama_bench() {
+        let name = |kind, depth| Test { kind, tokens: 64, depth }.to_string();
+        assert_eq!(name(Kind::Prompt, 0), "pp64");
+        assert_eq!(name(Kind::Generate, 4096), "tg64@d4096");
+    }
+}

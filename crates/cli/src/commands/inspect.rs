@@ -1,0 +1,408 @@
+//! `moeflux inspect`: what is in a checkpoint and how it would fit this machine. Reads headers, no weights.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
+use moeflux::chat_template::ChatTemplate;
+use moeflux::checkpoint::{Checkpoint, Format};
+use moeflux::error::size;
+use moeflux::models::{self, Model};
+use moeflux::tokenizer::Tokenizer;
+use moeflux::{Error, Options, Placement, memory};
+use moeflux_compute::backend::{KvType, PAGE_TOKENS, page_bytes};
+use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::graph::{ExpertSetId, MatrixSpec, Op};
+use serde_json::{Value, json};
+
+use crate::table::Table;
+
+/// Show what is in a checkpoint and how much of it fits this machine's memory.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// A GGUF file or a safetensors folder
+    model: PathBuf,
+    /// List every tensor
+    #[arg(long)]
+    tensors: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A weight as the model sees it: an MLX module's three tensors are one.
+struct Weight {
+    name: String,
+    encoding: String,
+    shape: Vec<usize>,
+    bytes: u64,
+}
+
+/// Tensors of one encoding.
+struct Share {
+    encoding: String,
+    tensors: usize,
+    bytes: u64,
+}
+
+/// What the recorded model says.
+struct Facts {
+    layers: usize,
+    parameters: u64,
+    active_parameters: u64,
+    trunk_bytes: u64,
+    expert_bytes: u64,
+    /// Of one expert, the largest layer's.
+    largest_expert_bytes: u64,
+    /// Bytes that a token needs where no expert is in memory.
+    routed_bytes_per_token: u64,
+    /// (layers, experts of each, experts per token), for layers that agree in it.
+    routed_layers: Vec<(usize, usize, usize)>,
+    kv_bytes_per_token: u64,
+    context_length: usize,
+    vocab_size: usize,
+}
+
+/// How the model fits into memory with default options.
+struct Fit {
+    available: Option<u64>,
+    all_resident: u64,
+    minimum: Option<u64>,
+    /// Experts in memory, of all, at the available memory.
+    slots: Option<(usize, usize)>,
+}
+
+pub fn run(args: &InspectArgs) -> Result<()> {
+    let checkpoint = Arc::new(Checkpoint::open(&args.model)?);
+    let weights = weights(&checkpoint);
+    let architecture = models::architecture(&checkpoint).unwrap_or_else(|_| "unknown".to_owned());
+    // What cannot be run can still be looked at.
+    let model = models::record(Arc::clone(&checkpoint));
+    let facts = model.as_ref().ok().map(Facts::new);
+    let fit = model.as_ref().ok().map(Fit::new).transpose()?;
+    let report = Report {
+        path: &args.model,
+        checkpoint: &checkpoint,
+        architecture,
+        shares: shares(&weights),
+        obstacle: model.as_ref().err().map(Error::to_string),
+        tokenizer: describe_tokenizer(&checkpoint),
+        template: match ChatTemplate::from_checkpoint(&checkpoint) {
+            Ok(Some(_)) => "yes".to_owned(),
+            Ok(None) => "no".to_owned(),
+            Err(error) => error.to_string(),
+        },
+        facts,
+        fit,
+        weights: if args.tensors { weights } else { vec![] },
+    };
+    match args.json {
+        true => println!("{:#}", report.json(args.tensors)),
+        false => report.print(args.tensors),
+    }
+    Ok(())
+}
+
+fn weights(checkpoint: &Checkpoint) -> Vec<Weight> {
+    let mut parts: HashSet<String> = HashSet::new();
+    let mut resolved = HashMap::new();
+    for name in checkpoint.names() {
+        // A tensor that is no usable weight is listed as its file declares it.
+        if let Ok(Some(stored)) = checkpoint.weight(name) {
+            if let (true, Some(module)) = (stored.planes.len() > 1, name.strip_suffix(".weight")) {
+                parts.extend(["scales", "biases"].map(|part| format!("{module}.{part}")));
+            }
+            resolved.insert(name, stored);
+        }
+    }
+    let entries = checkpoint.entries().iter().filter(|entry| !parts.contains(&entry.name));
+    entries
+        .map(|entry| match resolved.remove(entry.name.as_str()) {
+            Some(stored) => Weight {
+                name: entry.name.clone(),
+                encoding: stored.dtype.to_string(),
+                bytes: stored.bytes(),
+                shape: stored.shape,
+            },
+            None => Weight {
+                name: entry.name.clone(),
+                encoding: entry.encoding.to_string(),
+                bytes: entry.range.len,
+                shape: entry.shape.clone(),
+            },
+        })
+        .collect()
+}
+
+/// Encodings by descending bytes.
+fn shares(weights: &[Weight]) -> Vec<Share> {
+    let mut shares: Vec<Share> = vec![];
+    for weight in weights {
+        match shares.iter_mut().find(|share| share.encoding == weight.encoding) {
+            Some(share) => {
+                share.tensors += 1;
+                share.bytes += weight.bytes;
+            }
+            None => shares.push(Share { encoding: weight.encoding.clone(), tensors: 1, bytes: weight.bytes }),
+        }
+    }
+    shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
+    shares
+}
+
+fn describe_tokenizer(checkpoint: &Checkpoint) -> String {
+    match Tokenizer::from_checkpoint(checkpoint) {
+        Ok(tokenizer) => format!("{} tokens", tokenizer.vocab_size()),
+        Err(error) => error.to_string(),
+    }
+}
+
+impl Facts {
+    fn new(model: &Model) -> Self {
+        let graph = &model.graph;
+        let count = |matrix: &MatrixSpec| matrix.rows as u64 * matrix.cols as u64;
+        let trunk: u64 = graph.weights().iter().map(|weight| count(&weight.matrix)).sum();
+        let (mut top_k, mut per_layer) = (0, HashMap::new());
+        for node in graph.nodes() {
+            match node.op {
+                Op::Route { route, .. } => top_k = route.top_k,
+                Op::MoeExperts { experts, .. } => drop(per_layer.insert(experts, top_k)),
+                _ => {}
+            }
+        }
+        let mut facts = Self {
+            layers: graph.caches().len(),
+            parameters: trunk,
+            active_parameters: trunk,
+            trunk_bytes: model.trunk_bytes(),
+            expert_bytes: model.experts.total_bytes(),
+            largest_expert_bytes: 0,
+            routed_bytes_per_token: 0,
+            routed_layers: vec![],
+            kv_bytes_per_token: (page_bytes(graph, KvType::F16) / PAGE_TOKENS) as u64,
+            context_length: model.context_length,
+            vocab_size: graph.vocab_size(),
+        };
+        for (index, set) in graph.expert_sets().iter().enumerate() {
+            let id = ExpertSetId(index);
+            let top_k = per_layer.get(&id).copied().unwrap_or(0);
+            let expert = count(&set.gate) + count(&set.up) + count(&set.down);
+            let bytes = model.experts.expert_bytes(id);
+            facts.parameters += expert * set.experts as u64;
+            facts.active_parameters += expert * top_k as u64;
+            facts.largest_expert_bytes = facts.largest_expert_bytes.max(bytes);
+            facts.routed_bytes_per_token += bytes * top_k as u64;
+            match facts.routed_layers.iter_mut().find(|l| (l.1, l.2) == (set.experts, top_k)) {
+                Some(layers) => layers.0 += 1,
+                None => facts.routed_layers.push((1, set.experts, top_k)),
+            }
+        }
+        facts
+    }
+}
+
+impl Fit {
+    fn new(model: &Model) -> Result<Self> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let backend = CpuBackend::new(threads, None)?;
+        let place = |memory| Placement::new(model, &backend, &Options { memory, ..Options::default() });
+        let unbounded = place(Some(u64::MAX))?;
+        let beside_experts = unbounded.budget.total - unbounded.budget.experts;
+        let minimum = match place(Some(0)) {
+            Err(Error::Budget { minimum, .. }) => Some(minimum),
+            _ => None,
+        };
+        let slots = place(None).ok().map(|placement| (placement.slots.slots(), unbounded.slots.slots()));
+        Ok(Self {
+            available: memory::available(),
+            all_resident: beside_experts + unbounded.slots.bytes(),
+            minimum,
+            slots,
+        })
+    }
+}
+
+struct Report<'a> {
+    path: &'a Path,
+    checkpoint: &'a Checkpoint,
+    architecture: String,
+    shares: Vec<Share>,
+    /// Why it cannot be run.
+    obstacle: Option<String>,
+    tokenizer: String,
+    template: String,
+    facts: Option<Facts>,
+    fit: Option<Fit>,
+    weights: Vec<Weight>,
+}
+
+impl Report<'_> {
+    fn format(&self) -> &'static str {
+        match self.checkpoint.format() {
+            Format::Gguf => "GGUF",
+            Format::HuggingFace => "Hugging Face safetensors",
+            Format::Mlx => "MLX safetensors",
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.shares.iter().map(|share| share.bytes).sum()
+    }
+
+    fn print(&self, tensors: bool) {
+        let line = |key: &str, value: String| println!("{key:<16} {value}");
+        line("model", self.path.display().to_string());
+        line("architecture", self.architecture.clone());
+        let files = self.checkpoint.files().len();
+        let files = if files == 1 { "1 file".to_owned() } else { format!("{files} files") };
+        line("format", format!("{}, {files}, {} of tensors", self.format(), size(self.bytes())));
+        if let Some(obstacle) = &self.obstacle {
+            line("cannot run", obstacle.clone());
+        }
+        if let Some(facts) = &self.facts {
+            facts.print(&line);
+        }
+        line("tokenizer", self.tokenizer.clone());
+        line("chat template", self.template.clone());
+        if let Some(fit) = &self.fit {
+            fit.print(&line);
+        }
+        let mut table = Table::new(&["encoding", "tensors", "bytes", "share"]);
+        let all = self.bytes().max(1) as f64;
+        for share in &self.shares {
+            table.row(&[
+                share.encoding.clone(),
+                share.tensors.to_string(),
+                size(share.bytes),
+                format!("{:.1} %", 100.0 * share.bytes as f64 / all),
+            ]);
+        }
+        print!("\n{table}");
+        if tensors {
+            let mut table = Table::new(&["tensor", "encoding", "shape", "bytes"]);
+            for weight in &self.weights {
+                let shape: Vec<String> = weight.shape.iter().map(usize::to_string).collect();
+                table.row(&[
+                    weight.name.clone(),
+                    weight.encoding.clone(),
+                    shape.join("×"),
+                    weight.bytes.to_string(),
+                ]);
+            }
+            print!("\n{table}");
+        }
+    }
+
+    fn json(&self, tensors: bool) -> Value {
+        let encodings = self.shares.iter().map(
+            |share| json!({ "encoding": share.encoding, "tensors": share.tensors, "bytes": share.bytes }),
+        );
+        let mut report = json!({
+            "model": self.path.display().to_string(),
+            "architecture": self.architecture,
+            "format": self.format(),
+            "files": self.checkpoint.files().len(),
+            "bytes": self.bytes(),
+            "cannot_run": self.obstacle,
+            "tokenizer": self.tokenizer,
+            "chat_template": self.template,
+            "encodings": encodings.collect::<Vec<_>>(),
+            "facts": self.facts.as_ref().map(Facts::json),
+            "memory": self.fit.as_ref().map(Fit::json),
+        });
+        if tensors {
+            let tensor = |weight: &Weight| {
+                json!({
+                    "name": weight.name,
+                    "encoding": weight.encoding,
+                    "shape": weight.shape,
+                    "bytes": weight.bytes,
+                })
+            };
+            report["tensors"] = self.weights.iter().map(tensor).collect();
+        }
+        report
+    }
+}
+
+/// `n` in thousands, millions or billions, as models are named.
+fn parameters(n: u64) -> String {
+    match n {
+        1_000_000_000.. => format!("{:.1} B", n as f64 / 1e9),
+        1_000_000.. => format!("{:.1} M", n as f64 / 1e6),
+        _ => format!("{:.1} K", n as f64 / 1e3),
+    }
+}
+
+impl Facts {
+    fn print(&self, line: &impl Fn(&str, String)) {
+        let active = parameters(self.active_parameters);
+        line("parameters", format!("{}, {active} active per token", parameters(self.parameters)));
+        line("layers", self.layers.to_string());
+        for (layers, experts, top_k) in &self.routed_layers {
+            line("experts", format!("{experts} in each of {layers} layers, {top_k} per token"));
+        }
+        line("resident", size(self.trunk_bytes));
+        let each = size(self.largest_expert_bytes);
+        let per_token = size(self.routed_bytes_per_token);
+        line(
+            "streamed",
+            format!("{} of experts, up to {each} each, {per_token} per token", size(self.expert_bytes)),
+        );
+        let whole = size(self.kv_bytes_per_token * self.context_length as u64);
+        let per_token = size(self.kv_bytes_per_token);
+        line("context", format!("{} tokens; {per_token} per token, {whole} in all", self.context_length));
+        line("vocabulary", self.vocab_size.to_string());
+    }
+
+    fn json(&self) -> Value {
+        let routed = self.routed_layers.iter().map(|(layers, experts, top_k)| {
+            json!({ "layers": layers, "experts": experts, "experts_per_token": top_k })
+        });
+        json!({
+            "layers": self.layers,
+            "parameters": self.parameters,
+            "active_parameters": self.active_parameters,
+            "trunk_bytes": self.trunk_bytes,
+            "expert_bytes": self.expert_bytes,
+            "largest_expert_bytes": self.largest_expert_bytes,
+            "routed_bytes_per_token": self.routed_bytes_per_token,
+            "routed_layers": routed.collect::<Vec<_>>(),
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "context_length": self.context_length,
+            "vocab_size": self.vocab_size,
+        })
+    }
+}
+
+impl Fit {
+    fn print(&self, line: &impl Fn(&str, String)) {
+        let available = self.available.map_or("unknown".to_owned(), size);
+        let minimum = self.minimum.map_or("unknown".to_owned(), size);
+        line("memory here", format!("{available} available"));
+        line("needs", format!("{} for everything, {minimum} at least", size(self.all_resident)));
+        let outcome = match self.slots {
+            Some((slots, all)) if slots >= all => "everything in memory".to_owned(),
+            Some((slots, all)) => {
+                format!(
+                    "{:.0} % of the experts in memory, the others streamed",
+                    100.0 * slots as f64 / all as f64
+                )
+            }
+            None => "too little memory".to_owned(),
+        };
+        line("would run with", outcome);
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "available": self.available,
+            "all_resident": self.all_resident,
+            "minimum": self.minimum,
+            "expert_slots": self.slots.map(|(slots, _)| slots),
+            "experts": self.slots.map(|(_, all)| all),
+        })
+    }
+}

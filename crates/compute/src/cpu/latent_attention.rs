@@ -1,0 +1,318 @@
+//! Causal multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form, for one token and for many.
+//!
+//! Cached are the latent c and the rotated key of each token, nothing a head. W_k is multiplied into the query once,
+//! q̃ = W_kᵀ·q, so that q·(W_k·c) = q̃·c; W_v is applied to the weighted sum of latents. All heads then attend to the
+//! same keys, whose first `rank` channels are the values, and a page is converted to f32 once for a block of rows and
+//! heads. The price is more arithmetic per key than expanded heads would take, which long prompts feel; in return the
+//! cache is small and a row's result does not depend on the batch: it visits pages in order, with one sequence of
+//! operations whatever else runs.
+
+use std::ops::Range;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::activations::Activations;
+use super::linear::CpuContext;
+use super::matmul::{OutRows, Tokens, matmul_rows};
+use super::shared::SharedMut;
+use super::vector;
+use crate::backend::{KvType, PAGE_TOKENS, Span};
+use crate::graph::{LatentAttention, LatentWeights};
+use crate::quant::dequantize_row;
+use crate::{Result, Tensor};
+
+/// Rows whose queries are in latent form at once: bounds the scratch.
+const ROWS: usize = 64;
+/// Rows and heads that share a converted page.
+const ROW_BLOCK: usize = 4;
+const HEAD_BLOCK: usize = 8;
+
+/// Pages of one layer: (PAGE_TOKENS, rank + rope), c and rotated key side by side.
+#[derive(Debug)]
+pub(crate) struct LatentCache {
+    shape: LatentAttention,
+    pages: Pages,
+}
+
+#[derive(Debug)]
+enum Pages {
+    F16(Vec<Box<[f16]>>),
+    F32(Vec<Box<[f32]>>),
+}
+
+/// Memory that layers share.
+#[derive(Debug, Default)]
+pub(crate) struct LatentScratch {
+    /// (heads, rows, rank + rope): queries in the form of cached keys.
+    queries: Vec<f32>,
+    /// (heads, rows, rank): weighted sums of latents.
+    mixed: Vec<f32>,
+}
+
+/// Bytes of scratch of a batch of `rows` rows on `threads` threads.
+pub(crate) fn scratch_bytes(shape: &LatentAttention, rows: usize, threads: usize) -> usize {
+    let LatentAttention { heads, nope, rope, rank, .. } = *shape;
+    let queries_and_mixed = heads * rows.min(ROWS) * (2 * rank + rope);
+    let absorbing = (nope + 1) * rank + ROWS * nope;
+    let attending = PAGE_TOKENS * (rank + rope) + ROW_BLOCK * HEAD_BLOCK * (rank + 2);
+    (queries_and_mixed + threads * absorbing.max(attending)) * size_of::<f32>()
+}
+
+/// What a layer reads, by row of the batch, and its weights.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LatentInputs<'a> {
+    /// (rows, heads · nope).
+    pub(crate) q_nope: &'a [f32],
+    /// (rows, heads · rope).
+    pub(crate) q_rope: &'a [f32],
+    /// (rows, rank).
+    pub(crate) c: &'a [f32],
+    /// (rows, rope).
+    pub(crate) k_rope: &'a [f32],
+    /// Which of `tensors` hold W_k and W_v.
+    pub(crate) weights: LatentWeights,
+    /// The graph's weights.
+    pub(crate) tensors: &'a [Tensor],
+}
+
+/// Consecutive rows of one sequence.
+struct Block<'a> {
+    span: &'a Span<'a>,
+    rows: Range<usize>,
+}
+
+impl LatentCache {
+    pub(crate) fn new(shape: LatentAttention, kv_type: KvType) -> Self {
+        let pages = match kv_type {
+            KvType::F16 => Pages::F16(vec![]),
+            KvType::F32 => Pages::F32(vec![]),
+        };
+        Self { shape, pages }
+    }
+
+    fn width(&self) -> usize {
+        self.shape.rank + self.shape.rope
+    }
+
+    pub(crate) fn reserve(&mut self, count: usize) {
+        let elements = PAGE_TOKENS * self.width();
+        match &mut self.pages {
+            Pages::F16(pages) => {
+                pages.resize_with(count.max(pages.len()), || vec![f16::ZERO; elements].into_boxed_slice())
+            }
+            Pages::F32(pages) => {
+                pages.resize_with(count.max(pages.len()), || vec![0.0; elements].into_boxed_slice());
+            }
+        }
+    }
+
+    /// Stores a token's latent and rotated key.
+    fn append(&mut self, page: usize, offset: usize, c: &[f32], k_rope: &[f32]) {
+        let (rank, width) = (self.shape.rank, self.width());
+        let at = offset * width..(offset + 1) * width;
+        match &mut self.pages {
+            Pages::F16(pages) => {
+                let (latent, key) = pages[page][at].split_at_mut(rank);
+                latent.convert_from_f32_slice(c);
+                key.convert_from_f32_slice(k_rope);
+            }
+            Pages::F32(pages) => {
+                let (latent, key) = pages[page][at].split_at_mut(rank);
+                latent.copy_from_slice(c);
+                key.copy_from_slice(k_rope);
+            }
+        }
+    }
+
+    /// The first `count` tokens of a page as f32; `scratch` holds them if need be.
+    fn page<'a>(&'a self, page: usize, count: usize, scratch: &'a mut [f32]) -> &'a [f32] {
+        let elements = count * self.width();
+        match &self.pages {
+            Pages::F32(pages) => &pages[page][..elements],
+            Pages::F16(pages) => {
+                let out = &mut scratch[..elements];
+                pages[page][..elements].convert_to_f32_slice(out);
+                out
+            }
+        }
+    }
+
+    /// Appends the batch's latents, then attends: `out` is (rows, heads · value).
+    pub(crate) fn attend(
+        &mut self,
+        context: &CpuContext,
+        scratch: &mut LatentScratch,
+        inputs: &LatentInputs<'_>,
+        spans: &[Span<'_>],
+        out: &mut [f32],
+    ) -> Result<()> {
+        let LatentAttention { heads, rope, rank, value, .. } = self.shape;
+        for span in spans {
+            for (i, row) in span.rows.clone().enumerate() {
+                let position = span.start + i;
+                let page = span.pages[position / PAGE_TOKENS] as usize;
+                let (c, k_rope) = (&inputs.c[row * rank..], &inputs.k_rope[row * rope..]);
+                self.append(page, position % PAGE_TOKENS, &c[..rank], &k_rope[..rope]);
+            }
+        }
+        let total = out.len() / (heads * value);
+        let failure = std::sync::Mutex::new(None);
+        let keep = |result: Result<()>| {
+            if let (Err(error), Ok(mut failure)) = (result, failure.lock()) {
+                *failure = Some(error);
+            }
+        };
+        for start in (0..total).step_by(ROWS) {
+            let rows = start..(start + ROWS).min(total);
+            let count = rows.len();
+            scratch.queries.resize(heads * count * (rank + rope), 0.0);
+            scratch.mixed.resize(heads * count * rank, 0.0);
+            let queries = SharedMut::new(&mut scratch.queries);
+            context.pool.run(heads, &|head| {
+                let len = count * (rank + rope);
+                // SAFETY: a head's queries are one task's.
+                let queries = unsafe { queries.part(head * len..(head + 1) * len) };
+                keep(self.absorb(context, inputs, rows.clone(), head, queries));
+            });
+            let blocks = blocks(spans, &rows);
+            let head_blocks = heads.div_ceil(HEAD_BLOCK);
+            let mixed = SharedMut::new(&mut scratch.mixed);
+            context.pool.run(blocks.len() * head_blocks, &|task| {
+                let first = task % head_blocks * HEAD_BLOCK;
+                let heads = first..(first + HEAD_BLOCK).min(heads);
+                self.mix(context, &scratch.queries, &blocks[task / head_blocks], &rows, heads, &mixed);
+            });
+            let out = SharedMut::new(&mut out[start * heads * value..][..count * heads * value]);
+            context.pool.run(heads, &|head| {
+                let mixed = &scratch.mixed[head * count * rank..(head + 1) * count * rank];
+                let (tensor, first) = match inputs.weights {
+                    LatentWeights::Joint(id) => (id, head * (self.shape.nope + value) + self.shape.nope),
+                    LatentWeights::Split { v, .. } => (v, head * value),
+                };
+                let weight = inputs.tensors[tensor.0].view().rows_range(first..first + value);
+                // SAFETY: `out` is (count, heads · value), and a task writes only its head's columns.
+                let out =
+                    unsafe { OutRows::new(out.as_ptr().add(head * value), heads * value, count, value) };
+                let x = Activations::F32 { rows: mixed, cols: rank };
+                keep(matmul_rows(context.simd, weight, 0..value, x, Tokens::Range(0..count), out));
+            });
+        }
+        failure.into_inner().ok().flatten().map_or(Ok(()), Err)
+    }
+
+    /// The queries of one head in the form of cached keys: `out` is (rows, rank + rope).
+    fn absorb(
+        &self,
+        context: &CpuContext,
+        inputs: &LatentInputs<'_>,
+        rows: Range<usize>,
+        head: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        let LatentAttention { heads, nope, rope, rank, value, .. } = self.shape;
+        let q_nope = |row: usize| &inputs.q_nope[(row * heads + head) * nope..][..nope];
+        match inputs.weights {
+            LatentWeights::Joint(id) => {
+                let weight = inputs.tensors[id.0].view();
+                let mut w_k = vec![0.0; nope * rank];
+                for (i, row) in w_k.chunks_exact_mut(rank).enumerate() {
+                    dequantize_row(weight, head * (nope + value) + i, row)?;
+                }
+                for (query, row) in out.chunks_exact_mut(rank + rope).zip(rows.clone()) {
+                    query[..rank].fill(0.0);
+                    for (q, w) in q_nope(row).iter().zip(w_k.chunks_exact(rank)) {
+                        vector::axpy_f32(context.simd, *q, w, &mut query[..rank]);
+                    }
+                }
+            }
+            LatentWeights::Split { k, .. } => {
+                let weight = inputs.tensors[k.0].view().rows_range(head * rank..(head + 1) * rank);
+                let x: Vec<f32> = rows.clone().flat_map(q_nope).copied().collect();
+                let x = Activations::F32 { rows: &x, cols: nope };
+                // SAFETY: `out` is (rows, rank + rope), exclusively borrowed.
+                let out = unsafe { OutRows::new(out.as_mut_ptr(), rank + rope, rows.len(), rank) };
+                matmul_rows(context.simd, weight, 0..rank, x, Tokens::Range(0..rows.len()), out)?;
+            }
+        }
+        for (query, row) in out.chunks_exact_mut(rank + rope).zip(rows) {
+            query[rank..].copy_from_slice(&inputs.q_rope[(row * heads + head) * rope..][..rope]);
+        }
+        Ok(())
+    }
+
+    /// Weighted sums of latents for a block of rows and heads; `all` are the rows that `queries` and `out` hold.
+    fn mix(
+        &self,
+        context: &CpuContext,
+        queries: &[f32],
+        block: &Block<'_>,
+        all: &Range<usize>,
+        heads: Range<usize>,
+        out: &SharedMut<'_, f32>,
+    ) {
+        let LatentAttention { rank, scale, .. } = self.shape;
+        let (simd, width, span) = (context.simd, self.width(), block.span);
+        let position = |row: usize| span.start + (row - span.rows.start);
+        let pairs = block.rows.len() * heads.len();
+        let mut states = vec![(f32::NEG_INFINITY, 0.0f32); pairs];
+        let mut sums = vec![0.0f32; pairs * rank];
+        let mut scratch = vec![0.0; PAGE_TOKENS * width];
+        let mut scores = [0.0f32; PAGE_TOKENS];
+        let last = position(block.rows.end - 1) + 1;
+        for page in 0..last.div_ceil(PAGE_TOKENS) {
+            let start = page * PAGE_TOKENS;
+            let count = (last - start).min(PAGE_TOKENS);
+            let keys = self.page(span.pages[page] as usize, count, &mut scratch);
+            for (r, row) in block.rows.clone().enumerate() {
+                let seen = (position(row) + 1).saturating_sub(start).min(count);
+                if seen == 0 {
+                    continue;
+                }
+                for (h, head) in heads.clone().enumerate() {
+                    let query = &queries[(head * all.len() + row - all.start) * width..][..width];
+                    let scores = &mut scores[..seen];
+                    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(width)) {
+                        *score = vector::dot_f32(simd, query, key) * scale;
+                    }
+                    let pair = r * heads.len() + h;
+                    let (max, total) = &mut states[pair];
+                    let sum = &mut sums[pair * rank..(pair + 1) * rank];
+                    let new_max = scores.iter().fold(*max, |m, s| m.max(*s));
+                    if new_max > *max {
+                        let shrink = (*max - new_max).exp();
+                        vector::scale(simd, shrink, sum);
+                        (*max, *total) = (new_max, *total * shrink);
+                    }
+                    *total += vector::exp_sum(simd, new_max, scores);
+                    for (p, key) in scores.iter().zip(keys.chunks_exact(width)) {
+                        vector::axpy_f32(simd, *p, &key[..rank], sum);
+                    }
+                }
+            }
+        }
+        for (r, row) in block.rows.clone().enumerate() {
+            for (h, head) in heads.clone().enumerate() {
+                let pair = r * heads.len() + h;
+                let at = (head * all.len() + row - all.start) * rank;
+                // SAFETY: a task writes only its rows and heads.
+                let out = unsafe { out.part(at..at + rank) };
+                for (o, s) in out.iter_mut().zip(&sums[pair * rank..(pair + 1) * rank]) {
+                    *o = s / states[pair].1;
+                }
+            }
+        }
+    }
+}
+
+/// The rows `rows` of the batch in blocks of one sequence each.
+fn blocks<'a>(spans: &'a [Span<'a>], rows: &Range<usize>) -> Vec<Block<'a>> {
+    let mut blocks = vec![];
+    for span in spans {
+        let (start, end) = (span.rows.start.max(rows.start), span.rows.end.min(rows.end));
+        for first in (start..end).step_by(ROW_BLOCK) {
+            blocks.push(Block { span, rows: first..(first + ROW_BLOCK).min(end) });
+        }
+    }
+    blocks
+}

@@ -1,0 +1,42 @@
+//! DeepSeek-V2, V2.5 and V2-Lite. As DeepSeek-V3, but softmax routing without a bias, groups ranked by their best
+//! expert, and chosen weights that are never normalised.
+//!
+//! Source: transformers `modeling_deepseek_v2.py`, which does not read `norm_topk_prob` (false in every release). GGUF
+//! architecture `deepseek2` is DeepSeek-V3's entry, which comes here for softmax scores.
+
+use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
+
+use super::Family;
+use super::config::Config;
+use super::deepseek_v3::{self, Defaults};
+use super::recorder::Recorder;
+use crate::Result;
+use crate::checkpoint::Format;
+
+/// Registry entry.
+pub(super) const FAMILY: Family = Family { model_types: &["deepseek_v2"], gguf_architectures: &[], record };
+
+pub(super) fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let gguf = config.format() == Format::Gguf;
+    let limited = match config.word("topk_method")?.as_deref() {
+        None => gguf,
+        Some("greedy") => false,
+        Some("group_limited_greedy") => true,
+        Some(_) => return Err(config.unsupported("topk_method", "greedy or group_limited_greedy")),
+    };
+    let groups = match limited {
+        true => deepseek_v3::groups(config, GroupRank::Best, (1, 1))?,
+        false => None,
+    };
+    let route = Route {
+        experts: config.size("num_experts")?,
+        top_k: config.size("num_experts_per_tok")?,
+        score: Score::Softmax,
+        groups,
+        renormalize: gguf && config.flag("norm_topk_prob", false)?,
+        scale: config.number("routed_scaling_factor")?.filter(|s| *s != 0.0).unwrap_or(1.0) as f32,
+    };
+    let shared_experts = if gguf { 0 } else { 2 };
+    let defaults = Defaults { dense_layers: 0, shared_experts, style: RopeStyle::Interleaved };
+    deepseek_v3::decoder(config, r, route, &defaults)
+}

@@ -1,0 +1,117 @@
+//! [`Placement`]: how much of a model is in memory, decided from its sizes before anything is loaded.
+
+use moeflux_compute::backend::{
+    ActivationMode, Backend, CompileOptions, KvType, PAGE_TOKENS, page_bytes, slot_bytes,
+};
+use moeflux_compute::graph::{ExpertSetId, Op};
+use moeflux_compute::plan::Plan;
+
+use crate::engine::Options;
+use crate::experts::cache::SlotPlan;
+use crate::memory::{self, Budget, Needs};
+use crate::models::Model;
+use crate::{Error, Result};
+
+/// Tokens evaluated at once unless said otherwise, and the fewest that a small budget brings it down to.
+const CHUNK: usize = 512;
+const SMALLEST_CHUNK: usize = 32;
+/// Positions of the context unless said otherwise, and the fewest that a small budget brings it down to.
+const CONTEXT: usize = 4096;
+const SMALLEST_CONTEXT: usize = 512;
+
+fn positive(option: &'static str, value: Option<usize>) -> Result<Option<usize>> {
+    match value {
+        Some(0) => Err(Error::Option { option, expected: "a positive number".into(), got: "0".into() }),
+        other => Ok(other),
+    }
+}
+
+/// Where a model's parts will be and how big: all that is decided before anything is loaded.
+#[derive(Debug, Clone)]
+pub struct Placement {
+    /// How memory is divided.
+    pub budget: Budget,
+    /// Slots for routed experts.
+    pub slots: SlotPlan,
+    /// Most tokens evaluated at once.
+    pub chunk: usize,
+    /// Positions that a sequence may have.
+    pub context: usize,
+    /// Recurrent states that are kept at once; none for models without.
+    pub state_slots: usize,
+    /// Precision of cached keys and values.
+    pub kv_type: KvType,
+}
+
+impl Placement {
+    /// Fits `model` into the memory that `options` allow.
+    ///
+    /// # Errors
+    /// [`Error::Budget`] naming the least memory that works, [`Error::Option`] for zeros.
+    pub fn new(model: &Model, backend: &dyn Backend, options: &Options) -> Result<Self> {
+        let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
+        let kv_type = options.kv_type.unwrap_or(default_kv);
+        let trunk = model.trunk_bytes();
+        let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
+        let top_k = top_k(model);
+        // Beside those kept, the present state and the one that an evaluation writes.
+        let state_slots =
+            if model.graph.states().is_empty() { 0 } else { options.checkpoints.saturating_add(2) };
+        let states = (slot_bytes(&model.graph) as u64).saturating_mul(state_slots as u64);
+        let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
+        let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
+        let (budget, slots) = loop {
+            let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
+            let plan = Plan::new(&model.graph, |_| true);
+            let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
+            let pages = context.div_ceil(PAGE_TOKENS) as u64;
+            let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages).saturating_add(states);
+            let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
+            match fit(model, options, total, needs, top_k) {
+                Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
+                Err(Error::Budget { .. }) if options.context.is_none() && context > SMALLEST_CONTEXT => {
+                    context /= 2;
+                    chunk = chunk.min(context);
+                }
+                other => break other?,
+            }
+        };
+        Ok(Self { budget, slots, chunk, context, state_slots, kv_type })
+    }
+}
+
+/// Nine tenths of what the system grants: the rest is for page tables, other programs and its own caches.
+fn default_memory() -> Option<u64> {
+    memory::available().map(|bytes| bytes / 10 * 9)
+}
+
+/// Experts that one token needs in a layer, at most.
+fn top_k(model: &Model) -> usize {
+    let route = |op: &Op| if let Op::Route { route, .. } = op { route.top_k } else { 0 };
+    model.graph.nodes().iter().map(|n| route(&n.op)).max().unwrap_or(0)
+}
+
+/// Divides the budget and plans slots: as many as it holds, or as many as the options ask for.
+fn fit(
+    model: &Model,
+    options: &Options,
+    total: u64,
+    needs: Needs,
+    top_k: usize,
+) -> Result<(Budget, SlotPlan)> {
+    let store = &model.experts;
+    if let Some(slots) = positive("expert_cache", options.expert_cache)? {
+        let plan = SlotPlan::of_slots(store, slots);
+        return Ok((Budget::divide(total, needs, plan.bytes())?, plan));
+    }
+    let largest = (0..store.sets()).map(|set| store.slot_bytes(ExpertSetId(set))).max().unwrap_or(0) as u64;
+    let budget = Budget::divide(total, needs, largest * top_k as u64)?;
+    match SlotPlan::within(store, budget.experts, top_k) {
+        Ok(plan) => Ok((budget, plan)),
+        Err(minimum) => Err(Budget::divide(total, needs, minimum).err().unwrap_or_else(|| Error::Budget {
+            budget: total,
+            minimum,
+            parts: "experts".into(),
+        })),
+    }
+}

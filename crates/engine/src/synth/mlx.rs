@@ -1,0 +1,296 @@
+//! Synthetic models as MLX folders: quantised safetensors shards, configuration, tokenizer.
+
+use std::fs::File;
+use std::path::Path;
+
+use moeflux_compute::DType;
+use serde_json::{Map, Value, json};
+
+use super::shapes::Architecture;
+use super::vocabulary::{CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PRE_TOKENIZER, SPECIAL_TOKENS, Vocabulary};
+use super::weights::{Role, Weight};
+use super::{Outcome, Plan, Recipe, pieces};
+use crate::checkpoint::mlx::affine_specs;
+use crate::checkpoint::safetensors::{ElementType, TensorSpec, Writer};
+use crate::tokenizer::pre_tokenizers;
+use crate::{Error, Result};
+
+/// Most bytes of a shard, unless one weight is larger.
+const SHARD_BYTES: u64 = 4 << 30;
+
+/// Tensors of one file.
+#[derive(Debug, Default)]
+struct Shard {
+    specs: Vec<TensorSpec>,
+    bytes: u64,
+}
+
+/// Fills the folder `folder`.
+pub(super) fn write(
+    plan: &Plan,
+    folder: &Path,
+    threads: usize,
+    progress: &mut dyn FnMut(u64) -> bool,
+) -> Result<Outcome> {
+    let shards = shards(plan);
+    let file_name = |i: usize| match shards.len() {
+        1 => "model.safetensors".to_owned(),
+        n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
+    };
+    let vocabulary = Vocabulary::new(plan.recipe.shape.vocab_size);
+    write_json(&folder.join("config.json"), &config(plan, &vocabulary))?;
+    write_json(&folder.join("tokenizer.json"), &tokenizer(&vocabulary))?;
+    write_json(&folder.join("tokenizer_config.json"), &tokenizer_config(&vocabulary))?;
+    let names = shards.iter().enumerate();
+    let names =
+        names.flat_map(|(i, s)| s.specs.iter().map(move |spec| (spec.name.clone(), file_name(i).into())));
+    let weight_map: Map<String, Value> = names.collect();
+    let index = json!({ "metadata": { "total_size": plan.bytes() }, "weight_map": weight_map });
+    write_json(&folder.join("model.safetensors.index.json"), &index)?;
+
+    let mut shards = shards.iter().enumerate();
+    let mut open = || -> Result<Option<ShardFile>> {
+        shards
+            .next()
+            .map(|(i, shard)| ShardFile::create(&folder.join(file_name(i)), &shard.specs))
+            .transpose()
+    };
+    let mut current = open()?;
+    let mut append = |bytes: &[u8]| -> Result<()> {
+        if current.as_ref().is_some_and(|file| file.writer.current().is_none()) {
+            if let Some(full) = current.take() {
+                full.finish()?;
+            }
+            current = open()?;
+        }
+        let file = current.as_mut().expect("as many shards as the weights need");
+        file.writer.append(bytes)
+    };
+    let outcome = pieces::for_each(plan, threads, &mut append, progress)?;
+    if let (Outcome::Complete, Some(last)) = (outcome, current) {
+        last.finish()?;
+    }
+    Ok(outcome)
+}
+
+struct ShardFile {
+    path: std::path::PathBuf,
+    writer: Writer<File>,
+}
+
+impl ShardFile {
+    fn create(path: &Path, specs: &[TensorSpec]) -> Result<Self> {
+        let file = File::create(path).map_err(|source| Error::Io {
+            action: "create",
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self { path: path.to_owned(), writer: Writer::new(file, path, &[("format", "mlx")], specs)? })
+    }
+
+    fn finish(self) -> Result<()> {
+        let file = self.writer.finish()?;
+        file.sync_all().map_err(|source| Error::Io { action: "write", path: self.path, source })
+    }
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    let write = || {
+        let mut file = File::create(path)?;
+        serde_json::to_writer_pretty(std::io::BufWriter::new(&mut file), value)?;
+        file.sync_all()
+    };
+    write().map_err(|source| Error::Io { action: "write", path: path.to_owned(), source })
+}
+
+/// The tensors that store `weight`, in the order of its planes.
+fn specs(weight: &Weight, recipe: &Recipe) -> Vec<TensorSpec> {
+    let module = module(weight, recipe);
+    match affine_specs(&module, weight.dtype, &weight.shape) {
+        Some(specs) => specs.to_vec(),
+        None => {
+            let dtype = if weight.dtype == DType::F32 { ElementType::F32 } else { ElementType::BF16 };
+            vec![TensorSpec { name: format!("{module}.weight"), dtype, shape: weight.shape.clone() }]
+        }
+    }
+}
+
+/// Divides the weights over files without cutting one.
+fn shards(plan: &Plan) -> Vec<Shard> {
+    let mut shards = vec![Shard::default()];
+    for weight in &plan.weights {
+        let specs = specs(weight, &plan.recipe);
+        let bytes = specs.iter().filter_map(TensorSpec::bytes).sum::<u64>();
+        if shards.last().is_some_and(|s| s.bytes > 0 && s.bytes + bytes > SHARD_BYTES) {
+            shards.push(Shard::default());
+        }
+        if let Some(shard) = shards.last_mut() {
+            shard.specs.extend(specs);
+            shard.bytes += bytes;
+        }
+    }
+    shards
+}
+
+fn module(weight: &Weight, recipe: &Recipe) -> String {
+    let experts = match recipe.shape.architecture {
+        Architecture::Qwen3Moe => "mlp",
+        Architecture::Mixtral => "block_sparse_moe",
+    };
+    let name = match weight.role {
+        Role::Embedding => return "model.embed_tokens".to_owned(),
+        Role::Head => return "lm_head".to_owned(),
+        Role::FinalNorm => return "model.norm".to_owned(),
+        Role::AttentionNorm => "input_layernorm",
+        Role::Query => "self_attn.q_proj",
+        Role::Key => "self_attn.k_proj",
+        Role::Value => "self_attn.v_proj",
+        Role::AttentionOut => "self_attn.o_proj",
+        Role::QueryNorm => "self_attn.q_norm",
+        Role::KeyNorm => "self_attn.k_norm",
+        Role::ExpertsNorm => "post_attention_layernorm",
+        Role::Router => return format!("model.layers.{}.{experts}.gate", weight.layer),
+        Role::ExpertGate => return format!("model.layers.{}.{experts}.switch_mlp.gate_proj", weight.layer),
+        Role::ExpertUp => return format!("model.layers.{}.{experts}.switch_mlp.up_proj", weight.layer),
+        Role::ExpertDown => return format!("model.layers.{}.{experts}.switch_mlp.down_proj", weight.layer),
+    };
+    format!("model.layers.{}.{name}", weight.layer)
+}
+
+fn config(plan: &Plan, vocabulary: &Vocabulary) -> Value {
+    let (recipe, s) = (&plan.recipe, &plan.recipe.shape);
+    let mut config = json!({
+        "bos_token_id": null,
+        "eos_token_id": vocabulary.special(END_OF_TURN),
+        "hidden_act": "silu",
+        "hidden_size": s.hidden_size,
+        "intermediate_size": s.intermediate_size,
+        "max_position_embeddings": s.max_position_embeddings,
+        "num_attention_heads": s.num_attention_heads,
+        "num_experts_per_tok": s.num_experts_per_tok,
+        "num_hidden_layers": recipe.layers,
+        "num_key_value_heads": s.num_key_value_heads,
+        "head_dim": s.head_dim,
+        "pad_token_id": vocabulary.special(END_OF_TEXT),
+        "rms_norm_eps": decimal(s.rms_norm_eps),
+        "rope_theta": decimal(s.rope_theta),
+        "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16",
+        "vocab_size": s.vocab_size,
+    });
+    let own = match s.architecture {
+        Architecture::Qwen3Moe => json!({
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "attention_bias": false,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": s.moe_intermediate_size,
+            "norm_topk_prob": true,
+            "num_experts": s.num_experts,
+            "use_sliding_window": false,
+        }),
+        Architecture::Mixtral => json!({
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": s.num_experts,
+            "sliding_window": null,
+        }),
+    };
+    let usual = plan.weights.iter().find(|w| w.role == Role::Query).map(|w| w.dtype);
+    let mut quantization = settings(usual.unwrap_or(DType::F32));
+    quantization["mode"] = "affine".into();
+    for weight in &plan.weights {
+        if matches!(weight.dtype, DType::Affine { .. }) && Some(weight.dtype) != usual {
+            quantization[module(weight, recipe)] = settings(weight.dtype);
+        }
+    }
+    for (key, value) in own.as_object().into_iter().flatten() {
+        config[key] = value.clone();
+    }
+    config["quantization"] = quantization.clone();
+    config["quantization_config"] = quantization;
+    config
+}
+
+fn settings(dtype: DType) -> Value {
+    match dtype {
+        DType::Affine { bits, group, .. } => json!({ "group_size": group, "bits": bits }),
+        _ => json!({}),
+    }
+}
+
+/// The decimal that a person would write for `value`.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
+fn tokenizer(vocabulary: &Vocabulary) -> Value {
+    let ids = vocabulary.tokens[..vocabulary.ordinary].iter().enumerate();
+    let vocab: Map<String, Value> = ids.map(|(id, token)| (token.clone(), id.into())).collect();
+    let added: Vec<Value> = SPECIAL_TOKENS
+        .iter()
+        .map(|token| {
+            let mut entry = added_token(token);
+            entry["id"] = vocabulary.special(token).into();
+            entry
+        })
+        .collect();
+    let patterns = pre_tokenizers::by_name(PRE_TOKENIZER).map_or(&[][..], |rule| rule.patterns);
+    let mut steps: Vec<Value> = patterns
+        .iter()
+        .map(|pattern| {
+            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
+        })
+        .collect();
+    let byte_level =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    steps.push(byte_level.clone());
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": null,
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": steps },
+        "post_processor": null,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": false,
+            "vocab": vocab,
+            "merges": vocabulary.merges,
+        },
+    })
+}
+
+fn added_token(text: &str) -> Value {
+    json!({
+        "content": text,
+        "lstrip": false,
+        "normalized": false,
+        "rstrip": false,
+        "single_word": false,
+        "special": true,
+    })
+}
+
+fn tokenizer_config(vocabulary: &Vocabulary) -> Value {
+    let added = SPECIAL_TOKENS.map(|token| (vocabulary.special(token).to_string(), added_token(token)));
+    json!({
+        "add_bos_token": false,
+        "added_tokens_decoder": Map::from_iter(added),
+        "bos_token": null,
+        "chat_template": CHAT_TEMPLATE,
+        "eos_token": END_OF_TURN,
+        "pad_token": END_OF_TEXT,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": null,
+    })
+}

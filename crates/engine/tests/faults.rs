@@ -1,0 +1,329 @@
+//! Reads that fail, come back short, late or out of order, and files that change under the engine: a typed error at
+//! worst, the session as it was before, and the right bits at the next try.
+
+mod support;
+
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use moeflux::checkpoint::Checkpoint;
+use moeflux::io::queue::{PreadPool, ReadDone, ReadQueue, ReadRequest};
+use moeflux::{Engine, Error, Options, Outputs, models};
+use moeflux_compute::backend::Backend;
+use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::reference::Reference;
+use support::{Fixture, all, bits, logits, open};
+
+/// What happens to a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It is done, and handed over in its turn.
+    Done,
+    /// It is done, and handed over only when there is nothing else to hand over.
+    Late,
+    /// The device fails it.
+    Failed,
+    /// The file ends early; what came is garbage.
+    Short,
+}
+
+/// Fates of the reads to come; after these, all are [`Fate::Done`].
+#[derive(Debug, Default, Clone)]
+struct Fates(Arc<Mutex<VecDeque<Fate>>>);
+
+impl Fates {
+    fn set(&self, fates: impl IntoIterator<Item = Fate>) {
+        *self.0.lock().unwrap() = fates.into_iter().collect();
+    }
+
+    /// The `n`-th read from now on has this fate.
+    fn nth(&self, n: usize, fate: Fate) {
+        self.set(std::iter::repeat_n(Fate::Done, n).chain([fate]));
+    }
+
+    fn next(&self) -> Fate {
+        self.0.lock().unwrap().pop_front().unwrap_or(Fate::Done)
+    }
+
+    /// Fates that no read has met yet.
+    fn left(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+}
+
+/// A queue whose reads meet their fates. Everything submitted comes back exactly once, as the contract says.
+struct Faulty {
+    inner: PreadPool,
+    fates: Fates,
+    ready: VecDeque<ReadDone>,
+    late: Vec<ReadDone>,
+    /// Tags of requests that the inner queue has and that will be late.
+    marked: Vec<u64>,
+}
+
+impl Faulty {
+    fn new(fates: &Fates) -> Box<Self> {
+        let inner = PreadPool::new(2).expect("threads");
+        Box::new(Self { inner, fates: fates.clone(), ready: VecDeque::new(), late: vec![], marked: vec![] })
+    }
+
+    /// Puts a read that the inner queue has finished where its fate wants it.
+    fn file(&mut self, done: ReadDone) {
+        match self.marked.contains(&done.tag) {
+            true => self.late.push(done),
+            false => self.ready.push_back(done),
+        }
+    }
+}
+
+impl ReadQueue for Faulty {
+    fn submit(&mut self, mut request: ReadRequest) {
+        let part = request.parts.last().expect("a part").clone();
+        let path = part.file.path().to_owned();
+        let error = match self.fates.next() {
+            Fate::Done => return self.inner.submit(request),
+            Fate::Late => {
+                self.marked.push(request.tag);
+                return self.inner.submit(request);
+            }
+            Fate::Failed => {
+                Error::Io { action: "read", path, source: std::io::Error::other("the device is gone") }
+            }
+            Fate::Short => Error::Read {
+                path,
+                offset: part.offset,
+                wanted: part.len as u64,
+                got: 1,
+                source: ErrorKind::UnexpectedEof.into(),
+            },
+        };
+        request.buffer.as_mut_slice().fill(0xff);
+        self.ready.push_back(ReadDone { tag: request.tag, buffer: request.buffer, result: Err(error) });
+    }
+
+    fn wait(&mut self) -> Option<ReadDone> {
+        while self.ready.is_empty() {
+            match self.inner.wait() {
+                Some(done) => self.file(done),
+                // Last in, first out.
+                None => return self.late.pop(),
+            }
+        }
+        self.ready.pop_front()
+    }
+
+    fn try_wait(&mut self) -> Option<ReadDone> {
+        while let Some(done) = self.inner.try_wait() {
+            self.file(done);
+        }
+        self.ready.pop_front()
+    }
+}
+
+/// An engine with `slots` expert slots that reads through a faulty queue.
+fn faulty(path: &Path, backend: &dyn Backend, slots: usize, chunk: usize) -> (Engine, Fates) {
+    let options = Options { expert_cache: Some(slots), chunk: Some(chunk), ..Options::default() };
+    let checkpoint = Arc::new(Checkpoint::open(path).unwrap());
+    let fates = Fates::default();
+    let model = models::record(checkpoint).unwrap();
+    let engine = Engine::new(model, backend, &options, Faulty::new(&fates), |_, _| ()).unwrap();
+    (engine, fates)
+}
+
+/// Checks that `error` is about an expert whose read had this fate, and names it and its file.
+#[track_caller]
+fn assert_names_the_expert(error: &Error, fate: Fate, file: &str) {
+    let Error::Compute(moeflux_compute::Error::Expert { layer, expert, .. }) = error else {
+        panic!("not about an expert: {error}")
+    };
+    let text = error.to_string();
+    assert!(text.contains(&format!("expert {expert} of layer {layer}: ")), "{text}");
+    let reason = if fate == Fate::Failed { "the device is gone" } else { "failed after 1" };
+    assert!(text.contains(reason) && text.contains(file), "{text} lacks {reason} or {file}");
+}
+
+/// Names of the files of a checkpoint have this in common.
+fn extension(fixture: &Fixture) -> &'static str {
+    if fixture.kind == "gguf" { ".gguf" } else { ".safetensors" }
+}
+
+#[test]
+fn any_read_may_fail() {
+    let backend = CpuBackend::new(2, None).unwrap();
+    for name in ["hf/qwen3_moe_window", "gguf/olmoe_split_f16", "mlx/qwen3_moe_mixed"] {
+        let fixture = Fixture::named(name);
+        let tokens = &fixture.golden().tokens[..24];
+        // The failing evaluation is in two chunks, after one that succeeds.
+        let (head, tail) = tokens.split_at(8);
+        let expected = bits(&logits(&mut open(&fixture.path, &backend, &Options::default()), tokens));
+        for fate in [Fate::Failed, Fate::Short] {
+            let mut failures = 0;
+            for n in 0.. {
+                let (mut engine, fates) = faulty(&fixture.path, &backend, 3, 9);
+                let mut session = engine.session();
+                let mut got = bits(&engine.eval(&mut session, head, Outputs::All).unwrap());
+                fates.nth(n, fate);
+                match engine.eval(&mut session, tail, Outputs::All) {
+                    Err(error) => assert_names_the_expert(&error, fate, extension(&fixture)),
+                    Ok(_) => {
+                        assert!(fates.left() > 0, "{name}: read {n} was {fate:?} and nobody noticed");
+                        break;
+                    }
+                }
+                failures += 1;
+                assert_eq!(session.position(), head.len(), "{name}: the session is as it was");
+                got.extend(bits(&engine.eval(&mut session, tail, Outputs::All).unwrap()));
+                assert!(got == expected, "{name}: other bits after read {n} was {fate:?}");
+            }
+            assert!(failures > 3, "{name}: {failures} reads failed");
+        }
+    }
+}
+
+#[test]
+fn every_read_may_be_late() {
+    let backend = CpuBackend::new(2, None).unwrap();
+    let mut random = 1u64;
+    for fixture in all() {
+        let tokens = fixture.golden().tokens;
+        let expected = bits(&logits(&mut open(&fixture.path, &backend, &Options::default()), &tokens));
+        for slots in [1, 2, 4, 1000] {
+            let (mut engine, fates) = faulty(&fixture.path, &backend, slots, 16);
+            let all_late = slots == 4;
+            fates.set((0..5000).map(|_| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                if all_late || random >> 63 == 1 { Fate::Late } else { Fate::Done }
+            }));
+            let got = bits(&logits(&mut engine, &tokens));
+            assert!(got == expected, "{}, {slots} slots", fixture.name);
+            // Reads may be under way when it is dropped.
+        }
+    }
+}
+
+/// Evaluates the same tokens over and over while reads fail at random; then everything is as if nothing had happened.
+fn many_faults(backend: &dyn Backend, fixture: &Fixture, slots: usize, faults: usize) {
+    let tokens = &fixture.golden().tokens[..10];
+    let (mut engine, fates) = faulty(&fixture.path, backend, slots, 4);
+    let expected = bits(&logits(&mut engine, tokens));
+    let mut random = slots as u64;
+    let mut session = engine.session();
+    let mut failed = 0;
+    for _ in 0..faults {
+        fates.set((0..6).map(|_| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            [Fate::Done, Fate::Done, Fate::Late, Fate::Late, Fate::Failed, Fate::Short]
+                [(random >> 40) as usize % 6]
+        }));
+        let at = (random >> 50) as usize % 8;
+        engine.truncate(&mut session, 0).unwrap();
+        // Other experts each time, so that there is something to read whatever the cache holds.
+        match engine.eval(&mut session, &tokens[at..], Outputs::Last) {
+            Ok(_) => {}
+            Err(Error::Compute(moeflux_compute::Error::Expert { .. })) => {
+                failed += 1;
+                assert_eq!(session.position(), 0);
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(failed > 0, "{}: reads failed", fixture.name);
+    fates.set([]);
+    drop(session);
+    assert_eq!(bits(&logits(&mut engine, tokens)), expected, "{}, {slots} slots", fixture.name);
+    // Every slot is still there: if one token's experts fit, they stay.
+    let sets = engine.model().graph.expert_sets().len();
+    if slots >= sets * 4 {
+        logits(&mut engine, &tokens[..1]);
+        engine.take_stats();
+        logits(&mut engine, &tokens[..1]);
+        let cache = engine.take_stats().cache;
+        assert_eq!((cache.hits, cache.misses), (sets as u64 * 4, 0), "{}, {slots} slots", fixture.name);
+    }
+}
+
+#[test]
+fn a_thousand_faults_lose_no_slot() {
+    let backend = CpuBackend::new(2, None).unwrap();
+    // A token takes 4 experts in each of 2 layers.
+    for slots in [1, 2, 3, 8] {
+        many_faults(&backend, &Fixture::named("hf/mixtral_yarn"), slots, 250);
+    }
+    many_faults(&backend, &Fixture::named("gguf/qwen3_moe_mixed"), 2, 100);
+}
+
+/// A backend that does not announce which experts it will want.
+#[test]
+fn faults_without_announcement_lose_no_slot() {
+    for slots in [1, 2, 3, 8] {
+        many_faults(&Reference, &Fixture::named("hf/mixtral_yarn"), slots, 100);
+    }
+}
+
+/// Writes `bytes` over the file without making a new one.
+fn overwrite(path: &Path, bytes: &[u8]) {
+    let mut file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    std::io::Write::write_all(&mut file, bytes).unwrap();
+}
+
+fn truncate(path: &Path, len: u64) {
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error_until_it_is_whole_again() {
+    let backend = CpuBackend::new(2, None).unwrap();
+    for (name, file) in [
+        ("hf/mixtral_window", "model-00003-of-00003.safetensors"),
+        ("gguf/qwen3_moe_q8_0", "model.gguf"),
+        ("mlx/mixtral_4bit", "model.safetensors"),
+    ] {
+        let fixture = Fixture::named(name);
+        let copy = fixture.copy();
+        let tokens = fixture.golden().tokens;
+        let options = Options { expert_cache: Some(1), ..Options::default() };
+        let mut engine = open(copy.path(), &backend, &options);
+        let expected = bits(&logits(&mut engine, &tokens));
+        let whole = std::fs::read(copy.file(file)).unwrap();
+        for len in [0, whole.len() / 3] {
+            truncate(&copy.file(file), len as u64);
+            let mut session = engine.session();
+            let error = engine.eval(&mut session, &tokens, Outputs::Last).unwrap_err();
+            let text = error.to_string();
+            assert!(matches!(error, Error::Compute(moeflux_compute::Error::Expert { .. })), "{text}");
+            assert!(text.contains(file) && text.contains("at offset"), "{name}: {text}");
+            overwrite(&copy.file(file), &whole);
+            let got = bits(&engine.eval(&mut session, &tokens, Outputs::All).unwrap());
+            assert!(got == expected, "{name}: other bits after the file was {len} bytes long");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_before_its_weights_are_loaded_is_an_error() {
+    let backend = CpuBackend::new(1, None).unwrap();
+    for (name, file) in [("hf/qwen3_moe_basic", "model.safetensors"), ("gguf/mixtral_q8_0", "model.gguf")] {
+        let copy = Fixture::named(name).copy();
+        let model = models::record(Arc::new(Checkpoint::open(copy.path()).unwrap())).unwrap();
+        let length = std::fs::metadata(copy.file(file)).unwrap().len();
+        truncate(&copy.file(file), length / 2);
+        let queue = Box::new(PreadPool::new(1).unwrap());
+        let error = Engine::new(model, &backend, &Options::default(), queue, |_, _| ()).unwrap_err();
+        assert!(matches!(&error, Error::Read { path, .. } if *path == copy.file(file)), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_file_that_is_removed_stays_readable() {
+    let backend = CpuBackend::new(2, None).unwrap();
+    let fixture = Fixture::named("hf/olmoe_dynamic");
+    let tokens = fixture.golden().tokens;
+    let copy = fixture.copy();
+    let options = Options { expert_cache: Some(2), ..Options::default() };
+    let mut engine = open(copy.path(), &backend, &options);
+    let expected = bits(&logits(&mut engine, &tokens));
+    drop(copy);
+    assert_eq!(bits(&logits(&mut engine, &tokens)), expected);
+}
