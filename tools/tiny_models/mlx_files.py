@@ -117,10 +117,16 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
             if model.config.model_type == "mixtral":
                 path = path.replace(".mlp.", ".block_sparse_moe.")
             path = path.replace(".experts.", ".switch_mlp.")
-            if path.endswith("gate_up_proj"):
+            if path.endswith("kv_b_proj") and path.replace("kv_b_proj", "embed_q") + ".weight" in raw:
+                k, v = (read(path.replace("kv_b_proj", part)) for part in ("embed_q", "unembed_out"))
+                parameter.copy_(torch.cat([k.transpose(1, 2), v], dim=1).flatten(0, 1))
+            elif path.endswith("gate_up_proj"):
                 parts = [read(path.replace("gate_up_proj", part)) for part in ("gate_proj", "up_proj")]
                 parameter.copy_(torch.cat(parts, dim=1))
             else:
                 parameter.copy_(read(path))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.from_numpy(np.array(raw.pop(name).astype(mx.float32))))
     if raw:
         raise ValueError(f"tensors that the model does not have: {sorted(raw)}")

@@ -411,7 +411,7 @@ impl Recorder {
             let cut = |both: &StoredWeight| {
                 cut(both).filter(|_| both.rows().is_multiple_of(2)).ok_or_else(|| {
                     let got = format!("{}", both.rows());
-                    tensor_error(&self.checkpoint, both, "an even number of rows", got)
+                    tensor_error(&self.checkpoint, both, "rows that can be halved", got)
                 })
             };
             gate_up.iter().map(cut).collect()

@@ -285,7 +285,7 @@ impl Job<'_> {
             DType::Affine { bits: 8, group, scale } if int8 => {
                 simd.run(float::Multiply { job: self, source: float::Expand(Affine8::new(group, scale)), x })
             }
-            DType::Q2_K | DType::Q3_K | DType::Affine { .. } => {
+            DType::Q2_K | DType::Q3_K | DType::Affine { .. } | DType::Fp8 { .. } => {
                 simd.run(float::Multiply { job: self, source: Scalar, x })
             }
         }
