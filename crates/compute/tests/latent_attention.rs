@@ -1,10 +1,6 @@
 //! Latent attention of every backend against `reference`, for weights in either form and encoding, and bit for bit
 //! the same however a sequence is cut into batches.
 
-mod support {
-    pub mod random;
-}
-
 use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, ExpertSource, ExpertView, KvType, PAGE_TOKENS, Span,
 };
@@ -15,9 +11,26 @@ use moeflux_compute::graph::{
 use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{BlockScale, DType, Error, Half, Result, Tensor, quant};
-use support::random::Random;
 
 const VOCABULARY: usize = 61;
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+struct Random(u64);
+
+impl Random {
+    /// In 0..1.
+    fn uniform(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) >> 40) as f32 / (1 << 24) as f32
+    }
+
+    /// `n` values that look normal: sums of uniform ones, variance 1.
+    fn normal(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0).collect()
+    }
+}
 
 /// W_k and W_v in one weight or two, with their encodings.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +45,7 @@ struct Case {
 }
 
 fn case(shape: LatentAttention, form: Form) -> Case {
-    let mut random = Random::new(7);
+    let mut random = Random(7);
     let mut g = GraphBuilder::new();
     let mut weights = vec![];
     let mut declare = |g: &mut GraphBuilder, tensor: Tensor| -> WeightId {
@@ -188,7 +201,7 @@ fn what_does_not_fit_is_refused_while_recording() {
     let shape = LatentAttention { heads: 2, nope: 4, rope: 2, rank: 6, value: 3, scale: 1.0 };
     let refused = |widths: [usize; 4], weights: [(usize, usize); 2], expected: &str| {
         let mut g = GraphBuilder::new();
-        let mut matrix =
+        let matrix =
             |g: &mut GraphBuilder, rows, cols| g.weight("w", MatrixSpec { dtype: DType::F32, rows, cols });
         let [q_nope, q_rope, c, k_rope] = widths.map(|width| {
             let table = matrix(&mut g, 5, width);
