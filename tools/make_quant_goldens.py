@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Writes the goldens of crates/compute/tests/quant.rs from independent implementations.
 
-    pip install numpy safetensors gguf==0.19.0 "mlx[cpu]==0.32.4" llama-cpp-python==0.3.36
+    pip install numpy safetensors gguf==0.19.0 "mlx[cpu]==0.32.4" llama-cpp-python==0.3.36 torch
     python tools/make_quant_goldens.py
 
-Three files in crates/compute/tests/goldens/quant/:
+Four files in crates/compute/tests/goldens/quant/:
 
 ggml.safetensors      `NAME.bytes` u8 and `NAME.values` f32 (one row): random and extreme blocks through
                       `gguf.quants.dequantize`.
 affine.safetensors    `bB.gG.HALF.{weight,scales,biases}` as MLX stores them (as bytes) and `.values` f32:
                       random bits through `mlx.core.dequantize` with the scales widened to f32.
+fp8.safetensors       `weight` u8, every code of float8_e4m3fn among them, with `KIND.scale_inv` in f32 and bf16 for
+                      blocks of 128 × 128 and edges of 2, and `KIND.values` f32: torch's product.
 quantize.safetensors  `input.KIND` f32, one row of weights of each kind, and what the reference quantisers make of
                       it: `q8_0.KIND` and `q4_0.KIND` u8, llama.cpp's blocks; `q4_k.KIND.rms`, `q6_k.KIND.rms`
                       and `affine.BITS.KIND.rms` f64, the root mean square error after dequantisation of
@@ -23,8 +25,10 @@ import pathlib
 import gguf
 import mlx.core as mx
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 
 OUT = pathlib.Path(__file__).parent.parent / "crates/compute/tests/goldens/quant"
 # Type: byte offsets of the f16 fields of a block.
@@ -124,6 +128,19 @@ def inputs(rng):
     }
 
 
+def write_fp8(rng):
+    rows, cols, block = 130, 130, 128
+    codes = torch.from_numpy(rng.integers(0, 256, (rows, cols), dtype=np.uint8))
+    codes[:2, :128] = torch.arange(256, dtype=torch.uint8).reshape(2, 128)
+    tensors = {"weight": codes}
+    for kind, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+        scales = torch.from_numpy(rng.normal(0, 0.02, (2, 2)).astype(np.float32)).to(dtype)
+        wide = scales.float().repeat_interleave(block, 0).repeat_interleave(block, 1)[:rows, :cols]
+        tensors[f"{kind}.scale_inv"] = scales
+        tensors[f"{kind}.values"] = codes.view(torch.float8_e4m3fn).float() * wide
+    save_torch_file(tensors, OUT / "fp8.safetensors")
+
+
 def write_quantize(rng):
     tensors = {}
     for kind, values in inputs(rng).items():
@@ -152,5 +169,6 @@ if __name__ == "__main__":
     write_ggml(np.random.default_rng(1))
     write_affine(np.random.default_rng(2))
     write_quantize(np.random.default_rng(3))
+    write_fp8(np.random.default_rng(4))
     for path in sorted(OUT.iterdir()):
         print(f"{path.stat().st_size:8} {path.name}")

@@ -26,6 +26,8 @@ class GgufCase:
     # Tensors in one file; more make a split file.
     tensors_per_split: int = 0
     n_tokens: int = 32
+    # kv_b_proj as files had it before llama.cpp took its two parts apart.
+    joint_kv_b: bool = False
     # Keep llama.cpp's logits whole, not only their distance from the golden.
     keep_peer_logits: bool = False
 
@@ -89,6 +91,40 @@ def _olmoe(**changes: Any) -> dict[str, Any]:
         bos_token_id=None,
         eos_token_id=292,
         pad_token_id=290,
+    )
+    return base | changes
+
+
+def _deepseek(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        # llama.cpp expects a query latent but in models of as many layers as V2-Lite has.
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        max_position_embeddings=128,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        bos_token_id=None,
+        eos_token_id=292,
     )
     return base | changes
 
@@ -192,6 +228,41 @@ SMALL = [
         ),
         "F16",
         tensors_per_split=11,
+    ),
+    # Groups of experts, correction bias, YaRN past its original context, kv_b in two parts.
+    GgufCase(
+        "deepseek_v3_q8_0",
+        "deepseek_v3",
+        58,
+        _deepseek(n_group=3, topk_group=2),
+        "Q8_0",
+        n_tokens=96,
+    ),
+    # Softmax routing, kv_b in one piece.
+    GgufCase(
+        "deepseek_v2_joint_f16",
+        "deepseek_v2",
+        59,
+        _deepseek(
+            hidden_size=24,
+            moe_intermediate_size=12,
+            kv_lora_rank=24,
+            qk_nope_head_dim=20,
+            v_head_dim=28,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.5,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+            },
+        ),
+        "F16",
+        joint_kv_b=True,
+        n_tokens=96,
     ),
 ]
 

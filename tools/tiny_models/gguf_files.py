@@ -23,7 +23,14 @@ from .gguf_cases import GgufCase
 from .hf_files import build_model
 from .vocabularies import CHAT_TEMPLATE, SPECIAL_TOKENS, byte_level_bpe, sentencepiece_bpe
 
-ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama", "olmoe": "olmoe"}
+ARCHITECTURES = {
+    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
+    "olmoe": "olmoe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+}
+DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 # Vocabulary sizes; the models' are larger where a published one pads its embedding.
 BPE_SIZE = 293
 PEER = Path(__file__).with_name("llama_cpp_peer.py")
@@ -39,6 +46,18 @@ LAYER_NAMES = {
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
 }
 MODEL_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -92,13 +111,15 @@ def write_gguf(path: Path, model: torch.nn.Module, case: GgufCase, file_type: st
     writer.add_type("model")
     writer.add_name(case.name)
     add_parameters(writer, model.config, case.family)
+    if case.family in DEEPSEEK:
+        add_latent_attention(writer, model.config, case)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32 if file_type == "F32" else gguf.LlamaFileType.MOSTLY_F16)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     if case.vocabulary == "spm":
         add_sentencepiece(writer, model.config.vocab_size)
     else:
         add_byte_level_bpe(writer, model.config.vocab_size)
-    for name, tensor in tensors(model, case.family):
+    for name, tensor in tensors(model, case.family, case.joint_kv_b):
         narrow = file_type == "F16" and tensor.ndim > 1 and "ffn_gate_inp" not in name
         writer.add_tensor(name, tensor.numpy().astype(np.float16 if narrow else np.float32))
     writer.write_header_to_file()
@@ -114,9 +135,11 @@ def add_parameters(writer: gguf.GGUFWriter, config, family: str) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if family not in DEEPSEEK:
+        writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_expert_count(config.num_local_experts)
+    experts = config.n_routed_experts if family in DEEPSEEK else config.num_local_experts
+    writer.add_expert_count(experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -128,7 +151,7 @@ def add_parameters(writer: gguf.GGUFWriter, config, family: str) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     head_dim = getattr(config, "head_dim", None)
-    if head_dim is not None:
+    if head_dim is not None and family not in DEEPSEEK:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if family == "qwen3_moe":
@@ -136,6 +159,36 @@ def add_parameters(writer: gguf.GGUFWriter, config, family: str) -> None:
     if family == "mixtral":
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def add_latent_attention(writer: gguf.GGUFWriter, config, case: GgufCase) -> None:
+    """The keys of architecture deepseek2."""
+    head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    if case.joint_kv_b:
+        writer.add_head_count_kv(config.num_attention_heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(config.v_head_dim)
+    else:
+        writer.add_head_count_kv(1)
+        writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+        writer.add_value_length(config.kv_lora_rank)
+        writer.add_key_length_mla(head_dim)
+        writer.add_value_length_mla(config.v_head_dim)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.norm_topk_prob:
+        writer.add_expert_weights_norm(True)
+    if case.family == "deepseek_v3":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
 
 
 def add_byte_level_bpe(writer: gguf.GGUFWriter, vocab_size: int) -> None:
@@ -172,7 +225,7 @@ def add_sentencepiece(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_add_eos_token(False)
 
 
-def tensors(model: torch.nn.Module, family: str) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(model: torch.nn.Module, family: str, joint_kv_b: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the file under its GGUF name, f32."""
     config = model.config
     if config.rope_parameters["rope_type"] == "llama3":
@@ -185,7 +238,14 @@ def tensors(model: torch.nn.Module, family: str) -> Iterator[tuple[str, torch.Te
             yield f"{MODEL_NAMES[module]}.{kind}", tensor
             continue
         layer, block = split_layer(name)
-        if block == "mlp.experts.gate_up_proj":
+        if block == "mlp.gate.e_score_correction_bias":
+            yield f"blk.{layer}.exp_probs_b.bias", tensor
+        elif block == "self_attn.kv_b_proj.weight" and not joint_kv_b:
+            heads = tensor.unflatten(0, (config.num_attention_heads, -1))
+            k, v = heads.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+            yield f"blk.{layer}.attn_k_b.weight", k.transpose(1, 2).contiguous()
+            yield f"blk.{layer}.attn_v_b.weight", v.contiguous()
+        elif block == "mlp.experts.gate_up_proj":
             gate, up = tensor.chunk(2, dim=1)
             yield f"blk.{layer}.ffn_gate_exps.weight", gate.contiguous()
             yield f"blk.{layer}.ffn_up_exps.weight", up.contiguous()
@@ -259,7 +319,10 @@ def load_dequantised(model: torch.nn.Module, files: list[Path], family: str) -> 
                 parameter.copy_(read.pop(f"{MODEL_NAMES[module]}.{kind}"))
                 continue
             layer, block = split_layer(name)
-            if block == "mlp.experts.gate_up_proj":
+            if f"blk.{layer}.attn_k_b.weight" in read and block == "self_attn.kv_b_proj.weight":
+                k, v = (read.pop(f"blk.{layer}.attn_{part}_b.weight") for part in ("k", "v"))
+                parameter.copy_(torch.cat([k.transpose(1, 2), v], dim=1).flatten(0, 1))
+            elif block == "mlp.experts.gate_up_proj":
                 parts = [read.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up")]
                 parameter.copy_(torch.cat(parts, dim=1))
             elif block == "mlp.experts.down_proj":
@@ -270,6 +333,9 @@ def load_dequantised(model: torch.nn.Module, files: list[Path], family: str) -> 
                 if family == "mixtral" and module in ("self_attn.q_proj", "self_attn.k_proj"):
                     weight = deinterleave_rotary(weight, heads_of(model.config, module))
                 parameter.copy_(weight)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(read.pop(f"blk.{split_layer(name)[0]}.exp_probs_b.bias"))
     read.pop("rope_freqs.weight", None)
     if read:
         raise ValueError(f"tensors that the model does not have: {sorted(read)}")

@@ -33,6 +33,8 @@ class HfCase:
     late_edits: dict[str, Any] = field(default_factory=dict)
     # The text model as part of a multimodal checkpoint, beside tensors that are not the text model's.
     multimodal: bool = False
+    # Matrices of the layers but routers in FP8 with scales for blocks of 128 × 128, as DeepSeek publishes.
+    fp8: bool = False
     # Size of a byte-level BPE vocabulary written beside the model; none when 0.
     tokenizer_size: int = 0
     # Number of tokens in the golden; longer than every sliding window here.
@@ -97,10 +99,10 @@ def _olmoe(**changes: Any) -> dict[str, Any]:
 
 def _deepseek(**changes: Any) -> dict[str, Any]:
     base = dict(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=44,
-        moe_intermediate_size=12,
+        vocab_size=61,
+        hidden_size=24,
+        intermediate_size=28,
+        moe_intermediate_size=8,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=4,
@@ -467,6 +469,7 @@ HF_CASES = [
         "deepseek_v3",
         35,
         _deepseek(
+            hidden_size=32,
             num_hidden_layers=2,
             q_lora_rank=None,
             n_group=1,
@@ -485,6 +488,30 @@ HF_CASES = [
         dtype="float32",
         stacked_experts=True,
         late_edits={"model_type": "kimi_k2"},
+    ),
+    # FP8: rows and columns that end within a block, blocks that end within a head of kv_b_proj.
+    HfCase(
+        "deepseek_v3_fp8",
+        "deepseek_v3",
+        38,
+        _deepseek(
+            vocab_size=41,
+            num_hidden_layers=1,
+            first_k_dense_replace=0,
+            hidden_size=132,
+            moe_intermediate_size=22,
+            n_shared_experts=6,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            q_lora_rank=None,
+            qk_nope_head_dim=24,
+            v_head_dim=18,
+            kv_lora_rank=32,
+        ),
+        published_keys=True,
+        fp8=True,
     ),
     # As V2-Lite: no query latent, no groups although n_group is set, mscale = mscale_all_dim.
     HfCase(

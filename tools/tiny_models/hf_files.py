@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from . import golden
+from .fp8 import quantise_folder
 from .hf_cases import HfCase
 from .vocabularies import save_byte_level_bpe
 from .weights import randomise, round_to
@@ -37,7 +38,11 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     model = build_model(case.family, case.config, getattr(torch, case.dtype), case.seed)
     write_checkpoint(model, case, folder)
 
-    reread = golden.open_model(folder)
+    if case.fp8:
+        quantise_folder(folder, model)
+        reread = model
+    else:
+        reread = golden.open_model(folder)
     found = golden.reference(reread, case.n_tokens, case.seed)
     expected = golden.logits_of(model, found.tokens)
     difference = golden.relative_error(found.logits, expected)

@@ -120,6 +120,39 @@ def _qwen3_next(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _deepseek(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        q_lora_rank=32,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        max_position_embeddings=128,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
 def _qwen3_5_moe(**changes: Any) -> dict[str, Any]:
     base = _qwen3_next(**changes)
     del base["intermediate_size"]
@@ -176,6 +209,40 @@ SMALL = [
     ),
     # Tied quantised embeddings.
     MlxCase("olmoe_8bit_tied", "olmoe", 84, _olmoe(tie_word_embeddings=True, num_experts=4), Affine(8, 64)),
+    # kv_b_proj as embed_q and unembed_out, with widths of their own; groups of experts; a correction bias.
+    MlxCase(
+        "deepseek_v3_4bit",
+        "deepseek_v3",
+        85,
+        _deepseek(n_group=3, topk_group=2),
+        Affine(4, 32),
+        overrides={r"embed_q": Affine(8, 32), r"layers\.1\..*unembed_out": Affine(6, 64)},
+        n_tokens=96,
+    ),
+    # kv_b_proj in one piece; mscale other than mscale_all_dim.
+    MlxCase(
+        "deepseek_v2_8bit",
+        "deepseek_v2",
+        86,
+        _deepseek(
+            q_lora_rank=None,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.5,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 0.9,
+                "mscale_all_dim": 0.5,
+            },
+        ),
+        Affine(8, 32),
+        dtype="float16",
+        n_tokens=96,
+    ),
 ]
 
 

@@ -126,7 +126,10 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
             if model.config.model_type == "qwen3_5_moe_text":
                 path = f"language_model.{path}"
             path = path.replace(".experts.", ".switch_mlp.")
-            if path.endswith("gate_up_proj"):
+            if path.endswith("kv_b_proj") and path.replace("kv_b_proj", "embed_q") + ".weight" in raw:
+                k, v = (read(path.replace("kv_b_proj", part)) for part in ("embed_q", "unembed_out"))
+                parameter.copy_(torch.cat([k.transpose(1, 2), v], dim=1).flatten(0, 1))
+            elif path.endswith("gate_up_proj"):
                 parts = [read(path.replace("gate_up_proj", part)) for part in ("gate_proj", "up_proj")]
                 parameter.copy_(torch.cat(parts, dim=1))
             elif path.endswith("conv1d"):
@@ -134,5 +137,8 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
             else:
                 # Norms around zero in transformers are around one here.
                 parameter.copy_(read(path) - (1 if name in zero_centred else 0))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.from_numpy(np.array(raw.pop(name).astype(mx.float32))))
     if raw:
         raise ValueError(f"tensors that the model does not have: {sorted(raw)}")

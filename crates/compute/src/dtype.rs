@@ -1,8 +1,11 @@
 //! `DType`: every weight encoding and its block geometry.
 //!
 //! A weight matrix is stored in one *plane* of bytes (all GGUF encodings and plain floats: blocks carry
-//! their own scales) or in three (MLX affine: packed weights, scales, biases). Rows are stored one after
-//! the other in every plane, so a range of rows is a contiguous byte range of each plane.
+//! their own scales), in three (MLX affine: packed weights, scales, biases) or in two (FP8: weights, scales). Rows
+//! are stored one after the other in every plane, so a range of rows is a contiguous byte range of each plane.
+//!
+//! A row of FP8's scales stands for [`FP8_BLOCK`] rows of weights ([`DType::block_rows`]); the last one may stand for
+//! fewer. A range of rows then has the scales of all blocks that it touches.
 
 use std::fmt;
 
@@ -13,6 +16,18 @@ use crate::{Error, Result};
 pub enum Half {
     /// IEEE binary16.
     F16,
+    /// bfloat16.
+    BF16,
+}
+
+/// Rows and columns that share a scale in FP8 weights; blocks at the right and lower edges may be smaller.
+pub const FP8_BLOCK: usize = 128;
+
+/// Floats that the scales of FP8 blocks come in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BlockScale {
+    /// IEEE binary32.
+    F32,
     /// bfloat16.
     BF16,
 }
@@ -52,17 +67,27 @@ pub enum DType {
         /// Encoding of scales and biases.
         scale: Half,
     },
+    /// 8-bit floats (e4m3) times a scale for each block of 128 rows and 128 columns.
+    Fp8 {
+        /// Encoding of scales.
+        scale: BlockScale,
+    },
 }
 
 impl DType {
     /// Columns per block; a row holds a whole number of blocks.
     pub const fn block_len(self) -> usize {
         match self {
-            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 { .. } => 1,
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
             Self::Affine { group, .. } => group as usize,
         }
+    }
+
+    /// Rows of weights that one row of `plane` stands for.
+    pub const fn block_rows(self, plane: usize) -> usize {
+        if matches!((self, plane), (Self::Fp8 { .. }, 1)) { FP8_BLOCK } else { 1 }
     }
 
     /// Bytes of one block in `plane` (0 weights, 1 scales, 2 biases); 0 for planes the encoding lacks.
@@ -70,6 +95,9 @@ impl DType {
         match (self, plane) {
             (Self::Affine { bits, group, .. }, 0) => group as usize * bits as usize / 8,
             (Self::Affine { .. }, 1 | 2) => 2,
+            (Self::Fp8 { .. }, 0) => 1,
+            (Self::Fp8 { scale: BlockScale::F32 }, 1) => 4,
+            (Self::Fp8 { scale: BlockScale::BF16 }, 1) => 2,
             (Self::F32, 0) => 4,
             (Self::F16 | Self::BF16, 0) => 2,
             (Self::Q4_0, 0) => 18,
@@ -84,12 +112,16 @@ impl DType {
         }
     }
 
-    /// Planes that a weight of this encoding has: 3 for affine, else 1.
+    /// Planes that a weight of this encoding has: 3 for affine, 2 for FP8, else 1.
     pub const fn planes(self) -> usize {
-        if matches!(self, Self::Affine { .. }) { 3 } else { 1 }
+        match self {
+            Self::Affine { .. } => 3,
+            Self::Fp8 { .. } => 2,
+            _ => 1,
+        }
     }
 
-    /// Bytes of one row of `cols` columns in `plane`.
+    /// Bytes of one row of `cols` columns in `plane`; for FP8's scales, of a row of blocks.
     ///
     /// # Errors
     /// [`Error::RowLength`] if `cols` is not a whole number of blocks or the size overflows;
@@ -104,7 +136,20 @@ impl DType {
         if !cols.is_multiple_of(self.block_len()) {
             return Err(err("not a whole number of blocks"));
         }
-        (cols / self.block_len()).checked_mul(self.block_bytes(plane)).ok_or(err("size overflows"))
+        let blocks = match (self, plane) {
+            (Self::Fp8 { .. }, 1) => cols.div_ceil(FP8_BLOCK),
+            _ => cols / self.block_len(),
+        };
+        blocks.checked_mul(self.block_bytes(plane)).ok_or(err("size overflows"))
+    }
+
+    /// Bytes of a `rows` × `cols` matrix in `plane`.
+    ///
+    /// # Errors
+    /// As for [`DType::row_bytes`].
+    pub fn plane_bytes(self, plane: usize, rows: usize, cols: usize) -> Result<usize> {
+        let bytes = self.row_bytes(plane, cols)?.checked_mul(rows.div_ceil(self.block_rows(plane)));
+        bytes.ok_or(Error::RowLength { dtype: self, cols, reason: "size overflows" })
     }
 
     /// Bytes of a `rows` × `cols` matrix over all planes.
@@ -113,12 +158,8 @@ impl DType {
     /// As for [`DType::row_bytes`].
     pub fn matrix_bytes(self, rows: usize, cols: usize) -> Result<usize> {
         (0..self.planes()).try_fold(0usize, |sum, plane| {
-            let bytes = self.row_bytes(plane, cols)?.checked_mul(rows);
-            bytes.and_then(|b| sum.checked_add(b)).ok_or(Error::RowLength {
-                dtype: self,
-                cols,
-                reason: "size overflows",
-            })
+            let bytes = sum.checked_add(self.plane_bytes(plane, rows, cols)?);
+            bytes.ok_or(Error::RowLength { dtype: self, cols, reason: "size overflows" })
         })
     }
 }
@@ -129,6 +170,7 @@ impl fmt::Display for DType {
             Self::Affine { bits, group, scale } => {
                 write!(f, "affine {bits}-bit g{group} {}", if *scale == Half::F16 { "f16" } else { "bf16" })
             }
+            Self::Fp8 { scale } => write!(f, "FP8 e4m3 {FP8_BLOCK}×{FP8_BLOCK} {scale:?}"),
             other => write!(f, "{other:?}"),
         }
     }

@@ -3,6 +3,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
+use crate::dtype::FP8_BLOCK;
 use crate::{DType, Error, Result};
 
 /// A range of shared, immutable host memory; cloning shares it.
@@ -46,6 +47,8 @@ pub struct TensorView<'a> {
     dtype: DType,
     rows: usize,
     cols: usize,
+    /// Where the first row lies within its block, for planes whose rows stand for several.
+    first_row: usize,
     planes: [&'a [u8]; 3],
 }
 
@@ -57,14 +60,14 @@ impl<'a> TensorView<'a> {
     pub fn new(dtype: DType, rows: usize, cols: usize, planes: &[&'a [u8]]) -> Result<Self> {
         let mut checked = [&[] as &[u8]; 3];
         for (plane, slot) in checked.iter_mut().enumerate().take(dtype.planes()) {
-            let expected = dtype.row_bytes(plane, cols)?.saturating_mul(rows);
+            let expected = dtype.plane_bytes(plane, rows, cols)?;
             let got = planes.get(plane).map_or(0, |p| p.len());
             if got != expected {
                 return Err(Error::PlaneSize { dtype, rows, cols, plane, expected, got });
             }
             *slot = planes[plane];
         }
-        Ok(Self { dtype, rows, cols, planes: checked })
+        Ok(Self { dtype, rows, cols, first_row: 0, planes: checked })
     }
 
     /// Encoding.
@@ -87,13 +90,23 @@ impl<'a> TensorView<'a> {
         self.planes[plane]
     }
 
+    /// The rows of `plane` that stand for rows `rows`, and the bytes of one.
+    fn plane_rows(&self, plane: usize, rows: Range<usize>) -> (Range<usize>, usize) {
+        let block = self.dtype.block_rows(plane);
+        let before = if block == 1 { 0 } else { self.first_row };
+        let stored = (before + self.rows).div_ceil(block);
+        let bytes = self.planes[plane].len().checked_div(stored).unwrap_or(0);
+        ((before + rows.start) / block..(before + rows.end).div_ceil(block), bytes)
+    }
+
     /// The bytes of row `row` in `plane`.
     ///
     /// # Panics
     /// If `row` is not below [`TensorView::rows`].
     pub fn row(&self, plane: usize, row: usize) -> &'a [u8] {
-        let bytes = self.planes[plane].len() / self.rows;
-        &self.planes[plane][row * bytes..(row + 1) * bytes]
+        assert!(row < self.rows, "row within the matrix");
+        let (rows, bytes) = self.plane_rows(plane, row..row + 1);
+        &self.planes[plane][rows.start * bytes..rows.end * bytes]
     }
 
     /// Rows `rows` as a matrix of their own.
@@ -102,11 +115,12 @@ impl<'a> TensorView<'a> {
     /// If the range does not lie within the matrix.
     pub fn rows_range(&self, rows: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "row range within the matrix");
-        let planes = self.planes.map(|p| {
-            let bytes = p.len().checked_div(self.rows).unwrap_or(0);
-            &p[rows.start * bytes..rows.end * bytes]
+        let planes = [0, 1, 2].map(|plane| {
+            let (stored, bytes) = self.plane_rows(plane, rows.clone());
+            &self.planes[plane][stored.start * bytes..stored.end * bytes]
         });
-        Self { rows: rows.len(), planes, ..*self }
+        let first_row = (self.first_row + rows.start) % FP8_BLOCK;
+        Self { rows: rows.len(), first_row, planes, ..*self }
     }
 }
 
@@ -145,7 +159,7 @@ impl Tensor {
         for (slot, plane) in planes.iter_mut().zip(&self.planes) {
             *slot = plane.as_slice();
         }
-        TensorView { dtype: self.dtype, rows: self.rows, cols: self.cols, planes }
+        TensorView { dtype: self.dtype, rows: self.rows, cols: self.cols, first_row: 0, planes }
     }
 
     /// Encoding.

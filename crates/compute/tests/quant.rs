@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use moeflux_compute::{DType, Error, Half, TensorView, quant};
+use moeflux_compute::{BlockScale, DType, Error, Half, TensorView, quant};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
@@ -300,5 +300,34 @@ proptest! {
             quant::dequantize_row(view, i, &mut row).unwrap();
             prop_assert!(row.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits()));
         }
+    }
+}
+
+#[test]
+fn fp8_dequantises_as_in_torch_wherever_rows_are_cut() {
+    let bytes = golden("fp8.safetensors");
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let weight = file.tensor("weight").unwrap();
+    let (rows, cols) = (weight.shape()[0], weight.shape()[1]);
+    for (name, scale) in [("f32", BlockScale::F32), ("bf16", BlockScale::BF16)] {
+        let scales = file.tensor(&format!("{name}.scale_inv")).unwrap();
+        let planes = [weight.data(), scales.data()];
+        let view = TensorView::new(DType::Fp8 { scale }, rows, cols, &planes).unwrap();
+        let values = f32s(&file, &format!("{name}.values"));
+        for cut in [0..rows, 1..rows, 127..128, 127..129, 128..rows, 3..rows - 1] {
+            let part = view.rows_range(cut.clone());
+            let again = part.rows_range(cut.len() / 2..cut.len());
+            for (part, first) in [(part, cut.start), (again, cut.start + cut.len() / 2)] {
+                let got = quant::dequantize(part).unwrap();
+                let expected = &values[first * cols..][..got.len()];
+                for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+                    let same = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+                    assert!(same, "{name} {cut:?} at {i}: got {got:e}, expected {expected:e}");
+                }
+            }
+        }
+        let short = [weight.data(), &scales.data()[..scales.data().len() - 4]];
+        let error = TensorView::new(DType::Fp8 { scale }, rows, cols, &short).unwrap_err();
+        assert!(matches!(error, Error::PlaneSize { plane: 1, .. }), "{error}");
     }
 }

@@ -3,6 +3,7 @@
 
 pub(crate) mod affine;
 mod fit;
+pub(crate) mod fp8;
 mod k_encode;
 pub(crate) mod k_quants;
 pub(crate) mod legacy;
@@ -49,6 +50,7 @@ pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Re
         DType::Q4_K => blocks(bytes, out, k_quants::dequantize_q4_k),
         DType::Q5_K => blocks(bytes, out, k_quants::dequantize_q5_k),
         DType::Q6_K => blocks(bytes, out, k_quants::dequantize_q6_k),
+        DType::Fp8 { scale } => fp8::dequantize_row(scale, bytes, weight.row(1, row), out),
         dtype @ DType::Affine { bits, group, scale } => {
             let (group, planes) = (group.into(), [bytes, weight.row(1, row), weight.row(2, row)]);
             match bits {

@@ -7,6 +7,7 @@
 //!
 //! Names are those of the files. Mapping them to a model's parts is the architectures' business.
 
+mod fp8;
 pub mod gguf;
 pub mod mlx;
 pub mod safetensors;
@@ -182,7 +183,8 @@ impl Checkpoint {
     }
 
     /// Where the weight `name` lies and how it is encoded; `None` if there is none. For a quantised MLX
-    /// module the name is that of its packed `.weight`, and the result has scales and biases with it.
+    /// module the name is that of its packed `.weight`, and the result has scales and biases with it; likewise the scales
+    /// of an FP8 weight.
     ///
     /// # Errors
     /// [`Error::Tensor`] if its encoding cannot be used or, for MLX, does not fit its scales and biases.
@@ -190,6 +192,11 @@ impl Checkpoint {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         if self.format == Format::Mlx
             && let Some(weight) = mlx::affine(self, entry)?
+        {
+            return Ok(Some(weight));
+        }
+        if self.format != Format::Gguf
+            && let Some(weight) = fp8::block_scaled(self, entry)?
         {
             return Ok(Some(weight));
         }

@@ -56,7 +56,7 @@ pub struct StoredWeight {
     pub dtype: DType,
     /// Row-major logical shape: `[n]`, `[rows, cols]` or `[stack, rows, cols]`.
     pub shape: Vec<usize>,
-    /// One range, or three for affine encodings: weights, scales, biases.
+    /// One range, three for affine encodings (weights, scales, biases), or two for FP8 (weights, scales).
     pub planes: Vec<ByteRange>,
 }
 
@@ -82,23 +82,37 @@ impl StoredWeight {
         if i >= stack {
             return None;
         }
-        Some(Self { name: format!("{}[{i}]", self.name), ..self.part(stack, i..i + 1, vec![rows, cols]) })
+        let name = format!("{}[{i}]", self.name);
+        Some(Self { name, ..self.part(|_| (stack, i..i + 1), vec![rows, cols]) })
     }
 
-    /// Rows `rows` of a `[rows, cols]` weight; `None` for other ranks and beyond the rows.
+    /// Rows `rows` of a `[rows, cols]` weight; `None` for other ranks, beyond the rows, and where blocks that share
+    /// scales would be cut.
     pub fn row_range(&self, rows: Range<usize>) -> Option<Self> {
         let &[all, cols] = &self.shape[..] else { return None };
         if rows.start > rows.end || rows.end > all {
             return None;
         }
+        let whole = |plane| {
+            let block = self.dtype.block_rows(plane);
+            rows.start.is_multiple_of(block) && (rows.end.is_multiple_of(block) || rows.end == all)
+        };
+        if !(0..self.planes.len()).all(whole) {
+            return None;
+        }
         let name = format!("{}[{}..{}]", self.name, rows.start, rows.end);
         let shape = vec![rows.len(), cols];
-        Some(Self { name, ..self.part(all, rows, shape) })
+        let part = |plane| {
+            let block = self.dtype.block_rows(plane);
+            (all.div_ceil(block), rows.start / block..rows.end.div_ceil(block))
+        };
+        Some(Self { name, ..self.part(part, shape) })
     }
 
-    /// `range` of the `count` equal parts that every plane is cut into.
-    fn part(&self, count: usize, range: Range<usize>, shape: Vec<usize>) -> Self {
-        let planes = self.planes.iter().map(|plane| {
+    /// Of every plane, which of how many equal parts `part` says.
+    fn part(&self, part: impl Fn(usize) -> (usize, Range<usize>), shape: Vec<usize>) -> Self {
+        let planes = self.planes.iter().enumerate().map(|(index, plane)| {
+            let (count, range) = part(index);
             let each = plane.len.checked_div(count as u64).unwrap_or(0);
             let offset = plane.offset + each * range.start as u64;
             ByteRange { offset, len: each * range.len() as u64, ..*plane }

@@ -156,8 +156,8 @@ fn check_ranges(
         return Err((path(ranges.first()), format!("{planes} planes"), format!("{}", ranges.len())));
     }
     for (plane, range) in ranges.iter().enumerate() {
-        let row = matrix.dtype.row_bytes(plane, matrix.cols);
-        let expected = row.ok().and_then(|row| row.checked_mul(matrix.rows)).map(|bytes| bytes as u64);
+        let expected = matrix.dtype.plane_bytes(plane, matrix.rows, matrix.cols);
+        let expected = expected.ok().map(|bytes| bytes as u64);
         if expected != Some(range.len) {
             let shape = format!("{} {}×{}", matrix.dtype, matrix.rows, matrix.cols);
             let expected = expected.map_or(shape, |bytes| format!("{bytes} bytes in plane {plane}"));

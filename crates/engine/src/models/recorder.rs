@@ -129,21 +129,34 @@ impl Model {
     fn read(&self, source: &Source) -> Result<Tensor> {
         let weight = &source.stored;
         let stored_rows = source.stored_rows();
-        let all = 0..stored_rows;
-        let ranges = if source.rows.is_empty() { std::slice::from_ref(&all) } else { &source.rows };
-        let rows: usize = ranges.iter().map(Range::len).sum();
+        let rows =
+            if source.rows.is_empty() { stored_rows } else { source.rows.iter().map(Range::len).sum() };
         let mut planes = vec![];
         for plane in &weight.planes {
             let path = || self.checkpoint.files()[plane.file].path().to_path_buf();
             let each = plane.len.checked_div(stored_rows as u64).unwrap_or(0);
-            let buffer = HostBuffer::zeroed(each as usize * rows);
-            let mut buffer =
-                buffer.map_err(|source| Error::Io { action: "find memory for", path: path(), source })?;
+            // All rows are one read, also where a plane's row stands for several rows of the weight.
+            let parts: Vec<ByteRange> = match source.rows.is_empty() {
+                true => vec![*plane],
+                false => {
+                    let part = |rows: &Range<usize>| ByteRange {
+                        offset: plane.offset + each * rows.start as u64,
+                        len: each * rows.len() as u64,
+                        ..*plane
+                    };
+                    source.rows.iter().map(part).collect()
+                }
+            };
+            let bytes: u64 = parts.iter().map(|part| part.len).sum();
+            let mut buffer = HostBuffer::zeroed(bytes as usize).map_err(|source| Error::Io {
+                action: "find memory for",
+                path: path(),
+                source,
+            })?;
             let mut rest = buffer.as_mut_slice();
-            for range in ranges {
-                let (offset, len) = (plane.offset + each * range.start as u64, each * range.len() as u64);
-                let (part, after) = rest.split_at_mut(len as usize);
-                self.checkpoint.read(&ByteRange { offset, len, ..*plane }, part)?;
+            for part in &parts {
+                let (to, after) = rest.split_at_mut(part.len as usize);
+                self.checkpoint.read(part, to)?;
                 rest = after;
             }
             planes.push(Bytes::new(buffer));
@@ -576,7 +589,7 @@ impl Recorder {
             let cut = |both: &StoredWeight| {
                 cut(both).filter(|_| both.rows().is_multiple_of(2)).ok_or_else(|| {
                     let got = format!("{}", both.rows());
-                    tensor_error(&self.checkpoint, both, "an even number of rows", got)
+                    tensor_error(&self.checkpoint, both, "rows that can be halved", got)
                 })
             };
             gate_up.iter().map(cut).collect()

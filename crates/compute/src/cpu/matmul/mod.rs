@@ -28,7 +28,9 @@ use super::{
     activations::{Activations, BLOCK},
     pool::ThreadPool,
     simd::Simd,
+    vector,
 };
+use crate::quant::dequantize_row;
 use crate::{DType, Error, Result, TensorView};
 use affine::{Affine4, Affine8, AffineOdd};
 use int8::Format;
@@ -43,7 +45,7 @@ pub const ROW_TILE: usize = 16;
 /// floats, in whole blocks of both.
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => false,
+        DType::F32 | DType::F16 | DType::BF16 | DType::Fp8 { .. } => false,
         DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),
         _ => true,
     };
@@ -255,6 +257,9 @@ impl Job<'_> {
             (DType::BF16, Activations::F32 { rows, .. }) => {
                 simd.run(plain::Multiply { job: self, plain: Bf16, x: rows });
             }
+            (_, Activations::F32 { rows, .. }) if !accepts_q8(dtype, self.w.cols()) => {
+                return self.run_rows(simd, rows);
+            }
             _ if !accepts_q8(dtype, self.w.cols()) => {
                 return Err(Error::Unsupported { what: "a product with these activations", dtype });
             }
@@ -274,8 +279,22 @@ impl Job<'_> {
                 6 => self.run_format(simd, AffineOdd::<6>::new(group, scale), x),
                 _ => self.run_format(simd, Affine8::new(group, scale), x),
             },
-            (DType::F32 | DType::F16 | DType::BF16, Activations::Q8(_)) => {
+            (DType::F32 | DType::F16 | DType::BF16 | DType::Fp8 { .. }, _) => {
                 return Err(Error::Unsupported { what: "a product with int8 activations", dtype });
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodings without a kernel of their own: every row is dequantised once for all tokens.
+    fn run_rows(&self, simd: Simd, x: &[f32]) -> Result<()> {
+        let cols = self.w.cols();
+        let mut row = vec![0.0; cols];
+        for r in self.rows.clone() {
+            dequantize_row(self.w, r, &mut row)?;
+            for i in 0..self.tokens.len() {
+                let token = self.tokens.get(i);
+                self.out.write(i, r, &[vector::dot_f32(simd, &row, &x[token * cols..(token + 1) * cols])]);
             }
         }
         Ok(())

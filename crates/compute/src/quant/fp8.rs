@@ -1,0 +1,47 @@
+//! FP8 (e4m3) with a scale for each block of 128 × 128 weights, as DeepSeek-V3 is published: w = scale · q.
+//!
+//! e4m3 (Micikevicius et al. 2022, the "fn" variant): sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no
+//! infinities, one NaN of either sign. A product is rounded once, in f32; published code rounds it to bf16 again.
+
+use crate::Half;
+use crate::dtype::{BlockScale, FP8_BLOCK};
+use crate::quant::half_le;
+
+/// The value of every code.
+const VALUES: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        values[code] = value(code as u8);
+        code += 1;
+    }
+    values
+};
+
+const fn value(code: u8) -> f32 {
+    let (exponent, mantissa) = ((code >> 3 & 15) as u32, (code & 7) as u32);
+    let magnitude = if exponent == 15 && mantissa == 7 {
+        f32::NAN
+    } else if exponent == 0 {
+        mantissa as f32 / 512.0
+    } else {
+        f32::from_bits((exponent + 120) << 23 | mantissa << 20)
+    };
+    if code < 128 { magnitude } else { -magnitude }
+}
+
+/// Values of a row: `codes` are its weights, `scales` those of its row of blocks.
+pub(crate) fn dequantize_row(kind: BlockScale, codes: &[u8], scales: &[u8], out: &mut [f32]) {
+    let size = scales.len().checked_div(out.len().div_ceil(FP8_BLOCK)).unwrap_or(1);
+    let blocks = out.chunks_mut(FP8_BLOCK).zip(codes.chunks(FP8_BLOCK));
+    for ((out, codes), scale) in blocks.zip(scales.chunks_exact(size)) {
+        let scale = match (kind, scale) {
+            (BlockScale::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+            (BlockScale::BF16, &[a, b]) => half_le(Half::BF16, [a, b]),
+            _ => unreachable!("a scale has the bytes that its encoding says"),
+        };
+        for (o, code) in out.iter_mut().zip(codes) {
+            *o = VALUES[usize::from(*code)] * scale;
+        }
+    }
+}
