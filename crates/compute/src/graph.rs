@@ -365,7 +365,7 @@ pub enum Op {
         len: usize,
     },
     /// Depthwise causal convolution over the tokens of a sequence, then silu:
-    /// y_t = silu(Σ_j weight[j] · x_{t−kernel+1+j}). See [`GraphBuilder::causal_conv1d`].
+    /// y_t = silu(Σ_j weight\[j\] · x_{t−kernel+1+j}). See [`GraphBuilder::causal_conv1d`].
     CausalConv1d {
         /// (tokens, channels).
         x: Value,

@@ -1,7 +1,7 @@
 //! Instruction sets, chosen at run time.
 //!
-//! Kernels are written once, as a [`Kernel`] generic over [`Isa`], the vocabulary of vector operations that
-//! each [`SimdLevel`] provides; [`Simd::run`] compiles them once a level and calls the one that [`Simd`]
+//! Kernels are written once, as a `Kernel` generic over `Isa`, the vocabulary of vector operations that
+//! each [`SimdLevel`] provides; `Simd::run` compiles them once a level and calls the one that [`Simd`]
 //! stands for. A `Simd` can only be had for a level that was detected on this machine, and the types
 //! that implement `Isa` only from `Simd::run`, so an unsupported instruction cannot be reached.
 //!

@@ -71,7 +71,7 @@ impl GraphBuilder {
         Ok(StateId(self.states.len() - 1))
     }
 
-    /// y_t = silu(Σ_j weight[j] · x_{t−kernel+1+j}) in every channel; `weight` holds (channels, kernel) values.
+    /// y_t = silu(Σ_j weight\[j\] · x_{t−kernel+1+j}) in every channel; `weight` holds (channels, kernel) values.
     ///
     /// # Errors
     /// [`Error::Shape`] if the weight does not fit.

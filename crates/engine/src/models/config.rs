@@ -1,6 +1,6 @@
 //! [`Config`]: a model's configuration by Hugging Face's key names, whatever the checkpoint's format.
 //!
-//! GGUF files name the same things differently (`qwen3moe.embedding_length` for `hidden_size`); [`GGUF_KEYS`] is
+//! GGUF files name the same things differently (`qwen3moe.embedding_length` for `hidden_size`); `GGUF_KEYS` is
 //! the dictionary. Values are checked where they are read: an error names file, key, expected and got.
 
 use serde_json::Value;

@@ -1,6 +1,6 @@
 //! Products of weight matrices with rows of activations: y\[t, r\] = Σ_c w\[r, c\] · x\[t, c\].
 //!
-//! Weights are decoded from their blocks, [`Isa::LANES`](super::simd::Isa::LANES) rows and 256 columns at a
+//! Weights are decoded from their blocks, `Isa::LANES` rows and 256 columns at a
 //! time, into a tile whose lanes are rows, and the tile is multiplied with every token: one kernel serves
 //! mat-vec and mat-mul, one set of decoders serves every instruction set. Transposing costs a single token
 //! some shuffles, which hide behind the memory: decoding runs at a multiple of a core's read bandwidth.
