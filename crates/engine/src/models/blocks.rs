@@ -111,6 +111,25 @@ pub fn rotation(
     Ok(r.graph.rotation(rope))
 }
 
+/// Leading channels of a head that rotate: a configured number of channels, or a part of the head; `factor` is the
+/// family's default part.
+///
+/// # Errors
+/// If the configuration asks for more than a head, or an odd number.
+pub fn rotary_dim(config: &Config<'_>, head_dim: usize, factor: f64) -> Result<usize> {
+    let (key, dim) = match config.optional_size("rotary_dim")? {
+        Some(dim) => ("rotary_dim", dim),
+        None => {
+            let factor = config.number("partial_rotary_factor")?.unwrap_or(factor);
+            ("partial_rotary_factor", (head_dim as f64 * factor) as usize)
+        }
+    };
+    if dim == 0 || dim % 2 != 0 || dim > head_dim {
+        return Err(config.unsupported(key, &format!("an even number of the {head_dim} channels of a head")));
+    }
+    Ok(dim)
+}
+
 /// Norm, attention, residual.
 ///
 /// # Errors
@@ -173,11 +192,26 @@ pub struct Moe {
     pub route: Route,
     /// The router's module, below the layer.
     pub router: &'static str,
+    /// The module, below the layer, whose `e_score_correction_bias` is added to scores for choosing.
+    pub correction_bias: Option<&'static str>,
     /// Where the experts are.
     pub experts: ExpertNames,
+    /// An MLP that every token passes through besides.
+    pub shared: Option<SharedExpert>,
 }
 
-/// Norm, router, experts, residual.
+/// An MLP beside the routed experts, whose output is added to theirs.
+#[derive(Debug, Clone, Copy)]
+pub struct SharedExpert {
+    /// Its module, below the layer.
+    pub module: &'static str,
+    /// Its intermediate size.
+    pub width: usize,
+    /// The module, below the layer, of a linear layer to one logit whose sigmoid scales the output.
+    pub gate: Option<&'static str>,
+}
+
+/// Norm, router, experts, shared expert, residual.
 ///
 /// # Errors
 /// If weights are missing or do not fit.
@@ -186,10 +220,34 @@ pub fn moe(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, moe: &Moe) -> 
     r.graph.scope(format!("layers.{layer}.mlp"));
     let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
     let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
-    let routing = r.graph.route(logits, None, moe.route)?;
+    let bias = match moe.correction_bias {
+        Some(module) => Some(r.correction_bias(&format!("{base}.{module}"), moe.route.experts)?),
+        None => None,
+    };
+    let routing = r.graph.route(logits, bias, moe.route)?;
+    // Before the experts, so that it is computed while they are read.
+    let shared = match &moe.shared {
+        Some(shared) => Some(shared_expert(r, &base, h, shared)?),
+        None => None,
+    };
     let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
-    let out = r.graph.moe_experts(h, routing, experts)?;
+    let mut out = r.graph.moe_experts(h, routing, experts)?;
+    if let Some(shared) = shared {
+        out = r.graph.add(out, shared)?;
+    }
     Ok(r.graph.add(x, out)?)
+}
+
+/// SwiGLU of all tokens, scaled by its gate if it has one.
+fn shared_expert(r: &mut Recorder, base: &str, h: Value, shared: &SharedExpert) -> Result<Value> {
+    let module = |name: &str| format!("{base}.{}.{name}", shared.module);
+    let gate = r.linear(h, &module("gate_proj"), shared.width, Precision::Fast)?;
+    let up = r.linear(h, &module("up_proj"), shared.width, Precision::Fast)?;
+    let product = r.graph.swiglu(gate, up)?;
+    let out = r.linear(product, &module("down_proj"), h.width(), Precision::Fast)?;
+    let Some(gate) = shared.gate else { return Ok(out) };
+    let gate = r.linear(h, &format!("{base}.{gate}"), 1, Precision::F32)?;
+    Ok(r.graph.sigmoid_gate(out, gate)?)
 }
 
 /// Output rows, final norm, logits; the head is `table` if the embeddings are tied.

@@ -133,6 +133,13 @@ const COMMON_NAMES: NameMap = &[
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 ];
 
 /// Where the routed experts of a family are, below a layer.
@@ -270,6 +277,20 @@ impl Recorder {
         let weight = self.matrix(module, Some(rows), x.width())?;
         let bias = self.optional_vector(module, "bias", rows)?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
+    }
+
+    /// The bias of `experts` scores that is kept in `module`, or in GGUF in the layer.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn correction_bias(&mut self, module: &str, experts: usize) -> Result<WeightId> {
+        let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let (module, part) = match (self.checkpoint.format(), layer) {
+            (Format::Gguf, Some((layer, _))) => (format!("model.layers.{layer}.exp_probs_b"), "bias"),
+            _ => (module.to_owned(), "e_score_correction_bias"),
+        };
+        let bias = self.optional_vector(&module, part, experts)?;
+        bias.ok_or_else(|| self.missing(&module, part))
     }
 
     /// A small tensor's values, read at once; `None` if the checkpoint lacks it.
