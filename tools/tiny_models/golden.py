@@ -16,6 +16,8 @@ from compare_logits import compare
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
+from .weights import CORRECTION_BIAS
+
 # Largest accepted |f32 - f64| / max |f64| and smallest accepted gap, in router logits, between the last
 # expert chosen and the first one left out.
 MAX_FLOAT32_ERROR = 2e-5
@@ -47,16 +49,32 @@ def logits_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
-    """Smallest gap between the last router logit chosen and the first left out, over layers and positions."""
+    """Smallest gap between the last expert (or group) chosen and the first left out, over layers and positions,
+    in what they are chosen by: router logits, or sigmoid scores plus a correction bias."""
     with torch.no_grad():
         outputs = model(tokens[None], use_cache=False, output_router_logits=True)
-    top_k = model.config.num_experts_per_tok
+    corrections = [buffer for name, buffer in model.named_buffers() if name.endswith(CORRECTION_BIAS)]
+    groups, kept = getattr(model.config, "n_group", None) or 1, getattr(model.config, "topk_group", None) or 1
     margin = float("inf")
-    for layer in outputs.router_logits:
-        ordered = layer.sort(dim=-1, descending=True).values
-        if ordered.shape[-1] > top_k:
-            margin = min(margin, (ordered[:, top_k - 1] - ordered[:, top_k]).min().item())
+    for i, scores in enumerate(outputs.router_logits):
+        if corrections:
+            scores = scores.sigmoid() + corrections[i]
+        if groups > 1:
+            members = scores.view(len(scores), groups, -1)
+            ranks = members.topk(2, dim=-1).values.sum(dim=-1)
+            margin = min(margin, gap(ranks, kept))
+            out = ranks.argsort(dim=-1, descending=True)[:, kept:, None].expand(-1, -1, members.shape[-1])
+            scores = members.scatter(1, out, float("-inf")).flatten(1)
+        margin = min(margin, gap(scores, model.config.num_experts_per_tok))
     return margin
+
+
+def gap(scores: torch.Tensor, top_k: int) -> float:
+    """Smallest difference, over rows, between the `top_k`-th largest score and the next."""
+    ordered = scores.sort(dim=-1, descending=True).values
+    if ordered.shape[-1] == top_k:
+        return float("inf")
+    return (ordered[:, top_k - 1] - ordered[:, top_k]).min().item()
 
 
 def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -91,6 +91,50 @@ def _olmoe(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _glm4_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=44,
+        moe_intermediate_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.0,
+        attention_bias=True,
+        use_qk_norm=False,
+        num_mtp_layers=0,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    )
+    return base | changes
+
+
+def _minimax_m2(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
 HF_CASES = [
     # head_dim 12 against hidden/heads = 8; kv heads below heads; bf16; published key names.
     HfCase("qwen3_moe_basic", "qwen3_moe", 11, _qwen3_moe(), published_keys=True),
@@ -298,5 +342,78 @@ HF_CASES = [
         ),
         stacked_experts=True,
         max_shard_bytes=50_000,
+    ),
+    # As published: biases on q, k, v; half of an odd number of pairs rotates; a dense layer, then shared experts.
+    HfCase("glm4_moe_basic", "glm4_moe", 41, _glm4_moe(), published_keys=True),
+    # Query and key norms; the best 2 of 4 groups; a factor; two dense layers; shared experts of double width; tied;
+    # an epsilon that shows; stacked.
+    HfCase(
+        "glm4_moe_groups",
+        "glm4_moe",
+        42,
+        _glm4_moe(
+            num_hidden_layers=4,
+            hidden_size=24,
+            intermediate_size=28,
+            head_dim=16,
+            num_key_value_heads=1,
+            use_qk_norm=True,
+            n_routed_experts=12,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=2.5,
+            n_shared_experts=2,
+            first_k_dense_replace=2,
+            moe_intermediate_size=12,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+            rope_parameters={"rope_type": "default", "rope_theta": 777.0, "partial_rotary_factor": 0.25},
+        ),
+        stacked_experts=True,
+    ),
+    # No dense layer; weights that are not normalised; no biases; YaRN over part of the head; several shards.
+    HfCase(
+        "glm4_moe_yarn",
+        "glm4_moe",
+        43,
+        _glm4_moe(
+            head_dim=32,
+            num_hidden_layers=2,
+            first_k_dense_replace=0,
+            norm_topk_prob=False,
+            attention_bias=False,
+            routed_scaling_factor=0.7,
+            n_group=2,
+            topk_group=1,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 40,
+                "partial_rotary_factor": 0.5,
+            },
+        ),
+        max_shard_bytes=40_000,
+    ),
+    # As published: rotary_dim, block_sparse_moe names; norms over the whole q and k vectors.
+    HfCase("minimax_m2_basic", "minimax_m2", 44, _minimax_m2(), published_keys=True),
+    # Names of transformers 5; the whole head rotates; one kv head; tied; top-3 of 7.
+    HfCase(
+        "minimax_m2_stacked",
+        "minimax_m2",
+        45,
+        _minimax_m2(
+            num_hidden_layers=2,
+            hidden_size=24,
+            num_key_value_heads=1,
+            head_dim=12,
+            num_local_experts=7,
+            num_experts_per_tok=3,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.02,
+            rope_parameters={"rope_type": "default", "rope_theta": 333.0},
+        ),
+        stacked_experts=True,
     ),
 ]

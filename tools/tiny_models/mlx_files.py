@@ -24,6 +24,7 @@ from . import golden
 from .hf_cases import HfCase
 from .hf_files import build_model, write_checkpoint
 from .mlx_cases import Affine, MlxCase
+from .weights import CORRECTION_BIAS
 
 TOKENIZER_SIZE = 293
 # Files of a folder; mlx-lm also writes a model card.
@@ -103,6 +104,8 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
     raw = mx.load(str(folder / "model.safetensors"))
 
     def read(path: str) -> torch.Tensor:
+        if path.endswith((".bias", CORRECTION_BIAS)):
+            return torch.from_numpy(np.array(raw.pop(path).astype(mx.float32)))
         weight = raw.pop(f"{path}.weight")
         if f"{path}.scales" in raw:
             own = quantization.get(path)
@@ -114,7 +117,7 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             path = name.removesuffix(".weight")
-            if model.config.model_type == "mixtral":
+            if model.config.model_type in ("mixtral", "minimax_m2"):
                 path = path.replace(".mlp.", ".block_sparse_moe.")
             path = path.replace(".experts.", ".switch_mlp.")
             if path.endswith("gate_up_proj"):
@@ -122,5 +125,10 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
                 parameter.copy_(torch.cat(parts, dim=1))
             else:
                 parameter.copy_(read(path))
+        for name, buffer in model.named_buffers():
+            if name.endswith(CORRECTION_BIAS):
+                if model.config.model_type == "minimax_m2":
+                    name = name.replace(".mlp.", ".block_sparse_moe.")
+                buffer.copy_(read(name))
     if raw:
         raise ValueError(f"tensors that the model does not have: {sorted(raw)}")

@@ -14,6 +14,8 @@ ROUTER_GAIN = 2.0
 NORM_SPREAD = 0.3
 BIAS_STD = 0.3
 EMBEDDING_STD = 0.4
+# A buffer of routers that score with sigmoids.
+CORRECTION_BIAS = "e_score_correction_bias"
 # With tied embeddings this is also the LM head: a wide model's logits stay within the same range as a
 # narrow one's.
 TIED_LOGIT_STD = 3.0
@@ -39,6 +41,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 normal(parameter, ROUTER_GAIN / parameter.shape[-1] ** 0.5)
             else:
                 normal(parameter, MATRIX_GAIN / parameter.shape[-1] ** 0.5)
+        for name, buffer in sorted(model.named_buffers()):
+            if name.endswith(CORRECTION_BIAS):
+                normal(buffer, BIAS_STD)
 
 
 def round_to(model: torch.nn.Module, dtype: torch.dtype) -> None:

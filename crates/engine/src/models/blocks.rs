@@ -1,6 +1,8 @@
 //! Parts that families share: embedding, attention, dense and routed feed-forward, head.
 
-use moeflux_compute::graph::{Attention, Precision, RopeStyle, Route, Value, WeightId};
+use moeflux_compute::graph::{
+    Attention, GroupRank, Groups, Precision, RopeStyle, Route, Score, Value, WeightId,
+};
 
 use super::config::Config;
 use super::recorder::{ExpertNames, Recorder};
@@ -209,6 +211,35 @@ pub struct SharedExpert {
     pub width: usize,
     /// The module, below the layer, of a linear layer to one logit whose sigmoid scales the output.
     pub gate: Option<&'static str>,
+}
+
+/// DeepSeek-V3's routing, as the configuration has it: sigmoid scores, the best groups by their two best experts,
+/// weights normalised unless it says otherwise, and scaled.
+///
+/// # Errors
+/// If the configuration asks for other scores, or lacks the experts' numbers.
+pub fn sigmoid_route(config: &Config<'_>) -> Result<Route> {
+    // llama.cpp's number for sigmoid.
+    if config.format() == Format::Gguf && config.count("expert_gating_func")?.unwrap_or(2) != 2 {
+        return Err(config.unsupported("expert_gating_func", "2, sigmoid"));
+    }
+    if config.word("scoring_func")?.is_some_and(|word| word != "sigmoid") {
+        return Err(config.unsupported("scoring_func", "sigmoid"));
+    }
+    let groups = match config.optional_size("n_group")? {
+        None | Some(1) => None,
+        Some(count) => Some(Groups { count, keep: config.size("topk_group")?, rank: GroupRank::BestTwo }),
+    };
+    Ok(Route {
+        score: Score::Sigmoid,
+        groups,
+        scale: config.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        ..Route::softmax(
+            config.size("num_experts")?,
+            config.size("num_experts_per_tok")?,
+            config.flag("norm_topk_prob", true)?,
+        )
+    })
 }
 
 /// Norm, router, experts, shared expert, residual.

@@ -18,6 +18,16 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
     ("num_experts", "expert_count"),
     ("num_experts_per_tok", "expert_used_count"),
+    ("norm_topk_prob", "expert_weights_norm"),
+    ("routed_scaling_factor", "expert_weights_scale"),
+    ("expert_gating_func", "expert_gating_func"),
+    ("n_group", "expert_group_count"),
+    ("topk_group", "expert_group_used_count"),
+    ("n_shared_experts", "expert_shared_count"),
+    ("first_k_dense_replace", "leading_dense_block_count"),
+    ("num_nextn_predict_layers", "nextn_predict_layers"),
+    ("intermediate_size", "feed_forward_length"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
     ("max_position_embeddings", "context_length"),
     ("rope_theta", "rope.freq_base"),
     ("rotary_dim", "rope.dimension_count"),
@@ -124,6 +134,15 @@ impl<'a> Config<'a> {
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
         let convert = |v: &Value| v.as_u64().filter(|n| (1..=1 << 32).contains(n)).map(|n| n as usize);
         self.optional(key, "a positive whole number", convert)
+    }
+
+    /// A whole number, possibly zero, or nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn count(&self, key: &str) -> Result<Option<usize>> {
+        let convert = |v: &Value| v.as_u64().filter(|n| *n <= 1 << 32).map(|n| n as usize);
+        self.optional(key, "a whole number", convert)
     }
 
     /// A positive whole number.

@@ -2,6 +2,8 @@
 
 pub mod blocks;
 pub mod config;
+mod glm4_moe;
+mod minimax_m2;
 mod mixtral;
 mod olmoe;
 mod qwen3_moe;
@@ -28,7 +30,8 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: &[Family] = &[qwen3_moe::FAMILY, mixtral::FAMILY, olmoe::FAMILY];
+pub const FAMILIES: &[Family] =
+    &[qwen3_moe::FAMILY, mixtral::FAMILY, olmoe::FAMILY, glm4_moe::FAMILY, minimax_m2::FAMILY];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
 ///

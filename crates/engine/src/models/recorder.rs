@@ -159,6 +159,8 @@ pub struct Recorder {
     checkpoint: Arc<Checkpoint>,
     /// What stands for `model.` at the start of names.
     prefix: &'static str,
+    /// The family's own GGUF names, before the common ones.
+    gguf_names: NameMap,
     sources: Vec<Source>,
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
 }
@@ -170,7 +172,19 @@ impl Recorder {
         let prefixes = ["model.", "model.language_model.", "language_model.model."];
         let has = |prefix: &&str| checkpoint.contains(&format!("{prefix}embed_tokens.weight"));
         let prefix = prefixes.into_iter().find(has).unwrap_or("model.");
-        Self { graph: GraphBuilder::new(), checkpoint, prefix, sources: vec![], experts: vec![] }
+        Self {
+            graph: GraphBuilder::new(),
+            checkpoint,
+            prefix,
+            gguf_names: &[],
+            sources: vec![],
+            experts: vec![],
+        }
+    }
+
+    /// Sets GGUF names that differ from the common ones.
+    pub fn gguf_names(&mut self, names: NameMap) {
+        self.gguf_names = names;
     }
 
     /// Ends the recording.
@@ -189,7 +203,8 @@ impl Recorder {
         let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         if self.checkpoint.format() == Format::Gguf {
             let gguf = |name: &str| {
-                COMMON_NAMES.iter().find(|(hf, _)| *hf == name).map_or(name.to_owned(), |n| n.1.to_owned())
+                let known = self.gguf_names.iter().chain(COMMON_NAMES).find(|(hf, _)| *hf == name);
+                known.map_or(name, |(_, gguf)| gguf).to_owned()
             };
             return match layer {
                 Some((layer, name)) => format!("blk.{layer}.{}", gguf(name)),
