@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import golden
+from . import golden, mxfp4
 from .hf_cases import HfCase
 from .vocabularies import save_byte_level_bpe
 from .weights import CORRECTION_BIAS, randomise, round_to
@@ -37,9 +37,13 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     if folder.exists():
         shutil.rmtree(folder)
     model = build_model(case.family, case.config, getattr(torch, case.dtype), case.seed)
+    packed = mxfp4.pack_experts(model) if case.mxfp4 else {}
     write_checkpoint(model, case, folder)
+    if packed:
+        mxfp4.replace_experts(folder, packed)
 
-    reread = golden.open_model(folder)
+    # transformers would need a GPU to read packed experts.
+    reread = model if packed else golden.open_model(folder)
     found = golden.reference(reread, case.n_tokens, case.seed)
     expected = golden.logits_of(model, found.tokens)
     # Not bit for bit: sums depend on how the file's tensors happen to be aligned.
@@ -86,6 +90,8 @@ def rewrite_config(path: Path, case: HfCase) -> None:
         config["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
         config["torch_dtype"] = config.pop("dtype")
         config.pop("transformers_version", None)
+        if case.mxfp4:
+            config["quantization_config"] = {"quant_method": "mxfp4"}
         if case.family == "minimax_m2":
             config |= {"scoring_func": "sigmoid", "shared_intermediate_size": 0, "use_qk_norm": True}
         if "num_local_experts" in config and case.family == "qwen3_moe":

@@ -14,6 +14,9 @@ ROUTER_GAIN = 2.0
 NORM_SPREAD = 0.3
 BIAS_STD = 0.3
 EMBEDDING_STD = 0.4
+SINK_STD = 1.5
+# Wide enough that gpt-oss's limit of 7 is reached.
+CLAMPED_BIAS_STD = 4.0
 # A buffer of routers that score with sigmoids.
 CORRECTION_BIAS = "e_score_correction_bias"
 # With tied embeddings this is also the LM head: a wide model's logits stay within the same range as a
@@ -33,11 +36,15 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             if name.endswith("norm.weight"):
                 uniform = torch.rand(parameter.shape, generator=generator) * 2 - 1
                 parameter.copy_(1 + NORM_SPREAD * uniform)
-            elif name.endswith(".bias"):
+            elif name.endswith("gate_up_proj_bias"):
+                normal(parameter, CLAMPED_BIAS_STD)
+            elif name.endswith("sinks"):
+                normal(parameter, SINK_STD)
+            elif name.endswith((".bias", "_bias")):
                 normal(parameter, BIAS_STD)
             elif "embed_tokens" in name:
                 normal(parameter, min(EMBEDDING_STD, TIED_LOGIT_STD / parameter.shape[-1] ** 0.5))
-            elif name.endswith("mlp.gate.weight"):
+            elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
                 normal(parameter, ROUTER_GAIN / parameter.shape[-1] ** 0.5)
             else:
                 normal(parameter, MATRIX_GAIN / parameter.shape[-1] ** 0.5)

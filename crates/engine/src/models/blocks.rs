@@ -167,7 +167,8 @@ pub fn attention(
         scale: (d.head_dim as f32).sqrt().recip(),
         window: kind.window,
     };
-    let mixed = r.graph.attention(q, k, v, shape)?;
+    let sinks = r.sinks(layer, d.heads)?;
+    let mixed = r.graph.attention_with_sinks(q, k, v, shape, sinks)?;
     let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;
     Ok(r.graph.add(x, out)?)
 }

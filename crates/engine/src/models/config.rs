@@ -32,6 +32,7 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("rope_theta", "rope.freq_base"),
     ("rotary_dim", "rope.dimension_count"),
     ("clip_qkv", "attention.clamp_kqv"),
+    ("sliding_window", "attention.sliding_window"),
     ("rope_type", "rope.scaling.type"),
     ("factor", "rope.scaling.factor"),
     ("original_max_position_embeddings", "rope.scaling.original_context_length"),
@@ -68,12 +69,19 @@ pub struct Config<'a> {
     checkpoint: &'a Checkpoint,
     /// Prefix of GGUF keys.
     gguf_prefix: &'a str,
+    /// A flag with another default than the usual one.
+    assumed: Option<(&'static str, bool)>,
 }
 
 impl<'a> Config<'a> {
     /// The configuration of `checkpoint`; GGUF keys start with `gguf_prefix`.
     pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str) -> Self {
-        Self { checkpoint, gguf_prefix }
+        Self { checkpoint, gguf_prefix, assumed: None }
+    }
+
+    /// The same configuration with `value` for the flag `key` where it is absent.
+    pub fn assuming(self, key: &'static str, value: bool) -> Self {
+        Self { assumed: Some((key, value)), ..self }
     }
 
     /// The checkpoint's path, for errors.
@@ -166,7 +174,9 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
-        Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(default))
+        let assumed = self.assumed.filter(|(assumed, _)| *assumed == key).map(|(_, value)| value);
+        let found = self.optional(key, "true or false", Value::as_bool)?;
+        Ok(found.or(assumed).unwrap_or(default))
     }
 
     /// A word, or nothing if the key is absent.
@@ -175,6 +185,15 @@ impl<'a> Config<'a> {
     /// [`Error::Config`] if it is something else.
     pub fn word(&self, key: &str) -> Result<Option<String>> {
         self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
+    }
+
+    /// A list of words, or nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn words(&self, key: &str) -> Result<Option<Vec<String>>> {
+        let item = |v: &Value| v.as_str().map(str::to_owned);
+        self.optional(key, "a list of strings", |v| v.as_array()?.iter().map(item).collect())
     }
 
     /// A list of whole numbers; empty if the key is absent.

@@ -3,6 +3,7 @@
 pub mod blocks;
 pub mod config;
 mod glm4_moe;
+mod gpt_oss;
 mod minimax_m2;
 mod mixtral;
 mod olmoe;
@@ -30,8 +31,14 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: &[Family] =
-    &[qwen3_moe::FAMILY, mixtral::FAMILY, olmoe::FAMILY, glm4_moe::FAMILY, minimax_m2::FAMILY];
+pub const FAMILIES: &[Family] = &[
+    qwen3_moe::FAMILY,
+    mixtral::FAMILY,
+    olmoe::FAMILY,
+    glm4_moe::FAMILY,
+    minimax_m2::FAMILY,
+    gpt_oss::FAMILY,
+];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
 ///

@@ -4,6 +4,8 @@
 //! under the name and in the form that the checkpoint has it. Recording reads no weights, so sizes and plans of a
 //! model cost nothing; [`Model::load`] reads the resident ones afterwards.
 
+mod biased_experts;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,7 +16,7 @@ use moeflux_compute::quant::{dequantize, dequantize_row};
 use moeflux_compute::{Bytes, Tensor};
 
 use crate::checkpoint::{Checkpoint, Format, StoredWeight};
-use crate::experts::{ExpertLocation, ExpertStore};
+use crate::experts::{ExpertForm, ExpertLocation, ExpertStore};
 use crate::io::buffer::HostBuffer;
 use crate::{Error, Result};
 
@@ -37,6 +39,8 @@ struct Source {
     stored: StoredWeight,
     /// Small vectors enter the graph as f32, whatever they are stored as.
     as_f32: bool,
+    /// Of a small tensor only every second value, from this one on.
+    every_second: Option<usize>,
 }
 
 impl Model {
@@ -62,7 +66,10 @@ impl Model {
             if !source.as_f32 {
                 return Ok(tensor);
             }
-            let values = dequantize(tensor.view())?;
+            let mut values = dequantize(tensor.view())?;
+            if let Some(first) = source.every_second {
+                values = values.into_iter().skip(first).step_by(2).collect();
+            }
             if let Some(at) = values.iter().position(|v| !v.is_finite()) {
                 return Err(tensor_error(
                     &self.checkpoint,
@@ -133,6 +140,7 @@ const COMMON_NAMES: NameMap = &[
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
     ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
@@ -236,7 +244,7 @@ impl Recorder {
         };
         matrix.bytes()?;
         let id = self.graph.weight(stored.name.clone(), matrix);
-        self.sources.push(Source { stored, as_f32 });
+        self.sources.push(Source { stored, as_f32, every_second: None });
         Ok(id)
     }
 
@@ -308,6 +316,28 @@ impl Recorder {
         bias.ok_or_else(|| self.missing(&module, part))
     }
 
+    /// Whether the checkpoint has attention sinks for a layer.
+    pub fn has_sinks(&self, layer: usize) -> bool {
+        let (module, part) = self.sinks_name(layer);
+        self.checkpoint.contains(&format!("{}.{part}", self.resolve(&module)))
+    }
+
+    fn sinks_name(&self, layer: usize) -> (String, &'static str) {
+        match self.checkpoint.format() {
+            Format::Gguf => (format!("model.layers.{layer}.attn_sinks"), "weight"),
+            _ => (format!("model.layers.{layer}.self_attn"), "sinks"),
+        }
+    }
+
+    /// The attention sinks of a layer, one logit a head, if the checkpoint has them.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there is another number.
+    pub fn sinks(&mut self, layer: usize, heads: usize) -> Result<Option<WeightId>> {
+        let (module, part) = self.sinks_name(layer);
+        self.optional_vector(&module, part, heads)
+    }
+
     /// A small tensor's values, read at once; `None` if the checkpoint lacks it.
     ///
     /// # Errors
@@ -350,6 +380,7 @@ impl Recorder {
             return Err(tensor_error(&self.checkpoint, &gate[0], &expected, got));
         }
         let location = |e: usize| ExpertLocation {
+            form: ExpertForm::Separate,
             gate: gate[e].planes.clone(),
             up: up[e].planes.clone(),
             down: down[e].planes.clone(),
@@ -396,6 +427,9 @@ impl Recorder {
             return Ok(Some(found));
         }
         let module = self.resolve(&format!("{base}.{}", names.module));
+        if let Some(found) = three(&|i| format!("{module}.{}_proj.weight", ["gate", "up", "down"][i]))? {
+            return Ok(Some(found));
+        }
         let Some(gate_up) = stack(&format!("{module}.gate_up_proj"))? else { return Ok(None) };
         let down = format!("{module}.down_proj");
         let down = stack(&down)?
