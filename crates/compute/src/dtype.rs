@@ -1,7 +1,7 @@
 //! `DType`: every weight encoding and its block geometry.
 //!
 //! A weight matrix is stored in one *plane* of bytes (all GGUF encodings and plain floats: blocks carry
-//! their own scales) or in three (MLX affine: packed weights, scales, biases). Rows are stored one after
+//! their own scales), in two (MXFP4 with scales apart) or in three (MLX affine: packed weights, scales, biases). Rows are stored one after
 //! the other in every plane, so a range of rows is a contiguous byte range of each plane.
 
 use std::fmt;
@@ -43,6 +43,12 @@ pub enum DType {
     Q5_K,
     /// 6-bit super-blocks of 256 with 8-bit scales.
     Q6_K,
+    /// 4-bit floats (E2M1) in blocks of 32 with one power of two (E8M0), interleaved in 17 bytes: ggml's layout of
+    /// the Open Compute Project's MX format.
+    MXFP4,
+    /// The same values with scales in a plane of their own and elements in order, low nibble first: the layout of
+    /// Hugging Face's gpt-oss and of MLX.
+    MXFP4_Planes,
     /// MLX affine: unsigned `bits`-wide values, w = q · scale + bias per group of `group` columns.
     Affine {
         /// 2, 3, 4, 5, 6 or 8.
@@ -59,7 +65,7 @@ impl DType {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::MXFP4 | Self::MXFP4_Planes => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
             Self::Affine { group, .. } => group as usize,
         }
@@ -75,6 +81,9 @@ impl DType {
             (Self::Q4_0, 0) => 18,
             (Self::Q5_0, 0) => 22,
             (Self::Q8_0, 0) => 34,
+            (Self::MXFP4, 0) => 17,
+            (Self::MXFP4_Planes, 0) => 16,
+            (Self::MXFP4_Planes, 1) => 1,
             (Self::Q2_K, 0) => 84,
             (Self::Q3_K, 0) => 110,
             (Self::Q4_K, 0) => 144,
@@ -84,9 +93,13 @@ impl DType {
         }
     }
 
-    /// Planes that a weight of this encoding has: 3 for affine, else 1.
+    /// Planes that a weight of this encoding has.
     pub const fn planes(self) -> usize {
-        if matches!(self, Self::Affine { .. }) { 3 } else { 1 }
+        match self {
+            Self::Affine { .. } => 3,
+            Self::MXFP4_Planes => 2,
+            _ => 1,
+        }
     }
 
     /// Bytes of one row of `cols` columns in `plane`.
@@ -129,6 +142,7 @@ impl fmt::Display for DType {
             Self::Affine { bits, group, scale } => {
                 write!(f, "affine {bits}-bit g{group} {}", if *scale == Half::F16 { "f16" } else { "bf16" })
             }
+            Self::MXFP4_Planes => write!(f, "MXFP4"),
             other => write!(f, "{other:?}"),
         }
     }

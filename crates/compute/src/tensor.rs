@@ -40,13 +40,20 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// A borrowed weight matrix of checked size.
+/// A borrowed weight matrix of checked size. Its rows follow each other, or are every second of a stored matrix, or are
+/// the columns of a stored matrix of plain floats.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
     dtype: DType,
     rows: usize,
     cols: usize,
     planes: [&'a [u8]; 3],
+    /// Bytes of a row in each plane, if rows are stored as such.
+    row_bytes: [usize; 3],
+    /// Bytes from a row's first element to the next row's in each plane.
+    strides: [usize; 3],
+    /// Bytes from an element to the next of its row, if rows are stored as columns.
+    transposed: Option<usize>,
 }
 
 impl<'a> TensorView<'a> {
@@ -56,15 +63,63 @@ impl<'a> TensorView<'a> {
     /// [`Error::PlaneSize`] or [`Error::RowLength`] if sizes do not fit.
     pub fn new(dtype: DType, rows: usize, cols: usize, planes: &[&'a [u8]]) -> Result<Self> {
         let mut checked = [&[] as &[u8]; 3];
+        let mut row_bytes = [0; 3];
         for (plane, slot) in checked.iter_mut().enumerate().take(dtype.planes()) {
-            let expected = dtype.row_bytes(plane, cols)?.saturating_mul(rows);
+            row_bytes[plane] = dtype.row_bytes(plane, cols)?;
+            let expected = row_bytes[plane].saturating_mul(rows);
             let got = planes.get(plane).map_or(0, |p| p.len());
             if got != expected {
                 return Err(Error::PlaneSize { dtype, rows, cols, plane, expected, got });
             }
             *slot = planes[plane];
         }
-        Ok(Self { dtype, rows, cols, planes: checked })
+        Ok(Self { dtype, rows, cols, planes: checked, row_bytes, strides: row_bytes, transposed: None })
+    }
+
+    /// The even and the odd rows of a stored matrix of twice `rows` rows.
+    ///
+    /// # Errors
+    /// As [`TensorView::new`].
+    pub fn interleaved(dtype: DType, rows: usize, cols: usize, planes: &[&'a [u8]]) -> Result<[Self; 2]> {
+        let both = Self::new(dtype, 2 * rows, cols, planes)?;
+        Ok([0, 1].map(|first| both.every_second(rows, both.row_bytes, first)))
+    }
+
+    /// The matrix whose rows are the columns of a stored (cols, rows) matrix of plain floats.
+    ///
+    /// # Errors
+    /// As [`TensorView::new`], and [`Error::Unsupported`] for encodings with blocks.
+    pub fn transposed(dtype: DType, rows: usize, cols: usize, plane: &'a [u8]) -> Result<Self> {
+        if dtype.block_len() != 1 {
+            return Err(Error::Unsupported { what: "a transposed matrix", dtype });
+        }
+        let stored = Self::new(dtype, cols, rows, &[plane])?;
+        let element = dtype.block_bytes(0);
+        let (row_bytes, strides) = ([0; 3], [element, 0, 0]);
+        Ok(Self { rows, cols, row_bytes, strides, transposed: Some(rows * element), ..stored })
+    }
+
+    /// The even and the odd rows of the matrix whose rows are the columns of a stored (cols, 2 · rows) one.
+    ///
+    /// # Errors
+    /// As [`TensorView::transposed`].
+    pub fn interleaved_transposed(
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        plane: &'a [u8],
+    ) -> Result<[Self; 2]> {
+        let both = Self::transposed(dtype, 2 * rows, cols, plane)?;
+        Ok([0, 1].map(|first| both.every_second(rows, both.strides, first)))
+    }
+
+    /// `rows` rows, every second from `first` on; `skip` bytes of each plane lie before the second.
+    fn every_second(&self, rows: usize, skip: [usize; 3], first: usize) -> Self {
+        let mut planes = self.planes;
+        for (plane, skip) in planes.iter_mut().zip(skip) {
+            *plane = &plane[(first * skip).min(plane.len())..];
+        }
+        Self { rows, planes, strides: self.strides.map(|stride| 2 * stride), ..*self }
     }
 
     /// Encoding.
@@ -82,18 +137,40 @@ impl<'a> TensorView<'a> {
         self.cols
     }
 
-    /// Bytes of `plane` (0 weights, 1 scales, 2 biases; empty where the encoding lacks it).
+    /// Bytes of `plane` (0 weights, 1 scales, 2 biases; empty where the encoding lacks it) from the first row on.
     pub fn plane(&self, plane: usize) -> &'a [u8] {
         self.planes[plane]
     }
 
-    /// The bytes of row `row` in `plane`.
+    /// The bytes of row `row` in `plane`; nothing if rows are stored as columns.
     ///
     /// # Panics
     /// If `row` is not below [`TensorView::rows`].
     pub fn row(&self, plane: usize, row: usize) -> &'a [u8] {
-        let bytes = self.planes[plane].len() / self.rows;
-        &self.planes[plane][row * bytes..(row + 1) * bytes]
+        assert!(row < self.rows, "row within the matrix");
+        let start = row * self.strides[plane];
+        &self.planes[plane][start..start + self.row_bytes[plane]]
+    }
+
+    /// Bytes in `plane` from a row's first element to the next row's.
+    pub(crate) fn stride(&self, plane: usize) -> usize {
+        self.strides[plane]
+    }
+
+    /// Whether rows are stored as columns.
+    pub(crate) fn is_transposed(&self) -> bool {
+        self.transposed.is_some()
+    }
+
+    /// The bytes of one element of a matrix of plain floats.
+    ///
+    /// # Panics
+    /// If there is no such element.
+    pub(crate) fn element(&self, row: usize, col: usize) -> &'a [u8] {
+        assert!(row < self.rows && col < self.cols, "element within the matrix");
+        let bytes = self.dtype.block_bytes(0);
+        let start = row * self.strides[0] + col * self.transposed.unwrap_or(bytes);
+        &self.planes[0][start..start + bytes]
     }
 
     /// Rows `rows` as a matrix of their own.
@@ -102,10 +179,10 @@ impl<'a> TensorView<'a> {
     /// If the range does not lie within the matrix.
     pub fn rows_range(&self, rows: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "row range within the matrix");
-        let planes = self.planes.map(|p| {
-            let bytes = p.len().checked_div(self.rows).unwrap_or(0);
-            &p[rows.start * bytes..rows.end * bytes]
-        });
+        let mut planes = self.planes;
+        for (plane, stride) in planes.iter_mut().zip(self.strides) {
+            *plane = &plane[(rows.start * stride).min(plane.len())..];
+        }
         Self { rows: rows.len(), planes, ..*self }
     }
 }
@@ -145,7 +222,8 @@ impl Tensor {
         for (slot, plane) in planes.iter_mut().zip(&self.planes) {
             *slot = plane.as_slice();
         }
-        TensorView { dtype: self.dtype, rows: self.rows, cols: self.cols, planes }
+        let slices = &planes[..self.dtype.planes()];
+        TensorView::new(self.dtype, self.rows, self.cols, slices).expect("sizes checked when it was made")
     }
 
     /// Encoding.

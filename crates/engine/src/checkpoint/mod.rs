@@ -9,6 +9,7 @@
 
 pub mod gguf;
 pub mod mlx;
+mod mxfp4;
 pub mod safetensors;
 mod stream;
 mod weight;
@@ -191,6 +192,9 @@ impl Checkpoint {
         if self.format == Format::Mlx
             && let Some(weight) = mlx::affine(self, entry)?
         {
+            return Ok(Some(weight));
+        }
+        if let Some(weight) = mxfp4::weight(self, entry)? {
             return Ok(Some(weight));
         }
         let Encoding::Weight(dtype) = entry.encoding else {

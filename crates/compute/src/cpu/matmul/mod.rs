@@ -19,6 +19,7 @@ mod float;
 mod int8;
 mod k_quants;
 mod legacy;
+mod mxfp4;
 mod plain;
 mod tile;
 
@@ -33,7 +34,8 @@ use crate::{DType, Error, Result, TensorView};
 use affine::{Affine4, Affine8};
 use k_quants::{Q4K, Q5K, Q6K};
 use legacy::{Q4, Q5, Q8};
-use plain::{Bf16, F16, F32, Scalar};
+use mxfp4::{Mxfp4, Mxfp4Planes};
+use plain::{Bf16, F16, F32, Scalar, Transposed};
 
 /// Rows are best handed out in multiples of this.
 pub const ROW_TILE: usize = 16;
@@ -42,6 +44,7 @@ pub const ROW_TILE: usize = 16;
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
         DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K => true,
+        DType::MXFP4 | DType::MXFP4_Planes => true,
         DType::Affine { bits, group, .. } => matches!((bits, group), (4 | 8, 32 | 64 | 128)),
         _ => false,
     };
@@ -253,6 +256,8 @@ impl Job<'_> {
             DType::Q4_0 => simd.run(int8::Multiply { job: self, format: Q4, x }),
             DType::Q5_0 => simd.run(int8::Multiply { job: self, format: Q5, x }),
             DType::Q8_0 => simd.run(int8::Multiply { job: self, format: Q8, x }),
+            DType::MXFP4 => simd.run(int8::Multiply { job: self, format: Mxfp4, x }),
+            DType::MXFP4_Planes => simd.run(int8::Multiply { job: self, format: Mxfp4Planes, x }),
             DType::Q4_K => simd.run(int8::Multiply { job: self, format: Q4K, x }),
             DType::Q5_K => simd.run(int8::Multiply { job: self, format: Q5K, x }),
             DType::Q6_K => simd.run(int8::Multiply { job: self, format: Q6K, x }),
@@ -268,6 +273,9 @@ impl Job<'_> {
     }
 
     fn with_f32(&self, simd: Simd, x: &[f32]) -> Result<()> {
+        if self.w.is_transposed() {
+            return simd.run(float::Multiply { job: self, source: Transposed, x });
+        }
         let int8 = accepts_q8(self.w.dtype(), self.w.cols());
         match self.w.dtype() {
             DType::F32 => simd.run(float::Multiply { job: self, source: F32, x }),
@@ -276,6 +284,10 @@ impl Job<'_> {
             DType::Q4_0 => simd.run(float::Multiply { job: self, source: float::Expand(Q4), x }),
             DType::Q5_0 => simd.run(float::Multiply { job: self, source: float::Expand(Q5), x }),
             DType::Q8_0 => simd.run(float::Multiply { job: self, source: float::Expand(Q8), x }),
+            DType::MXFP4 => simd.run(float::Multiply { job: self, source: float::Expand(Mxfp4), x }),
+            DType::MXFP4_Planes => {
+                simd.run(float::Multiply { job: self, source: float::Expand(Mxfp4Planes), x })
+            }
             DType::Q4_K => simd.run(float::Multiply { job: self, source: float::Expand(Q4K), x }),
             DType::Q5_K => simd.run(float::Multiply { job: self, source: float::Expand(Q5K), x }),
             DType::Q6_K => simd.run(float::Multiply { job: self, source: float::Expand(Q6K), x }),

@@ -81,6 +81,30 @@ impl Source for Bf16 {
     }
 }
 
+/// Plain floats whose rows are stored as columns.
+pub(super) struct Transposed;
+
+impl Source for Transposed {
+    #[inline(always)]
+    fn decode<I: Isa>(
+        &mut self,
+        _: I,
+        rows: &TileRows<'_>,
+        col: usize,
+        n: usize,
+        tile: &mut Tile32,
+    ) -> Result<()> {
+        let w = rows.matrix();
+        for c in 0..n {
+            for lane in 0..I::LANES {
+                let value = quant::float(w.dtype(), w.element(rows.row_of(lane), col + c))?;
+                tile.put_one(c, lane, value);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Anything that [`quant::dequantize_row`] knows.
 pub(super) struct Scalar;
 
