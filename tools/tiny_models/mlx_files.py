@@ -52,6 +52,11 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
         case.config,
         dtype=case.dtype,
         published_keys=case.family != "qwen3_5_moe_text",
+        # transformers keeps the list of layer kinds instead, which mlx-lm does not read.
+        config_edits={key: case.config[key] for key in ("full_attention_interval",) if key in case.config},
+        # mlx-lm knows this family only so.
+        multimodal=case.family == "qwen3_5_moe_text",
+        stacked_experts=case.family == "qwen3_5_moe_text",
         tokenizer_size=TOKENIZER_SIZE,
     )
     with tempfile.TemporaryDirectory() as scratch:

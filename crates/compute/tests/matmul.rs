@@ -235,11 +235,25 @@ fn constant_weights(dtype: DType, rows: usize, cols: usize, code: u8) -> (Tensor
             let (low, high) = ([nibbles; 128], [high; 64]);
             ([&low[..], &high, &[1; 16], &one].concat(), i64::from(code & 63) - 32)
         }
+        // Scale nibble 1, minimum nibble 0.
+        DType::Q2_K => {
+            let packed = (code & 3) * 0b0101_0101;
+            ([&[1; 16][..], &[packed; 64], &one, &zero].concat(), i64::from(code & 3))
+        }
+        // Six-bit scales 33, stored with 32 added.
+        DType::Q3_K => {
+            let high = if code & 4 == 0 { 0 } else { 255 };
+            let packed = (code & 3) * 0b0101_0101;
+            let scales = [0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0xaa, 0xaa, 0xaa, 0xaa];
+            ([&[high; 32][..], &[packed; 64], &scales, &one].concat(), i64::from(code & 7) - 4)
+        }
         DType::Affine { bits, .. } => {
-            let (packed, value) = if bits == 4 { (nibbles, code & 15) } else { (code, code) };
-            let n = dtype.row_bytes(0, cols).unwrap() * rows;
+            let value = code & (0xff >> (8 - bits));
+            let stream = (0..8).fold(0u64, |stream, i| stream | u64::from(value) << (i * bits));
+            let n = dtype.row_bytes(0, cols).unwrap() * rows / usize::from(bits);
             let groups = dtype.row_bytes(1, cols).unwrap() / 2 * rows;
-            let planes = [vec![packed; n], one.repeat(groups), zero.repeat(groups)];
+            let packed = stream.to_le_bytes()[..bits.into()].repeat(n);
+            let planes = [packed, one.repeat(groups), zero.repeat(groups)];
             let planes = planes.map(moeflux_compute::Bytes::new).to_vec();
             return (Tensor::new(dtype, rows, cols, planes).unwrap(), value.into());
         }

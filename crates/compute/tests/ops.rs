@@ -15,8 +15,8 @@ use moeflux_compute::backend::{
 };
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::graph::{
-    Attention, ExpertSet, ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Rope, RopeStyle, Route,
-    Routing, Value, WeightId,
+    Attention, ExpertSet, ExpertSetId, Graph, GraphBuilder, GroupRank, Groups, MatrixSpec, Precision, Rope,
+    RopeStyle, Route, Routing, Score, Value, WeightId,
 };
 use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
@@ -36,6 +36,8 @@ enum Tested {
     SwiGlu,
     Add,
     Clamp,
+    SigmoidGate,
+    Slice,
     Route,
     MoeExperts,
     GatherRows,
@@ -59,11 +61,11 @@ fn tolerance(tested: Tested, dtype: DType, mode: Mode) -> f64 {
     let int8 = mode.activations == ActivationMode::Int8 && !plain;
     match tested {
         // Copies, or one rounding that both sides make.
-        Tested::Embed | Tested::Add | Tested::Clamp | Tested::GatherRows => 0.0,
+        Tested::Embed | Tested::Add | Tested::Clamp | Tested::Slice | Tested::GatherRows => 0.0,
         // The same f32 operations in the same order, a product more or less.
         Tested::Rope => 1e-14,
         // A sum and some products in f32, each rounding at 6e-8: (1e-6)² leaves room for the longest rows.
-        Tested::RmsNorm | Tested::SwiGlu | Tested::Route | Tested::LinearF32 => 1e-12,
+        Tested::RmsNorm | Tested::SwiGlu | Tested::SigmoidGate | Tested::Route | Tested::LinearF32 => 1e-12,
         Tested::Linear if !int8 => 1e-12,
         // Steps of max/127 per 32 normal values, whose maximum is about 2.1 σ: (2.1/127)²/12 = 2.3e-5. One output row
         // of a short weight is a sample of few values: up to 2.5 times that.
@@ -548,12 +550,39 @@ fn elementwise() {
             Tested::SwiGlu => r.graph.swiglu(a, b).unwrap(),
             Tested::Add => r.graph.add(a, b).unwrap(),
             Tested::Clamp => r.graph.clamp(a, 1.5),
+            Tested::SigmoidGate => r.graph.sigmoid_gate(b, a).unwrap(),
             _ => a,
         };
         r.case(format!("{width}"), tested, DType::F32, out)
     };
-    let all = [Tested::SwiGlu, Tested::Add, Tested::Clamp, Tested::GatherRows];
+    let all = [Tested::SwiGlu, Tested::Add, Tested::Clamp, Tested::SigmoidGate, Tested::GatherRows];
     check(all.into_iter().flat_map(|tested| [1, 37, 500].map(|width| case((tested, width)))));
+}
+
+#[test]
+fn one_sigmoid_gate_for_a_row() {
+    let mut r = Recorder::new(14);
+    let (x, gate) = (r.input(37), r.input(1));
+    let out = r.graph.sigmoid_gate(x, gate).unwrap();
+    check([r.case("37 by one gate".into(), Tested::SigmoidGate, DType::F32, out)]);
+}
+
+#[test]
+fn slice() {
+    let case = |(width, groups, start, len): (usize, usize, usize, usize)| {
+        let mut r = Recorder::new(15);
+        let x = r.input(width);
+        // The poisoned column may lie outside the slice.
+        let zeros = r.input_of(groups * len, |_| 0.0);
+        let part = r.graph.slice(x, groups, start, len).unwrap();
+        assert_eq!(part.width(), groups * len);
+        let out = r.graph.add(part, zeros).unwrap();
+        let name = format!("{start}..+{len} of each of {groups} in {width}");
+        r.case(name, Tested::Slice, DType::F32, out)
+    };
+    let shapes =
+        [(24, 1, 0, 24), (24, 4, 0, 3), (24, 4, 3, 3), (21, 3, 5, 2), (17, 1, 16, 1), (500, 2, 10, 200)];
+    check(shapes.into_iter().map(case));
 }
 
 /// Experts that ignore their weights' input but for column 0, which is 1: expert e yields a constant in column e, so
@@ -575,13 +604,18 @@ fn expert_set(experts: &Experts) -> ExpertSet {
 
 /// A router on logits from `logit`, whose choices show in the result.
 fn route_case(route: Route, name: &str, logit: impl FnMut(&mut Random) -> f32) -> Case {
+    biased_route_case(route, false, name, logit)
+}
+
+fn biased_route_case(route: Route, bias: bool, name: &str, logit: impl FnMut(&mut Random) -> f32) -> Case {
     let mut r = Recorder::new(11);
     let logits = r.input_of(route.experts, logit);
+    let bias = bias.then(|| r.vector(route.experts));
     let ones: Vec<f32> =
         (0..VOCABULARY).flat_map(|_| (0..route.experts).map(|c| f32::from(c == 0))).collect();
     let ones = r.declare(Tensor::from_f32(VOCABULARY, route.experts, &ones).unwrap());
     let x = r.graph.embed(ones);
-    let routing = r.graph.route(logits, None, route).unwrap();
+    let routing = r.graph.route(logits, bias, route).unwrap();
     assert_eq!(routing.top_k(), route.top_k);
     let experts = revealing_experts(route.experts);
     let set = r.graph.expert_set(expert_set(&experts)).unwrap();
@@ -603,6 +637,32 @@ fn route() {
             route_case(route(shape), "large", |random| 200.0 + 30.0 * random.normal()),
         ]);
     }
+}
+
+#[test]
+fn route_by_other_scores() {
+    let base = Route { scale: 2.5, ..Route::softmax(24, 5, true) };
+    let groups = |count, keep, rank| Some(Groups { count, keep, rank });
+    for score in [Score::Softmax, Score::Sigmoid, Score::SoftmaxOfChosen] {
+        for (bias, renormalize) in [(false, true), (true, false), (true, true)] {
+            check([biased_route_case(Route { score, renormalize, ..base }, bias, "normal", Random::normal)]);
+        }
+    }
+    for groups in [
+        groups(1, 1, GroupRank::Best),
+        groups(4, 1, GroupRank::BestTwo),
+        groups(4, 2, GroupRank::Best),
+        groups(8, 4, GroupRank::BestTwo),
+        groups(24, 5, GroupRank::BestTwo),
+    ] {
+        for bias in [false, true] {
+            let route = Route { groups, score: Score::Sigmoid, ..base };
+            check([biased_route_case(route, bias, "normal", Random::normal)]);
+        }
+    }
+    // Biases that push scores below zero, where a mask of zeros would choose what is masked.
+    let route = Route { groups: groups(4, 2, GroupRank::BestTwo), score: Score::Sigmoid, ..base };
+    check([biased_route_case(route, true, "far below zero", |random| random.normal() - 9.0)]);
 }
 
 /// Experts of random weights; the result of a router on random logits.
@@ -667,7 +727,8 @@ fn moe_experts_of_many_shapes() {
 fn a_router_logit_that_is_not_finite_is_not_lost() {
     for renormalize in [false, true] {
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let route = Route::softmax(6, 2, renormalize);
+            let score = if renormalize { Score::Sigmoid } else { Score::Softmax };
+            let route = Route { score, ..Route::softmax(6, 2, renormalize) };
             let mut n = 0;
             // Expert 2's logit is bad for every third token, and far below the others for all.
             let logit = |random: &mut Random| {
@@ -822,6 +883,24 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
     refused("route: logits: expected 5, got 6", |g, six, _| routing(g, six, 5, 1));
     refused("route: top_k: expected 6, got 7", |g, six, _| routing(g, six, 6, 7));
     refused("route: top_k: expected 6, got 0", |g, six, _| routing(g, six, 6, 0));
+    let grouped = |top_k, count, keep| Route {
+        groups: Some(Groups { count, keep, rank: GroupRank::Best }),
+        ..Route::softmax(6, top_k, true)
+    };
+    refused("route: experts left over by groups", |g, six, _| g.route(six, None, grouped(1, 4, 1)));
+    refused("route: groups kept: expected 3, got 4", |g, six, _| g.route(six, None, grouped(1, 3, 4)));
+    refused("route: groups kept: expected 3, got 0", |g, six, _| g.route(six, None, grouped(1, 3, 0)));
+    refused("route: groups kept: expected 0, got 1", |g, six, _| g.route(six, None, grouped(1, 0, 1)));
+    refused("route: top_k: expected 4, got 5", |g, six, _| g.route(six, None, grouped(5, 3, 2)));
+    refused("route: length of the bias: expected 6, got 5", |g, six, _| {
+        let bias = vector(g, DType::F32, 5);
+        g.route(six, Some(bias), Route::softmax(6, 1, true))
+    });
+    refused("sigmoid_gate: width of the gate: expected 6, got 8", |g, six, eight| g.sigmoid_gate(six, eight));
+    refused("slice: width left over by groups", |g, six, _| g.slice(six, 4, 0, 1));
+    refused("slice: end of the columns: expected 3, got 4", |g, six, _| g.slice(six, 2, 1, 3));
+    refused("slice: end of the columns", |g, six, _| g.slice(six, 2, usize::MAX, 2));
+    refused("slice: end of the columns: expected 3, got 1", |g, six, _| g.slice(six, 2, 1, 0));
     refused("expert set: rows of up", |g, _, _| g.expert_set(set(matrix(5, 8), matrix(4, 8), matrix(8, 5))));
     refused("expert set: columns of up", |g, _, _| {
         g.expert_set(set(matrix(5, 8), matrix(5, 7), matrix(8, 5)))

@@ -190,9 +190,9 @@ fn sessions_share_the_context_and_give_it_back() {
 }
 
 /// The budget that an engine cannot do without, as its error says.
-fn minimum(fixture: &Fixture, options: &Options) -> u64 {
+fn minimum(fixture: &Fixture, backend: &CpuBackend, options: &Options) -> u64 {
     let options = Options { memory: Some(1), ..options.clone() };
-    match Engine::open(&fixture.path, &BACKENDS[0], &options, |_, _| ()) {
+    match Engine::open(&fixture.path, backend, &options, |_, _| ()) {
         Err(Error::Budget { budget: 1, minimum, .. }) => minimum,
         Err(other) => panic!("{}: {other}", fixture.name),
         Ok(_) => panic!("{}: opened within a byte", fixture.name),
@@ -205,7 +205,7 @@ fn the_minimum_of_a_budget_is_enough_and_a_byte_less_is_not() {
         let tokens = fixture.golden().tokens;
         for (mode, chunk) in [(ActivationMode::Int8, None), (ActivationMode::F32, Some(9))] {
             let options = Options { chunk, ..options(mode) };
-            let minimum = minimum(&fixture, &options);
+            let minimum = minimum(&fixture, &BACKENDS[0], &options);
             let below = Options { memory: Some(minimum - 1), ..options.clone() };
             let error = Engine::open(&fixture.path, &BACKENDS[0], &below, |_, _| ()).unwrap_err();
             let Error::Budget { minimum: again, .. } = error else { panic!("{}: {error}", fixture.name) };
@@ -307,7 +307,8 @@ fn any_way_to_run_a_prompt_gives_the_same_bits() {
                 let experts =
                     std::fs::read_dir(&fixture.path).unwrap().map(|e| e.unwrap().metadata().unwrap().len());
                 let all = experts.sum::<u64>();
-                options.memory = Some(minimum(fixture, &options) + (share * all as f64) as u64);
+                let minimum = minimum(fixture, &BACKENDS[way.backend], &options);
+                options.memory = Some(minimum + (share * all as f64) as u64);
             }
         }
         let mut engine = open(&fixture.path, &BACKENDS[way.backend], &options);

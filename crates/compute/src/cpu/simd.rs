@@ -151,6 +151,9 @@ pub(crate) trait Kernel {
 /// Integer lanes ([`Isa::U`]) are bits: signedness is in the operation. Methods that take pointers
 /// need them valid for the stated number of elements, of any alignment.
 pub(crate) trait Isa: Copy {
+    /// Runs `kernel` in a function of its own, so that it is compiled once for all its callers.
+    fn call<K: Kernel>(self, kernel: K) -> K::Output;
+
     /// Lanes of a vector; at most [`MAX_LANES`].
     const LANES: usize;
     /// Tokens that the inner loops of matrix products keep in registers.
@@ -171,6 +174,11 @@ pub(crate) trait Isa: Copy {
     /// # Safety
     /// `p` is valid for reads of `LANES` elements.
     unsafe fn load_u(self, p: *const u32) -> Self::U;
+    /// `LANES` 16-bit elements from `p`, in the low halves of the lanes.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `LANES` elements.
+    unsafe fn load_u16(self, p: *const u16) -> Self::U;
     /// Writes `LANES` elements to `p`.
     ///
     /// # Safety
@@ -205,6 +213,8 @@ pub(crate) trait Isa: Copy {
 
     /// Bytes that are 16 where the bits of `low`, and above them those of `high`, are set.
     fn sixteen_where(self, low: u32, high: u32) -> Self::U;
+    /// Shift left by `n` < 32.
+    fn shl_all(self, a: Self::U, n: u32) -> Self::U;
     /// Shift right by `low` in the lowest eight lanes and by `high` in those above, filling with zeros.
     fn shr_parts(self, a: Self::U, low: u32, high: u32) -> Self::U;
 
@@ -318,6 +328,20 @@ pub(crate) trait Isa: Copy {
         unsafe {
             p.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
             self.load_f16(lanes.as_ptr())
+        }
+    }
+
+    /// The first `n` < `LANES` 16-bit elements from `p`, then zeros, in the low halves of the lanes.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `n` elements.
+    #[inline(always)]
+    unsafe fn load_first_u16(self, p: *const u16, n: usize) -> Self::U {
+        let mut lanes = [0u16; MAX_LANES];
+        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller.
+        unsafe {
+            p.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
+            self.load_u16(lanes.as_ptr())
         }
     }
 

@@ -1,7 +1,7 @@
-//! Decoders of MLX affine weights of 4 and 8 bits; layout in [`crate::quant`].
+//! Decoders of MLX affine weights; layout in [`crate::quant`].
 
 use super::{
-    int8::{Format, Tile},
+    int8::{Biased, Format, Tile, WideBiased},
     tile::TileRows,
 };
 use crate::{
@@ -62,8 +62,8 @@ impl Affine4 {
 }
 
 impl Format for Affine4 {
+    type Shape = Biased;
     const BYTES: usize = 16;
-    const BIAS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
@@ -112,9 +112,8 @@ impl Affine8 {
 }
 
 impl Format for Affine8 {
+    type Shape = WideBiased;
     const BYTES: usize = 32;
-    const WIDE: bool = true;
-    const BIAS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
@@ -144,5 +143,58 @@ impl Format for Affine8 {
             let (first, second) = (isa.load_u(p.cast()), isa.load_u(p.add(4 * I::LANES).cast()));
             [isa.xor(first, flip), isa.xor(second, flip)]
         }
+    }
+}
+
+/// 2, 3, 5 or 6 bits: values that cross words.
+#[derive(Clone, Copy)]
+pub(super) struct AffineOdd<const BITS: usize>(Groups);
+
+impl<const BITS: usize> AffineOdd<BITS> {
+    /// With groups of `cols` columns.
+    pub(super) fn new(cols: u8, half: Half) -> Self {
+        Self(Groups { cols: cols.into(), half })
+    }
+}
+
+impl<const BITS: usize> Format for AffineOdd<BITS> {
+    type Shape = Biased;
+    const BYTES: usize = 4 * BITS;
+    const GROUPS: bool = false;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        self.0.decode(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        let mask = isa.splat_u((1 << BITS) - 1);
+        for sub in 0..n / BLOCK {
+            // 32 values are `BITS` words.
+            let at = (col / BLOCK + sub) * Self::BYTES;
+            let low = rows.plane(0).words_of(isa, at, Self::BYTES.min(16));
+            let high = if BITS > 4 { rows.plane(0).words_of(isa, at + 16, Self::BYTES - 16) } else { low };
+            let words = [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]];
+            let codes = tile.codes_mut(sub);
+            for k in 0..BLOCK / 4 {
+                let mut four = isa.splat_u(0);
+                for i in 0..4 {
+                    let bit = (4 * k + i) * BITS;
+                    let (at, shift) = (bit / 32, bit as u32 % 32);
+                    let mut code = isa.shr_parts(words[at], shift, shift);
+                    if shift as usize + BITS > 32 {
+                        code = isa.or(code, isa.shl_all(words[at + 1], 32 - shift));
+                    }
+                    four = isa.or(four, isa.shl_all(isa.and(code, mask), 8 * i as u32));
+                }
+                codes.put(isa, k, four);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, _: *const u8, _: usize) -> [I::U; 2] {
+        [isa.splat_u(0); 2]
     }
 }

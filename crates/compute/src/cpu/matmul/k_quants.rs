@@ -1,19 +1,150 @@
-//! Decoders of Q4_K, Q5_K and Q6_K; layouts in [`crate::quant`].
+//! Decoders of ggml's k-quants; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Format, Tile},
+    int8::{Biased, Format, HalvesBiased, HalvesCentred, Tile},
     tile::{Block, TILE_COLS, TileRows},
 };
 use crate::cpu::simd::Isa;
+
+/// Q2_K.
+#[derive(Clone, Copy)]
+pub(super) struct Q2K;
+
+impl Format for Q2K {
+    type Shape = HalvesBiased;
+    const COLS: usize = TILE_COLS;
+    const BYTES: usize = 84;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+        let block = rows.plane(0).block::<84>(col / TILE_COLS * 84);
+        let d = block.words(isa, 68)[3];
+        let dmin = isa.sub(isa.splat(0.0), isa.f16_to_f32(isa.shr::<16>(d)));
+        let d = isa.f16_to_f32(d);
+        let low = isa.splat_u(0x0f0f_0f0f);
+        for (i, word) in block.words(isa, 0).into_iter().enumerate() {
+            let scales = bytes(isa, isa.and(word, low));
+            let mins = bytes(isa, isa.and(isa.shr::<4>(word), low));
+            for j in 0..4 {
+                tile.set_scale(isa, 4 * i + j, isa.mul(d, scales[j]));
+                tile.set_bias(isa, 4 * i + j, isa.mul(dmin, mins[j]));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+        let block = rows.plane(0).block::<84>(col / TILE_COLS * 84);
+        for n in 0..2 {
+            for half in 0..2 {
+                for (i, qs) in block.words(isa, 16 + 32 * n + 16 * half).into_iter().enumerate() {
+                    for k in 0..4 {
+                        tile.codes_mut(4 * n + k).put(isa, 4 * half + i, two_bits(isa, qs, k, k));
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let (n, [[a, b], [c, d]]) = rows_of_32(I::LANES, group);
+        // SAFETY: 32 bytes of two-bit values, by the caller.
+        let qs = unsafe { isa.load_parts(p.add(16 + 32 * n), p.add(16 + 32 * n)) };
+        [two_bits(isa, qs, a, b), two_bits(isa, qs, c, d)]
+    }
+}
+
+/// Q3_K.
+#[derive(Clone, Copy)]
+pub(super) struct Q3K;
+
+impl Format for Q3K {
+    type Shape = HalvesCentred;
+    const COLS: usize = TILE_COLS;
+    const BYTES: usize = 110;
+    const ZERO: i32 = 4;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+        let block = rows.plane(0).block::<110>(col / TILE_COLS * 110);
+        let d = isa.f16_to_f32(isa.shr::<16>(block.words(isa, 94)[3]));
+        let [_, a, b, c] = block.words(isa, 92);
+        let (low, top) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
+        let scales = [
+            isa.or(isa.and(a, low), isa.and(isa.shl::<4>(c), top)),
+            isa.or(isa.and(b, low), isa.and(isa.shl::<2>(c), top)),
+            isa.or(isa.and(isa.shr::<4>(a), low), isa.and(c, top)),
+            isa.or(isa.and(isa.shr::<4>(b), low), isa.and(isa.shr::<2>(c), top)),
+        ];
+        for (i, scales) in scales.into_iter().enumerate() {
+            for (j, sc) in bytes(isa, scales).into_iter().enumerate() {
+                tile.set_scale(isa, 4 * i + j, isa.mul(d, isa.sub(sc, isa.splat(32.0))));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
+        let block = rows.plane(0).block::<110>(col / TILE_COLS * 110);
+        for half in 0..2 {
+            let high = block.words(isa, 16 * half);
+            for n in 0..2 {
+                for (i, qs) in block.words(isa, 32 + 32 * n + 16 * half).into_iter().enumerate() {
+                    for k in 0..4 {
+                        let codes = isa.or(two_bits(isa, qs, k, k), third_bit(isa, high[i], n, k, k));
+                        tile.codes_mut(4 * n + k).put(isa, 4 * half + i, codes);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let (n, [[a, b], [c, d]]) = rows_of_32(I::LANES, group);
+        // SAFETY: 32 bytes of two-bit values and 32 of third bits, by the caller.
+        let (qs, high) =
+            unsafe { (isa.load_parts(p.add(32 + 32 * n), p.add(32 + 32 * n)), isa.load_parts(p, p)) };
+        [
+            isa.or(two_bits(isa, qs, a, b), third_bit(isa, high, n, a, b)),
+            isa.or(two_bits(isa, qs, c, d), third_bit(isa, high, n, c, d)),
+        ]
+    }
+}
+
+/// Half n of a Q2_K or Q3_K block that `group` belongs to, and which rows of 32 columns of it the vectors hold.
+#[inline(always)]
+fn rows_of_32(n_lanes: usize, group: usize) -> (usize, [[usize; 2]; 2]) {
+    if n_lanes == 16 {
+        (group, [[0, 1], [2, 3]])
+    } else {
+        let first = group % 2 * 2;
+        (group / 2, [[first; 2], [first + 1; 2]])
+    }
+}
+
+/// Bits 2k, 2k + 1 of each byte, with k = `low` in the lowest eight lanes and `high` above.
+#[inline(always)]
+fn two_bits<I: Isa>(isa: I, v: I::U, low: usize, high: usize) -> I::U {
+    isa.and(isa.shr_parts(v, 2 * low as u32, 2 * high as u32), isa.splat_u(0x0303_0303))
+}
+
+/// Bit 4n + k of each byte, as bit 2, with k = `low` in the lowest eight lanes and `high` above.
+#[inline(always)]
+fn third_bit<I: Isa>(isa: I, v: I::U, n: usize, low: usize, high: usize) -> I::U {
+    let bit = isa.shr_parts(v, (4 * n + low) as u32, (4 * n + high) as u32);
+    isa.and(isa.shl::<2>(bit), isa.splat_u(0x0404_0404))
+}
 
 /// Q4_K.
 #[derive(Clone, Copy)]
 pub(super) struct Q4K;
 
 impl Format for Q4K {
+    type Shape = Biased;
     const COLS: usize = TILE_COLS;
     const BYTES: usize = 144;
-    const BIAS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
@@ -54,9 +185,9 @@ impl Format for Q4K {
 pub(super) struct Q5K;
 
 impl Format for Q5K {
+    type Shape = Biased;
     const COLS: usize = TILE_COLS;
     const BYTES: usize = 176;
-    const BIAS: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
@@ -112,10 +243,10 @@ impl Format for Q5K {
 pub(super) struct Q6K;
 
 impl Format for Q6K {
+    type Shape = HalvesCentred;
     const COLS: usize = TILE_COLS;
     const BYTES: usize = 210;
     const ZERO: i32 = 32;
-    const HALVES: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {

@@ -1,7 +1,7 @@
 //! Decoders of Q4_0, Q5_0 and Q8_0; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Format, Tile},
+    int8::{Centred, Format, Tile, WideCentred},
     tile::TileRows,
 };
 use crate::cpu::{activations::BLOCK, simd::Isa};
@@ -11,6 +11,7 @@ use crate::cpu::{activations::BLOCK, simd::Isa};
 pub(super) struct Q4;
 
 impl Format for Q4 {
+    type Shape = Centred;
     const BYTES: usize = 18;
     const ZERO: i32 = 8;
 
@@ -52,6 +53,7 @@ impl Format for Q4 {
 pub(super) struct Q5;
 
 impl Format for Q5 {
+    type Shape = Centred;
     const BYTES: usize = 22;
     const ZERO: i32 = 16;
 
@@ -115,9 +117,9 @@ fn fifth_bits<I: Isa>(isa: I, bits: I::U) -> I::U {
 pub(super) struct Q8;
 
 impl Format for Q8 {
+    type Shape = WideCentred;
     const BYTES: usize = 34;
     const ZERO: i32 = 128;
-    const WIDE: bool = true;
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {

@@ -8,8 +8,8 @@
 //! - int8 activations: dot products of a sub-block (32 columns, or 16 for Q6_K) are exact integers; then, in
 //!   order of columns, acc ← acc + dot · (w scale · x scale) and, for encodings with minima or biases,
 //!   acc ← acc + bias · (x scale · Σ x).
-//! - f32 activations: weights become f32 exactly as their dequantiser defines; even and odd columns have
-//!   a sum of fused products each.
+//! - f32 activations: quantised weights become f32 exactly as their dequantiser defines; even and odd columns have
+//!   a sum of fused products each. Plain float weights are read where they are, lanes being columns.
 //!
 //! An output depends on its row of weights and its row of activations only: not on the other tokens, the
 //! partition of rows or the number of threads.
@@ -22,31 +22,33 @@ mod legacy;
 mod mxfp4;
 mod plain;
 mod tile;
+mod transposed;
 
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
-    activations::{Activations, BLOCK, Q8Rows},
+    activations::{Activations, BLOCK},
     pool::ThreadPool,
     simd::Simd,
 };
 use crate::{DType, Error, Result, TensorView};
-use affine::{Affine4, Affine8};
-use k_quants::{Q4K, Q5K, Q6K};
+use affine::{Affine4, Affine8, AffineOdd};
+use int8::Format;
+use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use legacy::{Q4, Q5, Q8};
 use mxfp4::{Mxfp4, Mxfp4Planes};
-use plain::{Bf16, F16, F32, Scalar, Transposed};
+use plain::{Bf16, F16, F32};
 
 /// Rows are best handed out in multiples of this.
 pub const ROW_TILE: usize = 16;
 
-/// Whether weights of `dtype` with `cols` columns can be multiplied with int8 activations.
+/// Whether weights of `dtype` with `cols` columns can be multiplied with int8 activations: all that are not plain
+/// floats, in whole blocks of both.
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::Q4_K | DType::Q5_K | DType::Q6_K => true,
-        DType::MXFP4 | DType::MXFP4_Planes => true,
-        DType::Affine { bits, group, .. } => matches!((bits, group), (4 | 8, 32 | 64 | 128)),
-        _ => false,
+        DType::F32 | DType::F16 | DType::BF16 => false,
+        DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),
+        _ => true,
     };
     has_kernel && cols.is_multiple_of(dtype.block_len()) && cols.is_multiple_of(BLOCK)
 }
@@ -171,10 +173,7 @@ pub fn matmul_rows(
         job.write_zeros();
         return Ok(());
     }
-    match x {
-        Activations::F32 { rows: x, .. } => job.with_f32(simd, x),
-        Activations::Q8(x) => job.with_q8(simd, x),
-    }
+    job.run(simd, x)
 }
 
 /// The whole product on the threads of `pool`: `out` is (n_tokens, rows of `w`), f32.
@@ -247,59 +246,53 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn with_q8(&self, simd: Simd, x: &Q8Rows) -> Result<()> {
+    fn run(&self, simd: Simd, x: Activations<'_>) -> Result<()> {
         let dtype = self.w.dtype();
-        if !accepts_q8(dtype, self.w.cols()) {
-            return Err(Error::Unsupported { what: "a product with int8 activations", dtype });
-        }
-        match dtype {
-            DType::Q4_0 => simd.run(int8::Multiply { job: self, format: Q4, x }),
-            DType::Q5_0 => simd.run(int8::Multiply { job: self, format: Q5, x }),
-            DType::Q8_0 => simd.run(int8::Multiply { job: self, format: Q8, x }),
-            DType::MXFP4 => simd.run(int8::Multiply { job: self, format: Mxfp4, x }),
-            DType::MXFP4_Planes => simd.run(int8::Multiply { job: self, format: Mxfp4Planes, x }),
-            DType::Q4_K => simd.run(int8::Multiply { job: self, format: Q4K, x }),
-            DType::Q5_K => simd.run(int8::Multiply { job: self, format: Q5K, x }),
-            DType::Q6_K => simd.run(int8::Multiply { job: self, format: Q6K, x }),
-            DType::Affine { bits: 4, group, scale } => {
-                simd.run(int8::Multiply { job: self, format: Affine4::new(group, scale), x });
+        match (dtype, x) {
+            (_, Activations::F32 { rows, .. }) if self.w.is_transposed() => {
+                simd.run(transposed::Multiply { job: self, x: rows });
             }
-            DType::Affine { group, scale, .. } => {
-                simd.run(int8::Multiply { job: self, format: Affine8::new(group, scale), x });
+            (DType::F32, Activations::F32 { rows, .. }) => {
+                simd.run(plain::Multiply { job: self, plain: F32, x: rows })
             }
-            _ => return Err(Error::Unsupported { what: "a product with int8 activations", dtype }),
+            (DType::F16, Activations::F32 { rows, .. }) => {
+                simd.run(plain::Multiply { job: self, plain: F16, x: rows })
+            }
+            (DType::BF16, Activations::F32 { rows, .. }) => {
+                simd.run(plain::Multiply { job: self, plain: Bf16, x: rows });
+            }
+            _ if !accepts_q8(dtype, self.w.cols()) => {
+                return Err(Error::Unsupported { what: "a product with these activations", dtype });
+            }
+            (DType::Q4_0, x) => self.run_format(simd, Q4, x),
+            (DType::Q5_0, x) => self.run_format(simd, Q5, x),
+            (DType::Q8_0, x) => self.run_format(simd, Q8, x),
+            (DType::MXFP4, x) => self.run_format(simd, Mxfp4, x),
+            (DType::MXFP4_Planes, x) => self.run_format(simd, Mxfp4Planes, x),
+            (DType::Q2_K, x) => self.run_format(simd, Q2K, x),
+            (DType::Q3_K, x) => self.run_format(simd, Q3K, x),
+            (DType::Q4_K, x) => self.run_format(simd, Q4K, x),
+            (DType::Q5_K, x) => self.run_format(simd, Q5K, x),
+            (DType::Q6_K, x) => self.run_format(simd, Q6K, x),
+            (DType::Affine { bits, group, scale }, x) => match bits {
+                2 => self.run_format(simd, AffineOdd::<2>::new(group, scale), x),
+                3 => self.run_format(simd, AffineOdd::<3>::new(group, scale), x),
+                4 => self.run_format(simd, Affine4::new(group, scale), x),
+                5 => self.run_format(simd, AffineOdd::<5>::new(group, scale), x),
+                6 => self.run_format(simd, AffineOdd::<6>::new(group, scale), x),
+                _ => self.run_format(simd, Affine8::new(group, scale), x),
+            },
+            (DType::F32 | DType::F16 | DType::BF16, Activations::Q8(_)) => {
+                return Err(Error::Unsupported { what: "a product with int8 activations", dtype });
+            }
         }
         Ok(())
     }
 
-    fn with_f32(&self, simd: Simd, x: &[f32]) -> Result<()> {
-        if self.w.is_transposed() {
-            return simd.run(float::Multiply { job: self, source: Transposed, x });
-        }
-        let int8 = accepts_q8(self.w.dtype(), self.w.cols());
-        match self.w.dtype() {
-            DType::F32 => simd.run(float::Multiply { job: self, source: F32, x }),
-            DType::F16 => simd.run(float::Multiply { job: self, source: F16, x }),
-            DType::BF16 => simd.run(float::Multiply { job: self, source: Bf16, x }),
-            DType::Q4_0 => simd.run(float::Multiply { job: self, source: float::Expand(Q4), x }),
-            DType::Q5_0 => simd.run(float::Multiply { job: self, source: float::Expand(Q5), x }),
-            DType::Q8_0 => simd.run(float::Multiply { job: self, source: float::Expand(Q8), x }),
-            DType::MXFP4 => simd.run(float::Multiply { job: self, source: float::Expand(Mxfp4), x }),
-            DType::MXFP4_Planes => {
-                simd.run(float::Multiply { job: self, source: float::Expand(Mxfp4Planes), x })
-            }
-            DType::Q4_K => simd.run(float::Multiply { job: self, source: float::Expand(Q4K), x }),
-            DType::Q5_K => simd.run(float::Multiply { job: self, source: float::Expand(Q5K), x }),
-            DType::Q6_K => simd.run(float::Multiply { job: self, source: float::Expand(Q6K), x }),
-            DType::Affine { bits: 4, group, scale } if int8 => {
-                simd.run(float::Multiply { job: self, source: float::Expand(Affine4::new(group, scale)), x })
-            }
-            DType::Affine { bits: 8, group, scale } if int8 => {
-                simd.run(float::Multiply { job: self, source: float::Expand(Affine8::new(group, scale)), x })
-            }
-            DType::Q2_K | DType::Q3_K | DType::Affine { .. } => {
-                simd.run(float::Multiply { job: self, source: Scalar, x })
-            }
+    fn run_format<F: Format>(&self, simd: Simd, format: F, x: Activations<'_>) {
+        match x {
+            Activations::Q8(x) => simd.run(int8::Multiply { job: self, format, x }),
+            Activations::F32 { rows, .. } => simd.run(float::Multiply { job: self, format, x: rows }),
         }
     }
 

@@ -2,7 +2,7 @@
 //! integer + 16 and scales are halved.
 
 use super::{
-    int8::{Format, Tile},
+    int8::{Centred, Format, Tile},
     tile::TileRows,
 };
 use crate::cpu::{activations::BLOCK, simd::Isa};
@@ -12,6 +12,7 @@ use crate::cpu::{activations::BLOCK, simd::Isa};
 pub(super) struct Mxfp4;
 
 impl Format for Mxfp4 {
+    type Shape = Centred;
     const BYTES: usize = 17;
     const ZERO: i32 = 16;
 
@@ -58,6 +59,7 @@ impl Format for Mxfp4 {
 pub(super) struct Mxfp4Planes;
 
 impl Format for Mxfp4Planes {
+    type Shape = Centred;
     const BYTES: usize = 16;
     const ZERO: i32 = 16;
 

@@ -1,145 +1,201 @@
-//! Sources of f32 weights that are not decoded from int8 codes: floats, and every encoding that only
-//! has a scalar dequantiser.
+//! Products of plain float weights with f32 activations.
+//!
+//! Lanes are columns: a row and a token have one vector of sums, to which the products of columns 0.., `LANES`.., …
+//! are added in that order and whose lanes are added up in the end.
+#![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of registers")]
 
-use super::{
-    float::{Source, Tile32},
-    tile::{TILE_COLS, TileRows},
-};
-use crate::{Result, TensorView, cpu::simd::Isa, quant};
+use super::{Job, OutRows};
+use crate::cpu::simd::{Isa, Kernel, prefetch};
 
-/// f32 weights.
+/// A float encoding.
+pub(super) trait Plain: Copy {
+    /// Bytes of a value.
+    const BYTES: usize;
+
+    /// `LANES` values from `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of as many.
+    unsafe fn load<I: Isa>(self, isa: I, p: *const u8) -> I::F;
+
+    /// `n` < `LANES` values from `p`, then zeros.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of as many.
+    unsafe fn load_first<I: Isa>(self, isa: I, p: *const u8, n: usize) -> I::F;
+}
+
+/// IEEE binary32.
+#[derive(Clone, Copy)]
 pub(super) struct F32;
 
-impl Source for F32 {
+impl Plain for F32 {
+    const BYTES: usize = 4;
+
     #[inline(always)]
-    fn decode<I: Isa>(
-        &mut self,
-        isa: I,
-        rows: &TileRows<'_>,
-        col: usize,
-        n: usize,
-        tile: &mut Tile32,
-    ) -> Result<()> {
-        let whole = n / 4 * 4;
-        for c in (0..whole).step_by(4) {
-            let words = rows.plane(0).block::<16>(4 * (col + c)).words(isa, 0);
-            for (i, word) in words.into_iter().enumerate() {
-                tile.put(isa, c + i, isa.of_bits(word));
-            }
-        }
-        scalar::<I>(rows, col, whole, n, tile)
+    unsafe fn load<I: Isa>(self, isa: I, p: *const u8) -> I::F {
+        // SAFETY: by the caller.
+        unsafe { isa.load(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<I: Isa>(self, isa: I, p: *const u8, n: usize) -> I::F {
+        // SAFETY: by the caller.
+        unsafe { isa.load_first(p.cast(), n) }
     }
 }
 
-/// f16 weights.
+/// IEEE binary16.
+#[derive(Clone, Copy)]
 pub(super) struct F16;
 
-impl Source for F16 {
+impl Plain for F16 {
+    const BYTES: usize = 2;
+
     #[inline(always)]
-    fn decode<I: Isa>(
-        &mut self,
-        isa: I,
-        rows: &TileRows<'_>,
-        col: usize,
-        n: usize,
-        tile: &mut Tile32,
-    ) -> Result<()> {
-        let whole = n / 8 * 8;
-        for c in (0..whole).step_by(8) {
-            let words = rows.plane(0).block::<16>(2 * (col + c)).words(isa, 0);
-            for (i, word) in words.into_iter().enumerate() {
-                tile.put(isa, c + 2 * i, isa.f16_to_f32(word));
-                tile.put(isa, c + 2 * i + 1, isa.f16_to_f32(isa.shr::<16>(word)));
-            }
-        }
-        scalar::<I>(rows, col, whole, n, tile)
+    unsafe fn load<I: Isa>(self, isa: I, p: *const u8) -> I::F {
+        // SAFETY: by the caller.
+        unsafe { isa.load_f16(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<I: Isa>(self, isa: I, p: *const u8, n: usize) -> I::F {
+        // SAFETY: by the caller.
+        unsafe { isa.load_first_f16(p.cast(), n) }
     }
 }
 
-/// bfloat16 weights.
+/// bfloat16.
+#[derive(Clone, Copy)]
 pub(super) struct Bf16;
 
-impl Source for Bf16 {
+impl Plain for Bf16 {
+    const BYTES: usize = 2;
+
     #[inline(always)]
-    fn decode<I: Isa>(
-        &mut self,
-        isa: I,
-        rows: &TileRows<'_>,
-        col: usize,
-        n: usize,
-        tile: &mut Tile32,
-    ) -> Result<()> {
-        let (whole, high) = (n / 8 * 8, isa.splat_u(0xffff_0000));
-        for c in (0..whole).step_by(8) {
-            let words = rows.plane(0).block::<16>(2 * (col + c)).words(isa, 0);
-            for (i, word) in words.into_iter().enumerate() {
-                tile.put(isa, c + 2 * i, isa.of_bits(isa.shl::<16>(word)));
-                tile.put(isa, c + 2 * i + 1, isa.of_bits(isa.and(word, high)));
+    unsafe fn load<I: Isa>(self, isa: I, p: *const u8) -> I::F {
+        // SAFETY: by the caller.
+        isa.of_bits(isa.shl::<16>(unsafe { isa.load_u16(p.cast()) }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<I: Isa>(self, isa: I, p: *const u8, n: usize) -> I::F {
+        // SAFETY: by the caller.
+        isa.of_bits(isa.shl::<16>(unsafe { isa.load_first_u16(p.cast(), n) }))
+    }
+}
+
+/// The product of a job with f32 activations.
+pub(super) struct Multiply<'a, P> {
+    pub(super) job: &'a Job<'a>,
+    pub(super) plain: P,
+    /// (n_tokens, cols), f32.
+    pub(super) x: &'a [f32],
+}
+
+impl<P: Plain> Kernel for Multiply<'_, P> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let (rows, n_tokens) = (self.job.rows.clone(), self.job.tokens.len());
+        let mut row = rows.start;
+        while n_tokens == 1 && row + 8 <= rows.end {
+            self.tile::<I, 8, 1>(isa, row, 0);
+            row += 8;
+        }
+        while row + 4 <= rows.end {
+            let mut token = 0;
+            while I::TOKENS >= 8 && token + 4 <= n_tokens {
+                self.tile::<I, 4, 4>(isa, row, token);
+                token += 4;
+            }
+            while I::TOKENS >= 4 && token + 2 <= n_tokens {
+                self.tile::<I, 4, 2>(isa, row, token);
+                token += 2;
+            }
+            while token < n_tokens {
+                self.tile::<I, 4, 1>(isa, row, token);
+                token += 1;
+            }
+            row += 4;
+        }
+        for row in row..rows.end {
+            for token in 0..n_tokens {
+                self.tile::<I, 1, 1>(isa, row, token);
             }
         }
-        scalar::<I>(rows, col, whole, n, tile)
     }
 }
 
-/// Plain floats whose rows are stored as columns.
-pub(super) struct Transposed;
-
-impl Source for Transposed {
+impl<P: Plain> Multiply<'_, P> {
+    /// Computes `R` rows from `row` on of `N` tokens from `token` on.
     #[inline(always)]
-    fn decode<I: Isa>(
-        &mut self,
-        _: I,
-        rows: &TileRows<'_>,
-        col: usize,
-        n: usize,
-        tile: &mut Tile32,
-    ) -> Result<()> {
-        let w = rows.matrix();
-        for c in 0..n {
-            for lane in 0..I::LANES {
-                let value = quant::float(w.dtype(), w.element(rows.row_of(lane), col + c))?;
-                tile.put_one(c, lane, value);
+    fn tile<I: Isa, const R: usize, const N: usize>(&self, isa: I, row: usize, token: usize) {
+        let Job { w, tokens, out, .. } = self.job;
+        let cols = w.cols();
+        let (row_bytes, stride) = (cols * P::BYTES, w.stride(0));
+        let weights = &w.plane(0)[row * stride..];
+        assert!(weights.len() >= (R - 1) * stride + row_bytes, "rows within the matrix");
+        let mut x = [std::ptr::null(); N];
+        for (i, x) in x.iter_mut().enumerate() {
+            *x = self.x[tokens.get(token + i) * cols..][..cols].as_ptr();
+        }
+
+        let mut sums = [[isa.splat(0.0); N]; R];
+        let whole = cols / I::LANES * I::LANES;
+        for col in (0..whole).step_by(I::LANES) {
+            // The next rows follow in memory: they are asked for in order of addresses.
+            let next = R * (stride + col * P::BYTES);
+            for at in (next..next + R * I::LANES * P::BYTES).step_by(64) {
+                prefetch(weights.as_ptr().wrapping_add(at));
+            }
+            let mut inputs = [isa.splat(0.0); N];
+            for t in 0..N {
+                // SAFETY: col + LANES ≤ cols, the length of this row of activations.
+                inputs[t] = unsafe { isa.load(x[t].add(col)) };
+            }
+            for r in 0..R {
+                // SAFETY: within row r of the R rows that `weights` holds.
+                let w = unsafe { self.plain.load(isa, weights.as_ptr().add(r * stride + col * P::BYTES)) };
+                for t in 0..N {
+                    sums[r][t] = isa.mul_add(w, inputs[t], sums[r][t]);
+                }
             }
         }
-        Ok(())
+        if whole < cols {
+            let rest = cols - whole;
+            for t in 0..N {
+                // SAFETY: whole + rest = cols.
+                let x = unsafe { isa.load_first(x[t].add(whole), rest) };
+                for r in 0..R {
+                    // SAFETY: as above.
+                    let w = unsafe {
+                        let p = weights.as_ptr().add(r * stride + whole * P::BYTES);
+                        self.plain.load_first(isa, p, rest)
+                    };
+                    sums[r][t] = isa.mul_add(w, x, sums[r][t]);
+                }
+            }
+        }
+        write_sums(isa, out, row, token, &sums);
     }
 }
 
-/// Anything that [`quant::dequantize_row`] knows.
-pub(super) struct Scalar;
-
-impl Source for Scalar {
-    #[inline(always)]
-    fn decode<I: Isa>(
-        &mut self,
-        _: I,
-        rows: &TileRows<'_>,
-        col: usize,
-        n: usize,
-        tile: &mut Tile32,
-    ) -> Result<()> {
-        scalar::<I>(rows, col, 0, n, tile)
-    }
-}
-
-/// Dequantises columns `col` + `from`..`col` + `to` to columns `from`..`to` of `tile`.
-fn scalar<I: Isa>(rows: &TileRows<'_>, col: usize, from: usize, to: usize, tile: &mut Tile32) -> Result<()> {
-    if from == to {
-        return Ok(());
-    }
-    let w = rows.matrix();
-    let (dtype, n) = (w.dtype(), to - from);
-    let mut values = [0.0; TILE_COLS];
-    for lane in 0..I::LANES {
-        let mut planes = [&[] as &[u8]; 3];
-        for (plane, slot) in planes.iter_mut().enumerate().take(dtype.planes()) {
-            let start = dtype.row_bytes(plane, col + from)?;
-            *slot = &w.row(plane, rows.row_of(lane))[start..start + dtype.row_bytes(plane, n)?];
+/// Writes the sums of `R` rows and `N` tokens.
+#[inline(always)]
+fn write_sums<I: Isa, const R: usize, const N: usize>(
+    isa: I,
+    out: &OutRows<'_>,
+    row: usize,
+    token: usize,
+    sums: &[[I::F; N]; R],
+) {
+    for t in 0..N {
+        let mut totals = [0.0; R];
+        for (total, sums) in totals.iter_mut().zip(sums) {
+            *total = isa.reduce_add(sums[t]);
         }
-        quant::dequantize_row(TensorView::new(dtype, 1, n, &planes)?, 0, &mut values[..n])?;
-        for (i, &value) in values[..n].iter().enumerate() {
-            tile.put_one(from + i, lane, value);
-        }
+        out.write(token + t, row, &totals);
     }
-    Ok(())
 }

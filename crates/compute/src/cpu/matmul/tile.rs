@@ -2,7 +2,7 @@
 
 use super::Job;
 use crate::{
-    Result, TensorView,
+    TensorView,
     cpu::simd::{Isa, MAX_LANES, prefetch},
 };
 
@@ -15,116 +15,119 @@ const TOKEN_BLOCK: usize = 64;
 /// Larger row tiles than this are not prefetched, as they would not stay in the second-level cache.
 const MAX_PREFETCH: usize = 256 << 10;
 
+/// Running sums of a token and a tile of rows: two of each row, which are added up in the end.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Sums([[f32; MAX_LANES]; 2]);
+
+impl Sums {
+    const ZERO: Self = Self([[0.0; MAX_LANES]; 2]);
+
+    /// The first or second sums.
+    #[inline(always)]
+    pub(super) fn get<I: Isa>(&self, isa: I, which: usize) -> I::F {
+        get(isa, &self.0[which])
+    }
+
+    /// Sets [`Sums::get`].
+    #[inline(always)]
+    pub(super) fn put<I: Isa>(&mut self, isa: I, which: usize, sums: I::F) {
+        put(isa, &mut self.0[which], sums);
+    }
+}
+
 /// One kind of product: how columns are decoded and multiplied.
 pub(super) trait Product<I: Isa> {
-    /// Running sums of one token and one tile of rows.
-    type Sums: Copy;
-
-    /// Nothing summed.
-    fn zero(isa: I) -> Self::Sums;
-
     /// Decodes columns `col`..`col` + `n`; `n` is [`TILE_COLS`] or, at the end of a row, less.
-    fn decode(&mut self, isa: I, rows: &TileRows<'_>, col: usize, n: usize) -> Result<()>;
+    fn decode(&mut self, isa: I, rows: &TileRows<'_>, col: usize, n: usize);
 
-    /// Adds the products of the decoded columns with activation rows `tokens`, which exist.
-    ///
-    /// # Safety
-    /// `decode` was called with this `col` and `n`.
-    unsafe fn multiply<const N: usize>(
+    /// Adds the products of columns `col`..`col` + `n`, which were just decoded, with activation rows `tokens`.
+    fn multiply<const N: usize>(
         &self,
         isa: I,
         tokens: [usize; N],
         col: usize,
         n: usize,
-        sums: &mut [Self::Sums; N],
+        sums: &mut [Sums; N],
     );
 
-    /// `decode` and `multiply` for one token, where there is a shorter way.
+    /// Does `decode` and `multiply` for one token if there is a shorter way, else returns false.
     #[inline(always)]
     fn multiply_one(
         &mut self,
-        isa: I,
-        rows: &TileRows<'_>,
-        token: usize,
-        (col, n): (usize, usize),
-        sums: &mut Self::Sums,
-    ) -> Result<()> {
-        self.decode(isa, rows, col, n)?;
-        // SAFETY: just decoded.
-        unsafe { self.multiply(isa, [token], col, n, std::array::from_mut(sums)) };
-        Ok(())
+        _isa: I,
+        _rows: &TileRows<'_>,
+        _token: usize,
+        (_col, _n): (usize, usize),
+        _sums: &mut Sums,
+    ) -> bool {
+        false
     }
-
-    /// The outputs.
-    fn finish(isa: I, sums: Self::Sums) -> I::F;
 }
 
 /// Computes all of `job`.
 #[inline(always)]
-pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P) -> Result<()> {
+pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P) {
     let (cols, n_tokens) = (job.w.cols(), job.tokens.len());
-    let mut sums = [P::zero(isa); TOKEN_BLOCK];
+    let mut sums = [Sums::ZERO; TOKEN_BLOCK];
     let mut row = job.rows.start;
     while row < job.rows.end {
         let rows = TileRows::new(job.w, I::LANES, row);
         let valid = (rows.lanes.len()).min(job.rows.end - row);
         for first in (0..n_tokens).step_by(TOKEN_BLOCK) {
-            let n_sums = TOKEN_BLOCK.min(n_tokens - first);
-            sums[..n_sums].fill(P::zero(isa));
+            let sums = &mut sums[..TOKEN_BLOCK.min(n_tokens - first)];
+            sums.fill(Sums::ZERO);
             for col in (0..cols).step_by(TILE_COLS) {
                 let n = TILE_COLS.min(cols - col);
                 if first == 0 {
                     rows.prefetch_next(I::LANES, job.rows.end, col, n);
                 }
-                if n_tokens == 1 {
-                    product.multiply_one(isa, &rows, job.tokens.get(0), (col, n), &mut sums[0])?;
+                if n_tokens == 1
+                    && product.multiply_one(isa, &rows, job.tokens.get(0), (col, n), &mut sums[0])
+                {
                     continue;
                 }
-                product.decode(isa, &rows, col, n)?;
-                let mut token = 0;
-                if I::TOKENS == 8 {
-                    token =
-                        multiply::<I, P, 8>(isa, job, &product, first, token, col, n, &mut sums[..n_sums]);
-                }
-                token = multiply::<I, P, 4>(isa, job, &product, first, token, col, n, &mut sums[..n_sums]);
-                token = multiply::<I, P, 2>(isa, job, &product, first, token, col, n, &mut sums[..n_sums]);
-                multiply::<I, P, 1>(isa, job, &product, first, token, col, n, &mut sums[..n_sums]);
+                product.decode(isa, &rows, col, n);
+                multiply_all(isa, job, &product, first, (col, n), sums);
             }
-            for (token, &sums) in sums[..n_sums].iter().enumerate() {
+            for (token, sums) in sums.iter().enumerate() {
                 let mut out = [0.0; MAX_LANES];
-                // SAFETY: LANES ≤ MAX_LANES.
-                unsafe { isa.store(out.as_mut_ptr(), P::finish(isa, sums)) };
+                put(isa, &mut out, isa.add(sums.get(isa, 0), sums.get(isa, 1)));
                 job.out.write(first + token, row, &out[rows.lanes.start..rows.lanes.start + valid]);
             }
         }
         row += valid;
     }
-    Ok(())
 }
 
-/// Multiplies groups of `N` tokens from `token` on as long as there are as many; returns the next token.
+/// Multiplies the tokens from the `first` on, as many at a time as fit registers.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "the loop variables of `walk`")]
-fn multiply<I: Isa, P: Product<I>, const N: usize>(
+fn multiply_all<I: Isa, P: Product<I>>(
     isa: I,
     job: &Job<'_>,
     product: &P,
-    first: usize,
-    mut token: usize,
-    col: usize,
-    n: usize,
-    sums: &mut [P::Sums],
-) -> usize {
-    while let Some(sums) = sums[token..].first_chunk_mut::<N>() {
-        let mut rows = [0; N];
-        for (i, row) in rows.iter_mut().enumerate() {
-            *row = job.tokens.get(first + token + i);
-        }
-        // SAFETY: `walk` has just decoded these columns.
-        unsafe { product.multiply(isa, rows, col, n, sums) };
-        token += N;
+    mut first: usize,
+    (col, n): (usize, usize),
+    mut sums: &mut [Sums],
+) {
+    macro_rules! multiply_by {
+        ($n:literal) => {
+            while I::TOKENS >= $n && sums.len() >= $n {
+                let (some, rest) =
+                    std::mem::take(&mut sums).split_first_chunk_mut::<$n>().expect("as many tokens");
+                let mut tokens = [0; $n];
+                for (i, token) in tokens.iter_mut().enumerate() {
+                    *token = job.tokens.get(first + i);
+                }
+                product.multiply(isa, tokens, col, n, some);
+                (first, sums) = (first + $n, rest);
+            }
+        };
     }
-    token
+    multiply_by!(8);
+    multiply_by!(4);
+    multiply_by!(2);
+    multiply_by!(1);
 }
 
 /// The rows of a weight matrix that the lanes of a tile stand for: consecutive ones, or the same row in

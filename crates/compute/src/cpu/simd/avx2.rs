@@ -9,6 +9,7 @@ use super::{Isa, Kernel};
 pub(super) struct Avx2(());
 
 /// Runs `kernel`.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2(()))
@@ -62,6 +63,11 @@ unsafe fn load_pair(p: *const u8, stride: usize, i: usize) -> __m256i {
 }
 
 impl Isa for Avx2 {
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        proven!(run(kernel))
+    }
+
     const LANES: usize = 8;
     const TOKENS: usize = 4;
     const WIDE_OFFSET: u8 = 128;
@@ -77,6 +83,11 @@ impl Isa for Avx2 {
     #[inline(always)]
     unsafe fn load_u(self, p: *const u32) -> Self::U {
         proven!(_mm256_loadu_si256(p.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_u16(self, p: *const u16) -> Self::U {
+        proven!(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))
     }
 
     #[inline(always)]
@@ -136,6 +147,11 @@ impl Isa for Avx2 {
             let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
             _mm256_and_si256(set, _mm256_set1_epi8(16))
         })
+    }
+
+    #[inline(always)]
+    fn shl_all(self, a: Self::U, n: u32) -> Self::U {
+        proven!(_mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32)))
     }
 
     #[inline(always)]

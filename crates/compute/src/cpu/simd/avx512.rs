@@ -9,6 +9,7 @@ use super::{Isa, Kernel, avx2};
 pub(super) struct Avx512(());
 
 /// Runs `kernel`.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512(()))
@@ -69,6 +70,11 @@ fn first(n: usize) -> __mmask16 {
 }
 
 impl Isa for Avx512 {
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        proven!(run(kernel))
+    }
+
     const LANES: usize = 16;
     const TOKENS: usize = 8;
     const WIDE_OFFSET: u8 = 0;
@@ -84,6 +90,11 @@ impl Isa for Avx512 {
     #[inline(always)]
     unsafe fn load_u(self, p: *const u32) -> Self::U {
         proven!(_mm512_loadu_si512(p.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_u16(self, p: *const u16) -> Self::U {
+        proven!(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())))
     }
 
     #[inline(always)]
@@ -137,6 +148,11 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn sixteen_where(self, low: u32, high: u32) -> Self::U {
         proven!(_mm512_maskz_set1_epi8(u64::from(high) << 32 | u64::from(low), 16))
+    }
+
+    #[inline(always)]
+    fn shl_all(self, a: Self::U, n: u32) -> Self::U {
+        proven!(_mm512_sllv_epi32(a, _mm512_set1_epi32(n as i32)))
     }
 
     #[inline(always)]

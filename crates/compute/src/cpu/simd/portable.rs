@@ -10,6 +10,7 @@ const LANES: usize = 8;
 pub(super) struct Portable(());
 
 /// Runs `kernel`.
+#[inline(never)]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Portable(()))
 }
@@ -42,8 +43,13 @@ fn f16_to_f32(h: u32) -> f32 {
 }
 
 impl Isa for Portable {
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        run(kernel)
+    }
+
     const LANES: usize = LANES;
-    const TOKENS: usize = 4;
+    const TOKENS: usize = 1;
     const WIDE_OFFSET: u8 = 0;
 
     type U = [u32; LANES];
@@ -58,6 +64,12 @@ impl Isa for Portable {
     unsafe fn load_u(self, p: *const u32) -> Self::U {
         // SAFETY: by the caller.
         unsafe { p.cast::<Self::U>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u16(self, p: *const u16) -> Self::U {
+        // SAFETY: by the caller.
+        map(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }, u32::from)
     }
 
     #[inline(always)]
@@ -122,6 +134,11 @@ impl Isa for Portable {
             out[i] = (bits << 4 | bits << 11 | bits << 18 | bits << 25) & 0x1010_1010;
         }
         out
+    }
+
+    #[inline(always)]
+    fn shl_all(self, a: Self::U, n: u32) -> Self::U {
+        map(a, |a| a << n)
     }
 
     #[inline(always)]
