@@ -129,6 +129,52 @@ def _deepseek(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _glm4_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.5,
+        attention_bias=True,
+        use_qk_norm=True,
+        num_mtp_layers=0,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _minimax_m2(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
 # Every block format in one file.
 _MIXED = {
     r"blk\.0\.ffn_gate_exps": "Q3_K",
@@ -264,6 +310,18 @@ SMALL = [
         joint_kv_b=True,
         n_tokens=96,
     ),
+    GgufCase("glm4_moe_q8_0", "glm4_moe", 58, _glm4_moe(), "Q8_0"),
+    # Groups, and no query and key norms.
+    GgufCase(
+        "glm4_moe_f16",
+        "glm4_moe",
+        59,
+        _glm4_moe(
+            hidden_size=32, head_dim=16, intermediate_size=40, use_qk_norm=False, n_group=3, topk_group=2
+        ),
+        "F16",
+    ),
+    GgufCase("minimax_m2_q8_0", "minimax_m2", 60, _minimax_m2(), "Q8_0"),
 ]
 
 

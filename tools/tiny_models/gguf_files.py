@@ -22,6 +22,7 @@ from . import golden
 from .gguf_cases import GgufCase
 from .hf_files import build_model
 from .vocabularies import CHAT_TEMPLATE, SPECIAL_TOKENS, byte_level_bpe, sentencepiece_bpe
+from .weights import CORRECTION_BIAS, correction_biases
 
 ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
@@ -29,6 +30,8 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
 }
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 # Vocabulary sizes; the models' are larger where a published one pads its embedding.
@@ -59,6 +62,8 @@ LAYER_NAMES = {
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
 }
+# Names in which a family differs.
+FAMILY_NAMES = {"glm4_moe": {"post_attention_layernorm": "post_attention_norm"}}
 MODEL_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -156,6 +161,20 @@ def add_parameters(writer: gguf.GGUFWriter, config, family: str) -> None:
         writer.add_value_length(head_dim)
     if family == "qwen3_moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family == "glm4_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if family == "minimax_m2":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if family in ("glm4_moe", "minimax_m2"):
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if family == "mixtral":
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(head_dim or config.hidden_size // config.num_attention_heads)
@@ -255,7 +274,16 @@ def tensors(model: torch.nn.Module, family: str, joint_kv_b: bool) -> Iterator[t
             module, _, kind = block.rpartition(".")
             if family == "mixtral" and module in ("self_attn.q_proj", "self_attn.k_proj"):
                 tensor = interleave_rotary(tensor, heads_of(config, module))
-            yield f"blk.{layer}.{LAYER_NAMES[module]}.{kind}", tensor
+            yield gguf_name(layer, block, family), tensor
+
+
+def gguf_name(layer: int, block: str, family: str) -> str:
+    """The name of a layer's tensor in the file."""
+    module, _, kind = block.rpartition(".")
+    if kind == CORRECTION_BIAS:
+        return f"blk.{layer}.exp_probs_b.bias"
+    module = (LAYER_NAMES | FAMILY_NAMES.get(family, {}))[module]
+    return f"blk.{layer}.{module}.{kind}"
 
 
 def split_layer(name: str) -> tuple[int, str]:
@@ -329,13 +357,12 @@ def load_dequantised(model: torch.nn.Module, files: list[Path], family: str) -> 
                 parameter.copy_(read.pop(f"blk.{layer}.ffn_down_exps.weight"))
             else:
                 module, _, kind = block.rpartition(".")
-                weight = read.pop(f"blk.{layer}.{LAYER_NAMES[module]}.{kind}")
+                weight = read.pop(gguf_name(layer, block, family))
                 if family == "mixtral" and module in ("self_attn.q_proj", "self_attn.k_proj"):
                     weight = deinterleave_rotary(weight, heads_of(model.config, module))
                 parameter.copy_(weight)
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.copy_(read.pop(f"blk.{split_layer(name)[0]}.exp_probs_b.bias"))
+        for name, buffer in correction_biases(model).items():
+            buffer.copy_(read.pop(gguf_name(*split_layer(name), family)))
     read.pop("rope_freqs.weight", None)
     if read:
         raise ValueError(f"tensors that the model does not have: {sorted(read)}")

@@ -56,10 +56,10 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
     with torch.no_grad():
         outputs = model(tokens[None], use_cache=False, output_router_logits=True)
     config = model.config
-    biases = correction_biases(model)
+    biases = list(correction_biases(model).values())
     margin = float("inf")
     for index, ranks in enumerate(outputs.router_logits):
-        if config.model_type == "deepseek_v3":
+        if biases:
             ranks = ranks.sigmoid() + biases[index]
             best = 2
         elif config.model_type == "deepseek_v2":

@@ -37,6 +37,8 @@ class HfCase:
     fp8: bool = False
     # Size of a byte-level BPE vocabulary written beside the model; none when 0.
     tokenizer_size: int = 0
+    # gpt-oss experts as published: MXFP4 blocks and scales.
+    mxfp4: bool = False
     # Number of tokens in the golden; longer than every sliding window here.
     n_tokens: int = 101
 
@@ -156,6 +158,76 @@ def _qwen3_next(**changes: Any) -> dict[str, Any]:
 def _qwen3_5_moe(**changes: Any) -> dict[str, Any]:
     base = _qwen3_next(vocab_size=103)
     del base["intermediate_size"]
+    return base | changes
+
+
+def _glm4_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=44,
+        moe_intermediate_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.0,
+        attention_bias=True,
+        use_qk_norm=False,
+        num_mtp_layers=0,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    )
+    return base | changes
+
+
+def _minimax_m2(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+def _gpt_oss(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=12,
+        max_position_embeddings=256,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        },
+    )
     return base | changes
 
 
@@ -553,5 +625,105 @@ HF_CASES = [
             rope_parameters=_yarn(factor=6.0, truncate=False),
         ),
         dtype="float16",
+    ),
+    # As published: biases on q, k, v; half of an odd number of pairs rotates; a dense layer, then shared experts.
+    HfCase("glm4_moe_basic", "glm4_moe", 41, _glm4_moe(), published_keys=True),
+    # Query and key norms; the best 2 of 4 groups; a factor; two dense layers; shared experts of double width; tied;
+    # an epsilon that shows; stacked.
+    HfCase(
+        "glm4_moe_groups",
+        "glm4_moe",
+        42,
+        _glm4_moe(
+            num_hidden_layers=4,
+            hidden_size=24,
+            intermediate_size=28,
+            head_dim=16,
+            num_key_value_heads=1,
+            use_qk_norm=True,
+            n_routed_experts=12,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=2.5,
+            n_shared_experts=2,
+            first_k_dense_replace=2,
+            moe_intermediate_size=12,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+            rope_parameters={"rope_type": "default", "rope_theta": 777.0, "partial_rotary_factor": 0.25},
+        ),
+        stacked_experts=True,
+    ),
+    # No dense layer; weights that are not normalised; no biases; YaRN over part of the head; several shards.
+    HfCase(
+        "glm4_moe_yarn",
+        "glm4_moe",
+        43,
+        _glm4_moe(
+            head_dim=32,
+            num_hidden_layers=2,
+            first_k_dense_replace=0,
+            norm_topk_prob=False,
+            attention_bias=False,
+            routed_scaling_factor=0.7,
+            n_group=2,
+            topk_group=1,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 40,
+                "partial_rotary_factor": 0.5,
+            },
+        ),
+        max_shard_bytes=40_000,
+    ),
+    # As published: rotary_dim, block_sparse_moe names; norms over the whole q and k vectors.
+    HfCase("minimax_m2_basic", "minimax_m2", 44, _minimax_m2(), published_keys=True),
+    # Names of transformers 5; the whole head rotates; one kv head; tied; top-3 of 7.
+    HfCase(
+        "minimax_m2_stacked",
+        "minimax_m2",
+        45,
+        _minimax_m2(
+            num_hidden_layers=2,
+            hidden_size=24,
+            num_key_value_heads=1,
+            head_dim=12,
+            num_local_experts=7,
+            num_experts_per_tok=3,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.02,
+            rope_parameters={"rope_type": "default", "rope_theta": 333.0},
+        ),
+        stacked_experts=True,
+    ),
+    # As published: MXFP4 experts, YaRN with an unrounded ramp, every second layer within a window.
+    HfCase("gpt_oss_mxfp4", "gpt_oss", 46, _gpt_oss(), published_keys=True, mxfp4=True),
+    # Experts in bf16, stored with columns as rows, whose width is no multiple of 32; layer types in another order; a
+    # limit and a factor of the activation that show; one kv head; YaRN with a rounded ramp.
+    HfCase(
+        "gpt_oss_bf16",
+        "gpt_oss",
+        47,
+        _gpt_oss(
+            hidden_size=24,
+            intermediate_size=14,
+            num_key_value_heads=1,
+            num_local_experts=7,
+            num_experts_per_tok=3,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+            swiglu_limit=1.5,
+            swiglu_alpha=1.2,
+            rms_norm_eps=0.01,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 20000.0,
+                "factor": 6.0,
+                "original_max_position_embeddings": 48,
+                "truncate": True,
+            },
+        ),
     ),
 ]

@@ -10,11 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import golden
+from . import golden, mxfp4
 from .fp8 import quantise_folder
 from .hf_cases import HfCase
 from .vocabularies import save_byte_level_bpe
-from .weights import randomise, round_to
+from .weights import CORRECTION_BIASES, correction_biases, randomise, round_to
+
+# Of the logits of a folder from those of the model that it was written from, relative to the largest.
+MAX_DIFFERENCE = 1e-6
 
 
 def build_model(family: str, config: dict[str, Any], dtype: torch.dtype, seed: int) -> torch.nn.Module:
@@ -36,18 +39,19 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     if folder.exists():
         shutil.rmtree(folder)
     model = build_model(case.family, case.config, getattr(torch, case.dtype), case.seed)
+    packed = mxfp4.pack_experts(model) if case.mxfp4 else {}
     write_checkpoint(model, case, folder)
+    if packed:
+        mxfp4.replace_experts(folder, packed)
 
     if case.fp8:
         quantise_folder(folder, model)
-        reread = model
-    else:
-        reread = golden.open_model(folder)
+    # transformers would need a GPU to read packed experts.
+    reread = model if packed or case.fp8 else golden.open_model(folder)
     found = golden.reference(reread, case.n_tokens, case.seed)
     expected = golden.logits_of(model, found.tokens)
-    difference = golden.relative_error(found.logits, expected)
-    # Not always zero: the order of sums may depend on how weights are aligned in memory.
-    if difference > 1e-6:
+    # Not bit for bit: sums depend on how the file's tensors happen to be aligned.
+    if (difference := golden.relative_error(found.logits, expected)) > MAX_DIFFERENCE:
         raise ValueError(
             f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})"
         )
@@ -59,7 +63,11 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
 def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None:
     """Writes config.json, the weights and, where the case has one, the tokenizer."""
     # A copy: casting the model itself would leave its rotary frequencies rounded too.
-    copy.deepcopy(model).to(getattr(torch, case.dtype)).save_pretrained(
+    narrow = copy.deepcopy(model).to(getattr(torch, case.dtype))
+    if (biases := correction_biases(model)) and CORRECTION_BIASES[case.family].float32:
+        for name, buffer in correction_biases(narrow).items():
+            buffer.data = biases[name].clone()
+    narrow.save_pretrained(
         folder,
         max_shard_size=case.max_shard_bytes or "1GB",
         save_original_format=not case.stacked_experts,
@@ -79,11 +87,18 @@ def rewrite_config(path: Path, case: HfCase) -> None:
         rope = config.pop("rope_parameters")
         config["rope_theta"] = rope.pop("rope_theta")
         kind = rope.pop("rope_type")
-        if "partial_rotary_factor" in rope:
-            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        if (factor := rope.pop("partial_rotary_factor", None)) is not None:
+            if case.family == "minimax_m2":
+                config["rotary_dim"] = int(config["head_dim"] * factor)
+            else:
+                config["partial_rotary_factor"] = factor
         config["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
         config["torch_dtype"] = config.pop("dtype")
         config.pop("transformers_version", None)
+        if case.mxfp4:
+            config["quantization_config"] = {"quant_method": "mxfp4"}
+        if case.family == "minimax_m2":
+            config |= {"scoring_func": "sigmoid", "shared_intermediate_size": 0, "use_qk_norm": True}
         if "num_local_experts" in config and case.family in ("qwen3_moe", "qwen3_next"):
             config["num_experts"] = config.pop("num_local_experts")
     path.write_text(json.dumps(config, indent=2) + "\n")

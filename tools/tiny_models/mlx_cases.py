@@ -159,6 +159,54 @@ def _qwen3_5_moe(**changes: Any) -> dict[str, Any]:
     return base
 
 
+def _glm4_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.5,
+        # mlx-lm zeroes the scores of other groups, which is not what transformers does.
+        n_group=1,
+        attention_bias=True,
+        use_qk_norm=True,
+        num_mtp_layers=0,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _minimax_m2(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
 # Every width, every group size, and a projection left as it is.
 _MIXED: dict[str, Affine | None] = {
     r"layers\.0\..*switch_mlp\.gate_proj": Affine(3, 32),
@@ -243,6 +291,10 @@ SMALL = [
         dtype="float16",
         n_tokens=96,
     ),
+    # The router in full precision, which is mlx-lm's own rule for this family.
+    MlxCase("glm4_moe_4bit", "glm4_moe", 85, _glm4_moe(), Affine(4, 32)),
+    # The router at 8 bits.
+    MlxCase("minimax_m2_4bit", "minimax_m2", 86, _minimax_m2(), Affine(4, 32)),
 ]
 
 

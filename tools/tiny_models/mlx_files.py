@@ -24,7 +24,7 @@ from . import golden
 from .hf_cases import HfCase
 from .hf_files import build_model, write_checkpoint
 from .mlx_cases import Affine, MlxCase
-from .weights import zero_centred_norms
+from .weights import correction_biases, zero_centred_norms
 
 TOKENIZER_SIZE = 293
 # Files of a folder; mlx-lm also writes a model card.
@@ -120,12 +120,7 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
     zero_centred = zero_centred_norms(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            path = name.removesuffix(".weight")
-            if model.config.model_type == "mixtral":
-                path = path.replace(".mlp.", ".block_sparse_moe.")
-            if model.config.model_type == "qwen3_5_moe_text":
-                path = f"language_model.{path}"
-            path = path.replace(".experts.", ".switch_mlp.")
+            path = stored_path(name, model.config.model_type)
             if path.endswith("kv_b_proj") and path.replace("kv_b_proj", "embed_q") + ".weight" in raw:
                 k, v = (read(path.replace("kv_b_proj", part)) for part in ("embed_q", "unembed_out"))
                 parameter.copy_(torch.cat([k.transpose(1, 2), v], dim=1).flatten(0, 1))
@@ -137,8 +132,15 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
             else:
                 # Norms around zero in transformers are around one here.
                 parameter.copy_(read(path) - (1 if name in zero_centred else 0))
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.copy_(torch.from_numpy(np.array(raw.pop(name).astype(mx.float32))))
+        for name, buffer in correction_biases(model).items():
+            buffer.copy_(read(stored_path(name, model.config.model_type)))
     if raw:
         raise ValueError(f"tensors that the model does not have: {sorted(raw)}")
+
+
+def stored_path(name: str, family: str) -> str:
+    """The path in the file of a weight that transformers calls `name`, without `.weight`."""
+    path = name.removesuffix(".weight").replace(".experts.", ".switch_mlp.")
+    if family in ("mixtral", "minimax_m2"):
+        path = path.replace(".mlp.", ".block_sparse_moe.")
+    return f"language_model.{path}" if family == "qwen3_5_moe_text" else path

@@ -7,6 +7,7 @@ and not zero.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -15,9 +16,10 @@ MATRIX_GAIN = 1.2
 ROUTER_GAIN = 2.0
 NORM_SPREAD = 0.3
 BIAS_STD = 0.3
-# Of what a router adds to scores for choosing; enough to change many choices.
-CORRECTION_BIAS_STD = 0.2
 EMBEDDING_STD = 0.4
+SINK_STD = 1.5
+# Wide enough that gpt-oss's limit of 7 is reached.
+CLAMPED_BIAS_STD = 4.0
 # With tied embeddings this is also the LM head: a wide model's logits stay within the same range as a
 # narrow one's.
 TIED_LOGIT_STD = 3.0
@@ -25,6 +27,25 @@ TIED_LOGIT_STD = 3.0
 DECAY_RANGE = (0.005, 2.0)
 # Norms whose weight is added to one.
 ZERO_CENTRED_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm")
+
+
+@dataclass(frozen=True)
+class CorrectionBias:
+    """What routers of a family add to scores for choosing."""
+
+    # Enough to change many choices.
+    std: float
+    # In float32 whatever the type of the other weights, as published checkpoints have it.
+    float32: bool
+
+
+# By `model_type`.
+CORRECTION_BIASES = {
+    "deepseek_v3": CorrectionBias(std=0.2, float32=False),
+    "glm4_moe": CorrectionBias(std=0.3, float32=True),
+    "minimax_m2": CorrectionBias(std=0.3, float32=True),
+}
+CORRECTION_BIAS = "e_score_correction_bias"
 
 
 def zero_centred_norms(model: torch.nn.Module) -> set[str]:
@@ -54,25 +75,35 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 parameter.copy_(low + (high - low) * torch.rand(parameter.shape, generator=generator))
             elif name.endswith(".dt_bias"):
                 normal(parameter, 1.0)
-            elif name.endswith(".bias"):
+            elif name.endswith("gate_up_proj_bias"):
+                normal(parameter, CLAMPED_BIAS_STD)
+            elif name.endswith("sinks"):
+                normal(parameter, SINK_STD)
+            elif name.endswith((".bias", "_bias")):
                 normal(parameter, BIAS_STD)
             elif "embed_tokens" in name:
                 normal(parameter, min(EMBEDDING_STD, TIED_LOGIT_STD / parameter.shape[-1] ** 0.5))
-            elif name.endswith("mlp.gate.weight"):
+            elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
                 normal(parameter, ROUTER_GAIN / parameter.shape[-1] ** 0.5)
             else:
                 normal(parameter, MATRIX_GAIN / parameter.shape[-1] ** 0.5)
-        for buffer in correction_biases(model):
-            normal(buffer, CORRECTION_BIAS_STD)
+        for buffer in correction_biases(model).values():
+            normal(buffer, CORRECTION_BIASES[model.config.model_type].std)
 
 
-def correction_biases(model: torch.nn.Module) -> list[torch.Tensor]:
-    """What routers add to scores for choosing: weights, although transformers keeps them as buffers."""
-    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+def correction_biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """By name and in the order of layers, what routers add to scores for choosing.
+
+    They are weights, although transformers keeps them as buffers.
+    """
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(CORRECTION_BIAS)}
 
 
 def round_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Rounds every parameter to `dtype` and back, so that a file of that type holds it exactly."""
+    """Rounds every weight to `dtype` and back, so that a file of that type holds it exactly."""
     with torch.no_grad():
-        for parameter in [*model.parameters(), *correction_biases(model)]:
+        narrow = [*model.parameters()]
+        if biases := correction_biases(model):
+            narrow += [] if CORRECTION_BIASES[model.config.model_type].float32 else biases.values()
+        for parameter in narrow:
             parameter.copy_(parameter.to(dtype).to(torch.float32))

@@ -1,8 +1,9 @@
 //! `DType`: every weight encoding and its block geometry.
 //!
 //! A weight matrix is stored in one *plane* of bytes (all GGUF encodings and plain floats: blocks carry
-//! their own scales), in three (MLX affine: packed weights, scales, biases) or in two (FP8: weights, scales). Rows
-//! are stored one after the other in every plane, so a range of rows is a contiguous byte range of each plane.
+//! their own scales), in three (MLX affine: packed weights, scales, biases) or in two (FP8, and MXFP4 with scales
+//! apart: weights, scales). Rows are stored one after the other in every plane, so a range of rows is a contiguous byte
+//! range of each plane.
 //!
 //! A row of FP8's scales stands for [`FP8_BLOCK`] rows of weights ([`DType::block_rows`]); the last one may stand for
 //! fewer. A range of rows then has the scales of all blocks that it touches.
@@ -58,6 +59,12 @@ pub enum DType {
     Q5_K,
     /// 6-bit super-blocks of 256 with 8-bit scales.
     Q6_K,
+    /// 4-bit floats (E2M1) in blocks of 32 with one power of two (E8M0), interleaved in 17 bytes: ggml's layout of
+    /// the Open Compute Project's MX format.
+    MXFP4,
+    /// The same values with scales in a plane of their own and elements in order, low nibble first: the layout of
+    /// Hugging Face's gpt-oss and of MLX.
+    MXFP4_Planes,
     /// MLX affine: unsigned `bits`-wide values, w = q · scale + bias per group of `group` columns.
     Affine {
         /// 2, 3, 4, 5, 6 or 8.
@@ -79,7 +86,7 @@ impl DType {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 { .. } => 1,
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => 32,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::MXFP4 | Self::MXFP4_Planes => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
             Self::Affine { group, .. } => group as usize,
         }
@@ -103,6 +110,9 @@ impl DType {
             (Self::Q4_0, 0) => 18,
             (Self::Q5_0, 0) => 22,
             (Self::Q8_0, 0) => 34,
+            (Self::MXFP4, 0) => 17,
+            (Self::MXFP4_Planes, 0) => 16,
+            (Self::MXFP4_Planes, 1) => 1,
             (Self::Q2_K, 0) => 84,
             (Self::Q3_K, 0) => 110,
             (Self::Q4_K, 0) => 144,
@@ -112,11 +122,11 @@ impl DType {
         }
     }
 
-    /// Planes that a weight of this encoding has: 3 for affine, 2 for FP8, else 1.
+    /// Planes that a weight of this encoding has.
     pub const fn planes(self) -> usize {
         match self {
             Self::Affine { .. } => 3,
-            Self::Fp8 { .. } => 2,
+            Self::Fp8 { .. } | Self::MXFP4_Planes => 2,
             _ => 1,
         }
     }
@@ -171,6 +181,7 @@ impl fmt::Display for DType {
                 write!(f, "affine {bits}-bit g{group} {}", if *scale == Half::F16 { "f16" } else { "bf16" })
             }
             Self::Fp8 { scale } => write!(f, "FP8 e4m3 {FP8_BLOCK}×{FP8_BLOCK} {scale:?}"),
+            Self::MXFP4_Planes => write!(f, "MXFP4"),
             other => write!(f, "{other:?}"),
         }
     }

@@ -241,6 +241,41 @@ pub struct ExpertSet {
     pub down: MatrixSpec,
 }
 
+/// What an expert does to the outputs of its gate and up projections.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Activation {
+    /// silu(gate) ⊙ up.
+    #[default]
+    SwiGlu,
+    /// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit (gpt-oss).
+    ClampedSwiGlu {
+        /// Factor within the sigmoid.
+        alpha: f32,
+        /// Limit of gate and up.
+        limit: f32,
+    },
+}
+
+/// Biases of the projections of all experts of a layer, f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertBiases {
+    /// (experts · moe_intermediate_size).
+    pub gate: WeightId,
+    /// (experts · moe_intermediate_size).
+    pub up: WeightId,
+    /// (experts · hidden_size).
+    pub down: WeightId,
+}
+
+/// What experts compute besides their three products.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ExpertMlp {
+    /// Between gate, up and down.
+    pub activation: Activation,
+    /// Added to the products.
+    pub biases: Option<ExpertBiases>,
+}
+
 /// One recorded operation. Inputs are named; the output is [`Node::out`] or, for a route, its routing.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
@@ -290,6 +325,8 @@ pub enum Op {
         v: Value,
         /// Where keys and values live.
         cache: CacheId,
+        /// (heads), f32: a logit of each head that joins its softmax and whose probability is dropped.
+        sinks: Option<WeightId>,
     },
     /// Appends c and k_rope to the cache, then causal multi-head latent attention over it.
     LatentAttention {
@@ -345,6 +382,8 @@ pub enum Op {
         routing: Routing,
         /// The layer's experts.
         experts: ExpertSetId,
+        /// What they compute.
+        mlp: ExpertMlp,
     },
     /// x ⊙ sigmoid(gate).
     SigmoidGate {
@@ -615,14 +654,33 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths and head counts do not fit.
     pub fn attention(&mut self, q: Value, k: Value, v: Value, shape: Attention) -> Result<Value> {
+        self.attention_with_sinks(q, k, v, shape, None)
+    }
+
+    /// As [`GraphBuilder::attention`], with a logit of each head in the denominator of its softmax (attention sinks:
+    /// gpt-oss).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths and head counts do not fit; [`Error::Unsupported`] if sinks are not f32.
+    pub fn attention_with_sinks(
+        &mut self,
+        q: Value,
+        k: Value,
+        v: Value,
+        shape: Attention,
+        sinks: Option<WeightId>,
+    ) -> Result<Value> {
         let op = "attention";
+        if let Some(sinks) = sinks {
+            self.vector(op, "sinks", sinks, shape.heads)?;
+        }
         check(op, "query heads left over by kv heads", 0, shape.heads % shape.kv_heads.max(1))?;
         check(op, "width of q", shape.heads * shape.head_dim, q.width)?;
         check(op, "width of k", shape.kv_heads * shape.head_dim, k.width)?;
         check(op, "width of v", shape.kv_heads * shape.head_dim, v.width)?;
         self.caches.push(shape);
         let cache = CacheId(self.caches.len() - 1);
-        Ok(self.push(Op::Attention { q, k, v, cache }, q.width))
+        Ok(self.push(Op::Attention { q, k, v, cache, sinks }, q.width))
     }
 
     /// Appends c and k_rope to a new cache and attends over it: (tokens, heads · value).
@@ -721,8 +779,29 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if the experts do not take x.
     pub fn moe_experts(&mut self, x: Value, routing: Routing, experts: ExpertSetId) -> Result<Value> {
-        check("moe_experts", "columns of gate", x.width, self.expert_sets[experts.0].gate.cols)?;
-        Ok(self.push(Op::MoeExperts { x, routing, experts }, x.width))
+        self.moe_experts_with(x, routing, experts, ExpertMlp::default())
+    }
+
+    /// As [`GraphBuilder::moe_experts`], for experts with biases or another activation.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the experts do not take x or biases do not fit; [`Error::Unsupported`] if biases are not
+    /// f32.
+    pub fn moe_experts_with(
+        &mut self,
+        x: Value,
+        routing: Routing,
+        experts: ExpertSetId,
+        mlp: ExpertMlp,
+    ) -> Result<Value> {
+        let (op, set) = ("moe_experts", self.expert_sets[experts.0]);
+        check(op, "columns of gate", x.width, set.gate.cols)?;
+        if let Some(ExpertBiases { gate, up, down }) = mlp.biases {
+            self.vector(op, "biases of gate", gate, set.experts * set.gate.rows)?;
+            self.vector(op, "biases of up", up, set.experts * set.up.rows)?;
+            self.vector(op, "biases of down", down, set.experts * set.down.rows)?;
+        }
+        Ok(self.push(Op::MoeExperts { x, routing, experts, mlp }, x.width))
     }
 
     /// x ⊙ sigmoid(gate), with one gate an element or one a row.

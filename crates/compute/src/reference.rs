@@ -15,8 +15,8 @@ use crate::backend::{
     page_bytes, slot_bytes,
 };
 use crate::graph::{
-    Attention, DeltaInputs, DeltaRule, ExpertSetId, Graph, GroupRank, LatentAttention, LatentWeights, Op,
-    Output, Rope, RopeStyle, Route, Score, StateId, Value, WeightId,
+    Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, GroupRank, LatentAttention,
+    LatentWeights, Op, Output, Rope, RopeStyle, Route, Score, StateId, Value, WeightId,
 };
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
@@ -69,9 +69,9 @@ pub fn visible(shape: &Attention, position: usize) -> Range<usize> {
     first..position + 1
 }
 
-/// Attention of one query head over keys and values (n_keys, head_dim).
-pub fn attend(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32, out: &mut [f32]) {
-    let scores: Vec<f32> = keys.iter().map(|k| dot(q, k) * scale).collect();
+/// Attention of one query head over keys and values (n_keys, head_dim); a sink takes its share of the softmax.
+pub fn attend(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32, sink: Option<f32>, out: &mut [f32]) {
+    let scores: Vec<f32> = keys.iter().map(|k| dot(q, k) * scale).chain(sink).collect();
     let probabilities = softmax(&scores);
     for (i, o) in out.iter_mut().enumerate() {
         *o = probabilities.iter().zip(values).map(|(p, v)| p * f64::from(v[i])).sum::<f64>() as f32;
@@ -117,6 +117,17 @@ pub fn swiglu(gate: f32, up: f32) -> f32 {
     (g / (1.0 + (-g).exp())) as f32 * up
 }
 
+/// The product of an expert's gate and up.
+pub fn activate(activation: Activation, gate: f32, up: f32) -> f32 {
+    match activation {
+        Activation::SwiGlu => swiglu(gate, up),
+        Activation::ClampedSwiGlu { alpha, limit } => {
+            let (g, u) = (f64::from(gate.min(limit)), f64::from(up.clamp(-limit, limit)));
+            ((u + 1.0) * g / (1.0 + (-f64::from(alpha) * g).exp())) as f32
+        }
+    }
+}
+
 /// 1 / (1 + e⁻ˣ).
 pub fn sigmoid(x: f32) -> f32 {
     (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
@@ -159,19 +170,31 @@ pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f
     order.iter().zip(chosen).map(|(e, w)| (*e as u32, weight(w))).collect()
 }
 
-/// One expert on one row of activations.
+/// One expert on one row of activations; `biases` are its own of gate, up and down.
 ///
 /// # Errors
 /// If a weight's dtype has no dequantiser.
-pub fn expert(weights: &ExpertView<'_>, x: &[f32], out: &mut [f32]) -> Result<()> {
+pub fn expert(
+    weights: &ExpertView<'_>,
+    activation: Activation,
+    biases: Option<[&[f32]; 3]>,
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<()> {
+    let project = |weight: TensorView<'_>, which: usize, x: &[f32], out: &mut [f32]| {
+        linear(weight, x, out)?;
+        let bias = biases.iter().flat_map(|b| b[which]);
+        out.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
+        Ok(())
+    };
     let mut gate = vec![0.0; weights.gate.rows()];
     let mut up = vec![0.0; weights.up.rows()];
-    linear(weights.gate, x, &mut gate)?;
-    linear(weights.up, x, &mut up)?;
+    project(weights.gate, 0, x, &mut gate)?;
+    project(weights.up, 1, x, &mut up)?;
     for (g, u) in gate.iter_mut().zip(&up) {
-        *g = swiglu(*g, *u);
+        *g = activate(activation, *g, *u);
     }
-    linear(weights.down, &gate, out)
+    project(weights.down, 2, &gate, out)
 }
 
 /// The backend that runs graphs by these definitions.
@@ -236,7 +259,13 @@ impl Interpreter {
         Ok(out)
     }
 
-    fn attention(&mut self, cache: usize, q: &Matrix, k: &Matrix, v: &Matrix, spans: &[Span<'_>]) -> Matrix {
+    fn attention(
+        &mut self,
+        cache: usize,
+        [q, k, v]: [&Matrix; 3],
+        sinks: Option<&[f32]>,
+        spans: &[Span<'_>],
+    ) -> Matrix {
         let shape = self.graph.caches[cache];
         let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
         let mut out = vec![vec![0.0; shape.heads * dim]; q.len()];
@@ -251,8 +280,9 @@ impl Interpreter {
                     let at = head / group * dim..(head / group + 1) * dim;
                     let keys: Vec<&[f32]> = cached.iter().map(|c| &c.0[at.clone()]).collect();
                     let values: Vec<&[f32]> = cached.iter().map(|c| &c.1[at.clone()]).collect();
+                    let sink = sinks.map(|s| s[head]);
                     let head = head * dim..(head + 1) * dim;
-                    attend(&q[row][head.clone()], &keys, &values, shape.scale, &mut out[row][head]);
+                    attend(&q[row][head.clone()], &keys, &values, shape.scale, sink, &mut out[row][head]);
                 }
             }
         }
@@ -362,7 +392,7 @@ impl Interpreter {
                     let q_nope = &q_nope[row][head * nope..(head + 1) * nope];
                     let query = [q_nope, &q_rope[row][head * rope..(head + 1) * rope]].concat();
                     let out = &mut out[row][head * value..(head + 1) * value];
-                    attend(&query, &keys[..seen], &values[..seen], scale, out);
+                    attend(&query, &keys[..seen], &values[..seen], scale, None, out);
                 }
             }
         }
@@ -371,11 +401,15 @@ impl Interpreter {
 
     fn moe(
         &self,
-        set: ExpertSetId,
+        (set, mlp): (ExpertSetId, ExpertMlp),
         x: &Matrix,
         chosen: &[Vec<(u32, f32)>],
         source: &mut dyn ExpertSource,
     ) -> Result<Matrix> {
+        let biases = match mlp.biases {
+            Some(b) => Some([self.vector(b.gate)?, self.vector(b.up)?, self.vector(b.down)?]),
+            None => None,
+        };
         let mut ids: Vec<u32> = chosen.iter().flatten().map(|(id, _)| *id).collect();
         ids.sort_unstable();
         ids.dedup();
@@ -383,10 +417,17 @@ impl Interpreter {
         let mut failed = Ok(());
         source.visit(set, &ids, &mut |group| {
             for weights in group {
+                let spec = &self.graph.expert_sets[set.0];
+                let widths = [spec.gate.rows, spec.up.rows, spec.down.rows];
+                let own = |which: usize, all: &'_ [Vec<f32>; 3]| {
+                    let start = weights.id as usize * widths[which];
+                    start..(start + widths[which]).min(all[which].len())
+                };
+                let own = biases.as_ref().map(|b| [0, 1, 2].map(|which| &b[which][own(which, b)]));
                 for (row, _) in chosen.iter().enumerate().filter(|(_, c)| c.iter().any(|c| c.0 == weights.id))
                 {
                     let mut out = vec![0.0; weights.down.rows()];
-                    if let Err(error) = expert(weights, &x[row], &mut out) {
+                    if let Err(error) = expert(weights, mlp.activation, own, &x[row], &mut out) {
                         failed = Err(error);
                     }
                     parts.insert((row, weights.id), out);
@@ -457,9 +498,10 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::Attention { q, k, v, cache } => {
+                Op::Attention { q, k, v, cache, sinks } => {
                     let (q, k, v) = (of(q).clone(), of(k).clone(), of(v).clone());
-                    self.attention(cache.0, &q, &k, &v, batch.spans)
+                    let sinks = sinks.map(|s| self.vector(s)).transpose()?;
+                    self.attention(cache.0, [&q, &k, &v], sinks.as_deref(), batch.spans)
                 }
                 Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => {
                     let [q_nope, q_rope, c, k_rope] = [q_nope, q_rope, c, k_rope].map(|v| of(v).clone());
@@ -496,8 +538,8 @@ impl Executable for Interpreter {
                     routings[out.index] = of(logits).iter().map(row).collect();
                     continue;
                 }
-                Op::MoeExperts { x, routing, experts: set } => {
-                    self.moe(set, of(x), &routings[routing.index], experts)?
+                Op::MoeExperts { x, routing, experts: set, mlp } => {
+                    self.moe((set, mlp), of(x), &routings[routing.index], experts)?
                 }
                 Op::CausalConv1d { x, weight, kernel, state } => {
                     let (x, weight) = (of(x).clone(), self.vector(weight)?);

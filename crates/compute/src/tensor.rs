@@ -41,7 +41,8 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// A borrowed weight matrix of checked size.
+/// A borrowed weight matrix of checked size. Its rows follow each other, or are every second of a stored matrix, or are
+/// the columns of a stored matrix of plain floats.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
     dtype: DType,
@@ -50,6 +51,12 @@ pub struct TensorView<'a> {
     /// Where the first row lies within its block, for planes whose rows stand for several.
     first_row: usize,
     planes: [&'a [u8]; 3],
+    /// Bytes of a row in each plane, if rows are stored as such.
+    row_bytes: [usize; 3],
+    /// Bytes from a row's first element to the next row's in each plane.
+    strides: [usize; 3],
+    /// Bytes from an element to the next of its row, if rows are stored as columns.
+    transposed: Option<usize>,
 }
 
 impl<'a> TensorView<'a> {
@@ -59,7 +66,9 @@ impl<'a> TensorView<'a> {
     /// [`Error::PlaneSize`] or [`Error::RowLength`] if sizes do not fit.
     pub fn new(dtype: DType, rows: usize, cols: usize, planes: &[&'a [u8]]) -> Result<Self> {
         let mut checked = [&[] as &[u8]; 3];
+        let mut row_bytes = [0; 3];
         for (plane, slot) in checked.iter_mut().enumerate().take(dtype.planes()) {
+            row_bytes[plane] = dtype.row_bytes(plane, cols)?;
             let expected = dtype.plane_bytes(plane, rows, cols)?;
             let got = planes.get(plane).map_or(0, |p| p.len());
             if got != expected {
@@ -67,7 +76,54 @@ impl<'a> TensorView<'a> {
             }
             *slot = planes[plane];
         }
-        Ok(Self { dtype, rows, cols, first_row: 0, planes: checked })
+        let (strides, first_row) = (row_bytes, 0);
+        Ok(Self { dtype, rows, cols, first_row, planes: checked, row_bytes, strides, transposed: None })
+    }
+
+    /// The even and the odd rows of a stored matrix of twice `rows` rows.
+    ///
+    /// # Errors
+    /// As [`TensorView::new`].
+    pub fn interleaved(dtype: DType, rows: usize, cols: usize, planes: &[&'a [u8]]) -> Result<[Self; 2]> {
+        let both = Self::new(dtype, 2 * rows, cols, planes)?;
+        Ok([0, 1].map(|first| both.every_second(rows, both.row_bytes, first)))
+    }
+
+    /// The matrix whose rows are the columns of a stored (cols, rows) matrix of plain floats.
+    ///
+    /// # Errors
+    /// As [`TensorView::new`], and [`Error::Unsupported`] for encodings with blocks.
+    pub fn transposed(dtype: DType, rows: usize, cols: usize, plane: &'a [u8]) -> Result<Self> {
+        if dtype.block_len() != 1 {
+            return Err(Error::Unsupported { what: "a transposed matrix", dtype });
+        }
+        let stored = Self::new(dtype, cols, rows, &[plane])?;
+        let element = dtype.block_bytes(0);
+        let (row_bytes, strides) = ([0; 3], [element, 0, 0]);
+        Ok(Self { rows, cols, row_bytes, strides, transposed: Some(rows * element), ..stored })
+    }
+
+    /// The even and the odd rows of the matrix whose rows are the columns of a stored (cols, 2 · rows) one.
+    ///
+    /// # Errors
+    /// As [`TensorView::transposed`].
+    pub fn interleaved_transposed(
+        dtype: DType,
+        rows: usize,
+        cols: usize,
+        plane: &'a [u8],
+    ) -> Result<[Self; 2]> {
+        let both = Self::transposed(dtype, 2 * rows, cols, plane)?;
+        Ok([0, 1].map(|first| both.every_second(rows, both.strides, first)))
+    }
+
+    /// `rows` rows, every second from `first` on; `skip` bytes of each plane lie before the second.
+    fn every_second(&self, rows: usize, skip: [usize; 3], first: usize) -> Self {
+        let mut planes = self.planes;
+        for (plane, skip) in planes.iter_mut().zip(skip) {
+            *plane = &plane[(first * skip).min(plane.len())..];
+        }
+        Self { rows, planes, strides: self.strides.map(|stride| 2 * stride), ..*self }
     }
 
     /// Encoding.
@@ -85,28 +141,48 @@ impl<'a> TensorView<'a> {
         self.cols
     }
 
-    /// Bytes of `plane` (0 weights, 1 scales, 2 biases; empty where the encoding lacks it).
+    /// Bytes of `plane` (0 weights, 1 scales, 2 biases; empty where the encoding lacks it) from the first row on.
     pub fn plane(&self, plane: usize) -> &'a [u8] {
         self.planes[plane]
     }
 
-    /// The rows of `plane` that stand for rows `rows`, and the bytes of one.
-    fn plane_rows(&self, plane: usize, rows: Range<usize>) -> (Range<usize>, usize) {
-        let block = self.dtype.block_rows(plane);
-        let before = if block == 1 { 0 } else { self.first_row };
-        let stored = (before + self.rows).div_ceil(block);
-        let bytes = self.planes[plane].len().checked_div(stored).unwrap_or(0);
-        ((before + rows.start) / block..(before + rows.end).div_ceil(block), bytes)
+    /// The row of `plane` that stands for row `row`.
+    fn stored_row(&self, plane: usize, row: usize) -> usize {
+        match self.dtype.block_rows(plane) {
+            1 => row,
+            block => (self.first_row + row) / block,
+        }
     }
 
-    /// The bytes of row `row` in `plane`.
+    /// The bytes of row `row` in `plane`; nothing if rows are stored as columns.
     ///
     /// # Panics
     /// If `row` is not below [`TensorView::rows`].
     pub fn row(&self, plane: usize, row: usize) -> &'a [u8] {
         assert!(row < self.rows, "row within the matrix");
-        let (rows, bytes) = self.plane_rows(plane, row..row + 1);
-        &self.planes[plane][rows.start * bytes..rows.end * bytes]
+        let start = self.stored_row(plane, row) * self.strides[plane];
+        &self.planes[plane][start..start + self.row_bytes[plane]]
+    }
+
+    /// Bytes in `plane` from a row's first element to the next row's.
+    pub(crate) fn stride(&self, plane: usize) -> usize {
+        self.strides[plane]
+    }
+
+    /// Whether rows are stored as columns.
+    pub(crate) fn is_transposed(&self) -> bool {
+        self.transposed.is_some()
+    }
+
+    /// The bytes of one element of a matrix of plain floats.
+    ///
+    /// # Panics
+    /// If there is no such element.
+    pub(crate) fn element(&self, row: usize, col: usize) -> &'a [u8] {
+        assert!(row < self.rows && col < self.cols, "element within the matrix");
+        let bytes = self.dtype.block_bytes(0);
+        let start = row * self.strides[0] + col * self.transposed.unwrap_or(bytes);
+        &self.planes[0][start..start + bytes]
     }
 
     /// Rows `rows` as a matrix of their own.
@@ -115,10 +191,11 @@ impl<'a> TensorView<'a> {
     /// If the range does not lie within the matrix.
     pub fn rows_range(&self, rows: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "row range within the matrix");
-        let planes = [0, 1, 2].map(|plane| {
-            let (stored, bytes) = self.plane_rows(plane, rows.clone());
-            &self.planes[plane][stored.start * bytes..stored.end * bytes]
-        });
+        let mut planes = self.planes;
+        for (index, plane) in planes.iter_mut().enumerate() {
+            let start = self.stored_row(index, rows.start) * self.strides[index];
+            *plane = &plane[start.min(plane.len())..];
+        }
         let first_row = (self.first_row + rows.start) % FP8_BLOCK;
         Self { rows: rows.len(), first_row, planes, ..*self }
     }
@@ -159,7 +236,8 @@ impl Tensor {
         for (slot, plane) in planes.iter_mut().zip(&self.planes) {
             *slot = plane.as_slice();
         }
-        TensorView { dtype: self.dtype, rows: self.rows, cols: self.cols, first_row: 0, planes }
+        let slices = &planes[..self.dtype.planes()];
+        TensorView::new(self.dtype, self.rows, self.cols, slices).expect("sizes checked when it was made")
     }
 
     /// Encoding.

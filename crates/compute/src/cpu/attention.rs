@@ -134,12 +134,14 @@ impl KvCache {
         }
     }
 
-    /// Appends k and v of the batch, then attends: q (rows, heads · head_dim) → out, the same shape.
+    /// Appends k and v of the batch, then attends: q (rows, heads · head_dim) → out, the same shape. `sinks` are
+    /// logits, one a head, that take their share of the softmax.
     pub(crate) fn attend(
         &mut self,
         pool: &ThreadPool,
         simd: Simd,
         [q, k, v]: [&[f32]; 3],
+        sinks: Option<&[f32]>,
         spans: &[Span<'_>],
         out: &mut [f32],
     ) {
@@ -161,7 +163,7 @@ impl KvCache {
         let (kv_heads, out) = (self.shape.kv_heads, SharedMut::new(out));
         pool.run(blocks.len() * kv_heads, &|task| {
             let (span, rows) = &blocks[task / kv_heads];
-            self.block(simd, q, span, rows.clone(), task % kv_heads, &out);
+            self.block(simd, (q, sinks), span, rows.clone(), task % kv_heads, &out);
         });
     }
 
@@ -169,7 +171,7 @@ impl KvCache {
     fn block(
         &self,
         simd: Simd,
-        q: &[f32],
+        (q, sinks): (&[f32], Option<&[f32]>),
         span: &Span<'_>,
         rows: Range<usize>,
         kv_head: usize,
@@ -180,6 +182,11 @@ impl KvCache {
         let visible =
             |row: usize| crate::reference::visible(&self.shape, span.start + (row - span.rows.start));
         let mut states = vec![(f32::NEG_INFINITY, 0.0f32); rows.len() * group];
+        if let Some(sinks) = sinks {
+            // As if a first key had this score and a value of zero.
+            let sinks = sinks[kv_head * group..(kv_head + 1) * group].iter().cycle();
+            states.iter_mut().zip(sinks).for_each(|(state, sink)| *state = (*sink, 1.0));
+        }
         let mut sums = vec![0.0f32; rows.len() * group * dim];
         let (mut keys, mut values) = (vec![0.0; PAGE_TOKENS * dim], vec![0.0; PAGE_TOKENS * dim]);
         let mut scores = [0.0f32; PAGE_TOKENS];

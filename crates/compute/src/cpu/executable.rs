@@ -8,7 +8,7 @@ use super::causal_conv1d::{causal_conv1d, transpose};
 use super::gated_delta_rule::{Inputs, gated_delta_rule};
 use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
 use super::linear::{CpuContext, LinearJob, linear};
-use super::moe_experts::{MoeScratch, moe_experts};
+use super::moe_experts::{ExpertBody, MoeScratch, moe_experts};
 use super::rope::Angles;
 use super::route::Choice;
 use super::shared::SharedMut;
@@ -234,11 +234,12 @@ impl CpuExecutable {
                 out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
                 this.angles[rope].rotate(&this.graph.ropes[rope], row, out, x.width() / heads);
             }),
-            Op::Attention { q, k, v, cache } => {
+            Op::Attention { q, k, v, cache, sinks } => {
                 let mut buffer = self.take(out, rows);
                 let inputs = [q, k, v].map(|value| self.buffer(value));
                 let qkv = inputs.map(|index| &self.buffers[index][..]);
-                self.caches[cache.0].attend(&self.context.pool, simd, qkv, batch.spans, &mut buffer);
+                let sinks = sinks.map(|s| &self.vectors[s.0][..]);
+                self.caches[cache.0].attend(&self.context.pool, simd, qkv, sinks, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
             Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => {
@@ -302,16 +303,18 @@ impl CpuExecutable {
                     out.iter_mut().zip(x).for_each(|(o, v)| *o = v.clamp(-limit, limit));
                 });
             }
-            Op::MoeExperts { x, routing, experts: set } => {
+            Op::MoeExperts { x, routing, experts: set, mlp } => {
                 if self.context.activations == ActivationMode::Int8 {
                     self.quantize(x);
                 }
                 let mut buffer = self.take(out, rows);
                 let mut moe = std::mem::take(&mut self.moe);
+                let biases = mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| &self.vectors[id.0][..]));
+                let body = ExpertBody { activation: mlp.activation, biases };
                 let outcome = moe_experts(
                     &self.context,
                     &mut moe,
-                    (set, &self.graph.expert_sets[set.0]),
+                    (set, &self.graph.expert_sets[set.0], body),
                     (self.value(x), &self.q8),
                     &self.choices[routing.index],
                     experts,

@@ -1,4 +1,5 @@
-//! Routed experts of a batch: for each token Σ weight · down(silu(gate·x) ⊙ up·x).
+//! Routed experts of a batch: for each token Σ weight · down(silu(gate·x) ⊙ up·x), with other activations and
+//! biases where the model has them.
 //!
 //! Work is expert-major: each expert runs once, over all tokens that chose it, as soon as it is handed over. Every
 //! (token, expert) pair has its own output row, and rows are summed in the router's order at the end, so neither
@@ -11,9 +12,10 @@ use super::linear::{CpuContext, row_tasks};
 use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows};
 use super::route::Choice;
 use super::shared::SharedMut;
+use super::simd::Simd;
 use super::vector;
 use crate::backend::{ActivationMode, ExpertSource, ExpertView};
-use crate::graph::{ExpertSet, ExpertSetId};
+use crate::graph::{Activation, ExpertSet, ExpertSetId};
 use crate::{Result, TensorView};
 
 /// Memory that layers share.
@@ -33,6 +35,40 @@ pub(crate) struct MoeScratch {
     product: Q8Rows,
     /// (pairs, hidden_size).
     down: Vec<f32>,
+}
+
+/// What experts compute besides their products.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertBody<'a> {
+    /// Between gate, up and down.
+    pub(crate) activation: Activation,
+    /// Of gate, up and down: (experts, rows).
+    pub(crate) biases: Option<[&'a [f32]; 3]>,
+}
+
+impl ExpertBody<'_> {
+    /// Adds the bias of `expert` of projection `which`, from row `row` of `of` rows on, to `values`.
+    fn add_bias(&self, which: usize, (expert, of, row): (u32, usize, usize), values: &mut [f32]) {
+        if let Some(biases) = self.biases {
+            let start = expert as usize * of + row;
+            values.iter_mut().zip(&biases[which][start..]).for_each(|(v, b)| *v += b);
+        }
+    }
+
+    /// The product of gate and up, in place of gate.
+    fn activate(&self, simd: Simd, gate: &mut [f32], up: &[f32]) {
+        match self.activation {
+            Activation::SwiGlu => vector::silu_mul(simd, gate, up),
+            Activation::ClampedSwiGlu { alpha, limit } => {
+                for (g, u) in gate.iter_mut().zip(up) {
+                    let (clamped, u) = (g.min(limit), u.clamp(-limit, limit));
+                    // `min` would drop a NaN.
+                    let clamped = if g.is_nan() { *g } else { clamped };
+                    *g = (u + 1.0) * clamped / (1.0 + (-alpha * clamped).exp());
+                }
+            }
+        }
+    }
 }
 
 /// Bytes of scratch that a batch of `rows` rows with `top_k` choices each needs.
@@ -77,7 +113,7 @@ impl MoeScratch {
 pub(crate) fn moe_experts(
     context: &CpuContext,
     scratch: &mut MoeScratch,
-    (set_id, set): (ExpertSetId, &ExpertSet),
+    (set_id, set, body): (ExpertSetId, &ExpertSet, ExpertBody<'_>),
     (x, x_q8): (&[f32], &Q8Rows),
     choice: &Choice,
     source: &mut dyn ExpertSource,
@@ -130,7 +166,9 @@ pub(crate) fn moe_experts(
                 let at = pair * inner + rows.start..pair * inner + rows.end;
                 // SAFETY: as above.
                 let (gate, up) = unsafe { (gate.part(at.clone()), up.part(at)) };
-                vector::silu_mul(context.simd, gate, up);
+                body.add_bias(0, (view.id, inner, rows.start), gate);
+                body.add_bias(1, (view.id, inner, rows.start), up);
+                body.activate(context.simd, gate, up);
                 if int8_down {
                     // SAFETY: as above; tasks are cut at multiples of the quantisation block.
                     unsafe { quantized.write(context.simd, pair, rows.start, gate) };
@@ -151,8 +189,13 @@ pub(crate) fn moe_experts(
             let out =
                 unsafe { OutRows::new(down.as_ptr().add(pairs.start * hidden), hidden, pairs.len(), hidden) };
             let product =
-                matmul_rows(context.simd, view.down, rows.clone(), input, Tokens::Range(pairs), out);
+                matmul_rows(context.simd, view.down, rows.clone(), input, Tokens::Range(pairs.clone()), out);
             product.expect("the graph's widths agree");
+            for pair in pairs {
+                let at = pair * hidden + rows.start..pair * hidden + rows.end;
+                // SAFETY: as above.
+                body.add_bias(2, (view.id, hidden, rows.start), unsafe { down.part(at) });
+            }
         });
     })?;
 

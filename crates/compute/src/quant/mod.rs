@@ -7,6 +7,7 @@ pub(crate) mod fp8;
 mod k_encode;
 pub(crate) mod k_quants;
 pub(crate) mod legacy;
+pub(crate) mod mxfp4;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
@@ -37,6 +38,12 @@ pub fn dequantize(weight: TensorView<'_>) -> Result<Vec<f32>> {
 /// If `out` is not [`TensorView::cols`] long or `row` is out of range.
 pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Result<()> {
     assert_eq!(out.len(), weight.cols(), "one value a column");
+    if weight.is_transposed() {
+        for (col, out) in out.iter_mut().enumerate() {
+            *out = float(weight.dtype(), weight.element(row, col))?;
+        }
+        return Ok(());
+    }
     let bytes = weight.row(0, row);
     match weight.dtype() {
         DType::F32 => blocks(bytes, out, |&b, [o]| *o = f32::from_le_bytes(b)),
@@ -45,6 +52,8 @@ pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Re
         DType::Q4_0 => blocks(bytes, out, legacy::dequantize_q4_0),
         DType::Q5_0 => blocks(bytes, out, legacy::dequantize_q5_0),
         DType::Q8_0 => blocks(bytes, out, legacy::dequantize_q8_0),
+        DType::MXFP4 => blocks(bytes, out, mxfp4::dequantize_block),
+        DType::MXFP4_Planes => mxfp4::dequantize_row(bytes, weight.row(1, row), out),
         DType::Q2_K => blocks(bytes, out, k_quants::dequantize_q2_k),
         DType::Q3_K => blocks(bytes, out, k_quants::dequantize_q3_k),
         DType::Q4_K => blocks(bytes, out, k_quants::dequantize_q4_k),
@@ -141,6 +150,19 @@ fn halves(bytes: &[u8], out: &mut [f32]) {
             *v = f16::from_le_bytes(b);
         }
         values[..out.len()].convert_to_f32_slice(out);
+    }
+}
+
+/// The plain float of these bytes.
+///
+/// # Errors
+/// [`Error::Unsupported`] if the encoding has blocks.
+pub(crate) fn float(dtype: DType, bytes: &[u8]) -> Result<f32> {
+    match (dtype, bytes) {
+        (DType::F32, &[a, b, c, d]) => Ok(f32::from_le_bytes([a, b, c, d])),
+        (DType::F16, &[a, b]) => Ok(half_le(Half::F16, [a, b])),
+        (DType::BF16, &[a, b]) => Ok(half_le(Half::BF16, [a, b])),
+        _ => Err(Error::Unsupported { what: "a plain float", dtype }),
     }
 }
 

@@ -54,6 +54,10 @@ pub(super) fn affine(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
     let fault = |entry: &TensorEntry, expected: String, got: String| {
         Err(checkpoint.tensor_error(entry, expected, got))
     };
+    if scales.encoding == Encoding::Other("U8".into()) {
+        check_mxfp4(checkpoint, module)?;
+        return super::mxfp4::weight(checkpoint, entry);
+    }
     let Quantization { bits, group } = quantization(checkpoint, module)?;
     let Some(biases) = checkpoint.entry(&format!("{module}.biases")) else {
         return Err(Error::MissingTensor {
@@ -97,6 +101,21 @@ pub(super) fn affine(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
         shape,
         planes: vec![entry.range, scales.range, biases.range],
     }))
+}
+
+/// That a module whose scales are bytes is one of 4-bit floats in blocks of 32.
+fn check_mxfp4(checkpoint: &Checkpoint, module: &str) -> Result<()> {
+    let common = &checkpoint.config()["quantization"];
+    let settings = if common[module].is_null() { common } else { &common[module] };
+    if settings["mode"] == "mxfp4" && settings["bits"] == 4 && settings["group_size"] == 32 {
+        return Ok(());
+    }
+    Err(Error::Config {
+        path: checkpoint.config_path(),
+        key: format!("quantization of {module}"),
+        expected: "mode mxfp4, 4 bits, group_size 32, as its scales are bytes".into(),
+        got: settings.to_string(),
+    })
 }
 
 struct Quantization {

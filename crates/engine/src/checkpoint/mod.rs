@@ -10,6 +10,7 @@
 mod fp8;
 pub mod gguf;
 pub mod mlx;
+mod mxfp4;
 pub mod safetensors;
 mod stream;
 mod weight;
@@ -198,6 +199,9 @@ impl Checkpoint {
         if self.format != Format::Gguf
             && let Some(weight) = fp8::block_scaled(self, entry)?
         {
+            return Ok(Some(weight));
+        }
+        if let Some(weight) = mxfp4::weight(self, entry)? {
             return Ok(Some(weight));
         }
         let Encoding::Weight(dtype) = entry.encoding else {

@@ -4,4 +4,4 @@ pub mod cache;
 pub mod store;
 
 pub use cache::{CacheStats, ExpertCache};
-pub use store::{ExpertLocation, ExpertStore};
+pub use store::{ExpertForm, ExpertLocation, ExpertStore};

@@ -17,12 +17,27 @@ use crate::io::file::CheckpointFile;
 use crate::io::queue::ReadPart;
 use crate::{Error, Result};
 
+/// How an expert's gate and up projections are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ExpertForm {
+    /// Apart.
+    #[default]
+    Separate,
+    /// As the even and the odd rows of one matrix, which stands in place of gate.
+    Interleaved,
+    /// The same, each matrix stored with its columns as rows: gate and up (hidden_size, 2 · moe_intermediate_size), down
+    /// (moe_intermediate_size, hidden_size).
+    InterleavedTransposed,
+}
+
 /// Byte ranges of one expert: the planes of gate, up and down.
 #[derive(Debug, Clone)]
 pub struct ExpertLocation {
-    /// Planes of the gate projection.
+    /// How gate and up are stored.
+    pub form: ExpertForm,
+    /// Planes of the gate projection, or of both.
     pub gate: Vec<ByteRange>,
-    /// Planes of the up projection.
+    /// Planes of the up projection, if it is stored apart.
     pub up: Vec<ByteRange>,
     /// Planes of the down projection.
     pub down: Vec<ByteRange>,
@@ -64,12 +79,15 @@ impl ExpertStore {
     pub fn new(files: Vec<Arc<CheckpointFile>>, sets: Vec<(ExpertSet, Vec<ExpertLocation>)>) -> Result<Self> {
         for (set, experts) in &sets {
             for (expert, location) in experts.iter().enumerate() {
+                let apart = location.form == ExpertForm::Separate;
+                let both = MatrixSpec { rows: 2 * set.gate.rows, ..set.gate };
+                let gate = if apart { ("gate", set.gate) } else { ("gate and up", both) };
                 let matrices = [
-                    ("gate", set.gate, &location.gate),
-                    ("up", set.up, &location.up),
-                    ("down", set.down, &location.down),
+                    Some((gate.0, gate.1, &location.gate)),
+                    apart.then_some(("up", set.up, &location.up)),
+                    Some(("down", set.down, &location.down)),
                 ];
-                for (name, matrix, ranges) in matrices {
+                for (name, matrix, ranges) in matrices.into_iter().flatten() {
                     check_ranges(&files, matrix, ranges).map_err(|(path, expected, got)| Error::Tensor {
                         path,
                         tensor: format!("layer {} expert {expert} {name}", set.layer),
@@ -128,16 +146,24 @@ impl ExpertStore {
         let (spec, locations) = &self.sets[set.0];
         let location = &locations[expert as usize];
         let mut at = positions(location).map(|range| &slot[range]);
-        let mut matrix = |spec: MatrixSpec, ranges: &[ByteRange]| {
-            let planes: Vec<&[u8]> = at.by_ref().take(ranges.len()).collect();
-            TensorView::new(spec.dtype, spec.rows, spec.cols, &planes)
+        let mut planes = |ranges: &[ByteRange]| -> Vec<&[u8]> { at.by_ref().take(ranges.len()).collect() };
+        let (gate, up, down) = (planes(&location.gate), planes(&location.up), planes(&location.down));
+        let matrix =
+            |spec: MatrixSpec, planes: &[&'a [u8]]| TensorView::new(spec.dtype, spec.rows, spec.cols, planes);
+        let MatrixSpec { dtype, rows, cols } = spec.gate;
+        let ([gate, up], down) = match location.form {
+            ExpertForm::Separate => {
+                ([matrix(spec.gate, &gate)?, matrix(spec.up, &up)?], matrix(spec.down, &down)?)
+            }
+            ExpertForm::Interleaved => {
+                (TensorView::interleaved(dtype, rows, cols, &gate)?, matrix(spec.down, &down)?)
+            }
+            ExpertForm::InterleavedTransposed => (
+                TensorView::interleaved_transposed(dtype, rows, cols, gate[0])?,
+                TensorView::transposed(spec.down.dtype, spec.down.rows, spec.down.cols, down[0])?,
+            ),
         };
-        Ok(ExpertView {
-            id: expert,
-            gate: matrix(spec.gate, &location.gate)?,
-            up: matrix(spec.up, &location.up)?,
-            down: matrix(spec.down, &location.down)?,
-        })
+        Ok(ExpertView { id: expert, gate, up, down })
     }
 }
 

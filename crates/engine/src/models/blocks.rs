@@ -1,6 +1,8 @@
 //! Parts that families share: embedding, attention, dense and routed feed-forward, head.
 
-use moeflux_compute::graph::{Attention, Precision, RopeStyle, Route, Value, WeightId};
+use moeflux_compute::graph::{
+    Attention, GroupRank, Groups, Precision, RopeStyle, Route, Score, Value, WeightId,
+};
 
 use super::config::Config;
 use super::recorder::{ExpertNames, Recorder};
@@ -113,6 +115,25 @@ pub fn rotation(
     Ok(r.graph.rotation(rope))
 }
 
+/// Leading channels of a head that rotate: a configured number of channels, or a part of the head; `factor` is the
+/// family's default part.
+///
+/// # Errors
+/// If the configuration asks for more than a head, or an odd number.
+pub fn rotary_dim(config: &Config<'_>, head_dim: usize, factor: f64) -> Result<usize> {
+    let (key, dim) = match config.optional_size("rotary_dim")? {
+        Some(dim) => ("rotary_dim", dim),
+        None => {
+            let factor = config.number("partial_rotary_factor")?.unwrap_or(factor);
+            ("partial_rotary_factor", (head_dim as f64 * factor) as usize)
+        }
+    };
+    if dim == 0 || dim % 2 != 0 || dim > head_dim {
+        return Err(config.unsupported(key, &format!("an even number of the {head_dim} channels of a head")));
+    }
+    Ok(dim)
+}
+
 /// Norm, attention, residual.
 ///
 /// # Errors
@@ -148,7 +169,8 @@ pub fn attention(
         scale: (d.head_dim as f32).sqrt().recip(),
         window: kind.window,
     };
-    let mixed = r.graph.attention(q, k, v, shape)?;
+    let sinks = r.sinks(layer, d.heads)?;
+    let mixed = r.graph.attention_with_sinks(q, k, v, shape, sinks)?;
     let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;
     Ok(r.graph.add(x, out)?)
 }
@@ -175,11 +197,61 @@ pub struct Moe {
     pub route: Route,
     /// The router's module, below the layer.
     pub router: &'static str,
+    /// The module, below the layer, whose `e_score_correction_bias` is added to scores for choosing.
+    pub correction_bias: Option<&'static str>,
     /// Where the experts are.
     pub experts: ExpertNames,
+    /// An MLP that every token passes through besides.
+    pub shared: Option<SharedExpert>,
 }
 
-/// Norm, router, experts, residual.
+/// An MLP beside the routed experts, whose output is added to theirs.
+#[derive(Debug, Clone, Copy)]
+pub struct SharedExpert {
+    /// Its module, below the layer; several shared experts are stored as one.
+    pub module: &'static str,
+    /// Its intermediate size.
+    pub width: usize,
+    /// The module, below the layer, of a linear layer to one logit whose sigmoid scales the output.
+    pub gate: Option<&'static str>,
+}
+
+/// The limit to the best groups of experts, if there are several; by default, `keep` of `count`.
+///
+/// # Errors
+/// [`crate::Error::Config`] for numbers that are none.
+pub fn groups(config: &Config<'_>, rank: GroupRank, (count, keep): (usize, usize)) -> Result<Option<Groups>> {
+    let count = config.optional_size("n_group")?.unwrap_or(count);
+    let keep = config.optional_size("topk_group")?.unwrap_or(keep);
+    Ok((count > 1).then_some(Groups { count, keep, rank }))
+}
+
+/// DeepSeek-V3's routing as other families configure it: sigmoid scores, the best groups by their two best experts,
+/// weights normalised unless it says otherwise, and scaled.
+///
+/// # Errors
+/// If the configuration asks for other scores, or lacks the experts' numbers.
+pub fn sigmoid_route(config: &Config<'_>) -> Result<Route> {
+    // llama.cpp's number for sigmoid.
+    if config.format() == Format::Gguf && config.count("expert_gating_func")?.unwrap_or(2) != 2 {
+        return Err(config.unsupported("expert_gating_func", "2, sigmoid"));
+    }
+    if config.word("scoring_func")?.is_some_and(|word| word != "sigmoid") {
+        return Err(config.unsupported("scoring_func", "sigmoid"));
+    }
+    Ok(Route {
+        score: Score::Sigmoid,
+        groups: groups(config, GroupRank::BestTwo, (1, 1))?,
+        scale: config.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        ..Route::softmax(
+            config.size("num_experts")?,
+            config.size("num_experts_per_tok")?,
+            config.flag("norm_topk_prob", true)?,
+        )
+    })
+}
+
+/// Norm, router, experts, shared expert, residual.
 ///
 /// # Errors
 /// If weights are missing or do not fit.
@@ -188,47 +260,34 @@ pub fn moe(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, moe: &Moe) -> 
     r.graph.scope(format!("layers.{layer}.mlp"));
     let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
     let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
-    let routing = r.graph.route(logits, None, moe.route)?;
-    let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
-    let out = r.graph.moe_experts(h, routing, experts)?;
-    Ok(r.graph.add(x, out)?)
-}
-
-/// Norm, router with an optional correction bias, experts and the unweighted sum of shared ones (one SwiGLU of width
-/// `shared`, if any), residual.
-///
-/// # Errors
-/// If weights are missing or do not fit.
-pub fn moe_with_shared(
-    r: &mut Recorder,
-    d: &Decoder,
-    layer: usize,
-    x: Value,
-    moe: &Moe,
-    (bias, shared): (Option<WeightId>, Option<usize>),
-) -> Result<Value> {
-    let base = format!("model.layers.{layer}");
-    r.graph.scope(format!("layers.{layer}.mlp"));
-    let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
-    let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
-    let routing = r.graph.route(logits, bias, moe.route)?;
-    let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
-    // Between the router's choice and its use, so that reads can be under way meanwhile.
-    let shared = match shared {
-        Some(width) => {
-            let module = |name: &str| format!("{base}.mlp.shared_experts.{name}");
-            let gate = r.linear(h, &module("gate_proj"), width, Precision::Fast)?;
-            let up = r.linear(h, &module("up_proj"), width, Precision::Fast)?;
-            let product = r.graph.swiglu(gate, up)?;
-            Some(r.linear(product, &module("down_proj"), d.hidden_size, Precision::Fast)?)
-        }
+    let bias = match moe.correction_bias {
+        Some(module) => Some(r.correction_bias(&format!("{base}.{module}"), moe.route.experts)?),
         None => None,
     };
+    let routing = r.graph.route(logits, bias, moe.route)?;
+    // Before the experts, so that it is computed while they are read.
+    let shared = match &moe.shared {
+        Some(shared) => Some(shared_expert(r, &base, h, shared)?),
+        None => None,
+    };
+    let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
     let mut out = r.graph.moe_experts(h, routing, experts)?;
     if let Some(shared) = shared {
         out = r.graph.add(out, shared)?;
     }
     Ok(r.graph.add(x, out)?)
+}
+
+/// SwiGLU of all tokens, scaled by its gate if it has one.
+fn shared_expert(r: &mut Recorder, base: &str, h: Value, shared: &SharedExpert) -> Result<Value> {
+    let module = |name: &str| format!("{base}.{}.{name}", shared.module);
+    let gate = r.linear(h, &module("gate_proj"), shared.width, Precision::Fast)?;
+    let up = r.linear(h, &module("up_proj"), shared.width, Precision::Fast)?;
+    let product = r.graph.swiglu(gate, up)?;
+    let out = r.linear(product, &module("down_proj"), h.width(), Precision::Fast)?;
+    let Some(gate) = shared.gate else { return Ok(out) };
+    let gate = r.linear(h, &format!("{base}.{gate}"), 1, Precision::F32)?;
+    Ok(r.graph.sigmoid_gate(out, gate)?)
 }
 
 /// Output rows, final norm, logits; the head is `table` if the embeddings are tied.

@@ -18,17 +18,27 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
     ("num_experts", "expert_count"),
     ("num_experts_per_tok", "expert_used_count"),
+    ("norm_topk_prob", "expert_weights_norm"),
+    ("routed_scaling_factor", "expert_weights_scale"),
+    ("expert_gating_func", "expert_gating_func"),
+    ("n_group", "expert_group_count"),
+    ("topk_group", "expert_group_used_count"),
+    ("n_shared_experts", "expert_shared_count"),
+    ("first_k_dense_replace", "leading_dense_block_count"),
+    ("num_nextn_predict_layers", "nextn_predict_layers"),
+    ("intermediate_size", "feed_forward_length"),
+    ("moe_intermediate_size", "expert_feed_forward_length"),
     ("max_position_embeddings", "context_length"),
     ("rope_theta", "rope.freq_base"),
     ("rotary_dim", "rope.dimension_count"),
     ("clip_qkv", "attention.clamp_kqv"),
+    ("sliding_window", "attention.sliding_window"),
     ("rope_type", "rope.scaling.type"),
     ("factor", "rope.scaling.factor"),
     ("original_max_position_embeddings", "rope.scaling.original_context_length"),
     ("attention_factor", "rope.scaling.attn_factor"),
     ("beta_fast", "rope.scaling.yarn_beta_fast"),
     ("beta_slow", "rope.scaling.yarn_beta_slow"),
-    ("num_nextn_predict_layers", "nextn_predict_layers"),
     ("full_attention_interval", "full_attention_interval"),
     ("recurrent_layers", "attention.recurrent_layers"),
     ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
@@ -38,21 +48,12 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("linear_num_value_heads", "ssm.time_step_rank"),
     ("linear_value_width", "ssm.inner_size"),
     ("yarn_log_multiplier", "rope.scaling.yarn_log_multiplier"),
-    ("intermediate_size", "feed_forward_length"),
-    ("first_k_dense_replace", "leading_dense_block_count"),
     ("q_lora_rank", "attention.q_lora_rank"),
     ("kv_lora_rank", "attention.kv_lora_rank"),
     ("qk_rope_head_dim", "rope.dimension_count"),
     ("qk_head_dim", "attention.key_length_mla"),
     ("v_head_dim", "attention.value_length_mla"),
     ("value_length", "attention.value_length"),
-    ("moe_intermediate_size", "expert_feed_forward_length"),
-    ("n_shared_experts", "expert_shared_count"),
-    ("n_group", "expert_group_count"),
-    ("topk_group", "expert_group_used_count"),
-    ("routed_scaling_factor", "expert_weights_scale"),
-    ("norm_topk_prob", "expert_weights_norm"),
-    ("expert_gating_func", "expert_gating_func"),
 ];
 
 /// Other names under which Hugging Face configurations keep a key.
@@ -89,12 +90,19 @@ pub struct Config<'a> {
     checkpoint: &'a Checkpoint,
     /// Prefix of GGUF keys.
     gguf_prefix: &'a str,
+    /// A flag with another default than the usual one.
+    assumed: Option<(&'static str, bool)>,
 }
 
 impl<'a> Config<'a> {
     /// The configuration of `checkpoint`; GGUF keys start with `gguf_prefix`.
     pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str) -> Self {
-        Self { checkpoint, gguf_prefix }
+        Self { checkpoint, gguf_prefix, assumed: None }
+    }
+
+    /// The same configuration with `value` for the flag `key` where it is absent.
+    pub fn assuming(self, key: &'static str, value: bool) -> Self {
+        Self { assumed: Some((key, value)), ..self }
     }
 
     /// The checkpoint's path, for errors.
@@ -187,7 +195,9 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
-        Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(default))
+        let assumed = self.assumed.filter(|(assumed, _)| *assumed == key).map(|(_, value)| value);
+        let found = self.optional(key, "true or false", Value::as_bool)?;
+        Ok(found.or(assumed).unwrap_or(default))
     }
 
     /// A word, or nothing if the key is absent.

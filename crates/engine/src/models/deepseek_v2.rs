@@ -7,6 +7,7 @@
 use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
 
 use super::Family;
+use super::blocks;
 use super::config::Config;
 use super::deepseek_v3::{self, Defaults};
 use super::recorder::Recorder;
@@ -25,7 +26,7 @@ pub(super) fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         Some(_) => return Err(config.unsupported("topk_method", "greedy or group_limited_greedy")),
     };
     let groups = match limited {
-        true => deepseek_v3::groups(config, GroupRank::Best, (1, 1))?,
+        true => blocks::groups(config, GroupRank::Best, (1, 1))?,
         false => None,
     };
     let route = Route {

@@ -3,10 +3,10 @@
 //!
 //! Source: transformers `modeling_deepseek_v3.py`; GGUF architecture `deepseek2`, which DeepSeek-V2 shares.
 
-use moeflux_compute::graph::{GroupRank, Groups, RopeStyle, Route, Score, Value};
+use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
 
 use super::Family;
-use super::blocks::{self, Decoder, Moe};
+use super::blocks::{self, Decoder, Moe, SharedExpert};
 use super::config::Config;
 use super::deepseek_v2;
 use super::latent::{self, Latent};
@@ -37,7 +37,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         experts: config.size("num_experts")?,
         top_k: config.optional_size("num_experts_per_tok")?.unwrap_or(8),
         score: Score::Sigmoid,
-        groups: groups(config, GroupRank::BestTwo, if gguf { (1, 1) } else { (8, 4) })?,
+        groups: blocks::groups(config, GroupRank::BestTwo, if gguf { (1, 1) } else { (8, 4) })?,
         renormalize: config.flag("norm_topk_prob", !gguf)?,
         scale: config.number("routed_scaling_factor")?.unwrap_or(default(2.5, 1.0)) as f32,
     };
@@ -59,17 +59,6 @@ pub(super) struct Defaults {
     pub(super) style: RopeStyle,
 }
 
-/// The limit to the best groups, if there are several.
-pub(super) fn groups(
-    config: &Config<'_>,
-    rank: GroupRank,
-    (count, keep): (usize, usize),
-) -> Result<Option<Groups>> {
-    let count = config.optional_size("n_group")?.unwrap_or(count);
-    let keep = config.optional_size("topk_group")?.unwrap_or(keep);
-    Ok((count > 1).then_some(Groups { count, keep, rank }))
-}
-
 /// The whole model, with routing as `route` says.
 pub(super) fn decoder(
     config: &Config<'_>,
@@ -87,17 +76,22 @@ pub(super) fn decoder(
         head_dim: config.size("qk_rope_head_dim")?,
         eps: config.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
     };
-    let moe = Moe {
-        route,
-        router: "mlp.gate",
-        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
-    };
     let dense_layers = config.count("first_k_dense_replace")?.unwrap_or(defaults.dense_layers);
     let step = config.optional_size("moe_layer_freq")?.unwrap_or(1);
     let shared = config.count("n_shared_experts")?.unwrap_or(defaults.shared_experts);
-    let shared = match shared {
-        0 => None,
-        n => Some(n.saturating_mul(config.size("moe_intermediate_size")?)),
+    let moe = Moe {
+        route,
+        router: "mlp.gate",
+        correction_bias: (route.score == Score::Sigmoid).then_some("mlp.gate"),
+        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+        shared: match shared {
+            0 => None,
+            n => Some(SharedExpert {
+                module: "mlp.shared_experts",
+                width: n.saturating_mul(config.size("moe_intermediate_size")?),
+                gate: None,
+            }),
+        },
     };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
@@ -109,14 +103,10 @@ pub(super) fn decoder(
             x = blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?;
             continue;
         }
-        let bias = match (route.score, config.format()) {
-            (Score::Sigmoid, Format::Gguf) => {
-                r.optional_vector(&format!("model.layers.{layer}.exp_probs_b"), "bias", route.experts)?
-            }
-            (Score::Sigmoid, _) => Some(r.vector(&router, "e_score_correction_bias", route.experts)?),
-            _ => None,
-        };
-        x = blocks::moe_with_shared(r, &d, layer, x, &moe, (bias, shared))?;
+        // Converters leave the bias out where the model has none.
+        let unbiased = config.format() == Format::Gguf && !r.has_correction_bias(&router);
+        let correction_bias = moe.correction_bias.filter(|_| !unbiased);
+        x = blocks::moe(r, &d, layer, x, &Moe { correction_bias, ..moe })?;
     }
     blocks::head(r, config, x, table, d.eps)
 }

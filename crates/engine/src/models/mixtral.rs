@@ -34,10 +34,12 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             true,
         ),
         router: if hub { "block_sparse_moe.gate" } else { "mlp.gate" },
+        correction_bias: None,
         experts: ExpertNames {
             module: if hub { "block_sparse_moe.experts" } else { "mlp.experts" },
             projections: ["w1", "w3", "w2"],
         },
+        shared: None,
     };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;

@@ -4,7 +4,10 @@ pub mod blocks;
 pub mod config;
 mod deepseek_v2;
 mod deepseek_v3;
+mod glm4_moe;
+mod gpt_oss;
 pub mod latent;
+mod minimax_m2;
 mod mixtral;
 mod olmoe;
 mod qwen3_5_moe;
@@ -41,6 +44,9 @@ pub const FAMILIES: &[Family] = &[
     olmoe::FAMILY,
     deepseek_v3::FAMILY,
     deepseek_v2::FAMILY,
+    glm4_moe::FAMILY,
+    minimax_m2::FAMILY,
+    gpt_oss::FAMILY,
 ];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.

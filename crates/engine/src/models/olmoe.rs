@@ -26,7 +26,9 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             config.flag("norm_topk_prob", false)?,
         ),
         router: "mlp.gate",
+        correction_bias: None,
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+        shared: None,
     };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;

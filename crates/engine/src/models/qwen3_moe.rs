@@ -32,7 +32,9 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             config.flag("norm_topk_prob", config.format() == Format::Gguf)?,
         ),
         router: "mlp.gate",
+        correction_bias: None,
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+        shared: None,
     };
     let dense = config.sizes("mlp_only_layers")?;
     let step = config.optional_size("decoder_sparse_step")?.unwrap_or(1);

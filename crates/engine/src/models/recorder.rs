@@ -4,6 +4,8 @@
 //! under the name and in the form that the checkpoint has it. Recording reads no weights, so sizes and plans of a
 //! model cost nothing; [`Model::load`] reads the resident ones afterwards.
 
+mod biased_experts;
+
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use moeflux_compute::quant::{dequantize, dequantize_row};
 use moeflux_compute::{Bytes, Tensor};
 
 use crate::checkpoint::{ByteRange, Checkpoint, Format, StoredWeight};
-use crate::experts::{ExpertLocation, ExpertStore};
+use crate::experts::{ExpertForm, ExpertLocation, ExpertStore};
 use crate::io::buffer::HostBuffer;
 use crate::{Error, Result};
 
@@ -36,15 +38,32 @@ pub struct Model {
 #[derive(Debug)]
 struct Source {
     stored: StoredWeight,
-    /// Rows that make up the weight, in this order; all of them when empty. Vectors have rows of one element.
-    rows: Vec<Range<usize>>,
+    part: Part,
     form: Form,
+}
+
+/// Which part of a stored weight a weight of the graph is.
+#[derive(Debug)]
+enum Part {
+    Whole,
+    /// These rows, in this order. Vectors have rows of one element.
+    Rows(Vec<Range<usize>>),
+    /// Every second value from this one on; of small weights that enter the graph as f32.
+    EverySecond(usize),
 }
 
 impl Source {
     /// Rows of the stored weight.
     fn stored_rows(&self) -> usize {
         if let [n] = self.stored.shape[..] { n } else { self.stored.rows() }
+    }
+
+    /// The rows that are read, in this order.
+    fn rows(&self) -> Vec<Range<usize>> {
+        match &self.part {
+            Part::Rows(rows) => rows.clone(),
+            Part::Whole | Part::EverySecond(_) => std::iter::once(0..self.stored_rows()).collect(),
+        }
     }
 }
 
@@ -94,8 +113,13 @@ impl Model {
             if source.form == Form::Stored {
                 return Ok(tensor);
             }
+            let (first, step) = match source.part {
+                Part::EverySecond(first) => (first, 2),
+                Part::Whole | Part::Rows(_) => (0, 1),
+            };
+            let stored = dequantize(tensor.view())?;
             let values: Vec<f32> =
-                dequantize(tensor.view())?.into_iter().map(|v| source.form.of(v)).collect();
+                stored.into_iter().skip(first).step_by(step).map(|v| source.form.of(v)).collect();
             if let Some(at) = values.iter().position(|v| !v.is_finite()) {
                 return Err(tensor_error(
                     &self.checkpoint,
@@ -129,22 +153,21 @@ impl Model {
     fn read(&self, source: &Source) -> Result<Tensor> {
         let weight = &source.stored;
         let stored_rows = source.stored_rows();
-        let rows =
-            if source.rows.is_empty() { stored_rows } else { source.rows.iter().map(Range::len).sum() };
+        let rows: usize = source.rows().iter().map(Range::len).sum();
         let mut planes = vec![];
         for plane in &weight.planes {
             let path = || self.checkpoint.files()[plane.file].path().to_path_buf();
             let each = plane.len.checked_div(stored_rows as u64).unwrap_or(0);
             // All rows are one read, also where a plane's row stands for several rows of the weight.
-            let parts: Vec<ByteRange> = match source.rows.is_empty() {
-                true => vec![*plane],
-                false => {
+            let parts: Vec<ByteRange> = match &source.part {
+                Part::Whole | Part::EverySecond(_) => vec![*plane],
+                Part::Rows(chosen) => {
                     let part = |rows: &Range<usize>| ByteRange {
                         offset: plane.offset + each * rows.start as u64,
                         len: each * rows.len() as u64,
                         ..*plane
                     };
-                    source.rows.iter().map(part).collect()
+                    chosen.iter().map(part).collect()
                 }
             };
             let bytes: u64 = parts.iter().map(|part| part.len).sum();
@@ -193,6 +216,10 @@ const COMMON_NAMES: NameMap = &[
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
@@ -216,9 +243,6 @@ const COMMON_NAMES: NameMap = &[
     ("self_attn.kv_b_proj", "attn_kv_b"),
     ("self_attn.embed_q", "attn_k_b"),
     ("self_attn.unembed_out", "attn_v_b"),
-    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
-    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
-    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
 ];
 
 /// Where the routed experts of a family are, below a layer.
@@ -313,12 +337,9 @@ impl Recorder {
         Error::MissingTensor { path: self.checkpoint.path().into(), tensor }
     }
 
-    fn add(&mut self, stored: StoredWeight, rows: Vec<Range<usize>>, form: Form) -> Result<WeightId> {
-        let source = Source { stored, rows, form };
-        let rows = match source.rows.is_empty() {
-            true => source.stored_rows(),
-            false => source.rows.iter().map(Range::len).sum(),
-        };
+    fn add(&mut self, stored: StoredWeight, part: Part, form: Form) -> Result<WeightId> {
+        let source = Source { stored, part, form };
+        let rows: usize = source.rows().iter().map(Range::len).sum();
         let stored = &source.stored;
         let cols = if stored.shape.len() == 1 { 1 } else { stored.cols() };
         let matrix = match form {
@@ -326,7 +347,10 @@ impl Recorder {
                 MatrixSpec { dtype: stored.dtype, rows: 1, cols: rows }
             }
             Form::Stored => MatrixSpec { dtype: stored.dtype, rows, cols },
-            _ => MatrixSpec::vector(rows * cols),
+            _ => match source.part {
+                Part::EverySecond(first) => MatrixSpec::vector((rows * cols - first).div_ceil(2)),
+                Part::Whole | Part::Rows(_) => MatrixSpec::vector(rows * cols),
+            },
         };
         matrix.bytes()?;
         let id = self.graph.weight(stored.name.clone(), matrix);
@@ -360,7 +384,7 @@ impl Recorder {
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
     pub fn matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<WeightId> {
         let stored = self.stored_matrix(module, rows, cols)?;
-        self.add(stored, vec![], Form::Stored)
+        self.add(stored, Part::Whole, Form::Stored)
     }
 
     fn stored_vector(&self, module: &str, part: &str, len: usize) -> Result<Option<StoredWeight>> {
@@ -389,7 +413,7 @@ impl Recorder {
             let expected = format!("shape [{heads}, {rows}, {cols}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
-        self.add(stored, vec![], Form::Stored)
+        self.add(stored, Part::Whole, Form::Stored)
     }
 
     /// A vector of `len` values, as f32.
@@ -406,7 +430,7 @@ impl Recorder {
     /// [`Error::Tensor`] if it has another length.
     pub fn optional_vector(&mut self, module: &str, part: &str, len: usize) -> Result<Option<WeightId>> {
         let stored = self.stored_vector(module, part, len)?;
-        stored.map(|stored| self.add(stored, vec![], Form::F32)).transpose()
+        stored.map(|stored| self.add(stored, Part::Whole, Form::F32)).transpose()
     }
 
     /// `len` values of the tensor `name` (with what stands behind the module's name), in any shape that has as many.
@@ -433,7 +457,7 @@ impl Recorder {
                 format!("shape {:?}", stored.shape),
             ));
         }
-        self.add(stored, vec![], form)
+        self.add(stored, Part::Whole, form)
     }
 
     /// A norm of each of `groups` equal parts of x.
@@ -483,10 +507,55 @@ impl Recorder {
         precision: Precision,
     ) -> Result<Value> {
         let weight = self.stored_matrix(module, Some(rows), x.width())?;
-        let weight = self.add(weight, parts.to_vec(), Form::Stored)?;
+        let weight = self.add(weight, Part::Rows(parts.to_vec()), Form::Stored)?;
         let bias = self.stored_vector(module, "bias", rows)?;
-        let bias = bias.map(|bias| self.add(bias, parts.to_vec(), Form::F32)).transpose()?;
+        let bias = bias.map(|bias| self.add(bias, Part::Rows(parts.to_vec()), Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
+    }
+
+    /// The bias of `experts` scores that is kept in `module`, or in GGUF in the layer.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn correction_bias(&mut self, module: &str, experts: usize) -> Result<WeightId> {
+        let (module, part) = self.correction_bias_name(module);
+        self.vector(&module, part, experts)
+    }
+
+    /// Whether the checkpoint has that bias.
+    pub fn has_correction_bias(&self, module: &str) -> bool {
+        let (module, part) = self.correction_bias_name(module);
+        self.checkpoint.contains(&format!("{}.{part}", self.resolve(&module)))
+    }
+
+    fn correction_bias_name(&self, module: &str) -> (String, &'static str) {
+        let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        match (self.checkpoint.format(), layer) {
+            (Format::Gguf, Some((layer, _))) => (format!("model.layers.{layer}.exp_probs_b"), "bias"),
+            _ => (module.to_owned(), "e_score_correction_bias"),
+        }
+    }
+
+    /// Whether the checkpoint has attention sinks for a layer.
+    pub fn has_sinks(&self, layer: usize) -> bool {
+        let (module, part) = self.sinks_name(layer);
+        self.checkpoint.contains(&format!("{}.{part}", self.resolve(&module)))
+    }
+
+    fn sinks_name(&self, layer: usize) -> (String, &'static str) {
+        match self.checkpoint.format() {
+            Format::Gguf => (format!("model.layers.{layer}.attn_sinks"), "weight"),
+            _ => (format!("model.layers.{layer}.self_attn"), "sinks"),
+        }
+    }
+
+    /// The attention sinks of a layer, one logit a head, if the checkpoint has them.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there is another number.
+    pub fn sinks(&mut self, layer: usize, heads: usize) -> Result<Option<WeightId>> {
+        let (module, part) = self.sinks_name(layer);
+        self.optional_vector(&module, part, heads)
     }
 
     /// A small tensor's values, read at once; `None` if the checkpoint lacks it.
@@ -531,6 +600,7 @@ impl Recorder {
             return Err(tensor_error(&self.checkpoint, &gate[0], &expected, got));
         }
         let location = |e: usize| ExpertLocation {
+            form: ExpertForm::Separate,
             gate: gate[e].planes.clone(),
             up: up[e].planes.clone(),
             down: down[e].planes.clone(),
@@ -577,6 +647,9 @@ impl Recorder {
             return Ok(Some(found));
         }
         let module = self.resolve(&format!("{base}.{}", names.module));
+        if let Some(found) = three(&|i| format!("{module}.{}_proj.weight", ["gate", "up", "down"][i]))? {
+            return Ok(Some(found));
+        }
         let Some(gate_up) = stack(&format!("{module}.gate_up_proj"))? else { return Ok(None) };
         let down = format!("{module}.down_proj");
         let down = stack(&down)?

@@ -12,9 +12,21 @@ use crate::cpu::{
     simd::{Isa, Kernel, MAX_LANES},
 };
 
-/// Decoded weights, exactly as the format's dequantiser yields them: (column, row), f32.
+/// Decoded weights, exactly as their dequantiser yields them: (column, row), f32.
 #[repr(C, align(64))]
-struct Values([[f32; MAX_LANES]; TILE_COLS]);
+pub(super) struct Values([[f32; MAX_LANES]; TILE_COLS]);
+
+impl Values {
+    /// All zero.
+    pub(super) fn new() -> Self {
+        Self([[0.0; MAX_LANES]; TILE_COLS])
+    }
+
+    /// Sets column `col` of the row in lane `lane`.
+    pub(super) fn put_one(&mut self, col: usize, lane: usize, value: f32) {
+        self.0[col][lane] = value;
+    }
+}
 
 /// The product of a job with f32 activations.
 pub(super) struct Multiply<'a, F> {
@@ -30,8 +42,8 @@ impl<F: Format> Kernel for Multiply<'_, F> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let (x, cols) = (self.x, self.job.w.cols());
-        let values = Values([[0.0; MAX_LANES]; TILE_COLS]);
-        walk(isa, self.job, Float { format: self.format, x, cols, tile: Tile::new::<F>(), values });
+        let (tile, values) = (Tile::new::<F>(), Values::new());
+        walk(isa, self.job, Float { format: self.format, x, cols, tile, values });
     }
 }
 
@@ -104,13 +116,13 @@ impl<S: Shape> Kernel for Expand<'_, S> {
 }
 
 /// `n` columns of decoded weights times those of some tokens.
-struct MultiplyValues<'a, const N: usize> {
-    values: &'a Values,
-    n: usize,
+pub(super) struct MultiplyValues<'a, const N: usize> {
+    pub(super) values: &'a Values,
+    pub(super) n: usize,
     /// (N, n), f32.
-    x: [&'a [f32]; N],
+    pub(super) x: [&'a [f32]; N],
     /// Of even and of odd columns.
-    sums: &'a mut [Sums; N],
+    pub(super) sums: &'a mut [Sums; N],
 }
 
 impl<const N: usize> Kernel for MultiplyValues<'_, N> {

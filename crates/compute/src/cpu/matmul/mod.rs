@@ -19,8 +19,10 @@ mod float;
 mod int8;
 mod k_quants;
 mod legacy;
+mod mxfp4;
 mod plain;
 mod tile;
+mod transposed;
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -36,6 +38,7 @@ use affine::{Affine4, Affine8, AffineOdd};
 use int8::Format;
 use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use legacy::{Q4, Q5, Q8};
+use mxfp4::{Mxfp4, Mxfp4Planes};
 use plain::{Bf16, F16, F32};
 
 /// Rows are best handed out in multiples of this.
@@ -248,6 +251,9 @@ impl Job<'_> {
     fn run(&self, simd: Simd, x: Activations<'_>) -> Result<()> {
         let dtype = self.w.dtype();
         match (dtype, x) {
+            (_, Activations::F32 { rows, .. }) if self.w.is_transposed() => {
+                simd.run(transposed::Multiply { job: self, x: rows });
+            }
             (DType::F32, Activations::F32 { rows, .. }) => {
                 simd.run(plain::Multiply { job: self, plain: F32, x: rows })
             }
@@ -266,6 +272,8 @@ impl Job<'_> {
             (DType::Q4_0, x) => self.run_format(simd, Q4, x),
             (DType::Q5_0, x) => self.run_format(simd, Q5, x),
             (DType::Q8_0, x) => self.run_format(simd, Q8, x),
+            (DType::MXFP4, x) => self.run_format(simd, Mxfp4, x),
+            (DType::MXFP4_Planes, x) => self.run_format(simd, Mxfp4Planes, x),
             (DType::Q2_K, x) => self.run_format(simd, Q2K, x),
             (DType::Q3_K, x) => self.run_format(simd, Q3K, x),
             (DType::Q4_K, x) => self.run_format(simd, Q4K, x),

@@ -134,9 +134,9 @@ impl<P: Plain> Multiply<'_, P> {
     fn tile<I: Isa, const R: usize, const N: usize>(&self, isa: I, row: usize, token: usize) {
         let Job { w, tokens, out, .. } = self.job;
         let cols = w.cols();
-        let row_bytes = cols * P::BYTES;
-        let weights = &w.plane(0)[row * row_bytes..];
-        assert!(weights.len() >= R * row_bytes, "rows within the matrix");
+        let (row_bytes, stride) = (cols * P::BYTES, w.stride(0));
+        let weights = &w.plane(0)[row * stride..];
+        assert!(weights.len() >= (R - 1) * stride + row_bytes, "rows within the matrix");
         let mut x = [std::ptr::null(); N];
         for (i, x) in x.iter_mut().enumerate() {
             *x = self.x[tokens.get(token + i) * cols..][..cols].as_ptr();
@@ -146,7 +146,7 @@ impl<P: Plain> Multiply<'_, P> {
         let whole = cols / I::LANES * I::LANES;
         for col in (0..whole).step_by(I::LANES) {
             // The next rows follow in memory: they are asked for in order of addresses.
-            let next = R * (row_bytes + col * P::BYTES);
+            let next = R * (stride + col * P::BYTES);
             for at in (next..next + R * I::LANES * P::BYTES).step_by(64) {
                 prefetch(weights.as_ptr().wrapping_add(at));
             }
@@ -157,7 +157,7 @@ impl<P: Plain> Multiply<'_, P> {
             }
             for r in 0..R {
                 // SAFETY: within row r of the R rows that `weights` holds.
-                let w = unsafe { self.plain.load(isa, weights.as_ptr().add(r * row_bytes + col * P::BYTES)) };
+                let w = unsafe { self.plain.load(isa, weights.as_ptr().add(r * stride + col * P::BYTES)) };
                 for t in 0..N {
                     sums[r][t] = isa.mul_add(w, inputs[t], sums[r][t]);
                 }
@@ -171,7 +171,7 @@ impl<P: Plain> Multiply<'_, P> {
                 for r in 0..R {
                     // SAFETY: as above.
                     let w = unsafe {
-                        let p = weights.as_ptr().add(r * row_bytes + whole * P::BYTES);
+                        let p = weights.as_ptr().add(r * stride + whole * P::BYTES);
                         self.plain.load_first(isa, p, rest)
                     };
                     sums[r][t] = isa.mul_add(w, x, sums[r][t]);

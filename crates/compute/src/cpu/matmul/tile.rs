@@ -150,11 +150,21 @@ impl<'a> TileRows<'a> {
         let lanes = if repeat { 0..1 } else { row - first..n_lanes };
         let planes = [0, 1, 2].map(|plane| {
             let bytes = w.plane(plane);
-            let row_bytes = bytes.len() / w.rows();
+            let row_bytes = w.stride(plane);
             let stride = if repeat { 0 } else { row_bytes };
             PlaneRows { bytes: &bytes[first * row_bytes..], stride, last: (n_lanes - 1) * stride }
         });
         Self { w, first, lanes, planes }
+    }
+
+    /// The matrix.
+    pub(super) fn matrix(&self) -> TensorView<'a> {
+        self.w
+    }
+
+    /// Row of the matrix that lane `lane` stands for.
+    pub(super) fn row_of(&self, lane: usize) -> usize {
+        if self.planes[0].stride == 0 { self.first } else { self.first + lane }
     }
 
     /// Bytes in plane `plane`.

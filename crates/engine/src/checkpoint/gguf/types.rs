@@ -70,7 +70,7 @@ const TYPES: &[GgmlType] = &[
     usable(30, "BF16", DType::BF16),
     plain(34, "TQ1_0", 256, 54),
     plain(35, "TQ2_0", 256, 66),
-    plain(39, "MXFP4", 32, 17),
+    usable(39, "MXFP4", DType::MXFP4),
     plain(40, "NVFP4", 64, 36),
     plain(41, "Q1_0", 128, 18),
 ];

@@ -10,7 +10,7 @@ use moeflux_compute::graph::{
     Attention, DeltaInputs, DeltaRule, HeadPairing, Precision, RopeStyle, Route, Value,
 };
 
-use super::{Decoder, Moe};
+use super::{Decoder, Moe, SharedExpert};
 use crate::Result;
 use crate::checkpoint::Format;
 use crate::models::blocks;
@@ -140,34 +140,6 @@ fn gated_attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, rope: 
     Ok(r.graph.add(x, out)?)
 }
 
-/// Norm, routed experts, shared expert behind its gate, residual.
-fn shared_moe(
-    r: &mut Recorder,
-    d: &Decoder,
-    layer: usize,
-    x: Value,
-    moe: &Moe,
-    width: usize,
-) -> Result<Value> {
-    let base = format!("model.layers.{layer}");
-    let module = |name: &str| format!("{base}.mlp.{name}");
-    r.graph.scope(format!("layers.{layer}.mlp"));
-    let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
-    let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
-    let routing = r.graph.route(logits, None, moe.route)?;
-    // Before the routed experts, so that it is computed while they are read.
-    let gate = r.linear(h, &module("shared_expert.gate_proj"), width, Precision::Fast)?;
-    let up = r.linear(h, &module("shared_expert.up_proj"), width, Precision::Fast)?;
-    let product = r.graph.swiglu(gate, up)?;
-    let shared = r.linear(product, &module("shared_expert.down_proj"), d.hidden_size, Precision::Fast)?;
-    let gate = r.linear(h, &module("shared_expert_gate"), 1, Precision::F32)?;
-    let shared = r.graph.sigmoid_gate(shared, gate)?;
-    let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
-    let routed = r.graph.moe_experts(h, routing, experts)?;
-    let out = r.graph.add(routed, shared)?;
-    Ok(r.graph.add(x, out)?)
-}
-
 /// What differs between the families.
 #[derive(Debug, Clone, Copy)]
 pub struct Hybrid {
@@ -221,15 +193,7 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
     if config.format() == Format::HuggingFace {
         r.norms_are(Form::F32PlusOne);
     }
-    let factor = config.number("partial_rotary_factor")?.unwrap_or(0.25);
-    let rotary_dim = match config.optional_size("rotary_dim")? {
-        Some(dim) if gguf => dim,
-        _ => (d.head_dim as f64 * factor) as usize,
-    };
-    if rotary_dim < 2 || rotary_dim > d.head_dim || !rotary_dim.is_multiple_of(2) {
-        let expected = format!("an even number of the {} channels of a head", d.head_dim);
-        return Err(config.unsupported("partial_rotary_factor", &expected));
-    }
+    let rotary_dim = blocks::rotary_dim(config, d.head_dim, 0.25)?;
     let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
     let pairing = if gguf { family.gguf_pairing } else { HeadPairing::Grouped };
     let linear = Linear::new(config, pairing)?;
@@ -238,7 +202,13 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
     let moe = Moe {
         route: Route::softmax(experts, top_k, family.renormalize),
         router: "mlp.gate",
+        correction_bias: None,
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+        shared: Some(SharedExpert {
+            module: "mlp.shared_expert",
+            width: config.optional_size("shared_expert_intermediate_size")?.unwrap_or(512),
+            gate: Some("mlp.shared_expert_gate"),
+        }),
     };
     let dense = config.sizes("mlp_only_layers")?;
     let step = config.optional_size("decoder_sparse_step")?.unwrap_or(1);
@@ -252,8 +222,7 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
         x = if dense.contains(&layer) || !(layer + 1).is_multiple_of(step) {
             blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
         } else {
-            let width = config.optional_size("shared_expert_intermediate_size")?.unwrap_or(512);
-            shared_moe(r, &d, layer, x, &moe, width)?
+            blocks::moe(r, &d, layer, x, &moe)?
         };
     }
     blocks::head(r, config, x, table, d.eps)

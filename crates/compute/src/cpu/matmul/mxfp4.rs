@@ -1,0 +1,139 @@
+//! Decoders of MXFP4; layouts in [`crate::quant`]. Twice an element is an integer of at most 12, so codes are that
+//! integer + 16 and scales are halved.
+
+use super::{
+    int8::{Centred, Format, Tile},
+    tile::TileRows,
+};
+use crate::cpu::{activations::BLOCK, simd::Isa};
+
+/// Blocks with their scale.
+#[derive(Clone, Copy)]
+pub(super) struct Mxfp4;
+
+impl Format for Mxfp4 {
+    type Shape = Centred;
+    const BYTES: usize = 17;
+    const ZERO: i32 = 16;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        for sub in 0..n / BLOCK {
+            let block = rows.plane(0).block::<17>((col / BLOCK + sub) * 17);
+            let scale = isa.and(block.words(isa, 0)[0], isa.splat_u(0xff));
+            tile.set_scale(isa, sub, half_scale(isa, scale));
+        }
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        let low = isa.splat_u(0x0f0f_0f0f);
+        for sub in 0..n / BLOCK {
+            let block = rows.plane(0).block::<17>((col / BLOCK + sub) * 17);
+            let codes = tile.codes_mut(sub);
+            for (k, qs) in block.words(isa, 1).into_iter().enumerate() {
+                codes.put(isa, k, code(isa, isa.and(qs, low)));
+                codes.put(isa, k + 4, code(isa, isa.and(isa.shr::<4>(qs), low)));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        let parts = I::LANES / 8;
+        let mut out = [isa.splat_u(0); 2];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: blocks of this group, by the caller.
+            let nibbles = unsafe {
+                let block = p.add((2 * group + v) * parts * Self::BYTES);
+                isa.load_low_high_nibbles(block.add(1), block.add((parts - 1) * Self::BYTES + 1))
+            };
+            *out = code(isa, nibbles);
+        }
+        out
+    }
+}
+
+/// Scales in a plane of their own.
+#[derive(Clone, Copy)]
+pub(super) struct Mxfp4Planes;
+
+impl Format for Mxfp4Planes {
+    type Shape = Centred;
+    const BYTES: usize = 16;
+    const ZERO: i32 = 16;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        let byte = isa.splat_u(0xff);
+        let scales = rows.plane(1).words_of(isa, col / BLOCK, n / BLOCK);
+        for sub in 0..n / BLOCK {
+            let word = scales[sub / 4];
+            let scale = match sub % 4 {
+                0 => isa.and(word, byte),
+                1 => isa.and(isa.shr::<8>(word), byte),
+                2 => isa.and(isa.shr::<16>(word), byte),
+                _ => isa.shr::<24>(word),
+            };
+            tile.set_scale(isa, sub, half_scale(isa, scale));
+        }
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        let low_half = isa.splat_u(0xffff);
+        for sub in 0..n / BLOCK {
+            let words = rows.plane(0).block::<16>(col / 2 + 16 * sub).words(isa, 0);
+            let codes = tile.codes_mut(sub);
+            for (k, word) in words.into_iter().enumerate() {
+                codes.put(isa, 2 * k, code(isa, spread(isa, isa.and(word, low_half))));
+                codes.put(isa, 2 * k + 1, code(isa, spread(isa, isa.shr::<16>(word))));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        // SAFETY: the 4 · LANES bytes of this group, by the caller.
+        let nibbles = unsafe {
+            let p = p.add(4 * I::LANES * group);
+            [isa.load_nibbles(p), isa.load_nibbles(p.add(2 * I::LANES))]
+        };
+        nibbles.map(|nibbles| code(isa, nibbles))
+    }
+}
+
+/// 2^(s − 128) as the product of 2^(⌊s/2⌋ − 64) and 2^(⌈s/2⌉ − 64), which are normal for every s.
+#[inline(always)]
+fn half_scale<I: Isa>(isa: I, s: I::U) -> I::F {
+    let power = |half: I::U| isa.of_bits(isa.shl::<23>(isa.add_u(half, isa.splat_u(63))));
+    isa.mul(power(isa.shr::<1>(s)), power(isa.shr::<1>(isa.add_u(s, isa.splat_u(1)))))
+}
+
+/// Four nibbles to four bytes.
+#[inline(always)]
+fn spread<I: Isa>(isa: I, v: I::U) -> I::U {
+    let v = isa.and(isa.or(v, isa.shl::<8>(v)), isa.splat_u(0x00ff_00ff));
+    isa.and(isa.or(v, isa.shl::<4>(v)), isa.splat_u(0x0f0f_0f0f))
+}
+
+/// In every byte, the element of a nibble s e e m as 16 + twice its value.
+#[inline(always)]
+fn code<I: Isa>(isa: I, q: I::U) -> I::U {
+    let ones = isa.splat_u(0x0101_0101);
+    let (b0, b1) = (isa.and(q, ones), isa.and(isa.shr::<1>(q), ones));
+    let (b2, sign) = (isa.and(isa.shr::<2>(q), ones), isa.and(isa.shr::<3>(q), ones));
+    let (not_b1, not_b2) = (isa.xor(b1, ones), isa.xor(b2, ones));
+    // The bits of 0, 1, 2, 3, 4, 6, 8, 12.
+    let bit0 = isa.and(not_b2, b0);
+    let bit1 = isa.or(isa.and(not_b2, b1), isa.and(b2, isa.and(not_b1, b0)));
+    let bit2 = isa.and(b2, isa.or(not_b1, b0));
+    let bit3 = isa.and(b2, b1);
+    let low = isa.or(bit0, isa.shl::<1>(bit1));
+    let high = isa.or(isa.shl::<2>(bit2), isa.shl::<3>(bit3));
+    let positive = isa.or(isa.or(low, high), isa.splat_u(0x1010_1010));
+    // 16 + v becomes 16 − v: complement within five bits gives 15 − v.
+    let two = isa.or(sign, isa.shl::<1>(sign));
+    let five = isa.or(isa.or(two, isa.shl::<2>(two)), isa.shl::<4>(sign));
+    isa.add_u(isa.xor(positive, five), sign)
+}

@@ -1,0 +1,65 @@
+//! GLM-4.5 and GLM-4.6. Half of each head rotates; biases on q, k and v; sigmoid routing with a correction bias within
+//! the best groups; dense first layers; shared experts.
+//!
+//! Source: transformers `modeling_glm4_moe.py`; GGUF architecture `glm4moe`, whose block count includes the layers
+//! that predict further tokens, which are not used here.
+
+use moeflux_compute::graph::{RopeStyle, Value};
+
+use super::Family;
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
+use super::config::Config;
+use super::recorder::{ExpertNames, Recorder};
+use crate::Result;
+use crate::checkpoint::Format;
+
+/// Registry entry.
+pub(super) const FAMILY: Family =
+    Family { model_types: &["glm4_moe"], gguf_architectures: &["glm4moe"], record };
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let mut d = Decoder::new(config, 1e-5)?;
+    let gguf = config.format() == Format::Gguf;
+    if gguf {
+        let predicting = config.count("num_nextn_predict_layers")?.unwrap_or(0);
+        if predicting >= d.layers {
+            return Err(config.unsupported("num_nextn_predict_layers", &format!("below {}", d.layers)));
+        }
+        d.layers -= predicting;
+    }
+    let rotary_dim = blocks::rotary_dim(config, d.head_dim, 0.5)?;
+    let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
+    // GGUF has no key for it.
+    let qk_norm = match config.flag("use_qk_norm", gguf && r.has("model.layers.0.self_attn.q_norm"))? {
+        true => QkNorm::PerHead,
+        false => QkNorm::None,
+    };
+    let kind = AttentionKind { qk_norm, clip_qkv: None, window: None, rope };
+    let shared_experts = config.count("n_shared_experts")?.unwrap_or(1);
+    let moe = Moe {
+        route: blocks::sigmoid_route(config)?,
+        router: "mlp.gate",
+        correction_bias: Some("mlp.gate"),
+        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+        shared: match shared_experts {
+            0 => None,
+            n => Some(SharedExpert {
+                module: "mlp.shared_experts",
+                width: n.saturating_mul(config.size("moe_intermediate_size")?),
+                gate: None,
+            }),
+        },
+    };
+    let dense = config.count("first_k_dense_replace")?.unwrap_or(1);
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for layer in 0..d.layers {
+        x = blocks::attention(r, &d, layer, x, &kind)?;
+        x = if layer < dense {
+            blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
+        } else {
+            blocks::moe(r, &d, layer, x, &moe)?
+        };
+    }
+    blocks::head(r, config, x, table, d.eps)
+}

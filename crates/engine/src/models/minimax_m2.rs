@@ -1,0 +1,42 @@
+//! MiniMax-M2. Query and key norms over whole vectors; part of each head rotates; sigmoid routing with a correction
+//! bias whose chosen weights are always normalised.
+//!
+//! Source: transformers `modeling_minimax_m2.py`; GGUF architecture `minimax-m2`.
+
+use moeflux_compute::graph::{RopeStyle, Value};
+
+use super::Family;
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::config::Config;
+use super::recorder::{ExpertNames, Recorder};
+use crate::Result;
+
+/// Registry entry.
+pub(super) const FAMILY: Family =
+    Family { model_types: &["minimax_m2"], gguf_architectures: &["minimax-m2"], record };
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let d = Decoder::new(config, 1e-6)?;
+    let rotary_dim = blocks::rotary_dim(config, d.head_dim, 1.0)?;
+    let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 5e6)?;
+    let kind = AttentionKind { qk_norm: QkNorm::Whole, clip_qkv: None, window: None, rope };
+    // The module's name on the hub; transformers 5 saves it as `mlp`.
+    let hub = r.has("model.layers.0.block_sparse_moe.gate");
+    let moe = Moe {
+        route: blocks::sigmoid_route(config)?,
+        router: if hub { "block_sparse_moe.gate" } else { "mlp.gate" },
+        correction_bias: Some(if hub { "block_sparse_moe" } else { "mlp" }),
+        experts: ExpertNames {
+            module: if hub { "block_sparse_moe.experts" } else { "mlp.experts" },
+            projections: ["w1", "w3", "w2"],
+        },
+        shared: None,
+    };
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for layer in 0..d.layers {
+        x = blocks::attention(r, &d, layer, x, &kind)?;
+        x = blocks::moe(r, &d, layer, x, &moe)?;
+    }
+    blocks::head(r, config, x, table, d.eps)
+}

@@ -1,0 +1,133 @@
+//! Experts with biases, whose gate and up projections Hugging Face checkpoints store interleaved (gpt-oss).
+
+use moeflux_compute::graph::{ExpertBiases, ExpertSet, ExpertSetId, MatrixSpec, WeightId};
+
+use super::{ExpertNames, Form, Part, Recorder, tensor_error};
+use crate::checkpoint::{Format, StoredWeight};
+use crate::experts::{ExpertForm, ExpertLocation};
+use crate::{Error, Result};
+
+const NAMES: ExpertNames =
+    ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] };
+
+impl Recorder {
+    /// Declares the routed experts of `layer`, which take `hidden` columns, and their biases.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn biased_experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+    ) -> Result<(ExpertSetId, ExpertBiases)> {
+        let module = self.resolve(&format!("model.layers.{layer}.{}", NAMES.module));
+        let contains = |part: &str| self.checkpoint.contains(&format!("{module}.{part}"));
+        let id = if contains("gate_up_proj_blocks") {
+            self.interleaved_experts(layer, count, hidden, [&module, "_blocks"], ExpertForm::Interleaved)?
+        } else if contains("gate_up_proj") {
+            self.interleaved_experts(layer, count, hidden, [&module, ""], ExpertForm::InterleavedTransposed)?
+        } else {
+            self.experts(layer, count, hidden, &NAMES)?
+        };
+        let (set, _) = self.experts.last().expect("experts have just been declared");
+        let (inner, hidden) = (set.gate.rows, set.down.rows);
+        let biases = match self.checkpoint.format() {
+            Format::HuggingFace => {
+                let gate_up = format!("{module}.gate_up_proj_bias");
+                ExpertBiases {
+                    gate: self.expert_bias(&gate_up, [count, 2 * inner], Part::EverySecond(0))?,
+                    up: self.expert_bias(&gate_up, [count, 2 * inner], Part::EverySecond(1))?,
+                    down: self.expert_bias(
+                        &format!("{module}.down_proj_bias"),
+                        [count, hidden],
+                        Part::Whole,
+                    )?,
+                }
+            }
+            format => {
+                let name = |part: &str| match format {
+                    Format::Gguf => format!("blk.{layer}.ffn_{part}_exps.bias"),
+                    _ => format!("{module}.{part}_proj.bias"),
+                };
+                ExpertBiases {
+                    gate: self.expert_bias(&name("gate"), [count, inner], Part::Whole)?,
+                    up: self.expert_bias(&name("up"), [count, inner], Part::Whole)?,
+                    down: self.expert_bias(&name("down"), [count, hidden], Part::Whole)?,
+                }
+            }
+        };
+        Ok((id, biases))
+    }
+
+    fn expert_bias(&mut self, name: &str, shape: [usize; 2], part: Part) -> Result<WeightId> {
+        let stored = self.stored(name)?;
+        if stored.shape != shape {
+            let got = format!("{:?}", stored.shape);
+            return Err(tensor_error(&self.checkpoint, &stored, &format!("shape {shape:?}"), got));
+        }
+        self.add(stored, part, Form::F32)
+    }
+
+    fn stored(&self, name: &str) -> Result<StoredWeight> {
+        let missing = || Error::MissingTensor { path: self.checkpoint.path().into(), tensor: name.into() };
+        self.checkpoint.weight(name)?.ok_or_else(missing)
+    }
+
+    /// Experts with gate and up in one matrix.
+    fn interleaved_experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+        [module, suffix]: [&str; 2],
+        form: ExpertForm,
+    ) -> Result<ExpertSetId> {
+        let gate_up = self.stored(&format!("{module}.gate_up_proj{suffix}"))?;
+        let down = self.stored(&format!("{module}.down_proj{suffix}"))?;
+        // (rows, columns) of a stored matrix as the projection has them.
+        let projection = |stored: &StoredWeight| match (stored.shape.as_slice(), form) {
+            (&[experts, cols, rows], ExpertForm::InterleavedTransposed) => Some((experts, rows, cols)),
+            (&[experts, rows, cols], _) => Some((experts, rows, cols)),
+            _ => None,
+        };
+        let fault = |stored: &StoredWeight, expected: String| {
+            Err(tensor_error(&self.checkpoint, stored, &expected, format!("{:?}", stored.shape)))
+        };
+        let inner = match projection(&gate_up) {
+            Some((experts, rows, cols)) if experts == count && cols == hidden && rows % 2 == 0 => rows / 2,
+            _ => return fault(&gate_up, format!("gate and up of {count} experts on {hidden} columns")),
+        };
+        if projection(&down) != Some((count, hidden, inner)) {
+            return fault(&down, format!("{count} experts from {inner} to {hidden}"));
+        }
+        if form == ExpertForm::InterleavedTransposed {
+            for stored in [&gate_up, &down] {
+                if stored.dtype.block_len() != 1 {
+                    return fault(stored, "plain floats".into());
+                }
+            }
+        }
+        let gate = MatrixSpec { dtype: gate_up.dtype, rows: inner, cols: hidden };
+        let set = ExpertSet {
+            layer,
+            experts: count,
+            gate,
+            up: gate,
+            down: MatrixSpec { dtype: down.dtype, rows: hidden, cols: inner },
+        };
+        let planes = |stored: &StoredWeight, expert: usize| {
+            stored.stack_element(expert).map(|element| element.planes).unwrap_or_default()
+        };
+        let location = |expert: usize| ExpertLocation {
+            form,
+            gate: planes(&gate_up, expert),
+            up: vec![],
+            down: planes(&down, expert),
+        };
+        let locations = (0..count).map(location).collect();
+        let id = self.graph.expert_set(set)?;
+        self.experts.push((set, locations));
+        Ok(id)
+    }
+}
