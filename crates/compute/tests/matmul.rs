@@ -18,8 +18,17 @@ mod random;
 use random::Random;
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-const GGUF: [DType; 8] =
-    [DType::Q4_0, DType::Q5_0, DType::Q8_0, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+const GGUF: [DType; 9] = [
+    DType::Q4_0,
+    DType::Q5_0,
+    DType::Q8_0,
+    DType::MXFP4,
+    DType::Q2_K,
+    DType::Q3_K,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
 
 fn affine() -> impl Iterator<Item = DType> {
     [2, 3, 4, 5, 6, 8].into_iter().flat_map(|bits| {
@@ -32,7 +41,7 @@ fn affine() -> impl Iterator<Item = DType> {
 }
 
 fn all_dtypes() -> impl Iterator<Item = DType> {
-    FLOATS.into_iter().chain(GGUF).chain(affine())
+    FLOATS.into_iter().chain(GGUF).chain([DType::MXFP4_Planes]).chain(affine())
 }
 
 fn levels() -> impl Iterator<Item = Simd> {
@@ -113,6 +122,38 @@ fn products_are_close_to_f64() {
                     if accepts_q8(dtype, cols) {
                         let x = q8(simd, &x, cols);
                         let got = product(&pool, simd, w.view(), Activations::Q8(&x));
+                        assert_close(&format!("{what}, int8"), &got, &values, &dequantized(&x), cols);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Matrices that are every second row of a stored one, or its columns.
+#[test]
+fn products_of_views_are_close_to_f64() {
+    let pool = ThreadPool::new(2);
+    let mut random = Random::new(10);
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::MXFP4, DType::MXFP4_Planes] {
+        for (rows, cols, n_tokens) in [(1, 32, 1), (19, 288, 1), (19, 288, 5), (40, 64, 3)] {
+            let stored = random.planes(dtype, 2 * rows, cols);
+            let planes: Vec<&[u8]> = stored.iter().map(Vec::as_slice).collect();
+            let mut views = TensorView::interleaved(dtype, rows, cols, &planes).unwrap().to_vec();
+            if FLOATS.contains(&dtype) {
+                views.extend(TensorView::interleaved_transposed(dtype, rows, cols, planes[0]).unwrap());
+                views.push(TensorView::transposed(dtype, 2 * rows, cols, planes[0]).unwrap());
+            }
+            for (i, w) in views.into_iter().enumerate() {
+                let values = quant::dequantize(w).unwrap();
+                let x = random.normal(n_tokens * cols);
+                for simd in levels() {
+                    let what = format!("{dtype} view {i}, {} × {cols}, {n_tokens} tokens", w.rows());
+                    let got = product(&pool, simd, w, Activations::F32 { rows: &x, cols });
+                    assert_close(&format!("{what}, f32"), &got, &values, &x, cols);
+                    if accepts_q8(dtype, cols) {
+                        let x = q8(simd, &x, cols);
+                        let got = product(&pool, simd, w, Activations::Q8(&x));
                         assert_close(&format!("{what}, int8"), &got, &values, &dequantized(&x), cols);
                     }
                 }
@@ -208,6 +249,9 @@ fn outputs_depend_on_their_row_and_token_only() {
     }
 }
 
+/// Twice the elements of MXFP4.
+const DOUBLED: [i64; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
 /// Weights that are all code `code` with scale 1 and no bias, and the integer they stand for.
 fn constant_weights(dtype: DType, rows: usize, cols: usize, code: u8) -> (Tensor, i64) {
     let one = half::f16::ONE.to_le_bytes();
@@ -220,6 +264,13 @@ fn constant_weights(dtype: DType, rows: usize, cols: usize, code: u8) -> (Tensor
             ([&one[..], &[high; 4], &[nibbles; 16]].concat(), i64::from(code & 31) - 16)
         }
         DType::Q8_0 => ([&one[..], &[code; 32]].concat(), i64::from(code as i8)),
+        // Scales of 2, as elements are halves.
+        DType::MXFP4 => ([&[128][..], &[nibbles; 16]].concat(), DOUBLED[usize::from(code & 15)]),
+        DType::MXFP4_Planes => {
+            let planes = [vec![nibbles; rows * cols / 2], vec![128; rows * cols / 32]];
+            let planes = planes.map(moeflux_compute::Bytes::new).to_vec();
+            return (Tensor::new(dtype, rows, cols, planes).unwrap(), DOUBLED[usize::from(code & 15)]);
+        }
         // Sub-block scales 1, minima 0.
         DType::Q4_K => {
             let scales = [1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1];

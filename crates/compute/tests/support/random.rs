@@ -48,6 +48,12 @@ impl Random {
                     self.fill(plane, 2, 0, |v| half(scale, v));
                 }
             }
+            DType::MXFP4 => {
+                for block in planes[0].chunks_exact_mut(17) {
+                    block[0] = self.power_of_two();
+                }
+            }
+            DType::MXFP4_Planes => planes[1].fill_with(|| self.power_of_two()),
             blocks => {
                 for &at in scale_offsets(blocks) {
                     self.fill(&mut planes[0], blocks.block_bytes(0), at, |v| half(Half::F16, v));
@@ -57,13 +63,18 @@ impl Random {
         planes
     }
 
-    /// Plane and offset of the first 16-bit scale; none for plain floats.
+    /// Plane and offset of the first 16-bit scale; none for plain floats and MXFP4.
     pub(crate) fn scale_at(&self, dtype: DType) -> Option<(usize, usize)> {
         match dtype {
-            DType::F32 | DType::F16 | DType::BF16 => None,
+            DType::F32 | DType::F16 | DType::BF16 | DType::MXFP4 | DType::MXFP4_Planes => None,
             DType::Affine { .. } => Some((1, 0)),
             blocks => Some((0, scale_offsets(blocks)[0])),
         }
+    }
+
+    /// A scale of MXFP4, 2^−9 to 2^−2.
+    fn power_of_two(&mut self) -> u8 {
+        118 + (self.next() & 7) as u8
     }
 
     /// Writes a random float at offset `at` of every `step` bytes.
