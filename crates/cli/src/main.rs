@@ -3,6 +3,7 @@
 mod atomic_file;
 mod commands;
 mod engine_args;
+mod model;
 mod table;
 
 use std::process::ExitCode;

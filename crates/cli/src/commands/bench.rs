@@ -18,7 +18,8 @@ use crate::table::Table;
 /// Measure how fast a model evaluates prompts and generates, on random tokens.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A GGUF file or a safetensors folder
+    /// A GGUF file, a safetensors folder, or `demo`
+    #[arg(value_parser = crate::model::parse)]
     model: PathBuf,
     /// Prompt lengths, separated by commas; 0 for no such test
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]

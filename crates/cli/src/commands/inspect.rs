@@ -22,7 +22,8 @@ use crate::table::Table;
 /// Show what is in a checkpoint and how much of it fits this machine's memory.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A GGUF file or a safetensors folder
+    /// A GGUF file, a safetensors folder, or `demo`
+    #[arg(value_parser = crate::model::parse)]
     model: PathBuf,
     /// List every tensor
     #[arg(long)]

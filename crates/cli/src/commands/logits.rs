@@ -13,7 +13,8 @@ use crate::engine_args::{Activations, EngineArgs};
 /// Write the logits at every position of given tokens.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
-    /// A GGUF file or a safetensors folder
+    /// A GGUF file, a safetensors folder, or `demo`
+    #[arg(value_parser = crate::model::parse)]
     model: PathBuf,
     /// Token ids, separated by commas
     #[arg(long, value_delimiter = ',', required = true)]

@@ -19,7 +19,8 @@ use crate::engine_args::EngineArgs;
 /// Answer a prompt, or chat when there is none and this is a terminal.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A GGUF file or a safetensors folder
+    /// A GGUF file, a safetensors folder, or `demo`
+    #[arg(value_parser = crate::model::parse)]
     model: PathBuf,
     /// What to answer; without it, standard input is the prompt, or a chat begins on a terminal
     prompt: Option<String>,

@@ -1,0 +1,188 @@
+"""Accuracy by task on held-out problems, for transformers, llama.cpp and moeflux.
+
+Answers are greedy. Engines:
+    transformers   --model a checkpoint folder (bf16), --device cpu or cuda
+    llama_cpp      --model a GGUF file, through llama-cpp-python
+    moeflux        --model a GGUF file, --binary the moeflux program, --flags extra words such as "--memory 8MiB"
+
+Problems come from --problems (JSON lines written by `generate.py eval`), or are drawn afresh with --count a task.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def budget(problem: dict) -> int:
+    """Most tokens an answer may have: ample for the right one, little time for a run-away."""
+    return 450 if problem["check"] in ("story", "form") else 32 + len(problem["answer"])
+
+
+def squeeze(text: str) -> str:
+    """White space collapsed."""
+    return " ".join(text.split())
+
+
+def right(problem: dict, answer: str) -> bool:
+    """Whether `answer` solves `problem`."""
+    check, want, gold = problem["check"], problem["answer"], problem.get("gold", "")
+    if check == "exact":
+        return squeeze(answer) == squeeze(want)
+    if check == "number":
+        found = re.findall(r"-?\d+", answer.rsplit("=", 1)[-1])
+        return bool(found) and found[-1] == gold
+    if check == "contains":
+        return gold.lower() in answer.lower()
+    if check in ("json", "tool_call"):
+        try:
+            if check == "tool_call":
+                answer, want = (re.fullmatch(r"<tool_call>\s*(.*?)\s*</tool_call>", x.strip(), re.S).group(1) for x in (answer, want))
+            return json.loads(answer) == json.loads(want)
+        except (AttributeError, ValueError):
+            return False
+    if check == "form":
+        kind, word = gold.split(":", 1)
+        return {"caps": answer == answer.upper(), "lower": answer == answer.lower(), "end": answer.endswith(word),
+                "start": answer.startswith(word)}[kind]
+    if check == "story":
+        sentences = [s for s in re.split(r"(?<=[.!?\"])\s+", answer) if len(s) > 20]
+        return (len(sentences) >= 1 and answer.count('"') % 2 == 0 and answer[-1:] in ".!?\"" and len(set(sentences)) == len(sentences)
+                and all(w.lower() in answer.lower() for w in gold.split("|")))
+    raise ValueError(f"unknown check {check!r}")
+
+
+def chat_template(source: str):
+    """A chat template with the JSON filter that transformers gives it."""
+    from jinja2 import Environment
+    env = Environment()
+    env.filters["tojson"] = lambda x: json.dumps(x, ensure_ascii=False)
+    return env.from_string(source)
+
+
+class Transformers:
+    """bf16 through transformers, batched by prompt length."""
+
+    def __init__(self, a):
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        self.torch, self.device, self.batch = torch, a.device, a.batch
+        self.tok = AutoTokenizer.from_pretrained(a.model, padding_side="left")
+        self.model = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.bfloat16).to(a.device).eval()
+
+    def answers(self, problems: list[dict]):
+        """Yields (index, answer)."""
+        texts = [self.tok.apply_chat_template(p["messages"], tools=p.get("tools"), tokenize=False, add_generation_prompt=True) for p in problems]
+        order = sorted(range(len(texts)), key=lambda i: (budget(problems[i]) // 64, len(texts[i])))
+        for at in range(0, len(order), self.batch):
+            part = order[at:at + self.batch]
+            x = self.tok([texts[i] for i in part], return_tensors="pt", padding=True, add_special_tokens=False).to(self.device)
+            x.pop("token_type_ids", None)
+            with self.torch.no_grad():
+                y = self.model.generate(**x, do_sample=False, max_new_tokens=max(budget(problems[i]) for i in part), eos_token_id=2, pad_token_id=0)
+            for i, row in zip(part, y[:, x["input_ids"].shape[1]:]):
+                yield i, self.tok.decode(row, skip_special_tokens=True)
+
+
+class LlamaCpp:
+    """llama.cpp on the CPU."""
+
+    def __init__(self, a):
+        from llama_cpp import Llama
+        self.llm = Llama(a.model, n_ctx=2048, n_threads=a.threads, verbose=False)
+        self.template = chat_template(self.llm.metadata["tokenizer.chat_template"])
+
+    def answers(self, problems: list[dict]):
+        """Yields (index, answer)."""
+        for i, p in enumerate(problems):
+            text = self.template.render(messages=p["messages"], tools=p.get("tools"), add_generation_prompt=True)
+            ids = self.llm.tokenize(text.encode(), add_bos=False, special=True)
+            out, limit = [], budget(p)
+            for t in self.llm.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0):
+                if t == self.llm.token_eos() or len(out) == limit:
+                    break
+                out.append(t)
+            yield i, self.llm.detokenize(out).decode("utf-8", "replace")
+
+
+class Moeflux:
+    """One `moeflux run` a problem, on the rendered conversation (--raw)."""
+
+    def __init__(self, a):
+        with open(os.path.join(HERE, "chat_template.jinja"), encoding="utf-8") as f:
+            self.template = chat_template(f.read())
+        self.head = [a.binary, "run", a.model]
+        self.tail = ["--raw", "--temperature", "0", "--seed", "1", *shlex.split(a.flags)]
+
+    def answers(self, problems: list[dict]):
+        """Yields (index, answer)."""
+        for i, p in enumerate(problems):
+            text = self.template.render(messages=p["messages"], tools=p.get("tools"), add_generation_prompt=True)
+            command = [*self.head, text, "--max-tokens", str(budget(p)), *self.tail]
+            r = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            if r.returncode:
+                sys.exit(f"{shlex.join(command)}\n{r.stderr}")
+            yield i, r.stdout.rstrip("\n")
+
+
+def main() -> None:
+    """Command line."""
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--engine", choices=["transformers", "llama_cpp", "moeflux"], required=True)
+    ap.add_argument("--model", required=True)
+    ap.add_argument("--problems", help="JSON lines; default: --count fresh ones a task")
+    ap.add_argument("--count", type=int, default=100, help="problems a task")
+    ap.add_argument("--seed", type=int, default=11)
+    ap.add_argument("--tasks", help="only these, separated by commas")
+    ap.add_argument("--device", default="cpu")
+    ap.add_argument("--batch", type=int, default=64)
+    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--binary", default="moeflux")
+    ap.add_argument("--flags", default="")
+    ap.add_argument("--json", help="write accuracies here")
+    ap.add_argument("--wrong", help="write wrong answers here")
+    a = ap.parse_args()
+    if a.problems:
+        with open(a.problems, encoding="utf-8") as f:
+            problems = [json.loads(line) for line in f]
+        by_task: dict[str, int] = {}
+        kept = []
+        for p in problems:
+            by_task[p["task"]] = by_task.get(p["task"], 0) + 1
+            if by_task[p["task"]] <= a.count:
+                kept.append(p)
+        problems = kept
+    else:
+        import generate
+        problems = generate.evaluation_set(a.count, a.seed)
+    if a.tasks:
+        problems = [p for p in problems if p["task"] in a.tasks.split(",")]
+    t = time.time()
+    engine = {"transformers": Transformers, "llama_cpp": LlamaCpp, "moeflux": Moeflux}[a.engine](a)
+    score: dict[str, list[int]] = {}
+    wrong = open(a.wrong, "w", encoding="utf-8") if a.wrong else None
+    for i, answer in engine.answers(problems):
+        p = problems[i]
+        s = score.setdefault(p["task"], [0, 0])
+        ok = right(p, answer)
+        s[0] += ok
+        s[1] += 1
+        if wrong and not ok:
+            wrong.write(json.dumps({"task": p["task"], "messages": p["messages"][-2:], "want": p["answer"], "got": answer}, ensure_ascii=False) + "\n")
+    order = list(dict.fromkeys(p["task"] for p in problems))
+    print(f"{a.engine} {os.path.basename(a.model.rstrip('/'))}: {time.time() - t:.0f} s")
+    for k in order:
+        print(f"  {k:14s} {100 * score[k][0] / score[k][1]:6.2f} %  of {score[k][1]}")
+    if a.json:
+        with open(a.json, "w", encoding="utf-8") as f:
+            json.dump({k: {"right": score[k][0], "of": score[k][1]} for k in order}, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
