@@ -17,7 +17,6 @@ import io
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -47,9 +46,9 @@ def forms(cases: list[RandomCase], out: Path, llama_cpp: Path | None) -> list[tu
         except ValueError as error:
             print(f"{name:28} left out: {error}", flush=True)
             continue
-        except Exception:
-            print(f"{name:28} cannot be made: {case.hf.config}", flush=True)
-            traceback.print_exc()
+        except Exception as error:
+            reason = str(error).strip().splitlines()[-1]
+            print(f"{name:28} cannot be made: {type(error).__name__}: {reason}", flush=True)
             continue
         written.append(case)
 

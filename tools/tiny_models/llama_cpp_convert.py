@@ -21,14 +21,17 @@ def main() -> None:
     from conversion.base import TextModel
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+    TextModel._set_vocab_glm = TextModel._set_vocab_gpt2
     types = {"f32": gguf.LlamaFileType.ALL_F32, "bf16": gguf.LlamaFileType.MOSTLY_BF16}
     for folder, out in zip(paths[::2], paths[1::2], strict=True):
         try:
             with torch.inference_mode():
                 parameters = ModelBase.load_hparams(Path(folder), False)
                 name = get_model_architecture(parameters, ModelType.TEXT)
-                model = get_model_class(name)(Path(folder), types[file_type], Path(out))
-                model.write()
+                converter = get_model_class(name)
+                # Layers that predict further tokens are not there.
+                converter.no_mtp = True
+                converter(Path(folder), types[file_type], Path(out)).write()
         except Exception as error:
             print(f"{out}: {type(error).__name__}: {error}", flush=True)
 

@@ -164,7 +164,9 @@ def mixtral(d: Draw) -> dict[str, Any]:
         step = d.aligned if d.aligned > 1 else 2
         config["hidden_size"] = heads * step * d.rng.randint(1, 6)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    config |= {"intermediate_size": d.width(1, 50), "rope_parameters": d.rope(head_dim)}
+    # transformers cannot scale dynamically what is not configured.
+    kinds = ROPE_KINDS if "head_dim" in config else tuple(k for k in ROPE_KINDS if k != "dynamic")
+    config |= {"intermediate_size": d.width(1, 50), "rope_parameters": d.rope(head_dim, kinds=kinds)}
     config["sliding_window"] = None
     d.maybe(config, "sliding_window", d.rng.randint(1, 50), gguf=False, mlx=False)
     d.only(mlx="head_dim" not in config and config["rope_parameters"]["rope_type"] == "default")
@@ -231,6 +233,7 @@ def deepseek_v3(d: Draw) -> dict[str, Any]:
 
 def deepseek_v2(d: Draw) -> dict[str, Any]:
     config = _latent(d)
+    config["hidden_size"] = config["num_attention_heads"] * d.width(2, 12)
     limited = config["n_group"] > 1 and d.chance(0.7)
     config |= {
         "topk_method": "group_limited_greedy" if limited else "greedy",
@@ -333,13 +336,92 @@ def gpt_oss(d: Draw) -> dict[str, Any]:
     }
     if config["rope_parameters"]["rope_type"] == "yarn":
         config["rope_parameters"]["truncate"] = False
-    # mlx-lm rounds YaRN's range to whole channels; llama.cpp's converter asks for one kind of scaling.
-    d.only(mlx=config["rope_parameters"]["rope_type"] == "default")
+    # llama.cpp's converter takes anything else for YaRN; mlx-lm reads keys of older configurations only, and rounds
+    # YaRN's range to whole channels.
+    d.only(gguf=config["rope_parameters"]["rope_type"] == "yarn", mlx=False)
     if d.chance(0.3):
         kinds = ("sliding_attention", "full_attention")
         config["layer_types"] = [d.pick(*kinds) for _ in range(config["num_hidden_layers"])]
         d.only(gguf=False)
     d.maybe(config, "swiglu_limit", 2.5, gguf=False, mlx=False)
+    return config
+
+
+def glm4_moe_lite(d: Draw) -> dict[str, Any]:
+    config = _latent(d)
+    layers = config["num_hidden_layers"]
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 1.8),
+        "mlp_layer_types": [d.pick("dense", "sparse", "sparse") for _ in range(layers)],
+    }
+    del config["first_k_dense_replace"]
+    # Its layers' kinds are not read by converters.
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def solar_open(d: Draw) -> dict[str, Any]:
+    config = glm4_moe(d)
+    for key in ("intermediate_size", "first_k_dense_replace", "use_qk_norm", "num_mtp_layers"):
+        del config[key]
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def dots1(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.groups()
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "n_shared_experts": d.rng.randint(1, 3),
+        "first_k_dense_replace": d.rng.randint(0, config["num_hidden_layers"] - 1),
+        "norm_topk_prob": d.chance(),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        "sliding_window": d.rng.randint(1, 50),
+        "rope_parameters": d.rope(config["head_dim"]),
+    }
+    d.only(gguf=config["n_group"] == 1, mlx=config["n_group"] == 1 and config["norm_topk_prob"])
+    kinds = ("sliding_attention", "full_attention")
+    if d.chance(0.3):
+        config["layer_types"] = [d.pick(*kinds) for _ in range(config["num_hidden_layers"])]
+        d.only(gguf=False, mlx=False)
+    d.maybe(config, "attention_bias", True, p=0.2, gguf=False, mlx=False)
+    return config
+
+
+def hy_v3(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_experts")
+    layers = config["num_hidden_layers"]
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "num_shared_experts": d.rng.randint(1, 3),
+        "router_scaling_factor": d.pick(1.0, 2.826),
+        "mlp_layer_types": [d.pick("dense", "sparse", "sparse") for _ in range(layers - 1)] + ["sparse"],
+        "rope_parameters": d.rope(config["head_dim"]),
+    }
+    d.maybe(config, "attention_bias", True, p=0.2)
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def qwen2_moe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_experts")
+    if config.pop("head_dim"):
+        step = d.aligned if d.aligned > 1 else 2
+        config["hidden_size"] = config["num_attention_heads"] * step * d.rng.randint(1, 6)
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 40),
+        "shared_expert_intermediate_size": d.width(1, 40),
+        "norm_topk_prob": d.chance(0.3),
+        "qkv_bias": True,
+        "rope_parameters": d.rope(head_dim, kinds=("default", "linear", "yarn", "llama3")),
+    }
+    d.only(gguf=not config["norm_topk_prob"], mlx=not config["norm_topk_prob"])
+    d.maybe(config, "decoder_sparse_step", 2, p=0.2, gguf=False)
     return config
 
 
@@ -356,6 +438,11 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         glm4_moe,
         minimax_m2,
         gpt_oss,
+        glm4_moe_lite,
+        solar_open,
+        dots1,
+        hy_v3,
+        qwen2_moe,
     )
 }
 
@@ -363,7 +450,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
 def draw_case(family: str, seed: int) -> RandomCase:
     """The case of a seed: the same whenever and wherever it is drawn."""
     rng = random.Random(f"{family} {seed}")
-    d = Draw(rng, aligned=rng.choice((1, 1, 32)))
+    d = Draw(rng, aligned=rng.choice((1, 1, 32, 64)))
     config = FAMILIES[family](d)
     stacked = d.chance(0.4)
     # Published within a multimodal model, its experts stacked: the form that converters know.
@@ -377,10 +464,13 @@ def draw_case(family: str, seed: int) -> RandomCase:
         dtype=d.pick("bfloat16", "bfloat16", "float16", "float32"),
         stacked_experts=stacked and family != "gpt_oss",
         max_shard_bytes=None if multimodal else d.pick(None, 60_000),
-        published_keys=d.chance() and family != "qwen3_5_moe_text",
+        # Without scaling, keys of older configurations would stand for gpt-oss's own.
+        published_keys=d.chance()
+        and family != "qwen3_5_moe_text"
+        and (family != "gpt_oss" or config["rope_parameters"]["rope_type"] != "default"),
         multimodal=multimodal,
         tokenizer_size=TOKENIZER_SIZE,
-        mxfp4=family == "gpt_oss" and d.aligned == 32 and d.chance(0.6),
+        mxfp4=family == "gpt_oss" and d.aligned > 1 and d.chance(0.6),
         fp8=family.startswith("deepseek") and not stacked and d.chance(0.25),
         n_tokens=rng.randint(*N_TOKENS),
     )
@@ -388,5 +478,9 @@ def draw_case(family: str, seed: int) -> RandomCase:
         d.only(gguf=False, mlx=False)
     # Converters read experts a tensor each, but for this family.
     readable = multimodal if family == "qwen3_5_moe_text" else not hf.stacked_experts
-    d.only(gguf=readable, mlx=readable)
+    # mlx-lm quantises some routers in groups of 64, and reads keys of older configurations only.
+    mlx_keys = hf.published_keys or family == "qwen3_5_moe_text"
+    d.only(gguf=readable, mlx=readable and mlx_keys and d.aligned != 32)
+    if family == "minimax_m2":
+        d.only(gguf=hf.published_keys)
     return RandomCase(hf, d.gguf, d.mlx, d.aligned)

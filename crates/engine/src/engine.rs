@@ -115,7 +115,13 @@ impl Engine {
             path: path.into(),
             source,
         })?;
-        Self::new(models::record(checkpoint)?, backend, options, Box::new(queue), progress)
+        Self::new(
+            models::record_for(checkpoint, options.context)?,
+            backend,
+            options,
+            Box::new(queue),
+            progress,
+        )
     }
 
     /// Loads a recorded model whose experts are read through `queue`.

@@ -100,6 +100,11 @@ impl ExpertStore {
         Ok(Self { files, sets })
     }
 
+    /// A store of experts that are not there, to be sized but not read.
+    pub fn outlined(sets: Vec<(ExpertSet, Vec<ExpertLocation>)>) -> Self {
+        Self { files: vec![], sets }
+    }
+
     /// Number of layers with routed experts.
     pub fn sets(&self) -> usize {
         self.sets.len()

@@ -48,8 +48,64 @@ impl Decoder {
             }
         };
         let eps = config.number("rms_norm_eps")?.unwrap_or(eps) as f32;
-        Ok(Self { hidden_size, layers: config.size("num_hidden_layers")?, heads, kv_heads, head_dim, eps })
+        Ok(Self { hidden_size, layers: layers(config)?, heads, kv_heads, head_dim, eps })
     }
+}
+
+/// Decoder layers, without those that predict further tokens, which GGUF counts with the others.
+///
+/// # Errors
+/// [`crate::Error::Config`] for what is missing or leaves no layer.
+pub fn layers(config: &Config<'_>) -> Result<usize> {
+    let all = config.size("num_hidden_layers")?;
+    if config.format() != Format::Gguf {
+        return Ok(all);
+    }
+    match config.count("num_nextn_predict_layers")?.unwrap_or(0) {
+        predicting if predicting < all => Ok(all - predicting),
+        _ => Err(config.unsupported("num_nextn_predict_layers", &format!("below {all}"))),
+    }
+}
+
+/// The window of each layer: as `layer_types` says, else of those that `slides` says.
+///
+/// # Errors
+/// [`crate::Error::Config`] for unknown kinds or too few of them.
+pub fn layer_windows(
+    config: &Config<'_>,
+    layers: usize,
+    slides: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
+    let window = config.optional_size("sliding_window")?;
+    let Some(types) = config.words("layer_types")? else {
+        return Ok((0..layers).map(|layer| window.filter(|_| slides(layer))).collect());
+    };
+    if types.len() != layers {
+        return Err(config.unsupported("layer_types", &format!("a kind for each of {layers} layers")));
+    }
+    let kind = |kind: String| match kind.as_str() {
+        "sliding_attention" => Ok(window),
+        "full_attention" => Ok(None),
+        _ => Err(config.unsupported("layer_types", "sliding_attention or full_attention")),
+    };
+    types.into_iter().map(kind).collect()
+}
+
+/// For each layer whether its feed-forward is dense: as `mlp_layer_types` says, else the first ones, by default as many
+/// as `first`.
+///
+/// # Errors
+/// [`crate::Error::Config`] for unknown kinds or too few of them.
+pub fn dense_layers(config: &Config<'_>, layers: usize, first: usize) -> Result<Vec<bool>> {
+    let Some(types) = config.words("mlp_layer_types")? else {
+        let first = config.count("first_k_dense_replace")?.unwrap_or(first);
+        return Ok((0..layers).map(|layer| layer < first).collect());
+    };
+    if types.len() != layers || types.iter().any(|kind| kind != "dense" && kind != "sparse") {
+        let expected = format!("dense or sparse for each of {layers} layers");
+        return Err(config.unsupported("mlp_layer_types", &expected));
+    }
+    Ok(types.iter().map(|kind| kind == "dense").collect())
 }
 
 /// Norm of queries and keys before their rotation.
@@ -214,6 +270,21 @@ pub struct SharedExpert {
     pub width: usize,
     /// The module, below the layer, of a linear layer to one logit whose sigmoid scales the output.
     pub gate: Option<&'static str>,
+}
+
+/// Shared experts below `mlp.shared_experts`, as many as `key` says or else `default`, each as wide as a routed one.
+///
+/// # Errors
+/// [`crate::Error::Config`] for numbers that are none.
+pub fn shared_experts(config: &Config<'_>, key: &str, default: usize) -> Result<Option<SharedExpert>> {
+    let width = match config.count(key)? {
+        // GGUF files say how wide or how many.
+        None if config.format() == Format::Gguf => config.optional_size("shared_expert_intermediate_size")?,
+        Some(0) => None,
+        None if default == 0 => None,
+        count => Some(count.unwrap_or(default).saturating_mul(config.size("moe_intermediate_size")?)),
+    };
+    Ok(width.map(|width| SharedExpert { module: "mlp.shared_experts", width, gate: None }))
 }
 
 /// The limit to the best groups of experts, if there are several; by default, `keep` of `count`.

@@ -59,6 +59,20 @@ const GGUF_KEYS: &[(&str, &str)] = &[
 /// Other names under which Hugging Face configurations keep a key.
 const ALIASES: &[(&str, &str)] = &[("num_experts", "num_local_experts"), ("num_experts", "n_routed_experts")];
 
+/// A Hugging Face configuration's values under GGUF's keys, without the architecture's prefix.
+pub(crate) fn gguf_counterparts(config: &Value) -> Vec<(&'static str, Value)> {
+    let scaling = [&config["rope_parameters"], &config["rope_scaling"]];
+    let places = || std::iter::once(config).chain(scaling);
+    let names = |key: &'static str| {
+        let type_alias = (key == "rope_type").then_some("type");
+        std::iter::once(key)
+            .chain(ALIASES.iter().filter(move |(k, _)| *k == key).map(|(_, a)| *a))
+            .chain(type_alias)
+    };
+    let value = |key| places().flat_map(|place| names(key).map(|name| &place[name])).find(|v| !v.is_null());
+    GGUF_KEYS.iter().filter_map(|(key, gguf)| Some((*gguf, value(key)?.clone()))).collect()
+}
+
 /// Elements of an array that are looked at; longer ones are not configuration.
 const MAX_ELEMENTS: usize = 4096;
 
@@ -90,14 +104,22 @@ pub struct Config<'a> {
     checkpoint: &'a Checkpoint,
     /// Prefix of GGUF keys.
     gguf_prefix: &'a str,
+    /// Positions that sequences may have, if that is known.
+    positions: Option<usize>,
     /// A flag with another default than the usual one.
     assumed: Option<(&'static str, bool)>,
 }
 
 impl<'a> Config<'a> {
-    /// The configuration of `checkpoint`; GGUF keys start with `gguf_prefix`.
-    pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str) -> Self {
-        Self { checkpoint, gguf_prefix, assumed: None }
+    /// The configuration of `checkpoint`, for sequences of `positions` if that is known; GGUF keys start with
+    /// `gguf_prefix`.
+    pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str, positions: Option<usize>) -> Self {
+        Self { checkpoint, gguf_prefix, positions, assumed: None }
+    }
+
+    /// Positions that sequences may have, if that is known.
+    pub fn positions(&self) -> Option<usize> {
+        self.positions
     }
 
     /// The same configuration with `value` for the flag `key` where it is absent.
@@ -216,6 +238,15 @@ impl<'a> Config<'a> {
         let item = |v: &Value| v.as_u64().map(|n| n as usize);
         let convert = |v: &Value| v.as_array()?.iter().map(item).collect();
         Ok(self.optional(key, "a list of whole numbers", convert)?.unwrap_or_default())
+    }
+
+    /// A list of finite numbers; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
+        let item = |v: &Value| v.as_f64().filter(|n| n.is_finite());
+        self.optional(key, "a list of numbers", |v| v.as_array()?.iter().map(item).collect())
     }
 
     /// A list of truth values; nothing if the key is absent.

@@ -4,17 +4,22 @@ pub mod blocks;
 pub mod config;
 mod deepseek_v2;
 mod deepseek_v3;
+mod dots1;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt_oss;
+mod hy_v3;
 pub mod latent;
 mod minimax_m2;
 mod mixtral;
 mod olmoe;
+mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 pub mod recorder;
 pub mod rope;
+mod solar_open;
 
 use std::sync::Arc;
 
@@ -23,6 +28,7 @@ use moeflux_compute::graph::Value;
 use crate::checkpoint::{Checkpoint, Format};
 use crate::{Error, Result};
 use config::Config;
+pub use recorder::outline::{Layout, Outline, OutlinedWeight};
 pub use recorder::{Model, Recorder};
 
 /// An architecture family.
@@ -47,6 +53,11 @@ pub const FAMILIES: &[Family] = &[
     glm4_moe::FAMILY,
     minimax_m2::FAMILY,
     gpt_oss::FAMILY,
+    glm4_moe_lite::FAMILY,
+    solar_open::FAMILY,
+    dots1::FAMILY,
+    hy_v3::FAMILY,
+    qwen2_moe::FAMILY,
 ];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
@@ -73,7 +84,35 @@ pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
 /// # Errors
 /// [`Error::UnsupportedArchitecture`], or what its configuration or tensors lack.
 pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
-    let name = architecture(&checkpoint)?;
+    record_for(checkpoint, None)
+}
+
+/// As [`record`], for sequences of so many positions, which a few kinds of rotary scaling depend on.
+///
+/// # Errors
+/// As [`record`].
+pub fn record_for(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
+    let recorder = Recorder::new(Arc::clone(&checkpoint));
+    record_with(&checkpoint, recorder, positions).map(|(model, _)| model)
+}
+
+/// Records the model of a checkpoint that has a configuration but no tensors; `layout` says what those would be. The
+/// model can be sized, not loaded.
+///
+/// # Errors
+/// As [`record`], and if an encoding cannot store a weight.
+pub fn outline(checkpoint: Arc<Checkpoint>, layout: Box<dyn Layout>) -> Result<(Model, Vec<OutlinedWeight>)> {
+    let outline = Outline::new(checkpoint.format(), layout);
+    let recorder = Recorder::outlined(Arc::clone(&checkpoint), outline);
+    record_with(&checkpoint, recorder, None)
+}
+
+fn record_with(
+    checkpoint: &Arc<Checkpoint>,
+    mut recorder: Recorder,
+    positions: Option<usize>,
+) -> Result<(Model, Vec<OutlinedWeight>)> {
+    let name = architecture(checkpoint)?;
     let names = |f: &Family| match checkpoint.format() {
         Format::Gguf => f.gguf_architectures,
         _ => f.model_types,
@@ -83,9 +122,8 @@ pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
         let path = checkpoint.path().into();
         return Err(Error::UnsupportedArchitecture { path, got: name, supported: supported.join(", ") });
     };
-    let config = Config::new(&checkpoint, &name);
-    let mut recorder = Recorder::new(Arc::clone(&checkpoint));
+    let config = Config::new(checkpoint, &name, positions);
     let logits = (family.record)(&config, &mut recorder)?;
-    let context_length = config.optional_size("max_position_embeddings")?.unwrap_or(4096);
+    let context_length = rope::context_length(&config)?;
     recorder.finish(logits, context_length)
 }

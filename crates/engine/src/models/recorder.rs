@@ -5,6 +5,7 @@
 //! model cost nothing; [`Model::load`] reads the resident ones afterwards.
 
 mod biased_experts;
+pub mod outline;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use crate::checkpoint::{ByteRange, Checkpoint, Format, StoredWeight};
 use crate::experts::{ExpertForm, ExpertLocation, ExpertStore};
 use crate::io::buffer::HostBuffer;
 use crate::{Error, Result};
+use outline::{Need, Outline, OutlinedWeight};
 
 /// A recorded model: what it computes and where its weights are.
 #[derive(Debug)]
@@ -156,7 +158,7 @@ impl Model {
         let rows: usize = source.rows().iter().map(Range::len).sum();
         let mut planes = vec![];
         for plane in &weight.planes {
-            let path = || self.checkpoint.files()[plane.file].path().to_path_buf();
+            let path = || self.checkpoint.files().get(plane.file).map_or(PathBuf::new(), |f| f.path().into());
             let each = plane.len.checked_div(stored_rows as u64).unwrap_or(0);
             // All rows are one read, also where a plane's row stands for several rows of the weight.
             let parts: Vec<ByteRange> = match &source.part {
@@ -190,7 +192,8 @@ impl Model {
 }
 
 fn tensor_error(checkpoint: &Checkpoint, weight: &StoredWeight, expected: &str, got: String) -> Error {
-    let path = weight.planes.first().map_or(PathBuf::new(), |p| checkpoint.files()[p.file].path().into());
+    let file = weight.planes.first().and_then(|plane| checkpoint.files().get(plane.file));
+    let path = file.map_or_else(|| checkpoint.path().into(), |file| file.path().into());
     Error::Tensor { path, tensor: weight.name.clone(), expected: expected.into(), got }
 }
 
@@ -266,9 +269,16 @@ pub struct Recorder {
     norms: Form,
     sources: Vec<Source>,
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
+    /// What the weights would be, for a checkpoint that has none.
+    outline: Option<Outline>,
 }
 
 impl Recorder {
+    /// Starts recording a model of `checkpoint`, which has a configuration only: weights are as `outline` says.
+    pub fn outlined(checkpoint: Arc<Checkpoint>, outline: Outline) -> Self {
+        Self { outline: Some(outline), ..Self::new(checkpoint) }
+    }
+
     /// Starts recording a model of `checkpoint`.
     pub fn new(checkpoint: Arc<Checkpoint>) -> Self {
         // Multimodal checkpoints keep their text model one level down.
@@ -282,6 +292,7 @@ impl Recorder {
             norms: Form::F32,
             sources: vec![],
             experts: vec![],
+            outline: None,
         }
     }
 
@@ -295,15 +306,18 @@ impl Recorder {
         self.norms = form;
     }
 
-    /// Ends the recording.
+    /// Ends the recording; the weights of an outline come with it, in the order in which they were asked for.
     ///
     /// # Errors
     /// If the experts' byte ranges do not fit their shapes.
-    pub fn finish(self, logits: Value, context_length: usize) -> Result<Model> {
+    pub fn finish(self, logits: Value, context_length: usize) -> Result<(Model, Vec<OutlinedWeight>)> {
         let graph = self.graph.finish(logits);
-        let files = self.checkpoint.files().to_vec();
-        let experts = ExpertStore::new(files, self.experts)?;
-        Ok(Model { graph, experts, context_length, checkpoint: self.checkpoint, sources: self.sources })
+        let (experts, outlined) = match self.outline {
+            Some(outline) => (ExpertStore::outlined(self.experts), outline.into_weights()),
+            None => (ExpertStore::new(self.checkpoint.files().to_vec(), self.experts)?, vec![]),
+        };
+        let (checkpoint, sources) = (self.checkpoint, self.sources);
+        Ok((Model { graph, experts, context_length, checkpoint, sources }, outlined))
     }
 
     /// The name that the checkpoint has for a module.
@@ -327,9 +341,42 @@ impl Recorder {
         }
     }
 
-    /// The weight `module.part` if the checkpoint has it.
-    fn find(&self, module: &str, part: &str) -> Result<Option<StoredWeight>> {
-        self.checkpoint.weight(&format!("{}.{part}", self.resolve(module)))
+    /// The weight `module.part` if the checkpoint has it; an outline gives it `shape`.
+    fn find(
+        &mut self,
+        module: &str,
+        part: &str,
+        shape: &[usize],
+        need: Need,
+    ) -> Result<Option<StoredWeight>> {
+        self.find_tensor(
+            &format!("{module}.{part}"),
+            &format!("{}.{part}", self.resolve(module)),
+            shape,
+            need,
+        )
+    }
+
+    /// As [`Recorder::find`], for the tensor that the checkpoint calls `stored` and families `name`.
+    fn find_tensor(
+        &mut self,
+        name: &str,
+        stored: &str,
+        shape: &[usize],
+        need: Need,
+    ) -> Result<Option<StoredWeight>> {
+        match &mut self.outline {
+            Some(outline) => outline.find(name, stored, shape, need),
+            None => self.checkpoint.weight(stored),
+        }
+    }
+
+    /// Whether the checkpoint has the tensor `module.part`.
+    fn contains(&self, module: &str, part: &str) -> bool {
+        match &self.outline {
+            Some(outline) => outline.has(&format!("{module}.{part}")),
+            None => self.checkpoint.contains(&format!("{}.{part}", self.resolve(module))),
+        }
     }
 
     fn missing(&self, module: &str, part: &str) -> Error {
@@ -360,11 +407,14 @@ impl Recorder {
 
     /// Whether the checkpoint has the module.
     pub fn has(&self, module: &str) -> bool {
-        self.checkpoint.contains(&format!("{}.weight", self.resolve(module)))
+        self.contains(module, "weight")
     }
 
-    fn stored_matrix(&self, module: &str, rows: Option<usize>, cols: usize) -> Result<StoredWeight> {
-        let stored = self.find(module, "weight")?.ok_or_else(|| self.missing(module, "weight"))?;
+    fn stored_matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<StoredWeight> {
+        let unknown = || self.outline.as_ref().map_or(0, Outline::vocab_size);
+        let shape = [rows.unwrap_or_else(unknown), cols];
+        let stored = self.find(module, "weight", &shape, Need::Required)?;
+        let stored = stored.ok_or_else(|| self.missing(module, "weight"))?;
         // GGUF writes matrices of one row as vectors.
         let flat = stored.shape.len() == 1 && rows == Some(1);
         let fits = (stored.shape.len() == 2 || flat)
@@ -387,8 +437,14 @@ impl Recorder {
         self.add(stored, Part::Whole, Form::Stored)
     }
 
-    fn stored_vector(&self, module: &str, part: &str, len: usize) -> Result<Option<StoredWeight>> {
-        let Some(stored) = self.find(module, part)? else { return Ok(None) };
+    fn stored_vector(
+        &mut self,
+        module: &str,
+        part: &str,
+        len: usize,
+        need: Need,
+    ) -> Result<Option<StoredWeight>> {
+        let Some(stored) = self.find(module, part, &[len], need)? else { return Ok(None) };
         if stored.shape != [len] {
             let expected = format!("shape [{len}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
@@ -408,7 +464,8 @@ impl Recorder {
         rows: usize,
         cols: usize,
     ) -> Result<WeightId> {
-        let stored = self.find(module, "weight")?.ok_or_else(|| self.missing(module, "weight"))?;
+        let stored = self.find(module, "weight", &[heads, rows, cols], Need::Required)?;
+        let stored = stored.ok_or_else(|| self.missing(module, "weight"))?;
         if stored.shape != [heads, rows, cols] && stored.shape != [heads * rows, cols] {
             let expected = format!("shape [{heads}, {rows}, {cols}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
@@ -421,7 +478,9 @@ impl Recorder {
     /// # Errors
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
     pub fn vector(&mut self, module: &str, part: &str, len: usize) -> Result<WeightId> {
-        self.optional_vector(module, part, len)?.ok_or_else(|| self.missing(module, part))
+        let stored = self.stored_vector(module, part, len, Need::Required)?;
+        let stored = stored.ok_or_else(|| self.missing(module, part))?;
+        self.add(stored, Part::Whole, Form::F32)
     }
 
     /// A vector of `len` values, as f32; `None` if the checkpoint lacks it.
@@ -429,21 +488,23 @@ impl Recorder {
     /// # Errors
     /// [`Error::Tensor`] if it has another length.
     pub fn optional_vector(&mut self, module: &str, part: &str, len: usize) -> Result<Option<WeightId>> {
-        let stored = self.stored_vector(module, part, len)?;
+        let stored = self.stored_vector(module, part, len, Need::Optional)?;
         stored.map(|stored| self.add(stored, Part::Whole, Form::F32)).transpose()
     }
 
-    /// `len` values of the tensor `name` (with what stands behind the module's name), in any shape that has as many.
+    /// The values of the tensor `name` (with what stands behind the module's name), which usually has `shape`, in any
+    /// shape that has as many.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], or [`Error::Tensor`] if it has another number of values.
-    pub fn constants(&mut self, name: &str, len: usize, form: Form) -> Result<WeightId> {
+    pub fn constants(&mut self, name: &str, shape: &[usize], form: Form) -> Result<WeightId> {
+        let len: usize = shape.iter().product();
         let (module, suffix) = match name.strip_suffix(".weight") {
             Some(module) => (module, ".weight"),
             None => (name, ""),
         };
         let tensor = format!("{}{suffix}", self.resolve(module));
-        let stored = self.checkpoint.weight(&tensor)?;
+        let stored = self.find_tensor(name, &tensor, shape, Need::Required)?;
         let stored = stored.ok_or_else(|| Error::MissingTensor {
             path: self.checkpoint.path().into(),
             tensor: tensor.clone(),
@@ -480,7 +541,7 @@ impl Recorder {
         eps: f32,
         form: Form,
     ) -> Result<Value> {
-        let weight = self.constants(&format!("{module}.weight"), x.width() / groups.max(1), form)?;
+        let weight = self.constants(&format!("{module}.weight"), &[x.width() / groups.max(1)], form)?;
         Ok(self.graph.rms_norm(x, weight, groups, eps)?)
     }
 
@@ -508,7 +569,7 @@ impl Recorder {
     ) -> Result<Value> {
         let weight = self.stored_matrix(module, Some(rows), x.width())?;
         let weight = self.add(weight, Part::Rows(parts.to_vec()), Form::Stored)?;
-        let bias = self.stored_vector(module, "bias", rows)?;
+        let bias = self.stored_vector(module, "bias", rows, Need::Optional)?;
         let bias = bias.map(|bias| self.add(bias, Part::Rows(parts.to_vec()), Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
     }
@@ -525,13 +586,14 @@ impl Recorder {
     /// Whether the checkpoint has that bias.
     pub fn has_correction_bias(&self, module: &str) -> bool {
         let (module, part) = self.correction_bias_name(module);
-        self.checkpoint.contains(&format!("{}.{part}", self.resolve(&module)))
+        self.contains(&module, part)
     }
 
     fn correction_bias_name(&self, module: &str) -> (String, &'static str) {
         let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         match (self.checkpoint.format(), layer) {
             (Format::Gguf, Some((layer, _))) => (format!("model.layers.{layer}.exp_probs_b"), "bias"),
+            _ if self.contains(module, "expert_bias") => (module.to_owned(), "expert_bias"),
             _ => (module.to_owned(), "e_score_correction_bias"),
         }
     }
@@ -539,7 +601,7 @@ impl Recorder {
     /// Whether the checkpoint has attention sinks for a layer.
     pub fn has_sinks(&self, layer: usize) -> bool {
         let (module, part) = self.sinks_name(layer);
-        self.checkpoint.contains(&format!("{}.{part}", self.resolve(&module)))
+        self.contains(&module, part)
     }
 
     fn sinks_name(&self, layer: usize) -> (String, &'static str) {
@@ -578,9 +640,12 @@ impl Recorder {
         hidden: usize,
         names: &ExpertNames,
     ) -> Result<ExpertSetId> {
-        let projections = match self.stacked_experts(layer, count, names)? {
-            Some(stacked) => stacked,
-            None => self.separate_experts(layer, count, names)?,
+        let projections = if self.outline.is_some() {
+            self.outlined_experts(layer, count, hidden, names)?
+        } else if let Some(stacked) = self.stacked_experts(layer, count, names)? {
+            stacked
+        } else {
+            self.separate_experts(layer, count, names)?
         };
         let [gate, up, down] = &projections;
         let spec = |all: &[StoredWeight]| -> Result<MatrixSpec> {
@@ -609,6 +674,34 @@ impl Recorder {
         let id = self.graph.expert_set(set)?;
         self.experts.push((set, locations));
         Ok(id)
+    }
+
+    /// Gate, up and down of every expert, from one tensor a projection that does not exist yet.
+    fn outlined_experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+        names: &ExpertNames,
+    ) -> Result<[Vec<StoredWeight>; 3]> {
+        let base = format!("model.layers.{layer}");
+        let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
+        let inner = self.outline.as_ref().map_or(0, Outline::expert_width);
+        let mut stack = |part: &str, rows, cols| -> Result<Vec<StoredWeight>> {
+            let name = format!("{base}.mlp.experts.{part}_proj.weight");
+            let module = if self.contains(&format!("{base}.{}.gate_proj", names.module), "weight") {
+                format!("{base}.{}", names.module)
+            } else {
+                format!("{base}.{parent}.switch_mlp")
+            };
+            let stored = match self.checkpoint.format() {
+                Format::Gguf => format!("blk.{layer}.ffn_{part}_exps.weight"),
+                _ => format!("{}.{part}_proj.weight", self.resolve(&module)),
+            };
+            let stored = self.find_tensor(&name, &stored, &[count, rows, cols], Need::Required)?;
+            Ok(stored.iter().flat_map(|s| (0..count).filter_map(|e| s.stack_element(e))).collect())
+        };
+        Ok([stack("gate", inner, hidden)?, stack("up", inner, hidden)?, stack("down", hidden, inner)?])
     }
 
     /// Gate, up and down of every expert, from one tensor a projection (GGUF, MLX) or with gate and up in one
