@@ -54,9 +54,11 @@ def forms(cases: list[RandomCase], out: Path, llama_cpp: Path | None) -> list[tu
 
     found = [(f"{c.hf.name} hf", out / c.hf.name, out / c.hf.name, top_k(c)) for c in written]
     ggufs = [c for c in written if c.gguf] if llama_cpp else []
-    if ggufs:
-        paths = [str(p) for c in ggufs for p in (out / c.hf.name, out / f"{c.hf.name}.gguf")]
-        command = [sys.executable, CONVERT, llama_cpp, "f32", *paths]
+    # Every second one with projections fused, where there are no biases of experts.
+    fused = [c for c in ggufs[1::2] if c.hf.family != "gpt_oss"]
+    for kind, some in (("f32", [c for c in ggufs if c not in fused]), ("f32,fused", fused)):
+        paths = [str(p) for c in some for p in (out / c.hf.name, out / f"{c.hf.name}.gguf")]
+        command = [sys.executable, CONVERT, llama_cpp, kind, *paths]
         print(subprocess.run(command, capture_output=True, text=True).stdout, end="", flush=True)
     for c in ggufs:
         file = out / f"{c.hf.name}.gguf"

@@ -1,6 +1,8 @@
 """Runs llama.cpp's converter over several folders in one process.
 
-    llama_cpp_convert.py LLAMA_CPP_SOURCE TYPE IN OUT.gguf [IN OUT.gguf ...]
+    llama_cpp_convert.py LLAMA_CPP_SOURCE TYPE[,fused] IN OUT.gguf [IN OUT.gguf ...]
+
+`fused` puts q, k and v into one tensor where the architecture knows that, and gate and up of experts.
 
 Prints `OUT.gguf: reason` for those that it cannot convert. The converter knows published tokenizers by a hash of what
 they do, so it is told what this one is.
@@ -13,6 +15,7 @@ from pathlib import Path
 
 def main() -> None:
     source, file_type, *paths = sys.argv[1:]
+    file_type, _, fused = file_type.partition(",")
     sys.path[:0] = [source, str(Path(source) / "gguf-py")]
     logging.disable(logging.CRITICAL)
     import gguf
@@ -31,7 +34,8 @@ def main() -> None:
                 converter = get_model_class(name)
                 # Layers that predict further tokens are not there.
                 converter.no_mtp = True
-                converter(Path(folder), types[file_type], Path(out)).write()
+                fuse = dict(fuse_gate_up_exps=True, fuse_qkv=True) if fused else {}
+                converter(Path(folder), types[file_type], Path(out), **fuse).write()
         except Exception as error:
             print(f"{out}: {type(error).__name__}: {error}", flush=True)
 

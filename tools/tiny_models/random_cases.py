@@ -185,7 +185,8 @@ def olmoe(d: Draw) -> dict[str, Any]:
         "rope_parameters": d.rope(head_dim),
         "pad_token_id": 0,
     }
-    d.only(gguf=not config["norm_topk_prob"])
+    # llama.cpp's converter writes the published models' epsilon.
+    d.only(gguf=not config["norm_topk_prob"] and config["rms_norm_eps"] == 1e-5)
     d.maybe(config, "clip_qkv", round(d.rng.uniform(0.3, 2.0), 2), mlx=False)
     d.maybe(config, "attention_bias", True, gguf=False, mlx=False)
     return config
@@ -234,6 +235,9 @@ def deepseek_v3(d: Draw) -> dict[str, Any]:
 def deepseek_v2(d: Draw) -> dict[str, Any]:
     config = _latent(d)
     config["hidden_size"] = config["num_attention_heads"] * d.width(2, 12)
+    # transformers rotates this family in complex numbers, which it reads from even places.
+    for key in ("kv_lora_rank", "qk_nope_head_dim"):
+        config[key] += config[key] % 2
     limited = config["n_group"] > 1 and d.chance(0.7)
     config |= {
         "topk_method": "group_limited_greedy" if limited else "greedy",
@@ -365,6 +369,8 @@ def solar_open(d: Draw) -> dict[str, Any]:
     config = glm4_moe(d)
     for key in ("intermediate_size", "first_k_dense_replace", "use_qk_norm", "num_mtp_layers"):
         del config[key]
+    # The whole head rotates.
+    config["rope_parameters"] = d.rope(config["head_dim"], kinds=PLAIN_KINDS)
     d.only(gguf=False, mlx=False)
     return config
 

@@ -585,6 +585,13 @@ impl Executable for Interpreter {
                 out.extend(row.iter().flat_map(|v| v.to_le_bytes()));
             }
         }
+        for (cache, shape) in self.graph.latent_caches.iter().enumerate() {
+            let zeros = (vec![0.0; shape.rank], vec![0.0; shape.rope]);
+            for offset in 0..PAGE_TOKENS {
+                let (c, k_rope) = self.latents.get(&(cache, page, offset)).unwrap_or(&zeros);
+                out.extend(c.iter().chain(k_rope).flat_map(|v| v.to_le_bytes()));
+            }
+        }
     }
 
     fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<()> {
@@ -595,6 +602,13 @@ impl Executable for Interpreter {
                 || -> Matrix { (0..PAGE_TOKENS).map(|_| values.by_ref().take(width).collect()).collect() };
             for (offset, row) in half().into_iter().zip(half()).enumerate() {
                 self.pages.insert((cache, page, offset), row);
+            }
+        }
+        for (cache, shape) in self.graph.latent_caches.iter().enumerate() {
+            for offset in 0..PAGE_TOKENS {
+                let mut part = |width| -> Vec<f32> { values.by_ref().take(width).collect() };
+                let row = (part(shape.rank), part(shape.rope));
+                self.latents.insert((cache, page, offset), row);
             }
         }
         Ok(())

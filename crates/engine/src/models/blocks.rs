@@ -205,9 +205,15 @@ pub fn attention(
     let module = |name: &str| format!("{base}.self_attn.{name}");
     r.graph.scope(format!("layers.{layer}.self_attn"));
     let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
-    let mut q = r.linear(h, &module("q_proj"), d.heads * d.head_dim, Precision::Fast)?;
-    let mut k = r.linear(h, &module("k_proj"), d.kv_heads * d.head_dim, Precision::Fast)?;
-    let mut v = r.linear(h, &module("v_proj"), d.kv_heads * d.head_dim, Precision::Fast)?;
+    let (q_width, kv_width) = (d.heads * d.head_dim, d.kv_heads * d.head_dim);
+    let [mut q, mut k, mut v] = if r.has(&module("qkv_proj")) {
+        let ends = [q_width, q_width + kv_width, q_width + 2 * kv_width];
+        let mut part = |rows| r.linear_part(h, &module("qkv_proj"), ends[2], &[rows], Precision::Fast);
+        [part(0..ends[0])?, part(ends[0]..ends[1])?, part(ends[1]..ends[2])?]
+    } else {
+        let mut all = |name, width| r.linear(h, &module(name), width, Precision::Fast);
+        [all("q_proj", q_width)?, all("k_proj", kv_width)?, all("v_proj", kv_width)?]
+    };
     if kind.qk_norm != QkNorm::None {
         let groups = |heads| if kind.qk_norm == QkNorm::PerHead { heads } else { 1 };
         q = r.rms_norm(q, &module("q_norm"), groups(d.heads), d.eps)?;

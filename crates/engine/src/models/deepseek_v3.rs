@@ -23,7 +23,7 @@ const GGUF_SIGMOID: usize = 2;
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let gguf = config.format() == Format::Gguf;
-    if gguf && config.count("expert_gating_func")? != Some(GGUF_SIGMOID) {
+    if gguf && !is_sigmoid(config, r)? {
         return deepseek_v2::record(config, r);
     }
     for (key, only) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
@@ -44,6 +44,16 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let style = rope_style(config)?;
     let defaults = Defaults { eps: 1e-6, dense_layers: default(3.0, 0.0) as usize, shared_experts: 1, style };
     decoder(config, r, route, &defaults)
+}
+
+/// Whether a GGUF file's router has sigmoid scores: as it says, else if it has a correction bias, which DeepSeek-V2 has
+/// not.
+fn is_sigmoid(config: &Config<'_>, r: &Recorder) -> Result<bool> {
+    Ok(match config.count("expert_gating_func")? {
+        Some(function) => function == GGUF_SIGMOID,
+        None => (0..blocks::layers(config)?)
+            .any(|layer| r.has_correction_bias(&format!("model.layers.{layer}.mlp.gate"))),
+    })
 }
 
 /// Which channels form a pair, as `rope_interleave` says.

@@ -208,6 +208,7 @@ const COMMON_NAMES: NameMap = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
+    ("self_attn.qkv_proj", "attn_qkv"),
     ("self_attn.v_proj", "attn_v"),
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
@@ -705,7 +706,7 @@ impl Recorder {
     }
 
     /// Gate, up and down of every expert, from one tensor a projection (GGUF, MLX) or with gate and up in one
-    /// (transformers 5).
+    /// (transformers 5, some GGUF files).
     fn stacked_experts(
         &self,
         layer: usize,
@@ -731,20 +732,25 @@ impl Recorder {
             };
             Ok(Some([gate, rest(1)?, rest(2)?]))
         };
-        if self.checkpoint.format() == Format::Gguf {
-            return three(&|i| format!("blk.{layer}.ffn_{}_exps.weight", ["gate", "up", "down"][i]));
-        }
-        let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
-        let switch = self.resolve(&format!("{base}.{parent}.switch_mlp"));
-        if let Some(found) = three(&|i| format!("{switch}.{}_proj.weight", ["gate", "up", "down"][i]))? {
-            return Ok(Some(found));
-        }
-        let module = self.resolve(&format!("{base}.{}", names.module));
-        if let Some(found) = three(&|i| format!("{module}.{}_proj.weight", ["gate", "up", "down"][i]))? {
-            return Ok(Some(found));
-        }
-        let Some(gate_up) = stack(&format!("{module}.gate_up_proj"))? else { return Ok(None) };
-        let down = format!("{module}.down_proj");
+        let (gate_up, down) = if self.checkpoint.format() == Format::Gguf {
+            let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
+            if let Some(found) = three(&|i| name(["gate", "up", "down"][i]))? {
+                return Ok(Some(found));
+            }
+            (name("gate_up"), name("down"))
+        } else {
+            let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
+            let switch = self.resolve(&format!("{base}.{parent}.switch_mlp"));
+            let module = self.resolve(&format!("{base}.{}", names.module));
+            for module in [&switch, &module] {
+                let name = |i| format!("{module}.{}_proj.weight", ["gate", "up", "down"][i]);
+                if let Some(found) = three(&name)? {
+                    return Ok(Some(found));
+                }
+            }
+            (format!("{module}.gate_up_proj"), format!("{module}.down_proj"))
+        };
+        let Some(gate_up) = stack(&gate_up)? else { return Ok(None) };
         let down = stack(&down)?
             .ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: down })?;
         let half = |which: usize| -> Result<Vec<StoredWeight>> {
