@@ -9,7 +9,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use moeflux::checkpoint::Checkpoint;
-use moeflux::io::queue::{PreadPool, ReadDone, ReadQueue, ReadRequest};
+use moeflux::experts::{PolicyKind, Prefetch};
+use moeflux::io::pread::PreadPool;
+use moeflux::io::queue::{ReadDone, ReadQueue, ReadRequest};
 use moeflux::{Engine, Error, Options, Outputs, models};
 use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::CpuBackend;
@@ -122,9 +124,15 @@ impl ReadQueue for Faulty {
     }
 }
 
-/// An engine with `slots` expert slots that reads through a faulty queue.
+/// An engine with `slots` expert slots that reads through a faulty queue and keeps what was used last.
 fn faulty(path: &Path, backend: &dyn Backend, slots: usize, chunk: usize) -> (Engine, Fates) {
-    let options = Options { expert_cache: Some(slots), chunk: Some(chunk), ..Options::default() };
+    let options = Options {
+        expert_cache: Some(slots),
+        chunk: Some(chunk),
+        cache_policy: PolicyKind::Lru,
+        prefetch: Prefetch::Always,
+        ..Options::default()
+    };
     let checkpoint = Arc::new(Checkpoint::open(path).unwrap());
     let fates = Fates::default();
     let model = models::record(checkpoint).unwrap();
