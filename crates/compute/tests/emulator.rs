@@ -1,7 +1,7 @@
 //! The emulated device runs kernels as a GPU would, and reports their faults.
 
 use moeflux_compute::gpu::emulator::Emulator;
-use moeflux_compute::gpu::{BufferId, Device, Dispatch, Grid, Order};
+use moeflux_compute::gpu::{BufferId, Device, Dispatch, Grid, Order, constants};
 
 fn floats(device: &mut Emulator, values: &[f32]) -> BufferId {
     let buffer = device.alloc(values.len() * 4).unwrap();
@@ -24,7 +24,7 @@ fn rms_norm() {
         let weight: Vec<f32> = (0..300).map(|i| 1.0 + i as f32 * 0.01).collect();
         let (a, b, out) =
             (floats(&mut device, &x), floats(&mut device, &weight), device.alloc(x.len() * 4).unwrap());
-        let constants = [300u32.to_le_bytes(), 1e-6f32.to_le_bytes()].concat();
+        let constants = constants(&[&300u32, &1e-6f32]);
         let dispatch = Dispatch {
             unit: "rms_norm",
             kernel: "rms_norm".into(),

@@ -78,17 +78,17 @@ pub struct Dispatch {
 /// A 32-bit word among a kernel's constants.
 pub trait Word {
     /// Its bytes, little-endian.
-    fn bytes(self) -> [u8; 4];
+    fn bytes(&self) -> [u8; 4];
 }
 
 impl Word for u32 {
-    fn bytes(self) -> [u8; 4] {
+    fn bytes(&self) -> [u8; 4] {
         self.to_le_bytes()
     }
 }
 
 impl Word for f32 {
-    fn bytes(self) -> [u8; 4] {
+    fn bytes(&self) -> [u8; 4] {
         self.to_le_bytes()
     }
 }
@@ -96,20 +96,15 @@ impl Word for f32 {
 impl Word for usize {
     /// # Panics
     /// If it needs more than 32 bits.
-    fn bytes(self) -> [u8; 4] {
-        u32::try_from(self).expect("a constant of 32 bits").to_le_bytes()
+    fn bytes(&self) -> [u8; 4] {
+        u32::try_from(*self).expect("a constant of 32 bits").to_le_bytes()
     }
 }
 
 /// The constants of a dispatch, in the order of the kernel's struct.
-macro_rules! constants {
-    ($($word:expr),* $(,)?) => {{
-        let mut bytes: Vec<u8> = vec![];
-        $(bytes.extend($crate::gpu::device::Word::bytes($word));)*
-        bytes
-    }};
+pub fn constants(words: &[&dyn Word]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.bytes()).collect()
 }
-pub(crate) use constants;
 
 /// A prepared list of dispatches (a captured graph, an encoded command buffer).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

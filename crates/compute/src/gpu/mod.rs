@@ -7,7 +7,7 @@
 //! - A kernel is found by its unit (the file of `kernels/` it is in) and its name. Kernels of one body for many weight
 //!   encodings are instantiated in their unit by macros and named `<operation>_<encoding>`: `matvec_q4_k`.
 //! - Its parameters are its buffers, in order, then its constants: 32-bit words, in the order of the fields of its
-//!   constants struct (see [`constants!`](crate::gpu::constants)). CUDA passes the struct by value as the last
+//!   constants struct (see [`constants`]). CUDA passes the struct by value as the last
 //!   parameter; its size is that of [`Dispatch::constants`].
 //! - A buffer that a kernel has no use for is bound to any other buffer.
 //! - No buffer that a dispatch writes overlaps another of its buffers.
@@ -21,4 +21,4 @@ pub mod device;
 pub mod emulator;
 pub mod kernels;
 
-pub use device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
+pub use device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, constants};
