@@ -100,7 +100,8 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
+/// A value of an option that knows how it is written.
+pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error| format!("{error}"))
 }
 

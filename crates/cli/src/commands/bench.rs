@@ -70,11 +70,11 @@ impl std::fmt::Display for Test {
 }
 
 impl Test {
-    /// Evaluates the test's tokens on a session of the test's depth, and truncates it again.
+    /// Evaluates `tokens` on a session of the test's depth, and truncates it again.
     fn measure(&self, engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Stats> {
         let at_once = if self.kind == Kind::Prompt { self.tokens } else { 1 };
         engine.take_stats();
-        for part in tokens[self.depth..self.depth + self.tokens].chunks(at_once) {
+        for part in tokens.chunks(at_once) {
             engine.eval(session, part, Outputs::Last)?;
         }
         let stats = engine.take_stats();
@@ -172,7 +172,8 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
 }
 
 fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usize) -> Result<Vec<Measured>> {
-    let tokens = random_tokens(args.seed, positions, engine.model().graph.vocab_size());
+    let vocab_size = engine.model().graph.vocab_size();
+    let context = random_tokens(args.seed, positions, vocab_size);
     let bar = ProgressBar::new((tests.len() * (args.repetitions + 1)) as u64);
     bar.set_style(ProgressStyle::with_template("measuring {msg} {wide_bar} {pos}/{len}")?);
     let mut session = engine.session();
@@ -182,10 +183,13 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
         bar.tick();
         if session.position() != test.depth {
             engine.truncate(&mut session, 0)?;
-            engine.eval(&mut session, &tokens[..test.depth], Outputs::Last)?;
+            engine.eval(&mut session, &context[..test.depth], Outputs::Last)?;
         }
         let mut repetitions = vec![];
         for repetition in 0..=args.repetitions {
+            // Others each time: experts of tokens that were just evaluated would be in memory.
+            let seed = args.seed + 1 + repetition as u64;
+            let tokens = random_tokens(seed, test.tokens, vocab_size);
             let stats = test.measure(engine, &mut session, &tokens)?;
             // The first one fills caches.
             if repetition > 0 {

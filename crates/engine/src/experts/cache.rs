@@ -149,6 +149,8 @@ pub struct ExpertCache {
     routed: Option<(usize, Vec<u32>, usize)>,
     forecaster: Forecaster,
     guess: Option<Guess>,
+    /// Read ahead for the layer that is asked next.
+    read_ahead: Vec<Key>,
     /// Layers announced since an expert was last missing.
     layers_without_miss: usize,
     trace: Option<Trace>,
@@ -193,6 +195,7 @@ impl ExpertCache {
             routed: None,
             forecaster: Forecaster::new(options.prefetch),
             guess: None,
+            read_ahead: vec![],
             layers_without_miss: 0,
             trace: None,
             stats: CacheStats::default(),
@@ -417,7 +420,7 @@ impl ExpertSource for ExpertCache {
             match self.residency.place(key) {
                 Place::Present => {
                     self.stats.hits += 1;
-                    self.stats.prefetch_hits += u64::from(self.residency.is_reserved(key));
+                    self.stats.prefetch_hits += u64::from(self.read_ahead.contains(&key));
                 }
                 Place::Reading => {
                     self.stats.misses += 1;
@@ -432,6 +435,7 @@ impl ExpertSource for ExpertCache {
             // Before any read starts, which might evict it.
             self.residency.hold(key);
         }
+        self.read_ahead.clear();
         self.layers_without_miss = if missing.is_empty() { self.layers_without_miss + 1 } else { 0 };
         self.residency.asked(set, Demand { experts, tokens: &tokens, rows });
         self.start_reads(set, &missing);
@@ -478,6 +482,7 @@ impl ExpertSource for ExpertCache {
                 break;
             }
             self.residency.reserve(key);
+            self.read_ahead.push(key);
             self.stats.prefetches += 1;
         }
         self.guess = Some(Guess { set, experts, absent });

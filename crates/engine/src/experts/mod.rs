@@ -6,6 +6,7 @@ pub mod cache;
 pub mod policy;
 pub mod prefetch;
 pub mod probe;
+pub mod replay;
 mod residency;
 pub mod slots;
 pub mod store;

@@ -79,11 +79,6 @@ impl Residency {
         self.sets[set].entries[id as usize].0
     }
 
-    /// Whether it is there, or on its way, because a batch will probably need it.
-    pub(crate) fn is_reserved(&self, (set, id): Key) -> bool {
-        self.sets[set].entries[id as usize].1 == Claim::Reserved
-    }
-
     fn entry(&mut self, (set, id): Key) -> &mut (Place, Claim) {
         let set = &mut self.sets[set];
         set.weakest = None;

@@ -230,8 +230,9 @@ mod tests {
         let (_keep, file) = file_of(&content);
         assert!(queue.wait().is_none() && queue.try_wait().is_none(), "nothing was submitted");
         // Every other part lies as direct reads need it.
-        let place =
-            |offset: usize, page| PAGE_BYTES * page + if offset % 2 == 0 { offset % PAGE_BYTES } else { 3 };
+        let place = |offset: usize, page| {
+            PAGE_BYTES * page + if offset.is_multiple_of(2) { offset % PAGE_BYTES } else { 3 }
+        };
         let part = |offset: usize, len, page| {
             let at = place(offset, page);
             ReadPart { file: file.clone(), offset: offset as u64, len, at }
