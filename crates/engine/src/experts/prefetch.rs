@@ -1,4 +1,4 @@
-//! [`Forecaster`]: whether reading experts before they are asked for gains.
+//! Reading ahead: whether reading experts before they are asked for gains.
 //!
 //! A backend can run the next layer's router on the present layer's hidden state and so guess what that layer will ask
 //! for. A right guess is read while the trunk computes and the disk would be idle; a wrong one delays the reads of the

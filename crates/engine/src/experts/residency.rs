@@ -1,4 +1,4 @@
-//! [`Residency`]: which experts have slots, and which gives way.
+//! Residency: which experts have slots, and which gives way.
 //!
 //! Bookkeeping without memory or reads, so that the engine and the replay of a trace decide alike. An expert with a slot
 //! is *held* while a batch needs it, *reserved* if it was read because a batch will probably need it soon, or idle. Idle
