@@ -23,7 +23,7 @@ pub struct ReplayArgs {
     memory: Vec<u64>,
     /// Policies: lru, lfu:HALF_LIFE or blend:LONG:SHORT:PART, separated by commas
     #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = parse::<PolicyKind>,
-          default_value = "lru,lfu:64,lfu:512,lfu:4096,blend:512:16:0.1,blend:4096:16:0.1")]
+          default_value = "lru,lfu:16,lfu:64,lfu:512,blend:256:8:0.3")]
     policy: Vec<PolicyKind>,
     /// Share of the trace that fills the cache and does not count, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.25)]

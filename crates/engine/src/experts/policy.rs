@@ -49,8 +49,9 @@ pub enum PolicyKind {
 }
 
 impl Default for PolicyKind {
+    /// Chosen by replaying traces: nearly the best on all of them, where each of the others is far behind on one.
     fn default() -> Self {
-        Self::Lfu { half_life: 512.0 }
+        Self::Blend { long: 256.0, short: 8.0, part: 0.3 }
     }
 }
 
@@ -82,7 +83,7 @@ impl std::fmt::Display for PolicyKind {
 impl FromStr for PolicyKind {
     type Err = Error;
 
-    /// `lru`, `lfu`, `lfu:HALF_LIFE`, `blend:LONG:SHORT:PART`.
+    /// `lru`, `lfu:HALF_LIFE`, `blend:LONG:SHORT:PART`, or `blend` for the default.
     fn from_str(text: &str) -> Result<Self> {
         let refused = || Error::Option {
             option: "cache_policy",
@@ -95,7 +96,7 @@ impl FromStr for PolicyKind {
         let half_life = |n: f64| (n.is_finite() && n >= 1.0).then_some(n).ok_or_else(refused);
         match (name, &numbers[..]) {
             ("lru", []) => Ok(Self::Lru),
-            ("lfu", []) => Ok(Self::default()),
+            ("blend", []) => Ok(Self::default()),
             ("lfu", [n]) => Ok(Self::Lfu { half_life: half_life(*n)? }),
             ("blend", [long, short, part]) if (0.0..=1.0).contains(part) => {
                 Ok(Self::Blend { long: half_life(*long)?, short: half_life(*short)?, part: *part })
@@ -204,8 +205,8 @@ mod tests {
         for text in ["lru", "lfu:64", "blend:1024:16:0.25"] {
             assert_eq!(text.parse::<PolicyKind>().unwrap().to_string(), text);
         }
-        assert_eq!("lfu".parse::<PolicyKind>().unwrap(), PolicyKind::default());
-        for text in ["", "LRU", "lru:1", "lfu:0", "lfu:x", "lfu:nan", "blend:1:2", "blend:9:9:2"] {
+        assert_eq!("blend".parse::<PolicyKind>().unwrap(), PolicyKind::default());
+        for text in ["", "LRU", "lru:1", "lfu", "lfu:0", "lfu:x", "lfu:nan", "blend:1:2", "blend:9:9:2"] {
             assert!(text.parse::<PolicyKind>().is_err(), "{text}");
         }
     }

@@ -73,8 +73,8 @@ struct Layout {
     at: Vec<usize>,
 }
 
-/// Ranges that lie this close together in a file are read in one go.
-const GAP: u64 = PAGE_BYTES as u64;
+/// Ranges are read in one go if what lies between them is less than a page and than this part of what is read.
+const GAP_PART: u64 = 16;
 
 impl Layout {
     /// Every run begins in the slot where it begins within a page of its file, with whole pages of its own, so that it
@@ -89,7 +89,8 @@ impl Layout {
             let range = ranges[index];
             let within = (range.offset % PAGE_BYTES as u64) as usize;
             let near = |(run, _): &&mut (ByteRange, usize)| {
-                run.file == range.file && range.offset <= (run.offset + run.len).saturating_add(GAP)
+                let gap = (PAGE_BYTES as u64 - 1).min(run.len / GAP_PART);
+                run.file == range.file && range.offset - run.offset <= run.len.saturating_add(gap)
             };
             if let Some((run, at)) = layout.runs.last_mut().filter(near) {
                 layout.at[index] = *at + (range.offset - run.offset) as usize;
