@@ -314,7 +314,7 @@ impl Recorder {
     pub fn finish(self, logits: Value, context_length: usize) -> Result<(Model, Vec<OutlinedWeight>)> {
         let graph = self.graph.finish(logits);
         let (experts, outlined) = match self.outline {
-            Some(outline) => (ExpertStore::outlined(self.experts), outline.into_weights()),
+            Some(outline) => (ExpertStore::outlined(vec![], self.experts), outline.into_weights()),
             None => (ExpertStore::new(self.checkpoint.files().to_vec(), self.experts)?, vec![]),
         };
         let (checkpoint, sources) = (self.checkpoint, self.sources);

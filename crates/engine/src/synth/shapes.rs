@@ -116,7 +116,7 @@ impl Parsed {
         let own = own.map(|(key, value)| (key.as_str(), value.clone()));
         for (key, value) in gguf_counterparts(&config).into_iter().chain(own) {
             if let Some(value) = gguf_value(&value) {
-                drop(metadata.insert(&format!("{architecture}.{key}"), value));
+                drop(metadata.insert(format!("{architecture}.{key}"), value));
             }
         }
         metadata

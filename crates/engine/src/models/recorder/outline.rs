@@ -18,6 +18,8 @@ pub struct OutlinedWeight {
     pub shape: Vec<usize>,
     /// Encoding.
     pub dtype: DType,
+    /// Where it would be in a file that holds all of them one after the other.
+    offset: u64,
 }
 
 impl OutlinedWeight {
@@ -53,12 +55,14 @@ pub struct Outline {
     format: Format,
     layout: Box<dyn Layout>,
     weights: Vec<OutlinedWeight>,
+    /// Bytes of all of them.
+    bytes: u64,
 }
 
 impl Outline {
     /// Nothing yet; tensors are named and shaped as in `format`.
     pub fn new(format: Format, layout: Box<dyn Layout>) -> Self {
-        Self { format, layout, weights: vec![] }
+        Self { format, layout, weights: vec![], bytes: 0 }
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -93,24 +97,19 @@ impl Outline {
             None => {
                 let shape = self.stored_shape(name, shape);
                 let (name, stored) = (name.to_owned(), stored.to_owned());
-                let mut weight = OutlinedWeight { name, stored, shape, dtype: DType::F32 };
+                let offset = self.bytes;
+                let mut weight = OutlinedWeight { name, stored, shape, dtype: DType::F32, offset };
                 weight.dtype = self.layout.dtype(&weight);
+                self.bytes += planes(&weight)?.iter().map(|plane| plane.len).sum::<u64>();
                 self.weights.push(weight);
                 self.weights.last().expect("just pushed")
             }
-        };
-        let (&cols, outer) = weight.shape.split_last().unwrap_or((&1, &[]));
-        let rows: usize = outer.iter().product();
-        let plane = |plane| -> Result<ByteRange> {
-            let rows = rows.div_ceil(weight.dtype.block_rows(plane)) as u64;
-            let len = rows * weight.dtype.row_bytes(plane, cols)? as u64;
-            Ok(ByteRange { file: 0, offset: 0, len })
         };
         Ok(Some(StoredWeight {
             name: weight.stored.clone(),
             dtype: weight.dtype,
             shape: weight.shape.clone(),
-            planes: (0..weight.dtype.planes()).map(plane).collect::<Result<_>>()?,
+            planes: planes(weight)?,
         }))
     }
 
@@ -123,4 +122,18 @@ impl Outline {
             [..] => shape.to_vec(),
         }
     }
+}
+
+/// Where the planes of `weight` would be, one after the other.
+fn planes(weight: &OutlinedWeight) -> Result<Vec<ByteRange>> {
+    let (&cols, outer) = weight.shape.split_last().unwrap_or((&1, &[]));
+    let rows: usize = outer.iter().product();
+    let mut offset = weight.offset;
+    let plane = |plane| -> Result<ByteRange> {
+        let rows = rows.div_ceil(weight.dtype.block_rows(plane)) as u64;
+        let len = rows * weight.dtype.row_bytes(plane, cols)? as u64;
+        offset += len;
+        Ok(ByteRange { file: 0, offset: offset - len, len })
+    };
+    (0..weight.dtype.planes()).map(plane).collect()
 }
