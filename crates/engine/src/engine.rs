@@ -44,7 +44,8 @@ pub struct Options {
     pub read_mode: Option<ReadMode>,
     /// What reads experts. By default the best that the system allows.
     pub read_queue: Option<QueueKind>,
-    /// Reads under way at once.
+    /// Reads under way at once; with `pread`, 8 at most. Deep enough that the disk has work while a prompt's attention is
+    /// computed.
     pub read_depth: usize,
     /// Which experts give way to others.
     pub cache_policy: PolicyKind,
@@ -64,7 +65,7 @@ impl Default for Options {
             checkpoints: 2,
             read_mode: None,
             read_queue: None,
-            read_depth: 32,
+            read_depth: 256,
             cache_policy: PolicyKind::default(),
             prefetch: Prefetch::default(),
         }
