@@ -7,7 +7,7 @@ only forms that mean the same model are compared.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .hf_cases import HfCase
@@ -396,6 +396,52 @@ def dots1(d: Draw) -> dict[str, Any]:
     return config
 
 
+def _indexed(d: Draw) -> dict[str, Any]:
+    config = _latent(d)
+    config["q_lora_rank"] = config["q_lora_rank"] or d.width(5, 40)
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        # As many keys as there are tokens: sparse attention is dense.
+        "index_topk": 256,
+        "index_n_heads": d.rng.randint(1, 4),
+        "index_head_dim": config["qk_rope_head_dim"] + d.rng.randint(1, 9),
+    }
+    config.pop("attention_bias", None)
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def deepseek_v32(d: Draw) -> dict[str, Any]:
+    return _indexed(d)
+
+
+def glm_moe_dsa(d: Draw) -> dict[str, Any]:
+    return _indexed(d)
+
+
+def ernie4_5_moe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads()
+    del config["head_dim"]
+    step = d.aligned if d.aligned > 1 else 2
+    config["hidden_size"] = config["num_attention_heads"] * step * d.rng.randint(1, 6)
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    experts = d.experts("moe_num_experts")
+    layers = config["num_hidden_layers"]
+    config |= {
+        "moe_num_experts": experts["moe_num_experts"],
+        "moe_k": experts["num_experts_per_tok"],
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "moe_num_shared_experts": d.rng.randint(0, 2),
+        "moe_layer_start_index": d.rng.randint(0, layers - 1),
+        "use_bias": d.chance(0.3),
+        "rope_parameters": d.rope(head_dim, kinds=("default", "linear", "yarn")),
+    }
+    d.only(gguf=False, mlx=False)
+    return config
+
+
 def hy_v3(d: Draw) -> dict[str, Any]:
     config = d.base() | d.heads() | d.experts("num_experts")
     layers = config["num_hidden_layers"]
@@ -449,6 +495,9 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         dots1,
         hy_v3,
         qwen2_moe,
+        deepseek_v32,
+        glm_moe_dsa,
+        ernie4_5_moe,
     )
 }
 
@@ -477,10 +526,12 @@ def draw_case(family: str, seed: int) -> RandomCase:
         multimodal=multimodal,
         tokenizer_size=TOKENIZER_SIZE,
         mxfp4=family == "gpt_oss" and d.aligned > 1 and d.chance(0.6),
-        fp8=family.startswith("deepseek") and not stacked and d.chance(0.25),
+        fp8=family.startswith(("deepseek", "glm4", "qwen3_next")) and not stacked and d.chance(0.25),
         n_tokens=rng.randint(*N_TOKENS),
     )
     if hf.fp8:
+        # Rewritten as one file.
+        hf = replace(hf, max_shard_bytes=None)
         d.only(gguf=False, mlx=False)
     # Converters read experts a tensor each, but for this family.
     readable = multimodal if family == "qwen3_5_moe_text" else not hf.stacked_experts

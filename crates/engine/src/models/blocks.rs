@@ -67,6 +67,19 @@ pub fn layers(config: &Config<'_>) -> Result<usize> {
     }
 }
 
+/// Refuses contexts beyond as many positions as `key` says, up to which a model computes what is implemented.
+///
+/// # Errors
+/// [`crate::Error::Config`] if more positions are asked for.
+pub fn limit_positions(config: &Config<'_>, key: &str) -> Result<()> {
+    match (config.optional_size(key)?, config.positions()) {
+        (Some(limit), Some(wanted)) if wanted > limit => {
+            Err(config.unsupported(key, &format!("at least the {wanted} positions of the context")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The window of each layer: as `layer_types` says, else of those that `slides` says.
 ///
 /// # Errors

@@ -54,10 +54,16 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("qk_head_dim", "attention.key_length_mla"),
     ("v_head_dim", "attention.value_length_mla"),
     ("value_length", "attention.value_length"),
+    ("index_topk", "attention.indexer.top_k"),
 ];
 
 /// Other names under which Hugging Face configurations keep a key.
-const ALIASES: &[(&str, &str)] = &[("num_experts", "num_local_experts"), ("num_experts", "n_routed_experts")];
+const ALIASES: &[(&str, &str)] = &[
+    ("num_experts", "num_local_experts"),
+    ("num_experts", "n_routed_experts"),
+    ("num_experts", "moe_num_experts"),
+    ("num_experts_per_tok", "moe_k"),
+];
 
 /// A Hugging Face configuration's values under GGUF's keys, without the architecture's prefix.
 pub(crate) fn gguf_counterparts(config: &Value) -> Vec<(&'static str, Value)> {

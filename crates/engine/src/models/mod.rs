@@ -4,7 +4,9 @@ pub mod blocks;
 pub mod config;
 mod deepseek_v2;
 mod deepseek_v3;
+mod deepseek_v32;
 mod dots1;
+mod ernie4_5_moe;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt_oss;
@@ -58,6 +60,8 @@ pub const FAMILIES: &[Family] = &[
     dots1::FAMILY,
     hy_v3::FAMILY,
     qwen2_moe::FAMILY,
+    ernie4_5_moe::FAMILY,
+    deepseek_v32::FAMILY,
 ];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.

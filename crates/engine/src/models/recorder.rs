@@ -15,7 +15,7 @@ use moeflux_compute::graph::{
     ExpertSet, ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Value, WeightId,
 };
 use moeflux_compute::quant::{dequantize, dequantize_row};
-use moeflux_compute::{Bytes, Tensor};
+use moeflux_compute::{Bytes, DType, Tensor};
 
 use crate::checkpoint::{ByteRange, Checkpoint, Format, StoredWeight};
 use crate::experts::{ExpertForm, ExpertLocation, ExpertStore};
@@ -67,6 +67,11 @@ impl Source {
             Part::Whole | Part::EverySecond(_) => std::iter::once(0..self.stored_rows()).collect(),
         }
     }
+
+    /// The part of the stored weight that is read.
+    fn read_part(&self) -> &Part {
+        if self.form == Form::Widened { &Part::Whole } else { &self.part }
+    }
 }
 
 /// What a weight is in the graph.
@@ -74,6 +79,8 @@ impl Source {
 pub enum Form {
     /// As it is stored.
     Stored,
+    /// f32 matrices: rows that cannot be cut out as they are stored.
+    Widened,
     /// f32, as small vectors are whatever they are stored as.
     F32,
     /// f32, one more than is stored: norm weights that are kept as their distance from one.
@@ -85,7 +92,7 @@ pub enum Form {
 impl Form {
     fn of(self, value: f32) -> f32 {
         match self {
-            Self::Stored | Self::F32 => value,
+            Self::Stored | Self::Widened | Self::F32 => value,
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
         }
@@ -114,6 +121,9 @@ impl Model {
             progress(tensor.bytes() as u64);
             if source.form == Form::Stored {
                 return Ok(tensor);
+            }
+            if source.form == Form::Widened {
+                return widened(&tensor, &source.rows());
             }
             let (first, step) = match source.part {
                 Part::EverySecond(first) => (first, 2),
@@ -155,19 +165,23 @@ impl Model {
     fn read(&self, source: &Source) -> Result<Tensor> {
         let weight = &source.stored;
         let stored_rows = source.stored_rows();
-        let rows: usize = source.rows().iter().map(Range::len).sum();
+        let rows: usize = match source.read_part() {
+            Part::Rows(rows) => rows.iter().map(Range::len).sum(),
+            Part::Whole | Part::EverySecond(_) => stored_rows,
+        };
         let mut planes = vec![];
-        for plane in &weight.planes {
+        for (index, plane) in weight.planes.iter().enumerate() {
             let path = || self.checkpoint.files().get(plane.file).map_or(PathBuf::new(), |f| f.path().into());
-            let each = plane.len.checked_div(stored_rows as u64).unwrap_or(0);
-            // All rows are one read, also where a plane's row stands for several rows of the weight.
-            let parts: Vec<ByteRange> = match &source.part {
+            // A plane's row may stand for several rows of the weight.
+            let block = weight.dtype.block_rows(index);
+            let each = plane.len.checked_div(stored_rows.div_ceil(block) as u64).unwrap_or(0);
+            let parts: Vec<ByteRange> = match source.read_part() {
                 Part::Whole | Part::EverySecond(_) => vec![*plane],
                 Part::Rows(chosen) => {
-                    let part = |rows: &Range<usize>| ByteRange {
-                        offset: plane.offset + each * rows.start as u64,
-                        len: each * rows.len() as u64,
-                        ..*plane
+                    let part = |rows: &Range<usize>| {
+                        let blocks = rows.start / block..rows.end.div_ceil(block);
+                        let offset = plane.offset + each * blocks.start as u64;
+                        ByteRange { offset, len: each * blocks.len() as u64, ..*plane }
                     };
                     chosen.iter().map(part).collect()
                 }
@@ -189,6 +203,24 @@ impl Model {
         let (rows, cols) = if weight.shape.len() == 1 { (1, rows) } else { (rows, weight.cols()) };
         Ok(Tensor::new(weight.dtype, rows, cols, planes)?)
     }
+}
+
+/// Rows `rows` of `tensor` as f32.
+fn widened(tensor: &Tensor, rows: &[Range<usize>]) -> Result<Tensor> {
+    let chosen: Vec<usize> = rows.iter().cloned().flatten().collect();
+    let mut values = vec![0.0; chosen.len() * tensor.cols()];
+    for (row, out) in chosen.iter().zip(values.chunks_exact_mut(tensor.cols())) {
+        dequantize_row(tensor.view(), *row, out)?;
+    }
+    Ok(Tensor::from_f32(chosen.len(), tensor.cols(), &values)?)
+}
+
+/// Whether these rows, one after the other, can have the scales that they are stored with: whole blocks, but at the end.
+fn whole_blocks(dtype: DType, parts: &[Range<usize>]) -> bool {
+    (0..dtype.planes()).map(|plane| dtype.block_rows(plane)).all(|block| {
+        let (starts, ends) = (parts.iter().map(|p| p.start), parts.iter().map(|p| p.end));
+        starts.chain(ends.rev().skip(1)).all(|row| row.is_multiple_of(block))
+    })
 }
 
 fn tensor_error(checkpoint: &Checkpoint, weight: &StoredWeight, expected: &str, got: String) -> Error {
@@ -395,6 +427,7 @@ impl Recorder {
                 MatrixSpec { dtype: stored.dtype, rows: 1, cols: rows }
             }
             Form::Stored => MatrixSpec { dtype: stored.dtype, rows, cols },
+            Form::Widened => MatrixSpec { dtype: DType::F32, rows, cols },
             _ => match source.part {
                 Part::EverySecond(first) => MatrixSpec::vector((rows * cols - first).div_ceil(2)),
                 Part::Whole | Part::Rows(_) => MatrixSpec::vector(rows * cols),
@@ -569,7 +602,8 @@ impl Recorder {
         precision: Precision,
     ) -> Result<Value> {
         let weight = self.stored_matrix(module, Some(rows), x.width())?;
-        let weight = self.add(weight, Part::Rows(parts.to_vec()), Form::Stored)?;
+        let form = if whole_blocks(weight.dtype, parts) { Form::Stored } else { Form::Widened };
+        let weight = self.add(weight, Part::Rows(parts.to_vec()), form)?;
         let bias = self.stored_vector(module, "bias", rows, Need::Optional)?;
         let bias = bias.map(|bias| self.add(bias, Part::Rows(parts.to_vec()), Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
@@ -581,7 +615,7 @@ impl Recorder {
     /// As [`Recorder::matrix`].
     pub fn correction_bias(&mut self, module: &str, experts: usize) -> Result<WeightId> {
         let (module, part) = self.correction_bias_name(module);
-        self.vector(&module, part, experts)
+        self.constants(&format!("{module}.{part}"), &[experts], Form::F32)
     }
 
     /// Whether the checkpoint has that bias.

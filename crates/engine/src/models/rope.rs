@@ -114,19 +114,19 @@ fn longrope(
     Ok((frequencies.collect(), magnitude as f32))
 }
 
-/// Positions that the configuration describes, or as many as have the same angles as the first.
+/// Positions that the configuration describes, or as many of the first as are computed as if there were no others.
 ///
 /// # Errors
 /// [`crate::Error::Config`] for values that are no numbers of positions.
 pub fn context_length(config: &Config<'_>) -> Result<usize> {
-    let all = config.optional_size("max_position_embeddings")?.unwrap_or(4096);
+    let described = config.optional_size("max_position_embeddings")?.unwrap_or(4096);
     let kind = config.word("rope_type")?.or(config.word("type")?);
-    Ok(match kind.as_deref() {
-        Some("longrope" | "su") if config.positions().is_none() => config
-            .optional_size("original_max_position_embeddings")?
-            .map_or(all, |original| original.min(all)),
-        _ => all,
-    })
+    let mut limits = vec![described];
+    limits.extend(config.optional_size("index_topk")?);
+    if config.positions().is_none() && matches!(kind.as_deref(), Some("longrope" | "su")) {
+        limits.extend(config.optional_size("original_max_position_embeddings")?);
+    }
+    Ok(limits.into_iter().min().unwrap_or(described))
 }
 
 /// What YaRN multiplies by for a context `scale` times as long, with weight `m`.
