@@ -4,5 +4,6 @@ pub mod bench;
 pub mod inspect;
 pub mod logits;
 pub mod perplexity;
+pub mod pull;
 pub mod run;
 pub mod synth;
