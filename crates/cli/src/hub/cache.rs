@@ -76,7 +76,7 @@ impl RepoCache {
                 return Ok(());
             }
             match fs::remove_file(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
                 _ => symlink(target, &path),
             }
         };
