@@ -17,7 +17,7 @@ use crate::table::Table;
 /// Measure how fast a model evaluates prompts and generates, on random tokens.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub: org/name[:quantisation]
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
     model: ModelArg,
     /// Prompt lengths, separated by commas; 0 for no such test
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]

@@ -23,7 +23,7 @@ use crate::table::Table;
 /// Show what is in a checkpoint and how much of it fits this machine's memory.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub: org/name[:quantisation]
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
     model: ModelArg,
     /// List every tensor
     #[arg(long)]

@@ -15,7 +15,7 @@ use crate::model::ModelArg;
 /// Measure how well a model predicts a text, and how far its predictions are from those of another run.
 #[derive(Debug, Args)]
 pub struct PerplexityArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub: org/name[:quantisation]
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
     model: ModelArg,
     /// A UTF-8 text file; `-` for standard input
     text: PathBuf,

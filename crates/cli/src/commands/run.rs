@@ -20,7 +20,7 @@ use crate::model::ModelArg;
 /// Answer a prompt, or chat when there is none and this is a terminal.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub: org/name[:quantisation]
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
     model: ModelArg,
     /// What to answer; without it, standard input is the prompt, or a chat begins on a terminal
     prompt: Option<String>,
