@@ -28,6 +28,8 @@ enum Command {
     Bench(commands::bench::BenchArgs),
     Perplexity(commands::perplexity::PerplexityArgs),
     Pull(commands::pull::PullArgs),
+    Trace(commands::trace::TraceArgs),
+    Replay(commands::replay::ReplayArgs),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +42,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Pull(args) => commands::pull::run(args),
+        Command::Trace(args) => commands::trace::run(args),
+        Command::Replay(args) => commands::replay::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
