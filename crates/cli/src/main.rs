@@ -30,6 +30,7 @@ enum Command {
     Pull(commands::pull::PullArgs),
     Trace(commands::trace::TraceArgs),
     Replay(commands::replay::ReplayArgs),
+    Pack(commands::pack::PackArgs),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => commands::pull::run(args),
         Command::Trace(args) => commands::trace::run(args),
         Command::Replay(args) => commands::replay::run(args),
+        Command::Pack(args) => commands::pack::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
