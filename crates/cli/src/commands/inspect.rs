@@ -18,13 +18,15 @@ use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::{ExpertSetId, MatrixSpec, Op};
 use serde_json::{Value, json};
 
+use crate::model::ModelArg;
 use crate::table::Table;
 
 /// Show what is in a checkpoint and how much of it fits this machine's memory.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or `synth:SHAPE[:ENCODING]` for what `synth` would write
-    model: String,
+    /// A GGUF file, a safetensors folder, `demo`, a model of the hub such as org/name:Q4_K_M, or
+    /// `synth:SHAPE[:ENCODING]` for what `synth` would write
+    model: ModelArg,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -76,7 +78,7 @@ struct Fit {
 }
 
 pub fn run(args: &InspectArgs) -> Result<()> {
-    let report = match args.model.strip_prefix("synth:") {
+    let report = match args.model.to_string().strip_prefix("synth:") {
         Some(shape) => described(args, shape)?,
         None => stored(args)?,
     };
@@ -104,7 +106,7 @@ fn described(args: &InspectArgs, shape: &str) -> Result<Report> {
     };
     let weights: Vec<Weight> = plan.tensors().map(weight).collect();
     Ok(Report {
-        model: args.model.clone(),
+        model: args.model.to_string(),
         format: encoding.format(),
         files: 0,
         architecture: models::architecture(plan.model().checkpoint())?,
@@ -120,7 +122,7 @@ fn described(args: &InspectArgs, shape: &str) -> Result<Report> {
 
 /// On a checkpoint that is there.
 fn stored(args: &InspectArgs) -> Result<Report> {
-    let path = crate::model::parse(&args.model).map_err(anyhow::Error::msg)?;
+    let path = args.model.path()?;
     let checkpoint = Arc::new(Checkpoint::open(&path)?);
     let weights = weights(&checkpoint);
     let architecture = models::architecture(&checkpoint).unwrap_or_else(|_| "unknown".to_owned());
