@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{ExpertSource, ExpertView};
 use moeflux_compute::graph::ExpertSetId;
+use moeflux_compute::quant::find_not_finite;
 
 use super::store::ExpertStore;
 use crate::io::buffer::HostBuffer;
@@ -207,6 +208,18 @@ impl ExpertCache {
     /// Statistics since the last call.
     pub fn take_stats(&mut self) -> CacheStats {
         std::mem::take(&mut self.stats)
+    }
+
+    /// Says which expert in memory holds a value that is not finite, if any does.
+    pub fn find_not_finite(&self) -> Option<String> {
+        self.content.iter().find_map(|(&(set, id), content)| {
+            let Content::Present { buffer, .. } = content else { return None };
+            let view = self.store.view(set, id, buffer.as_ref()).ok()?;
+            let matrices = [("gate", view.gate), ("up", view.up), ("down", view.down)];
+            let found = |(name, matrix)| Some((name, find_not_finite(matrix).ok()??));
+            let (name, at) = matrices.into_iter().find_map(found)?;
+            Some(format!("{name} of expert {id} of layer {} holds {at}", self.store.set(set).layer))
+        })
     }
 
     /// Takes an expert that is present out of the order of use, so that it cannot be evicted.
