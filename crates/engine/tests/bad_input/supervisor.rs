@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use moeflux::checkpoint::Checkpoint;
-use moeflux::io::queue::PreadPool;
+use moeflux::io::pread::PreadPool;
 use moeflux::models::{self, Model};
 use moeflux::{Engine, Error, Options, Outputs};
 use moeflux_compute::cpu::CpuBackend;
