@@ -62,7 +62,7 @@ pub enum Error {
         /// The part of the model, as in `layers.3.mlp`.
         part: String,
         /// What does not fit.
-        source: moeflux_compute::Error,
+        source: Box<moeflux_compute::Error>,
     },
     /// A tensor's shape, encoding or content does not fit the model.
     #[error("{}: tensor {tensor}: expected {expected}, got {got}", path.display())]

@@ -88,9 +88,11 @@ pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
     check_layers(&config, &checkpoint)?;
     let mut recorder = Recorder::new(Arc::clone(&checkpoint));
     let logits = (family.record)(&config, &mut recorder).map_err(|error| match error {
-        Error::Compute(source) => {
-            Error::Model { path: checkpoint.config_path(), part: recorder.graph.scoped().to_owned(), source }
-        }
+        Error::Compute(source) => Error::Model {
+            path: checkpoint.config_path(),
+            part: recorder.graph.scoped().to_owned(),
+            source: source.into(),
+        },
         other => other,
     })?;
     let context_length = config.positions("max_position_embeddings")?.unwrap_or(4096);

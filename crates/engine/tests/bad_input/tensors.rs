@@ -44,17 +44,16 @@ const DAMAGES: [Damage; 5] = [
     }),
 ];
 
-/// Names of everything that a tensor's error may name instead: the layer that it is in, or for the embedding what has
-/// as many rows.
+/// What a tensor's error may name instead: the layer that it is in, or for the embedding what has as many rows; the shards
+/// of a GGUF, which say how many tensors they have together.
 fn relatives(name: &str) -> Vec<String> {
     let layer = ["layers.", "blk."].into_iter().find_map(|key| {
         let start = name.find(key)? + key.len();
         Some(name[..start + name[start..].find('.')? + 1].to_owned())
     });
     let top = ["embed_tokens", "lm_head", "vocab_size", "token_embd", "output."].map(str::to_owned);
-    // Shards of a GGUF say how many tensors they have together.
-    let shards = "split.tensors.count".to_owned();
-    layer.map_or(top.to_vec(), |layer| vec![layer, shards.clone()])
+    let near = layer.map_or(top.to_vec(), |layer| vec![layer]);
+    [near, vec!["split.tensors.count".to_owned()]].concat()
 }
 
 /// Whether a model is the same, or another one in good faith, with this tensor damaged so.
