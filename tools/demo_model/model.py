@@ -7,6 +7,8 @@ the saved checkpoint is an ordinary sparse one.
 """
 
 import math
+import os
+import shutil
 from dataclasses import asdict, dataclass
 
 import torch
@@ -133,17 +135,38 @@ def forward(s: Shape, p: dict[str, torch.Tensor], ids: torch.Tensor, mask, cos: 
     return rms_norm(x, p["final_norm"], s.rms_norm_eps), balance, torch.stack(counts)
 
 
-def to_transformers(s: Shape, p: dict[str, torch.Tensor], dtype: torch.dtype):
-    """The parameters as a `Qwen3MoeForCausalLM`."""
+NAMES = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
+         "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "attn_norm": "input_layernorm",
+         "ffn_norm": "post_attention_layernorm", "router": "mlp.gate"}
+
+
+def save(s: Shape, p: dict[str, torch.Tensor], folder: str, tokenizer: str) -> None:
+    """The parameters as a bf16 transformers checkpoint in shards of at most 15 MB, with the tokenizer's files."""
     from transformers import Qwen3MoeForCausalLM
-    m = Qwen3MoeForCausalLM(s.config()).to(dtype)
     state = {"model.embed_tokens.weight": p["embed"], "model.norm.weight": p["final_norm"], "lm_head.weight": p["embed"]}
-    names = {"q": "self_attn.q_proj.weight", "k": "self_attn.k_proj.weight", "v": "self_attn.v_proj.weight", "o": "self_attn.o_proj.weight",
-             "q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight", "attn_norm": "input_layernorm.weight",
-             "ffn_norm": "post_attention_layernorm.weight", "router": "mlp.gate.weight", "gate_up": "mlp.experts.gate_up_proj",
-             "down": "mlp.experts.down_proj"}
-    for key, name in names.items():
-        for i, w in enumerate(p[key]):
-            state[f"model.layers.{i}.{name}"] = w
-    m.load_state_dict({k: v.detach().to("cpu", dtype) for k, v in state.items()}, strict=True)
-    return m
+    for i in range(s.num_hidden_layers):
+        layer = f"model.layers.{i}."
+        state |= {f"{layer}{name}.weight": p[key][i] for key, name in NAMES.items()}
+        state[layer + "mlp.experts.gate_up_proj"], state[layer + "mlp.experts.down_proj"] = p["gate_up"][i], p["down"][i]
+    m = Qwen3MoeForCausalLM(s.config()).bfloat16()
+    m.load_state_dict({k: v.detach().to("cpu", torch.bfloat16) for k, v in state.items()}, strict=True)
+    m.save_pretrained(folder, max_shard_size="15MB")
+    for f in os.listdir(tokenizer):
+        shutil.copy(os.path.join(tokenizer, f), folder)
+
+
+def load(s: Shape, folder: str) -> dict[str, torch.Tensor]:
+    """The parameters of a checkpoint that `save` wrote, f32."""
+    from safetensors.torch import load_file
+    t: dict[str, torch.Tensor] = {}
+    for f in sorted(os.listdir(folder)):
+        if f.endswith(".safetensors"):
+            t |= {k: v.float() for k, v in load_file(os.path.join(folder, f)).items()}
+    layers = [f"model.layers.{i}." for i in range(s.num_hidden_layers)]
+    p = {key: torch.stack([t[f"{layer}{name}.weight"] for layer in layers]) for key, name in NAMES.items()}
+
+    def experts(layer: str, *names: str) -> torch.Tensor:
+        return torch.stack([torch.cat([t[f"{layer}mlp.experts.{e}.{n}_proj.weight"] for n in names]) for e in range(s.num_experts)])
+    p["gate_up"] = torch.stack([experts(layer, "gate", "up") for layer in layers])
+    p["down"] = torch.stack([experts(layer, "down") for layer in layers])
+    return p | {"embed": t["model.embed_tokens.weight"], "final_norm": t["model.norm.weight"]}

@@ -53,6 +53,13 @@ def rounded(w: torch.Tensor, kind: str) -> torch.Tensor:
     return dequantize(q4_k(w) if kind == "Q4_K" else q6_k(w))
 
 
+def rounded_stack(w: torch.Tensor, kinds: list[str]) -> torch.Tensor:
+    """A weight stacked over layers, each layer in its own type; a single type rounds all of `w`."""
+    if len(set(kinds)) == 1:
+        return rounded(w, kinds[0])
+    return torch.stack([rounded(x, t) for x, t in zip(w, kinds)])
+
+
 def pack(w: torch.Tensor, kind: str) -> torch.Tensor:
     """GGUF bytes of `w` (rows, 256·n) f32: u8 (rows, n·144) for Q4_K, (rows, n·210) for Q6_K."""
     rows = w.shape[0]
