@@ -240,7 +240,7 @@ def main() -> None:
     start, step, data.waited = time.time(), 0, 0.0
     limit = a.minutes * 60
     if a.deadline:
-        limit = min(limit, a.deadline - start)
+        limit = max(1.0, min(limit, a.deadline - start))
     recent, usage = [], torch.zeros(shape.num_hidden_layers, shape.num_experts, device=a.device)
     every = 50 if cuda else 2
     while (now := (time.time() - start) / limit) < 1:
