@@ -146,7 +146,7 @@ def main() -> None:
     ap.add_argument("--binary", default="moeflux")
     ap.add_argument("--flags", default="")
     ap.add_argument("--json", help="write accuracies here")
-    ap.add_argument("--wrong", help="write wrong answers here")
+    ap.add_argument("--answers", help="write every answer here, in the order of the problems")
     a = ap.parse_args()
     if a.problems:
         with open(a.problems, encoding="utf-8") as f:
@@ -165,23 +165,21 @@ def main() -> None:
         problems = [p for p in problems if p["task"] in a.tasks.split(",")]
     t = time.time()
     engine = {"transformers": Transformers, "llama_cpp": LlamaCpp, "moeflux": Moeflux}[a.engine](a)
-    score: dict[str, list[int]] = {}
-    wrong = open(a.wrong, "w", encoding="utf-8") if a.wrong else None
-    for i, answer in engine.answers(problems):
-        p = problems[i]
-        s = score.setdefault(p["task"], [0, 0])
-        ok = right(p, answer)
-        s[0] += ok
-        s[1] += 1
-        if wrong and not ok:
-            wrong.write(json.dumps({"task": p["task"], "messages": p["messages"][-2:], "want": p["answer"], "got": answer}, ensure_ascii=False) + "\n")
-    order = list(dict.fromkeys(p["task"] for p in problems))
+    answers = [answer for _, answer in sorted(engine.answers(problems))]
+    judged = [{"task": p["task"], "right": right(p, answer), "messages": p["messages"][-2:], "want": p["answer"], "got": answer}
+              for p, answer in zip(problems, answers, strict=True)]
+    score: dict[str, list[bool]] = {}
+    for row in judged:
+        score.setdefault(row["task"], []).append(row["right"])
     print(f"{a.engine} {os.path.basename(a.model.rstrip('/'))}: {time.time() - t:.0f} s")
-    for k in order:
-        print(f"  {k:14s} {100 * score[k][0] / score[k][1]:6.2f} %  of {score[k][1]}")
+    for task, marks in score.items():
+        print(f"  {task:14s} {100 * sum(marks) / len(marks):6.2f} %  of {len(marks)}")
     if a.json:
         with open(a.json, "w", encoding="utf-8") as f:
-            json.dump({k: {"right": score[k][0], "of": score[k][1]} for k in order}, f, indent=1)
+            json.dump({task: {"right": sum(marks), "of": len(marks)} for task, marks in score.items()}, f, indent=1)
+    if a.answers:
+        with open(a.answers, "w", encoding="utf-8") as f:
+            f.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in judged)
 
 
 if __name__ == "__main__":

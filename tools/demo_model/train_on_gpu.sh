@@ -1,7 +1,7 @@
 #!/bin/sh
 # Trains and evaluates the demo model on a machine with one GPU and leaves in OUT: tokenizer/, checkpoint/ (transformers,
 # bf16), rounded/ (its weights as the shipped file rounds them), problems.jsonl, log.csv, facts.json and the accuracies
-# accuracy.bf16.json and accuracy.rounded.json with wrong.*.jsonl.
+# accuracy.bf16.json and accuracy.rounded.json with answers.*.jsonl.
 #
 #   train_on_gpu.sh OUT SECONDS [START [train.py options]]
 #
@@ -31,7 +31,7 @@ wait $problems
 
 judge() {
     python3 "$here/evaluate.py" --engine transformers --model "$out/$1" --problems "$out/problems.jsonl" --count "${COUNT:-300}" \
-        --device "$device" --batch 512 --json "$out/accuracy.$2.json" --wrong "$out/wrong.$2.jsonl"
+        --device "$device" --batch 512 --json "$out/accuracy.$2.json" --answers "$out/answers.$2.jsonl"
 }
 judge checkpoint bf16 &
 bf16=$!
