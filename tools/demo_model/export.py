@@ -1,7 +1,7 @@
-"""Quantises a checkpoint of train.py to a GGUF file (architecture qwen3moe) and checks it by reading it back.
+"""Quantises a checkpoint of train.py to a GGUF file (architecture qwen3moe) and checks it by reading it back, or undoes it.
 
     export.py --checkpoint DIR --out demo.gguf
-    export.py --tokenizer-of demo.gguf --out DIR     the tokenizer's files, as training needs them
+    export.py --gguf demo.gguf --out DIR      the file's weights in bf16 and its tokenizer, as transformers and train.py read them
 """
 
 import argparse
@@ -108,12 +108,13 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = ap.add_mutually_exclusive_group(required=True)
     what.add_argument("--checkpoint", help="folder that train.py wrote")
-    what.add_argument("--tokenizer-of", help="GGUF file")
-    ap.add_argument("--out", required=True, help="the GGUF file, or the tokenizer's folder")
+    what.add_argument("--gguf", help="file that this script wrote")
+    ap.add_argument("--out", required=True, help="the GGUF file, or the checkpoint's folder")
     ap.add_argument("--name", default="moeflux demo")
     a = ap.parse_args()
-    if a.tokenizer_of:
-        save_tokenizer(a.tokenizer_of, a.out)
+    if a.gguf:
+        save_tokenizer(a.gguf, a.out)
+        model.save(model.Shape(), read(a.gguf), a.out)
         return
     weights, kinds = model.load(model.Shape(), a.checkpoint), model.quantization(model.Shape())
     write(weights, a.checkpoint, a.out, a.name)

@@ -6,9 +6,9 @@ on a GPU than sorting tokens by expert, and the result is that of `Qwen3MoeForCa
 the saved checkpoint is an ordinary sparse one.
 """
 
+import json
 import math
 import os
-import shutil
 from dataclasses import asdict, dataclass
 
 import torch
@@ -53,7 +53,7 @@ def quantization(s: Shape) -> dict[str, list[str]]:
     return {"q": plain, "k": plain, "v": mixed, "o": plain, "gate_up": plain, "down": mixed, "embed": ["Q6_K"]}
 
 
-def init(s: Shape, seed: int, device: str) -> dict[str, torch.Tensor]:
+def init(s: Shape, seed: int) -> dict[str, torch.Tensor]:
     """Fresh f32 parameters, each stacked over layers: [L, …]; embed [V, H]."""
     g = torch.Generator().manual_seed(seed)
     n, h, e, i = s.num_hidden_layers, s.hidden_size, s.num_experts, s.moe_intermediate_size
@@ -63,11 +63,10 @@ def init(s: Shape, seed: int, device: str) -> dict[str, torch.Tensor]:
     def normal(*shape: int, gain: float = 0.5) -> torch.Tensor:
         return torch.randn(*shape, generator=g) * gain / math.sqrt(shape[-1])
 
-    p = {"embed": torch.randn(s.vocab_size, h, generator=g) * 0.02, "q": normal(n, qd, h), "k": normal(n, kd, h),
+    return {"embed": torch.randn(s.vocab_size, h, generator=g) * 0.02, "q": normal(n, qd, h), "k": normal(n, kd, h),
          "v": normal(n, kd, h), "o": normal(n, h, qd, gain=out), "gate_up": normal(n, e, 2 * i, h), "down": normal(n, e, h, i, gain=out),
          "router": normal(n, e, h), "q_norm": torch.ones(n, s.head_dim), "k_norm": torch.ones(n, s.head_dim),
          "attn_norm": torch.ones(n, h), "ffn_norm": torch.ones(n, h), "final_norm": torch.ones(h)}
-    return {k: v.to(device) for k, v in p.items()}
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -140,8 +139,8 @@ NAMES = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_pro
          "ffn_norm": "post_attention_layernorm", "router": "mlp.gate"}
 
 
-def save(s: Shape, p: dict[str, torch.Tensor], folder: str, tokenizer: str) -> None:
-    """The parameters as a bf16 transformers checkpoint in shards of at most 15 MB, with the tokenizer's files."""
+def save(s: Shape, p: dict[str, torch.Tensor], folder: str) -> None:
+    """The parameters as a bf16 transformers checkpoint in shards of at most 15 MB."""
     from transformers import Qwen3MoeForCausalLM
     state = {"model.embed_tokens.weight": p["embed"], "model.norm.weight": p["final_norm"], "lm_head.weight": p["embed"]}
     for i in range(s.num_hidden_layers):
@@ -151,8 +150,16 @@ def save(s: Shape, p: dict[str, torch.Tensor], folder: str, tokenizer: str) -> N
     m = Qwen3MoeForCausalLM(s.config()).bfloat16()
     m.load_state_dict({k: v.detach().to("cpu", torch.bfloat16) for k, v in state.items()}, strict=True)
     m.save_pretrained(folder, max_shard_size="15MB")
-    for f in os.listdir(tokenizer):
-        shutil.copy(os.path.join(tokenizer, f), folder)
+    add_classic_keys(s, os.path.join(folder, "config.json"))
+
+
+def add_classic_keys(s: Shape, path: str) -> None:
+    """Adds the names that transformers 4 gave two sizes to a config.json: mlx-lm knows them by these alone."""
+    with open(path, encoding="utf-8") as f:
+        config = json.load(f)
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(config | {"num_experts": s.num_experts, "rope_theta": s.rope_theta}, f, indent=2, sort_keys=True)
+        f.write("\n")
 
 
 def load(s: Shape, folder: str) -> dict[str, torch.Tensor]:

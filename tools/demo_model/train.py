@@ -158,18 +158,6 @@ def working_copy(master: dict[str, torch.Tensor], kinds: dict[str, list[str]], r
     return out
 
 
-def first_weights(shape: model.Shape, start: str | None, seed: int, device: str) -> dict[str, torch.Tensor]:
-    """Master weights to begin with: those of a checkpoint or a GGUF file, or fresh ones."""
-    if not start:
-        return model.init(shape, seed, device)
-    if start.endswith(".gguf"):
-        import export
-        weights = export.read(start)
-    else:
-        weights = model.load(shape, start)
-    return {k: v.to(device) for k, v in weights.items()}
-
-
 def main() -> None:
     """Command line."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -185,7 +173,7 @@ def main() -> None:
     ap.add_argument("--balance-until", type=float, default=0.15, help="share of the time after which popularity is left alone")
     ap.add_argument("--round-from", type=float, default=0.55, help="share of the time after which weights are rounded")
     ap.add_argument("--decay-from", type=float, default=0.45, help="share of the time after which the learning rate falls to zero")
-    ap.add_argument("--start", help="checkpoint folder or GGUF file whose weights training starts from")
+    ap.add_argument("--start", help="checkpoint folder whose weights training starts from")
     ap.add_argument("--first-shard", type=int, default=0, help="skip the data of an earlier run")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--workers", type=int, default=15)
@@ -198,7 +186,8 @@ def main() -> None:
     shape = model.Shape() if not a.tiny else model.Shape(num_hidden_layers=2, num_experts=4, num_experts_per_tok=2)
     kinds = model.quantization(shape)
     cuda = a.device == "cuda"
-    master = first_weights(shape, a.start, a.seed, a.device)
+    master = model.load(shape, a.start) if a.start else model.init(shape, a.seed)
+    master = {k: v.to(a.device) for k, v in master.items()}
     size = sum(v.numel() for v in master.values())
     print(f"{size / 1e6:.1f} M parameters", flush=True)
     data = Rows(a.workers, a.shard_rows, a.rows, a.tokenizer, a.device, a.first_shard)
@@ -279,8 +268,10 @@ def main() -> None:
     with open(os.path.join(a.out, "facts.json"), "w", encoding="utf-8") as f:
         json.dump(facts, f, indent=1)
     master = {k: v.bfloat16().float() for k, v in master.items()}  # so that the checkpoint quantises to what "rounded" holds
-    model.save(shape, master, os.path.join(a.out, "checkpoint"), a.tokenizer)
-    model.save(shape, working_copy(master, kinds, True), os.path.join(a.out, "rounded"), a.tokenizer)
+    for name, weights in (("checkpoint", master), ("rounded", working_copy(master, kinds, True))):
+        folder = os.path.join(a.out, name)
+        shutil.copytree(a.tokenizer, folder, dirs_exist_ok=True)
+        model.save(shape, weights, folder)
     print(f"{step} steps, {step * a.rows * generate.ROW / 1e6:.0f} M tokens, {seconds:.0f} s; most used expert by layer "
           + " ".join(f"{x:.3f}" for x in skew[:, 0].tolist()) + "; least " + " ".join(f"{x:.4f}" for x in skew[:, -1].tolist()), flush=True)
 

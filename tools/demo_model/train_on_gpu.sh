@@ -20,10 +20,12 @@ mkdir -p "$out"
 
 case $start in
 -) python3 "$here/generate.py" tokenizer --out "$out/tokenizer" ;;
-*.gguf) python3 "$here/export.py" --tokenizer-of "$start" --out "$out/tokenizer" ;;
-*) mkdir -p "$out/tokenizer" && cp "$start"/tokenizer*.json "$start"/chat_template.jinja "$out/tokenizer" ;;
+*)
+    [ -d "$start" ] || { python3 "$here/export.py" --gguf "$start" --out "$out/start" && start=$out/start; }
+    mkdir -p "$out/tokenizer" && cp "$start"/tokenizer*.json "$start"/chat_template.jinja "$out/tokenizer"
+    set -- --start "$start" "$@"
+    ;;
 esac
-[ "$start" = - ] || set -- --start "$start" "$@"
 python3 "$here/generate.py" eval --count "${COUNT:-300}" --out "$out/problems.jsonl" &
 problems=$!
 python3 "$here/train.py" --out "$out" --tokenizer "$out/tokenizer" --deadline "$deadline" --minutes 1000 --device "$device" "$@"
