@@ -8,9 +8,6 @@ a model trained through the rounding does not need.
 
 import torch
 
-BLOCK = 256
-BYTES = {"Q4_K": 144, "Q6_K": 210}
-
 
 def _div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)
