@@ -47,7 +47,7 @@ impl Decoder {
                 return Err(config.unsupported("hidden_size", &format!("a multiple of the {heads} heads")));
             }
         };
-        let eps = config.number("rms_norm_eps")?.unwrap_or(eps) as f32;
+        let eps = config.magnitude("rms_norm_eps")?.unwrap_or(eps) as f32;
         Ok(Self { hidden_size, layers: layers(config)?, heads, kv_heads, head_dim, eps })
     }
 }
@@ -72,7 +72,7 @@ pub fn layers(config: &Config<'_>) -> Result<usize> {
 /// # Errors
 /// [`crate::Error::Config`] if more positions are asked for.
 pub fn limit_positions(config: &Config<'_>, key: &str) -> Result<()> {
-    match (config.optional_size(key)?, config.positions()) {
+    match (config.positions(key)?, config.context()) {
         (Some(limit), Some(wanted)) if wanted > limit => {
             Err(config.unsupported(key, &format!("at least the {wanted} positions of the context")))
         }
@@ -89,7 +89,7 @@ pub fn layer_windows(
     layers: usize,
     slides: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<usize>>> {
-    let window = config.optional_size("sliding_window")?;
+    let window = config.positions("sliding_window")?;
     let Some(types) = config.words("layer_types")? else {
         return Ok((0..layers).map(|layer| window.filter(|_| slides(layer))).collect());
     };
@@ -306,6 +306,20 @@ pub fn shared_experts(config: &Config<'_>, key: &str, default: usize) -> Result<
     Ok(width.map(|width| SharedExpert { module: "mlp.shared_experts", width, gate: None }))
 }
 
+/// Experts of a layer, and how many of them a token goes through; `top_k` is the family's default.
+///
+/// # Errors
+/// [`crate::Error::Config`] for what is missing, or more experts a token than there are.
+pub fn expert_counts(config: &Config<'_>, top_k: Option<usize>) -> Result<(usize, usize)> {
+    let key = "num_experts_per_tok";
+    let experts = config.size("num_experts")?;
+    let top_k = config.optional_size(key)?.or(top_k).map_or_else(|| config.size(key), Ok)?;
+    if top_k > experts {
+        return Err(config.unsupported(key, &format!("at most the {experts} experts")));
+    }
+    Ok((experts, top_k))
+}
+
 /// The limit to the best groups of experts, if there are several; by default, `keep` of `count`.
 ///
 /// # Errors
@@ -313,6 +327,12 @@ pub fn shared_experts(config: &Config<'_>, key: &str, default: usize) -> Result<
 pub fn groups(config: &Config<'_>, rank: GroupRank, (count, keep): (usize, usize)) -> Result<Option<Groups>> {
     let count = config.optional_size("n_group")?.unwrap_or(count);
     let keep = config.optional_size("topk_group")?.unwrap_or(keep);
+    if keep > count {
+        return Err(config.unsupported("topk_group", &format!("at most the {count} groups")));
+    }
+    if !config.size("num_experts")?.is_multiple_of(count) {
+        return Err(config.unsupported("n_group", "a divisor of the number of experts"));
+    }
     Ok((count > 1).then_some(Groups { count, keep, rank }))
 }
 
@@ -329,15 +349,12 @@ pub fn sigmoid_route(config: &Config<'_>) -> Result<Route> {
     if config.word("scoring_func")?.is_some_and(|word| word != "sigmoid") {
         return Err(config.unsupported("scoring_func", "sigmoid"));
     }
+    let (experts, top_k) = expert_counts(config, None)?;
     Ok(Route {
         score: Score::Sigmoid,
         groups: groups(config, GroupRank::BestTwo, (1, 1))?,
-        scale: config.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
-        ..Route::softmax(
-            config.size("num_experts")?,
-            config.size("num_experts_per_tok")?,
-            config.flag("norm_topk_prob", true)?,
-        )
+        scale: config.magnitude("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        ..Route::softmax(experts, top_k, config.flag("norm_topk_prob", true)?)
     })
 }
 

@@ -20,9 +20,9 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::Interleaved, 5e5)?;
     let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window: None, rope };
-    let experts = config.optional_size("num_experts")?.unwrap_or(64);
+    let (experts, top_k) = blocks::expert_counts(config, Some(6))?;
     let moe = Moe {
-        route: Route::softmax(experts, config.optional_size("num_experts_per_tok")?.unwrap_or(6), true),
+        route: Route::softmax(experts, top_k, true),
         router: "mlp.gate",
         correction_bias: Some("mlp.moe_statics"),
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },

@@ -7,6 +7,7 @@
 mod biased_experts;
 pub mod outline;
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use moeflux_compute::graph::{
     ExpertSet, ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Value, WeightId,
 };
-use moeflux_compute::quant::{dequantize, dequantize_row};
+use moeflux_compute::quant::{dequantize, dequantize_row, find_not_finite};
 use moeflux_compute::{Bytes, DType, Tensor};
 
 use crate::checkpoint::{ByteRange, Checkpoint, Format, StoredWeight};
@@ -145,21 +146,15 @@ impl Model {
         self.sources.iter().map(load).collect()
     }
 
-    /// Says which resident weight holds a value that is not finite, reading them again.
-    pub fn find_not_finite(&self) -> String {
+    /// Says which resident weight holds a value that is not finite, if any does, reading them again.
+    pub fn find_not_finite(&self) -> Option<String> {
         for source in &self.sources {
             let Ok(tensor) = self.read(source) else { continue };
-            let mut row = vec![0.0; tensor.cols()];
-            for r in 0..tensor.rows() {
-                if dequantize_row(tensor.view(), r, &mut row).is_ok()
-                    && let Some(c) = row.iter().position(|v| !v.is_finite())
-                {
-                    return format!("tensor {} holds {} at row {r}, column {c}", source.stored.name, row[c]);
-                }
+            if let Ok(Some(at)) = find_not_finite(tensor.view()) {
+                return Some(format!("tensor {} holds {at}", source.stored.name));
             }
         }
-        "every resident weight is finite, so a routed expert holds a value that is not, or values overflow"
-            .into()
+        None
     }
 
     fn read(&self, source: &Source) -> Result<Tensor> {
@@ -290,6 +285,11 @@ pub struct ExpertNames {
     pub projections: [&'static str; 3],
 }
 
+/// A tensor's name without numbers.
+fn without_layer(name: &str) -> String {
+    name.chars().filter(|c| !c.is_ascii_digit()).collect()
+}
+
 /// Records one model of a checkpoint.
 #[derive(Debug)]
 pub struct Recorder {
@@ -300,6 +300,8 @@ pub struct Recorder {
     prefix: &'static str,
     /// How norm weights are stored.
     norms: Form,
+    /// Names of all biases without the number of their layer.
+    biases: HashSet<String>,
     sources: Vec<Source>,
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
     /// What the weights would be, for a checkpoint that has none.
@@ -318,8 +320,10 @@ impl Recorder {
         let prefixes = ["model.", "model.language_model.", "language_model.model."];
         let has = |prefix: &&str| checkpoint.contains(&format!("{prefix}embed_tokens.weight"));
         let prefix = prefixes.into_iter().find(has).unwrap_or("model.");
+        let biases = checkpoint.names().filter(|name| name.ends_with(".bias")).map(without_layer).collect();
         Self {
             graph: GraphBuilder::new(),
+            biases,
             checkpoint,
             prefix,
             norms: Form::F32,
@@ -579,13 +583,24 @@ impl Recorder {
         Ok(self.graph.rms_norm(x, weight, groups, eps)?)
     }
 
-    /// x through a linear layer of `rows` outputs, with its bias if the checkpoint has one.
+    /// The bias of a linear layer of `rows` outputs, if the checkpoint has one for such layers.
+    fn stored_bias(&mut self, module: &str, rows: usize) -> Result<Option<StoredWeight>> {
+        let found = self.stored_vector(module, "bias", rows, Need::Optional)?;
+        if found.is_none() && self.biases.contains(&without_layer(&format!("{}.bias", self.resolve(module))))
+        {
+            return Err(self.missing(module, "bias"));
+        }
+        Ok(found)
+    }
+
+    /// x through a linear layer of `rows` outputs, with its bias if the checkpoint has them.
     ///
     /// # Errors
     /// As [`Recorder::matrix`].
     pub fn linear(&mut self, x: Value, module: &str, rows: usize, precision: Precision) -> Result<Value> {
         let weight = self.matrix(module, Some(rows), x.width())?;
-        let bias = self.optional_vector(module, "bias", rows)?;
+        let bias = self.stored_bias(module, rows)?;
+        let bias = bias.map(|bias| self.add(bias, Part::Whole, Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
     }
 
@@ -604,7 +619,7 @@ impl Recorder {
         let weight = self.stored_matrix(module, Some(rows), x.width())?;
         let form = if whole_blocks(weight.dtype, parts) { Form::Stored } else { Form::Widened };
         let weight = self.add(weight, Part::Rows(parts.to_vec()), form)?;
-        let bias = self.stored_vector(module, "bias", rows, Need::Optional)?;
+        let bias = self.stored_bias(module, rows)?;
         let bias = bias.map(|bias| self.add(bias, Part::Rows(parts.to_vec()), Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
     }
@@ -633,10 +648,16 @@ impl Recorder {
         }
     }
 
-    /// Whether the checkpoint has attention sinks for a layer.
-    pub fn has_sinks(&self, layer: usize) -> bool {
+    /// Checks that the checkpoint has attention sinks for a layer.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`].
+    pub fn require_sinks(&self, layer: usize) -> Result<()> {
         let (module, part) = self.sinks_name(layer);
-        self.contains(&module, part)
+        match self.contains(&module, part) {
+            true => Ok(()),
+            false => Err(self.missing(&module, part)),
+        }
     }
 
     fn sinks_name(&self, layer: usize) -> (String, &'static str) {

@@ -32,6 +32,8 @@ pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta:
         let value = config.number(key)?.filter(|v| *v > 0.0);
         value.ok_or_else(|| config.unsupported(key, "a positive number, for this kind of rope scaling"))
     };
+    // Not a length that scaling may have: an error wherever it is given.
+    config.positions("original_max_position_embeddings")?;
     let (inv_freq, magnitude) = match kind.as_deref() {
         None | Some("default" | "none") => (base, 1.0),
         Some("dynamic") => (dynamic(config, base, theta, &required)?, 1.0),
@@ -47,6 +49,9 @@ pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta:
             return Err(config.unsupported("rope_type", expected));
         }
     };
+    if !magnitude.is_finite() || inv_freq.iter().any(|f| !f.is_finite()) {
+        return Err(config.unsupported("rope_type", "parameters that give finite angles"));
+    }
     Ok(Rope { style, inv_freq, magnitude })
 }
 
@@ -76,7 +81,7 @@ fn dynamic(
     theta: f64,
     required: &impl Fn(&str) -> Result<f64>,
 ) -> Result<Vec<f32>> {
-    let Some(positions) = config.positions().map(|n| n as f64) else { return Ok(base) };
+    let Some(positions) = config.context().map(|n| n as f64) else { return Ok(base) };
     let (factor, described) = (required("factor")?, required("max_position_embeddings")?);
     let dim = 2.0 * base.len() as f64;
     if positions <= described || dim <= 2.0 {
@@ -95,7 +100,7 @@ fn longrope(
     required: &impl Fn(&str) -> Result<f64>,
 ) -> Result<(Vec<f32>, f32)> {
     let original = required("original_max_position_embeddings")?;
-    let long = config.positions().is_some_and(|positions| positions as f64 > original);
+    let long = config.context().is_some_and(|positions| positions as f64 > original);
     let key = if long { "long_factor" } else { "short_factor" };
     let divisors = config.numbers(key)?.unwrap_or_default();
     if divisors.len() != base.len() || divisors.contains(&0.0) {
@@ -119,12 +124,12 @@ fn longrope(
 /// # Errors
 /// [`crate::Error::Config`] for values that are no numbers of positions.
 pub fn context_length(config: &Config<'_>) -> Result<usize> {
-    let described = config.optional_size("max_position_embeddings")?.unwrap_or(4096);
+    let described = config.positions("max_position_embeddings")?.unwrap_or(4096);
     let kind = config.word("rope_type")?.or(config.word("type")?);
     let mut limits = vec![described];
-    limits.extend(config.optional_size("index_topk")?);
-    if config.positions().is_none() && matches!(kind.as_deref(), Some("longrope" | "su")) {
-        limits.extend(config.optional_size("original_max_position_embeddings")?);
+    limits.extend(config.positions("index_topk")?);
+    if config.context().is_none() && matches!(kind.as_deref(), Some("longrope" | "su")) {
+        limits.extend(config.positions("original_max_position_embeddings")?);
     }
     Ok(limits.into_iter().min().unwrap_or(described))
 }
