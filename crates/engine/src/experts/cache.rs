@@ -41,6 +41,20 @@ impl CacheStats {
     }
 }
 
+impl CacheStats {
+    /// A fraction of everything, 0..=1.
+    #[must_use]
+    pub fn share(&self, fraction: f64) -> Self {
+        let of = |count: u64| (count as f64 * fraction).round() as u64;
+        Self {
+            hits: of(self.hits),
+            misses: of(self.misses),
+            bytes_read: of(self.bytes_read),
+            stall: self.stall.mul_f64(fraction),
+        }
+    }
+}
+
 impl std::ops::AddAssign for CacheStats {
     fn add_assign(&mut self, other: Self) {
         self.hits += other.hits;

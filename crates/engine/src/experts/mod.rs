@@ -1,7 +1,9 @@
-//! Routed experts: where they are on disk ([`store`]) and which of them are in memory ([`cache`]).
+//! Routed experts: where they are on disk ([`store`]), which of them are in memory ([`cache`]) and in use ([`usage`]).
 
 pub mod cache;
 pub mod store;
+pub mod usage;
 
 pub use cache::{CacheStats, ExpertCache};
 pub use store::{ExpertForm, ExpertLocation, ExpertStore};
+pub use usage::ExpertUse;
