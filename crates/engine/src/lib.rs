@@ -23,7 +23,7 @@ pub mod tokenizer;
 
 pub use batch::Part;
 pub use decoding::{Constraint, Decoding, DecodingOptions};
-pub use engine::{Engine, Options, Outputs, Stats};
+pub use engine::{Engine, Options, Outputs, Reads, Stats};
 pub use error::{Error, Result};
 pub use generation::{Finish, Generated, TextModel};
 pub use placement::Placement;

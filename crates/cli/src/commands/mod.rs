@@ -4,5 +4,8 @@ pub mod bench;
 pub mod inspect;
 pub mod logits;
 pub mod perplexity;
+pub mod replay;
 pub mod run;
+pub mod serve;
 pub mod synth;
+pub mod trace;

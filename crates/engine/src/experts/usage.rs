@@ -63,4 +63,16 @@ impl<S: ExpertSource> ExpertSource for Counting<'_, S> {
     ) -> moeflux_compute::Result<()> {
         self.source.visit(set, experts, visitor)
     }
+
+    fn routed(&mut self, set: ExpertSetId, ids: &[u32], rows: usize) {
+        self.source.routed(set, ids, rows);
+    }
+
+    fn wants_forecast(&mut self) -> bool {
+        self.source.wants_forecast()
+    }
+
+    fn forecast(&mut self, set: ExpertSetId, likely: &[u32]) {
+        self.source.forecast(set, likely);
+    }
 }

@@ -109,11 +109,35 @@ pub struct Usage {
     /// From submission to the end.
     pub total: Duration,
     /// The request's share, by tokens, of what the batches it was in asked of the expert cache.
-    pub experts: CacheStats,
+    pub experts: ExpertShare,
     /// The seed in use.
     pub seed: u64,
     /// Times that it was put back because memory was short.
     pub preemptions: usize,
+}
+
+/// A request's part in what the expert cache did.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ExpertShare {
+    /// Experts that were in memory when they were asked for.
+    pub hits: u64,
+    /// Experts that were not.
+    pub misses: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Time that computing stood still waiting for reads.
+    pub stall: Duration,
+}
+
+impl ExpertShare {
+    /// Adds a fraction of what was done for a batch.
+    fn add(&mut self, all: &CacheStats, fraction: f64) {
+        let of = |count: u64| (count as f64 * fraction).round() as u64;
+        self.hits += of(all.hits);
+        self.misses += of(all.misses);
+        self.bytes_read += of(all.bytes_read);
+        self.stall += all.stall.mul_f64(fraction);
+    }
 }
 
 type Sink = Box<dyn FnMut(Event) + Send>;

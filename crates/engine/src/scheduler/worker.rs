@@ -139,14 +139,45 @@ impl<'t> Worker<'t> {
 
     fn admit(&mut self) {
         while self.running.len() < self.engine.sequences() {
-            if let Some(mut sequence) = self.put_back.pop_front() {
-                sequence.session = self.begin(&sequence.tokens, None).0;
-                self.running.push(sequence);
-                continue;
+            let sequence = match self.put_back.pop_front() {
+                Some(mut sequence) => {
+                    sequence.session = self.begin(&sequence.tokens, None).0;
+                    sequence
+                }
+                None => {
+                    let Some(job) = self.next_job() else { return };
+                    let Some(sequence) = self.start(job) else { continue };
+                    sequence
+                }
+            };
+            if !self.has_room(&sequence) {
+                return self.postpone(sequence);
             }
-            let Some(job) = self.next_job() else { return };
-            self.start(job);
+            self.running.push(sequence);
         }
+    }
+
+    /// Whether what `sequence` and those running have yet to read fits memory, if need be without kept sessions.
+    fn has_room(&mut self, sequence: &Sequence<'t>) -> bool {
+        let wanted = |s: &Sequence<'_>| s.session.pages_wanted(s.session.position(), s.tokens.len() + 1);
+        loop {
+            let all = wanted(sequence) + self.running.iter().map(wanted).sum::<usize>();
+            if all <= self.engine.free_pages() {
+                return true;
+            }
+            if !self.prefixes.evict() {
+                // One alone fits always.
+                return self.running.is_empty();
+            }
+        }
+    }
+
+    /// Lets a request wait for memory, before any that came after it.
+    fn postpone(&mut self, mut sequence: Sequence<'t>) {
+        sequence.session = self.engine.session();
+        sequence.branch = None;
+        let after = self.put_back.iter().position(|other| other.number > sequence.number);
+        self.put_back.insert(after.unwrap_or(self.put_back.len()), sequence);
     }
 
     /// The first request in the queue, but for those whose beginning is just being evaluated for another one.
@@ -163,14 +194,16 @@ impl<'t> Worker<'t> {
         queue.jobs.remove(index)
     }
 
-    fn start(&mut self, job: Job) {
+    /// Makes a sequence of a request; `None` if it failed.
+    fn start(&mut self, job: Job) -> Option<Sequence<'t>> {
         let Job { request, mut sink, cancelled, submitted } = job;
         let Request { prompt, options, constraint, conversation } = request;
         let decoding = match Decoding::new(&self.shared.tokenizer, &prompt, options, constraint) {
             Ok(decoding) => decoding,
             Err(error) => {
                 lock(&self.shared.figures).failed += 1;
-                return sink(Event::Failed(error));
+                sink(Event::Failed(error));
+                return None;
             }
         };
         let mut warning = None;
@@ -193,7 +226,7 @@ impl<'t> Worker<'t> {
         };
         lock(&self.shared.figures).cached_tokens += session.position() as u64;
         self.admitted += 1;
-        self.running.push(Sequence {
+        Some(Sequence {
             number: self.admitted,
             sink,
             cancelled,
@@ -206,7 +239,7 @@ impl<'t> Worker<'t> {
             submitted,
             last_token: None,
             warning,
-        });
+        })
     }
 
     /// A session with as much of `tokens` as is at hand, but for the last one; also the position at which a kept
@@ -257,7 +290,7 @@ impl<'t> Worker<'t> {
         let stats = self.engine.take_stats();
         let tokens = given.iter().sum::<usize>().max(1);
         for (sequence, given) in self.running.iter_mut().zip(&given) {
-            sequence.usage.experts += stats.cache.share(*given as f64 / tokens as f64);
+            sequence.usage.experts.add(&stats.cache, *given as f64 / tokens as f64);
         }
         self.count(&stats, &given);
         let mut results = match result {
@@ -297,11 +330,8 @@ impl<'t> Worker<'t> {
         }
         let last = (0..self.running.len()).max_by_key(|i| self.running[*i].number).expect("not empty");
         let mut sequence = self.running.remove(last);
-        sequence.session = self.engine.session();
-        sequence.branch = None;
         sequence.usage.preemptions += 1;
-        let after = self.put_back.iter().position(|other| other.number > sequence.number);
-        self.put_back.insert(after.unwrap_or(self.put_back.len()), sequence);
+        self.postpone(sequence);
         lock(&self.shared.figures).preemptions += 1;
         true
     }
