@@ -29,6 +29,7 @@ enum Command {
     Perplexity(commands::perplexity::PerplexityArgs),
     Trace(commands::trace::TraceArgs),
     Replay(commands::replay::ReplayArgs),
+    Pack(commands::pack::PackArgs),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Trace(args) => commands::trace::run(args),
         Command::Replay(args) => commands::replay::run(args),
+        Command::Pack(args) => commands::pack::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,7 @@
 //! `moeflux bench`: speed of prompt evaluation and of generation, as a table like llama-bench's.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -71,16 +72,25 @@ impl std::fmt::Display for Test {
 
 impl Test {
     /// Evaluates `tokens` on a session of the test's depth, and truncates it again.
-    fn measure(&self, engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Stats> {
+    fn measure(&self, engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Repetition> {
         let at_once = if self.kind == Kind::Prompt { self.tokens } else { 1 };
         engine.take_stats();
+        let mut step_seconds = vec![];
         for part in tokens.chunks(at_once) {
+            let start = Instant::now();
             engine.eval(session, part, Outputs::Last)?;
+            step_seconds.push(start.elapsed().as_secs_f64());
         }
         let stats = engine.take_stats();
         engine.truncate(session, self.depth)?;
-        Ok(stats)
+        Ok(Repetition { stats, step_seconds })
     }
+}
+
+struct Repetition {
+    stats: Stats,
+    /// Of every evaluation: the prompt, or each token.
+    step_seconds: Vec<f64>,
 }
 
 /// Tokens per second over the repetitions of a test.
@@ -107,18 +117,18 @@ impl Summary {
 
 struct Measured {
     test: Test,
-    repetitions: Vec<Stats>,
+    repetitions: Vec<Repetition>,
     speed: Summary,
     tokens: u64,
     cache: CacheStats,
 }
 
 impl Measured {
-    fn new(test: Test, repetitions: Vec<Stats>) -> Self {
-        let speeds: Vec<f64> = repetitions.iter().map(speed).collect();
+    fn new(test: Test, repetitions: Vec<Repetition>) -> Self {
+        let speeds: Vec<f64> = repetitions.iter().map(|r| speed(&r.stats)).collect();
         let mut cache = CacheStats::default();
-        repetitions.iter().for_each(|stats| cache += stats.cache);
-        let tokens = repetitions.iter().map(|stats| stats.tokens).sum();
+        repetitions.iter().for_each(|r| cache += r.stats.cache);
+        let tokens = repetitions.iter().map(|r| r.stats.tokens).sum();
         Self { test, repetitions, speed: Summary::new(&speeds), tokens, cache }
     }
 
@@ -190,10 +200,10 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
             // Others each time: experts of tokens that were just evaluated would be in memory.
             let seed = args.seed + 1 + repetition as u64;
             let tokens = random_tokens(seed, test.tokens, vocab_size);
-            let stats = test.measure(engine, &mut session, &tokens)?;
+            let measured = test.measure(engine, &mut session, &tokens)?;
             // The first one fills caches.
             if repetition > 0 {
-                repetitions.push(stats);
+                repetitions.push(measured);
             }
             bar.inc(1);
         }
@@ -245,7 +255,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
     let tests: Vec<Value> = results
         .iter()
         .map(|result| {
-            let repetition = |stats: &Stats| {
+            let repetition = |Repetition { stats, step_seconds }: &Repetition| {
                 json!({
                     "tokens": stats.tokens,
                     "seconds": stats.time.as_secs_f64(),
@@ -257,6 +267,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                     "prefetches": stats.cache.prefetches,
                     "prefetch_hits": stats.cache.prefetch_hits,
                     "late": stats.cache.late,
+                    "step_seconds": step_seconds,
                 })
             };
             json!({

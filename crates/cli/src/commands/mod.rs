@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod inspect;
 pub mod logits;
+pub mod pack;
 pub mod perplexity;
 pub mod replay;
 pub mod run;
