@@ -3,6 +3,7 @@
 mod atomic_file;
 mod commands;
 mod engine_args;
+mod hub;
 mod model;
 mod table;
 
@@ -21,12 +22,12 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(commands::run::RunArgs),
-    Serve(commands::serve::ServeArgs),
     Logits(commands::logits::LogitsArgs),
     Synth(commands::synth::SynthArgs),
     Inspect(commands::inspect::InspectArgs),
     Bench(commands::bench::BenchArgs),
     Perplexity(commands::perplexity::PerplexityArgs),
+    Pull(commands::pull::PullArgs),
     Trace(commands::trace::TraceArgs),
     Replay(commands::replay::ReplayArgs),
     Pack(commands::pack::PackArgs),
@@ -36,12 +37,12 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match &cli.command {
         Command::Run(args) => commands::run::run(args),
-        Command::Serve(args) => commands::serve::run(args),
         Command::Logits(args) => commands::logits::run(args),
         Command::Synth(args) => commands::synth::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Pull(args) => commands::pull::run(args),
         Command::Trace(args) => commands::trace::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Pack(args) => commands::pack::run(args),
