@@ -364,7 +364,12 @@ impl Engine {
         match rows.position(|row| row.iter().any(|l| !l.is_finite())) {
             None => Ok(()),
             Some(bad) => {
-                Err(Error::NotFinite { position: first + bad, reason: self.model.find_not_finite() })
+                let culprit = self.model.find_not_finite().or_else(|| self.experts.find_not_finite());
+                let reason = culprit.unwrap_or_else(|| {
+                    "values overflow, or an expert that has left the cache holds one".into()
+                });
+                let path = self.model.checkpoint().path().into();
+                Err(Error::NotFinite { path, position: first + bad, reason })
             }
         }
     }
