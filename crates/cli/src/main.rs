@@ -25,6 +25,10 @@ enum Command {
     Synth(commands::synth::SynthArgs),
     Inspect(commands::inspect::InspectArgs),
     Bench(commands::bench::BenchArgs),
+    Perplexity(commands::perplexity::PerplexityArgs),
+    Trace(commands::trace::TraceArgs),
+    Replay(commands::replay::ReplayArgs),
+    Pack(commands::pack::PackArgs),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +39,10 @@ fn main() -> ExitCode {
         Command::Synth(args) => commands::synth::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Trace(args) => commands::trace::run(args),
+        Command::Replay(args) => commands::replay::run(args),
+        Command::Pack(args) => commands::pack::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

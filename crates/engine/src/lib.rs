@@ -10,6 +10,8 @@ pub mod generation;
 pub mod io;
 pub mod memory;
 pub mod models;
+pub mod pack;
+pub mod perplexity;
 pub mod placement;
 pub mod sampler;
 pub mod session;
@@ -17,7 +19,7 @@ mod session_file;
 pub mod synth;
 pub mod tokenizer;
 
-pub use engine::{Engine, Options, Outputs, Stats};
+pub use engine::{Engine, Options, Outputs, Reads, Stats};
 pub use error::{Error, Result};
 pub use generation::{Finish, Generated, TextModel};
 pub use placement::Placement;

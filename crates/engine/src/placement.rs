@@ -3,11 +3,11 @@
 use moeflux_compute::backend::{
     ActivationMode, Backend, CompileOptions, KvType, PAGE_TOKENS, page_bytes, slot_bytes,
 };
-use moeflux_compute::graph::{ExpertSetId, Op};
+use moeflux_compute::graph::Op;
 use moeflux_compute::plan::Plan;
 
 use crate::engine::Options;
-use crate::experts::cache::SlotPlan;
+use crate::experts::SlotPlan;
 use crate::memory::{self, Budget, Needs};
 use crate::models::Model;
 use crate::{Error, Result};
@@ -15,6 +15,8 @@ use crate::{Error, Result};
 /// Tokens evaluated at once unless said otherwise, and the fewest that a small budget brings it down to.
 const CHUNK: usize = 512;
 const SMALLEST_CHUNK: usize = 32;
+/// Scratch of a larger chunk may take this part of all memory, where experts stream.
+const SCRATCH_PART: u64 = 16;
 /// Positions of the context unless said otherwise, and the fewest that a small budget brings it down to.
 const CONTEXT: usize = 4096;
 const SMALLEST_CONTEXT: usize = 512;
@@ -60,14 +62,16 @@ impl Placement {
         let states = (slot_bytes(&model.graph) as u64).saturating_mul(state_slots as u64);
         let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
         let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
-        let (budget, slots) = loop {
+        let needs = |chunk: usize, context: usize| {
             let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
             let plan = Plan::new(&model.graph, |_| true);
             let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
             let pages = context.div_ceil(PAGE_TOKENS) as u64;
             let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages).saturating_add(states);
-            let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
-            match fit(model, options, total, needs, top_k) {
+            Needs::new(trunk, kv, scratch, model.graph.vocab_size())
+        };
+        let (mut budget, mut slots) = loop {
+            match fit(model, options, total, needs(chunk, context), top_k) {
                 Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
                 Err(Error::Budget { .. }) if options.context.is_none() && context > SMALLEST_CONTEXT => {
                     context /= 2;
@@ -76,6 +80,18 @@ impl Placement {
                 other => break other?,
             }
         };
+        // A chunk reads nearly every expert that is not in memory, so where they stream, fewer chunks are better.
+        if options.chunk.is_none() && chunk == CHUNK && !slots.holds_all(&model.experts.shapes()) {
+            for larger in [4 * CHUNK, 2 * CHUNK] {
+                let needs = needs(larger, context);
+                if larger <= context && needs.scratch <= total / SCRATCH_PART {
+                    let Ok(found) = fit(model, options, total, needs, top_k) else { continue };
+                    (budget, slots) = found;
+                    chunk = larger;
+                    break;
+                }
+            }
+        }
         Ok(Self { budget, slots, chunk, context, state_slots, kv_type })
     }
 }
@@ -86,7 +102,7 @@ fn default_memory() -> Option<u64> {
 }
 
 /// Experts that one token needs in a layer, at most.
-fn top_k(model: &Model) -> usize {
+pub(crate) fn top_k(model: &Model) -> usize {
     let route = |op: &Op| if let Op::Route { route, .. } = op { route.top_k } else { 0 };
     model.graph.nodes().iter().map(|n| route(&n.op)).max().unwrap_or(0)
 }
@@ -99,14 +115,14 @@ fn fit(
     needs: Needs,
     top_k: usize,
 ) -> Result<(Budget, SlotPlan)> {
-    let store = &model.experts;
+    let sets = model.experts.shapes();
     if let Some(slots) = positive("expert_cache", options.expert_cache)? {
-        let plan = SlotPlan::of_slots(store, slots);
+        let plan = SlotPlan::of_slots(&sets, slots);
         return Ok((Budget::divide(total, needs, plan.bytes())?, plan));
     }
-    let largest = (0..store.sets()).map(|set| store.slot_bytes(ExpertSetId(set))).max().unwrap_or(0) as u64;
+    let largest = sets.iter().map(|set| set.slot_bytes).max().unwrap_or(0) as u64;
     let budget = Budget::divide(total, needs, largest * top_k as u64)?;
-    match SlotPlan::within(store, budget.experts, top_k) {
+    match SlotPlan::within(&sets, budget.experts, top_k) {
         Ok(plan) => Ok((budget, plan)),
         Err(minimum) => Err(Budget::divide(total, needs, minimum).err().unwrap_or_else(|| Error::Budget {
             budget: total,

@@ -3,5 +3,9 @@
 pub mod bench;
 pub mod inspect;
 pub mod logits;
+pub mod pack;
+pub mod perplexity;
+pub mod replay;
 pub mod run;
 pub mod synth;
+pub mod trace;
