@@ -3,6 +3,7 @@
 mod atomic_file;
 mod commands;
 mod engine_args;
+mod hub;
 mod model;
 mod table;
 
@@ -26,6 +27,7 @@ enum Command {
     Inspect(commands::inspect::InspectArgs),
     Bench(commands::bench::BenchArgs),
     Perplexity(commands::perplexity::PerplexityArgs),
+    Pull(commands::pull::PullArgs),
     Trace(commands::trace::TraceArgs),
     Replay(commands::replay::ReplayArgs),
     Pack(commands::pack::PackArgs),
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Pull(args) => commands::pull::run(args),
         Command::Trace(args) => commands::trace::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Pack(args) => commands::pack::run(args),

@@ -1,6 +1,5 @@
 //! `moeflux bench`: speed of prompt evaluation and of generation, as a table like llama-bench's.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -15,14 +14,14 @@ use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
 use crate::engine_args::{Activations, EngineArgs};
+use crate::model::ModelArg;
 use crate::table::Table;
 
 /// Measure how fast a model evaluates prompts and generates, on random tokens.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A GGUF file, a safetensors folder, or `demo`
-    #[arg(value_parser = crate::model::parse)]
-    model: PathBuf,
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    model: ModelArg,
     /// Prompt lengths, separated by commas; 0 for no such test
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
     prompt: Vec<usize>,
@@ -166,7 +165,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     };
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(positions);
-    let mut engine = engine_args.open(&args.model, Activations::Int8)?;
+    let mut engine = engine_args.open(&args.model.path()?, Activations::Int8)?;
     let results = measure(&mut engine, args, &tests, positions)?;
     match args.json {
         true => println!("{:#}", report(args, &engine_args, &engine, &results)),
@@ -226,7 +225,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
 fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
     let (budget, plan) = (engine.budget(), engine.experts().plan());
     let all = engine.experts().store().total_bytes();
-    println!("{}, {}, chunks of {} tokens", args.model.display(), engine.backend(), engine.chunk());
+    println!("{}, {}, chunks of {} tokens", args.model, engine.backend(), engine.chunk());
     println!(
         "budget {}: weights {}, context {}, scratch {}, experts {} of {} in {} slots",
         size(budget.total),
@@ -347,7 +346,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
         .collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "model": args.model.display().to_string(),
+        "model": args.model.to_string(),
         "backend": engine.backend(),
         "settings": {
             "memory": engine_args.memory,

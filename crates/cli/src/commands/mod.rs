@@ -5,6 +5,7 @@ pub mod inspect;
 pub mod logits;
 pub mod pack;
 pub mod perplexity;
+pub mod pull;
 pub mod replay;
 pub mod run;
 pub mod synth;

@@ -11,6 +11,7 @@ use moeflux::checkpoint::Checkpoint;
 use moeflux::pack::{Outcome, Pack};
 
 use super::synth::check_space;
+use crate::model::ModelArg;
 
 /// Copy a GGUF checkpoint so that every expert is one contiguous, aligned range: one read instead of three.
 ///
@@ -18,9 +19,8 @@ use super::synth::check_space;
 /// goes on where it stopped.
 #[derive(Debug, Args)]
 pub struct PackArgs {
-    /// A GGUF file (any shard of a split one), or `demo`
-    #[arg(value_parser = crate::model::parse)]
-    model: PathBuf,
+    /// A GGUF file (any shard of a split one), `demo`, or a model of the hub such as org/name:Q4_K_M
+    model: ModelArg,
     /// The file to make
     out: PathBuf,
 }
@@ -30,7 +30,7 @@ pub fn run(args: &PackArgs) -> Result<()> {
     if std::fs::symlink_metadata(out).is_ok() {
         bail!("{} exists", out.display());
     }
-    let pack = Pack::new(Arc::new(Checkpoint::open(&args.model)?))?;
+    let pack = Pack::new(Arc::new(Checkpoint::open(&args.model.path()?)?))?;
     let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut partial = out.as_os_str().to_owned();
     partial.push(".partial");
