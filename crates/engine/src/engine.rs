@@ -327,7 +327,10 @@ impl Engine {
         let bad = logits.chunks_exact(vocab_size).position(|row| row.iter().any(|l| !l.is_finite()));
         let Some(bad) = bad else { return Ok(()) };
         let position = start + rows[bad] as usize;
-        Err(Error::NotFinite { position, reason: self.model.find_not_finite() })
+        let culprit = self.model.find_not_finite().or_else(|| self.experts.find_not_finite());
+        let reason = culprit
+            .unwrap_or_else(|| "values overflow, or an expert that has left the cache holds one".into());
+        Err(Error::NotFinite { path: self.model.checkpoint().path().into(), position, reason })
     }
 
     /// Starts measuring where the executable's time goes, or stops.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{ExpertSource, ExpertView};
 use moeflux_compute::graph::ExpertSetId;
+use moeflux_compute::quant::find_not_finite;
 
 use super::policy::{Demand, PolicyKind};
 use super::prefetch::{Forecaster, Prefetch};
@@ -219,6 +220,20 @@ impl ExpertCache {
     /// Statistics since the last call.
     pub fn take_stats(&mut self) -> CacheStats {
         std::mem::take(&mut self.stats)
+    }
+
+    /// Says which expert in memory holds a value that is not finite, if any does.
+    pub fn find_not_finite(&self) -> Option<String> {
+        let sets = self.content.iter().enumerate();
+        let mut slots = sets.flat_map(|(set, slots)| slots.iter().enumerate().map(move |slot| (set, slot)));
+        slots.find_map(|(set, (id, slot))| {
+            let set = ExpertSetId(set);
+            let view = self.store.view(set, id as u32, slot.as_ref()?.as_ref()).ok()?;
+            let matrices = [("gate", view.gate), ("up", view.up), ("down", view.down)];
+            let found = |(name, matrix)| Some((name, find_not_finite(matrix).ok()??));
+            let (name, at) = matrices.into_iter().find_map(found)?;
+            Some(format!("{name} of expert {id} of layer {} holds {at}", self.store.set(set).layer))
+        })
     }
 
     /// Records all requests from now on.
