@@ -8,6 +8,7 @@ use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, Span, StateSlots,
 };
 use moeflux_compute::plan::Plan;
+use moeflux_compute::profile::Profile;
 
 use crate::checkpoint::Checkpoint;
 use crate::experts::probe::{Probe, probe};
@@ -379,6 +380,16 @@ impl Engine {
         let (slot, slots) = session.take_slot()?;
         self.executable.reserve_slots(slots);
         Ok(slot)
+    }
+
+    /// Starts measuring where the executable's time goes, or stops.
+    pub fn set_profiling(&mut self, on: bool) {
+        self.executable.set_profiling(on);
+    }
+
+    /// What was measured since the last call; `None` without profiling or from a backend that cannot.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.executable.take_profile()
     }
 
     /// Statistics since the last call.
