@@ -586,10 +586,11 @@ impl Executable for Interpreter {
             }
         }
         for (cache, shape) in self.graph.latent_caches.iter().enumerate() {
-            let zeros = (vec![0.0; shape.rank], vec![0.0; shape.rope]);
             for offset in 0..PAGE_TOKENS {
-                let (c, k_rope) = self.latents.get(&(cache, page, offset)).unwrap_or(&zeros);
-                out.extend(c.iter().chain(k_rope).flat_map(|v| v.to_le_bytes()));
+                match self.latents.get(&(cache, page, offset)) {
+                    Some((c, k_rope)) => out.extend(c.iter().chain(k_rope).flat_map(|v| v.to_le_bytes())),
+                    None => out.resize(out.len() + (shape.rank + shape.rope) * size_of::<f32>(), 0),
+                }
             }
         }
     }
@@ -606,9 +607,9 @@ impl Executable for Interpreter {
         }
         for (cache, shape) in self.graph.latent_caches.iter().enumerate() {
             for offset in 0..PAGE_TOKENS {
-                let mut part = |width| -> Vec<f32> { values.by_ref().take(width).collect() };
-                let row = (part(shape.rank), part(shape.rope));
-                self.latents.insert((cache, page, offset), row);
+                let c = values.by_ref().take(shape.rank).collect();
+                let k_rope = values.by_ref().take(shape.rope).collect();
+                self.latents.insert((cache, page, offset), (c, k_rope));
             }
         }
         Ok(())

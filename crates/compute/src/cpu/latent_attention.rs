@@ -128,12 +128,12 @@ impl LatentCache {
     pub(crate) fn write_page(&mut self, page: usize, bytes: &[u8]) {
         match &mut self.pages {
             Pages::F16(pages) => {
-                let bytes = bytes.as_chunks::<2>().0;
-                pages[page].iter_mut().zip(bytes).for_each(|(v, b)| *v = f16::from_le_bytes(*b));
+                let value = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]);
+                pages[page].iter_mut().zip(bytes.chunks_exact(2)).for_each(|(v, b)| *v = value(b));
             }
             Pages::F32(pages) => {
-                let bytes = bytes.as_chunks::<4>().0;
-                pages[page].iter_mut().zip(bytes).for_each(|(v, b)| *v = f32::from_le_bytes(*b));
+                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                pages[page].iter_mut().zip(bytes.chunks_exact(4)).for_each(|(v, b)| *v = value(b));
             }
         }
     }
