@@ -409,9 +409,10 @@ pub fn head(r: &mut Recorder, config: &Config<'_>, x: Value, table: WeightId, ep
         Format::Gguf => !r.has("lm_head"),
         _ => config.flag("tie_word_embeddings", false)?,
     };
-    if tied {
-        return Ok(r.graph.linear(h, table, None, Precision::Fast)?);
-    }
     let vocab_size = r.graph.matrix(table).rows;
+    if tied {
+        let bias = r.optional_vector("lm_head", "bias", vocab_size)?;
+        return Ok(r.graph.linear(h, table, bias, Precision::Fast)?);
+    }
     r.linear(h, "lm_head", vocab_size, Precision::Fast)
 }
