@@ -190,6 +190,7 @@ def parse() -> argparse.Namespace:
         parser.error("give --workdir or --llama-python")
     if args.repetitions < 1:
         parser.error("--repetitions: expected a positive number")
+    args.moeflux = args.moeflux.resolve()
     return args
 
 

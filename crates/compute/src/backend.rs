@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use crate::graph::{ExpertSetId, Graph};
 use crate::plan::Plan;
+use crate::profile::Profile;
 use crate::{Result, Tensor, TensorView};
 
 /// Positions that one key-value page holds.
@@ -171,6 +172,14 @@ pub trait Executable: Send {
     /// If an expert cannot be had.
     fn run(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, logits: &mut Vec<f32>)
     -> Result<()>;
+
+    /// Starts measuring where time goes, or stops and forgets. What cannot measure does nothing.
+    fn set_profiling(&mut self, _on: bool) {}
+
+    /// What was measured since profiling was switched on or since the last call; `None` without profiling.
+    fn take_profile(&mut self) -> Option<Profile> {
+        None
+    }
 
     /// Makes pages `0..pages` usable; never shrinks.
     fn reserve_pages(&mut self, pages: usize);

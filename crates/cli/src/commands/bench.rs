@@ -10,6 +10,7 @@ use moeflux::experts::CacheStats;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
 use moeflux::{Engine, Outputs, Session, Stats};
+use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
 use crate::engine_args::{Activations, EngineArgs};
@@ -39,6 +40,9 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Also print where the time of each test goes
+    #[arg(long)]
+    profile: bool,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -120,15 +124,16 @@ struct Measured {
     speed: Summary,
     tokens: u64,
     cache: CacheStats,
+    profile: Option<Profile>,
 }
 
 impl Measured {
-    fn new(test: Test, repetitions: Vec<Repetition>) -> Self {
+    fn new(test: Test, repetitions: Vec<Repetition>, profile: Option<Profile>) -> Self {
         let speeds: Vec<f64> = repetitions.iter().map(|r| speed(&r.stats)).collect();
         let mut cache = CacheStats::default();
         repetitions.iter().for_each(|r| cache += r.stats.cache);
         let tokens = repetitions.iter().map(|r| r.stats.tokens).sum();
-        Self { test, repetitions, speed: Summary::new(&speeds), tokens, cache }
+        Self { test, repetitions, speed: Summary::new(&speeds), tokens, cache, profile }
     }
 
     fn bytes_read_per_token(&self) -> u64 {
@@ -195,6 +200,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
             engine.eval(&mut session, &context[..test.depth], Outputs::Last)?;
         }
         let mut repetitions = vec![];
+        engine.set_profiling(args.profile);
         for repetition in 0..=args.repetitions {
             // Others each time: experts of tokens that were just evaluated would be in memory.
             let seed = args.seed + 1 + repetition as u64;
@@ -203,10 +209,14 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
             // The first one fills caches.
             if repetition > 0 {
                 repetitions.push(measured);
+            } else {
+                engine.take_profile();
             }
             bar.inc(1);
         }
-        results.push(Measured::new(*test, repetitions));
+        let profile = engine.take_profile();
+        engine.set_profiling(false);
+        results.push(Measured::new(*test, repetitions, profile));
     }
     bar.finish_and_clear();
     Ok(results)
@@ -243,9 +253,53 @@ fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
         ]);
     }
     print!("{table}");
+    for result in results {
+        if let Some(profile) = &result.profile {
+            println!("\n{}, {} tokens", result.test, result.tokens);
+            print!("{}", profile_table(profile, result.tokens));
+        }
+    }
     if let Some(peak) = peak_resident() {
         println!("peak memory {}", size(peak));
     }
+}
+
+/// Time by kind of step, and how fast steps that read weights or caches were.
+fn profile_table(profile: &Profile, tokens: u64) -> Table {
+    let mut table = Table::new(&["step", "µs/token", "share", "calls/token", "GB/s", "GFLOP/s"]);
+    let per_token = |value: f64| value / tokens.max(1) as f64;
+    let mut entries: Vec<&Entry> = profile.entries().iter().collect();
+    entries.sort_by_key(|entry| std::cmp::Reverse(entry.time));
+    for entry in entries {
+        let seconds = entry.time.as_secs_f64();
+        let speed = |amount: u64| match amount {
+            0 => String::new(),
+            _ => format!("{:.1}", amount as f64 / seconds.max(1e-12) / 1e9),
+        };
+        table.row(&[
+            entry.name.clone(),
+            format!("{:.1}", per_token(1e6 * seconds)),
+            format!("{:.1} %", 100.0 * seconds / profile.total().as_secs_f64().max(1e-12)),
+            format!("{:.1}", per_token(entry.calls as f64)),
+            speed(entry.work.bytes),
+            speed(entry.work.flops),
+        ]);
+    }
+    table
+}
+
+/// [`profile_table`] for machines: totals, not divided by tokens.
+fn profile_json(profile: &Profile) -> Value {
+    let entry = |entry: &Entry| {
+        json!({
+            "step": entry.name,
+            "calls": entry.calls,
+            "seconds": entry.time.as_secs_f64(),
+            "bytes": entry.work.bytes,
+            "flops": entry.work.flops,
+        })
+    };
+    profile.entries().iter().map(entry).collect()
 }
 
 /// Everything that was measured, and with what settings.
@@ -282,6 +336,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                 "bytes_read_per_token": result.bytes_read_per_token(),
                 "hit_rate": result.cache.hit_rate(),
                 "stall_ms_per_token": result.stall_ms_per_token(),
+                "profile": result.profile.as_ref().map(profile_json),
                 "read_bandwidth": result.cache.bandwidth(),
                 "guess_precision": result.cache.guess_precision_recall().map(|(precision, _)| precision),
                 "guess_recall": result.cache.guess_precision_recall().map(|(_, recall)| recall),
