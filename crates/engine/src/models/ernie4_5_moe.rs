@@ -29,8 +29,11 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         shared: blocks::shared_experts(config, "moe_num_shared_experts", 2)?,
     };
     let first = config.count("moe_layer_start_index")?.unwrap_or(1);
-    // −1, the last one, if it is no count.
-    let last = config.number("moe_layer_end_index")?.filter(|n| *n >= 0.0).map_or(d.layers, |n| n as usize);
+    let last = match config.number("moe_layer_end_index")? {
+        None | Some(-1.0) => d.layers,
+        Some(n) if n >= 0.0 && n.fract() == 0.0 => n as usize,
+        Some(_) => return Err(config.unsupported("moe_layer_end_index", "a layer, or -1 for the last one")),
+    };
     let step = config.optional_size("moe_layer_interval")?.unwrap_or(1);
     let gguf = config.format() == Format::Gguf;
 
