@@ -8,5 +8,6 @@ pub mod perplexity;
 pub mod pull;
 pub mod replay;
 pub mod run;
+pub mod serve;
 pub mod synth;
 pub mod trace;
