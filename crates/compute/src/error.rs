@@ -95,4 +95,20 @@ pub enum Error {
         /// Names of the levels that can be had, separated by commas.
         available: String,
     },
+    /// A device has too little memory.
+    #[error("{device} has {free} bytes of free memory, {wanted} are needed")]
+    DeviceMemory {
+        /// Name of the device.
+        device: String,
+        /// Bytes that were asked for.
+        wanted: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// A device failed, or lacks something; the text says what.
+    #[error("{reason}")]
+    Device {
+        /// What went wrong.
+        reason: String,
+    },
 }

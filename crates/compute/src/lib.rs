@@ -9,6 +9,7 @@ pub mod backend;
 pub mod cpu;
 pub mod dtype;
 pub mod error;
+pub mod gpu;
 pub mod graph;
 pub mod plan;
 pub mod quant;

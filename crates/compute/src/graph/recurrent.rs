@@ -3,7 +3,8 @@
 //! A state is f32 and belongs to a *slot*; a batch says for each of its sequences which slot it starts from and which
 //! it leaves the new state in ([`crate::backend::StateSlots`]). A sequence at position 0 starts from zeros.
 
-use super::{GraphBuilder, Op, Value, WeightId, check};
+use super::builder::check;
+use super::{GraphBuilder, Op, Value, WeightId};
 use crate::{Error, Result};
 
 /// Recurrent state of one operation.

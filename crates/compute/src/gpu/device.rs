@@ -1,0 +1,210 @@
+//! [`Device`]: what runs dispatches. Implemented by the executors.
+
+use std::borrow::Cow;
+
+use crate::Result;
+
+/// Memory of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BufferId(pub usize);
+
+/// A place in a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slice {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// Bytes from its start.
+    pub offset: usize,
+}
+
+impl Slice {
+    /// The place `bytes` further on.
+    #[must_use]
+    pub fn at(self, bytes: usize) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
+}
+
+impl From<BufferId> for Slice {
+    fn from(buffer: BufferId) -> Self {
+        Self { buffer, offset: 0 }
+    }
+}
+
+/// Number of groups along three axes; nothing runs if one is zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grid {
+    /// Known when the dispatch is made.
+    Fixed([u32; 3]),
+    /// Three u32 in a buffer, written by an earlier dispatch; none is larger than in `limit`. An executor without
+    /// indirect dispatch may launch `limit`: kernels return at once for groups beyond what their inputs ask for.
+    Indirect {
+        /// Where the numbers are.
+        at: Slice,
+        /// Upper bounds.
+        limit: [u32; 3],
+    },
+}
+
+/// When a dispatch may start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Order {
+    /// After all dispatches before it, and seeing what they wrote.
+    #[default]
+    After,
+    /// As the dispatch before it, which it does not depend on.
+    Beside,
+}
+
+/// One run of a kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dispatch {
+    /// File of the kernel.
+    pub unit: &'static str,
+    /// Name of the kernel.
+    pub kernel: Cow<'static, str>,
+    /// Its buffers.
+    pub buffers: Vec<Slice>,
+    /// Its constants: 32-bit little-endian words.
+    pub constants: Vec<u8>,
+    /// Groups.
+    pub grid: Grid,
+    /// Threads of a group.
+    pub threads: u32,
+    /// When it may start.
+    pub order: Order,
+}
+
+/// A 32-bit word among a kernel's constants.
+pub trait Word {
+    /// Its bytes, little-endian.
+    fn bytes(&self) -> [u8; 4];
+}
+
+impl Word for u32 {
+    fn bytes(&self) -> [u8; 4] {
+        self.to_le_bytes()
+    }
+}
+
+impl Word for f32 {
+    fn bytes(&self) -> [u8; 4] {
+        self.to_le_bytes()
+    }
+}
+
+impl Word for usize {
+    /// # Panics
+    /// If it needs more than 32 bits.
+    fn bytes(&self) -> [u8; 4] {
+        u32::try_from(*self).expect("a constant of 32 bits").to_le_bytes()
+    }
+}
+
+/// The constants of a dispatch, in the order of the kernel's struct.
+pub fn constants(words: &[&dyn Word]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.bytes()).collect()
+}
+
+/// A prepared list of dispatches (a captured graph, an encoded command buffer).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RecordingId(pub usize);
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// For people: `NVIDIA H200 (compute capability 9.0)`.
+    pub name: String,
+    /// Bytes of memory in all.
+    pub memory: u64,
+    /// Bytes of memory that are free.
+    pub free: u64,
+}
+
+/// A queue of work on a GPU, and its memory.
+///
+/// Everything runs in the order of the calls, except what [`Device::copy_in`] says. Calls return as soon as work is
+/// queued; only [`Device::download`], [`Device::synchronize`] and [`Device::finish_copies`] wait. An error of queued
+/// work is reported by a later call.
+pub trait Device: Send {
+    /// What it is, and how much memory it has now.
+    fn info(&self) -> DeviceInfo;
+
+    /// Takes memory; its content is unspecified, its address a multiple of 256.
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceMemory`] if there is not enough.
+    fn alloc(&mut self, bytes: usize) -> Result<BufferId>;
+
+    /// Gives memory back, once queued work no longer needs it.
+    fn free(&mut self, buffer: BufferId);
+
+    /// Writes `bytes`; they are read before the call returns.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<()>;
+
+    /// Waits for all queued work, then reads.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn download(&mut self, from: Slice, out: &mut [u8]) -> Result<()>;
+
+    /// Copies within the device.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn copy(&mut self, from: Slice, to: Slice, bytes: usize) -> Result<()>;
+
+    /// Sets `bytes` bytes to zero.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn clear(&mut self, at: Slice, bytes: usize) -> Result<()>;
+
+    /// Queues dispatches that will not be run again.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`], also for a kernel that does not exist.
+    fn run(&mut self, dispatches: &[Dispatch]) -> Result<()>;
+
+    /// Prepares dispatches for being run many times.
+    ///
+    /// # Errors
+    /// As [`Device::run`].
+    fn record(&mut self, dispatches: Vec<Dispatch>) -> Result<RecordingId>;
+
+    /// Queues what was recorded.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn replay(&mut self, recording: RecordingId) -> Result<()>;
+
+    /// Forgets a recording.
+    fn forget(&mut self, recording: RecordingId);
+
+    /// Waits for all queued work.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn synchronize(&mut self) -> Result<()>;
+
+    /// Starts a copy from host memory beside the queued work: it may overtake that, so nothing queued may use the
+    /// destination. `bytes` must stay as they are until [`Device::finish_copies`]; an executor that cannot read them
+    /// after the call returns copies them first.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn copy_in(&mut self, to: Slice, bytes: &[u8]) -> Result<()> {
+        self.upload(to, bytes)
+    }
+
+    /// Waits until all copies started have ended; what is queued from now on sees them.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn finish_copies(&mut self) -> Result<()> {
+        Ok(())
+    }
+}

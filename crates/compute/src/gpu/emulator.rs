@@ -1,0 +1,293 @@
+//! [`Emulator`]: a device made of fibres on the CPU, for tests. Every kernel is compiled from the text that GPUs run,
+//! with checked memory: accesses out of bounds or of memory that nothing has written, races between threads and
+//! diverging barriers are errors.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
+use crate::{Error, Result};
+
+/// Who touched a byte last; see `emulator/dialect.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Stamp([u32; 5]);
+
+#[repr(C)]
+struct Memory {
+    data: *mut u8,
+    written: *mut u8,
+    stamps: *mut Stamp,
+    bytes: u64,
+    name: *const c_char,
+}
+
+#[repr(C)]
+struct Binding {
+    memory: *mut Memory,
+    offset: u64,
+}
+
+#[repr(C)]
+struct KernelEntry {
+    name: *const c_char,
+    run: *const c_void,
+    buffers: u32,
+    constant_bytes: u32,
+    next: *const KernelEntry,
+}
+
+unsafe extern "C" {
+    fn moeflux_emulator_unit(name: *const c_char) -> *const KernelEntry;
+    fn moeflux_emulator_run(
+        kernel: *const KernelEntry,
+        bindings: *const Binding,
+        constants: *const c_void,
+        grid: *const u32,
+        threads: u32,
+        seed: u64,
+        message: *mut c_char,
+        message_bytes: usize,
+    ) -> i32;
+}
+
+/// A device buffer: 16-byte words, so that it is aligned.
+struct Buffer {
+    data: Vec<u128>,
+    written: Vec<u8>,
+    stamps: Vec<Stamp>,
+    bytes: usize,
+    name: CString,
+}
+
+/// A device that is emulated.
+#[derive(Default)]
+pub struct Emulator {
+    buffers: Vec<Option<Buffer>>,
+    recordings: Vec<Option<Vec<Dispatch>>>,
+    /// Appended to names of units: a unit with a planted fault.
+    fault: Option<String>,
+    random: u64,
+}
+
+impl Emulator {
+    /// A device whose order of threads follows from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { random: seed, ..Self::default() }
+    }
+
+    /// A device that runs the kernels of a unit with the planted fault `fault` where there is one.
+    pub fn with_fault(seed: u64, fault: &str) -> Self {
+        Self { fault: Some(fault.into()), ..Self::new(seed) }
+    }
+
+    fn error(text: impl Into<String>) -> Error {
+        Error::Device { reason: text.into() }
+    }
+
+    fn buffer(&mut self, id: BufferId) -> Result<&mut Buffer> {
+        let buffer = self.buffers.get_mut(id.0).and_then(Option::as_mut);
+        buffer.ok_or_else(|| Self::error(format!("no buffer {}", id.0)))
+    }
+
+    /// The bytes from `at` on, and whether each was written.
+    fn bytes(&mut self, at: Slice, len: usize) -> Result<(&mut [u8], &mut [u8])> {
+        let buffer = self.buffer(at.buffer)?;
+        let end = at.offset.checked_add(len).filter(|end| *end <= buffer.bytes);
+        let end = end.ok_or_else(|| {
+            Self::error(format!("{len} bytes at {} of a buffer of {}", at.offset, buffer.bytes))
+        })?;
+        let data: *mut u8 = buffer.data.as_mut_ptr().cast();
+        // SAFETY: the words hold at least `bytes` bytes, and are borrowed through `buffer`.
+        let data = unsafe { std::slice::from_raw_parts_mut(data, buffer.bytes) };
+        Ok((&mut data[at.offset..end], &mut buffer.written[at.offset..end]))
+    }
+
+    fn kernel(&self, unit: &str, name: &str) -> Result<*const KernelEntry> {
+        let find = |unit: &str| {
+            let unit = CString::new(unit).expect("names have no zero byte");
+            // SAFETY: the name is a terminated string; the list it gives lives as long as the program.
+            let mut entry = unsafe { moeflux_emulator_unit(unit.as_ptr()) };
+            while !entry.is_null() {
+                // SAFETY: entries and their names live as long as the program.
+                let (entry_name, next) = unsafe { (CStr::from_ptr((*entry).name), (*entry).next) };
+                if entry_name.to_bytes() == name.as_bytes() {
+                    return Some(entry);
+                }
+                entry = next;
+            }
+            None
+        };
+        let faulty = self.fault.as_ref().and_then(|fault| find(&format!("{unit}!{fault}")));
+        faulty.or_else(|| find(unit)).ok_or_else(|| Self::error(format!("no kernel {name} in {unit}")))
+    }
+
+    fn next_random(&mut self) -> u64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.random >> 16
+    }
+
+    fn run_one(&mut self, dispatch: &Dispatch) -> Result<()> {
+        let kernel = self.kernel(dispatch.unit, &dispatch.kernel)?;
+        // SAFETY: the entry lives as long as the program.
+        let (buffers, constant_bytes) = unsafe { ((*kernel).buffers, (*kernel).constant_bytes) };
+        let bad = |what: &str, expected: usize, got: usize| {
+            Self::error(format!("kernel {}: {got} {what}, expected {expected}", dispatch.kernel))
+        };
+        if dispatch.buffers.len() != buffers as usize {
+            return Err(bad("buffers", buffers as usize, dispatch.buffers.len()));
+        }
+        if dispatch.constants.len() != constant_bytes as usize {
+            return Err(bad("bytes of constants", constant_bytes as usize, dispatch.constants.len()));
+        }
+        if !dispatch.threads.is_multiple_of(32) || !(32..=256).contains(&dispatch.threads) {
+            return Err(bad("threads", 256, dispatch.threads as usize));
+        }
+        let grid = match dispatch.grid {
+            Grid::Fixed(grid) => grid,
+            Grid::Indirect { at, limit } => {
+                let (data, _) = self.bytes(at, 12)?;
+                let grid: Vec<u32> =
+                    data.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+                if grid.iter().zip(limit).any(|(n, limit)| *n > limit) {
+                    return Err(Self::error(format!("{}: grid {grid:?} beyond {limit:?}", dispatch.kernel)));
+                }
+                [grid[0], grid[1], grid[2]]
+            }
+        };
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        // Bindings of one buffer share a description of it.
+        let mut memories: Vec<(BufferId, Box<Memory>)> = vec![];
+        let mut bindings = vec![];
+        for slice in &dispatch.buffers {
+            let buffer = self.buffer(slice.buffer)?;
+            let memory = Memory {
+                data: buffer.data.as_mut_ptr().cast(),
+                written: buffer.written.as_mut_ptr(),
+                stamps: buffer.stamps.as_mut_ptr(),
+                bytes: buffer.bytes as u64,
+                name: buffer.name.as_ptr(),
+            };
+            let at = memories.iter().position(|(id, _)| *id == slice.buffer);
+            let at = at.unwrap_or_else(|| {
+                memories.push((slice.buffer, Box::new(memory)));
+                memories.len() - 1
+            });
+            bindings.push(Binding { memory: &raw mut *memories[at].1, offset: slice.offset as u64 });
+        }
+        let mut message = [0u8; 1024];
+        let seed = self.next_random();
+        // SAFETY: the kernel takes as many bindings and bytes of constants as it is given, as checked above; every
+        // binding describes memory of a buffer that lives in `self`, and accesses are checked against its size.
+        let outcome = unsafe {
+            moeflux_emulator_run(
+                kernel,
+                bindings.as_ptr(),
+                dispatch.constants.as_ptr().cast(),
+                grid.as_ptr(),
+                dispatch.threads,
+                seed,
+                message.as_mut_ptr().cast(),
+                message.len(),
+            )
+        };
+        if outcome == 0 {
+            return Ok(());
+        }
+        let message = CStr::from_bytes_until_nul(&message).map_or("no message".into(), CStr::to_string_lossy);
+        Err(Self::error(message))
+    }
+
+    /// Runs stages one after the other, the dispatches of a stage in random order.
+    fn run_all(&mut self, dispatches: &[Dispatch]) -> Result<()> {
+        let mut rest = dispatches;
+        while !rest.is_empty() {
+            let beside = rest[1..].iter().take_while(|d| d.order == Order::Beside).count();
+            let (stage, later) = rest.split_at(beside + 1);
+            let first = self.next_random() as usize;
+            for i in 0..stage.len() {
+                self.run_one(&stage[(first + i) % stage.len()])?;
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+}
+
+impl Device for Emulator {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { name: "emulator".into(), memory: 1 << 40, free: 1 << 40 }
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<BufferId> {
+        let id = self.buffers.len();
+        self.buffers.push(Some(Buffer {
+            // Not zeros, which would hide that nothing was written.
+            data: vec![0xcdcd_cdcd_cdcd_cdcd_cdcd_cdcd_cdcd_cdcd; bytes.div_ceil(16)],
+            written: vec![0; bytes],
+            stamps: vec![Stamp::default(); bytes],
+            bytes,
+            name: CString::new(format!("buffer {id}")).expect("no zero byte"),
+        }));
+        Ok(BufferId(id))
+    }
+
+    fn free(&mut self, buffer: BufferId) {
+        self.buffers[buffer.0] = None;
+    }
+
+    fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<()> {
+        let (data, written) = self.bytes(to, bytes.len())?;
+        data.copy_from_slice(bytes);
+        written.fill(1);
+        Ok(())
+    }
+
+    fn download(&mut self, from: Slice, out: &mut [u8]) -> Result<()> {
+        let (data, _) = self.bytes(from, out.len())?;
+        out.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn copy(&mut self, from: Slice, to: Slice, bytes: usize) -> Result<()> {
+        let (data, written) = self.bytes(from, bytes)?;
+        let (data, written) = (data.to_vec(), written.to_vec());
+        let (to_data, to_written) = self.bytes(to, bytes)?;
+        to_data.copy_from_slice(&data);
+        to_written.copy_from_slice(&written);
+        Ok(())
+    }
+
+    fn clear(&mut self, at: Slice, bytes: usize) -> Result<()> {
+        let (data, written) = self.bytes(at, bytes)?;
+        data.fill(0);
+        written.fill(1);
+        Ok(())
+    }
+
+    fn run(&mut self, dispatches: &[Dispatch]) -> Result<()> {
+        self.run_all(dispatches)
+    }
+
+    fn record(&mut self, dispatches: Vec<Dispatch>) -> Result<RecordingId> {
+        self.recordings.push(Some(dispatches));
+        Ok(RecordingId(self.recordings.len() - 1))
+    }
+
+    fn replay(&mut self, recording: RecordingId) -> Result<()> {
+        let slot = self.recordings.get_mut(recording.0);
+        let dispatches = slot.and_then(Option::take).ok_or_else(|| Self::error("no such recording"))?;
+        let outcome = self.run_all(&dispatches);
+        self.recordings[recording.0] = Some(dispatches);
+        outcome
+    }
+
+    fn forget(&mut self, recording: RecordingId) {
+        self.recordings[recording.0] = None;
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        Ok(())
+    }
+}

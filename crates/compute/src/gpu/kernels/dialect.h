@@ -1,0 +1,177 @@
+// The common dialect of device code: what CUDA C++, Metal Shading Language and the emulator's C++ share.
+//
+// A kernel is written once:
+//
+//     struct AddConstants { uint count; };
+//
+//     KERNEL(add, AddConstants, (const float, a), (const float, b), (float, out)) {
+//         const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+//         if (i < c.count) out[i] = a[i] + b[i];
+//     }
+//
+// Rules that keep the text valid everywhere:
+// - Buffers come first, then the constants `c`: 32-bit words only, in the order in which the host lists them.
+// - Threadgroups are one-dimensional, a multiple of 32 and at most 256 threads: a *warp* is 32 consecutive threads.
+// - No buffer that a dispatch writes overlaps another of its buffers.
+// - `ctx` gives a thread's place. A function that needs it takes `CTX` as its first parameter.
+// - Device memory is GPTR(T), threadgroup memory SPTR(T); SHARED(T, name, count) stands in a kernel's outermost block.
+// - No double, no pointers in structs, no recursion, no virtual functions, no globals but constants.
+// - Barriers and lane operations are reached by all threads of the group (of the warp) or by none.
+// - Values reach other threads of a group through threadgroup memory and a barrier, or through lane operations; other
+//   groups through device memory and the next dispatch.
+#pragma once
+
+// Applies f to (index, item) of up to 16 items.
+#define MF_EACH_1(f, a, ...) f(0, a)
+#define MF_EACH_2(f, a, b) f(0, a), f(1, b)
+#define MF_EACH_3(f, a, b, d) MF_EACH_2(f, a, b), f(2, d)
+#define MF_EACH_4(f, a, b, d, e) MF_EACH_3(f, a, b, d), f(3, e)
+#define MF_EACH_5(f, a, b, d, e, g) MF_EACH_4(f, a, b, d, e), f(4, g)
+#define MF_EACH_6(f, a, b, d, e, g, h) MF_EACH_5(f, a, b, d, e, g), f(5, h)
+#define MF_EACH_7(f, a, b, d, e, g, h, i) MF_EACH_6(f, a, b, d, e, g, h), f(6, i)
+#define MF_EACH_8(f, a, b, d, e, g, h, i, j) MF_EACH_7(f, a, b, d, e, g, h, i), f(7, j)
+#define MF_EACH_9(f, a, b, d, e, g, h, i, j, k) MF_EACH_8(f, a, b, d, e, g, h, i, j), f(8, k)
+#define MF_EACH_10(f, a, b, d, e, g, h, i, j, k, l) MF_EACH_9(f, a, b, d, e, g, h, i, j, k), f(9, l)
+#define MF_EACH_11(f, a, b, d, e, g, h, i, j, k, l, m) MF_EACH_10(f, a, b, d, e, g, h, i, j, k, l), f(10, m)
+#define MF_EACH_12(f, a, b, d, e, g, h, i, j, k, l, m, n) \
+    MF_EACH_11(f, a, b, d, e, g, h, i, j, k, l, m), f(11, n)
+#define MF_EACH_13(f, a, b, d, e, g, h, i, j, k, l, m, n, o) \
+    MF_EACH_12(f, a, b, d, e, g, h, i, j, k, l, m, n), f(12, o)
+#define MF_EACH_14(f, a, b, d, e, g, h, i, j, k, l, m, n, o, p) \
+    MF_EACH_13(f, a, b, d, e, g, h, i, j, k, l, m, n, o), f(13, p)
+#define MF_EACH_15(f, a, b, d, e, g, h, i, j, k, l, m, n, o, p, q) \
+    MF_EACH_14(f, a, b, d, e, g, h, i, j, k, l, m, n, o, p), f(14, q)
+#define MF_EACH_16(f, a, b, d, e, g, h, i, j, k, l, m, n, o, p, q, r) \
+    MF_EACH_15(f, a, b, d, e, g, h, i, j, k, l, m, n, o, p, q), f(15, r)
+#define MF_PICK(_1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12, _13, _14, _15, _16, name, ...) name
+#define MF_EACH(f, ...)                                                                                      \
+    MF_PICK(__VA_ARGS__, MF_EACH_16, MF_EACH_15, MF_EACH_14, MF_EACH_13, MF_EACH_12, MF_EACH_11, MF_EACH_10, \
+            MF_EACH_9, MF_EACH_8, MF_EACH_7, MF_EACH_6, MF_EACH_5, MF_EACH_4, MF_EACH_3, MF_EACH_2,          \
+            MF_EACH_1, _)                                                                                    \
+    (f, __VA_ARGS__)
+
+#if defined(MOEFLUX_EMULATOR)
+#include "emulator/dialect.h"
+#else // CUDA
+
+#include <cuda_fp16.h>
+
+typedef unsigned int uint;
+typedef unsigned short ushort;
+typedef unsigned char uchar;
+typedef unsigned long ulong;
+
+#define DEVICE static __device__ __forceinline__
+#define CONSTANT static __device__ constexpr
+#define GPTR(T) T*
+#define SPTR(T) T*
+#define SHARED(T, name, count) __shared__ __align__(16) T name[count]
+#define CTX const Ctx& ctx
+
+struct Ctx {
+    __device__ __forceinline__ uint thread() const { return threadIdx.x; }
+    __device__ __forceinline__ uint threads() const { return blockDim.x; }
+    __device__ __forceinline__ uint lane() const { return threadIdx.x & 31; }
+    __device__ __forceinline__ uint warp() const { return threadIdx.x >> 5; }
+    __device__ __forceinline__ uint warps() const { return blockDim.x >> 5; }
+    __device__ __forceinline__ uint group_x() const { return blockIdx.x; }
+    __device__ __forceinline__ uint group_y() const { return blockIdx.y; }
+    __device__ __forceinline__ uint group_z() const { return blockIdx.z; }
+    __device__ __forceinline__ uint groups_x() const { return gridDim.x; }
+};
+
+#define MF_ARG_(T, name) T* __restrict__ name
+#define MF_ARG(index, pair) MF_ARG_ pair
+#define KERNEL(name, Constants, ...)                                                                     \
+    static __device__ __forceinline__ void name##_body(const Ctx& ctx, const Constants& c,               \
+                                                       MF_EACH(MF_ARG, __VA_ARGS__));                    \
+    extern "C" __global__ void __launch_bounds__(256)                                                   \
+        name(MF_EACH(MF_ARG, __VA_ARGS__), const __grid_constant__ Constants c) {                        \
+        const Ctx ctx;                                                                                   \
+        name##_body(ctx, c, MF_EACH(MF_NAME, __VA_ARGS__));                                              \
+    }                                                                                                    \
+    static __device__ __forceinline__ void name##_body(const Ctx& ctx, const Constants& c,               \
+                                                       MF_EACH(MF_ARG, __VA_ARGS__))
+#define MF_NAME_(T, name) name
+#define MF_NAME(index, pair) MF_NAME_ pair
+
+DEVICE void barrier(CTX) { __syncthreads(); }
+DEVICE float lane_xor(CTX, float v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+DEVICE uint lane_xor(CTX, uint v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+DEVICE float lane_read(CTX, float v, uint lane) { return __shfl_sync(0xffffffffu, v, lane); }
+DEVICE uint lane_read(CTX, uint v, uint lane) { return __shfl_sync(0xffffffffu, v, lane); }
+
+DEVICE float as_float(uint v) { return __uint_as_float(v); }
+DEVICE uint as_uint(float v) { return __float_as_uint(v); }
+DEVICE float f16_to_f32(ushort bits) { return __half2float(__ushort_as_half(bits)); }
+DEVICE ushort f32_to_f16(float v) { return __half_as_ushort(__float2half_rn(v)); }
+// a · b over four signed bytes each, plus sum.
+DEVICE int dot4(uint a, uint b, int sum) { return __dp4a((int)a, (int)b, sum); }
+
+DEVICE float exp_of(float x) { return expf(x); }
+DEVICE float log1p_of(float x) { return log1pf(x); }
+DEVICE float sqrt_of(float x) { return sqrtf(x); }
+DEVICE float abs_of(float x) { return fabsf(x); }
+DEVICE float round_of(float x) { return rintf(x); }
+DEVICE float fma_of(float a, float b, float d) { return fmaf(a, b, d); }
+DEVICE bool is_finite(float x) { return isfinite(x); }
+DEVICE float infinity() { return __int_as_float(0x7f800000); }
+DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
+
+// Little-endian words at p + offset bytes; the address is a multiple of the word's size.
+struct Word4 { uint x, y, z, w; };
+DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return __ldg((const ushort*)(p + offset)); }
+DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return __ldg((const uint*)(p + offset)); }
+DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) {
+    const uint4 v = __ldg((const uint4*)(p + offset));
+    return Word4{v.x, v.y, v.z, v.w};
+}
+#define GCAST(T, p) ((T*)(p))
+
+#endif
+
+#ifndef CONSTANT
+#define CONSTANT constant
+#endif
+
+#define FOR_LANES(mask) for (uint mask = 16; mask > 0; mask >>= 1)
+
+// Sum and maximum over the lanes of a warp, in every lane; the order of additions is fixed.
+DEVICE float lane_sum(CTX, float v) {
+    FOR_LANES(mask) v += lane_xor(ctx, v, mask);
+    return v;
+}
+
+DEVICE float lane_max(CTX, float v) {
+    FOR_LANES(mask) {
+        const float other = lane_xor(ctx, v, mask);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
+// Sum over all threads of a group, in every thread; `scratch` holds one float a warp (up to 32).
+DEVICE float group_sum(CTX, float v, SPTR(float) scratch) {
+    v = lane_sum(ctx, v);
+    if (ctx.lane() == 0) scratch[ctx.warp()] = v;
+    barrier(ctx);
+    float sum = 0.0f;
+    for (uint i = 0; i < ctx.warps(); ++i) sum += scratch[i];
+    barrier(ctx);
+    return sum;
+}
+
+// The same for the maximum.
+DEVICE float group_max(CTX, float v, SPTR(float) scratch) {
+    v = lane_max(ctx, v);
+    if (ctx.lane() == 0) scratch[ctx.warp()] = v;
+    barrier(ctx);
+    float best = scratch[0];
+    for (uint i = 1; i < ctx.warps(); ++i) best = scratch[i] > best ? (float)scratch[i] : best;
+    barrier(ctx);
+    return best;
+}
+
+DEVICE float bf16_to_f32(uint bits) { return as_float(bits << 16); }
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
+DEVICE float silu(float x) { return x / (1.0f + exp_of(-x)); }

@@ -1,0 +1,336 @@
+// Runs kernels on the CPU: each thread of a group is a fibre.
+#include "dialect.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+// Saves the callee-saved registers on the running stack, its pointer in *save, and goes on with the stack `load`.
+extern "C" void moeflux_fibre_switch(void** save, void* load);
+
+#if defined(__x86_64__)
+asm(".text\n"
+    ".type moeflux_fibre_switch, @function\n"
+    "moeflux_fibre_switch:\n"
+    "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+    "  movq %rsp, (%rdi)\n"
+    "  movq %rsi, %rsp\n"
+    "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+    "  ret\n");
+static const int SAVED = 6;
+#elif defined(__aarch64__)
+#if defined(__APPLE__)
+#define SYMBOL "_moeflux_fibre_switch"
+#else
+#define SYMBOL "moeflux_fibre_switch"
+#endif
+asm(".text\n.global " SYMBOL "\n" SYMBOL ":\n"
+    "  sub sp, sp, #160\n"
+    "  stp x19, x20, [sp]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n  stp x25, x26, [sp, #48]\n"
+    "  stp x27, x28, [sp, #64]\n  stp x29, x30, [sp, #80]\n  stp d8, d9, [sp, #96]\n  stp d10, d11, [sp, #112]\n"
+    "  stp d12, d13, [sp, #128]\n  stp d14, d15, [sp, #144]\n"
+    "  mov x9, sp\n  str x9, [x0]\n  mov sp, x1\n"
+    "  ldp x19, x20, [sp]\n  ldp x21, x22, [sp, #16]\n  ldp x23, x24, [sp, #32]\n  ldp x25, x26, [sp, #48]\n"
+    "  ldp x27, x28, [sp, #64]\n  ldp x29, x30, [sp, #80]\n  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n"
+    "  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n"
+    "  add sp, sp, #160\n  ret\n");
+static const int SAVED = 20;
+#else
+#error "the emulator knows how to switch fibres on x86-64 and AArch64"
+#endif
+
+namespace emulator {
+namespace {
+
+struct Stop {};
+
+enum class State { Ready, Barrier, Lanes, Done };
+
+const size_t STACK_BYTES = 64 << 10;
+
+struct Fibre {
+    void* stack_pointer;
+    State state;
+    const char* file;
+    int line;
+    uint arrays;
+    uint exchanges;
+};
+
+struct Warp {
+    uint32_t values[2][32];
+    uint waiting;
+};
+
+struct Array {
+    Memory memory;
+    std::vector<uint8_t> data, written;
+    std::vector<Stamp> stamps;
+};
+
+// What is running.
+struct Machine {
+    const Kernel* kernel;
+    const Binding* bindings;
+    const void* constants;
+    uint grid[3], group[3], threads;
+    // Numbers groups over the dispatch and, with `first_group`, over all dispatches.
+    uint32_t group_number, first_group = 1;
+    uint32_t epoch = 1;
+    uint current;
+    std::vector<Fibre> fibres;
+    std::vector<Warp> warps;
+    std::vector<Array*> arrays;
+    std::vector<uint8_t> stacks;
+    std::vector<uint> ready;
+    void* scheduler;
+    uint64_t random;
+    uint waiting, done;
+    bool failed;
+    std::string message;
+
+    uint below(uint n) {
+        random = random * 6364136223846793005ull + 1442695040888963407ull;
+        return (uint)((random >> 33) % n);
+    }
+};
+
+thread_local Machine machine;
+
+void yield(State state) {
+    Fibre& fibre = machine.fibres[machine.current];
+    fibre.state = state;
+    moeflux_fibre_switch(&fibre.stack_pointer, machine.scheduler);
+    if (machine.failed) throw Stop{};
+}
+
+[[noreturn]] void fibre_main() {
+    try {
+        machine.kernel->run(machine.bindings, machine.constants);
+    } catch (const Stop&) {
+    }
+    Fibre& fibre = machine.fibres[machine.current];
+    fibre.state = State::Done;
+    moeflux_fibre_switch(&fibre.stack_pointer, machine.scheduler);
+    __builtin_trap();
+}
+
+void start(uint index) {
+    Fibre& fibre = machine.fibres[index];
+    uintptr_t top = (uintptr_t)(machine.stacks.data() + (index + 1) * STACK_BYTES) & ~(uintptr_t)63;
+    // Below a return address, as a call leaves the stack: misaligned by one word.
+    void** stack = (void**)(top - 64);
+#if defined(__x86_64__)
+    stack -= 1;
+    *stack = nullptr;
+    *--stack = (void*)fibre_main;
+    stack -= SAVED;
+#else
+    stack -= SAVED;
+    memset(stack, 0, SAVED * sizeof(void*));
+    stack[11] = (void*)fibre_main;
+#endif
+    fibre = Fibre{stack, State::Ready, nullptr, 0, 0, 0};
+}
+
+void report(const char* format, va_list arguments) {
+    if (machine.failed) return;
+    char text[512], where[256];
+    vsnprintf(text, sizeof text, format, arguments);
+    snprintf(where, sizeof where, "kernel %s, group (%u, %u, %u), thread %u: ", machine.kernel->name,
+             machine.group[0], machine.group[1], machine.group[2], machine.current);
+    machine.failed = true;
+    machine.message = std::string(where) + text;
+}
+
+void note(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    report(format, arguments);
+    va_end(arguments);
+}
+
+// All threads that take part wait at the same place, or it is a divergence.
+void release(uint first, uint count, State state) {
+    const Fibre& head = machine.fibres[first];
+    for (uint i = first; i < first + count; ++i) {
+        Fibre& fibre = machine.fibres[i];
+        if (fibre.state != state || (state == State::Barrier && (fibre.line != head.line || fibre.file != head.file))) {
+            machine.current = i;
+            return note("threads diverge at a barrier: %s:%d and %s:%d", head.file, head.line,
+                        fibre.file ? fibre.file : "the end", fibre.line);
+        }
+        fibre.state = State::Ready;
+        machine.ready.push_back(i);
+    }
+}
+
+void run_group() {
+    Machine& m = machine;
+    m.waiting = m.done = 0;
+    m.ready.clear();
+    for (Warp& warp : m.warps) warp.waiting = 0;
+    for (uint i = 0; i < m.threads; ++i) {
+        start(i);
+        m.ready.push_back(i);
+    }
+    while (!m.ready.empty() && !m.failed) {
+        const uint pick = m.below((uint)m.ready.size());
+        m.current = m.ready[pick];
+        m.ready[pick] = m.ready.back();
+        m.ready.pop_back();
+        Fibre& fibre = m.fibres[m.current];
+        moeflux_fibre_switch(&m.scheduler, fibre.stack_pointer);
+        if (m.failed) break;
+        if (fibre.state == State::Lanes) {
+            const uint warp = m.current / 32;
+            if (++m.warps[warp].waiting == 32) {
+                m.warps[warp].waiting = 0;
+                release(warp * 32, 32, State::Lanes);
+            }
+        } else {
+            if (fibre.state == State::Barrier) ++m.waiting;
+            else ++m.done;
+            if (m.waiting == m.threads) {
+                m.waiting = 0;
+                ++m.epoch;
+                release(0, m.threads, State::Barrier);
+            }
+        }
+    }
+    if (!m.failed && m.done < m.threads) {
+        for (uint i = 0; i < m.threads; ++i) {
+            const Fibre& fibre = m.fibres[i];
+            if (fibre.state == State::Done) continue;
+            m.current = i;
+            if (fibre.state == State::Barrier) note("waits at the barrier %s:%d that other threads do not reach", fibre.file, fibre.line);
+            else note("waits in a lane operation that other lanes do not reach");
+        }
+    }
+    ++m.epoch;
+}
+
+} // namespace
+
+void fail(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    report(format, arguments);
+    va_end(arguments);
+    throw Stop{};
+}
+
+void check(const Memory& memory, uint64_t at, uint64_t size, bool write) {
+    const char* verb = write ? "write" : "read";
+    if (at + size > memory.bytes || at + size < size)
+        fail("%s: %s of %llu bytes at offset %lld of %llu", memory.name, verb, (unsigned long long)size, (long long)at, (unsigned long long)memory.bytes);
+    if ((size & (size - 1)) == 0 && at % size)
+        fail("%s: %s of %llu bytes at offset %llu", memory.name, verb, (unsigned long long)size, (unsigned long long)at);
+    const Machine& m = machine;
+    const uint32_t group = m.first_group + m.group_number, self = m.current + 1;
+    for (uint64_t i = at; i < at + size; ++i) {
+        if (write) memory.written[i] = 1;
+        else if (!memory.written[i]) fail("%s: read of offset %llu, which nothing has written", memory.name, (unsigned long long)i);
+        if (!memory.stamps) continue;
+        Stamp& stamp = memory.stamps[i];
+        // Whether the last write (the last read) was of this dispatch, and in this group since the last barrier.
+        if (stamp.group >= m.first_group && stamp.group != group) {
+            if (stamp.writer) fail("%s: %s of offset %llu, which another group writes in this dispatch", memory.name, verb, (unsigned long long)i);
+        } else if (stamp.group == group) {
+            if (stamp.writer && stamp.writer != self && stamp.write_epoch == m.epoch)
+                fail("%s: %s of offset %llu, which thread %u writes without a barrier between", memory.name, verb, (unsigned long long)i, stamp.writer - 1);
+            if (write && stamp.reader && stamp.reader != self && stamp.read_epoch == m.epoch)
+                fail("%s: write of offset %llu, which thread %u reads without a barrier between", memory.name, (unsigned long long)i, stamp.reader - 1);
+        }
+        if (stamp.group != group) stamp = Stamp{};
+        stamp.group = group;
+        if (write) {
+            stamp.writer = self;
+            stamp.write_epoch = m.epoch;
+        } else {
+            stamp.reader = self;
+            stamp.read_epoch = m.epoch;
+        }
+    }
+}
+
+uint thread() { return machine.current; }
+uint threads() { return machine.threads; }
+uint group(uint axis) { return machine.group[axis]; }
+uint groups(uint axis) { return machine.grid[axis]; }
+
+void wait_for_group(const char* file, int line) {
+    Fibre& fibre = machine.fibres[machine.current];
+    fibre.file = file;
+    fibre.line = line;
+    yield(State::Barrier);
+}
+
+uint32_t exchange(uint32_t value, uint lane) {
+    const uint self = machine.current;
+    // Two sets of values in turn: a lane can be one operation ahead of another, never two.
+    uint32_t* values = machine.warps[self / 32].values[machine.fibres[self].exchanges++ % 2];
+    values[self % 32] = value;
+    yield(State::Lanes);
+    if (lane >= 32) fail("a lane operation names lane %u", lane);
+    return values[lane];
+}
+
+Memory* shared(const char* name, uint64_t bytes) {
+    const uint index = machine.fibres[machine.current].arrays++;
+    if (index == machine.arrays.size()) machine.arrays.push_back(new Array());
+    Array& array = *machine.arrays[index];
+    if (array.memory.name != name || array.memory.bytes != bytes) {
+        array.data.assign(bytes, 0xcd);
+        array.written.assign(bytes, 0);
+        array.stamps.assign(bytes, Stamp{});
+        array.memory = Memory{array.data.data(), array.written.data(), array.stamps.data(), bytes, name};
+    }
+    return &array.memory;
+}
+
+} // namespace emulator
+
+// Runs one dispatch. Returns 0, or 1 with a message of at most `message_bytes` bytes, terminated.
+extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const emulator::Binding* bindings,
+                                        const void* constants, const uint32_t* grid, uint32_t threads,
+                                        uint64_t seed, char* message, size_t message_bytes) {
+    using namespace emulator;
+    Machine& m = machine;
+    m.kernel = kernel;
+    m.bindings = bindings;
+    m.constants = constants;
+    memcpy(m.grid, grid, sizeof m.grid);
+    m.random = seed;
+    m.failed = false;
+    if (m.threads != threads) {
+        m.threads = threads;
+        m.fibres.assign(threads, Fibre{});
+        m.warps.assign(threads / 32, Warp{});
+    }
+    if (m.stacks.size() < threads * STACK_BYTES) m.stacks.resize(threads * STACK_BYTES);
+    const uint64_t groups = (uint64_t)grid[0] * grid[1] * grid[2];
+    // Groups in an order of their own: start + i · step, with a step that shares no factor with their number.
+    uint64_t step = groups > 1 ? 1 + m.below((uint)(groups - 1)) : 1;
+    auto coprime = [&](uint64_t a, uint64_t b) {
+        while (b) { const uint64_t r = a % b; a = b; b = r; }
+        return a == 1;
+    };
+    while (groups > 1 && !coprime(step, groups)) step = step % groups + 1;
+    uint64_t number = groups ? m.below((uint)groups) : 0;
+    for (uint64_t i = 0; i < groups && !m.failed; ++i, number = (number + step) % groups) {
+        m.group_number = (uint32_t)number;
+        m.group[0] = (uint)(number % grid[0]);
+        m.group[1] = (uint)(number / grid[0] % grid[1]);
+        m.group[2] = (uint)(number / grid[0] / grid[1]);
+        for (Array* array : m.arrays) array->memory.name = nullptr;
+        run_group();
+    }
+    m.first_group += (uint32_t)groups;
+    for (Array* array : m.arrays) delete array;
+    m.arrays.clear();
+    if (!m.failed) return 0;
+    snprintf(message, message_bytes, "%s", m.message.c_str());
+    return 1;
+}

@@ -1,0 +1,51 @@
+//! The text of all kernels, by unit.
+//!
+//! A unit is a file of kernels; executors compile it as one module. Kernel names are unique over all units.
+
+/// Files that units include, by the name they are included with.
+const HEADERS: &[(&str, &str)] = &[("dialect.h", include_str!("dialect.h"))];
+
+/// Declares the units: the files of kernels in this folder.
+macro_rules! units {
+    ($($name:literal),* $(,)?) => {
+        /// Name and text of every unit.
+        const UNITS: &[(&str, &str)] = &[$(($name, include_str!(concat!($name, ".h")))),*];
+    };
+}
+
+units!["elementwise", "rms_norm"];
+
+/// Names of all units.
+pub fn units() -> impl Iterator<Item = &'static str> {
+    UNITS.iter().map(|(name, _)| *name)
+}
+
+/// The text of a unit as one file: what it includes with quotes is put in place, each file once. Other includes are
+/// left to the compiler.
+///
+/// # Panics
+/// If there is no such unit.
+pub fn source(unit: &str) -> String {
+    let text = UNITS.iter().find(|(name, _)| *name == unit).expect("a unit of UNITS").1;
+    let mut out = String::new();
+    append(text, &mut vec![], &mut out);
+    out
+}
+
+fn append(text: &str, seen: &mut Vec<String>, out: &mut String) {
+    for line in text.lines() {
+        let included = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
+        match included.and_then(|name| HEADERS.iter().find(|(header, _)| *header == name)) {
+            Some((name, _)) if seen.iter().any(|s| s == name) => {}
+            Some((name, text)) => {
+                seen.push((*name).into());
+                append(text, seen, out);
+            }
+            None if line == "#pragma once" => {}
+            None => {
+                out.push_str(line);
+                out.push('\n');
+            }
+        }
+    }
+}

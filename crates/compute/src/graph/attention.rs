@@ -1,0 +1,168 @@
+//! Rotary embedding, and attention over keys and values or over latents.
+
+use super::builder::check;
+use super::{CacheId, GraphBuilder, LatentCacheId, Op, Value, WeightId};
+use crate::{Error, Result};
+
+/// How pairs of channels are formed for rotary embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Channel i rotates with channel i + rotary_dim / 2 (GPT-NeoX, Hugging Face default).
+    HalfSplit,
+    /// Channel 2i rotates with channel 2i + 1 (original RoFormer).
+    Interleaved,
+}
+
+/// Rotary position embedding (Su et al., RoFormer, 2021) of the first `2 · inv_freq.len()` channels of a head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Which channels form a pair.
+    pub style: RopeStyle,
+    /// Radians per position for each pair.
+    pub inv_freq: Vec<f32>,
+    /// Factor on cos and sin (YaRN's attention factor; 1 without scaling).
+    pub magnitude: f32,
+}
+
+/// Shape of a causal grouped-query attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; query head h reads head h / (heads / kv_heads).
+    pub kv_heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Factor on q·k before softmax.
+    pub scale: f32,
+    /// A key is visible iff query position − key position < window; everything before when absent.
+    pub window: Option<usize>,
+}
+
+/// Shape of a causal multi-head latent attention (DeepSeek-V2, 2024). All heads share one latent c and one rotated
+/// key k_rope a token; head h has the key \[W_k(h)·c | k_rope\] and the value W_v(h)·c.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentAttention {
+    /// Query heads.
+    pub heads: usize,
+    /// Channels of a head that carry no position (`qk_nope_head_dim`).
+    pub nope: usize,
+    /// Channels of a head that are rotated (`qk_rope_head_dim`).
+    pub rope: usize,
+    /// Channels of the latent (`kv_lora_rank`).
+    pub rank: usize,
+    /// Channels of a head's value (`v_head_dim`).
+    pub value: usize,
+    /// Factor on q·k before softmax.
+    pub scale: f32,
+}
+
+/// Where W_k and W_v of all heads are, in the forms that checkpoints have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LatentWeights {
+    /// (heads · (nope + value), rank): each head's W_k, then its W_v (`kv_b_proj`).
+    Joint(WeightId),
+    /// Apart, W_k transposed, so that it maps a query into the latent space.
+    Split {
+        /// (heads · rank, nope): each head's W_kᵀ.
+        k: WeightId,
+        /// (heads · value, rank): each head's W_v.
+        v: WeightId,
+    },
+}
+
+impl GraphBuilder {
+    /// Adds a rotation that [`GraphBuilder::rope`] can use; layers with the same rotation share it.
+    pub fn rotation(&mut self, rope: Rope) -> usize {
+        if let Some(index) = self.ropes.iter().position(|r| *r == rope) {
+            return index;
+        }
+        self.ropes.push(rope);
+        self.ropes.len() - 1
+    }
+
+    /// Rotary embedding of each of `heads` heads of a row, by a rotation from [`GraphBuilder::rotation`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a head is narrower than the rotation.
+    pub fn rope(&mut self, x: Value, heads: usize, rope: usize) -> Result<Value> {
+        check("rope", "width left over by heads", 0, x.width % heads.max(1))?;
+        let (head_dim, rotary) = (x.width / heads.max(1), 2 * self.ropes[rope].inv_freq.len());
+        if rotary > head_dim {
+            return Err(Error::Shape { op: "rope", what: "rotary width", expected: head_dim, got: rotary });
+        }
+        Ok(self.push(Op::Rope { x, heads, rope }, x.width))
+    }
+
+    /// Appends k and v to a new cache and attends over it.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths and head counts do not fit.
+    pub fn attention(&mut self, q: Value, k: Value, v: Value, shape: Attention) -> Result<Value> {
+        self.attention_with_sinks(q, k, v, shape, None)
+    }
+
+    /// As [`GraphBuilder::attention`], with a logit of each head in the denominator of its softmax (attention sinks:
+    /// gpt-oss).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths and head counts do not fit; [`Error::Unsupported`] if sinks are not f32.
+    pub fn attention_with_sinks(
+        &mut self,
+        q: Value,
+        k: Value,
+        v: Value,
+        shape: Attention,
+        sinks: Option<WeightId>,
+    ) -> Result<Value> {
+        let op = "attention";
+        if let Some(sinks) = sinks {
+            self.vector(op, "sinks", sinks, shape.heads)?;
+        }
+        check(op, "query heads left over by kv heads", 0, shape.heads % shape.kv_heads.max(1))?;
+        check(op, "width of q", shape.heads * shape.head_dim, q.width)?;
+        check(op, "width of k", shape.kv_heads * shape.head_dim, k.width)?;
+        check(op, "width of v", shape.kv_heads * shape.head_dim, v.width)?;
+        self.caches.push(shape);
+        let cache = CacheId(self.caches.len() - 1);
+        Ok(self.push(Op::Attention { q, k, v, cache, sinks }, q.width))
+    }
+
+    /// Appends c and k_rope to a new cache and attends over it: (tokens, heads · value).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths or weights do not fit the shape.
+    pub fn latent_attention(
+        &mut self,
+        [q_nope, q_rope]: [Value; 2],
+        [c, k_rope]: [Value; 2],
+        weights: LatentWeights,
+        shape: LatentAttention,
+    ) -> Result<Value> {
+        let op = "latent_attention";
+        check(op, "width of q_nope", shape.heads * shape.nope, q_nope.width)?;
+        check(op, "width of q_rope", shape.heads * shape.rope, q_rope.width)?;
+        check(op, "width of c", shape.rank, c.width)?;
+        check(op, "width of k_rope", shape.rope, k_rope.width)?;
+        let matrix = |id: WeightId, rows: &'static str, expected: usize, cols: &'static str, width: usize| {
+            let weight = self.matrix(id);
+            check(op, rows, expected, weight.rows)?;
+            check(op, cols, width, weight.cols)
+        };
+        match weights {
+            LatentWeights::Joint(id) => {
+                let rows = shape.heads * (shape.nope + shape.value);
+                matrix(id, "rows of the joint weight", rows, "columns of the joint weight", shape.rank)?;
+            }
+            LatentWeights::Split { k, v } => {
+                let (k_rows, v_rows) = (shape.heads * shape.rank, shape.heads * shape.value);
+                matrix(k, "rows of the key weight", k_rows, "columns of the key weight", shape.nope)?;
+                matrix(v, "rows of the value weight", v_rows, "columns of the value weight", shape.rank)?;
+            }
+        }
+        self.latent_caches.push(shape);
+        let cache = LatentCacheId(self.latent_caches.len() - 1);
+        let op = Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache };
+        Ok(self.push(op, shape.heads * shape.value))
+    }
+}

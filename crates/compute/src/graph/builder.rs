@@ -1,0 +1,173 @@
+//! Recording: weights, and the operations on rows that every model has.
+
+use super::{
+    Attention, ExpertSet, Graph, LatentAttention, MatrixSpec, Node, Op, Output, Precision, Rope, Value,
+    WeightId, WeightSpec,
+};
+use crate::{DType, Error, Result};
+
+/// Records a [`Graph`]; every method checks widths and returns the value it adds.
+#[derive(Debug, Default)]
+pub struct GraphBuilder {
+    pub(super) nodes: Vec<Node>,
+    pub(super) weights: Vec<WeightSpec>,
+    pub(super) ropes: Vec<Rope>,
+    pub(super) caches: Vec<Attention>,
+    pub(super) states: Vec<usize>,
+    pub(super) latent_caches: Vec<LatentAttention>,
+    pub(super) expert_sets: Vec<ExpertSet>,
+    pub(super) values: usize,
+    pub(super) routings: usize,
+    pub(super) scope: String,
+}
+
+pub(super) fn check(op: &'static str, what: &'static str, expected: usize, got: usize) -> Result<()> {
+    if expected == got { Ok(()) } else { Err(Error::Shape { op, what, expected, got }) }
+}
+
+impl GraphBuilder {
+    /// An empty graph.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Names the part of the model that the following nodes belong to.
+    pub fn scope(&mut self, name: impl Into<String>) {
+        self.scope = name.into();
+    }
+
+    /// Declares a resident weight.
+    pub fn weight(&mut self, name: impl Into<String>, matrix: MatrixSpec) -> WeightId {
+        self.weights.push(WeightSpec { name: name.into(), matrix });
+        WeightId(self.weights.len() - 1)
+    }
+
+    /// Encoding and shape of a declared weight.
+    pub fn matrix(&self, id: WeightId) -> MatrixSpec {
+        self.weights[id.0].matrix
+    }
+
+    pub(super) fn push(&mut self, op: Op, width: usize) -> Value {
+        let out = Value { index: self.values, width };
+        self.values += 1;
+        self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Value(out) });
+        out
+    }
+
+    pub(super) fn vector(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        id: WeightId,
+        len: usize,
+    ) -> Result<()> {
+        let weight = self.matrix(id);
+        if weight.dtype != DType::F32 {
+            return Err(Error::Unsupported { what: op, dtype: weight.dtype });
+        }
+        check(op, what, len, weight.rows.saturating_mul(weight.cols))
+    }
+
+    /// Token embeddings: (tokens, hidden_size).
+    pub fn embed(&mut self, table: WeightId) -> Value {
+        let width = self.matrix(table).cols;
+        self.push(Op::Embed { table }, width)
+    }
+
+    /// x · weightᵀ (+ bias).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if weight or bias do not fit x; [`Error::Unsupported`] if the bias is not f32.
+    pub fn linear(
+        &mut self,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        precision: Precision,
+    ) -> Result<Value> {
+        let MatrixSpec { rows, cols, .. } = self.matrix(weight);
+        check("linear", "columns of the weight", x.width, cols)?;
+        if let Some(bias) = bias {
+            self.vector("linear", "length of the bias", bias, rows)?;
+        }
+        Ok(self.push(Op::Linear { x, weight, bias, precision }, rows))
+    }
+
+    /// Root-mean-square norm of each of `groups` equal parts of a row.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the weight does not fit a part.
+    pub fn rms_norm(&mut self, x: Value, weight: WeightId, groups: usize, eps: f32) -> Result<Value> {
+        check("rms_norm", "width left over by groups", 0, x.width % groups.max(1))?;
+        self.vector("rms_norm", "length of the weight", weight, x.width / groups.max(1))?;
+        Ok(self.push(Op::RmsNorm { x, weight, groups, eps }, x.width))
+    }
+
+    /// silu(gate) ⊙ up.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ.
+    pub fn swiglu(&mut self, gate: Value, up: Value) -> Result<Value> {
+        check("swiglu", "width of up", gate.width, up.width)?;
+        Ok(self.push(Op::SwiGlu { gate, up }, gate.width))
+    }
+
+    /// a + b.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ.
+    pub fn add(&mut self, a: Value, b: Value) -> Result<Value> {
+        check("add", "width of b", a.width, b.width)?;
+        Ok(self.push(Op::Add { a, b }, a.width))
+    }
+
+    /// x limited to ±limit.
+    pub fn clamp(&mut self, x: Value, limit: f32) -> Value {
+        self.push(Op::Clamp { x, limit }, x.width)
+    }
+
+    /// x ⊙ sigmoid(gate), with one gate an element or one a row.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the gate has another width.
+    pub fn sigmoid_gate(&mut self, x: Value, gate: Value) -> Result<Value> {
+        if gate.width != 1 {
+            check("sigmoid_gate", "width of the gate", x.width, gate.width)?;
+        }
+        Ok(self.push(Op::SigmoidGate { x, gate }, x.width))
+    }
+
+    /// Columns `start..start + len` of each of `groups` equal parts of a row, side by side.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if parts are not equal or shorter than that.
+    pub fn slice(&mut self, x: Value, groups: usize, start: usize, len: usize) -> Result<Value> {
+        check("slice", "width left over by groups", 0, x.width % groups.max(1))?;
+        let (part, end) = (x.width / groups.max(1), start.saturating_add(len));
+        if len == 0 || end > part {
+            return Err(Error::Shape { op: "slice", what: "end of the columns", expected: part, got: end });
+        }
+        Ok(self.push(Op::Slice { x, groups, start, len }, groups * len))
+    }
+
+    /// Keeps the rows whose logits were asked for.
+    pub fn gather_rows(&mut self, x: Value) -> Value {
+        self.push(Op::GatherRows { x }, x.width)
+    }
+
+    /// Ends the recording with `logits` (outputs, vocab_size) as the result.
+    pub fn finish(self, logits: Value) -> Graph {
+        Graph {
+            nodes: self.nodes,
+            weights: self.weights,
+            ropes: self.ropes,
+            caches: self.caches,
+            states: self.states,
+            latent_caches: self.latent_caches,
+            expert_sets: self.expert_sets,
+            values: self.values,
+            routings: self.routings,
+            logits,
+        }
+    }
+}

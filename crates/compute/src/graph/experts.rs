@@ -1,0 +1,186 @@
+//! Routers and routed experts.
+
+use super::builder::check;
+use super::{ExpertSetId, GraphBuilder, MatrixSpec, Node, Op, Output, Routing, Value, WeightId};
+use crate::{Error, Result};
+
+/// What a router's logits are turned into before experts are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Score {
+    /// Softmax over all experts (Switch Transformer, Mixtral, Qwen).
+    Softmax,
+    /// Sigmoid of each (DeepSeek-V3).
+    Sigmoid,
+    /// Experts are chosen by logits; weights are the softmax over the chosen (gpt-oss).
+    SoftmaxOfChosen,
+}
+
+/// How a group of experts is ranked among groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupRank {
+    /// By its best expert (DeepSeek-V2).
+    Best,
+    /// By the sum of its two best experts (DeepSeek-V3).
+    BestTwo,
+}
+
+/// Experts are first limited to those of the best groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// Number of equal groups (`n_group`).
+    pub count: usize,
+    /// Groups that stay (`topk_group`).
+    pub keep: usize,
+    /// How groups are ranked.
+    pub rank: GroupRank,
+}
+
+/// How router logits become expert weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Route {
+    /// Experts in the layer.
+    pub experts: usize,
+    /// Experts per token (`num_experts_per_tok`).
+    pub top_k: usize,
+    /// What logits are turned into.
+    pub score: Score,
+    /// Limit to the best groups.
+    pub groups: Option<Groups>,
+    /// Divide the chosen weights by their sum (`norm_topk_prob`).
+    pub renormalize: bool,
+    /// Factor on the weights at the end (`routed_scaling_factor`).
+    pub scale: f32,
+}
+
+impl Route {
+    /// Softmax over all experts, without groups or factor.
+    pub fn softmax(experts: usize, top_k: usize, renormalize: bool) -> Self {
+        Self { experts, top_k, score: Score::Softmax, groups: None, renormalize, scale: 1.0 }
+    }
+}
+
+/// What every expert of one layer looks like: down(silu(gate·x) ⊙ (up·x)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertSet {
+    /// Decoder layer.
+    pub layer: usize,
+    /// Experts in the layer.
+    pub experts: usize,
+    /// Gate projection (moe_intermediate_size, hidden_size).
+    pub gate: MatrixSpec,
+    /// Up projection (moe_intermediate_size, hidden_size).
+    pub up: MatrixSpec,
+    /// Down projection (hidden_size, moe_intermediate_size).
+    pub down: MatrixSpec,
+}
+
+/// What an expert does to the outputs of its gate and up projections.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Activation {
+    /// silu(gate) ⊙ up.
+    #[default]
+    SwiGlu,
+    /// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit (gpt-oss).
+    ClampedSwiGlu {
+        /// Factor within the sigmoid.
+        alpha: f32,
+        /// Limit of gate and up.
+        limit: f32,
+    },
+}
+
+/// Biases of the projections of all experts of a layer, f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertBiases {
+    /// (experts · moe_intermediate_size).
+    pub gate: WeightId,
+    /// (experts · moe_intermediate_size).
+    pub up: WeightId,
+    /// (experts · hidden_size).
+    pub down: WeightId,
+}
+
+/// What experts compute besides their three products.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct ExpertMlp {
+    /// Between gate, up and down.
+    pub activation: Activation,
+    /// Added to the products.
+    pub biases: Option<ExpertBiases>,
+}
+
+impl GraphBuilder {
+    /// Declares the experts of a layer.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if gate, up and down do not fit together.
+    pub fn expert_set(&mut self, set: ExpertSet) -> Result<ExpertSetId> {
+        let op = "expert set";
+        check(op, "rows of up", set.gate.rows, set.up.rows)?;
+        check(op, "columns of up", set.gate.cols, set.up.cols)?;
+        check(op, "columns of down", set.gate.rows, set.down.cols)?;
+        check(op, "rows of down", set.gate.cols, set.down.rows)?;
+        self.expert_sets.push(set);
+        Ok(ExpertSetId(self.expert_sets.len() - 1))
+    }
+
+    /// The router: which experts, with what weight; `bias` is added to scores for choosing only.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there is not one logit (and bias) an expert, top_k is not within 1..=experts, or groups do
+    /// not divide the experts or keep too few of them.
+    pub fn route(&mut self, logits: Value, bias: Option<WeightId>, route: Route) -> Result<Routing> {
+        let op = "route";
+        check(op, "logits", route.experts, logits.width)?;
+        if let Some(bias) = bias {
+            self.vector(op, "length of the bias", bias, route.experts)?;
+        }
+        let mut choosable = route.experts;
+        if let Some(groups) = route.groups {
+            check(op, "experts left over by groups", 0, route.experts % groups.count.max(1))?;
+            if groups.keep == 0 || groups.keep > groups.count {
+                let (expected, got) = (groups.count, groups.keep);
+                return Err(Error::Shape { op, what: "groups kept", expected, got });
+            }
+            choosable = route.experts / groups.count * groups.keep;
+        }
+        if route.top_k == 0 || route.top_k > choosable {
+            return Err(Error::Shape { op, what: "top_k", expected: choosable, got: route.top_k });
+        }
+        let out = Routing { index: self.routings, top_k: route.top_k };
+        self.routings += 1;
+        let op = Op::Route { logits, bias, route };
+        self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
+        Ok(out)
+    }
+
+    /// Weighted sum of the chosen experts.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the experts do not take x.
+    pub fn moe_experts(&mut self, x: Value, routing: Routing, experts: ExpertSetId) -> Result<Value> {
+        self.moe_experts_with(x, routing, experts, ExpertMlp::default())
+    }
+
+    /// As [`GraphBuilder::moe_experts`], for experts with biases or another activation.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the experts do not take x or biases do not fit; [`Error::Unsupported`] if biases are not
+    /// f32.
+    pub fn moe_experts_with(
+        &mut self,
+        x: Value,
+        routing: Routing,
+        experts: ExpertSetId,
+        mlp: ExpertMlp,
+    ) -> Result<Value> {
+        let (op, set) = ("moe_experts", self.expert_sets[experts.0]);
+        check(op, "columns of gate", x.width, set.gate.cols)?;
+        if let Some(ExpertBiases { gate, up, down }) = mlp.biases {
+            self.vector(op, "biases of gate", gate, set.experts * set.gate.rows)?;
+            self.vector(op, "biases of up", up, set.experts * set.up.rows)?;
+            self.vector(op, "biases of down", down, set.experts * set.down.rows)?;
+        }
+        Ok(self.push(Op::MoeExperts { x, routing, experts, mlp }, x.width))
+    }
+}

@@ -1,0 +1,185 @@
+//! What a graph is made of: one operation a node.
+
+use super::{
+    CacheId, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, LatentCacheId, LatentWeights, Precision, Route,
+    Routing, StateId, Value, WeightId,
+};
+
+/// One recorded operation. Inputs are named; the output is [`Node::out`] or, for a route, its routing.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// Rows of `table` picked by token id.
+    Embed {
+        /// (vocab_size, hidden_size).
+        table: WeightId,
+    },
+    /// x · weightᵀ + bias.
+    Linear {
+        /// (rows, in).
+        x: Value,
+        /// (out, in).
+        weight: WeightId,
+        /// (out), f32.
+        bias: Option<WeightId>,
+        /// How x enters.
+        precision: Precision,
+    },
+    /// Root-mean-square norm (Zhang & Sennrich 2019) of each of `groups` equal parts of a row.
+    RmsNorm {
+        /// (rows, width).
+        x: Value,
+        /// (width / groups), f32.
+        weight: WeightId,
+        /// Parts that are normalised on their own: 1 for a whole row, the head count for per-head norms.
+        groups: usize,
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// Rotary position embedding of every head of a row.
+    Rope {
+        /// (rows, heads · head_dim).
+        x: Value,
+        /// Heads in a row.
+        heads: usize,
+        /// Index of the rotation in the graph.
+        rope: usize,
+    },
+    /// Appends k and v to the cache, then causal attention over it.
+    Attention {
+        /// (tokens, heads · head_dim).
+        q: Value,
+        /// (tokens, kv_heads · head_dim).
+        k: Value,
+        /// (tokens, kv_heads · head_dim).
+        v: Value,
+        /// Where keys and values live.
+        cache: CacheId,
+        /// (heads), f32: a logit of each head that joins its softmax and whose probability is dropped.
+        sinks: Option<WeightId>,
+    },
+    /// Appends c and k_rope to the cache, then causal multi-head latent attention over it.
+    LatentAttention {
+        /// (tokens, heads · nope).
+        q_nope: Value,
+        /// (tokens, heads · rope), rotated.
+        q_rope: Value,
+        /// (tokens, rank).
+        c: Value,
+        /// (tokens, rope), rotated.
+        k_rope: Value,
+        /// W_k and W_v.
+        weights: LatentWeights,
+        /// Where latents and rotated keys live.
+        cache: LatentCacheId,
+    },
+    /// silu(gate) ⊙ up (Shazeer 2020).
+    SwiGlu {
+        /// (rows, width).
+        gate: Value,
+        /// (rows, width).
+        up: Value,
+    },
+    /// a + b.
+    Add {
+        /// (rows, width).
+        a: Value,
+        /// (rows, width).
+        b: Value,
+    },
+    /// Limits every element to ±limit.
+    Clamp {
+        /// (rows, width).
+        x: Value,
+        /// Largest magnitude let through.
+        limit: f32,
+    },
+    /// Scores, then the `top_k` largest of score + bias (ties: the lower id first), weighted by their scores.
+    /// If a logit is not finite, the weights are NaN.
+    Route {
+        /// (tokens, experts).
+        logits: Value,
+        /// (experts), f32: added to scores for choosing only (`e_score_correction_bias`).
+        bias: Option<WeightId>,
+        /// How.
+        route: Route,
+    },
+    /// Σ over the chosen experts, in the router's order, of weight · expert(x).
+    MoeExperts {
+        /// (tokens, hidden_size).
+        x: Value,
+        /// Which experts, with what weight.
+        routing: Routing,
+        /// The layer's experts.
+        experts: ExpertSetId,
+        /// What they compute.
+        mlp: ExpertMlp,
+    },
+    /// x ⊙ sigmoid(gate).
+    SigmoidGate {
+        /// (rows, width).
+        x: Value,
+        /// (rows, width), or (rows, 1) for one gate a row.
+        gate: Value,
+    },
+    /// Columns `start..start + len` of each of `groups` equal parts of a row.
+    Slice {
+        /// (rows, width).
+        x: Value,
+        /// Parts of a row.
+        groups: usize,
+        /// First column in a part.
+        start: usize,
+        /// Columns of a part.
+        len: usize,
+    },
+    /// Depthwise causal convolution over the tokens of a sequence, then silu:
+    /// y_t = silu(Σ_j weight\[j\] · x_{t−kernel+1+j}). See [`causal_conv1d`](super::GraphBuilder::causal_conv1d).
+    CausalConv1d {
+        /// (tokens, channels).
+        x: Value,
+        /// (channels · kernel), f32: the kernel of each channel, oldest token first.
+        weight: WeightId,
+        /// Tokens that a result depends on.
+        kernel: usize,
+        /// The last kernel − 1 inputs: (kernel − 1, channels), oldest first.
+        state: StateId,
+    },
+    /// Linear attention by the gated delta rule. See [`gated_delta_rule`](super::GraphBuilder::gated_delta_rule).
+    GatedDeltaRule {
+        /// What is mixed.
+        inputs: DeltaInputs,
+        /// (value_heads), f32: A < 0 of the decay exp(A · softplus(a + dt_bias)).
+        decay: WeightId,
+        /// (value_heads), f32.
+        dt_bias: WeightId,
+        /// Heads and their widths.
+        shape: DeltaRule,
+        /// S: (value_heads, key_dim, value_dim).
+        state: StateId,
+    },
+    /// Keeps the rows whose logits were asked for.
+    GatherRows {
+        /// (tokens, width).
+        x: Value,
+    },
+}
+
+/// What a node yields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// A matrix.
+    Value(Value),
+    /// A router's choice.
+    Routing(Routing),
+}
+
+/// An operation with its place in the model.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Where in the model, for errors and profiles: `layers.3.self_attn`.
+    pub name: String,
+    /// What is computed.
+    pub op: Op,
+    /// Its result.
+    pub out: Output,
+}
