@@ -52,17 +52,17 @@ def units() -> list[tuple[str, list[str]]]:
 
 
 def compile_unit(tools: Path, folder: Path, index: int, text: str, definitions: list[str]) -> str:
-    source = folder / f"unit{index}.cu"
-    source.write_text(text)
-    out = source.with_suffix(".ptx")
-    command = [tools / "nvcc", "-std=c++17", "-O3", "-arch=compute_80", "--ptx", "-I", KERNELS, *definitions, source,
-               "-o", out]
-    run = subprocess.run(command, capture_output=True, text=True)
+    source = f"unit{index}.cu"
+    (folder / source).write_text(text)
+    command = [tools / "nvcc", "-std=c++17", "-O3", "-arch=compute_80", "--ptx", "-I", KERNELS, *definitions, source]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    out = (folder / source).with_suffix(".ptx")
     if run.returncode != 0:
         sys.exit(f"{text}{' '.join(definitions)}\n{run.stdout}{run.stderr}")
     # Comments name files and builds; the texts must depend on the sources alone.
     lines = [line for line in out.read_text().splitlines() if line.strip() and not line.lstrip().startswith("//")]
-    return re.sub(r"^\.version .*", f".version {PTX_VERSION}", "\n".join(lines) + "\n", flags=re.M)
+    ptx = re.sub(r"^\.version .*", f".version {PTX_VERSION}", "\n".join(lines) + "\n", flags=re.M)
+    return re.sub(r"_INTERNAL_[0-9a-f]{8}_\d+_unit\d+_cu_", "_", ptx)
 
 
 def split(ptx: str) -> dict[str, str]:
@@ -111,8 +111,12 @@ def main() -> None:
         plain = "".join(f"{MARK}{name}\n{ptx}" for name, ptx in sorted(kernels.items()))
         size = f"{len(kernels)} kernels, {len(plain) >> 10} KiB"
         if options.check:
-            if not ARCHIVE.exists() or zlib.decompress(ARCHIVE.read_bytes()).decode() != plain:
-                sys.exit(f"{ARCHIVE.relative_to(ROOT)} is not that of the sources: run {Path(__file__).name}")
+            archived = zlib.decompress(ARCHIVE.read_bytes()).decode().split(MARK)[1:] if ARCHIVE.exists() else []
+            present = dict(part.split("\n", 1) for part in archived)
+            stale = sorted(name for name in present.keys() | kernels.keys() if present.get(name) != kernels.get(name))
+            if stale:
+                sys.exit(f"{ARCHIVE.relative_to(ROOT)} is not that of the sources, run {Path(__file__).name}: "
+                         f"{', '.join(stale)}")
             print(f"{size}: as the sources say")
         else:
             ARCHIVE.write_bytes(zlib.compress(plain.encode(), 9))

@@ -71,6 +71,8 @@ pub struct Dispatch {
     pub grid: Grid,
     /// Threads of a group.
     pub threads: u32,
+    /// Bytes of threadgroup memory beside what the kernel declares; only kernels of one executor ask for some.
+    pub shared: u32,
     /// When it may start.
     pub order: Order,
 }

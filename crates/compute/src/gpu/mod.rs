@@ -16,6 +16,8 @@
 //!   recorded list can run for every token.
 //! - Dispatches run in order; one that is [`Order::Beside`] may run at the same time as the one before it.
 
+#[cfg(target_os = "linux")]
+pub mod cuda;
 pub mod device;
 #[cfg(feature = "emulator")]
 pub mod emulator;

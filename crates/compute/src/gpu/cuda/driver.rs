@@ -14,6 +14,9 @@ use crate::{Error, Result};
 pub(super) const OUT_OF_MEMORY: c_int = 2;
 const NO_DEVICE: c_int = 100;
 const SUCCESS: c_int = 0;
+/// Errors after which a context can do nothing any more: device not available, uncorrectable memory error, a fault of a
+/// kernel (illegal address, timeout, traps, misaligned access, …), unknown.
+const LOST: &[c_int] = &[46, 214, 220, 700, 702, 709, 714, 715, 716, 717, 718, 719, 999];
 
 /// Driver interface of CUDA 12.0.
 const OLDEST_DRIVER: c_int = 12_000;
@@ -235,6 +238,7 @@ impl Driver {
     pub(super) fn check(&self, action: &str, code: c_int) -> Result<()> {
         match code {
             SUCCESS => Ok(()),
+            code if LOST.contains(&code) => Err(Error::DeviceLost { reason: self.describe(code) }),
             code => Err(Error::Device { reason: format!("{action}: {}", self.describe(code)) }),
         }
     }
