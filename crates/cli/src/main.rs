@@ -25,6 +25,7 @@ enum Command {
     Synth(commands::synth::SynthArgs),
     Inspect(commands::inspect::InspectArgs),
     Bench(commands::bench::BenchArgs),
+    Perplexity(commands::perplexity::PerplexityArgs),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Synth(args) => commands::synth::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::Perplexity(args) => commands::perplexity::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

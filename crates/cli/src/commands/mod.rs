@@ -3,5 +3,6 @@
 pub mod bench;
 pub mod inspect;
 pub mod logits;
+pub mod perplexity;
 pub mod run;
 pub mod synth;

@@ -77,35 +77,49 @@ pub struct Dispatch {
     pub order: Order,
 }
 
-/// A 32-bit word among a kernel's constants.
-pub trait Word {
-    /// Its bytes, little-endian.
-    fn bytes(&self) -> [u8; 4];
+/// Part of a kernel's constants: 32-bit words.
+pub trait Words {
+    /// Appends them, little-endian.
+    fn append(&self, out: &mut Vec<u8>);
 }
 
-impl Word for u32 {
-    fn bytes(&self) -> [u8; 4] {
-        self.to_le_bytes()
+impl Words for u32 {
+    fn append(&self, out: &mut Vec<u8>) {
+        out.extend(self.to_le_bytes());
     }
 }
 
-impl Word for f32 {
-    fn bytes(&self) -> [u8; 4] {
-        self.to_le_bytes()
+impl Words for f32 {
+    fn append(&self, out: &mut Vec<u8>) {
+        out.extend(self.to_le_bytes());
     }
 }
 
-impl Word for usize {
+impl Words for bool {
+    fn append(&self, out: &mut Vec<u8>) {
+        u32::from(*self).append(out);
+    }
+}
+
+impl Words for usize {
     /// # Panics
     /// If it needs more than 32 bits.
-    fn bytes(&self) -> [u8; 4] {
-        u32::try_from(*self).expect("a constant of 32 bits").to_le_bytes()
+    fn append(&self, out: &mut Vec<u8>) {
+        u32::try_from(*self).expect("a constant of 32 bits").append(out);
+    }
+}
+
+impl<T: Words, const N: usize> Words for [T; N] {
+    fn append(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|word| word.append(out));
     }
 }
 
 /// The constants of a dispatch, in the order of the kernel's struct.
-pub fn constants(words: &[&dyn Word]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.bytes()).collect()
+pub fn constants(words: &[&dyn Words]) -> Vec<u8> {
+    let mut out = vec![];
+    words.iter().for_each(|word| word.append(&mut out));
+    out
 }
 
 /// A prepared list of dispatches (a captured graph, an encoded command buffer).
