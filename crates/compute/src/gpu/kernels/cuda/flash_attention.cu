@@ -9,31 +9,33 @@ const u32 QUERIES = 64;
 const u32 PAGE_TOKENS = 64;
 const u32 THREADS = 128;
 
-// Consecutive rows of the batch that belong to one sequence.
-struct Span {
-    u32 first_row, rows;
-    // Position of the first row.
-    u32 start;
-    // Where its page numbers begin in `pages`.
-    u32 first_page;
+// Consecutive rows of the batch that belong to one sequence; `start` is the position of the first.
+struct Sequence {
+    u32 first_row, rows, start, read_slot, written_slot;
+};
+
+// Position of a row, and where its sequence's page numbers begin in `pages`.
+struct Place {
+    u32 position, first_page;
 };
 
 struct AttentionConstants {
-    u32 heads, kv_heads, spans;
+    u32 heads, kv_heads, sequences;
     // Positions that a token sees, itself included; 0: all.
     u32 window;
     // Factor on scores times log2(e).
     float scale;
     // Whether `sinks` holds a logit for each head.
-    u32 sinks;
+    u32 has_sinks;
 };
 
 DEVICE bool finite_pair(u32 w) { return (w & 0x7c00) != 0x7c00 && (w & 0x7c000000) != 0x7c000000; }
 
 // q (rows, heads · HEAD_DIM) f32; keys and values (pages, kv_heads, PAGE_TOKENS, HEAD_DIM) f16 with those of the batch
-// appended; out as q. Grid: (tiles of 64 rows over all spans, heads).
+// appended; out as q. Grid: (tiles of 64 rows, heads).
 template <u32 HEAD_DIM>
-DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, const Span* spans, const u32* pages,
+DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, const Sequence* sequences,
+                            const Place* places, const u32* pages,
                             const float* sinks, float* out, const AttentionConstants& c) {
     constexpr u32 PIECES = HEAD_DIM / 8;
     constexpr u32 ROW_BYTES = HEAD_DIM * 2;
@@ -46,13 +48,14 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
 
     // The last tiles have most pages: they go first.
     u32 tile = gridDim.x - 1 - blockIdx.x, s = 0;
-    for (; s < c.spans; s++) {
-        const u32 tiles = (spans[s].rows + QUERIES - 1) / QUERIES;
+    for (; s < c.sequences; s++) {
+        const u32 tiles = (sequences[s].rows + QUERIES - 1) / QUERIES;
         if (tile < tiles) break;
         tile -= tiles;
     }
-    if (s == c.spans) return;
-    const Span span = spans[s];
+    if (s == c.sequences) return;
+    const Sequence span = sequences[s];
+    const u32* own_pages = pages + places[span.first_row].first_page;
     const u32 head = blockIdx.y, kv_head = head / (c.heads / c.kv_heads);
     const u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const u32 first = tile * QUERIES, count = min(QUERIES, span.rows - first);
@@ -82,7 +85,7 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
     }
 
     auto copy_page = [&](u32 to, const u16* pool, u32 page) {
-        const u16* from = pool + ((u64)pages[span.first_page + page] * c.kv_heads + kv_head) * PAGE_TOKENS * HEAD_DIM;
+        const u16* from = pool + ((u64)own_pages[page] * c.kv_heads + kv_head) * PAGE_TOKENS * HEAD_DIM;
         for (u32 i = thread; i < PAGE_TOKENS * PIECES; i += THREADS) {
             const u32 row = i / PIECES, p = i % PIECES;
             copy_async_16(to + piece(row, p), from + row * HEAD_DIM + p * 8, page * PAGE_TOKENS + row < end);
@@ -212,7 +215,7 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
         sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
         sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
         float factor = 1.0f;
-        if (c.sinks) {
+        if (c.has_sinks) {
             const float sink = sinks[head] * 1.44269504f, base = fmaxf(largest[i], sink);
             factor = exp2f(largest[i] - base);
             sum[i] = sum[i] * factor + exp2f(sink - base);
@@ -227,14 +230,14 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
     }
 }
 
-#define FLASH_ATTENTION(head_dim)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                           \
-        flash_attention_##head_dim(const float* q, const u16* keys, const u16* values, const Span* spans,           \
-                                   const u32* pages, const float* sinks, float* out,                                \
-                                   const __grid_constant__ AttentionConstants c) {                                  \
-        flash_attention<head_dim>(q, keys, values, spans, pages, sinks, out, c);                                    \
+#define FLASH_ATTENTION(head_dim, blocks)                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks)                                                   \
+        tensor_attention_##head_dim(const float* q, const u16* keys, const u16* values, const Sequence* sequences,  \
+                                    const Place* places, const u32* pages, const float* sinks, float* out,          \
+                                    const __grid_constant__ AttentionConstants c) {                                 \
+        flash_attention<head_dim>(q, keys, values, sequences, places, pages, sinks, out, c);                        \
     }
 
-FLASH_ATTENTION(64)
-FLASH_ATTENTION(128)
-FLASH_ATTENTION(256)
+FLASH_ATTENTION(64, 4)
+FLASH_ATTENTION(128, 3)
+FLASH_ATTENTION(256, 2)

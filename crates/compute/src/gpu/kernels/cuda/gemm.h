@@ -18,7 +18,7 @@ const u32 X_STAGES = 3;
 const u32 TILE_BYTES = 128 * STEP * 2;
 const u32 SHARED_BYTES = (X_STAGES + 2) * TILE_BYTES;
 
-typedef Format<DTYPE> Weight;
+typedef Encoding<DTYPE> Weight;
 
 // A tile's row is 128 bytes: eight pieces of 16, permuted so that eight rows' same piece is in eight banks' groups.
 DEVICE u32 piece(u32 row, u32 column_16) { return row * 128 + ((column_16 ^ (row & 7)) << 4); }
@@ -30,7 +30,7 @@ struct Acc {
 // Products of one tile. `row_of(i)` is the row of x of token i < count; `address(r)` is where weight row r of the tile is.
 template <class RowOf>
 DEVICE void multiply(Acc& acc, u8* shared, const u16* x, u32 cols, u32 count, RowOf row_of, const RowAddress& weight,
-                     u32 traits) {
+                     u32 kind) {
     const u32 thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
     const u32 base = shared_address(shared);
     const u32 steps = (cols + STEP - 1) / STEP;
@@ -59,7 +59,7 @@ DEVICE void multiply(Acc& acc, u8* shared, const u16* x, u32 cols, u32 count, Ro
     const u32 row = thread % 128, h = thread / 128;
     typename Weight::Raw raw;
     auto load_weight = [&](u32 step) {
-        if (Weight::SPLIT || step * STEP + 32 * h < cols) Weight::load(raw, weight, step * STEP, h, traits);
+        if (Weight::SPLIT || step * STEP + 32 * h < cols) Weight::load(raw, weight, step * STEP, h, kind);
     };
     auto unpack_weight = [&](u32 step) {
         Columns w;
@@ -131,8 +131,13 @@ DEVICE void clear(Acc& acc) {
             for (int i = 0; i < 4; i++) acc.v[m][n][i] = 0.0f;
 }
 
-// Where row `row` of a matrix is, given its planes and their bytes a row.
-DEVICE RowAddress row_address(const u8* p0, const u8* p1, const u8* p2, const u32 (&row_bytes)[3], u32 row) {
+// A matrix (rows, cols) without its bytes, as in `../weights.h`.
+struct Format {
+    u32 kind, cols;
+    u32 strides[3];
+};
+
+DEVICE RowAddress row_address(const u8* p0, const u8* p1, const u8* p2, const Format& f, u32 row) {
     const u32 scales_row = DTYPE == FP8 ? row / 128 : row;
-    return {{p0 + (u64)row * row_bytes[0], p1 + (u64)scales_row * row_bytes[1], p2 + (u64)row * row_bytes[2]}};
+    return {{p0 + (u64)row * f.strides[0], p1 + (u64)scales_row * f.strides[1], p2 + (u64)row * f.strides[2]}};
 }

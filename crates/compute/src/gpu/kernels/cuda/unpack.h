@@ -75,14 +75,14 @@ DEVICE void k_scale(const u32 (&header)[4], u32 j, float& scale, float& min) {
 #define FP8 13
 
 template <int dtype>
-struct Format;
+struct Encoding;
 
 struct KRaw {
     u32 header[4], qs[4];
 };
 
 template <>
-struct Format<Q4_K> {
+struct Encoding<Q4_K> {
     static const bool SPLIT = true;
     typedef KRaw Raw;
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
@@ -108,7 +108,7 @@ struct Format<Q4_K> {
 };
 
 template <>
-struct Format<Q5_K> {
+struct Encoding<Q5_K> {
     static const bool SPLIT = true;
     struct Raw {
         u32 header[4], qs[4], qh[4];
@@ -138,7 +138,7 @@ struct Format<Q5_K> {
 };
 
 template <>
-struct Format<Q6_K> {
+struct Encoding<Q6_K> {
     static const bool SPLIT = true;
     struct Raw {
         u32 a[4], b[4], qh[4], scales, d;
@@ -172,7 +172,7 @@ struct Format<Q6_K> {
 };
 
 template <>
-struct Format<Q8_0> {
+struct Encoding<Q8_0> {
     static const bool SPLIT = false;
     struct Raw {
         u32 qs[8], d;
@@ -196,7 +196,7 @@ struct Format<Q8_0> {
 };
 
 template <>
-struct Format<Q4_0> {
+struct Encoding<Q4_0> {
     static const bool SPLIT = false;
     struct Raw {
         u32 qs[4], d;
@@ -218,7 +218,7 @@ struct Format<Q4_0> {
 };
 
 template <>
-struct Format<Q5_0> {
+struct Encoding<Q5_0> {
     static const bool SPLIT = false;
     struct Raw {
         u32 qs[4], qh[1], d;
@@ -248,7 +248,7 @@ DEVICE u32 e2m1(u32 lanes) { return h2_mul(((lanes & 0x00080008) << 12) | ((lane
 DEVICE u32 e8m0(u32 e) { return h2_splat(__uint_as_float(e << 23)); }
 
 template <>
-struct Format<MXFP4> {
+struct Encoding<MXFP4> {
     static const bool SPLIT = false;
     struct Raw {
         u32 qs[4], e;
@@ -280,7 +280,7 @@ DEVICE void ordered_nibbles(u32 w, u32 (&lanes)[4]) {
 }
 
 template <>
-struct Format<MXFP4_PLANES> {
+struct Encoding<MXFP4_PLANES> {
     static const bool SPLIT = false;
     struct Raw {
         u32 qs[4], e;
@@ -310,7 +310,7 @@ struct FloatRaw {
 };
 
 template <>
-struct Format<F16> {
+struct Encoding<F16> {
     static const bool SPLIT = false;
     typedef FloatRaw Raw;
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
@@ -327,7 +327,7 @@ struct Format<F16> {
 
 // Magnitudes under 2^-14 lose bits; above 65504 they would become infinite.
 template <>
-struct Format<BF16> {
+struct Encoding<BF16> {
     static const bool SPLIT = false;
     typedef FloatRaw Raw;
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
@@ -343,29 +343,27 @@ struct Format<BF16> {
     }
 };
 
-// `traits` of the affine encodings: columns of a group, plus AFFINE_BF16 if scales are bfloat16.
-#define AFFINE_BF16 256
-
+// `kind` is that of `Format` in `../weights.h`: bits 8..16 the columns of a group, bit 24 whether scales are bfloat16.
 struct AffineScale {
     float scale, bias;
 };
-DEVICE AffineScale affine_scale(const RowAddress& row, u32 column, u32 traits) {
-    u32 group = column / (traits & 255);
+DEVICE AffineScale affine_scale(const RowAddress& row, u32 column, u32 kind) {
+    u32 group = column / (kind >> 8 & 255);
     u32 scale = load_u16(row.plane[1] + 2 * group), bias = load_u16(row.plane[2] + 2 * group);
-    bool bf16 = traits & AFFINE_BF16;
+    bool bf16 = kind >> 24 & 1;
     return {bf16 ? f32_of_bf16(scale) : f32_of_f16(scale), bf16 ? f32_of_bf16(bias) : f32_of_f16(bias)};
 }
 
 template <>
-struct Format<AFFINE4> {
+struct Encoding<AFFINE4> {
     static const bool SPLIT = false;
     struct Raw {
         u32 qs[4];
         AffineScale s;
     };
-    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 traits) {
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
         load_unaligned(raw.qs, row.plane[0] + k / 2 + 16 * h);
-        raw.s = affine_scale(row, k + 32 * h, traits);
+        raw.s = affine_scale(row, k + 32 * h, kind);
     }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
         u32 scale = h2_splat(raw.s.scale), bias = h2_splat(raw.s.bias);
@@ -384,15 +382,15 @@ struct Format<AFFINE4> {
 };
 
 template <>
-struct Format<AFFINE8> {
+struct Encoding<AFFINE8> {
     static const bool SPLIT = false;
     struct Raw {
         u32 qs[8];
         AffineScale s;
     };
-    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 traits) {
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
         load_unaligned(raw.qs, row.plane[0] + k + 32 * h);
-        raw.s = affine_scale(row, k + 32 * h, traits);
+        raw.s = affine_scale(row, k + 32 * h, kind);
     }
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
         u32 scale = h2_splat(raw.s.scale), bias = h2_splat(raw.s.bias);
@@ -406,20 +404,18 @@ struct Format<AFFINE8> {
     }
 };
 
-// `traits`: FP8_BF16 if scales are bfloat16. plane[1] is the row of scales for the row's block of 128.
-#define FP8_BF16 256
-
+// plane[1] is the row of scales for the row's block of 128 rows.
 template <>
-struct Format<FP8> {
+struct Encoding<FP8> {
     static const bool SPLIT = false;
     struct Raw {
         u32 qs[8];
         float scale;
     };
-    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 traits) {
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
         u32 block = (k + 32 * h) / 128;
         load_unaligned(raw.qs, row.plane[0] + k + 32 * h);
-        raw.scale = traits & FP8_BF16 ? f32_of_bf16(load_u16(row.plane[1] + 2 * block))
+        raw.scale = kind >> 24 & 1 ? f32_of_bf16(load_u16(row.plane[1] + 2 * block))
                                       : __ldg((const float*)row.plane[1] + block);
     }
     // e4m3 bits are those of an f16 that is 2^8 times too small; NaN (all ones) becomes 480.
