@@ -52,6 +52,11 @@ pub struct CompileOptions {
     pub kv_type: KvType,
     /// Most rows (tokens) a batch may have.
     pub max_rows: usize,
+    /// Pages and state slots that will be asked for, at most, as far as that is known: memory of their size is kept
+    /// free where experts would take it.
+    pub pages: usize,
+    /// See [`CompileOptions::pages`].
+    pub state_slots: usize,
 }
 
 /// Where a sequence's recurrent state comes from and goes to. With the same slot for both it is updated in place;
@@ -160,16 +165,25 @@ pub trait Executable: Send {
     -> Result<()>;
 
     /// Makes pages `0..pages` usable; never shrinks.
-    fn reserve_pages(&mut self, pages: usize);
+    ///
+    /// # Errors
+    /// If a device has no memory for them.
+    fn reserve_pages(&mut self, pages: usize) -> Result<()>;
 
     /// Makes state slots `0..slots` usable; never shrinks.
-    fn reserve_slots(&mut self, slots: usize);
+    ///
+    /// # Errors
+    /// If a device has no memory for them.
+    fn reserve_slots(&mut self, slots: usize) -> Result<()>;
 
     /// Bytes of what [`Executable::read_page`] gives.
     fn page_bytes(&self) -> usize;
 
     /// Appends the content of `page` to `out`.
-    fn read_page(&self, page: u32, out: &mut Vec<u8>);
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()>;
 
     /// Replaces the content of `page` by what [`Executable::read_page`] gave, on this or an equal executable.
     ///
@@ -182,7 +196,10 @@ pub trait Executable: Send {
 
     /// Appends the content of state slot `slot` to `out`: every state in the order of [`Graph::states`],
     /// little-endian f32.
-    fn read_slot(&self, slot: u32, out: &mut Vec<u8>);
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) -> Result<()>;
 
     /// Replaces the content of `slot` by what [`Executable::read_slot`] gave.
     ///

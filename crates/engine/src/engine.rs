@@ -140,7 +140,13 @@ impl Engine {
             loaded += bytes;
             progress(loaded, trunk);
         })?;
-        let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
+        let compile = CompileOptions {
+            activations: options.activations,
+            kv_type,
+            max_rows: chunk,
+            pages: context.div_ceil(PAGE_TOKENS),
+            state_slots,
+        };
         let fingerprint = session_file::fingerprint(&model.graph, &weights);
         let executable = backend.compile(&model.graph, plan, weights, compile)?;
         let store = std::mem::take(&mut model.experts);
@@ -239,7 +245,7 @@ impl Engine {
         let mut slots = StateSlots::default();
         if !self.model.graph.states().is_empty() {
             let (new, count) = session.take_slot()?;
-            self.executable.reserve_slots(count);
+            self.executable.reserve_slots(count)?;
             let read = state.as_ref().map_or(new.number(), |slot| slot.number());
             slots = StateSlots { read, write: new.number() };
             state = Some(new);
@@ -247,7 +253,7 @@ impl Engine {
         let mut logits = vec![];
         for (index, chunk) in tokens.chunks(self.chunk).enumerate() {
             let pages = session.reserve(position + chunk.len())?;
-            self.executable.reserve_pages(pages);
+            self.executable.reserve_pages(pages)?;
             let last = (index + 1) * self.chunk >= tokens.len();
             let rows: Vec<u32> = match outputs {
                 Some(Outputs::All) => (0..chunk.len() as u32).collect(),

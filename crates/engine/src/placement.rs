@@ -61,7 +61,12 @@ impl Placement {
         let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
         let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
         let (budget, slots) = loop {
-            let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
+            let compile = CompileOptions {
+                activations: options.activations,
+                kv_type,
+                max_rows: chunk,
+                ..CompileOptions::default()
+            };
             let plan = Plan::new(&model.graph, |_| true);
             let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
             let pages = context.div_ceil(PAGE_TOKENS) as u64;

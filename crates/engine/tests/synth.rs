@@ -151,12 +151,12 @@ impl ExpertSource for Counting {
 fn requests(path: &Path) -> Vec<Vec<u64>> {
     let mut model = models::record(Arc::new(Checkpoint::open(path).expect("a checkpoint"))).expect("a model");
     let backend = CpuBackend::new(1, None).expect("a backend");
-    let options = CompileOptions { activations: ActivationMode::Int8, kv_type: KvType::F16, max_rows: 1 };
+    let options = CompileOptions { max_rows: 1, ..CompileOptions::default() };
     let weights = model.load(|_| ()).expect("weights");
     let plan = GraphPlan::new(&model.graph, |_| false);
     let mut executable: Box<dyn Executable> =
         backend.compile(&model.graph, plan, weights, options).expect("an executable");
-    executable.reserve_pages(1);
+    executable.reserve_pages(1).unwrap();
     let store = std::mem::take(&mut model.experts);
     let counts = (0..store.sets()).map(|set| vec![0; store.set(ExpertSetId(set)).experts]).collect();
     let slots = SlotPlan::of_slots(&store, usize::MAX);

@@ -135,6 +135,8 @@ pub struct DeviceInfo {
     pub memory: u64,
     /// Bytes of memory that are free.
     pub free: u64,
+    /// Whether it runs the kernels of `kernels/cuda`.
+    pub tensor_cores: bool,
 }
 
 /// A queue of work on a GPU, and its memory.

@@ -18,7 +18,7 @@ pub(crate) struct Shape {
 pub(crate) const FEW_ROWS: usize = 8;
 /// Keys in each of the parts that attention of few rows is divided into, and the most parts.
 const SPLIT_KEYS: usize = 128;
-const MOST_SPLITS: usize = 64;
+pub(crate) const MOST_SPLITS: usize = 64;
 
 impl Shape {
     pub(crate) fn of(batch: &Batch<'_>) -> Self {

@@ -29,6 +29,7 @@ pub mod kernels;
 mod lower;
 mod state;
 mod steps;
+mod tensor_cores;
 mod weights;
 
 pub use backend::{GpuBackend, GpuOptions};

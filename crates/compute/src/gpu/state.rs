@@ -68,7 +68,7 @@ impl State {
         Ok(Self { kv_type, caches, latents, states })
     }
 
-    fn pages(&self) -> impl Iterator<Item = &Pool> {
+    fn pages(&self) -> impl Iterator<Item = &Pool> + Clone {
         self.caches.iter().flatten().chain(&self.latents)
     }
 
