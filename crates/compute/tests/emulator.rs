@@ -32,6 +32,7 @@ fn rms_norm() {
             constants,
             grid: Grid::Fixed([3, 1, 1]),
             threads: 128,
+            shared: 0,
             order: Order::After,
         };
         device.run(&[dispatch]).unwrap();

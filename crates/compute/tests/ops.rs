@@ -338,7 +338,7 @@ fn modes(tested: Tested) -> &'static [Mode] {
 
 /// The one check: every case on every backend in every mode, under every schedule.
 fn check(cases: impl IntoIterator<Item = Case>) {
-    let backends = backends();
+    let (backends, devices) = (backends(), devices());
     // Largest error seen by operation and tolerance, for whoever tunes the table.
     let mut largest: BTreeMap<String, f64> = BTreeMap::new();
     for case in cases {
@@ -367,26 +367,47 @@ fn check(cases: impl IntoIterator<Item = Case>) {
                     assert_same_bits(&got, &first, &format!("{what}, several threads, schedule {index}"));
                 }
             }
-            let error = check_device(&case, *mode, &right, tolerance);
-            let seen = largest.entry(format!("{:?} on a device, tolerance {tolerance:.0e}", case.tested));
-            let seen = seen.or_default();
-            *seen = seen.max(error);
+            for (name, device) in &devices {
+                let error = check_device(&case, *mode, (name, device), &right, tolerance);
+                let seen = largest.entry(format!("{:?} on {name}, tolerance {tolerance:.0e}", case.tested));
+                let seen = seen.or_default();
+                *seen = seen.max(error);
+            }
         }
     }
     largest.iter().for_each(|(key, error)| println!("{key}: largest {error:.1e}"));
 }
 
-/// A device that is emulated; how threads are ordered follows from `seed`.
-fn emulated(seed: u64) -> GpuBackend {
-    GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed))))
+/// Makes a backend on a device; what is left to chance follows from the seed.
+type MakeDevice = fn(u64) -> GpuBackend;
+
+/// The emulated device, and a GPU where there is one.
+fn devices() -> Vec<(&'static str, MakeDevice)> {
+    let emulated: MakeDevice =
+        |seed| GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed))));
+    let mut all = vec![("the emulator", emulated)];
+    #[cfg(target_os = "linux")]
+    if moeflux_compute::gpu::cuda::devices().is_ok() {
+        all.push(("CUDA", |_| {
+            let open = || Ok(Box::new(moeflux_compute::gpu::cuda::Cuda::open(0, None)?) as _);
+            GpuBackend::new("cuda", GpuOptions::default(), open)
+        }));
+    }
+    all
 }
 
 /// Results on a device are as close as the table says however sequences are cut into batches, do not depend on the
 /// order in which threads run, and keep NaNs where they belong. Returns the largest error.
-fn check_device(case: &Case, mode: Mode, right: &Results, tolerance: f64) -> f64 {
-    let what = format!("{} on a device, {mode:?}", case.name);
+fn check_device(
+    case: &Case,
+    mode: Mode,
+    (name, device): (&str, &MakeDevice),
+    right: &Results,
+    tolerance: f64,
+) -> f64 {
+    let what = format!("{} on {name}, {mode:?}", case.name);
     let schedules = schedules(case.lengths);
-    let mut executable = compile(case, &emulated(1), mode);
+    let mut executable = compile(case, &device(1), mode);
     let mut largest = 0f64;
     for schedule in [&schedules[0], &schedules[3]] {
         let got = run(case, &mut *executable, schedule, None, 1);
@@ -395,7 +416,7 @@ fn check_device(case: &Case, mode: Mode, right: &Results, tolerance: f64) -> f64
         largest = largest.max(error);
     }
     let first = run(case, &mut *executable, &schedules[0], None, 1);
-    let again = run(case, &mut *compile(case, &emulated(2), mode), &schedules[0], None, 1);
+    let again = run(case, &mut *compile(case, &device(2), mode), &schedules[0], None, 1);
     assert_same_bits(&again, &first, &format!("{what}, threads in another order"));
     check_poison(case, &mut *executable, &schedules[..1], &first, &what);
     largest

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::executable::GpuExecutable;
 use super::lower::scratch_bytes;
-use super::steps;
+use super::{steps, tensor_cores};
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::Graph;
 use crate::plan::Plan;
@@ -66,7 +66,8 @@ pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
     let steps = steps::steps(graph);
     let widths: usize = steps::buffers(graph, &steps).widths.iter().sum();
     let (attention, experts, buckets) = scratch_bytes(graph, rows);
-    let scratch = attention.iter().chain(&experts).chain(&buckets);
+    let tensor = tensor_cores::scratch_bytes(graph, rows);
+    let scratch = attention.iter().chain(&experts).chain(&buckets).chain(&tensor);
     let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
     scratch.fold(values, |sum, bytes| sum.saturating_add(*bytes))
 }

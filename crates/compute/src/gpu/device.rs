@@ -71,6 +71,8 @@ pub struct Dispatch {
     pub grid: Grid,
     /// Threads of a group.
     pub threads: u32,
+    /// Bytes of threadgroup memory beside what the kernel declares; only kernels of one executor ask for some.
+    pub shared: u32,
     /// When it may start.
     pub order: Order,
 }
@@ -133,6 +135,8 @@ pub struct DeviceInfo {
     pub memory: u64,
     /// Bytes of memory that are free.
     pub free: u64,
+    /// Whether it runs the kernels of `kernels/cuda`.
+    pub tensor_cores: bool,
 }
 
 /// A queue of work on a GPU, and its memory.

@@ -231,7 +231,7 @@ impl Emulator {
 
 impl Device for Emulator {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { name: "emulator".into(), memory: 1 << 40, free: 1 << 40 }
+        DeviceInfo { name: "emulator".into(), memory: 1 << 40, free: 1 << 40, tensor_cores: false }
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<BufferId> {

@@ -10,8 +10,11 @@ use super::inputs::{FEW_ROWS, InputLayout, Shape, page_numbers};
 use super::lower::{Memory, Piece, Scratch, lower, scratch_bytes};
 use super::state::State;
 use super::steps::{Buffers, Step, buffers, steps};
+use super::tensor_cores::{self, TensorScratch};
 use super::weights::{self, DeviceWeight};
-use crate::backend::{Batch, CompileOptions, Executable, ExpertSource, page_bytes, slot_bytes};
+use crate::backend::{
+    ActivationMode, Batch, CompileOptions, Executable, ExpertSource, page_bytes, slot_bytes,
+};
 use crate::graph::{ExpertSetId, Graph, Op};
 use crate::{Error, Result, Tensor};
 
@@ -36,6 +39,7 @@ pub(crate) struct GpuExecutable {
     state: State,
     experts: DeviceExperts,
     scratch: Scratch,
+    tensor: Option<TensorScratch>,
     inputs: BufferId,
     /// Buffers that grow, with their bytes.
     page_numbers: (BufferId, usize),
@@ -85,7 +89,9 @@ impl GpuExecutable {
         let steps = steps(&graph);
         let buffers = buffers(&graph, &steps);
         let d = &mut *device;
-        let free = d.info().free;
+        let info = d.info();
+        let free = info.free;
+        let tensor_cores = info.tensor_cores && options.activations == ActivationMode::Int8;
         let weights = weights::upload(d, tensors)?;
         let mut alloc = |bytes: usize| d.alloc(bytes.max(4));
         let values = buffers.widths.iter().map(|width| alloc(width * rows * 4)).collect::<Result<_>>()?;
@@ -94,6 +100,12 @@ impl GpuExecutable {
             attention: all(attention, &mut alloc)?,
             experts: all(experts, &mut alloc)?,
             buckets: all(buckets, &mut alloc)?,
+        };
+        let tensor = if tensor_cores {
+            let [x, scale, tiles] = all(tensor_cores::scratch_bytes(&graph, rows), &mut alloc)?;
+            Some(TensorScratch { x, scale, tiles })
+        } else {
+            None
         };
         let mut routings = vec![];
         let mut most_chosen = 1;
@@ -130,6 +142,7 @@ impl GpuExecutable {
             state,
             experts,
             scratch,
+            tensor,
             inputs,
             page_numbers,
             logits,
@@ -196,6 +209,7 @@ impl GpuExecutable {
             inputs: self.inputs,
             page_numbers: self.page_numbers.0,
             scratch: &self.scratch,
+            tensor: self.tensor,
             logits: self.logits.0,
         };
         lower(&self.graph, &self.steps, &self.buffers, &memory, shape)

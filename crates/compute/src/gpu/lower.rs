@@ -5,6 +5,7 @@ use super::experts::{DeviceExperts, Part};
 use super::inputs::{FEW_ROWS, InputLayout, Shape};
 use super::state::State;
 use super::steps::{Buffers, Step};
+use super::tensor_cores::{TensorExperts, TensorLinear, TensorScratch};
 use super::weights::DeviceWeight;
 use crate::backend::KvType;
 use crate::graph::{
@@ -43,6 +44,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) inputs: BufferId,
     pub(crate) page_numbers: BufferId,
     pub(crate) scratch: &'a Scratch,
+    /// Given if tensor cores may be used.
+    pub(crate) tensor: Option<TensorScratch>,
     pub(crate) logits: BufferId,
 }
 
@@ -102,8 +105,17 @@ pub(crate) fn lower(
     shape: Shape,
 ) -> Vec<Piece<Vec<Dispatch>>> {
     let layout = InputLayout::new(&shape, &graph.ropes);
-    let mut lowering =
-        Lowering { graph, buffers, memory, shape, layout, pieces: vec![], run: vec![], rows: shape.rows };
+    let mut lowering = Lowering {
+        graph,
+        buffers,
+        memory,
+        shape,
+        layout,
+        pieces: vec![],
+        run: vec![],
+        rows: shape.rows,
+        converted: None,
+    };
     for step in steps {
         lowering.step(step);
     }
@@ -112,33 +124,35 @@ pub(crate) fn lower(
     lowering.pieces
 }
 
-struct Lowering<'a> {
-    graph: &'a Graph,
+pub(super) struct Lowering<'a> {
+    pub(super) graph: &'a Graph,
     buffers: &'a Buffers,
-    memory: &'a Memory<'a>,
-    shape: Shape,
-    layout: InputLayout,
+    pub(super) memory: &'a Memory<'a>,
+    pub(super) shape: Shape,
+    pub(super) layout: InputLayout,
     pieces: Vec<Piece<Vec<Dispatch>>>,
     run: Vec<Dispatch>,
     /// Rows of values: tokens, then outputs.
-    rows: usize,
+    pub(super) rows: usize,
+    /// What the f16 copy for tensor cores holds.
+    pub(super) converted: Option<Value>,
 }
 
 /// A kernel with what it is given; grids follow.
-struct Launch<'a> {
-    unit: &'static str,
-    kernel: &'static str,
-    buffers: &'a [Slice],
-    constants: &'a [&'a dyn Words],
+pub(super) struct Launch<'a> {
+    pub(super) unit: &'static str,
+    pub(super) kernel: &'static str,
+    pub(super) buffers: &'a [Slice],
+    pub(super) constants: &'a [&'a dyn Words],
 }
 
 impl Launch<'_> {
-    fn over(self, grid: [usize; 3], threads: u32) -> Dispatch {
+    pub(super) fn over(self, grid: [usize; 3], threads: u32) -> Dispatch {
         let grid = grid.map(|n| u32::try_from(n).expect("a grid of 32 bits"));
         self.on(Grid::Fixed(grid), threads)
     }
 
-    fn on(self, grid: Grid, threads: u32) -> Dispatch {
+    pub(super) fn on(self, grid: Grid, threads: u32) -> Dispatch {
         Dispatch {
             unit: self.unit,
             kernel: self.kernel.into(),
@@ -146,6 +160,7 @@ impl Launch<'_> {
             constants: constants(self.constants),
             grid,
             threads,
+            shared: 0,
             order: Order::After,
         }
     }
@@ -157,7 +172,7 @@ impl Launch<'_> {
 }
 
 impl Lowering<'_> {
-    fn value(&self, value: Value) -> Slice {
+    pub(super) fn value(&self, value: Value) -> Slice {
         match self.buffers.of[value.index] {
             Some(buffer) => self.memory.buffers[buffer].into(),
             None => self.memory.logits.into(),
@@ -178,15 +193,15 @@ impl Lowering<'_> {
         id.map_or(self.input(0), |id| self.vector(id))
     }
 
-    fn input(&self, offset: usize) -> Slice {
+    pub(super) fn input(&self, offset: usize) -> Slice {
         Slice { buffer: self.memory.inputs, offset }
     }
 
-    fn pages(&self) -> Slice {
+    pub(super) fn pages(&self) -> Slice {
         self.memory.page_numbers.into()
     }
 
-    fn f32_cache(&self) -> bool {
+    pub(super) fn f32_cache(&self) -> bool {
         self.memory.state.kv_type == KvType::F32
     }
 
@@ -199,7 +214,19 @@ impl Lowering<'_> {
                 Launch { unit: "linear", kernel: "embed", buffers: &buffers, constants: &[&weight.format] }
                     .over([self.rows, 1, 1], 64)
             }
-            Step::Linear { x, weight, bias, precision: _, residual, out } => {
+            Step::Linear { x, weight, bias, precision, residual, out } => {
+                let w = *self.weight(weight);
+                let product = TensorLinear {
+                    x,
+                    weight: &w,
+                    bias: bias.map(|b| self.vector(b)),
+                    residual: residual.map(|r| self.value(r)),
+                    precision,
+                    out: self.value(out),
+                };
+                if let Some(mut list) = self.tensor_linear(&product) {
+                    return self.run.append(&mut list);
+                }
                 self.linear(x, weight, bias, residual, out)
             }
             Step::RmsNorm { x, weight, groups, eps, out } => {
@@ -339,6 +366,10 @@ impl Lowering<'_> {
         let dim = shape.head_dim;
         self.append(k, keys, [shape.kv_heads, dim, 0, dim]);
         self.append(v, values, [shape.kv_heads, dim, 0, dim]);
+        let slices = [self.value(q), keys, values, self.value(out)];
+        if let Some(dispatch) = self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s))) {
+            return self.run.push(dispatch);
+        }
         let attend = Attend {
             heads: shape.heads,
             kv_heads: shape.kv_heads,
@@ -485,9 +516,51 @@ impl Lowering<'_> {
     ) {
         let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
         let experts = self.memory.experts;
+        let (top_k, pairs) = (routing.top_k(), self.rows * routing.top_k());
+        let [_, _, products, outputs] = self.memory.scratch.experts.map(Slice::from);
+        let parts = *experts.parts(set);
+        let on_tensor_cores = TensorExperts {
+            x,
+            ids,
+            top_k,
+            set,
+            parts: &parts,
+            mlp: &mlp,
+            biases: mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| self.vector(id))),
+            products,
+            outputs,
+        };
+        let mut body = match self.tensor_experts(&on_tensor_cores) {
+            Some(body) => body,
+            None => self.common_experts(x, (ids, pairs, top_k), set, mlp),
+        };
+
+        if experts.resident() {
+            self.run.append(&mut body);
+        } else {
+            let run = std::mem::take(&mut self.run);
+            self.pieces.push(Piece::Run(run));
+            self.pieces.push(Piece::Experts { set, ids, pairs, body });
+        }
+        let has_residual = residual.is_some();
+        let residual = residual.map_or(self.input(0), |r| self.value(r));
+        let buffers = [outputs, weights, residual, self.value(out)];
+        let constants: &[&dyn Words] = &[&top_k, &out.width(), &has_residual];
+        let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
+        self.run.push(combine.over([self.rows, 1, 1], THREADS));
+    }
+
+    /// Outputs of all pairs whose experts are present.
+    fn common_experts(
+        &self,
+        x: Value,
+        (ids, pairs, top_k): (Slice, usize, usize),
+        set: ExpertSetId,
+        mlp: ExpertMlp,
+    ) -> Vec<Dispatch> {
+        let experts = self.memory.experts;
         let [gate, up, down] = *experts.parts(set);
         let table = experts.table(set);
-        let (top_k, pairs) = (routing.top_k(), self.rows * routing.top_k());
         let [gates, ups, products, outputs] = self.memory.scratch.experts.map(Slice::from);
         let biases = mlp.biases.map(|b| [b.gate, b.up, b.down]);
         let bias = |which: usize| biases.map(|b| b[which]);
@@ -511,20 +584,7 @@ impl Lowering<'_> {
         let buffers = [table, ids, gates, ups, products];
         body.push(Launch { unit: "moe", kernel: "moe_activate", buffers: &buffers, constants }.each(count));
         body.push(projection(&down, products, 1, bias(2), outputs, 1));
-
-        if experts.resident() {
-            self.run.append(&mut body);
-        } else {
-            let run = std::mem::take(&mut self.run);
-            self.pieces.push(Piece::Run(run));
-            self.pieces.push(Piece::Experts { set, ids, pairs, body });
-        }
-        let has_residual = residual.is_some();
-        let residual = residual.map_or(self.input(0), |r| self.value(r));
-        let buffers = [outputs, weights, residual, self.value(out)];
-        let constants: &[&dyn Words] = &[&top_k, &out.width(), &has_residual];
-        let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
-        self.run.push(combine.over([self.rows, 1, 1], THREADS));
+        body
     }
 
     /// Sorts pairs by expert, for grids over `rows` outputs each.

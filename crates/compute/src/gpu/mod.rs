@@ -17,6 +17,8 @@
 //! - Dispatches run in order; one that is [`Order::Beside`] may run at the same time as the one before it.
 
 mod backend;
+#[cfg(target_os = "linux")]
+pub mod cuda;
 pub mod device;
 #[cfg(feature = "emulator")]
 pub mod emulator;
@@ -27,6 +29,7 @@ pub mod kernels;
 mod lower;
 mod state;
 mod steps;
+mod tensor_cores;
 mod weights;
 
 pub use backend::{GpuBackend, GpuOptions};

@@ -63,8 +63,9 @@ typedef unsigned long ulong;
 
 #define DEVICE static __device__ __forceinline__
 #define CONSTANT static __device__ constexpr
-#define GPTR(T) T*
-#define SPTR(T) T*
+template <class T> using pointer = T*;
+#define GPTR(T) pointer<T>
+#define SPTR(T) pointer<T>
 #define SHARED(T, name, count) __shared__ __align__(16) T name[count]
 #define CTX const Ctx& ctx
 
