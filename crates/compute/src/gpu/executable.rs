@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::backend::{GpuOptions, device_scratch_bytes};
 use super::device::{BufferId, Device, Dispatch, RecordingId, Slice};
 use super::experts::{DeviceExperts, Room};
+use super::few_rows::{self, COPIES, Quantized};
 use super::inputs::{FEW_ROWS, InputLayout, Shape, page_numbers};
 use super::lower::{Memory, Piece, Scratch, lower, scratch_bytes};
 use super::state::State;
@@ -40,6 +41,8 @@ pub(crate) struct GpuExecutable {
     experts: DeviceExperts,
     scratch: Scratch,
     tensor: Option<TensorScratch>,
+    quantized: [Quantized; COPIES + 1],
+    activations: ActivationMode,
     inputs: BufferId,
     /// Buffers that grow, with their bytes.
     page_numbers: (BufferId, usize),
@@ -107,6 +110,11 @@ impl GpuExecutable {
         } else {
             None
         };
+        let mut quantized = vec![];
+        for [bytes, scales] in few_rows::scratch_bytes(&graph, rows) {
+            quantized.push(Quantized { bytes: alloc(bytes)?, scales: alloc(scales)? });
+        }
+        let quantized = quantized.try_into().expect("one for each size");
         let mut routings = vec![];
         let mut most_chosen = 1;
         for node in &graph.nodes {
@@ -143,6 +151,8 @@ impl GpuExecutable {
             experts,
             scratch,
             tensor,
+            quantized,
+            activations: options.activations,
             inputs,
             page_numbers,
             logits,
@@ -210,6 +220,8 @@ impl GpuExecutable {
             page_numbers: self.page_numbers.0,
             scratch: &self.scratch,
             tensor: self.tensor,
+            quantized: self.quantized,
+            activations: self.activations,
             logits: self.logits.0,
         };
         lower(&self.graph, &self.steps, &self.buffers, &memory, shape)

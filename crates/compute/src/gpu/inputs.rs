@@ -27,7 +27,7 @@ impl Shape {
         let splits = if rows > FEW_ROWS {
             1
         } else {
-            longest.div_ceil(SPLIT_KEYS).next_power_of_two().min(MOST_SPLITS)
+            longest.div_ceil(SPLIT_KEYS).next_power_of_two().clamp(2, MOST_SPLITS)
         };
         Self { rows, sequences: batch.spans.len(), outputs: batch.outputs.len(), splits }
     }

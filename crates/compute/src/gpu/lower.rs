@@ -2,14 +2,15 @@
 
 use super::device::{BufferId, Dispatch, Grid, Order, Slice, Words, constants};
 use super::experts::{DeviceExperts, Part};
+use super::few_rows::{COPIES, FewExperts, FewLinear, Quantized};
 use super::inputs::{FEW_ROWS, InputLayout, Shape};
 use super::state::State;
-use super::steps::{Buffers, Step};
+use super::steps::{Buffers, Prepare, Step};
 use super::tensor_cores::{TensorExperts, TensorLinear, TensorScratch};
 use super::weights::DeviceWeight;
-use crate::backend::KvType;
+use crate::backend::{ActivationMode, KvType};
 use crate::graph::{
-    Activation, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, GroupRank, HeadPairing,
+    Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, GroupRank, HeadPairing,
     LatentAttention, LatentWeights, RopeStyle, Route, Routing, Score, Value, WeightId,
 };
 
@@ -46,6 +47,9 @@ pub(crate) struct Memory<'a> {
     pub(crate) scratch: &'a Scratch,
     /// Given if tensor cores may be used.
     pub(crate) tensor: Option<TensorScratch>,
+    /// Copies of values in eight bits, and then the experts' products.
+    pub(crate) quantized: [Quantized; COPIES + 1],
+    pub(crate) activations: ActivationMode,
     pub(crate) logits: BufferId,
 }
 
@@ -66,6 +70,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> ([usize; 4], [usize; 
     let mut attention = [4; 4];
     let mut grow = |which: usize, elements: usize| attention[which] = attention[which].max(elements * 4);
     for cache in graph.caches() {
+        grow(2, rows * cache.heads * cache.head_dim);
         grow(0, few * cache.heads * most * cache.head_dim);
         grow(1, few * cache.heads * most * 2);
     }
@@ -115,6 +120,9 @@ pub(crate) fn lower(
         run: vec![],
         rows: shape.rows,
         converted: None,
+        copies: [None; COPIES],
+        next_copy: 0,
+        products: Products::default(),
     };
     for step in steps {
         lowering.step(step);
@@ -131,11 +139,24 @@ pub(super) struct Lowering<'a> {
     pub(super) shape: Shape,
     pub(super) layout: InputLayout,
     pieces: Vec<Piece<Vec<Dispatch>>>,
-    run: Vec<Dispatch>,
+    pub(super) run: Vec<Dispatch>,
     /// Rows of values: tokens, then outputs.
     pub(super) rows: usize,
     /// What the f16 copy for tensor cores holds.
     pub(super) converted: Option<Value>,
+    /// What copies in eight bits hold, and which was made last.
+    pub(super) copies: [Option<Value>; COPIES],
+    pub(super) next_copy: usize,
+    /// The products right before.
+    products: Products,
+}
+
+/// Products of one input that follow each other.
+#[derive(Debug, Default)]
+struct Products {
+    x: Option<Value>,
+    outs: Vec<Value>,
+    residuals: Vec<Slice>,
 }
 
 /// A kernel with what it is given; grids follow.
@@ -206,6 +227,7 @@ impl Lowering<'_> {
     }
 
     fn step(&mut self, step: &Step) {
+        let before = std::mem::take(&mut self.products);
         let dispatch = match *step {
             Step::Embed { table, out } => {
                 let weight = self.weight(table);
@@ -227,9 +249,34 @@ impl Lowering<'_> {
                 if let Some(mut list) = self.tensor_linear(&product) {
                     return self.run.append(&mut list);
                 }
-                self.linear(x, weight, bias, residual, out)
+                let product = FewLinear {
+                    x,
+                    weight: &w,
+                    bias: product.bias,
+                    residual: product.residual,
+                    precision,
+                    out: product.out,
+                };
+                let queued = self.run.len();
+                let few = self.few_linear(&product);
+                let dispatch = few.unwrap_or_else(|| self.linear(x, weight, bias, residual, out));
+                // Products of one input do not wait for each other.
+                let apart = residual.is_none_or(|r| !before.outs.contains(&r))
+                    && !before.residuals.contains(&self.value(out));
+                let alone = self.run.len() == queued && apart;
+                let order = if before.x == Some(x) && alone { Order::Beside } else { Order::After };
+                let mut products = if order == Order::Beside { before } else { Products::default() };
+                products.x = Some(x);
+                products.outs.push(out);
+                products.residuals.extend(residual.map(|r| self.value(r)));
+                self.products = products;
+                Dispatch { order, ..dispatch }
             }
             Step::RmsNorm { x, weight, groups, eps, out } => {
+                let few = if groups == 1 { self.few_norm(x, self.vector(weight), eps, out) } else { None };
+                if let Some(dispatch) = few {
+                    return self.run.push(dispatch);
+                }
                 let width = x.width() / groups;
                 let buffers = [self.value(x), self.vector(weight), self.value(out)];
                 let threads = if width >= 512 { THREADS } else { 32 };
@@ -246,8 +293,8 @@ impl Lowering<'_> {
                 Launch { unit: "rows", kernel: "rope", buffers: &buffers, constants }
                     .over([self.rows, 1, 1], THREADS)
             }
-            Step::Attention { q, k, v, cache, sinks, out } => {
-                return self.attention([q, k, v], cache.0, sinks, out);
+            Step::Attention { q, k, v, cache, sinks, prepare, out } => {
+                return self.attention([q, k, v], cache.0, (sinks, prepare), out);
             }
             Step::LatentAttention { inputs, weights, cache, out } => {
                 return self.latent_attention(inputs, weights, cache.0, out);
@@ -360,13 +407,29 @@ impl Lowering<'_> {
         self.run.push(dispatch);
     }
 
-    fn attention(&mut self, [q, k, v]: [Value; 3], cache: usize, sinks: Option<WeightId>, out: Value) {
+    fn attention(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        cache: usize,
+        (sinks, prepare): (Option<WeightId>, Option<Prepare>),
+        out: Value,
+    ) {
         let shape = self.graph.caches[cache];
         let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
         let dim = shape.head_dim;
-        self.append(k, keys, [shape.kv_heads, dim, 0, dim]);
-        self.append(v, values, [shape.kv_heads, dim, 0, dim]);
-        let slices = [self.value(q), keys, values, self.value(out)];
+        let query = match prepare {
+            Some(prepare) => {
+                let query = Slice::from(self.memory.scratch.attention[2]);
+                self.prepare(&shape, &prepare, [q, k, v], [keys, values, query]);
+                query
+            }
+            None => {
+                self.append(k, keys, [shape.kv_heads, dim, 0, dim]);
+                self.append(v, values, [shape.kv_heads, dim, 0, dim]);
+                self.value(q)
+            }
+        };
+        let slices = [query, keys, values, self.value(out)];
         if let Some(dispatch) = self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s))) {
             return self.run.push(dispatch);
         }
@@ -377,8 +440,54 @@ impl Lowering<'_> {
             scale: shape.scale,
             window: shape.window.unwrap_or(0),
             sinks,
+            result: Some(out),
         };
-        self.attend(&attend, [self.value(q), keys, values], self.value(out));
+        self.attend(&attend, [query, keys, values], self.value(out));
+    }
+
+    /// Norms and rotates queries and keys, and appends keys and values to their caches.
+    fn prepare(
+        &mut self,
+        shape: &Attention,
+        how: &Prepare,
+        [q, k, v]: [Value; 3],
+        [keys, values, query]: [Slice; 3],
+    ) {
+        let rotation = &self.graph.ropes[how.rope];
+        let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
+        let Attention { heads, kv_heads, head_dim, .. } = *shape;
+        let (q_norm, k_norm) = (how.q_norm.is_some(), how.k_norm.is_some());
+        let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
+        let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
+        let buffers = [
+            self.value(q),
+            self.value(k),
+            self.value(v),
+            weight(how.q_norm),
+            weight(how.k_norm),
+            self.input(self.layout.angles[how.rope]),
+            self.input(self.layout.places),
+            self.pages(),
+            keys,
+            values,
+            query,
+        ];
+        let (q_eps, k_eps, f32_cache) = (eps(how.q_norm), eps(how.k_norm), self.f32_cache());
+        let constants: &[&dyn Words] = &[
+            &heads,
+            &kv_heads,
+            &head_dim,
+            &q_norm,
+            &k_norm,
+            &q_eps,
+            &k_eps,
+            &pairs,
+            &interleaved,
+            &f32_cache,
+        ];
+        let launch = Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants };
+        let dispatch = launch.over([heads + 2 * kv_heads, self.rows, 1], 32);
+        self.run.push(dispatch);
     }
 
     fn attend(&mut self, a: &Attend, [q, keys, values]: [Slice; 3], out: Slice) {
@@ -409,13 +518,15 @@ impl Lowering<'_> {
             .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
         self.run.push(dispatch);
         if splits > 1 {
-            let dispatch = Launch {
-                unit: "attention",
-                kernel: "combine",
-                buffers: &[parts, stats, out],
-                constants: &[&splits, &value_dim],
-            };
-            self.run.push(dispatch.over([self.rows * a.heads, 1, 1], ATTENTION_THREADS));
+            let constants: &[&dyn Words] = &[&splits, &value_dim];
+            let mut buffers = vec![parts, stats, out];
+            let mut kernel = "combine";
+            if let Some(copy) = a.result.and_then(|value| self.few_copy(value, value_dim)) {
+                buffers.extend(copy);
+                kernel = "combine_quantized";
+            }
+            let launch = Launch { unit: "attention", kernel, buffers: &buffers, constants };
+            self.run.push(launch.over([self.rows * a.heads, 1, 1], ATTENTION_THREADS));
         }
     }
 
@@ -446,8 +557,15 @@ impl Lowering<'_> {
         let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
         let copy = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants }.each(count);
         self.run.push(copy);
-        let attend =
-            Attend { heads, kv_heads: 1, dims: [width, rank, width, width], scale, window: 0, sinks: None };
+        let attend = Attend {
+            heads,
+            kv_heads: 1,
+            dims: [width, rank, width, width],
+            scale,
+            window: 0,
+            sinks: None,
+            result: None,
+        };
         self.attend(&attend, [query, latents, latents], mixed);
         match weights {
             LatentWeights::Joint(weight) => {
@@ -530,9 +648,28 @@ impl Lowering<'_> {
             products,
             outputs,
         };
-        let mut body = match self.tensor_experts(&on_tensor_cores) {
-            Some(body) => body,
-            None => self.common_experts(x, (ids, pairs, top_k), set, mlp),
+        let few = FewExperts {
+            x,
+            set,
+            ids,
+            weights,
+            top_k,
+            parts: &parts,
+            mlp: &mlp,
+            biases: on_tensor_cores.biases,
+            residual: residual.map(|r| self.value(r)),
+            products,
+            outputs,
+            out: self.value(out),
+        };
+        let mut summed = false;
+        let mut body = if let Some(few) = self.few_experts(&few) {
+            summed = few.summed;
+            few.body
+        } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
+            body
+        } else {
+            self.common_experts(x, (ids, pairs, top_k), set, mlp)
         };
 
         if experts.resident() {
@@ -541,6 +678,9 @@ impl Lowering<'_> {
             let run = std::mem::take(&mut self.run);
             self.pieces.push(Piece::Run(run));
             self.pieces.push(Piece::Experts { set, ids, pairs, body });
+        }
+        if summed {
+            return;
         }
         let has_residual = residual.is_some();
         let residual = residual.map_or(self.input(0), |r| self.value(r));
@@ -639,4 +779,6 @@ struct Attend {
     /// 0 for none.
     window: usize,
     sinks: Option<WeightId>,
+    /// The value that the result is, if it is one.
+    result: Option<Value>,
 }

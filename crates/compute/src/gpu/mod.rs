@@ -24,6 +24,7 @@ pub mod device;
 pub mod emulator;
 mod executable;
 mod experts;
+mod few_rows;
 mod inputs;
 pub mod kernels;
 mod lower;

@@ -5,6 +5,17 @@ use crate::graph::{
     Precision, Route, Routing, StateId, Value, WeightId,
 };
 
+/// What is done to heads of queries and keys before they are attended with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Prepare {
+    /// Index of the rotation in the graph.
+    pub(crate) rope: usize,
+    /// Weight and epsilon of the norm of each head of queries.
+    pub(crate) q_norm: Option<(WeightId, f32)>,
+    /// The same of keys.
+    pub(crate) k_norm: Option<(WeightId, f32)>,
+}
+
 /// One operation, or several that run as one.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
@@ -40,6 +51,8 @@ pub(crate) enum Step {
         v: Value,
         cache: CacheId,
         sinks: Option<WeightId>,
+        /// What is done to queries and keys before.
+        prepare: Option<Prepare>,
         out: Value,
     },
     LatentAttention {
@@ -185,7 +198,48 @@ pub(crate) fn steps(graph: &Graph) -> Vec<Step> {
         }
         fused.push(step);
     }
+    prepare(graph, &uses, &mut fused);
     fused
+}
+
+/// Norms of heads and rotations of queries and keys become part of the attention that alone reads them.
+fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
+    let producer = |steps: &[Step], value: Value| {
+        steps.iter().position(|s| s.output() == Some(value)).filter(|_| uses[value.index] == 1)
+    };
+    // The rotation of `value`, and a norm of its heads before; the value that they start from.
+    let trace = |steps: &[Step], value: Value, wanted: usize| {
+        let rotated = producer(steps, value)?;
+        let Step::Rope { x, heads, rope, .. } = steps[rotated] else { return None };
+        if heads != wanted {
+            return None;
+        }
+        let norm = producer(steps, x).and_then(|at| match steps[at] {
+            Step::RmsNorm { x, weight, groups, eps, .. } if groups == wanted => Some((at, x, (weight, eps))),
+            _ => None,
+        });
+        Some((rotated, rope, norm, norm.map_or(x, |(_, x, _)| x)))
+    };
+    let mut gone = vec![];
+    for index in 0..steps.len() {
+        let Step::Attention { q, k, cache, .. } = steps[index] else { continue };
+        let shape = graph.caches[cache.0];
+        let traced = (trace(steps, q, shape.heads), trace(steps, k, shape.kv_heads));
+        let (Some((q_at, rope, q_norm, q)), Some((k_at, k_rope, k_norm, k))) = traced else { continue };
+        if rope != k_rope {
+            continue;
+        }
+        gone.extend([q_at, k_at].into_iter().chain(q_norm.map(|n| n.0)).chain(k_norm.map(|n| n.0)));
+        let how = Prepare { rope, q_norm: q_norm.map(|n| n.2), k_norm: k_norm.map(|n| n.2) };
+        if let Step::Attention { q: old_q, k: old_k, prepare, .. } = &mut steps[index] {
+            (*old_q, *old_k, *prepare) = (q, k, Some(how));
+        }
+    }
+    let mut index = 0;
+    steps.retain(|_| {
+        index += 1;
+        !gone.contains(&(index - 1))
+    });
 }
 
 fn step(op: &Op, out: Output) -> Step {
@@ -204,7 +258,9 @@ fn step(op: &Op, out: Output) -> Step {
         }
         Op::RmsNorm { x, weight, groups, eps } => Step::RmsNorm { x, weight, groups, eps, out },
         Op::Rope { x, heads, rope } => Step::Rope { x, heads, rope, out },
-        Op::Attention { q, k, v, cache, sinks } => Step::Attention { q, k, v, cache, sinks, out },
+        Op::Attention { q, k, v, cache, sinks } => {
+            Step::Attention { q, k, v, cache, sinks, prepare: None, out }
+        }
         Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => {
             Step::LatentAttention { inputs: [q_nope, q_rope, c, k_rope], weights, cache, out }
         }

@@ -129,6 +129,13 @@ DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) {
 }
 #define GCAST(T, p) ((T*)(p))
 
+// Elements index..index + 4 of threadgroup memory; index is a multiple of 4.
+struct Float4 { float x, y, z, w; };
+DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {
+    const float4 v = *(const float4*)(p + index);
+    return Float4{v.x, v.y, v.z, v.w};
+}
+
 #endif
 
 #ifndef CONSTANT

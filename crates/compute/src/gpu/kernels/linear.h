@@ -48,7 +48,6 @@ template <uint D> DEVICE void matvec(CTX, const LinearConstants c, const Row wei
         matvec<D>(ctx, c, weight, x, bias, residual, out);                                                    \
     }
 MATVEC(any, ANY)
-MATVEC(f32, F32)
 
 // The same for many tokens: a group of 256 threads makes a tile of 64 outputs of 64 tokens. Grid: (rows / 64,
 // tokens / 64).

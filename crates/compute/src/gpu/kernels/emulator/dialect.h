@@ -273,3 +273,9 @@ struct Word4 { uint x, y, z, w; };
 DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return emulator::load<ushort>(p, offset); }
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return emulator::load<uint>(p, offset); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return emulator::load<Word4>(p, offset); }
+
+struct Float4 { float x, y, z, w; };
+DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {
+    if (index % 4) emulator::fail("%s: four elements from %u on", p.memory->name, index);
+    return Float4{p[index], p[index + 1], p[index + 2], p[index + 3]};
+}
