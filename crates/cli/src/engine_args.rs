@@ -1,10 +1,15 @@
 //! Options that every command which runs a model shares.
 
+use std::fmt::Display;
 use std::path::Path;
+use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use moeflux::experts::{PolicyKind, Prefetch};
+use moeflux::io::file::ReadMode;
+use moeflux::io::queue::QueueKind;
 use moeflux::{Engine, Options, TextModel};
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
@@ -52,15 +57,27 @@ pub struct EngineArgs {
     #[arg(long, value_name = "TYPE", help_heading = "Engine")]
     pub kv: Option<Kv>,
     /// Highest instruction set to use: portable, avx2, avx512 [default: the machine's best]
-    #[arg(long, value_name = "LEVEL", value_parser = parse_simd, help_heading = "Engine")]
+    #[arg(long, value_name = "LEVEL", value_parser = parse::<SimdLevel>, help_heading = "Engine")]
     pub simd: Option<SimdLevel>,
+    /// How experts are read: direct (past the page cache) or buffered (through it) [default: what a probe finds faster]
+    #[arg(long, value_name = "MODE", value_parser = parse::<ReadMode>, help_heading = "Streaming")]
+    pub read_mode: Option<ReadMode>,
+    /// What reads them: io_uring or pread [default: the best that the system allows]
+    #[arg(long, value_name = "QUEUE", value_parser = parse::<QueueKind>, help_heading = "Streaming")]
+    pub read_queue: Option<QueueKind>,
     /// Expert reads under way at once
-    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Engine")]
-    pub read_threads: usize,
+    #[arg(long, value_name = "N", default_value_t = Options::default().read_depth, help_heading = "Streaming")]
+    pub read_depth: usize,
+    /// Which experts give way: lru, lfu:HALF_LIFE or blend:LONG:SHORT:PART, half-lives in tokens
+    #[arg(long, value_name = "POLICY", value_parser = parse::<PolicyKind>, default_value_t, help_heading = "Streaming")]
+    pub cache_policy: PolicyKind,
+    /// Whether experts are read before they are asked for: auto (where it gains), off, always
+    #[arg(long, value_name = "WHEN", value_parser = parse::<Prefetch>, default_value_t, help_heading = "Streaming")]
+    pub prefetch: Prefetch,
 }
 
 /// `6GiB`, `500MB`, `1.5G` (binary), or a number of bytes.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let scale: f64 = match unit.trim().to_ascii_lowercase().as_str() {
@@ -83,7 +100,8 @@ fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-fn parse_simd(text: &str) -> Result<SimdLevel, String> {
+/// A value of an option that knows how it is written.
+pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error| format!("{error}"))
 }
 
@@ -110,7 +128,11 @@ impl EngineArgs {
             context: self.context,
             activations,
             kv_type,
-            read_threads: self.read_threads,
+            read_mode: self.read_mode,
+            read_queue: self.read_queue,
+            read_depth: self.read_depth,
+            cache_policy: self.cache_policy,
+            prefetch: self.prefetch,
             ..Options::default()
         };
         Ok((CpuBackend::new(threads, self.simd)?, options))

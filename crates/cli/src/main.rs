@@ -26,6 +26,8 @@ enum Command {
     Inspect(commands::inspect::InspectArgs),
     Bench(commands::bench::BenchArgs),
     Perplexity(commands::perplexity::PerplexityArgs),
+    Trace(commands::trace::TraceArgs),
+    Replay(commands::replay::ReplayArgs),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +39,8 @@ fn main() -> ExitCode {
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Trace(args) => commands::trace::run(args),
+        Command::Replay(args) => commands::replay::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

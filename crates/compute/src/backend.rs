@@ -128,6 +128,19 @@ pub trait ExpertSource {
         experts: &[u32],
         visitor: &mut dyn FnMut(&[ExpertView<'_>]),
     ) -> Result<()>;
+
+    /// Says what the router chose for the set announced next: `ids` (rows, top_k). For statistics: how many tokens chose
+    /// an expert says more than that one did.
+    fn routed(&mut self, _set: ExpertSetId, _ids: &[u32], _rows: usize) {}
+
+    /// Whether a forecast for the layer after the one just announced is worth computing.
+    fn wants_forecast(&mut self) -> bool {
+        false
+    }
+
+    /// Says which experts will probably be asked for next, most likely first, so that idle time can be used to read
+    /// them. It may be wrong.
+    fn forecast(&mut self, _set: ExpertSetId, _likely: &[u32]) {}
 }
 
 /// Something that runs graphs.

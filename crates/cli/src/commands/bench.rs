@@ -70,11 +70,11 @@ impl std::fmt::Display for Test {
 }
 
 impl Test {
-    /// Evaluates the test's tokens on a session of the test's depth, and truncates it again.
+    /// Evaluates `tokens` on a session of the test's depth, and truncates it again.
     fn measure(&self, engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Stats> {
         let at_once = if self.kind == Kind::Prompt { self.tokens } else { 1 };
         engine.take_stats();
-        for part in tokens[self.depth..self.depth + self.tokens].chunks(at_once) {
+        for part in tokens.chunks(at_once) {
             engine.eval(session, part, Outputs::Last)?;
         }
         let stats = engine.take_stats();
@@ -126,6 +126,12 @@ impl Measured {
         self.cache.bytes_read / self.tokens.max(1)
     }
 
+    /// Share of requests whose expert had been read, or was being read, for them.
+    fn read_ahead(&self) -> f64 {
+        let CacheStats { hits, misses, prefetch_hits, late, .. } = self.cache;
+        (prefetch_hits + late) as f64 / (hits + misses).max(1) as f64
+    }
+
     fn stall_ms_per_token(&self) -> f64 {
         1e3 * self.cache.stall.as_secs_f64() / self.tokens.max(1) as f64
     }
@@ -166,7 +172,8 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
 }
 
 fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usize) -> Result<Vec<Measured>> {
-    let tokens = random_tokens(args.seed, positions, engine.model().graph.vocab_size());
+    let vocab_size = engine.model().graph.vocab_size();
+    let context = random_tokens(args.seed, positions, vocab_size);
     let bar = ProgressBar::new((tests.len() * (args.repetitions + 1)) as u64);
     bar.set_style(ProgressStyle::with_template("measuring {msg} {wide_bar} {pos}/{len}")?);
     let mut session = engine.session();
@@ -176,10 +183,13 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
         bar.tick();
         if session.position() != test.depth {
             engine.truncate(&mut session, 0)?;
-            engine.eval(&mut session, &tokens[..test.depth], Outputs::Last)?;
+            engine.eval(&mut session, &context[..test.depth], Outputs::Last)?;
         }
         let mut repetitions = vec![];
         for repetition in 0..=args.repetitions {
+            // Others each time: experts of tokens that were just evaluated would be in memory.
+            let seed = args.seed + 1 + repetition as u64;
+            let tokens = random_tokens(seed, test.tokens, vocab_size);
             let stats = test.measure(engine, &mut session, &tokens)?;
             // The first one fills caches.
             if repetition > 0 {
@@ -207,7 +217,10 @@ fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
         size(all),
         plan.slots(),
     );
-    let mut table = Table::new(&["test", "tokens/s", "median", "read/token", "hits", "stall/token"]);
+    println!("{}, policy {}, prefetch {}", engine.reads(), args.engine.cache_policy, args.engine.prefetch);
+    let heads =
+        ["test", "tokens/s", "median", "read/token", "hits", "read ahead", "stall/token", "read speed"];
+    let mut table = Table::new(&heads);
     for result in results {
         table.row(&[
             result.test.to_string(),
@@ -215,7 +228,9 @@ fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
             format!("{:.2}", result.speed.median),
             size(result.bytes_read_per_token()),
             format!("{:.1} %", 100.0 * result.cache.hit_rate()),
+            format!("{:.1} %", 100.0 * result.read_ahead()),
             format!("{:.2} ms", result.stall_ms_per_token()),
+            result.cache.bandwidth().map_or("".into(), |b| format!("{:.2} GB/s", b / 1e9)),
         ]);
     }
     print!("{table}");
@@ -239,6 +254,9 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                     "expert_misses": stats.cache.misses,
                     "bytes_read": stats.cache.bytes_read,
                     "stall_seconds": stats.cache.stall.as_secs_f64(),
+                    "prefetches": stats.cache.prefetches,
+                    "prefetch_hits": stats.cache.prefetch_hits,
+                    "late": stats.cache.late,
                 })
             };
             json!({
@@ -254,6 +272,9 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                 "bytes_read_per_token": result.bytes_read_per_token(),
                 "hit_rate": result.cache.hit_rate(),
                 "stall_ms_per_token": result.stall_ms_per_token(),
+                "read_bandwidth": result.cache.bandwidth(),
+                "guess_precision": result.cache.guess_precision_recall().map(|(precision, _)| precision),
+                "guess_recall": result.cache.guess_precision_recall().map(|(_, recall)| recall),
                 "repetitions": result.repetitions.iter().map(repetition).collect::<Vec<_>>(),
             })
         })
@@ -269,9 +290,16 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
             "context": engine.context(),
             "activations": format!("{:?}", engine_args.activations.unwrap_or(Activations::Int8)).to_lowercase(),
             "kv": engine_args.kv.map(|kv| format!("{kv:?}").to_lowercase()),
-            "read_threads": engine_args.read_threads,
+            "read_depth": engine_args.read_depth,
+            "cache_policy": engine_args.cache_policy.to_string(),
+            "prefetch": engine_args.prefetch.to_string(),
             "seed": args.seed,
             "repetitions": args.repetitions,
+        },
+        "reads": {
+            "queue": engine.reads().queue.map(|queue| queue.to_string()),
+            "mode": engine.reads().mode.to_string(),
+            "probe": engine.reads().probe.map(|p| json!({ "direct": p.direct, "buffered": p.buffered })),
         },
         "budget": {
             "total": budget.total,

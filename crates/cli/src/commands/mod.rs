@@ -4,5 +4,7 @@ pub mod bench;
 pub mod inspect;
 pub mod logits;
 pub mod perplexity;
+pub mod replay;
 pub mod run;
 pub mod synth;
+pub mod trace;
