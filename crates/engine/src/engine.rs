@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, PAGE_TOKENS, Span, StateSlots,
+    ActivationMode, Backend, Batch, CompileOptions, Executable, KernelTime, KvType, PAGE_TOKENS, Span, StateSlots,
 };
 use moeflux_compute::plan::Plan;
 
@@ -332,6 +332,19 @@ impl Engine {
         let Some(bad) = bad else { return Ok(()) };
         let position = start + rows[bad] as usize;
         Err(Error::NotFinite { position, reason: self.model.find_not_finite() })
+    }
+
+    /// Times every kernel of a GPU from now on, which makes evaluations slower.
+    pub fn start_profile(&mut self) {
+        self.executable.start_profile();
+    }
+
+    /// Ends the profile: kernels by the time they took, longest first; none on a processor.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
+        Ok(self.executable.take_profile()?)
     }
 
     /// Statistics since the last call.

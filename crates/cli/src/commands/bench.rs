@@ -10,6 +10,7 @@ use moeflux::experts::CacheStats;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
 use moeflux::{Engine, Outputs, Session, Stats};
+use moeflux_compute::backend::KernelTime;
 use serde_json::{Value, json};
 
 use crate::engine_args::{Activations, EngineArgs};
@@ -36,6 +37,9 @@ pub struct BenchArgs {
     /// Seed of the tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Of each test, also list a GPU's kernels by the time they take, in one more measurement
+    #[arg(long)]
+    profile: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -107,6 +111,7 @@ impl Summary {
 
 struct Measured {
     test: Test,
+    kernels: Vec<KernelTime>,
     repetitions: Vec<Stats>,
     speed: Summary,
     tokens: u64,
@@ -114,12 +119,12 @@ struct Measured {
 }
 
 impl Measured {
-    fn new(test: Test, repetitions: Vec<Stats>) -> Self {
+    fn new(test: Test, repetitions: Vec<Stats>, kernels: Vec<KernelTime>) -> Self {
         let speeds: Vec<f64> = repetitions.iter().map(speed).collect();
         let mut cache = CacheStats::default();
         repetitions.iter().for_each(|stats| cache += stats.cache);
         let tokens = repetitions.iter().map(|stats| stats.tokens).sum();
-        Self { test, repetitions, speed: Summary::new(&speeds), tokens, cache }
+        Self { test, kernels, repetitions, speed: Summary::new(&speeds), tokens, cache }
     }
 
     fn bytes_read_per_token(&self) -> u64 {
@@ -197,7 +202,13 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
             }
             bar.inc(1);
         }
-        results.push(Measured::new(*test, repetitions));
+        let mut kernels = vec![];
+        if args.profile {
+            engine.start_profile();
+            test.measure(engine, &mut session, &random_tokens(args.seed, test.tokens, vocab_size))?;
+            kernels = engine.take_profile()?;
+        }
+        results.push(Measured::new(*test, repetitions, kernels));
     }
     bar.finish_and_clear();
     Ok(results)
@@ -234,9 +245,30 @@ fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
         ]);
     }
     print!("{table}");
+    for result in results.iter().filter(|result| !result.kernels.is_empty()) {
+        println!();
+        print!("{}", kernel_table(result));
+    }
     if let Some(peak) = peak_resident() {
         println!("peak memory {}", size(peak));
     }
+}
+
+/// Kernels of a test by the time they took.
+fn kernel_table(result: &Measured) -> Table {
+    let total: f64 = result.kernels.iter().map(|k| k.time.as_secs_f64()).sum();
+    let mut table = Table::new(&[&result.test.to_string(), "runs", "ms", "µs/run", "share"]);
+    for kernel in &result.kernels {
+        let seconds = kernel.time.as_secs_f64();
+        table.row(&[
+            kernel.kernel.clone(),
+            kernel.runs.to_string(),
+            format!("{:.3}", seconds * 1e3),
+            format!("{:.2}", seconds * 1e6 / kernel.runs as f64),
+            format!("{:.1} %", 100.0 * seconds / total),
+        ]);
+    }
+    table
 }
 
 /// Everything that was measured, and with what settings.
@@ -275,6 +307,11 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                 "read_bandwidth": result.cache.bandwidth(),
                 "guess_precision": result.cache.guess_precision_recall().map(|(precision, _)| precision),
                 "guess_recall": result.cache.guess_precision_recall().map(|(_, recall)| recall),
+                "kernels": result.kernels.iter().map(|kernel| json!({
+                    "kernel": kernel.kernel,
+                    "runs": kernel.runs,
+                    "seconds": kernel.time.as_secs_f64(),
+                })).collect::<Vec<_>>(),
                 "repetitions": result.repetitions.iter().map(repetition).collect::<Vec<_>>(),
             })
         })
