@@ -29,7 +29,7 @@ mod emulator {
         let out = Path::new(&out);
         let mut build = cc::Build::new();
         build.cpp(true).std("c++17").include(KERNELS).define("MOEFLUX_EMULATOR", None);
-        build.opt_level(1).flag("-ffp-contract=off").warnings(false).debug(false);
+        build.opt_level(2).flag("-ffp-contract=off").warnings(false).debug(false);
         let (mut table, mut declarations) = (String::new(), String::new());
         let mut add = |unit: &str, symbol: &str, text: &str| {
             let path = out.join(format!("{symbol}.cpp"));

@@ -133,9 +133,15 @@ impl EngineArgs {
                 Ok(devices) if !devices.is_empty() => {
                     let memory = self.device_memory;
                     let open = move || Ok(Box::new(cuda::Cuda::open(0, memory)?) as _);
-                    return Ok(Box::new(GpuBackend::new(devices[0].name.clone(), GpuOptions { memory }, open)));
+                    return Ok(Box::new(GpuBackend::new(
+                        devices[0].name.clone(),
+                        GpuOptions { memory },
+                        open,
+                    )));
                 }
-                Ok(_) if self.backend == BackendKind::Cuda => anyhow::bail!("--backend cuda: there is no GPU"),
+                Ok(_) if self.backend == BackendKind::Cuda => {
+                    anyhow::bail!("--backend cuda: there is no GPU")
+                }
                 Err(error) if self.backend == BackendKind::Cuda => return Err(error.into()),
                 _ => {}
             }
@@ -194,7 +200,8 @@ impl EngineArgs {
     pub fn open_text(&self, model: &Path) -> Result<TextModel> {
         let (backend, options) = self.resolve(Activations::Int8)?;
         let bar = loading_bar()?;
-        let model = TextModel::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        let model =
+            TextModel::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         Ok(model)
     }

@@ -383,9 +383,8 @@ type MakeDevice = fn(u64) -> GpuBackend;
 
 /// The emulated device, and a GPU where there is one.
 fn devices() -> Vec<(&'static str, MakeDevice)> {
-    let emulated: MakeDevice = |seed| {
-        GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed))))
-    };
+    let emulated: MakeDevice =
+        |seed| GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed))));
     let mut all = vec![("the emulator", emulated)];
     #[cfg(target_os = "linux")]
     if moeflux_compute::gpu::cuda::devices().is_ok() {

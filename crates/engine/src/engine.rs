@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, KernelTime, KvType, PAGE_TOKENS, Span, StateSlots,
+    ActivationMode, Backend, Batch, CompileOptions, Executable, KernelTime, KvType, PAGE_TOKENS, Span,
+    StateSlots,
 };
 use moeflux_compute::plan::Plan;
 

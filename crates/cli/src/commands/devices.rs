@@ -33,9 +33,7 @@ pub fn run(args: &DevicesArgs) -> Result<()> {
     let cpu = CpuBackend::new(threads, None)?.describe();
     let gpus = gpus();
     if args.json {
-        let entry = |gpu: &DeviceInfo| {
-            json!({ "backend": "cuda", "name": gpu.name, "memory": gpu.memory, "free": gpu.free })
-        };
+        let entry = |gpu: &DeviceInfo| json!({ "backend": "cuda", "name": gpu.name, "memory": gpu.memory, "free": gpu.free });
         let list: Vec<_> = gpus.iter().flatten().map(entry).collect();
         let missing = gpus.as_ref().err().map(ToString::to_string);
         println!("{:#}", json!({ "cpu": cpu, "gpus": list, "no_gpu": missing }));

@@ -14,6 +14,8 @@ use crate::{Result, Tensor};
 pub struct GpuOptions {
     /// Bytes of device memory for everything; by default what is free, less a margin.
     pub memory: Option<u64>,
+    /// Slots for experts, in place of those that memory leaves.
+    pub expert_slots: Option<usize>,
 }
 
 /// Opens a device of its own for every graph that is compiled.

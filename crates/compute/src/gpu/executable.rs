@@ -5,14 +5,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::backend::{GpuOptions, device_scratch_bytes};
 use super::device::{BufferId, Device, Dispatch, RecordingId, Slice};
-use super::experts::DeviceExperts;
+use super::experts::{DeviceExperts, Room};
 use super::inputs::{FEW_ROWS, InputLayout, Shape, page_numbers};
 use super::lower::{Memory, Piece, Scratch, lower, scratch_bytes};
 use super::state::State;
-use super::tensor_cores::{self, TensorScratch};
 use super::steps::{Buffers, Step, buffers, steps};
+use super::tensor_cores::{self, TensorScratch};
 use super::weights::{self, DeviceWeight};
-use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, KernelTime, page_bytes, slot_bytes};
+use crate::backend::{
+    ActivationMode, Batch, CompileOptions, Executable, ExpertSource, KernelTime, page_bytes, slot_bytes,
+};
 use crate::graph::{ExpertSetId, Graph, Op};
 use crate::{Error, Result, Tensor};
 
@@ -124,7 +126,11 @@ impl GpuExecutable {
         let taken = [trunk, device_scratch_bytes(&graph, rows), logits_bytes, context, states];
         let taken = taken.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes as u64));
         let total = gpu.memory.unwrap_or(free.saturating_sub(MARGIN));
-        let experts = DeviceExperts::new(d, &graph, total.saturating_sub(taken), most_chosen)?;
+        let room = match gpu.expert_slots {
+            Some(slots) => Room::Slots(slots),
+            None => Room::Bytes { budget: total.saturating_sub(taken), minimum: most_chosen },
+        };
+        let experts = DeviceExperts::new(d, &graph, room)?;
         Ok(Self {
             device: Mutex::new(device),
             graph,
@@ -297,7 +303,10 @@ impl GpuExecutable {
     }
 }
 
-fn all<const N: usize>(sizes: [usize; N], alloc: &mut impl FnMut(usize) -> Result<BufferId>) -> Result<[BufferId; N]> {
+fn all<const N: usize>(
+    sizes: [usize; N],
+    alloc: &mut impl FnMut(usize) -> Result<BufferId>,
+) -> Result<[BufferId; N]> {
     let mut buffers = [BufferId(0); N];
     for (buffer, bytes) in buffers.iter_mut().zip(sizes) {
         *buffer = alloc(bytes)?;

@@ -41,7 +41,6 @@ impl Part {
 struct Set {
     /// gate, up, down.
     parts: [Part; 3],
-    slot_bytes: usize,
     class: usize,
     /// Where its part of the table begins, in entries.
     table: usize,
@@ -72,6 +71,20 @@ pub(crate) struct DeviceExperts {
     loaded: bool,
 }
 
+/// How many experts a device may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Room {
+    /// As many as `budget` bytes hold, at least `minimum`.
+    Bytes {
+        /// Bytes for slots.
+        budget: u64,
+        /// Experts that a token needs.
+        minimum: usize,
+    },
+    /// This many, all slots of the largest size.
+    Slots(usize),
+}
+
 /// Bytes and number of slots by class, ascending, and the class of each set.
 struct SlotPlan {
     classes: Vec<(usize, usize)>,
@@ -88,12 +101,6 @@ fn layouts(graph: &Graph) -> Result<Vec<([Part; 3], usize)>> {
         Ok(([gate, up, down], end))
     };
     graph.expert_sets().iter().map(layout).collect()
-}
-
-/// Bytes that all experts take.
-pub(crate) fn total_bytes(graph: &Graph) -> Result<u64> {
-    let sets = layouts(graph)?;
-    Ok(sets.iter().zip(graph.expert_sets()).map(|((_, bytes), set)| (bytes * set.experts) as u64).sum())
 }
 
 impl SlotPlan {
@@ -129,17 +136,28 @@ impl SlotPlan {
 }
 
 impl DeviceExperts {
-    /// Slots for the experts of `graph` in `budget` bytes, at least `minimum`.
+    /// Slots for the experts of `graph`.
     ///
     /// # Errors
-    /// [`Error::DeviceMemory`] if that is not enough.
-    pub(crate) fn new(device: &mut dyn Device, graph: &Graph, budget: u64, minimum: usize) -> Result<Self> {
+    /// [`Error::DeviceMemory`] if there is not enough.
+    pub(crate) fn new(device: &mut dyn Device, graph: &Graph, room: Room) -> Result<Self> {
         let layouts = layouts(graph)?;
         let sizes: Vec<usize> = layouts.iter().map(|(_, bytes)| *bytes).collect();
         let experts: Vec<usize> = graph.expert_sets().iter().map(|set| set.experts).collect();
-        let Some(plan) = SlotPlan::new(&sizes, &experts, budget, minimum) else {
-            let wanted = sizes.iter().max().map_or(0, |size| (size * minimum) as u64);
-            return Err(Error::DeviceMemory { device: device.info().name, wanted, free: budget });
+        let largest = sizes.iter().copied().max().unwrap_or(0);
+        let plan = match room {
+            Room::Bytes { budget, minimum } => {
+                SlotPlan::new(&sizes, &experts, budget, minimum).ok_or_else(|| Error::DeviceMemory {
+                    device: device.info().name,
+                    wanted: (largest * minimum) as u64,
+                    free: budget,
+                })?
+            }
+            Room::Slots(slots) => SlotPlan {
+                classes: vec![(largest, slots.max(1))],
+                class_of: vec![0; sizes.len()],
+                resident: slots >= experts.iter().sum(),
+            },
         };
         let mut end = 0;
         let mut class = |(slot_bytes, slots): (usize, usize)| {
@@ -150,8 +168,8 @@ impl DeviceExperts {
         let classes: Vec<Class> = plan.classes.into_iter().map(&mut class).collect();
         let mut entries = 0;
         let mut sets = vec![];
-        for (((parts, slot_bytes), class), experts) in layouts.into_iter().zip(plan.class_of).zip(experts) {
-            sets.push(Set { parts, slot_bytes, class, table: entries, slots: vec![None; experts] });
+        for (((parts, _), class), experts) in layouts.into_iter().zip(plan.class_of).zip(experts) {
+            sets.push(Set { parts, class, table: entries, slots: vec![None; experts] });
             entries += experts;
         }
         let slots = device.alloc(end.max(ALIGNMENT))?;
@@ -236,7 +254,8 @@ impl DeviceExperts {
     fn store(&mut self, device: &mut dyn Device, id: ExpertSetId, view: &ExpertView<'_>) -> Result<()> {
         let class = &mut self.classes[self.sets[id.0].class];
         let slots = class.slots.iter().enumerate();
-        let oldest = slots.min_by_key(|(_, (content, used))| (content.is_some(), *used)).map(|(slot, _)| slot);
+        let oldest =
+            slots.min_by_key(|(_, (content, used))| (content.is_some(), *used)).map(|(slot, _)| slot);
         let slot = oldest.expect("a class has slots");
         let start = class.start + slot * class.slot_bytes;
         if let (Some((set, expert)), _) = std::mem::replace(&mut class.slots[slot], (None, 0)) {
@@ -270,11 +289,6 @@ impl DeviceExperts {
             }
         }
         device.upload(self.table(id), &table)
-    }
-
-    /// Bytes of a slot of a set, for reports.
-    pub(crate) fn slot_bytes(&self, set: ExpertSetId) -> usize {
-        self.sets[set.0].slot_bytes
     }
 }
 

@@ -24,7 +24,11 @@ impl Shape {
     pub(crate) fn of(batch: &Batch<'_>) -> Self {
         let rows = batch.tokens.len();
         let longest = batch.spans.iter().map(|s| s.start + s.rows.len()).max().unwrap_or(0);
-        let splits = if rows > FEW_ROWS { 1 } else { longest.div_ceil(SPLIT_KEYS).next_power_of_two().min(MOST_SPLITS) };
+        let splits = if rows > FEW_ROWS {
+            1
+        } else {
+            longest.div_ceil(SPLIT_KEYS).next_power_of_two().min(MOST_SPLITS)
+        };
         Self { rows, sequences: batch.spans.len(), outputs: batch.outputs.len(), splits }
     }
 }

@@ -9,8 +9,8 @@ use super::tensor_cores::{TensorExperts, TensorLinear, TensorScratch};
 use super::weights::DeviceWeight;
 use crate::backend::KvType;
 use crate::graph::{
-    Activation, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, GroupRank, HeadPairing, LatentAttention,
-    LatentWeights, RopeStyle, Route, Routing, Score, Value, WeightId,
+    Activation, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, GroupRank, HeadPairing,
+    LatentAttention, LatentWeights, RopeStyle, Route, Routing, Score, Value, WeightId,
 };
 
 /// Threads of a group, unless a kernel says otherwise.
@@ -97,9 +97,25 @@ fn most_blocks(pairs: usize, experts: usize) -> usize {
 }
 
 /// Lowers all steps.
-pub(crate) fn lower(graph: &Graph, steps: &[Step], buffers: &Buffers, memory: &Memory<'_>, shape: Shape) -> Vec<Piece<Vec<Dispatch>>> {
+pub(crate) fn lower(
+    graph: &Graph,
+    steps: &[Step],
+    buffers: &Buffers,
+    memory: &Memory<'_>,
+    shape: Shape,
+) -> Vec<Piece<Vec<Dispatch>>> {
     let layout = InputLayout::new(&shape, &graph.ropes);
-    let mut lowering = Lowering { graph, buffers, memory, shape, layout, pieces: vec![], run: vec![], rows: shape.rows, converted: None };
+    let mut lowering = Lowering {
+        graph,
+        buffers,
+        memory,
+        shape,
+        layout,
+        pieces: vec![],
+        run: vec![],
+        rows: shape.rows,
+        converted: None,
+    };
     for step in steps {
         lowering.step(step);
     }
@@ -227,9 +243,12 @@ impl Lowering<'_> {
                 let buffers = [self.value(x), angles, self.value(out)];
                 let (dim, pairs) = (x.width() / heads, rotation.inv_freq.len());
                 let constants: &[&dyn Words] = &[&heads, &dim, &pairs, &interleaved];
-                Launch { unit: "rows", kernel: "rope", buffers: &buffers, constants }.over([self.rows, 1, 1], THREADS)
+                Launch { unit: "rows", kernel: "rope", buffers: &buffers, constants }
+                    .over([self.rows, 1, 1], THREADS)
             }
-            Step::Attention { q, k, v, cache, sinks, out } => return self.attention([q, k, v], cache.0, sinks, out),
+            Step::Attention { q, k, v, cache, sinks, out } => {
+                return self.attention([q, k, v], cache.0, sinks, out);
+            }
             Step::LatentAttention { inputs, weights, cache, out } => {
                 return self.latent_attention(inputs, weights, cache.0, out);
             }
@@ -256,7 +275,8 @@ impl Lowering<'_> {
                 let shared = x.width() / gate.width();
                 let buffers = [self.value(x), self.value(gate), self.value(out)];
                 let constants: &[&dyn Words] = &[&count, &0.0f32, &shared];
-                Launch { unit: "elementwise", kernel: "sigmoid_gate", buffers: &buffers, constants }.each(count)
+                Launch { unit: "elementwise", kernel: "sigmoid_gate", buffers: &buffers, constants }
+                    .each(count)
             }
             Step::Slice { x, groups, start, len, out } => {
                 let (count, part) = (self.rows * out.width(), x.width() / groups);
@@ -282,8 +302,9 @@ impl Lowering<'_> {
                 let constants: &[&dyn Words] = &[&channels, &kernel, &self.rows];
                 let buffers = [self.value(x), self.vector(weight), held, sequences, owners, self.value(out)];
                 let blocks = channels.div_ceil(THREADS as usize);
-                let mixed = Launch { unit: "recurrent", kernel: "causal_conv1d", buffers: &buffers, constants }
-                    .over([blocks, self.rows, 1], THREADS);
+                let mixed =
+                    Launch { unit: "recurrent", kernel: "causal_conv1d", buffers: &buffers, constants }
+                        .over([blocks, self.rows, 1], THREADS);
                 self.run.push(mixed);
                 let buffers = [self.value(x), sequences, held];
                 Launch { unit: "recurrent", kernel: "causal_conv1d_state", buffers: &buffers, constants }
@@ -307,11 +328,17 @@ impl Lowering<'_> {
         self.run.push(dispatch);
     }
 
-    fn linear(&self, x: Value, weight: WeightId, bias: Option<WeightId>, residual: Option<Value>, out: Value) -> Dispatch {
+    fn linear(
+        &self,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        residual: Option<Value>,
+        out: Value,
+    ) -> Dispatch {
         let w = self.weight(weight);
         let rows = w.matrix.rows;
-        let constants: &[&dyn Words] =
-            &[&w.format, &rows, &self.rows, &bias.is_some(), &residual.is_some()];
+        let constants: &[&dyn Words] = &[&w.format, &rows, &self.rows, &bias.is_some(), &residual.is_some()];
         let [a, b, c] = w.planes;
         let residual = residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [a, b, c, self.value(x), self.optional(bias), residual, self.value(out)];
@@ -365,8 +392,18 @@ impl Lowering<'_> {
         let (f32_cache, has_sinks) = (self.f32_cache(), a.sinks.is_some());
         let window = u32::try_from(a.window).unwrap_or(0);
         let constants: &[&dyn Words] = &[
-            &a.heads, &a.kv_heads, &chunks, &key_dim, &value_dim, &key_stride, &value_stride, &a.scale, &window,
-            &f32_cache, &splits, &has_sinks,
+            &a.heads,
+            &a.kv_heads,
+            &chunks,
+            &key_dim,
+            &value_dim,
+            &key_stride,
+            &value_stride,
+            &a.scale,
+            &window,
+            &f32_cache,
+            &splits,
+            &has_sinks,
         ];
         let dispatch = Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants }
             .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
@@ -393,7 +430,12 @@ impl Lowering<'_> {
         let (q_nope, out) = (self.value(q_nope), self.value(out));
         match weights {
             LatentWeights::Joint(weight) => {
-                self.heads("latent_transposed", weight, [nope + value, 0, nope, rank, width, 0], [q_nope, query]);
+                self.heads(
+                    "latent_transposed",
+                    weight,
+                    [nope + value, 0, nope, rank, width, 0],
+                    [q_nope, query],
+                );
             }
             LatentWeights::Split { k, .. } => {
                 self.heads("latent_matvec", k, [rank, 0, nope, rank, width, 0], [q_nope, query]);
@@ -409,7 +451,12 @@ impl Lowering<'_> {
         self.attend(&attend, [query, latents, latents], mixed);
         match weights {
             LatentWeights::Joint(weight) => {
-                self.heads("latent_matvec", weight, [nope + value, nope, rank, value, value, 0], [mixed, out]);
+                self.heads(
+                    "latent_matvec",
+                    weight,
+                    [nope + value, nope, rank, value, value, 0],
+                    [mixed, out],
+                );
             }
             LatentWeights::Split { v, .. } => {
                 self.heads("latent_matvec", v, [value, 0, rank, value, value, 0], [mixed, out]);
@@ -423,7 +470,8 @@ impl Lowering<'_> {
         let [head_rows, first_row, ins, outs, stride, start] = sizes;
         // Of all heads: the weight's rows are theirs.
         let heads = w.matrix.rows / head_rows;
-        let constants: &[&dyn Words] = &[&w.format, &heads, &head_rows, &first_row, &ins, &outs, &stride, &start];
+        let constants: &[&dyn Words] =
+            &[&w.format, &heads, &head_rows, &first_row, &ins, &outs, &stride, &start];
         let [a, b, c] = w.planes;
         let launch = Launch { unit: "latent", kernel, buffers: &[a, b, c, x, result], constants };
         let dispatch = if kernel == "latent_matvec" {
@@ -446,7 +494,15 @@ impl Lowering<'_> {
         let buffers = [self.value(logits), self.optional(bias), ids, weights];
         let (renormalize, has_bias) = (route.renormalize, bias.is_some());
         let constants: &[&dyn Words] = &[
-            &route.experts, &route.top_k, &score, &groups, &keep, &rank, &renormalize, &route.scale, &has_bias,
+            &route.experts,
+            &route.top_k,
+            &score,
+            &groups,
+            &keep,
+            &rank,
+            &renormalize,
+            &route.scale,
+            &has_bias,
         ];
         Launch { unit: "route", kernel: "route", buffers: &buffers, constants }.over([self.rows, 1, 1], 32)
     }

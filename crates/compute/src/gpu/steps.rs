@@ -8,24 +8,107 @@ use crate::graph::{
 /// One operation, or several that run as one.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
-    Embed { table: WeightId, out: Value },
+    Embed {
+        table: WeightId,
+        out: Value,
+    },
     /// x · weightᵀ + bias + residual.
-    Linear { x: Value, weight: WeightId, bias: Option<WeightId>, precision: Precision, residual: Option<Value>, out: Value },
-    RmsNorm { x: Value, weight: WeightId, groups: usize, eps: f32, out: Value },
-    Rope { x: Value, heads: usize, rope: usize, out: Value },
-    Attention { q: Value, k: Value, v: Value, cache: CacheId, sinks: Option<WeightId>, out: Value },
-    LatentAttention { inputs: [Value; 4], weights: LatentWeights, cache: LatentCacheId, out: Value },
-    SwiGlu { gate: Value, up: Value, out: Value },
-    Add { a: Value, b: Value, out: Value },
-    Clamp { x: Value, limit: f32, out: Value },
-    SigmoidGate { x: Value, gate: Value, out: Value },
-    Slice { x: Value, groups: usize, start: usize, len: usize, out: Value },
-    GatherRows { x: Value, out: Value },
-    Route { logits: Value, bias: Option<WeightId>, route: Route, routing: Routing },
+    Linear {
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        precision: Precision,
+        residual: Option<Value>,
+        out: Value,
+    },
+    RmsNorm {
+        x: Value,
+        weight: WeightId,
+        groups: usize,
+        eps: f32,
+        out: Value,
+    },
+    Rope {
+        x: Value,
+        heads: usize,
+        rope: usize,
+        out: Value,
+    },
+    Attention {
+        q: Value,
+        k: Value,
+        v: Value,
+        cache: CacheId,
+        sinks: Option<WeightId>,
+        out: Value,
+    },
+    LatentAttention {
+        inputs: [Value; 4],
+        weights: LatentWeights,
+        cache: LatentCacheId,
+        out: Value,
+    },
+    SwiGlu {
+        gate: Value,
+        up: Value,
+        out: Value,
+    },
+    Add {
+        a: Value,
+        b: Value,
+        out: Value,
+    },
+    Clamp {
+        x: Value,
+        limit: f32,
+        out: Value,
+    },
+    SigmoidGate {
+        x: Value,
+        gate: Value,
+        out: Value,
+    },
+    Slice {
+        x: Value,
+        groups: usize,
+        start: usize,
+        len: usize,
+        out: Value,
+    },
+    GatherRows {
+        x: Value,
+        out: Value,
+    },
+    Route {
+        logits: Value,
+        bias: Option<WeightId>,
+        route: Route,
+        routing: Routing,
+    },
     /// Weighted sum of experts + residual.
-    MoeExperts { x: Value, routing: Routing, experts: ExpertSetId, mlp: ExpertMlp, residual: Option<Value>, out: Value },
-    CausalConv1d { x: Value, weight: WeightId, kernel: usize, state: StateId, out: Value },
-    GatedDeltaRule { inputs: DeltaInputs, decay: WeightId, dt_bias: WeightId, shape: DeltaRule, state: StateId, out: Value },
+    MoeExperts {
+        x: Value,
+        routing: Routing,
+        experts: ExpertSetId,
+        mlp: ExpertMlp,
+        residual: Option<Value>,
+        out: Value,
+    },
+    CausalConv1d {
+        x: Value,
+        weight: WeightId,
+        kernel: usize,
+        state: StateId,
+        out: Value,
+    },
+    GatedDeltaRule {
+        inputs: DeltaInputs,
+        decay: WeightId,
+        dt_bias: WeightId,
+        shape: DeltaRule,
+        state: StateId,
+        out: Value,
+    },
 }
 
 impl Step {
@@ -170,7 +253,12 @@ pub(crate) fn buffers(graph: &Graph, steps: &[Step]) -> Buffers {
             widths[buffer] = widths[buffer].max(out.width());
             buffers.of[out.index] = Some(buffer);
         }
-        let mut ended: Vec<usize> = step.inputs().iter().filter(|v| last_use[v.index] == index).filter_map(|v| buffers.of[v.index]).collect();
+        let mut ended: Vec<usize> = step
+            .inputs()
+            .iter()
+            .filter(|v| last_use[v.index] == index)
+            .filter_map(|v| buffers.of[v.index])
+            .collect();
         ended.sort_unstable();
         ended.dedup();
         free.extend(ended);

@@ -98,7 +98,11 @@ pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor]) -> Result<Vec<
 }
 
 /// The bytes of a plane with its rows one after the other; `scratch` is used if they are not stored so.
-pub(crate) fn plane_bytes<'a>(view: &TensorView<'a>, plane: usize, scratch: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+pub(crate) fn plane_bytes<'a>(
+    view: &TensorView<'a>,
+    plane: usize,
+    scratch: &'a mut Vec<u8>,
+) -> Result<&'a [u8]> {
     let bytes = view.dtype().plane_bytes(plane, view.rows(), view.cols())?;
     scratch.clear();
     if view.is_transposed() {

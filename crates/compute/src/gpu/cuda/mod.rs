@@ -92,9 +92,8 @@ impl Cuda {
         let mut count = 0;
         call!(driver, device_count(&mut count))?;
         let ordinal = c_int::try_from(ordinal).ok().filter(|o| *o < count);
-        let ordinal = ordinal.ok_or_else(|| Error::NoDevice {
-            reason: format!("there are {count} GPUs, numbered from 0"),
-        })?;
+        let ordinal = ordinal
+            .ok_or_else(|| Error::NoDevice { reason: format!("there are {count} GPUs, numbered from 0") })?;
         let mut cuda = Self::with_driver(driver, ordinal)?;
         if let Some(limit) = limit {
             cuda.limit = limit;

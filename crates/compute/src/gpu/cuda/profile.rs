@@ -47,7 +47,8 @@ impl Profile {
             sum.0 += 1;
             sum.1 += f64::from(milliseconds) / 1e3;
         }
-        let time = |(kernel, (runs, seconds))| KernelTime { kernel, runs, time: Duration::from_secs_f64(seconds) };
+        let time =
+            |(kernel, (runs, seconds))| KernelTime { kernel, runs, time: Duration::from_secs_f64(seconds) };
         let mut times: Vec<KernelTime> = sums.into_iter().map(time).collect();
         times.sort_by_key(|t| std::cmp::Reverse(t.time));
         Ok(times)

@@ -117,7 +117,8 @@ KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uc
                 best = s > best ? s : best;
                 poisoned = poisoned || s != s;
             }
-            const float old = maxima[h];
+            // Read by the lane that writes it.
+            const float old = lane_read(ctx, ctx.lane() == 0 ? (float)maxima[h] : 0.0f, 0);
             best = lane_max(ctx, best > old ? best : old);
             float sum = poisoned ? not_a_number() : 0.0f;
             for (uint i = ctx.lane(); i < count; i += 32) {

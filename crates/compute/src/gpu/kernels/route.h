@@ -111,10 +111,11 @@ KERNEL(route, RouteConstants, (const float, logits), (const float, bias), (uint,
     }
     // The weights of the chosen, in order: few, so that one lane sums them.
     if (lane == 0) {
+        const float top = scores[chosen[0]];
         float total = 0.0f;
         for (uint k = 0; k < c.top_k; ++k) {
             float w = scores[chosen[k]];
-            if (c.score == SOFTMAX_OF_CHOSEN) w = exp_of(w - scores[chosen[0]]);
+            if (c.score == SOFTMAX_OF_CHOSEN) w = exp_of(w - top);
             scores[chosen[k]] = w;
             total += w;
         }
