@@ -4,7 +4,8 @@
                         "tests": [{"kind": "prompt", "tokens": 512, "depth": 0}, ...]}'
 
 Prints one JSON array: for each test the tokens per second of every repetition. As in llama-bench each test
-runs once before it counts, tokens are random, and only the last token of a batch has logits.
+runs once before it counts, tokens are random, others in each repetition, and only the last token of a batch has
+logits.
 """
 
 import ctypes
@@ -51,12 +52,13 @@ class Context:
         self.memory = llama_cpp.llama_get_memory(self.context)
         vocab = llama_cpp.llama_model_get_vocab(self.model)
         vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
-        source = random.Random(0)
-        ids = [source.randrange(vocab_size) for _ in range(options.n_ctx)]
+        source = random.Random(request.get("seed", 0))
+        most = max(test["depth"] + test["tokens"] * (request["repetitions"] + 1) for test in tests)
+        ids = [source.randrange(vocab_size) for _ in range(most)]
         self.tokens = (llama_cpp.llama_token * len(ids))(*ids)
 
     def decode(self, first: int, end: int, step: int) -> None:
-        """Appends tokens `first..end`, `step` at a time."""
+        """Appends tokens number `first..end`, `step` at a time."""
         size = ctypes.sizeof(llama_cpp.llama_token)
         for start in range(first, end, step):
             count = min(step, end - start)
@@ -72,9 +74,10 @@ class Context:
         self.decode(0, depth, BATCH)
         step = BATCH if kind == "prompt" else 1
         speeds = []
-        for _ in range(repetitions + 1):
+        for repetition in range(repetitions + 1):
+            first = depth + repetition * tokens
             start = time.perf_counter()
-            self.decode(depth, depth + tokens, step)
+            self.decode(first, first + tokens, step)
             speeds.append(tokens / (time.perf_counter() - start))
             llama_cpp.llama_memory_seq_rm(self.memory, 0, depth, -1)
         return speeds[1:]

@@ -1,13 +1,20 @@
 //! Options that every command which runs a model shares.
 
+use std::fmt::Display;
 use std::path::Path;
+use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use moeflux::experts::{PolicyKind, Prefetch};
+use moeflux::io::file::ReadMode;
+use moeflux::io::queue::QueueKind;
 use moeflux::{Engine, Options, TextModel};
-use moeflux_compute::backend::{ActivationMode, KvType};
+use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+#[cfg(target_os = "linux")]
+use moeflux_compute::gpu::{GpuBackend, GpuOptions, cuda};
 
 /// Precision of activations in products with quantised weights.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -27,9 +34,26 @@ pub enum Kv {
     F32,
 }
 
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackendKind {
+    /// The first GPU if there is one, else the processor.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
 /// How to run the model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
+    /// What computes
+    #[arg(long, value_name = "BACKEND", default_value = "auto", help_heading = "Engine")]
+    pub backend: BackendKind,
+    /// Memory of the GPU to use: weights, context, scratch, and experts in what is left [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
+    pub device_memory: Option<u64>,
     /// Memory for everything: weights, context, scratch, experts (such as 6GiB) [default: what the system grants]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
     pub memory: Option<u64>,
@@ -52,15 +76,27 @@ pub struct EngineArgs {
     #[arg(long, value_name = "TYPE", help_heading = "Engine")]
     pub kv: Option<Kv>,
     /// Highest instruction set to use: portable, avx2, avx512 [default: the machine's best]
-    #[arg(long, value_name = "LEVEL", value_parser = parse_simd, help_heading = "Engine")]
+    #[arg(long, value_name = "LEVEL", value_parser = parse::<SimdLevel>, help_heading = "Engine")]
     pub simd: Option<SimdLevel>,
+    /// How experts are read: direct (past the page cache) or buffered (through it) [default: what a probe finds faster]
+    #[arg(long, value_name = "MODE", value_parser = parse::<ReadMode>, help_heading = "Streaming")]
+    pub read_mode: Option<ReadMode>,
+    /// What reads them: io_uring or pread [default: the best that the system allows]
+    #[arg(long, value_name = "QUEUE", value_parser = parse::<QueueKind>, help_heading = "Streaming")]
+    pub read_queue: Option<QueueKind>,
     /// Expert reads under way at once
-    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Engine")]
-    pub read_threads: usize,
+    #[arg(long, value_name = "N", default_value_t = Options::default().read_depth, help_heading = "Streaming")]
+    pub read_depth: usize,
+    /// Which experts give way: lru, lfu:HALF_LIFE or blend:LONG:SHORT:PART, half-lives in tokens
+    #[arg(long, value_name = "POLICY", value_parser = parse::<PolicyKind>, default_value_t, help_heading = "Streaming")]
+    pub cache_policy: PolicyKind,
+    /// Whether experts are read before they are asked for: auto (where it gains), off, always
+    #[arg(long, value_name = "WHEN", value_parser = parse::<Prefetch>, default_value_t, help_heading = "Streaming")]
+    pub prefetch: Prefetch,
 }
 
 /// `6GiB`, `500MB`, `1.5G` (binary), or a number of bytes.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let scale: f64 = match unit.trim().to_ascii_lowercase().as_str() {
@@ -83,13 +119,44 @@ fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-fn parse_simd(text: &str) -> Result<SimdLevel, String> {
+/// A value of an option that knows how it is written.
+pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error| format!("{error}"))
 }
 
 impl EngineArgs {
+    /// What computes: for `auto` a GPU if one can be used.
+    fn backend(&self, threads: usize) -> Result<Box<dyn Backend>> {
+        #[cfg(target_os = "linux")]
+        if self.backend != BackendKind::Cpu {
+            match cuda::devices() {
+                Ok(devices) if !devices.is_empty() => {
+                    let memory = self.device_memory;
+                    let open = move || Ok(Box::new(cuda::Cuda::open(0, memory)?) as _);
+                    return Ok(Box::new(GpuBackend::new(
+                        devices[0].name.clone(),
+                        GpuOptions { memory },
+                        open,
+                    )));
+                }
+                Ok(_) if self.backend == BackendKind::Cuda => {
+                    anyhow::bail!("--backend cuda: there is no GPU")
+                }
+                Err(error) if self.backend == BackendKind::Cuda => return Err(error.into()),
+                _ => {}
+            }
+        }
+        if self.backend == BackendKind::Cuda {
+            anyhow::bail!("--backend cuda: this is for Linux");
+        }
+        if self.device_memory.is_some() {
+            anyhow::bail!("--device-memory: there is no GPU to use");
+        }
+        Ok(Box::new(CpuBackend::new(threads, self.simd)?))
+    }
+
     /// The backend, and options with `default` precision if none was asked for.
-    fn resolve(&self, default: Activations) -> Result<(CpuBackend, Options)> {
+    fn resolve(&self, default: Activations) -> Result<(Box<dyn Backend>, Options)> {
         let threads = match self.threads {
             Some(0) => anyhow::bail!("--threads: expected a positive number, got 0"),
             Some(n) => n,
@@ -110,17 +177,21 @@ impl EngineArgs {
             context: self.context,
             activations,
             kv_type,
-            read_threads: self.read_threads,
+            read_mode: self.read_mode,
+            read_queue: self.read_queue,
+            read_depth: self.read_depth,
+            cache_policy: self.cache_policy,
+            prefetch: self.prefetch,
             ..Options::default()
         };
-        Ok((CpuBackend::new(threads, self.simd)?, options))
+        Ok((self.backend(threads)?, options))
     }
 
     /// Opens a model without its tokenizer, with a progress bar where a person watches.
     pub fn open(&self, model: &Path, default: Activations) -> Result<Engine> {
         let (backend, options) = self.resolve(default)?;
         let bar = loading_bar()?;
-        let engine = Engine::open(model, &backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        let engine = Engine::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         Ok(engine)
     }
@@ -129,7 +200,8 @@ impl EngineArgs {
     pub fn open_text(&self, model: &Path) -> Result<TextModel> {
         let (backend, options) = self.resolve(Activations::Int8)?;
         let bar = loading_bar()?;
-        let model = TextModel::open(model, &backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        let model =
+            TextModel::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         Ok(model)
     }

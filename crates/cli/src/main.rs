@@ -25,7 +25,10 @@ enum Command {
     Synth(commands::synth::SynthArgs),
     Inspect(commands::inspect::InspectArgs),
     Bench(commands::bench::BenchArgs),
+    Devices(commands::devices::DevicesArgs),
     Perplexity(commands::perplexity::PerplexityArgs),
+    Trace(commands::trace::TraceArgs),
+    Replay(commands::replay::ReplayArgs),
 }
 
 fn main() -> ExitCode {
@@ -36,7 +39,10 @@ fn main() -> ExitCode {
         Command::Synth(args) => commands::synth::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::Devices(args) => commands::devices::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Trace(args) => commands::trace::run(args),
+        Command::Replay(args) => commands::replay::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

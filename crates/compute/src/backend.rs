@@ -5,6 +5,7 @@
 //! [`ExpertSource`] while it runs, which is all it knows of streaming.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::graph::{ExpertSetId, Graph};
 use crate::plan::Plan;
@@ -128,6 +129,19 @@ pub trait ExpertSource {
         experts: &[u32],
         visitor: &mut dyn FnMut(&[ExpertView<'_>]),
     ) -> Result<()>;
+
+    /// Says what the router chose for the set announced next: `ids` (rows, top_k). For statistics: how many tokens chose
+    /// an expert says more than that one did.
+    fn routed(&mut self, _set: ExpertSetId, _ids: &[u32], _rows: usize) {}
+
+    /// Whether a forecast for the layer after the one just announced is worth computing.
+    fn wants_forecast(&mut self) -> bool {
+        false
+    }
+
+    /// Says which experts will probably be asked for next, most likely first, so that idle time can be used to read
+    /// them. It may be wrong.
+    fn forecast(&mut self, _set: ExpertSetId, _likely: &[u32]) {}
 }
 
 /// Something that runs graphs.
@@ -152,6 +166,17 @@ pub trait Backend {
     ) -> Result<Box<dyn Executable>>;
 }
 
+/// How long a kernel of a device took.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelTime {
+    /// Its name.
+    pub kernel: String,
+    /// How often it ran.
+    pub runs: u64,
+    /// Time of all runs, with the gaps between launches.
+    pub time: Duration,
+}
+
 /// A compiled graph with its state.
 pub trait Executable: Send {
     /// Runs `batch` and writes logits (outputs, vocab_size) to `logits`, replacing what was there.
@@ -163,6 +188,17 @@ pub trait Executable: Send {
     /// If an expert cannot be had.
     fn run(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, logits: &mut Vec<f32>)
     -> Result<()>;
+
+    /// Times every kernel from now on, which makes runs slower. Does nothing where there are no kernels to tell apart.
+    fn start_profile(&mut self) {}
+
+    /// Ends the profile: kernels by the time they took, longest first.
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
+        Ok(vec![])
+    }
 
     /// Makes pages `0..pages` usable; never shrinks.
     ///

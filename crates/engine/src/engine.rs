@@ -5,16 +5,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, PAGE_TOKENS, Span, StateSlots,
+    ActivationMode, Backend, Batch, CompileOptions, Executable, KernelTime, KvType, PAGE_TOKENS, Span,
+    StateSlots,
 };
 use moeflux_compute::plan::Plan;
 
 use crate::checkpoint::Checkpoint;
-use crate::experts::{CacheStats, ExpertCache};
-use crate::io::queue::{PreadPool, ReadQueue};
+use crate::experts::probe::{Probe, probe};
+use crate::experts::trace::TraceHeader;
+use crate::experts::{CacheOptions, CacheStats, ExpertCache, PolicyKind, Prefetch};
+use crate::io::file::ReadMode;
+use crate::io::queue::{self, QueueKind, ReadQueue};
 use crate::memory::Budget;
 use crate::models::{self, Model};
-use crate::placement::Placement;
+use crate::placement::{Placement, top_k};
 use crate::session::{Pool, Session, Slot};
 use crate::session_file;
 use crate::{Error, Result};
@@ -37,8 +41,16 @@ pub struct Options {
     pub kv_type: Option<KvType>,
     /// Positions that a session keeps to come back to; of models with recurrent state each takes the memory of a state.
     pub checkpoints: usize,
+    /// Whether experts are read past the page cache or through it. By default what a short probe finds faster.
+    pub read_mode: Option<ReadMode>,
+    /// What reads experts. By default the best that the system allows.
+    pub read_queue: Option<QueueKind>,
     /// Reads under way at once.
-    pub read_threads: usize,
+    pub read_depth: usize,
+    /// Which experts give way to others.
+    pub cache_policy: PolicyKind,
+    /// Whether experts are read before they are asked for.
+    pub prefetch: Prefetch,
 }
 
 impl Default for Options {
@@ -51,7 +63,11 @@ impl Default for Options {
             activations: ActivationMode::Int8,
             kv_type: None,
             checkpoints: 2,
-            read_threads: 8,
+            read_mode: None,
+            read_queue: None,
+            read_depth: 32,
+            cache_policy: PolicyKind::default(),
+            prefetch: Prefetch::default(),
         }
     }
 }
@@ -76,6 +92,32 @@ pub struct Stats {
     pub cache: CacheStats,
 }
 
+/// How experts are read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Reads {
+    /// What reads them; `None` for a queue of the caller's.
+    pub queue: Option<QueueKind>,
+    /// Past the page cache or through it.
+    pub mode: ReadMode,
+    /// What the mode was chosen by, if it was.
+    pub probe: Option<Probe>,
+}
+
+impl std::fmt::Display for Reads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.queue {
+            Some(queue) => write!(f, "{} reads, {queue}", self.mode)?,
+            None => write!(f, "{} reads", self.mode)?,
+        }
+        match self.probe {
+            Some(Probe { direct, buffered }) => {
+                write!(f, " (probe: direct {:.2} GB/s, buffered {:.2} GB/s)", direct / 1e9, buffered / 1e9)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// A loaded model.
 pub struct Engine {
     model: Model,
@@ -83,6 +125,7 @@ pub struct Engine {
     /// Names the model in session files.
     pub(crate) fingerprint: String,
     experts: ExpertCache,
+    reads: Reads,
     budget: Budget,
     backend: String,
     chunk: usize,
@@ -109,13 +152,15 @@ impl Engine {
         progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
         let checkpoint = Arc::new(Checkpoint::open(path)?);
-        let queue = PreadPool::new(options.read_threads);
-        let queue = queue.map_err(|source| Error::Io {
-            action: "start threads to read",
+        let opened = queue::open(options.read_queue, options.read_depth);
+        let (kind, queue) = opened.map_err(|source| Error::Io {
+            action: "open a queue to read",
             path: path.into(),
             source,
         })?;
-        Self::new(models::record(checkpoint)?, backend, options, Box::new(queue), progress)
+        let mut engine = Self::new(models::record(checkpoint)?, backend, options, queue, progress)?;
+        engine.reads.queue = Some(kind);
+        Ok(engine)
     }
 
     /// Loads a recorded model whose experts are read through `queue`.
@@ -126,14 +171,14 @@ impl Engine {
         mut model: Model,
         backend: &dyn Backend,
         options: &Options,
-        queue: Box<dyn ReadQueue>,
+        mut queue: Box<dyn ReadQueue>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
         let Placement { budget, slots, chunk, context, state_slots, kv_type } =
             Placement::new(&model, backend, options)?;
         let trunk = budget.needs.trunk;
 
-        let resident = slots.holds_all(&model.experts);
+        let resident = slots.holds_all(&model.experts.shapes());
         let plan = Plan::new(&model.graph, |_| resident);
         let mut loaded = 0;
         let weights = model.load(|bytes| {
@@ -155,7 +200,12 @@ impl Engine {
             path: model.checkpoint().path().into(),
             source,
         };
-        let experts = ExpertCache::new(store, slots, queue).map_err(no_memory)?;
+        let probe = if options.read_mode.is_none() { probe(&store, &mut *queue) } else { None };
+        let mode = options.read_mode.or(probe.map(|p| p.choice())).unwrap_or(ReadMode::Buffered);
+        let reads = Reads { queue: None, mode, probe };
+        let cache =
+            CacheOptions { policy: options.cache_policy, prefetch: options.prefetch, read_mode: mode };
+        let experts = ExpertCache::new(store, slots, queue, cache).map_err(no_memory)?;
         let pool = Arc::new(Pool::new(context.div_ceil(PAGE_TOKENS), state_slots, options.checkpoints));
         let backend = backend.describe();
         Ok(Self {
@@ -163,6 +213,7 @@ impl Engine {
             executable,
             fingerprint,
             experts,
+            reads,
             budget,
             backend,
             chunk,
@@ -284,6 +335,19 @@ impl Engine {
         Err(Error::NotFinite { position, reason: self.model.find_not_finite() })
     }
 
+    /// Times every kernel of a GPU from now on, which makes evaluations slower.
+    pub fn start_profile(&mut self) {
+        self.executable.start_profile();
+    }
+
+    /// Ends the profile: kernels by the time they took, longest first; none on a processor.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
+        Ok(self.executable.take_profile()?)
+    }
+
     /// Statistics since the last call.
     pub fn take_stats(&mut self) -> Stats {
         std::mem::take(&mut self.stats)
@@ -297,6 +361,32 @@ impl Engine {
     /// The expert cache, for its slots and the experts' sizes.
     pub fn experts(&self) -> &ExpertCache {
         &self.experts
+    }
+
+    /// How experts are read.
+    pub fn reads(&self) -> Reads {
+        self.reads
+    }
+
+    /// Records what routers ask for from now on.
+    pub fn start_trace(&mut self) {
+        self.experts.start_trace();
+    }
+
+    /// Ends the recording and returns the content of a trace file. `stats` are those of the tokens generated since it
+    /// began, which a replay takes the machine's speed from.
+    pub fn finish_trace(&mut self, stats: &Stats) -> Vec<u8> {
+        let needs = self.budget.needs;
+        let computing = stats.time.saturating_sub(stats.cache.stall).as_secs_f64();
+        let header = TraceHeader {
+            model: self.model.checkpoint().path().display().to_string(),
+            sets: self.experts.store().shapes(),
+            top_k: top_k(&self.model),
+            needs: needs.trunk + needs.kv + needs.scratch + needs.overhead,
+            compute_seconds: computing / stats.tokens.max(1) as f64,
+            bandwidth: stats.cache.bandwidth().unwrap_or(0.0),
+        };
+        self.experts.take_trace().unwrap_or_default().encode(&header)
     }
 
     /// The model.

@@ -18,7 +18,7 @@ mod session_file;
 pub mod synth;
 pub mod tokenizer;
 
-pub use engine::{Engine, Options, Outputs, Stats};
+pub use engine::{Engine, Options, Outputs, Reads, Stats};
 pub use error::{Error, Result};
 pub use generation::{Finish, Generated, TextModel};
 pub use placement::Placement;

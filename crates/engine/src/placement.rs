@@ -3,11 +3,11 @@
 use moeflux_compute::backend::{
     ActivationMode, Backend, CompileOptions, KvType, PAGE_TOKENS, page_bytes, slot_bytes,
 };
-use moeflux_compute::graph::{ExpertSetId, Op};
+use moeflux_compute::graph::Op;
 use moeflux_compute::plan::Plan;
 
 use crate::engine::Options;
-use crate::experts::cache::SlotPlan;
+use crate::experts::SlotPlan;
 use crate::memory::{self, Budget, Needs};
 use crate::models::Model;
 use crate::{Error, Result};
@@ -91,7 +91,7 @@ fn default_memory() -> Option<u64> {
 }
 
 /// Experts that one token needs in a layer, at most.
-fn top_k(model: &Model) -> usize {
+pub(crate) fn top_k(model: &Model) -> usize {
     let route = |op: &Op| if let Op::Route { route, .. } = op { route.top_k } else { 0 };
     model.graph.nodes().iter().map(|n| route(&n.op)).max().unwrap_or(0)
 }
@@ -104,14 +104,14 @@ fn fit(
     needs: Needs,
     top_k: usize,
 ) -> Result<(Budget, SlotPlan)> {
-    let store = &model.experts;
+    let sets = model.experts.shapes();
     if let Some(slots) = positive("expert_cache", options.expert_cache)? {
-        let plan = SlotPlan::of_slots(store, slots);
+        let plan = SlotPlan::of_slots(&sets, slots);
         return Ok((Budget::divide(total, needs, plan.bytes())?, plan));
     }
-    let largest = (0..store.sets()).map(|set| store.slot_bytes(ExpertSetId(set))).max().unwrap_or(0) as u64;
+    let largest = sets.iter().map(|set| set.slot_bytes).max().unwrap_or(0) as u64;
     let budget = Budget::divide(total, needs, largest * top_k as u64)?;
-    match SlotPlan::within(store, budget.experts, top_k) {
+    match SlotPlan::within(&sets, budget.experts, top_k) {
         Ok(plan) => Ok((budget, plan)),
         Err(minimum) => Err(Budget::divide(total, needs, minimum).err().unwrap_or_else(|| Error::Budget {
             budget: total,

@@ -9,7 +9,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use moeflux::checkpoint::Checkpoint;
-use moeflux::io::queue::{PreadPool, ReadDone, ReadQueue, ReadRequest};
+use moeflux::experts::{PolicyKind, Prefetch};
+use moeflux::io::pread::PreadPool;
+use moeflux::io::queue::{ReadDone, ReadQueue, ReadRequest};
 use moeflux::{Engine, Error, Options, Outputs, models};
 use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::CpuBackend;
@@ -122,9 +124,20 @@ impl ReadQueue for Faulty {
     }
 }
 
-/// An engine with `slots` expert slots that reads through a faulty queue.
-fn faulty(path: &Path, backend: &dyn Backend, slots: usize, chunk: usize) -> (Engine, Fates) {
-    let options = Options { expert_cache: Some(slots), chunk: Some(chunk), ..Options::default() };
+/// An engine with `slots` expert slots that reads through a faulty queue and keeps what was used last.
+fn faulty(
+    path: &Path,
+    backend: &dyn Backend,
+    (slots, chunk): (usize, usize),
+    prefetch: Prefetch,
+) -> (Engine, Fates) {
+    let options = Options {
+        expert_cache: Some(slots),
+        chunk: Some(chunk),
+        cache_policy: PolicyKind::Lru,
+        prefetch,
+        ..Options::default()
+    };
     let checkpoint = Arc::new(Checkpoint::open(path).unwrap());
     let fates = Fates::default();
     let model = models::record(checkpoint).unwrap();
@@ -161,7 +174,7 @@ fn any_read_may_fail() {
         for fate in [Fate::Failed, Fate::Short] {
             let mut failures = 0;
             for n in 0.. {
-                let (mut engine, fates) = faulty(&fixture.path, &backend, 3, 9);
+                let (mut engine, fates) = faulty(&fixture.path, &backend, (3, 9), Prefetch::Off);
                 let mut session = engine.session();
                 let mut got = bits(&engine.eval(&mut session, head, Outputs::All).unwrap());
                 fates.nth(n, fate);
@@ -190,7 +203,7 @@ fn every_read_may_be_late() {
         let tokens = fixture.golden().tokens;
         let expected = bits(&logits(&mut open(&fixture.path, &backend, &Options::default()), &tokens));
         for slots in [1, 2, 4, 1000] {
-            let (mut engine, fates) = faulty(&fixture.path, &backend, slots, 16);
+            let (mut engine, fates) = faulty(&fixture.path, &backend, (slots, 16), Prefetch::Always);
             let all_late = slots == 4;
             fates.set((0..5000).map(|_| {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -206,7 +219,9 @@ fn every_read_may_be_late() {
 /// Evaluates the same tokens over and over while reads fail at random; then everything is as if nothing had happened.
 fn many_faults(backend: &dyn Backend, fixture: &Fixture, slots: usize, faults: usize) {
     let tokens = &fixture.golden().tokens[..10];
-    let (mut engine, fates) = faulty(&fixture.path, backend, slots, 4);
+    // Where all experts of a token fit, they are to stay: no guess may push them out.
+    let prefetch = if slots < 8 { Prefetch::Always } else { Prefetch::Off };
+    let (mut engine, fates) = faulty(&fixture.path, backend, (slots, 4), prefetch);
     let expected = bits(&logits(&mut engine, tokens));
     let mut random = slots as u64;
     let mut session = engine.session();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use moeflux::checkpoint::Checkpoint;
-use moeflux::io::queue::{PreadPool, ReadDone, ReadQueue, ReadRequest};
+use moeflux::io::pread::PreadPool;
+use moeflux::io::queue::{ReadDone, ReadQueue, ReadRequest};
 use moeflux::{Engine, Error, Options, Outputs, Session, models};
 use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 use moeflux_compute::cpu::CpuBackend;

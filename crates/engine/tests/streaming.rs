@@ -5,11 +5,15 @@ mod support;
 
 use std::sync::LazyLock;
 
+use moeflux::experts::{PolicyKind, Prefetch};
+use moeflux::io::file::ReadMode;
+use moeflux::io::queue::{self, QueueKind};
 use moeflux::{Engine, Error, Options, Outputs, Session, Stats};
 use moeflux_compute::backend::{ActivationMode, Backend};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::{ExpertSetId, Op};
 use proptest::prelude::*;
+use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 use support::{Fixture, all, bits, logits, open};
 
@@ -70,7 +74,8 @@ fn check_stats(engine: &Engine, stats: Stats, what: &str) {
         .map(|set| engine.experts().store().expert_bytes(ExpertSetId(set)))
         .collect();
     let (least, most) = (sizes.iter().min().expect("experts"), sizes.iter().max().expect("experts"));
-    let (low, high) = (cache.misses * least, cache.misses * most);
+    let reads = cache.misses - cache.late + cache.prefetches;
+    let (low, high) = (reads * least, reads * most);
     assert!((low..=high).contains(&cache.bytes_read), "{what}: {cache:?}, experts of {sizes:?} bytes");
 }
 
@@ -89,8 +94,9 @@ fn no_cache_size_and_no_number_of_threads_changes_a_bit() {
 
             for (i, slots) in slot_counts(&resident).into_iter().enumerate() {
                 let backend = &BACKENDS[i % 3];
-                let read_threads = if i % 2 == 0 { 4 } else { 1 };
-                let options = Options { expert_cache: Some(slots), read_threads, ..options(mode) };
+                let read_depth = if i % 2 == 0 { 4 } else { 1 };
+                let prefetch = [Prefetch::Always, Prefetch::Off, Prefetch::Auto][i % 3];
+                let options = Options { expert_cache: Some(slots), read_depth, prefetch, ..options(mode) };
                 let what = format!("{}, {mode:?}, {slots} slots, {}", fixture.name, backend.describe());
                 let mut engine = open(&fixture.path, backend, &options);
                 assert_eq!(engine.experts().plan().slots(), slots, "{what}");
@@ -108,8 +114,8 @@ fn no_cache_size_and_no_number_of_threads_changes_a_bit() {
 #[test]
 fn one_slot_reads_every_expert_anew() {
     let fixture = Fixture::named("hf/olmoe_basic");
-    let options = Options { expert_cache: Some(1), ..options(ActivationMode::F32) };
-    let mut engine = open(&fixture.path, &BACKENDS[1], &options);
+    let one = Options { expert_cache: Some(1), prefetch: Prefetch::Off, ..options(ActivationMode::F32) };
+    let mut engine = open(&fixture.path, &BACKENDS[1], &one);
     let layers = engine.experts().store().sets() as u64;
     let top_k = top_k(&engine) as u64;
     logits(&mut engine, &[5]);
@@ -250,7 +256,7 @@ fn options_that_cannot_be_used_are_refused() {
             check(Options { chunk: Some(usize::MAX), ..options }, "is too small for this model");
         }
     }
-    let options = Options { expert_cache: Some(usize::MAX), read_threads: 0, ..none };
+    let options = Options { expert_cache: Some(usize::MAX), read_depth: 0, ..none };
     let mut engine = open(&fixture.path, &BACKENDS[0], &options);
     assert_eq!(engine.experts().plan().slots(), expert_count(&engine), "no more slots than experts");
     logits(&mut engine, &[1, 2]);
@@ -265,7 +271,11 @@ struct Way {
     /// Expert slots, or a share of the memory between the minimum and enough for everything.
     room: Result<usize, f64>,
     chunk: usize,
-    read_threads: usize,
+    read_depth: usize,
+    queue: QueueKind,
+    read_mode: ReadMode,
+    policy: PolicyKind,
+    prefetch: Prefetch,
     /// Sizes of the parts that the tokens are evaluated in, over and over.
     parts: Vec<usize>,
 }
@@ -273,17 +283,45 @@ struct Way {
 fn ways(fixtures: usize) -> impl Strategy<Value = Way> {
     let room = prop_oneof![(1usize..40).prop_map(Ok), (0.0..1.2f64).prop_map(Err)];
     let parts = proptest::collection::vec(1usize..40, 1..6);
-    (0..fixtures, 0..MODES.len(), 0..BACKENDS.len(), room, 1usize..50, 1usize..6, parts).prop_map(
-        |(fixture, mode, backend, room, chunk, read_threads, parts)| Way {
+    let reads = (
+        1usize..6,
+        select(vec![QueueKind::Pread, any_queue()]),
+        select(vec![ReadMode::Direct, ReadMode::Buffered]),
+    );
+    let policies = vec![
+        PolicyKind::Lru,
+        PolicyKind::Lfu { half_life: 8.0 },
+        PolicyKind::Blend { long: 100.0, short: 2.0, part: 0.5 },
+    ];
+    let keeping = (select(policies), select(vec![Prefetch::Auto, Prefetch::Off, Prefetch::Always]));
+    let compute = (0..fixtures, 0..MODES.len(), 0..BACKENDS.len());
+    (compute, room, 1usize..50, reads, keeping, parts).prop_map(
+        |(
+            (fixture, mode, backend),
+            room,
+            chunk,
+            (read_depth, queue, read_mode),
+            (policy, prefetch),
+            parts,
+        )| Way {
             fixture,
             mode,
             backend,
             room,
             chunk,
-            read_threads,
+            read_depth,
+            queue,
+            read_mode,
+            policy,
+            prefetch,
             parts,
         },
     )
+}
+
+/// The queue that this system gives.
+fn any_queue() -> QueueKind {
+    queue::open(None, 1).expect("a queue").0
 }
 
 #[test]
@@ -299,8 +337,15 @@ fn any_way_to_run_a_prompt_gives_the_same_bits() {
     let outcome = runner.run(&ways(fixtures.len()), |way| {
         let fixture = &fixtures[way.fixture];
         let tokens = fixture.golden().tokens;
-        let mut options =
-            Options { chunk: Some(way.chunk), read_threads: way.read_threads, ..options(MODES[way.mode]) };
+        let mut options = Options {
+            chunk: Some(way.chunk),
+            read_depth: way.read_depth,
+            read_queue: Some(way.queue),
+            read_mode: Some(way.read_mode),
+            cache_policy: way.policy,
+            prefetch: way.prefetch,
+            ..options(MODES[way.mode])
+        };
         match way.room {
             Ok(slots) => options.expert_cache = Some(slots),
             Err(share) => {

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use moeflux::checkpoint::{Checkpoint, Format};
-use moeflux::experts::ExpertCache;
-use moeflux::experts::cache::SlotPlan;
-use moeflux::io::queue::PreadPool;
+use moeflux::experts::{CacheOptions, ExpertCache, SlotPlan};
+use moeflux::io::pread::PreadPool;
 use moeflux::synth::{Encoding, Outcome, Plan, Recipe, Shape, random_tokens};
 use moeflux::tokenizer::{AddSpecial, Tokenizer};
 use moeflux::{Engine, Error, Options, Outputs, models};
@@ -159,9 +158,9 @@ fn requests(path: &Path) -> Vec<Vec<u64>> {
     executable.reserve_pages(1).unwrap();
     let store = std::mem::take(&mut model.experts);
     let counts = (0..store.sets()).map(|set| vec![0; store.set(ExpertSetId(set)).experts]).collect();
-    let slots = SlotPlan::of_slots(&store, usize::MAX);
+    let slots = SlotPlan::of_slots(&store.shapes(), usize::MAX);
     let queue = Box::new(PreadPool::new(2).expect("threads"));
-    let cache = ExpertCache::new(store, slots, queue).expect("a cache");
+    let cache = ExpertCache::new(store, slots, queue, CacheOptions::default()).expect("a cache");
     let mut source = Counting { cache, counts };
     let mut logits = vec![];
     for (i, token) in random_tokens(3, 1024, 1024).iter().enumerate() {

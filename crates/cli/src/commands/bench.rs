@@ -10,6 +10,7 @@ use moeflux::experts::CacheStats;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
 use moeflux::{Engine, Outputs, Session, Stats};
+use moeflux_compute::backend::KernelTime;
 use serde_json::{Value, json};
 
 use crate::engine_args::{Activations, EngineArgs};
@@ -36,6 +37,9 @@ pub struct BenchArgs {
     /// Seed of the tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Of each test, also list a GPU's kernels by the time they take, in one more measurement
+    #[arg(long)]
+    profile: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -70,11 +74,11 @@ impl std::fmt::Display for Test {
 }
 
 impl Test {
-    /// Evaluates the test's tokens on a session of the test's depth, and truncates it again.
+    /// Evaluates `tokens` on a session of the test's depth, and truncates it again.
     fn measure(&self, engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Stats> {
         let at_once = if self.kind == Kind::Prompt { self.tokens } else { 1 };
         engine.take_stats();
-        for part in tokens[self.depth..self.depth + self.tokens].chunks(at_once) {
+        for part in tokens.chunks(at_once) {
             engine.eval(session, part, Outputs::Last)?;
         }
         let stats = engine.take_stats();
@@ -107,6 +111,7 @@ impl Summary {
 
 struct Measured {
     test: Test,
+    kernels: Vec<KernelTime>,
     repetitions: Vec<Stats>,
     speed: Summary,
     tokens: u64,
@@ -114,16 +119,22 @@ struct Measured {
 }
 
 impl Measured {
-    fn new(test: Test, repetitions: Vec<Stats>) -> Self {
+    fn new(test: Test, repetitions: Vec<Stats>, kernels: Vec<KernelTime>) -> Self {
         let speeds: Vec<f64> = repetitions.iter().map(speed).collect();
         let mut cache = CacheStats::default();
         repetitions.iter().for_each(|stats| cache += stats.cache);
         let tokens = repetitions.iter().map(|stats| stats.tokens).sum();
-        Self { test, repetitions, speed: Summary::new(&speeds), tokens, cache }
+        Self { test, kernels, repetitions, speed: Summary::new(&speeds), tokens, cache }
     }
 
     fn bytes_read_per_token(&self) -> u64 {
         self.cache.bytes_read / self.tokens.max(1)
+    }
+
+    /// Share of requests whose expert had been read, or was being read, for them.
+    fn read_ahead(&self) -> f64 {
+        let CacheStats { hits, misses, prefetch_hits, late, .. } = self.cache;
+        (prefetch_hits + late) as f64 / (hits + misses).max(1) as f64
     }
 
     fn stall_ms_per_token(&self) -> f64 {
@@ -166,7 +177,8 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
 }
 
 fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usize) -> Result<Vec<Measured>> {
-    let tokens = random_tokens(args.seed, positions, engine.model().graph.vocab_size());
+    let vocab_size = engine.model().graph.vocab_size();
+    let context = random_tokens(args.seed, positions, vocab_size);
     let bar = ProgressBar::new((tests.len() * (args.repetitions + 1)) as u64);
     bar.set_style(ProgressStyle::with_template("measuring {msg} {wide_bar} {pos}/{len}")?);
     let mut session = engine.session();
@@ -176,10 +188,13 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
         bar.tick();
         if session.position() != test.depth {
             engine.truncate(&mut session, 0)?;
-            engine.eval(&mut session, &tokens[..test.depth], Outputs::Last)?;
+            engine.eval(&mut session, &context[..test.depth], Outputs::Last)?;
         }
         let mut repetitions = vec![];
         for repetition in 0..=args.repetitions {
+            // Others each time: experts of tokens that were just evaluated would be in memory.
+            let seed = args.seed + 1 + repetition as u64;
+            let tokens = random_tokens(seed, test.tokens, vocab_size);
             let stats = test.measure(engine, &mut session, &tokens)?;
             // The first one fills caches.
             if repetition > 0 {
@@ -187,7 +202,13 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
             }
             bar.inc(1);
         }
-        results.push(Measured::new(*test, repetitions));
+        let mut kernels = vec![];
+        if args.profile {
+            engine.start_profile();
+            test.measure(engine, &mut session, &random_tokens(args.seed, test.tokens, vocab_size))?;
+            kernels = engine.take_profile()?;
+        }
+        results.push(Measured::new(*test, repetitions, kernels));
     }
     bar.finish_and_clear();
     Ok(results)
@@ -207,7 +228,10 @@ fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
         size(all),
         plan.slots(),
     );
-    let mut table = Table::new(&["test", "tokens/s", "median", "read/token", "hits", "stall/token"]);
+    println!("{}, policy {}, prefetch {}", engine.reads(), args.engine.cache_policy, args.engine.prefetch);
+    let heads =
+        ["test", "tokens/s", "median", "read/token", "hits", "read ahead", "stall/token", "read speed"];
+    let mut table = Table::new(&heads);
     for result in results {
         table.row(&[
             result.test.to_string(),
@@ -215,13 +239,36 @@ fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
             format!("{:.2}", result.speed.median),
             size(result.bytes_read_per_token()),
             format!("{:.1} %", 100.0 * result.cache.hit_rate()),
+            format!("{:.1} %", 100.0 * result.read_ahead()),
             format!("{:.2} ms", result.stall_ms_per_token()),
+            result.cache.bandwidth().map_or("".into(), |b| format!("{:.2} GB/s", b / 1e9)),
         ]);
     }
     print!("{table}");
+    for result in results.iter().filter(|result| !result.kernels.is_empty()) {
+        println!();
+        print!("{}", kernel_table(result));
+    }
     if let Some(peak) = peak_resident() {
         println!("peak memory {}", size(peak));
     }
+}
+
+/// Kernels of a test by the time they took.
+fn kernel_table(result: &Measured) -> Table {
+    let total: f64 = result.kernels.iter().map(|k| k.time.as_secs_f64()).sum();
+    let mut table = Table::new(&[&result.test.to_string(), "runs", "ms", "µs/run", "share"]);
+    for kernel in &result.kernels {
+        let seconds = kernel.time.as_secs_f64();
+        table.row(&[
+            kernel.kernel.clone(),
+            kernel.runs.to_string(),
+            format!("{:.3}", seconds * 1e3),
+            format!("{:.2}", seconds * 1e6 / kernel.runs as f64),
+            format!("{:.1} %", 100.0 * seconds / total),
+        ]);
+    }
+    table
 }
 
 /// Everything that was measured, and with what settings.
@@ -239,6 +286,9 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                     "expert_misses": stats.cache.misses,
                     "bytes_read": stats.cache.bytes_read,
                     "stall_seconds": stats.cache.stall.as_secs_f64(),
+                    "prefetches": stats.cache.prefetches,
+                    "prefetch_hits": stats.cache.prefetch_hits,
+                    "late": stats.cache.late,
                 })
             };
             json!({
@@ -254,6 +304,14 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                 "bytes_read_per_token": result.bytes_read_per_token(),
                 "hit_rate": result.cache.hit_rate(),
                 "stall_ms_per_token": result.stall_ms_per_token(),
+                "read_bandwidth": result.cache.bandwidth(),
+                "guess_precision": result.cache.guess_precision_recall().map(|(precision, _)| precision),
+                "guess_recall": result.cache.guess_precision_recall().map(|(_, recall)| recall),
+                "kernels": result.kernels.iter().map(|kernel| json!({
+                    "kernel": kernel.kernel,
+                    "runs": kernel.runs,
+                    "seconds": kernel.time.as_secs_f64(),
+                })).collect::<Vec<_>>(),
                 "repetitions": result.repetitions.iter().map(repetition).collect::<Vec<_>>(),
             })
         })
@@ -269,9 +327,16 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
             "context": engine.context(),
             "activations": format!("{:?}", engine_args.activations.unwrap_or(Activations::Int8)).to_lowercase(),
             "kv": engine_args.kv.map(|kv| format!("{kv:?}").to_lowercase()),
-            "read_threads": engine_args.read_threads,
+            "read_depth": engine_args.read_depth,
+            "cache_policy": engine_args.cache_policy.to_string(),
+            "prefetch": engine_args.prefetch.to_string(),
             "seed": args.seed,
             "repetitions": args.repetitions,
+        },
+        "reads": {
+            "queue": engine.reads().queue.map(|queue| queue.to_string()),
+            "mode": engine.reads().mode.to_string(),
+            "probe": engine.reads().probe.map(|p| json!({ "direct": p.direct, "buffered": p.buffered })),
         },
         "budget": {
             "total": budget.total,

@@ -324,6 +324,7 @@ fn describe(model: &TextModel) {
         size(all),
         cache.plan().slots(),
     );
+    eprintln!("{}", engine.reads());
 }
 
 fn speed(stats: &Stats) -> f64 {
@@ -343,8 +344,15 @@ fn report(generated: &Generated) {
         Finish::ContextFull => " (stopped: the context is full)",
         Finish::Stopped => " (interrupted)",
     };
+    let bandwidth = cache.bandwidth().map(|b| format!(" at {:.2} GB/s", b / 1e9)).unwrap_or_default();
+    let read_ahead = match cache.prefetches {
+        0 => String::new(),
+        n => {
+            format!(", {n} read ahead, {} of them for nothing", n - (cache.prefetch_hits + cache.late).min(n))
+        }
+    };
     eprintln!(
-        "prompt {} tokens, {:.1} tokens/s; answer {} tokens, {:.1} tokens/s{finish}; experts: {:.1} % hits, {} read ({} a token), stalled {:.2} s",
+        "prompt {} tokens, {:.1} tokens/s; answer {} tokens, {:.1} tokens/s{finish}; experts: {:.1} % hits, {} read{bandwidth} ({} a token){read_ahead}, stalled {:.2} s",
         prefill.tokens,
         speed(prefill),
         generated.tokens.len(),

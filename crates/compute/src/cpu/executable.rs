@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
 use super::causal_conv1d::{causal_conv1d, transpose};
+use super::forecast::{Forecast, Router, routers};
 use super::gated_delta_rule::{Inputs, gated_delta_rule};
 use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
 use super::linear::{CpuContext, LinearJob, linear};
@@ -15,7 +16,7 @@ use super::shared::SharedMut;
 use super::slots::Slots;
 use super::vector;
 use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
-use crate::graph::{DeltaInputs, ExpertSetId, Graph, Op, Output, Value, WeightId};
+use crate::graph::{DeltaInputs, Graph, Op, Output, Value, WeightId};
 use crate::plan::Plan;
 use crate::quant::{dequantize, dequantize_row};
 use crate::{DType, Error, Result, Tensor};
@@ -30,8 +31,9 @@ pub(crate) struct CpuExecutable {
     vectors: Vec<Vec<f32>>,
     /// Nodes that run in one parallel region: linear layers on the same input, else one node.
     steps: Vec<Range<usize>>,
-    /// Experts that a routing chooses from.
-    set_of: Vec<Option<ExpertSetId>>,
+    /// Routers by routing.
+    routers: Vec<Option<Router>>,
+    forecast: Forecast,
     buffers: Vec<Vec<f32>>,
     choices: Vec<Choice>,
     caches: Vec<KvCache>,
@@ -62,11 +64,7 @@ impl CpuExecutable {
         };
         let vectors: Vec<Vec<f32>> = weights.iter().map(vector).collect::<Result<_>>()?;
         let mut taps = vec![vec![]; graph.states.len()];
-        let mut set_of = vec![None; graph.routings];
         for node in &graph.nodes {
-            if let Op::MoeExperts { routing, experts, .. } = node.op {
-                set_of[routing.index] = Some(experts);
-            }
             if let Op::CausalConv1d { weight, kernel, state, .. } = node.op {
                 taps[state.0] = transpose(&vectors[weight.0], kernel);
             }
@@ -81,7 +79,8 @@ impl CpuExecutable {
             angles: graph.ropes.iter().map(|_| Angles::default()).collect(),
             context,
             vectors,
-            set_of,
+            routers: routers(&graph),
+            forecast: Forecast::default(),
             caches,
             states: graph.states.iter().map(|elements| Slots::new(*elements)).collect(),
             taps,
@@ -196,6 +195,30 @@ impl CpuExecutable {
         }
     }
 
+    /// Tells `experts` what a router chose, and what the next one will probably choose.
+    fn announce(
+        &mut self,
+        routing: usize,
+        choice: &Choice,
+        rows: usize,
+        experts: &mut dyn ExpertSource,
+    ) -> Result<()> {
+        let Some(router) = self.routers[routing] else { return Ok(()) };
+        experts.routed(router.set, &choice.ids, rows);
+        experts.announce(router.set, &choice.distinct())?;
+        if let Some(next) = self.routers.get(routing + 1).copied().flatten()
+            && next.x.width() == router.x.width()
+            && experts.wants_forecast()
+        {
+            let mut forecast = std::mem::take(&mut self.forecast);
+            let weights = (&self.weights[..], &self.vectors[..]);
+            let likely = forecast.likely(&self.context, weights, &next, self.value(router.x));
+            self.forecast = forecast;
+            experts.forecast(next.set, &likely);
+        }
+        Ok(())
+    }
+
     fn node(&mut self, index: usize, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
         let (op, out) = (self.graph.nodes[index].op.clone(), self.graph.nodes[index].out);
         let simd = self.context.simd;
@@ -203,9 +226,9 @@ impl CpuExecutable {
         if let (Op::Route { logits, bias, route }, Output::Routing(routing)) = (&op, out) {
             let mut choice = std::mem::take(&mut self.choices[routing.index]);
             choice.route(self.value(*logits), bias.map(|b| &self.vectors[b.0][..]), route);
-            let announced = self.set_of[routing.index].map(|set| experts.announce(set, &choice.distinct()));
+            let announced = self.announce(routing.index, &choice, rows, experts);
             self.choices[routing.index] = choice;
-            return announced.unwrap_or(Ok(()));
+            return announced;
         }
         let Output::Value(out) = out else { unreachable!("only a route yields a routing") };
         match op {

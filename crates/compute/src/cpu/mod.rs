@@ -4,6 +4,7 @@ pub mod activations;
 mod attention;
 mod causal_conv1d;
 mod executable;
+mod forecast;
 mod gated_delta_rule;
 mod latent_attention;
 mod linear;

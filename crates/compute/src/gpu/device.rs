@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::Result;
+use crate::backend::KernelTime;
 
 /// Memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -224,5 +225,16 @@ pub trait Device: Send {
     /// [`crate::Error::Device`].
     fn finish_copies(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    /// Times every kernel from now on. Does nothing on devices without a clock.
+    fn start_profile(&mut self) {}
+
+    /// Waits for all queued work and ends the profile: kernels by the time they took, longest first.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
+        Ok(vec![])
     }
 }

@@ -14,7 +14,7 @@ use super::steps::{Buffers, Step, buffers, steps};
 use super::tensor_cores::{self, TensorScratch};
 use super::weights::{self, DeviceWeight};
 use crate::backend::{
-    ActivationMode, Batch, CompileOptions, Executable, ExpertSource, page_bytes, slot_bytes,
+    ActivationMode, Batch, CompileOptions, Executable, ExpertSource, KernelTime, page_bytes, slot_bytes,
 };
 use crate::graph::{ExpertSetId, Graph, Op};
 use crate::{Error, Result, Tensor};
@@ -344,6 +344,14 @@ impl Executable for GpuExecutable {
         logits.clear();
         logits.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
         Ok(())
+    }
+
+    fn start_profile(&mut self) {
+        self.device_mut().start_profile();
+    }
+
+    fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
+        self.device_mut().take_profile()
     }
 
     fn reserve_pages(&mut self, pages: usize) -> Result<()> {

@@ -2,33 +2,74 @@
 //!
 //! A bounded number of slots, each the home of one expert at a time. Experts asked for are handed to the compute
 //! layer at once if they are here, and as their reads finish if they are not; computing what is here overlaps with
-//! reading the rest. What a visit still needs is pinned; among the others the least recently used gives way. There
-//! may be fewer slots than a visit needs experts: then slots are refilled while the visit goes on.
+//! reading the rest. What a visit still needs cannot be evicted; among the others a [`policy`](super::policy) decides
+//! which gives way. There may be fewer slots than a visit needs experts: then slots are refilled while the visit goes on.
 //!
-//! Slots come in size classes, because layers of one checkpoint may store their experts in different encodings.
+//! Between layers the cache may read experts that a backend guesses will be asked for, where that gains
+//! ([`prefetch`](super::prefetch)).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{ExpertSource, ExpertView};
 use moeflux_compute::graph::ExpertSetId;
 
+use super::policy::{Demand, PolicyKind};
+use super::prefetch::{Forecaster, Prefetch};
+use super::residency::{Key, Place, Residency};
+use super::slots::{SlotClass, SlotPlan};
 use super::store::ExpertStore;
+use super::trace::{Request, Trace};
 use crate::io::buffer::HostBuffer;
+use crate::io::file::ReadMode;
 use crate::io::queue::{ReadDone, ReadQueue, ReadRequest};
 use crate::{Error, Result};
+
+/// How the cache works; nothing here changes results.
+#[derive(Debug, Clone, Copy)]
+pub struct CacheOptions {
+    /// Which experts give way.
+    pub policy: PolicyKind,
+    /// Whether experts are read before they are asked for.
+    pub prefetch: Prefetch,
+    /// Past the page cache or through it.
+    pub read_mode: ReadMode,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        let (policy, prefetch) = (PolicyKind::default(), Prefetch::default());
+        Self { policy, prefetch, read_mode: ReadMode::Buffered }
+    }
+}
 
 /// What the cache has done since it was made or since [`ExpertCache::take_stats`].
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CacheStats {
     /// Experts that were in memory when they were asked for.
     pub hits: u64,
-    /// Experts that had to be read.
+    /// Those of the hits that had been read ahead for it.
+    pub prefetch_hits: u64,
+    /// Experts that were not in memory when they were asked for.
     pub misses: u64,
+    /// Those of the misses that were being read already.
+    pub late: u64,
+    /// Experts read ahead by a guess.
+    pub prefetches: u64,
     /// Bytes read.
     pub bytes_read: u64,
     /// Time that computing stood still waiting for reads.
     pub stall: Duration,
+    /// Bytes of reads whose time is known.
+    pub timed_bytes: u64,
+    /// Time in which those were read.
+    pub timed: Duration,
+    /// Experts guessed for layers.
+    pub guesses: u64,
+    /// Those of the guesses that the layer asked for.
+    pub guesses_right: u64,
+    /// Experts that layers with a guess asked for.
+    pub guesses_asked: u64,
 }
 
 impl CacheStats {
@@ -39,132 +80,80 @@ impl CacheStats {
             all => self.hits as f64 / all as f64,
         }
     }
+
+    /// Bytes per second while something was read; `None` if nothing was.
+    pub fn bandwidth(&self) -> Option<f64> {
+        (self.timed_bytes > 0).then(|| self.timed_bytes as f64 / self.timed.as_secs_f64().max(1e-9))
+    }
+
+    /// Share of guesses that were right, and of requests that were guessed; `None` without guesses.
+    pub fn guess_precision_recall(&self) -> Option<(f64, f64)> {
+        let share = |of: u64| self.guesses_right as f64 / of.max(1) as f64;
+        (self.guesses > 0).then(|| (share(self.guesses), share(self.guesses_asked)))
+    }
 }
 
 impl std::ops::AddAssign for CacheStats {
     fn add_assign(&mut self, other: Self) {
         self.hits += other.hits;
+        self.prefetch_hits += other.prefetch_hits;
         self.misses += other.misses;
+        self.late += other.late;
+        self.prefetches += other.prefetches;
         self.bytes_read += other.bytes_read;
         self.stall += other.stall;
+        self.timed_bytes += other.timed_bytes;
+        self.timed += other.timed;
+        self.guesses += other.guesses;
+        self.guesses_right += other.guesses_right;
+        self.guesses_asked += other.guesses_asked;
     }
 }
 
-/// Slots of one size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SlotClass {
-    /// Bytes of a slot.
-    pub slot_bytes: usize,
-    /// Number of slots.
-    pub slots: usize,
+/// Reads under way, and when the disk was busy.
+struct Reading {
+    queue: Box<dyn ReadQueue>,
+    mode: ReadMode,
+    /// Requests under way, by tag, and their bytes.
+    requests: HashMap<u64, (Key, u64)>,
+    next_tag: u64,
+    /// When the disk was given something to do, and bytes it has read since then.
+    busy: Option<(Instant, u64)>,
+    /// When the last read ended that somebody waited for, or a layer asked for experts, whichever was later.
+    needed_until: Instant,
 }
 
-/// Divides a byte budget (or a number of slots) into size classes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlotPlan {
-    classes: Vec<SlotClass>,
-    /// Class of each expert set.
-    class_of: Vec<usize>,
-}
-
-impl SlotPlan {
-    /// Slots for `budget` bytes. Each class gets the share that its experts have of all experts, and never more
-    /// than it has experts; if a class would get fewer than `minimum` slots, all sets share slots of the largest size.
-    ///
-    /// # Errors
-    /// The bytes needed, if `budget` does not hold `minimum` slots.
-    pub fn within(store: &ExpertStore, budget: u64, minimum: usize) -> Result<Self, u64> {
-        let (sizes, experts) = Self::sizes(store);
-        let total: u64 = sizes.iter().zip(&experts).map(|(s, n)| *s as u64 * *n as u64).sum();
-        if total <= budget {
-            return Ok(Self::with(store, &sizes, &experts));
-        }
-        let share = |n: &usize| (u128::from(budget) * *n as u128 / u128::from(total.max(1))) as usize;
-        let split: Vec<usize> = experts.iter().map(share).collect();
-        if split.iter().all(|slots| *slots >= minimum) {
-            return Ok(Self::with(store, &sizes, &split));
-        }
-        let largest = sizes.iter().copied().max().unwrap_or(0);
-        let all: usize = experts.iter().sum();
-        let slots = ((budget / largest.max(1) as u64) as usize).min(all);
-        if slots < minimum.min(all) {
-            return Err(largest as u64 * minimum.min(all) as u64);
-        }
-        Ok(Self::with(store, &[largest], &[slots]))
-    }
-
-    /// Exactly `slots` slots (at least one), all of the largest size.
-    pub fn of_slots(store: &ExpertStore, slots: usize) -> Self {
-        let (sizes, experts) = Self::sizes(store);
-        let slots = slots.clamp(1, experts.iter().sum::<usize>().max(1));
-        Self::with(store, &[sizes.iter().copied().max().unwrap_or(0)], &[slots])
-    }
-
-    /// Distinct slot sizes, ascending, and how many experts need each.
-    fn sizes(store: &ExpertStore) -> (Vec<usize>, Vec<usize>) {
-        let mut count = BTreeMap::new();
-        for set in (0..store.sets()).map(ExpertSetId) {
-            *count.entry(store.slot_bytes(set)).or_insert(0) += store.set(set).experts;
-        }
-        count.into_iter().unzip()
-    }
-
-    fn with(store: &ExpertStore, sizes: &[usize], slots: &[usize]) -> Self {
-        let classes = sizes.iter().zip(slots).map(|(s, n)| SlotClass { slot_bytes: *s, slots: *n }).collect();
-        let class = |set| sizes.iter().position(|size| *size >= store.slot_bytes(ExpertSetId(set)));
-        let class_of = (0..store.sets()).map(|set| class(set).expect("a size for every set")).collect();
-        Self { classes, class_of }
-    }
-
-    /// Slots over all classes.
-    pub fn slots(&self) -> usize {
-        self.classes.iter().map(|c| c.slots).sum()
-    }
-
-    /// Bytes over all classes.
-    pub fn bytes(&self) -> u64 {
-        self.classes.iter().map(|c| c.slot_bytes as u64 * c.slots as u64).sum()
-    }
-
-    /// Whether every expert has a slot for good.
-    pub fn holds_all(&self, store: &ExpertStore) -> bool {
-        let experts: usize = (0..store.sets()).map(|set| store.set(ExpertSetId(set)).experts).sum();
-        self.slots() >= experts
-    }
-}
-
-/// An expert of a layer.
-type Key = (ExpertSetId, u32);
-
-enum Content {
-    /// In a slot; `last_used` is its place in the class's order of use, absent while pinned.
-    Present { buffer: HostBuffer, last_used: Option<u64> },
-    /// Being read.
-    Reading,
-    /// The read failed; the error waits for whoever visits the expert.
-    Failed(Error),
-}
-
-#[derive(Default)]
-struct Class {
-    /// Empty slots.
-    free: Vec<HostBuffer>,
-    /// Unpinned experts, least recently used first.
-    order: BTreeMap<u64, Key>,
+/// A guess of what the next layer will ask for.
+struct Guess {
+    set: usize,
+    experts: Vec<u32>,
+    /// Those that had no slot.
+    absent: Vec<u32>,
 }
 
 /// Experts in memory, and the queue that reads the others.
 pub struct ExpertCache {
     store: ExpertStore,
     plan: SlotPlan,
-    classes: Vec<Class>,
-    content: HashMap<Key, Content>,
-    queue: Box<dyn ReadQueue>,
-    /// Requests under way, by tag.
-    reading: HashMap<u64, Key>,
-    /// Announced and not yet visited, hence pinned as soon as they are present.
+    residency: Residency,
+    /// Content of slots by set and expert.
+    content: Vec<Vec<Option<HostBuffer>>>,
+    /// Empty slots of each class.
+    free: Vec<Vec<HostBuffer>>,
+    /// Failed reads; the error waits for whoever visits the expert.
+    failed: HashMap<Key, Error>,
+    reading: Reading,
+    /// Announced and not yet visited, hence held.
     announced: Vec<Key>,
-    clock: u64,
+    /// What the routers of the batch chose for the set announced next: tokens by expert, rows.
+    routed: Option<(usize, Vec<u32>, usize)>,
+    forecaster: Forecaster,
+    guess: Option<Guess>,
+    /// Read ahead for the layer that is asked next.
+    read_ahead: Vec<Key>,
+    /// Layers announced since an expert was last missing.
+    layers_without_miss: usize,
+    trace: Option<Trace>,
     stats: CacheStats,
 }
 
@@ -173,23 +162,42 @@ impl ExpertCache {
     ///
     /// # Errors
     /// If the system has no memory for the slots.
-    pub fn new(store: ExpertStore, plan: SlotPlan, queue: Box<dyn ReadQueue>) -> std::io::Result<Self> {
+    pub fn new(
+        store: ExpertStore,
+        plan: SlotPlan,
+        queue: Box<dyn ReadQueue>,
+        options: CacheOptions,
+    ) -> std::io::Result<Self> {
         let allocate = |class: &SlotClass| {
             let bytes = class.slot_bytes.checked_mul(class.slots).ok_or(std::io::ErrorKind::OutOfMemory)?;
             let mut free = HostBuffer::zeroed(bytes)?.split(class.slots, class.slot_bytes);
             free.reverse();
-            Ok(Class { free, order: BTreeMap::new() })
+            Ok(free)
         };
-        let classes = plan.classes.iter().map(allocate).collect::<std::io::Result<_>>()?;
+        let free = plan.classes().iter().map(allocate).collect::<std::io::Result<_>>()?;
+        let shapes = store.shapes();
         Ok(Self {
+            residency: Residency::new(&shapes, &plan, options.policy),
+            content: shapes.iter().map(|shape| (0..shape.experts).map(|_| None).collect()).collect(),
             store,
             plan,
-            classes,
-            content: HashMap::new(),
-            queue,
-            reading: HashMap::new(),
+            free,
+            failed: HashMap::new(),
+            reading: Reading {
+                queue,
+                mode: options.read_mode,
+                requests: HashMap::new(),
+                next_tag: 0,
+                busy: None,
+                needed_until: Instant::now(),
+            },
             announced: vec![],
-            clock: 0,
+            routed: None,
+            forecaster: Forecaster::new(options.prefetch),
+            guess: None,
+            read_ahead: vec![],
+            layers_without_miss: 0,
+            trace: None,
             stats: CacheStats::default(),
         })
     }
@@ -209,132 +217,146 @@ impl ExpertCache {
         std::mem::take(&mut self.stats)
     }
 
-    /// Takes an expert that is present out of the order of use, so that it cannot be evicted.
-    fn pin(&mut self, key: Key) -> bool {
-        let Some(Content::Present { last_used, .. }) = self.content.get_mut(&key) else { return false };
-        if let Some(tick) = last_used.take() {
-            self.classes[self.plan.class_of[key.0.0]].order.remove(&tick);
-        }
-        true
+    /// Records all requests from now on.
+    pub fn start_trace(&mut self) {
+        self.trace = Some(Trace::default());
     }
 
-    /// Makes a pinned expert the most recently used one.
-    fn unpin(&mut self, key: Key) {
-        if let Some(Content::Present { last_used, .. }) = self.content.get_mut(&key)
-            && last_used.is_none()
-        {
-            self.clock += 1;
-            *last_used = Some(self.clock);
-            self.classes[self.plan.class_of[key.0.0]].order.insert(self.clock, key);
-        }
+    /// Ends recording and returns what was recorded.
+    pub fn take_trace(&mut self) -> Option<Trace> {
+        self.trace.take()
     }
 
-    /// An empty slot of the class, if need be by evicting its least recently used expert that is not pinned.
-    fn take_slot(&mut self, class: usize) -> Option<HostBuffer> {
-        let class = &mut self.classes[class];
-        if let Some(buffer) = class.free.pop() {
-            return Some(buffer);
-        }
-        let (_, victim) = class.order.pop_first()?;
-        match self.content.remove(&victim) {
-            Some(Content::Present { buffer, .. }) => Some(buffer),
-            _ => unreachable!("the order of use lists experts that are present"),
-        }
-    }
-
-    /// Starts reading an expert that is neither present nor under way. False if every slot is taken for now.
+    /// Starts reading an expert that has no slot. False if every slot is taken for now.
     fn start_read(&mut self, key: Key) -> bool {
-        let Some(buffer) = self.take_slot(self.plan.class_of[key.0.0]) else { return false };
-        self.clock += 1;
-        let tag = self.clock;
-        let parts = self.store.reads(key.0, key.1);
-        self.stats.bytes_read += parts.iter().map(|p| p.len as u64).sum::<u64>();
-        self.reading.insert(tag, key);
-        self.content.insert(key, Content::Reading);
-        self.queue.submit(ReadRequest { tag, buffer, parts });
+        let Ok(victim) = self.residency.take_slot(key) else { return false };
+        let buffer = match victim {
+            Some((set, id)) => self.content[set][id as usize].take(),
+            None => self.free[self.residency.class(key.0)].pop(),
+        };
+        let buffer = buffer.expect("a slot that residency counts");
+        let parts = self.store.reads(ExpertSetId(key.0), key.1);
+        let bytes = parts.iter().map(|p| p.len as u64).sum::<u64>();
+        self.stats.bytes_read += bytes;
+        let reading = &mut self.reading;
+        reading.next_tag += 1;
+        let (tag, mode) = (reading.next_tag, reading.mode);
+        reading.requests.insert(tag, (key, bytes));
+        reading.busy.get_or_insert_with(|| (Instant::now(), 0));
+        reading.queue.submit(ReadRequest { tag, buffer, parts, mode });
         true
     }
 
-    /// Files a finished read; the expert is pinned until it is visited.
-    fn finish(&mut self, done: ReadDone) -> Key {
-        let key = self.reading.remove(&done.tag).expect("a tag of a request under way");
-        let content = match done.result {
-            Ok(()) => Content::Present { buffer: done.buffer, last_used: None },
-            Err(error) => {
-                self.classes[self.plan.class_of[key.0.0]].free.push(done.buffer);
-                Content::Failed(error)
+    /// Files a finished read.
+    fn finish(&mut self, done: ReadDone) {
+        let (key, bytes) = self.reading.requests.remove(&done.tag).expect("a tag of a request under way");
+        if let Some((_, read)) = &mut self.reading.busy {
+            *read += bytes;
+        }
+        match done.result {
+            Ok(()) => {
+                self.content[key.0][key.1 as usize] = Some(done.buffer);
+                self.residency.arrived(key);
             }
-        };
-        self.content.insert(key, content);
-        key
+            Err(error) => {
+                // Nobody else needs to know: whoever asks for it later reads it again.
+                if self.announced.contains(&key) {
+                    self.failed.insert(key, error);
+                }
+                self.residency.failed(key);
+                self.free[self.residency.class(key.0)].push(done.buffer);
+            }
+        }
+        if self.announced.contains(&key) {
+            self.reading.needed_until = Instant::now();
+        }
     }
 
     /// Files every read that has finished by now.
     fn collect_finished(&mut self) {
-        while let Some(done) = self.queue.try_wait() {
+        while let Some(done) = self.reading.queue.try_wait() {
             self.finish(done);
+        }
+        if self.reading.requests.is_empty() {
+            // It may have been idle for a while.
+            self.reading.busy = None;
         }
     }
 
+    /// Waits for a read; false if none is under way.
+    fn wait(&mut self) -> bool {
+        let start = Instant::now();
+        let Some(done) = self.reading.queue.wait() else { return false };
+        self.stats.stall += start.elapsed();
+        self.finish(done);
+        if self.reading.requests.is_empty()
+            && let Some((since, bytes)) = self.reading.busy.take()
+        {
+            let busy = since.elapsed();
+            self.stats.timed_bytes += bytes;
+            self.stats.timed += busy;
+            self.forecaster.read(bytes, busy);
+        }
+        true
+    }
+
     /// Starts as many reads of `wanted` as there are slots for; returns those left over.
-    fn start_reads(&mut self, set: ExpertSetId, wanted: &[u32]) -> Vec<u32> {
+    fn start_reads(&mut self, set: usize, wanted: &[u32]) -> Vec<u32> {
         let mut left = vec![];
         for id in wanted {
             let key = (set, *id);
-            if !left.is_empty() || (!self.content.contains_key(&key) && !self.start_read(key)) {
-                left.push(*id);
+            match self.residency.place(key) {
+                Place::Absent if self.failed.contains_key(&key) => {}
+                Place::Absent if !left.is_empty() || !self.start_read(key) => left.push(*id),
+                _ => self.residency.hold(key),
             }
         }
         left
     }
 
-    /// Hands over `ids`, which are present and pinned, and unpins them.
+    /// Hands over `ids`, which are present and held, and lets them go.
     fn hand_over(
         &mut self,
-        set: ExpertSetId,
+        set: usize,
         ids: &[u32],
         visitor: &mut dyn FnMut(&[ExpertView<'_>]),
     ) -> Result<()> {
         let mut views = Vec::with_capacity(ids.len());
         for id in ids {
-            let Some(Content::Present { buffer, .. }) = self.content.get(&(set, *id)) else {
-                unreachable!("experts handed over are present")
-            };
-            views.push(self.store.view(set, *id, buffer.as_ref())?);
+            let slot = self.content[set][*id as usize].as_ref().expect("experts handed over are present");
+            views.push(self.store.view(ExpertSetId(set), *id, slot.as_ref())?);
         }
         visitor(&views);
-        for id in ids {
-            self.unpin((set, *id));
-        }
+        ids.iter().for_each(|id| self.residency.let_go((set, *id)));
         Ok(())
     }
 
     /// Forgets what was announced and not visited: an error came between. Failed reads may be tried again.
     fn release(&mut self) {
-        self.collect_finished();
-        for key in std::mem::take(&mut self.announced) {
-            while let Some(Content::Reading) = self.content.get(&key) {
-                let Some(done) = self.queue.wait() else { break };
+        for key in self.announced.clone() {
+            while self.residency.place(key) == Place::Reading {
+                let Some(done) = self.reading.queue.wait() else { break };
                 self.finish(done);
             }
-            if let Some(Content::Failed(_)) = self.content.get(&key) {
-                self.content.remove(&key);
-            }
-            self.unpin(key);
+            self.residency.let_go(key);
         }
+        self.announced.clear();
+        self.failed.clear();
     }
 
     fn visit_all(
         &mut self,
-        set: ExpertSetId,
+        set: usize,
         experts: &[u32],
         visitor: &mut dyn FnMut(&[ExpertView<'_>]),
     ) -> Result<(), (u32, Error)> {
         self.collect_finished();
-        let (mut ready, mut pending): (Vec<u32>, Vec<u32>) =
-            experts.iter().partition(|id| self.pin((set, **id)));
-        let mut unread = self.start_reads(set, &pending);
+        let mut pending = experts.to_vec();
+        let mut unread = self.start_reads(set, experts);
         loop {
+            let present = |id: &u32| self.residency.place((set, *id)) == Place::Present;
+            let (ready, rest): (Vec<u32>, Vec<u32>) = pending.into_iter().partition(present);
+            pending = rest;
             if !ready.is_empty() {
                 self.hand_over(set, &ready, visitor).map_err(|error| (ready[0], error))?;
                 self.collect_finished();
@@ -343,39 +365,79 @@ impl ExpertCache {
             if pending.is_empty() {
                 return Ok(());
             }
-            let arrived = |id: &u32| matches!(self.content.get(&(set, *id)), Some(Content::Present { .. }));
-            (ready, pending) = pending.into_iter().partition(arrived);
-            for id in &pending {
-                if let Some(Content::Failed(_)) = self.content.get(&(set, *id))
-                    && let Some(Content::Failed(error)) = self.content.remove(&(set, *id))
-                {
-                    return Err((*id, error));
-                }
+            if let Some(id) = pending.iter().find(|id| self.failed.contains_key(&(set, **id)))
+                && let Some(error) = self.failed.remove(&(set, *id))
+            {
+                return Err((*id, error));
             }
             if ready.is_empty() {
-                let start = Instant::now();
-                let done = self.queue.wait();
-                self.stats.stall += start.elapsed();
-                match done {
-                    Some(done) => drop(self.finish(done)),
-                    None => unreachable!(
-                        "an expert that is not present is being read, or a slot is free to read it"
-                    ),
-                }
+                let waited = self.wait();
+                assert!(waited, "an expert that is not present is being read, or a slot is free to read it");
                 unread = self.start_reads(set, &unread);
             }
         }
     }
+
+    /// Compares the guess for `set`, if there is one, with what is asked for.
+    fn check_guess(&mut self, set: usize, experts: &[u32]) -> Vec<u32> {
+        let Some(guess) = self.guess.take().filter(|guess| guess.set == set) else { return vec![] };
+        let right = |ids: &[u32]| ids.iter().filter(|id| experts.binary_search(id).is_ok()).count();
+        self.stats.guesses += guess.experts.len() as u64;
+        self.stats.guesses_right += right(&guess.experts) as u64;
+        self.stats.guesses_asked += experts.len() as u64;
+        self.forecaster.guessed(guess.absent.len(), right(&guess.absent));
+        guess.experts
+    }
 }
 
 impl ExpertSource for ExpertCache {
+    fn routed(&mut self, set: ExpertSetId, ids: &[u32], rows: usize) {
+        let mut tokens = vec![0; self.content[set.0].len()];
+        ids.iter().for_each(|id| tokens[*id as usize] += 1);
+        self.routed = Some((set.0, tokens, rows));
+    }
+
     fn announce(&mut self, set: ExpertSetId, experts: &[u32]) -> moeflux_compute::Result<()> {
+        let set = set.0;
         self.release();
+        self.collect_finished();
+        let (tokens, rows) = match self.routed.take().filter(|(routed, ..)| *routed == set) {
+            Some((_, tokens, rows)) => (experts.iter().map(|id| tokens[*id as usize]).collect(), rows),
+            None => (vec![1; experts.len()], 1),
+        };
+        let guess = self.check_guess(set, experts);
+        if let Some(trace) = &mut self.trace {
+            trace.push(Request { set, rows, experts: experts.to_vec(), tokens: tokens.clone(), guess });
+        }
+        self.forecaster.layer(rows);
+        self.forecaster.idle(self.reading.needed_until.elapsed());
+        self.reading.needed_until = Instant::now();
+
         self.announced.extend(experts.iter().map(|id| (set, *id)));
-        // Pinned first, so that starting one read cannot evict another expert of the same visit.
-        let missing: Vec<u32> = experts.iter().copied().filter(|id| !self.pin((set, *id))).collect();
-        self.stats.hits += (experts.len() - missing.len()) as u64;
-        self.stats.misses += missing.len() as u64;
+        let mut missing = vec![];
+        for id in experts {
+            let key = (set, *id);
+            match self.residency.place(key) {
+                Place::Present => {
+                    self.stats.hits += 1;
+                    self.stats.prefetch_hits += u64::from(self.read_ahead.contains(&key));
+                }
+                Place::Reading => {
+                    self.stats.misses += 1;
+                    self.stats.late += 1;
+                }
+                Place::Absent => {
+                    self.stats.misses += 1;
+                    missing.push(*id);
+                    continue;
+                }
+            }
+            // Before any read starts, which might evict it.
+            self.residency.hold(key);
+        }
+        self.read_ahead.clear();
+        self.layers_without_miss = if missing.is_empty() { self.layers_without_miss + 1 } else { 0 };
+        self.residency.asked(set, Demand { experts, tokens: &tokens, rows });
         self.start_reads(set, &missing);
         Ok(())
     }
@@ -387,10 +449,10 @@ impl ExpertSource for ExpertCache {
         visitor: &mut dyn FnMut(&[ExpertView<'_>]),
     ) -> moeflux_compute::Result<()> {
         // What is announced is counted, and released if the visit fails.
-        if !self.announced.iter().copied().eq(experts.iter().map(|id| (set, *id))) {
+        if !self.announced.iter().copied().eq(experts.iter().map(|id| (set.0, *id))) {
             self.announce(set, experts)?;
         }
-        let outcome = self.visit_all(set, experts, visitor);
+        let outcome = self.visit_all(set.0, experts, visitor);
         if outcome.is_err() {
             self.release();
         }
@@ -401,11 +463,35 @@ impl ExpertSource for ExpertCache {
             reason: error.to_string(),
         })
     }
+
+    fn wants_forecast(&mut self) -> bool {
+        self.trace.is_some() || (self.layers_without_miss <= self.content.len() && self.forecaster.wants())
+    }
+
+    fn forecast(&mut self, set: ExpertSetId, likely: &[u32]) {
+        let set = set.0;
+        let mut experts = likely.to_vec();
+        experts.sort_unstable();
+        let present = |id: &&u32| self.residency.place((set, **id)) != Place::Absent;
+        let (there, absent): (Vec<u32>, Vec<u32>) = likely.iter().partition(present);
+        // A guess must not push out another one.
+        there.iter().for_each(|id| self.residency.reserve((set, *id)));
+        for id in absent.iter().take(self.forecaster.count(self.store.expert_bytes(ExpertSetId(set)))) {
+            let key = (set, *id);
+            if !self.residency.has_room(key) || !self.start_read(key) {
+                break;
+            }
+            self.residency.reserve(key);
+            self.read_ahead.push(key);
+            self.stats.prefetches += 1;
+        }
+        self.guess = Some(Guess { set, experts, absent });
+    }
 }
 
 impl Drop for ExpertCache {
     fn drop(&mut self) {
         // Buffers in flight belong to the queue; wait for them so that no read outlives the files' owner.
-        while self.queue.wait().is_some() {}
+        while self.reading.queue.wait().is_some() {}
     }
 }

@@ -1,7 +1,19 @@
-//! Routed experts: where they are on disk ([`store`]) and which of them are in memory ([`cache`]).
+//! Routed experts: where they are on disk ([`store`]), how many fit memory ([`slots`]), which of them are there
+//! ([`cache`]) and which give way ([`policy`]), which are read ahead ([`prefetch`]), and how requests are recorded and
+//! replayed ([`trace`], [`replay`]).
 
 pub mod cache;
+pub mod policy;
+pub mod prefetch;
+pub mod probe;
+pub mod replay;
+mod residency;
+pub mod slots;
 pub mod store;
+pub mod trace;
 
-pub use cache::{CacheStats, ExpertCache};
+pub use cache::{CacheOptions, CacheStats, ExpertCache};
+pub use policy::PolicyKind;
+pub use prefetch::Prefetch;
+pub use slots::SlotPlan;
 pub use store::{ExpertForm, ExpertLocation, ExpertStore};

@@ -1,16 +1,16 @@
 //! [`ExpertStore`]: where each routed expert's weights are in the checkpoint and how they lie in a slot.
 //!
-//! An expert is read as it is stored, without conversion or copy. Each of its byte ranges goes to a slot
-//! position that is congruent to its file offset modulo 4096, so that the same slot serves reads that bypass the
-//! page cache and must be aligned. The price is up to two pages a range.
+//! An expert is read as it is stored, without conversion or copy. Ranges that are neighbours in the file are read in one
+//! go. Each read goes to a slot position that is congruent to its file offset modulo 4096, so that the same slot serves
+//! reads that bypass the page cache and must be aligned. The price is up to two pages a read.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use moeflux_compute::TensorView;
 use moeflux_compute::backend::ExpertView;
 use moeflux_compute::graph::{ExpertSet, ExpertSetId, MatrixSpec};
 
+use super::slots::SetShape;
 use crate::checkpoint::ByteRange;
 use crate::io::buffer::PAGE_BYTES;
 use crate::io::file::CheckpointFile;
@@ -53,22 +53,64 @@ impl ExpertLocation {
 #[derive(Debug, Default)]
 pub struct ExpertStore {
     files: Vec<Arc<CheckpointFile>>,
-    sets: Vec<(ExpertSet, Vec<ExpertLocation>)>,
+    sets: Vec<Stored>,
 }
 
-/// Slot bytes that a range needs at most, wherever its offset lies within a page.
-fn span_bytes(len: usize) -> usize {
-    (len + PAGE_BYTES - 1).next_multiple_of(PAGE_BYTES)
+/// The experts of a layer.
+#[derive(Debug)]
+struct Stored {
+    set: ExpertSet,
+    experts: Vec<(ExpertLocation, Layout)>,
+    shape: SetShape,
 }
 
-/// Where each of an expert's ranges lies in its slot.
-fn positions(location: &ExpertLocation) -> impl Iterator<Item = Range<usize>> {
-    location.ranges().scan(0, |next, range| {
-        let len = range.len as usize;
-        let start = *next + (range.offset % PAGE_BYTES as u64) as usize;
-        *next += span_bytes(len);
-        Some(start..start + len)
-    })
+/// How an expert lies in its slot.
+#[derive(Debug)]
+struct Layout {
+    /// What to read in one go, and where in the slot it begins.
+    runs: Vec<(ByteRange, usize)>,
+    /// Where each of the expert's ranges begins in the slot.
+    at: Vec<usize>,
+}
+
+/// Ranges are read in one go if what lies between them is less than a page and than this part of what is read.
+const GAP_PART: u64 = 16;
+
+impl Layout {
+    /// Every run begins in the slot where it begins within a page of its file, with whole pages of its own, so that it
+    /// can be read straight from the device.
+    fn new(location: &ExpertLocation) -> Self {
+        let ranges: Vec<&ByteRange> = location.ranges().collect();
+        let mut order: Vec<usize> = (0..ranges.len()).collect();
+        order.sort_by_key(|i| (ranges[*i].file, ranges[*i].offset));
+        let mut layout = Self { runs: vec![], at: vec![0; ranges.len()] };
+        let mut end = 0;
+        for index in order {
+            let range = ranges[index];
+            let within = (range.offset % PAGE_BYTES as u64) as usize;
+            let near = |(run, _): &&mut (ByteRange, usize)| {
+                let gap = (PAGE_BYTES as u64 - 1).min(run.len / GAP_PART);
+                run.file == range.file && range.offset - run.offset <= run.len.saturating_add(gap)
+            };
+            if let Some((run, at)) = layout.runs.last_mut().filter(near) {
+                layout.at[index] = *at + (range.offset - run.offset) as usize;
+                run.len = run.len.max(range.offset + range.len - run.offset);
+            } else {
+                layout.at[index] = end + within;
+                layout.runs.push((*range, layout.at[index]));
+            }
+            let (run, at) = layout.runs.last().expect("a run for every range");
+            end = (at + run.len as usize).next_multiple_of(PAGE_BYTES);
+        }
+        layout
+    }
+
+    /// Slot bytes that the runs need at most, wherever their offsets lie within a page: the same for all experts of a
+    /// shape, so that they can share slots.
+    fn slot_bytes(&self) -> usize {
+        let span = |run: &ByteRange| (run.len as usize + PAGE_BYTES - 1).next_multiple_of(PAGE_BYTES);
+        self.runs.iter().map(|(run, _)| span(run)).sum()
+    }
 }
 
 impl ExpertStore {
@@ -97,7 +139,17 @@ impl ExpertStore {
                 }
             }
         }
-        Ok(Self { files, sets })
+        let stored = |(set, experts): (ExpertSet, Vec<ExpertLocation>)| {
+            let experts: Vec<_> =
+                experts.into_iter().map(|l| (Layout::new(&l), l)).map(|(l, e)| (e, l)).collect();
+            let shape = SetShape {
+                experts: set.experts,
+                expert_bytes: experts.first().map_or(0, |(e, _)| e.ranges().map(|r| r.len).sum()),
+                slot_bytes: experts.iter().map(|(_, layout)| layout.slot_bytes()).max().unwrap_or(0),
+            };
+            Stored { set, experts, shape }
+        };
+        Ok(Self { files, sets: sets.into_iter().map(stored).collect() })
     }
 
     /// Number of layers with routed experts.
@@ -107,35 +159,40 @@ impl ExpertStore {
 
     /// What the experts of a layer look like.
     pub fn set(&self, set: ExpertSetId) -> &ExpertSet {
-        &self.sets[set.0].0
+        &self.sets[set.0].set
+    }
+
+    /// Numbers and sizes of every layer's experts.
+    pub fn shapes(&self) -> Vec<SetShape> {
+        self.sets.iter().map(|stored| stored.shape).collect()
     }
 
     /// Weight bytes of one expert.
     pub fn expert_bytes(&self, set: ExpertSetId) -> u64 {
-        self.sets[set.0].1.first().map_or(0, |l| l.ranges().map(|r| r.len).sum())
+        self.sets[set.0].shape.expert_bytes
     }
 
     /// Weight bytes of all experts of all layers.
     pub fn total_bytes(&self) -> u64 {
-        self.sets.iter().flat_map(|(_, e)| e).flat_map(ExpertLocation::ranges).map(|r| r.len).sum()
+        let experts = self.sets.iter().flat_map(|stored| &stored.experts);
+        experts.flat_map(|(location, _)| location.ranges()).map(|range| range.len).sum()
     }
 
     /// Bytes of a slot that can hold any expert of the layer.
     pub fn slot_bytes(&self, set: ExpertSetId) -> usize {
-        let first = self.sets[set.0].1.first();
-        first.map_or(0, |l| l.ranges().map(|r| span_bytes(r.len as usize)).sum())
+        self.sets[set.0].shape.slot_bytes
     }
 
     /// The reads that fill a slot with an expert.
     pub fn reads(&self, set: ExpertSetId, expert: u32) -> Vec<ReadPart> {
-        let location = &self.sets[set.0].1[expert as usize];
-        let part = |(range, at): (&ByteRange, Range<usize>)| ReadPart {
-            file: Arc::clone(&self.files[range.file]),
-            offset: range.offset,
-            len: range.len as usize,
-            at: at.start,
+        let (_, layout) = &self.sets[set.0].experts[expert as usize];
+        let part = |(run, at): &(ByteRange, usize)| ReadPart {
+            file: Arc::clone(&self.files[run.file]),
+            offset: run.offset,
+            len: run.len as usize,
+            at: *at,
         };
-        location.ranges().zip(positions(location)).map(part).collect()
+        layout.runs.iter().map(part).collect()
     }
 
     /// The expert's weights in a slot that its reads have filled.
@@ -143,9 +200,10 @@ impl ExpertStore {
     /// # Errors
     /// None for a store that [`ExpertStore::new`] has checked and a slot of [`ExpertStore::slot_bytes`].
     pub fn view<'a>(&self, set: ExpertSetId, expert: u32, slot: &'a [u8]) -> Result<ExpertView<'a>> {
-        let (spec, locations) = &self.sets[set.0];
-        let location = &locations[expert as usize];
-        let mut at = positions(location).map(|range| &slot[range]);
+        let Stored { set: spec, experts, .. } = &self.sets[set.0];
+        let (location, layout) = &experts[expert as usize];
+        let mut at =
+            location.ranges().zip(&layout.at).map(|(range, at)| &slot[*at..*at + range.len as usize]);
         let mut planes = |ranges: &[ByteRange]| -> Vec<&[u8]> { at.by_ref().take(ranges.len()).collect() };
         let (gate, up, down) = (planes(&location.gate), planes(&location.up), planes(&location.down));
         let matrix =

@@ -66,6 +66,12 @@ impl HostBuffer {
         (0..count).map(part).collect()
     }
 
+    /// Where the bytes begin, for a kernel that writes them.
+    pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
+        // SAFETY: the range lies within the mapping.
+        unsafe { self.region.start.as_ptr().add(self.offset) }
+    }
+
     /// The bytes, for writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the range lies within the mapping and is initialised (zeroed by the system); this buffer is its

@@ -3,15 +3,54 @@
 //! Positioned reads share one handle without a lock and without a seek position. The length is taken once,
 //! at open: every byte range is checked against it before anything is read, and a file that shrinks later
 //! shows up as a short read with its offset, never as zeroes.
+//!
+//! Experts are read at random places, in one of two ways ([`ReadMode`]), each through a handle of its own that is
+//! opened when it is first needed.
 
 use std::{
     fs::File,
     io::{ErrorKind, Read},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    str::FromStr,
+    sync::OnceLock,
 };
 
 use crate::{Error, Result};
+
+/// How experts are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadMode {
+    /// Past the page cache, from the device into the slot.
+    Direct,
+    /// Through the page cache, without reading ahead.
+    Buffered,
+}
+
+impl FromStr for ReadMode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "direct" => Ok(Self::Direct),
+            "buffered" => Ok(Self::Buffered),
+            _ => Err(Error::Option {
+                option: "read_mode",
+                expected: "direct or buffered".into(),
+                got: text.into(),
+            }),
+        }
+    }
+}
+
+impl std::fmt::Display for ReadMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Direct => "direct",
+            Self::Buffered => "buffered",
+        })
+    }
+}
 
 /// An open checkpoint file.
 #[derive(Debug)]
@@ -19,6 +58,10 @@ pub struct CheckpointFile {
     path: PathBuf,
     length: u64,
     handle: File,
+    /// For direct reads; `None` if the system has none for this file.
+    direct: OnceLock<Option<File>>,
+    /// For reads at random places through the page cache; `None` if it could not be opened.
+    random: OnceLock<Option<File>>,
 }
 
 impl CheckpointFile {
@@ -40,7 +83,8 @@ impl CheckpointFile {
         }
         let handle = File::open(path).map_err(io)?;
         let length = handle.metadata().map_err(io)?.len();
-        Ok(Self { path: path.to_owned(), length, handle })
+        let (direct, random) = (OnceLock::new(), OnceLock::new());
+        Ok(Self { path: path.to_owned(), length, handle, direct, random })
     }
 
     /// Where it was opened from.
@@ -53,9 +97,21 @@ impl CheckpointFile {
         self.length
     }
 
-    /// The open handle, for read queues that submit their own reads.
+    /// The open handle, for reading in order.
     pub fn handle(&self) -> &File {
         &self.handle
+    }
+
+    /// A handle for reads at random places; `None` if the system has none of that kind for this file.
+    pub fn handle_for(&self, mode: ReadMode) -> Option<&File> {
+        match mode {
+            ReadMode::Direct => {
+                self.direct.get_or_init(|| reopen::direct(&self.handle, &self.path).ok()).as_ref()
+            }
+            ReadMode::Buffered => {
+                self.random.get_or_init(|| reopen::random(&self.handle, &self.path).ok()).as_ref()
+            }
+        }
     }
 
     /// Fills `out` with the bytes at `offset`.
@@ -96,5 +152,75 @@ impl Read for Sequential<'_> {
         let n = self.file.handle.read_at(out, self.position)?;
         self.position += n as u64;
         Ok(n)
+    }
+}
+
+/// The same file under another handle, whose settings are its own; on Linux even if it was renamed or removed.
+#[cfg(target_os = "linux")]
+mod reopen {
+    use std::fs::{File, OpenOptions};
+    use std::io::Result;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::Path;
+
+    use rustix::fs::{Advice, OFlags, fadvise};
+
+    fn open(handle: &File, flags: OFlags) -> Result<File> {
+        let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
+        OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
+    }
+
+    pub(super) fn direct(handle: &File, _: &Path) -> Result<File> {
+        open(handle, OFlags::DIRECT)
+    }
+
+    /// Without advice, the system reads as much again beside every expert.
+    pub(super) fn random(handle: &File, _: &Path) -> Result<File> {
+        let file = open(handle, OFlags::empty())?;
+        fadvise(&file, 0, None, Advice::Random)?;
+        Ok(file)
+    }
+}
+
+#[cfg(target_vendor = "apple")]
+mod reopen {
+    use std::fs::File;
+    use std::io::{Error, Result};
+    use std::os::fd::AsRawFd;
+    use std::path::Path;
+
+    use rustix::fs::fcntl_nocache;
+
+    pub(super) fn direct(_: &File, path: &Path) -> Result<File> {
+        let file = File::open(path)?;
+        fcntl_nocache(&file, true)?;
+        Ok(file)
+    }
+
+    /// Without this, the system reads more beside every expert.
+    #[allow(unsafe_code)]
+    pub(super) fn random(_: &File, path: &Path) -> Result<File> {
+        let file = File::open(path)?;
+        // SAFETY: a setting of a descriptor that is open; no memory is passed.
+        match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_RDAHEAD, 0) } {
+            -1 => Err(Error::last_os_error()),
+            _ => Ok(file),
+        }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+mod reopen {
+    use std::fs::File;
+    use std::io::{ErrorKind, Result};
+    use std::path::Path;
+
+    pub(super) fn direct(_: &File, _: &Path) -> Result<File> {
+        Err(ErrorKind::Unsupported.into())
+    }
+
+    pub(super) fn random(handle: &File, _: &Path) -> Result<File> {
+        handle.try_clone()
     }
 }

@@ -2,4 +2,7 @@
 
 pub mod buffer;
 pub mod file;
+pub mod pread;
 pub mod queue;
+#[cfg(target_os = "linux")]
+pub mod uring;

@@ -20,10 +20,10 @@ use driver::{
     attribute, call,
 };
 use host::Staging;
-pub use profile::KernelTime;
 use profile::Profile;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
+use crate::backend::KernelTime;
 use crate::{Error, Result};
 
 /// Bytes of pinned memory that small transfers pass through.
@@ -265,20 +265,6 @@ impl Cuda {
         }
         Ok(())
     }
-
-    /// Times every kernel from now on: recordings run one by one, which is slower than as a graph.
-    pub fn start_profile(&mut self) {
-        self.profile = Some(Profile::default());
-    }
-
-    /// Ends the profile; kernels by the time they took, longest first.
-    ///
-    /// # Errors
-    /// [`Error::Device`].
-    pub fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
-        self.synchronize()?;
-        self.profile.take().map_or(Ok(vec![]), |profile| profile.finish(&self.driver))
-    }
 }
 
 /// A launch with the memory that its parameters are in.
@@ -426,6 +412,16 @@ impl Device for Cuda {
     fn finish_copies(&mut self) -> Result<()> {
         self.enter()?;
         call!(self.driver, stream_synchronize(self.copies))
+    }
+
+    /// Recordings run one by one then, which is slower than as a graph.
+    fn start_profile(&mut self) {
+        self.profile = Some(Profile::default());
+    }
+
+    fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
+        self.synchronize()?;
+        self.profile.take().map_or(Ok(vec![]), |profile| profile.finish(&self.driver))
     }
 }
 

@@ -5,18 +5,8 @@ use std::time::Duration;
 
 use super::driver::{Driver, Event, Stream, call};
 use crate::Result;
+use crate::backend::KernelTime;
 use crate::gpu::device::Dispatch;
-
-/// Time of all runs of a kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KernelTime {
-    /// Its name.
-    pub kernel: String,
-    /// How often it ran.
-    pub runs: u64,
-    /// Time on the device, with the gap of a launch.
-    pub time: Duration,
-}
 
 /// Events of kernels that have been queued.
 #[derive(Default)]

@@ -1,0 +1,177 @@
+//! Residency: which experts have slots, and which gives way.
+//!
+//! Bookkeeping without memory or reads, so that the engine and the replay of a trace decide alike. An expert with a slot
+//! is *held* while a batch needs it, *reserved* if it was read because a batch will probably need it soon, or idle. Idle
+//! experts give way first, the least worthy one of the size class before others; reserved ones only if there is no other
+//! way; held ones never.
+
+use super::policy::{Demand, Policy, PolicyKind};
+use super::slots::{SetShape, SlotPlan};
+
+/// An expert: its set and its id there.
+pub(crate) type Key = (usize, u32);
+
+/// Whether an expert has a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Place {
+    #[default]
+    Absent,
+    /// It has a slot that is being filled.
+    Reading,
+    /// It has a slot.
+    Present,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Claim {
+    #[default]
+    Idle,
+    Reserved,
+    Held,
+}
+
+struct Set {
+    class: usize,
+    entries: Vec<(Place, Claim)>,
+    worth: Vec<f64>,
+    /// Ids with a claim on them, so that claims end without a search.
+    reserved: Vec<u32>,
+    /// The least worthy idle expert; `None` if that has to be found out.
+    weakest: Option<Option<u32>>,
+}
+
+impl Set {
+    fn weakest(&mut self) -> Option<u32> {
+        *self.weakest.get_or_insert_with(|| {
+            let idle = self.entries.iter().enumerate().filter(|(_, e)| **e == (Place::Present, Claim::Idle));
+            let weakest = idle.min_by(|(a, _), (b, _)| self.worth[*a].total_cmp(&self.worth[*b]));
+            weakest.map(|(id, _)| id as u32)
+        })
+    }
+}
+
+/// Which experts have slots.
+pub(crate) struct Residency {
+    sets: Vec<Set>,
+    /// Slots of each class that nobody has.
+    free: Vec<usize>,
+    policy: Box<dyn Policy>,
+}
+
+impl Residency {
+    pub(crate) fn new(shapes: &[SetShape], plan: &SlotPlan, policy: PolicyKind) -> Self {
+        let set = |(shape, class): (&SetShape, &usize)| Set {
+            class: *class,
+            entries: vec![Default::default(); shape.experts],
+            worth: vec![0.0; shape.experts],
+            reserved: vec![],
+            weakest: None,
+        };
+        let experts: Vec<usize> = shapes.iter().map(|s| s.experts).collect();
+        Self {
+            sets: shapes.iter().zip(plan.class_of()).map(set).collect(),
+            free: plan.classes().iter().map(|c| c.slots).collect(),
+            policy: policy.policy(&experts),
+        }
+    }
+
+    pub(crate) fn place(&self, (set, id): Key) -> Place {
+        self.sets[set].entries[id as usize].0
+    }
+
+    fn entry(&mut self, (set, id): Key) -> &mut (Place, Claim) {
+        let set = &mut self.sets[set];
+        set.weakest = None;
+        &mut set.entries[id as usize]
+    }
+
+    /// A batch asks for experts of a set: the policy counts them, and what was reserved for the set and is not among
+    /// them is idle again.
+    pub(crate) fn asked(&mut self, index: usize, demand: Demand<'_>) {
+        let set = &mut self.sets[index];
+        self.policy.asked(index, demand, &mut set.worth);
+        set.weakest = None;
+        for id in set.reserved.drain(..) {
+            let claim = &mut set.entries[id as usize].1;
+            if *claim == Claim::Reserved {
+                *claim = Claim::Idle;
+            }
+        }
+    }
+
+    /// Nobody may take its slot until it is let go.
+    pub(crate) fn hold(&mut self, key: Key) {
+        self.entry(key).1 = Claim::Held;
+    }
+
+    /// A batch will probably need it.
+    pub(crate) fn reserve(&mut self, key: Key) {
+        if self.entry(key).1 == Claim::Idle {
+            self.entry(key).1 = Claim::Reserved;
+            self.sets[key.0].reserved.push(key.1);
+        }
+    }
+
+    pub(crate) fn let_go(&mut self, key: Key) {
+        self.entry(key).1 = Claim::Idle;
+    }
+
+    /// Takes a slot for an expert that has none; `Some(victim)` is who had it before. `Err` if all slots of its class are
+    /// held or being filled.
+    pub(crate) fn take_slot(&mut self, key: Key) -> Result<Option<Key>, ()> {
+        let class = self.sets[key.0].class;
+        let mut victim = None;
+        if self.free[class] > 0 {
+            self.free[class] -= 1;
+        } else {
+            let found = self.weakest(class).or_else(|| self.any_reserved(class)).ok_or(())?;
+            *self.entry(found) = Default::default();
+            victim = Some(found);
+        }
+        self.entry(key).0 = Place::Reading;
+        Ok(victim)
+    }
+
+    /// Whether a slot for `key` could be had without taking a reserved one.
+    pub(crate) fn has_room(&mut self, key: Key) -> bool {
+        let class = self.sets[key.0].class;
+        self.free[class] > 0 || self.weakest(class).is_some()
+    }
+
+    /// The read of `key` has ended.
+    pub(crate) fn arrived(&mut self, key: Key) {
+        self.entry(key).0 = Place::Present;
+    }
+
+    /// The read of `key` has failed: its slot is free.
+    pub(crate) fn failed(&mut self, key: Key) {
+        *self.entry(key) = Default::default();
+        let class = self.sets[key.0].class;
+        self.free[class] += 1;
+    }
+
+    pub(crate) fn class(&self, set: usize) -> usize {
+        self.sets[set].class
+    }
+
+    fn weakest(&mut self, class: usize) -> Option<Key> {
+        let mut found: Option<(f64, Key)> = None;
+        for (index, set) in self.sets.iter_mut().enumerate().filter(|(_, set)| set.class == class) {
+            if let Some(id) = set.weakest() {
+                let worth = set.worth[id as usize];
+                if found.is_none_or(|(least, _)| worth < least) {
+                    found = Some((worth, (index, id)));
+                }
+            }
+        }
+        found.map(|(_, key)| key)
+    }
+
+    fn any_reserved(&self, class: usize) -> Option<Key> {
+        let is = |set: &Set, id: u32| set.entries[id as usize] == (Place::Present, Claim::Reserved);
+        let sets = self.sets.iter().enumerate().filter(|(_, set)| set.class == class);
+        sets.flat_map(|(index, set)| set.reserved.iter().map(move |id| (index, set, *id)))
+            .find(|(_, set, id)| is(set, *id))
+            .map(|(index, _, id)| (index, id))
+    }
+}

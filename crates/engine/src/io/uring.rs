@@ -1,0 +1,184 @@
+//! [`UringQueue`]: reads through io_uring.
+//!
+//! One thread keeps the disk busy without helpers: reads are handed to the kernel when they are submitted and whenever
+//! results are collected. Files and buffers are not registered with the ring: with reads of hundreds of kilobytes into
+//! huge pages it gains nothing that can be measured, and registered memory counts as locked.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+
+use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
+
+use super::buffer::HostBuffer;
+use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer};
+use crate::Result;
+
+/// The system's limit for one read.
+const MOST_BYTES: usize = 1 << 30;
+
+struct Request {
+    tag: u64,
+    buffer: HostBuffer,
+    transfers: Vec<Transfer>,
+    /// Transfers that have not ended.
+    left: usize,
+    result: Result<()>,
+}
+
+/// Reads through io_uring.
+pub struct UringQueue {
+    ring: IoUring,
+    depth: usize,
+    /// Requests under way, by slot.
+    requests: Vec<Option<Request>>,
+    free: Vec<usize>,
+    /// (slot, transfer) that the kernel has not been given.
+    backlog: VecDeque<(usize, usize)>,
+    /// Reads that the kernel has.
+    in_kernel: usize,
+    done: VecDeque<ReadDone>,
+}
+
+impl UringQueue {
+    /// A queue that keeps up to `depth` reads in the kernel.
+    ///
+    /// # Errors
+    /// If the kernel does not have io_uring or a sandbox forbids it.
+    pub fn new(depth: usize) -> std::io::Result<Self> {
+        let depth = depth.clamp(1, 1024);
+        let ring = IoUring::new(depth as u32)?;
+        // Present since 5.6, as is `opcode::Read`; before that, reading would fail later.
+        if !ring.params().is_feature_rw_cur_pos() {
+            return Err(std::io::ErrorKind::Unsupported.into());
+        }
+        Ok(Self {
+            ring,
+            depth,
+            requests: vec![],
+            free: vec![],
+            backlog: VecDeque::new(),
+            in_kernel: 0,
+            done: VecDeque::new(),
+        })
+    }
+
+    /// Gives the kernel what it may have of the backlog, and waits until `want` reads have completed.
+    fn enter(&mut self, want: usize) {
+        let mut pushed = 0;
+        while self.in_kernel < self.depth
+            && let Some((slot, index)) = self.backlog.pop_front()
+        {
+            let request = self.requests[slot].as_mut().expect("a transfer belongs to a request under way");
+            let ask = request.transfers[index].ask();
+            // SAFETY: `Transfer::new` has checked that what is asked for lies in the buffer.
+            let to = unsafe { request.buffer.as_mut_ptr().add(ask.at) };
+            let len = ask.len.min(MOST_BYTES) as u32;
+            let read = opcode::Read::new(types::Fd(ask.file.as_raw_fd()), to, len)
+                .offset(ask.offset)
+                .build()
+                .user_data((slot as u64) << 32 | index as u64);
+            // SAFETY: buffer and file belong to the request, which stays in `requests`, its memory untouched, until
+            // the read has completed (`drop` waits too); parts do not share pages, so no two reads overlap.
+            let fits = unsafe { self.ring.submission().push(&read) };
+            fits.expect("the ring has an entry for every read in the kernel");
+            self.in_kernel += 1;
+            pushed += 1;
+        }
+        if pushed == 0 && want == 0 {
+            return;
+        }
+        // Interrupted or short of memory: what was pushed is still there.
+        let again = [Errno::INTR, Errno::AGAIN, Errno::BUSY].map(Errno::raw_os_error);
+        while let Err(error) = self.ring.submit_and_wait(want) {
+            let known = error.raw_os_error().is_some_and(|code| again.contains(&code));
+            assert!(known, "the kernel refuses a ring that it made: {error}");
+        }
+    }
+
+    /// Files completed reads.
+    fn reap(&mut self) {
+        let completed: Vec<(u64, i32)> =
+            self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        for (id, code) in completed {
+            let (slot, index) = ((id >> 32) as usize, id as u32 as usize);
+            self.in_kernel -= 1;
+            let outcome = usize::try_from(code).map_err(|_| std::io::Error::from_raw_os_error(-code));
+            let request = self.requests[slot].as_mut().expect("a completion belongs to a request under way");
+            match request.transfers[index].answer(outcome) {
+                Ok(true) => self.end(slot, Ok(())),
+                Ok(false) => self.backlog.push_front((slot, index)),
+                Err(error) => self.end(slot, Err(error)),
+            }
+        }
+    }
+
+    /// One transfer of the request in `slot` has ended.
+    fn end(&mut self, slot: usize, result: Result<()>) {
+        let request = self.requests[slot].as_mut().expect("a transfer belongs to a request under way");
+        request.left -= 1;
+        if request.result.is_ok() {
+            request.result = result;
+        }
+        if request.left == 0
+            && let Some(Request { tag, buffer, result, .. }) = self.requests[slot].take()
+        {
+            self.free.push(slot);
+            self.done.push_back(ReadDone { tag, buffer, result });
+        }
+    }
+}
+
+impl ReadQueue for UringQueue {
+    fn submit(&mut self, request: ReadRequest) {
+        let ReadRequest { tag, buffer, parts, mode } = request;
+        let size = buffer.as_ref().len();
+        let transfers = parts.into_iter().map(|part| Transfer::new(part, size, mode)).collect();
+        let transfers: Vec<Transfer> = match transfers {
+            Ok(transfers) => transfers,
+            Err(error) => return self.done.push_back(ReadDone { tag, buffer, result: Err(error) }),
+        };
+        if transfers.is_empty() {
+            return self.done.push_back(ReadDone { tag, buffer, result: Ok(()) });
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.requests.push(None);
+            self.requests.len() - 1
+        });
+        let left = transfers.len();
+        self.backlog.extend((0..left).map(|index| (slot, index)));
+        self.requests[slot] = Some(Request { tag, buffer, transfers, left, result: Ok(()) });
+        self.enter(0);
+    }
+
+    fn wait(&mut self) -> Option<ReadDone> {
+        loop {
+            if let Some(done) = self.try_wait() {
+                return Some(done);
+            }
+            if self.in_kernel == 0 {
+                return None;
+            }
+            self.enter(1);
+        }
+    }
+
+    fn try_wait(&mut self) -> Option<ReadDone> {
+        self.reap();
+        self.enter(0);
+        self.done.pop_front()
+    }
+}
+
+impl Drop for UringQueue {
+    fn drop(&mut self) {
+        // The kernel writes to buffers until their reads have completed.
+        self.backlog.clear();
+        while self.in_kernel > 0 {
+            self.enter(1);
+            self.reap();
+            self.backlog.clear();
+        }
+    }
+}
