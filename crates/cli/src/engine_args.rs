@@ -63,7 +63,7 @@ pub struct EngineArgs {
     /// Threads that compute [default: one a core]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub threads: Option<usize>,
-    /// Most tokens evaluated at once [default: 512, fewer if memory is short]
+    /// Most tokens evaluated at once [default: 512, up to 2048 where experts stream, fewer if memory is short]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub chunk: Option<usize>,
     /// Positions of the context [default: the model's, at most 4096, fewer if memory is short]

@@ -3,6 +3,7 @@
 mod atomic_file;
 mod commands;
 mod engine_args;
+mod hub;
 mod model;
 mod table;
 
@@ -27,8 +28,10 @@ enum Command {
     Bench(commands::bench::BenchArgs),
     Devices(commands::devices::DevicesArgs),
     Perplexity(commands::perplexity::PerplexityArgs),
+    Pull(commands::pull::PullArgs),
     Trace(commands::trace::TraceArgs),
     Replay(commands::replay::ReplayArgs),
+    Pack(commands::pack::PackArgs),
 }
 
 fn main() -> ExitCode {
@@ -41,8 +44,10 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench::run(args),
         Command::Devices(args) => commands::devices::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Pull(args) => commands::pull::run(args),
         Command::Trace(args) => commands::trace::run(args),
         Command::Replay(args) => commands::replay::run(args),
+        Command::Pack(args) => commands::pack::run(args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -30,7 +30,7 @@ pub struct Options {
     pub memory: Option<u64>,
     /// Expert slots, in place of those that the memory budget leaves.
     pub expert_cache: Option<usize>,
-    /// Most tokens evaluated at once. By default 512, or fewer if memory is short.
+    /// Most tokens evaluated at once. By default 512, up to 2048 where experts stream, or fewer if memory is short.
     pub chunk: Option<usize>,
     /// Positions of the context. By default what the model was made for, but at most 4096, or fewer if
     /// memory is short.
@@ -45,7 +45,8 @@ pub struct Options {
     pub read_mode: Option<ReadMode>,
     /// What reads experts. By default the best that the system allows.
     pub read_queue: Option<QueueKind>,
-    /// Reads under way at once.
+    /// Reads under way at once; with `pread`, 8 at most. Deep enough that the disk has work while a prompt's attention is
+    /// computed.
     pub read_depth: usize,
     /// Which experts give way to others.
     pub cache_policy: PolicyKind,
@@ -65,7 +66,7 @@ impl Default for Options {
             checkpoints: 2,
             read_mode: None,
             read_queue: None,
-            read_depth: 32,
+            read_depth: 256,
             cache_policy: PolicyKind::default(),
             prefetch: Prefetch::default(),
         }

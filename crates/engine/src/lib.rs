@@ -10,6 +10,7 @@ pub mod generation;
 pub mod io;
 pub mod memory;
 pub mod models;
+pub mod pack;
 pub mod perplexity;
 pub mod placement;
 pub mod sampler;

@@ -15,6 +15,8 @@ use crate::{Error, Result};
 /// Tokens evaluated at once unless said otherwise, and the fewest that a small budget brings it down to.
 const CHUNK: usize = 512;
 const SMALLEST_CHUNK: usize = 32;
+/// Scratch of a larger chunk may take this part of all memory, where experts stream.
+const SCRATCH_PART: u64 = 16;
 /// Positions of the context unless said otherwise, and the fewest that a small budget brings it down to.
 const CONTEXT: usize = 4096;
 const SMALLEST_CONTEXT: usize = 512;
@@ -60,7 +62,7 @@ impl Placement {
         let states = (slot_bytes(&model.graph) as u64).saturating_mul(state_slots as u64);
         let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
         let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
-        let (budget, slots) = loop {
+        let needs = |chunk: usize, context: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
                 kv_type,
@@ -71,8 +73,10 @@ impl Placement {
             let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
             let pages = context.div_ceil(PAGE_TOKENS) as u64;
             let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages).saturating_add(states);
-            let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
-            match fit(model, options, total, needs, top_k) {
+            Needs::new(trunk, kv, scratch, model.graph.vocab_size())
+        };
+        let (mut budget, mut slots) = loop {
+            match fit(model, options, total, needs(chunk, context), top_k) {
                 Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
                 Err(Error::Budget { .. }) if options.context.is_none() && context > SMALLEST_CONTEXT => {
                     context /= 2;
@@ -81,6 +85,18 @@ impl Placement {
                 other => break other?,
             }
         };
+        // A chunk reads nearly every expert that is not in memory, so where they stream, fewer chunks are better.
+        if options.chunk.is_none() && chunk == CHUNK && !slots.holds_all(&model.experts.shapes()) {
+            for larger in [4 * CHUNK, 2 * CHUNK] {
+                let needs = needs(larger, context);
+                if larger <= context && needs.scratch <= total / SCRATCH_PART {
+                    let Ok(found) = fit(model, options, total, needs, top_k) else { continue };
+                    (budget, slots) = found;
+                    chunk = larger;
+                    break;
+                }
+            }
+        }
         Ok(Self { budget, slots, chunk, context, state_slots, kv_type })
     }
 }

@@ -1,6 +1,6 @@
 //! `moeflux bench`: speed of prompt evaluation and of generation, as a table like llama-bench's.
 
-use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -14,14 +14,14 @@ use moeflux_compute::backend::KernelTime;
 use serde_json::{Value, json};
 
 use crate::engine_args::{Activations, EngineArgs};
+use crate::model::ModelArg;
 use crate::table::Table;
 
 /// Measure how fast a model evaluates prompts and generates, on random tokens.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A GGUF file, a safetensors folder, or `demo`
-    #[arg(value_parser = crate::model::parse)]
-    model: PathBuf,
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    model: ModelArg,
     /// Prompt lengths, separated by commas; 0 for no such test
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
     prompt: Vec<usize>,
@@ -75,16 +75,25 @@ impl std::fmt::Display for Test {
 
 impl Test {
     /// Evaluates `tokens` on a session of the test's depth, and truncates it again.
-    fn measure(&self, engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Stats> {
+    fn measure(&self, engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Repetition> {
         let at_once = if self.kind == Kind::Prompt { self.tokens } else { 1 };
         engine.take_stats();
+        let mut step_seconds = vec![];
         for part in tokens.chunks(at_once) {
+            let start = Instant::now();
             engine.eval(session, part, Outputs::Last)?;
+            step_seconds.push(start.elapsed().as_secs_f64());
         }
         let stats = engine.take_stats();
         engine.truncate(session, self.depth)?;
-        Ok(stats)
+        Ok(Repetition { stats, step_seconds })
     }
+}
+
+struct Repetition {
+    stats: Stats,
+    /// Of every evaluation: the prompt, or each token.
+    step_seconds: Vec<f64>,
 }
 
 /// Tokens per second over the repetitions of a test.
@@ -112,18 +121,18 @@ impl Summary {
 struct Measured {
     test: Test,
     kernels: Vec<KernelTime>,
-    repetitions: Vec<Stats>,
+    repetitions: Vec<Repetition>,
     speed: Summary,
     tokens: u64,
     cache: CacheStats,
 }
 
 impl Measured {
-    fn new(test: Test, repetitions: Vec<Stats>, kernels: Vec<KernelTime>) -> Self {
-        let speeds: Vec<f64> = repetitions.iter().map(speed).collect();
+    fn new(test: Test, repetitions: Vec<Repetition>, kernels: Vec<KernelTime>) -> Self {
+        let speeds: Vec<f64> = repetitions.iter().map(|r| speed(&r.stats)).collect();
         let mut cache = CacheStats::default();
-        repetitions.iter().for_each(|stats| cache += stats.cache);
-        let tokens = repetitions.iter().map(|stats| stats.tokens).sum();
+        repetitions.iter().for_each(|r| cache += r.stats.cache);
+        let tokens = repetitions.iter().map(|r| r.stats.tokens).sum();
         Self { test, kernels, repetitions, speed: Summary::new(&speeds), tokens, cache }
     }
 
@@ -156,7 +165,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     };
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(positions);
-    let mut engine = engine_args.open(&args.model, Activations::Int8)?;
+    let mut engine = engine_args.open(&args.model.path()?, Activations::Int8)?;
     let results = measure(&mut engine, args, &tests, positions)?;
     match args.json {
         true => println!("{:#}", report(args, &engine_args, &engine, &results)),
@@ -195,10 +204,10 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
             // Others each time: experts of tokens that were just evaluated would be in memory.
             let seed = args.seed + 1 + repetition as u64;
             let tokens = random_tokens(seed, test.tokens, vocab_size);
-            let stats = test.measure(engine, &mut session, &tokens)?;
+            let measured = test.measure(engine, &mut session, &tokens)?;
             // The first one fills caches.
             if repetition > 0 {
-                repetitions.push(stats);
+                repetitions.push(measured);
             }
             bar.inc(1);
         }
@@ -217,7 +226,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
 fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
     let (budget, plan) = (engine.budget(), engine.experts().plan());
     let all = engine.experts().store().total_bytes();
-    println!("{}, {}, chunks of {} tokens", args.model.display(), engine.backend(), engine.chunk());
+    println!("{}, {}, chunks of {} tokens", args.model, engine.backend(), engine.chunk());
     println!(
         "budget {}: weights {}, context {}, scratch {}, experts {} of {} in {} slots",
         size(budget.total),
@@ -277,7 +286,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
     let tests: Vec<Value> = results
         .iter()
         .map(|result| {
-            let repetition = |stats: &Stats| {
+            let repetition = |Repetition { stats, step_seconds }: &Repetition| {
                 json!({
                     "tokens": stats.tokens,
                     "seconds": stats.time.as_secs_f64(),
@@ -289,6 +298,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                     "prefetches": stats.cache.prefetches,
                     "prefetch_hits": stats.cache.prefetch_hits,
                     "late": stats.cache.late,
+                    "step_seconds": step_seconds,
                 })
             };
             json!({
@@ -318,7 +328,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
         .collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "model": args.model.display().to_string(),
+        "model": args.model.to_string(),
         "backend": engine.backend(),
         "settings": {
             "memory": engine_args.memory,

@@ -1,7 +1,7 @@
 //! `moeflux inspect`: what is in a checkpoint and how it would fit this machine. Reads headers, no weights.
 
 use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -17,14 +17,14 @@ use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::{ExpertSetId, MatrixSpec, Op};
 use serde_json::{Value, json};
 
+use crate::model::ModelArg;
 use crate::table::Table;
 
 /// Show what is in a checkpoint and how much of it fits this machine's memory.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A GGUF file, a safetensors folder, or `demo`
-    #[arg(value_parser = crate::model::parse)]
-    model: PathBuf,
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    model: ModelArg,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -76,7 +76,8 @@ struct Fit {
 }
 
 pub fn run(args: &InspectArgs) -> Result<()> {
-    let checkpoint = Arc::new(Checkpoint::open(&args.model)?);
+    let path = args.model.path()?;
+    let checkpoint = Arc::new(Checkpoint::open(&path)?);
     let weights = weights(&checkpoint);
     let architecture = models::architecture(&checkpoint).unwrap_or_else(|_| "unknown".to_owned());
     // What cannot be run can still be looked at.
@@ -84,7 +85,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     let facts = model.as_ref().ok().map(Facts::new);
     let fit = model.as_ref().ok().map(Fit::new).transpose()?;
     let report = Report {
-        path: &args.model,
+        path: &path,
         checkpoint: &checkpoint,
         architecture,
         shares: shares(&weights),

@@ -9,13 +9,13 @@ use safetensors::tensor::{Dtype, TensorView};
 
 use crate::atomic_file;
 use crate::engine_args::{Activations, EngineArgs};
+use crate::model::ModelArg;
 
 /// Write the logits at every position of given tokens.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
-    /// A GGUF file, a safetensors folder, or `demo`
-    #[arg(value_parser = crate::model::parse)]
-    model: PathBuf,
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    model: ModelArg,
     /// Token ids, separated by commas
     #[arg(long, value_delimiter = ',', required = true)]
     tokens: Vec<u32>,
@@ -29,7 +29,7 @@ pub struct LogitsArgs {
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(args.tokens.len().max(1));
-    let mut engine = engine_args.open(&args.model, Activations::F32)?;
+    let mut engine = engine_args.open(&args.model.path()?, Activations::F32)?;
     if args.tokens.is_empty() {
         bail!("--tokens: expected at least one token id");
     }

@@ -10,13 +10,13 @@ use moeflux::perplexity::{BaseReader, BaseWriter, Divergence, Mean, Windows};
 use serde_json::json;
 
 use crate::engine_args::EngineArgs;
+use crate::model::ModelArg;
 
 /// Measure how well a model predicts a text, and how far its predictions are from those of another run.
 #[derive(Debug, Args)]
 pub struct PerplexityArgs {
-    /// A GGUF file, a safetensors folder, or `demo`
-    #[arg(value_parser = crate::model::parse)]
-    model: PathBuf,
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    model: ModelArg,
     /// A UTF-8 text file; `-` for standard input
     text: PathBuf,
     /// Tokens of a window; the second half of each is scored
@@ -43,7 +43,7 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     let text = read(&args.text)?;
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(args.window);
-    let mut model = engine_args.open_text(&args.model)?;
+    let mut model = engine_args.open_text(&args.model.path()?)?;
     let windows = Windows::new(&text, &model.tokenizer, args.window)?;
     let vocab_size = model.engine.model().graph.vocab_size();
     let mut base = match &args.kl_base {
@@ -149,7 +149,7 @@ fn report(
         })
     });
     json!({
-        "model": args.model.display().to_string(),
+        "model": args.model.to_string(),
         "perplexity": nll.mean().exp(),
         "standard_error": perplexity_error(nll),
         "mean_negative_log_likelihood": nll.mean(),

@@ -15,13 +15,13 @@ use moeflux::{Finish, Generated, Session, Stats, TextModel};
 use serde_json::{Value, json};
 
 use crate::engine_args::EngineArgs;
+use crate::model::ModelArg;
 
 /// Answer a prompt, or chat when there is none and this is a terminal.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A GGUF file, a safetensors folder, or `demo`
-    #[arg(value_parser = crate::model::parse)]
-    model: PathBuf,
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    model: ModelArg,
     /// What to answer; without it, standard input is the prompt, or a chat begins on a terminal
     prompt: Option<String>,
     /// System message
@@ -149,7 +149,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
             Some(text)
         }
     };
-    let mut model = args.engine.open_text(&args.model)?;
+    let mut model = args.engine.open_text(&args.model.path()?)?;
     describe(&model);
     // Checked before the first question rather than after it.
     Sampler::new(args.sampling.options(), model.tokenizer.vocab_size())?;

@@ -135,7 +135,8 @@ fn check_target(out: &Path, format: Format, force: bool) -> Result<()> {
     }
 }
 
-fn check_space(folder: &Path, needed: u64) -> Result<()> {
+/// Refuses to begin what the disk has no room for.
+pub fn check_space(folder: &Path, needed: u64) -> Result<()> {
     let stat = rustix::fs::statvfs(folder).with_context(|| format!("cannot open {}", folder.display()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     if free < needed {

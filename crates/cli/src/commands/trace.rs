@@ -13,13 +13,13 @@ use serde_json::json;
 
 use crate::atomic_file;
 use crate::engine_args::{Activations, EngineArgs};
+use crate::model::ModelArg;
 
 /// Record which experts a model asks for, to replay it with other memory sizes and cache policies.
 #[derive(Debug, Args)]
 pub struct TraceArgs {
-    /// A GGUF file, a safetensors folder, or `demo`
-    #[arg(value_parser = crate::model::parse)]
-    model: PathBuf,
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    model: ModelArg,
     /// The trace file to write
     out: PathBuf,
     /// What to answer; may be given several times, each a conversation of its own. Without it, random tokens
@@ -57,7 +57,7 @@ fn bar(len: usize) -> Result<ProgressBar> {
 fn random(args: &TraceArgs) -> Result<Vec<u8>> {
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(args.prefill + args.tokens);
-    let mut engine = engine_args.open(&args.model, Activations::Int8)?;
+    let mut engine = engine_args.open(&args.model.path()?, Activations::Int8)?;
     let tokens = random_tokens(args.seed, args.prefill + args.tokens, engine.model().graph.vocab_size());
     let (prefill, rest) = tokens.split_at(args.prefill);
     let bar = bar(args.tokens)?;
@@ -77,7 +77,7 @@ fn random(args: &TraceArgs) -> Result<Vec<u8>> {
 
 /// Answers to the prompts, one after the other.
 fn answers(args: &TraceArgs) -> Result<Vec<u8>> {
-    let mut model = args.engine.open_text(&args.model)?;
+    let mut model = args.engine.open_text(&args.model.path()?)?;
     let bar = bar(args.tokens * args.prompt.len())?;
     model.engine.start_trace();
     let mut decode = Stats::default();

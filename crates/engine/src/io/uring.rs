@@ -1,8 +1,9 @@
 //! [`UringQueue`]: reads through io_uring.
 //!
 //! One thread keeps the disk busy without helpers: reads are handed to the kernel when they are submitted and whenever
-//! results are collected. Files and buffers are not registered with the ring: with reads of hundreds of kilobytes into
-//! huge pages it gains nothing that can be measured, and registered memory counts as locked.
+//! results are collected. Files and buffers are not registered with the ring: it saves 3 µs of processor time in a read
+//! of 864 KiB into huge pages (7 instead of 10, measured), of which a token takes a hundred at most, and registered memory
+//! counts as locked, which containers limit.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -1,0 +1,23 @@
+//! `moeflux pull`: downloads a model of the hub, so that it is there when it is needed.
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::hub::{self, HubId, Settings};
+
+/// Download a model of the Hugging Face hub into the cache that its tools share, and print where it is.
+///
+/// An interrupted download goes on where it ended. HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_HUB_OFFLINE mean
+/// what they mean to Hugging Face's own tools.
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// org/name, org/name:QUANTISATION, org/name:FILE; org/name@REVISION for a branch, tag or commit
+    model: String,
+}
+
+pub fn run(args: &PullArgs) -> Result<()> {
+    let id = HubId::parse(&args.model);
+    let id = id.with_context(|| format!("expected a model such as org/name:Q4_K_M, got {:?}", args.model))?;
+    println!("{}", hub::pull(&id, &Settings::from_environment())?.display());
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Models of the Hugging Face hub: `org/name`, `org/name:Q4_K_M`, `org/name:FILE`, `org/name@REVISION`.
+//!
+//! Files go to the cache that Hugging Face's own tools use (blobs by checksum, snapshots by commit), so that whatever
+//! one of them has downloaded, the others find. Transfer is ours rather than a hub client's because a model of 400 GB
+//! needs what those leave out: several ranges of one file at once, going on after an interruption, and a checksum of
+//! every byte before a file counts as there.
+
+mod cache;
+mod error;
+mod id;
+mod listing;
+mod settings;
+mod transfer;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use moeflux::error::size;
+
+pub use id::HubId;
+pub use settings::Settings;
+
+use cache::RepoCache;
+use listing::Listing;
+use transfer::Transfer;
+
+/// Where the checkpoint that `id` names is in the cache, after downloading what was not there.
+pub fn pull(id: &HubId, settings: &Settings) -> Result<PathBuf> {
+    let cache = RepoCache::new(settings, id);
+    if settings.offline {
+        let cached = cached(&cache, id)?;
+        return cached
+            .with_context(|| format!("{id} is not in {} and the hub is offline", cache.folder().display()));
+    }
+    let transfer = Transfer::new(settings);
+    let listing = match Listing::fetch(&transfer, id) {
+        Ok(listing) => listing,
+        // What is complete here need not wait for the network to come back.
+        Err(error) if error.is_unreachable() => match cached(&cache, id)? {
+            Some(path) => {
+                eprintln!("{error}; using what is in {}", cache.folder().display());
+                return Ok(path);
+            }
+            None => return Err(error.into()),
+        },
+        Err(error) => return Err(error.into()),
+    };
+    let selection = listing.select(id)?;
+    let missing: Vec<_> = selection.files.iter().filter(|file| !cache.has(file)).collect();
+    let bytes = missing.iter().map(|file| file.size - cache.partial(file).min(file.size)).sum();
+    if let Some(free) = cache.free_space()?.filter(|free| *free < bytes) {
+        let folder = cache.folder().display();
+        bail!("{id} needs {} more on disk, and {folder} has {} free", size(bytes), size(free));
+    }
+    transfer.fetch(id, &listing.commit, &missing, &cache)?;
+    for file in &selection.files {
+        cache.link(&listing.commit, file)?;
+    }
+    cache.set_revision(id.revision(), &listing.commit)?;
+    Ok(cache.snapshot(&listing.commit).join(selection.opens))
+}
+
+/// The checkpoint in the cache, if it is complete.
+fn cached(cache: &RepoCache, id: &HubId) -> Result<Option<PathBuf>> {
+    let Some(commit) = cache.revision(id.revision()) else { return Ok(None) };
+    let listing = Listing::of_folder(&commit, &cache.snapshot(&commit))?;
+    match listing.select(id) {
+        Ok(selection) if selection.is_complete(&cache.snapshot(&commit)) => {
+            Ok(Some(cache.snapshot(&commit).join(selection.opens)))
+        }
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,3 @@
+//! What several tests of the command share.
+
+pub mod hub;
