@@ -135,7 +135,7 @@ impl EngineArgs {
                     let open = move || Ok(Box::new(cuda::Cuda::open(0, memory)?) as _);
                     return Ok(Box::new(GpuBackend::new(
                         devices[0].name.clone(),
-                        GpuOptions { memory },
+                        GpuOptions { memory, ..GpuOptions::default() },
                         open,
                     )));
                 }

@@ -77,10 +77,8 @@ pub(super) struct KernelNode {
 /// `CUdevice_attribute` and `CUfunction_attribute` values.
 pub(super) mod attribute {
     use std::ffi::c_int;
-    pub(crate) const MULTIPROCESSORS: c_int = 16;
     pub(crate) const CAPABILITY_MAJOR: c_int = 75;
     pub(crate) const CAPABILITY_MINOR: c_int = 76;
-    pub(crate) const SHARED_BYTES_OF_BLOCK: c_int = 97;
     pub(crate) const FUNCTION_DYNAMIC_SHARED_BYTES: c_int = 8;
 }
 
@@ -136,8 +134,6 @@ functions! {
     memory_free = "cuMemFree_v2"(DevicePointer);
     host_alloc = "cuMemHostAlloc"(*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost"(*mut c_void);
-    host_register = "cuMemHostRegister_v2"(*mut c_void, usize, c_uint);
-    host_unregister = "cuMemHostUnregister"(*mut c_void);
     copy_to_device = "cuMemcpyHtoDAsync_v2"(DevicePointer, *const c_void, usize, Stream);
     copy_to_host = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePointer, usize, Stream);
     copy_within = "cuMemcpyDtoDAsync_v2"(DevicePointer, DevicePointer, usize, Stream);
@@ -145,7 +141,6 @@ functions! {
     stream_create = "cuStreamCreate"(*mut Stream, c_uint);
     stream_destroy = "cuStreamDestroy_v2"(Stream);
     stream_synchronize = "cuStreamSynchronize"(Stream);
-    stream_wait = "cuStreamWaitEvent"(Stream, Event, c_uint);
     event_create = "cuEventCreate"(*mut Event, c_uint);
     event_destroy = "cuEventDestroy_v2"(Event);
     event_record = "cuEventRecord"(Event, Stream);
