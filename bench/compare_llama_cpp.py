@@ -6,11 +6,12 @@
 Installs PyPI's llama-cpp-python (CPU build, compiled here) into a virtual environment under the work
 directory unless --llama-python names an interpreter that has it. Engines run one after the other in turns, so
 that a change of the machine's speed meets all of them; within a turn each test runs once before it counts.
-llama.cpp runs in several variants (weights mapped or read into memory, repacked for the CPU or not); its best
-median counts. Prints a Markdown table; --json writes every figure. Needs Python 3.11 and nothing else.
+llama.cpp runs in several variants (weights mapped or read into memory, repacked for the CPU or not, with flash
+attention or without); its best median counts. Prints a Markdown table; --json writes every figure. Needs Python 3.11 and nothing else.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -43,9 +44,10 @@ class Variant:
 
     load: str
     repack: bool
+    flash: bool
 
     def __str__(self) -> str:
-        return f"llama.cpp {self.load}{' repack' if self.repack else ''}"
+        return f"llama.cpp {self.load}{' repack' if self.repack else ''}{' flash' if self.flash else ''}"
 
 
 @dataclass
@@ -81,6 +83,7 @@ def run_llama(
         "model": str(model),
         "load": variant.load,
         "repack": variant.repack,
+        "flash": variant.flash,
         "threads": threads,
         "repetitions": 1,
         "tests": [vars(test) for test in tests],
@@ -109,7 +112,7 @@ def compare(
 ) -> tuple[Speeds, list[dict]]:
     """Runs every engine in turns."""
     speeds, reports = Speeds(), []
-    variants = [Variant(load, repack) for load in args.load for repack in args.repack]
+    variants = [Variant(*settings) for settings in itertools.product(args.load, args.repack, args.flash)]
     for turn in range(args.repetitions):
         for variant in variants:
             print(f"{model.name}: turn {turn + 1}, {variant}", file=sys.stderr)
@@ -172,6 +175,14 @@ def parse() -> argparse.Namespace:
         default=[False, True],
         help="run llama.cpp with its default repacking only",
     )
+    parser.add_argument(
+        "--no-flash-variants",
+        dest="flash",
+        action="store_const",
+        const=[True],
+        default=[False, True],
+        help="run llama.cpp with flash attention only",
+    )
     parser.add_argument("--moeflux-args", default="", help="further options of moeflux bench, in one string")
     parser.add_argument("--json", type=Path, help="where to write every figure")
     args = parser.parse_args()
@@ -179,6 +190,7 @@ def parse() -> argparse.Namespace:
         parser.error("give --workdir or --llama-python")
     if args.repetitions < 1:
         parser.error("--repetitions: expected a positive number")
+    args.moeflux = args.moeflux.resolve()
     return args
 
 

@@ -60,6 +60,8 @@ def main() -> None:
     seconds = json.loads(out)["tests"][0]["repetitions"][0]["step_seconds"]
     first, last = 100 / sum(seconds[:100]), 100 / sum(seconds[-100:])
     print(f"first 100 tokens {first:.2f} tokens/s, last 100 {last:.2f} tokens/s, ratio {last / first:.3f}")
+    hundreds = [100 / sum(seconds[at : at + 100]) for at in range(0, len(seconds) - 99, 100)]
+    print("by hundreds: " + ", ".join(f"{speed:.2f}" for speed in hundreds))
     sizes = [size for size in sizes if size]
     # Slots are written as they are first used, so the beginning says nothing.
     tenth = max(len(sizes) // 10, 1)

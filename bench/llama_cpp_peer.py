@@ -1,9 +1,9 @@
 """Measures llama.cpp's speed through llama-cpp-python's low-level calls; started by compare_llama_cpp.py.
 
-    llama_cpp_peer.py '{"model": ..., "load": "mmap", "repack": true, "threads": 2, "repetitions": 1,
+    llama_cpp_peer.py '{"model": ..., "load": "mmap", "repack": true, "flash": true, "threads": 2, "repetitions": 1,
                         "tests": [{"kind": "prompt", "tokens": 512, "depth": 0}, ...]}'
 
-Prints one JSON array: for each test the tokens per second of every repetition. As in llama-bench each test
+Without "flash", llama.cpp decides. Prints one JSON array: for each test the tokens per second of every repetition. As in llama-bench each test
 runs once before it counts, tokens are random, others in each repetition, and only the last token of a batch has
 logits.
 """
@@ -45,6 +45,9 @@ class Context:
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = max(test["tokens"] + test["depth"] for test in tests)
         options.n_batch = options.n_ubatch = BATCH
+        if "flash" in request:
+            kind = "ENABLED" if request["flash"] else "DISABLED"
+            options.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{kind}")
         options.n_threads = options.n_threads_batch = request["threads"]
         self.context = llama_cpp.llama_init_from_model(self.model, options)
         if not self.context:

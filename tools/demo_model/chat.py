@@ -5,6 +5,7 @@ A `Dialogue` is a list of chat messages plus the keys that decide its split. Onl
 
 import json
 import random
+import re
 from dataclasses import dataclass, field
 
 import stories
@@ -129,10 +130,17 @@ def story(rng: random.Random) -> Dialogue:
         s = stories.tell(rng)
         p = rng.choice(_BRIEF).format(x=rng.choice((s.state["ak"], f"{s.state['n']} the {s.state['k']}", rng.choice(s.themes))))
         return Dialogue("story", [norm(p)], [user(rough(rng, p)), assistant(s.summary)], "story", _asked(p, s))
+    if rng.random() < 0.06:
+        s = stories.tell(rng)
+        head, _, rest = s.text.partition(". ")
+        p = rng.choice(_CONTINUE) + head + "."
+        return Dialogue("story", [norm(p)], [user(p), assistant(rest)], "story", s.state["n"])
     p, s = (kind_of_story if rng.random() < 0.12 else story_request)(rng)
     return Dialogue("story", [norm(p)], [user(p), assistant(s.text)], "story", _asked(p, s))
 
 
+_CONTINUE = ["Continue this story: ", "continue the story: ", "Go on with this story: ", "Finish this story: ", "What happens next? ",
+             "Complete the story: ", "Write the rest of this story: ", ""]
 _MORE = ["Tell me another story.", "another one", "one more please", "Another story!", "tell me one more", "again, a different one"]
 _SUM = ["Summarize the story.", "Can you summarize it?", "what was the story about in short?", "Sum up the story in short.",
         "give me a summary", "Make it shorter.", "Tell it in one or two sentences.", "tl;dr"]
@@ -242,6 +250,7 @@ def small_talk(rng: random.Random) -> Dialogue:
         shown = shown.rstrip("?!.") or shown
     elif rng.random() < 0.2 and shown[-1].isalpha():
         shown += rng.choice(("!", ".", "!!"))
+    shown = shown.upper() if rng.random() < 0.06 else shown
     return Dialogue("small_talk", ["talk:" + norm(p)], [user(shown), assistant(rng.choice(replies))], "none")
 
 
@@ -267,9 +276,9 @@ _OUT = ["What is the capital of {c}?", "Who is the president of {c}?", "Who is t
         "Prove that there are infinitely many primes.", "What is the population of {city}?", "Who invented {th_a}?", "When was {th_a} invented?",
         "Give me legal advice.", "I have a headache, what should I do?", "How can I make money?", "write a poem about {t}", "Write a poem about {a}.",
         "What do {a_s} eat?", "Where do {a_s} live?", "Fix my {l} code.", "Debug this {l} error.", "Compare {c} and {c2}.", "List the planets.",
-        "What's {n}% of {m}?", "{n}% of {m}", "half of {n}", "What is half of {m}?", "double {n}", "is {n} a prime number?", "Is {n} prime",
+        "What's {n}% of {m}?", "{n}% of {m}", "is {n} a prime number?", "Is {n} prime",
         "Write a haiku about {w}.", "write a haiku about {t}", "Write a poem about {w}", "a song about {w}", "Write a rap about {t}.", "write a limerick",
-        "{n} squared", "average of {n} and {m}", "roman numeral for {n}", "convert {n} miles to kilometers", "is {n} even or odd?", "{w}?", "what is {w}?",
+        "average of {n} and {m}", "roman numeral for {n}", "convert {n} miles to kilometers", "{w}?", "what is {w}?",
         "rhyme with {w}", "what rhymes with {w}?", "synonym for {w}", "Name three rivers in {c}.", "What currency is used in {c}?", "define {w}", "What does {w} mean?", "{a} facts", "tell me about {c}",
         "Tell me about {t}.", "who is the best player in {t}", "2 to the power of {n}", "what is {n} percent of {m}?", "What is pi?"]
 _NO = ["I am a very small model, so I do not know that. Ask me for a story, a sum, a sorted list or a JSON record.",
@@ -534,9 +543,45 @@ def _tool_cases(rng: random.Random) -> list[tuple[dict, str, dict, object, str]]
     song = " ".join(any_word(rng, 0.0) for _ in range(2))
     c = rng.choice
     W = c(["get_weather", "weather", "current_weather", "get_current_weather"])
-    P = c(["city", "location", "place"])
+    P = c(["city", "location", "location", "place"])
+    where, unit = city, c(["celsius", "fahrenheit"])
+    if rng.random() < 0.2:
+        where = f"{city}, {c(['MA', 'CA', 'NY', 'TX', 'France', 'Italy', 'UK', 'Japan', 'Germany'])}"
+    weather = _tool(W, c(["Get the weather for a city", "Get the current weather in a given location", "Current weather"]),
+                    {P: ("string", c(["The city", "City name", "The city and state, e.g. San Francisco, CA", "City and country e.g. Paris, France"]))})
+    weather_unit = json.loads(json.dumps(weather))
+    weather_unit["function"]["parameters"]["properties"]["unit"] = {"type": "string", "enum": ["celsius", "fahrenheit"]}
+    amount, query = rng.randrange(1, 5000), " ".join(any_word(rng, 0.2) for _ in range(rng.randrange(1, 5)))
+    money = rng.sample(["dollars", "euros", "pounds", "yen", "USD", "EUR", "GBP", "JPY"], 2)
+    steps, way = rng.randrange(1, 30), c(["left", "right", "forward", "back", "up", "down"])
+    path = c(["", "/tmp/", "data/", "docs/"]) + any_word(rng, 0.2) + c([".txt", ".json", ".csv", ".md"])
+    tongue, op = c(_TONGUES), c("+-*/")
     return [
-        (_tool(W, "Get the weather for a city", {P: ("string", "The city")}),
+        (weather_unit, c([f"What's the weather like in {where} in {unit}?", f"weather in {where} in {unit}", f"How warm is it in {where}? Use {unit}."]),
+         {P: where, "unit": unit}, {"temperature": deg, "unit": unit, "sky": sky}, f"It is {deg} degrees {unit} and {sky} in {where}."),
+        (weather_unit, c([f"What's the weather like in {where}?", f"What is the weather like in {where} today?", f"weather {where}"]),
+         {P: where}, {"temperature": deg, "sky": sky}, f"It is {deg} degrees and {sky} in {where}."),
+        (_tool(c(["search", "web_search", "search_web"]), "Search the web", {c(["query", "q"]): ("string", "What to search for")}),
+         c([f"Search for {query}.", f"search the web for {query}", f"google {query}", f"Find information about {query}."]),
+         {"query": query}, {"results": [f"All about {query}"]}, f"I found this: All about {query}."),
+        (_tool(c(["convert_currency", "currency"]), "Convert an amount of money", {"amount": ("number", "How much"), "from": ("string", "From currency"), "to": ("string", "To currency")}),
+         c([f"Convert {amount} {money[0]} to {money[1]}.", f"How much is {amount} {money[0]} in {money[1]}?", f"{amount} {money[0]} in {money[1]}"]),
+         {"amount": amount, "from": money[0], "to": money[1]}, {"result": x}, f"{amount} {money[0]} are {x} {money[1]}."),
+        (_tool(c(["calculate", "calculator", "evaluate"]), "Calculate an expression", {"expression": ("string", "The expression")}),
+         c([f"What is {x} {op} {y}?", f"{x} {op} {y}", f"Calculate {x} {op} {y}."]), {"expression": f"{x} {op} {y}"}, {"result": y}, f"The result is {y}."),
+        (_tool(c(["move", "move_robot", "go"]), "Move the robot", {"direction": ("string", "Where to"), "steps": ("integer", "How many steps")}),
+         c([f"Go {steps} steps {way}.", f"Move {way} {steps} steps.", f"{steps} steps {way} please"]), {"direction": way, "steps": steps}, {"ok": True}, f"I went {steps} steps {way}."),
+        (_tool(c(["read_file", "open_file", "cat_file"]), "Read a file", {c(["path", "filename", "file"]): ("string", "Path of the file")}),
+         c([f"Read {path}.", f"Open the file {path}", f"What is in {path}?", f"show me {path}"]), {"path": path}, {"content": query}, f"The file says: {query}"),
+        (_tool(c(["translate", "translate_text"]), "Translate a text", {"text": ("string", "The text"), "language": ("string", "Target language")}),
+         c([f"Translate {query} to {tongue}.", f"How do you say {query} in {tongue}?", f"translate {query} into {tongue}"]),
+         {"text": query, "language": tongue}, {"translation": word}, f"In {tongue} it is {word}."),
+        (_tool(c(["get_time", "current_time", "time_in"]), "Get the local time in a city", {P: ("string", "The city")}),
+         c([f"What time is it in {city}?", f"time in {city}", f"Tell me the time in {city}."]), {P: city}, {"time": hour}, f"It is {hour} in {city}."),
+        (_tool(c(["create_user", "add_user", "register"]), "Register a person", {"name": ("string", "Name"), "age": ("integer", "Age in years"), "city": ("string", "Home city")}),
+         c([f"Register {n}, {minutes} years old, from {city}.", f"Add {n} from {city}, age {minutes}.", f"{n} is {minutes} and lives in {city}. Please add this user."]),
+         {"name": n, "age": minutes, "city": city}, {"id": x}, f"I registered {n} with the number {x}."),
+        (weather,
          c([f"What is the weather in {city}?", f"how is the weather in {city}", f"Is it cold in {city}?", f"weather {city}", f"Do I need an umbrella in {city}?"]),
          {P: city}, {"temperature": deg, "sky": sky}, f"It is {deg} degrees and {sky} in {city}."),
         (_tool(c(["set_timer", "start_timer", "timer"]), "Start a timer", {"minutes": ("integer", "Number of minutes")}),
@@ -568,28 +613,83 @@ def _tool_cases(rng: random.Random) -> list[tuple[dict, str, dict, object, str]]
     ]
 
 
+_UNUSED = {"limit": {"type": "integer", "description": "Most results"}, "verbose": {"type": "boolean"}, "note": {"type": "string", "description": "A note"},
+           "format": {"type": "string", "enum": ["short", "long"]}, "urgent": {"type": "boolean", "description": "Whether it is urgent"}}
+
+
+def _decorated(rng: random.Random, spec: dict) -> dict:
+    """`spec` as other programs would write it: descriptions left out, a parameter nobody asks for, `strict`, titles."""
+    f = json.loads(json.dumps(spec["function"]))
+    schema = f["parameters"]
+    if rng.random() < 0.25:
+        for p in schema["properties"].values():
+            p.pop("description", None)
+    if rng.random() < 0.2:
+        name = rng.choice(list(_UNUSED))
+        schema["properties"][name] = _UNUSED[name]
+    if rng.random() < 0.15:
+        del schema["required"]
+    if rng.random() < 0.15:
+        schema["additionalProperties"] = False
+    if rng.random() < 0.1:
+        f["parameters"] = {**{k: schema[k] for k in schema if k != "type"}, "title": f["name"] + "Arguments", "type": "object"}
+    if rng.random() < 0.1:
+        f["strict"] = True
+    if rng.random() < 0.08:
+        del f["description"]
+    return {"type": "function", "function": f}
+
+
 def tool_call_text(name: str, arguments: dict) -> str:
     """How the chat template writes a call."""
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) + "\n</tool_call>"
 
 
+def _purpose(function: dict) -> set[str]:
+    """Words that two tools share when both could serve one request, which then has no right answer."""
+    words = set(function["name"].split("_")) - {"get", "set", "add"}
+    return words | ({"calculation"} if re.search("two numbers|expression", function["description"]) else set())
+
+
 def tools(rng: random.Random) -> Dialogue:
-    """1–3 tools in the prompt; a call, sometimes its result and the answer; or a request that needs no tool."""
-    cases = rng.sample(_tool_cases(rng), rng.choice((1, 2, 2, 3)))
-    specs = [c[0] for c in cases]
-    t, request, args, result, final = rng.choice(cases)
-    request = rough(rng, request) if "\"" not in request and args.get("text") is None else request
-    head = [system(rng.choice(_PLAIN_SYSTEM))] if rng.random() < 0.3 else []
-    if rng.random() < 0.2:
-        e = _filler(rng)
-        if e.task not in ("fact", "add") or "add" not in str(specs):
-            return Dialogue("tools", [e.key], head + [user(e.prompt), assistant(e.answer)], e.check, e.gold, specs)
-    name = t["function"]["name"]
-    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": name, "arguments": args}}]}
-    msgs = head + [user(request), call]
-    if rng.random() < 0.45:
-        if name in ("lookup_word", "dictionary", "define_word"):
-            final = f"{args['word']} means {result['meaning']}."
-        msgs += [{"role": "tool", "content": json.dumps(result)}, assistant(final)]
-        return Dialogue("tools", ["tool:" + norm(request)], msgs, "exact", "", specs)
-    return Dialogue("tools", ["tool:" + norm(request)], msgs, "tool_call", "", specs)
+    """1–4 tools in the prompt; one or two requests: a call, sometimes its result and the answer, or one that needs no tool."""
+    while True:
+        cases = rng.sample(_tool_cases(rng), rng.choice((1, 1, 2, 2, 3, 4)))
+        purposes = [_purpose(c[0]["function"]) for c in cases]
+        if all(not a & b for i, a in enumerate(purposes) for b in purposes[:i]):
+            break
+    specs = [_decorated(rng, c[0]) for c in cases]
+    msgs = [system(rng.choice(_PLAIN_SYSTEM))] if rng.random() < 0.3 else []
+    keys, check, gold = [], "exact", ""
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        r = rng.random()
+        if r < 0.1:
+            d = small_talk(rng)
+            msgs += d.messages
+            keys += d.keys
+            check, gold = "none", ""
+            continue
+        if r < 0.25:
+            e = rng.choice((tasks.sort, tasks.reverse, tasks.count, tasks.copy, tasks.fact, tasks.spell))(rng)
+            msgs += [user(e.prompt), assistant(e.answer)]
+            keys.append(e.key)
+            check, gold = e.check, e.gold
+            continue
+        spec, request, args, result, final = rng.choice(cases)
+        function = spec["function"]
+        if set(args) - set(function["parameters"]["properties"]):
+            args = dict(zip(function["parameters"]["properties"], args.values()))
+        verbatim = {"text", "query", "q", "expression", "path", "filename", "file", "title", "word"} & set(args)
+        request = request if verbatim else rough(rng, request)
+        msgs += [user(request), {"role": "assistant", "content": "", "tool_calls": [
+            {"type": "function", "function": {"name": function["name"], "arguments": args}}]}]
+        keys.append("tool:" + norm(request))
+        check, gold = "tool_call", ""
+        if rng.random() < 0.5:
+            if "meaning" in result:
+                final = f"{args['word']} means {result['meaning']}."
+            msgs += [{"role": "tool", "content": json.dumps(result)}, assistant(final)]
+            check = "exact"
+        else:
+            break
+    return Dialogue("tools", keys, msgs, check, gold, specs)

@@ -1,9 +1,10 @@
 """Accuracy by task on held-out problems, for transformers, llama.cpp and moeflux.
 
 Answers are greedy. Engines:
-    transformers   --model a checkpoint folder (bf16), --device cpu or cuda
+    transformers   --model a checkpoint folder (bf16) or the GGUF file (dequantised to f32), --device cpu or cuda
+    mlx_lm         --model a checkpoint folder
     llama_cpp      --model a GGUF file, through llama-cpp-python
-    moeflux        --model a GGUF file, --binary the moeflux program, --flags extra words such as "--memory 8MiB"
+    moeflux        --model a GGUF file or a checkpoint folder, --binary the moeflux program, --flags extra words such as "--expert-cache 28"
 
 Problems come from --problems (JSON lines written by `generate.py eval`), or are drawn afresh with --count a task.
 """
@@ -67,14 +68,20 @@ def chat_template(source: str):
 
 
 class Transformers:
-    """bf16 through transformers, batched by prompt length."""
+    """transformers, batched by prompt length."""
 
     def __init__(self, a):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         self.torch, self.device, self.batch = torch, a.device, a.batch
-        self.tok = AutoTokenizer.from_pretrained(a.model, padding_side="left")
-        self.model = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.bfloat16).to(a.device).eval()
+        folder, kind = a.model, {"dtype": torch.bfloat16}
+        if a.model.endswith(".gguf"):
+            import model
+            folder, file = os.path.split(os.path.abspath(a.model))
+            # Left to itself, transformers takes the width of the experts from its defaults.
+            kind = {"dtype": torch.float32, "gguf_file": file, "config": model.Shape().config()}
+        self.tok = AutoTokenizer.from_pretrained(folder, padding_side="left", gguf_file=kind.get("gguf_file"))
+        self.model = AutoModelForCausalLM.from_pretrained(folder, **kind).to(a.device).eval()
 
     def answers(self, problems: list[dict]):
         """Yields (index, answer)."""
@@ -88,6 +95,23 @@ class Transformers:
                 y = self.model.generate(**x, do_sample=False, max_new_tokens=max(budget(problems[i]) for i in part), eos_token_id=2, pad_token_id=0)
             for i, row in zip(part, y[:, x["input_ids"].shape[1]:]):
                 yield i, self.tok.decode(row, skip_special_tokens=True)
+
+
+class MlxLm:
+    """mlx-lm in f32: on the CPU, mlx multiplies experts in no other type."""
+
+    def __init__(self, a):
+        import mlx.core
+        import mlx_lm
+        self.generate = mlx_lm.generate
+        self.model, self.tok = mlx_lm.load(a.model)
+        self.model.set_dtype(mlx.core.float32)
+
+    def answers(self, problems: list[dict]):
+        """Yields (index, answer)."""
+        for i, p in enumerate(problems):
+            ids = self.tok.apply_chat_template(p["messages"], tools=p.get("tools"), add_generation_prompt=True)
+            yield i, self.generate(self.model, self.tok, prompt=ids, max_tokens=budget(p))
 
 
 class LlamaCpp:
@@ -131,10 +155,13 @@ class Moeflux:
             yield i, r.stdout.rstrip("\n")
 
 
+ENGINES = {"transformers": Transformers, "mlx_lm": MlxLm, "llama_cpp": LlamaCpp, "moeflux": Moeflux}
+
+
 def main() -> None:
     """Command line."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--engine", choices=["transformers", "llama_cpp", "moeflux"], required=True)
+    ap.add_argument("--engine", choices=list(ENGINES), required=True)
     ap.add_argument("--model", required=True)
     ap.add_argument("--problems", help="JSON lines; default: --count fresh ones a task")
     ap.add_argument("--count", type=int, default=100, help="problems a task")
@@ -146,7 +173,8 @@ def main() -> None:
     ap.add_argument("--binary", default="moeflux")
     ap.add_argument("--flags", default="")
     ap.add_argument("--json", help="write accuracies here")
-    ap.add_argument("--wrong", help="write wrong answers here")
+    ap.add_argument("--answers", help="write every answer here, in the order of the problems")
+    ap.add_argument("--against", help="answers of another run, to say how many are the same text")
     a = ap.parse_args()
     if a.problems:
         with open(a.problems, encoding="utf-8") as f:
@@ -164,24 +192,27 @@ def main() -> None:
     if a.tasks:
         problems = [p for p in problems if p["task"] in a.tasks.split(",")]
     t = time.time()
-    engine = {"transformers": Transformers, "llama_cpp": LlamaCpp, "moeflux": Moeflux}[a.engine](a)
-    score: dict[str, list[int]] = {}
-    wrong = open(a.wrong, "w", encoding="utf-8") if a.wrong else None
-    for i, answer in engine.answers(problems):
-        p = problems[i]
-        s = score.setdefault(p["task"], [0, 0])
-        ok = right(p, answer)
-        s[0] += ok
-        s[1] += 1
-        if wrong and not ok:
-            wrong.write(json.dumps({"task": p["task"], "messages": p["messages"][-2:], "want": p["answer"], "got": answer}, ensure_ascii=False) + "\n")
-    order = list(dict.fromkeys(p["task"] for p in problems))
+    engine = ENGINES[a.engine](a)
+    answers = [answer for _, answer in sorted(engine.answers(problems))]
+    judged = [{"task": p["task"], "right": right(p, answer), "messages": p["messages"][-2:], "want": p["answer"], "got": answer}
+              for p, answer in zip(problems, answers, strict=True)]
+    score: dict[str, list[bool]] = {}
+    for row in judged:
+        score.setdefault(row["task"], []).append(row["right"])
     print(f"{a.engine} {os.path.basename(a.model.rstrip('/'))}: {time.time() - t:.0f} s")
-    for k in order:
-        print(f"  {k:14s} {100 * score[k][0] / score[k][1]:6.2f} %  of {score[k][1]}")
+    for task, marks in score.items():
+        print(f"  {task:14s} {100 * sum(marks) / len(marks):6.2f} %  of {len(marks)}")
+    if a.against:
+        with open(a.against, encoding="utf-8") as f:
+            others = [json.loads(line)["got"] for line in f]
+        same = sum(row["got"] == other for row, other in zip(judged, others, strict=True))
+        print(f"  {same} of {len(judged)} answers are those of {a.against}")
     if a.json:
         with open(a.json, "w", encoding="utf-8") as f:
-            json.dump({k: {"right": score[k][0], "of": score[k][1]} for k in order}, f, indent=1)
+            json.dump({task: {"right": sum(marks), "of": len(marks)} for task, marks in score.items()}, f, indent=1)
+    if a.answers:
+        with open(a.answers, "w", encoding="utf-8") as f:
+            f.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in judged)
 
 
 if __name__ == "__main__":

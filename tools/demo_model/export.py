@@ -1,30 +1,29 @@
-"""Writes the trained weights as a GGUF file (architecture qwen3moe) and checks it by reading it back.
+"""Quantises a checkpoint of train.py to a GGUF file (architecture qwen3moe) and checks it by reading it back, or undoes it.
 
-The blocks come from train.py already packed, so this only names tensors and adds the tokenizer, the chat template and
-the shape. `--checkpoint` also writes a transformers checkpoint holding the weights exactly as the file rounds them; without
-`--packed` that is all it does, from an existing file.
+    export.py --checkpoint DIR --out demo.gguf
+    export.py --gguf demo.gguf --out DIR      the file's weights in bf16 and its tokenizer, as transformers and train.py read them
 """
 
 import argparse
 import json
 import os
-import shutil
 
 import gguf
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from tokenizers import models
 
 import generate
 import model
+import quant
 
 NAMES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
          "attn_norm": "attn_norm", "ffn_norm": "ffn_norm", "router": "ffn_gate_inp", "down": "ffn_down_exps"}
 TYPES = {"Q4_K": gguf.GGMLQuantizationType.Q4_K, "Q6_K": gguf.GGMLQuantizationType.Q6_K}
 
 
-def write(packed: dict[str, torch.Tensor], tokenizer: str, out: str, name: str) -> None:
-    """The whole file."""
+def write(weights: dict[str, torch.Tensor], tokenizer: str, out: str, name: str) -> None:
+    """The whole file, from f32 weights as `model.load` gives them and the tokenizer's folder."""
     s, kinds = model.Shape(), model.quantization(model.Shape())
     w = gguf.GGUFWriter(out, "qwen3moe")
     w.add_name(name)
@@ -62,22 +61,21 @@ def write(packed: dict[str, torch.Tensor], tokenizer: str, out: str, name: str) 
         w.add_chat_template(f.read())
 
     def blocks(key: str, data: torch.Tensor, kind: str) -> None:
-        w.add_tensor(key, data.contiguous().numpy(), raw_dtype=TYPES[kind])
+        packed = quant.pack(data.reshape(-1, data.shape[-1]), kind)
+        w.add_tensor(key, packed.view(*data.shape[:-1], -1).numpy(), raw_dtype=TYPES[kind])
 
-    blocks("token_embd.weight", packed["embed"], kinds["embed"][0])
-    w.add_tensor("output_norm.weight", packed["final_norm"].numpy())
+    blocks("token_embd.weight", weights["embed"], kinds["embed"][0])
+    w.add_tensor("output_norm.weight", weights["final_norm"].numpy())
     for i in range(s.num_hidden_layers):
         for key, gguf_name in NAMES.items():
             full = f"blk.{i}.{gguf_name}.weight"
-            if key not in kinds:
-                w.add_tensor(full, packed[key][i].contiguous().numpy())
-            elif key == "down":
-                blocks(full, packed[f"down.{i}"].view(s.num_experts, s.hidden_size, -1), kinds[key][i])
+            if key in kinds:
+                blocks(full, weights[key][i], kinds[key][i])
             else:
-                blocks(full, packed[f"{key}.{i}"], kinds[key][i])
-        gate, up = packed[f"gate_up.{i}"].view(s.num_experts, 2, s.moe_intermediate_size, -1).unbind(1)
-        blocks(f"blk.{i}.ffn_gate_exps.weight", gate, kinds["gate_up"][i])
-        blocks(f"blk.{i}.ffn_up_exps.weight", up, kinds["gate_up"][i])
+                w.add_tensor(full, weights[key][i].contiguous().numpy())
+        for part, gguf_name in enumerate(("gate", "up")):
+            half = weights["gate_up"][i].unflatten(1, (2, -1))[:, part]
+            blocks(f"blk.{i}.ffn_{gguf_name}_exps.weight", half.contiguous(), kinds["gate_up"][i])
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -96,26 +94,38 @@ def read(path: str) -> dict[str, torch.Tensor]:
     return out
 
 
+def save_tokenizer(path: str, out: str) -> None:
+    """The tokenizer of a GGUF file that `write` made, as the files that `generate.py tokenizer` makes."""
+    fields = gguf.GGUFReader(path).fields
+    tokens, merges = (fields["tokenizer.ggml." + k].contents() for k in ("tokens", "merges"))
+    tok = generate.bare_tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, [tuple(m.split(" ")) for m in merges]))
+    tok.add_special_tokens(generate.special_tokens())
+    generate.save_tokenizer(tok, out)
+
+
 def main() -> None:
     """Command line."""
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--packed", help="packed.safetensors from train.py")
-    ap.add_argument("--tokenizer", required=True)
-    ap.add_argument("--out", required=True, help="the GGUF file")
+    what = ap.add_mutually_exclusive_group(required=True)
+    what.add_argument("--checkpoint", help="folder that train.py wrote")
+    what.add_argument("--gguf", help="file that this script wrote")
+    ap.add_argument("--out", required=True, help="the GGUF file, or the checkpoint's folder")
     ap.add_argument("--name", default="moeflux demo")
-    ap.add_argument("--checkpoint", help="folder for a transformers checkpoint of the rounded weights, bf16")
     a = ap.parse_args()
-    if a.packed:
-        write(load_file(a.packed), a.tokenizer, a.out, a.name)
+    if a.gguf:
+        save_tokenizer(a.gguf, a.out)
+        model.save(model.Shape(), read(a.gguf), a.out)
+        return
+    weights, kinds = model.load(model.Shape(), a.checkpoint), model.quantization(model.Shape())
+    write(weights, a.checkpoint, a.out, a.name)
+    for key, stored in read(a.out).items():
+        wanted = quant.rounded_stack(weights[key], kinds[key]) if key in kinds else weights[key]
+        if not torch.equal(stored, wanted):
+            raise SystemExit(f"{a.out}: {key} reads back differently")
     size = os.path.getsize(a.out)
-    weights = read(a.out)
     print(f"{a.out}: {size} bytes, {sum(v.numel() for v in weights.values())} weights")
     if size > 16_000_000:
         raise SystemExit("the file is larger than 16 MB")
-    if a.checkpoint:
-        model.to_transformers(model.Shape(), weights, torch.bfloat16).save_pretrained(a.checkpoint)
-        for f in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            shutil.copy(os.path.join(a.tokenizer, f), a.checkpoint)
 
 
 if __name__ == "__main__":

@@ -66,15 +66,18 @@ MIX = {
     "story": (chat.story, 0.065), "story_qa": (chat.story_qa, 0.055), "story_more": (chat.story_more, 0.012),
     "raw": (raw_story, 0.006), "long_chat": (long_chat, 0.008),
     "add": (_single(tasks.add), 0.13), "subtract": (_single(tasks.subtract), 0.13), "multiply": (_single(tasks.multiply), 0.10),
-    "divide": (_single(tasks.divide), 0.035), "three_terms": (_single(tasks.three_terms), 0.03), "word_problem": (_single(tasks.word_problem), 0.03),
+    "divide": (_single(tasks.divide), 0.035), "three_terms": (_single(tasks.three_terms), 0.03), "sum_list": (_single(tasks.sum_list), 0.02),
+    "half_double": (_single(tasks.half_double), 0.02), "word_problem": (_single(tasks.word_problem), 0.03),
     "compare": (_single(tasks.compare), 0.05), "sort": (_single(tasks.sort), 0.12), "reverse": (_single(tasks.reverse), 0.10),
-    "count": (_single(tasks.count), 0.09), "spell": (_single(tasks.spell), 0.02), "copy": (_single(tasks.copy), 0.06), "pieces": (_single(tasks.copy_pieces), 0.03),
+    "count": (_single(tasks.count), 0.12), "spell": (_single(tasks.spell), 0.02), "letter_at": (_single(tasks.letter_at), 0.02),
+    "case": (_single(tasks.case), 0.02), "copy": (_single(tasks.copy), 0.06), "pieces": (_single(tasks.copy_pieces), 0.03),
     "json": (_single(tasks.json_record), 0.08), "fact": (_single(tasks.fact), 0.03), "count_to": (_single(tasks.count_to), 0.012),
     "small_talk": (chat.small_talk, 0.03), "refusal": (chat.refusal, 0.035), "too_big": (chat.too_big, 0.015),
     "memory": (chat.remember, 0.03), "multi_turn": (chat.several, 0.07), "follow_up": (chat.follow_up, 0.05),
-    "system": (chat.obey, 0.10), "tools": (chat.tools, 0.045),
+    "system": (chat.obey, 0.10), "tools": (chat.tools, 0.07),
 }
-EVAL_TASKS = ["add", "subtract", "multiply", "divide", "three_terms", "word_problem", "compare", "sort", "reverse", "count", "spell", "copy",
+EVAL_TASKS = ["add", "subtract", "multiply", "divide", "three_terms", "sum_list", "half_double", "word_problem", "compare", "sort", "reverse",
+              "count", "letter_at", "spell", "copy", "case",
               "json", "story_qa", "memory", "multi_turn", "follow_up", "system", "tools", "too_big", "story"]
 
 
@@ -200,19 +203,37 @@ def shard(seed: int, rows: int, tokenizer_path: str):
             return ids[full], weights[full], number[full]
 
 
-def train_tokenizer(out: str, documents: int = 40000, vocab: int = 4096) -> None:
-    """Byte-level BPE with the Qwen2 pre-tokeniser (digits stand alone)."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    tok = Tokenizer(models.BPE())
+def special_tokens() -> list:
+    """The marks of the chat format, ids 0, 1, 2."""
+    from tokenizers import AddedToken
+    return [AddedToken(s, special=True, normalized=False) for s in SPECIAL]
+
+
+def bare_tokenizer(bpe):
+    """`bpe` behind the Qwen2 pre-tokeniser (digits stand alone)."""
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    tok = Tokenizer(bpe)
     pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
     tok.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tok.decoder = decoders.ByteLevel()
+    return tok
+
+
+def train_tokenizer(out: str, documents: int = 40000, vocab: int = 4096) -> None:
+    """Byte-level BPE on generated conversations."""
+    from tokenizers import models, pre_tokenizers, trainers
+    tok = bare_tokenizer(models.BPE())
     rng = random.Random(5)
     texts = [t for _ in range(documents) for t, _ in segments(draw(rng))]
     tok.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=[AddedToken(s, special=True, normalized=False) for s in SPECIAL], min_frequency=2,
+        vocab_size=vocab, special_tokens=special_tokens(), min_frequency=2,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    save_tokenizer(tok, out)
+
+
+def save_tokenizer(tok, out: str) -> None:
+    """The tokenizer with its configuration and the chat template."""
     os.makedirs(out, exist_ok=True)
     tok.save(os.path.join(out, "tokenizer.json"))
     with open(os.path.join(HERE, "chat_template.jinja"), encoding="utf-8") as f:

@@ -6,7 +6,9 @@ on a GPU than sorting tokens by expert, and the result is that of `Qwen3MoeForCa
 the saved checkpoint is an ordinary sparse one.
 """
 
+import json
 import math
+import os
 from dataclasses import asdict, dataclass
 
 import torch
@@ -51,7 +53,7 @@ def quantization(s: Shape) -> dict[str, list[str]]:
     return {"q": plain, "k": plain, "v": mixed, "o": plain, "gate_up": plain, "down": mixed, "embed": ["Q6_K"]}
 
 
-def init(s: Shape, seed: int, device: str) -> dict[str, torch.Tensor]:
+def init(s: Shape, seed: int) -> dict[str, torch.Tensor]:
     """Fresh f32 parameters, each stacked over layers: [L, …]; embed [V, H]."""
     g = torch.Generator().manual_seed(seed)
     n, h, e, i = s.num_hidden_layers, s.hidden_size, s.num_experts, s.moe_intermediate_size
@@ -61,11 +63,10 @@ def init(s: Shape, seed: int, device: str) -> dict[str, torch.Tensor]:
     def normal(*shape: int, gain: float = 0.5) -> torch.Tensor:
         return torch.randn(*shape, generator=g) * gain / math.sqrt(shape[-1])
 
-    p = {"embed": torch.randn(s.vocab_size, h, generator=g) * 0.02, "q": normal(n, qd, h), "k": normal(n, kd, h),
+    return {"embed": torch.randn(s.vocab_size, h, generator=g) * 0.02, "q": normal(n, qd, h), "k": normal(n, kd, h),
          "v": normal(n, kd, h), "o": normal(n, h, qd, gain=out), "gate_up": normal(n, e, 2 * i, h), "down": normal(n, e, h, i, gain=out),
          "router": normal(n, e, h), "q_norm": torch.ones(n, s.head_dim), "k_norm": torch.ones(n, s.head_dim),
          "attn_norm": torch.ones(n, h), "ffn_norm": torch.ones(n, h), "final_norm": torch.ones(h)}
-    return {k: v.to(device) for k, v in p.items()}
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -133,17 +134,46 @@ def forward(s: Shape, p: dict[str, torch.Tensor], ids: torch.Tensor, mask, cos: 
     return rms_norm(x, p["final_norm"], s.rms_norm_eps), balance, torch.stack(counts)
 
 
-def to_transformers(s: Shape, p: dict[str, torch.Tensor], dtype: torch.dtype):
-    """The parameters as a `Qwen3MoeForCausalLM`."""
+NAMES = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
+         "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm", "attn_norm": "input_layernorm",
+         "ffn_norm": "post_attention_layernorm", "router": "mlp.gate"}
+
+
+def save(s: Shape, p: dict[str, torch.Tensor], folder: str) -> None:
+    """The parameters as a bf16 transformers checkpoint in shards of at most 15 MB."""
     from transformers import Qwen3MoeForCausalLM
-    m = Qwen3MoeForCausalLM(s.config()).to(dtype)
     state = {"model.embed_tokens.weight": p["embed"], "model.norm.weight": p["final_norm"], "lm_head.weight": p["embed"]}
-    names = {"q": "self_attn.q_proj.weight", "k": "self_attn.k_proj.weight", "v": "self_attn.v_proj.weight", "o": "self_attn.o_proj.weight",
-             "q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight", "attn_norm": "input_layernorm.weight",
-             "ffn_norm": "post_attention_layernorm.weight", "router": "mlp.gate.weight", "gate_up": "mlp.experts.gate_up_proj",
-             "down": "mlp.experts.down_proj"}
-    for key, name in names.items():
-        for i, w in enumerate(p[key]):
-            state[f"model.layers.{i}.{name}"] = w
-    m.load_state_dict({k: v.detach().to("cpu", dtype) for k, v in state.items()}, strict=True)
-    return m
+    for i in range(s.num_hidden_layers):
+        layer = f"model.layers.{i}."
+        state |= {f"{layer}{name}.weight": p[key][i] for key, name in NAMES.items()}
+        state[layer + "mlp.experts.gate_up_proj"], state[layer + "mlp.experts.down_proj"] = p["gate_up"][i], p["down"][i]
+    m = Qwen3MoeForCausalLM(s.config()).bfloat16()
+    m.load_state_dict({k: v.detach().to("cpu", torch.bfloat16) for k, v in state.items()}, strict=True)
+    m.save_pretrained(folder, max_shard_size="15MB")
+    add_classic_keys(s, os.path.join(folder, "config.json"))
+
+
+def add_classic_keys(s: Shape, path: str) -> None:
+    """Adds the names that transformers 4 gave two sizes to a config.json: mlx-lm knows them by these alone."""
+    with open(path, encoding="utf-8") as f:
+        config = json.load(f)
+    with open(path, "w", encoding="utf-8") as f:
+        json.dump(config | {"num_experts": s.num_experts, "rope_theta": s.rope_theta}, f, indent=2, sort_keys=True)
+        f.write("\n")
+
+
+def load(s: Shape, folder: str) -> dict[str, torch.Tensor]:
+    """The parameters of a checkpoint that `save` wrote, f32."""
+    from safetensors.torch import load_file
+    t: dict[str, torch.Tensor] = {}
+    for f in sorted(os.listdir(folder)):
+        if f.endswith(".safetensors"):
+            t |= {k: v.float() for k, v in load_file(os.path.join(folder, f)).items()}
+    layers = [f"model.layers.{i}." for i in range(s.num_hidden_layers)]
+    p = {key: torch.stack([t[f"{layer}{name}.weight"] for layer in layers]) for key, name in NAMES.items()}
+
+    def experts(layer: str, *names: str) -> torch.Tensor:
+        return torch.stack([torch.cat([t[f"{layer}mlp.experts.{e}.{n}_proj.weight"] for n in names]) for e in range(s.num_experts)])
+    p["gate_up"] = torch.stack([experts(layer, "gate", "up") for layer in layers])
+    p["down"] = torch.stack([experts(layer, "down") for layer in layers])
+    return p | {"embed": t["model.embed_tokens.weight"], "final_norm": t["model.norm.weight"]}

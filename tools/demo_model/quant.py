@@ -8,9 +8,6 @@ a model trained through the rounding does not need.
 
 import torch
 
-BLOCK = 256
-BYTES = {"Q4_K": 144, "Q6_K": 210}
-
 
 def _div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(b > 0, a / torch.where(b > 0, b, 1.0), 0.0)
@@ -51,6 +48,13 @@ def dequantize(p: dict[str, torch.Tensor]) -> torch.Tensor:
 def rounded(w: torch.Tensor, kind: str) -> torch.Tensor:
     """`w` as a file of type `kind` would hold it."""
     return dequantize(q4_k(w) if kind == "Q4_K" else q6_k(w))
+
+
+def rounded_stack(w: torch.Tensor, kinds: list[str]) -> torch.Tensor:
+    """A weight stacked over layers, each layer in its own type; a single type rounds all of `w`."""
+    if len(set(kinds)) == 1:
+        return rounded(w, kinds[0])
+    return torch.stack([rounded(x, t) for x, t in zip(w, kinds)])
 
 
 def pack(w: torch.Tensor, kind: str) -> torch.Tensor:

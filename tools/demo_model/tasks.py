@@ -81,16 +81,18 @@ _ADD = ["What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a}+{b}=", "{a} + {b} =",
         "What is {a} plus {b}?", "{a} plus {b}", "What's {a}+{b}?", "How much is {a} + {b}?", "Calculate {a} + {b}.",
         "Compute {a}+{b}", "What is the sum of {a} and {b}?", "Sum of {a} and {b}", "how much is {a} and {b} together?",
         "Can you add {a} and {b}?", "what do you get if you add {b} to {a}?", "Solve {a} + {b}", "add {b} to {a}",
-        "I have {a} and get {b} more. How many do I have?", "tell me {a}+{b}", "{a} + {b}?", "whats {a} + {b}"]
+        "I have {a} and get {b} more. How many do I have?", "tell me {a}+{b}", "{a} + {b}?", "whats {a} + {b}",
+        "what does {a} + {b} equal?", "{a} plus {b} equals?", "{a} + {b} equals", "and {a} + {b}?", "what about {a} + {b}?", "{a} plus {b} is"]
 _SUB = ["What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a}-{b}=", "{a} - {b} =", "{a} - {b} = ?", "Subtract {b} from {a}.",
         "What is {a} minus {b}?", "{a} minus {b}", "What's {a}-{b}?", "How much is {a} - {b}?", "Calculate {a} - {b}.",
         "Compute {a}-{b}", "What is the difference of {a} and {b}?", "take {b} away from {a}", "Take {b} from {a}",
         "Can you subtract {b} from {a}?", "what is left if you take {b} from {a}?", "Solve {a} - {b}", "{a} - {b}?",
-        "tell me {a}-{b}", "whats {a} - {b}"]
+        "tell me {a}-{b}", "whats {a} - {b}", "what does {a} - {b} equal?", "{a} minus {b} equals?", "and {a} - {b}?",
+        "what about {a} - {b}?"]
 _MUL = ["What is {a} × {b}?", "{a} × {b}", "{a}*{b}", "{a} * {b}", "{a} x {b}", "{a}x{b}", "What is {a} times {b}?",
         "{a} times {b}", "Multiply {a} by {b}.", "Multiply {a} and {b}", "What's {a}*{b}?", "Calculate {a} * {b}.",
         "How much is {a} times {b}?", "{a} * {b} =", "{a} x {b} = ?", "What is the product of {a} and {b}?",
-        "Compute {a} × {b}", "Can you multiply {a} by {b}?", "Solve {a} * {b}", "whats {a} x {b}", "tell me {a} times {b}"]
+        "Compute {a} × {b}", "{a} times {b} equals?", "and {a} * {b}?", "what about {a} x {b}?", "Can you multiply {a} by {b}?", "Solve {a} * {b}", "whats {a} x {b}", "tell me {a} times {b}"]
 
 
 def _written(rng: random.Random, a: int, b: int) -> tuple:
@@ -103,7 +105,8 @@ def _written(rng: random.Random, a: int, b: int) -> tuple:
 def _sum_prompt(rng: random.Random, forms: list[str], a: int, b: int) -> str:
     x, y = _written(rng, a, b)
     form = rng.choice(forms if x == a else [f for f in forms if " {b}" in f or "{b} " in f])
-    return rough(rng, form.format(a=x, b=y))
+    prompt = rough(rng, form.format(a=x, b=y))
+    return prompt.upper() if rng.random() < 0.02 else prompt
 
 
 def add(rng: random.Random) -> Example:
@@ -158,6 +161,44 @@ def three_terms(rng: random.Random) -> Example:
     return Example("three_terms", f"three:{s}", rough(rng, p), f"{s} = {x} {u} {c} = {y}", "number", str(y))
 
 
+def half_double(rng: random.Random) -> Example:
+    """Even or odd, double, half and square of a small number."""
+    n = rng.randrange(rng.choice((10, 100, 500)))
+    kind = rng.choice(("even", "even", "double", "half", "square"))
+    if kind == "even":
+        w = "even" if n % 2 == 0 else "odd"
+        asked = rng.choice(("even", "odd"))
+        p, a = rng.choice([(f"Is {n} even or odd?", f"{n} is {w}."), (f"{n}, even or odd?", f"{n} is {w}."),
+                           (f"Is {n} {asked}?", f"{'Yes' if asked == w else 'No'}, {n} is {w}."),
+                           (f"is {n} an {asked} number?", f"{'Yes' if asked == w else 'No'}, {n} is {w}.")])
+    elif kind == "double":
+        p = rng.choice(["double {n}", "What is double {n}?", "Double the number {n}.", "what is twice {n}?"]).format(n=n)
+        a = f"{n} + {n} = {2 * n}"
+    elif kind == "half":
+        n *= 2
+        p = rng.choice(["half of {n}", "What is half of {n}?", "Divide {n} in half.", "what's half of {n}"]).format(n=n)
+        a = f"{n // 2} + {n // 2} = {n}, so half of {n} is {n // 2}"
+    else:
+        n %= 100
+        p = rng.choice(["{n} squared", "What is {n} squared?", "the square of {n}", "{n}^2"]).format(n=n)
+        a = product_steps(n, n)
+    return Example("half_double", f"{kind}:{n}", rough(rng, p), a)
+
+
+def sum_list(rng: random.Random) -> Example:
+    """The sum of three to five numbers below 100, one step at a time."""
+    xs = [rng.randrange(rng.choice((10, 20, 100))) for _ in range(rng.randrange(3, 6))]
+    items = ", ".join(map(str, xs[:-1])) + rng.choice((", ", " and ")) + str(xs[-1])
+    p = rng.choice(["Add {x}.", "What is the sum of {x}?", "sum of {x}", "Add up these numbers: {x}", "sum: {x}", "add these: {x}",
+                    "Add {x} together.", "total of {x}", "Sum up {x}", "What do {x} add up to?", "{s}", "What is {s}?"])
+    total, steps = xs[0], []
+    for x in xs[1:]:
+        steps.append(f"{total} + {x} = {total + x}")
+        total += x
+    return Example("sum_list", f"sum:{sorted(xs)}", rough(rng, p.format(x=items, s=" + ".join(map(str, xs)))) if len(xs) > 3 or "{s}" not in p
+                   else rough(rng, "sum of " + items), ", ".join(steps), "exact", "", str(total))
+
+
 def divide(rng: random.Random) -> Example:
     """A number up to 200 by at most 12, with remainder; the answer multiplies back first."""
     b = rng.randrange(1, 13)
@@ -181,6 +222,18 @@ _WORD_PROBLEMS = [
     ("+", "If I have {a} {t}s and you give me {b} more, how many do I have?", "You have {c} {t}s."),
     ("-", "There are {a} {t}s in a box. {n} takes {b}. How many {t}s are still in the box?", "{c} {t}s are in the box."),
     ("-", "{n} had {a} {t}s and lost {b} of them. How many {t}s does {n} have now?", "{n} has {c} {t}s."),
+    ("+", "{n} has {a} {t}s and buys {b} more. How many {t}s?", "{n} has {c} {t}s."),
+    ("+", "{n} has {a} {t}s. {m} gives {n} {b} more. How many {t}s does {n} have now?", "{n} has {c} {t}s."),
+    ("+", "{n} found {a} {t}s in the morning and {b} in the evening. How many {t}s did {n} find?", "{n} found {c} {t}s."),
+    ("+", "There are {a} red {t}s and {b} blue {t}s. How many {t}s are there in all?", "There are {c} {t}s."),
+    ("+", "I bought {a} {t}s yesterday and {b} today. How many did I buy?", "You bought {c} {t}s."),
+    ("-", "{n} has {a} {t}s and loses {b}. How many are left?", "{c} {t}s are left."),
+    ("-", "{n} had {a} {t}s and sold {b}. How many {t}s are left?", "{c} {t}s are left."),
+    ("-", "{n} has {a} {t}s and {m} has {b}. How many more does {n} have?", "{n} has {c} {t}s more."),
+    ("-", "If you have {a} {t}s and take away {b}, how many are left?", "{c} {t}s are left."),
+    ("-", "A shop has {a} {t}s and sells {b}. How many {t}s are left?", "{c} {t}s are left."),
+    ("×", "There are {a} bags with {b} {t}s in each. How many {t}s are there?", "There are {c} {t}s."),
+    ("×", "{n} buys {a} {t}s for {b} dollars each. How much does {n} pay?", "{n} pays {c} dollars."),
     ("×", "{n} has {a} boxes with {b} {t}s each. How many {t}s does {n} have?", "{n} has {c} {t}s."),
     ("×", "One {t} costs {b} coins. How much do {a} {t}s cost?", "{a} {t}s cost {c} coins."),
 ]
@@ -278,11 +331,18 @@ def _word_items(rng: random.Random, n: int) -> list[str]:
     return rng.sample(rng.choice(LIST_GROUPS), n)
 
 
+def _length(rng: random.Random) -> int:
+    return rng.randrange(3, 8) if rng.random() < 0.9 else rng.randrange(8, 11)
+
+
 def sort(rng: random.Random) -> Example:
-    """3–7 numbers below 1000, up or down, or 3–6 words by the alphabet."""
+    """3–10 numbers below 1000, up or down, or 3–6 words by the alphabet."""
     if rng.random() < 0.55:
         hi = rng.choice((10, 100, 100, 100, 1000))
-        xs = rng.sample(range(hi), rng.randrange(3, 8))
+        low = -hi if rng.random() < 0.07 else 0
+        xs = rng.sample(range(low, hi), _length(rng))
+        if rng.random() < 0.12:  # the same number twice
+            xs[rng.randrange(len(xs))] = rng.choice(xs)
         down = rng.random() < 0.3
         items, answer = _bracketed(rng, [str(x) for x in xs], [str(x) for x in sorted(xs, reverse=down)])
         if down:
@@ -315,7 +375,7 @@ def sort(rng: random.Random) -> Example:
 
 
 def reverse(rng: random.Random) -> Example:
-    """A list of 3–7 words or numbers backwards, or a word's letters backwards."""
+    """A list of 3–10 words or numbers backwards, or a word's letters backwards."""
     r = rng.random()
     if r < 0.2:
         w = any_word(rng, 0.25)
@@ -327,12 +387,12 @@ def reverse(rng: random.Random) -> Example:
         return Example("reverse", f"rev:{w}", rough(rng, p.format(w=w)),
                        f"{'-'.join(w)} backwards is {'-'.join(reversed(w))}")
     if r < 0.6:
-        xs = [str(rng.randrange(rng.choice((10, 100, 1000)))) for _ in range(rng.randrange(3, 8))]
+        xs = [str(rng.randrange(rng.choice((10, 100, 1000)))) for _ in range(_length(rng))]
         p = rng.choice(["Reverse {x}.", "Reverse the list {x}", "Reverse these numbers: {x}", "reverse: {x}", "reverse {x}",
                         "Write these numbers in reverse order: {x}", "Say these backwards: {x}", "Reverse this list: {x}",
                         "Turn this list around: {x}", "Reverse this: {x}", "can you reverse {x}?", "Give me {x} in reverse order."])
     else:
-        xs = _word_items(rng, rng.randrange(3, 8))
+        xs = _word_items(rng, _length(rng))
         p = rng.choice(["Reverse {x}.", "Reverse the list: {x}", "Reverse these words: {x}", "reverse: {x}", "reverse {x}",
                         "Reverse the order of {x}", "Say these words backwards: {x}", "Reverse this list: {x}",
                         "Write these words in reverse order: {x}", "Turn this list around: {x}",
@@ -344,13 +404,16 @@ def reverse(rng: random.Random) -> Example:
 # ---------------------------------------------------------------- letters
 
 def count(rng: random.Random) -> Example:
-    """How often a letter is in a word, or how many letters it has; the answer spells the word first."""
+    """How often a letter is in a word, or how many letters it has; the answer spells the word and numbers the letter."""
     w = any_word(rng, 0.3)
-    spelled = "-".join(w)
     if rng.random() < 0.2:
         p = rng.choice(["How many letters are in {w}?", "how many letters does {w} have?", "Count the letters in {w}.",
                         "How long is the word {w}?", "number of letters in {w}", "How many letters are in the word \"{w}\"?"])
-        return Example("count", f"len:{w}", rough(rng, p.format(w=w)), f"{spelled}: {len(w)} letters", "exact", "", str(len(w)))
+        return Example("count", f"len:{w}", rough(rng, p.format(w=w)), f"{'-'.join(w)}: {len(w)} letters", "exact", "", str(len(w)))
+    if rng.random() < 0.08:
+        p = rng.choice(["How many vowels are in {w}?", "How many vowels does {w} have?", "Count the vowels in {w}.", "vowels in {w}"])
+        k = sum(x in "aeiou" for x in w)
+        return Example("count", f"vowels:{w}", rough(rng, p.format(w=w)), f"{numbered(w, 'aeiou')}: {k} vowel{'s' * (k != 1)}", "exact", "", str(k))
     r = rng.random()
     if r < 0.55:
         c = rng.choice(w)
@@ -365,10 +428,59 @@ def count(rng: random.Random) -> Example:
                     "How many letter {c} are in {w}?", "count the {c}'s in {w}", "How often is {c} in {w}?",
                     "How many {c}s are in {w}?", "how many {c} are there in {w}", "number of {c} in {w}",
                     "how many {c}'s are there in the word \"{w}\"?", "How many \"{c}\" are in \"{w}\"?"])
-    if rng.random() < 0.12:
-        p = p.replace("{w}", w.capitalize())
+    if rng.random() < 0.16:
+        p = p.replace("{w}", w.capitalize() if rng.random() < 0.7 else w.upper())
     return Example("count", f"count:{w}:{c}", rough(rng, p.format(c=shown, w=w)),
-                   f"{spelled}: {c} appears {k} time{'s' * (k != 1)}", "exact", "", str(k))
+                   f"{numbered(w, c)}: {c} appears {k} time{'s' * (k != 1)}", "exact", "", str(k))
+
+
+def numbered(word: str, letters: str) -> str:
+    """`word` spelled with hyphens, each of `letters` followed by its number: "k-i-t(1)-t(2)-e-n"."""
+    seen, out = 0, []
+    for c in word:
+        seen += c in letters
+        out.append(f"{c}({seen})" if c in letters else c)
+    return "-".join(out)
+
+
+def letter_at(rng: random.Random) -> Example:
+    """The first, last or n-th letter of a word; the answer for a position inside spells up to it."""
+    w = any_word(rng, 0.3)
+    if rng.random() < 0.6:
+        first = rng.random() < 0.5
+        which, c = ("first", w[0]) if first else ("last", w[-1])
+        p = rng.choice(["What is the {o} letter of {w}?", "{o} letter of {w}", "which letter does {w} start with?" if first else
+                        "which letter does {w} end with?", "What's the {o} letter in {w}?", "the {o} letter in the word {w}"])
+        return Example("letter_at", f"at:{w}:{which}", rough(rng, p.format(o=which, w=w)),
+                       f"The {which} letter of {w} is {c}.", "exact", "", c)
+    n = rng.randrange(1, min(len(w), len(_ORDINALS)) + 1)
+    p = rng.choice(["What is the {o} letter of {w}?", "{o} letter of {w}", "Which letter is {o} in {w}?", "the {o} letter in the word {w}"])
+    answer = f"{'-'.join(w[:n])}: the {_ORDINALS[n - 1]} letter is {w[n - 1]}"
+    if n == 1:
+        answer = f"The first letter of {w} is {w[0]}."
+    return Example("letter_at", f"at:{w}:{n}", rough(rng, p.format(o=_ORDINALS[n - 1], w=w)), answer, "exact", "", w[n - 1])
+
+
+_ORDINALS = "first second third fourth fifth sixth seventh".split()
+
+
+def case(rng: random.Random) -> Example:
+    """A word or sentence in capitals or in small letters."""
+    x = random_sentence(rng) if rng.random() < 0.5 else " ".join(any_word(rng, 0.3) for _ in range(rng.randrange(1, 5)))
+    up = rng.random() < 0.6
+    if not up:
+        x = x.upper() if rng.random() < 0.5 else x.title()
+    p = rng.choice(["Write this in capitals: {x}", "uppercase: {x}", "to upper case: {x}", "Make this uppercase: {x}", "uppercase {x}",
+                    "put this in capital letters: {x}", "all caps: {x}", "Convert to uppercase: {x}", "capitalize: {x}", "Shout: {x}"] if up else
+                   ["Write this in small letters: {x}", "lowercase: {x}", "to lower case: {x}", "Make this lowercase: {x}", "lowercase {x}",
+                    "put this in lower case: {x}", "Convert to lowercase: {x}"]).split("{x}")[0]
+    if rng.random() < 0.3:
+        p = p[0].lower() + p[1:]
+    p += x
+    if up and rng.random() < 0.25:
+        p = rng.choice(["Say {x} in capitals", "say {x} in capital letters", "{x} in capitals", "Write {x} in upper case", "{x} in all caps"]).format(
+            x=x if rng.random() < 0.6 else f'"{x}"')
+    return Example("case", f"case:{x.lower()}", p, x.upper() if up else x.lower())
 
 
 def spell(rng: random.Random) -> Example:

@@ -5,8 +5,8 @@ f32 master weights are kept apart from the bf16 copy that the model runs on; fro
 copy is first rounded to the block types of the shipped file, and gradients pass straight through the rounding.
 Worker processes generate the data while the model trains, so nothing is stored and no conversation comes twice.
 
-Writes to --out: packed.safetensors (the quantised tensors), master.*.npz (bf16 master weights), log.csv,
-facts.json; with --checkpoints, transformers checkpoints of the master and of the rounded weights.
+Writes to --out: checkpoint/ (transformers, bf16), rounded/ (the same with the weights as the shipped file rounds them),
+log.csv and facts.json.
 """
 
 import argparse
@@ -153,55 +153,9 @@ def working_copy(master: dict[str, torch.Tensor], kinds: dict[str, list[str]], r
     out = {}
     for k, w in master.items():
         if rounding and k in kinds:
-            w = rounded(w, kinds[k])
+            w = quant.rounded_stack(w, kinds[k])
         out[k] = w.bfloat16().requires_grad_()
     return out
-
-
-def rounded(w: torch.Tensor, kinds: list[str]) -> torch.Tensor:
-    """A stacked weight as the file will hold it, layer by layer in that layer's block type."""
-    if len(set(kinds)) == 1:
-        return quant.rounded(w, kinds[0])
-    return torch.stack([quant.rounded(x, t) for x, t in zip(w, kinds)])
-
-
-# ---------------------------------------------------------------- output
-
-def save_master(master: dict[str, torch.Tensor], out: str, parts: int = 4) -> None:
-    """bf16 master weights in `parts` files, bytes split by significance because the high ones compress."""
-    flat = torch.cat([master[k].detach().cpu().bfloat16().flatten() for k in sorted(master)]).view(torch.int16).numpy().view(np.uint16)
-    for i, part in enumerate(np.array_split(flat, parts)):
-        np.savez_compressed(os.path.join(out, f"master.{i}.npz"), high=(part >> 8).astype(np.uint8), low=(part & 255).astype(np.uint8))
-
-
-def load_master(shape: model.Shape, folder: str, device: str) -> dict[str, torch.Tensor]:
-    """The inverse of `save_master`."""
-    like = model.init(shape, 0, "cpu")
-    flat = []
-    while os.path.exists(path := os.path.join(folder, f"master.{len(flat)}.npz")):
-        z = np.load(path)
-        flat.append(z["high"].astype(np.uint16) << 8 | z["low"])
-    if not flat:
-        raise FileNotFoundError(f"{folder}/master.0.npz")
-    words = torch.from_numpy(np.concatenate(flat).view(np.int16)).view(torch.bfloat16).float()
-    parts = words.split([like[k].numel() for k in sorted(like)])
-    return {k: w.view(like[k].shape).to(device).clone() for k, w in zip(sorted(like), parts)}
-
-
-def save_packed(master: dict[str, torch.Tensor], kinds: dict[str, list[str]], out: str) -> None:
-    """Every tensor as the GGUF will hold it, named kind.layer: u8 blocks, or f32 for routers and norms."""
-    from safetensors.torch import save_file
-    tensors = {}
-    for k, w in master.items():
-        w = w.detach().float().cpu()
-        if k == "embed":
-            tensors[k] = quant.pack(w, kinds[k][0])
-        elif k in kinds:
-            for i, x in enumerate(w):
-                tensors[f"{k}.{i}"] = quant.pack(x.reshape(-1, x.shape[-1]), kinds[k][i])
-        else:
-            tensors[k] = w.bfloat16().float()
-    save_file(tensors, os.path.join(out, "packed.safetensors"))
 
 
 def main() -> None:
@@ -219,12 +173,11 @@ def main() -> None:
     ap.add_argument("--balance-until", type=float, default=0.15, help="share of the time after which popularity is left alone")
     ap.add_argument("--round-from", type=float, default=0.55, help="share of the time after which weights are rounded")
     ap.add_argument("--decay-from", type=float, default=0.45, help="share of the time after which the learning rate falls to zero")
-    ap.add_argument("--resume", help="folder with master.*.npz")
+    ap.add_argument("--start", help="checkpoint folder whose weights training starts from")
     ap.add_argument("--first-shard", type=int, default=0, help="skip the data of an earlier run")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--workers", type=int, default=15)
     ap.add_argument("--shard-rows", type=int, default=512)
-    ap.add_argument("--checkpoints", help="folder for transformers checkpoints")
     ap.add_argument("--device", default="cuda")
     ap.add_argument("--tiny", action="store_true", help="a very small shape, to try the script on a CPU")
     a = ap.parse_args()
@@ -233,7 +186,8 @@ def main() -> None:
     shape = model.Shape() if not a.tiny else model.Shape(num_hidden_layers=2, num_experts=4, num_experts_per_tok=2)
     kinds = model.quantization(shape)
     cuda = a.device == "cuda"
-    master = load_master(shape, a.resume, a.device) if a.resume else model.init(shape, a.seed, a.device)
+    master = model.load(shape, a.start) if a.start else model.init(shape, a.seed)
+    master = {k: v.to(a.device) for k, v in master.items()}
     size = sum(v.numel() for v in master.values())
     print(f"{size / 1e6:.1f} M parameters", flush=True)
     data = Rows(a.workers, a.shard_rows, a.rows, a.tokenizer, a.device, a.first_shard)
@@ -275,7 +229,7 @@ def main() -> None:
     start, step, data.waited = time.time(), 0, 0.0
     limit = a.minutes * 60
     if a.deadline:
-        limit = min(limit, a.deadline - start)
+        limit = max(1.0, min(limit, a.deadline - start))
     recent, usage = [], torch.zeros(shape.num_hidden_layers, shape.num_experts, device=a.device)
     every = 50 if cuda else 2
     while (now := (time.time() - start) / limit) < 1:
@@ -309,19 +263,15 @@ def main() -> None:
     seconds = time.time() - start
     skew = (usage / usage.sum(-1, keepdim=True)).sort(-1, descending=True).values
     facts = {"parameters": size, "steps": step, "tokens": step * a.rows * generate.ROW, "seconds": round(seconds, 1), "rows": a.rows,
-             "device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__, "arguments": {k: v for k, v in vars(a).items() if k not in ("out", "tokenizer", "checkpoints", "deadline", "resume")},
+             "device": torch.cuda.get_device_name() if cuda else "cpu", "torch": torch.__version__, "arguments": {k: v for k, v in vars(a).items() if k not in ("out", "tokenizer", "deadline", "start")},
              "expert_share_sorted_by_layer": [[round(x, 4) for x in row] for row in skew.tolist()]}
     with open(os.path.join(a.out, "facts.json"), "w", encoding="utf-8") as f:
         json.dump(facts, f, indent=1)
-    save_packed(master, kinds, a.out)
-    save_master(master, a.out)
-    if a.checkpoints:
-        for name, rounding in (("master", False), ("rounded", True)):
-            p = {k: v.detach() for k, v in working_copy(master, kinds, rounding).items()}
-            path = os.path.join(a.checkpoints, name)
-            model.to_transformers(shape, p, torch.bfloat16).save_pretrained(path)
-            for f in os.listdir(a.tokenizer):
-                shutil.copy(os.path.join(a.tokenizer, f), path)
+    master = {k: v.bfloat16().float() for k, v in master.items()}  # so that the checkpoint quantises to what "rounded" holds
+    for name, weights in (("checkpoint", master), ("rounded", working_copy(master, kinds, True))):
+        folder = os.path.join(a.out, name)
+        shutil.copytree(a.tokenizer, folder, dirs_exist_ok=True)
+        model.save(shape, weights, folder)
     print(f"{step} steps, {step * a.rows * generate.ROW / 1e6:.0f} M tokens, {seconds:.0f} s; most used expert by layer "
           + " ".join(f"{x:.3f}" for x in skew[:, 0].tolist()) + "; least " + " ".join(f"{x:.4f}" for x in skew[:, -1].tolist()), flush=True)
 

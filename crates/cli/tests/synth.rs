@@ -94,8 +94,12 @@ fn both_formats_can_be_inspected_measured_and_run() {
             assert!(test["hit_rate"].as_f64().expect("a number") < 1.0, "{test}");
         }
         assert!(report["peak_resident_bytes"].as_u64().is_some() || !cfg!(target_os = "linux"));
-        let table = succeed(&[&["bench", &model], &sizes[..]].concat());
-        assert!(table.contains("| tg4@d8 ") && table.contains("budget"), "{table}");
+        let table = succeed(&[&["bench", &model, "--profile"], &sizes[..]].concat());
+        for part in
+            ["| tg4@d8 ", "budget", "tg4, 8 tokens", "| experts, down ", "| q_proj + k_proj + v_proj "]
+        {
+            assert!(table.contains(part), "{part:?} is not in {table}");
+        }
 
         let ask = ["run", &model, "The router", "--temperature", "0", "--max-tokens", "8"];
         let answer = succeed(&ask);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::graph::{ExpertSetId, Graph};
 use crate::plan::Plan;
+use crate::profile::Profile;
 use crate::{Result, Tensor, TensorView};
 
 /// Positions that one key-value page holds.
@@ -189,15 +190,12 @@ pub trait Executable: Send {
     fn run(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, logits: &mut Vec<f32>)
     -> Result<()>;
 
-    /// Times every kernel from now on, which makes runs slower. Does nothing where there are no kernels to tell apart.
-    fn start_profile(&mut self) {}
+    /// Starts measuring where time goes, or stops and forgets. What cannot measure does nothing.
+    fn set_profiling(&mut self, _on: bool) {}
 
-    /// Ends the profile: kernels by the time they took, longest first.
-    ///
-    /// # Errors
-    /// If a device fails.
-    fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
-        Ok(vec![])
+    /// What was measured since profiling was switched on or since the last call; `None` without profiling.
+    fn take_profile(&mut self) -> Option<Profile> {
+        None
     }
 
     /// Makes pages `0..pages` usable; never shrinks.

@@ -12,6 +12,7 @@ pub mod error;
 pub mod gpu;
 pub mod graph;
 pub mod plan;
+pub mod profile;
 pub mod quant;
 pub mod reference;
 pub mod tensor;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, KernelTime, KvType, PAGE_TOKENS, Span,
-    StateSlots,
+    ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, PAGE_TOKENS, Span, StateSlots,
 };
 use moeflux_compute::plan::Plan;
+use moeflux_compute::profile::Profile;
 
 use crate::checkpoint::Checkpoint;
 use crate::experts::probe::{Probe, probe};
@@ -333,20 +333,20 @@ impl Engine {
         let bad = logits.chunks_exact(vocab_size).position(|row| row.iter().any(|l| !l.is_finite()));
         let Some(bad) = bad else { return Ok(()) };
         let position = start + rows[bad] as usize;
-        Err(Error::NotFinite { position, reason: self.model.find_not_finite() })
+        let culprit = self.model.find_not_finite().or_else(|| self.experts.find_not_finite());
+        let reason = culprit
+            .unwrap_or_else(|| "values overflow, or an expert that has left the cache holds one".into());
+        Err(Error::NotFinite { path: self.model.checkpoint().path().into(), position, reason })
     }
 
-    /// Times every kernel of a GPU from now on, which makes evaluations slower.
-    pub fn start_profile(&mut self) {
-        self.executable.start_profile();
+    /// Starts measuring where the executable's time goes, or stops.
+    pub fn set_profiling(&mut self, on: bool) {
+        self.executable.set_profiling(on);
     }
 
-    /// Ends the profile: kernels by the time they took, longest first; none on a processor.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
-        Ok(self.executable.take_profile()?)
+    /// What was measured since the last call; `None` without profiling or from a backend that cannot.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.executable.take_profile()
     }
 
     /// Statistics since the last call.

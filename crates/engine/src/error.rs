@@ -54,6 +54,16 @@ pub enum Error {
         /// What was found.
         got: String,
     },
+    /// The configured model cannot be computed: sizes that do not go together.
+    #[error("{}: {part}: {source}", path.display())]
+    Model {
+        /// The file that holds the configuration.
+        path: PathBuf,
+        /// The part of the model, as in `layers.3.mlp`.
+        part: String,
+        /// What does not fit.
+        source: Box<moeflux_compute::Error>,
+    },
     /// A tensor's shape, encoding or content does not fit the model.
     #[error("{}: tensor {tensor}: expected {expected}, got {got}", path.display())]
     Tensor {
@@ -165,8 +175,10 @@ pub enum Error {
         vocab_size: usize,
     },
     /// The model computed something that is not a number.
-    #[error("the model's logits at position {position} are not finite: {reason}")]
+    #[error("{}: the logits at position {position} are not finite: {reason}", path.display())]
     NotFinite {
+        /// The checkpoint.
+        path: PathBuf,
         /// Position in the sequence.
         position: usize,
         /// The weight that is the cause, as far as can be told.

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use moeflux::checkpoint::Checkpoint;
 use moeflux::experts::{PolicyKind, Prefetch};
+use moeflux::io::file::ReadMode;
 use moeflux::io::pread::PreadPool;
-use moeflux::io::queue::{ReadDone, ReadQueue, ReadRequest};
+use moeflux::io::queue::{QueueKind, ReadDone, ReadQueue, ReadRequest};
 use moeflux::{Engine, Error, Options, Outputs, models};
 use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::CpuBackend;
@@ -298,11 +299,14 @@ fn a_file_that_shrinks_is_an_error_until_it_is_whole_again() {
         let fixture = Fixture::named(name);
         let copy = fixture.copy();
         let tokens = fixture.golden().tokens;
-        let options = Options { expert_cache: Some(1), ..Options::default() };
-        let mut engine = open(copy.path(), &backend, &options);
-        let expected = bits(&logits(&mut engine, &tokens));
         let whole = std::fs::read(copy.file(file)).unwrap();
-        for len in [0, whole.len() / 3] {
+        for (len, read_mode) in
+            [(0, ReadMode::Direct), (whole.len() / 3, ReadMode::Direct), (5000, ReadMode::Buffered)]
+        {
+            let read_queue = (len > 0).then_some(QueueKind::Pread);
+            let reads = Options { read_mode: Some(read_mode), read_queue, ..Options::default() };
+            let mut engine = open(copy.path(), &backend, &Options { expert_cache: Some(1), ..reads });
+            let expected = bits(&logits(&mut engine, &tokens));
             truncate(&copy.file(file), len as u64);
             let mut session = engine.session();
             let error = engine.eval(&mut session, &tokens, Outputs::Last).unwrap_err();

@@ -10,7 +10,7 @@ use moeflux::experts::CacheStats;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
 use moeflux::{Engine, Outputs, Session, Stats};
-use moeflux_compute::backend::KernelTime;
+use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
 use crate::engine_args::{Activations, EngineArgs};
@@ -37,12 +37,12 @@ pub struct BenchArgs {
     /// Seed of the tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Of each test, also list a GPU's kernels by the time they take, in one more measurement
-    #[arg(long)]
-    profile: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Also print where the time of each test goes
+    #[arg(long)]
+    profile: bool,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -120,20 +120,20 @@ impl Summary {
 
 struct Measured {
     test: Test,
-    kernels: Vec<KernelTime>,
     repetitions: Vec<Repetition>,
     speed: Summary,
     tokens: u64,
     cache: CacheStats,
+    profile: Option<Profile>,
 }
 
 impl Measured {
-    fn new(test: Test, repetitions: Vec<Repetition>, kernels: Vec<KernelTime>) -> Self {
+    fn new(test: Test, repetitions: Vec<Repetition>, profile: Option<Profile>) -> Self {
         let speeds: Vec<f64> = repetitions.iter().map(|r| speed(&r.stats)).collect();
         let mut cache = CacheStats::default();
         repetitions.iter().for_each(|r| cache += r.stats.cache);
         let tokens = repetitions.iter().map(|r| r.stats.tokens).sum();
-        Self { test, kernels, repetitions, speed: Summary::new(&speeds), tokens, cache }
+        Self { test, repetitions, speed: Summary::new(&speeds), tokens, cache, profile }
     }
 
     fn bytes_read_per_token(&self) -> u64 {
@@ -200,6 +200,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
             engine.eval(&mut session, &context[..test.depth], Outputs::Last)?;
         }
         let mut repetitions = vec![];
+        engine.set_profiling(args.profile);
         for repetition in 0..=args.repetitions {
             // Others each time: experts of tokens that were just evaluated would be in memory.
             let seed = args.seed + 1 + repetition as u64;
@@ -208,16 +209,14 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
             // The first one fills caches.
             if repetition > 0 {
                 repetitions.push(measured);
+            } else {
+                engine.take_profile();
             }
             bar.inc(1);
         }
-        let mut kernels = vec![];
-        if args.profile {
-            engine.start_profile();
-            test.measure(engine, &mut session, &random_tokens(args.seed, test.tokens, vocab_size))?;
-            kernels = engine.take_profile()?;
-        }
-        results.push(Measured::new(*test, repetitions, kernels));
+        let profile = engine.take_profile();
+        engine.set_profiling(false);
+        results.push(Measured::new(*test, repetitions, profile));
     }
     bar.finish_and_clear();
     Ok(results)
@@ -254,30 +253,53 @@ fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
         ]);
     }
     print!("{table}");
-    for result in results.iter().filter(|result| !result.kernels.is_empty()) {
-        println!();
-        print!("{}", kernel_table(result));
+    for result in results {
+        if let Some(profile) = &result.profile {
+            println!("\n{}, {} tokens", result.test, result.tokens);
+            print!("{}", profile_table(profile, result.tokens));
+        }
     }
     if let Some(peak) = peak_resident() {
         println!("peak memory {}", size(peak));
     }
 }
 
-/// Kernels of a test by the time they took.
-fn kernel_table(result: &Measured) -> Table {
-    let total: f64 = result.kernels.iter().map(|k| k.time.as_secs_f64()).sum();
-    let mut table = Table::new(&[&result.test.to_string(), "runs", "ms", "µs/run", "share"]);
-    for kernel in &result.kernels {
-        let seconds = kernel.time.as_secs_f64();
+/// Time by kind of step, and how fast steps that read weights or caches were.
+fn profile_table(profile: &Profile, tokens: u64) -> Table {
+    let mut table = Table::new(&["step", "µs/token", "share", "calls/token", "GB/s", "GFLOP/s"]);
+    let per_token = |value: f64| value / tokens.max(1) as f64;
+    let mut entries: Vec<&Entry> = profile.entries().iter().collect();
+    entries.sort_by_key(|entry| std::cmp::Reverse(entry.time));
+    for entry in entries {
+        let seconds = entry.time.as_secs_f64();
+        let speed = |amount: u64| match amount {
+            0 => String::new(),
+            _ => format!("{:.1}", amount as f64 / seconds.max(1e-12) / 1e9),
+        };
         table.row(&[
-            kernel.kernel.clone(),
-            kernel.runs.to_string(),
-            format!("{:.3}", seconds * 1e3),
-            format!("{:.2}", seconds * 1e6 / kernel.runs as f64),
-            format!("{:.1} %", 100.0 * seconds / total),
+            entry.name.clone(),
+            format!("{:.1}", per_token(1e6 * seconds)),
+            format!("{:.1} %", 100.0 * seconds / profile.total().as_secs_f64().max(1e-12)),
+            format!("{:.1}", per_token(entry.calls as f64)),
+            speed(entry.work.bytes),
+            speed(entry.work.flops),
         ]);
     }
     table
+}
+
+/// [`profile_table`] for machines: totals, not divided by tokens.
+fn profile_json(profile: &Profile) -> Value {
+    let entry = |entry: &Entry| {
+        json!({
+            "step": entry.name,
+            "calls": entry.calls,
+            "seconds": entry.time.as_secs_f64(),
+            "bytes": entry.work.bytes,
+            "flops": entry.work.flops,
+        })
+    };
+    profile.entries().iter().map(entry).collect()
 }
 
 /// Everything that was measured, and with what settings.
@@ -314,14 +336,10 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                 "bytes_read_per_token": result.bytes_read_per_token(),
                 "hit_rate": result.cache.hit_rate(),
                 "stall_ms_per_token": result.stall_ms_per_token(),
+                "profile": result.profile.as_ref().map(profile_json),
                 "read_bandwidth": result.cache.bandwidth(),
                 "guess_precision": result.cache.guess_precision_recall().map(|(precision, _)| precision),
                 "guess_recall": result.cache.guess_precision_recall().map(|(_, recall)| recall),
-                "kernels": result.kernels.iter().map(|kernel| json!({
-                    "kernel": kernel.kernel,
-                    "runs": kernel.runs,
-                    "seconds": kernel.time.as_secs_f64(),
-                })).collect::<Vec<_>>(),
                 "repetitions": result.repetitions.iter().map(repetition).collect::<Vec<_>>(),
             })
         })

@@ -1,7 +1,7 @@
 //! Causal grouped-query attention over paged keys and values.
 //!
-//! A task is a block of rows and one key-value head, so that a page is converted to f32 once for all query heads
-//! and rows that read it. Softmax is computed online, page by page (Milakov & Gimelshein 2018; FlashAttention,
+//! A task is a block of rows and one key-value head, so that a page is read from memory once for all query heads
+//! and rows that share it. Softmax is computed online, page by page (Milakov & Gimelshein 2018; FlashAttention,
 //! Dao et al. 2022). A row visits its pages in order whatever else is in the batch, so its result does not depend
 //! on the batch.
 
@@ -10,14 +10,16 @@ use std::ops::Range;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use super::head_group::{Element, Scores, WeightedSums};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
 use super::vector;
 use crate::backend::{KvType, PAGE_TOKENS, Span};
 use crate::graph::Attention;
+use crate::profile::Work;
 
-/// Rows that share a converted page.
+/// Rows that read a page one after the other.
 const ROW_BLOCK: usize = 16;
 
 /// Pages of one layer: keys and values, (kv_heads, PAGE_TOKENS, head_dim) each.
@@ -63,6 +65,16 @@ impl KvCache {
             Pages::F32(_) => KvType::F32,
         };
         2 * self.shape.kv_heads * PAGE_TOKENS * self.shape.head_dim * kv_type.bytes()
+    }
+
+    /// What attention of `rows` rows from position `start` on does. Rows of a block share what they read.
+    pub(crate) fn work(&self, start: usize, rows: usize) -> Work {
+        let Attention { heads, head_dim, .. } = self.shape;
+        let seen = |i: usize| crate::reference::visible(&self.shape, start + i);
+        let flops: usize = (0..rows).map(|i| 4 * heads * head_dim * seen(i).len()).sum();
+        let read = |first: usize| seen((first + ROW_BLOCK).min(rows) - 1).end - seen(first).start;
+        let positions: usize = (0..rows).step_by(ROW_BLOCK).map(read).sum();
+        Work { bytes: (positions * self.page_bytes() / PAGE_TOKENS) as u64, flops: flops as u64 }
     }
 
     /// Appends a page to `out`: keys, then values, little-endian.
@@ -113,27 +125,6 @@ impl KvCache {
         }
     }
 
-    /// The first `count` keys (0) or values (1) of a page for one head, as f32; `scratch` holds them if need be.
-    fn page<'a>(
-        &'a self,
-        page: usize,
-        kind: usize,
-        head: usize,
-        count: usize,
-        scratch: &'a mut [f32],
-    ) -> &'a [f32] {
-        let dim = self.shape.head_dim;
-        let at = head * PAGE_TOKENS * dim..(head * PAGE_TOKENS + count) * dim;
-        match &self.pages {
-            Pages::F32(pages) => &pages[page][kind][at],
-            Pages::F16(pages) => {
-                let out = &mut scratch[..count * dim];
-                pages[page][kind][at].convert_to_f32_slice(out);
-                out
-            }
-        }
-    }
-
     /// Appends k and v of the batch, then attends: q (rows, heads · head_dim) → out, the same shape. `sinks` are
     /// logits, one a head, that take their share of the softmax.
     pub(crate) fn attend(
@@ -161,70 +152,72 @@ impl KvCache {
             })
             .collect();
         let (kv_heads, out) = (self.shape.kv_heads, SharedMut::new(out));
+        let shape = &self.shape;
         pool.run(blocks.len() * kv_heads, &|task| {
             let (span, rows) = &blocks[task / kv_heads];
-            self.block(simd, (q, sinks), span, rows.clone(), task % kv_heads, &out);
+            let block = Block { shape, q, sinks, span, rows: rows.clone(), kv_head: task % kv_heads };
+            match &self.pages {
+                Pages::F16(pages) => block.attend(simd, pages, &out),
+                Pages::F32(pages) => block.attend(simd, pages, &out),
+            }
         });
     }
+}
 
-    /// All query heads of one key-value head, for a block of rows of one sequence.
-    fn block(
-        &self,
-        simd: Simd,
-        (q, sinks): (&[f32], Option<&[f32]>),
-        span: &Span<'_>,
-        rows: Range<usize>,
-        kv_head: usize,
-        out: &SharedMut<'_, f32>,
-    ) {
-        let Attention { heads, kv_heads, head_dim: dim, scale, .. } = self.shape;
-        let group = heads / kv_heads;
+/// All query heads of one key-value head, for a block of rows of one sequence.
+struct Block<'a> {
+    shape: &'a Attention,
+    /// (rows of the batch, heads · head_dim), f32.
+    q: &'a [f32],
+    sinks: Option<&'a [f32]>,
+    span: &'a Span<'a>,
+    rows: Range<usize>,
+    kv_head: usize,
+}
+
+impl Block<'_> {
+    fn attend<E: Element>(&self, simd: Simd, pages: &[[Box<[E]>; 2]], out: &SharedMut<'_, f32>) {
+        let Self { span, q, kv_head, .. } = *self;
+        let Attention { heads, kv_heads, head_dim: dim, scale, .. } = *self.shape;
+        let (rows, group) = (self.rows.clone(), heads / kv_heads);
         let visible =
-            |row: usize| crate::reference::visible(&self.shape, span.start + (row - span.rows.start));
+            |row: usize| crate::reference::visible(self.shape, span.start + (row - span.rows.start));
         let mut states = vec![(f32::NEG_INFINITY, 0.0f32); rows.len() * group];
-        if let Some(sinks) = sinks {
+        if let Some(sinks) = self.sinks {
             // As if a first key had this score and a value of zero.
             let sinks = sinks[kv_head * group..(kv_head + 1) * group].iter().cycle();
             states.iter_mut().zip(sinks).for_each(|(state, sink)| *state = (*sink, 1.0));
         }
         let mut sums = vec![0.0f32; rows.len() * group * dim];
-        let (mut keys, mut values) = (vec![0.0; PAGE_TOKENS * dim], vec![0.0; PAGE_TOKENS * dim]);
-        let mut scores = [0.0f32; PAGE_TOKENS];
+        let mut scores = vec![0.0f32; group * PAGE_TOKENS];
         let (first, last) = (visible(rows.start).start, visible(rows.end - 1).end);
         for page in first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS) {
             let start = page * PAGE_TOKENS;
-            let count = (last - start).min(PAGE_TOKENS);
-            let number = span.pages[page] as usize;
-            let keys = self.page(number, 0, kv_head, count, &mut keys);
-            let values = self.page(number, 1, kv_head, count, &mut values);
+            let [keys, values] = &pages[span.pages[page] as usize];
             for (r, row) in rows.clone().enumerate() {
                 let seen = visible(row);
-                let seen = seen.start.max(start)..seen.end.min(start + count);
+                let seen = seen.start.max(start)..seen.end.min(start + PAGE_TOKENS);
                 if seen.is_empty() {
                     continue;
                 }
-                for h in 0..group {
-                    let at = row * heads * dim + (kv_head * group + h) * dim;
-                    let (query, n) = (&q[at..at + dim], seen.len());
-                    let scores = &mut scores[..n];
-                    for (score, key) in scores.iter_mut().zip(seen.clone()) {
-                        let key = (key - start) * dim;
-                        *score = vector::dot_f32(simd, query, &keys[key..key + dim]) * scale;
-                    }
+                let n = seen.len();
+                let at = (kv_head * PAGE_TOKENS + seen.start - start) * dim;
+                let (keys, values) = (&keys[at..at + n * dim], &values[at..at + n * dim]);
+                let at = row * heads * dim + kv_head * group * dim;
+                let (q, weights) = (&q[at..at + group * dim], &mut scores[..group * n]);
+                simd.run(Scores { q, keys, dim, scale, out: weights });
+                let sums = &mut sums[r * group * dim..(r + 1) * group * dim];
+                for (h, weights) in weights.chunks_exact_mut(n).enumerate() {
                     let (max, total) = &mut states[r * group + h];
-                    let sum = &mut sums[(r * group + h) * dim..][..dim];
-                    let new_max = scores.iter().fold(*max, |m, s| m.max(*s));
+                    let new_max = weights.iter().fold(*max, |m, s| m.max(*s));
                     if new_max > *max {
                         let shrink = (*max - new_max).exp();
-                        vector::scale(simd, shrink, sum);
+                        vector::scale(simd, shrink, &mut sums[h * dim..(h + 1) * dim]);
                         (*max, *total) = (new_max, *total * shrink);
                     }
-                    *total += vector::exp_sum(simd, new_max, scores);
-                    for (p, value) in scores.iter().zip(seen.clone()) {
-                        let value = (value - start) * dim;
-                        vector::axpy_f32(simd, *p, &values[value..value + dim], sum);
-                    }
+                    *total += vector::exp_sum(simd, new_max, weights);
                 }
+                simd.run(WeightedSums { weights, values, dim, sums });
             }
         }
         for (r, row) in rows.enumerate() {

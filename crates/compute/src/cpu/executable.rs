@@ -1,6 +1,7 @@
 //! [`CpuExecutable`]: runs a planned graph node by node on the thread pool.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
@@ -14,10 +15,12 @@ use super::rope::Angles;
 use super::route::Choice;
 use super::shared::SharedMut;
 use super::slots::Slots;
+use super::steps;
 use super::vector;
 use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
 use crate::graph::{DeltaInputs, Graph, Op, Output, Value, WeightId};
 use crate::plan::Plan;
+use crate::profile::{Profile, Work};
 use crate::quant::{dequantize, dequantize_row};
 use crate::{DType, Error, Result, Tensor};
 
@@ -47,6 +50,8 @@ pub(crate) struct CpuExecutable {
     q8: Q8Rows,
     q8_of: Option<Value>,
     moe: MoeScratch,
+    /// Filled if there is one.
+    profile: Option<Profile>,
 }
 
 impl CpuExecutable {
@@ -73,7 +78,7 @@ impl CpuExecutable {
         let latent_caches = graph.latent_caches.iter();
         let latent_caches = latent_caches.map(|shape| LatentCache::new(*shape, options.kv_type)).collect();
         Ok(Self {
-            steps: steps(&graph),
+            steps: group_linears(&graph),
             buffers: vec![vec![]; plan.buffer_widths.len()],
             choices: vec![Choice::default(); graph.routings],
             angles: graph.ropes.iter().map(|_| Angles::default()).collect(),
@@ -92,6 +97,7 @@ impl CpuExecutable {
             q8: Q8Rows::default(),
             q8_of: None,
             moe: MoeScratch::default(),
+            profile: None,
         })
     }
 
@@ -216,6 +222,35 @@ impl CpuExecutable {
             self.forecast = forecast;
             experts.forecast(next.set, &likely);
         }
+        Ok(())
+    }
+
+    /// Adds the step of `nodes`, which took `time`, to `profile`.
+    fn record(
+        &mut self,
+        profile: &mut Profile,
+        nodes: Range<usize>,
+        time: Duration,
+        batch: &Batch<'_>,
+    ) -> Result<()> {
+        let name = steps::name(&self.graph, nodes.clone());
+        let work = match &self.graph.nodes[nodes.start].op {
+            Op::Linear { .. } => {
+                steps::linear(&self.graph, nodes, |x| self.value(x).len() / x.width().max(1))?
+            }
+            Op::Attention { cache, .. } => steps::attention(&self.caches[cache.0], batch),
+            Op::MoeExperts { routing, experts, .. } => {
+                let set = &self.graph.expert_sets[experts.0];
+                let work = steps::experts(set, &self.choices[routing.index])?;
+                let spent = self.moe.take_spent();
+                profile.add("experts, gate and up", spent[0], work[0]);
+                profile.add("experts, down", spent[1], work[1]);
+                profile.add(&name, time.saturating_sub(spent[0] + spent[1]), Work::default());
+                return Ok(());
+            }
+            _ => Work::default(),
+        };
+        profile.add(&name, time, work);
         Ok(())
     }
 
@@ -384,7 +419,7 @@ fn check_bytes(op: &'static str, expected: usize, bytes: &[u8]) -> Result<()> {
 }
 
 /// Groups consecutive linear layers with the same input.
-fn steps(graph: &Graph) -> Vec<Range<usize>> {
+fn group_linears(graph: &Graph) -> Vec<Range<usize>> {
     let input = |index: usize| match graph.nodes[index].op {
         Op::Linear { x, .. } => Some(x),
         _ => None,
@@ -413,13 +448,27 @@ impl Executable for CpuExecutable {
         }
         for step in 0..self.steps.len() {
             let nodes = self.steps[step].clone();
+            let start = Instant::now();
             if matches!(self.graph.nodes[nodes.start].op, Op::Linear { .. }) {
-                self.linears(nodes, logits);
+                self.linears(nodes.clone(), logits);
             } else {
                 self.node(nodes.start, batch, experts)?;
             }
+            if let Some(mut profile) = self.profile.take() {
+                let outcome = self.record(&mut profile, nodes, start.elapsed(), batch);
+                self.profile = Some(profile);
+                outcome?;
+            }
         }
         Ok(())
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profile = on.then(Profile::default);
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        self.profile.as_mut().map(std::mem::take)
     }
 
     fn reserve_pages(&mut self, pages: usize) -> Result<()> {

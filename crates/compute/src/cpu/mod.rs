@@ -6,6 +6,7 @@ mod causal_conv1d;
 mod executable;
 mod forecast;
 mod gated_delta_rule;
+mod head_group;
 mod latent_attention;
 mod linear;
 pub mod matmul;
@@ -16,6 +17,7 @@ mod route;
 mod shared;
 pub mod simd;
 mod slots;
+mod steps;
 pub mod vector;
 
 use std::sync::Arc;

@@ -6,6 +6,7 @@
 //! the order in which experts arrive nor what else is in the batch can change a bit.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use super::activations::{Activations, BLOCK, Q8Rows};
 use super::linear::{CpuContext, row_tasks};
@@ -35,6 +36,8 @@ pub(crate) struct MoeScratch {
     product: Q8Rows,
     /// (pairs, hidden_size).
     down: Vec<f32>,
+    /// Time spent on gate and up projections, and on down projections.
+    spent: [Duration; 2],
 }
 
 /// What experts compute besides their products.
@@ -86,6 +89,11 @@ fn grow(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 }
 
 impl MoeScratch {
+    /// Time spent on gate and up projections and on down projections since the last call.
+    pub(crate) fn take_spent(&mut self) -> [Duration; 2] {
+        std::mem::take(&mut self.spent)
+    }
+
     /// Sorts the batch's choices by expert.
     fn sort(&mut self, choice: &Choice, top_k: usize, ids: &[u32]) {
         let mut count = vec![0usize; ids.len()];
@@ -130,7 +138,7 @@ pub(crate) fn moe_experts(
     if int8_down {
         scratch.product.resize(pairs, inner);
     }
-    let MoeScratch { rows: pair_rows, pair_of, pairs_of, gate, up, product, down } = scratch;
+    let MoeScratch { rows: pair_rows, pair_of, pairs_of, gate, up, product, down, spent } = scratch;
     let gate = SharedMut::new(grow(gate, pairs * inner));
     let up = SharedMut::new(grow(up, pairs * inner));
     let down = SharedMut::new(grow(down, pairs * hidden));
@@ -155,6 +163,7 @@ pub(crate) fn moe_experts(
                     .expect("the graph's widths agree");
             };
         // Rows of gate and up in blocks of whole activation blocks, so that a task can quantise what it computed.
+        let start = Instant::now();
         let tasks = row_tasks(group.iter().map(|_| inner), context.threads(), BLOCK.max(ROW_TILE));
         let quantized = product.writer();
         context.pool.run(tasks.len(), &|task| {
@@ -175,6 +184,8 @@ pub(crate) fn moe_experts(
                 }
             }
         });
+        spent[0] += start.elapsed();
+        let start = Instant::now();
         let tasks = row_tasks(group.iter().map(|_| hidden), context.threads(), ROW_TILE);
         context.pool.run(tasks.len(), &|task| {
             let (index, rows) = &tasks[task];
@@ -197,6 +208,7 @@ pub(crate) fn moe_experts(
                 body.add_bias(2, (view.id, hidden, rows.start), unsafe { down.part(at) });
             }
         });
+        spent[1] += start.elapsed();
     })?;
 
     let shared = SharedMut::new(out);

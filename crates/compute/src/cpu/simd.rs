@@ -225,6 +225,14 @@ pub(crate) trait Isa: Copy {
     fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2];
     /// Lane 4k + i: the sum of lanes 4k..4k + 4 of `rows[i]`, wrapping.
     fn sum_rows(self, rows: [Self::U; 4]) -> Self::U;
+    /// Lanes 4k..4k + 4: the sums of lanes 4k and 4k + 1 and of 4k + 2 and 4k + 3 of `a`, then those of `b`. Lanes are
+    /// signed 16-bit values.
+    fn sum_pairs(self, a: Self::U, b: Self::U) -> Self::U;
+    /// As [`Isa::sum_rows`] where lanes and sums of two lanes are signed 16-bit values.
+    #[inline(always)]
+    fn sum_rows_of_16_bits(self, [a, b, c, d]: [Self::U; 4]) -> Self::U {
+        self.sum_pairs(self.sum_pairs(a, b), self.sum_pairs(c, d))
+    }
 
     /// Bitwise and.
     fn and(self, a: Self::U, b: Self::U) -> Self::U;
@@ -240,6 +248,8 @@ pub(crate) trait Isa: Copy {
     fn sar<const N: u32>(self, a: Self::U) -> Self::U;
     /// Wrapping sum.
     fn add_u(self, a: Self::U, b: Self::U) -> Self::U;
+    /// Wrapping difference.
+    fn sub_u(self, a: Self::U, b: Self::U) -> Self::U;
     /// Greater of two signed integers.
     fn max_i(self, a: Self::U, b: Self::U) -> Self::U;
     /// Sum of all lanes, wrapping.
@@ -363,14 +373,14 @@ pub(crate) trait Isa: Copy {
 /// Most lanes that any level has.
 pub(crate) const MAX_LANES: usize = 16;
 
-/// Asks for the cache line at `p`, which need not be a valid address, to be brought to the second-level cache.
+/// Asks for the cache line at `p`, which need not be a valid address.
 #[inline(always)]
 pub(crate) fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch never faults; SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;

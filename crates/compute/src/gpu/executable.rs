@@ -14,9 +14,10 @@ use super::steps::{Buffers, Step, buffers, steps};
 use super::tensor_cores::{self, TensorScratch};
 use super::weights::{self, DeviceWeight};
 use crate::backend::{
-    ActivationMode, Batch, CompileOptions, Executable, ExpertSource, KernelTime, page_bytes, slot_bytes,
+    ActivationMode, Batch, CompileOptions, Executable, ExpertSource, page_bytes, slot_bytes,
 };
 use crate::graph::{ExpertSetId, Graph, Op};
+use crate::profile::{Profile, Work};
 use crate::{Error, Result, Tensor};
 
 /// Device memory that is left alone when all that is free may be used: for modules, recordings and the driver.
@@ -50,6 +51,7 @@ pub(crate) struct GpuExecutable {
     /// What the device's page numbers are.
     held_pages: Vec<u8>,
     recordings: HashMap<Shape, Option<Recording>>,
+    profiling: bool,
 }
 
 /// Kernels keep queries, scores and chosen experts in threadgroup memory, which is limited.
@@ -158,6 +160,7 @@ impl GpuExecutable {
             logits,
             held_pages: vec![],
             recordings: HashMap::new(),
+            profiling: false,
         })
     }
 
@@ -346,12 +349,27 @@ impl Executable for GpuExecutable {
         Ok(())
     }
 
-    fn start_profile(&mut self) {
-        self.device_mut().start_profile();
+    fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
+        if on {
+            self.device_mut().start_profile();
+        } else {
+            // What was measured is not wanted, nor is an error of it.
+            let _ = self.device_mut().take_profile();
+        }
     }
 
-    fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
-        self.device_mut().take_profile()
+    fn take_profile(&mut self) -> Option<Profile> {
+        if !self.profiling {
+            return None;
+        }
+        let kernels = self.device_mut().take_profile().ok()?;
+        self.device_mut().start_profile();
+        let mut profile = Profile::default();
+        for kernel in kernels {
+            profile.add_all(&kernel.kernel, kernel.runs, kernel.time, Work::default());
+        }
+        Some(profile)
     }
 
     fn reserve_pages(&mut self, pages: usize) -> Result<()> {

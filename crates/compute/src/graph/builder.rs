@@ -36,6 +36,11 @@ impl GraphBuilder {
         self.scope = name.into();
     }
 
+    /// The part of the model that was named last.
+    pub fn scoped(&self) -> &str {
+        &self.scope
+    }
+
     /// Declares a resident weight.
     pub fn weight(&mut self, name: impl Into<String>, matrix: MatrixSpec) -> WeightId {
         self.weights.push(WeightSpec { name: name.into(), matrix });
@@ -121,8 +126,9 @@ impl GraphBuilder {
         Ok(self.push(Op::Add { a, b }, a.width))
     }
 
-    /// x limited to ±limit.
+    /// x limited to ±|limit|.
     pub fn clamp(&mut self, x: Value, limit: f32) -> Value {
+        let limit = limit.abs();
         self.push(Op::Clamp { x, limit }, x.width)
     }
 

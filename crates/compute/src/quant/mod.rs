@@ -28,6 +28,38 @@ pub fn dequantize(weight: TensorView<'_>) -> Result<Vec<f32>> {
     Ok(out)
 }
 
+/// A value that is infinite or NaN, and where it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NotFinite {
+    /// Row of the weight.
+    pub row: usize,
+    /// Column of the weight.
+    pub col: usize,
+    /// The value.
+    pub value: f32,
+}
+
+impl std::fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} at row {}, column {}", self.value, self.row, self.col)
+    }
+}
+
+/// The first value of `weight` that is not finite, in the order of rows.
+///
+/// # Errors
+/// [`Error::Unsupported`] if no dequantiser exists for the dtype.
+pub fn find_not_finite(weight: TensorView<'_>) -> Result<Option<NotFinite>> {
+    let mut values = vec![0.0; weight.cols()];
+    for row in 0..weight.rows() {
+        dequantize_row(weight, row, &mut values)?;
+        if let Some(col) = values.iter().position(|v| !v.is_finite()) {
+            return Ok(Some(NotFinite { row, col, value: values[col] }));
+        }
+    }
+    Ok(None)
+}
+
 /// Writes the values of row `row` of `weight` to `out`. Scales that are infinite or NaN give what IEEE
 /// arithmetic gives.
 ///

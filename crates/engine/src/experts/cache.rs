@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{ExpertSource, ExpertView};
 use moeflux_compute::graph::ExpertSetId;
+use moeflux_compute::quant::find_not_finite;
 
 use super::policy::{Demand, PolicyKind};
 use super::prefetch::{Forecaster, Prefetch};
@@ -60,10 +61,10 @@ pub struct CacheStats {
     pub bytes_read: u64,
     /// Time that computing stood still waiting for reads.
     pub stall: Duration,
-    /// Bytes of reads whose time is known.
-    pub timed_bytes: u64,
-    /// Time in which those were read.
-    pub timed: Duration,
+    /// Bytes of reads that have ended.
+    pub bytes_arrived: u64,
+    /// Time with reads under way, up to when their end was noticed.
+    pub reading: Duration,
     /// Experts guessed for layers.
     pub guesses: u64,
     /// Those of the guesses that the layer asked for.
@@ -81,9 +82,10 @@ impl CacheStats {
         }
     }
 
-    /// Bytes per second while something was read; `None` if nothing was.
+    /// Bytes per second while something was read; `None` if nothing was. The disk may be faster: a read that ends while
+    /// something is computed is noticed afterwards.
     pub fn bandwidth(&self) -> Option<f64> {
-        (self.timed_bytes > 0).then(|| self.timed_bytes as f64 / self.timed.as_secs_f64().max(1e-9))
+        (self.bytes_arrived > 0).then(|| self.bytes_arrived as f64 / self.reading.as_secs_f64().max(1e-9))
     }
 
     /// Share of guesses that were right, and of requests that were guessed; `None` without guesses.
@@ -102,8 +104,8 @@ impl std::ops::AddAssign for CacheStats {
         self.prefetches += other.prefetches;
         self.bytes_read += other.bytes_read;
         self.stall += other.stall;
-        self.timed_bytes += other.timed_bytes;
-        self.timed += other.timed;
+        self.bytes_arrived += other.bytes_arrived;
+        self.reading += other.reading;
         self.guesses += other.guesses;
         self.guesses_right += other.guesses_right;
         self.guesses_asked += other.guesses_asked;
@@ -117,8 +119,10 @@ struct Reading {
     /// Requests under way, by tag, and their bytes.
     requests: HashMap<u64, (Key, u64)>,
     next_tag: u64,
-    /// When the disk was given something to do, and bytes it has read since then.
-    busy: Option<(Instant, u64)>,
+    /// When the last read ended, or the first began after the disk was idle; `None` while it is.
+    busy_since: Option<Instant>,
+    /// Whether that was noticed at once.
+    exact: bool,
     /// When the last read ended that somebody waited for, or a layer asked for experts, whichever was later.
     needed_until: Instant,
 }
@@ -188,7 +192,8 @@ impl ExpertCache {
                 mode: options.read_mode,
                 requests: HashMap::new(),
                 next_tag: 0,
-                busy: None,
+                busy_since: None,
+                exact: true,
                 needed_until: Instant::now(),
             },
             announced: vec![],
@@ -217,6 +222,20 @@ impl ExpertCache {
         std::mem::take(&mut self.stats)
     }
 
+    /// Says which expert in memory holds a value that is not finite, if any does.
+    pub fn find_not_finite(&self) -> Option<String> {
+        let sets = self.content.iter().enumerate();
+        let mut slots = sets.flat_map(|(set, slots)| slots.iter().enumerate().map(move |slot| (set, slot)));
+        slots.find_map(|(set, (id, slot))| {
+            let set = ExpertSetId(set);
+            let view = self.store.view(set, id as u32, slot.as_ref()?.as_ref()).ok()?;
+            let matrices = [("gate", view.gate), ("up", view.up), ("down", view.down)];
+            let found = |(name, matrix)| Some((name, find_not_finite(matrix).ok()??));
+            let (name, at) = matrices.into_iter().find_map(found)?;
+            Some(format!("{name} of expert {id} of layer {} holds {at}", self.store.set(set).layer))
+        })
+    }
+
     /// Records all requests from now on.
     pub fn start_trace(&mut self) {
         self.trace = Some(Trace::default());
@@ -242,16 +261,25 @@ impl ExpertCache {
         reading.next_tag += 1;
         let (tag, mode) = (reading.next_tag, reading.mode);
         reading.requests.insert(tag, (key, bytes));
-        reading.busy.get_or_insert_with(|| (Instant::now(), 0));
+        if reading.busy_since.is_none() {
+            (reading.busy_since, reading.exact) = (Some(Instant::now()), true);
+        }
         reading.queue.submit(ReadRequest { tag, buffer, parts, mode });
         true
     }
 
-    /// Files a finished read.
-    fn finish(&mut self, done: ReadDone) {
+    /// Files a finished read, which was `waited` for or noticed in passing.
+    fn finish(&mut self, done: ReadDone, waited: bool) {
         let (key, bytes) = self.reading.requests.remove(&done.tag).expect("a tag of a request under way");
-        if let Some((_, read)) = &mut self.reading.busy {
-            *read += bytes;
+        let now = Instant::now();
+        let took = self.reading.busy_since.replace(now).map_or(Duration::ZERO, |since| now - since);
+        self.stats.bytes_arrived += bytes;
+        self.stats.reading += took;
+        if self.reading.requests.is_empty() {
+            self.reading.busy_since = None;
+        }
+        if std::mem::replace(&mut self.reading.exact, waited) && waited {
+            self.forecaster.read(bytes, took);
         }
         match done.result {
             Ok(()) => {
@@ -275,11 +303,7 @@ impl ExpertCache {
     /// Files every read that has finished by now.
     fn collect_finished(&mut self) {
         while let Some(done) = self.reading.queue.try_wait() {
-            self.finish(done);
-        }
-        if self.reading.requests.is_empty() {
-            // It may have been idle for a while.
-            self.reading.busy = None;
+            self.finish(done, false);
         }
     }
 
@@ -288,15 +312,7 @@ impl ExpertCache {
         let start = Instant::now();
         let Some(done) = self.reading.queue.wait() else { return false };
         self.stats.stall += start.elapsed();
-        self.finish(done);
-        if self.reading.requests.is_empty()
-            && let Some((since, bytes)) = self.reading.busy.take()
-        {
-            let busy = since.elapsed();
-            self.stats.timed_bytes += bytes;
-            self.stats.timed += busy;
-            self.forecaster.read(bytes, busy);
-        }
+        self.finish(done, true);
         true
     }
 
@@ -336,7 +352,7 @@ impl ExpertCache {
         for key in self.announced.clone() {
             while self.residency.place(key) == Place::Reading {
                 let Some(done) = self.reading.queue.wait() else { break };
-                self.finish(done);
+                self.finish(done, true);
             }
             self.residency.let_go(key);
         }

@@ -148,7 +148,7 @@ impl Forecaster {
         self.now().gap.add(gap.as_secs_f64());
     }
 
-    /// While `bytes` were read, the disk was busy for this long.
+    /// The disk took this long for `bytes`.
     pub(crate) fn read(&mut self, bytes: u64, busy: Duration) {
         if bytes > 0 {
             self.byte.add(busy.as_secs_f64() / bytes as f64);

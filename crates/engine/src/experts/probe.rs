@@ -3,7 +3,7 @@
 //! Beliefs differ and so do machines, so both are tried on the checkpoint itself, in turns, so that a change of the disk's
 //! speed meets both. What is in the page cache already counts for it, as it would later.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use moeflux_compute::graph::ExpertSetId;
 
@@ -45,7 +45,9 @@ pub fn probe(store: &ExpertStore, queue: &mut dyn ReadQueue) -> Option<Probe> {
     if store.total_bytes() < LEAST_BYTES {
         return None;
     }
-    let mut random = Random::new(store.total_bytes());
+    // Others each time: those of the last start may be in the page cache because they were tried.
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut random = Random::new(since_epoch.as_nanos() as u64);
     let (mut direct, mut buffered) = (vec![], vec![]);
     let start = Instant::now();
     for _ in 0..TURNS {

@@ -47,7 +47,7 @@ impl Decoder {
                 return Err(config.unsupported("hidden_size", &format!("a multiple of the {heads} heads")));
             }
         };
-        let eps = config.number("rms_norm_eps")?.unwrap_or(eps) as f32;
+        let eps = config.magnitude("rms_norm_eps")?.unwrap_or(eps) as f32;
         Ok(Self { hidden_size, layers: config.size("num_hidden_layers")?, heads, kv_heads, head_dim, eps })
     }
 }
@@ -216,6 +216,20 @@ pub struct SharedExpert {
     pub gate: Option<&'static str>,
 }
 
+/// Experts of a layer, and how many of them a token goes through; `top_k` is the family's default.
+///
+/// # Errors
+/// [`crate::Error::Config`] for what is missing, or more experts a token than there are.
+pub fn expert_counts(config: &Config<'_>, top_k: Option<usize>) -> Result<(usize, usize)> {
+    let key = "num_experts_per_tok";
+    let experts = config.size("num_experts")?;
+    let top_k = config.optional_size(key)?.or(top_k).map_or_else(|| config.size(key), Ok)?;
+    if top_k > experts {
+        return Err(config.unsupported(key, &format!("at most the {experts} experts")));
+    }
+    Ok((experts, top_k))
+}
+
 /// The limit to the best groups of experts, if there are several; by default, `keep` of `count`.
 ///
 /// # Errors
@@ -223,6 +237,12 @@ pub struct SharedExpert {
 pub fn groups(config: &Config<'_>, rank: GroupRank, (count, keep): (usize, usize)) -> Result<Option<Groups>> {
     let count = config.optional_size("n_group")?.unwrap_or(count);
     let keep = config.optional_size("topk_group")?.unwrap_or(keep);
+    if keep > count {
+        return Err(config.unsupported("topk_group", &format!("at most the {count} groups")));
+    }
+    if !config.size("num_experts")?.is_multiple_of(count) {
+        return Err(config.unsupported("n_group", "a divisor of the number of experts"));
+    }
     Ok((count > 1).then_some(Groups { count, keep, rank }))
 }
 
@@ -239,15 +259,12 @@ pub fn sigmoid_route(config: &Config<'_>) -> Result<Route> {
     if config.word("scoring_func")?.is_some_and(|word| word != "sigmoid") {
         return Err(config.unsupported("scoring_func", "sigmoid"));
     }
+    let (experts, top_k) = expert_counts(config, None)?;
     Ok(Route {
         score: Score::Sigmoid,
         groups: groups(config, GroupRank::BestTwo, (1, 1))?,
-        scale: config.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
-        ..Route::softmax(
-            config.size("num_experts")?,
-            config.size("num_experts_per_tok")?,
-            config.flag("norm_topk_prob", true)?,
-        )
+        scale: config.magnitude("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        ..Route::softmax(experts, top_k, config.flag("norm_topk_prob", true)?)
     })
 }
 

@@ -3,6 +3,8 @@
 //! GGUF files name the same things differently (`qwen3moe.embedding_length` for `hidden_size`); `GGUF_KEYS` is
 //! the dictionary. Values are checked where they are read: an error names file, key, expected and got.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, Format, gguf};
@@ -59,12 +61,23 @@ const GGUF_KEYS: &[(&str, &str)] = &[
 /// Other names under which Hugging Face configurations keep a key.
 const ALIASES: &[(&str, &str)] = &[("num_experts", "num_local_experts"), ("num_experts", "n_routed_experts")];
 
+/// Largest width, count of heads, experts or layers: far beyond any model's, and three of them multiply without overflow.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// Most positions: what a window that is none may be set to.
+const MAX_POSITIONS: u64 = 1 << 32;
+
+/// Objects within the configuration whose keys are looked up as if they were its own.
+const ROPE_OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
+
 /// Elements of an array that are looked at; longer ones are not configuration.
 const MAX_ELEMENTS: usize = 4096;
 
-/// A GGUF scalar, or a short list of whole numbers or truth values, as the JSON value that Hugging Face would have for it.
-fn gguf_value(value: &gguf::Value) -> Option<Value> {
-    Some(match value {
+/// A GGUF scalar, or a short list of whole numbers or truth values, as the JSON value that Hugging Face would have for
+/// it. Anything else becomes an object, which no key expects, so that it is an error wherever it is read.
+fn gguf_value(value: &gguf::Value) -> Value {
+    let other = || serde_json::json!({ "value": value.describe() });
+    match value {
         gguf::Value::U8(v) => (*v).into(),
         gguf::Value::I8(v) => (*v).into(),
         gguf::Value::U16(v) => (*v).into(),
@@ -73,15 +86,15 @@ fn gguf_value(value: &gguf::Value) -> Option<Value> {
         gguf::Value::I32(v) => (*v).into(),
         gguf::Value::U64(v) => (*v).into(),
         gguf::Value::I64(v) => (*v).into(),
-        gguf::Value::F32(v) => (*v).into(),
-        gguf::Value::F64(v) => (*v).into(),
+        gguf::Value::F32(v) if v.is_finite() => (*v).into(),
+        gguf::Value::F64(v) if v.is_finite() => (*v).into(),
         gguf::Value::Bool(v) => (*v).into(),
         gguf::Value::String(v) => v.clone().into(),
         gguf::Value::Array(gguf::Array::Bool(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(gguf::Array::I32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(gguf::Array::U32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
-        gguf::Value::Array(_) => return None,
-    })
+        gguf::Value::F32(_) | gguf::Value::F64(_) | gguf::Value::Array(_) => other(),
+    }
 }
 
 /// Configuration of one model.
@@ -115,33 +128,39 @@ impl<'a> Config<'a> {
         self.checkpoint.format()
     }
 
-    /// The key's value, from whichever form the configuration has.
-    fn lookup(&self, key: &str) -> Option<Value> {
+    /// The key's value and the name under which it was found, in whichever form the configuration has.
+    fn lookup(&self, key: &str) -> Option<(String, Value)> {
         if self.format() == Format::Gguf {
             let (_, name) = GGUF_KEYS.iter().find(|(hf, _)| *hf == key)?;
-            return gguf_value(self.checkpoint.metadata().get(&format!("{}.{name}", self.gguf_prefix))?);
+            let name = format!("{}.{name}", self.gguf_prefix);
+            let value = gguf_value(self.checkpoint.metadata().get(&name)?);
+            return Some((name, value));
         }
         let root = self.checkpoint.config();
         let root = root.get("text_config").filter(|c| c.is_object()).unwrap_or(root);
-        let scaling = [root.get("rope_parameters"), root.get("rope_scaling")];
+        let scaling = ROPE_OBJECTS.map(|name| root.get(name));
         let names = std::iter::once(key).chain(ALIASES.iter().filter(|(k, _)| *k == key).map(|(_, a)| *a));
         let places = std::iter::once(Some(root)).chain(scaling).flatten();
         places
-            .flat_map(|place| names.clone().filter_map(|name| place.get(name)))
-            .find(|v| !v.is_null())
-            .cloned()
+            .flat_map(|place| {
+                names.clone().filter_map(move |name| Some((name.to_owned(), place.get(name)?.clone())))
+            })
+            .find(|(_, value)| !value.is_null())
     }
 
-    fn error(&self, key: &str, expected: &str, got: Option<&Value>) -> Error {
-        let key = match GGUF_KEYS.iter().find(|(hf, _)| *hf == key) {
-            Some((_, name)) if self.format() == Format::Gguf => format!("{}.{name}", self.gguf_prefix),
-            _ => key.to_owned(),
+    fn error(&self, key: &str, expected: &str, got: Option<&(String, Value)>) -> Error {
+        let key = match (got, GGUF_KEYS.iter().find(|(hf, _)| *hf == key)) {
+            (Some((name, _)), _) => name.clone(),
+            (None, Some((_, name))) if self.format() == Format::Gguf => {
+                format!("{}.{name}", self.gguf_prefix)
+            }
+            (None, _) => key.to_owned(),
         };
         Error::Config {
-            path: self.checkpoint.path().into(),
+            path: self.checkpoint.config_path(),
             key,
             expected: expected.into(),
-            got: got.map_or("nothing".into(), Value::to_string),
+            got: got.map_or("nothing".into(), |(_, value)| value.to_string()),
         }
     }
 
@@ -152,29 +171,41 @@ impl<'a> Config<'a> {
         expected: &str,
         convert: impl Fn(&Value) -> Option<T>,
     ) -> Result<Option<T>> {
-        let Some(value) = self.lookup(key) else { return Ok(None) };
-        convert(&value).map(Some).ok_or_else(|| self.error(key, expected, Some(&value)))
+        let Some(found) = self.lookup(key) else { return Ok(None) };
+        convert(&found.1).map(Some).ok_or_else(|| self.error(key, expected, Some(&found)))
     }
 
-    /// A positive whole number, or nothing if the key is absent.
+    /// A whole number within `range`, or nothing if the key is absent.
+    fn whole(&self, key: &str, range: RangeInclusive<u64>) -> Result<Option<usize>> {
+        let expected = format!("a whole number from {} to {}", range.start(), range.end());
+        self.optional(key, &expected, |v| Some(v.as_u64().filter(|n| range.contains(n))? as usize))
+    }
+
+    /// A width or a number of layers, heads, experts: positive and below a million or so. Nothing if the key is absent.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
-        let convert = |v: &Value| v.as_u64().filter(|n| (1..=1 << 32).contains(n)).map(|n| n as usize);
-        self.optional(key, "a positive whole number", convert)
+        self.whole(key, 1..=MAX_SIZE)
     }
 
-    /// A whole number, possibly zero, or nothing if the key is absent.
+    /// As [`Config::optional_size`], or zero.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn count(&self, key: &str) -> Result<Option<usize>> {
-        let convert = |v: &Value| v.as_u64().filter(|n| *n <= 1 << 32).map(|n| n as usize);
-        self.optional(key, "a whole number", convert)
+        self.whole(key, 0..=MAX_SIZE)
     }
 
-    /// A positive whole number.
+    /// A number of positions, which may be much larger than a size. Nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn positions(&self, key: &str) -> Result<Option<usize>> {
+        self.whole(key, 1..=MAX_POSITIONS)
+    }
+
+    /// As [`Config::optional_size`], for what must be there.
     ///
     /// # Errors
     /// [`Error::Config`] if it is absent or something else.
@@ -182,12 +213,23 @@ impl<'a> Config<'a> {
         self.optional_size(key)?.ok_or_else(|| self.error(key, "a positive whole number", None))
     }
 
-    /// A finite number, or nothing if the key is absent.
+    /// A number that f32 can hold, or nothing if the key is absent.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
-        self.optional(key, "a finite number", |v| v.as_f64().filter(|n| n.is_finite()))
+        self.optional(key, "a number that f32 can hold", |v| v.as_f64().filter(|n| (*n as f32).is_finite()))
+    }
+
+    /// As [`Config::number`], for what must not be negative.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn magnitude(&self, key: &str) -> Result<Option<f64>> {
+        match self.number(key)? {
+            Some(number) if number < 0.0 => Err(self.unsupported(key, "a number that is not negative")),
+            other => Ok(other),
+        }
     }
 
     /// A truth value; `default` if the key is absent.
@@ -206,6 +248,26 @@ impl<'a> Config<'a> {
     /// [`Error::Config`] if it is something else.
     pub fn word(&self, key: &str) -> Result<Option<String>> {
         self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
+    }
+
+    /// Checks what no family asks for by itself: objects that are none, and an activation that no family has.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for these.
+    pub fn check_common(&self) -> Result<()> {
+        let text = self.checkpoint.config().get("text_config");
+        if let Some(value) = text.filter(|value| !value.is_null() && !value.is_object()) {
+            return Err(self.error("text_config", "an object", Some(&("text_config".into(), value.clone()))));
+        }
+        for key in ROPE_OBJECTS {
+            self.optional(key, "an object", |v| v.is_object().then_some(()))?;
+        }
+        match self.word("hidden_act")? {
+            Some(word) if !["silu", "swish"].contains(&word.as_str()) => {
+                Err(self.unsupported("hidden_act", "silu"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A list of whole numbers; empty if the key is absent.

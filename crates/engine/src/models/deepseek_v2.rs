@@ -29,13 +29,14 @@ pub(super) fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         true => blocks::groups(config, GroupRank::Best, (1, 1))?,
         false => None,
     };
+    let (experts, top_k) = blocks::expert_counts(config, None)?;
     let route = Route {
-        experts: config.size("num_experts")?,
-        top_k: config.size("num_experts_per_tok")?,
+        experts,
+        top_k,
         score: Score::Softmax,
         groups,
         renormalize: gguf && config.flag("norm_topk_prob", false)?,
-        scale: config.number("routed_scaling_factor")?.filter(|s| *s != 0.0).unwrap_or(1.0) as f32,
+        scale: config.magnitude("routed_scaling_factor")?.filter(|s| *s != 0.0).unwrap_or(1.0) as f32,
     };
     let shared_experts = if gguf { 0 } else { 2 };
     let defaults = Defaults { dense_layers: 0, shared_experts, style: RopeStyle::Interleaved };

@@ -33,13 +33,14 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     }
     // GGUF files leave out what their converter found absent or false.
     let default = |hf: f64, absent: f64| if gguf { absent } else { hf };
+    let (experts, top_k) = blocks::expert_counts(config, Some(8))?;
     let route = Route {
-        experts: config.size("num_experts")?,
-        top_k: config.optional_size("num_experts_per_tok")?.unwrap_or(8),
+        experts,
+        top_k,
         score: Score::Sigmoid,
         groups: blocks::groups(config, GroupRank::BestTwo, if gguf { (1, 1) } else { (8, 4) })?,
         renormalize: config.flag("norm_topk_prob", !gguf)?,
-        scale: config.number("routed_scaling_factor")?.unwrap_or(default(2.5, 1.0)) as f32,
+        scale: config.magnitude("routed_scaling_factor")?.unwrap_or(default(2.5, 1.0)) as f32,
     };
     let style = match config.flag("rope_interleave", true)? {
         true => RopeStyle::Interleaved,
@@ -74,7 +75,7 @@ pub(super) fn decoder(
         heads,
         kv_heads: heads,
         head_dim: config.size("qk_rope_head_dim")?,
-        eps: config.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        eps: config.magnitude("rms_norm_eps")?.unwrap_or(1e-6) as f32,
     };
     let dense_layers = config.count("first_k_dense_replace")?.unwrap_or(defaults.dense_layers);
     let step = config.optional_size("moe_layer_freq")?.unwrap_or(1);

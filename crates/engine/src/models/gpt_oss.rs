@@ -10,8 +10,8 @@ use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, QkNorm};
 use super::config::Config;
 use super::recorder::Recorder;
+use crate::Result;
 use crate::checkpoint::Format;
-use crate::{Error, Result};
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
@@ -23,23 +23,17 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let scaling = if gguf { config.assuming("truncate", false) } else { *config };
     let rope = blocks::rotation(r, &scaling, d.head_dim, RopeStyle::HalfSplit, 150_000.0)?;
     let windows = windows(config, d.layers)?;
-    let count = config.size("num_experts")?;
-    let route = Route {
-        score: Score::SoftmaxOfChosen,
-        ..Route::softmax(count, config.size("num_experts_per_tok")?, false)
-    };
+    let (count, top_k) = blocks::expert_counts(config, None)?;
+    let route = Route { score: Score::SoftmaxOfChosen, ..Route::softmax(count, top_k, false) };
     let activation = Activation::ClampedSwiGlu {
         alpha: config.number("swiglu_alpha")?.unwrap_or(1.702) as f32,
-        limit: config.number("swiglu_limit")?.unwrap_or(7.0) as f32,
+        limit: config.magnitude("swiglu_limit")?.unwrap_or(7.0) as f32,
     };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for (layer, window) in windows.into_iter().enumerate() {
         let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window, rope };
-        if !r.has_sinks(layer) {
-            let tensor = format!("sinks of layer {layer}");
-            return Err(Error::MissingTensor { path: config.path().into(), tensor });
-        }
+        r.require_sinks(layer)?;
         x = blocks::attention(r, &d, layer, x, &kind)?;
 
         r.graph.scope(format!("layers.{layer}.mlp"));
@@ -57,7 +51,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
 
 /// The window of each layer: as `layer_types` says, else of every second from the first on.
 fn windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
-    let window = config.optional_size("sliding_window")?;
+    let window = config.positions("sliding_window")?;
     let Some(types) = config.words("layer_types")? else {
         return Ok((0..layers).map(|layer| window.filter(|_| layer % 2 == 0)).collect());
     };

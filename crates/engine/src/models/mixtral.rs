@@ -23,16 +23,13 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         _ => (RopeStyle::HalfSplit, d.head_dim),
     };
     let rope = blocks::rotation(r, config, rotary_dim, style, 1e6)?;
-    let window = config.optional_size("sliding_window")?;
+    let window = config.positions("sliding_window")?;
     let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window, rope };
     // The module's name on the hub; transformers 5 saves it as `mlp`.
     let hub = r.has("model.layers.0.block_sparse_moe.gate");
+    let (experts, top_k) = blocks::expert_counts(config, Some(2))?;
     let moe = Moe {
-        route: Route::softmax(
-            config.size("num_experts")?,
-            config.optional_size("num_experts_per_tok")?.unwrap_or(2),
-            true,
-        ),
+        route: Route::softmax(experts, top_k, true),
         router: if hub { "block_sparse_moe.gate" } else { "mlp.gate" },
         correction_bias: None,
         experts: ExpertNames {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use moeflux_compute::graph::Value;
 
-use crate::checkpoint::{Checkpoint, Format};
+use crate::checkpoint::{Checkpoint, Format, TensorEntry};
 use crate::{Error, Result};
 use config::Config;
 pub use recorder::{Model, Recorder};
@@ -55,7 +55,7 @@ pub const FAMILIES: &[Family] = &[
 /// [`Error::Config`] if it has none.
 pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
     let missing = |key: &str| Error::Config {
-        path: checkpoint.path().into(),
+        path: checkpoint.config_path(),
         key: key.into(),
         expected: "the name of an architecture".into(),
         got: "nothing".into(),
@@ -80,12 +80,60 @@ pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
     };
     let Some(family) = FAMILIES.iter().find(|f| names(f).contains(&name.as_str())) else {
         let supported: Vec<&str> = FAMILIES.iter().flat_map(names).copied().collect();
-        let path = checkpoint.path().into();
+        let path = checkpoint.config_path();
         return Err(Error::UnsupportedArchitecture { path, got: name, supported: supported.join(", ") });
     };
     let config = Config::new(&checkpoint, &name);
+    config.check_common()?;
+    check_layers(&config, &checkpoint)?;
     let mut recorder = Recorder::new(Arc::clone(&checkpoint));
-    let logits = (family.record)(&config, &mut recorder)?;
-    let context_length = config.optional_size("max_position_embeddings")?.unwrap_or(4096);
-    recorder.finish(logits, context_length)
+    let logits = (family.record)(&config, &mut recorder).map_err(|error| match error {
+        Error::Compute(source) => Error::Model {
+            path: checkpoint.config_path(),
+            part: recorder.graph.scoped().to_owned(),
+            source: source.into(),
+        },
+        other => other,
+    })?;
+    let context_length = config.positions("max_position_embeddings")?.unwrap_or(4096);
+    let model = recorder.finish(logits, context_length)?;
+    check_sizes(&config, &model)?;
+    Ok(model)
+}
+
+/// Layers that the configuration does not count would be left out without a word.
+fn check_layers(config: &Config<'_>, checkpoint: &Checkpoint) -> Result<()> {
+    let mut layers = config.size("num_hidden_layers")?;
+    if checkpoint.format() != Format::Gguf {
+        // Layers that predict further tokens follow the others. GGUF counts them with those.
+        let more = ["num_nextn_predict_layers", "num_mtp_modules"].map(|key| config.count(key));
+        layers += more.into_iter().map(|n| n.map(Option::unwrap_or_default)).sum::<Result<usize>>()?;
+    }
+    let layer = |name: &str| -> Option<usize> {
+        let text = name.strip_prefix("language_model.").unwrap_or(name);
+        let text = text.strip_prefix("model.").unwrap_or(text);
+        let text = text.strip_prefix("language_model.").unwrap_or(text);
+        let rest = text.strip_prefix("layers.").or_else(|| text.strip_prefix("blk."))?;
+        rest.split('.').next()?.parse().ok()
+    };
+    let beyond = |entry: &&TensorEntry| layer(&entry.name).is_some_and(|layer| layer >= layers);
+    let Some(entry) = checkpoint.entries().iter().find(beyond) else { return Ok(()) };
+    Err(config.unsupported("num_hidden_layers", &format!("a number of layers that includes {}", entry.name)))
+}
+
+/// What the configuration says of sizes that a family takes from tensors.
+fn check_sizes(config: &Config<'_>, model: &Model) -> Result<()> {
+    if let Some(size) = config.positions("vocab_size")?
+        && size != model.graph.vocab_size()
+    {
+        let expected = format!("the {} rows of the embedding", model.graph.vocab_size());
+        return Err(config.unsupported("vocab_size", &expected));
+    }
+    if let Some(size) = config.optional_size("moe_intermediate_size")?
+        && let Some(set) = model.graph.expert_sets().iter().find(|set| set.gate.rows != size)
+    {
+        let expected = format!("the {} rows of the experts of layer {}", set.gate.rows, set.layer);
+        return Err(config.unsupported("moe_intermediate_size", &expected));
+    }
+    Ok(())
 }

@@ -19,12 +19,9 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
     let clip_qkv = config.number("clip_qkv")?.filter(|c| *c > 0.0).map(|c| c as f32);
     let kind = AttentionKind { qk_norm: QkNorm::Whole, clip_qkv, window: None, rope };
+    let (experts, top_k) = blocks::expert_counts(config, None)?;
     let moe = Moe {
-        route: Route::softmax(
-            config.size("num_experts")?,
-            config.size("num_experts_per_tok")?,
-            config.flag("norm_topk_prob", false)?,
-        ),
+        route: Route::softmax(experts, top_k, config.flag("norm_topk_prob", false)?),
         router: "mlp.gate",
         correction_bias: None,
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },

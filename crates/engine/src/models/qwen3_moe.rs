@@ -19,15 +19,16 @@ pub(super) const FAMILY: Family =
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-6)?;
     let window = match config.flag("use_sliding_window", false)? {
-        true => config.optional_size("sliding_window")?,
+        true => config.positions("sliding_window")?,
         false => None,
     };
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
     let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window, rope };
+    let (experts, top_k) = blocks::expert_counts(config, None)?;
     let moe = Moe {
         route: Route::softmax(
-            config.size("num_experts")?,
-            config.size("num_experts_per_tok")?,
+            experts,
+            top_k,
             // GGUF has no key for it: every released checkpoint normalises.
             config.flag("norm_topk_prob", config.format() == Format::Gguf)?,
         ),

@@ -6,6 +6,7 @@
 
 mod biased_experts;
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use moeflux_compute::graph::{
     ExpertSet, ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Value, WeightId,
 };
-use moeflux_compute::quant::{dequantize, dequantize_row};
+use moeflux_compute::quant::{dequantize, find_not_finite};
 use moeflux_compute::{Bytes, Tensor};
 
 use crate::checkpoint::{ByteRange, Checkpoint, Format, StoredWeight};
@@ -133,21 +134,15 @@ impl Model {
         self.sources.iter().map(load).collect()
     }
 
-    /// Says which resident weight holds a value that is not finite, reading them again.
-    pub fn find_not_finite(&self) -> String {
+    /// Says which resident weight holds a value that is not finite, if any does, reading them again.
+    pub fn find_not_finite(&self) -> Option<String> {
         for source in &self.sources {
             let Ok(tensor) = self.read(source) else { continue };
-            let mut row = vec![0.0; tensor.cols()];
-            for r in 0..tensor.rows() {
-                if dequantize_row(tensor.view(), r, &mut row).is_ok()
-                    && let Some(c) = row.iter().position(|v| !v.is_finite())
-                {
-                    return format!("tensor {} holds {} at row {r}, column {c}", source.stored.name, row[c]);
-                }
+            if let Ok(Some(at)) = find_not_finite(tensor.view()) {
+                return Some(format!("tensor {} holds {at}", source.stored.name));
             }
         }
-        "every resident weight is finite, so a routed expert holds a value that is not, or values overflow"
-            .into()
+        None
     }
 
     fn read(&self, source: &Source) -> Result<Tensor> {
@@ -254,6 +249,11 @@ pub struct ExpertNames {
     pub projections: [&'static str; 3],
 }
 
+/// A tensor's name without numbers.
+fn without_layer(name: &str) -> String {
+    name.chars().filter(|c| !c.is_ascii_digit()).collect()
+}
+
 /// Records one model of a checkpoint.
 #[derive(Debug)]
 pub struct Recorder {
@@ -264,6 +264,8 @@ pub struct Recorder {
     prefix: &'static str,
     /// How norm weights are stored.
     norms: Form,
+    /// Names of all biases without the number of their layer.
+    biases: HashSet<String>,
     sources: Vec<Source>,
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
 }
@@ -275,8 +277,10 @@ impl Recorder {
         let prefixes = ["model.", "model.language_model.", "language_model.model."];
         let has = |prefix: &&str| checkpoint.contains(&format!("{prefix}embed_tokens.weight"));
         let prefix = prefixes.into_iter().find(has).unwrap_or("model.");
+        let biases = checkpoint.names().filter(|name| name.ends_with(".bias")).map(without_layer).collect();
         Self {
             graph: GraphBuilder::new(),
+            biases,
             checkpoint,
             prefix,
             norms: Form::F32,
@@ -484,13 +488,24 @@ impl Recorder {
         Ok(self.graph.rms_norm(x, weight, groups, eps)?)
     }
 
-    /// x through a linear layer of `rows` outputs, with its bias if the checkpoint has one.
+    /// The bias of a linear layer of `rows` outputs, if the checkpoint has one for such layers.
+    fn stored_bias(&self, module: &str, rows: usize) -> Result<Option<StoredWeight>> {
+        let found = self.stored_vector(module, "bias", rows)?;
+        if found.is_none() && self.biases.contains(&without_layer(&format!("{}.bias", self.resolve(module))))
+        {
+            return Err(self.missing(module, "bias"));
+        }
+        Ok(found)
+    }
+
+    /// x through a linear layer of `rows` outputs, with its bias if the checkpoint has them.
     ///
     /// # Errors
     /// As [`Recorder::matrix`].
     pub fn linear(&mut self, x: Value, module: &str, rows: usize, precision: Precision) -> Result<Value> {
         let weight = self.matrix(module, Some(rows), x.width())?;
-        let bias = self.optional_vector(module, "bias", rows)?;
+        let bias = self.stored_bias(module, rows)?;
+        let bias = bias.map(|bias| self.add(bias, Part::Whole, Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
     }
 
@@ -508,7 +523,7 @@ impl Recorder {
     ) -> Result<Value> {
         let weight = self.stored_matrix(module, Some(rows), x.width())?;
         let weight = self.add(weight, Part::Rows(parts.to_vec()), Form::Stored)?;
-        let bias = self.stored_vector(module, "bias", rows)?;
+        let bias = self.stored_bias(module, rows)?;
         let bias = bias.map(|bias| self.add(bias, Part::Rows(parts.to_vec()), Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
     }
@@ -536,10 +551,13 @@ impl Recorder {
         }
     }
 
-    /// Whether the checkpoint has attention sinks for a layer.
-    pub fn has_sinks(&self, layer: usize) -> bool {
+    /// Checks that the checkpoint has attention sinks for a layer.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`].
+    pub fn require_sinks(&self, layer: usize) -> Result<()> {
         let (module, part) = self.sinks_name(layer);
-        self.checkpoint.contains(&format!("{}.{part}", self.resolve(&module)))
+        self.find(&module, part)?.map(drop).ok_or_else(|| self.missing(&module, part))
     }
 
     fn sinks_name(&self, layer: usize) -> (String, &'static str) {

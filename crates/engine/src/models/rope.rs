@@ -29,6 +29,8 @@ pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta:
         let value = config.number(key)?.filter(|v| *v > 0.0);
         value.ok_or_else(|| config.unsupported(key, "a positive number, for this kind of rope scaling"))
     };
+    // Not a length that scaling may have: an error wherever it is given.
+    config.positions("original_max_position_embeddings")?;
     let (inv_freq, magnitude) = match kind.as_deref() {
         None | Some("default" | "none" | "dynamic") => (base, 1.0),
         Some("linear") => {
@@ -39,6 +41,9 @@ pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta:
         Some("yarn") => yarn(config, &base, theta, &required)?,
         Some(_) => return Err(config.unsupported("rope_type", "default, linear, dynamic, yarn or llama3")),
     };
+    if !magnitude.is_finite() || inv_freq.iter().any(|f| !f.is_finite()) {
+        return Err(config.unsupported("rope_type", "parameters that give finite angles"));
+    }
     Ok(Rope { style, inv_freq, magnitude })
 }
 

@@ -74,6 +74,12 @@ pub fn all() -> Vec<Fixture> {
     found
 }
 
+/// At least one fixture of every family in every format.
+pub fn sample() -> Vec<Fixture> {
+    let of_hf = ["basic", "lite", "fp8", "multimodal", "gpt_oss"];
+    all().into_iter().filter(|f| f.kind != "hf" || of_hf.iter().any(|part| f.name.contains(part))).collect()
+}
+
 /// Content of a `golden.safetensors`.
 pub struct Golden {
     pub tokens: Vec<u32>,

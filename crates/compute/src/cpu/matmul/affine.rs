@@ -63,6 +63,7 @@ impl Affine4 {
 
 impl Format for Affine4 {
     type Shape = Biased;
+    const BITS: u32 = 4;
     const BYTES: usize = 16;
 
     #[inline(always)]
@@ -113,6 +114,7 @@ impl Affine8 {
 
 impl Format for Affine8 {
     type Shape = WideBiased;
+    const BITS: u32 = 8;
     const BYTES: usize = 32;
 
     #[inline(always)]
@@ -159,6 +161,7 @@ impl<const BITS: usize> AffineOdd<BITS> {
 
 impl<const BITS: usize> Format for AffineOdd<BITS> {
     type Shape = Biased;
+    const BITS: u32 = BITS as u32;
     const BYTES: usize = 4 * BITS;
     const GROUPS: bool = false;
 

@@ -93,10 +93,14 @@ impl<S: Shape> Kernel for Expand<'_, S> {
         let byte = isa.splat_u(0xff);
         let offset = isa.splat_u(if S::WIDE { u32::from(I::WIDE_OFFSET) * 0x0101_0101 } else { 0 });
         let zero = isa.splat(tile.zero() as f32);
+        let factors = tile.factors(isa);
         for sub in 0..self.n / BLOCK {
             for k in 0..BLOCK / 4 {
                 let i = if S::HALVES { 2 * sub + k / 4 } else { sub };
-                let (scale, bias) = (tile.scale(isa, i), tile.bias(isa, i));
+                let (mut scale, mut bias) = (tile.scale(isa, i), tile.bias(isa, i));
+                if S::SUPER {
+                    (scale, bias) = (isa.mul(factors[0], scale), isa.mul(factors[1], bias));
+                }
                 let codes = isa.xor(tile.codes(sub).get(isa, k), offset);
                 let code = [
                     isa.and(codes, byte),

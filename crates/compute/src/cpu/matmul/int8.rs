@@ -1,11 +1,12 @@
 //! Products with int8 activations.
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of registers")]
 
+use std::hint::black_box;
 use std::marker::PhantomData;
 
 use super::{
     Job,
-    tile::{Product, Sums, TILE_COLS, TileRows, get, put, walk},
+    tile::{NextRows, Product, Sums, TILE_COLS, TileRows, get, put, walk},
 };
 use crate::cpu::{
     activations::{BLOCK, Q8Block, Q8Rows},
@@ -23,6 +24,8 @@ pub(super) trait Shape: Copy {
     const WIDE: bool = false;
     /// There are biases; if not, zero is not 0.
     const BIAS: bool = false;
+    /// Scales and biases are integers, and a tile has a factor for all its scales and one for all its biases.
+    const SUPER: bool = Self::HALVES;
 }
 
 /// Zero points, no biases.
@@ -52,14 +55,22 @@ impl Shape for WideBiased {
     const BIAS: bool = true;
 }
 
-/// Scales of 16 columns and zero points.
+/// Integer scales and biases.
+#[derive(Clone, Copy)]
+pub(super) struct SuperBiased;
+impl Shape for SuperBiased {
+    const BIAS: bool = true;
+    const SUPER: bool = true;
+}
+
+/// Integer scales of 16 columns and zero points.
 #[derive(Clone, Copy)]
 pub(super) struct HalvesCentred;
 impl Shape for HalvesCentred {
     const HALVES: bool = true;
 }
 
-/// Scales and biases of 16 columns.
+/// Integer scales and biases of 16 columns.
 #[derive(Clone, Copy)]
 pub(super) struct HalvesBiased;
 impl Shape for HalvesBiased {
@@ -73,6 +84,8 @@ pub(super) trait Format: Copy {
     type Shape: Shape;
     /// Columns of a block of the first plane; divides [`TILE_COLS`].
     const COLS: usize = BLOCK;
+    /// Codes are below 2 to this power.
+    const BITS: u32;
     /// Bytes of a block of the first plane.
     const BYTES: usize;
     /// Subtracted from codes.
@@ -117,6 +130,8 @@ pub(super) struct Tile {
     scale: [[f32; MAX_LANES]; 2 * SUBS],
     /// As `scale`.
     bias: [[f32; MAX_LANES]; 2 * SUBS],
+    /// (row): factors of scales and of biases, for formats that have them.
+    factors: [[f32; MAX_LANES]; 2],
 }
 
 /// Codes of 32 columns: (4 columns, row, column), u8. Wide ones are stored as [`Isa::WIDE_OFFSET`] says.
@@ -151,6 +166,7 @@ impl Tile {
             codes: [Codes([0; BLOCK / 4 * MAX_LANES]); SUBS],
             scale: [[0.0; MAX_LANES]; 2 * SUBS],
             bias: [[0.0; MAX_LANES]; 2 * SUBS],
+            factors: [[0.0; MAX_LANES]; 2],
         }
     }
 
@@ -194,6 +210,19 @@ impl Tile {
     pub(super) fn set_bias<I: Isa>(&mut self, isa: I, i: usize, bias: I::F) {
         put(isa, &mut self.bias[i], bias);
     }
+
+    /// Factors of all scales and of all biases.
+    #[inline(always)]
+    pub(super) fn factors<I: Isa>(&self, isa: I) -> [I::F; 2] {
+        [get(isa, &self.factors[0]), get(isa, &self.factors[1])]
+    }
+
+    /// Sets [`Tile::factors`].
+    #[inline(always)]
+    pub(super) fn set_factors<I: Isa>(&mut self, isa: I, scale: I::F, bias: I::F) {
+        put(isa, &mut self.factors[0], scale);
+        put(isa, &mut self.factors[1], bias);
+    }
 }
 
 /// The product of a job with int8 activations.
@@ -208,7 +237,8 @@ impl<F: Format> Kernel for Multiply<'_, F> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let product = Int8 { format: self.format, x: self.x, tile: Tile::new::<F>() };
+        let lanes = Lanes([[[0; MAX_LANES]; 4]; SUBS]);
+        let product = Int8 { format: self.format, x: self.x, tile: Tile::new::<F>(), lanes };
         walk(isa, self.job, product);
     }
 }
@@ -269,9 +299,9 @@ impl<S: Shape, const N: usize> Kernel for MultiplyTile<'_, S, N> {
             assert!(blocks[t].len() == n_subs && x[t].len() == n_subs * BLOCK, "tokens of the same columns");
         }
 
-        let mut acc = [isa.splat(0.0); N];
+        let mut acc = [[isa.splat(0.0); 2]; N];
         for t in 0..N {
-            acc[t] = sums[t].get(isa, 0);
+            acc[t] = begin::<I, S>(isa, sums[t].get(isa, 0));
         }
         for sub in 0..n_subs {
             let codes = tile.codes(sub);
@@ -292,11 +322,13 @@ impl<S: Shape, const N: usize> Kernel for MultiplyTile<'_, S, N> {
             for t in 0..N {
                 // SAFETY: sub is below n_subs, the length of this slice.
                 let block = unsafe { blocks[t].get_unchecked(sub) };
-                acc[t] = accumulate::<I, S>(isa, tile, sub, [dots[0][t], dots[1][t]], block, acc[t]);
+                let dots = centred::<I, S>(isa, tile, [dots[0][t], dots[1][t]], block);
+                acc[t] = accumulate::<I, S>(isa, tile, sub, dots, block, acc[t]);
             }
         }
         for t in 0..N {
-            sums[t].put(isa, 0, acc[t]);
+            let sum = end::<I, S>(isa, tile, acc[t], sums[t].get(isa, 0));
+            sums[t].put(isa, 0, sum);
         }
     }
 }
@@ -305,6 +337,7 @@ struct Int8<'a, F> {
     format: F,
     x: &'a Q8Rows,
     tile: Tile,
+    lanes: Lanes,
 }
 
 impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
@@ -322,12 +355,16 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
         n: usize,
         sums: &mut [Sums; N],
     ) {
-        let x = tokens.map(|token| &self.x.row(token)[col..col + n]);
-        let blocks = tokens.map(|token| &self.x.row_blocks(token)[col / BLOCK..(col + n) / BLOCK]);
+        // Loops, as closures would not be inlined.
+        let (mut x, mut blocks) = ([&[][..]; N], [&[][..]; N]);
+        for i in 0..N {
+            x[i] = &self.x.row(tokens[i])[col..col + n];
+            blocks[i] = &self.x.row_blocks(tokens[i])[col / BLOCK..(col + n) / BLOCK];
+        }
         isa.call(MultiplyTile { shape: PhantomData::<F::Shape>, tile: &self.tile, x, blocks, sums });
     }
 
-    /// Lanes are columns, sixteen (or eight) rows are added up crosswise: cheaper than a tile that is used once.
+    /// Lanes are columns, and rows are added up crosswise: cheaper than a tile that is used once.
     #[inline(always)]
     fn multiply_one(
         &mut self,
@@ -336,63 +373,147 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
         token: usize,
         (col, n): (usize, usize),
         sums: &mut Sums,
+        next: &mut NextRows,
     ) -> bool {
-        let group_cols = 8 * I::LANES;
-        if !F::GROUPS || !n.is_multiple_of(group_cols) {
+        if !F::GROUPS || n != TILE_COLS {
             return false;
         }
-        let x = self.x.row(token)[col..col + n].as_ptr().cast::<u8>();
+        isa.call(Scales { format: self.format, rows, cols: (col, n), tile: &mut self.tile });
+        let x = &self.x.row(token)[col..col + TILE_COLS];
         let plane = rows.plane(0);
-        let first = plane.span(col / F::COLS * F::BYTES, n / F::COLS * F::BYTES);
+        let first = plane.span(col / F::COLS * F::BYTES, TILE_COLS / F::COLS * F::BYTES);
+        let (format, stride, lanes) = (self.format, plane.stride(), &mut self.lanes);
+        isa.call(DotRows { format, first, stride, x: x.as_ptr(), lanes, next });
+        let blocks = &self.x.row_blocks(token)[col / BLOCK..][..SUBS];
+        isa.call(AddQuads { format: PhantomData::<F>, tile: &self.tile, lanes: &self.lanes, blocks, sums });
+        true
+    }
+}
 
-        let mut dots = [[isa.splat_u(0); 2]; SUBS];
-        for group in 0..n / group_cols {
+/// Dot products of a tile with one token, before lanes are added up: (vector of columns, four rows, lane).
+#[repr(C, align(64))]
+struct Lanes([[[u32; MAX_LANES]; 4]; SUBS]);
+
+/// Whether sums of two lanes of dot products fit 16 bits only if zero points are subtracted from the start.
+const fn centred_first<F: Format>() -> bool {
+    F::BITS == 6 && !F::Shape::BIAS
+}
+
+/// The rows of a tile times one token.
+struct DotRows<'a, F> {
+    format: F,
+    /// The blocks of lane 0.
+    first: *const u8,
+    /// From a row's blocks to the next's.
+    stride: usize,
+    /// [`TILE_COLS`] activations.
+    x: *const i8,
+    lanes: &'a mut Lanes,
+    next: &'a mut NextRows,
+}
+
+impl<F: Format> Kernel for DotRows<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        /// Groups of a tile for eight lanes; sixteen have half as many.
+        const GROUPS: usize = TILE_COLS / 64;
+        let n_groups = TILE_COLS / (8 * I::LANES);
+        let zero = isa.splat_u(0);
+        let (mut x, mut start) = ([[zero; 2]; GROUPS], [[zero; 2]; GROUPS]);
+        for group in 0..n_groups {
             let subs = F::subs(I::LANES, group);
-            let mut x_group = [isa.splat_u(0); 2];
             for v in 0..2 {
                 let [low, high] = subs[v];
-                // SAFETY: sub-blocks of these n columns; where there is no second one it repeats the first.
-                x_group[v] = unsafe { isa.load_parts(x.add(BLOCK * low), x.add(BLOCK * high)) };
+                let from = self.x.cast::<u8>();
+                // SAFETY: sub-blocks of the tile; where there is no second one it repeats the first.
+                x[group][v] = unsafe { isa.load_parts(from.add(BLOCK * low), from.add(BLOCK * high)) };
+                if centred_first::<F>() {
+                    let zeros = isa.splat_u(F::ZERO as u32 * 0x0101_0101);
+                    start[group][v] = isa.sub_u(zero, isa.dot(zero, zeros, x[group][v]));
+                }
             }
-            let mut quads = [[isa.splat_u(0); 4]; 2];
-            for quad in 0..I::LANES / 4 {
-                let mut rows = [[isa.splat_u(0); 4]; 2];
+        }
+        // A loop that is unrolled needs more registers than there are.
+        for quad in 0..black_box(I::LANES / 4) {
+            let first = self.first.wrapping_add(4 * quad * self.stride);
+            for group in 0..n_groups {
+                self.next.advance();
+                let mut dots = [[zero; 4]; 2];
                 for i in 0..4 {
-                    // SAFETY: `span` covers these blocks of all rows.
-                    let codes =
-                        unsafe { self.format.group(isa, first.add((4 * quad + i) * plane.stride()), group) };
+                    // SAFETY: these blocks of LANES rows begin at `self.first`.
+                    let codes = unsafe { self.format.group(isa, first.add(i * self.stride), group) };
                     for v in 0..2 {
-                        rows[v][i] = dot::<I, F::Shape>(isa, isa.splat_u(0), codes[v], x_group[v]);
+                        dots[v][i] = dot::<I, F::Shape>(isa, start[group][v], codes[v], x[group][v]);
                     }
                 }
                 for v in 0..2 {
-                    quads[v][quad] = isa.sum_rows(rows[v]);
+                    let sums =
+                        if F::BITS <= 6 { isa.sum_rows_of_16_bits(dots[v]) } else { isa.sum_rows(dots[v]) };
+                    let to = &mut self.lanes.0[2 * group + v][quad];
+                    // SAFETY: LANES ≤ MAX_LANES.
+                    unsafe { isa.store_u(to.as_mut_ptr(), sums) };
                 }
             }
-            let parts = I::LANES / 8;
+        }
+    }
+}
+
+/// Adds what [`DotRows`] left to the sums of a tile's rows.
+struct AddQuads<'a, F> {
+    format: PhantomData<F>,
+    tile: &'a Tile,
+    lanes: &'a Lanes,
+    blocks: &'a [Q8Block],
+    sums: &'a mut Sums,
+}
+
+impl<F: Format> Kernel for AddQuads<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let zero = isa.splat_u(0);
+        // Of 32 columns or, if the format has scales for 16, of the first and the last 16; lanes are rows.
+        let mut dots = [[zero; 2]; SUBS];
+        for group in 0..TILE_COLS / (8 * I::LANES) {
+            let subs = F::subs(I::LANES, group);
             for v in 0..2 {
+                let mut quads = [zero; 4];
+                for quad in 0..I::LANES / 4 {
+                    // SAFETY: LANES ≤ MAX_LANES.
+                    quads[quad] = unsafe { isa.load_u(self.lanes.0[2 * group + v][quad].as_ptr()) };
+                }
+                let [low, high] = subs[v];
                 if F::Shape::HALVES {
-                    let sums = isa.gather_quarters(quads[v]);
-                    for part in 0..parts {
-                        dots[subs[v][part]] = [sums[2 * part], sums[2 * part + 1]];
+                    let sums = isa.gather_quarters(quads);
+                    dots[low] = [sums[0], sums[1]];
+                    if I::LANES == 16 {
+                        dots[high] = [sums[2], sums[3]];
                     }
                 } else {
-                    let sums = isa.gather_halves(quads[v]);
-                    for part in 0..parts {
-                        dots[subs[v][part]][0] = sums[part];
+                    let sums = isa.gather_halves(quads);
+                    dots[low][0] = sums[0];
+                    if I::LANES == 16 {
+                        dots[high][0] = sums[1];
                     }
                 }
             }
         }
-
-        isa.call(Scales { format: self.format, rows, cols: (col, n), tile: &mut self.tile });
-        let blocks = &self.x.row_blocks(token)[col / BLOCK..(col + n) / BLOCK];
-        let mut acc = sums.get(isa, 0);
-        for (sub, block) in blocks.iter().enumerate() {
-            acc = accumulate::<I, F::Shape>(isa, &self.tile, sub, dots[sub], block, acc);
+        let Self { tile, sums, .. } = self;
+        let sum = sums.get(isa, 0);
+        let mut acc = begin::<I, F::Shape>(isa, sum);
+        for sub in 0..SUBS {
+            let x = &self.blocks[sub];
+            let dots = if centred_first::<F>() {
+                [isa.to_f32(dots[sub][0]), isa.to_f32(dots[sub][1])]
+            } else {
+                centred::<I, F::Shape>(isa, tile, dots[sub], x)
+            };
+            acc = accumulate::<I, F::Shape>(isa, tile, sub, dots, x, acc);
         }
-        sums.put(isa, 0, acc);
-        true
+        sums.put(isa, 0, end::<I, F::Shape>(isa, tile, acc, sum));
     }
 }
 
@@ -402,41 +523,69 @@ fn dot<I: Isa, S: Shape>(isa: I, acc: I::U, w: I::U, x: I::U) -> I::U {
     if S::WIDE { isa.dot_wide(acc, w, x) } else { isa.dot(acc, w, x) }
 }
 
-/// Σ (code − zero) · x from Σ code · x and Σ x.
+/// Σ (code − zero) · x from Σ code · x, of 32 columns or of two times 16.
 #[inline(always)]
-fn centred<I: Isa, S: Shape>(isa: I, tile: &Tile, dots: I::U, sum: i32) -> I::F {
+fn centred<I: Isa, S: Shape>(isa: I, tile: &Tile, dots: [I::U; 2], x: &Q8Block) -> [I::F; 2] {
     if S::BIAS && (!S::WIDE || I::WIDE_OFFSET == 0) {
-        return isa.to_f32(dots);
+        return [isa.to_f32(dots[0]), isa.to_f32(dots[1])];
     }
     let zero = tile.zero - if S::WIDE { I::WIDE_OFFSET.into() } else { 0 };
-    isa.to_f32(isa.add_u(dots, isa.splat_u((-zero * sum) as u32)))
+    let [first, second] = x.sums;
+    let first = if S::HALVES { first } else { first + second };
+    [
+        isa.to_f32(isa.add_u(dots[0], isa.splat_u((-zero * first) as u32))),
+        isa.to_f32(isa.add_u(dots[1], isa.splat_u((-zero * second) as u32))),
+    ]
 }
 
-/// acc + the products of sub-block `sub`, `dots` being the sums of its codes times x: of all 32 columns or, if the
+/// What [`accumulate`] starts from, given the sum of the columns before the tile.
+#[inline(always)]
+fn begin<I: Isa, S: Shape>(isa: I, sum: I::F) -> [I::F; 2] {
+    [if S::SUPER { isa.splat(0.0) } else { sum }, isa.splat(0.0)]
+}
+
+/// The sum after the tile, given what [`accumulate`] has come to and the sum before.
+#[inline(always)]
+fn end<I: Isa, S: Shape>(isa: I, tile: &Tile, acc: [I::F; 2], sum: I::F) -> I::F {
+    if !S::SUPER {
+        return acc[0];
+    }
+    let [scale, bias] = tile.factors(isa);
+    let sum = isa.mul_add(scale, acc[0], sum);
+    if S::BIAS { isa.mul_add(bias, acc[1], sum) } else { sum }
+}
+
+/// acc + the products of sub-block `sub`, `dots` being the sums of its (code − zero) · x: of all 32 columns or, if the
 /// format has scales for 16, of the first and the last 16. Every product goes through here, in order of sub-blocks.
+///
+/// Integer scales times `dots`, and sums of two halves, are integers below 2²⁴ and thus exact.
 #[inline(always)]
 fn accumulate<I: Isa, S: Shape>(
     isa: I,
     tile: &Tile,
     sub: usize,
-    dots: [I::U; 2],
+    dots: [I::F; 2],
     x: &Q8Block,
-    acc: I::F,
-) -> I::F {
+    acc: [I::F; 2],
+) -> [I::F; 2] {
     let x_scale = isa.splat(x.scale);
+    let [sum, biases] = acc;
     if S::HALVES {
-        let first = isa.mul(centred::<I, S>(isa, tile, dots[0], x.sums[0]), tile.scale(isa, 2 * sub));
-        let second = centred::<I, S>(isa, tile, dots[1], x.sums[1]);
-        let acc = isa.mul_add(isa.mul_add(second, tile.scale(isa, 2 * sub + 1), first), x_scale, acc);
+        let first = isa.mul(dots[0], tile.scale(isa, 2 * sub));
+        let both = isa.mul_add(dots[1], tile.scale(isa, 2 * sub + 1), first);
+        let sum = isa.mul_add(both, x_scale, sum);
         if !S::BIAS {
-            return acc;
+            return [sum, biases];
         }
         let [first, second] = [isa.splat(x.scale * x.sums[0] as f32), isa.splat(x.scale * x.sums[1] as f32)];
-        let acc = isa.mul_add(tile.bias(isa, 2 * sub), first, acc);
-        isa.mul_add(tile.bias(isa, 2 * sub + 1), second, acc)
+        let biases = isa.mul_add(tile.bias(isa, 2 * sub), first, biases);
+        [sum, isa.mul_add(tile.bias(isa, 2 * sub + 1), second, biases)]
+    } else if S::SUPER {
+        let sum = isa.mul_add(isa.mul(dots[0], tile.scale(isa, sub)), x_scale, sum);
+        [sum, isa.mul_add(tile.bias(isa, sub), isa.splat(x.sum), biases)]
     } else {
-        let dots = centred::<I, S>(isa, tile, dots[0], x.sums[0] + x.sums[1]);
-        let acc = isa.mul_add(dots, isa.mul(tile.scale(isa, sub), x_scale), acc);
-        if S::BIAS { isa.mul_add(tile.bias(isa, sub), isa.splat(x.sum), acc) } else { acc }
+        let sum = isa.mul_add(dots[0], isa.mul(tile.scale(isa, sub), x_scale), sum);
+        let bias = isa.splat(x.sum);
+        [if S::BIAS { isa.mul_add(tile.bias(isa, sub), bias, sum) } else { sum }, biases]
     }
 }

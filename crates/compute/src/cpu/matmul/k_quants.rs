@@ -1,7 +1,7 @@
 //! Decoders of ggml's k-quants; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Biased, Format, HalvesBiased, HalvesCentred, Tile},
+    int8::{Format, HalvesBiased, HalvesCentred, SuperBiased, Tile},
     tile::{Block, TILE_COLS, TileRows},
 };
 use crate::cpu::simd::Isa;
@@ -13,6 +13,7 @@ pub(super) struct Q2K;
 impl Format for Q2K {
     type Shape = HalvesBiased;
     const COLS: usize = TILE_COLS;
+    const BITS: u32 = 2;
     const BYTES: usize = 84;
 
     #[inline(always)]
@@ -20,14 +21,14 @@ impl Format for Q2K {
         let block = rows.plane(0).block::<84>(col / TILE_COLS * 84);
         let d = block.words(isa, 68)[3];
         let dmin = isa.sub(isa.splat(0.0), isa.f16_to_f32(isa.shr::<16>(d)));
-        let d = isa.f16_to_f32(d);
+        tile.set_factors(isa, isa.f16_to_f32(d), dmin);
         let low = isa.splat_u(0x0f0f_0f0f);
         for (i, word) in block.words(isa, 0).into_iter().enumerate() {
             let scales = bytes(isa, isa.and(word, low));
             let mins = bytes(isa, isa.and(isa.shr::<4>(word), low));
             for j in 0..4 {
-                tile.set_scale(isa, 4 * i + j, isa.mul(d, scales[j]));
-                tile.set_bias(isa, 4 * i + j, isa.mul(dmin, mins[j]));
+                tile.set_scale(isa, 4 * i + j, scales[j]);
+                tile.set_bias(isa, 4 * i + j, mins[j]);
             }
         }
     }
@@ -62,6 +63,7 @@ pub(super) struct Q3K;
 impl Format for Q3K {
     type Shape = HalvesCentred;
     const COLS: usize = TILE_COLS;
+    const BITS: u32 = 3;
     const BYTES: usize = 110;
     const ZERO: i32 = 4;
 
@@ -69,6 +71,7 @@ impl Format for Q3K {
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, _: usize, tile: &mut Tile) {
         let block = rows.plane(0).block::<110>(col / TILE_COLS * 110);
         let d = isa.f16_to_f32(isa.shr::<16>(block.words(isa, 94)[3]));
+        tile.set_factors(isa, d, isa.splat(0.0));
         let [_, a, b, c] = block.words(isa, 92);
         let (low, top) = (isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
         let scales = [
@@ -79,7 +82,7 @@ impl Format for Q3K {
         ];
         for (i, scales) in scales.into_iter().enumerate() {
             for (j, sc) in bytes(isa, scales).into_iter().enumerate() {
-                tile.set_scale(isa, 4 * i + j, isa.mul(d, isa.sub(sc, isa.splat(32.0))));
+                tile.set_scale(isa, 4 * i + j, isa.sub(sc, isa.splat(32.0)));
             }
         }
     }
@@ -142,8 +145,9 @@ fn third_bit<I: Isa>(isa: I, v: I::U, n: usize, low: usize, high: usize) -> I::U
 pub(super) struct Q4K;
 
 impl Format for Q4K {
-    type Shape = Biased;
+    type Shape = SuperBiased;
     const COLS: usize = TILE_COLS;
+    const BITS: u32 = 4;
     const BYTES: usize = 144;
 
     #[inline(always)]
@@ -185,8 +189,9 @@ impl Format for Q4K {
 pub(super) struct Q5K;
 
 impl Format for Q5K {
-    type Shape = Biased;
+    type Shape = SuperBiased;
     const COLS: usize = TILE_COLS;
+    const BITS: u32 = 5;
     const BYTES: usize = 176;
 
     #[inline(always)]
@@ -245,6 +250,7 @@ pub(super) struct Q6K;
 impl Format for Q6K {
     type Shape = HalvesCentred;
     const COLS: usize = TILE_COLS;
+    const BITS: u32 = 6;
     const BYTES: usize = 210;
     const ZERO: i32 = 32;
 
@@ -253,6 +259,7 @@ impl Format for Q6K {
         let block = rows.plane(0).block::<210>(col / TILE_COLS * 210);
         // The last 16 bytes: two scales' worth that is ignored, and d on top.
         let d = isa.f16_to_f32(isa.shr::<16>(block.words(isa, 194)[3]));
+        tile.set_factors(isa, d, isa.splat(0.0));
         for (i, sc) in block.words(isa, 192).into_iter().enumerate() {
             let sc = [
                 isa.sar::<24>(isa.shl::<24>(sc)),
@@ -261,7 +268,7 @@ impl Format for Q6K {
                 isa.sar::<24>(sc),
             ];
             for (j, sc) in sc.into_iter().enumerate() {
-                tile.set_scale(isa, 4 * i + j, isa.mul(d, isa.to_f32(sc)));
+                tile.set_scale(isa, 4 * i + j, isa.to_f32(sc));
             }
         }
     }
@@ -335,17 +342,17 @@ fn nibble_subs(n_lanes: usize, group: usize) -> [[usize; 2]; 2] {
 fn scales_and_mins<I: Isa, const LEN: usize>(isa: I, block: Block<'_, LEN>, tile: &mut Tile) {
     let [d, a, b, c] = block.words(isa, 0);
     let dmin = isa.sub(isa.splat(0.0), isa.f16_to_f32(isa.shr::<16>(d)));
-    let d = isa.f16_to_f32(d);
+    tile.set_factors(isa, isa.f16_to_f32(d), dmin);
     let (six, low, top) = (isa.splat_u(0x3f3f_3f3f), isa.splat_u(0x0f0f_0f0f), isa.splat_u(0x3030_3030));
     // Four 6-bit values a word: of sub-blocks 0..4, then 4..8.
     let scales = [isa.and(a, six), isa.or(isa.and(c, low), isa.and(isa.shr::<2>(a), top))];
     let mins = [isa.and(b, six), isa.or(isa.and(isa.shr::<4>(c), low), isa.and(isa.shr::<2>(b), top))];
     for i in 0..2 {
         for (j, sc) in bytes(isa, scales[i]).into_iter().enumerate() {
-            tile.set_scale(isa, 4 * i + j, isa.mul(d, sc));
+            tile.set_scale(isa, 4 * i + j, sc);
         }
         for (j, m) in bytes(isa, mins[i]).into_iter().enumerate() {
-            tile.set_bias(isa, 4 * i + j, isa.mul(dmin, m));
+            tile.set_bias(isa, 4 * i + j, m);
         }
     }
 }

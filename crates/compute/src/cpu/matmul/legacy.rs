@@ -12,6 +12,7 @@ pub(super) struct Q4;
 
 impl Format for Q4 {
     type Shape = Centred;
+    const BITS: u32 = 4;
     const BYTES: usize = 18;
     const ZERO: i32 = 8;
 
@@ -54,6 +55,7 @@ pub(super) struct Q5;
 
 impl Format for Q5 {
     type Shape = Centred;
+    const BITS: u32 = 5;
     const BYTES: usize = 22;
     const ZERO: i32 = 16;
 
@@ -118,6 +120,7 @@ pub(super) struct Q8;
 
 impl Format for Q8 {
     type Shape = WideCentred;
+    const BITS: u32 = 8;
     const BYTES: usize = 34;
     const ZERO: i32 = 128;
 

@@ -1,13 +1,15 @@
 //! Products of weight matrices with rows of activations: y\[t, r\] = Σ_c w\[r, c\] · x\[t, c\].
 //!
 //! Weights are decoded from their blocks, `Isa::LANES` rows and 256 columns at a
-//! time, into a tile whose lanes are rows, and the tile is multiplied with every token: one kernel serves
-//! mat-vec and mat-mul, one set of decoders serves every instruction set. Transposing costs a single token
-//! some shuffles, which hide behind the memory: decoding runs at a multiple of a core's read bandwidth.
+//! time, into a tile whose lanes are rows, and the tile is multiplied with every token: one set of decoders serves
+//! every instruction set. For a single token transposing would cost more than multiplying, so lanes are columns until
+//! integers have been added up; from there on both ways are the same.
 //!
-//! - int8 activations: dot products of a sub-block (32 columns, or 16 for Q6_K) are exact integers; then, in
-//!   order of columns, acc ← acc + dot · (w scale · x scale) and, for encodings with minima or biases,
-//!   acc ← acc + bias · (x scale · Σ x).
+//! - int8 activations: dot products of a sub-block (32 columns, or 16) are exact integers, so it does not matter in
+//!   which order they are summed; then, in order of columns, acc ← acc + dot · (w scale · x scale) and, for encodings
+//!   with biases, acc ← acc + bias · (x scale · Σ x). Scales and minima of k-quants are integers times d and dmin of 256
+//!   columns: acc₂ ← acc₂ + (dot · w scale) · x scale, whose product is an exact integer, and after 256 columns
+//!   acc ← acc + d · acc₂; minima likewise.
 //! - f32 activations: quantised weights become f32 exactly as their dequantiser defines; even and odd columns have
 //!   a sum of fused products each. Plain float weights are read where they are, lanes being columns.
 //!

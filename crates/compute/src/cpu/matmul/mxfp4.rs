@@ -13,6 +13,7 @@ pub(super) struct Mxfp4;
 
 impl Format for Mxfp4 {
     type Shape = Centred;
+    const BITS: u32 = 5;
     const BYTES: usize = 17;
     const ZERO: i32 = 16;
 
@@ -60,6 +61,7 @@ pub(super) struct Mxfp4Planes;
 
 impl Format for Mxfp4Planes {
     type Shape = Centred;
+    const BITS: u32 = 5;
     const BYTES: usize = 16;
     const ZERO: i32 = 16;
 

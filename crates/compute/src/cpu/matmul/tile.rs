@@ -51,7 +51,7 @@ pub(super) trait Product<I: Isa> {
         sums: &mut [Sums; N],
     );
 
-    /// Does `decode` and `multiply` for one token if there is a shorter way, else returns false.
+    /// Does `decode` and `multiply` for one token and advances `next` if there is a shorter way, else returns false.
     #[inline(always)]
     fn multiply_one(
         &mut self,
@@ -60,6 +60,7 @@ pub(super) trait Product<I: Isa> {
         _token: usize,
         (_col, _n): (usize, usize),
         _sums: &mut Sums,
+        _next: &mut NextRows,
     ) -> bool {
         false
     }
@@ -74,18 +75,22 @@ pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P)
     while row < job.rows.end {
         let rows = TileRows::new(job.w, I::LANES, row);
         let valid = (rows.lanes.len()).min(job.rows.end - row);
+        let mut next = NextRows::new(job.w, I::LANES, rows.first + I::LANES, job.rows.end);
         for first in (0..n_tokens).step_by(TOKEN_BLOCK) {
             let sums = &mut sums[..TOKEN_BLOCK.min(n_tokens - first)];
             sums.fill(Sums::ZERO);
             for col in (0..cols).step_by(TILE_COLS) {
                 let n = TILE_COLS.min(cols - col);
-                if first == 0 {
-                    rows.prefetch_next(I::LANES, job.rows.end, col, n);
+                if n_tokens == 1 {
+                    let token = job.tokens.get(0);
+                    if product.multiply_one(isa, &rows, token, (col, n), &mut sums[0], &mut next) {
+                        continue;
+                    }
                 }
-                if n_tokens == 1
-                    && product.multiply_one(isa, &rows, job.tokens.get(0), (col, n), &mut sums[0])
-                {
-                    continue;
+                if first == 0 {
+                    for _ in 0..NextRows::STEPS {
+                        next.advance();
+                    }
                 }
                 product.decode(isa, &rows, col, n);
                 multiply_all(isa, job, &product, first, (col, n), sums);
@@ -148,12 +153,11 @@ impl<'a> TileRows<'a> {
         let repeat = w.rows() < n_lanes;
         let first = if repeat { row } else { row.min(w.rows() - n_lanes) };
         let lanes = if repeat { 0..1 } else { row - first..n_lanes };
-        let planes = [0, 1, 2].map(|plane| {
-            let bytes = w.plane(plane);
-            let row_bytes = w.stride(plane);
-            let stride = if repeat { 0 } else { row_bytes };
-            PlaneRows { bytes: &bytes[first * row_bytes..], stride, last: (n_lanes - 1) * stride }
-        });
+        let planes = [
+            PlaneRows::new(w.plane(0), w.stride(0), first, n_lanes, repeat),
+            PlaneRows::new(w.plane(1), w.stride(1), first, n_lanes, repeat),
+            PlaneRows::new(w.plane(2), w.stride(2), first, n_lanes, repeat),
+        ];
         Self { w, first, lanes, planes }
     }
 
@@ -172,27 +176,69 @@ impl<'a> TileRows<'a> {
     pub(super) fn plane(&self, plane: usize) -> &PlaneRows<'a> {
         &self.planes[plane]
     }
+}
 
-    /// Prefetches the part of the next tile, up to row `end`, that corresponds to columns `col`..`col` + `n` of
-    /// this one. Rows follow each other, so the next tile is read from memory in order of addresses although
-    /// decoding then jumps from row to row.
+/// Prefetches the row tile after a given one while that is multiplied. Rows follow each other, so memory is read in
+/// order of addresses although decoding jumps from row to row. Little is asked for at a time: when a core waits for as
+/// many lines as it can, it does nothing else.
+pub(super) struct NextRows {
+    planes: [NextBytes; 3],
+}
+
+#[derive(Clone, Copy)]
+struct NextBytes {
+    at: *const u8,
+    left: usize,
+    /// Bytes a [`NextRows::advance`].
+    step: usize,
+}
+
+impl NextRows {
+    /// Calls of [`NextRows::advance`] a tile.
+    pub(super) const STEPS: usize = 8;
+
+    /// The `n_lanes` rows from `row` on, as far as they are before row `end`.
     #[inline(always)]
-    fn prefetch_next(&self, n_lanes: usize, end: usize, col: usize, n: usize) {
-        let next = self.first + n_lanes;
-        if next >= end {
-            return;
+    fn new(w: TensorView<'_>, n_lanes: usize, row: usize, end: usize) -> Self {
+        let n_rows = n_lanes.min(end.saturating_sub(row));
+        let steps = w.cols().div_ceil(TILE_COLS) * Self::STEPS;
+        Self {
+            planes: [
+                NextBytes::new(w.plane(0), w.stride(0), row, n_rows, steps),
+                NextBytes::new(w.plane(1), w.stride(1), row, n_rows, steps),
+                NextBytes::new(w.plane(2), w.stride(2), row, n_rows, steps),
+            ],
         }
-        let n_rows = n_lanes.min(end - next);
-        for (plane, rows) in self.planes.iter().enumerate() {
-            let len = n_rows * rows.stride;
-            if len > MAX_PREFETCH {
-                continue;
+    }
+
+    /// A part of what [`NextRows::STEPS`] calls in each tile prefetch.
+    #[inline(always)]
+    pub(super) fn advance(&mut self) {
+        for plane in &mut self.planes {
+            let n = plane.step.min(plane.left);
+            let end = plane.at.wrapping_add(n);
+            while plane.at < end {
+                prefetch(plane.at);
+                plane.at = plane.at.wrapping_add(64);
             }
-            let part = |col| (len * col / self.w.cols()) & !63;
-            let start = self.w.plane(plane).as_ptr().wrapping_add(next * rows.stride);
-            for at in (part(col)..part(col + n)).step_by(64) {
-                prefetch(start.wrapping_add(at));
-            }
+            plane.at = end;
+            plane.left -= n;
+        }
+    }
+}
+
+impl NextBytes {
+    #[inline(always)]
+    fn new(bytes: &[u8], stride: usize, row: usize, n_rows: usize, steps: usize) -> Self {
+        let len = n_rows * stride;
+        Self {
+            at: bytes.as_ptr().wrapping_add(row * stride),
+            left: if len <= MAX_PREFETCH { len } else { 0 },
+            step: if len == 0 {
+                0
+            } else {
+                (len as u32).div_ceil(steps as u32).next_multiple_of(64) as usize
+            },
         }
     }
 }
@@ -207,7 +253,15 @@ pub(super) struct PlaneRows<'a> {
     last: usize,
 }
 
-impl PlaneRows<'_> {
+impl<'a> PlaneRows<'a> {
+    /// `n_lanes` rows of `stride` bytes from row `first` on, or this row for all lanes.
+    #[inline(always)]
+    fn new(bytes: &'a [u8], stride: usize, first: usize, n_lanes: usize, repeat: bool) -> Self {
+        let bytes = &bytes[first * stride..];
+        let stride = if repeat { 0 } else { stride };
+        Self { bytes, stride, last: (n_lanes - 1) * stride }
+    }
+
     /// Bytes `at`..`at` + `LEN` of each row.
     ///
     /// # Panics

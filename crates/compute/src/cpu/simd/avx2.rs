@@ -184,6 +184,11 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn sum_pairs(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1)))
+    }
+
+    #[inline(always)]
     fn and(self, a: Self::U, b: Self::U) -> Self::U {
         proven!(_mm256_and_si256(a, b))
     }
@@ -216,6 +221,11 @@ impl Isa for Avx2 {
     #[inline(always)]
     fn add_u(self, a: Self::U, b: Self::U) -> Self::U {
         proven!(_mm256_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_u(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm256_sub_epi32(a, b))
     }
 
     #[inline(always)]

@@ -199,6 +199,11 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn sum_pairs(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1)))
+    }
+
+    #[inline(always)]
     fn and(self, a: Self::U, b: Self::U) -> Self::U {
         proven!(_mm512_and_si512(a, b))
     }
@@ -231,6 +236,11 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn add_u(self, a: Self::U, b: Self::U) -> Self::U {
         proven!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_u(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm512_sub_epi32(a, b))
     }
 
     #[inline(always)]

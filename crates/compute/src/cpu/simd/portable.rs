@@ -176,6 +176,18 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    fn sum_pairs(self, a: Self::U, b: Self::U) -> Self::U {
+        let mut out = [0; LANES];
+        for k in (0..LANES).step_by(4) {
+            for i in 0..2 {
+                out[k + i] = a[k + 2 * i].wrapping_add(a[k + 2 * i + 1]);
+                out[k + 2 + i] = b[k + 2 * i].wrapping_add(b[k + 2 * i + 1]);
+            }
+        }
+        out
+    }
+
+    #[inline(always)]
     fn and(self, a: Self::U, b: Self::U) -> Self::U {
         zip(a, b, |a, b| a & b)
     }
@@ -208,6 +220,11 @@ impl Isa for Portable {
     #[inline(always)]
     fn add_u(self, a: Self::U, b: Self::U) -> Self::U {
         zip(a, b, u32::wrapping_add)
+    }
+
+    #[inline(always)]
+    fn sub_u(self, a: Self::U, b: Self::U) -> Self::U {
+        zip(a, b, u32::wrapping_sub)
     }
 
     #[inline(always)]

@@ -198,7 +198,7 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
     let pairing = if gguf { family.gguf_pairing } else { HeadPairing::Grouped };
     let linear = Linear::new(config, pairing)?;
     let is_linear = linear_layers(config, d.layers)?;
-    let (experts, top_k) = (config.size("num_experts")?, config.size("num_experts_per_tok")?);
+    let (experts, top_k) = blocks::expert_counts(config, None)?;
     let moe = Moe {
         route: Route::softmax(experts, top_k, family.renormalize),
         router: "mlp.gate",

@@ -1,0 +1,67 @@
+//! `moeflux trace`, `replay` and `pack` on the model that the binary carries.
+
+use std::path::Path;
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn moeflux(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("moeflux").unwrap();
+    command.current_dir(folder).env("XDG_CACHE_HOME", folder).args(arguments);
+    command
+}
+
+fn fails(folder: &Path, arguments: &[&str], expected: &str) {
+    let output = moeflux(folder, arguments).assert().failure().get_output().stderr.clone();
+    let text = String::from_utf8(output).unwrap();
+    assert!(text.contains(expected), "{arguments:?}: {text} lacks {expected}");
+}
+
+#[test]
+fn a_trace_is_replayed() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    moeflux(
+        folder,
+        &["trace", "demo", "t", "--prompt", "What is 2 plus 3?", "--prompt", "Hello!", "-n", "20"],
+    )
+    .assert()
+    .success();
+    let output = moeflux(folder, &["replay", "t", "--json"]).assert().success().get_output().stdout.clone();
+    let report: Value = serde_json::from_slice(&output).unwrap();
+    let rates = |budget: usize| -> Vec<f64> {
+        let policies = report["replays"][budget]["policies"].as_array().unwrap();
+        policies.iter().map(|p| p["hit_rate"].as_f64().unwrap()).collect()
+    };
+    for budget in 0..3 {
+        let rates = rates(budget);
+        let (best, others) = rates.split_last().unwrap();
+        assert!(others.iter().all(|rate| rate <= best), "no policy beats the optimum: {rates:?}");
+    }
+    assert!(rates(2)[0] > rates(0)[0], "more memory, more hits");
+    let precision = report["guesses"]["next_router"]["precision"].as_f64().unwrap();
+    assert!(precision > 0.5, "the next layer's router is a guess worth having: {precision}");
+
+    fails(folder, &["replay", "t", "--memory", "1MiB"], "needs at least");
+    fails(folder, &["replay", "t", "--policy", "best"], "expected lru");
+    fails(folder, &["replay", "t", "--warm-up", "1"], "--warm-up");
+    std::fs::write(folder.join("no"), "MOEFLUXT").unwrap();
+    fails(folder, &["replay", "no"], "no: trace: expected");
+    fails(folder, &["trace", "demo", "t", "-n", "0"], "--tokens");
+}
+
+#[test]
+fn a_packed_model_gives_the_same_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    moeflux(folder, &["pack", "demo", "packed.gguf"]).assert().success();
+    fails(folder, &["pack", "demo", "packed.gguf"], "packed.gguf exists");
+    fails(folder, &["pack", "packed.gguf", "again.gguf"], "packed already");
+    let answer = |model: &str| {
+        let arguments = ["run", model, "Tell me a story.", "--temperature", "0", "--max-tokens", "30"];
+        let direct =
+            ["--memory", "14MiB", "--read-mode", "direct", "--cache-policy", "lru", "--prefetch", "always"];
+        moeflux(folder, &arguments).args(direct).assert().success().get_output().stdout.clone()
+    };
+    assert_eq!(answer("packed.gguf"), answer("demo"));
+}

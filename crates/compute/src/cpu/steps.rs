@@ -1,0 +1,85 @@
+//! What the profile calls a step, and the least it does.
+
+use std::ops::Range;
+
+use super::attention::KvCache;
+use super::route::Choice;
+use crate::Result;
+use crate::backend::Batch;
+use crate::graph::{ExpertSet, Graph, MatrixSpec, Op, Value, WeightId};
+use crate::profile::Work;
+
+/// Name of the step of `nodes`: an operation, or the linear layers that run together.
+pub(super) fn name(graph: &Graph, nodes: Range<usize>) -> String {
+    let linear = |index: usize| match graph.nodes[index].op {
+        Op::Linear { weight, .. } => Some(short(graph, weight)),
+        _ => None,
+    };
+    if let Some(names) = nodes.clone().map(linear).collect::<Option<Vec<_>>>() {
+        return names.join(" + ");
+    }
+    let name = match &graph.nodes[nodes.start].op {
+        Op::Linear { .. } => unreachable!("named above"),
+        Op::Embed { .. } => "embed",
+        Op::RmsNorm { groups: 1, .. } => "rms_norm",
+        Op::RmsNorm { .. } => "rms_norm of heads",
+        Op::Rope { .. } => "rope",
+        Op::Attention { .. } => "attention",
+        Op::LatentAttention { .. } => "latent attention",
+        Op::SwiGlu { .. } => "swiglu",
+        Op::Add { .. } => "add",
+        Op::SigmoidGate { .. } => "sigmoid gate",
+        Op::Slice { .. } => "slice",
+        Op::Clamp { .. } => "clamp",
+        Op::Route { .. } => "route",
+        Op::MoeExperts { .. } => "experts, sorting and summing",
+        Op::CausalConv1d { .. } => "causal_conv1d",
+        Op::GatedDeltaRule { .. } => "gated_delta_rule",
+        Op::GatherRows { .. } => "gather_rows",
+    };
+    name.to_owned()
+}
+
+/// The last part of a weight's name: `q_proj` of `model.layers.3.self_attn.q_proj.weight`.
+fn short(graph: &Graph, weight: WeightId) -> String {
+    let name = graph.weights()[weight.0].name.trim_end_matches(".weight");
+    name.rsplit('.').next().unwrap_or(name).to_owned()
+}
+
+/// Work of linear layers `nodes` on `rows` rows.
+pub(super) fn linear(graph: &Graph, nodes: Range<usize>, rows: impl Fn(Value) -> usize) -> Result<Work> {
+    let mut work = Work::default();
+    for node in &graph.nodes[nodes] {
+        if let Op::Linear { x, weight, .. } = node.op {
+            let product = product(graph.weights()[weight.0].matrix, 1, rows(x))?;
+            work.bytes += product.bytes;
+            work.flops += product.flops;
+        }
+    }
+    Ok(work)
+}
+
+/// Work of the chosen experts: gate and up projections, then down projections.
+pub(super) fn experts(set: &ExpertSet, choice: &Choice) -> Result<[Work; 2]> {
+    let (experts, pairs) = (choice.distinct().len(), choice.ids.len());
+    let [gate, up, down] = [set.gate, set.up, set.down].map(|matrix| product(matrix, experts, pairs));
+    let (gate, up) = (gate?, up?);
+    Ok([Work { bytes: gate.bytes + up.bytes, flops: gate.flops + up.flops }, down?])
+}
+
+/// Work of attention.
+pub(super) fn attention(cache: &KvCache, batch: &Batch<'_>) -> Work {
+    let mut work = Work::default();
+    for span in batch.spans {
+        let of_span = cache.work(span.start, span.rows.len());
+        work.bytes += of_span.bytes;
+        work.flops += of_span.flops;
+    }
+    work
+}
+
+/// Work of reading `matrices` matrices and multiplying `rows` rows with one of them each.
+fn product(matrix: MatrixSpec, matrices: usize, rows: usize) -> Result<Work> {
+    let bytes = matrix.dtype.matrix_bytes(matrix.rows, matrix.cols)? * matrices;
+    Ok(Work { bytes: bytes as u64, flops: (2 * matrix.rows * matrix.cols * rows) as u64 })
+}
