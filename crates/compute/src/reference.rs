@@ -589,6 +589,14 @@ impl Executable for Interpreter {
                 out.extend(row.iter().flat_map(|v| v.to_le_bytes()));
             }
         }
+        for (cache, shape) in self.graph.latent_caches.iter().enumerate() {
+            for offset in 0..PAGE_TOKENS {
+                match self.latents.get(&(cache, page, offset)) {
+                    Some((c, k_rope)) => out.extend(c.iter().chain(k_rope).flat_map(|v| v.to_le_bytes())),
+                    None => out.resize(out.len() + (shape.rank + shape.rope) * size_of::<f32>(), 0),
+                }
+            }
+        }
         Ok(())
     }
 
@@ -600,6 +608,13 @@ impl Executable for Interpreter {
                 || -> Matrix { (0..PAGE_TOKENS).map(|_| values.by_ref().take(width).collect()).collect() };
             for (offset, row) in half().into_iter().zip(half()).enumerate() {
                 self.pages.insert((cache, page, offset), row);
+            }
+        }
+        for (cache, shape) in self.graph.latent_caches.iter().enumerate() {
+            for offset in 0..PAGE_TOKENS {
+                let c = values.by_ref().take(shape.rank).collect();
+                let k_rope = values.by_ref().take(shape.rope).collect();
+                self.latents.insert((cache, page, offset), (c, k_rope));
             }
         }
         Ok(())

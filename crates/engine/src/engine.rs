@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, PAGE_TOKENS, Span, StateSlots,
+    ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, Span, StateSlots,
 };
 use moeflux_compute::plan::Plan;
 use moeflux_compute::profile::Profile;
@@ -13,13 +13,14 @@ use moeflux_compute::profile::Profile;
 use crate::checkpoint::Checkpoint;
 use crate::experts::probe::{Probe, probe};
 use crate::experts::trace::TraceHeader;
-use crate::experts::{CacheOptions, CacheStats, ExpertCache, PolicyKind, Prefetch};
+use crate::experts::usage::Counting;
+use crate::experts::{CacheOptions, CacheStats, ExpertCache, ExpertUse, PolicyKind, Prefetch};
 use crate::io::file::ReadMode;
 use crate::io::queue::{self, QueueKind, ReadQueue};
 use crate::memory::Budget;
 use crate::models::{self, Model};
 use crate::placement::{Placement, top_k};
-use crate::session::{Pool, Session, Slot};
+use crate::session::{Pool, Reserved, Session, Slot};
 use crate::session_file;
 use crate::{Error, Result};
 
@@ -35,6 +36,11 @@ pub struct Options {
     /// Positions of the context. By default what the model was made for, but at most 4096, or fewer if
     /// memory is short.
     pub context: Option<usize>,
+    /// Sequences that are evaluated at the same time: memory is set aside for the recurrent states of so many.
+    pub sequences: usize,
+    /// Positions that all sequences together may have. By default the context for one sequence, four times that for
+    /// more, or fewer if memory is short; never less than the context.
+    pub kv_tokens: Option<usize>,
     /// Precision of matrix products whose weights are quantised.
     pub activations: ActivationMode,
     /// Precision of cached keys and values. By default f16, and f32 when activations are f32.
@@ -61,6 +67,8 @@ impl Default for Options {
             expert_cache: None,
             chunk: None,
             context: None,
+            sequences: 1,
+            kv_tokens: None,
             activations: ActivationMode::Int8,
             kv_type: None,
             checkpoints: 2,
@@ -131,7 +139,9 @@ pub struct Engine {
     backend: String,
     chunk: usize,
     context: usize,
+    sequences: usize,
     pool: Arc<Pool>,
+    expert_use: ExpertUse,
     stats: Stats,
 }
 
@@ -175,7 +185,7 @@ impl Engine {
         mut queue: Box<dyn ReadQueue>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
-        let Placement { budget, slots, chunk, context, state_slots, kv_type } =
+        let Placement { budget, slots, chunk, context, pages, state_slots, kv_type } =
             Placement::new(&model, backend, options)?;
         let trunk = budget.needs.trunk;
 
@@ -190,12 +200,13 @@ impl Engine {
             activations: options.activations,
             kv_type,
             max_rows: chunk,
-            pages: context.div_ceil(PAGE_TOKENS),
+            pages: context.div_ceil(moeflux_compute::backend::PAGE_TOKENS),
             state_slots,
         };
         let fingerprint = session_file::fingerprint(&model.graph, &weights);
         let executable = backend.compile(&model.graph, plan, weights, compile)?;
         let store = std::mem::take(&mut model.experts);
+        let expert_use = ExpertUse::new(&store);
         let no_memory = |source| Error::Io {
             action: "find memory for experts of",
             path: model.checkpoint().path().into(),
@@ -207,7 +218,7 @@ impl Engine {
         let cache =
             CacheOptions { policy: options.cache_policy, prefetch: options.prefetch, read_mode: mode };
         let experts = ExpertCache::new(store, slots, queue, cache).map_err(no_memory)?;
-        let pool = Arc::new(Pool::new(context.div_ceil(PAGE_TOKENS), state_slots, options.checkpoints));
+        let pool = Arc::new(Pool::new(pages, state_slots, options.checkpoints));
         let backend = backend.describe();
         Ok(Self {
             model,
@@ -219,7 +230,9 @@ impl Engine {
             backend,
             chunk,
             context,
+            sequences: options.sequences.max(1),
             pool,
+            expert_use,
             stats: Stats::default(),
         })
     }
@@ -282,30 +295,20 @@ impl Engine {
         outputs: Option<Outputs>,
         all: &mut Vec<f32>,
     ) -> Result<Option<Arc<Slot>>> {
-        let vocab_size = self.model.graph.vocab_size();
-        if let Some(position) = tokens.iter().position(|t| *t as usize >= vocab_size) {
-            return Err(Error::Token { token: tokens[position], position, vocab_size });
-        }
-        let wanted = position + tokens.len();
-        if wanted > self.context {
-            return Err(Error::ContextFull { wanted, context: self.context });
-        }
+        self.check_tokens(position, tokens)?;
         if tokens.is_empty() {
             return Ok(state);
         }
-        let start = Instant::now();
         let mut slots = StateSlots::default();
         if !self.model.graph.states().is_empty() {
-            let (new, count) = session.take_slot()?;
-            self.executable.reserve_slots(count)?;
+            let new = self.take_slot(session)?;
             let read = state.as_ref().map_or(new.number(), |slot| slot.number());
             slots = StateSlots { read, write: new.number() };
             state = Some(new);
         }
         let mut logits = vec![];
         for (index, chunk) in tokens.chunks(self.chunk).enumerate() {
-            let pages = session.reserve(position + chunk.len())?;
-            self.executable.reserve_pages(pages)?;
+            self.reserve(session, position, position + chunk.len())?;
             let last = (index + 1) * self.chunk >= tokens.len();
             let rows: Vec<u32> = match outputs {
                 Some(Outputs::All) => (0..chunk.len() as u32).collect(),
@@ -314,29 +317,75 @@ impl Engine {
             };
             let span = Span { rows: 0..chunk.len(), start: position, pages: session.pages(), slots };
             let batch = Batch { tokens: chunk, spans: &[span], outputs: &rows };
-            let outcome = self.executable.run(&batch, &mut self.experts, &mut logits);
-            self.stats.cache += self.experts.take_stats();
-            outcome?;
-            self.check_finite(&logits, vocab_size, position, &rows)?;
+            self.run(&batch, &mut logits)?;
+            self.check_finite(&logits, position + chunk.len() - rows.len())?;
             // The state before is kept; the new one belongs to this evaluation.
             slots.read = slots.write;
             position += chunk.len();
-            self.stats.tokens += chunk.len() as u64;
             all.extend_from_slice(&logits);
         }
-        self.stats.time += start.elapsed();
         Ok(state)
     }
 
-    /// Corrupt weights must not become silent garbage.
-    fn check_finite(&self, logits: &[f32], vocab_size: usize, start: usize, rows: &[u32]) -> Result<()> {
-        let bad = logits.chunks_exact(vocab_size).position(|row| row.iter().any(|l| !l.is_finite()));
-        let Some(bad) = bad else { return Ok(()) };
-        let position = start + rows[bad] as usize;
-        let culprit = self.model.find_not_finite().or_else(|| self.experts.find_not_finite());
-        let reason = culprit
-            .unwrap_or_else(|| "values overflow, or an expert that has left the cache holds one".into());
-        Err(Error::NotFinite { path: self.model.checkpoint().path().into(), position, reason })
+    /// Takes pages for positions `from..to` of `session`, and makes those that it shares its own.
+    pub(crate) fn reserve(&mut self, session: &mut Session, from: usize, to: usize) -> Result<()> {
+        let Reserved { pages, copies } = session.reserve(from, to)?;
+        self.executable.reserve_pages(pages)?;
+        let mut bytes = vec![];
+        for (from, to) in copies {
+            bytes.clear();
+            self.executable.read_page(from, &mut bytes)?;
+            self.executable.write_page(to, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Runs one batch, and counts what it did.
+    pub(crate) fn run(&mut self, batch: &Batch<'_>, logits: &mut Vec<f32>) -> Result<()> {
+        let start = Instant::now();
+        let mut experts = Counting { source: &mut self.experts, uses: &self.expert_use };
+        let outcome = self.executable.run(batch, &mut experts, logits);
+        self.stats.cache += self.experts.take_stats();
+        outcome?;
+        self.stats.tokens += batch.tokens.len() as u64;
+        self.stats.time += start.elapsed();
+        Ok(())
+    }
+
+    /// Refuses what is no token, and more than the context holds after position `from`.
+    pub(crate) fn check_tokens(&self, from: usize, tokens: &[u32]) -> Result<()> {
+        let vocab_size = self.model.graph.vocab_size();
+        if let Some(position) = tokens.iter().position(|t| *t as usize >= vocab_size) {
+            return Err(Error::Token { token: tokens[position], position, vocab_size });
+        }
+        let wanted = from + tokens.len();
+        match wanted > self.context {
+            true => Err(Error::ContextFull { wanted, context: self.context }),
+            false => Ok(()),
+        }
+    }
+
+    /// Corrupt weights must not become silent garbage. `first` is the position of the first row.
+    pub(crate) fn check_finite(&self, logits: &[f32], first: usize) -> Result<()> {
+        let mut rows = logits.chunks_exact(self.model.graph.vocab_size());
+        match rows.position(|row| row.iter().any(|l| !l.is_finite())) {
+            None => Ok(()),
+            Some(bad) => {
+                let culprit = self.model.find_not_finite().or_else(|| self.experts.find_not_finite());
+                let reason = culprit.unwrap_or_else(|| {
+                    "values overflow, or an expert that has left the cache holds one".into()
+                });
+                let path = self.model.checkpoint().path().into();
+                Err(Error::NotFinite { path, position: first + bad, reason })
+            }
+        }
+    }
+
+    /// Takes a state slot for `session`.
+    pub(crate) fn take_slot(&mut self, session: &mut Session) -> Result<Arc<Slot>> {
+        let (slot, slots) = session.take_slot()?;
+        self.executable.reserve_slots(slots)?;
+        Ok(slot)
     }
 
     /// Starts measuring where the executable's time goes, or stops.
@@ -408,5 +457,25 @@ impl Engine {
     /// Positions that a sequence may have.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// Pages of keys and values that no session holds.
+    pub fn free_pages(&self) -> usize {
+        self.pool.free_pages()
+    }
+
+    /// Pages of keys and values that there are, of [`PAGE_TOKENS`](moeflux_compute::backend::PAGE_TOKENS) positions each.
+    pub fn pages(&self) -> usize {
+        self.pool.pages()
+    }
+
+    /// Sequences that there is memory for at the same time.
+    pub fn sequences(&self) -> usize {
+        self.sequences
+    }
+
+    /// How often each expert was needed.
+    pub fn expert_use(&self) -> &ExpertUse {
+        &self.expert_use
     }
 }

@@ -192,6 +192,23 @@ pub enum Error {
         /// What the model gave.
         got: String,
     },
+    /// A constraint cannot tell which tokens may come next, or refused one.
+    #[error("constraint: {reason}")]
+    Constraint {
+        /// What is wrong.
+        reason: String,
+    },
+    /// As many requests wait as may.
+    #[error("{waiting} requests are waiting already")]
+    QueueFull {
+        /// Requests that wait.
+        waiting: usize,
+        /// When to try again, by how long requests took of late.
+        retry_after: std::time::Duration,
+    },
+    /// No more requests are taken: the scheduler is shutting down.
+    #[error("shutting down")]
+    ShuttingDown,
     /// The compute layer refused.
     #[error(transparent)]
     Compute(#[from] moeflux_compute::Error),

@@ -1,14 +1,14 @@
 //! [`TextModel`]: from text to text: tokenizer, chat template and engine of one checkpoint.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use moeflux_compute::backend::Backend;
 use serde_json::{Map, Value};
 
 use crate::chat_template::ChatTemplate;
+use crate::decoding::{Decoding, DecodingOptions, Piece};
 use crate::engine::{Engine, Options, Outputs, Stats};
-use crate::sampler::Sampler;
 use crate::session::Session;
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
@@ -33,7 +33,7 @@ pub enum Finish {
     MaxTokens,
     /// The context is full.
     ContextFull,
-    /// The caller said so.
+    /// A stop text came, or the caller said so.
     Stopped,
 }
 
@@ -76,71 +76,97 @@ impl TextModel {
         Ok(Self { engine, tokenizer, template })
     }
 
-    /// Token ids of a conversation, ready for the model's answer; without a chat template, of the last message.
+    /// Token ids of a conversation, ready for the model's answer; see [`encode_chat`].
     ///
     /// # Errors
     /// If the template refuses the messages.
     pub fn encode_chat(&self, messages: &[Value]) -> Result<Vec<u32>> {
-        let Some(template) = &self.template else {
-            let text =
-                messages.last().and_then(|m| m.get("content")).and_then(Value::as_str).unwrap_or_default();
-            return self.tokenizer.encode(text, AddSpecial::Yes);
-        };
-        let text = template.render(&Value::Array(messages.to_vec()), None, true, &Map::new())?;
-        // Templates write the special tokens themselves.
-        self.tokenizer.encode(&text, AddSpecial::No)
+        let conversation = Conversation { messages, ..Conversation::default() };
+        Ok(encode_chat(&self.tokenizer, self.template.as_ref(), &conversation)?.tokens)
     }
 
-    /// Evaluates `prompt` and generates up to `max_tokens` tokens; `on_text` gets text as soon as it is complete and
-    /// says whether to go on.
+    /// Evaluates `prompt` and generates an answer; `on_text` gets text as soon as it is certain and says whether to go
+    /// on.
     ///
     /// # Errors
-    /// As [`Engine::eval`] and [`Sampler::sample`]. The session then holds what had been evaluated.
+    /// As [`Engine::eval`] and [`Decoding::next`]. The session then holds what had been evaluated.
     pub fn generate(
         &mut self,
         session: &mut Session,
         prompt: &[u32],
-        sampler: &mut Sampler,
-        max_tokens: usize,
+        options: DecodingOptions,
         mut on_text: impl FnMut(&str) -> bool,
     ) -> Result<Generated> {
-        let start = Instant::now();
+        let mut decoding = Decoding::new(&self.tokenizer, prompt, options, None)?;
         self.engine.take_stats();
         let mut logits = self.engine.eval(session, prompt, Outputs::Last)?;
         // Templates may show an answer otherwise once it is past: the conversation then goes on from here.
         session.checkpoint();
         let prefill = self.engine.take_stats();
-        prompt.iter().for_each(|token| sampler.accept(*token));
-        let mut text = self.tokenizer.decode_stream_after(prompt, true)?;
-        let mut tokens = vec![];
-        let mut first_token = Duration::ZERO;
-        // Padding rows of the vocabulary have no text.
-        let usable = self.tokenizer.vocab_size();
         let finish = loop {
-            if tokens.len() == max_tokens {
-                break Finish::MaxTokens;
+            let mut piece = decoding.next(&logits)?;
+            if piece.finish.is_none() && session.position() == self.engine.context() {
+                piece = decoding.finish(piece, Finish::ContextFull)?;
             }
-            let token = sampler.sample(&logits[..usable])?;
-            if tokens.is_empty() {
-                first_token = start.elapsed();
-            }
-            if self.tokenizer.eos_ids().contains(&token) {
-                break Finish::EndOfText;
-            }
-            tokens.push(token);
-            sampler.accept(token);
-            let piece = text.push(token)?;
-            if !on_text(&piece) {
-                break Finish::Stopped;
-            }
-            if session.position() == self.engine.context() {
-                break Finish::ContextFull;
-            }
-            if tokens.len() < max_tokens {
-                logits = self.engine.eval(session, &[token], Outputs::Last)?;
+            let go_on = on_text(&piece.text);
+            match (piece.finish, piece.token) {
+                (Some(finish), _) => break finish,
+                (None, Some(token)) if go_on => {
+                    logits = self.engine.eval(session, &[token], Outputs::Last)?;
+                }
+                _ => {
+                    on_text(&decoding.finish(Piece::default(), Finish::Stopped)?.text);
+                    break Finish::Stopped;
+                }
             }
         };
-        on_text(&text.finish()?);
-        Ok(Generated { tokens, finish, prefill, decode: self.engine.take_stats(), first_token })
+        Ok(Generated {
+            tokens: decoding.tokens().to_vec(),
+            finish,
+            prefill,
+            decode: self.engine.take_stats(),
+            first_token: decoding.first_token(),
+        })
     }
+}
+
+/// What a chat template turns into a prompt.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Conversation<'a> {
+    /// Objects with `role` and `content`.
+    pub messages: &'a [Value],
+    /// JSON array of the functions that the model may call.
+    pub tools: Option<&'a Value>,
+    /// Further variables of the template, as in `enable_thinking`.
+    pub variables: Option<&'a Map<String, Value>>,
+}
+
+/// A conversation as the model reads it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EncodedChat {
+    /// Token ids, ready for the model's answer.
+    pub tokens: Vec<u32>,
+    /// The text that they stand for.
+    pub text: String,
+}
+
+/// Renders and encodes a conversation; without a chat template, its last message alone.
+///
+/// # Errors
+/// If the template refuses the messages.
+pub fn encode_chat(
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    conversation: &Conversation<'_>,
+) -> Result<EncodedChat> {
+    let Conversation { messages, tools, variables } = *conversation;
+    let Some(template) = template else {
+        let text = messages.last().and_then(|m| m.get("content")).and_then(Value::as_str).unwrap_or_default();
+        return Ok(EncodedChat { tokens: tokenizer.encode(text, AddSpecial::Yes)?, text: text.to_owned() });
+    };
+    let none = Map::new();
+    let messages = Value::Array(messages.to_vec());
+    let text = template.render(&messages, tools, true, variables.unwrap_or(&none))?;
+    // Templates write the special tokens themselves.
+    Ok(EncodedChat { tokens: tokenizer.encode(&text, AddSpecial::No)?, text })
 }

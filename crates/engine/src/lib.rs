@@ -1,8 +1,10 @@
 //! Runs Mixture-of-Experts language models that are bigger than memory: the dense trunk stays resident,
 //! routed experts stream from disk through a bounded cache.
 
+mod batch;
 pub mod chat_template;
 pub mod checkpoint;
+pub mod decoding;
 pub mod engine;
 pub mod error;
 pub mod experts;
@@ -14,13 +16,17 @@ pub mod pack;
 pub mod perplexity;
 pub mod placement;
 pub mod sampler;
+pub mod scheduler;
 pub mod session;
 mod session_file;
 pub mod synth;
 pub mod tokenizer;
 
+pub use batch::Part;
+pub use decoding::{Constraint, Decoding, DecodingOptions};
 pub use engine::{Engine, Options, Outputs, Reads, Stats};
 pub use error::{Error, Result};
 pub use generation::{Finish, Generated, TextModel};
 pub use placement::Placement;
+pub use scheduler::{Request, Scheduler, SchedulerOptions};
 pub use session::Session;

@@ -59,8 +59,18 @@ fn reclaimable(group: &Path, field: &str) -> u64 {
 
 /// Largest resident set that this process has had, in bytes.
 pub fn peak_resident() -> Option<u64> {
+    status("VmHWM:")
+}
+
+/// Resident set of this process, in bytes.
+pub fn resident() -> Option<u64> {
+    status("VmRSS:")
+}
+
+/// A size in what Linux says of this process.
+fn status(field: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let line = text.lines().find_map(|l| l.strip_prefix(field))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 

@@ -20,6 +20,8 @@ const SCRATCH_PART: u64 = 16;
 /// Positions of the context unless said otherwise, and the fewest that a small budget brings it down to.
 const CONTEXT: usize = 4096;
 const SMALLEST_CONTEXT: usize = 512;
+/// Sequences that there is memory for at full length, unless said otherwise; more of them share it.
+const FULL_SEQUENCES: usize = 4;
 
 fn positive(option: &'static str, value: Option<usize>) -> Result<Option<usize>> {
     match value {
@@ -39,6 +41,8 @@ pub struct Placement {
     pub chunk: usize,
     /// Positions that a sequence may have.
     pub context: usize,
+    /// Pages of keys and values over all sequences.
+    pub pages: usize,
     /// Recurrent states that are kept at once; none for models without.
     pub state_slots: usize,
     /// Precision of cached keys and values.
@@ -56,12 +60,19 @@ impl Placement {
         let trunk = model.trunk_bytes();
         let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
         let top_k = top_k(model);
-        // Beside those kept, the present state and the one that an evaluation writes.
-        let state_slots =
-            if model.graph.states().is_empty() { 0 } else { options.checkpoints.saturating_add(2) };
+        let sequences = options.sequences.max(1);
+        // Of every sequence the present state and the one that an evaluation writes; and those kept, of a few.
+        let state_slots = match model.graph.states().is_empty() {
+            true => 0,
+            false => options.checkpoints.saturating_mul(sequences.min(FULL_SEQUENCES)) + 2 * sequences,
+        };
         let states = (slot_bytes(&model.graph) as u64).saturating_mul(state_slots as u64);
         let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
         let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
+        let pages = |context: usize| {
+            let tokens = options.kv_tokens.unwrap_or(context.saturating_mul(sequences.min(FULL_SEQUENCES)));
+            tokens.max(context).div_ceil(PAGE_TOKENS)
+        };
         let needs = |chunk: usize, context: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
@@ -71,8 +82,8 @@ impl Placement {
             };
             let plan = Plan::new(&model.graph, |_| true);
             let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
-            let pages = context.div_ceil(PAGE_TOKENS) as u64;
-            let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages).saturating_add(states);
+            let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages(context) as u64);
+            let kv = kv.saturating_add(states);
             Needs::new(trunk, kv, scratch, model.graph.vocab_size())
         };
         let (mut budget, mut slots) = loop {
@@ -97,7 +108,7 @@ impl Placement {
                 }
             }
         }
-        Ok(Self { budget, slots, chunk, context, state_slots, kv_type })
+        Ok(Self { budget, slots, chunk, context, pages: pages(context), state_slots, kv_type })
     }
 }
 

@@ -4,6 +4,9 @@
 //! A recurrent state is never changed in place by an evaluation: it is read from one slot and written to another, and
 //! the session takes the new slot when all went well. So a failed evaluation costs nothing to undo, and a checkpoint is
 //! another reference to a slot. The price is memory for one more state than is kept.
+//!
+//! Pages are shared between a session and its forks, whole or in part filled; whoever writes to a shared page first
+//! gets a copy.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,10 +39,42 @@ impl Numbers {
     }
 }
 
+/// Pages, each held by any number of sessions.
+#[derive(Debug)]
+struct Pages {
+    numbers: Numbers,
+    /// Sessions that hold each page that ever was in use.
+    holders: Vec<u32>,
+}
+
+impl Pages {
+    fn take(&mut self) -> Option<u32> {
+        let page = self.numbers.take()?;
+        self.holders.resize(self.numbers.used as usize, 0);
+        self.holders[page as usize] = 1;
+        Some(page)
+    }
+
+    fn free(&self) -> usize {
+        (self.numbers.limit - self.numbers.used) as usize + self.numbers.free.len()
+    }
+
+    fn share(&mut self, page: u32) {
+        self.holders[page as usize] += 1;
+    }
+
+    fn release(&mut self, page: u32) {
+        self.holders[page as usize] -= 1;
+        if self.holders[page as usize] == 0 {
+            self.numbers.free.push(page);
+        }
+    }
+}
+
 /// Pages and state slots that no session holds.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    pages: Mutex<Numbers>,
+    pages: Mutex<Pages>,
     slots: Mutex<Numbers>,
     /// States kept beside a session's present one.
     checkpoints: usize,
@@ -48,13 +83,32 @@ pub(crate) struct Pool {
 impl Pool {
     /// A pool of so many pages, and of state slots for a model that has recurrent state.
     pub(crate) fn new(pages: usize, slots: usize, checkpoints: usize) -> Self {
-        let (pages, slots) = (Mutex::new(Numbers::new(pages)), Mutex::new(Numbers::new(slots)));
-        Self { pages, slots, checkpoints }
+        let pages = Mutex::new(Pages { numbers: Numbers::new(pages), holders: vec![] });
+        Self { pages, slots: Mutex::new(Numbers::new(slots)), checkpoints }
+    }
+
+    /// Pages that no session holds.
+    pub(crate) fn free_pages(&self) -> usize {
+        lock(&self.pages).free()
+    }
+
+    /// Pages that there are.
+    pub(crate) fn pages(&self) -> usize {
+        lock(&self.pages).numbers.limit as usize
     }
 }
 
+/// What must exist for a session to be evaluated further.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reserved {
+    /// Number of pages.
+    pub(crate) pages: usize,
+    /// Pages to copy, and where to.
+    pub(crate) copies: Vec<(u32, u32)>,
+}
+
 /// No code that can panic runs under these locks, so a poisoned one still guards a consistent state.
-fn lock(numbers: &Mutex<Numbers>) -> MutexGuard<'_, Numbers> {
+fn lock<T>(numbers: &Mutex<T>) -> MutexGuard<'_, T> {
     numbers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -183,25 +237,87 @@ impl Session {
         &self.pages
     }
 
-    /// Takes pages for `positions` positions; returns the number of pages that must exist.
-    pub(crate) fn reserve(&mut self, positions: usize) -> Result<usize> {
+    /// Takes pages so that positions `from..to` can be written, for this session alone.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] if there are not enough; the session stays as it is.
+    pub(crate) fn reserve(&mut self, from: usize, to: usize) -> Result<Reserved> {
         let pool = Arc::clone(&self.pool);
-        let mut numbers = lock(&pool.pages);
-        while self.pages.len() < positions.div_ceil(PAGE_TOKENS) {
-            let Some(page) = numbers.take() else {
-                let context = numbers.limit as usize * PAGE_TOKENS;
-                return Err(Error::ContextFull { wanted: positions, context });
-            };
+        let mut pages = lock(&pool.pages);
+        let (wanted, free) = (self.wanted(&pages, from, to), pages.free());
+        let none_left =
+            Error::ContextFull { wanted: to, context: pages.numbers.limit as usize * PAGE_TOKENS };
+        let mut copies = vec![];
+        if wanted > free {
+            return Err(none_left);
+        }
+        for index in self.shared(&pages, from, to).collect::<Vec<_>>() {
+            let (Some(own), page) = (pages.take(), self.pages[index]) else { return Err(none_left) };
+            pages.release(page);
+            self.pages[index] = own;
+            if index * PAGE_TOKENS < self.position() {
+                copies.push((page, own));
+            }
+        }
+        while self.pages.len() < to.div_ceil(PAGE_TOKENS) {
+            let Some(page) = pages.take() else { return Err(none_left) };
             self.pages.push(page);
         }
-        Ok(numbers.used as usize)
+        Ok(Reserved { pages: pages.numbers.used as usize, copies })
+    }
+
+    /// Pages that [`Session::reserve`] would take.
+    pub(crate) fn pages_wanted(&self, from: usize, to: usize) -> usize {
+        self.wanted(&lock(&self.pool.pages), from, to)
+    }
+
+    fn wanted(&self, pages: &Pages, from: usize, to: usize) -> usize {
+        to.div_ceil(PAGE_TOKENS).saturating_sub(self.pages.len()) + self.shared(pages, from, to).count()
+    }
+
+    /// Which of the session's pages with positions in `from..to` others hold too.
+    fn shared(&self, pages: &Pages, from: usize, to: usize) -> impl Iterator<Item = usize> {
+        let range = from / PAGE_TOKENS..to.div_ceil(PAGE_TOKENS).min(self.pages.len());
+        range.filter(|index| pages.holders[self.pages[*index] as usize] > 1)
     }
 
     /// Returns pages beyond the present position.
     pub(crate) fn release_pages(&mut self) {
         let keep = self.position().div_ceil(PAGE_TOKENS);
         if keep < self.pages.len() {
-            lock(&self.pool.pages).free.extend(self.pages.drain(keep..));
+            let mut pages = lock(&self.pool.pages);
+            self.pages.drain(keep..).for_each(|page| pages.release(page));
+        }
+    }
+
+    /// The last position up to `limit` at which [`Session::fork`] can branch off.
+    pub fn fork_position(&self, limit: usize) -> usize {
+        match &self.state {
+            None => limit.min(self.position()),
+            Some(_) if limit >= self.position() => self.position(),
+            Some(_) => self.nearest(limit).0,
+        }
+    }
+
+    /// A session with the first tokens of this one, up to [`Session::fork_position`] of `limit`. Nothing is evaluated
+    /// or copied: the two share memory until one of them goes on.
+    pub fn fork(&self, limit: usize) -> Self {
+        let position = self.fork_position(limit);
+        let state = match position == self.position() {
+            true => self.state.clone(),
+            false => self.nearest(position).1,
+        };
+        let pages = self.pages[..position.div_ceil(PAGE_TOKENS)].to_vec();
+        let mut shared = lock(&self.pool.pages);
+        pages.iter().for_each(|page| shared.share(*page));
+        drop(shared);
+        let kept = self.checkpoints.iter().filter(|c| c.position <= position);
+        Self {
+            pages,
+            tokens: self.tokens[..position].to_vec(),
+            state,
+            checkpoints: kept.cloned().collect(),
+            pool: Arc::clone(&self.pool),
         }
     }
 

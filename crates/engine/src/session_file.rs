@@ -120,18 +120,16 @@ impl Engine {
     /// damaged; [`Error::ContextFull`] or [`Error::StatesFull`] if there is no room.
     pub fn load(&mut self, session: &mut Session, path: &Path) -> Result<String> {
         let saved = self.read_saved(path)?;
-        let fitted = session.reserve(saved.tokens.len()).and_then(|pages| {
-            let slot = saved.state.as_ref().map(|_| session.take_slot()).transpose()?;
-            Ok((pages, slot))
-        });
-        let (pages, slot) = match fitted {
+        let fitted = self
+            .reserve(session, 0, saved.tokens.len())
+            .and_then(|()| saved.state.as_ref().map(|_| session.take_slot()).transpose());
+        let slot = match fitted {
             Ok(fitted) => fitted,
             Err(error) => {
                 session.release_pages();
                 return Err(error);
             }
         };
-        self.executable.reserve_pages(pages)?;
         for (page, bytes) in session.pages().iter().zip(&saved.pages) {
             self.executable.write_page(*page, bytes)?;
         }

@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use moeflux::sampler::{Sampler, SamplerOptions};
+use moeflux::sampler::SamplerOptions;
 use moeflux::tokenizer::AddSpecial;
-use moeflux::{Options, TextModel};
+use moeflux::{DecodingOptions, Options, TextModel};
 use moeflux_compute::cpu::CpuBackend;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -119,10 +119,10 @@ fn answer(model: &mut TextModel, problem: &Problem) -> (String, u64) {
         template.render(&problem.messages, problem.tools.as_ref(), true, &Map::new()).expect("renders");
     let tokens = model.tokenizer.encode(&text, AddSpecial::No).expect("encodes");
     let greedy = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
-    let mut sampler = Sampler::new(greedy, model.tokenizer.vocab_size()).expect("sampler");
+    let options = DecodingOptions { sampler: greedy, max_tokens: 400, ..DecodingOptions::default() };
     let mut answer = String::new();
     let mut session = model.engine.session();
-    let generated = model.generate(&mut session, &tokens, &mut sampler, 400, |piece| {
+    let generated = model.generate(&mut session, &tokens, options, |piece| {
         answer.push_str(piece);
         true
     });

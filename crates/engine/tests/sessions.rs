@@ -13,8 +13,9 @@ use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::reference::Reference;
 
-/// One family with recurrent state in each form of its projections, one without.
-const MODELS: [&str; 3] = ["qwen3_next_basic", "qwen3_5_moe_multimodal", "qwen3_moe_basic"];
+/// One family with recurrent state in each form of its projections, one without, one with latent pages.
+const MODELS: [&str; 4] =
+    ["qwen3_next_basic", "qwen3_5_moe_multimodal", "qwen3_moe_basic", "deepseek_v3_basic"];
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf").join(name)
@@ -34,7 +35,7 @@ fn open(name: &str) -> Engine {
 
 /// Tokens `from..to` of a text.
 fn tokens(from: usize, to: usize) -> Vec<u32> {
-    (from..to).map(|i| ((i * i * 5 + i * 11 + 3) % 99) as u32).collect()
+    (from..to).map(|i| ((i * i * 5 + i * 11 + 3) % 59) as u32).collect()
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {

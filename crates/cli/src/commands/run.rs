@@ -11,7 +11,7 @@ use moeflux::error::size;
 use moeflux::experts::CacheStats;
 use moeflux::sampler::{Sampler, SamplerOptions};
 use moeflux::tokenizer::AddSpecial;
-use moeflux::{Finish, Generated, Session, Stats, TextModel};
+use moeflux::{DecodingOptions, Finish, Generated, Session, Stats, TextModel};
 use serde_json::{Value, json};
 
 use crate::engine_args::EngineArgs;
@@ -36,6 +36,9 @@ pub struct RunArgs {
     /// Most tokens of an answer
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_tokens: usize,
+    /// Text that ends an answer and is left out of it; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -261,12 +264,17 @@ fn answer(
     if tokens.is_empty() {
         bail!("the prompt is empty");
     }
-    let mut sampler = Sampler::new(args.sampling.options(), model.tokenizer.vocab_size())?;
+    let options = DecodingOptions {
+        sampler: args.sampling.options(),
+        max_tokens: args.max_tokens,
+        stop: args.stop.clone(),
+        ..DecodingOptions::default()
+    };
     let mut text = String::new();
     let mut written = Ok(());
     interrupt.stop.store(false, Ordering::SeqCst);
     interrupt.generating.store(true, Ordering::SeqCst);
-    let generated = model.generate(session, tokens, &mut sampler, args.max_tokens, |piece| {
+    let generated = model.generate(session, tokens, options, |piece| {
         text.push_str(piece);
         let mut out = std::io::stdout().lock();
         written = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
@@ -342,7 +350,7 @@ fn report(generated: &Generated) {
         Finish::EndOfText => "",
         Finish::MaxTokens => " (stopped at --max-tokens)",
         Finish::ContextFull => " (stopped: the context is full)",
-        Finish::Stopped => " (interrupted)",
+        Finish::Stopped => " (stopped)",
     };
     let bandwidth = cache.bandwidth().map(|b| format!(" at {:.2} GB/s", b / 1e9)).unwrap_or_default();
     let read_ahead = match cache.prefetches {

@@ -6,9 +6,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use moeflux::error::size;
-use moeflux::sampler::{Sampler, SamplerOptions};
+use moeflux::sampler::SamplerOptions;
 use moeflux::synth::random_tokens;
-use moeflux::{Engine, Outputs, Stats};
+use moeflux::{DecodingOptions, Engine, Outputs, Stats};
 use serde_json::json;
 
 use crate::atomic_file;
@@ -83,10 +83,10 @@ fn answers(args: &TraceArgs) -> Result<Vec<u8>> {
     let mut decode = Stats::default();
     for (index, prompt) in args.prompt.iter().enumerate() {
         let tokens = model.encode_chat(&[json!({ "role": "user", "content": prompt })])?;
-        let options = SamplerOptions { seed: Some(args.seed + index as u64), ..SamplerOptions::default() };
-        let mut sampler = Sampler::new(options, model.tokenizer.vocab_size())?;
+        let sampler = SamplerOptions { seed: Some(args.seed + index as u64), ..SamplerOptions::default() };
+        let options = DecodingOptions { sampler, max_tokens: args.tokens, ..DecodingOptions::default() };
         let mut session = model.engine.session();
-        let generated = model.generate(&mut session, &tokens, &mut sampler, args.tokens, |_| {
+        let generated = model.generate(&mut session, &tokens, options, |_| {
             bar.inc(1);
             true
         })?;

@@ -483,17 +483,24 @@ impl Executable for CpuExecutable {
     }
 
     fn page_bytes(&self) -> usize {
-        self.caches.iter().map(KvCache::page_bytes).sum()
+        let latents: usize = self.latent_caches.iter().map(LatentCache::page_bytes).sum();
+        self.caches.iter().map(KvCache::page_bytes).sum::<usize>() + latents
     }
 
     fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()> {
         self.caches.iter().for_each(|cache| cache.read_page(page as usize, out));
+        self.latent_caches.iter().for_each(|cache| cache.read_page(page as usize, out));
         Ok(())
     }
 
     fn write_page(&mut self, page: u32, mut bytes: &[u8]) -> Result<()> {
         check_bytes("page", self.page_bytes(), bytes)?;
         for cache in &mut self.caches {
+            let (own, rest) = bytes.split_at(cache.page_bytes());
+            cache.write_page(page as usize, own);
+            bytes = rest;
+        }
+        for cache in &mut self.latent_caches {
             let (own, rest) = bytes.split_at(cache.page_bytes());
             cache.write_page(page as usize, own);
             bytes = rest;

@@ -107,6 +107,37 @@ impl LatentCache {
         }
     }
 
+    /// Bytes of one page.
+    pub(crate) fn page_bytes(&self) -> usize {
+        let kv_type = match self.pages {
+            Pages::F16(_) => KvType::F16,
+            Pages::F32(_) => KvType::F32,
+        };
+        PAGE_TOKENS * self.width() * kv_type.bytes()
+    }
+
+    /// Appends a page to `out`, little-endian.
+    pub(crate) fn read_page(&self, page: usize, out: &mut Vec<u8>) {
+        match &self.pages {
+            Pages::F16(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
+            Pages::F32(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
+        }
+    }
+
+    /// Replaces a page by what [`LatentCache::read_page`] gave: [`LatentCache::page_bytes`] bytes.
+    pub(crate) fn write_page(&mut self, page: usize, bytes: &[u8]) {
+        match &mut self.pages {
+            Pages::F16(pages) => {
+                let value = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]);
+                pages[page].iter_mut().zip(bytes.chunks_exact(2)).for_each(|(v, b)| *v = value(b));
+            }
+            Pages::F32(pages) => {
+                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                pages[page].iter_mut().zip(bytes.chunks_exact(4)).for_each(|(v, b)| *v = value(b));
+            }
+        }
+    }
+
     /// Stores a token's latent and rotated key.
     fn append(&mut self, page: usize, offset: usize, c: &[f32], k_rope: &[f32]) {
         let (rank, width) = (self.shape.rank, self.width());

@@ -1,6 +1,6 @@
 //! Routed experts: where they are on disk ([`store`]), how many fit memory ([`slots`]), which of them are there
-//! ([`cache`]) and which give way ([`policy`]), which are read ahead ([`prefetch`]), and how requests are recorded and
-//! replayed ([`trace`], [`replay`]).
+//! ([`cache`]) and which give way ([`policy`]), which are read ahead ([`prefetch`]), how requests are recorded and
+//! replayed ([`trace`], [`replay`]) and how often each was needed ([`usage`]).
 
 pub mod cache;
 pub mod policy;
@@ -11,9 +11,11 @@ mod residency;
 pub mod slots;
 pub mod store;
 pub mod trace;
+pub mod usage;
 
 pub use cache::{CacheOptions, CacheStats, ExpertCache};
 pub use policy::PolicyKind;
 pub use prefetch::Prefetch;
 pub use slots::SlotPlan;
 pub use store::{ExpertForm, ExpertLocation, ExpertStore};
+pub use usage::ExpertUse;

@@ -189,6 +189,37 @@ impl Tokenizer {
         &self.named.tokens
     }
 
+    /// The bytes that a token stands for within a text, special ones by their names; `None` if there is no such token.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        if self.decodes_by_token() {
+            return self.decode_token(id, false, &mut bytes).is_ok().then_some(bytes);
+        }
+        // Spelled as SentencePiece does: spaces as U+2581, single bytes as <0x0A>.
+        let text = self.id_to_token(id)?;
+        let byte = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+        match byte.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => Some(vec![byte]),
+            None => Some(text.replace('\u{2581}', " ").into_bytes()),
+        }
+    }
+
+    /// Whether a token steers the model rather than being text.
+    pub fn is_special(&self, id: u32) -> bool {
+        match &self.backend {
+            Backend::HuggingFace(tokenizer) if !tokenizer.byte_level => {
+                tokenizer.decode(&[id], true).is_ok_and(|text| text.is_empty())
+                    && tokenizer.decode(&[id], false).is_ok_and(|text| !text.is_empty())
+            }
+            _ => {
+                let (mut text, mut all) = (Vec::new(), Vec::new());
+                self.decode_token(id, true, &mut text).is_ok()
+                    && self.decode_token(id, false, &mut all).is_ok()
+                    && text != all
+            }
+        }
+    }
+
     /// Appends the text of `id`, which may be part of a character. Only if tokens decode one by one.
     fn decode_token(&self, id: u32, skip_special: bool, output: &mut Vec<u8>) -> Result<()> {
         match &self.backend {

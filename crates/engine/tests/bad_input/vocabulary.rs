@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use moeflux::checkpoint::gguf::{Array, Value};
-use moeflux::sampler::{Sampler, SamplerOptions};
 use moeflux::tokenizer::AddSpecial;
-use moeflux::{Error, Options, TextModel};
+use moeflux::{DecodingOptions, Error, Options, TextModel};
 use moeflux_compute::cpu::CpuBackend;
 
 use crate::editor::files;
@@ -18,8 +17,8 @@ fn generate(path: &Path) -> Result<(), Error> {
     let mut model = TextModel::open(path, &backend, &Options::default(), |_, _| ())?;
     let prompt = model.tokenizer.encode("a b", AddSpecial::Yes)?;
     let mut session = model.engine.session();
-    let mut sampler = Sampler::new(SamplerOptions::default(), model.tokenizer.vocab_size())?;
-    model.generate(&mut session, &prompt, &mut sampler, 3, |_| true).map(drop)
+    let options = DecodingOptions { max_tokens: 3, ..DecodingOptions::default() };
+    model.generate(&mut session, &prompt, options, |_| true).map(drop)
 }
 
 #[track_caller]

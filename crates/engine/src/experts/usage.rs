@@ -1,0 +1,78 @@
+//! How often each expert was asked for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use moeflux_compute::backend::{ExpertSource, ExpertView};
+use moeflux_compute::graph::ExpertSetId;
+
+use super::ExpertStore;
+
+/// Batches that needed each expert since the engine was opened; can be read from other threads.
+#[derive(Debug, Clone)]
+pub struct ExpertUse {
+    sets: Arc<[SetUse]>,
+}
+
+#[derive(Debug)]
+struct SetUse {
+    layer: usize,
+    counts: Box<[AtomicU64]>,
+}
+
+impl ExpertUse {
+    /// Zeros for every expert of `store`.
+    pub(crate) fn new(store: &ExpertStore) -> Self {
+        let set = |id| {
+            let set = store.set(ExpertSetId(id));
+            SetUse { layer: set.layer, counts: (0..set.experts).map(|_| AtomicU64::new(0)).collect() }
+        };
+        Self { sets: (0..store.sets()).map(set).collect() }
+    }
+
+    fn count(&self, set: ExpertSetId, experts: &[u32]) {
+        for id in experts {
+            self.sets[set.0].counts[*id as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Of every layer with experts its number and the counts by expert id.
+    pub fn layers(&self) -> impl Iterator<Item = (usize, Vec<u64>)> {
+        let counts = |set: &SetUse| set.counts.iter().map(|c| c.load(Ordering::Relaxed)).collect();
+        self.sets.iter().map(move |set| (set.layer, counts(set)))
+    }
+}
+
+/// Counts what is asked of a source. Every set is announced once a batch.
+pub(crate) struct Counting<'a, S> {
+    pub(crate) source: &'a mut S,
+    pub(crate) uses: &'a ExpertUse,
+}
+
+impl<S: ExpertSource> ExpertSource for Counting<'_, S> {
+    fn announce(&mut self, set: ExpertSetId, experts: &[u32]) -> moeflux_compute::Result<()> {
+        self.uses.count(set, experts);
+        self.source.announce(set, experts)
+    }
+
+    fn visit(
+        &mut self,
+        set: ExpertSetId,
+        experts: &[u32],
+        visitor: &mut dyn FnMut(&[ExpertView<'_>]),
+    ) -> moeflux_compute::Result<()> {
+        self.source.visit(set, experts, visitor)
+    }
+
+    fn routed(&mut self, set: ExpertSetId, ids: &[u32], rows: usize) {
+        self.source.routed(set, ids, rows);
+    }
+
+    fn wants_forecast(&mut self) -> bool {
+        self.source.wants_forecast()
+    }
+
+    fn forecast(&mut self, set: ExpertSetId, likely: &[u32]) {
+        self.source.forecast(set, likely);
+    }
+}

@@ -1,0 +1,126 @@
+//! What a scheduler has done: counters and distributions.
+
+use crate::experts::CacheStats;
+
+/// How often values fell below certain bounds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Histogram {
+    /// Upper bounds, ascending; a last bucket holds what is above all of them.
+    pub bounds: &'static [f64],
+    /// One more than bounds: values in each bucket, not cumulative.
+    pub counts: Vec<u64>,
+    /// Sum of all values.
+    pub sum: f64,
+}
+
+impl Histogram {
+    fn new(bounds: &'static [f64]) -> Self {
+        Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    pub(super) fn add(&mut self, value: f64) {
+        let bucket = self.bounds.iter().position(|bound| value <= *bound).unwrap_or(self.bounds.len());
+        self.counts[bucket] += 1;
+        self.sum += value;
+    }
+
+    /// Number of values.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Mean of all values; 0 if there are none.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.count().max(1) as f64
+    }
+}
+
+/// What a scheduler has done since it was started, and what is going on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figures {
+    /// Requests that wait now.
+    pub waiting: usize,
+    /// Requests being answered now.
+    pub running: usize,
+    /// Pages of keys and values in use now, those of kept sessions included.
+    pub pages_used: usize,
+    /// Of these, pages that requests being answered hold.
+    pub pages_running: usize,
+    /// Sessions kept for reuse now.
+    pub kept_sessions: usize,
+    /// Requests answered.
+    pub finished: u64,
+    /// Requests whose clients went away.
+    pub cancelled: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Requests refused because too many waited.
+    pub refused: u64,
+    /// Times that a request was put back because memory was short.
+    pub preemptions: u64,
+    /// Batches evaluated.
+    pub steps: u64,
+    /// Prompt tokens evaluated.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that earlier requests had left evaluated.
+    pub cached_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Seconds spent evaluating.
+    pub busy_seconds: f64,
+    /// What the expert cache did.
+    pub experts: CacheStats,
+    /// Sequences in a batch.
+    pub batch: Histogram,
+    /// Seconds from submission to the first token.
+    pub first_token: Histogram,
+    /// Seconds between tokens of an answer.
+    pub between_tokens: Histogram,
+    /// Seconds from submission to the end of an answer.
+    pub duration: Histogram,
+}
+
+impl Default for Figures {
+    fn default() -> Self {
+        const SECONDS: &[f64] = &[
+            0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+        ];
+        const SEQUENCES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+        Self {
+            waiting: 0,
+            running: 0,
+            pages_used: 0,
+            pages_running: 0,
+            kept_sessions: 0,
+            finished: 0,
+            cancelled: 0,
+            failed: 0,
+            refused: 0,
+            preemptions: 0,
+            steps: 0,
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            generated_tokens: 0,
+            busy_seconds: 0.0,
+            experts: CacheStats::default(),
+            batch: Histogram::new(SEQUENCES),
+            first_token: Histogram::new(SECONDS),
+            between_tokens: Histogram::new(SECONDS),
+            duration: Histogram::new(SECONDS),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_fall_into_buckets() {
+        let mut histogram = Histogram::new(&[1.0, 2.0]);
+        [0.5, 1.0, 1.5, 9.0].into_iter().for_each(|v| histogram.add(v));
+        assert_eq!(histogram.counts, [2, 1, 1]);
+        assert_eq!(histogram.mean(), 3.0);
+        assert_eq!(Histogram::new(&[]).mean(), 0.0);
+    }
+}

@@ -1,0 +1,436 @@
+//! [`Scheduler`]: one model, many requests at once, on a thread of its own.
+//!
+//! Every step evaluates one batch: a token of each answer that is being generated and pieces of the prompts that are
+//! being read, so that experts which several need are loaded once. Requests are admitted in the order in which they
+//! came. When pages of keys and values run out, sessions kept for reuse go first, then the request that came last is
+//! put back and read again later; on the CPU that changes no bit of its answer.
+//!
+//! Nothing here is asynchronous: events go to a closure, or to the iterator [`Answer`].
+
+mod figures;
+mod plan;
+mod prefixes;
+mod worker;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::chat_template::ChatTemplate;
+use crate::decoding::{Constraint, Decoding, DecodingOptions, Piece};
+use crate::engine::Engine;
+use crate::experts::{CacheStats, ExpertUse};
+use crate::generation::{Conversation, EncodedChat, Finish, TextModel, encode_chat};
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+pub use figures::{Figures, Histogram};
+
+/// How requests are served. How many at once is [`Options::sequences`](crate::Options::sequences).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchedulerOptions {
+    /// Most requests that wait.
+    pub queue: usize,
+    /// Most prompt tokens in a step that also goes on with answers: more is quicker for prompts, fewer keeps answers
+    /// flowing.
+    pub prefill_beside_decode: usize,
+    /// Sessions kept after their answers, so that what goes on from them need not be read again.
+    pub kept_sessions: usize,
+    /// Folder where conversations with a key are kept on disk.
+    pub sessions: Option<PathBuf>,
+}
+
+impl Default for SchedulerOptions {
+    fn default() -> Self {
+        Self { queue: 64, prefill_beside_decode: 128, kept_sessions: 16, sessions: None }
+    }
+}
+
+/// A prompt and how to answer it.
+#[derive(Default)]
+pub struct Request {
+    /// Token ids of the prompt, at least one.
+    pub prompt: Vec<u32>,
+    /// How the answer is generated.
+    pub options: DecodingOptions,
+    /// Limits the answer, as a grammar does.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// Names a conversation that is kept on disk, if [`SchedulerOptions::sessions`] is set.
+    pub conversation: Option<String>,
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Request({} tokens, {:?})", self.prompt.len(), self.options)
+    }
+}
+
+/// What happens to a request.
+#[derive(Debug)]
+pub enum Event {
+    /// A step of the answer.
+    Piece(Piece),
+    /// The answer is complete.
+    Done(Done),
+    /// The request failed; others go on.
+    Failed(Error),
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Done {
+    /// Why.
+    pub finish: Finish,
+    /// The stop text that was found.
+    pub stopped_by: Option<String>,
+    /// What it took.
+    pub usage: Usage,
+    /// Why the conversation could not be read from disk or written to it.
+    pub warning: Option<String>,
+}
+
+/// What an answer took.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of these, tokens that an earlier request had left evaluated.
+    pub cached_tokens: usize,
+    /// Tokens of the answer, without the one that ends texts.
+    pub completion_tokens: usize,
+    /// From submission to admission.
+    pub queued: Duration,
+    /// From submission to the first token.
+    pub first_token: Duration,
+    /// From submission to the end.
+    pub total: Duration,
+    /// The request's share, by tokens, of what the batches it was in asked of the expert cache.
+    pub experts: ExpertShare,
+    /// The seed in use.
+    pub seed: u64,
+    /// Times that it was put back because memory was short.
+    pub preemptions: usize,
+}
+
+/// A request's part in what the expert cache did.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ExpertShare {
+    /// Experts that were in memory when they were asked for.
+    pub hits: u64,
+    /// Experts that were not.
+    pub misses: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Time that computing stood still waiting for reads.
+    pub stall: Duration,
+}
+
+impl ExpertShare {
+    /// Adds a fraction of what was done for a batch.
+    fn add(&mut self, all: &CacheStats, fraction: f64) {
+        let of = |count: u64| (count as f64 * fraction).round() as u64;
+        self.hits += of(all.hits);
+        self.misses += of(all.misses);
+        self.bytes_read += of(all.bytes_read);
+        self.stall += all.stall.mul_f64(fraction);
+    }
+}
+
+type Sink = Box<dyn FnMut(Event) + Send>;
+
+/// A request in the queue.
+struct Job {
+    request: Request,
+    sink: Sink,
+    cancelled: Arc<AtomicBool>,
+    submitted: Instant,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Set when no more requests are taken.
+    closed: bool,
+    /// Set when those being answered are given up too.
+    abandoned: bool,
+}
+
+/// What the scheduler's thread and its users share.
+struct Shared {
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    options: SchedulerOptions,
+    description: Description,
+    queue: Mutex<Queue>,
+    /// Signalled when the queue or its flags change.
+    changed: Condvar,
+    figures: Mutex<Figures>,
+    expert_use: ExpertUse,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What these locks guard is replaced or appended to in single steps.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is being served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// The backend's name and hardware.
+    pub backend: String,
+    /// Positions that a sequence may have.
+    pub context: usize,
+    /// Sequences evaluated at the same time.
+    pub sequences: usize,
+    /// Pages of keys and values.
+    pub pages: usize,
+    /// Slots for routed experts.
+    pub expert_slots: usize,
+    /// Routed experts that the model has.
+    pub experts: usize,
+}
+
+impl Description {
+    fn new(engine: &Engine) -> Self {
+        Self {
+            backend: engine.backend().to_owned(),
+            context: engine.context(),
+            sequences: engine.sequences(),
+            pages: engine.pages(),
+            expert_slots: engine.experts().plan().slots(),
+            experts: engine.expert_use().layers().map(|(_, counts)| counts.len()).sum(),
+        }
+    }
+}
+
+/// A model that answers many requests at once. Dropping it gives up those under way.
+pub struct Scheduler {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Scheduler({:?})", self.shared.description)
+    }
+}
+
+impl Scheduler {
+    /// Starts the thread that runs `model`.
+    ///
+    /// # Errors
+    /// If the system has no thread, or the folder for sessions cannot be made.
+    pub fn start(model: TextModel, options: SchedulerOptions) -> Result<Self> {
+        if let Some(folder) = &options.sessions {
+            let io = |source| Error::Io { action: "make", path: folder.clone(), source };
+            std::fs::create_dir_all(folder).map_err(io)?;
+        }
+        let TextModel { engine, tokenizer, template } = model;
+        let path = engine.model().checkpoint().path().to_owned();
+        let shared = Arc::new(Shared {
+            tokenizer,
+            template,
+            options,
+            description: Description::new(&engine),
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            figures: Mutex::default(),
+            expert_use: engine.expert_use().clone(),
+        });
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("moeflux-engine".into());
+        let thread = thread.spawn(move || worker::run(&theirs, engine));
+        let thread = thread.map_err(|source| Error::Io { action: "start a thread for", path, source })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Queues a request; its events are what the returned iterator gives.
+    ///
+    /// # Errors
+    /// As [`Scheduler::submit_to`].
+    pub fn submit(&self, request: Request) -> Result<Answer> {
+        let (sender, events) = mpsc::channel();
+        let ticket = self.submit_to(request, move |event| drop(sender.send(event)))?;
+        Ok(Answer { events, ticket })
+    }
+
+    /// Queues a request; its events go to `sink`, which is called on the engine's thread and must not wait.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::ShuttingDown`]; [`Error::ContextFull`], [`Error::Token`] or [`Error::Option`] for
+    /// a request that could not be answered.
+    pub fn submit_to(&self, request: Request, sink: impl FnMut(Event) + Send + 'static) -> Result<Ticket> {
+        self.check(&request)?;
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let ticket = Ticket { cancelled: Arc::clone(&cancelled), shared: Arc::clone(&self.shared) };
+        let mut queue = lock(&self.shared.queue);
+        if queue.closed {
+            return Err(Error::ShuttingDown);
+        }
+        queue.jobs.retain(|job| !job.cancelled.load(Ordering::Relaxed));
+        let waiting = queue.jobs.len();
+        if waiting >= self.shared.options.queue {
+            drop(queue);
+            let mut figures = lock(&self.shared.figures);
+            figures.refused += 1;
+            let rounds = waiting.div_ceil(self.shared.description.sequences) as f64;
+            let seconds = (figures.duration.mean() * rounds).clamp(1.0, 60.0);
+            return Err(Error::QueueFull { waiting, retry_after: Duration::from_secs_f64(seconds) });
+        }
+        queue.jobs.push_back(Job { request, sink: Box::new(sink), cancelled, submitted: Instant::now() });
+        drop(queue);
+        self.shared.changed.notify_all();
+        Ok(ticket)
+    }
+
+    /// Refuses what could not be answered.
+    fn check(&self, request: &Request) -> Result<()> {
+        let Shared { tokenizer, description, .. } = &*self.shared;
+        if request.prompt.is_empty() {
+            let expected = "at least one token".into();
+            return Err(Error::Option { option: "prompt", expected, got: "none".into() });
+        }
+        if request.prompt.len() >= description.context {
+            // One position is for the answer.
+            return Err(Error::ContextFull {
+                wanted: request.prompt.len() + 1,
+                context: description.context,
+            });
+        }
+        if request.options.stop.iter().any(String::is_empty) {
+            let expected = "texts that are not empty".into();
+            return Err(Error::Option { option: "stop", expected, got: "\"\"".into() });
+        }
+        // Checks the sampler's options and the prompt's tokens.
+        Decoding::new(tokenizer, &request.prompt, request.options.clone(), None).map(drop)
+    }
+
+    /// Takes no more requests; those that have been taken are answered.
+    pub fn drain(&self) {
+        lock(&self.shared.queue).closed = true;
+        self.shared.changed.notify_all();
+    }
+
+    /// Gives up every request at the next step, and takes no more.
+    pub fn abandon(&self) {
+        let mut queue = lock(&self.shared.queue);
+        (queue.closed, queue.abandoned) = (true, true);
+        drop(queue);
+        self.shared.changed.notify_all();
+    }
+
+    /// Whether nothing is waiting and nothing being answered, for good if requests are no longer taken.
+    pub fn is_idle(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished) || {
+            let waiting = lock(&self.shared.queue).jobs.len();
+            waiting == 0 && lock(&self.shared.figures).running == 0
+        }
+    }
+
+    /// Whether requests are taken.
+    pub fn is_open(&self) -> bool {
+        !lock(&self.shared.queue).closed
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.shared.tokenizer
+    }
+
+    /// The model's chat template, if it has one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.shared.template.as_ref()
+    }
+
+    /// Renders and encodes a conversation.
+    ///
+    /// # Errors
+    /// As [`encode_chat`].
+    pub fn encode_chat(&self, conversation: &Conversation<'_>) -> Result<EncodedChat> {
+        encode_chat(&self.shared.tokenizer, self.shared.template.as_ref(), conversation)
+    }
+
+    /// What is being served.
+    pub fn description(&self) -> &Description {
+        &self.shared.description
+    }
+
+    /// What has been done so far, and what is going on.
+    pub fn figures(&self) -> Figures {
+        let waiting = lock(&self.shared.queue).jobs.len();
+        Figures { waiting, ..lock(&self.shared.figures).clone() }
+    }
+
+    /// How often each expert was needed.
+    pub fn expert_use(&self) -> &ExpertUse {
+        &self.shared.expert_use
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        self.abandon();
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread has been reported by then.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A claim on a request. Dropping it cancels the request within one step.
+pub struct Ticket {
+    cancelled: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Ticket(cancelled: {:?})", self.cancelled)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.shared.changed.notify_all();
+    }
+}
+
+/// The events of a request as they come. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Answer {
+    events: mpsc::Receiver<Event>,
+    ticket: Ticket,
+}
+
+impl Iterator for Answer {
+    type Item = Event;
+
+    /// Waits for the next event; `None` after the last one.
+    fn next(&mut self) -> Option<Event> {
+        self.events.recv().ok()
+    }
+}
+
+impl Answer {
+    /// Waits for the whole answer.
+    ///
+    /// # Errors
+    /// The request's, or [`Error::ShuttingDown`] if it was given up.
+    pub fn text(self) -> Result<(String, Done)> {
+        let mut text = String::new();
+        for event in self.events.iter() {
+            match event {
+                Event::Piece(piece) => text.push_str(&piece.text),
+                Event::Done(done) => return Ok((text, done)),
+                Event::Failed(error) => return Err(error),
+            }
+        }
+        drop(self.ticket);
+        Err(Error::ShuttingDown)
+    }
+}

@@ -1,0 +1,313 @@
+//! The scheduler: answers do not depend on company, memory or order; cancelled work stops; nothing leaks.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use moeflux::sampler::SamplerOptions;
+use moeflux::scheduler::{Event, Figures};
+use moeflux::{
+    Constraint, DecodingOptions, Error, Finish, Options, Request, Result, Scheduler, SchedulerOptions,
+    TextModel,
+};
+use moeflux_compute::cpu::CpuBackend;
+use serde_json::json;
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.gguf")
+}
+
+/// A model with recurrent state, in a folder with a tokenizer of as many tokens: one a byte.
+fn recurrent(folder: &Path) -> PathBuf {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixtures.join("qwen3_next_basic").join(file), folder.join(file)).unwrap();
+    }
+    let text = std::fs::read_to_string(fixtures.join("qwen3_moe_tokenizer/tokenizer.json")).unwrap();
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    tokenizer["added_tokens"] = json!([]);
+    tokenizer["model"]["merges"] = json!([]);
+    tokenizer["model"]["vocab"].as_object_mut().unwrap().retain(|_, id| id.as_u64().unwrap() < 101);
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    folder.into()
+}
+
+fn model(path: &Path, options: &Options) -> TextModel {
+    TextModel::open(path, &CpuBackend::new(2, None).unwrap(), options, |_, _| ()).unwrap()
+}
+
+fn options() -> Options {
+    Options { context: Some(256), sequences: 6, ..Options::default() }
+}
+
+fn start(path: &Path, options: &Options) -> Scheduler {
+    Scheduler::start(model(path, options), SchedulerOptions::default()).unwrap()
+}
+
+fn chat(question: &str) -> Vec<serde_json::Value> {
+    vec![json!({"role": "user", "content": question})]
+}
+
+/// Half of them are sampled, each by its own seed.
+fn request(prompt: Vec<u32>, index: usize, max_tokens: usize) -> Request {
+    let temperature = if index.is_multiple_of(2) { 0.0 } else { 1.0 };
+    let sampler = SamplerOptions { temperature, seed: Some(index as u64), ..SamplerOptions::default() };
+    Request {
+        prompt,
+        options: DecodingOptions { sampler, max_tokens, ..Default::default() },
+        ..Default::default()
+    }
+}
+
+const QUESTIONS: [&str; 7] = [
+    "Tell me a short story about a fox.",
+    "What is 17 + 25?",
+    "Sort these numbers: 7 3 9 1",
+    "Tell me a story about a bird and a boat.",
+    "Hello!",
+    "Reverse the word: lantern",
+    "What is 12 + 30?",
+];
+
+/// The scheduler's figures once nothing is going on.
+fn settled(scheduler: &Scheduler) -> Figures {
+    let start = Instant::now();
+    loop {
+        let figures = scheduler.figures();
+        if figures.running + figures.waiting == 0 {
+            return figures;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "{figures:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Answers by a model that has nothing else to do.
+fn alone(model: &mut TextModel, index: usize, max_tokens: usize) -> Vec<u32> {
+    let prompt = model.encode_chat(&chat(QUESTIONS[index])).unwrap();
+    let mut session = model.engine.session();
+    let options = request(vec![], index, max_tokens).options;
+    model.generate(&mut session, &prompt, options, |_| true).unwrap().tokens
+}
+
+fn tokens(answer: moeflux::scheduler::Answer) -> Vec<u32> {
+    let mut tokens = vec![];
+    for event in answer {
+        match event {
+            Event::Piece(piece) => tokens.extend(piece.token),
+            Event::Done(_) => return tokens,
+            Event::Failed(error) => panic!("{error}"),
+        }
+    }
+    panic!("given up")
+}
+
+#[test]
+fn answers_do_not_depend_on_company_or_memory() {
+    let mut single = model(&demo(), &options());
+    let expected: Vec<_> = (0..QUESTIONS.len()).map(|index| alone(&mut single, index, 60)).collect();
+    drop(single);
+    // Room for all; for about two at a time, so that some are put back; experts from disk.
+    let tight = Options { context: Some(128), chunk: Some(24), kv_tokens: Some(192), ..options() };
+    let streamed = Options { expert_cache: Some(20), ..options() };
+    for (options, preempts) in [(options(), false), (tight, true), (streamed, false)] {
+        let scheduler = start(&demo(), &options);
+        for round in 0..2 {
+            let answers: Vec<_> = (0..QUESTIONS.len())
+                .map(|index| {
+                    let conversation = chat(QUESTIONS[index]);
+                    let conversation =
+                        moeflux::generation::Conversation { messages: &conversation, ..Default::default() };
+                    let prompt = scheduler.encode_chat(&conversation).unwrap().tokens;
+                    scheduler.submit(request(prompt, index, 60)).unwrap()
+                })
+                .collect();
+            for (index, answer) in answers.into_iter().enumerate() {
+                assert_eq!(tokens(answer), expected[index], "{} {round} {options:?}", QUESTIONS[index]);
+            }
+        }
+        let figures = settled(&scheduler);
+        assert_eq!((figures.finished, figures.failed, figures.pages_running), (14, 0, 0));
+        assert_eq!(figures.preemptions > 0, preempts, "{figures:?}");
+        assert!(figures.batch.mean() > 1.2, "{figures:?}");
+        assert!(preempts || figures.cached_tokens > 0, "{figures:?}");
+    }
+}
+
+#[test]
+fn a_conversation_goes_on_from_what_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    for path in [demo(), recurrent(folder.path())] {
+        let scheduler = start(&path, &options());
+        let prompt: Vec<u32> = (0..90).map(|i| (i * 7 % 90) as u32).collect();
+        let first = scheduler.submit(request(prompt.clone(), 0, 5)).unwrap();
+        let answer = tokens(first);
+        let more = [&prompt[..], &answer, &[5, 6, 7]].concat();
+        let (_, done) = scheduler.submit(request(more, 0, 3)).unwrap().text().unwrap();
+        // All but the answer's last token, which nobody needed to evaluate.
+        assert!(done.usage.cached_tokens >= 90 + answer.len().max(1) - 1, "{done:?}");
+
+        // Two others that share a beginning: the second time the model knows where they part.
+        let other = |i: u32| [&prompt[..80], &[i, i + 1, i + 2]].concat();
+        let cached =
+            |i| scheduler.submit(request(other(i), 0, 2)).unwrap().text().unwrap().1.usage.cached_tokens;
+        let seen = [cached(40), cached(50), cached(60)];
+        assert_eq!(seen[2], 80, "{seen:?}");
+    }
+}
+
+#[test]
+fn requests_at_once_read_a_common_beginning_once() {
+    let scheduler = start(&demo(), &options());
+    let prompt: Vec<u32> = (0..150).map(|i| 100 + (i * 7 % 90) as u32).collect();
+    let answers: Vec<_> = (0..6).map(|i| scheduler.submit(request(prompt.clone(), i, 4)).unwrap()).collect();
+    let cached: usize = answers.into_iter().map(|a| a.text().unwrap().1.usage.cached_tokens).sum();
+    assert_eq!(cached, 5 * 149);
+}
+
+#[test]
+fn cancelled_requests_stop_and_nothing_leaks() {
+    let scheduler = start(&demo(), &options());
+    let prompt: Vec<u32> = (0..100).map(|i| 100 + i as u32).collect();
+    // Never ends by itself.
+    let endless = |i: u32| {
+        let mut request = request([&prompt[..], &[i]].concat(), 1, 100_000);
+        request.options.sampler.logit_bias =
+            scheduler.tokenizer().eos_ids().iter().map(|id| (*id, f32::NEG_INFINITY)).collect();
+        request
+    };
+    let mut answers: Vec<_> = (0..20).map(|i| scheduler.submit(endless(i)).unwrap()).collect();
+    for answer in &mut answers[..6] {
+        assert!(matches!(answer.next(), Some(Event::Piece(_))));
+    }
+    assert_eq!(scheduler.figures().waiting, 14);
+    drop(answers);
+    let figures = settled(&scheduler);
+    assert_eq!((figures.cancelled, figures.pages_running), (20, 0), "{figures:?}");
+    // The next one is not delayed by them, and an answer that fills the context says so.
+    let (_, done) = scheduler.submit(endless(77)).unwrap().text().unwrap();
+    assert_eq!(done.finish, Finish::ContextFull);
+    assert_eq!(done.usage.completion_tokens + done.usage.prompt_tokens, 257);
+}
+
+#[test]
+fn full_queues_and_bad_requests_are_refused() {
+    let limited = SchedulerOptions { queue: 2, ..SchedulerOptions::default() };
+    let scheduler =
+        Scheduler::start(model(&demo(), &Options { sequences: 1, ..options() }), limited).unwrap();
+    let refused = |request: Request| scheduler.submit(request).map(drop).unwrap_err();
+    assert!(matches!(refused(request(vec![], 0, 5)), Error::Option { option: "prompt", .. }));
+    assert!(matches!(refused(request(vec![1; 256], 0, 5)), Error::ContextFull { .. }));
+    assert!(matches!(refused(request(vec![1_000_000], 0, 5)), Error::Tokenizer { .. }));
+    let mut bad = request(vec![1], 0, 5);
+    bad.options.sampler.temperature = -1.0;
+    assert!(matches!(refused(bad), Error::Option { option: "temperature", .. }));
+    let mut bad = request(vec![1], 0, 5);
+    bad.options.stop = vec![String::new()];
+    assert!(matches!(refused(bad), Error::Option { option: "stop", .. }));
+
+    let mut first = scheduler.submit(request(vec![300; 4], 1, 250)).unwrap();
+    assert!(first.next().is_some());
+    let waiting: Vec<_> = (0..2).map(|_| scheduler.submit(request(vec![1], 0, 5)).unwrap()).collect();
+    let error = refused(request(vec![1], 0, 5));
+    assert!(
+        matches!(error, Error::QueueFull { waiting: 2, retry_after } if retry_after.as_secs() >= 1),
+        "{error}"
+    );
+    scheduler.drain();
+    assert!(matches!(refused(request(vec![1], 0, 5)), Error::ShuttingDown));
+    drop(first);
+    for answer in waiting {
+        assert!(answer.text().is_ok(), "those that were taken are answered");
+    }
+    settled(&scheduler);
+    assert!(scheduler.is_idle());
+}
+
+#[test]
+fn stop_texts_end_answers_and_are_left_out() {
+    let scheduler = start(&demo(), &options());
+    let conversation = chat(QUESTIONS[0]);
+    let conversation = moeflux::generation::Conversation { messages: &conversation, ..Default::default() };
+    let prompt = scheduler.encode_chat(&conversation).unwrap().tokens;
+    let answer = |stop: &[&str]| {
+        let mut request = request(prompt.clone(), 0, 80);
+        request.options.stop = stop.iter().map(|s| (*s).to_owned()).collect();
+        scheduler.submit(request).unwrap().text().unwrap()
+    };
+    let (whole, _) = answer(&[]);
+    let stop: String = whole.chars().skip(20).take(12).collect();
+    let (text, done) = answer(&["never there", &stop]);
+    assert_eq!(text, whole[..whole.find(&stop).unwrap()]);
+    assert_eq!((done.finish, done.stopped_by), (Finish::Stopped, Some(stop)));
+    assert_eq!(answer(&["never there"]).0, whole);
+}
+
+/// Allows two tokens in turn, then ends; fails when told to.
+struct TwoTokens(usize, bool);
+
+impl Constraint for TwoTokens {
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+        if self.1 && self.0 == 1 {
+            return Err(Error::Constraint { reason: "as told".into() });
+        }
+        let allowed = [500, 600][self.0 % 2];
+        (0..).zip(logits).filter(|(id, _)| *id != allowed).for_each(|(_, l)| *l = f32::NEG_INFINITY);
+        Ok(())
+    }
+
+    fn accept(&mut self, _: u32) -> Result<bool> {
+        self.0 += 1;
+        Ok(self.0 == 4)
+    }
+}
+
+#[test]
+fn constraints_are_obeyed_and_a_failure_is_one_requests_own() {
+    let scheduler = start(&demo(), &options());
+    let other = scheduler.submit(request(vec![300; 4], 0, 40)).unwrap();
+    let with =
+        |fails| Request { constraint: Some(Box::new(TwoTokens(0, fails))), ..request(vec![300; 9], 1, 40) };
+    let (good, bad) = (scheduler.submit(with(false)).unwrap(), scheduler.submit(with(true)).unwrap());
+    assert_eq!(tokens(good), [500, 600, 500, 600]);
+    assert!(matches!(bad.text(), Err(Error::Constraint { .. })));
+    assert!(other.text().is_ok());
+}
+
+#[test]
+fn conversations_are_found_again_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    for path in [demo(), recurrent(folder.path())] {
+        let sessions = Some(folder.path().join("sessions"));
+        let open = || {
+            let options_ = SchedulerOptions { sessions: sessions.clone(), ..SchedulerOptions::default() };
+            Scheduler::start(model(&path, &options()), options_).unwrap()
+        };
+        let ask = |scheduler: &Scheduler, prompt: &[u32], key: &str| {
+            let request = Request { conversation: Some(key.into()), ..request(prompt.to_vec(), 0, 6) };
+            let mut tokens = vec![];
+            for event in scheduler.submit(request).unwrap() {
+                match event {
+                    Event::Piece(piece) => tokens.extend(piece.token),
+                    Event::Done(done) => return (tokens, done),
+                    Event::Failed(error) => panic!("{error}"),
+                }
+            }
+            panic!("given up")
+        };
+        let prompt: Vec<u32> = (0..80).map(|i| (i * 3 % 70) as u32).collect();
+        let key = "../../any text / at all";
+        let (answer, done) = ask(&open(), &prompt, key);
+        assert_eq!(done.warning, None);
+        let more = [&prompt[..], &answer, &[1, 2, 3]].concat();
+        let (_, done) = ask(&open(), &more, key);
+        assert!(done.usage.cached_tokens >= 80, "{done:?}");
+        assert_eq!(ask(&open(), &more, "another").1.usage.cached_tokens, 0);
+        // A damaged file is not used, and said to be so.
+        for file in std::fs::read_dir(sessions.clone().unwrap()).unwrap() {
+            std::fs::write(file.unwrap().path(), b"nonsense").unwrap();
+        }
+        let (_, done) = ask(&open(), &more, key);
+        assert!(done.usage.cached_tokens == 0 && done.warning.is_some(), "{done:?}");
+        std::fs::remove_dir_all(sessions.clone().unwrap()).unwrap();
+    }
+}
