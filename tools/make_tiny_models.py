@@ -2,7 +2,7 @@
 """Makes the tiny checkpoints and golden logits that the parity tests read.
 
     python tools/make_tiny_models.py hf OUT [NAME ...]
-    python tools/make_tiny_models.py gguf OUT --llama-python PYTHON [--wide] [NAME ...]
+    python tools/make_tiny_models.py gguf OUT --llama-python PYTHON [--llama-cpp SOURCE] [--wide] [NAME ...]
     python tools/make_tiny_models.py mlx OUT [--wide] [NAME ...]
 
 OUT gets one folder a fixture, each with the checkpoint and golden.safetensors: `tokens` i32 (T,), `logits`
@@ -27,6 +27,7 @@ def parse_args() -> argparse.Namespace:
     hf = commands.add_parser("hf", help="Hugging Face safetensors folders")
     gguf = commands.add_parser("gguf", help="GGUF files, quantised by llama.cpp")
     gguf.add_argument("--llama-python", required=True, help="interpreter that has llama-cpp-python")
+    gguf.add_argument("--llama-cpp", type=Path, help="llama.cpp's source tree, for what its converter makes")
     mlx = commands.add_parser("mlx", help="MLX folders, quantised by mlx-lm")
     for command in (gguf, mlx):
         command.add_argument(
@@ -68,7 +69,7 @@ def main() -> None:
         make(cases, lambda case: mlx_files.write_case(case, args.out), args)
     else:
         cases = gguf_cases.WIDE if args.wide else gguf_cases.SMALL
-        make(cases, lambda case: gguf_files.write_case(case, args.out, args.llama_python), args)
+        make(cases, lambda case: gguf_files.write_case(case, args.out, args.llama_python, args.llama_cpp), args)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 BLOCK = 128
 LARGEST = 448.0
 # Matrices of the layers; routers, embeddings, head and norms stay as they are.
-QUANTISED = re.compile(r"layers\..*_proj(_with_mqa)?\.weight$")
+QUANTISED = re.compile(r"layers\..*_proj(_with_mqa|_qkvz|_qkv|_z)?\.weight$")
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -30,6 +30,8 @@ class GgufCase:
     joint_kv_b: bool = False
     # Keep llama.cpp's logits whole, not only their distance from the golden.
     keep_peer_logits: bool = False
+    # Made by llama.cpp's own converter from a Hugging Face folder, in bf16: for what `gguf_files` does not write.
+    converted: bool = False
 
 
 def _qwen3_moe(**changes: Any) -> dict[str, Any]:
@@ -167,6 +169,32 @@ def _minimax_m2(**changes: Any) -> dict[str, Any]:
         head_dim=32,
         num_local_experts=6,
         num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _hybrid(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=32,
+        moe_intermediate_size=12,
+        shared_expert_intermediate_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=8,
+        # llama.cpp takes both for one.
+        linear_value_head_dim=8,
+        num_experts=5,
+        num_experts_per_tok=2,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
         max_position_embeddings=512,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         bos_token_id=None,
@@ -322,6 +350,34 @@ SMALL = [
         "F16",
     ),
     GgufCase("minimax_m2_q8_0", "minimax_m2", 60, _minimax_m2(), "Q8_0"),
+    # Value heads grouped by key head.
+    GgufCase(
+        "qwen3_next_bf16",
+        "qwen3_next",
+        61,
+        _hybrid(intermediate_size=24, norm_topk_prob=True),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # Three value heads to a key head, which this architecture's files have in another order.
+    GgufCase(
+        "qwen3_5_moe_bf16",
+        "qwen3_5_moe_text",
+        62,
+        _hybrid(
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            }
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,12 @@ import gguf
 import numpy as np
 import torch
 from gguf.quants import dequantize
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-from . import golden
+from . import golden, hf_files
 from .gguf_cases import GgufCase
+from .hf_cases import HfCase
 from .hf_files import build_model
 from .vocabularies import CHAT_TEMPLATE, SPECIAL_TOKENS, byte_level_bpe, sentencepiece_bpe
 from .weights import CORRECTION_BIAS, correction_biases
@@ -37,6 +41,7 @@ DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 # Vocabulary sizes; the models' are larger where a published one pads its embedding.
 BPE_SIZE = 293
 PEER = Path(__file__).with_name("llama_cpp_peer.py")
+CONVERT = Path(__file__).with_name("llama_cpp_convert.py")
 
 # transformers' module name within a layer → GGUF's name within a block.
 LAYER_NAMES = {
@@ -71,13 +76,19 @@ MODEL_NAMES = {
 }
 
 
-def write_case(case: GgufCase, out: Path, llama_python: str) -> dict[str, str]:
+def write_case(
+    case: GgufCase, out: Path, llama_python: str, llama_cpp: Path | None = None
+) -> dict[str, str]:
     """Writes `out/case.name` afresh: the model file or files and golden.safetensors."""
     folder = out / case.name
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     path = folder / "model.gguf"
+    if case.converted:
+        if llama_cpp is None:
+            raise SystemExit(f"{case.name} is made by llama.cpp's converter: --llama-cpp SOURCE")
+        return write_converted(case, path, llama_python, llama_cpp)
     model = build_model(case.family, case.config, torch.float32, case.seed)
     if case.file_type in ("F32", "F16"):
         write_gguf(path, model, case, case.file_type)
@@ -96,6 +107,32 @@ def write_case(case: GgufCase, out: Path, llama_python: str) -> dict[str, str]:
     found = golden.reference(model, case.n_tokens, case.seed)
     peer = peer_logits(llama_python, path, found.tokens)
     return golden.save_with_peer(folder, found, "llama.cpp", peer, case.keep_peer_logits)
+
+
+def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Path) -> dict[str, str]:
+    """Has llama.cpp's converter make the file; the golden is that of the folder it was made from."""
+    multimodal = case.family == "qwen3_5_moe_text"
+    source = HfCase(
+        case.name,
+        case.family,
+        case.seed,
+        case.config,
+        multimodal=multimodal,
+        stacked_experts=multimodal,
+        tokenizer_size=BPE_SIZE,
+        n_tokens=case.n_tokens,
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        hf_files.write_case(source, Path(scratch))
+        unconverted = Path(scratch) / case.name
+        command = [sys.executable, CONVERT, llama_cpp, case.file_type.lower(), unconverted, path]
+        subprocess.run(command, check=True)
+        saved = load_file(unconverted / "golden.safetensors")
+        with safe_open(unconverted / "golden.safetensors", "pt") as file:
+            report = json.loads(file.metadata()["report"])
+    found = golden.Reference(saved["tokens"].long(), saved["logits"], report)
+    peer = peer_logits(llama_python, path, found.tokens)
+    return golden.save_with_peer(path.parent, found, "llama.cpp", peer, case.keep_peer_logits)
 
 
 def peer_logits(llama_python: str, path: Path, tokens: torch.Tensor) -> np.ndarray:

@@ -42,7 +42,13 @@ class CorrectionBias:
 # By `model_type`.
 CORRECTION_BIASES = {
     "deepseek_v3": CorrectionBias(std=0.2, float32=False),
+    "deepseek_v32": CorrectionBias(std=0.2, float32=False),
+    "dots1": CorrectionBias(std=0.2, float32=False),
     "glm4_moe": CorrectionBias(std=0.3, float32=True),
+    "glm4_moe_lite": CorrectionBias(std=0.3, float32=True),
+    "glm_moe_dsa": CorrectionBias(std=0.2, float32=False),
+    "hy_v3": CorrectionBias(std=0.3, float32=True),
+    "solar_open": CorrectionBias(std=0.3, float32=True),
     "minimax_m2": CorrectionBias(std=0.3, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"

@@ -45,6 +45,15 @@ pub enum BackendKind {
     Cuda,
 }
 
+/// How many sequences share a model.
+#[derive(Debug, Clone, Copy)]
+pub struct Sharing {
+    /// Sequences at the same time.
+    pub sequences: usize,
+    /// Positions of all of them together.
+    pub kv_tokens: Option<usize>,
+}
+
 /// How to run the model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
@@ -198,7 +207,14 @@ impl EngineArgs {
 
     /// Opens a model with its tokenizer and chat template.
     pub fn open_text(&self, model: &Path) -> Result<TextModel> {
+        self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None })
+    }
+
+    /// Opens a model for several sequences at the same time.
+    pub fn open_text_shared(&self, model: &Path, sharing: Sharing) -> Result<TextModel> {
         let (backend, options) = self.resolve(Activations::Int8)?;
+        let Sharing { sequences, kv_tokens } = sharing;
+        let options = Options { sequences, kv_tokens, ..options };
         let bar = loading_bar()?;
         let model =
             TextModel::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;

@@ -22,6 +22,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(commands::run::RunArgs),
+    Serve(commands::serve::ServeArgs),
     Logits(commands::logits::LogitsArgs),
     Synth(commands::synth::SynthArgs),
     Inspect(commands::inspect::InspectArgs),
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match &cli.command {
         Command::Run(args) => commands::run::run(args),
+        Command::Serve(args) => commands::serve::run(args),
         Command::Logits(args) => commands::logits::run(args),
         Command::Synth(args) => commands::synth::run(args),
         Command::Inspect(args) => commands::inspect::run(args),

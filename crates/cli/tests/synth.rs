@@ -172,3 +172,31 @@ fn what_cannot_be_measured_is_an_error() {
     check(&["bench", &file, "-p", "8", "-n", "4", "--context", "4"], &["context", "4 tokens"]);
     check(&["bench", &file, "--memory", "1MiB"], &["too small", "needs at least"]);
 }
+
+#[test]
+fn published_shapes_have_the_parameters_that_they_are_named_after() {
+    // Billions in all, and those of a token's experts and of everything resident.
+    for (shape, all, active) in [
+        ("qwen3.5-35b-a3b", 34.66, 3.45),
+        ("qwen3.5-397b-a17b", 396.3, 17.3),
+        ("deepseek-v3-671b", 671.0, 37.6),
+        ("gpt-oss-120b:mxfp4", 116.8, 5.7),
+        ("glm-4.5-air:8bit", 106.9, 13.4),
+        ("kimi-k2", 1026.4, 32.9),
+        ("minimax-m2:f16", 228.7, 11.0),
+    ] {
+        let report = json(&succeed(&["inspect", &format!("synth:{shape}"), "--json", "--tensors"]));
+        let billions = |key: &str| report["facts"][key].as_f64().expect("a number") / 1e9;
+        assert!((billions("parameters") / all - 1.0).abs() < 1e-3, "{shape}: {}", billions("parameters"));
+        let found = billions("active_parameters");
+        assert!((found / active - 1.0).abs() < 0.02, "{shape}: {found} active");
+        // The same bytes whether counted by tensor or by what the model makes of them, but for vectors that become f32.
+        let parts = [&report["facts"]["trunk_bytes"], &report["facts"]["expert_bytes"]];
+        let parts: f64 = parts.iter().filter_map(|part| part.as_f64()).sum();
+        assert!((parts / report["bytes"].as_f64().expect("a number") - 1.0).abs() < 1e-3, "{shape}");
+        assert_eq!(report["files"], 0);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    check_failure(folder.path(), &["inspect", "synth:qwen4"], &["qwen4", "glm-4.5-air"]);
+    check_failure(folder.path(), &["inspect", "synth:tiny:q9"], &["q9", "mxfp4"]);
+}

@@ -169,7 +169,8 @@ impl Engine {
             path: path.into(),
             source,
         })?;
-        let mut engine = Self::new(models::record(checkpoint)?, backend, options, queue, progress)?;
+        let model = models::record_for(checkpoint, options.context)?;
+        let mut engine = Self::new(model, backend, options, queue, progress)?;
         engine.reads.queue = Some(kind);
         Ok(engine)
     }

@@ -1,7 +1,6 @@
 //! `moeflux inspect`: what is in a checkpoint and how it would fit this machine. Reads headers, no weights.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -10,8 +9,10 @@ use moeflux::chat_template::ChatTemplate;
 use moeflux::checkpoint::{Checkpoint, Format};
 use moeflux::error::size;
 use moeflux::models::{self, Model};
+use moeflux::synth::{Encoding, Plan, Recipe, Shape};
 use moeflux::tokenizer::Tokenizer;
 use moeflux::{Error, Options, Placement, memory};
+use moeflux_compute::DType;
 use moeflux_compute::backend::{KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::{ExpertSetId, MatrixSpec, Op};
@@ -23,7 +24,8 @@ use crate::table::Table;
 /// Show what is in a checkpoint and how much of it fits this machine's memory.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, a model of the hub such as org/name:Q4_K_M, or
+    /// `synth:SHAPE[:ENCODING]` for what `synth` would write
     model: ModelArg,
     /// List every tensor
     #[arg(long)]
@@ -76,6 +78,50 @@ struct Fit {
 }
 
 pub fn run(args: &InspectArgs) -> Result<()> {
+    let report = match args.model.to_string().strip_prefix("synth:") {
+        Some(shape) => described(args, shape)?,
+        None => stored(args)?,
+    };
+    match args.json {
+        true => println!("{:#}", report.json(args.tensors)),
+        false => report.print(args.tensors),
+    }
+    Ok(())
+}
+
+/// On a checkpoint that could be made.
+fn described(args: &InspectArgs, shape: &str) -> Result<Report> {
+    let (shape, encoding) = match shape.split_once(':') {
+        Some((shape, encoding)) => (shape, Some(encoding)),
+        None => (shape, None),
+    };
+    let (shape, encoding) = (Shape::by_name(shape)?, Encoding::named(encoding)?);
+    let layers = shape.layers();
+    let plan = Plan::new(Recipe { shape, layers, encoding, seed: 0, router_skew: 0.0 })?;
+    let weight = |(name, dtype, shape, bytes): (&str, DType, &[usize], u64)| Weight {
+        name: name.to_owned(),
+        encoding: dtype.to_string(),
+        shape: shape.to_vec(),
+        bytes,
+    };
+    let weights: Vec<Weight> = plan.tensors().map(weight).collect();
+    Ok(Report {
+        model: args.model.to_string(),
+        format: encoding.format(),
+        files: 0,
+        architecture: models::architecture(plan.model().checkpoint())?,
+        shares: shares(&weights),
+        obstacle: None,
+        tokenizer: format!("{} tokens, made up", shape.vocab_size()),
+        template: "ChatML".to_owned(),
+        facts: Some(Facts::new(plan.model())),
+        fit: Some(Fit::new(plan.model())?),
+        weights: if args.tensors { weights } else { vec![] },
+    })
+}
+
+/// On a checkpoint that is there.
+fn stored(args: &InspectArgs) -> Result<Report> {
     let path = args.model.path()?;
     let checkpoint = Arc::new(Checkpoint::open(&path)?);
     let weights = weights(&checkpoint);
@@ -84,9 +130,10 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     let model = models::record(Arc::clone(&checkpoint));
     let facts = model.as_ref().ok().map(Facts::new);
     let fit = model.as_ref().ok().map(Fit::new).transpose()?;
-    let report = Report {
-        path: &path,
-        checkpoint: &checkpoint,
+    Ok(Report {
+        model: path.display().to_string(),
+        format: checkpoint.format(),
+        files: checkpoint.files().len(),
         architecture,
         shares: shares(&weights),
         obstacle: model.as_ref().err().map(Error::to_string),
@@ -99,12 +146,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
         facts,
         fit,
         weights: if args.tensors { weights } else { vec![] },
-    };
-    match args.json {
-        true => println!("{:#}", report.json(args.tensors)),
-        false => report.print(args.tensors),
-    }
-    Ok(())
+    })
 }
 
 fn weights(checkpoint: &Checkpoint) -> Vec<Weight> {
@@ -226,9 +268,11 @@ impl Fit {
     }
 }
 
-struct Report<'a> {
-    path: &'a Path,
-    checkpoint: &'a Checkpoint,
+struct Report {
+    model: String,
+    format: Format,
+    /// 0 if it is only described.
+    files: usize,
     architecture: String,
     shares: Vec<Share>,
     /// Why it cannot be run.
@@ -240,9 +284,9 @@ struct Report<'a> {
     weights: Vec<Weight>,
 }
 
-impl Report<'_> {
+impl Report {
     fn format(&self) -> &'static str {
-        match self.checkpoint.format() {
+        match self.format {
             Format::Gguf => "GGUF",
             Format::HuggingFace => "Hugging Face safetensors",
             Format::Mlx => "MLX safetensors",
@@ -255,10 +299,13 @@ impl Report<'_> {
 
     fn print(&self, tensors: bool) {
         let line = |key: &str, value: String| println!("{key:<16} {value}");
-        line("model", self.path.display().to_string());
+        line("model", self.model.clone());
         line("architecture", self.architecture.clone());
-        let files = self.checkpoint.files().len();
-        let files = if files == 1 { "1 file".to_owned() } else { format!("{files} files") };
+        let files = match self.files {
+            0 => "not on disk".to_owned(),
+            1 => "1 file".to_owned(),
+            n => format!("{n} files"),
+        };
         line("format", format!("{}, {files}, {} of tensors", self.format(), size(self.bytes())));
         if let Some(obstacle) = &self.obstacle {
             line("cannot run", obstacle.clone());
@@ -302,10 +349,10 @@ impl Report<'_> {
             |share| json!({ "encoding": share.encoding, "tensors": share.tensors, "bytes": share.bytes }),
         );
         let mut report = json!({
-            "model": self.path.display().to_string(),
+            "model": self.model,
             "architecture": self.architecture,
             "format": self.format(),
-            "files": self.checkpoint.files().len(),
+            "files": self.files,
             "bytes": self.bytes(),
             "cannot_run": self.obstacle,
             "tokenizer": self.tokenizer,

@@ -9,5 +9,6 @@ pub mod perplexity;
 pub mod pull;
 pub mod replay;
 pub mod run;
+pub mod serve;
 pub mod synth;
 pub mod trace;

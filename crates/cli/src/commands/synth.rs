@@ -16,7 +16,8 @@ use moeflux::synth::{Encoding, Outcome, Plan, Recipe, Shape};
 /// Write a checkpoint of random weights at the shape of a published model, for measuring.
 #[derive(Debug, Args)]
 pub struct SynthArgs {
-    /// qwen3-30b-a3b, qwen3-235b-a22b, mixtral-8x7b or tiny
+    /// qwen3-30b-a3b, qwen3-235b-a22b, qwen3-next-80b-a3b, qwen3.5-35b-a3b, qwen3.5-397b-a17b, mixtral-8x7b,
+    /// deepseek-v3-671b, kimi-k2, glm-4.5-air, minimax-m2, gpt-oss-120b or tiny
     #[arg(value_parser = Shape::by_name)]
     shape: Shape,
     /// The GGUF file, or the folder for MLX, to make
@@ -24,7 +25,7 @@ pub struct SynthArgs {
     /// File format
     #[arg(long, value_enum, default_value = "gguf")]
     format: FileFormat,
-    /// Encoding: q4_k_m, q8_0, f16 for GGUF; 4bit, 8bit for MLX [default: q4_k_m or 4bit]
+    /// Encoding: q4_k_m, q8_0, f16, mxfp4 for GGUF; 4bit, 8bit for MLX [default: q4_k_m or 4bit]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// Layers, to make a smaller model of the same width [default: the shape's]
@@ -59,7 +60,7 @@ pub fn run(args: &SynthArgs) -> Result<()> {
     };
     let plan = Plan::new(Recipe {
         shape: args.shape,
-        layers: args.layers.unwrap_or(args.shape.num_hidden_layers),
+        layers: args.layers.unwrap_or(args.shape.layers()),
         encoding: Encoding::by_name(format, args.quant.as_deref())?,
         seed: args.seed,
         router_skew: args.router_skew,

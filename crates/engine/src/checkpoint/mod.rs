@@ -116,6 +116,19 @@ impl Checkpoint {
         .index()
     }
 
+    /// A checkpoint called `name` that has a configuration, but no files and no tensors.
+    pub fn outlined(name: &Path, format: Format, config: Value, metadata: gguf::Metadata) -> Self {
+        Self {
+            path: name.to_owned(),
+            format,
+            files: vec![],
+            config,
+            metadata,
+            entries: vec![],
+            by_name: HashMap::new(),
+        }
+    }
+
     /// Fills the name index; a name may occur once over all files.
     fn index(mut self) -> Result<Self> {
         self.by_name.reserve(self.entries.len());
@@ -218,15 +231,16 @@ impl Checkpoint {
     /// [`Error::Read`] naming file, offset, wanted and got if the read fails or comes back short, or if `out`
     /// is not as long as the range.
     pub fn read(&self, range: &ByteRange, out: &mut [u8]) -> Result<()> {
-        let file = &self.files[range.file];
+        let refuse = |path: &Path, why: String| {
+            let (offset, wanted) = (range.offset, out.len() as u64);
+            let source = std::io::Error::other(why);
+            Err(Error::Read { path: path.to_owned(), offset, wanted, got: 0, source })
+        };
+        let Some(file) = self.files.get(range.file) else {
+            return refuse(&self.path, "the checkpoint is only described".into());
+        };
         if out.len() as u64 != range.len {
-            return Err(Error::Read {
-                path: file.path().to_owned(),
-                offset: range.offset,
-                wanted: out.len() as u64,
-                got: 0,
-                source: std::io::Error::other(format!("the range has {} bytes", range.len)),
-            });
+            return refuse(file.path(), format!("the range has {} bytes", range.len));
         }
         file.read_exact_at(range.offset, out)
     }

@@ -139,6 +139,11 @@ impl ExpertStore {
                 }
             }
         }
+        Ok(Self::outlined(files, sets))
+    }
+
+    /// As [`ExpertStore::new`], without checks: without `files`, a store that can be sized but not read.
+    pub fn outlined(files: Vec<Arc<CheckpointFile>>, sets: Vec<(ExpertSet, Vec<ExpertLocation>)>) -> Self {
         let stored = |(set, experts): (ExpertSet, Vec<ExpertLocation>)| {
             let experts: Vec<_> =
                 experts.into_iter().map(|l| (Layout::new(&l), l)).map(|(l, e)| (e, l)).collect();
@@ -149,7 +154,7 @@ impl ExpertStore {
             };
             Stored { set, experts, shape }
         };
-        Ok(Self { files, sets: sets.into_iter().map(stored).collect() })
+        Self { files, sets: sets.into_iter().map(stored).collect() }
     }
 
     /// Number of layers with routed experts.

@@ -48,8 +48,77 @@ impl Decoder {
             }
         };
         let eps = config.magnitude("rms_norm_eps")?.unwrap_or(eps) as f32;
-        Ok(Self { hidden_size, layers: config.size("num_hidden_layers")?, heads, kv_heads, head_dim, eps })
+        Ok(Self { hidden_size, layers: layers(config)?, heads, kv_heads, head_dim, eps })
     }
+}
+
+/// Decoder layers, without those that predict further tokens, which GGUF counts with the others.
+///
+/// # Errors
+/// [`crate::Error::Config`] for what is missing or leaves no layer.
+pub fn layers(config: &Config<'_>) -> Result<usize> {
+    let all = config.size("num_hidden_layers")?;
+    if config.format() != Format::Gguf {
+        return Ok(all);
+    }
+    match config.count("num_nextn_predict_layers")?.unwrap_or(0) {
+        predicting if predicting < all => Ok(all - predicting),
+        _ => Err(config.unsupported("num_nextn_predict_layers", &format!("below {all}"))),
+    }
+}
+
+/// Refuses contexts beyond as many positions as `key` says, up to which a model computes what is implemented.
+///
+/// # Errors
+/// [`crate::Error::Config`] if more positions are asked for.
+pub fn limit_positions(config: &Config<'_>, key: &str) -> Result<()> {
+    match (config.positions(key)?, config.context()) {
+        (Some(limit), Some(wanted)) if wanted > limit => {
+            Err(config.unsupported(key, &format!("at least the {wanted} positions of the context")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The window of each layer: as `layer_types` says, else of those that `slides` says.
+///
+/// # Errors
+/// [`crate::Error::Config`] for unknown kinds or too few of them.
+pub fn layer_windows(
+    config: &Config<'_>,
+    layers: usize,
+    slides: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
+    let window = config.positions("sliding_window")?;
+    let Some(types) = config.words("layer_types")? else {
+        return Ok((0..layers).map(|layer| window.filter(|_| slides(layer))).collect());
+    };
+    if types.len() != layers {
+        return Err(config.unsupported("layer_types", &format!("a kind for each of {layers} layers")));
+    }
+    let kind = |kind: String| match kind.as_str() {
+        "sliding_attention" => Ok(window),
+        "full_attention" => Ok(None),
+        _ => Err(config.unsupported("layer_types", "sliding_attention or full_attention")),
+    };
+    types.into_iter().map(kind).collect()
+}
+
+/// For each layer whether its feed-forward is dense: as `mlp_layer_types` says, else the first ones, by default as many
+/// as `first`.
+///
+/// # Errors
+/// [`crate::Error::Config`] for unknown kinds or too few of them.
+pub fn dense_layers(config: &Config<'_>, layers: usize, first: usize) -> Result<Vec<bool>> {
+    let Some(types) = config.words("mlp_layer_types")? else {
+        let first = config.count("first_k_dense_replace")?.unwrap_or(first);
+        return Ok((0..layers).map(|layer| layer < first).collect());
+    };
+    if types.len() != layers || types.iter().any(|kind| kind != "dense" && kind != "sparse") {
+        let expected = format!("dense or sparse for each of {layers} layers");
+        return Err(config.unsupported("mlp_layer_types", &expected));
+    }
+    Ok(types.iter().map(|kind| kind == "dense").collect())
 }
 
 /// Norm of queries and keys before their rotation.
@@ -149,9 +218,15 @@ pub fn attention(
     let module = |name: &str| format!("{base}.self_attn.{name}");
     r.graph.scope(format!("layers.{layer}.self_attn"));
     let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
-    let mut q = r.linear(h, &module("q_proj"), d.heads * d.head_dim, Precision::Fast)?;
-    let mut k = r.linear(h, &module("k_proj"), d.kv_heads * d.head_dim, Precision::Fast)?;
-    let mut v = r.linear(h, &module("v_proj"), d.kv_heads * d.head_dim, Precision::Fast)?;
+    let (q_width, kv_width) = (d.heads * d.head_dim, d.kv_heads * d.head_dim);
+    let [mut q, mut k, mut v] = if r.has(&module("qkv_proj")) {
+        let ends = [q_width, q_width + kv_width, q_width + 2 * kv_width];
+        let mut part = |rows| r.linear_part(h, &module("qkv_proj"), ends[2], &[rows], Precision::Fast);
+        [part(0..ends[0])?, part(ends[0]..ends[1])?, part(ends[1]..ends[2])?]
+    } else {
+        let mut all = |name, width| r.linear(h, &module(name), width, Precision::Fast);
+        [all("q_proj", q_width)?, all("k_proj", kv_width)?, all("v_proj", kv_width)?]
+    };
     if kind.qk_norm != QkNorm::None {
         let groups = |heads| if kind.qk_norm == QkNorm::PerHead { heads } else { 1 };
         q = r.rms_norm(q, &module("q_norm"), groups(d.heads), d.eps)?;
@@ -214,6 +289,21 @@ pub struct SharedExpert {
     pub width: usize,
     /// The module, below the layer, of a linear layer to one logit whose sigmoid scales the output.
     pub gate: Option<&'static str>,
+}
+
+/// Shared experts below `mlp.shared_experts`, as many as `key` says or else `default`, each as wide as a routed one.
+///
+/// # Errors
+/// [`crate::Error::Config`] for numbers that are none.
+pub fn shared_experts(config: &Config<'_>, key: &str, default: usize) -> Result<Option<SharedExpert>> {
+    let width = match config.count(key)? {
+        // GGUF files say how wide or how many.
+        None if config.format() == Format::Gguf => config.optional_size("shared_expert_intermediate_size")?,
+        Some(0) => None,
+        None if default == 0 => None,
+        count => Some(count.unwrap_or(default).saturating_mul(config.size("moe_intermediate_size")?)),
+    };
+    Ok(width.map(|width| SharedExpert { module: "mlp.shared_experts", width, gate: None }))
 }
 
 /// Experts of a layer, and how many of them a token goes through; `top_k` is the family's default.
@@ -319,9 +409,10 @@ pub fn head(r: &mut Recorder, config: &Config<'_>, x: Value, table: WeightId, ep
         Format::Gguf => !r.has("lm_head"),
         _ => config.flag("tie_word_embeddings", false)?,
     };
-    if tied {
-        return Ok(r.graph.linear(h, table, None, Precision::Fast)?);
-    }
     let vocab_size = r.graph.matrix(table).rows;
+    if tied {
+        let bias = r.optional_vector("lm_head", "bias", vocab_size)?;
+        return Ok(r.graph.linear(h, table, bias, Precision::Fast)?);
+    }
     r.linear(h, "lm_head", vocab_size, Precision::Fast)
 }

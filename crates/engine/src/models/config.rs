@@ -56,10 +56,30 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("qk_head_dim", "attention.key_length_mla"),
     ("v_head_dim", "attention.value_length_mla"),
     ("value_length", "attention.value_length"),
+    ("index_topk", "attention.indexer.top_k"),
 ];
 
 /// Other names under which Hugging Face configurations keep a key.
-const ALIASES: &[(&str, &str)] = &[("num_experts", "num_local_experts"), ("num_experts", "n_routed_experts")];
+const ALIASES: &[(&str, &str)] = &[
+    ("num_experts", "num_local_experts"),
+    ("num_experts", "n_routed_experts"),
+    ("num_experts", "moe_num_experts"),
+    ("num_experts_per_tok", "moe_k"),
+];
+
+/// A Hugging Face configuration's values under GGUF's keys, without the architecture's prefix.
+pub(crate) fn gguf_counterparts(config: &Value) -> Vec<(&'static str, Value)> {
+    let scaling = [&config["rope_parameters"], &config["rope_scaling"]];
+    let places = || std::iter::once(config).chain(scaling);
+    let names = |key: &'static str| {
+        let type_alias = (key == "rope_type").then_some("type");
+        std::iter::once(key)
+            .chain(ALIASES.iter().filter(move |(k, _)| *k == key).map(|(_, a)| *a))
+            .chain(type_alias)
+    };
+    let value = |key| places().flat_map(|place| names(key).map(|name| &place[name])).find(|v| !v.is_null());
+    GGUF_KEYS.iter().filter_map(|(key, gguf)| Some((*gguf, value(key)?.clone()))).collect()
+}
 
 /// Largest width, count of heads, experts or layers: far beyond any model's, and three of them multiply without overflow.
 const MAX_SIZE: u64 = 1 << 20;
@@ -103,14 +123,22 @@ pub struct Config<'a> {
     checkpoint: &'a Checkpoint,
     /// Prefix of GGUF keys.
     gguf_prefix: &'a str,
+    /// Positions that sequences may have, if that is known.
+    context: Option<usize>,
     /// A flag with another default than the usual one.
     assumed: Option<(&'static str, bool)>,
 }
 
 impl<'a> Config<'a> {
-    /// The configuration of `checkpoint`; GGUF keys start with `gguf_prefix`.
-    pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str) -> Self {
-        Self { checkpoint, gguf_prefix, assumed: None }
+    /// The configuration of `checkpoint`, for sequences of `context` positions if that is known; GGUF keys start with
+    /// `gguf_prefix`.
+    pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str, context: Option<usize>) -> Self {
+        Self { checkpoint, gguf_prefix, context, assumed: None }
+    }
+
+    /// Positions that sequences may have, if that is known.
+    pub fn context(&self) -> Option<usize> {
+        self.context
     }
 
     /// The same configuration with `value` for the flag `key` where it is absent.
@@ -278,6 +306,15 @@ impl<'a> Config<'a> {
         let item = |v: &Value| v.as_u64().map(|n| n as usize);
         let convert = |v: &Value| v.as_array()?.iter().map(item).collect();
         Ok(self.optional(key, "a list of whole numbers", convert)?.unwrap_or_default())
+    }
+
+    /// A list of finite numbers; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
+        let item = |v: &Value| v.as_f64().filter(|n| n.is_finite());
+        self.optional(key, "a list of numbers", |v| v.as_array()?.iter().map(item).collect())
     }
 
     /// A list of truth values; nothing if the key is absent.

@@ -6,7 +6,7 @@
 use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
 
 use super::Family;
-use super::blocks::{self, Decoder, Moe, SharedExpert};
+use super::blocks::{self, Decoder, Moe};
 use super::config::Config;
 use super::deepseek_v2;
 use super::latent::{self, Latent};
@@ -23,7 +23,7 @@ const GGUF_SIGMOID: usize = 2;
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let gguf = config.format() == Format::Gguf;
-    if gguf && config.count("expert_gating_func")? != Some(GGUF_SIGMOID) {
+    if gguf && !is_sigmoid(config, r)? {
         return deepseek_v2::record(config, r);
     }
     for (key, only) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
@@ -42,16 +42,33 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         renormalize: config.flag("norm_topk_prob", !gguf)?,
         scale: config.magnitude("routed_scaling_factor")?.unwrap_or(default(2.5, 1.0)) as f32,
     };
-    let style = match config.flag("rope_interleave", true)? {
-        true => RopeStyle::Interleaved,
-        false => RopeStyle::HalfSplit,
-    };
-    let defaults = Defaults { dense_layers: default(3.0, 0.0) as usize, shared_experts: 1, style };
+    let style = rope_style(config)?;
+    let defaults = Defaults { eps: 1e-6, dense_layers: default(3.0, 0.0) as usize, shared_experts: 1, style };
     decoder(config, r, route, &defaults)
 }
 
-/// What DeepSeek-V2 and V3 have in common but default differently.
+/// Whether a GGUF file's router has sigmoid scores: as it says, else if it has a correction bias, which DeepSeek-V2 has
+/// not.
+fn is_sigmoid(config: &Config<'_>, r: &Recorder) -> Result<bool> {
+    Ok(match config.count("expert_gating_func")? {
+        Some(function) => function == GGUF_SIGMOID,
+        None => (0..blocks::layers(config)?)
+            .any(|layer| r.has_correction_bias(&format!("model.layers.{layer}.mlp.gate"))),
+    })
+}
+
+/// Which channels form a pair, as `rope_interleave` says.
+pub(super) fn rope_style(config: &Config<'_>) -> Result<RopeStyle> {
+    Ok(match config.flag("rope_interleave", true)? {
+        true => RopeStyle::Interleaved,
+        false => RopeStyle::HalfSplit,
+    })
+}
+
+/// What families of this kind have in common but default differently.
 pub(super) struct Defaults {
+    /// Epsilon of the norms of hidden states.
+    pub(super) eps: f64,
     /// Dense first layers.
     pub(super) dense_layers: usize,
     /// Shared experts.
@@ -71,36 +88,28 @@ pub(super) fn decoder(
     let latent = Latent::new(config, r, heads, defaults.style)?;
     let d = Decoder {
         hidden_size: config.size("hidden_size")?,
-        layers: config.size("num_hidden_layers")?,
+        layers: blocks::layers(config)?,
         heads,
         kv_heads: heads,
         head_dim: config.size("qk_rope_head_dim")?,
-        eps: config.magnitude("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        eps: config.magnitude("rms_norm_eps")?.unwrap_or(defaults.eps) as f32,
     };
-    let dense_layers = config.count("first_k_dense_replace")?.unwrap_or(defaults.dense_layers);
+    let dense = blocks::dense_layers(config, d.layers, defaults.dense_layers)?;
     let step = config.optional_size("moe_layer_freq")?.unwrap_or(1);
-    let shared = config.count("n_shared_experts")?.unwrap_or(defaults.shared_experts);
     let moe = Moe {
         route,
         router: "mlp.gate",
         correction_bias: (route.score == Score::Sigmoid).then_some("mlp.gate"),
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
-        shared: match shared {
-            0 => None,
-            n => Some(SharedExpert {
-                module: "mlp.shared_experts",
-                width: n.saturating_mul(config.size("moe_intermediate_size")?),
-                gate: None,
-            }),
-        },
+        shared: blocks::shared_experts(config, "n_shared_experts", defaults.shared_experts)?,
     };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
-    for layer in 0..d.layers {
+    for (layer, dense) in dense.into_iter().enumerate() {
         x = latent::attention(r, &d, layer, x, &latent)?;
         // transformers does not read moe_layer_freq: where a layer has a router, it is used.
         let router = format!("model.layers.{layer}.mlp.gate");
-        if layer < dense_layers || layer % step != 0 && !r.has(&router) {
+        if dense || layer % step != 0 && !r.has(&router) {
             x = blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?;
             continue;
         }

@@ -7,7 +7,7 @@
 use moeflux_compute::graph::{RopeStyle, Value};
 
 use super::Family;
-use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::Config;
 use super::recorder::{ExpertNames, Recorder};
 use crate::Result;
@@ -18,15 +18,8 @@ pub(super) const FAMILY: Family =
     Family { model_types: &["glm4_moe"], gguf_architectures: &["glm4moe"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
-    let mut d = Decoder::new(config, 1e-5)?;
+    let d = Decoder::new(config, 1e-5)?;
     let gguf = config.format() == Format::Gguf;
-    if gguf {
-        let predicting = config.count("num_nextn_predict_layers")?.unwrap_or(0);
-        if predicting >= d.layers {
-            return Err(config.unsupported("num_nextn_predict_layers", &format!("below {}", d.layers)));
-        }
-        d.layers -= predicting;
-    }
     let rotary_dim = blocks::rotary_dim(config, d.head_dim, 0.5)?;
     let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
     // GGUF has no key for it.
@@ -35,20 +28,12 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         false => QkNorm::None,
     };
     let kind = AttentionKind { qk_norm, clip_qkv: None, window: None, rope };
-    let shared_experts = config.count("n_shared_experts")?.unwrap_or(1);
     let moe = Moe {
         route: blocks::sigmoid_route(config)?,
         router: "mlp.gate",
         correction_bias: Some("mlp.gate"),
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
-        shared: match shared_experts {
-            0 => None,
-            n => Some(SharedExpert {
-                module: "mlp.shared_experts",
-                width: n.saturating_mul(config.size("moe_intermediate_size")?),
-                gate: None,
-            }),
-        },
+        shared: blocks::shared_experts(config, "n_shared_experts", 1)?,
     };
     let dense = config.count("first_k_dense_replace")?.unwrap_or(1);
 

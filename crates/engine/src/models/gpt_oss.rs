@@ -22,7 +22,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let gguf = config.format() == Format::Gguf;
     let scaling = if gguf { config.assuming("truncate", false) } else { *config };
     let rope = blocks::rotation(r, &scaling, d.head_dim, RopeStyle::HalfSplit, 150_000.0)?;
-    let windows = windows(config, d.layers)?;
+    let windows = blocks::layer_windows(config, d.layers, |layer| layer.is_multiple_of(2))?;
     let (count, top_k) = blocks::expert_counts(config, None)?;
     let route = Route { score: Score::SoftmaxOfChosen, ..Route::softmax(count, top_k, false) };
     let activation = Activation::ClampedSwiGlu {
@@ -47,21 +47,4 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         x = r.graph.add(x, out)?;
     }
     blocks::head(r, config, x, table, d.eps)
-}
-
-/// The window of each layer: as `layer_types` says, else of every second from the first on.
-fn windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
-    let window = config.positions("sliding_window")?;
-    let Some(types) = config.words("layer_types")? else {
-        return Ok((0..layers).map(|layer| window.filter(|_| layer % 2 == 0)).collect());
-    };
-    if types.len() != layers {
-        return Err(config.unsupported("layer_types", &format!("a kind for each of {layers} layers")));
-    }
-    let kind = |kind: String| match kind.as_str() {
-        "sliding_attention" => Ok(window),
-        "full_attention" => Ok(None),
-        _ => Err(config.unsupported("layer_types", "sliding_attention or full_attention")),
-    };
-    types.into_iter().map(kind).collect()
 }

@@ -4,17 +4,24 @@ pub mod blocks;
 pub mod config;
 mod deepseek_v2;
 mod deepseek_v3;
+mod deepseek_v32;
+mod dots1;
+mod ernie4_5_moe;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt_oss;
+mod hy_v3;
 pub mod latent;
 mod minimax_m2;
 mod mixtral;
 mod olmoe;
+mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 pub mod recorder;
 pub mod rope;
+mod solar_open;
 
 use std::sync::Arc;
 
@@ -23,6 +30,7 @@ use moeflux_compute::graph::Value;
 use crate::checkpoint::{Checkpoint, Format, TensorEntry};
 use crate::{Error, Result};
 use config::Config;
+pub use recorder::outline::{Layout, Outline, OutlinedWeight};
 pub use recorder::{Model, Recorder};
 
 /// An architecture family.
@@ -47,6 +55,13 @@ pub const FAMILIES: &[Family] = &[
     glm4_moe::FAMILY,
     minimax_m2::FAMILY,
     gpt_oss::FAMILY,
+    glm4_moe_lite::FAMILY,
+    solar_open::FAMILY,
+    dots1::FAMILY,
+    hy_v3::FAMILY,
+    qwen2_moe::FAMILY,
+    ernie4_5_moe::FAMILY,
+    deepseek_v32::FAMILY,
 ];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
@@ -73,7 +88,35 @@ pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
 /// # Errors
 /// [`Error::UnsupportedArchitecture`], or what its configuration or tensors lack.
 pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
-    let name = architecture(&checkpoint)?;
+    record_for(checkpoint, None)
+}
+
+/// As [`record`], for sequences of so many positions, which a few kinds of rotary scaling depend on.
+///
+/// # Errors
+/// As [`record`].
+pub fn record_for(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
+    let recorder = Recorder::new(Arc::clone(&checkpoint));
+    record_with(&checkpoint, recorder, positions).map(|(model, _)| model)
+}
+
+/// Records the model of a checkpoint that has a configuration but no tensors; `layout` says what those would be. The
+/// model can be sized, not loaded.
+///
+/// # Errors
+/// As [`record`], and if an encoding cannot store a weight.
+pub fn outline(checkpoint: Arc<Checkpoint>, layout: Box<dyn Layout>) -> Result<(Model, Vec<OutlinedWeight>)> {
+    let outline = Outline::new(checkpoint.format(), layout);
+    let recorder = Recorder::outlined(Arc::clone(&checkpoint), outline);
+    record_with(&checkpoint, recorder, None)
+}
+
+fn record_with(
+    checkpoint: &Arc<Checkpoint>,
+    mut recorder: Recorder,
+    positions: Option<usize>,
+) -> Result<(Model, Vec<OutlinedWeight>)> {
+    let name = architecture(checkpoint)?;
     let names = |f: &Family| match checkpoint.format() {
         Format::Gguf => f.gguf_architectures,
         _ => f.model_types,
@@ -83,10 +126,9 @@ pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
         let path = checkpoint.config_path();
         return Err(Error::UnsupportedArchitecture { path, got: name, supported: supported.join(", ") });
     };
-    let config = Config::new(&checkpoint, &name);
+    let config = Config::new(checkpoint, &name, positions);
     config.check_common()?;
-    check_layers(&config, &checkpoint)?;
-    let mut recorder = Recorder::new(Arc::clone(&checkpoint));
+    check_layers(&config, checkpoint)?;
     let logits = (family.record)(&config, &mut recorder).map_err(|error| match error {
         Error::Compute(source) => Error::Model {
             path: checkpoint.config_path(),
@@ -95,10 +137,10 @@ pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
         },
         other => other,
     })?;
-    let context_length = config.positions("max_position_embeddings")?.unwrap_or(4096);
-    let model = recorder.finish(logits, context_length)?;
+    let context_length = rope::context_length(&config)?;
+    let (model, outlined) = recorder.finish(logits, context_length)?;
     check_sizes(&config, &model)?;
-    Ok(model)
+    Ok((model, outlined))
 }
 
 /// Layers that the configuration does not count would be left out without a word.

@@ -5,6 +5,7 @@
 //! model cost nothing; [`Model::load`] reads the resident ones afterwards.
 
 mod biased_experts;
+pub mod outline;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -14,13 +15,14 @@ use std::sync::Arc;
 use moeflux_compute::graph::{
     ExpertSet, ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Value, WeightId,
 };
-use moeflux_compute::quant::{dequantize, find_not_finite};
-use moeflux_compute::{Bytes, Tensor};
+use moeflux_compute::quant::{dequantize, dequantize_row, find_not_finite};
+use moeflux_compute::{Bytes, DType, Tensor};
 
 use crate::checkpoint::{ByteRange, Checkpoint, Format, StoredWeight};
 use crate::experts::{ExpertForm, ExpertLocation, ExpertStore};
 use crate::io::buffer::HostBuffer;
 use crate::{Error, Result};
+use outline::{Need, Outline, OutlinedWeight};
 
 /// A recorded model: what it computes and where its weights are.
 #[derive(Debug)]
@@ -66,6 +68,11 @@ impl Source {
             Part::Whole | Part::EverySecond(_) => std::iter::once(0..self.stored_rows()).collect(),
         }
     }
+
+    /// The part of the stored weight that is read.
+    fn read_part(&self) -> &Part {
+        if self.form == Form::Widened { &Part::Whole } else { &self.part }
+    }
 }
 
 /// What a weight is in the graph.
@@ -73,6 +80,8 @@ impl Source {
 pub enum Form {
     /// As it is stored.
     Stored,
+    /// f32 matrices: rows that cannot be cut out as they are stored.
+    Widened,
     /// f32, as small vectors are whatever they are stored as.
     F32,
     /// f32, one more than is stored: norm weights that are kept as their distance from one.
@@ -84,7 +93,7 @@ pub enum Form {
 impl Form {
     fn of(self, value: f32) -> f32 {
         match self {
-            Self::Stored | Self::F32 => value,
+            Self::Stored | Self::Widened | Self::F32 => value,
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
         }
@@ -113,6 +122,9 @@ impl Model {
             progress(tensor.bytes() as u64);
             if source.form == Form::Stored {
                 return Ok(tensor);
+            }
+            if source.form == Form::Widened {
+                return widened(&tensor, &source.rows());
             }
             let (first, step) = match source.part {
                 Part::EverySecond(first) => (first, 2),
@@ -148,19 +160,23 @@ impl Model {
     fn read(&self, source: &Source) -> Result<Tensor> {
         let weight = &source.stored;
         let stored_rows = source.stored_rows();
-        let rows: usize = source.rows().iter().map(Range::len).sum();
+        let rows: usize = match source.read_part() {
+            Part::Rows(rows) => rows.iter().map(Range::len).sum(),
+            Part::Whole | Part::EverySecond(_) => stored_rows,
+        };
         let mut planes = vec![];
-        for plane in &weight.planes {
-            let path = || self.checkpoint.files()[plane.file].path().to_path_buf();
-            let each = plane.len.checked_div(stored_rows as u64).unwrap_or(0);
-            // All rows are one read, also where a plane's row stands for several rows of the weight.
-            let parts: Vec<ByteRange> = match &source.part {
+        for (index, plane) in weight.planes.iter().enumerate() {
+            let path = || self.checkpoint.files().get(plane.file).map_or(PathBuf::new(), |f| f.path().into());
+            // A plane's row may stand for several rows of the weight.
+            let block = weight.dtype.block_rows(index);
+            let each = plane.len.checked_div(stored_rows.div_ceil(block) as u64).unwrap_or(0);
+            let parts: Vec<ByteRange> = match source.read_part() {
                 Part::Whole | Part::EverySecond(_) => vec![*plane],
                 Part::Rows(chosen) => {
-                    let part = |rows: &Range<usize>| ByteRange {
-                        offset: plane.offset + each * rows.start as u64,
-                        len: each * rows.len() as u64,
-                        ..*plane
+                    let part = |rows: &Range<usize>| {
+                        let blocks = rows.start / block..rows.end.div_ceil(block);
+                        let offset = plane.offset + each * blocks.start as u64;
+                        ByteRange { offset, len: each * blocks.len() as u64, ..*plane }
                     };
                     chosen.iter().map(part).collect()
                 }
@@ -184,8 +200,27 @@ impl Model {
     }
 }
 
+/// Rows `rows` of `tensor` as f32.
+fn widened(tensor: &Tensor, rows: &[Range<usize>]) -> Result<Tensor> {
+    let chosen: Vec<usize> = rows.iter().cloned().flatten().collect();
+    let mut values = vec![0.0; chosen.len() * tensor.cols()];
+    for (row, out) in chosen.iter().zip(values.chunks_exact_mut(tensor.cols())) {
+        dequantize_row(tensor.view(), *row, out)?;
+    }
+    Ok(Tensor::from_f32(chosen.len(), tensor.cols(), &values)?)
+}
+
+/// Whether these rows, one after the other, can have the scales that they are stored with: whole blocks, but at the end.
+fn whole_blocks(dtype: DType, parts: &[Range<usize>]) -> bool {
+    (0..dtype.planes()).map(|plane| dtype.block_rows(plane)).all(|block| {
+        let (starts, ends) = (parts.iter().map(|p| p.start), parts.iter().map(|p| p.end));
+        starts.chain(ends.rev().skip(1)).all(|row| row.is_multiple_of(block))
+    })
+}
+
 fn tensor_error(checkpoint: &Checkpoint, weight: &StoredWeight, expected: &str, got: String) -> Error {
-    let path = weight.planes.first().map_or(PathBuf::new(), |p| checkpoint.files()[p.file].path().into());
+    let file = weight.planes.first().and_then(|plane| checkpoint.files().get(plane.file));
+    let path = file.map_or_else(|| checkpoint.path().into(), |file| file.path().into());
     Error::Tensor { path, tensor: weight.name.clone(), expected: expected.into(), got }
 }
 
@@ -200,6 +235,7 @@ const COMMON_NAMES: NameMap = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
+    ("self_attn.qkv_proj", "attn_qkv"),
     ("self_attn.v_proj", "attn_v"),
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
@@ -268,9 +304,16 @@ pub struct Recorder {
     biases: HashSet<String>,
     sources: Vec<Source>,
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
+    /// What the weights would be, for a checkpoint that has none.
+    outline: Option<Outline>,
 }
 
 impl Recorder {
+    /// Starts recording a model of `checkpoint`, which has a configuration only: weights are as `outline` says.
+    pub fn outlined(checkpoint: Arc<Checkpoint>, outline: Outline) -> Self {
+        Self { outline: Some(outline), ..Self::new(checkpoint) }
+    }
+
     /// Starts recording a model of `checkpoint`.
     pub fn new(checkpoint: Arc<Checkpoint>) -> Self {
         // Multimodal checkpoints keep their text model one level down.
@@ -286,6 +329,7 @@ impl Recorder {
             norms: Form::F32,
             sources: vec![],
             experts: vec![],
+            outline: None,
         }
     }
 
@@ -299,15 +343,18 @@ impl Recorder {
         self.norms = form;
     }
 
-    /// Ends the recording.
+    /// Ends the recording; the weights of an outline come with it, in the order in which they were asked for.
     ///
     /// # Errors
     /// If the experts' byte ranges do not fit their shapes.
-    pub fn finish(self, logits: Value, context_length: usize) -> Result<Model> {
+    pub fn finish(self, logits: Value, context_length: usize) -> Result<(Model, Vec<OutlinedWeight>)> {
         let graph = self.graph.finish(logits);
-        let files = self.checkpoint.files().to_vec();
-        let experts = ExpertStore::new(files, self.experts)?;
-        Ok(Model { graph, experts, context_length, checkpoint: self.checkpoint, sources: self.sources })
+        let (experts, outlined) = match self.outline {
+            Some(outline) => (ExpertStore::outlined(vec![], self.experts), outline.into_weights()),
+            None => (ExpertStore::new(self.checkpoint.files().to_vec(), self.experts)?, vec![]),
+        };
+        let (checkpoint, sources) = (self.checkpoint, self.sources);
+        Ok((Model { graph, experts, context_length, checkpoint, sources }, outlined))
     }
 
     /// The name that the checkpoint has for a module.
@@ -331,9 +378,42 @@ impl Recorder {
         }
     }
 
-    /// The weight `module.part` if the checkpoint has it.
-    fn find(&self, module: &str, part: &str) -> Result<Option<StoredWeight>> {
-        self.checkpoint.weight(&format!("{}.{part}", self.resolve(module)))
+    /// The weight `module.part` if the checkpoint has it; an outline gives it `shape`.
+    fn find(
+        &mut self,
+        module: &str,
+        part: &str,
+        shape: &[usize],
+        need: Need,
+    ) -> Result<Option<StoredWeight>> {
+        self.find_tensor(
+            &format!("{module}.{part}"),
+            &format!("{}.{part}", self.resolve(module)),
+            shape,
+            need,
+        )
+    }
+
+    /// As [`Recorder::find`], for the tensor that the checkpoint calls `stored` and families `name`.
+    fn find_tensor(
+        &mut self,
+        name: &str,
+        stored: &str,
+        shape: &[usize],
+        need: Need,
+    ) -> Result<Option<StoredWeight>> {
+        match &mut self.outline {
+            Some(outline) => outline.find(name, stored, shape, need),
+            None => self.checkpoint.weight(stored),
+        }
+    }
+
+    /// Whether the checkpoint has the tensor `module.part`.
+    fn contains(&self, module: &str, part: &str) -> bool {
+        match &self.outline {
+            Some(outline) => outline.has(&format!("{module}.{part}")),
+            None => self.checkpoint.contains(&format!("{}.{part}", self.resolve(module))),
+        }
     }
 
     fn missing(&self, module: &str, part: &str) -> Error {
@@ -351,6 +431,7 @@ impl Recorder {
                 MatrixSpec { dtype: stored.dtype, rows: 1, cols: rows }
             }
             Form::Stored => MatrixSpec { dtype: stored.dtype, rows, cols },
+            Form::Widened => MatrixSpec { dtype: DType::F32, rows, cols },
             _ => match source.part {
                 Part::EverySecond(first) => MatrixSpec::vector((rows * cols - first).div_ceil(2)),
                 Part::Whole | Part::Rows(_) => MatrixSpec::vector(rows * cols),
@@ -364,11 +445,14 @@ impl Recorder {
 
     /// Whether the checkpoint has the module.
     pub fn has(&self, module: &str) -> bool {
-        self.checkpoint.contains(&format!("{}.weight", self.resolve(module)))
+        self.contains(module, "weight")
     }
 
-    fn stored_matrix(&self, module: &str, rows: Option<usize>, cols: usize) -> Result<StoredWeight> {
-        let stored = self.find(module, "weight")?.ok_or_else(|| self.missing(module, "weight"))?;
+    fn stored_matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<StoredWeight> {
+        let unknown = || self.outline.as_ref().map_or(0, Outline::vocab_size);
+        let shape = [rows.unwrap_or_else(unknown), cols];
+        let stored = self.find(module, "weight", &shape, Need::Required)?;
+        let stored = stored.ok_or_else(|| self.missing(module, "weight"))?;
         // GGUF writes matrices of one row as vectors.
         let flat = stored.shape.len() == 1 && rows == Some(1);
         let fits = (stored.shape.len() == 2 || flat)
@@ -391,8 +475,14 @@ impl Recorder {
         self.add(stored, Part::Whole, Form::Stored)
     }
 
-    fn stored_vector(&self, module: &str, part: &str, len: usize) -> Result<Option<StoredWeight>> {
-        let Some(stored) = self.find(module, part)? else { return Ok(None) };
+    fn stored_vector(
+        &mut self,
+        module: &str,
+        part: &str,
+        len: usize,
+        need: Need,
+    ) -> Result<Option<StoredWeight>> {
+        let Some(stored) = self.find(module, part, &[len], need)? else { return Ok(None) };
         if stored.shape != [len] {
             let expected = format!("shape [{len}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
@@ -412,7 +502,8 @@ impl Recorder {
         rows: usize,
         cols: usize,
     ) -> Result<WeightId> {
-        let stored = self.find(module, "weight")?.ok_or_else(|| self.missing(module, "weight"))?;
+        let stored = self.find(module, "weight", &[heads, rows, cols], Need::Required)?;
+        let stored = stored.ok_or_else(|| self.missing(module, "weight"))?;
         if stored.shape != [heads, rows, cols] && stored.shape != [heads * rows, cols] {
             let expected = format!("shape [{heads}, {rows}, {cols}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
@@ -425,7 +516,9 @@ impl Recorder {
     /// # Errors
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
     pub fn vector(&mut self, module: &str, part: &str, len: usize) -> Result<WeightId> {
-        self.optional_vector(module, part, len)?.ok_or_else(|| self.missing(module, part))
+        let stored = self.stored_vector(module, part, len, Need::Required)?;
+        let stored = stored.ok_or_else(|| self.missing(module, part))?;
+        self.add(stored, Part::Whole, Form::F32)
     }
 
     /// A vector of `len` values, as f32; `None` if the checkpoint lacks it.
@@ -433,21 +526,23 @@ impl Recorder {
     /// # Errors
     /// [`Error::Tensor`] if it has another length.
     pub fn optional_vector(&mut self, module: &str, part: &str, len: usize) -> Result<Option<WeightId>> {
-        let stored = self.stored_vector(module, part, len)?;
+        let stored = self.stored_vector(module, part, len, Need::Optional)?;
         stored.map(|stored| self.add(stored, Part::Whole, Form::F32)).transpose()
     }
 
-    /// `len` values of the tensor `name` (with what stands behind the module's name), in any shape that has as many.
+    /// The values of the tensor `name` (with what stands behind the module's name), which usually has `shape`, in any
+    /// shape that has as many.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], or [`Error::Tensor`] if it has another number of values.
-    pub fn constants(&mut self, name: &str, len: usize, form: Form) -> Result<WeightId> {
+    pub fn constants(&mut self, name: &str, shape: &[usize], form: Form) -> Result<WeightId> {
+        let len: usize = shape.iter().product();
         let (module, suffix) = match name.strip_suffix(".weight") {
             Some(module) => (module, ".weight"),
             None => (name, ""),
         };
         let tensor = format!("{}{suffix}", self.resolve(module));
-        let stored = self.checkpoint.weight(&tensor)?;
+        let stored = self.find_tensor(name, &tensor, shape, Need::Required)?;
         let stored = stored.ok_or_else(|| Error::MissingTensor {
             path: self.checkpoint.path().into(),
             tensor: tensor.clone(),
@@ -484,13 +579,13 @@ impl Recorder {
         eps: f32,
         form: Form,
     ) -> Result<Value> {
-        let weight = self.constants(&format!("{module}.weight"), x.width() / groups.max(1), form)?;
+        let weight = self.constants(&format!("{module}.weight"), &[x.width() / groups.max(1)], form)?;
         Ok(self.graph.rms_norm(x, weight, groups, eps)?)
     }
 
     /// The bias of a linear layer of `rows` outputs, if the checkpoint has one for such layers.
-    fn stored_bias(&self, module: &str, rows: usize) -> Result<Option<StoredWeight>> {
-        let found = self.stored_vector(module, "bias", rows)?;
+    fn stored_bias(&mut self, module: &str, rows: usize) -> Result<Option<StoredWeight>> {
+        let found = self.stored_vector(module, "bias", rows, Need::Optional)?;
         if found.is_none() && self.biases.contains(&without_layer(&format!("{}.bias", self.resolve(module))))
         {
             return Err(self.missing(module, "bias"));
@@ -522,7 +617,8 @@ impl Recorder {
         precision: Precision,
     ) -> Result<Value> {
         let weight = self.stored_matrix(module, Some(rows), x.width())?;
-        let weight = self.add(weight, Part::Rows(parts.to_vec()), Form::Stored)?;
+        let form = if whole_blocks(weight.dtype, parts) { Form::Stored } else { Form::Widened };
+        let weight = self.add(weight, Part::Rows(parts.to_vec()), form)?;
         let bias = self.stored_bias(module, rows)?;
         let bias = bias.map(|bias| self.add(bias, Part::Rows(parts.to_vec()), Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
@@ -534,19 +630,20 @@ impl Recorder {
     /// As [`Recorder::matrix`].
     pub fn correction_bias(&mut self, module: &str, experts: usize) -> Result<WeightId> {
         let (module, part) = self.correction_bias_name(module);
-        self.vector(&module, part, experts)
+        self.constants(&format!("{module}.{part}"), &[experts], Form::F32)
     }
 
     /// Whether the checkpoint has that bias.
     pub fn has_correction_bias(&self, module: &str) -> bool {
         let (module, part) = self.correction_bias_name(module);
-        self.checkpoint.contains(&format!("{}.{part}", self.resolve(&module)))
+        self.contains(&module, part)
     }
 
     fn correction_bias_name(&self, module: &str) -> (String, &'static str) {
         let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         match (self.checkpoint.format(), layer) {
             (Format::Gguf, Some((layer, _))) => (format!("model.layers.{layer}.exp_probs_b"), "bias"),
+            _ if self.contains(module, "expert_bias") => (module.to_owned(), "expert_bias"),
             _ => (module.to_owned(), "e_score_correction_bias"),
         }
     }
@@ -557,7 +654,10 @@ impl Recorder {
     /// [`Error::MissingTensor`].
     pub fn require_sinks(&self, layer: usize) -> Result<()> {
         let (module, part) = self.sinks_name(layer);
-        self.find(&module, part)?.map(drop).ok_or_else(|| self.missing(&module, part))
+        match self.contains(&module, part) {
+            true => Ok(()),
+            false => Err(self.missing(&module, part)),
+        }
     }
 
     fn sinks_name(&self, layer: usize) -> (String, &'static str) {
@@ -596,9 +696,12 @@ impl Recorder {
         hidden: usize,
         names: &ExpertNames,
     ) -> Result<ExpertSetId> {
-        let projections = match self.stacked_experts(layer, count, names)? {
-            Some(stacked) => stacked,
-            None => self.separate_experts(layer, count, names)?,
+        let projections = if self.outline.is_some() {
+            self.outlined_experts(layer, count, hidden, names)?
+        } else if let Some(stacked) = self.stacked_experts(layer, count, names)? {
+            stacked
+        } else {
+            self.separate_experts(layer, count, names)?
         };
         let [gate, up, down] = &projections;
         let spec = |all: &[StoredWeight]| -> Result<MatrixSpec> {
@@ -629,8 +732,36 @@ impl Recorder {
         Ok(id)
     }
 
+    /// Gate, up and down of every expert, from one tensor a projection that does not exist yet.
+    fn outlined_experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+        names: &ExpertNames,
+    ) -> Result<[Vec<StoredWeight>; 3]> {
+        let base = format!("model.layers.{layer}");
+        let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
+        let inner = self.outline.as_ref().map_or(0, Outline::expert_width);
+        let mut stack = |part: &str, rows, cols| -> Result<Vec<StoredWeight>> {
+            let name = format!("{base}.mlp.experts.{part}_proj.weight");
+            let module = if self.contains(&format!("{base}.{}.gate_proj", names.module), "weight") {
+                format!("{base}.{}", names.module)
+            } else {
+                format!("{base}.{parent}.switch_mlp")
+            };
+            let stored = match self.checkpoint.format() {
+                Format::Gguf => format!("blk.{layer}.ffn_{part}_exps.weight"),
+                _ => format!("{}.{part}_proj.weight", self.resolve(&module)),
+            };
+            let stored = self.find_tensor(&name, &stored, &[count, rows, cols], Need::Required)?;
+            Ok(stored.iter().flat_map(|s| (0..count).filter_map(|e| s.stack_element(e))).collect())
+        };
+        Ok([stack("gate", inner, hidden)?, stack("up", inner, hidden)?, stack("down", hidden, inner)?])
+    }
+
     /// Gate, up and down of every expert, from one tensor a projection (GGUF, MLX) or with gate and up in one
-    /// (transformers 5).
+    /// (transformers 5, some GGUF files).
     fn stacked_experts(
         &self,
         layer: usize,
@@ -656,20 +787,25 @@ impl Recorder {
             };
             Ok(Some([gate, rest(1)?, rest(2)?]))
         };
-        if self.checkpoint.format() == Format::Gguf {
-            return three(&|i| format!("blk.{layer}.ffn_{}_exps.weight", ["gate", "up", "down"][i]));
-        }
-        let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
-        let switch = self.resolve(&format!("{base}.{parent}.switch_mlp"));
-        if let Some(found) = three(&|i| format!("{switch}.{}_proj.weight", ["gate", "up", "down"][i]))? {
-            return Ok(Some(found));
-        }
-        let module = self.resolve(&format!("{base}.{}", names.module));
-        if let Some(found) = three(&|i| format!("{module}.{}_proj.weight", ["gate", "up", "down"][i]))? {
-            return Ok(Some(found));
-        }
-        let Some(gate_up) = stack(&format!("{module}.gate_up_proj"))? else { return Ok(None) };
-        let down = format!("{module}.down_proj");
+        let (gate_up, down) = if self.checkpoint.format() == Format::Gguf {
+            let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
+            if let Some(found) = three(&|i| name(["gate", "up", "down"][i]))? {
+                return Ok(Some(found));
+            }
+            (name("gate_up"), name("down"))
+        } else {
+            let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
+            let switch = self.resolve(&format!("{base}.{parent}.switch_mlp"));
+            let module = self.resolve(&format!("{base}.{}", names.module));
+            for module in [&switch, &module] {
+                let name = |i| format!("{module}.{}_proj.weight", ["gate", "up", "down"][i]);
+                if let Some(found) = three(&name)? {
+                    return Ok(Some(found));
+                }
+            }
+            (format!("{module}.gate_up_proj"), format!("{module}.down_proj"))
+        };
+        let Some(gate_up) = stack(&gate_up)? else { return Ok(None) };
         let down = stack(&down)?
             .ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: down })?;
         let half = |which: usize| -> Result<Vec<StoredWeight>> {

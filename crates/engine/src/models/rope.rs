@@ -1,8 +1,11 @@
 //! Rotary position embedding: frequencies from a model's configuration.
 //!
 //! Scaling kinds are those of transformers' `modeling_rope_utils.py`: `default`, `linear` (positions divided by a
-//! factor), `dynamic` (NTK; unscaled up to `max_position_embeddings`, which is as far as this engine goes), `yarn`
-//! (Peng et al. 2023) and `llama3`. Arithmetic is f32 where transformers' is, so that angles agree to the last bits.
+//! factor), `dynamic` (NTK), `yarn` (Peng et al. 2023), `llama3` and `longrope` (Ding et al. 2024). Arithmetic is f32
+//! where transformers' is, so that angles agree to the last bits.
+//!
+//! `dynamic` and `longrope` depend on a sequence's length. Here that is the context asked for, so that a token's angles
+//! do not change while a sequence grows; without one, the context ends where the angles would change.
 
 use moeflux_compute::graph::{Rope, RopeStyle};
 
@@ -32,14 +35,19 @@ pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta:
     // Not a length that scaling may have: an error wherever it is given.
     config.positions("original_max_position_embeddings")?;
     let (inv_freq, magnitude) = match kind.as_deref() {
-        None | Some("default" | "none" | "dynamic") => (base, 1.0),
+        None | Some("default" | "none") => (base, 1.0),
+        Some("dynamic") => (dynamic(config, base, theta, &required)?, 1.0),
         Some("linear") => {
             let factor = required("factor")? as f32;
             (base.iter().map(|f| f / factor).collect(), 1.0)
         }
         Some("llama3") => (llama3(&base, &required)?, 1.0),
         Some("yarn") => yarn(config, &base, theta, &required)?,
-        Some(_) => return Err(config.unsupported("rope_type", "default, linear, dynamic, yarn or llama3")),
+        Some("longrope" | "su") => longrope(config, &base, &required)?,
+        Some(_) => {
+            let expected = "default, linear, dynamic, yarn, llama3 or longrope";
+            return Err(config.unsupported("rope_type", expected));
+        }
     };
     if !magnitude.is_finite() || inv_freq.iter().any(|f| !f.is_finite()) {
         return Err(config.unsupported("rope_type", "parameters that give finite angles"));
@@ -64,6 +72,66 @@ fn llama3(base: &[f32], required: &impl Fn(&str) -> Result<f64>) -> Result<Vec<f
         }
     };
     Ok(base.iter().map(stretch).collect())
+}
+
+/// NTK-aware scaling: the base grows with the context beyond `max_position_embeddings`.
+fn dynamic(
+    config: &Config<'_>,
+    base: Vec<f32>,
+    theta: f64,
+    required: &impl Fn(&str) -> Result<f64>,
+) -> Result<Vec<f32>> {
+    let Some(positions) = config.context().map(|n| n as f64) else { return Ok(base) };
+    let (factor, described) = (required("factor")?, required("max_position_embeddings")?);
+    let dim = 2.0 * base.len() as f64;
+    if positions <= described || dim <= 2.0 {
+        return Ok(base);
+    }
+    let stretch = factor * positions / described - (factor - 1.0);
+    let theta = (theta * stretch.powf(dim / (dim - 2.0))) as f32;
+    Ok((0..base.len()).map(|i| 1.0 / theta.powf((2 * i) as f32 / dim as f32)).collect())
+}
+
+/// LongRoPE: a divisor for each frequency, of two kinds for contexts within and beyond the original one, and a magnitude
+/// on cos and sin.
+fn longrope(
+    config: &Config<'_>,
+    base: &[f32],
+    required: &impl Fn(&str) -> Result<f64>,
+) -> Result<(Vec<f32>, f32)> {
+    let original = required("original_max_position_embeddings")?;
+    let long = config.context().is_some_and(|positions| positions as f64 > original);
+    let key = if long { "long_factor" } else { "short_factor" };
+    let divisors = config.numbers(key)?.unwrap_or_default();
+    if divisors.len() != base.len() || divisors.contains(&0.0) {
+        return Err(config.unsupported(key, &format!("{} numbers other than 0", base.len())));
+    }
+    let factor = match config.number("factor")? {
+        Some(factor) => factor,
+        None => required("max_position_embeddings")? / original,
+    };
+    let magnitude = match config.number("attention_factor")? {
+        Some(given) => given,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / original.ln()).sqrt(),
+    };
+    let frequencies = base.iter().zip(&divisors).map(|(freq, divisor)| freq / *divisor as f32);
+    Ok((frequencies.collect(), magnitude as f32))
+}
+
+/// Positions that the configuration describes, or as many of the first as are computed as if there were no others.
+///
+/// # Errors
+/// [`crate::Error::Config`] for values that are no numbers of positions.
+pub fn context_length(config: &Config<'_>) -> Result<usize> {
+    let described = config.positions("max_position_embeddings")?.unwrap_or(4096);
+    let kind = config.word("rope_type")?.or(config.word("type")?);
+    let mut limits = vec![described];
+    limits.extend(config.positions("index_topk")?);
+    if config.context().is_none() && matches!(kind.as_deref(), Some("longrope" | "su")) {
+        limits.extend(config.positions("original_max_position_embeddings")?);
+    }
+    Ok(limits.into_iter().min().unwrap_or(described))
 }
 
 /// What YaRN multiplies by for a context `scale` times as long, with weight `m`.

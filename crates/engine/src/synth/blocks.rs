@@ -35,6 +35,11 @@ impl Filler {
                 halves[..values.len()].convert_from_f32_slice(values);
                 out.iter_mut().zip(halves).for_each(|(out, v)| *out = v.to_le_bytes());
             }),
+            (DType::BF16, _) => self.floats(random, out, |values, out: &mut [[u8; 2]]| {
+                out.iter_mut().zip(values).for_each(|(out, v)| *out = bf16::from_f32(*v).to_le_bytes());
+            }),
+            (DType::Q5_0, _) => self.q5_0(random, out),
+            (DType::MXFP4, _) => self.mxfp4(random, out),
             (DType::Q8_0, _) => self.q8_0(random, out),
             (DType::Q4_K, _) => self.q4_k(random, out),
             (DType::Q5_K, _) => self.q5_k(random, out),
@@ -63,6 +68,37 @@ impl Filler {
                 }
                 encode(values, out);
             }
+        }
+    }
+
+    /// w = ±d · (q − 16) with q uniform in 0..32, whose middle is −½; signs make up for that.
+    fn q5_0(&self, random: &mut Random, out: &mut [u8]) {
+        let d = f16::from_f32(self.std / uniform_std(32).hypot(0.5));
+        fill_bytes(random, out);
+        for row in out.chunks_exact_mut(self.cols / 32 * 22) {
+            for (i, block) in row.as_chunks_mut::<22>().0.iter_mut().enumerate() {
+                let negative = block[0] & 1 == 1 && !self.constant;
+                block[..2].copy_from_slice(&if negative { -d } else { d }.to_le_bytes());
+                if self.constant && i < CONSTANT_COLS / 32 {
+                    // q = 25: the fifth bit of all, then nibbles of 9.
+                    block[2..6].fill(0xFF);
+                    block[6..].fill(0x99);
+                }
+            }
+        }
+    }
+
+    /// w = 2^e · q with q uniform over the 16 codes, and e one of two neighbours, as often as the standard deviation
+    /// asks for. Not for constant columns, which only embeddings have.
+    fn mxfp4(&self, random: &mut Random, out: &mut [u8]) {
+        // Mean square of ±{0, ½, 1, 1½, 2, 3, 4, 6}.
+        let ratio = self.std / 8.5625f32.sqrt();
+        let low = ratio.log2().floor();
+        let share_of_low = (4.0 - (ratio / low.exp2()).powi(2)) / 3.0;
+        fill_bytes(random, out);
+        for block in out.as_chunks_mut::<17>().0 {
+            let exponent = if random.next_unit() as f32 <= share_of_low { low } else { low + 1.0 };
+            block[0] = (exponent + 127.0).clamp(1.0, 254.0) as u8;
         }
     }
 
@@ -227,8 +263,16 @@ mod tests {
         DType::Affine { bits: 4, group: 64, scale: Half::BF16 },
         DType::Affine { bits: 8, group: 64, scale: Half::BF16 },
     ];
-    const ENCODINGS: [DType; 6] =
-        [DType::F32, DType::F16, DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K];
+    const ENCODINGS: [DType; 8] = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::Q5_0,
+        DType::Q8_0,
+        DType::Q4_K,
+        DType::Q5_K,
+        DType::Q6_K,
+    ];
 
     fn values(filler: Filler, rows: usize) -> Vec<f32> {
         let planes: Vec<Vec<u8>> = (0..filler.dtype.planes())
@@ -244,7 +288,7 @@ mod tests {
 
     #[test]
     fn values_have_the_standard_deviation_asked_for() {
-        for dtype in ENCODINGS.into_iter().chain(AFFINE) {
+        for dtype in ENCODINGS.into_iter().chain(AFFINE).chain([DType::MXFP4]) {
             for std in [1.0, 0.02, 0.003] {
                 let values = values(Filler { dtype, cols: 1024, std, constant: false }, 256);
                 let n = values.len() as f64;

@@ -6,10 +6,9 @@ use std::path::Path;
 use moeflux_compute::DType;
 use serde_json::{Map, Value, json};
 
-use super::shapes::Architecture;
 use super::vocabulary::{CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PRE_TOKENIZER, SPECIAL_TOKENS, Vocabulary};
-use super::weights::{Role, Weight};
-use super::{Outcome, Plan, Recipe, pieces};
+use super::weights::Weight;
+use super::{Outcome, Plan, pieces};
 use crate::checkpoint::mlx::affine_specs;
 use crate::checkpoint::safetensors::{ElementType, TensorSpec, Writer};
 use crate::tokenizer::pre_tokenizers;
@@ -37,7 +36,7 @@ pub(super) fn write(
         1 => "model.safetensors".to_owned(),
         n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
     };
-    let vocabulary = Vocabulary::new(plan.recipe.shape.vocab_size);
+    let vocabulary = Vocabulary::new(plan.recipe.shape.vocab_size());
     write_json(&folder.join("config.json"), &config(plan, &vocabulary))?;
     write_json(&folder.join("tokenizer.json"), &tokenizer(&vocabulary))?;
     write_json(&folder.join("tokenizer_config.json"), &tokenizer_config(&vocabulary))?;
@@ -104,13 +103,12 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
 }
 
 /// The tensors that store `weight`, in the order of its planes.
-fn specs(weight: &Weight, recipe: &Recipe) -> Vec<TensorSpec> {
-    let module = module(weight, recipe);
-    match affine_specs(&module, weight.dtype, &weight.shape) {
+fn specs(weight: &Weight) -> Vec<TensorSpec> {
+    match affine_specs(module(weight), weight.dtype, &weight.shape) {
         Some(specs) => specs.to_vec(),
         None => {
             let dtype = if weight.dtype == DType::F32 { ElementType::F32 } else { ElementType::BF16 };
-            vec![TensorSpec { name: format!("{module}.weight"), dtype, shape: weight.shape.clone() }]
+            vec![TensorSpec { name: weight.name.clone(), dtype, shape: weight.shape.clone() }]
         }
     }
 }
@@ -119,7 +117,7 @@ fn specs(weight: &Weight, recipe: &Recipe) -> Vec<TensorSpec> {
 fn shards(plan: &Plan) -> Vec<Shard> {
     let mut shards = vec![Shard::default()];
     for weight in &plan.weights {
-        let specs = specs(weight, &plan.recipe);
+        let specs = specs(weight);
         let bytes = specs.iter().filter_map(TensorSpec::bytes).sum::<u64>();
         if shards.last().is_some_and(|s| s.bytes > 0 && s.bytes + bytes > SHARD_BYTES) {
             shards.push(Shard::default());
@@ -132,81 +130,25 @@ fn shards(plan: &Plan) -> Vec<Shard> {
     shards
 }
 
-fn module(weight: &Weight, recipe: &Recipe) -> String {
-    let experts = match recipe.shape.architecture {
-        Architecture::Qwen3Moe => "mlp",
-        Architecture::Mixtral => "block_sparse_moe",
-    };
-    let name = match weight.role {
-        Role::Embedding => return "model.embed_tokens".to_owned(),
-        Role::Head => return "lm_head".to_owned(),
-        Role::FinalNorm => return "model.norm".to_owned(),
-        Role::AttentionNorm => "input_layernorm",
-        Role::Query => "self_attn.q_proj",
-        Role::Key => "self_attn.k_proj",
-        Role::Value => "self_attn.v_proj",
-        Role::AttentionOut => "self_attn.o_proj",
-        Role::QueryNorm => "self_attn.q_norm",
-        Role::KeyNorm => "self_attn.k_norm",
-        Role::ExpertsNorm => "post_attention_layernorm",
-        Role::Router => return format!("model.layers.{}.{experts}.gate", weight.layer),
-        Role::ExpertGate => return format!("model.layers.{}.{experts}.switch_mlp.gate_proj", weight.layer),
-        Role::ExpertUp => return format!("model.layers.{}.{experts}.switch_mlp.up_proj", weight.layer),
-        Role::ExpertDown => return format!("model.layers.{}.{experts}.switch_mlp.down_proj", weight.layer),
-    };
-    format!("model.layers.{}.{name}", weight.layer)
+/// The module whose weight it is.
+fn module(weight: &Weight) -> &str {
+    weight.name.strip_suffix(".weight").unwrap_or(&weight.name)
 }
 
 fn config(plan: &Plan, vocabulary: &Vocabulary) -> Value {
-    let (recipe, s) = (&plan.recipe, &plan.recipe.shape);
-    let mut config = json!({
-        "bos_token_id": null,
-        "eos_token_id": vocabulary.special(END_OF_TURN),
-        "hidden_act": "silu",
-        "hidden_size": s.hidden_size,
-        "intermediate_size": s.intermediate_size,
-        "max_position_embeddings": s.max_position_embeddings,
-        "num_attention_heads": s.num_attention_heads,
-        "num_experts_per_tok": s.num_experts_per_tok,
-        "num_hidden_layers": recipe.layers,
-        "num_key_value_heads": s.num_key_value_heads,
-        "head_dim": s.head_dim,
-        "pad_token_id": vocabulary.special(END_OF_TEXT),
-        "rms_norm_eps": decimal(s.rms_norm_eps),
-        "rope_theta": decimal(s.rope_theta),
-        "tie_word_embeddings": false,
-        "torch_dtype": "bfloat16",
-        "vocab_size": s.vocab_size,
-    });
-    let own = match s.architecture {
-        Architecture::Qwen3Moe => json!({
-            "architectures": ["Qwen3MoeForCausalLM"],
-            "model_type": "qwen3_moe",
-            "attention_bias": false,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "moe_intermediate_size": s.moe_intermediate_size,
-            "norm_topk_prob": true,
-            "num_experts": s.num_experts,
-            "use_sliding_window": false,
-        }),
-        Architecture::Mixtral => json!({
-            "architectures": ["MixtralForCausalLM"],
-            "model_type": "mixtral",
-            "num_local_experts": s.num_experts,
-            "sliding_window": null,
-        }),
-    };
-    let usual = plan.weights.iter().find(|w| w.role == Role::Query).map(|w| w.dtype);
+    let mut config = plan.recipe.shape.parsed().config().clone();
+    config["num_hidden_layers"] = plan.recipe.layers.into();
+    config["bos_token_id"] = Value::Null;
+    config["eos_token_id"] = vocabulary.special(END_OF_TURN).into();
+    config["pad_token_id"] = vocabulary.special(END_OF_TEXT).into();
+    config["torch_dtype"] = "bfloat16".into();
+    let usual = plan.weights.iter().map(|w| w.dtype).find(|dtype| matches!(dtype, DType::Affine { .. }));
     let mut quantization = settings(usual.unwrap_or(DType::F32));
     quantization["mode"] = "affine".into();
     for weight in &plan.weights {
         if matches!(weight.dtype, DType::Affine { .. }) && Some(weight.dtype) != usual {
-            quantization[module(weight, recipe)] = settings(weight.dtype);
+            quantization[module(weight)] = settings(weight.dtype);
         }
-    }
-    for (key, value) in own.as_object().into_iter().flatten() {
-        config[key] = value.clone();
     }
     config["quantization"] = quantization.clone();
     config["quantization_config"] = quantization;
@@ -218,11 +160,6 @@ fn settings(dtype: DType) -> Value {
         DType::Affine { bits, group, .. } => json!({ "group_size": group, "bits": bits }),
         _ => json!({}),
     }
-}
-
-/// The decimal that a person would write for `value`.
-fn decimal(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
 }
 
 fn tokenizer(vocabulary: &Vocabulary) -> Value {

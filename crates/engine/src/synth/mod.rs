@@ -8,6 +8,7 @@
 //! nothing that means anything.
 
 mod blocks;
+mod encodings;
 mod gguf;
 mod mlx;
 mod pieces;
@@ -16,65 +17,17 @@ mod vocabulary;
 mod weights;
 
 use std::path::Path;
+use std::sync::Arc;
 
-pub use shapes::{Architecture, SHAPES, Shape};
+pub use encodings::Encoding;
+pub use shapes::{SHAPES, Shape};
 
-use crate::checkpoint::Format;
+use crate::checkpoint::{Checkpoint, Format, gguf as gguf_file};
+use crate::models::{self, Model};
 use crate::sampler::random::Random;
 use crate::{Error, Result};
-use weights::Weight;
-
-/// How the weights are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Encoding {
-    /// GGUF with llama.cpp's Q4_K_M mix.
-    Q4KM,
-    /// GGUF in Q8_0.
-    Q8_0,
-    /// GGUF in F16.
-    F16,
-    /// MLX, 4 bits in groups of 64, routers 8 bits.
-    Mlx4Bit,
-    /// MLX, 8 bits in groups of 64.
-    Mlx8Bit,
-}
-
-impl Encoding {
-    /// Every encoding; a format's first one is its usual one.
-    pub const ALL: &[Self] = &[Self::Q4KM, Self::Q8_0, Self::F16, Self::Mlx4Bit, Self::Mlx8Bit];
-
-    /// Name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Q4KM => "q4_k_m",
-            Self::Q8_0 => "q8_0",
-            Self::F16 => "f16",
-            Self::Mlx4Bit => "4bit",
-            Self::Mlx8Bit => "8bit",
-        }
-    }
-
-    /// The format that has this encoding.
-    pub fn format(self) -> Format {
-        match self {
-            Self::Q4KM | Self::Q8_0 | Self::F16 => Format::Gguf,
-            Self::Mlx4Bit | Self::Mlx8Bit => Format::Mlx,
-        }
-    }
-
-    /// The encoding called `name` that `format` has; without a name the usual one.
-    ///
-    /// # Errors
-    /// [`Error::Option`] listing those that there are.
-    pub fn by_name(format: Format, name: Option<&str>) -> Result<Self> {
-        let of_format = || Self::ALL.iter().copied().filter(|encoding| encoding.format() == format);
-        of_format().find(|encoding| name.is_none_or(|name| name == encoding.name())).ok_or_else(|| {
-            let names: Vec<&str> = of_format().map(Self::name).collect();
-            let got = name.unwrap_or("none").to_owned();
-            Error::Option { option: "quant", expected: names.join(", "), got }
-        })
-    }
-}
+use encodings::Coding;
+use weights::{Contents, Weight};
 
 /// What to make. Equal recipes make equal files.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -105,6 +58,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Plan {
     recipe: Recipe,
+    model: Model,
     weights: Vec<Weight>,
 }
 
@@ -114,7 +68,7 @@ impl Plan {
     /// # Errors
     /// [`Error::Option`] for layers or a skew that cannot be.
     pub fn new(recipe: Recipe) -> Result<Self> {
-        let most = recipe.shape.num_hidden_layers;
+        let most = recipe.shape.layers();
         if !(1..=most).contains(&recipe.layers) {
             let expected = format!("1 to {most}, the layers of {}", recipe.shape.name);
             return Err(Error::Option { option: "layers", expected, got: recipe.layers.to_string() });
@@ -123,14 +77,39 @@ impl Plan {
             let (expected, got) = ("0 to 10".to_owned(), recipe.router_skew.to_string());
             return Err(Error::Option { option: "router-skew", expected, got });
         }
-        Ok(Self { recipe, weights: weights::weights(&recipe)? })
+        let shape = recipe.shape.parsed();
+        let name = Path::new(recipe.shape.name);
+        let format = recipe.encoding.format();
+        let (mut config, metadata) = match format {
+            Format::Gguf => (serde_json::Value::Null, shape.gguf_metadata(name, recipe.layers)),
+            _ => (shape.config().clone(), gguf_file::Metadata::new(name)),
+        };
+        if config.is_object() {
+            config["num_hidden_layers"] = recipe.layers.into();
+        }
+        let checkpoint = Arc::new(Checkpoint::outlined(name, format, config, metadata));
+        let coding = Coding::new(&shape, recipe.encoding, recipe.layers);
+        let (model, outlined) = models::outline(checkpoint, Box::new(coding))?;
+        let embedding = outlined.iter().find(|w| w.name.ends_with("embed_tokens.weight"));
+        let contents =
+            Contents::new(&recipe, &shape, embedding.map_or(moeflux_compute::DType::F32, |w| w.dtype))?;
+        let weights = outlined.into_iter().map(|weight| contents.weight(weight)).collect();
+        Ok(Self { recipe, model, weights })
+    }
+
+    /// What the checkpoint will be: for sizing, not for running.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Encoding and bytes of every weight, under its name in the checkpoint.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, moeflux_compute::DType, &[usize], u64)> {
+        self.weights.iter().map(|w| (w.name.as_str(), w.dtype, &w.shape[..], w.bytes()))
     }
 
     /// Bytes of all weights; files have a few megabytes of header and vocabulary on top.
     pub fn bytes(&self) -> u64 {
-        let planes =
-            |w: &Weight| (0..w.dtype.planes()).map(|p| (w.rows() * w.row_bytes(p)) as u64).sum::<u64>();
-        self.weights.iter().map(planes).sum()
+        self.weights.iter().map(Weight::bytes).sum()
     }
 
     /// Writes the checkpoint: to the file `path` for GGUF, into the existing folder `path` for MLX. Nothing is

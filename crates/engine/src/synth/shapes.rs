@@ -1,122 +1,43 @@
-//! Shapes of published models, by name. Sources: each model's `config.json`.
+//! Shapes of published models, by name: each is its `config.json`, with what the formats need to know besides.
 
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::checkpoint::gguf::{self, Array};
+use crate::models::config::gguf_counterparts;
 use crate::{Error, Result};
 
-/// Which architecture a shape is of; decides tensor names and configuration keys.
+/// A published model's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Architecture {
-    /// `qwen3_moe`: per-head query and key norms.
-    Qwen3Moe,
-    /// `mixtral`.
-    Mixtral,
-}
-
-/// Sizes of a Mixture-of-Experts decoder whose layers are all routed and whose head has a matrix of its own.
-#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// Name on the command line.
     pub name: &'static str,
-    /// Architecture.
-    pub architecture: Architecture,
-    /// Width of the residual stream.
-    pub hidden_size: usize,
-    /// Decoder layers.
-    pub num_hidden_layers: usize,
-    /// Query heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads.
-    pub num_key_value_heads: usize,
-    /// Channels of a head.
-    pub head_dim: usize,
-    /// Routed experts of a layer.
-    pub num_experts: usize,
-    /// Experts that a token uses in a layer.
-    pub num_experts_per_tok: usize,
-    /// Width of an expert.
-    pub moe_intermediate_size: usize,
-    /// Width that the configuration gives for dense layers, which these models do not have.
-    pub intermediate_size: usize,
-    /// Token ids.
-    pub vocab_size: usize,
-    /// Positions.
-    pub max_position_embeddings: usize,
-    /// Base of the rotary embedding.
-    pub rope_theta: f32,
-    /// Epsilon of all norms.
-    pub rms_norm_eps: f32,
+    /// `config`: the published `config.json`; `optional`: endings of the names of optional tensors that the model has;
+    /// `gguf` and `mlx`: what these formats have besides.
+    text: &'static str,
 }
 
-/// Every shape.
-pub const SHAPES: &[Shape] = &[
-    Shape {
-        name: "qwen3-30b-a3b",
-        architecture: Architecture::Qwen3Moe,
-        hidden_size: 2048,
-        num_hidden_layers: 48,
-        num_attention_heads: 32,
-        num_key_value_heads: 4,
-        head_dim: 128,
-        num_experts: 128,
-        num_experts_per_tok: 8,
-        moe_intermediate_size: 768,
-        intermediate_size: 6144,
-        vocab_size: 151_936,
-        max_position_embeddings: 40_960,
-        rope_theta: 1e6,
-        rms_norm_eps: 1e-6,
-    },
-    Shape {
-        name: "qwen3-235b-a22b",
-        architecture: Architecture::Qwen3Moe,
-        hidden_size: 4096,
-        num_hidden_layers: 94,
-        num_attention_heads: 64,
-        num_key_value_heads: 4,
-        head_dim: 128,
-        num_experts: 128,
-        num_experts_per_tok: 8,
-        moe_intermediate_size: 1536,
-        intermediate_size: 12_288,
-        vocab_size: 151_936,
-        max_position_embeddings: 40_960,
-        rope_theta: 1e6,
-        rms_norm_eps: 1e-6,
-    },
-    Shape {
-        name: "mixtral-8x7b",
-        architecture: Architecture::Mixtral,
-        hidden_size: 4096,
-        num_hidden_layers: 32,
-        num_attention_heads: 32,
-        num_key_value_heads: 8,
-        head_dim: 128,
-        num_experts: 8,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 14_336,
-        intermediate_size: 14_336,
-        vocab_size: 32_000,
-        max_position_embeddings: 32_768,
-        rope_theta: 1e6,
-        rms_norm_eps: 1e-5,
-    },
-    // Rows of at least 256 columns, so that every encoding can store them.
-    Shape {
-        name: "tiny",
-        architecture: Architecture::Qwen3Moe,
-        hidden_size: 256,
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 64,
-        num_experts: 16,
-        num_experts_per_tok: 4,
-        moe_intermediate_size: 256,
-        intermediate_size: 512,
-        vocab_size: 1024,
-        max_position_embeddings: 4096,
-        rope_theta: 1e6,
-        rms_norm_eps: 1e-6,
-    },
+macro_rules! shapes {
+    ($($name:literal),+ $(,)?) => {
+        &[$(Shape { name: $name, text: include_str!(concat!("shapes/", $name, ".json")) }),+]
+    };
+}
+
+/// Every shape. `tiny` has rows of at least 256 columns, so that every encoding can store it.
+pub const SHAPES: &[Shape] = shapes![
+    "qwen3-30b-a3b",
+    "qwen3-235b-a22b",
+    "qwen3-next-80b-a3b",
+    "qwen3.5-35b-a3b",
+    "qwen3.5-397b-a17b",
+    "mixtral-8x7b",
+    "deepseek-v3-671b",
+    "kimi-k2",
+    "glm-4.5-air",
+    "minimax-m2",
+    "gpt-oss-120b",
+    "tiny",
 ];
 
 impl Shape {
@@ -130,4 +51,88 @@ impl Shape {
             Error::Option { option: "shape", expected: names.join(", "), got: name.to_owned() }
         })
     }
+
+    /// Decoder layers.
+    pub fn layers(&self) -> usize {
+        self.parsed().size("num_hidden_layers")
+    }
+
+    /// Token ids.
+    pub fn vocab_size(&self) -> usize {
+        self.parsed().size("vocab_size")
+    }
+
+    pub(super) fn parsed(&self) -> Parsed {
+        Parsed(serde_json::from_str(self.text).expect("tests parse every shape"))
+    }
+}
+
+/// A shape's JSON.
+#[derive(Debug)]
+pub(super) struct Parsed(Value);
+
+impl Parsed {
+    /// The published configuration.
+    pub(super) fn config(&self) -> &Value {
+        &self.0["config"]
+    }
+
+    /// The configuration's number `key`, or 0.
+    pub(super) fn size(&self, key: &str) -> usize {
+        self.config()[key].as_u64().unwrap_or(0) as usize
+    }
+
+    /// The first of `keys` that the configuration has.
+    pub(super) fn first_size(&self, keys: &[&str]) -> usize {
+        keys.iter().map(|key| self.size(key)).find(|n| *n > 0).unwrap_or(0)
+    }
+
+    /// Routed experts of a layer.
+    pub(super) fn experts(&self) -> usize {
+        self.first_size(&["num_experts", "num_local_experts", "n_routed_experts"])
+    }
+
+    /// Endings of the names of optional tensors.
+    pub(super) fn optional(&self, gguf: bool) -> Vec<String> {
+        let own = if gguf { self.0["gguf"]["optional"].as_array() } else { None };
+        let all = self.0["optional"].as_array().into_iter().chain(own).flatten();
+        all.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+    }
+
+    /// Bits to which mlx-lm quantises routers; `None` where it leaves them.
+    pub(super) fn router_bits(&self) -> Option<u8> {
+        self.0["mlx"]["router_bits"].as_u64().map(|bits| bits as u8)
+    }
+
+    /// GGUF's keys for the architecture, with `layers` decoder layers.
+    pub(super) fn gguf_metadata(&self, path: &Path, layers: usize) -> gguf::Metadata {
+        let gguf = &self.0["gguf"];
+        let architecture = gguf["architecture"].as_str().unwrap_or_default();
+        let mut config = self.config().clone();
+        config["num_hidden_layers"] = layers.into();
+        let mut metadata = gguf::Metadata::new(path);
+        drop(metadata.insert("general.architecture", gguf::Value::String(architecture.to_owned())));
+        let own = gguf["keys"].as_object().into_iter().flatten();
+        let own = own.map(|(key, value)| (key.as_str(), value.clone()));
+        for (key, value) in gguf_counterparts(&config).into_iter().chain(own) {
+            if let Some(value) = gguf_value(&value) {
+                drop(metadata.insert(format!("{architecture}.{key}"), value));
+            }
+        }
+        metadata
+    }
+}
+
+/// A JSON value as converters write it.
+fn gguf_value(value: &Value) -> Option<gguf::Value> {
+    Some(match value {
+        Value::Bool(v) => gguf::Value::Bool(*v),
+        Value::String(v) => gguf::Value::String(v.clone()),
+        Value::Number(v) if v.is_f64() => gguf::Value::F32(v.as_f64()? as f32),
+        Value::Number(v) => gguf::Value::U32(v.as_u64()? as u32),
+        Value::Array(v) => gguf::Value::Array(Array::I32(
+            v.iter().map(|v| v.as_i64().map(|v| v as i32)).collect::<Option<_>>()?,
+        )),
+        _ => return None,
+    })
 }

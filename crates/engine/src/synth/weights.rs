@@ -12,12 +12,13 @@
 //! standard deviation comes near.
 
 use moeflux_compute::quant::{dequantize, quantize};
-use moeflux_compute::{DType, Half, TensorView};
+use moeflux_compute::{DType, TensorView};
 
 use super::blocks::{self, CONSTANT_COLS, Filler};
-use super::shapes::Architecture;
-use super::{Encoding, Recipe, stream};
+use super::shapes::Parsed;
+use super::{Recipe, stream};
 use crate::Result;
+use crate::models::OutlinedWeight;
 
 /// Variance that attention adds to the residual stream over all layers, where a token sees itself only.
 const ATTENTION_VARIANCE: f32 = 0.25;
@@ -25,42 +26,28 @@ const ATTENTION_VARIANCE: f32 = 0.25;
 const ATTENTION_SHARE: f32 = 0.1;
 /// Variance that experts add to the residual stream over all layers.
 const EXPERTS_VARIANCE: f32 = 0.5;
+/// Variance that shared experts add to it besides.
+const SHARED_VARIANCE: f32 = 0.1;
 /// E\[silu(x)²\] for x of variance 1.
 const SWIGLU_VARIANCE: f32 = 0.356;
 /// Σ w² of a token's k expert weights is about this much more than 1 / k.
 const UNEVEN_WEIGHTS: f32 = 1.9;
 /// Standard deviation of router logits: the last of a token's experts weighs about a tenth of the first.
 const ROUTER_STD: f32 = 2.5;
+/// Standard deviation of what sigmoid routers add to scores for choosing.
+const CORRECTION_STD: f32 = 0.01;
 /// Standard deviation of the Gumbel distribution of scale 1: π / √6.
 const GUMBEL_STD: f32 = 1.2825;
 /// Standard deviation of logits.
 const LOGITS_STD: f32 = 3.0;
-
-/// A module's part in the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
-    Embedding,
-    Head,
-    FinalNorm,
-    AttentionNorm,
-    Query,
-    Key,
-    Value,
-    AttentionOut,
-    QueryNorm,
-    KeyNorm,
-    ExpertsNorm,
-    Router,
-    ExpertGate,
-    ExpertUp,
-    ExpertDown,
-}
+/// A of a decay exp(A · softplus(·)): a linear attention's state lasts for some tens of tokens.
+const DECAY: f32 = -0.05;
 
 /// How values come about.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Content {
-    /// Ones, after as many zeros.
-    Norm { zeros: usize },
+    /// One value everywhere, after as many zeros.
+    Fill { zeros: usize, value: f32 },
     /// Random, with the first rows of every matrix of the stack zero and the first columns constant or not.
     Random { std: f32, zero_rows: usize, constant: bool },
     /// Random, with the expert's row beginning with `bias[expert]` in as many columns as are constant.
@@ -70,10 +57,10 @@ pub(super) enum Content {
 /// One weight of the model.
 #[derive(Debug, Clone)]
 pub(super) struct Weight {
-    pub(super) role: Role,
-    pub(super) layer: usize,
+    /// Name of the tensor in the checkpoint.
+    pub(super) name: String,
     pub(super) dtype: DType,
-    /// Row-major: `[n]`, `[rows, cols]` or `[experts, rows, cols]`.
+    /// Row-major: `[n]`, `[rows, cols]` or `[stack, rows, cols]`.
     pub(super) shape: Vec<usize>,
     pub(super) content: Content,
 }
@@ -92,6 +79,10 @@ impl Weight {
         self.dtype.row_bytes(plane, self.cols()).expect("whole blocks")
     }
 
+    pub(super) fn bytes(&self) -> u64 {
+        (0..self.dtype.planes()).map(|plane| (self.rows() * self.row_bytes(plane)) as u64).sum()
+    }
+
     /// Whether it is made row by row; the others are made whole from floats.
     pub(super) fn is_random(&self) -> bool {
         matches!(self.content, Content::Random { .. })
@@ -104,7 +95,7 @@ impl Weight {
         };
         let filler = Filler { dtype: self.dtype, cols: self.cols(), std, constant };
         filler.fill(plane, &mut stream(key), out);
-        if zero_rows > 0 {
+        if zero_rows > 0 && self.shape.len() > 1 {
             let matrix_rows = self.shape[self.shape.len() - 2];
             // Zero bytes are zero values in every encoding: scales and biases are zero too.
             for (i, row) in out.chunks_exact_mut(self.row_bytes(plane)).enumerate() {
@@ -118,9 +109,9 @@ impl Weight {
     /// The bytes of every plane of a weight that is not made row by row.
     pub(super) fn whole(&self, key: [u64; 3]) -> Result<Vec<Vec<u8>>> {
         let cols = self.cols();
-        let mut values = vec![1.0; self.rows() * cols];
+        let mut values = vec![0.0; self.rows() * cols];
         match &self.content {
-            Content::Norm { zeros } => values[..*zeros].fill(0.0),
+            Content::Fill { zeros, value } => values[*zeros..].fill(*value),
             Content::Router { std, bias } => {
                 let mut random = stream(key);
                 for (row, bias) in values.chunks_exact_mut(cols).zip(bias) {
@@ -136,95 +127,119 @@ impl Weight {
     }
 }
 
-/// llama.cpp's rule for which layers of a Q4_K_M file get more bits (`use_more_bits` in `llama-quant.cpp`).
-fn more_bits(layer: usize, layers: usize) -> bool {
-    layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2
+/// What decides every weight's content.
+#[derive(Debug)]
+pub(super) struct Contents<'a> {
+    recipe: &'a Recipe,
+    hidden_size: usize,
+    experts: usize,
+    /// Whether decays are stored as logarithms.
+    log_decay: bool,
+    /// Standard deviations, as multiples of fan-in^−½, of what writes to the residual stream.
+    attention_gain: f32,
+    experts_gain: f32,
+    shared_gain: f32,
+    /// What the embedding's constant columns hold.
+    level: f32,
 }
 
-/// The encoding of a part, as the usual converters choose it.
-fn dtype(recipe: &Recipe, role: Role, layer: usize) -> DType {
-    let affine = |bits| DType::Affine { bits, group: 64, scale: Half::BF16 };
-    let vector = matches!(
-        role,
-        Role::FinalNorm | Role::AttentionNorm | Role::QueryNorm | Role::KeyNorm | Role::ExpertsNorm
-    );
-    match recipe.encoding {
-        Encoding::Mlx4Bit | Encoding::Mlx8Bit if vector => DType::BF16,
-        // mlx-lm keeps routers at 8 bits.
-        Encoding::Mlx8Bit => affine(8),
-        Encoding::Mlx4Bit => affine(if role == Role::Router { 8 } else { 4 }),
-        _ if vector || role == Role::Router => DType::F32,
-        Encoding::F16 => DType::F16,
-        Encoding::Q8_0 => DType::Q8_0,
-        Encoding::Q4KM => {
-            let few_experts = recipe.shape.num_experts == 8;
-            match role {
-                Role::Head => DType::Q6_K,
-                Role::Key | Role::Value if few_experts => DType::Q8_0,
-                Role::AttentionOut if few_experts => DType::Q5_K,
-                Role::Value | Role::ExpertDown if more_bits(layer, recipe.layers) => DType::Q6_K,
-                _ => DType::Q4_K,
-            }
+impl<'a> Contents<'a> {
+    /// For a model of `recipe` and `shape` whose embedding is stored in `embedding`.
+    ///
+    /// # Errors
+    /// If that encoding cannot store its rows.
+    pub(super) fn new(recipe: &'a Recipe, shape: &Parsed, embedding: DType) -> Result<Self> {
+        let layers = recipe.layers as f32;
+        let factor = shape.config()["routed_scaling_factor"].as_f64().unwrap_or(1.0) as f32;
+        let top_k = shape.size("num_experts_per_tok") as f32;
+        let one_layer = SWIGLU_VARIANCE * factor * factor * UNEVEN_WEIGHTS / top_k;
+        let hidden_size = shape.size("hidden_size");
+        Ok(Self {
+            recipe,
+            hidden_size,
+            experts: shape.experts(),
+            log_decay: recipe.encoding.format() != crate::checkpoint::Format::Gguf,
+            attention_gain: (ATTENTION_VARIANCE / layers).sqrt(),
+            experts_gain: (EXPERTS_VARIANCE / (layers * one_layer)).sqrt(),
+            shared_gain: (SHARED_VARIANCE / (layers * SWIGLU_VARIANCE)).sqrt(),
+            level: constant_level(embedding, hidden_size)?,
+        })
+    }
+
+    /// Channels of the residual stream that hold a constant.
+    fn silent(&self) -> usize {
+        if self.recipe.router_skew > 0.0 { CONSTANT_COLS } else { 0 }
+    }
+
+    /// The weight that a family asked for, with its content.
+    pub(super) fn weight(&self, outlined: OutlinedWeight) -> Weight {
+        let content = self.content(&outlined);
+        let OutlinedWeight { stored, dtype, shape, .. } = outlined;
+        Weight { name: stored, dtype, shape, content }
+    }
+
+    fn content(&self, weight: &OutlinedWeight) -> Content {
+        let is = |ending: &str| weight.name.ends_with(ending);
+        let cols = weight.shape.last().copied().unwrap_or(1);
+        let random = |std, zero_rows| Content::Random { std, zero_rows, constant: false };
+        let fan_in = |n: usize| (n as f32).sqrt().recip();
+        let written = |gain: f32| random(gain * fan_in(cols), self.silent());
+        let fill = |zeros, value| Content::Fill { zeros, value };
+        if is("embed_tokens.weight") {
+            Content::Random { std: 1.0, zero_rows: 0, constant: self.silent() > 0 }
+        } else if is("lm_head.weight") {
+            random(LOGITS_STD * fan_in(cols), 0)
+        } else if is("input_layernorm.weight") || is("model.norm.weight") {
+            fill(self.silent(), 1.0)
+        } else if is("norm.weight") {
+            fill(0, 1.0)
+        } else if is("exp_probs_b.bias") || is("e_score_correction_bias") {
+            random(CORRECTION_STD, 0)
+        } else if is("bias") || is("sinks") || is("attn_sinks.weight") {
+            fill(0, 0.0)
+        } else if is("A_log") {
+            fill(0, if self.log_decay { (-DECAY).ln() } else { DECAY })
+        } else if is("mlp.gate.weight") || is("block_sparse_moe.gate.weight") || is("router.weight") {
+            self.router(weight.layer())
+        } else if is("conv1d.weight") {
+            // Rows of one or of all taps.
+            random(fan_in(weight.shape[1]), 0)
+        } else if is("embed_q.weight") {
+            // Transposed: a key's channel is a sum over rows.
+            random(fan_in(weight.shape[1]), 0)
+        } else if is("o_proj.weight") || is("out_proj.weight") {
+            written(self.attention_gain)
+        } else if is("experts.down_proj.weight") && !is("shared_experts.down_proj.weight") {
+            written(self.experts_gain)
+        } else if is("down_proj.weight") {
+            written(self.shared_gain)
+        } else {
+            random(fan_in(cols), 0)
         }
     }
-}
 
-/// Every weight of the model, in file order.
-///
-/// # Errors
-/// If an encoding cannot store a weight's rows.
-pub(super) fn weights(recipe: &Recipe) -> Result<Vec<Weight>> {
-    let s = &recipe.shape;
-    let skewed = recipe.router_skew > 0.0;
-    let silent = if skewed { CONSTANT_COLS } else { 0 };
-    let random = |std, zero_rows| Content::Random { std, zero_rows, constant: false };
-    let fan_in = |n: usize| (n as f32).sqrt().recip();
-    let layers = recipe.layers as f32;
-    let (hidden, inner) = (s.hidden_size, s.moe_intermediate_size);
-    let q_width = s.num_attention_heads * s.head_dim;
-    let kv_width = s.num_key_value_heads * s.head_dim;
-    let attention_gain = (ATTENTION_VARIANCE / layers).sqrt();
-    let one_layer = SWIGLU_VARIANCE * UNEVEN_WEIGHTS / s.num_experts_per_tok as f32;
-    let experts_gain = (EXPERTS_VARIANCE / (layers * one_layer)).sqrt();
-
-    let mut all = vec![];
-    let mut add = |role, layer, shape: &[usize], content| -> Result<()> {
-        let dtype = dtype(recipe, role, layer);
-        let (&cols, outer) = shape.split_last().expect("every weight has a dimension");
-        dtype.matrix_bytes(outer.iter().product(), cols)?;
-        all.push(Weight { role, layer, dtype, shape: shape.to_vec(), content });
-        Ok(())
-    };
-    let embedding = Content::Random { std: 1.0, zero_rows: 0, constant: skewed };
-    add(Role::Embedding, 0, &[s.vocab_size, hidden], embedding)?;
-    let level = constant_level(dtype(recipe, Role::Embedding, 0), hidden)?;
-    for layer in 0..recipe.layers {
-        add(Role::AttentionNorm, layer, &[hidden], Content::Norm { zeros: silent })?;
-        add(Role::Query, layer, &[q_width, hidden], random(fan_in(hidden), 0))?;
-        add(Role::Key, layer, &[kv_width, hidden], random(fan_in(hidden), 0))?;
-        add(Role::Value, layer, &[kv_width, hidden], random(fan_in(hidden), 0))?;
-        if s.architecture == Architecture::Qwen3Moe {
-            add(Role::QueryNorm, layer, &[s.head_dim], Content::Norm { zeros: 0 })?;
-            add(Role::KeyNorm, layer, &[s.head_dim], Content::Norm { zeros: 0 })?;
+    fn router(&self, layer: usize) -> Content {
+        let (layer, layers) = (layer as f32, self.recipe.layers as f32);
+        let added = (layer + 1.0) * ATTENTION_VARIANCE * ATTENTION_SHARE + layer * EXPERTS_VARIANCE;
+        Content::Router {
+            std: ROUTER_STD * (self.hidden_size as f32 - self.silent() as f32).sqrt().recip(),
+            bias: self.popularity(layer as u64, (1.0 + added / layers).sqrt() / self.level),
         }
-        let out = random(fan_in(q_width) * attention_gain, silent);
-        add(Role::AttentionOut, layer, &[hidden, q_width], out)?;
-        add(Role::ExpertsNorm, layer, &[hidden], Content::Norm { zeros: 0 })?;
-        let added =
-            (layer as f32 + 1.0) * ATTENTION_VARIANCE * ATTENTION_SHARE + layer as f32 * EXPERTS_VARIANCE;
-        let router = Content::Router {
-            std: ROUTER_STD * fan_in(hidden - silent),
-            bias: popularity(recipe, layer, (1.0 + added / layers).sqrt() / level),
-        };
-        add(Role::Router, layer, &[s.num_experts, hidden], router)?;
-        add(Role::ExpertGate, layer, &[s.num_experts, inner, hidden], random(fan_in(hidden), 0))?;
-        add(Role::ExpertUp, layer, &[s.num_experts, inner, hidden], random(fan_in(hidden), 0))?;
-        let down = random(fan_in(inner) * experts_gain, silent);
-        add(Role::ExpertDown, layer, &[s.num_experts, hidden, inner], down)?;
     }
-    add(Role::FinalNorm, 0, &[hidden], Content::Norm { zeros: silent })?;
-    add(Role::Head, 0, &[s.vocab_size, hidden], random(LOGITS_STD * fan_in(hidden), 0))?;
-    Ok(all)
+
+    /// Each expert's router weight in the constant columns: the logit −c · ln(rank), less its mean, over what
+    /// those columns hold after the norm. Ranks are shuffled in every layer.
+    fn popularity(&self, layer: u64, inverse_level: f32) -> Vec<f32> {
+        let per_log = self.recipe.router_skew * ROUTER_STD / GUMBEL_STD;
+        let mut logits: Vec<f32> = (1..=self.experts).map(|rank| -per_log * (rank as f32).ln()).collect();
+        let mean = logits.iter().sum::<f32>() / self.experts as f32;
+        logits.iter_mut().for_each(|l| *l = (*l - mean) * inverse_level / CONSTANT_COLS as f32);
+        let mut random = stream([self.recipe.seed, u64::MAX, layer]);
+        for i in (1..self.experts).rev() {
+            logits.swap(i, (random.next_unit() * (i + 1) as f64) as usize);
+        }
+        logits
+    }
 }
 
 /// What the embedding's constant columns hold once encoded.
@@ -240,39 +255,22 @@ fn constant_level(dtype: DType, cols: usize) -> Result<f32> {
     Ok(dequantize(TensorView::new(dtype, 1, cols, &planes)?)?[0])
 }
 
-/// Each expert's router weight in the constant columns: the logit −c · ln(rank), less its mean, over what
-/// those columns hold after the norm. Ranks are shuffled in every layer.
-fn popularity(recipe: &Recipe, layer: usize, inverse_level: f32) -> Vec<f32> {
-    let experts = recipe.shape.num_experts;
-    let per_log = recipe.router_skew * ROUTER_STD / GUMBEL_STD;
-    let mut logits: Vec<f32> = (1..=experts).map(|rank| -per_log * (rank as f32).ln()).collect();
-    let mean = logits.iter().sum::<f32>() / experts as f32;
-    logits.iter_mut().for_each(|l| *l = (*l - mean) * inverse_level / CONSTANT_COLS as f32);
-    let mut random = stream([recipe.seed, u64::MAX, layer as u64]);
-    for i in (1..experts).rev() {
-        logits.swap(i, (random.next_unit() * (i + 1) as f64) as usize);
-    }
-    logits
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn more_bits_for_half_of_the_layers() {
-        let layers: Vec<usize> = (0..48).filter(|layer| more_bits(*layer, 48)).collect();
-        let expected: Vec<usize> = (0..6).chain((8..42).step_by(3)).chain(42..48).collect();
-        assert_eq!(layers, expected);
-    }
+    use super::super::{Encoding, Plan, Recipe, SHAPES};
 
     #[test]
     fn every_shape_and_encoding_fits() {
-        for shape in super::super::SHAPES {
+        for shape in SHAPES {
             for encoding in Encoding::ALL {
-                let layers = shape.num_hidden_layers;
-                let recipe = Recipe { shape: *shape, layers, encoding: *encoding, seed: 0, router_skew: 1.0 };
-                for weight in weights(&recipe).unwrap().iter().filter(|w| w.is_random()) {
+                let recipe = Recipe {
+                    shape: *shape,
+                    layers: shape.layers(),
+                    encoding: *encoding,
+                    seed: 0,
+                    router_skew: 1.0,
+                };
+                for weight in Plan::new(recipe).unwrap().weights.iter().filter(|w| w.is_random()) {
                     for plane in 0..weight.dtype.planes() {
                         let mut row = vec![0; weight.row_bytes(plane)];
                         weight.fill(plane, weight.rows() - 1, [0; 3], &mut row);

@@ -113,9 +113,13 @@ pub fn f32_options() -> Options {
     Options { activations: ActivationMode::F32, ..Options::default() }
 }
 
-/// An engine on the checkpoint at `path`.
+/// An engine on the checkpoint at `path`; unless said otherwise for as many positions as the golden has, as some rotary
+/// scaling depends on them.
 pub fn open(path: &Path, backend: &dyn Backend, options: &Options) -> Engine {
-    Engine::open(path, backend, options, |_, _| ()).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    let golden = path.join("golden.safetensors");
+    let positions = || golden.exists().then(|| Golden::read(&golden).tokens.len());
+    let options = Options { context: options.context.or_else(positions), ..options.clone() };
+    Engine::open(path, backend, &options, |_, _| ()).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 /// Logits of all `tokens` in a new session.

@@ -140,7 +140,8 @@ impl<const N: usize> Kernel for MultiplyValues<'_, N> {
             assert_eq!(x.len(), n, "tokens of these columns");
             *acc = [sums.get(isa, 0), sums.get(isa, 1)];
         }
-        for (pair, w) in values.0[..n].as_chunks::<2>().0.iter().enumerate() {
+        let (pairs, odd) = values.0[..n].as_chunks::<2>();
+        for (pair, w) in pairs.iter().enumerate() {
             for (i, w) in w.iter().enumerate() {
                 let w = get(isa, w);
                 for (acc, x) in acc.iter_mut().zip(x) {
@@ -148,6 +149,12 @@ impl<const N: usize> Kernel for MultiplyValues<'_, N> {
                     let x = unsafe { *x.get_unchecked(2 * pair + i) };
                     acc[i] = isa.mul_add(w, isa.splat(x), acc[i]);
                 }
+            }
+        }
+        if let [w] = odd {
+            let w = get(isa, w);
+            for (acc, x) in acc.iter_mut().zip(x) {
+                acc[0] = isa.mul_add(w, isa.splat(x[n - 1]), acc[0]);
             }
         }
         for (acc, sums) in acc.into_iter().zip(sums) {

@@ -97,15 +97,15 @@ fn linear_attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, linea
         (b, r.linear(h, &module("in_proj_a"), heads, Precision::F32)?)
     };
 
-    let taps = r.constants(&module("conv1d.weight"), qkv_width * kernel, Form::F32)?;
+    let taps = r.constants(&module("conv1d.weight"), &[qkv_width, kernel], Form::F32)?;
     let mixed = r.graph.causal_conv1d(mixed, taps, kernel)?;
     let q = r.graph.slice(mixed, 1, 0, key_width)?;
     let k = r.graph.slice(mixed, 1, key_width, key_width)?;
     let v = r.graph.slice(mixed, 1, 2 * key_width, value_width)?;
     // GGUF keeps A itself.
     let decay = if r.format() == Format::Gguf { Form::F32 } else { Form::F32NegativeExp };
-    let decay = r.constants(&module("A_log"), heads, decay)?;
-    let dt_bias = r.constants(&module("dt_bias"), heads, Form::F32)?;
+    let decay = r.constants(&module("A_log"), &[heads], decay)?;
+    let dt_bias = r.constants(&module("dt_bias"), &[heads], Form::F32)?;
     let inputs = DeltaInputs { q, k, v, a, b };
     let mixed = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape)?;
     let normed = r.rms_norm_of(mixed, &module("norm"), heads, d.eps, Form::F32)?;
@@ -184,11 +184,6 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
     let mut d = Decoder::new(config, 1e-6)?;
     if config.optional_size("head_dim")?.is_none() && !gguf {
         d.head_dim = 256;
-    }
-    if gguf {
-        // Layers that predict further tokens are counted with the others.
-        let extra = config.optional_size("num_nextn_predict_layers")?.unwrap_or(0);
-        d.layers = d.layers.saturating_sub(extra);
     }
     if config.format() == Format::HuggingFace {
         r.norms_are(Form::F32PlusOne);

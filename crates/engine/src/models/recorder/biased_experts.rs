@@ -2,6 +2,7 @@
 
 use moeflux_compute::graph::{ExpertBiases, ExpertSet, ExpertSetId, MatrixSpec, WeightId};
 
+use super::outline::Need;
 use super::{ExpertNames, Form, Part, Recorder, tensor_error};
 use crate::checkpoint::{Format, StoredWeight};
 use crate::experts::{ExpertForm, ExpertLocation};
@@ -22,7 +23,8 @@ impl Recorder {
         hidden: usize,
     ) -> Result<(ExpertSetId, ExpertBiases)> {
         let module = self.resolve(&format!("model.layers.{layer}.{}", NAMES.module));
-        let contains = |part: &str| self.checkpoint.contains(&format!("{module}.{part}"));
+        let contains =
+            |part: &str| self.outline.is_none() && self.checkpoint.contains(&format!("{module}.{part}"));
         let id = if contains("gate_up_proj_blocks") {
             self.interleaved_experts(layer, count, hidden, [&module, "_blocks"], ExpertForm::Interleaved)?
         } else if contains("gate_up_proj") {
@@ -61,7 +63,7 @@ impl Recorder {
     }
 
     fn expert_bias(&mut self, name: &str, shape: [usize; 2], part: Part) -> Result<WeightId> {
-        let stored = self.stored(name)?;
+        let stored = self.stored(name, &shape)?;
         if stored.shape != shape {
             let got = format!("{:?}", stored.shape);
             return Err(tensor_error(&self.checkpoint, &stored, &format!("shape {shape:?}"), got));
@@ -69,9 +71,11 @@ impl Recorder {
         self.add(stored, part, Form::F32)
     }
 
-    fn stored(&self, name: &str) -> Result<StoredWeight> {
-        let missing = || Error::MissingTensor { path: self.checkpoint.path().into(), tensor: name.into() };
-        self.checkpoint.weight(name)?.ok_or_else(missing)
+    /// The tensor `name`, to which an outline gives `shape`.
+    fn stored(&mut self, name: &str, shape: &[usize]) -> Result<StoredWeight> {
+        let stored = self.find_tensor(name, name, shape, Need::Required)?;
+        stored
+            .ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: name.into() })
     }
 
     /// Experts with gate and up in one matrix.
@@ -83,8 +87,8 @@ impl Recorder {
         [module, suffix]: [&str; 2],
         form: ExpertForm,
     ) -> Result<ExpertSetId> {
-        let gate_up = self.stored(&format!("{module}.gate_up_proj{suffix}"))?;
-        let down = self.stored(&format!("{module}.down_proj{suffix}"))?;
+        let gate_up = self.stored(&format!("{module}.gate_up_proj{suffix}"), &[])?;
+        let down = self.stored(&format!("{module}.down_proj{suffix}"), &[])?;
         // (rows, columns) of a stored matrix as the projection has them.
         let projection = |stored: &StoredWeight| match (stored.shape.as_slice(), form) {
             (&[experts, cols, rows], ExpertForm::InterleavedTransposed) => Some((experts, rows, cols)),

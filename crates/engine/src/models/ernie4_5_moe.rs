@@ -1,0 +1,52 @@
+//! ERNIE 4.5 21B-A3B and 300B-A47B. Rotation on interleaved pairs; softmax routing with a correction bias, always
+//! normalised; shared experts; some layers dense.
+//!
+//! Source: transformers `modeling_ernie4_5_moe.py`; GGUF architecture `ernie4_5-moe`.
+
+use moeflux_compute::graph::{RopeStyle, Route, Value};
+
+use super::Family;
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::config::Config;
+use super::recorder::{ExpertNames, Recorder};
+use crate::Result;
+use crate::checkpoint::Format;
+
+/// Registry entry.
+pub(super) const FAMILY: Family =
+    Family { model_types: &["ernie4_5_moe"], gguf_architectures: &["ernie4_5-moe"], record };
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let d = Decoder::new(config, 1e-5)?;
+    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::Interleaved, 5e5)?;
+    let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window: None, rope };
+    let (experts, top_k) = blocks::expert_counts(config, Some(6))?;
+    let moe = Moe {
+        route: Route::softmax(experts, top_k, true),
+        router: "mlp.gate",
+        correction_bias: Some("mlp.moe_statics"),
+        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+        shared: blocks::shared_experts(config, "moe_num_shared_experts", 2)?,
+    };
+    let first = config.count("moe_layer_start_index")?.unwrap_or(1);
+    // −1, the last one, if it is no count.
+    let last = config.number("moe_layer_end_index")?.filter(|n| *n >= 0.0).map_or(d.layers, |n| n as usize);
+    let step = config.optional_size("moe_layer_interval")?.unwrap_or(1);
+    let gguf = config.format() == Format::Gguf;
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for layer in 0..d.layers {
+        x = blocks::attention(r, &d, layer, x, &kind)?;
+        // GGUF files do not say all of it.
+        let routed = match gguf {
+            true => r.has(&format!("model.layers.{layer}.mlp.gate")),
+            false => (first..=last).contains(&layer) && (layer + 1).is_multiple_of(step),
+        };
+        x = if routed {
+            blocks::moe(r, &d, layer, x, &moe)?
+        } else {
+            blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
+        };
+    }
+    blocks::head(r, config, x, table, d.eps)
+}

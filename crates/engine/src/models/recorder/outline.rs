@@ -1,0 +1,139 @@
+//! [`Outline`]: a checkpoint that is described instead of stored. Families ask for weights with the shapes that they need;
+//! an outline says yes and remembers what was asked for. So a model can be sized, planned or made up from its
+//! configuration alone, and the list of a family's weights is written down once, in the family's file.
+
+use moeflux_compute::DType;
+
+use crate::Result;
+use crate::checkpoint::{ByteRange, Format, StoredWeight};
+
+/// A weight that a family asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutlinedWeight {
+    /// The family's name: `model.layers.3.self_attn.q_proj.weight`. Stacked experts are `….experts.gate_proj.weight`.
+    pub name: String,
+    /// The checkpoint's name of the tensor, or of the first of those that store it.
+    pub stored: String,
+    /// Row-major.
+    pub shape: Vec<usize>,
+    /// Encoding.
+    pub dtype: DType,
+    /// Where it would be in a file that holds all of them one after the other.
+    offset: u64,
+}
+
+impl OutlinedWeight {
+    /// Decoder layer; 0 for weights of no layer.
+    pub fn layer(&self) -> usize {
+        let layer = self.name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        layer.and_then(|(layer, _)| layer.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// What an [`Outline`] cannot know from the family.
+pub trait Layout: std::fmt::Debug {
+    /// Whether there is the optional tensor that families call `name`.
+    fn has(&self, name: &str) -> bool;
+    /// The encoding of a weight, whose own encoding is not set yet.
+    fn dtype(&self, weight: &OutlinedWeight) -> DType;
+    /// Rows of the embedding.
+    fn vocab_size(&self) -> usize;
+    /// Width of a routed expert.
+    fn expert_width(&self) -> usize;
+}
+
+/// Whether a family can do without a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    Required,
+    Optional,
+}
+
+/// The weights asked for so far.
+#[derive(Debug)]
+pub struct Outline {
+    format: Format,
+    layout: Box<dyn Layout>,
+    weights: Vec<OutlinedWeight>,
+    /// Bytes of all of them.
+    bytes: u64,
+}
+
+impl Outline {
+    /// Nothing yet; tensors are named and shaped as in `format`.
+    pub fn new(format: Format, layout: Box<dyn Layout>) -> Self {
+        Self { format, layout, weights: vec![], bytes: 0 }
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.layout.has(name)
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.layout.vocab_size()
+    }
+
+    pub(super) fn expert_width(&self) -> usize {
+        self.layout.expert_width()
+    }
+
+    pub(super) fn into_weights(self) -> Vec<OutlinedWeight> {
+        self.weights
+    }
+
+    /// The weight `name` of `shape`: if it is asked for again, for another part of it, the same one.
+    pub(super) fn find(
+        &mut self,
+        name: &str,
+        stored: &str,
+        shape: &[usize],
+        need: Need,
+    ) -> Result<Option<StoredWeight>> {
+        if need == Need::Optional && !self.has(name) {
+            return Ok(None);
+        }
+        let weight = match self.weights.iter().find(|weight| weight.name == name) {
+            Some(weight) => weight,
+            None => {
+                let shape = self.stored_shape(name, shape);
+                let (name, stored) = (name.to_owned(), stored.to_owned());
+                let offset = self.bytes;
+                let mut weight = OutlinedWeight { name, stored, shape, dtype: DType::F32, offset };
+                weight.dtype = self.layout.dtype(&weight);
+                self.bytes += planes(&weight)?.iter().map(|plane| plane.len).sum::<u64>();
+                self.weights.push(weight);
+                self.weights.last().expect("just pushed")
+            }
+        };
+        Ok(Some(StoredWeight {
+            name: weight.stored.clone(),
+            dtype: weight.dtype,
+            shape: weight.shape.clone(),
+            planes: planes(weight)?,
+        }))
+    }
+
+    fn stored_shape(&self, name: &str, shape: &[usize]) -> Vec<usize> {
+        match shape {
+            // GGUF writes matrices of one row as vectors.
+            [1, cols] if self.format == Format::Gguf => vec![*cols],
+            // MLX has a dimension for the channels of a kernel, last.
+            [..] if self.format == Format::Mlx && name.ends_with("conv1d.weight") => [shape, &[1]].concat(),
+            [..] => shape.to_vec(),
+        }
+    }
+}
+
+/// Where the planes of `weight` would be, one after the other.
+fn planes(weight: &OutlinedWeight) -> Result<Vec<ByteRange>> {
+    let (&cols, outer) = weight.shape.split_last().unwrap_or((&1, &[]));
+    let rows: usize = outer.iter().product();
+    let mut offset = weight.offset;
+    let plane = |plane| -> Result<ByteRange> {
+        let rows = rows.div_ceil(weight.dtype.block_rows(plane)) as u64;
+        let len = rows * weight.dtype.row_bytes(plane, cols)? as u64;
+        offset += len;
+        Ok(ByteRange { file: 0, offset: offset - len, len })
+    };
+    (0..weight.dtype.planes()).map(plane).collect()
+}

@@ -1,0 +1,35 @@
+//! Solar Open 100B. GLM-4.5's routing and shared experts in every layer, behind plain grouped-query attention.
+//!
+//! Source: transformers `modeling_solar_open.py`. llama.cpp runs it as `glm4moe`.
+
+use moeflux_compute::graph::{RopeStyle, Value};
+
+use super::Family;
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::config::Config;
+use super::recorder::{ExpertNames, Recorder};
+use crate::Result;
+
+/// Registry entry.
+pub(super) const FAMILY: Family = Family { model_types: &["solar_open"], gguf_architectures: &[], record };
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let d = Decoder::new(config, 1e-5)?;
+    let rotary_dim = blocks::rotary_dim(config, d.head_dim, 1.0)?;
+    let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e6)?;
+    let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window: None, rope };
+    let moe = Moe {
+        route: blocks::sigmoid_route(config)?,
+        router: "mlp.gate",
+        correction_bias: Some("mlp.gate"),
+        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+        shared: blocks::shared_experts(config, "n_shared_experts", 1)?,
+    };
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for layer in 0..d.layers {
+        x = blocks::attention(r, &d, layer, x, &kind)?;
+        x = blocks::moe(r, &d, layer, x, &moe)?;
+    }
+    blocks::head(r, config, x, table, d.eps)
+}

@@ -1,0 +1,205 @@
+//! How the weights of a synthetic checkpoint are stored: what the usual converters do with a model of its shape.
+
+use moeflux_compute::{DType, Half};
+
+use super::shapes::Parsed;
+use crate::checkpoint::Format;
+use crate::models::{Layout, OutlinedWeight};
+use crate::{Error, Result};
+
+/// How the weights are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encoding {
+    /// GGUF with llama.cpp's Q4_K_M mix.
+    Q4KM,
+    /// GGUF in Q8_0.
+    Q8_0,
+    /// GGUF in F16.
+    F16,
+    /// GGUF with experts in MXFP4, else Q8_0.
+    Mxfp4,
+    /// MLX, 4 bits in groups of 64.
+    Mlx4Bit,
+    /// MLX, 8 bits in groups of 64.
+    Mlx8Bit,
+}
+
+impl Encoding {
+    /// Every encoding; a format's first one is its usual one.
+    pub const ALL: &[Self] = &[Self::Q4KM, Self::Q8_0, Self::F16, Self::Mxfp4, Self::Mlx4Bit, Self::Mlx8Bit];
+
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Q4KM => "q4_k_m",
+            Self::Q8_0 => "q8_0",
+            Self::F16 => "f16",
+            Self::Mxfp4 => "mxfp4",
+            Self::Mlx4Bit => "4bit",
+            Self::Mlx8Bit => "8bit",
+        }
+    }
+
+    /// The format that has this encoding.
+    pub fn format(self) -> Format {
+        match self {
+            Self::Q4KM | Self::Q8_0 | Self::F16 | Self::Mxfp4 => Format::Gguf,
+            Self::Mlx4Bit | Self::Mlx8Bit => Format::Mlx,
+        }
+    }
+
+    /// The encoding called `name` that `format` has; without a name the usual one.
+    ///
+    /// # Errors
+    /// [`Error::Option`] listing those that there are.
+    pub fn by_name(format: Format, name: Option<&str>) -> Result<Self> {
+        let of_format = || Self::ALL.iter().copied().filter(|encoding| encoding.format() == format);
+        of_format().find(|encoding| name.is_none_or(|name| name == encoding.name())).ok_or_else(|| {
+            let names: Vec<&str> = of_format().map(Self::name).collect();
+            let got = name.unwrap_or("none").to_owned();
+            Error::Option { option: "quant", expected: names.join(", "), got }
+        })
+    }
+
+    /// The encoding called `name`, of whichever format; without a name llama.cpp's usual one.
+    ///
+    /// # Errors
+    /// [`Error::Option`] listing those that there are.
+    pub fn named(name: Option<&str>) -> Result<Self> {
+        Self::ALL.iter().copied().find(|encoding| name.is_none_or(|name| name == encoding.name())).ok_or_else(
+            || {
+                let names: Vec<&str> = Self::ALL.iter().copied().map(Self::name).collect();
+                let got = name.unwrap_or("none").to_owned();
+                Error::Option { option: "quant", expected: names.join(", "), got }
+            },
+        )
+    }
+
+    /// llama.cpp's `general.file_type`.
+    pub(super) fn file_type(self) -> u32 {
+        match self {
+            Self::Q4KM => 15,
+            Self::Q8_0 => 7,
+            Self::Mxfp4 => 38,
+            _ => 1,
+        }
+    }
+}
+
+/// An encoding applied to a shape.
+#[derive(Debug)]
+pub(super) struct Coding {
+    encoding: Encoding,
+    layers: usize,
+    experts: usize,
+    expert_width: usize,
+    vocab_size: usize,
+    router_bits: Option<u8>,
+    optional: Vec<String>,
+}
+
+impl Coding {
+    pub(super) fn new(shape: &Parsed, encoding: Encoding, layers: usize) -> Self {
+        Self {
+            encoding,
+            layers,
+            experts: shape.experts(),
+            expert_width: shape.first_size(&["moe_intermediate_size", "intermediate_size"]),
+            vocab_size: shape.size("vocab_size"),
+            router_bits: shape.router_bits(),
+            optional: shape.optional(encoding.format() == Format::Gguf),
+        }
+    }
+
+    /// As llama.cpp's quantiser chooses it (`llama_tensor_get_type` in `llama-quant.cpp`).
+    fn gguf(&self, weight: &OutlinedWeight) -> DType {
+        let name = weight.stored.as_str();
+        let unquantised = ["_norm.weight", "ffn_gate_inp", "ssm_conv1d", ".bias"];
+        if weight.shape.len() == 1 || unquantised.iter().any(|part| name.contains(part)) {
+            return DType::F32;
+        }
+        let wanted = match self.encoding {
+            Encoding::Mxfp4 if name.contains("_exps.") => DType::MXFP4,
+            Encoding::Q8_0 | Encoding::Mxfp4 => DType::Q8_0,
+            Encoding::Q4KM => self.q4_k_m(name, weight.layer()),
+            _ => DType::F16,
+        };
+        // Where rows are no whole blocks.
+        let fits = |dtype: &DType| dtype.row_bytes(0, weight.shape[weight.shape.len() - 1]).is_ok();
+        let second = if wanted == DType::Q4_K { DType::Q5_0 } else { DType::Q8_0 };
+        [wanted, second].into_iter().find(fits).unwrap_or(DType::F16)
+    }
+
+    fn q4_k_m(&self, name: &str, layer: usize) -> DType {
+        let is = |part: &str| name.contains(part);
+        let values = is("attn_v.") || is("attn_qkv.") || is("attn_kv_b.");
+        let few_experts = self.experts == 8;
+        if name == "output.weight" {
+            DType::Q6_K
+        } else if few_experts && (values || is("attn_k.")) {
+            DType::Q8_0
+        } else if few_experts && is("attn_output.") {
+            DType::Q5_K
+        } else if (values || is("ffn_down")) && more_bits(layer, self.layers) {
+            DType::Q6_K
+        } else {
+            DType::Q4_K
+        }
+    }
+
+    /// As mlx-lm's converter chooses it.
+    fn mlx(&self, weight: &OutlinedWeight, bits: u8) -> DType {
+        let is = |ending: &str| weight.name.ends_with(ending);
+        if is(".A_log") {
+            return DType::F32;
+        }
+        let router = is("mlp.gate.weight") || is("block_sparse_moe.gate.weight") || is("router.weight");
+        let bits = match self.router_bits {
+            _ if weight.shape.len() == 1 || is("_bias") || is(".bias") || is("conv1d.weight") => None,
+            own if router || is("shared_expert_gate.weight") => own,
+            _ => Some(bits),
+        };
+        let affine = |group| bits.map(|bits| DType::Affine { bits, group, scale: Half::BF16 });
+        let fits = |dtype: &DType| dtype.row_bytes(0, weight.shape[weight.shape.len() - 1]).is_ok();
+        [affine(64), affine(32)].into_iter().flatten().find(fits).unwrap_or(DType::BF16)
+    }
+}
+
+impl Layout for Coding {
+    fn has(&self, name: &str) -> bool {
+        self.optional.iter().any(|ending| name.ends_with(ending.as_str()))
+    }
+
+    fn dtype(&self, weight: &OutlinedWeight) -> DType {
+        match self.encoding {
+            Encoding::Mlx4Bit => self.mlx(weight, 4),
+            Encoding::Mlx8Bit => self.mlx(weight, 8),
+            _ => self.gguf(weight),
+        }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn expert_width(&self) -> usize {
+        self.expert_width
+    }
+}
+
+/// llama.cpp's rule for which layers of a Q4_K_M file get more bits (`use_more_bits` in `llama-quant.cpp`).
+fn more_bits(layer: usize, layers: usize) -> bool {
+    layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_bits_for_half_of_the_layers() {
+        let layers: Vec<usize> = (0..48).filter(|layer| more_bits(*layer, 48)).collect();
+        let expected: Vec<usize> = (0..6).chain((8..42).step_by(3)).chain(42..48).collect();
+        assert_eq!(layers, expected);
+    }
+}

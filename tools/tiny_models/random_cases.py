@@ -1,0 +1,543 @@
+"""Random small configurations of every family: sizes that are no multiple of anything, and every option that
+changes what is computed.
+
+What a form cannot say (llama.cpp's converter has no key for it, mlx-lm does not read it) is noted in the case, so that
+only forms that mean the same model are compared.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .hf_cases import HfCase
+
+# Ids of the tokenizer that converters want beside a model; vocabularies are at least as large.
+TOKENIZER_SIZE = 293
+N_TOKENS = (97, 140)
+ROPE_KINDS = ("default", "default", "linear", "dynamic", "yarn", "llama3", "longrope")
+# Kinds that every form and family has.
+PLAIN_KINDS = ("default", "default", "linear", "yarn")
+
+
+@dataclass(frozen=True)
+class RandomCase:
+    """A model and the forms that can hold it."""
+
+    hf: HfCase
+    gguf: bool
+    mlx: bool
+    # Columns of all rows are multiples of this: what block and affine encodings need.
+    aligned: int
+
+
+@dataclass
+class Draw:
+    """One configuration in the making."""
+
+    rng: random.Random
+    # Multiple that widths keep to.
+    aligned: int
+    gguf: bool = True
+    mlx: bool = True
+
+    def width(self, low: int, high: int) -> int:
+        """A width of rows."""
+        if self.aligned > 1:
+            return self.aligned * self.rng.randint(1, max(1, high // self.aligned))
+        return self.rng.randint(low, high)
+
+    def chance(self, p: float = 0.5) -> bool:
+        return self.rng.random() < p
+
+    def pick(self, *choices: Any) -> Any:
+        return self.rng.choice(choices)
+
+    def only(self, *, gguf: bool = True, mlx: bool = True) -> None:
+        """Leaves out forms that cannot say what has just been drawn."""
+        self.gguf = self.gguf and gguf
+        self.mlx = self.mlx and mlx
+
+    def maybe(self, config: dict[str, Any], key: str, value: Any, p: float = 0.3, **forms: bool) -> None:
+        """Sets a key now and then; `forms` says which can say so."""
+        if self.chance(p):
+            config[key] = value
+            self.only(**forms)
+
+    def heads(self, even: bool = True) -> dict[str, int]:
+        """Query heads, kv heads and their width."""
+        kv = self.rng.randint(1, 4)
+        head_dim = 2 * self.rng.randint(2, 20)
+        heads = kv * self.rng.randint(1, 4)
+        while self.aligned > 1 and heads * head_dim % self.aligned:
+            heads *= 2
+        return {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head_dim}
+
+    def rope(self, rotary_dim: int, *, kinds: tuple[str, ...] = ROPE_KINDS) -> dict[str, Any]:
+        """Rotary parameters; `rotary_dim` channels rotate."""
+        kind = self.pick(*kinds)
+        rope: dict[str, Any] = {"rope_type": kind, "rope_theta": round(10 ** self.rng.uniform(2.0, 6.5), 1)}
+        factor = round(self.rng.uniform(1.5, 8.0), 2)
+        if kind != "default":
+            rope["factor"] = factor
+        if kind == "yarn":
+            rope["original_max_position_embeddings"] = self.rng.randint(16, 64)
+            if self.chance():
+                rope["beta_fast"] = round(self.rng.uniform(2, 40), 1)
+                rope["beta_slow"] = round(self.rng.uniform(0.5, 1.9), 2)
+            if self.chance(0.2):
+                rope["attention_factor"] = round(self.rng.uniform(0.7, 1.4), 3)
+                self.only(mlx=False, gguf=False)
+            if self.chance(0.2):
+                rope["truncate"] = False
+                self.only(mlx=False, gguf=False)
+        if kind == "llama3":
+            rope |= {
+                "low_freq_factor": 1.0,
+                "high_freq_factor": self.pick(2.0, 4.0),
+                "original_max_position_embeddings": self.rng.randint(16, 128),
+            }
+        if kind == "longrope":
+            rope["original_max_position_embeddings"] = self.pick(64, 256)
+            for name in ("short_factor", "long_factor"):
+                rope[name] = [round(self.rng.uniform(1, 4), 2) for _ in range(rotary_dim // 2)]
+        if kind in ("dynamic", "longrope"):
+            self.only(gguf=False, mlx=False)
+        return rope
+
+    def base(self, layers: int = 3) -> dict[str, Any]:
+        """What all families have."""
+        return {
+            "vocab_size": self.rng.randint(TOKENIZER_SIZE, 350),
+            "hidden_size": self.width(7, 70),
+            "num_hidden_layers": self.rng.randint(1, layers),
+            "rms_norm_eps": self.pick(1e-6, 1e-5, 1e-3, 0.02),
+            "max_position_embeddings": self.pick(160, 512, 4096),
+            "tie_word_embeddings": self.chance(0.3),
+            "bos_token_id": None,
+            "eos_token_id": TOKENIZER_SIZE - 1,
+        }
+
+    def experts(self, count: str, low: int = 2) -> dict[str, int]:
+        """Numbers of experts and of those chosen, now and then all of them."""
+        n = self.rng.randint(low, 17)
+        k = n if self.chance(0.15) else self.rng.randint(1, min(n, 8))
+        return {count: n, "num_experts_per_tok": k}
+
+    def groups(self) -> dict[str, int]:
+        """Experts in groups of at least two, of which enough stay to choose from."""
+        n_group = self.pick(1, 1, 2, 3, 4)
+        each = self.rng.randint(2, 5)
+        keep = self.rng.randint(1, n_group)
+        return {
+            "n_routed_experts": n_group * each,
+            "n_group": n_group,
+            "topk_group": keep,
+            "num_experts_per_tok": self.rng.randint(1, min(8, keep * each)),
+        }
+
+
+def qwen3_moe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_experts")
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 40),
+        "norm_topk_prob": d.chance(0.7),
+        "rope_parameters": d.rope(config["head_dim"]),
+    }
+    d.only(gguf=config["norm_topk_prob"])
+    d.maybe(config, "attention_bias", True, mlx=False)
+    d.maybe(config, "decoder_sparse_step", 2, gguf=False)
+    layers = config["num_hidden_layers"]
+    d.maybe(config, "mlp_only_layers", [d.rng.randrange(layers)], gguf=False)
+    if d.chance(0.25):
+        config |= {"use_sliding_window": True, "sliding_window": d.rng.randint(1, 50)}
+        d.only(gguf=False, mlx=False)
+    return config
+
+
+def mixtral(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_local_experts")
+    if d.chance():
+        heads = config["num_attention_heads"]
+        del config["head_dim"]
+        step = d.aligned if d.aligned > 1 else 2
+        config["hidden_size"] = heads * step * d.rng.randint(1, 6)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    # transformers cannot scale dynamically what is not configured.
+    kinds = ROPE_KINDS if "head_dim" in config else tuple(k for k in ROPE_KINDS if k != "dynamic")
+    config |= {"intermediate_size": d.width(1, 50), "rope_parameters": d.rope(head_dim, kinds=kinds)}
+    config["sliding_window"] = None
+    d.maybe(config, "sliding_window", d.rng.randint(1, 50), gguf=False, mlx=False)
+    d.only(mlx="head_dim" not in config and config["rope_parameters"]["rope_type"] == "default")
+    return config
+
+
+def olmoe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_experts")
+    heads = config["num_attention_heads"]
+    del config["head_dim"]
+    head_dim = 2 * d.rng.randint(1, 8) if d.aligned == 1 else d.aligned
+    config |= {
+        "hidden_size": heads * head_dim,
+        "intermediate_size": d.width(1, 40),
+        "norm_topk_prob": d.chance(0.3),
+        "rope_parameters": d.rope(head_dim),
+        "pad_token_id": 0,
+    }
+    # llama.cpp's converter writes the published models' epsilon.
+    d.only(gguf=not config["norm_topk_prob"] and config["rms_norm_eps"] == 1e-5)
+    d.maybe(config, "clip_qkv", round(d.rng.uniform(0.3, 2.0), 2), mlx=False)
+    d.maybe(config, "attention_bias", True, gguf=False, mlx=False)
+    return config
+
+
+def _latent(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.groups()
+    heads = d.rng.randint(1, 6)
+    config |= {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": d.width(5, 40) if d.chance(0.6) else None,
+        "kv_lora_rank": d.width(5, 40),
+        "qk_nope_head_dim": d.width(1, 30),
+        "qk_rope_head_dim": 2 * d.rng.randint(1, 12),
+        "v_head_dim": d.width(1, 30),
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "n_shared_experts": d.rng.randint(1, 3),
+        "first_k_dense_replace": d.rng.randint(0, config["num_hidden_layers"]),
+    }
+    rope = d.rope(config["qk_rope_head_dim"], kinds=("default", "yarn", "yarn", "yarn"))
+    if rope["rope_type"] == "yarn":
+        rope.pop("truncate", None)
+        all_dim = round(d.rng.uniform(0.5, 1.2), 3)
+        rope |= {"mscale": all_dim, "mscale_all_dim": all_dim}
+        if d.chance(0.3):
+            rope["mscale"] = 1.0
+            d.only(gguf=False)
+    config["rope_parameters"] = rope
+    d.maybe(config, "attention_bias", True, gguf=False, mlx=False)
+    return config
+
+
+def deepseek_v3(d: Draw) -> dict[str, Any]:
+    config = _latent(d)
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5, 0.4),
+    }
+    d.only(mlx=config["norm_topk_prob"] and config["n_group"] == 1)
+    d.maybe(config, "rope_interleave", False, p=0.15, gguf=False, mlx=False)
+    return config
+
+
+def deepseek_v2(d: Draw) -> dict[str, Any]:
+    config = _latent(d)
+    config["hidden_size"] = config["num_attention_heads"] * d.width(2, 12)
+    # transformers rotates this family in complex numbers, which it reads from even places.
+    for key in ("kv_lora_rank", "qk_nope_head_dim"):
+        config[key] += config[key] % 2
+    limited = config["n_group"] > 1 and d.chance(0.7)
+    config |= {
+        "topk_method": "group_limited_greedy" if limited else "greedy",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": d.pick(1.0, 16.0, 0.4),
+    }
+    d.only(gguf=not limited, mlx=not limited)
+    return config
+
+
+def qwen3_next(d: Draw) -> dict[str, Any]:
+    config = d.base(layers=5) | d.heads() | d.experts("num_experts")
+    config["head_dim"] = 4 * max(2, config["head_dim"] // 4)
+    key_heads = d.rng.randint(1, 3)
+    while d.aligned > 1 and config["num_attention_heads"] * config["head_dim"] % d.aligned:
+        config["head_dim"] *= 2
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "shared_expert_intermediate_size": d.width(1, 30),
+        "norm_topk_prob": d.chance(0.7),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * d.rng.randint(1, 3),
+        "linear_key_head_dim": d.rng.randint(2, 24),
+        "linear_value_head_dim": d.width(2, 24),
+        "linear_conv_kernel_dim": d.rng.randint(2, 5),
+        "rope_parameters": d.rope(config["head_dim"] // 4 * 2, kinds=PLAIN_KINDS),
+    }
+    partial = d.pick(0.5, 0.5, 1.0)
+    config["rope_parameters"]["partial_rotary_factor"] = partial
+    # Rotary factors over half of the head; yarn's range is that of the rotated channels.
+    layers = config["num_hidden_layers"]
+    if d.chance(0.4):
+        kinds = ["linear_attention", "full_attention"]
+        config["layer_types"] = [d.pick(*kinds) for _ in range(layers)]
+        d.only(mlx=False)
+    else:
+        interval = d.rng.randint(1, 4)
+        config["full_attention_interval"] = interval
+        full = lambda layer: (layer + 1) % interval == 0  # noqa: E731
+        config["layer_types"] = [
+            "full_attention" if full(layer) else "linear_attention" for layer in range(layers)
+        ]
+    d.only(gguf=config["norm_topk_prob"])
+    d.maybe(config, "attention_bias", True, p=0.2, gguf=False, mlx=False)
+    d.maybe(config, "mlp_only_layers", [d.rng.randrange(layers)], p=0.2, gguf=False, mlx=False)
+    return config
+
+
+def qwen3_5_moe_text(d: Draw) -> dict[str, Any]:
+    config = qwen3_next(d)
+    for key in ("intermediate_size", "norm_topk_prob", "mlp_only_layers"):
+        config.pop(key, None)
+    d.only(gguf=not config.get("attention_bias"))
+    return config
+
+
+def glm4_moe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.groups()
+    config["head_dim"] = 4 * max(1, config["head_dim"] // 4)
+    while d.aligned > 1 and config["num_attention_heads"] * config["head_dim"] % d.aligned:
+        config["head_dim"] *= 2
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "n_shared_experts": d.rng.randint(1, 3),
+        "first_k_dense_replace": d.rng.randint(0, config["num_hidden_layers"]),
+        "norm_topk_prob": d.chance(0.7),
+        "routed_scaling_factor": d.pick(1.0, 2.5, 0.4),
+        "attention_bias": d.chance(),
+        "use_qk_norm": d.chance(),
+        "num_mtp_layers": 0,
+        "rope_parameters": d.rope(config["head_dim"] // 2, kinds=PLAIN_KINDS),
+    }
+    config["rope_parameters"]["partial_rotary_factor"] = 0.5
+    d.only(mlx=config["norm_topk_prob"] and config["n_group"] == 1)
+    return config
+
+
+def minimax_m2(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_local_experts")
+    config["head_dim"] = 4 * max(1, config["head_dim"] // 4)
+    while d.aligned > 1 and config["num_attention_heads"] * config["head_dim"] % d.aligned:
+        config["head_dim"] *= 2
+    partial = d.pick(0.5, 1.0)
+    config |= {
+        "intermediate_size": d.width(1, 40),
+        "rope_parameters": d.rope(int(config["head_dim"] * partial), kinds=PLAIN_KINDS),
+    }
+    config["rope_parameters"]["partial_rotary_factor"] = partial
+    return config
+
+
+def gpt_oss(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_local_experts")
+    config |= {
+        "intermediate_size": d.width(1, 40),
+        "sliding_window": d.rng.randint(1, 60),
+        "rope_parameters": d.rope(config["head_dim"], kinds=PLAIN_KINDS),
+    }
+    if config["rope_parameters"]["rope_type"] == "yarn":
+        config["rope_parameters"]["truncate"] = False
+    # llama.cpp's converter takes anything else for YaRN; mlx-lm reads keys of older configurations only, and rounds
+    # YaRN's range to whole channels.
+    d.only(gguf=config["rope_parameters"]["rope_type"] == "yarn", mlx=False)
+    if d.chance(0.3):
+        kinds = ("sliding_attention", "full_attention")
+        config["layer_types"] = [d.pick(*kinds) for _ in range(config["num_hidden_layers"])]
+        d.only(gguf=False)
+    d.maybe(config, "swiglu_limit", 2.5, gguf=False, mlx=False)
+    return config
+
+
+def glm4_moe_lite(d: Draw) -> dict[str, Any]:
+    config = _latent(d)
+    layers = config["num_hidden_layers"]
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 1.8),
+        "mlp_layer_types": [d.pick("dense", "sparse", "sparse") for _ in range(layers)],
+    }
+    del config["first_k_dense_replace"]
+    # Its layers' kinds are not read by converters.
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def solar_open(d: Draw) -> dict[str, Any]:
+    config = glm4_moe(d)
+    for key in ("intermediate_size", "first_k_dense_replace", "use_qk_norm", "num_mtp_layers"):
+        del config[key]
+    # The whole head rotates.
+    config["rope_parameters"] = d.rope(config["head_dim"], kinds=PLAIN_KINDS)
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def dots1(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.groups()
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "n_shared_experts": d.rng.randint(1, 3),
+        "first_k_dense_replace": d.rng.randint(0, config["num_hidden_layers"] - 1),
+        "norm_topk_prob": d.chance(),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        "sliding_window": d.rng.randint(1, 50),
+        "rope_parameters": d.rope(config["head_dim"]),
+    }
+    d.only(gguf=config["n_group"] == 1, mlx=config["n_group"] == 1 and config["norm_topk_prob"])
+    kinds = ("sliding_attention", "full_attention")
+    if d.chance(0.3):
+        config["layer_types"] = [d.pick(*kinds) for _ in range(config["num_hidden_layers"])]
+        d.only(gguf=False, mlx=False)
+    d.maybe(config, "attention_bias", True, p=0.2, gguf=False, mlx=False)
+    return config
+
+
+def _indexed(d: Draw) -> dict[str, Any]:
+    config = _latent(d)
+    config["q_lora_rank"] = config["q_lora_rank"] or d.width(5, 40)
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        # As many keys as there are tokens: sparse attention is dense.
+        "index_topk": 256,
+        "index_n_heads": d.rng.randint(1, 4),
+        "index_head_dim": config["qk_rope_head_dim"] + d.rng.randint(1, 9),
+    }
+    config.pop("attention_bias", None)
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def deepseek_v32(d: Draw) -> dict[str, Any]:
+    return _indexed(d)
+
+
+def glm_moe_dsa(d: Draw) -> dict[str, Any]:
+    return _indexed(d)
+
+
+def ernie4_5_moe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads()
+    del config["head_dim"]
+    step = d.aligned if d.aligned > 1 else 2
+    config["hidden_size"] = config["num_attention_heads"] * step * d.rng.randint(1, 6)
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    experts = d.experts("moe_num_experts")
+    layers = config["num_hidden_layers"]
+    config |= {
+        "moe_num_experts": experts["moe_num_experts"],
+        "moe_k": experts["num_experts_per_tok"],
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "moe_num_shared_experts": d.rng.randint(0, 2),
+        "moe_layer_start_index": d.rng.randint(0, layers - 1),
+        "use_bias": d.chance(0.3),
+        "rope_parameters": d.rope(head_dim, kinds=("default", "linear", "yarn")),
+    }
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def hy_v3(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_experts")
+    layers = config["num_hidden_layers"]
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "num_shared_experts": d.rng.randint(1, 3),
+        "router_scaling_factor": d.pick(1.0, 2.826),
+        "mlp_layer_types": [d.pick("dense", "sparse", "sparse") for _ in range(layers - 1)] + ["sparse"],
+        "rope_parameters": d.rope(config["head_dim"]),
+    }
+    d.maybe(config, "attention_bias", True, p=0.2)
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def qwen2_moe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_experts")
+    if config.pop("head_dim"):
+        step = d.aligned if d.aligned > 1 else 2
+        config["hidden_size"] = config["num_attention_heads"] * step * d.rng.randint(1, 6)
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 40),
+        "shared_expert_intermediate_size": d.width(1, 40),
+        "norm_topk_prob": d.chance(0.3),
+        "qkv_bias": True,
+        "rope_parameters": d.rope(head_dim, kinds=("default", "linear", "yarn", "llama3")),
+    }
+    d.only(gguf=not config["norm_topk_prob"], mlx=not config["norm_topk_prob"])
+    d.maybe(config, "decoder_sparse_step", 2, p=0.2, gguf=False)
+    return config
+
+
+FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
+    draw.__name__: draw
+    for draw in (
+        qwen3_moe,
+        mixtral,
+        olmoe,
+        deepseek_v3,
+        deepseek_v2,
+        qwen3_next,
+        qwen3_5_moe_text,
+        glm4_moe,
+        minimax_m2,
+        gpt_oss,
+        glm4_moe_lite,
+        solar_open,
+        dots1,
+        hy_v3,
+        qwen2_moe,
+        deepseek_v32,
+        glm_moe_dsa,
+        ernie4_5_moe,
+    )
+}
+
+
+def draw_case(family: str, seed: int) -> RandomCase:
+    """The case of a seed: the same whenever and wherever it is drawn."""
+    rng = random.Random(f"{family} {seed}")
+    d = Draw(rng, aligned=rng.choice((1, 1, 32, 64)))
+    config = FAMILIES[family](d)
+    stacked = d.chance(0.4)
+    # Published within a multimodal model, its experts stacked: the form that converters know.
+    multimodal = family == "qwen3_5_moe_text" and d.chance(0.7)
+    stacked = stacked or multimodal
+    hf = HfCase(
+        f"{family}_{seed}",
+        family,
+        rng.randrange(1 << 30),
+        config,
+        dtype=d.pick("bfloat16", "bfloat16", "float16", "float32"),
+        stacked_experts=stacked and family != "gpt_oss",
+        max_shard_bytes=None if multimodal else d.pick(None, 60_000),
+        # Without scaling, keys of older configurations would stand for gpt-oss's own.
+        published_keys=d.chance()
+        and family != "qwen3_5_moe_text"
+        and (family != "gpt_oss" or config["rope_parameters"]["rope_type"] != "default"),
+        multimodal=multimodal,
+        tokenizer_size=TOKENIZER_SIZE,
+        mxfp4=family == "gpt_oss" and d.aligned > 1 and d.chance(0.6),
+        fp8=family.startswith(("deepseek", "glm4", "qwen3_next")) and not stacked and d.chance(0.25),
+        n_tokens=rng.randint(*N_TOKENS),
+    )
+    if hf.fp8:
+        # Rewritten as one file.
+        hf = replace(hf, max_shard_bytes=None)
+        d.only(gguf=False, mlx=False)
+    # Converters read experts a tensor each, but for this family.
+    readable = multimodal if family == "qwen3_5_moe_text" else not hf.stacked_experts
+    # mlx-lm quantises some routers in groups of 64, and reads keys of older configurations only.
+    mlx_keys = hf.published_keys or family == "qwen3_5_moe_text"
+    d.only(gguf=readable, mlx=readable and mlx_keys and d.aligned != 32)
+    if family == "minimax_m2":
+        d.only(gguf=hf.published_keys)
+    return RandomCase(hf, d.gguf, d.mlx, d.aligned)
