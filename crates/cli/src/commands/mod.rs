@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod bench;
+pub mod devices;
 pub mod inspect;
 pub mod logits;
 pub mod pack;
