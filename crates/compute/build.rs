@@ -21,7 +21,39 @@ mod emulator {
         replace: (&'static str, &'static str),
     }
 
-    const FAULTS: &[Fault] = &[];
+    const FAULTS: &[Fault] = &[
+        Fault {
+            unit: "recurrent",
+            name: "no_barrier",
+            replace: ("        barrier(ctx);\n        if (active) {", "        if (active) {"),
+        },
+        Fault {
+            unit: "linear",
+            name: "stride",
+            replace: ("ws[a] = tile_w[k * 65 + my_row", "ws[a] = tile_w[k * 64 + my_row"),
+        },
+        Fault {
+            unit: "elementwise",
+            name: "bound",
+            replace: ("if (i < c.count) out[i] = a[i] + b[i];", "if (i <= c.count) out[i] = a[i] + b[i];"),
+        },
+        Fault {
+            unit: "rms_norm",
+            name: "divergence",
+            replace: (
+                "    float sum = 0.0f;\n",
+                "    if (ctx.thread() == 5) return;\n    float sum = 0.0f;\n",
+            ),
+        },
+        Fault {
+            unit: "rows",
+            name: "unwritten",
+            replace: (
+                "for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) out[to + i] = x[from + i];",
+                "for (uint i = ctx.thread(); i + 1 < c.width; i += ctx.threads()) out[to + i] = x[from + i];",
+            ),
+        },
+    ];
 
     pub(crate) fn build() {
         println!("cargo::rerun-if-changed={KERNELS}");
@@ -29,7 +61,7 @@ mod emulator {
         let out = Path::new(&out);
         let mut build = cc::Build::new();
         build.cpp(true).std("c++17").include(KERNELS).define("MOEFLUX_EMULATOR", None);
-        build.opt_level(1).flag("-ffp-contract=off").warnings(false).debug(false);
+        build.opt_level(2).flag("-ffp-contract=off").warnings(false).debug(false);
         let (mut table, mut declarations) = (String::new(), String::new());
         let mut add = |unit: &str, symbol: &str, text: &str| {
             let path = out.join(format!("{symbol}.cpp"));

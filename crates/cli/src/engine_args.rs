@@ -11,8 +11,10 @@ use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::queue::QueueKind;
 use moeflux::{Engine, Options, TextModel};
-use moeflux_compute::backend::{ActivationMode, KvType};
+use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+#[cfg(target_os = "linux")]
+use moeflux_compute::gpu::{GpuBackend, GpuOptions, cuda};
 
 /// Precision of activations in products with quantised weights.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -32,9 +34,35 @@ pub enum Kv {
     F32,
 }
 
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackendKind {
+    /// The first GPU if there is one, else the processor.
+    Auto,
+    /// The processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// How many sequences share a model.
+#[derive(Debug, Clone, Copy)]
+pub struct Sharing {
+    /// Sequences at the same time.
+    pub sequences: usize,
+    /// Positions of all of them together.
+    pub kv_tokens: Option<usize>,
+}
+
 /// How to run the model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
+    /// What computes
+    #[arg(long, value_name = "BACKEND", default_value = "auto", help_heading = "Engine")]
+    pub backend: BackendKind,
+    /// Memory of the GPU to use: weights, context, scratch, and experts in what is left [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
+    pub device_memory: Option<u64>,
     /// Memory for everything: weights, context, scratch, experts (such as 6GiB) [default: what the system grants]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
     pub memory: Option<u64>,
@@ -106,8 +134,38 @@ pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
 }
 
 impl EngineArgs {
+    /// What computes: for `auto` a GPU if one can be used.
+    fn backend(&self, threads: usize) -> Result<Box<dyn Backend>> {
+        #[cfg(target_os = "linux")]
+        if self.backend != BackendKind::Cpu {
+            match cuda::devices() {
+                Ok(devices) if !devices.is_empty() => {
+                    let memory = self.device_memory;
+                    let open = move || Ok(Box::new(cuda::Cuda::open(0, memory)?) as _);
+                    return Ok(Box::new(GpuBackend::new(
+                        devices[0].name.clone(),
+                        GpuOptions { memory, ..GpuOptions::default() },
+                        open,
+                    )));
+                }
+                Ok(_) if self.backend == BackendKind::Cuda => {
+                    anyhow::bail!("--backend cuda: there is no GPU")
+                }
+                Err(error) if self.backend == BackendKind::Cuda => return Err(error.into()),
+                _ => {}
+            }
+        }
+        if self.backend == BackendKind::Cuda {
+            anyhow::bail!("--backend cuda: this is for Linux");
+        }
+        if self.device_memory.is_some() {
+            anyhow::bail!("--device-memory: there is no GPU to use");
+        }
+        Ok(Box::new(CpuBackend::new(threads, self.simd)?))
+    }
+
     /// The backend, and options with `default` precision if none was asked for.
-    fn resolve(&self, default: Activations) -> Result<(CpuBackend, Options)> {
+    fn resolve(&self, default: Activations) -> Result<(Box<dyn Backend>, Options)> {
         let threads = match self.threads {
             Some(0) => anyhow::bail!("--threads: expected a positive number, got 0"),
             Some(n) => n,
@@ -135,23 +193,31 @@ impl EngineArgs {
             prefetch: self.prefetch,
             ..Options::default()
         };
-        Ok((CpuBackend::new(threads, self.simd)?, options))
+        Ok((self.backend(threads)?, options))
     }
 
     /// Opens a model without its tokenizer, with a progress bar where a person watches.
     pub fn open(&self, model: &Path, default: Activations) -> Result<Engine> {
         let (backend, options) = self.resolve(default)?;
         let bar = loading_bar()?;
-        let engine = Engine::open(model, &backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        let engine = Engine::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         Ok(engine)
     }
 
     /// Opens a model with its tokenizer and chat template.
     pub fn open_text(&self, model: &Path) -> Result<TextModel> {
+        self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None })
+    }
+
+    /// Opens a model for several sequences at the same time.
+    pub fn open_text_shared(&self, model: &Path, sharing: Sharing) -> Result<TextModel> {
         let (backend, options) = self.resolve(Activations::Int8)?;
+        let Sharing { sequences, kv_tokens } = sharing;
+        let options = Options { sequences, kv_tokens, ..options };
         let bar = loading_bar()?;
-        let model = TextModel::open(model, &backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        let model =
+            TextModel::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         Ok(model)
     }

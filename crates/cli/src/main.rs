@@ -22,10 +22,12 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(commands::run::RunArgs),
+    Serve(commands::serve::ServeArgs),
     Logits(commands::logits::LogitsArgs),
     Synth(commands::synth::SynthArgs),
     Inspect(commands::inspect::InspectArgs),
     Bench(commands::bench::BenchArgs),
+    Devices(commands::devices::DevicesArgs),
     Perplexity(commands::perplexity::PerplexityArgs),
     Pull(commands::pull::PullArgs),
     Trace(commands::trace::TraceArgs),
@@ -37,10 +39,12 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match &cli.command {
         Command::Run(args) => commands::run::run(args),
+        Command::Serve(args) => commands::serve::run(args),
         Command::Logits(args) => commands::logits::run(args),
         Command::Synth(args) => commands::synth::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::Devices(args) => commands::devices::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Pull(args) => commands::pull::run(args),
         Command::Trace(args) => commands::trace::run(args),

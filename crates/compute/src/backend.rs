@@ -5,6 +5,7 @@
 //! [`ExpertSource`] while it runs, which is all it knows of streaming.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::graph::{ExpertSetId, Graph};
 use crate::plan::Plan;
@@ -53,6 +54,11 @@ pub struct CompileOptions {
     pub kv_type: KvType,
     /// Most rows (tokens) a batch may have.
     pub max_rows: usize,
+    /// Pages and state slots that will be asked for, at most, as far as that is known: memory of their size is kept
+    /// free where experts would take it.
+    pub pages: usize,
+    /// See [`CompileOptions::pages`].
+    pub state_slots: usize,
 }
 
 /// Where a sequence's recurrent state comes from and goes to. With the same slot for both it is updated in place;
@@ -161,6 +167,17 @@ pub trait Backend {
     ) -> Result<Box<dyn Executable>>;
 }
 
+/// How long a kernel of a device took.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelTime {
+    /// Its name.
+    pub kernel: String,
+    /// How often it ran.
+    pub runs: u64,
+    /// Time of all runs, with the gaps between launches.
+    pub time: Duration,
+}
+
 /// A compiled graph with its state.
 pub trait Executable: Send {
     /// Runs `batch` and writes logits (outputs, vocab_size) to `logits`, replacing what was there.
@@ -182,16 +199,25 @@ pub trait Executable: Send {
     }
 
     /// Makes pages `0..pages` usable; never shrinks.
-    fn reserve_pages(&mut self, pages: usize);
+    ///
+    /// # Errors
+    /// If a device has no memory for them.
+    fn reserve_pages(&mut self, pages: usize) -> Result<()>;
 
     /// Makes state slots `0..slots` usable; never shrinks.
-    fn reserve_slots(&mut self, slots: usize);
+    ///
+    /// # Errors
+    /// If a device has no memory for them.
+    fn reserve_slots(&mut self, slots: usize) -> Result<()>;
 
     /// Bytes of what [`Executable::read_page`] gives.
     fn page_bytes(&self) -> usize;
 
     /// Appends the content of `page` to `out`.
-    fn read_page(&self, page: u32, out: &mut Vec<u8>);
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()>;
 
     /// Replaces the content of `page` by what [`Executable::read_page`] gave, on this or an equal executable.
     ///
@@ -204,7 +230,10 @@ pub trait Executable: Send {
 
     /// Appends the content of state slot `slot` to `out`: every state in the order of [`Graph::states`],
     /// little-endian f32.
-    fn read_slot(&self, slot: u32, out: &mut Vec<u8>);
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) -> Result<()>;
 
     /// Replaces the content of `slot` by what [`Executable::read_slot`] gave.
     ///

@@ -105,6 +105,18 @@ pub enum Error {
         /// Bytes that are free.
         free: u64,
     },
+    /// There is no device, or not one that can be used.
+    #[error("no GPU can be used: {reason}")]
+    NoDevice {
+        /// What is missing.
+        reason: String,
+    },
+    /// A device does not answer any more, and everything in its memory is lost.
+    #[error("the GPU is lost: {reason}")]
+    DeviceLost {
+        /// The driver's words.
+        reason: String,
+    },
     /// A device failed, or lacks something; the text says what.
     #[error("{reason}")]
     Device {

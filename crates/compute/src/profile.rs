@@ -34,13 +34,18 @@ pub struct Profile {
 impl Profile {
     /// Counts a step.
     pub fn add(&mut self, name: &str, time: Duration, work: Work) {
+        self.add_all(name, 1, time, work);
+    }
+
+    /// Counts `calls` steps of a kind, which took `time` and did `work` together.
+    pub fn add_all(&mut self, name: &str, calls: u64, time: Duration, work: Work) {
         let index = self.entries.iter().position(|entry| entry.name == name).unwrap_or_else(|| {
             let (calls, time, work) = (0, Duration::ZERO, Work::default());
             self.entries.push(Entry { name: name.to_owned(), calls, time, work });
             self.entries.len() - 1
         });
         let entry = &mut self.entries[index];
-        entry.calls += 1;
+        entry.calls += calls;
         entry.time += time;
         entry.work.bytes += work.bytes;
         entry.work.flops += work.flops;

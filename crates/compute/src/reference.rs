@@ -568,15 +568,19 @@ impl Executable for Interpreter {
         Ok(())
     }
 
-    fn reserve_pages(&mut self, _: usize) {}
+    fn reserve_pages(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
 
-    fn reserve_slots(&mut self, _: usize) {}
+    fn reserve_slots(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
 
     fn page_bytes(&self) -> usize {
         page_bytes(&self.graph, KvType::F32)
     }
 
-    fn read_page(&self, page: u32, out: &mut Vec<u8>) {
+    fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()> {
         for (cache, shape) in self.graph.caches.iter().enumerate() {
             let zeros = vec![0.0; shape.kv_heads * shape.head_dim];
             let rows = (0..PAGE_TOKENS).map(|offset| self.pages.get(&(cache, page, offset)));
@@ -593,6 +597,7 @@ impl Executable for Interpreter {
                 }
             }
         }
+        Ok(())
     }
 
     fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<()> {
@@ -619,13 +624,14 @@ impl Executable for Interpreter {
         slot_bytes(&self.graph)
     }
 
-    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) {
+    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) -> Result<()> {
         for (state, elements) in self.graph.states.iter().enumerate() {
             match self.states.get(&(state, slot)) {
                 Some(held) => out.extend(held.iter().flat_map(|v| v.to_le_bytes())),
                 None => out.resize(out.len() + elements * size_of::<f32>(), 0),
             }
         }
+        Ok(())
     }
 
     fn write_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<()> {

@@ -1,48 +1,154 @@
-//! The emulated device runs kernels as a GPU would, and reports their faults.
+//! The emulated device runs kernels as a GPU would, and reports their faults: copies of kernels with a planted fault
+//! must each be caught.
 
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{BufferId, Device, Dispatch, Grid, Order, constants};
+use moeflux_compute::{Result, reference};
 
-fn floats(device: &mut Emulator, values: &[f32]) -> BufferId {
-    let buffer = device.alloc(values.len() * 4).unwrap();
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    device.upload(buffer.into(), &bytes).unwrap();
-    buffer
+/// A dispatch with what is in its buffers.
+struct Run {
+    dispatch: Dispatch,
+    /// What each buffer holds; the last is the result, which a second dispatch reads.
+    inputs: Vec<Vec<u8>>,
+    result: usize,
 }
 
-fn read(device: &mut Emulator, buffer: BufferId, count: usize) -> Vec<f32> {
-    let mut bytes = vec![0; count * 4];
-    device.download(buffer.into(), &mut bytes).unwrap();
-    bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn wave(count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i as f32 * 0.37).sin()).collect()
+}
+
+impl Run {
+    fn new(unit: &'static str, kernel: &'static str, inputs: Vec<Vec<u8>>, result: usize) -> Self {
+        let dispatch = Dispatch {
+            unit,
+            kernel: kernel.into(),
+            buffers: vec![],
+            constants: vec![],
+            grid: Grid::Fixed([1, 1, 1]),
+            threads: 32,
+            shared: 0,
+            order: Order::After,
+        };
+        Self { dispatch, inputs, result }
+    }
+
+    fn with(mut self, constants: Vec<u8>, grid: [u32; 3], threads: u32) -> Self {
+        (self.dispatch.constants, self.dispatch.grid, self.dispatch.threads) =
+            (constants, Grid::Fixed(grid), threads);
+        self
+    }
+
+    /// The result, added to zeros by another kernel, so that what was not written shows.
+    fn on(&self, mut device: Emulator) -> Result<Vec<f32>> {
+        let mut dispatch = self.dispatch.clone();
+        for input in &self.inputs {
+            let buffer = device.alloc(input.len())?;
+            device.upload(buffer.into(), input)?;
+            dispatch.buffers.push(buffer.into());
+        }
+        let alloc = |device: &mut Emulator| device.alloc(self.result * 4);
+        let (result, sum): (BufferId, BufferId) = (alloc(&mut device)?, alloc(&mut device)?);
+        let zeros = alloc(&mut device)?;
+        device.clear(zeros.into(), self.result * 4)?;
+        dispatch.buffers.push(result.into());
+        let add = Dispatch {
+            unit: "elementwise",
+            kernel: "add".into(),
+            buffers: vec![result.into(), zeros.into(), sum.into()],
+            constants: constants(&[&self.result, &0.0f32, &1u32]),
+            grid: Grid::Fixed([self.result.div_ceil(256) as u32, 1, 1]),
+            threads: 256,
+            shared: 0,
+            order: Order::After,
+        };
+        device.run(&[dispatch, add])?;
+        let mut out = vec![0; self.result * 4];
+        device.download(sum.into(), &mut out)?;
+        Ok(out.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    }
+}
+
+fn norm() -> Run {
+    let inputs = vec![bytes(&wave(3 * 300)), bytes(&wave(300))];
+    Run::new("rms_norm", "rms_norm", inputs, 3 * 300).with(constants(&[&300u32, &1e-6f32]), [3, 1, 1], 128)
+}
+
+fn add() -> Run {
+    let inputs = vec![bytes(&wave(100)), bytes(&wave(100))];
+    Run::new("elementwise", "add", inputs, 100).with(constants(&[&100u32, &0.0f32, &1u32]), [1, 1, 1], 256)
+}
+
+fn gather() -> Run {
+    let rows: Vec<u8> = [2u32, 0].iter().flat_map(|row| row.to_le_bytes()).collect();
+    Run::new("rows", "gather_rows", vec![bytes(&wave(3 * 40)), rows], 80).with(
+        constants(&[&40u32]),
+        [2, 1, 1],
+        32,
+    )
+}
+
+/// 20 tokens by 70 rows of 40 columns.
+fn matmul() -> Run {
+    let (weight, none) = (bytes(&wave(70 * 40)), bytes(&[0.0]));
+    let inputs = vec![weight, none.clone(), none.clone(), bytes(&wave(20 * 40)), none.clone(), none];
+    let format: [u32; 5] = [1, 40, 160, 0, 0];
+    let words = constants(&[&format, &70u32, &20u32, &false, &false]);
+    Run::new("linear", "matmul_any", inputs, 20 * 70).with(words, [2, 1, 1], 256)
+}
+
+/// Two tokens of one head of 40 × 64; the state is in front of the result.
+fn delta_rule() -> Run {
+    let sequence: Vec<u8> = [0u32, 2, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let [keys, values, head] = [wave(80), wave(128), wave(2)].map(|v| bytes(&v));
+    let state = vec![0; 40 * 64 * 4];
+    let one = bytes(&[-0.5]);
+    let inputs = vec![keys.clone(), keys, values, head.clone(), head, one.clone(), one, sequence, state];
+    let words = constants(&[&1u32, &1u32, &40u32, &64u32, &false, &1e-6f32]);
+    Run::new("recurrent", "gated_delta_rule", inputs, 128).with(words, [1, 1, 1], 64)
 }
 
 #[test]
-fn rms_norm() {
+fn norms_agree_with_the_reference_whatever_the_order_of_threads() {
+    let (x, weight) = (wave(3 * 300), wave(300));
     for seed in 0..4 {
-        let mut device = Emulator::new(seed);
-        let x: Vec<f32> = (0..3 * 300).map(|i| (i as f32 * 0.37).sin()).collect();
-        let weight: Vec<f32> = (0..300).map(|i| 1.0 + i as f32 * 0.01).collect();
-        let (a, b, out) =
-            (floats(&mut device, &x), floats(&mut device, &weight), device.alloc(x.len() * 4).unwrap());
-        let constants = constants(&[&300u32, &1e-6f32]);
-        let dispatch = Dispatch {
-            unit: "rms_norm",
-            kernel: "rms_norm".into(),
-            buffers: vec![a.into(), b.into(), out.into()],
-            constants,
-            grid: Grid::Fixed([3, 1, 1]),
-            threads: 128,
-            order: Order::After,
-        };
-        device.run(&[dispatch]).unwrap();
-        let got = read(&mut device, out, x.len());
+        let got = norm().on(Emulator::new(seed)).unwrap();
         for (got, x) in got.chunks(300).zip(x.chunks(300)) {
             let mut right = x.to_vec();
-            moeflux_compute::reference::rms_norm(&mut right, &weight, 1e-6);
-            assert!(
-                got.iter().zip(&right).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs()),
-                "{got:?} {right:?}"
-            );
+            reference::rms_norm(&mut right, &weight, 1e-6);
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * b.abs().max(1e-3);
+            assert!(got.iter().zip(&right).all(close), "{got:?} {right:?}");
         }
     }
+}
+
+#[test]
+fn planted_faults_are_caught() {
+    let cases = [
+        ("no_barrier", delta_rule(), "kernel gated_delta_rule"),
+        ("bound", add(), "of 400"),
+        ("divergence", norm(), "do not reach"),
+        ("unwritten", gather(), "nothing has written"),
+    ];
+    for (fault, run, expected) in cases {
+        for seed in 0..4 {
+            run.on(Emulator::new(seed)).unwrap_or_else(|error| panic!("{fault}, not planted: {error}"));
+            let error = run.on(Emulator::with_fault(seed, fault)).expect_err(fault).to_string();
+            assert!(error.contains(expected), "{fault}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_stride_shows_in_the_result() {
+    let (weight, x) = (wave(70 * 40), wave(20 * 40));
+    let dot = |row: &[f32], x: &[f32]| row.iter().zip(x).map(|(a, b)| a * b).sum::<f32>();
+    let right: Vec<f32> = x.chunks(40).flat_map(|x| weight.chunks(40).map(move |row| dot(row, x))).collect();
+    let close = |got: &[f32]| got.iter().zip(&right).all(|(a, b)| (a - b).abs() < 1e-4);
+    assert!(close(&matmul().on(Emulator::new(3)).unwrap()));
+    let faulty = matmul().on(Emulator::with_fault(3, "stride"));
+    assert!(!faulty.is_ok_and(|got| close(&got)), "a wrong stride goes unnoticed");
 }

@@ -113,10 +113,11 @@ impl ExpertSource for NoExperts {
 /// Two sequences, whose pages alternate, in batches of up to `step` tokens of each; results by sequence.
 fn run(case: &Case, backend: &dyn Backend, kv_type: KvType, step: usize) -> [Vec<f32>; 2] {
     const LENGTHS: [usize; 2] = [2 * PAGE_TOKENS + 5, 70];
-    let options = CompileOptions { activations: ActivationMode::F32, kv_type, max_rows: 256 };
+    let activations = ActivationMode::F32;
+    let options = CompileOptions { activations, kv_type, max_rows: 256, ..CompileOptions::default() };
     let plan = Plan::new(&case.graph, |_| true);
     let mut executable = backend.compile(&case.graph, plan, case.weights.clone(), options).unwrap();
-    executable.reserve_pages(6);
+    executable.reserve_pages(6).unwrap();
     let pages: [&[u32]; 2] = [&[4, 0, 2], &[1, 3]];
     let token = |sequence: usize, position: usize| ((sequence + 3) * 17 + position * 7) % VOCABULARY;
     let (mut at, mut results) = (0, [vec![], vec![]]);

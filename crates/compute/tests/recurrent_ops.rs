@@ -120,7 +120,7 @@ fn compile(graph: &Graph, weights: &[Tensor], backend: &dyn Backend) -> Box<dyn 
     let options = CompileOptions { max_rows: 64, ..CompileOptions::default() };
     let mut executable =
         backend.compile(graph, Plan::new(graph, |_| true), weights.to_vec(), options).unwrap();
-    executable.reserve_slots(6);
+    executable.reserve_slots(6).unwrap();
     executable
 }
 
@@ -200,7 +200,7 @@ fn slots_can_be_carried_elsewhere() {
             let whole = run(&mut *first, &[(0, 0, 20, slots(0, 0))]);
             run(&mut *first, &[(0, 0, 12, slots(0, 1))]);
             let mut bytes = vec![];
-            first.read_slot(1, &mut bytes);
+            first.read_slot(1, &mut bytes).unwrap();
             assert_eq!(bytes.len(), first.slot_bytes(), "{name}");
             let mut second = compile(&graph, &weights, backend);
             second.write_slot(2, &bytes).unwrap();

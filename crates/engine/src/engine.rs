@@ -197,7 +197,13 @@ impl Engine {
             loaded += bytes;
             progress(loaded, trunk);
         })?;
-        let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
+        let compile = CompileOptions {
+            activations: options.activations,
+            kv_type,
+            max_rows: chunk,
+            pages: context.div_ceil(moeflux_compute::backend::PAGE_TOKENS),
+            state_slots,
+        };
         let fingerprint = session_file::fingerprint(&model.graph, &weights);
         let executable = backend.compile(&model.graph, plan, weights, compile)?;
         let store = std::mem::take(&mut model.experts);
@@ -325,11 +331,11 @@ impl Engine {
     /// Takes pages for positions `from..to` of `session`, and makes those that it shares its own.
     pub(crate) fn reserve(&mut self, session: &mut Session, from: usize, to: usize) -> Result<()> {
         let Reserved { pages, copies } = session.reserve(from, to)?;
-        self.executable.reserve_pages(pages);
+        self.executable.reserve_pages(pages)?;
         let mut bytes = vec![];
         for (from, to) in copies {
             bytes.clear();
-            self.executable.read_page(from, &mut bytes);
+            self.executable.read_page(from, &mut bytes)?;
             self.executable.write_page(to, &bytes)?;
         }
         Ok(())
@@ -379,7 +385,7 @@ impl Engine {
     /// Takes a state slot for `session`.
     pub(crate) fn take_slot(&mut self, session: &mut Session) -> Result<Arc<Slot>> {
         let (slot, slots) = session.take_slot()?;
-        self.executable.reserve_slots(slots);
+        self.executable.reserve_slots(slots)?;
         Ok(slot)
     }
 

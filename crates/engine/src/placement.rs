@@ -74,7 +74,12 @@ impl Placement {
             tokens.max(context).div_ceil(PAGE_TOKENS)
         };
         let needs = |chunk: usize, context: usize| {
-            let compile = CompileOptions { activations: options.activations, kv_type, max_rows: chunk };
+            let compile = CompileOptions {
+                activations: options.activations,
+                kv_type,
+                max_rows: chunk,
+                ..CompileOptions::default()
+            };
             let plan = Plan::new(&model.graph, |_| true);
             let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
             let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages(context) as u64);

@@ -94,12 +94,12 @@ impl Engine {
         let mut bytes = vec![];
         for page in pages {
             bytes.clear();
-            self.executable.read_page(*page, &mut bytes);
+            self.executable.read_page(*page, &mut bytes)?;
             writer.append(&bytes)?;
         }
         if let Some(slot) = session.state() {
             bytes.clear();
-            self.executable.read_slot(slot.number(), &mut bytes);
+            self.executable.read_slot(slot.number(), &mut bytes)?;
             writer.append(&bytes)?;
         }
         let digest = hash.borrow().digest128();
@@ -135,7 +135,7 @@ impl Engine {
         }
         let mut state = None;
         if let (Some((slot, slots)), Some(bytes)) = (slot, &saved.state) {
-            self.executable.reserve_slots(slots);
+            self.executable.reserve_slots(slots)?;
             self.executable.write_slot(slot.number(), bytes)?;
             state = Some(slot);
         }

@@ -10,8 +10,7 @@ use moeflux::synth::{Encoding, Outcome, Plan, Recipe, Shape, random_tokens};
 use moeflux::tokenizer::{AddSpecial, Tokenizer};
 use moeflux::{Engine, Error, Options, Outputs, models};
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, KvType, Span,
-    StateSlots,
+    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, Span, StateSlots,
 };
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::ExpertSetId;
@@ -150,12 +149,12 @@ impl ExpertSource for Counting {
 fn requests(path: &Path) -> Vec<Vec<u64>> {
     let mut model = models::record(Arc::new(Checkpoint::open(path).expect("a checkpoint"))).expect("a model");
     let backend = CpuBackend::new(1, None).expect("a backend");
-    let options = CompileOptions { activations: ActivationMode::Int8, kv_type: KvType::F16, max_rows: 1 };
+    let options = CompileOptions { max_rows: 1, ..CompileOptions::default() };
     let weights = model.load(|_| ()).expect("weights");
     let plan = GraphPlan::new(&model.graph, |_| false);
     let mut executable: Box<dyn Executable> =
         backend.compile(&model.graph, plan, weights, options).expect("an executable");
-    executable.reserve_pages(1);
+    executable.reserve_pages(1).unwrap();
     let store = std::mem::take(&mut model.experts);
     let counts = (0..store.sets()).map(|set| vec![0; store.set(ExpertSetId(set)).experts]).collect();
     let slots = SlotPlan::of_slots(&store.shapes(), usize::MAX);

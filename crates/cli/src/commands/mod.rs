@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod bench;
+pub mod devices;
 pub mod inspect;
 pub mod logits;
 pub mod pack;
@@ -8,5 +9,6 @@ pub mod perplexity;
 pub mod pull;
 pub mod replay;
 pub mod run;
+pub mod serve;
 pub mod synth;
 pub mod trace;

@@ -471,13 +471,15 @@ impl Executable for CpuExecutable {
         self.profile.as_mut().map(std::mem::take)
     }
 
-    fn reserve_pages(&mut self, pages: usize) {
+    fn reserve_pages(&mut self, pages: usize) -> Result<()> {
         self.caches.iter_mut().for_each(|cache| cache.reserve(pages));
         self.latent_caches.iter_mut().for_each(|cache| cache.reserve(pages));
+        Ok(())
     }
 
-    fn reserve_slots(&mut self, slots: usize) {
+    fn reserve_slots(&mut self, slots: usize) -> Result<()> {
         self.states.iter_mut().for_each(|state| state.reserve(slots));
+        Ok(())
     }
 
     fn page_bytes(&self) -> usize {
@@ -485,9 +487,10 @@ impl Executable for CpuExecutable {
         self.caches.iter().map(KvCache::page_bytes).sum::<usize>() + latents
     }
 
-    fn read_page(&self, page: u32, out: &mut Vec<u8>) {
+    fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()> {
         self.caches.iter().for_each(|cache| cache.read_page(page as usize, out));
         self.latent_caches.iter().for_each(|cache| cache.read_page(page as usize, out));
+        Ok(())
     }
 
     fn write_page(&mut self, page: u32, mut bytes: &[u8]) -> Result<()> {
@@ -509,9 +512,10 @@ impl Executable for CpuExecutable {
         slot_bytes(&self.graph)
     }
 
-    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) {
+    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) -> Result<()> {
         let values = self.states.iter().flat_map(|state| state.slot(slot));
         out.extend(values.flat_map(|v| v.to_le_bytes()));
+        Ok(())
     }
 
     fn write_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::Result;
+use crate::backend::KernelTime;
 
 /// Memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,39 +72,55 @@ pub struct Dispatch {
     pub grid: Grid,
     /// Threads of a group.
     pub threads: u32,
+    /// Bytes of threadgroup memory beside what the kernel declares; only kernels of one executor ask for some.
+    pub shared: u32,
     /// When it may start.
     pub order: Order,
 }
 
-/// A 32-bit word among a kernel's constants.
-pub trait Word {
-    /// Its bytes, little-endian.
-    fn bytes(&self) -> [u8; 4];
+/// Part of a kernel's constants: 32-bit words.
+pub trait Words {
+    /// Appends them, little-endian.
+    fn append(&self, out: &mut Vec<u8>);
 }
 
-impl Word for u32 {
-    fn bytes(&self) -> [u8; 4] {
-        self.to_le_bytes()
+impl Words for u32 {
+    fn append(&self, out: &mut Vec<u8>) {
+        out.extend(self.to_le_bytes());
     }
 }
 
-impl Word for f32 {
-    fn bytes(&self) -> [u8; 4] {
-        self.to_le_bytes()
+impl Words for f32 {
+    fn append(&self, out: &mut Vec<u8>) {
+        out.extend(self.to_le_bytes());
     }
 }
 
-impl Word for usize {
+impl Words for bool {
+    fn append(&self, out: &mut Vec<u8>) {
+        u32::from(*self).append(out);
+    }
+}
+
+impl Words for usize {
     /// # Panics
     /// If it needs more than 32 bits.
-    fn bytes(&self) -> [u8; 4] {
-        u32::try_from(*self).expect("a constant of 32 bits").to_le_bytes()
+    fn append(&self, out: &mut Vec<u8>) {
+        u32::try_from(*self).expect("a constant of 32 bits").append(out);
+    }
+}
+
+impl<T: Words, const N: usize> Words for [T; N] {
+    fn append(&self, out: &mut Vec<u8>) {
+        self.iter().for_each(|word| word.append(out));
     }
 }
 
 /// The constants of a dispatch, in the order of the kernel's struct.
-pub fn constants(words: &[&dyn Word]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.bytes()).collect()
+pub fn constants(words: &[&dyn Words]) -> Vec<u8> {
+    let mut out = vec![];
+    words.iter().for_each(|word| word.append(&mut out));
+    out
 }
 
 /// A prepared list of dispatches (a captured graph, an encoded command buffer).
@@ -119,6 +136,8 @@ pub struct DeviceInfo {
     pub memory: u64,
     /// Bytes of memory that are free.
     pub free: u64,
+    /// Whether it runs the kernels of `kernels/cuda`.
+    pub tensor_cores: bool,
 }
 
 /// A queue of work on a GPU, and its memory.
@@ -206,5 +225,16 @@ pub trait Device: Send {
     /// [`crate::Error::Device`].
     fn finish_copies(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    /// Times every kernel from now on. Does nothing on devices without a clock.
+    fn start_profile(&mut self) {}
+
+    /// Waits for all queued work and ends the profile: kernels by the time they took, longest first.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
+        Ok(vec![])
     }
 }

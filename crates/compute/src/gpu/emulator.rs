@@ -7,10 +7,10 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
 use crate::{Error, Result};
 
-/// Who touched a byte last; see `emulator/dialect.h`.
+/// Who wrote a byte last; see `emulator/dialect.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Stamp([u32; 5]);
+struct Stamp([u32; 2]);
 
 #[repr(C)]
 struct Memory {
@@ -19,6 +19,11 @@ struct Memory {
     stamps: *mut Stamp,
     bytes: u64,
     name: *const c_char,
+    writer: u32,
+    /// Zero: a device buffer.
+    element: u32,
+    writes: *mut u32,
+    reads: *mut u32,
 }
 
 #[repr(C)]
@@ -44,6 +49,7 @@ unsafe extern "C" {
         constants: *const c_void,
         grid: *const u32,
         threads: u32,
+        first_group: u32,
         seed: u64,
         message: *mut c_char,
         message_bytes: usize,
@@ -67,12 +73,14 @@ pub struct Emulator {
     /// Appended to names of units: a unit with a planted fault.
     fault: Option<String>,
     random: u64,
+    /// Groups run so far, and one: their numbers tell this dispatch's writes from earlier ones.
+    groups: u32,
 }
 
 impl Emulator {
     /// A device whose order of threads follows from `seed`.
     pub fn new(seed: u64) -> Self {
-        Self { random: seed, ..Self::default() }
+        Self { random: seed, groups: 1, ..Self::default() }
     }
 
     /// A device that runs the kernels of a unit with the planted fault `fault` where there is one.
@@ -168,6 +176,10 @@ impl Emulator {
                 stamps: buffer.stamps.as_mut_ptr(),
                 bytes: buffer.bytes as u64,
                 name: buffer.name.as_ptr(),
+                writer: 0,
+                element: 0,
+                writes: std::ptr::null_mut(),
+                reads: std::ptr::null_mut(),
             };
             let at = memories.iter().position(|(id, _)| *id == slice.buffer);
             let at = at.unwrap_or_else(|| {
@@ -187,11 +199,13 @@ impl Emulator {
                 dispatch.constants.as_ptr().cast(),
                 grid.as_ptr(),
                 dispatch.threads,
+                self.groups,
                 seed,
                 message.as_mut_ptr().cast(),
                 message.len(),
             )
         };
+        self.groups = self.groups.wrapping_add(grid.iter().product()).max(1);
         if outcome == 0 {
             return Ok(());
         }
@@ -217,7 +231,7 @@ impl Emulator {
 
 impl Device for Emulator {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { name: "emulator".into(), memory: 1 << 40, free: 1 << 40 }
+        DeviceInfo { name: "emulator".into(), memory: 1 << 40, free: 1 << 40, tensor_cores: false }
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<BufferId> {

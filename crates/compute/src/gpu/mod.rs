@@ -16,9 +16,22 @@
 //!   recorded list can run for every token.
 //! - Dispatches run in order; one that is [`Order::Beside`] may run at the same time as the one before it.
 
+mod backend;
+#[cfg(target_os = "linux")]
+pub mod cuda;
 pub mod device;
 #[cfg(feature = "emulator")]
 pub mod emulator;
+mod executable;
+mod experts;
+mod few_rows;
+mod inputs;
 pub mod kernels;
+mod lower;
+mod state;
+mod steps;
+mod tensor_cores;
+mod weights;
 
+pub use backend::{GpuBackend, GpuOptions};
 pub use device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, constants};

@@ -63,8 +63,9 @@ typedef unsigned long ulong;
 
 #define DEVICE static __device__ __forceinline__
 #define CONSTANT static __device__ constexpr
-#define GPTR(T) T*
-#define SPTR(T) T*
+template <class T> using pointer = T*;
+#define GPTR(T) pointer<T>
+#define SPTR(T) pointer<T>
 #define SHARED(T, name, count) __shared__ __align__(16) T name[count]
 #define CTX const Ctx& ctx
 
@@ -127,6 +128,13 @@ DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) {
     return Word4{v.x, v.y, v.z, v.w};
 }
 #define GCAST(T, p) ((T*)(p))
+
+// Elements index..index + 4 of threadgroup memory; index is a multiple of 4.
+struct Float4 { float x, y, z, w; };
+DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {
+    const float4 v = *(const float4*)(p + index);
+    return Float4{v.x, v.y, v.z, v.w};
+}
 
 #endif
 

@@ -3,7 +3,11 @@
 //! A unit is a file of kernels; executors compile it as one module. Kernel names are unique over all units.
 
 /// Files that units include, by the name they are included with.
-const HEADERS: &[(&str, &str)] = &[("dialect.h", include_str!("dialect.h"))];
+const HEADERS: &[(&str, &str)] = &[
+    ("dialect.h", include_str!("dialect.h")),
+    ("quantize.h", include_str!("quantize.h")),
+    ("weights.h", include_str!("weights.h")),
+];
 
 /// Declares the units: the files of kernels in this folder.
 macro_rules! units {
@@ -13,7 +17,18 @@ macro_rules! units {
     };
 }
 
-units!["elementwise", "rms_norm"];
+units![
+    "attention",
+    "elementwise",
+    "few_rows",
+    "latent",
+    "linear",
+    "moe",
+    "recurrent",
+    "rms_norm",
+    "route",
+    "rows"
+];
 
 /// Names of all units.
 pub fn units() -> impl Iterator<Item = &'static str> {

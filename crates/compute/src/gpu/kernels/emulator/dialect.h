@@ -18,24 +18,86 @@ typedef unsigned long ulong;
 
 namespace emulator {
 
-// Who touched a byte last, and between which barriers.
+// Who wrote last: the group, numbered over all dispatches, and the thread with the stretch between barriers.
 struct Stamp {
-    uint32_t group = 0, writer = 0, write_epoch = 0, reader = 0, read_epoch = 0;
+    uint32_t group, mark;
 };
+
+// What is running. A mark is a thread within a stretch between barriers: the same mark, the same thread and stretch.
+struct Now {
+    uint32_t group, first_group, epoch, thread;
+    uint32_t mark() const { return epoch << 9 | (thread + 1); }
+};
+extern __thread Now now;
 
 // An allocation: a device buffer, or an array of one group's threadgroup memory.
 struct Memory {
     uint8_t* data;
-    // One byte for each: 1 if it was ever written.
+    // Of a device buffer: 1 for each byte that was ever written.
     uint8_t* written;
-    // One for each byte; of a device buffer, absent if kernels only read it.
+    // Of a device buffer: the last write of each byte.
     Stamp* stamps;
     uint64_t bytes;
     const char* name;
+    // Of a device buffer: `first_group` of the dispatch that wrote to it last.
+    uint32_t writer;
+    // Of threadgroup memory: bytes of an element, and marks of the last write and the last read of each.
+    uint32_t element;
+    uint32_t* writes;
+    uint32_t* reads;
 };
 
 [[noreturn]] void fail(const char* format, ...);
-void check(const Memory& memory, uint64_t at, uint64_t size, bool write);
+[[noreturn]] void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write);
+
+// Whether two marks are of different threads with no barrier between.
+inline bool races(uint32_t a, uint32_t b) { return a != b && a >> 9 == b >> 9; }
+
+inline bool all_written(const uint8_t* written, uint64_t size) {
+    if (size == 4) {
+        uint32_t flags;
+        memcpy(&flags, written, 4);
+        return flags == 0x01010101;
+    }
+    for (uint64_t i = 0; i < size; ++i) if (!written[i]) return false;
+    return true;
+}
+
+// Whether the running thread may do this; fail_access says what is wrong if not.
+inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
+    if (at + size > memory.bytes || at + size < size || ((size & (size - 1)) == 0 && at % size)) return false;
+    const uint32_t mark = now.mark();
+    if (memory.element) {
+        for (uint64_t i = at / memory.element; i * memory.element < at + size; ++i) {
+            if (races(memory.writes[i], mark)) return false;
+            if (!write) {
+                if (memory.writes[i] == 0) return false;
+                // Of several readers, any one that is not the writer to come.
+                if (!races(memory.reads[i], mark)) memory.reads[i] = mark;
+                continue;
+            }
+            if (races(memory.reads[i], mark)) return false;
+            memory.writes[i] = mark;
+        }
+        return true;
+    }
+    if (!write && !all_written(memory.written + at, size)) return false;
+    if (!write && memory.writer != now.first_group) return true;
+    for (uint64_t i = at; i < at + size; ++i) {
+        Stamp& stamp = memory.stamps[i];
+        if (stamp.group >= now.first_group && (stamp.group != now.group || races(stamp.mark, mark))) return false;
+        if (write) stamp = Stamp{now.group, mark};
+    }
+    if (write) {
+        memset(memory.written + at, 1, size);
+        memory.writer = now.first_group;
+    }
+    return true;
+}
+
+inline void check(Memory& memory, uint64_t at, uint64_t size, bool write) {
+    if (!allowed(memory, at, size, write)) fail_access(memory, at, size, write);
+}
 
 // A value in checked memory.
 template <class T> struct Reference {
@@ -81,14 +143,13 @@ template <class W, class T> W load(Pointer<T> p, uint offset) {
     return Reference<W>{p.memory, (uint64_t)(p.at + offset)};
 }
 
-uint thread();
 uint threads();
 uint group(uint axis);
 uint groups(uint axis);
 void wait_for_group(const char* file, int line);
 // Gives `value` to the warp and returns that of `lane`.
 uint32_t exchange(uint32_t value, uint lane);
-Memory* shared(const char* name, uint64_t bytes);
+Memory* shared(const char* name, uint64_t bytes, uint32_t element);
 
 struct Binding {
     Memory* memory;
@@ -122,15 +183,15 @@ static const emulator::Kernel* mf_kernels = nullptr;
 #define GPTR(T) emulator::Pointer<T>
 #define SPTR(T) emulator::Pointer<T>
 #define SHARED(T, name, count) \
-    const emulator::Pointer<T> name{emulator::shared(#name, sizeof(T) * (count)), 0}
+    const emulator::Pointer<T> name{emulator::shared(#name, sizeof(T) * (count), sizeof(T)), 0}
 #define GCAST(T, p) emulator::cast<T>(p)
 #define CTX const Ctx& ctx
 
 struct Ctx {
-    uint thread() const { return emulator::thread(); }
+    uint thread() const { return emulator::now.thread; }
     uint threads() const { return emulator::threads(); }
-    uint lane() const { return emulator::thread() % 32; }
-    uint warp() const { return emulator::thread() / 32; }
+    uint lane() const { return emulator::now.thread % 32; }
+    uint warp() const { return emulator::now.thread / 32; }
     uint warps() const { return emulator::threads() / 32; }
     uint group_x() const { return emulator::group(0); }
     uint group_y() const { return emulator::group(1); }
@@ -212,3 +273,9 @@ struct Word4 { uint x, y, z, w; };
 DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return emulator::load<ushort>(p, offset); }
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return emulator::load<uint>(p, offset); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return emulator::load<Word4>(p, offset); }
+
+struct Float4 { float x, y, z, w; };
+DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {
+    if (index % 4) emulator::fail("%s: four elements from %u on", p.memory->name, index);
+    return Float4{p[index], p[index + 1], p[index + 2], p[index + 3]};
+}

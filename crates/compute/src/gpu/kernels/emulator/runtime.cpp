@@ -41,6 +41,9 @@ static const int SAVED = 20;
 #endif
 
 namespace emulator {
+
+__thread Now now = {0, 1, 1, 0};
+
 namespace {
 
 struct Stop {};
@@ -65,8 +68,8 @@ struct Warp {
 
 struct Array {
     Memory memory;
-    std::vector<uint8_t> data, written;
-    std::vector<Stamp> stamps;
+    std::vector<uint8_t> data;
+    std::vector<uint32_t> writes, reads;
 };
 
 // What is running.
@@ -75,10 +78,6 @@ struct Machine {
     const Binding* bindings;
     const void* constants;
     uint grid[3], group[3], threads;
-    // Numbers groups over the dispatch and, with `first_group`, over all dispatches.
-    uint32_t group_number, first_group = 1;
-    uint32_t epoch = 1;
-    uint current;
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
     std::vector<Array*> arrays;
@@ -99,7 +98,7 @@ struct Machine {
 thread_local Machine machine;
 
 void yield(State state) {
-    Fibre& fibre = machine.fibres[machine.current];
+    Fibre& fibre = machine.fibres[now.thread];
     fibre.state = state;
     moeflux_fibre_switch(&fibre.stack_pointer, machine.scheduler);
     if (machine.failed) throw Stop{};
@@ -110,7 +109,7 @@ void yield(State state) {
         machine.kernel->run(machine.bindings, machine.constants);
     } catch (const Stop&) {
     }
-    Fibre& fibre = machine.fibres[machine.current];
+    Fibre& fibre = machine.fibres[now.thread];
     fibre.state = State::Done;
     moeflux_fibre_switch(&fibre.stack_pointer, machine.scheduler);
     __builtin_trap();
@@ -139,7 +138,7 @@ void report(const char* format, va_list arguments) {
     char text[512], where[256];
     vsnprintf(text, sizeof text, format, arguments);
     snprintf(where, sizeof where, "kernel %s, group (%u, %u, %u), thread %u: ", machine.kernel->name,
-             machine.group[0], machine.group[1], machine.group[2], machine.current);
+             machine.group[0], machine.group[1], machine.group[2], now.thread);
     machine.failed = true;
     machine.message = std::string(where) + text;
 }
@@ -157,7 +156,7 @@ void release(uint first, uint count, State state) {
     for (uint i = first; i < first + count; ++i) {
         Fibre& fibre = machine.fibres[i];
         if (fibre.state != state || (state == State::Barrier && (fibre.line != head.line || fibre.file != head.file))) {
-            machine.current = i;
+            now.thread = i;
             return note("threads diverge at a barrier: %s:%d and %s:%d", head.file, head.line,
                         fibre.file ? fibre.file : "the end", fibre.line);
         }
@@ -177,14 +176,14 @@ void run_group() {
     }
     while (!m.ready.empty() && !m.failed) {
         const uint pick = m.below((uint)m.ready.size());
-        m.current = m.ready[pick];
+        now.thread = m.ready[pick];
         m.ready[pick] = m.ready.back();
         m.ready.pop_back();
-        Fibre& fibre = m.fibres[m.current];
+        Fibre& fibre = m.fibres[now.thread];
         moeflux_fibre_switch(&m.scheduler, fibre.stack_pointer);
         if (m.failed) break;
         if (fibre.state == State::Lanes) {
-            const uint warp = m.current / 32;
+            const uint warp = now.thread / 32;
             if (++m.warps[warp].waiting == 32) {
                 m.warps[warp].waiting = 0;
                 release(warp * 32, 32, State::Lanes);
@@ -194,7 +193,7 @@ void run_group() {
             else ++m.done;
             if (m.waiting == m.threads) {
                 m.waiting = 0;
-                ++m.epoch;
+                ++now.epoch;
                 release(0, m.threads, State::Barrier);
             }
         }
@@ -203,12 +202,12 @@ void run_group() {
         for (uint i = 0; i < m.threads; ++i) {
             const Fibre& fibre = m.fibres[i];
             if (fibre.state == State::Done) continue;
-            m.current = i;
+            now.thread = i;
             if (fibre.state == State::Barrier) note("waits at the barrier %s:%d that other threads do not reach", fibre.file, fibre.line);
             else note("waits in a lane operation that other lanes do not reach");
         }
     }
-    ++m.epoch;
+    ++now.epoch;
 }
 
 } // namespace
@@ -221,54 +220,52 @@ void fail(const char* format, ...) {
     throw Stop{};
 }
 
-void check(const Memory& memory, uint64_t at, uint64_t size, bool write) {
+void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write) {
     const char* verb = write ? "write" : "read";
+    const unsigned long long n = size, offset = at;
     if (at + size > memory.bytes || at + size < size)
-        fail("%s: %s of %llu bytes at offset %lld of %llu", memory.name, verb, (unsigned long long)size, (long long)at, (unsigned long long)memory.bytes);
-    if ((size & (size - 1)) == 0 && at % size)
-        fail("%s: %s of %llu bytes at offset %llu", memory.name, verb, (unsigned long long)size, (unsigned long long)at);
-    const Machine& m = machine;
-    const uint32_t group = m.first_group + m.group_number, self = m.current + 1;
-    for (uint64_t i = at; i < at + size; ++i) {
-        if (write) memory.written[i] = 1;
-        else if (!memory.written[i]) fail("%s: read of offset %llu, which nothing has written", memory.name, (unsigned long long)i);
-        if (!memory.stamps) continue;
-        Stamp& stamp = memory.stamps[i];
-        // Whether the last write (the last read) was of this dispatch, and in this group since the last barrier.
-        if (stamp.group >= m.first_group && stamp.group != group) {
-            if (stamp.writer) fail("%s: %s of offset %llu, which another group writes in this dispatch", memory.name, verb, (unsigned long long)i);
-        } else if (stamp.group == group) {
-            if (stamp.writer && stamp.writer != self && stamp.write_epoch == m.epoch)
-                fail("%s: %s of offset %llu, which thread %u writes without a barrier between", memory.name, verb, (unsigned long long)i, stamp.writer - 1);
-            if (write && stamp.reader && stamp.reader != self && stamp.read_epoch == m.epoch)
-                fail("%s: write of offset %llu, which thread %u reads without a barrier between", memory.name, (unsigned long long)i, stamp.reader - 1);
-        }
-        if (stamp.group != group) stamp = Stamp{};
-        stamp.group = group;
-        if (write) {
-            stamp.writer = self;
-            stamp.write_epoch = m.epoch;
-        } else {
-            stamp.reader = self;
-            stamp.read_epoch = m.epoch;
-        }
+        fail("%s: %s of %llu bytes at offset %lld of %llu", memory.name, verb, n, (long long)at,
+             (unsigned long long)memory.bytes);
+    if ((size & (size - 1)) == 0 && at % size) fail("%s: %s of %llu bytes at offset %llu", memory.name, verb, n, offset);
+    const uint32_t mark = now.mark();
+    const char* advice = "with no barrier between";
+    if (memory.element) {
+        const uint64_t i = at / memory.element;
+        if (races(memory.writes[i], mark))
+            fail("%s: %s of offset %llu, which thread %u writes %s", memory.name, verb, offset,
+                 (memory.writes[i] & 511) - 1, advice);
+        if (write && races(memory.reads[i], mark))
+            fail("%s: write of offset %llu, which thread %u reads %s", memory.name, offset,
+                 (memory.reads[i] & 511) - 1, advice);
+        fail("%s: read of offset %llu, which nothing has written", memory.name, offset);
     }
+    if (!write && !all_written(memory.written + at, size))
+        fail("%s: read of offset %llu, which nothing has written", memory.name, offset);
+    for (uint64_t i = at; i < at + size; ++i) {
+        const Stamp& stamp = memory.stamps[i];
+        if (stamp.group < now.first_group) continue;
+        if (stamp.group != now.group)
+            fail("%s: %s of offset %llu, which another group writes in this dispatch", memory.name, verb, offset);
+        if (races(stamp.mark, mark))
+            fail("%s: %s of offset %llu, which thread %u writes %s", memory.name, verb, offset,
+                 (stamp.mark & 511) - 1, advice);
+    }
+    fail("%s: %s of %llu bytes at offset %llu", memory.name, verb, n, offset);
 }
 
-uint thread() { return machine.current; }
 uint threads() { return machine.threads; }
 uint group(uint axis) { return machine.group[axis]; }
 uint groups(uint axis) { return machine.grid[axis]; }
 
 void wait_for_group(const char* file, int line) {
-    Fibre& fibre = machine.fibres[machine.current];
+    Fibre& fibre = machine.fibres[now.thread];
     fibre.file = file;
     fibre.line = line;
     yield(State::Barrier);
 }
 
 uint32_t exchange(uint32_t value, uint lane) {
-    const uint self = machine.current;
+    const uint self = now.thread;
     // Two sets of values in turn: a lane can be one operation ahead of another, never two.
     uint32_t* values = machine.warps[self / 32].values[machine.fibres[self].exchanges++ % 2];
     values[self % 32] = value;
@@ -277,25 +274,29 @@ uint32_t exchange(uint32_t value, uint lane) {
     return values[lane];
 }
 
-Memory* shared(const char* name, uint64_t bytes) {
-    const uint index = machine.fibres[machine.current].arrays++;
+Memory* shared(const char* name, uint64_t bytes, uint32_t element) {
+    const uint index = machine.fibres[now.thread].arrays++;
     if (index == machine.arrays.size()) machine.arrays.push_back(new Array());
     Array& array = *machine.arrays[index];
     if (array.memory.name != name || array.memory.bytes != bytes) {
+        const size_t elements = bytes / element;
         array.data.assign(bytes, 0xcd);
-        array.written.assign(bytes, 0);
-        array.stamps.assign(bytes, Stamp{});
-        array.memory = Memory{array.data.data(), array.written.data(), array.stamps.data(), bytes, name};
+        array.writes.assign(elements, 0);
+        array.reads.assign(elements, 0);
+        array.memory = Memory{array.data.data(), nullptr, nullptr, bytes,
+                              name,              0,       element, array.writes.data(), array.reads.data()};
     }
     return &array.memory;
 }
 
 } // namespace emulator
 
-// Runs one dispatch. Returns 0, or 1 with a message of at most `message_bytes` bytes, terminated.
+// Runs one dispatch, whose groups are numbered from `first_group` on. Returns 0, or 1 with a message of at most `message_bytes` bytes, terminated.
 extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const emulator::Binding* bindings,
                                         const void* constants, const uint32_t* grid, uint32_t threads,
-                                        uint64_t seed, char* message, size_t message_bytes) {
+                                        uint32_t first_group, uint64_t seed, char* message,
+                                        size_t message_bytes) {
+    emulator::now.first_group = first_group;
     using namespace emulator;
     Machine& m = machine;
     m.kernel = kernel;
@@ -320,14 +321,13 @@ extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const em
     while (groups > 1 && !coprime(step, groups)) step = step % groups + 1;
     uint64_t number = groups ? m.below((uint)groups) : 0;
     for (uint64_t i = 0; i < groups && !m.failed; ++i, number = (number + step) % groups) {
-        m.group_number = (uint32_t)number;
+        now.group = now.first_group + (uint32_t)number;
         m.group[0] = (uint)(number % grid[0]);
         m.group[1] = (uint)(number / grid[0] % grid[1]);
         m.group[2] = (uint)(number / grid[0] / grid[1]);
         for (Array* array : m.arrays) array->memory.name = nullptr;
         run_group();
     }
-    m.first_group += (uint32_t)groups;
     for (Array* array : m.arrays) delete array;
     m.arrays.clear();
     if (!m.failed) return 0;

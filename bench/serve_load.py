@@ -1,0 +1,215 @@
+"""Load on `moeflux serve`: many streaming clients that come and go, and how throughput grows with the batch.
+
+    python bench/serve_load.py load --binary target/release/moeflux            # 64 clients, 3 minutes, random cancels
+    python bench/serve_load.py scale MODEL --binary … [--memory 4GiB] [--tokens 64] [--sequences 1 2 4 8 16]
+
+`load` fails if a request errs, a client starves, or memory and pages do not come back to where they were after the
+first minute. Only the standard library is used; the server listens on loopback.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+TOPICS = ["a fox", "a boat", "the moon", "a lost key", "two friends", "a red kite", "an old bear", "the sea"]
+
+
+class Server:
+    """A running server on a free port."""
+
+    def __init__(self, binary: str, model: str, *arguments: str):
+        command = [binary, "serve", model, "--port", "0", *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.said = []
+        for line in self.process.stderr:
+            self.said.append(line.rstrip())
+            if found := re.search(r"on http://([\d.]+):(\d+)", line):
+                self.host, self.port = found[1], int(found[2])
+                break
+        else:
+            sys.exit("the server did not start: " + "\n".join(self.said))
+        threading.Thread(target=lambda: [self.said.append(line) for line in self.process.stderr], daemon=True).start()
+
+    def metrics(self) -> dict[str, float]:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+    def stream(self, body: dict):
+        """Sends a chat request and yields (seconds since it was sent, event)."""
+        start = time.monotonic()
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=170)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps({**body, "stream": True}),
+                               {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise RuntimeError(f"status {response.status}: {response.read(500)}")
+            for line in response:
+                if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise RuntimeError(event["error"]["message"])
+                    yield time.monotonic() - start, event
+        finally:
+            connection.close()
+
+    def stop(self):
+        self.process.terminate()
+        if self.process.wait(60) != 0:
+            sys.exit(f"the server ended with {self.process.returncode}")
+
+
+def question(rng: random.Random) -> str:
+    return f"Tell me a story about {rng.choice(TOPICS)}. " + "Make it nice. " * rng.choice([0, 0, 1, 20])
+
+
+def settled(server: Server) -> dict[str, float]:
+    """Metrics once nothing runs."""
+    for _ in range(600):
+        found = server.metrics()
+        if found["moeflux_requests_running"] == found["moeflux_requests_waiting"] == 0:
+            return found
+        time.sleep(0.1)
+    sys.exit(f"requests do not end: {found}")
+
+
+def load(arguments) -> None:
+    server = Server(arguments.binary, arguments.model, "--queue", "128", "--context", "512", *arguments.rest)
+    end = time.monotonic() + arguments.seconds
+    errors, waits, counts, resident = [], [], [0] * arguments.clients, []
+
+    def client(number: int) -> None:
+        rng = random.Random(number)
+        while time.monotonic() < end:
+            body = {"messages": [{"role": "user", "content": question(rng)}], "max_tokens": rng.choice([8, 32, 96])}
+            leave_after = rng.choice([None, None, 0, 1, 5, 20])
+            try:
+                for seen, (seconds, _) in enumerate(server.stream(body)):
+                    if seen == 0:
+                        waits.append(seconds)
+                    if seen == leave_after:
+                        break
+                counts[number] += 1
+            except Exception as error:
+                errors.append(f"client {number}: {error!r}")
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(arguments.clients)]
+    [thread.start() for thread in threads]
+    baseline = None
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(1)
+        resident.append(server.metrics()["moeflux_resident_bytes"])
+        if baseline is None and time.monotonic() > end - arguments.seconds * 2 / 3:
+            baseline = max(resident)
+    last = settled(server)
+    server.stop()
+    waits.sort()
+    print(f"{sum(counts)} requests by {arguments.clients} clients in {arguments.seconds} s, {len(errors)} errors")
+    outcomes = {name: last[f'moeflux_requests_total{{outcome="{name}"}}'] for name in ("finished", "cancelled", "failed")}
+    generated = last['moeflux_tokens_total{kind="generated"}']
+    print(f"finished {outcomes['finished']:.0f}, cancelled {outcomes['cancelled']:.0f}, "
+          f"preemptions {last['moeflux_preemptions_total']:.0f}, generated {generated:.0f} tokens")
+    print(f"requests a client: least {min(counts)}, median {statistics.median(counts)}, most {max(counts)}")
+    print(f"first event: median {waits[len(waits) // 2]:.2f} s, 99 % {waits[len(waits) * 99 // 100]:.2f} s, worst {waits[-1]:.2f} s")
+    print(f"resident: {baseline / 2**20:.1f} MiB at most in the first third, {resident[-1] / 2**20:.1f} MiB at the end")
+    print(f"pages of requests {last['moeflux_kv_pages_running']:.0f}, of kept sessions {last['moeflux_kv_pages_used']:.0f}")
+    problems = errors[:5]
+    if last["moeflux_kv_pages_running"] != 0:
+        problems.append("pages are still held")
+    if outcomes["failed"] != 0:
+        problems.append("requests failed")
+    if resident[-1] > baseline * 1.05 + 4 * 2**20:
+        problems.append("memory grew")
+    if min(counts) == 0 or min(counts) < statistics.median(counts) / 4:
+        problems.append("a client starved")
+    if problems:
+        sys.exit("FAILED: " + "; ".join(problems))
+    print("ok")
+
+
+def scale(arguments) -> None:
+    most = max(arguments.sequences)
+    memory = ["--memory", arguments.memory] if arguments.memory else []
+    server = Server(arguments.binary, arguments.model, "--sequences", str(most), "--context", "512",
+                    "--kept-sessions", "0", *memory, *arguments.rest)
+    print("\n".join(server.said))
+    forbidden = {str(token): -100 for token in arguments.forbid}
+
+    def once(count: int) -> tuple[float, float, float]:
+        """Tokens a second of all together while all generate, bytes read a token, and tokens a second of evaluation
+        alone: small models are faster than this client."""
+        barrier, marks = threading.Barrier(count), []
+
+        def client(number: int) -> None:
+            body = {"messages": [{"role": "user", "content": f"{number} {TOPICS[number % 8]}: tell me a story."}],
+                    "max_tokens": arguments.tokens, "temperature": 1, "seed": number, "logit_bias": forbidden}
+            barrier.wait()
+            times, tokens, own = [], 0, {}
+            for _, event in server.stream({**body, "stream_options": {"include_usage": True}}):
+                # Nearly every token has a text of its own.
+                times += [time.monotonic() for choice in event["choices"] if choice["delta"].get("content")]
+                if event.get("usage"):
+                    tokens, own = event["usage"]["completion_tokens"], event["usage"]["moeflux"]
+            marks.append((times, tokens, own))
+
+        before = server.metrics()
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        after = settled(server)
+        begin, end = max(times[0] for times, *_ in marks), min(times[-1] for times, *_ in marks)
+        tokens = sum(sum(begin < at <= end for at in times) for times, *_ in marks)
+        read = after["moeflux_expert_bytes_read_total"] - before["moeflux_expert_bytes_read_total"]
+        done = sum(tokens for _, tokens, _ in marks)
+        busy = after["moeflux_busy_seconds_total"] - before["moeflux_busy_seconds_total"]
+        return tokens / (end - begin), read / done, done / busy
+
+    once(most)
+    table = {count: [] for count in arguments.sequences}
+    for _ in range(arguments.rounds):
+        for count in arguments.sequences:
+            table[count].append(once(count))
+    server.stop()
+    first = None
+    print("| sequences | tokens/s | times one | evaluated tokens/s | times one | MiB read a token |\n|" + " --: |" * 6)
+    for count, rows in table.items():
+        speed, read, evaluated = (statistics.median(column) for column in zip(*rows))
+        first = first or (speed, evaluated)
+        print(f"| {count} | {speed:.1f} | {speed / first[0]:.2f} | {evaluated:.1f} | {evaluated / first[1]:.2f} | {read / 2**20:.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("load")
+    one.add_argument("model", nargs="?", default="demo")
+    one.add_argument("--clients", type=int, default=64)
+    one.add_argument("--seconds", type=float, default=180)
+    one.set_defaults(run=load)
+    two = commands.add_parser("scale")
+    two.add_argument("model")
+    two.add_argument("--memory")
+    two.add_argument("--tokens", type=int, default=64)
+    two.add_argument("--rounds", type=int, default=3)
+    two.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    two.add_argument("--forbid", type=int, nargs="*", default=[], help="token ids that would end answers early")
+    two.set_defaults(run=scale)
+    for command in (one, two):
+        command.add_argument("--binary", default="target/release/moeflux")
+    arguments, arguments.rest = parser.parse_known_args()
+    arguments.rest = [argument for argument in arguments.rest if argument != "--"]
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()

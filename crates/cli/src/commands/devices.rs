@@ -1,0 +1,52 @@
+//! `moeflux devices`: what can compute here.
+
+use anyhow::Result;
+use clap::Args;
+use moeflux::error::size;
+use moeflux_compute::backend::Backend;
+use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::gpu::DeviceInfo;
+use serde_json::json;
+
+use crate::table::Table;
+
+/// List what can compute here: the processor, and GPUs with their memory.
+#[derive(Debug, Args)]
+pub struct DevicesArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[cfg(target_os = "linux")]
+fn gpus() -> moeflux_compute::Result<Vec<DeviceInfo>> {
+    moeflux_compute::gpu::cuda::devices()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn gpus() -> moeflux_compute::Result<Vec<DeviceInfo>> {
+    Ok(vec![])
+}
+
+pub fn run(args: &DevicesArgs) -> Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let cpu = CpuBackend::new(threads, None)?.describe();
+    let gpus = gpus();
+    if args.json {
+        let entry = |gpu: &DeviceInfo| json!({ "backend": "cuda", "name": gpu.name, "memory": gpu.memory, "free": gpu.free });
+        let list: Vec<_> = gpus.iter().flatten().map(entry).collect();
+        let missing = gpus.as_ref().err().map(ToString::to_string);
+        println!("{:#}", json!({ "cpu": cpu, "gpus": list, "no_gpu": missing }));
+        return Ok(());
+    }
+    let mut table = Table::new(&["backend", "device", "memory", "free"]);
+    table.row(&["cpu".into(), cpu, String::new(), String::new()]);
+    for gpu in gpus.iter().flatten() {
+        table.row(&["cuda".into(), gpu.name.clone(), size(gpu.memory), size(gpu.free)]);
+    }
+    print!("{table}");
+    if let Err(error) = gpus {
+        eprintln!("{error}");
+    }
+    Ok(())
+}

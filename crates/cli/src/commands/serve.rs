@@ -1,0 +1,192 @@
+//! `moeflux serve`: OpenAI and Anthropic interfaces and a web page over one model.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use moeflux::error::size;
+use moeflux::{Scheduler, SchedulerOptions};
+use moeflux_server::{Limits, ServerOptions, router, serve};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::engine_args::{EngineArgs, Sharing};
+use crate::model::ModelArg;
+
+/// Serve a model to other programs and to browsers.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    model: ModelArg,
+    /// Address to listen on; anything but this machine's own needs an API key
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// Port to listen on; 0 takes any that is free
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    port: u16,
+    /// Key that clients must present
+    #[arg(long, value_name = "KEY", conflicts_with = "api_key_file")]
+    api_key: Option<String>,
+    /// File with the key, which other users do not see in the list of processes
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Listen on other addresses without a key
+    #[arg(long)]
+    no_key: bool,
+    /// Origin whose pages may call this server, or *; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    cors: Vec<String>,
+    /// Name under which clients know the model [default: the file's]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Requests answered at the same time
+    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Serving")]
+    sequences: usize,
+    /// Positions that all requests together may have [default: four contexts, fewer if memory is short]
+    #[arg(long, value_name = "N", help_heading = "Serving")]
+    kv_tokens: Option<usize>,
+    /// Requests that wait; more are told to come back later
+    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Serving")]
+    queue: usize,
+    /// Most prompt tokens in a step that also goes on with answers
+    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Serving")]
+    prefill_beside_decode: usize,
+    /// Sessions kept so that what goes on from them need not be read again
+    #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Serving")]
+    kept_sessions: usize,
+    /// Keep conversations that have a `prompt_cache_key` in this folder
+    #[arg(long, value_name = "FOLDER", help_heading = "Serving")]
+    sessions: Option<PathBuf>,
+    /// Tokens of an answer if a request does not say
+    #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Serving")]
+    max_tokens: usize,
+    /// Most bytes of a request
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, help_heading = "Serving")]
+    max_body: usize,
+    /// Most seconds for a request to arrive
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Serving")]
+    body_timeout: u64,
+    /// Most connections at once
+    #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Serving")]
+    connections: usize,
+    /// Most seconds for answers to end after SIGTERM or Ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Serving")]
+    drain: u64,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+pub fn run(args: &ServeArgs) -> Result<()> {
+    let api_key = match &args.api_key_file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path);
+            Some(text.with_context(|| format!("cannot read {}", path.display()))?.trim().to_owned())
+        }
+        None => args.api_key.clone(),
+    };
+    if api_key.as_ref().is_some_and(String::is_empty) {
+        bail!("the API key is empty");
+    }
+    if !args.host.is_loopback() && api_key.is_none() && !args.no_key {
+        bail!(
+            "--host {}: anyone could use this server: give it an --api-key, or --no-key if that is meant",
+            args.host
+        );
+    }
+    if args.queue == 0 || args.connections == 0 {
+        bail!("--queue and --connections: expected positive numbers");
+    }
+    let path = args.model.path()?;
+    let sharing = Sharing { sequences: args.sequences, kv_tokens: args.kv_tokens };
+    let model = args.engine.open_text_shared(&path, sharing)?;
+    let budget = model.engine.budget();
+    let scheduler = Scheduler::start(
+        model,
+        SchedulerOptions {
+            queue: args.queue,
+            prefill_beside_decode: args.prefill_beside_decode,
+            kept_sessions: args.kept_sessions,
+            sessions: args.sessions.clone(),
+        },
+    )?;
+    let scheduler = Arc::new(scheduler);
+    let what = scheduler.description();
+    eprintln!(
+        "{}; memory {}, trunk {}, {} requests at once in {} pages of context {}, {} of {} experts in memory",
+        what.backend,
+        size(budget.total),
+        size(budget.needs.trunk),
+        what.sequences,
+        what.pages,
+        size(budget.needs.kv),
+        what.expert_slots.min(what.experts),
+        what.experts,
+    );
+    let options = ServerOptions {
+        model: args.name.clone().unwrap_or_else(|| name_of(&args.model.to_string(), &path)),
+        aliases: vec![args.model.to_string()],
+        local_only: args.host.is_loopback() && api_key.is_none(),
+        api_key,
+        cors: args.cors.clone(),
+        max_body: args.max_body,
+        body_timeout: Duration::from_secs(args.body_timeout),
+        max_tokens: args.max_tokens,
+    };
+    let limits =
+        Limits { connections: args.connections, drain: Duration::from_secs(args.drain), ..Limits::default() };
+    // One thread is enough to pass tokens on; the others are the engine's.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.context("cannot start the server's threads")?;
+    let outcome = runtime.block_on(listen(args, scheduler, options, limits));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+async fn listen(
+    args: &ServeArgs,
+    scheduler: Arc<Scheduler>,
+    options: ServerOptions,
+    limits: Limits,
+) -> Result<()> {
+    let address = SocketAddr::new(args.host, args.port);
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let address = listener.local_addr().context("cannot learn the port")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for Ctrl-C")?;
+    let mut signalled = async move || {
+        std::future::poll_fn(|context| match terminate.poll_recv(context) {
+            std::task::Poll::Ready(_) => std::task::Poll::Ready(()),
+            std::task::Poll::Pending => interrupt.poll_recv(context).map(drop),
+        })
+        .await;
+    };
+    eprintln!("{} on http://{address}", options.model);
+    let draining = Arc::clone(&scheduler);
+    let shutdown = async move {
+        signalled().await;
+        eprintln!("finishing the answers under way; once more to give them up");
+        draining.drain();
+        tokio::spawn(async move {
+            signalled().await;
+            std::process::exit(130);
+        });
+    };
+    let router = router(Arc::clone(&scheduler), options);
+    if !serve(listener, router, limits, shutdown).await {
+        eprintln!("gave up answers that took longer than {} seconds", limits.drain.as_secs());
+    }
+    scheduler.abandon();
+    Ok(())
+}
+
+/// `demo`, or the name of the file or folder without its extension.
+fn name_of(argument: &str, path: &Path) -> String {
+    if argument == "demo" {
+        return argument.into();
+    }
+    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    name.map_or_else(|| argument.into(), |name| name.to_string_lossy().into_owned())
+}

@@ -1,0 +1,73 @@
+//! [`GpuBackend`]: graphs on a [`Device`].
+
+use super::device::Device;
+use super::executable::GpuExecutable;
+use super::lower::scratch_bytes;
+use super::{steps, tensor_cores};
+use crate::backend::{Backend, CompileOptions, Executable};
+use crate::graph::Graph;
+use crate::plan::Plan;
+use crate::{Result, Tensor};
+
+/// How device memory is used.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GpuOptions {
+    /// Bytes of device memory for everything; by default what is free, less a margin.
+    pub memory: Option<u64>,
+    /// Slots for experts, in place of those that memory leaves.
+    pub expert_slots: Option<usize>,
+}
+
+/// Opens a device of its own for every graph that is compiled.
+type Open = dyn Fn() -> Result<Box<dyn Device>> + Send + Sync;
+
+/// Runs graphs on a GPU.
+pub struct GpuBackend {
+    name: String,
+    open: Box<Open>,
+    options: GpuOptions,
+}
+
+impl GpuBackend {
+    /// A backend on the devices that `open` gives; `name` is for people.
+    pub fn new(
+        name: impl Into<String>,
+        options: GpuOptions,
+        open: impl Fn() -> Result<Box<dyn Device>> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name: name.into(), open: Box::new(open), options }
+    }
+}
+
+impl Backend for GpuBackend {
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn scratch_bytes(&self, graph: &Graph, _: &Plan, options: CompileOptions) -> usize {
+        device_scratch_bytes(graph, options.max_rows)
+    }
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        _: Plan,
+        weights: Vec<Tensor>,
+        options: CompileOptions,
+    ) -> Result<Box<dyn Executable>> {
+        graph.check_weights(&weights)?;
+        let device = (self.open)()?;
+        Ok(Box::new(GpuExecutable::new(device, graph.clone(), &weights, options, self.options)?))
+    }
+}
+
+/// Bytes of activations and scratch for batches of up to `rows` rows; `usize::MAX` if that is not enough to say it.
+pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
+    let steps = steps::steps(graph);
+    let widths: usize = steps::buffers(graph, &steps).widths.iter().sum();
+    let (attention, experts, buckets) = scratch_bytes(graph, rows);
+    let tensor = tensor_cores::scratch_bytes(graph, rows);
+    let scratch = attention.iter().chain(&experts).chain(&buckets).chain(&tensor);
+    let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
+    scratch.fold(values, |sum, bytes| sum.saturating_add(*bytes))
+}

@@ -1,0 +1,449 @@
+//! [`Cuda`]: runs dispatches on an NVIDIA GPU.
+//!
+//! One stream runs everything in order; a second one copies experts from host memory beside it. A recording is a CUDA
+//! graph, built node by node from the dispatches' [`Order`], so that a token costs one launch. The driver is loaded when
+//! a device is asked for (`driver.rs`); kernels are loaded when they are first used (`archive.rs`).
+
+mod archive;
+mod driver;
+mod host;
+mod profile;
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use archive::Archive;
+use driver::{
+    Context, DevicePointer, Driver, Event, Function, Graph, GraphExec, GraphNode, KernelNode, Module, Stream,
+    attribute, call,
+};
+use host::Staging;
+use profile::Profile;
+
+use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
+use crate::backend::KernelTime;
+use crate::{Error, Result};
+
+/// Bytes of pinned memory that small transfers pass through.
+const STAGING_BYTES: usize = 4 << 20;
+/// A block has this much shared memory without asking.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+struct Kernel {
+    module: Module,
+    function: Function,
+    /// Dynamic shared memory that it may have by now.
+    shared_bytes: u32,
+}
+
+struct Allocation {
+    pointer: DevicePointer,
+    bytes: usize,
+}
+
+struct Recording {
+    graph: Graph,
+    exec: GraphExec,
+    /// For profiles, which run them one by one.
+    dispatches: Vec<Dispatch>,
+}
+
+/// An NVIDIA GPU.
+pub struct Cuda {
+    driver: Arc<Driver>,
+    ordinal: c_int,
+    name: String,
+    memory: u64,
+    /// Most bytes that buffers may take together.
+    limit: u64,
+    used: u64,
+    context: Context,
+    stream: Stream,
+    copies: Stream,
+    copied: Event,
+    archive: Archive,
+    kernels: HashMap<String, Kernel>,
+    buffers: Vec<Option<Allocation>>,
+    recordings: Vec<Option<Recording>>,
+    staging: Staging,
+    profile: Option<Profile>,
+}
+
+/// GPUs that the driver finds, in its order.
+///
+/// # Errors
+/// [`Error::NoDevice`] if there is no driver or it finds none.
+pub fn devices() -> Result<Vec<DeviceInfo>> {
+    let driver = Arc::new(Driver::load()?);
+    let mut count = 0;
+    call!(driver, device_count(&mut count))?;
+    (0..count).map(|ordinal| Ok(Cuda::with_driver(Arc::clone(&driver), ordinal)?.info())).collect()
+}
+
+impl Cuda {
+    /// The GPU number `ordinal` of the driver's, whose buffers may take `limit` bytes; without a limit, what is free.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] if there is no such GPU or no driver for it.
+    pub fn open(ordinal: usize, limit: Option<u64>) -> Result<Self> {
+        let driver = Arc::new(Driver::load()?);
+        let mut count = 0;
+        call!(driver, device_count(&mut count))?;
+        let ordinal = c_int::try_from(ordinal).ok().filter(|o| *o < count);
+        let ordinal = ordinal
+            .ok_or_else(|| Error::NoDevice { reason: format!("there are {count} GPUs, numbered from 0") })?;
+        let mut cuda = Self::with_driver(driver, ordinal)?;
+        if let Some(limit) = limit {
+            cuda.limit = limit;
+        }
+        Ok(cuda)
+    }
+
+    fn with_driver(driver: Arc<Driver>, ordinal: c_int) -> Result<Self> {
+        let mut device = 0;
+        call!(driver, device_get(&mut device, ordinal))?;
+        let mut text = [0; 128];
+        call!(driver, device_name(text.as_mut_ptr(), text.len() as c_int, device))?;
+        let name: Vec<u8> = text.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
+        let mut memory = 0;
+        call!(driver, device_memory(&mut memory, device))?;
+        let read = |what| {
+            let mut value = 0;
+            call!(driver, device_attribute(&mut value, what, device)).map(|()| value)
+        };
+        let (major, minor) = (read(attribute::CAPABILITY_MAJOR)?, read(attribute::CAPABILITY_MINOR)?);
+        let name = String::from_utf8_lossy(&name);
+        if major < 8 {
+            return Err(Error::NoDevice {
+                reason: format!("{name} has compute capability {major}.{minor}; 8.0 or later is needed"),
+            });
+        }
+        let mut context = Context::NULL;
+        call!(driver, context_retain(&mut context, device))?;
+        call!(driver, context_set(context))?;
+        let mut cuda = Self {
+            name: format!("{name} (compute capability {major}.{minor})"),
+            ordinal: device,
+            memory: memory as u64,
+            limit: u64::MAX,
+            used: 0,
+            context,
+            stream: Stream::NULL,
+            copies: Stream::NULL,
+            copied: Event::NULL,
+            archive: Archive::open()?,
+            kernels: HashMap::new(),
+            buffers: vec![],
+            recordings: vec![],
+            staging: Staging::empty(),
+            profile: None,
+            driver,
+        };
+        const NON_BLOCKING: c_uint = 1;
+        const NO_TIMING: c_uint = 2;
+        call!(cuda.driver, stream_create(&mut cuda.stream, NON_BLOCKING))?;
+        call!(cuda.driver, stream_create(&mut cuda.copies, NON_BLOCKING))?;
+        call!(cuda.driver, event_create(&mut cuda.copied, NO_TIMING))?;
+        cuda.staging = Staging::new(&cuda.driver, STAGING_BYTES)?;
+        Ok(cuda)
+    }
+
+    /// Makes the device's context that of the calling thread: an executable may move between threads.
+    fn enter(&self) -> Result<()> {
+        call!(self.driver, context_set(self.context))
+    }
+
+    /// The address of `slice`, whose `bytes` bytes lie in its buffer.
+    fn address(&self, slice: Slice, bytes: usize) -> Result<DevicePointer> {
+        let buffer = self.buffers.get(slice.buffer.0).and_then(Option::as_ref);
+        match buffer {
+            Some(buffer) if slice.offset.checked_add(bytes).is_some_and(|end| end <= buffer.bytes) => {
+                Ok(buffer.pointer + slice.offset as u64)
+            }
+            Some(buffer) => Err(Error::Device {
+                reason: format!("{bytes} bytes at {} of a buffer of {}", slice.offset, buffer.bytes),
+            }),
+            None => Err(Error::Device { reason: format!("{:?} does not exist", slice.buffer) }),
+        }
+    }
+
+    /// The kernel `name`, allowed `shared` bytes of dynamic shared memory.
+    fn function(&mut self, name: &str, shared: u32) -> Result<Function> {
+        if !self.kernels.contains_key(name) {
+            let text = self.archive.get(name);
+            let text = text.ok_or_else(|| Error::Device { reason: format!("there is no kernel {name}") })?;
+            let text = CString::new(text).expect("a text has no zero byte");
+            let symbol = CString::new(name).expect("a name has no zero byte");
+            let (mut module, mut function) = (Module::NULL, Function::NULL);
+            let load = call!(self.driver, module_load(&mut module, text.as_ptr().cast()));
+            load.map_err(|error| Error::Device { reason: format!("kernel {name}: {error}") })?;
+            call!(self.driver, module_function(&mut function, module, symbol.as_ptr()))?;
+            let kernel = Kernel { module, function, shared_bytes: DEFAULT_SHARED_BYTES };
+            self.kernels.insert(name.to_owned(), kernel);
+        }
+        let kernel = self.kernels.get_mut(name).expect("it was just put there");
+        if kernel.shared_bytes < shared {
+            let attribute = attribute::FUNCTION_DYNAMIC_SHARED_BYTES;
+            call!(self.driver, function_set(kernel.function, attribute, shared as c_int))?;
+            kernel.shared_bytes = shared;
+        }
+        Ok(kernel.function)
+    }
+
+    /// Everything that launching a dispatch takes; nothing if its grid is empty.
+    fn launch(&mut self, dispatch: &Dispatch) -> Result<Option<Launch>> {
+        let grid = match dispatch.grid {
+            Grid::Fixed(grid) | Grid::Indirect { limit: grid, .. } => grid,
+        };
+        if grid.contains(&0) {
+            return Ok(None);
+        }
+        let function = self.function(&dispatch.kernel, dispatch.shared)?;
+        let buffers = dispatch.buffers.iter().map(|slice| self.address(*slice, 0));
+        Ok(Some(Launch {
+            function,
+            grid,
+            threads: dispatch.threads,
+            shared: dispatch.shared,
+            buffers: buffers.collect::<Result<_>>()?,
+            constants: dispatch.constants.clone(),
+        }))
+    }
+
+    fn queue(&mut self, dispatch: &Dispatch) -> Result<()> {
+        let Some(mut launch) = self.launch(dispatch)? else { return Ok(()) };
+        let (grid, shared) = (launch.grid, launch.shared);
+        let (function, threads) = (launch.function, launch.threads);
+        let mut parameters = launch.parameters();
+        call!(
+            self.driver,
+            launch(
+                function,
+                grid[0],
+                grid[1],
+                grid[2],
+                threads,
+                1,
+                1,
+                shared,
+                self.stream,
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        )
+        .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })
+    }
+
+    /// A graph whose nodes depend on each other as the dispatches' order says.
+    fn build(&mut self, dispatches: &[Dispatch], graph: Graph) -> Result<()> {
+        // Nodes that run beside each other, and those that they come after.
+        let (mut group, mut before): (Vec<GraphNode>, Vec<GraphNode>) = (vec![], vec![]);
+        for dispatch in dispatches {
+            let Some(mut launch) = self.launch(dispatch)? else { continue };
+            if dispatch.order == Order::After && !group.is_empty() {
+                before = std::mem::take(&mut group);
+            }
+            let (function, grid, threads) = (launch.function, launch.grid, launch.threads);
+            let shared_bytes = launch.shared;
+            let mut parameters = launch.parameters();
+            let node = KernelNode {
+                function,
+                grid,
+                threads: [threads, 1, 1],
+                shared_bytes,
+                parameters: parameters.as_mut_ptr(),
+                extra: ptr::null_mut(),
+                kernel: ptr::null_mut(),
+                context: self.context,
+            };
+            let mut added = GraphNode::NULL;
+            call!(self.driver, graph_add_kernel(&mut added, graph, before.as_ptr(), before.len(), &node))
+                .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })?;
+            group.push(added);
+        }
+        Ok(())
+    }
+}
+
+/// A launch with the memory that its parameters are in.
+struct Launch {
+    function: Function,
+    grid: [u32; 3],
+    threads: u32,
+    shared: u32,
+    buffers: Vec<DevicePointer>,
+    constants: Vec<u8>,
+}
+
+impl Launch {
+    /// Pointers to each parameter, valid as long as `self` stays as it is.
+    fn parameters(&mut self) -> Vec<*mut c_void> {
+        let buffers = self.buffers.iter_mut().map(|buffer| ptr::from_mut(buffer).cast());
+        let mut all: Vec<*mut c_void> = buffers.collect();
+        all.push(self.constants.as_mut_ptr().cast());
+        all
+    }
+}
+
+impl Device for Cuda {
+    fn info(&self) -> DeviceInfo {
+        let (mut free, mut total) = (0, 0);
+        let known = self.enter().and_then(|()| call!(self.driver, memory_info(&mut free, &mut total)));
+        let free = if known.is_ok() { free as u64 } else { 0 };
+        let free = free.min(self.limit.saturating_sub(self.used));
+        DeviceInfo { name: self.name.clone(), memory: self.memory, free, tensor_cores: true }
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<BufferId> {
+        self.enter()?;
+        let fits = self.used.saturating_add(bytes as u64) <= self.limit;
+        // Kernels read whole words: some bytes more, so that the last word of a buffer is inside.
+        let pointer = if fits { self.driver.try_alloc(bytes.max(1).next_multiple_of(16))? } else { None };
+        let Some(pointer) = pointer else {
+            let DeviceInfo { name, free, .. } = self.info();
+            return Err(Error::DeviceMemory { device: name, wanted: bytes as u64, free });
+        };
+        self.used += bytes as u64;
+        let buffer = Some(Allocation { pointer, bytes });
+        let index = self.buffers.iter().position(Option::is_none).unwrap_or(self.buffers.len());
+        if index == self.buffers.len() {
+            self.buffers.push(buffer);
+        } else {
+            self.buffers[index] = buffer;
+        }
+        Ok(BufferId(index))
+    }
+
+    fn free(&mut self, buffer: BufferId) {
+        if let Some(buffer) = self.buffers.get_mut(buffer.0).and_then(Option::take) {
+            self.used -= buffer.bytes as u64;
+            // Waits for queued work. An error of that work will be reported by the next call.
+            let _ = self.enter().and_then(|()| call!(self.driver, memory_free(buffer.pointer)));
+        }
+    }
+
+    fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<()> {
+        self.enter()?;
+        let address = self.address(to, bytes.len())?;
+        self.staging.upload(&self.driver, self.stream, address, bytes)
+    }
+
+    fn download(&mut self, from: Slice, out: &mut [u8]) -> Result<()> {
+        self.enter()?;
+        let address = self.address(from, out.len())?;
+        self.staging.download(&self.driver, self.stream, address, out)
+    }
+
+    fn copy(&mut self, from: Slice, to: Slice, bytes: usize) -> Result<()> {
+        self.enter()?;
+        let (from, to) = (self.address(from, bytes)?, self.address(to, bytes)?);
+        call!(self.driver, copy_within(to, from, bytes, self.stream))
+    }
+
+    fn clear(&mut self, at: Slice, bytes: usize) -> Result<()> {
+        self.enter()?;
+        let address = self.address(at, bytes)?;
+        call!(self.driver, set_bytes(address, 0, bytes, self.stream))
+    }
+
+    fn run(&mut self, dispatches: &[Dispatch]) -> Result<()> {
+        self.enter()?;
+        for dispatch in dispatches {
+            if let Some(mut profile) = self.profile.take() {
+                profile.before(&self.driver, self.stream)?;
+                self.queue(dispatch)?;
+                profile.after(&self.driver, self.stream, dispatch)?;
+                self.profile = Some(profile);
+            } else {
+                self.queue(dispatch)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, dispatches: Vec<Dispatch>) -> Result<RecordingId> {
+        self.enter()?;
+        let mut graph = Graph::NULL;
+        call!(self.driver, graph_create(&mut graph, 0))?;
+        let mut exec = GraphExec::NULL;
+        let built = self.build(&dispatches, graph);
+        let built = built.and_then(|()| call!(self.driver, graph_instantiate(&mut exec, graph, 0)));
+        if let Err(error) = built {
+            call!(self.driver, graph_destroy(graph))?;
+            return Err(error);
+        }
+        self.recordings.push(Some(Recording { graph, exec, dispatches }));
+        Ok(RecordingId(self.recordings.len() - 1))
+    }
+
+    fn replay(&mut self, recording: RecordingId) -> Result<()> {
+        self.enter()?;
+        let place = self.recordings.get_mut(recording.0).and_then(Option::take);
+        let found = place.ok_or_else(|| Error::Device { reason: format!("{recording:?} does not exist") })?;
+        let outcome = match self.profile {
+            Some(_) => self.run(&found.dispatches),
+            None => call!(self.driver, graph_launch(found.exec, self.stream)),
+        };
+        self.recordings[recording.0] = Some(found);
+        outcome
+    }
+
+    fn forget(&mut self, recording: RecordingId) {
+        if let Some(recording) = self.recordings.get_mut(recording.0).and_then(Option::take) {
+            let _ = self.enter();
+            let _ = call!(self.driver, graph_exec_destroy(recording.exec));
+            let _ = call!(self.driver, graph_destroy(recording.graph));
+        }
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.enter()?;
+        call!(self.driver, stream_synchronize(self.stream))
+    }
+
+    fn copy_in(&mut self, to: Slice, bytes: &[u8]) -> Result<()> {
+        self.enter()?;
+        let address = self.address(to, bytes.len())?;
+        call!(self.driver, copy_to_device(address, bytes.as_ptr().cast(), bytes.len(), self.copies))
+    }
+
+    fn finish_copies(&mut self) -> Result<()> {
+        self.enter()?;
+        call!(self.driver, stream_synchronize(self.copies))
+    }
+
+    /// Recordings run one by one then, which is slower than as a graph.
+    fn start_profile(&mut self) {
+        self.profile = Some(Profile::default());
+    }
+
+    fn take_profile(&mut self) -> Result<Vec<KernelTime>> {
+        self.synchronize()?;
+        self.profile.take().map_or(Ok(vec![]), |profile| profile.finish(&self.driver))
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // Nothing can be done about errors here: the process may be ending, or the device is lost.
+        let _ = self.enter();
+        let _ = call!(self.driver, stream_synchronize(self.copies));
+        let _ = call!(self.driver, stream_synchronize(self.stream));
+        for index in 0..self.recordings.len() {
+            self.forget(RecordingId(index));
+        }
+        for index in 0..self.buffers.len() {
+            self.free(BufferId(index));
+        }
+        for kernel in self.kernels.values() {
+            let _ = call!(self.driver, module_unload(kernel.module));
+        }
+        self.staging.release(&self.driver);
+        let _ = call!(self.driver, event_destroy(self.copied));
+        let _ = call!(self.driver, stream_destroy(self.copies));
+        let _ = call!(self.driver, stream_destroy(self.stream));
+        let _ = call!(self.driver, context_release(self.ordinal));
+    }
+}

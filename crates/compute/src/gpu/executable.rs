@@ -1,0 +1,414 @@
+//! [`GpuExecutable`]: a graph on a device.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::backend::{GpuOptions, device_scratch_bytes};
+use super::device::{BufferId, Device, Dispatch, RecordingId, Slice};
+use super::experts::{DeviceExperts, Room};
+use super::few_rows::{self, COPIES, Quantized};
+use super::inputs::{FEW_ROWS, InputLayout, Shape, page_numbers};
+use super::lower::{Memory, Piece, Scratch, lower, scratch_bytes};
+use super::state::State;
+use super::steps::{Buffers, Step, buffers, steps};
+use super::tensor_cores::{self, TensorScratch};
+use super::weights::{self, DeviceWeight};
+use crate::backend::{
+    ActivationMode, Batch, CompileOptions, Executable, ExpertSource, page_bytes, slot_bytes,
+};
+use crate::graph::{ExpertSetId, Graph, Op};
+use crate::profile::{Profile, Work};
+use crate::{Error, Result, Tensor};
+
+/// Device memory that is left alone when all that is free may be used: for modules, recordings and the driver.
+const MARGIN: u64 = 512 << 20;
+
+/// Lists of dispatches that are kept, at most.
+const MOST_RECORDINGS: usize = 32;
+
+/// Dispatches of one batch shape, recorded once they have been used before.
+type Recording = Vec<Piece<RecordingId>>;
+
+/// A graph ready to run on a device.
+pub(crate) struct GpuExecutable {
+    device: Mutex<Box<dyn Device>>,
+    graph: Graph,
+    steps: Vec<Step>,
+    buffers: Buffers,
+    values: Vec<BufferId>,
+    weights: Vec<DeviceWeight>,
+    routings: Vec<[BufferId; 2]>,
+    state: State,
+    experts: DeviceExperts,
+    scratch: Scratch,
+    tensor: Option<TensorScratch>,
+    quantized: [Quantized; COPIES + 1],
+    activations: ActivationMode,
+    inputs: BufferId,
+    /// Buffers that grow, with their bytes.
+    page_numbers: (BufferId, usize),
+    logits: (BufferId, usize),
+    /// What the device's page numbers are.
+    held_pages: Vec<u8>,
+    recordings: HashMap<Shape, Option<Recording>>,
+    profiling: bool,
+}
+
+/// Kernels keep queries, scores and chosen experts in threadgroup memory, which is limited.
+fn check_limits(graph: &Graph) -> Result<()> {
+    let limit = |op, what, most: usize, got: usize| {
+        if got <= most { Ok(()) } else { Err(Error::Shape { op, what, expected: most, got }) }
+    };
+    for cache in graph.caches() {
+        limit("attention on a GPU", "channels of a head, at most", 512, cache.head_dim)?;
+    }
+    for cache in graph.latent_caches() {
+        limit("latent attention on a GPU", "channels of a latent, at most", 512, cache.rank)?;
+        limit("latent attention on a GPU", "cached channels, at most", 640, cache.rank + cache.rope)?;
+    }
+    for node in graph.nodes() {
+        match &node.op {
+            Op::Route { route, .. } => {
+                limit("route on a GPU", "experts, at most", 1024, route.experts)?;
+                limit("route on a GPU", "chosen experts, at most", 64, route.top_k)?;
+            }
+            Op::GatedDeltaRule { shape, .. } => {
+                limit("gated delta rule on a GPU", "channels of a key, at most", 512, shape.key_dim)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl GpuExecutable {
+    pub(crate) fn new(
+        mut device: Box<dyn Device>,
+        graph: Graph,
+        tensors: &[Tensor],
+        options: CompileOptions,
+        gpu: GpuOptions,
+    ) -> Result<Self> {
+        check_limits(&graph)?;
+        let rows = options.max_rows.max(1);
+        let steps = steps(&graph);
+        let buffers = buffers(&graph, &steps);
+        let d = &mut *device;
+        let info = d.info();
+        let free = info.free;
+        let tensor_cores = info.tensor_cores && options.activations == ActivationMode::Int8;
+        let weights = weights::upload(d, tensors)?;
+        let mut alloc = |bytes: usize| d.alloc(bytes.max(4));
+        let values = buffers.widths.iter().map(|width| alloc(width * rows * 4)).collect::<Result<_>>()?;
+        let (attention, experts, buckets) = scratch_bytes(&graph, rows);
+        let scratch = Scratch {
+            attention: all(attention, &mut alloc)?,
+            experts: all(experts, &mut alloc)?,
+            buckets: all(buckets, &mut alloc)?,
+        };
+        let tensor = if tensor_cores {
+            let [x, scale, tiles] = all(tensor_cores::scratch_bytes(&graph, rows), &mut alloc)?;
+            Some(TensorScratch { x, scale, tiles })
+        } else {
+            None
+        };
+        let mut quantized = vec![];
+        for [bytes, scales] in few_rows::scratch_bytes(&graph, rows) {
+            quantized.push(Quantized { bytes: alloc(bytes)?, scales: alloc(scales)? });
+        }
+        let quantized = quantized.try_into().expect("one for each size");
+        let mut routings = vec![];
+        let mut most_chosen = 1;
+        for node in &graph.nodes {
+            if let Op::Route { route, .. } = node.op {
+                routings.push([alloc(rows * route.top_k * 4)?, alloc(rows * route.top_k * 4)?]);
+                most_chosen = most_chosen.max(route.top_k);
+            }
+        }
+        let inputs = alloc(InputLayout::most_bytes(rows, &graph.ropes))?;
+        let page_numbers = (alloc(256)?, 256);
+        let logits_bytes = graph.vocab_size() * 4;
+        let logits = (alloc(logits_bytes)?, logits_bytes);
+        let state = State::new(d, &graph, options.kv_type)?;
+        let trunk: usize = tensors.iter().map(Tensor::bytes).sum();
+        let context = options.pages.saturating_mul(page_bytes(&graph, options.kv_type));
+        let states = options.state_slots.saturating_mul(slot_bytes(&graph));
+        let taken = [trunk, device_scratch_bytes(&graph, rows), logits_bytes, context, states];
+        let taken = taken.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes as u64));
+        let total = gpu.memory.unwrap_or(free.saturating_sub(MARGIN));
+        let room = match gpu.expert_slots {
+            Some(slots) => Room::Slots(slots),
+            None => Room::Bytes { budget: total.saturating_sub(taken), minimum: most_chosen },
+        };
+        let experts = DeviceExperts::new(d, &graph, room)?;
+        Ok(Self {
+            device: Mutex::new(device),
+            graph,
+            steps,
+            buffers,
+            values,
+            weights,
+            routings,
+            state,
+            experts,
+            scratch,
+            tensor,
+            quantized,
+            activations: options.activations,
+            inputs,
+            page_numbers,
+            logits,
+            held_pages: vec![],
+            recordings: HashMap::new(),
+            profiling: false,
+        })
+    }
+
+    /// The device, for calls through a shared reference.
+    fn device(&self) -> MutexGuard<'_, Box<dyn Device>> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn device_mut(&mut self) -> &mut dyn Device {
+        &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what was recorded: buffers have moved.
+    fn forget(&mut self) {
+        for recording in std::mem::take(&mut self.recordings).into_values().flatten().flatten() {
+            let (Piece::Run(id) | Piece::Experts { body: id, .. }) = recording;
+            self.device_mut().forget(id);
+        }
+    }
+
+    /// Uploads what the batch is; buffers grow as needed.
+    fn set_inputs(&mut self, batch: &Batch<'_>, shape: Shape) -> Result<()> {
+        let logits = shape.outputs * self.graph.vocab_size() * 4;
+        let pages = page_numbers(batch);
+        let too_small = [(pages.len(), self.page_numbers), (logits, self.logits)];
+        for (which, (wanted, (buffer, bytes))) in too_small.into_iter().enumerate() {
+            if wanted <= bytes {
+                continue;
+            }
+            let bytes = if which == 0 { wanted.next_power_of_two() } else { wanted };
+            let device = self.device_mut();
+            device.free(buffer);
+            let grown = (device.alloc(bytes)?, bytes);
+            if which == 0 {
+                self.page_numbers = grown;
+                self.held_pages.clear();
+            } else {
+                self.logits = grown;
+            }
+            self.forget();
+        }
+        let inputs = InputLayout::new(&shape, &self.graph.ropes).pack(batch, &self.graph.ropes);
+        let (to, to_pages) = (self.inputs, self.page_numbers.0);
+        self.device_mut().upload(to.into(), &inputs)?;
+        if !self.held_pages.starts_with(&pages) {
+            self.device_mut().upload(to_pages.into(), &pages)?;
+            self.held_pages = pages;
+        }
+        Ok(())
+    }
+
+    fn lower(&self, shape: Shape) -> Vec<Piece<Vec<Dispatch>>> {
+        let memory = Memory {
+            weights: &self.weights,
+            buffers: &self.values,
+            routings: &self.routings,
+            state: &self.state,
+            experts: &self.experts,
+            inputs: self.inputs,
+            page_numbers: self.page_numbers.0,
+            scratch: &self.scratch,
+            tensor: self.tensor,
+            quantized: self.quantized,
+            activations: self.activations,
+            logits: self.logits.0,
+        };
+        lower(&self.graph, &self.steps, &self.buffers, &memory, shape)
+    }
+
+    /// Runs one list for this shape: once as it is, from its second use on as a recording.
+    fn run_pieces(&mut self, shape: Shape, source: &mut dyn ExpertSource) -> Result<()> {
+        let seen = self.recordings.contains_key(&shape);
+        if !seen || shape.rows > FEW_ROWS {
+            for piece in self.lower(shape) {
+                self.run_piece(&piece, source, |device, list: &Vec<Dispatch>| device.run(list))?;
+            }
+            if self.recordings.len() >= MOST_RECORDINGS {
+                self.forget();
+            }
+            self.recordings.insert(shape, None);
+            return Ok(());
+        }
+        let recording = match self.recordings.get_mut(&shape).and_then(Option::take) {
+            Some(recording) => recording,
+            None => self.record(shape)?,
+        };
+        let mut outcome = Ok(());
+        for piece in &recording {
+            outcome = self.run_piece(piece, source, |device, id: &RecordingId| device.replay(*id));
+            if outcome.is_err() {
+                break;
+            }
+        }
+        self.recordings.insert(shape, Some(recording));
+        outcome
+    }
+
+    fn record(&mut self, shape: Shape) -> Result<Recording> {
+        let mut recording = vec![];
+        for piece in self.lower(shape) {
+            recording.push(match piece {
+                Piece::Run(list) => Piece::Run(self.device_mut().record(list)?),
+                Piece::Experts { set, ids, pairs, body } => {
+                    Piece::Experts { set, ids, pairs, body: self.device_mut().record(body)? }
+                }
+            });
+        }
+        Ok(recording)
+    }
+
+    fn run_piece<D>(
+        &mut self,
+        piece: &Piece<D>,
+        source: &mut dyn ExpertSource,
+        run: impl Fn(&mut dyn Device, &D) -> Result<()>,
+    ) -> Result<()> {
+        match piece {
+            Piece::Run(list) => run(self.device_mut(), list),
+            Piece::Experts { set, ids, pairs, body } => {
+                let chosen = self.chosen(*ids, *pairs)?;
+                self.run_experts(*set, &chosen, source, |device| run(device, body))
+            }
+        }
+    }
+
+    /// The distinct ids of a routing, ascending.
+    fn chosen(&mut self, ids: Slice, pairs: usize) -> Result<Vec<u32>> {
+        let mut bytes = vec![0; pairs * 4];
+        self.device_mut().download(ids, &mut bytes)?;
+        let mut ids: Vec<u32> = bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    /// Runs `body` for all of `chosen`, as many at a time as there are slots.
+    fn run_experts(
+        &mut self,
+        set: ExpertSetId,
+        chosen: &[u32],
+        source: &mut dyn ExpertSource,
+        body: impl Fn(&mut dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        source.announce(set, chosen)?;
+        for (pass, ids) in chosen.chunks(self.experts.room(set)).enumerate() {
+            if pass > 0 {
+                device.synchronize()?;
+            }
+            self.experts.load(device, set, ids, source)?;
+            self.experts.publish(device, set, |id| ids.binary_search(&id).is_ok())?;
+            body(device)?;
+        }
+        Ok(())
+    }
+}
+
+fn all<const N: usize>(
+    sizes: [usize; N],
+    alloc: &mut impl FnMut(usize) -> Result<BufferId>,
+) -> Result<[BufferId; N]> {
+    let mut buffers = [BufferId(0); N];
+    for (buffer, bytes) in buffers.iter_mut().zip(sizes) {
+        *buffer = alloc(bytes)?;
+    }
+    Ok(buffers)
+}
+
+impl Executable for GpuExecutable {
+    fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.experts.load_all(device, experts)?;
+        let shape = Shape::of(batch);
+        self.set_inputs(batch, shape)?;
+        self.run_pieces(shape, experts)?;
+        let mut bytes = vec![0; shape.outputs * self.graph.vocab_size() * 4];
+        let from = self.logits.0;
+        self.device_mut().download(from.into(), &mut bytes)?;
+        logits.clear();
+        logits.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
+        Ok(())
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
+        if on {
+            self.device_mut().start_profile();
+        } else {
+            // What was measured is not wanted, nor is an error of it.
+            let _ = self.device_mut().take_profile();
+        }
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        if !self.profiling {
+            return None;
+        }
+        let kernels = self.device_mut().take_profile().ok()?;
+        self.device_mut().start_profile();
+        let mut profile = Profile::default();
+        for kernel in kernels {
+            profile.add_all(&kernel.kernel, kernel.runs, kernel.time, Work::default());
+        }
+        Some(profile)
+    }
+
+    fn reserve_pages(&mut self, pages: usize) -> Result<()> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.state.reserve_pages(device, pages)? {
+            self.forget();
+        }
+        Ok(())
+    }
+
+    fn reserve_slots(&mut self, slots: usize) -> Result<()> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.state.reserve_slots(device, slots)? {
+            self.forget();
+        }
+        Ok(())
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.state.page_bytes()
+    }
+
+    fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()> {
+        self.state.read_page(&mut **self.device(), page, out)
+    }
+
+    fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<()> {
+        self.state.write_page(&mut **self.device(), page, bytes)
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.state.slot_bytes()
+    }
+
+    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) -> Result<()> {
+        self.state.read_slot(&mut **self.device(), slot, out)
+    }
+
+    fn write_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<()> {
+        self.state.write_slot(&mut **self.device(), slot, bytes)
+    }
+}

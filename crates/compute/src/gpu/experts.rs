@@ -1,0 +1,308 @@
+//! Routed experts in device memory: slots of one buffer, and a table that tells kernels where an expert's slot is.
+//!
+//! If all experts fit, each has a slot for good and is loaded before the first batch. Otherwise the least recently used
+//! one that is not needed gives way. Slots come in size classes, because layers may store experts in different encodings.
+
+use super::device::{BufferId, Device, Slice, Words};
+use super::weights::{ALIGNMENT, Format, placed, plane_bytes};
+use crate::backend::{ExpertSource, ExpertView};
+use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec};
+use crate::{Error, Result, TensorView};
+
+/// Table entry of an expert that has no slot.
+const ABSENT: u32 = u32::MAX;
+
+/// `Part` of `kernels/moe.h`: where one of an expert's matrices lies in its slot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) matrix: MatrixSpec,
+    format: Format,
+    offsets: [usize; 3],
+}
+
+impl Words for Part {
+    fn append(&self, out: &mut Vec<u8>) {
+        self.format.append(out);
+        self.offsets.append(out);
+        self.matrix.rows.append(out);
+    }
+}
+
+impl Part {
+    fn new(matrix: MatrixSpec, start: usize) -> Result<(Self, usize)> {
+        let (bytes, offsets) = placed(matrix)?;
+        let offsets = offsets.map(|offset| start + offset);
+        Ok((Self { matrix, format: Format::new(matrix)?, offsets }, start + bytes))
+    }
+}
+
+/// Experts of one layer.
+#[derive(Debug)]
+struct Set {
+    /// gate, up, down.
+    parts: [Part; 3],
+    class: usize,
+    /// Where its part of the table begins, in entries.
+    table: usize,
+    /// Slot of each expert within the class.
+    slots: Vec<Option<usize>>,
+}
+
+/// Slots of one size.
+#[derive(Debug)]
+struct Class {
+    slot_bytes: usize,
+    /// Bytes from the start of the buffer.
+    start: usize,
+    /// What each slot holds, and when that was used last.
+    slots: Vec<(Option<(ExpertSetId, u32)>, u64)>,
+}
+
+/// All routed experts of a graph.
+#[derive(Debug)]
+pub(crate) struct DeviceExperts {
+    slots: BufferId,
+    table: BufferId,
+    sets: Vec<Set>,
+    classes: Vec<Class>,
+    clock: u64,
+    /// Whether every expert has a slot for good.
+    resident: bool,
+    loaded: bool,
+}
+
+/// How many experts a device may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Room {
+    /// As many as `budget` bytes hold, at least `minimum`.
+    Bytes {
+        /// Bytes for slots.
+        budget: u64,
+        /// Experts that a token needs.
+        minimum: usize,
+    },
+    /// This many, all slots of the largest size.
+    Slots(usize),
+}
+
+/// Bytes and number of slots by class, ascending, and the class of each set.
+struct SlotPlan {
+    classes: Vec<(usize, usize)>,
+    class_of: Vec<usize>,
+    resident: bool,
+}
+
+/// Layout of each set: its parts and the bytes of a slot.
+fn layouts(graph: &Graph) -> Result<Vec<([Part; 3], usize)>> {
+    let layout = |set: &ExpertSet| {
+        let (gate, end) = Part::new(set.gate, 0)?;
+        let (up, end) = Part::new(set.up, end)?;
+        let (down, end) = Part::new(set.down, end)?;
+        Ok(([gate, up, down], end))
+    };
+    graph.expert_sets().iter().map(layout).collect()
+}
+
+impl SlotPlan {
+    /// Slots for `budget` bytes, at least `minimum` in every class, or in one class of the largest size.
+    fn new(sizes: &[usize], experts: &[usize], budget: u64, minimum: usize) -> Option<Self> {
+        let mut distinct: Vec<usize> = sizes.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let class_of: Vec<usize> =
+            sizes.iter().map(|s| distinct.iter().position(|d| d == s).expect("a size of the list")).collect();
+        let mut counts = vec![0; distinct.len()];
+        class_of.iter().zip(experts).for_each(|(class, n)| counts[*class] += n);
+        let total: u64 = distinct.iter().zip(&counts).map(|(s, n)| *s as u64 * *n as u64).sum();
+        if total <= budget {
+            let classes = distinct.into_iter().zip(counts).collect();
+            return Some(Self { classes, class_of, resident: true });
+        }
+        let share = |n: &usize| (u128::from(budget) * *n as u128 / u128::from(total)) as usize;
+        let split: Vec<usize> = counts.iter().map(share).collect();
+        if split.iter().zip(&counts).all(|(slots, n)| *slots >= minimum.min(*n)) {
+            let classes = distinct.into_iter().zip(split).collect();
+            return Some(Self { classes, class_of, resident: false });
+        }
+        let largest = distinct.last().copied()?;
+        let slots = (budget / largest as u64) as usize;
+        let all: usize = counts.iter().sum();
+        (slots >= minimum.min(all)).then(|| Self {
+            classes: vec![(largest, slots.min(all))],
+            class_of: vec![0; sizes.len()],
+            resident: false,
+        })
+    }
+}
+
+impl DeviceExperts {
+    /// Slots for the experts of `graph`.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMemory`] if there is not enough.
+    pub(crate) fn new(device: &mut dyn Device, graph: &Graph, room: Room) -> Result<Self> {
+        let layouts = layouts(graph)?;
+        let sizes: Vec<usize> = layouts.iter().map(|(_, bytes)| *bytes).collect();
+        let experts: Vec<usize> = graph.expert_sets().iter().map(|set| set.experts).collect();
+        let largest = sizes.iter().copied().max().unwrap_or(0);
+        let plan = match room {
+            Room::Bytes { budget, minimum } => {
+                SlotPlan::new(&sizes, &experts, budget, minimum).ok_or_else(|| Error::DeviceMemory {
+                    device: device.info().name,
+                    wanted: (largest * minimum) as u64,
+                    free: budget,
+                })?
+            }
+            Room::Slots(slots) => SlotPlan {
+                classes: vec![(largest, slots.max(1))],
+                class_of: vec![0; sizes.len()],
+                resident: slots >= experts.iter().sum(),
+            },
+        };
+        let mut end = 0;
+        let mut class = |(slot_bytes, slots): (usize, usize)| {
+            let start = end;
+            end += slot_bytes * slots;
+            Class { slot_bytes, start, slots: vec![(None, 0); slots] }
+        };
+        let classes: Vec<Class> = plan.classes.into_iter().map(&mut class).collect();
+        let mut entries = 0;
+        let mut sets = vec![];
+        for (((parts, _), class), experts) in layouts.into_iter().zip(plan.class_of).zip(experts) {
+            sets.push(Set { parts, class, table: entries, slots: vec![None; experts] });
+            entries += experts;
+        }
+        let slots = device.alloc(end.max(ALIGNMENT))?;
+        let table = device.alloc((entries * 4).max(4))?;
+        device.upload(table.into(), &vec![0xff; entries * 4])?;
+        Ok(Self { slots, table, sets, classes, clock: 0, resident: plan.resident, loaded: false })
+    }
+
+    /// Whether every expert has a slot for good.
+    pub(crate) fn resident(&self) -> bool {
+        self.resident
+    }
+
+    /// The buffer of slots.
+    pub(crate) fn slots(&self) -> Slice {
+        self.slots.into()
+    }
+
+    /// The table of a set.
+    pub(crate) fn table(&self, set: ExpertSetId) -> Slice {
+        Slice { buffer: self.table, offset: self.sets[set.0].table * 4 }
+    }
+
+    /// gate, up and down of a set.
+    pub(crate) fn parts(&self, set: ExpertSetId) -> &[Part; 3] {
+        &self.sets[set.0].parts
+    }
+
+    /// Experts of a set that can be present at once.
+    pub(crate) fn room(&self, set: ExpertSetId) -> usize {
+        self.classes[self.sets[set.0].class].slots.len()
+    }
+
+    /// If all experts fit, loads those that are not there yet.
+    pub(crate) fn load_all(&mut self, device: &mut dyn Device, source: &mut dyn ExpertSource) -> Result<()> {
+        if !self.resident || self.loaded {
+            return Ok(());
+        }
+        for set in (0..self.sets.len()).map(ExpertSetId) {
+            let ids: Vec<u32> = (0..self.sets[set.0].slots.len() as u32).collect();
+            self.load(device, set, &ids, source)?;
+            self.publish(device, set, |_| true)?;
+        }
+        self.loaded = true;
+        Ok(())
+    }
+
+    /// Loads those of `ids` that have no slot; all of them are then present. No work that reads experts may be queued.
+    pub(crate) fn load(
+        &mut self,
+        device: &mut dyn Device,
+        set: ExpertSetId,
+        ids: &[u32],
+        source: &mut dyn ExpertSource,
+    ) -> Result<()> {
+        self.clock += 1;
+        let mut missing = vec![];
+        for id in ids {
+            match self.sets[set.0].slots[*id as usize] {
+                Some(slot) => self.classes[self.sets[set.0].class].slots[slot].1 = self.clock,
+                None => missing.push(*id),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut outcome = Ok(());
+        let visited = source.visit(set, &missing, &mut |views| {
+            for view in views {
+                if outcome.is_ok() {
+                    outcome = self.store(device, set, view);
+                }
+            }
+            if outcome.is_ok() {
+                outcome = device.finish_copies();
+            }
+        });
+        outcome.and(visited)
+    }
+
+    /// Gives an expert a slot and starts copying it there.
+    fn store(&mut self, device: &mut dyn Device, id: ExpertSetId, view: &ExpertView<'_>) -> Result<()> {
+        let class = &mut self.classes[self.sets[id.0].class];
+        let slots = class.slots.iter().enumerate();
+        let oldest =
+            slots.min_by_key(|(_, (content, used))| (content.is_some(), *used)).map(|(slot, _)| slot);
+        let slot = oldest.expect("a class has slots");
+        let start = class.start + slot * class.slot_bytes;
+        if let (Some((set, expert)), _) = std::mem::take(&mut class.slots[slot]) {
+            self.sets[set.0].slots[expert as usize] = None;
+        }
+        let parts = self.sets[id.0].parts;
+        for (part, matrix) in parts.iter().zip([&view.gate, &view.up, &view.down]) {
+            copy_part(device, Slice { buffer: self.slots, offset: start }, part, matrix)?;
+        }
+        let set = &mut self.sets[id.0];
+        set.slots[view.id as usize] = Some(slot);
+        self.classes[set.class].slots[slot] = (Some((id, view.id)), self.clock);
+        Ok(())
+    }
+
+    /// Writes a set's part of the table: the slots of those experts that `shown` says.
+    pub(crate) fn publish(
+        &self,
+        device: &mut dyn Device,
+        id: ExpertSetId,
+        shown: impl Fn(u32) -> bool,
+    ) -> Result<()> {
+        let set = &self.sets[id.0];
+        let class = &self.classes[set.class];
+        let mut table = vec![];
+        for (expert, slot) in set.slots.iter().enumerate() {
+            let address = |slot: usize| (class.start + slot * class.slot_bytes) / ALIGNMENT;
+            match slot.filter(|_| shown(expert as u32)) {
+                Some(slot) => address(slot).append(&mut table),
+                None => ABSENT.append(&mut table),
+            }
+        }
+        device.upload(self.table(id), &table)
+    }
+}
+
+fn copy_part(device: &mut dyn Device, slot: Slice, part: &Part, view: &TensorView<'_>) -> Result<()> {
+    for plane in 0..view.dtype().planes() {
+        let mut rows = vec![];
+        let to = slot.at(part.offsets[plane]);
+        let bytes = plane_bytes(view, plane, &mut rows)?;
+        // Rows that were gathered here do not outlive this call.
+        if bytes.as_ptr() == view.plane(plane).as_ptr() {
+            device.copy_in(to, bytes)?;
+        } else {
+            device.upload(to, bytes)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! What changes from batch to batch, as kernels read it: one upload a batch.
+
+use super::device::Words;
+use crate::backend::{Batch, PAGE_TOKENS};
+use crate::graph::Rope;
+
+/// Counts that a list of dispatches is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) sequences: usize,
+    pub(crate) outputs: usize,
+    /// Parts that each row's keys are divided into.
+    pub(crate) splits: usize,
+}
+
+/// Rows up to which products are made row by row; more are multiplied in tiles.
+pub(crate) const FEW_ROWS: usize = 8;
+/// Keys in each of the parts that attention of few rows is divided into, and the most parts.
+const SPLIT_KEYS: usize = 128;
+pub(crate) const MOST_SPLITS: usize = 64;
+
+impl Shape {
+    pub(crate) fn of(batch: &Batch<'_>) -> Self {
+        let rows = batch.tokens.len();
+        let longest = batch.spans.iter().map(|s| s.start + s.rows.len()).max().unwrap_or(0);
+        let splits = if rows > FEW_ROWS {
+            1
+        } else {
+            longest.div_ceil(SPLIT_KEYS).next_power_of_two().clamp(2, MOST_SPLITS)
+        };
+        Self { rows, sequences: batch.spans.len(), outputs: batch.outputs.len(), splits }
+    }
+}
+
+/// Where the parts of the upload begin.
+#[derive(Debug, Clone)]
+pub(crate) struct InputLayout {
+    /// (rows), u32.
+    pub(crate) tokens: usize,
+    /// (rows, 2), u32: position, index of the sequence's first page.
+    pub(crate) places: usize,
+    /// (rows), u32: sequence.
+    pub(crate) owners: usize,
+    /// (outputs), u32.
+    pub(crate) outputs: usize,
+    /// (sequences, 5), u32: first row, rows, start, slot read, slot written.
+    pub(crate) sequences: usize,
+    /// Of each rotation (rows, pairs, 2), f32: cosine, sine.
+    pub(crate) angles: Vec<usize>,
+    pub(crate) bytes: usize,
+}
+
+impl InputLayout {
+    pub(crate) fn new(shape: &Shape, ropes: &[Rope]) -> Self {
+        let mut end = 0;
+        let mut part = |words: usize| {
+            let start = end;
+            end += (words * 4).next_multiple_of(16);
+            start
+        };
+        Self {
+            tokens: part(shape.rows),
+            places: part(2 * shape.rows),
+            owners: part(shape.rows),
+            outputs: part(shape.outputs),
+            sequences: part(5 * shape.sequences),
+            angles: ropes.iter().map(|rope| part(2 * rope.inv_freq.len() * shape.rows)).collect(),
+            bytes: end,
+        }
+    }
+
+    /// The most bytes that batches of up to `rows` rows need.
+    pub(crate) fn most_bytes(rows: usize, ropes: &[Rope]) -> usize {
+        Self::new(&Shape { rows, sequences: rows, outputs: rows, splits: 1 }, ropes).bytes
+    }
+
+    /// The upload for `batch`.
+    pub(crate) fn pack(&self, batch: &Batch<'_>, ropes: &[Rope]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.bytes);
+        let pad = |out: &mut Vec<u8>| out.resize(out.len().next_multiple_of(16), 0);
+        batch.tokens.iter().for_each(|token| token.append(&mut out));
+        pad(&mut out);
+        let mut first_page = 0;
+        for span in batch.spans {
+            for i in 0..span.rows.len() {
+                [span.start + i, first_page].append(&mut out);
+            }
+            first_page += span.pages.len();
+        }
+        pad(&mut out);
+        for (index, span) in batch.spans.iter().enumerate() {
+            span.rows.clone().for_each(|_| index.append(&mut out));
+        }
+        pad(&mut out);
+        batch.outputs.iter().for_each(|row| row.append(&mut out));
+        pad(&mut out);
+        for span in batch.spans {
+            [span.rows.start, span.rows.len(), span.start].append(&mut out);
+            [span.slots.read, span.slots.write].append(&mut out);
+        }
+        pad(&mut out);
+        for rope in ropes {
+            for position in batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()) {
+                for freq in &rope.inv_freq {
+                    let (sine, cosine) = (position as f32 * freq).sin_cos();
+                    [cosine * rope.magnitude, sine * rope.magnitude].append(&mut out);
+                }
+            }
+            pad(&mut out);
+        }
+        debug_assert_eq!(out.len(), self.bytes);
+        out
+    }
+}
+
+/// Page numbers of all sequences, one after the other.
+pub(crate) fn page_numbers(batch: &Batch<'_>) -> Vec<u8> {
+    let mut out = vec![];
+    for span in batch.spans {
+        let needed = (span.start + span.rows.len()).div_ceil(PAGE_TOKENS);
+        debug_assert!(span.pages.len() >= needed, "pages cover the batch");
+        span.pages.iter().for_each(|page| page.append(&mut out));
+    }
+    out
+}

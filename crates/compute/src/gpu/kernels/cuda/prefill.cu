@@ -1,0 +1,90 @@
+// What surrounds products on tensor cores.
+#include "tensor_core.h"
+
+struct ToF16Constants {
+    u32 rows, cols;
+};
+
+// x (rows, cols) f32 → out, f16, each row times a power of two that brings its largest value to 2^14..2^15;
+// scale (rows) gets the inverse. A row that is not finite stays so. One warp a row, cols a multiple of 4.
+extern "C" __global__ void __launch_bounds__(256)
+    to_f16(const float* x, u16* out, float* scale, const __grid_constant__ ToF16Constants c) {
+    const u32 row = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x & 31;
+    if (row >= c.rows) return;
+    const float4* from = (const float4*)(x + (u64)row * c.cols);
+    float largest = 0.0f;
+    for (u32 i = lane; i < c.cols / 4; i += 32) {
+        const float4 v = from[i];
+        largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+    }
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
+    // 2^(exponent − 14) and its inverse from the exponent's bits; none for rows of zeros, subnormals and infinities.
+    const u32 exponent = __float_as_uint(largest) >> 23;
+    const bool plain = exponent > 20 && exponent < 250;
+    const float up = plain ? __uint_as_float((268 - exponent) << 23) : 1.0f;
+    if (lane == 0) scale[row] = plain ? __uint_as_float((exponent - 14) << 23) : 1.0f;
+    uint2* to = (uint2*)(out + (u64)row * c.cols);
+    for (u32 i = lane; i < c.cols / 4; i += 32) {
+        const float4 v = from[i];
+        to[i] = make_uint2(h2_of(v.x * up, v.y * up), h2_of(v.z * up, v.w * up));
+    }
+}
+
+// Pairs of one expert: those of the list from `first` on.
+struct Tile {
+    u32 expert, first, count, unused;
+};
+
+struct SortConstants {
+    u32 pairs, experts;
+    // Entries of `tiles`; those that are not needed get count 0.
+    u32 tiles;
+    // Most pairs of a tile.
+    u32 tokens;
+};
+
+const u32 ABSENT = 0xffffffffu;
+
+// Sorts pairs by expert, ids (pairs) → list, without those of absent experts, and cuts each expert's into tiles of
+// about equal size. In what order an expert's pairs come is left open: no result depends on it. One block of 1024
+// threads; experts ≤ 1024.
+extern "C" __global__ void __launch_bounds__(1024)
+    tensor_sort(const u32* table, const u32* ids, u32* list, Tile* tiles, const __grid_constant__ SortConstants c) {
+    __shared__ u32 counts[1024], next[1024], warp_pairs[32], warp_tiles[32];
+    const u32 expert = threadIdx.x, lane = expert & 31, warp = expert >> 5;
+    counts[expert] = 0;
+    __syncthreads();
+    for (u32 p = threadIdx.x; p < c.pairs; p += 1024) atomicAdd(&counts[ids[p]], 1);
+    __syncthreads();
+    const u32 count = expert < c.experts && table[expert] != ABSENT ? counts[expert] : 0;
+    const u32 parts = (count + c.tokens - 1) / c.tokens;
+    u32 pairs_end = count, tiles_end = parts;
+#pragma unroll
+    for (u32 d = 1; d < 32; d *= 2) {
+        const u32 more_pairs = __shfl_up_sync(0xffffffffu, pairs_end, d);
+        const u32 more_tiles = __shfl_up_sync(0xffffffffu, tiles_end, d);
+        if (lane >= d) pairs_end += more_pairs, tiles_end += more_tiles;
+    }
+    if (lane == 31) warp_pairs[warp] = pairs_end, warp_tiles[warp] = tiles_end;
+    __syncthreads();
+    u32 all_tiles = 0;
+    for (u32 i = 0; i < 32; i++) {
+        if (i < warp) pairs_end += warp_pairs[i], tiles_end += warp_tiles[i];
+        all_tiles += warp_tiles[i];
+    }
+    const u32 first = pairs_end - count, at = tiles_end - parts;
+    next[expert] = count == 0 ? ABSENT : first;
+    for (u32 i = 0; i < parts && at + i < c.tiles; i++) {
+        // Shares in whole groups of 16, which is what a product takes at once.
+        const u32 groups = (count + 15) / 16;
+        const u32 from = min(groups * i / parts * 16, count), to = min(groups * (i + 1) / parts * 16, count);
+        tiles[at + i] = {expert, first + from, to - from, 0};
+    }
+    for (u32 i = all_tiles + threadIdx.x; i < c.tiles; i += 1024) tiles[i] = {0, 0, 0, 0};
+    __syncthreads();
+    for (u32 p = threadIdx.x; p < c.pairs; p += 1024) {
+        const u32 e = ids[p];
+        if (next[e] != ABSENT) list[atomicAdd(&next[e], 1)] = p;
+    }
+}

@@ -1,0 +1,433 @@
+// Weights of every encoding as half floats, 32 columns a thread, for products on tensor cores.
+//
+// A tile's step is 64 columns. Two threads share a row of it; a `Columns` holds what one of them unpacks: two runs of
+// 16 columns. Encodings whose low and high nibbles are 32 columns apart take columns 16h.. and 32 + 16h.. (`SPLIT`),
+// the others 32h..32h + 32. Integer parts are exact; scales are rounded to f16 and products once more:
+// a relative error of 2^-11, which is that of the activations.
+#pragma once
+#include "tensor_core.h"
+
+// 16 bytes from any address, by words: nothing outside the words that hold them is read.
+template <int words>
+DEVICE void load_unaligned(u32 (&to)[words], const u8* from) {
+    u32 shift = ((u32)(u64)from & 3) * 8;
+    const u32* aligned = (const u32*)(from - shift / 8);
+    u32 low = __ldg(aligned);
+#pragma unroll
+    for (int i = 0; i < words; i++) {
+        u32 high = (shift != 0 || i + 1 < words) ? __ldg(aligned + i + 1) : 0;
+        to[i] = __funnelshift_r(low, high, shift);
+        low = high;
+    }
+}
+DEVICE u32 load_u16(const u8* p) { return __ldg((const u16*)p); }
+DEVICE void load_16(u32 (&to)[4], const u8* from) {
+    uint4 v = __ldg((const uint4*)from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+const u32 H1024 = 0x64006400;
+
+// Bytes 0 and 1, or 2 and 3, of `w` in the low bytes of two 16-bit lanes.
+DEVICE u32 bytes_01(u32 w) { return __byte_perm(w, 0, 0x4140); }
+DEVICE u32 bytes_23(u32 w) { return __byte_perm(w, 0, 0x4342); }
+// 1024 + n for each low nibble n of two lanes; 1024 + 16n for each high one.
+DEVICE u32 low_nibbles(u32 lanes) { return (lanes & 0x000f000f) | H1024; }
+DEVICE u32 high_nibbles(u32 lanes) { return (lanes & 0x00f000f0) | H1024; }
+
+// 32 columns of a row as f16 pairs, in order within each run of 16.
+struct Columns {
+    u32 a[8], b[8];
+};
+
+// Where a row of a matrix is: its bytes in each plane.
+struct RowAddress {
+    const u8* plane[3];
+};
+
+// 6-bit scales and minima of Q4_K and Q5_K: 12 bytes, ggml's get_scale_min layout.
+DEVICE void k_scale(const u32 (&header)[4], u32 j, float& scale, float& min) {
+    u32 low = j & 3;
+    u32 s = header[1] >> (8 * low), m = header[2] >> (8 * low), h = header[3] >> (8 * low);
+    u32 sc, mn;
+    if (j < 4) {
+        sc = s & 63, mn = m & 63;
+    } else {
+        sc = (h & 15) | ((s >> 2) & 0x30);
+        mn = ((h >> 4) & 15) | ((m >> 2) & 0x30);
+    }
+    scale = f32_of_f16(header[0]) * (float)sc;
+    min = f32_of_f16(header[0] >> 16) * (float)mn;
+}
+
+#define Q4_0 1
+#define Q5_0 2
+#define Q8_0 3
+#define Q4_K 4
+#define Q5_K 5
+#define Q6_K 6
+#define MXFP4 7
+#define MXFP4_PLANES 8
+#define F16 9
+#define BF16 10
+#define AFFINE4 11
+#define AFFINE8 12
+#define FP8 13
+
+template <int dtype>
+struct Encoding;
+
+struct KRaw {
+    u32 header[4], qs[4];
+};
+
+template <>
+struct Encoding<Q4_K> {
+    static const bool SPLIT = true;
+    typedef KRaw Raw;
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 256) * 144;
+        load_16(raw.header, block);
+        load_16(raw.qs, block + 16 + (k % 256) / 2 + 16 * h);
+    }
+    static DEVICE void unpack(const Raw& raw, u32 k, u32, Columns& out) {
+        u32 j = (k % 256) / 32;
+        float s0, m0, s1, m1;
+        k_scale(raw.header, j, s0, m0);
+        k_scale(raw.header, j + 1, s1, m1);
+        u32 a_scale = h2_splat(s0), a_min = h2_splat(-m0), b_scale = h2_splat(s1), b_min = h2_splat(-m1);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 lanes = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
+            u32 low = h2_sub(low_nibbles(lanes), H1024);
+            u32 high = h2_fma(high_nibbles(lanes), 0x2c002c00 /* 1/16 */, 0xd400d400 /* -64 */);
+            out.a[i] = h2_fma(low, a_scale, a_min);
+            out.b[i] = h2_fma(high, b_scale, b_min);
+        }
+    }
+};
+
+template <>
+struct Encoding<Q5_K> {
+    static const bool SPLIT = true;
+    struct Raw {
+        u32 header[4], qs[4], qh[4];
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 256) * 176;
+        load_16(raw.header, block);
+        load_16(raw.qh, block + 16 + 16 * h);
+        load_16(raw.qs, block + 48 + (k % 256) / 2 + 16 * h);
+    }
+    static DEVICE void unpack(const Raw& raw, u32 k, u32, Columns& out) {
+        u32 j = (k % 256) / 32;
+        float s0, m0, s1, m1;
+        k_scale(raw.header, j, s0, m0);
+        k_scale(raw.header, j + 1, s1, m1);
+        u32 a_scale = h2_splat(s0), a_min = h2_splat(-m0), b_scale = h2_splat(s1), b_min = h2_splat(-m1);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 lanes = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
+            u32 bits = (i & 1 ? bytes_23(raw.qh[i / 2]) : bytes_01(raw.qh[i / 2])) >> j;
+            u32 low = (lanes & 0x000f000f) | ((bits & 0x00010001) << 4) | H1024;
+            u32 high = ((lanes >> 4) & 0x000f000f) | ((bits & 0x00020002) << 3) | H1024;
+            out.a[i] = h2_fma(h2_sub(low, H1024), a_scale, a_min);
+            out.b[i] = h2_fma(h2_sub(high, H1024), b_scale, b_min);
+        }
+    }
+};
+
+template <>
+struct Encoding<Q6_K> {
+    static const bool SPLIT = true;
+    struct Raw {
+        u32 a[4], b[4], qh[4], scales, d;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 256) * 210;
+        u32 half = (k % 256) / 128, quarter = (k / 64) % 2;
+        load_unaligned(raw.a, block + 64 * half + 16 * h);
+        load_unaligned(raw.b, block + 64 * half + 32 + 16 * h);
+        load_unaligned(raw.qh, block + 128 + 32 * half + 16 * h);
+        const u8* scales = block + 192 + 8 * half + 4 * quarter + h;
+        raw.scales = (u32)__ldg(scales) | (u32)__ldg(scales + 2) << 8;
+        raw.d = load_u16(block + 208);
+    }
+    static DEVICE void unpack(const Raw& raw, u32 k, u32, Columns& out) {
+        u32 shift = 4 * ((k / 64) % 2);
+        float d = f32_of_f16(raw.d);
+        u32 a_scale = h2_splat(d * (float)(signed char)(raw.scales & 255));
+        u32 b_scale = h2_splat(d * (float)(signed char)(raw.scales >> 8));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 a = (i & 1 ? bytes_23(raw.a[i / 2]) : bytes_01(raw.a[i / 2])) >> shift;
+            u32 b = (i & 1 ? bytes_23(raw.b[i / 2]) : bytes_01(raw.b[i / 2])) >> shift;
+            u32 bits = (i & 1 ? bytes_23(raw.qh[i / 2]) : bytes_01(raw.qh[i / 2])) >> shift;
+            a = (a & 0x000f000f) | ((bits & 0x00030003) << 4) | H1024;
+            b = (b & 0x000f000f) | ((bits & 0x000c000c) << 2) | H1024;
+            out.a[i] = h2_mul(h2_sub(a, 0x64206420 /* 1056 */), a_scale);
+            out.b[i] = h2_mul(h2_sub(b, 0x64206420), b_scale);
+        }
+    }
+};
+
+template <>
+struct Encoding<Q8_0> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[8], d;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 32 + h) * 34;
+        raw.d = load_u16(block);
+        load_unaligned(raw.qs, block + 2);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = h2_splat(f32_of_f16(raw.d));
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            u32 w = raw.qs[i / 2] ^ 0x80808080;
+            u32 q = (i & 1 ? bytes_23(w) : bytes_01(w)) | H1024;
+            u32 value = h2_mul(h2_sub(q, 0x64806480 /* 1152 */), scale);
+            if (i < 8) out.a[i] = value;
+            else out.b[i - 8] = value;
+        }
+    }
+};
+
+template <>
+struct Encoding<Q4_0> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[4], d;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 32 + h) * 18;
+        raw.d = load_u16(block);
+        load_unaligned(raw.qs, block + 2);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = h2_splat(f32_of_f16(raw.d));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 lanes = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
+            out.a[i] = h2_mul(h2_sub(low_nibbles(lanes), 0x64086408 /* 1032 */), scale);
+            out.b[i] = h2_mul(h2_fma(high_nibbles(lanes), 0x2c002c00, 0xd480d480 /* -72 */), scale);
+        }
+    }
+};
+
+template <>
+struct Encoding<Q5_0> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[4], qh[1], d;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 32 + h) * 22;
+        raw.d = load_u16(block);
+        load_unaligned(raw.qh, block + 2);
+        load_unaligned(raw.qs, block + 6);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = h2_splat(f32_of_f16(raw.d));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 lanes = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
+            u32 low = raw.qh[0] >> (2 * i), high = raw.qh[0] >> (16 + 2 * i);
+            u32 a = (lanes & 0x000f000f) | ((low & 1) << 4) | ((low & 2) << 19) | H1024;
+            u32 b = ((lanes >> 4) & 0x000f000f) | ((high & 1) << 4) | ((high & 2) << 19) | H1024;
+            out.a[i] = h2_mul(h2_sub(a, 0x64106410 /* 1040 */), scale);
+            out.b[i] = h2_mul(h2_sub(b, 0x64106410), scale);
+        }
+    }
+};
+
+// Two E2M1 values from bits 0..4 and 16..20: their bits are those of an f16 that is 2^14 times too small.
+DEVICE u32 e2m1(u32 lanes) { return h2_mul(((lanes & 0x00080008) << 12) | ((lanes & 0x00070007) << 9), 0x74007400); }
+DEVICE u32 e8m0(u32 e) { return h2_splat(__uint_as_float(e << 23)); }
+
+template <>
+struct Encoding<MXFP4> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[4], e;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 32 + h) * 17;
+        raw.e = __ldg(block);
+        load_unaligned(raw.qs, block + 1);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = e8m0(raw.e);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 lanes = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
+            out.a[i] = h2_mul(e2m1(lanes), scale);
+            out.b[i] = h2_mul(e2m1(lanes >> 4), scale);
+        }
+    }
+};
+
+// Nibbles 0..8 of a word in order: pairs (0, 1), (2, 3), (4, 5), (6, 7) in lanes, each nibble in bits 0..4.
+DEVICE void ordered_nibbles(u32 w, u32 (&lanes)[4]) {
+    u32 n04 = w & 0x000f000f, n15 = (w >> 4) & 0x000f000f;
+    u32 n26 = (w >> 8) & 0x000f000f, n37 = (w >> 12) & 0x000f000f;
+    lanes[0] = __byte_perm(n04, n15, 0x5410);
+    lanes[1] = __byte_perm(n26, n37, 0x5410);
+    lanes[2] = __byte_perm(n04, n15, 0x7632);
+    lanes[3] = __byte_perm(n26, n37, 0x7632);
+}
+
+template <>
+struct Encoding<MXFP4_PLANES> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[4], e;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        raw.e = __ldg(row.plane[1] + k / 32 + h);
+        load_unaligned(raw.qs, row.plane[0] + k / 2 + 16 * h);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = e8m0(raw.e);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 lanes[4];
+            ordered_nibbles(raw.qs[i], lanes);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 value = h2_mul(e2m1(lanes[j]), scale);
+                if (i < 2) out.a[4 * i + j] = value;
+                else out.b[4 * i + j - 8] = value;
+            }
+        }
+    }
+};
+
+struct FloatRaw {
+    u32 words[16];
+};
+
+template <>
+struct Encoding<F16> {
+    static const bool SPLIT = false;
+    typedef FloatRaw Raw;
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        load_unaligned(raw.words, row.plane[0] + 2 * (k + 32 * h));
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            out.a[i] = raw.words[i];
+            out.b[i] = raw.words[8 + i];
+        }
+    }
+};
+
+// Magnitudes under 2^-14 lose bits; above 65504 they would become infinite.
+template <>
+struct Encoding<BF16> {
+    static const bool SPLIT = false;
+    typedef FloatRaw Raw;
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        load_unaligned(raw.words, row.plane[0] + 2 * (k + 32 * h));
+    }
+    static DEVICE u32 half_pair(u32 w) { return h2_of(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000)); }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            out.a[i] = half_pair(raw.words[i]);
+            out.b[i] = half_pair(raw.words[8 + i]);
+        }
+    }
+};
+
+// `kind` is that of `Format` in `../weights.h`: bits 8..16 the columns of a group, bit 24 whether scales are bfloat16.
+struct AffineScale {
+    float scale, bias;
+};
+DEVICE AffineScale affine_scale(const RowAddress& row, u32 column, u32 kind) {
+    u32 group = column / (kind >> 8 & 255);
+    u32 scale = load_u16(row.plane[1] + 2 * group), bias = load_u16(row.plane[2] + 2 * group);
+    bool bf16 = kind >> 24 & 1;
+    return {bf16 ? f32_of_bf16(scale) : f32_of_f16(scale), bf16 ? f32_of_bf16(bias) : f32_of_f16(bias)};
+}
+
+template <>
+struct Encoding<AFFINE4> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[4];
+        AffineScale s;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
+        load_unaligned(raw.qs, row.plane[0] + k / 2 + 16 * h);
+        raw.s = affine_scale(row, k + 32 * h, kind);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = h2_splat(raw.s.scale), bias = h2_splat(raw.s.bias);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 lanes[4];
+            ordered_nibbles(raw.qs[i], lanes);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 value = h2_fma(h2_sub(lanes[j] | H1024, H1024), scale, bias);
+                if (i < 2) out.a[4 * i + j] = value;
+                else out.b[4 * i + j - 8] = value;
+            }
+        }
+    }
+};
+
+template <>
+struct Encoding<AFFINE8> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[8];
+        AffineScale s;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
+        load_unaligned(raw.qs, row.plane[0] + k + 32 * h);
+        raw.s = affine_scale(row, k + 32 * h, kind);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = h2_splat(raw.s.scale), bias = h2_splat(raw.s.bias);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            u32 q = (i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2])) | H1024;
+            u32 value = h2_fma(h2_sub(q, H1024), scale, bias);
+            if (i < 8) out.a[i] = value;
+            else out.b[i - 8] = value;
+        }
+    }
+};
+
+// plane[1] is the row of scales for the row's block of 128 rows.
+template <>
+struct Encoding<FP8> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[8];
+        float scale;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
+        u32 block = (k + 32 * h) / 128;
+        load_unaligned(raw.qs, row.plane[0] + k + 32 * h);
+        raw.scale = kind >> 24 & 1 ? f32_of_bf16(load_u16(row.plane[1] + 2 * block))
+                                      : __ldg((const float*)row.plane[1] + block);
+    }
+    // e4m3 bits are those of an f16 that is 2^8 times too small; NaN (all ones) becomes 480.
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = h2_splat(raw.scale);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            u32 q = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
+            u32 value = ((q & 0x00800080) << 8) | ((q & 0x007f007f) << 7);
+            value = h2_mul(h2_mul(value, 0x5c005c00 /* 256 */), scale);
+            if (i < 8) out.a[i] = value;
+            else out.b[i - 8] = value;
+        }
+    }
+};

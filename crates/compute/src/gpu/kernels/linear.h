@@ -1,0 +1,102 @@
+// Products with one weight matrix, and rows of a table.
+#include "weights.h"
+
+struct EmbedConstants {
+    Format table;
+};
+
+// Rows of the table (vocab_size, cols) by token → out (rows, cols). A group copies one row.
+KERNEL(embed, EmbedConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
+       (const uint, tokens), (float, out)) {
+    const uint r = ctx.group_x();
+    const Row row = row_of(plane0, plane1, plane2, c.table, tokens[r]);
+    for (uint i = ctx.thread(); 8 * i < c.table.cols; i += ctx.threads()) {
+        const Float8 w = load8<ANY>(c.table, row, i);
+        for (uint j = 0; j < 8 && 8 * i + j < c.table.cols; ++j) out[(ulong)r * c.table.cols + 8 * i + j] = w.v[j];
+    }
+}
+
+struct LinearConstants {
+    Format weight;
+    // Output features.
+    uint rows;
+    // Rows of activations.
+    uint tokens;
+    // Whether `bias` and `residual` are added.
+    uint has_bias, has_residual;
+};
+
+// x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows), for few tokens: a warp makes one output of one
+// token. Grid: (rows / warps of a group, tokens).
+template <uint D> DEVICE void matvec(CTX, const LinearConstants c, const Row weight, GPTR(const float) x,
+                                     GPTR(const float) bias, GPTR(const float) residual, GPTR(float) out) {
+    const uint row = ctx.group_x() * ctx.warps() + ctx.warp(), token = ctx.group_y();
+    if (row >= c.rows) return;
+    const Row w = row_of(weight.plane0, weight.plane1, weight.plane2, c.weight, row);
+    float sum = lane_sum(ctx, lane_dot<D>(ctx, c.weight, w, x + (ulong)token * c.weight.cols));
+    if (ctx.lane() != 0) return;
+    if (c.has_bias) sum += bias[row];
+    const ulong at = (ulong)token * c.rows + row;
+    if (c.has_residual) sum += residual[at];
+    out[at] = sum;
+}
+
+#define MATVEC(name, D)                                                                                       \
+    KERNEL(matvec_##name, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2), \
+           (const float, x), (const float, bias), (const float, residual), (float, out)) {                    \
+        const Row weight = {plane0, plane1, plane2};                                                          \
+        matvec<D>(ctx, c, weight, x, bias, residual, out);                                                    \
+    }
+MATVEC(any, ANY)
+
+// The same for many tokens: a group of 256 threads makes a tile of 64 outputs of 64 tokens. Grid: (rows / 64,
+// tokens / 64).
+KERNEL(matmul_any, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
+       (const float, x), (const float, bias), (const float, residual), (float, out)) {
+    SHARED(float, tile_w, 32 * 65);
+    SHARED(float, tile_x, 32 * 65);
+    const uint row0 = ctx.group_x() * 64, token0 = ctx.group_y() * 64;
+    // A thread loads 8 columns of one row of each tile, and sums 4 × 4 outputs.
+    const uint load_row = ctx.thread() / 4, load_part = ctx.thread() % 4;
+    const uint my_row = ctx.thread() % 16, my_token = ctx.thread() / 16;
+    float sums[4][4];
+    for (uint a = 0; a < 4; ++a) for (uint b = 0; b < 4; ++b) sums[a][b] = 0.0f;
+    const bool has_row = row0 + load_row < c.rows, has_token = token0 + load_row < c.tokens;
+    const Row w = row_of(plane0, plane1, plane2, c.weight, has_row ? row0 + load_row : 0);
+    const GPTR(const float) from = x + (ulong)(has_token ? token0 + load_row : 0) * c.weight.cols;
+    for (uint col = 0; col < c.weight.cols; col += 32) {
+        const uint i = col / 8 + load_part;
+        Float8 wv, xv;
+        for (uint j = 0; j < 8; ++j) wv.v[j] = xv.v[j] = 0.0f;
+        if (8 * i < c.weight.cols) {
+            if (has_row) wv = load8<ANY>(c.weight, w, i);
+            if (has_token) xv = activations8(from, c.weight.cols, i);
+        }
+        for (uint j = 0; j < 8; ++j) {
+            tile_w[(8 * load_part + j) * 65 + load_row] = wv.v[j];
+            tile_x[(8 * load_part + j) * 65 + load_row] = xv.v[j];
+        }
+        barrier(ctx);
+        for (uint k = 0; k < 32; ++k) {
+            float ws[4], xs[4];
+            for (uint a = 0; a < 4; ++a) {
+                ws[a] = tile_w[k * 65 + my_row + 16 * a];
+                xs[a] = tile_x[k * 65 + my_token + 16 * a];
+            }
+            for (uint a = 0; a < 4; ++a) for (uint b = 0; b < 4; ++b) sums[a][b] += ws[a] * xs[b];
+        }
+        barrier(ctx);
+    }
+    for (uint a = 0; a < 4; ++a) {
+        const uint row = row0 + my_row + 16 * a;
+        for (uint b = 0; b < 4; ++b) {
+            const uint token = token0 + my_token + 16 * b;
+            if (row >= c.rows || token >= c.tokens) continue;
+            const ulong at = (ulong)token * c.rows + row;
+            float sum = sums[a][b];
+            if (c.has_bias) sum += bias[row];
+            if (c.has_residual) sum += residual[at];
+            out[at] = sum;
+        }
+    }
+}

@@ -1,0 +1,185 @@
+// What the bytes of every weight encoding mean. Layouts and their sources: `quant/`.
+#pragma once
+#include "dialect.h"
+
+// Codes of encodings, as in `gpu/weights.rs`. ANY is decided at run time, by the format.
+CONSTANT uint ANY = 0, F32 = 1, F16 = 2, BF16 = 3, Q4_0 = 4, Q5_0 = 5, Q8_0 = 6, Q2_K = 7, Q3_K = 8, Q4_K = 9,
+              Q5_K = 10, Q6_K = 11, MXFP4 = 12, MXFP4_PLANES = 13, AFFINE = 14, FP8 = 15;
+
+// A matrix (rows, cols) without its bytes.
+struct Format {
+    // Bits 0..8 the encoding; affine: 8..16 the group, 16..20 the bits; bit 24: scales are bfloat16 (else f16; f32 for
+    // FP8).
+    uint kind;
+    uint cols;
+    // Bytes from a row to the next in each plane.
+    uint strides[3];
+};
+
+// A row's bytes in each plane.
+struct Row {
+    GPTR(const uchar) plane0;
+    GPTR(const uchar) plane1;
+    GPTR(const uchar) plane2;
+};
+
+struct Float8 {
+    float v[8];
+};
+
+DEVICE Row row_of(GPTR(const uchar) plane0, GPTR(const uchar) plane1, GPTR(const uchar) plane2, const Format f,
+                  uint row) {
+    const uint scale_row = (f.kind & 255) == FP8 ? row / 128 : row;
+    Row r = {plane0 + (ulong)row * f.strides[0], plane1 + (ulong)scale_row * f.strides[1],
+             plane2 + (ulong)row * f.strides[2]};
+    return r;
+}
+
+DEVICE float half_at(GPTR(const uchar) p, uint offset) { return f16_to_f32((ushort)load_u16(p, offset)); }
+
+// The 16-bit float of a scale.
+DEVICE float scale_at(uint kind, GPTR(const uchar) p, uint offset) {
+    const uint bits = load_u16(p, offset);
+    return kind >> 24 & 1 ? bf16_to_f32(bits) : f16_to_f32((ushort)bits);
+}
+
+// Scale and minimum j of the twelve bytes s of Q4_K and Q5_K.
+DEVICE uint k_scale(GPTR(const uchar) s, uint j) {
+    return j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (uint)(s[j - 4] >> 6) << 4;
+}
+DEVICE uint k_min(GPTR(const uchar) s, uint j) {
+    return j < 4 ? s[j + 4] & 63 : (uint)(s[j + 4] >> 4) | (uint)(s[j] >> 6) << 4;
+}
+
+// A four-bit float (E2M1).
+DEVICE float e2m1(uint code) {
+    const uint magnitude = code & 7;
+    const float value = magnitude < 2 ? 0.5f * (float)magnitude
+                                      : (float)(2 + (magnitude & 1)) * 0.5f * (float)(1u << (magnitude / 2 - 1));
+    return code & 8 ? -value : value;
+}
+
+// 2^(s − 127), subnormal ones included.
+DEVICE float e8m0(uint s) { return s == 0 ? as_float(0x00400000) : as_float(s << 23); }
+
+DEVICE float e4m3(uint code) {
+    const uint exponent = code >> 3 & 15, mantissa = code & 7;
+    float value = exponent == 0 ? (float)mantissa / 512.0f : as_float((exponent + 120) << 23 | mantissa << 20);
+    if (exponent == 15 && mantissa == 7) value = not_a_number();
+    return code & 128 ? -value : value;
+}
+
+// Columns 8i..8i + 8 of a row. Only rows of plain floats and FP8 may end within them: then zeros follow.
+template <uint D> DEVICE Float8 load8(const Format f, const Row row, uint i) {
+    const uint kind = D == ANY ? f.kind & 255 : D;
+    const GPTR(const uchar) p = row.plane0;
+    Float8 out;
+    if (kind == F32 || kind == F16 || kind == BF16) {
+        for (uint j = 0; j < 8; ++j) {
+            const uint col = 8 * i + j;
+            out.v[j] = col >= f.cols ? 0.0f
+                : kind == F32       ? as_float(load_u32(p, 4 * col))
+                : kind == F16       ? half_at(p, 2 * col)
+                                    : bf16_to_f32(load_u16(p, 2 * col));
+        }
+    } else if (kind == Q4_0) {
+        // Elements 0..16 are low nibbles, 16..32 high ones.
+        const GPTR(const uchar) b = p + i / 4 * 18;
+        const float d = half_at(b, 0);
+        const uint at = 2 + 8 * (i % 2), shift = i % 4 / 2 * 4;
+        for (uint j = 0; j < 8; ++j) out.v[j] = d * (float)((int)(b[at + j] >> shift & 15) - 8);
+    } else if (kind == Q5_0) {
+        const GPTR(const uchar) b = p + i / 4 * 22;
+        const float d = half_at(b, 0);
+        const uint high = load_u16(b, 2) | load_u16(b, 4) << 16;
+        const uint at = 6 + 8 * (i % 2), shift = i % 4 / 2 * 4;
+        for (uint j = 0; j < 8; ++j) {
+            const uint fifth = high >> (8 * (i % 4) + j) & 1;
+            out.v[j] = d * (float)((int)((b[at + j] >> shift & 15) | fifth << 4) - 16);
+        }
+    } else if (kind == Q8_0) {
+        const GPTR(const uchar) b = p + i / 4 * 34;
+        const float d = half_at(b, 0);
+        for (uint j = 0; j < 8; ++j) out.v[j] = d * (float)(signed char)b[2 + 8 * (i % 4) + j];
+    } else if (kind == Q2_K) {
+        // Element 128n + 32k + l is bits 2k of qs[32n + l]; scales of 16.
+        const GPTR(const uchar) b = p + i / 32 * 84;
+        const uint e = 8 * (i % 32), n = e / 128, k = e % 128 / 32, l = e % 32;
+        const uint sc = b[e / 16];
+        const float d = half_at(b, 80) * (float)(sc & 15), m = half_at(b, 82) * (float)(sc >> 4);
+        for (uint j = 0; j < 8; ++j) out.v[j] = d * (float)(b[16 + 32 * n + l + j] >> (2 * k) & 3) - m;
+    } else if (kind == Q3_K) {
+        const GPTR(const uchar) b = p + i / 32 * 110;
+        const uint e = 8 * (i % 32), n = e / 128, k = e % 128 / 32, l = e % 32, s = e / 16;
+        const uint low = b[96 + s % 8] >> (4 * (s / 8)) & 15, high = b[104 + s % 4] >> (2 * (s / 4)) & 3;
+        const float d = half_at(b, 108) * (float)((int)(low | high << 4) - 32);
+        for (uint j = 0; j < 8; ++j) {
+            const uint third = b[l + j] >> (4 * n + k) & 1;
+            out.v[j] = d * (float)((int)((b[32 + 32 * n + l + j] >> (2 * k) & 3) | third << 2) - 4);
+        }
+    } else if (kind == Q4_K || kind == Q5_K) {
+        const uint head = kind == Q4_K ? 16 : 48;
+        const GPTR(const uchar) b = p + i / 32 * (head + 128);
+        const uint e = 8 * (i % 32), s = e / 32, l = e % 32;
+        const float d = half_at(b, 0) * (float)k_scale(b + 4, s), m = half_at(b, 2) * (float)k_min(b + 4, s);
+        for (uint j = 0; j < 8; ++j) {
+            uint q = b[head + 32 * (s / 2) + l + j] >> (s % 2 * 4) & 15;
+            if (kind == Q5_K) q |= (uint)(b[16 + l + j] >> s & 1) << 4;
+            out.v[j] = d * (float)q - m;
+        }
+    } else if (kind == Q6_K) {
+        // Element 128n + 32k + l: low bits in nibble k / 2 of ql[64n + 32(k % 2) + l], high in bits 2k of qh[32n + l].
+        const GPTR(const uchar) b = p + i / 32 * 210;
+        const uint e = 8 * (i % 32), n = e / 128, k = e % 128 / 32, l = e % 32;
+        const float d = half_at(b, 208) * (float)(signed char)b[192 + e / 16];
+        for (uint j = 0; j < 8; ++j) {
+            const uint low = b[64 * n + 32 * (k % 2) + l + j] >> (k / 2 * 4) & 15;
+            const uint high = b[128 + 32 * n + l + j] >> (2 * k) & 3;
+            out.v[j] = d * (float)((int)(low | high << 4) - 32);
+        }
+    } else if (kind == MXFP4) {
+        const GPTR(const uchar) b = p + i / 4 * 17;
+        const float d = e8m0(b[0]);
+        const uint at = 1 + 8 * (i % 2), shift = i % 4 / 2 * 4;
+        for (uint j = 0; j < 8; ++j) out.v[j] = d * e2m1(b[at + j] >> shift & 15);
+    } else if (kind == MXFP4_PLANES) {
+        const float d = e8m0(row.plane1[i / 4]);
+        for (uint j = 0; j < 8; ++j) out.v[j] = d * e2m1(p[4 * i + j / 2] >> (j % 2 * 4) & 15);
+    } else if (kind == AFFINE) {
+        // Eight values fill `bits` bytes.
+        const uint bits = f.kind >> 16 & 15, group = f.kind >> 8 & 255;
+        const uint at = 8 * i / group * 2;
+        const float scale = scale_at(f.kind, row.plane1, at), bias = scale_at(f.kind, row.plane2, at);
+        ulong word = 0;
+        for (uint j = 0; j < bits; ++j) word |= (ulong)p[i * bits + j] << (8 * j);
+        for (uint j = 0; j < 8; ++j) {
+            out.v[j] = scale * (float)((uint)(word >> (j * bits)) & ((1u << bits) - 1)) + bias;
+        }
+    } else {
+        const uint block = 8 * i / 128;
+        const float scale = f.kind >> 24 & 1 ? bf16_to_f32(load_u16(row.plane1, 2 * block))
+                                             : as_float(load_u32(row.plane1, 4 * block));
+        for (uint j = 0; j < 8; ++j) {
+            const uint col = 8 * i + j;
+            out.v[j] = col < f.cols ? e4m3(p[col]) * scale : 0.0f;
+        }
+    }
+    return out;
+}
+
+// Elements 8i..8i + 8 of a row of `cols` activations, zeros from its end on.
+DEVICE Float8 activations8(GPTR(const float) x, uint cols, uint i) {
+    Float8 out;
+    for (uint j = 0; j < 8; ++j) out.v[j] = 8 * i + j < cols ? (float)x[8 * i + j] : 0.0f;
+    return out;
+}
+
+// One lane's share of the product of a row with activations.
+template <uint D> DEVICE float lane_dot(CTX, const Format f, const Row row, GPTR(const float) x) {
+    float sum = 0.0f;
+    for (uint i = ctx.lane(); 8 * i < f.cols; i += 32) {
+        const Float8 w = load8<D>(f, row, i), a = activations8(x, f.cols, i);
+        for (uint j = 0; j < 8; ++j) sum += w.v[j] * a.v[j];
+    }
+    return sum;
+}

@@ -1,0 +1,784 @@
+//! Lowering: steps to dispatches, for batches of one shape.
+
+use super::device::{BufferId, Dispatch, Grid, Order, Slice, Words, constants};
+use super::experts::{DeviceExperts, Part};
+use super::few_rows::{COPIES, FewExperts, FewLinear, Quantized};
+use super::inputs::{FEW_ROWS, InputLayout, Shape};
+use super::state::State;
+use super::steps::{Buffers, Prepare, Step};
+use super::tensor_cores::{TensorExperts, TensorLinear, TensorScratch};
+use super::weights::DeviceWeight;
+use crate::backend::{ActivationMode, KvType};
+use crate::graph::{
+    Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, GroupRank, HeadPairing,
+    LatentAttention, LatentWeights, RopeStyle, Route, Routing, Score, Value, WeightId,
+};
+
+/// Threads of a group, unless a kernel says otherwise.
+const THREADS: u32 = 256;
+/// Warps of such a group.
+const WARPS: usize = 8;
+/// Outputs and tokens of a tile.
+const TILE: usize = 64;
+/// Query heads that a group of the attention kernel handles, and its threads.
+const QUERIES: usize = 8;
+const ATTENTION_THREADS: u32 = 128;
+
+/// Work between the host's steps.
+#[derive(Debug)]
+pub(crate) enum Piece<D> {
+    /// Runs without the host.
+    Run(D),
+    /// Experts that may have to be loaded: `ids` (`pairs`, u32) are those chosen, `body` computes all pairs whose
+    /// experts are present.
+    Experts { set: ExpertSetId, ids: Slice, pairs: usize, body: D },
+}
+
+/// Device memory that dispatches refer to.
+pub(crate) struct Memory<'a> {
+    pub(crate) weights: &'a [DeviceWeight],
+    pub(crate) buffers: &'a [BufferId],
+    /// Ids and weights of each routing.
+    pub(crate) routings: &'a [[BufferId; 2]],
+    pub(crate) state: &'a State,
+    pub(crate) experts: &'a DeviceExperts,
+    pub(crate) inputs: BufferId,
+    pub(crate) page_numbers: BufferId,
+    pub(crate) scratch: &'a Scratch,
+    /// Given if tensor cores may be used.
+    pub(crate) tensor: Option<TensorScratch>,
+    /// Copies of values in eight bits, and then the experts' products.
+    pub(crate) quantized: [Quantized; COPIES + 1],
+    pub(crate) activations: ActivationMode,
+    pub(crate) logits: BufferId,
+}
+
+/// Memory within a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scratch {
+    /// Of attention: parts and statistics; of latent attention, queries and results too.
+    pub(crate) attention: [BufferId; 4],
+    /// Of experts: gate, up, product, and outputs of all pairs.
+    pub(crate) experts: [BufferId; 4],
+    /// Lists of pairs, blocks, grids.
+    pub(crate) buckets: [BufferId; 3],
+}
+
+/// Bytes of [`Scratch`]'s buffers for batches of up to `rows` rows.
+pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> ([usize; 4], [usize; 4], [usize; 3]) {
+    let (few, most) = (rows.min(FEW_ROWS), super::inputs::MOST_SPLITS);
+    let mut attention = [4; 4];
+    let mut grow = |which: usize, elements: usize| attention[which] = attention[which].max(elements * 4);
+    for cache in graph.caches() {
+        grow(2, rows * cache.heads * cache.head_dim);
+        grow(0, few * cache.heads * most * cache.head_dim);
+        grow(1, few * cache.heads * most * 2);
+    }
+    for c in graph.latent_caches() {
+        grow(0, few * c.heads * most * c.rank);
+        grow(1, few * c.heads * most * 2);
+        grow(2, rows * c.heads * (c.rank + c.rope));
+        grow(3, rows * c.heads * c.rank);
+    }
+    let mut experts = [4; 4];
+    let mut buckets = [4; 3];
+    for node in graph.nodes() {
+        if let crate::graph::Op::MoeExperts { routing, experts: set, .. } = node.op {
+            let set = &graph.expert_sets()[set.0];
+            let pairs = rows * routing.top_k();
+            let inner = pairs * set.gate.rows * 4;
+            let sizes = [inner, inner, inner, pairs * set.down.rows * 4];
+            experts.iter_mut().zip(sizes).for_each(|(most, size)| *most = size.max(*most));
+            let sizes = [pairs * 4, most_blocks(pairs, set.experts) * 12, 24];
+            buckets.iter_mut().zip(sizes).for_each(|(most, size)| *most = size.max(*most));
+        }
+    }
+    (attention, experts, buckets)
+}
+
+/// Blocks of pairs, at most.
+fn most_blocks(pairs: usize, experts: usize) -> usize {
+    pairs / TILE + experts.min(pairs)
+}
+
+/// Lowers all steps.
+pub(crate) fn lower(
+    graph: &Graph,
+    steps: &[Step],
+    buffers: &Buffers,
+    memory: &Memory<'_>,
+    shape: Shape,
+) -> Vec<Piece<Vec<Dispatch>>> {
+    let layout = InputLayout::new(&shape, &graph.ropes);
+    let mut lowering = Lowering {
+        graph,
+        buffers,
+        memory,
+        shape,
+        layout,
+        pieces: vec![],
+        run: vec![],
+        rows: shape.rows,
+        converted: None,
+        copies: [None; COPIES],
+        next_copy: 0,
+        products: Products::default(),
+    };
+    for step in steps {
+        lowering.step(step);
+    }
+    let run = std::mem::take(&mut lowering.run);
+    lowering.pieces.push(Piece::Run(run));
+    lowering.pieces
+}
+
+pub(super) struct Lowering<'a> {
+    pub(super) graph: &'a Graph,
+    buffers: &'a Buffers,
+    pub(super) memory: &'a Memory<'a>,
+    pub(super) shape: Shape,
+    pub(super) layout: InputLayout,
+    pieces: Vec<Piece<Vec<Dispatch>>>,
+    pub(super) run: Vec<Dispatch>,
+    /// Rows of values: tokens, then outputs.
+    pub(super) rows: usize,
+    /// What the f16 copy for tensor cores holds.
+    pub(super) converted: Option<Value>,
+    /// What copies in eight bits hold, and which was made last.
+    pub(super) copies: [Option<Value>; COPIES],
+    pub(super) next_copy: usize,
+    /// The products right before.
+    products: Products,
+}
+
+/// Products of one input that follow each other.
+#[derive(Debug, Default)]
+struct Products {
+    x: Option<Value>,
+    outs: Vec<Value>,
+    residuals: Vec<Slice>,
+}
+
+/// A kernel with what it is given; grids follow.
+pub(super) struct Launch<'a> {
+    pub(super) unit: &'static str,
+    pub(super) kernel: &'static str,
+    pub(super) buffers: &'a [Slice],
+    pub(super) constants: &'a [&'a dyn Words],
+}
+
+impl Launch<'_> {
+    pub(super) fn over(self, grid: [usize; 3], threads: u32) -> Dispatch {
+        let grid = grid.map(|n| u32::try_from(n).expect("a grid of 32 bits"));
+        self.on(Grid::Fixed(grid), threads)
+    }
+
+    pub(super) fn on(self, grid: Grid, threads: u32) -> Dispatch {
+        Dispatch {
+            unit: self.unit,
+            kernel: self.kernel.into(),
+            buffers: self.buffers.to_vec(),
+            constants: constants(self.constants),
+            grid,
+            threads,
+            shared: 0,
+            order: Order::After,
+        }
+    }
+
+    /// One thread for each of `count` elements.
+    fn each(self, count: usize) -> Dispatch {
+        self.over([count.div_ceil(THREADS as usize), 1, 1], THREADS)
+    }
+}
+
+impl Lowering<'_> {
+    pub(super) fn value(&self, value: Value) -> Slice {
+        match self.buffers.of[value.index] {
+            Some(buffer) => self.memory.buffers[buffer].into(),
+            None => self.memory.logits.into(),
+        }
+    }
+
+    fn weight(&self, id: WeightId) -> &DeviceWeight {
+        &self.memory.weights[id.0]
+    }
+
+    /// A weight that is a vector of f32.
+    fn vector(&self, id: WeightId) -> Slice {
+        self.weight(id).planes[0]
+    }
+
+    /// An optional vector, and what stands in for it.
+    fn optional(&self, id: Option<WeightId>) -> Slice {
+        id.map_or(self.input(0), |id| self.vector(id))
+    }
+
+    pub(super) fn input(&self, offset: usize) -> Slice {
+        Slice { buffer: self.memory.inputs, offset }
+    }
+
+    pub(super) fn pages(&self) -> Slice {
+        self.memory.page_numbers.into()
+    }
+
+    pub(super) fn f32_cache(&self) -> bool {
+        self.memory.state.kv_type == KvType::F32
+    }
+
+    fn step(&mut self, step: &Step) {
+        let before = std::mem::take(&mut self.products);
+        let dispatch = match *step {
+            Step::Embed { table, out } => {
+                let weight = self.weight(table);
+                let [a, b, c] = weight.planes;
+                let buffers = [a, b, c, self.input(self.layout.tokens), self.value(out)];
+                Launch { unit: "linear", kernel: "embed", buffers: &buffers, constants: &[&weight.format] }
+                    .over([self.rows, 1, 1], 64)
+            }
+            Step::Linear { x, weight, bias, precision, residual, out } => {
+                let w = *self.weight(weight);
+                let product = TensorLinear {
+                    x,
+                    weight: &w,
+                    bias: bias.map(|b| self.vector(b)),
+                    residual: residual.map(|r| self.value(r)),
+                    precision,
+                    out: self.value(out),
+                };
+                if let Some(mut list) = self.tensor_linear(&product) {
+                    return self.run.append(&mut list);
+                }
+                let product = FewLinear {
+                    x,
+                    weight: &w,
+                    bias: product.bias,
+                    residual: product.residual,
+                    precision,
+                    out: product.out,
+                };
+                let queued = self.run.len();
+                let few = self.few_linear(&product);
+                let dispatch = few.unwrap_or_else(|| self.linear(x, weight, bias, residual, out));
+                // Products of one input do not wait for each other.
+                let apart = residual.is_none_or(|r| !before.outs.contains(&r))
+                    && !before.residuals.contains(&self.value(out));
+                let alone = self.run.len() == queued && apart;
+                let order = if before.x == Some(x) && alone { Order::Beside } else { Order::After };
+                let mut products = if order == Order::Beside { before } else { Products::default() };
+                products.x = Some(x);
+                products.outs.push(out);
+                products.residuals.extend(residual.map(|r| self.value(r)));
+                self.products = products;
+                Dispatch { order, ..dispatch }
+            }
+            Step::RmsNorm { x, weight, groups, eps, out } => {
+                let few = if groups == 1 { self.few_norm(x, self.vector(weight), eps, out) } else { None };
+                if let Some(dispatch) = few {
+                    return self.run.push(dispatch);
+                }
+                let width = x.width() / groups;
+                let buffers = [self.value(x), self.vector(weight), self.value(out)];
+                let threads = if width >= 512 { THREADS } else { 32 };
+                Launch { unit: "rms_norm", kernel: "rms_norm", buffers: &buffers, constants: &[&width, &eps] }
+                    .over([self.rows * groups, 1, 1], threads)
+            }
+            Step::Rope { x, heads, rope, out } => {
+                let rotation = &self.graph.ropes[rope];
+                let interleaved = rotation.style == RopeStyle::Interleaved;
+                let angles = self.input(self.layout.angles[rope]);
+                let buffers = [self.value(x), angles, self.value(out)];
+                let (dim, pairs) = (x.width() / heads, rotation.inv_freq.len());
+                let constants: &[&dyn Words] = &[&heads, &dim, &pairs, &interleaved];
+                Launch { unit: "rows", kernel: "rope", buffers: &buffers, constants }
+                    .over([self.rows, 1, 1], THREADS)
+            }
+            Step::Attention { q, k, v, cache, sinks, prepare, out } => {
+                return self.attention([q, k, v], cache.0, (sinks, prepare), out);
+            }
+            Step::LatentAttention { inputs, weights, cache, out } => {
+                return self.latent_attention(inputs, weights, cache.0, out);
+            }
+            Step::SwiGlu { gate, up, out } => {
+                let count = self.rows * out.width();
+                let buffers = [self.value(gate), self.value(up), self.value(out)];
+                let constants: &[&dyn Words] = &[&count, &0.0f32, &1u32];
+                Launch { unit: "elementwise", kernel: "swiglu", buffers: &buffers, constants }.each(count)
+            }
+            Step::Add { a, b, out } => {
+                let count = self.rows * out.width();
+                let buffers = [self.value(a), self.value(b), self.value(out)];
+                let constants: &[&dyn Words] = &[&count, &0.0f32, &1u32];
+                Launch { unit: "elementwise", kernel: "add", buffers: &buffers, constants }.each(count)
+            }
+            Step::Clamp { x, limit, out } => {
+                let count = self.rows * out.width();
+                let buffers = [self.value(x), self.value(out)];
+                let constants: &[&dyn Words] = &[&count, &limit, &1u32];
+                Launch { unit: "elementwise", kernel: "clamp_to", buffers: &buffers, constants }.each(count)
+            }
+            Step::SigmoidGate { x, gate, out } => {
+                let count = self.rows * out.width();
+                let shared = x.width() / gate.width();
+                let buffers = [self.value(x), self.value(gate), self.value(out)];
+                let constants: &[&dyn Words] = &[&count, &0.0f32, &shared];
+                Launch { unit: "elementwise", kernel: "sigmoid_gate", buffers: &buffers, constants }
+                    .each(count)
+            }
+            Step::Slice { x, groups, start, len, out } => {
+                let (count, part) = (self.rows * out.width(), x.width() / groups);
+                let buffers = [self.value(x), self.value(out)];
+                let constants: &[&dyn Words] = &[&count, &part, &start, &len];
+                Launch { unit: "rows", kernel: "slice", buffers: &buffers, constants }.each(count)
+            }
+            Step::GatherRows { x, out } => {
+                self.rows = self.shape.outputs;
+                let buffers = [self.value(x), self.input(self.layout.outputs), self.value(out)];
+                Launch { unit: "rows", kernel: "gather_rows", buffers: &buffers, constants: &[&x.width()] }
+                    .over([self.rows, 1, 1], THREADS)
+            }
+            Step::Route { logits, bias, route, routing } => self.route(logits, bias, &route, routing),
+            Step::MoeExperts { x, routing, experts, mlp, residual, out } => {
+                return self.moe_experts((x, residual, out), routing, experts, mlp);
+            }
+            Step::CausalConv1d { x, weight, kernel, state, out } => {
+                let channels = x.width();
+                let sequences = self.input(self.layout.sequences);
+                let held = self.memory.state.states[state.0].slice();
+                let owners = self.input(self.layout.owners);
+                let constants: &[&dyn Words] = &[&channels, &kernel, &self.rows];
+                let buffers = [self.value(x), self.vector(weight), held, sequences, owners, self.value(out)];
+                let blocks = channels.div_ceil(THREADS as usize);
+                let mixed =
+                    Launch { unit: "recurrent", kernel: "causal_conv1d", buffers: &buffers, constants }
+                        .over([blocks, self.rows, 1], THREADS);
+                self.run.push(mixed);
+                let buffers = [self.value(x), sequences, held];
+                Launch { unit: "recurrent", kernel: "causal_conv1d_state", buffers: &buffers, constants }
+                    .over([blocks, self.shape.sequences, 1], THREADS)
+            }
+            Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out } => {
+                let DeltaInputs { q, k, v, a, b } = inputs;
+                let [q, k, v, a, b, out] = [q, k, v, a, b, out].map(|value| self.value(value));
+                let DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing } = shape;
+                let sequences = self.input(self.layout.sequences);
+                let held = self.memory.state.states[state.0].slice();
+                let buffers = [q, k, v, a, b, self.vector(decay), self.vector(dt_bias), sequences, held, out];
+                let tiled = pairing == HeadPairing::Tiled;
+                let constants: &[&dyn Words] =
+                    &[&key_heads, &value_heads, &key_dim, &value_dim, &tiled, &DeltaRule::L2_EPS];
+                let threads = value_dim.next_multiple_of(32).min(128);
+                Launch { unit: "recurrent", kernel: "gated_delta_rule", buffers: &buffers, constants }
+                    .over([value_dim.div_ceil(threads), value_heads, self.shape.sequences], threads as u32)
+            }
+        };
+        self.run.push(dispatch);
+    }
+
+    fn linear(
+        &self,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        residual: Option<Value>,
+        out: Value,
+    ) -> Dispatch {
+        let w = self.weight(weight);
+        let rows = w.matrix.rows;
+        let constants: &[&dyn Words] = &[&w.format, &rows, &self.rows, &bias.is_some(), &residual.is_some()];
+        let [a, b, c] = w.planes;
+        let residual = residual.map_or(self.input(0), |r| self.value(r));
+        let buffers = [a, b, c, self.value(x), self.optional(bias), residual, self.value(out)];
+        if self.rows <= FEW_ROWS {
+            Launch { unit: "linear", kernel: "matvec_any", buffers: &buffers, constants }
+                .over([rows.div_ceil(WARPS), self.rows, 1], THREADS)
+        } else {
+            Launch { unit: "linear", kernel: "matmul_any", buffers: &buffers, constants }
+                .over([rows.div_ceil(TILE), self.rows.div_ceil(TILE), 1], THREADS)
+        }
+    }
+
+    /// Writes x (rows, heads · len) to channels `start..` of a cache of (heads, dim).
+    fn append(&mut self, x: Value, cache: Slice, [heads, dim, start, len]: [usize; 4]) {
+        let buffers = [self.value(x), self.input(self.layout.places), self.pages(), cache];
+        let constants: &[&dyn Words] = &[&heads, &dim, &start, &len, &self.f32_cache()];
+        let dispatch = Launch { unit: "attention", kernel: "append", buffers: &buffers, constants }
+            .over([self.rows, 1, 1], THREADS);
+        self.run.push(dispatch);
+    }
+
+    fn attention(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        cache: usize,
+        (sinks, prepare): (Option<WeightId>, Option<Prepare>),
+        out: Value,
+    ) {
+        let shape = self.graph.caches[cache];
+        let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
+        let dim = shape.head_dim;
+        let query = match prepare {
+            Some(prepare) => {
+                let query = Slice::from(self.memory.scratch.attention[2]);
+                self.prepare(&shape, &prepare, [q, k, v], [keys, values, query]);
+                query
+            }
+            None => {
+                self.append(k, keys, [shape.kv_heads, dim, 0, dim]);
+                self.append(v, values, [shape.kv_heads, dim, 0, dim]);
+                self.value(q)
+            }
+        };
+        let slices = [query, keys, values, self.value(out)];
+        if let Some(dispatch) = self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s))) {
+            return self.run.push(dispatch);
+        }
+        let attend = Attend {
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            dims: [dim; 4],
+            scale: shape.scale,
+            window: shape.window.unwrap_or(0),
+            sinks,
+            result: Some(out),
+        };
+        self.attend(&attend, [query, keys, values], self.value(out));
+    }
+
+    /// Norms and rotates queries and keys, and appends keys and values to their caches.
+    fn prepare(
+        &mut self,
+        shape: &Attention,
+        how: &Prepare,
+        [q, k, v]: [Value; 3],
+        [keys, values, query]: [Slice; 3],
+    ) {
+        let rotation = &self.graph.ropes[how.rope];
+        let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
+        let Attention { heads, kv_heads, head_dim, .. } = *shape;
+        let (q_norm, k_norm) = (how.q_norm.is_some(), how.k_norm.is_some());
+        let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
+        let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
+        let buffers = [
+            self.value(q),
+            self.value(k),
+            self.value(v),
+            weight(how.q_norm),
+            weight(how.k_norm),
+            self.input(self.layout.angles[how.rope]),
+            self.input(self.layout.places),
+            self.pages(),
+            keys,
+            values,
+            query,
+        ];
+        let (q_eps, k_eps, f32_cache) = (eps(how.q_norm), eps(how.k_norm), self.f32_cache());
+        let constants: &[&dyn Words] = &[
+            &heads,
+            &kv_heads,
+            &head_dim,
+            &q_norm,
+            &k_norm,
+            &q_eps,
+            &k_eps,
+            &pairs,
+            &interleaved,
+            &f32_cache,
+        ];
+        let launch = Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants };
+        let dispatch = launch.over([heads + 2 * kv_heads, self.rows, 1], 32);
+        self.run.push(dispatch);
+    }
+
+    fn attend(&mut self, a: &Attend, [q, keys, values]: [Slice; 3], out: Slice) {
+        let chunks = (a.heads / a.kv_heads).div_ceil(QUERIES);
+        let splits = self.shape.splits;
+        let [key_dim, value_dim, key_stride, value_stride] = a.dims;
+        let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
+        let to = if splits == 1 { out } else { parts };
+        let places = self.input(self.layout.places);
+        let buffers = [q, keys, values, places, self.pages(), self.optional(a.sinks), stats, to];
+        let (f32_cache, has_sinks) = (self.f32_cache(), a.sinks.is_some());
+        let window = u32::try_from(a.window).unwrap_or(0);
+        let constants: &[&dyn Words] = &[
+            &a.heads,
+            &a.kv_heads,
+            &chunks,
+            &key_dim,
+            &value_dim,
+            &key_stride,
+            &value_stride,
+            &a.scale,
+            &window,
+            &f32_cache,
+            &splits,
+            &has_sinks,
+        ];
+        let dispatch = Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants }
+            .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
+        self.run.push(dispatch);
+        if splits > 1 {
+            let constants: &[&dyn Words] = &[&splits, &value_dim];
+            let mut buffers = vec![parts, stats, out];
+            let mut kernel = "combine";
+            if let Some(copy) = a.result.and_then(|value| self.few_copy(value, value_dim)) {
+                buffers.extend(copy);
+                kernel = "combine_quantized";
+            }
+            let launch = Launch { unit: "attention", kernel, buffers: &buffers, constants };
+            self.run.push(launch.over([self.rows * a.heads, 1, 1], ATTENTION_THREADS));
+        }
+    }
+
+    fn latent_attention(&mut self, inputs: [Value; 4], weights: LatentWeights, cache: usize, out: Value) {
+        let [q_nope, q_rope, c, k_rope] = inputs;
+        let LatentAttention { heads, nope, rope, rank, value, scale } = self.graph.latent_caches[cache];
+        let latents = self.memory.state.latents[cache].slice();
+        let width = rank + rope;
+        self.append(c, latents, [1, width, 0, rank]);
+        self.append(k_rope, latents, [1, width, rank, rope]);
+        let [_, _, query, mixed] = self.memory.scratch.attention.map(Slice::from);
+        let (q_nope, out) = (self.value(q_nope), self.value(out));
+        match weights {
+            LatentWeights::Joint(weight) => {
+                self.heads(
+                    "latent_transposed",
+                    weight,
+                    [nope + value, 0, nope, rank, width, 0],
+                    [q_nope, query],
+                );
+            }
+            LatentWeights::Split { k, .. } => {
+                self.heads("latent_matvec", k, [rank, 0, nope, rank, width, 0], [q_nope, query]);
+            }
+        }
+        let count = self.rows * heads * rope;
+        let buffers = [self.value(q_rope), query];
+        let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
+        let copy = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants }.each(count);
+        self.run.push(copy);
+        let attend = Attend {
+            heads,
+            kv_heads: 1,
+            dims: [width, rank, width, width],
+            scale,
+            window: 0,
+            sinks: None,
+            result: None,
+        };
+        self.attend(&attend, [query, latents, latents], mixed);
+        match weights {
+            LatentWeights::Joint(weight) => {
+                self.heads(
+                    "latent_matvec",
+                    weight,
+                    [nope + value, nope, rank, value, value, 0],
+                    [mixed, out],
+                );
+            }
+            LatentWeights::Split { v, .. } => {
+                self.heads("latent_matvec", v, [value, 0, rank, value, value, 0], [mixed, out]);
+            }
+        }
+    }
+
+    /// A product of each head's part of a weight: see `kernels/latent.h` for the sizes.
+    fn heads(&mut self, kernel: &'static str, weight: WeightId, sizes: [usize; 6], [x, result]: [Slice; 2]) {
+        let w = self.weight(weight);
+        let [head_rows, first_row, ins, outs, stride, start] = sizes;
+        // Of all heads: the weight's rows are theirs.
+        let heads = w.matrix.rows / head_rows;
+        let constants: &[&dyn Words] =
+            &[&w.format, &heads, &head_rows, &first_row, &ins, &outs, &stride, &start];
+        let [a, b, c] = w.planes;
+        let launch = Launch { unit: "latent", kernel, buffers: &[a, b, c, x, result], constants };
+        let dispatch = if kernel == "latent_matvec" {
+            launch.over([outs.div_ceil(WARPS), heads, self.rows], THREADS)
+        } else {
+            launch.over([outs.div_ceil(8 * 64), heads, self.rows], 64)
+        };
+        self.run.push(dispatch);
+    }
+
+    fn route(&self, logits: Value, bias: Option<WeightId>, route: &Route, routing: Routing) -> Dispatch {
+        let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
+        let score = match route.score {
+            Score::Softmax => 0u32,
+            Score::Sigmoid => 1,
+            Score::SoftmaxOfChosen => 2,
+        };
+        let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
+        let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2u32 } else { 1 };
+        let buffers = [self.value(logits), self.optional(bias), ids, weights];
+        let (renormalize, has_bias) = (route.renormalize, bias.is_some());
+        let constants: &[&dyn Words] = &[
+            &route.experts,
+            &route.top_k,
+            &score,
+            &groups,
+            &keep,
+            &rank,
+            &renormalize,
+            &route.scale,
+            &has_bias,
+        ];
+        Launch { unit: "route", kernel: "route", buffers: &buffers, constants }.over([self.rows, 1, 1], 32)
+    }
+
+    fn moe_experts(
+        &mut self,
+        (x, residual, out): (Value, Option<Value>, Value),
+        routing: Routing,
+        set: ExpertSetId,
+        mlp: ExpertMlp,
+    ) {
+        let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
+        let experts = self.memory.experts;
+        let (top_k, pairs) = (routing.top_k(), self.rows * routing.top_k());
+        let [_, _, products, outputs] = self.memory.scratch.experts.map(Slice::from);
+        let parts = *experts.parts(set);
+        let on_tensor_cores = TensorExperts {
+            x,
+            ids,
+            top_k,
+            set,
+            parts: &parts,
+            mlp: &mlp,
+            biases: mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| self.vector(id))),
+            products,
+            outputs,
+        };
+        let few = FewExperts {
+            x,
+            set,
+            ids,
+            weights,
+            top_k,
+            parts: &parts,
+            mlp: &mlp,
+            biases: on_tensor_cores.biases,
+            residual: residual.map(|r| self.value(r)),
+            products,
+            outputs,
+            out: self.value(out),
+        };
+        let mut summed = false;
+        let mut body = if let Some(few) = self.few_experts(&few) {
+            summed = few.summed;
+            few.body
+        } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
+            body
+        } else {
+            self.common_experts(x, (ids, pairs, top_k), set, mlp)
+        };
+
+        if experts.resident() {
+            self.run.append(&mut body);
+        } else {
+            let run = std::mem::take(&mut self.run);
+            self.pieces.push(Piece::Run(run));
+            self.pieces.push(Piece::Experts { set, ids, pairs, body });
+        }
+        if summed {
+            return;
+        }
+        let has_residual = residual.is_some();
+        let residual = residual.map_or(self.input(0), |r| self.value(r));
+        let buffers = [outputs, weights, residual, self.value(out)];
+        let constants: &[&dyn Words] = &[&top_k, &out.width(), &has_residual];
+        let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
+        self.run.push(combine.over([self.rows, 1, 1], THREADS));
+    }
+
+    /// Outputs of all pairs whose experts are present.
+    fn common_experts(
+        &self,
+        x: Value,
+        (ids, pairs, top_k): (Slice, usize, usize),
+        set: ExpertSetId,
+        mlp: ExpertMlp,
+    ) -> Vec<Dispatch> {
+        let experts = self.memory.experts;
+        let [gate, up, down] = *experts.parts(set);
+        let table = experts.table(set);
+        let [gates, ups, products, outputs] = self.memory.scratch.experts.map(Slice::from);
+        let biases = mlp.biases.map(|b| [b.gate, b.up, b.down]);
+        let bias = |which: usize| biases.map(|b| b[which]);
+        let x = self.value(x);
+        let mut body = vec![];
+        let inner = gate.matrix.rows;
+        if self.rows > FEW_ROWS {
+            body.push(self.bucket(set, ids, pairs, [inner, down.matrix.rows]));
+        }
+        let projection = |part: &Part, x, share, bias, to, grid| {
+            self.projection(set, ids, pairs, Projection { part, x, share, bias, to, grid })
+        };
+        body.push(projection(&gate, x, top_k, bias(0), gates, 0));
+        body.push(Dispatch { order: Order::Beside, ..projection(&up, x, top_k, bias(1), ups, 0) });
+        let (activation, alpha, limit) = match mlp.activation {
+            Activation::SwiGlu => (0u32, 0.0, 0.0),
+            Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
+        };
+        let count = pairs * inner;
+        let constants: &[&dyn Words] = &[&count, &inner, &activation, &alpha, &limit];
+        let buffers = [table, ids, gates, ups, products];
+        body.push(Launch { unit: "moe", kernel: "moe_activate", buffers: &buffers, constants }.each(count));
+        body.push(projection(&down, products, 1, bias(2), outputs, 1));
+        body
+    }
+
+    /// Sorts pairs by expert, for grids over `rows` outputs each.
+    fn bucket(&self, set: ExpertSetId, ids: Slice, pairs: usize, rows: [usize; 2]) -> Dispatch {
+        let [list, blocks, grids] = self.memory.scratch.buckets.map(Slice::from);
+        let count = self.graph.expert_sets()[set.0].experts;
+        let tiles = rows.map(|rows| rows.div_ceil(TILE));
+        let buffers = [self.memory.experts.table(set), ids, list, blocks, grids];
+        Launch { unit: "moe", kernel: "moe_bucket", buffers: &buffers, constants: &[&pairs, &count, &tiles] }
+            .over([1, 1, 1], THREADS)
+    }
+
+    fn projection(&self, set: ExpertSetId, ids: Slice, pairs: usize, p: Projection<'_>) -> Dispatch {
+        let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(set));
+        let constants: &[&dyn Words] = &[p.part, &p.share, &p.bias.is_some()];
+        let bias = self.optional(p.bias);
+        let rows = p.part.matrix.rows;
+        if self.rows <= FEW_ROWS {
+            let buffers = [slots, table, ids, p.x, bias, p.to];
+            return Launch { unit: "moe", kernel: "moe_matvec_any", buffers: &buffers, constants }
+                .over([rows.div_ceil(WARPS), pairs, 1], THREADS);
+        }
+        let [list, blocks, grids] = self.memory.scratch.buckets.map(Slice::from);
+        let at = grids.at(12 * p.grid);
+        let buffers = [slots, table, list, blocks, at, p.x, bias, p.to];
+        let most = most_blocks(pairs, self.graph.expert_sets()[set.0].experts);
+        let limit = [rows.div_ceil(TILE), most, 1].map(|n| u32::try_from(n).expect("a grid of 32 bits"));
+        Launch { unit: "moe", kernel: "moe_matmul_any", buffers: &buffers, constants }
+            .on(Grid::Indirect { at, limit }, THREADS)
+    }
+}
+
+/// One of an expert's matrices with what it multiplies.
+struct Projection<'a> {
+    part: &'a Part,
+    x: Slice,
+    /// Pairs that share a row of x.
+    share: usize,
+    bias: Option<WeightId>,
+    to: Slice,
+    /// Which of the two grids.
+    grid: usize,
+}
+
+/// What the attention kernel is told.
+struct Attend {
+    heads: usize,
+    kv_heads: usize,
+    /// Channels of a key and of a value, and of a cached row of each.
+    dims: [usize; 4],
+    scale: f32,
+    /// 0 for none.
+    window: usize,
+    sinks: Option<WeightId>,
+    /// The value that the result is, if it is one.
+    result: Option<Value>,
+}

@@ -1,0 +1,153 @@
+//! What a device keeps between batches: key-value pages, latent pages, recurrent states.
+
+use super::device::{BufferId, Device, Slice};
+use crate::backend::{KvType, PAGE_TOKENS};
+use crate::graph::Graph;
+use crate::{Error, Result};
+
+/// Items of equal size, whose number grows.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    buffer: BufferId,
+    /// Bytes of an item.
+    pub(crate) item: usize,
+    items: usize,
+}
+
+impl Pool {
+    fn new(device: &mut dyn Device, item: usize) -> Result<Self> {
+        Ok(Self { buffer: device.alloc(item.max(4))?, item, items: 0 })
+    }
+
+    pub(crate) fn slice(&self) -> Slice {
+        self.buffer.into()
+    }
+
+    /// Makes items `0..items` usable, zeroed when new; true if they moved.
+    fn reserve(&mut self, device: &mut dyn Device, items: usize) -> Result<bool> {
+        if items <= self.items || self.item == 0 {
+            return Ok(false);
+        }
+        let larger = device.alloc(items * self.item)?;
+        let held = self.items * self.item;
+        device.copy(self.buffer.into(), larger.into(), held)?;
+        device.clear(Slice { buffer: larger, offset: held }, (items - self.items) * self.item)?;
+        device.free(self.buffer);
+        (self.buffer, self.items) = (larger, items);
+        Ok(true)
+    }
+
+    fn item(&self, index: usize) -> Slice {
+        Slice { buffer: self.buffer, offset: index * self.item }
+    }
+}
+
+/// All pools of a graph.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) kv_type: KvType,
+    /// Keys and values of each cache: pages of (kv_heads, PAGE_TOKENS, head_dim).
+    pub(crate) caches: Vec<[Pool; 2]>,
+    /// Latents and rotated keys: pages of (PAGE_TOKENS, rank + rope).
+    pub(crate) latents: Vec<Pool>,
+    /// Recurrent states, f32.
+    pub(crate) states: Vec<Pool>,
+}
+
+impl State {
+    pub(crate) fn new(device: &mut dyn Device, graph: &Graph, kv_type: KvType) -> Result<Self> {
+        let mut page = |elements: usize| Pool::new(device, elements * PAGE_TOKENS * kv_type.bytes());
+        let mut caches = vec![];
+        for cache in graph.caches() {
+            let elements = cache.kv_heads * cache.head_dim;
+            caches.push([page(elements)?, page(elements)?]);
+        }
+        let latents = graph.latent_caches().iter().map(|c| page(c.rank + c.rope)).collect::<Result<_>>()?;
+        let mut slot = |elements: &usize| Pool::new(device, elements * size_of::<f32>());
+        let states = graph.states().iter().map(&mut slot).collect::<Result<_>>()?;
+        Ok(Self { kv_type, caches, latents, states })
+    }
+
+    fn pages(&self) -> impl Iterator<Item = &Pool> + Clone {
+        self.caches.iter().flatten().chain(&self.latents)
+    }
+
+    /// True if something moved.
+    pub(crate) fn reserve_pages(&mut self, device: &mut dyn Device, pages: usize) -> Result<bool> {
+        let mut moved = false;
+        for pool in self.caches.iter_mut().flatten().chain(&mut self.latents) {
+            moved |= pool.reserve(device, pages)?;
+        }
+        Ok(moved)
+    }
+
+    /// True if something moved.
+    pub(crate) fn reserve_slots(&mut self, device: &mut dyn Device, slots: usize) -> Result<bool> {
+        let mut moved = false;
+        for pool in &mut self.states {
+            moved |= pool.reserve(device, slots)?;
+        }
+        Ok(moved)
+    }
+
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.pages().map(|pool| pool.item).sum()
+    }
+
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.states.iter().map(|pool| pool.item).sum()
+    }
+
+    pub(crate) fn read_page(&self, device: &mut dyn Device, page: u32, out: &mut Vec<u8>) -> Result<()> {
+        read(device, self.pages(), page, out)
+    }
+
+    pub(crate) fn write_page(&self, device: &mut dyn Device, page: u32, bytes: &[u8]) -> Result<()> {
+        write(device, self.pages(), ("page", page), bytes)
+    }
+
+    pub(crate) fn read_slot(&self, device: &mut dyn Device, slot: u32, out: &mut Vec<u8>) -> Result<()> {
+        read(device, self.states.iter(), slot, out)
+    }
+
+    pub(crate) fn write_slot(&self, device: &mut dyn Device, slot: u32, bytes: &[u8]) -> Result<()> {
+        write(device, self.states.iter(), ("state slot", slot), bytes)
+    }
+}
+
+fn read<'a>(
+    device: &mut dyn Device,
+    pools: impl Iterator<Item = &'a Pool>,
+    index: u32,
+    out: &mut Vec<u8>,
+) -> Result<()> {
+    for pool in pools {
+        let start = out.len();
+        out.resize(start + pool.item, 0);
+        if (index as usize) < pool.items {
+            device.download(pool.item(index as usize), &mut out[start..])?;
+        }
+    }
+    Ok(())
+}
+
+fn write<'a>(
+    device: &mut dyn Device,
+    pools: impl Iterator<Item = &'a Pool> + Clone,
+    (op, index): (&'static str, u32),
+    mut bytes: &[u8],
+) -> Result<()> {
+    let expected = pools.clone().map(|pool| pool.item).sum();
+    if bytes.len() != expected {
+        return Err(Error::Shape { op, what: "bytes", expected, got: bytes.len() });
+    }
+    for pool in pools {
+        if index as usize >= pool.items {
+            return Err(Error::Shape { op, what: "index", expected: pool.items, got: index as usize });
+        }
+        let (own, rest) = bytes.split_at(pool.item);
+        device.upload(pool.item(index as usize), own)?;
+        bytes = rest;
+    }
+    Ok(())
+}

@@ -1,0 +1,323 @@
+//! What a graph's nodes become: steps, each a few dispatches, with buffers for the values between them.
+
+use crate::graph::{
+    CacheId, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, LatentCacheId, LatentWeights, Op, Output,
+    Precision, Route, Routing, StateId, Value, WeightId,
+};
+
+/// What is done to heads of queries and keys before they are attended with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Prepare {
+    /// Index of the rotation in the graph.
+    pub(crate) rope: usize,
+    /// Weight and epsilon of the norm of each head of queries.
+    pub(crate) q_norm: Option<(WeightId, f32)>,
+    /// The same of keys.
+    pub(crate) k_norm: Option<(WeightId, f32)>,
+}
+
+/// One operation, or several that run as one.
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    Embed {
+        table: WeightId,
+        out: Value,
+    },
+    /// x · weightᵀ + bias + residual.
+    Linear {
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        precision: Precision,
+        residual: Option<Value>,
+        out: Value,
+    },
+    RmsNorm {
+        x: Value,
+        weight: WeightId,
+        groups: usize,
+        eps: f32,
+        out: Value,
+    },
+    Rope {
+        x: Value,
+        heads: usize,
+        rope: usize,
+        out: Value,
+    },
+    Attention {
+        q: Value,
+        k: Value,
+        v: Value,
+        cache: CacheId,
+        sinks: Option<WeightId>,
+        /// What is done to queries and keys before.
+        prepare: Option<Prepare>,
+        out: Value,
+    },
+    LatentAttention {
+        inputs: [Value; 4],
+        weights: LatentWeights,
+        cache: LatentCacheId,
+        out: Value,
+    },
+    SwiGlu {
+        gate: Value,
+        up: Value,
+        out: Value,
+    },
+    Add {
+        a: Value,
+        b: Value,
+        out: Value,
+    },
+    Clamp {
+        x: Value,
+        limit: f32,
+        out: Value,
+    },
+    SigmoidGate {
+        x: Value,
+        gate: Value,
+        out: Value,
+    },
+    Slice {
+        x: Value,
+        groups: usize,
+        start: usize,
+        len: usize,
+        out: Value,
+    },
+    GatherRows {
+        x: Value,
+        out: Value,
+    },
+    Route {
+        logits: Value,
+        bias: Option<WeightId>,
+        route: Route,
+        routing: Routing,
+    },
+    /// Weighted sum of experts + residual.
+    MoeExperts {
+        x: Value,
+        routing: Routing,
+        experts: ExpertSetId,
+        mlp: ExpertMlp,
+        residual: Option<Value>,
+        out: Value,
+    },
+    CausalConv1d {
+        x: Value,
+        weight: WeightId,
+        kernel: usize,
+        state: StateId,
+        out: Value,
+    },
+    GatedDeltaRule {
+        inputs: DeltaInputs,
+        decay: WeightId,
+        dt_bias: WeightId,
+        shape: DeltaRule,
+        state: StateId,
+        out: Value,
+    },
+}
+
+impl Step {
+    /// Values that it reads.
+    pub(crate) fn inputs(&self) -> Vec<Value> {
+        match *self {
+            Self::Embed { .. } => vec![],
+            Self::Linear { x, residual, .. } | Self::MoeExperts { x, residual, .. } => {
+                [Some(x), residual].into_iter().flatten().collect()
+            }
+            Self::RmsNorm { x, .. }
+            | Self::Rope { x, .. }
+            | Self::Clamp { x, .. }
+            | Self::Slice { x, .. }
+            | Self::GatherRows { x, .. }
+            | Self::CausalConv1d { x, .. } => vec![x],
+            Self::Attention { q, k, v, .. } => vec![q, k, v],
+            Self::LatentAttention { inputs, .. } => inputs.to_vec(),
+            Self::SwiGlu { gate, up, .. } => vec![gate, up],
+            Self::Add { a, b, .. } => vec![a, b],
+            Self::SigmoidGate { x, gate, .. } => vec![x, gate],
+            Self::Route { logits, .. } => vec![logits],
+            Self::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, .. } => vec![q, k, v, a, b],
+        }
+    }
+
+    /// The value that it writes; a route writes none.
+    pub(crate) fn output(&self) -> Option<Value> {
+        match *self {
+            Self::Route { .. } => None,
+            Self::Embed { out, .. }
+            | Self::Linear { out, .. }
+            | Self::RmsNorm { out, .. }
+            | Self::Rope { out, .. }
+            | Self::Attention { out, .. }
+            | Self::LatentAttention { out, .. }
+            | Self::SwiGlu { out, .. }
+            | Self::Add { out, .. }
+            | Self::Clamp { out, .. }
+            | Self::SigmoidGate { out, .. }
+            | Self::Slice { out, .. }
+            | Self::GatherRows { out, .. }
+            | Self::MoeExperts { out, .. }
+            | Self::CausalConv1d { out, .. }
+            | Self::GatedDeltaRule { out, .. } => Some(out),
+        }
+    }
+}
+
+/// The graph's steps: an addition to the result of a product right before it becomes its residual.
+pub(crate) fn steps(graph: &Graph) -> Vec<Step> {
+    let mut uses = vec![0; graph.values];
+    let all: Vec<Step> = graph.nodes.iter().map(|node| step(&node.op, node.out)).collect();
+    for value in all.iter().flat_map(Step::inputs).chain([graph.logits]) {
+        uses[value.index] += 1;
+    }
+    let mut fused: Vec<Step> = vec![];
+    for step in all {
+        if let Step::Add { a, b, out } = step
+            && let Some(last) = fused.last_mut()
+            && let Some(product) = last.output()
+            && uses[product.index] == 1
+            && (a == product) != (b == product)
+        {
+            let other = if a == product { b } else { a };
+            match last {
+                Step::Linear { residual: residual @ None, out: result, .. }
+                | Step::MoeExperts { residual: residual @ None, out: result, .. } => {
+                    (*residual, *result) = (Some(other), out);
+                    continue;
+                }
+                _ => {}
+            }
+        }
+        fused.push(step);
+    }
+    prepare(graph, &uses, &mut fused);
+    fused
+}
+
+/// Norms of heads and rotations of queries and keys become part of the attention that alone reads them.
+fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
+    let producer = |steps: &[Step], value: Value| {
+        steps.iter().position(|s| s.output() == Some(value)).filter(|_| uses[value.index] == 1)
+    };
+    // The rotation of `value`, and a norm of its heads before; the value that they start from.
+    let trace = |steps: &[Step], value: Value, wanted: usize| {
+        let rotated = producer(steps, value)?;
+        let Step::Rope { x, heads, rope, .. } = steps[rotated] else { return None };
+        if heads != wanted {
+            return None;
+        }
+        let norm = producer(steps, x).and_then(|at| match steps[at] {
+            Step::RmsNorm { x, weight, groups, eps, .. } if groups == wanted => Some((at, x, (weight, eps))),
+            _ => None,
+        });
+        Some((rotated, rope, norm, norm.map_or(x, |(_, x, _)| x)))
+    };
+    let mut gone = vec![];
+    for index in 0..steps.len() {
+        let Step::Attention { q, k, cache, .. } = steps[index] else { continue };
+        let shape = graph.caches[cache.0];
+        let traced = (trace(steps, q, shape.heads), trace(steps, k, shape.kv_heads));
+        let (Some((q_at, rope, q_norm, q)), Some((k_at, k_rope, k_norm, k))) = traced else { continue };
+        if rope != k_rope {
+            continue;
+        }
+        gone.extend([q_at, k_at].into_iter().chain(q_norm.map(|n| n.0)).chain(k_norm.map(|n| n.0)));
+        let how = Prepare { rope, q_norm: q_norm.map(|n| n.2), k_norm: k_norm.map(|n| n.2) };
+        if let Step::Attention { q: old_q, k: old_k, prepare, .. } = &mut steps[index] {
+            (*old_q, *old_k, *prepare) = (q, k, Some(how));
+        }
+    }
+    let mut index = 0;
+    steps.retain(|_| {
+        index += 1;
+        !gone.contains(&(index - 1))
+    });
+}
+
+fn step(op: &Op, out: Output) -> Step {
+    let out = match (op, out) {
+        (Op::Route { logits, bias, route }, Output::Routing(routing)) => {
+            return Step::Route { logits: *logits, bias: *bias, route: *route, routing };
+        }
+        (_, Output::Value(out)) => out,
+        _ => unreachable!("only a route yields a routing"),
+    };
+    match *op {
+        Op::Route { .. } => unreachable!("a route yields a routing"),
+        Op::Embed { table } => Step::Embed { table, out },
+        Op::Linear { x, weight, bias, precision } => {
+            Step::Linear { x, weight, bias, precision, residual: None, out }
+        }
+        Op::RmsNorm { x, weight, groups, eps } => Step::RmsNorm { x, weight, groups, eps, out },
+        Op::Rope { x, heads, rope } => Step::Rope { x, heads, rope, out },
+        Op::Attention { q, k, v, cache, sinks } => {
+            Step::Attention { q, k, v, cache, sinks, prepare: None, out }
+        }
+        Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => {
+            Step::LatentAttention { inputs: [q_nope, q_rope, c, k_rope], weights, cache, out }
+        }
+        Op::SwiGlu { gate, up } => Step::SwiGlu { gate, up, out },
+        Op::Add { a, b } => Step::Add { a, b, out },
+        Op::Clamp { x, limit } => Step::Clamp { x, limit, out },
+        Op::MoeExperts { x, routing, experts, mlp } => {
+            Step::MoeExperts { x, routing, experts, mlp, residual: None, out }
+        }
+        Op::SigmoidGate { x, gate } => Step::SigmoidGate { x, gate, out },
+        Op::Slice { x, groups, start, len } => Step::Slice { x, groups, start, len, out },
+        Op::CausalConv1d { x, weight, kernel, state } => Step::CausalConv1d { x, weight, kernel, state, out },
+        Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state } => {
+            Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out }
+        }
+        Op::GatherRows { x } => Step::GatherRows { x, out },
+    }
+}
+
+/// Buffers for values: which one each has, and their widths in f32.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Buffers {
+    /// `None` for values that no step writes, and the logits.
+    pub(crate) of: Vec<Option<usize>>,
+    pub(crate) widths: Vec<usize>,
+}
+
+/// First-fit over values in execution order. A step's output shares no buffer with its inputs.
+pub(crate) fn buffers(graph: &Graph, steps: &[Step]) -> Buffers {
+    let mut last_use = vec![0; graph.values];
+    for (index, step) in steps.iter().enumerate() {
+        step.inputs().iter().for_each(|value| last_use[value.index] = index);
+    }
+    let mut buffers = Buffers { of: vec![None; graph.values], widths: vec![] };
+    let mut free: Vec<usize> = vec![];
+    for (index, step) in steps.iter().enumerate() {
+        if let Some(out) = step.output().filter(|out| *out != graph.logits) {
+            let widths = &mut buffers.widths;
+            let fits = free.iter().copied().filter(|b| widths[*b] >= out.width()).min_by_key(|b| widths[*b]);
+            let chosen = fits.or_else(|| free.iter().copied().max_by_key(|b| widths[*b]));
+            let buffer = chosen.unwrap_or_else(|| {
+                widths.push(0);
+                widths.len() - 1
+            });
+            free.retain(|b| *b != buffer);
+            widths[buffer] = widths[buffer].max(out.width());
+            buffers.of[out.index] = Some(buffer);
+        }
+        let mut ended: Vec<usize> = step
+            .inputs()
+            .iter()
+            .filter(|v| last_use[v.index] == index)
+            .filter_map(|v| buffers.of[v.index])
+            .collect();
+        ended.sort_unstable();
+        ended.dedup();
+        free.extend(ended);
+    }
+    buffers
+}

@@ -1,0 +1,123 @@
+//! Weights in device memory, and how kernels are told their encoding.
+
+use super::device::{Device, Slice, Words};
+use crate::graph::MatrixSpec;
+use crate::{BlockScale, DType, Half, Result, Tensor, TensorView};
+
+/// Where planes begin, so that kernels can load vectors.
+pub(crate) const ALIGNMENT: usize = 256;
+
+/// `Format` of `kernels/weights.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Format {
+    kind: u32,
+    cols: usize,
+    strides: [usize; 3],
+}
+
+impl Words for Format {
+    fn append(&self, out: &mut Vec<u8>) {
+        self.kind.append(out);
+        self.cols.append(out);
+        self.strides.append(out);
+    }
+}
+
+impl Format {
+    pub(crate) fn new(matrix: MatrixSpec) -> Result<Self> {
+        let mut strides = [0; 3];
+        for (plane, stride) in strides.iter_mut().enumerate().take(matrix.dtype.planes()) {
+            *stride = matrix.dtype.row_bytes(plane, matrix.cols)?;
+        }
+        Ok(Self { kind: kind(matrix.dtype), cols: matrix.cols, strides })
+    }
+}
+
+/// The code of an encoding in `kernels/weights.h`, with its parameters.
+fn kind(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 1,
+        DType::F16 => 2,
+        DType::BF16 => 3,
+        DType::Q4_0 => 4,
+        DType::Q5_0 => 5,
+        DType::Q8_0 => 6,
+        DType::Q2_K => 7,
+        DType::Q3_K => 8,
+        DType::Q4_K => 9,
+        DType::Q5_K => 10,
+        DType::Q6_K => 11,
+        DType::MXFP4 => 12,
+        DType::MXFP4_Planes => 13,
+        DType::Affine { bits, group, scale } => {
+            let bf16 = u32::from(scale == Half::BF16);
+            14 | u32::from(group) << 8 | u32::from(bits) << 16 | bf16 << 24
+        }
+        DType::Fp8 { scale } => 15 | u32::from(scale == BlockScale::BF16) << 24,
+    }
+}
+
+/// A resident weight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceWeight {
+    pub(crate) matrix: MatrixSpec,
+    pub(crate) format: Format,
+    /// Those the encoding lacks are the first one.
+    pub(crate) planes: [Slice; 3],
+}
+
+/// Bytes of a matrix with every plane aligned, and where planes begin.
+pub(crate) fn placed(matrix: MatrixSpec) -> Result<(usize, [usize; 3])> {
+    let (mut end, mut offsets) = (0, [0; 3]);
+    for (plane, offset) in offsets.iter_mut().enumerate().take(matrix.dtype.planes()) {
+        *offset = end;
+        let bytes = matrix.dtype.plane_bytes(plane, matrix.rows, matrix.cols)?;
+        end += bytes.next_multiple_of(ALIGNMENT);
+    }
+    Ok((end, offsets))
+}
+
+/// Puts weights into one buffer.
+pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor]) -> Result<Vec<DeviceWeight>> {
+    let spec = |t: &Tensor| MatrixSpec { dtype: t.dtype(), rows: t.rows(), cols: t.cols() };
+    let placements = weights.iter().map(|t| placed(spec(t))).collect::<Result<Vec<_>>>()?;
+    let total: usize = placements.iter().map(|(bytes, _)| bytes).sum();
+    let buffer = device.alloc(total.max(ALIGNMENT))?;
+    let mut start = 0;
+    let mut placed = vec![];
+    for (tensor, (bytes, offsets)) in weights.iter().zip(placements) {
+        let planes = offsets.map(|offset| Slice { buffer, offset: start + offset });
+        for (plane, to) in planes.iter().enumerate().take(tensor.dtype().planes()) {
+            device.upload(*to, tensor.view().plane(plane))?;
+        }
+        let matrix = spec(tensor);
+        placed.push(DeviceWeight { matrix, format: Format::new(matrix)?, planes });
+        start += bytes;
+    }
+    Ok(placed)
+}
+
+/// The bytes of a plane with its rows one after the other; `scratch` is used if they are not stored so.
+pub(crate) fn plane_bytes<'a>(
+    view: &TensorView<'a>,
+    plane: usize,
+    scratch: &'a mut Vec<u8>,
+) -> Result<&'a [u8]> {
+    let bytes = view.dtype().plane_bytes(plane, view.rows(), view.cols())?;
+    scratch.clear();
+    if view.is_transposed() {
+        for row in 0..view.rows() {
+            for col in 0..view.cols() {
+                scratch.extend_from_slice(view.element(row, col));
+            }
+        }
+        return Ok(scratch);
+    }
+    if view.stride(plane) == view.dtype().row_bytes(plane, view.cols())? {
+        return Ok(&view.plane(plane)[..bytes]);
+    }
+    for row in (0..view.rows()).step_by(view.dtype().block_rows(plane)) {
+        scratch.extend_from_slice(view.row(plane, row));
+    }
+    Ok(scratch)
+}

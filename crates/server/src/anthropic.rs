@@ -1,0 +1,329 @@
+//! Anthropic's `/v1/messages`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::HeaderValue;
+use axum::response::{IntoResponse, Response};
+use moeflux::Finish;
+use moeflux::generation::Conversation;
+use moeflux::scheduler::Done;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::answer::{Delta, Update, Whole};
+use crate::error::{ApiError, Dialect};
+use crate::openai::{engine_usage, unique};
+use crate::prompt::{Ask, Prompt, Sampling, content_text};
+use crate::sse::{self, Events, Render};
+use crate::tools::{Call, Choice, Tool, Tools};
+use crate::{App, body};
+
+#[derive(Debug, Deserialize)]
+struct MessagesRequest {
+    model: String,
+    messages: Vec<Value>,
+    system: Option<Value>,
+    max_tokens: Option<usize>,
+    #[serde(flatten)]
+    sampling: Sampling,
+    stop_sequences: Option<Vec<String>>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    thinking: Option<Value>,
+    stream: Option<bool>,
+}
+
+pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
+    with_id(answer(app, request).await.unwrap_or_else(|error| error.response(Dialect::Anthropic)))
+}
+
+/// Clients quote this header when something went wrong.
+fn with_id(mut response: Response) -> Response {
+    if let Ok(id) = HeaderValue::from_str(&unique("req_")) {
+        response.headers_mut().insert("request-id", id);
+    }
+    response
+}
+
+async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
+    let request: MessagesRequest = body::json(&app, request).await?;
+    app.check_model(Some(&request.model))?;
+    let stream = request.stream.unwrap_or(false);
+    let max_tokens = request.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "is missing"))?;
+    let ask = request.ask()?;
+    let answers = Ask { max_tokens: Some(max_tokens), ..ask }.submit(&app).await?;
+    let mut reply = Reply { id: unique("msg_"), app, blocks: 0, open: None, calls: 0, done: None };
+    if stream {
+        return Ok(sse::stream(answers, reply));
+    }
+    let whole = answers.collect().await?.pop().unwrap_or_default();
+    Ok(Json(reply.whole(whole)).into_response())
+}
+
+pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
+    let counted = async {
+        let request: MessagesRequest = body::json(&app, request).await?;
+        app.check_model(Some(&request.model))?;
+        let ask = request.ask()?;
+        let scheduler = Arc::clone(&app.scheduler);
+        let count = tokio::task::spawn_blocking(move || {
+            let [Prompt::Chat(messages, variables)] = &ask.prompts[..] else { return Ok(0) };
+            let tools = ask.tools.as_ref().map(Tools::json);
+            let conversation = Conversation { messages, tools: tools.as_ref(), variables: Some(variables) };
+            scheduler.encode_chat(&conversation).map(|encoded| encoded.tokens.len())
+        });
+        let count = count.await.unwrap_or(Ok(0))?;
+        Ok::<_, ApiError>(Json(json!({"input_tokens": count})).into_response())
+    };
+    with_id(counted.await.unwrap_or_else(|error| error.response(Dialect::Anthropic)))
+}
+
+impl MessagesRequest {
+    fn ask(self) -> Result<Ask, ApiError> {
+        let mut messages = vec![];
+        if let Some(system) = &self.system {
+            messages.push(json!({"role": "system", "content": content_text(system, "system")?}));
+        }
+        for (index, message) in self.messages.iter().enumerate() {
+            push_message(message, &format!("messages.{index}"), &mut messages)?;
+        }
+        if self.messages.is_empty() {
+            return Err(ApiError::invalid("messages", "expected at least one"));
+        }
+        let mut variables = Map::new();
+        let thinking =
+            self.thinking.as_ref().and_then(|thinking| thinking.get("type")).and_then(Value::as_str);
+        if let Some(thinking) = thinking {
+            variables.insert("enable_thinking".into(), json!(thinking != "disabled"));
+        }
+        Ok(Ask {
+            sampling: self.sampling,
+            stop: self.stop_sequences.unwrap_or_default(),
+            tools: tools(self.tools, self.tool_choice.as_ref())?,
+            ..Ask::new(vec![Prompt::Chat(messages, variables)])
+        })
+    }
+}
+
+/// Appends a message in the form that chat templates expect; results of tools become messages of their own.
+fn push_message(message: &Value, param: &str, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+    let role = match message.get("role").and_then(Value::as_str) {
+        Some(role @ ("user" | "assistant" | "system")) => role,
+        _ => return Err(ApiError::invalid(param, "role: expected user or assistant")),
+    };
+    let content = message.get("content").unwrap_or(&Value::Null);
+    let Value::Array(blocks) = content else {
+        messages.push(json!({"role": role, "content": content_text(content, param)?}));
+        return Ok(());
+    };
+    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), vec![]);
+    for block in blocks {
+        let said = |key: &str| block.get(key).and_then(Value::as_str).unwrap_or_default();
+        match said("type") {
+            "text" => text.push_str(said("text")),
+            "thinking" => reasoning.push_str(said("thinking")),
+            "redacted_thinking" => {}
+            "tool_use" => {
+                let input = block.get("input").cloned().unwrap_or_else(|| json!({}));
+                let function = json!({"name": said("name"), "arguments": input});
+                calls.push(json!({"id": said("id"), "type": "function", "function": function}));
+            }
+            "tool_result" => {
+                let result = content_text(block.get("content").unwrap_or(&Value::Null), param)?;
+                messages
+                    .push(json!({"role": "tool", "content": result, "tool_call_id": said("tool_use_id")}));
+            }
+            other => {
+                let message = format!("content of type {other:?} is not supported");
+                return Err(ApiError::invalid(param, message));
+            }
+        }
+    }
+    if text.is_empty() && calls.is_empty() && blocks.iter().any(|block| block["type"] == "tool_result") {
+        return Ok(());
+    }
+    let mut normal = json!({"role": role, "content": text});
+    if !reasoning.is_empty() {
+        normal["reasoning_content"] = json!(reasoning);
+    }
+    if !calls.is_empty() {
+        normal["tool_calls"] = json!(calls);
+    }
+    messages.push(normal);
+    Ok(())
+}
+
+fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Tools>, ApiError> {
+    let said = |key: &str| choice.and_then(|choice| choice.get(key)).and_then(Value::as_str);
+    let wanted = match (choice, said("type")) {
+        (None | Some(Value::Null), _) | (_, Some("auto")) => Choice::Auto,
+        (_, Some("none")) => return Ok(None),
+        (_, Some("any")) => Choice::Required,
+        (_, Some("tool")) => Choice::Named(said("name").unwrap_or_default().into()),
+        _ => return Err(ApiError::invalid("tool_choice", "type: expected auto, any, tool or none")),
+    };
+    let given = tools.unwrap_or_default();
+    if given.is_empty() {
+        return match wanted {
+            Choice::Auto => Ok(None),
+            _ => Err(ApiError::invalid("tool_choice", "there are no tools")),
+        };
+    }
+    let tool = |tool: &Value| {
+        let name = tool.get("name").and_then(Value::as_str);
+        let schema = tool.get("input_schema");
+        let (Some(name), Some(schema)) = (name, schema) else {
+            return Err(ApiError::invalid("tools", "expected objects with name and input_schema"));
+        };
+        let description = tool.get("description").and_then(Value::as_str).map(str::to_owned);
+        Ok(Tool { name: name.into(), description, parameters: schema.clone() })
+    };
+    let tools = given.iter().map(tool).collect::<Result<_, ApiError>>()?;
+    let single = choice.and_then(|choice| choice.get("disable_parallel_tool_use")).and_then(Value::as_bool);
+    Ok(Some(Tools { tools, choice: wanted, parallel: !single.unwrap_or(false) }))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Thinking,
+    Text,
+}
+
+struct Reply {
+    id: String,
+    app: Arc<App>,
+    /// Blocks that have been begun.
+    blocks: usize,
+    /// The block that text is being appended to.
+    open: Option<Block>,
+    calls: usize,
+    done: Option<Done>,
+}
+
+fn stop_reason(done: &Done, calls: usize) -> &'static str {
+    match done.finish {
+        _ if calls > 0 => "tool_use",
+        Finish::EndOfText => "end_turn",
+        Finish::Stopped => "stop_sequence",
+        Finish::MaxTokens => "max_tokens",
+        Finish::ContextFull => "model_context_window_exceeded",
+    }
+}
+
+fn tool_use(call: &Call) -> Value {
+    // A grammar has made sure that these are JSON; a model left to itself may write something else.
+    let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+    json!({"type": "tool_use", "id": unique("toolu_"), "name": call.name, "input": input})
+}
+
+impl Reply {
+    fn usage(done: Option<&Done>) -> Value {
+        let Some(Done { usage, .. }) = done else { return json!({"input_tokens": 0, "output_tokens": 0}) };
+        json!({
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage.completion_tokens,
+            "moeflux": engine_usage(usage),
+        })
+    }
+
+    fn message(&self, content: Value, calls: usize) -> Value {
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.app.options.model,
+            "content": content,
+            "stop_reason": self.done.as_ref().map(|done| stop_reason(done, calls)),
+            "stop_sequence": self.done.as_ref().and_then(|done| done.stopped_by.clone()),
+            "usage": Self::usage(self.done.as_ref()),
+        })
+    }
+
+    fn whole(&mut self, whole: Whole) -> Value {
+        let mut content = vec![];
+        if !whole.reasoning.is_empty() {
+            content.push(json!({"type": "thinking", "thinking": whole.reasoning, "signature": ""}));
+        }
+        if !whole.text.is_empty() {
+            content.push(json!({"type": "text", "text": whole.text}));
+        }
+        content.extend(whole.calls.iter().map(tool_use));
+        self.done = whole.done;
+        self.message(json!(content), whole.calls.len())
+    }
+
+    fn begin_block(&mut self, block: Value, events: &mut Events) {
+        events.named(&json!({"type": "content_block_start", "index": self.blocks, "content_block": block}));
+        self.blocks += 1;
+    }
+
+    fn delta(&self, delta: Value, events: &mut Events) {
+        events.named(&json!({"type": "content_block_delta", "index": self.blocks - 1, "delta": delta}));
+    }
+
+    fn end_block(&mut self, events: &mut Events) {
+        if self.open.take().is_some() {
+            events.named(&json!({"type": "content_block_stop", "index": self.blocks - 1}));
+        }
+    }
+
+    /// Makes `block` the one that text is appended to.
+    fn enter(&mut self, block: Block, events: &mut Events) {
+        if self.open != Some(block) {
+            self.end_block(events);
+            let empty = match block {
+                Block::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
+                Block::Text => json!({"type": "text", "text": ""}),
+            };
+            self.begin_block(empty, events);
+            self.open = Some(block);
+        }
+    }
+}
+
+impl Render for Reply {
+    fn begin(&mut self, events: &mut Events) {
+        events.named(&json!({"type": "message_start", "message": self.message(json!([]), 0)}));
+    }
+
+    fn update(&mut self, _: usize, update: Update, events: &mut Events) {
+        match update {
+            Update::Delta(Delta::Text(text)) => {
+                self.enter(Block::Text, events);
+                self.delta(json!({"type": "text_delta", "text": text}), events);
+            }
+            Update::Delta(Delta::Reasoning(text)) => {
+                self.enter(Block::Thinking, events);
+                self.delta(json!({"type": "thinking_delta", "thinking": text}), events);
+            }
+            Update::Delta(Delta::Call(call)) => {
+                self.end_block(events);
+                let mut block = tool_use(&call);
+                block["input"] = json!({});
+                self.begin_block(block, events);
+                self.delta(json!({"type": "input_json_delta", "partial_json": call.arguments}), events);
+                events.named(&json!({"type": "content_block_stop", "index": self.blocks - 1}));
+                self.calls += 1;
+            }
+            Update::Logprobs(_) => {}
+            Update::Done(done) => self.done = Some(done),
+            Update::Failed(error) => events.named(&error.json(Dialect::Anthropic)),
+        }
+    }
+
+    fn end(&mut self, events: &mut Events) {
+        self.end_block(events);
+        let message = self.message(json!([]), self.calls);
+        let delta = json!({"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]});
+        events.named(&json!({"type": "message_delta", "delta": delta, "usage": message["usage"]}));
+        events.named(&json!({"type": "message_stop"}));
+    }
+
+    fn ping(&self, events: &mut Events) {
+        events.named(&json!({"type": "ping"}));
+    }
+}

@@ -1,0 +1,137 @@
+//! HTTP over a [`Scheduler`]: the interfaces that programs already speak (OpenAI, Anthropic), Prometheus metrics and a
+//! web page.
+//!
+//! [`router`] gives an axum [`Router`](axum::Router) that can be nested in another program; [`serve`] runs it with time
+//! limits and an orderly end. Requests go to the scheduler's thread through a queue of bounded length; a client that
+//! goes away takes its request with it within one step.
+//!
+//! Not here: TLS (put a proxy in front), embeddings, images, state between requests other than cached prefixes.
+
+mod answer;
+mod anthropic;
+mod body;
+mod error;
+mod grammar;
+mod guard;
+mod live;
+mod metrics;
+mod openai;
+mod page;
+mod prompt;
+mod serve;
+mod sse;
+mod tools;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use moeflux::Scheduler;
+
+use error::{ApiError, Dialect};
+use grammar::Grammars;
+pub use serve::{Limits, serve};
+
+/// The OpenAPI description of this server.
+const OPENAPI: &str = include_str!("../openapi.json");
+
+/// How a server behaves.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Name under which clients know the model.
+    pub model: String,
+    /// Further names that are accepted.
+    pub aliases: Vec<String>,
+    /// Key that clients must present, as a bearer token or in `x-api-key`.
+    pub api_key: Option<String>,
+    /// Origins whose pages may call this server; `*` is any.
+    pub cors: Vec<String>,
+    /// Refuse requests whose `Host` is not this machine, so that a page which renames itself cannot reach a server that
+    /// has no key.
+    pub local_only: bool,
+    /// Most bytes of a request.
+    pub max_body: usize,
+    /// Most time that a request may take to arrive.
+    pub body_timeout: Duration,
+    /// Most tokens of an answer if the request does not say.
+    pub max_tokens: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            model: "moeflux".into(),
+            aliases: vec![],
+            api_key: None,
+            cors: vec![],
+            local_only: false,
+            max_body: 8 << 20,
+            body_timeout: Duration::from_secs(30),
+            max_tokens: 1024,
+        }
+    }
+}
+
+/// What handlers share.
+struct App {
+    scheduler: Arc<Scheduler>,
+    options: ServerOptions,
+    grammars: Grammars,
+    /// When the server was made, in seconds since 1970.
+    created: u64,
+}
+
+/// The server's routes over `scheduler`.
+pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let created = now.map_or(0, |since| since.as_secs());
+    let grammars = Grammars::new(Arc::clone(&scheduler));
+    let app = Arc::new(App { scheduler, options, grammars, created });
+    Router::new()
+        .route("/v1/chat/completions", post(openai::chat::handle))
+        .route("/v1/completions", post(openai::completions::handle))
+        .route("/v1/responses", post(openai::responses::handle))
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{model}", get(openai::models::one))
+        .route("/v1/messages", post(anthropic::handle))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/metrics", get(metrics::handle))
+        .route("/api/live", get(live::handle))
+        .route("/health", get(health))
+        .route("/openapi.json", get(openapi))
+        .route("/", get(page::html))
+        .route("/page.css", get(page::css))
+        .route("/page.js", get(page::js))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), guard::guard))
+        // Bodies are read with a limit of their own, which answers in the client's dialect.
+        .layer(DefaultBodyLimit::disable())
+        .with_state(app)
+}
+
+async fn health(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Response {
+    let (status, text) = match app.scheduler.is_open() {
+        true => (StatusCode::OK, "ok"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
+    };
+    (status, axum::Json(serde_json::json!({ "status": text }))).into_response()
+}
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], OPENAPI).into_response()
+}
+
+async fn unknown_path(uri: axum::http::Uri) -> Response {
+    let message = format!("unknown path {:?}", uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, message).response(Dialect::of(uri.path()))
+}
+
+async fn wrong_method(uri: axum::http::Uri, method: axum::http::Method) -> Response {
+    let message = format!("{method} is not allowed for {:?}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).response(Dialect::of(uri.path()))
+}

@@ -1,0 +1,91 @@
+//! `/metrics`, in Prometheus' text format.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use moeflux::scheduler::{Description, Figures, Histogram};
+
+use crate::App;
+
+pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
+    let text = render(&app.scheduler.figures(), app.scheduler.description());
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+fn render(figures: &Figures, description: &Description) -> String {
+    let f = figures;
+    let mut text = String::new();
+    let mut one = |kind: &str, name: &str, help: &str, values: &[(&str, f64)]| {
+        // Writing to a text does not fail.
+        let _ = writeln!(text, "# HELP moeflux_{name} {help}\n# TYPE moeflux_{name} {kind}");
+        for (label, value) in values {
+            let _ = writeln!(text, "moeflux_{name}{label} {value}");
+        }
+    };
+    let requests = [
+        ("{outcome=\"finished\"}", f.finished as f64),
+        ("{outcome=\"cancelled\"}", f.cancelled as f64),
+        ("{outcome=\"failed\"}", f.failed as f64),
+        ("{outcome=\"refused\"}", f.refused as f64),
+    ];
+    one("counter", "requests_total", "Requests by outcome.", &requests);
+    let tokens = [
+        ("{kind=\"prompt\"}", f.prompt_tokens as f64),
+        ("{kind=\"cached\"}", f.cached_tokens as f64),
+        ("{kind=\"generated\"}", f.generated_tokens as f64),
+    ];
+    one("counter", "tokens_total", "Tokens by what was done with them.", &tokens);
+    one("counter", "steps_total", "Batches evaluated.", &[("", f.steps as f64)]);
+    one("counter", "busy_seconds_total", "Time spent evaluating.", &[("", f.busy_seconds)]);
+    one(
+        "counter",
+        "preemptions_total",
+        "Requests put off because memory was short.",
+        &[("", f.preemptions as f64)],
+    );
+    let lookups =
+        [("{tier=\"memory\"}", f.experts.hits as f64), ("{tier=\"disk\"}", f.experts.misses as f64)];
+    one("counter", "expert_lookups_total", "Experts by where they were found.", &lookups);
+    one("counter", "expert_bytes_read_total", "Bytes of experts read.", &[("", f.experts.bytes_read as f64)]);
+    one(
+        "counter",
+        "expert_stall_seconds_total",
+        "Time that computing waited for reads.",
+        &[("", f.experts.stall.as_secs_f64())],
+    );
+    one("gauge", "requests_waiting", "Requests in the queue.", &[("", f.waiting as f64)]);
+    one("gauge", "requests_running", "Requests being answered.", &[("", f.running as f64)]);
+    one("gauge", "kv_pages", "Pages of keys and values.", &[("", description.pages as f64)]);
+    one("gauge", "kv_pages_used", "Pages in use, kept sessions included.", &[("", f.pages_used as f64)]);
+    one("gauge", "kv_pages_running", "Pages of requests being answered.", &[("", f.pages_running as f64)]);
+    one("gauge", "kept_sessions", "Sessions kept for reuse.", &[("", f.kept_sessions as f64)]);
+    if let Some(bytes) = moeflux::memory::resident() {
+        one("gauge", "resident_bytes", "Resident memory of the process.", &[("", bytes as f64)]);
+    }
+    histogram(&mut text, "batch_sequences", "Sequences in a batch.", &f.batch);
+    histogram(
+        &mut text,
+        "time_to_first_token_seconds",
+        "From submission to the first token.",
+        &f.first_token,
+    );
+    histogram(&mut text, "inter_token_seconds", "Between tokens of an answer.", &f.between_tokens);
+    histogram(&mut text, "request_seconds", "From submission to the end of an answer.", &f.duration);
+    text
+}
+
+fn histogram(text: &mut String, name: &str, help: &str, histogram: &Histogram) {
+    let _ = writeln!(text, "# HELP moeflux_{name} {help}\n# TYPE moeflux_{name} histogram");
+    let mut below = 0;
+    for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
+        below += count;
+        let _ = writeln!(text, "moeflux_{name}_bucket{{le=\"{bound}\"}} {below}");
+    }
+    let _ = writeln!(text, "moeflux_{name}_bucket{{le=\"+Inf\"}} {}", histogram.count());
+    let _ =
+        writeln!(text, "moeflux_{name}_sum {}\nmoeflux_{name}_count {}", histogram.sum, histogram.count());
+}

@@ -1,0 +1,189 @@
+//! `/v1/completions`: text goes on without a chat template.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use moeflux::decoding::TokenLogprobs;
+use moeflux::scheduler::Done;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::chat::StreamOptions;
+use super::{finish_reason, now, token_text, unique, usage};
+use crate::answer::{Delta, Update};
+use crate::error::{ApiError, Dialect};
+use crate::prompt::{Ask, Form, Prompt, Sampling, Texts};
+use crate::sse::{self, Events, Render};
+use crate::{App, body};
+
+const MAX_LOGPROBS: usize = 20;
+const MAX_PROMPTS: usize = 16;
+
+#[derive(Debug, Deserialize)]
+struct CompletionRequest {
+    model: Option<String>,
+    prompt: PromptField,
+    #[serde(flatten)]
+    sampling: Sampling,
+    max_tokens: Option<usize>,
+    stop: Option<Texts>,
+    n: Option<usize>,
+    logprobs: Option<usize>,
+    response_format: Option<Value>,
+    echo: Option<bool>,
+    suffix: Option<String>,
+    best_of: Option<usize>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    prompt_cache_key: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "prompt: expected a text, token ids, or a list of either")]
+enum PromptField {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(app, request).await.unwrap_or_else(|error| error.response(Dialect::OpenAi))
+}
+
+async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
+    let request: CompletionRequest = body::json(&app, request).await?;
+    app.check_model(request.model.as_deref())?;
+    let stream = request.stream.unwrap_or(false);
+    let with_usage = request.stream_options.as_ref().is_some_and(|options| options.include_usage);
+    let answers = request.ask()?.submit(&app).await?;
+    let head = Head { id: unique("cmpl-"), created: now(), app };
+    if stream {
+        return Ok(sse::stream(answers, Chunks { head, with_usage, dones: vec![] }));
+    }
+    let wholes = answers.collect().await?;
+    let choices = wholes.iter().enumerate().map(|(index, whole)| {
+        let reason = whole.done.as_ref().map(|done| finish_reason(done, 0));
+        head.choice(index, &whole.text, &whole.logprobs, json!(reason))
+    });
+    let mut object = head.object(choices.collect());
+    object["usage"] = usage(wholes.iter().filter_map(|whole| whole.done.as_ref()));
+    Ok(Json(object).into_response())
+}
+
+impl CompletionRequest {
+    fn ask(self) -> Result<Ask, ApiError> {
+        let unsupported = |name: &str| Err(ApiError::invalid(name, "is not supported"));
+        if self.echo == Some(true) {
+            return unsupported("echo");
+        }
+        if self.suffix.is_some_and(|suffix| !suffix.is_empty()) {
+            return unsupported("suffix");
+        }
+        if self.best_of.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
+            return unsupported("best_of");
+        }
+        if self.logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
+            return Err(ApiError::invalid("logprobs", format!("expected at most {MAX_LOGPROBS}")));
+        }
+        let prompts: Vec<Prompt> = match self.prompt {
+            PromptField::Text(text) => vec![Prompt::Text(text)],
+            PromptField::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+            PromptField::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
+            PromptField::TokenLists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
+        };
+        if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
+            return Err(ApiError::invalid("prompt", format!("expected 1 to {MAX_PROMPTS} prompts")));
+        }
+        Ok(Ask {
+            sampling: self.sampling,
+            max_tokens: Some(self.max_tokens.unwrap_or(16)),
+            stop: self.stop.map(Texts::list).unwrap_or_default(),
+            answers: self.n.unwrap_or(1),
+            logprobs: self.logprobs,
+            form: Form::parse(self.response_format.as_ref(), "response_format")?,
+            conversation: self.prompt_cache_key,
+            ..Ask::new(prompts)
+        })
+    }
+}
+
+struct Head {
+    id: String,
+    created: u64,
+    app: Arc<App>,
+}
+
+impl Head {
+    fn object(&self, choices: Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.app.options.model,
+            "choices": choices,
+        })
+    }
+
+    fn choice(&self, index: usize, text: &str, logprobs: &[TokenLogprobs], reason: Value) -> Value {
+        let logprobs = if logprobs.is_empty() { Value::Null } else { self.logprobs(logprobs) };
+        json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason})
+    }
+
+    /// Log-probabilities in the form of this interface: lists side by side.
+    fn logprobs(&self, logprobs: &[TokenLogprobs]) -> Value {
+        let tokenizer = self.app.scheduler.tokenizer();
+        let text = |token| token_text(tokenizer, token).0;
+        let tokens: Vec<String> = logprobs.iter().map(|l| text(l.chosen.token)).collect();
+        let offsets = tokens.iter().scan(0, |at, token| {
+            let start = *at;
+            *at += token.chars().count();
+            Some(start)
+        });
+        let top = |l: &TokenLogprobs| {
+            l.top.iter().map(|l| (text(l.token), json!(l.logprob))).collect::<Map<String, Value>>()
+        };
+        json!({
+            "text_offset": offsets.collect::<Vec<_>>(),
+            "token_logprobs": logprobs.iter().map(|l| l.chosen.logprob).collect::<Vec<_>>(),
+            "top_logprobs": logprobs.iter().map(top).collect::<Vec<_>>(),
+            "tokens": tokens,
+        })
+    }
+}
+
+struct Chunks {
+    head: Head,
+    with_usage: bool,
+    dones: Vec<Done>,
+}
+
+impl Render for Chunks {
+    fn update(&mut self, index: usize, update: Update, events: &mut Events) {
+        let choice = match update {
+            Update::Delta(Delta::Text(text) | Delta::Reasoning(text)) => {
+                self.head.choice(index, &text, &[], Value::Null)
+            }
+            Update::Delta(Delta::Call(_)) => return,
+            Update::Logprobs(logprobs) => self.head.choice(index, "", &[logprobs], Value::Null),
+            Update::Done(done) => {
+                let reason = json!(finish_reason(&done, 0));
+                self.dones.push(done);
+                self.head.choice(index, "", &[], reason)
+            }
+            Update::Failed(error) => return events.data(&error.json(Dialect::OpenAi)),
+        };
+        events.data(&self.head.object(json!([choice])));
+    }
+
+    fn end(&mut self, events: &mut Events) {
+        if self.with_usage {
+            let mut object = self.head.object(json!([]));
+            object["usage"] = usage(self.dones.iter());
+            events.data(&object);
+        }
+        events.raw("data: [DONE]\n\n");
+    }
+}

@@ -1,0 +1,290 @@
+//! From what a request says to what the scheduler takes.
+
+use std::sync::Arc;
+
+use llguidance::api::TopLevelGrammar;
+use moeflux::generation::Conversation;
+use moeflux::sampler::SamplerOptions;
+use moeflux::{DecodingOptions, Request};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::App;
+use crate::answer::{Answers, Parts};
+use crate::error::ApiError;
+use crate::grammar;
+use crate::tools::Tools;
+
+/// Most answers to one request.
+const MAX_ANSWERS: usize = 16;
+/// Most stop texts of one request.
+const MAX_STOPS: usize = 16;
+
+/// Sampling as interfaces write it; all of it may be left out.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct Sampling {
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    #[serde(default)]
+    logit_bias: Option<Map<String, Value>>,
+    seed: Option<i64>,
+}
+
+impl Sampling {
+    fn options(&self) -> Result<SamplerOptions, ApiError> {
+        let within = |name: &str, value: Option<f32>, low: f32, high: f32| match value {
+            Some(value) if !(low..=high).contains(&value) => {
+                Err(ApiError::invalid(name, format!("expected a number from {low} to {high}, got {value}")))
+            }
+            _ => Ok(()),
+        };
+        within("temperature", self.temperature, 0.0, 2.0)?;
+        within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        let mut logit_bias = std::collections::BTreeMap::new();
+        for (token, bias) in self.logit_bias.iter().flatten() {
+            let fault = || {
+                ApiError::invalid(
+                    "logit_bias",
+                    format!("{token:?}: {bias}: expected a token id and a number from -100 to 100"),
+                )
+            };
+            let id: u32 = token.parse().map_err(|_| fault())?;
+            let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias)).ok_or_else(fault)?;
+            // -100 is meant as never, as in OpenAI's interface.
+            logit_bias.insert(id, if bias == -100.0 { f32::NEG_INFINITY } else { bias as f32 });
+        }
+        let default = SamplerOptions::default();
+        Ok(SamplerOptions {
+            temperature: self.temperature.unwrap_or(1.0),
+            top_p: self.top_p.unwrap_or(1.0),
+            // Some clients say -1 for all.
+            top_k: usize::try_from(self.top_k.unwrap_or(0)).unwrap_or(0),
+            min_p: self.min_p.unwrap_or(0.0),
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            logit_bias,
+            seed: self.seed.map(i64::cast_unsigned),
+            ..default
+        })
+    }
+}
+
+/// One text or several.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+pub(crate) enum Texts {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Texts {
+    pub(crate) fn list(self) -> Vec<String> {
+        match self {
+            Self::One(text) => vec![text],
+            Self::Many(texts) => texts,
+        }
+    }
+}
+
+/// The form that an answer must have.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Form {
+    #[default]
+    Text,
+    /// JSON by a schema, which came in the named field.
+    Json(Value, &'static str),
+}
+
+impl Form {
+    /// `{"type": "text" | "json_object" | "json_schema", …}` as in OpenAI's interfaces; the schema may stand in
+    /// `json_schema` or, as in responses, beside the type.
+    pub(crate) fn parse(format: Option<&Value>, param: &'static str) -> Result<Self, ApiError> {
+        let Some(format) = format.filter(|format| !format.is_null()) else { return Ok(Self::Text) };
+        match format.get("type").and_then(Value::as_str) {
+            Some("text") => Ok(Self::Text),
+            Some("json_object") => Ok(Self::Json(json!({"type": "object"}), param)),
+            Some("json_schema") => {
+                let schema = format.get("json_schema").unwrap_or(format).get("schema");
+                let schema = schema.ok_or_else(|| ApiError::invalid(param, "schema is missing"))?;
+                Ok(Self::Json(schema.clone(), param))
+            }
+            _ => Err(ApiError::invalid(param, "type: expected text, json_object or json_schema")),
+        }
+    }
+}
+
+/// What a prompt is made of.
+#[derive(Debug, Clone)]
+pub(crate) enum Prompt {
+    /// Through the chat template, with its variables.
+    Chat(Vec<Value>, Map<String, Value>),
+    /// As it stands.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+/// A request in the terms that all interfaces share.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    pub(crate) prompts: Vec<Prompt>,
+    pub(crate) sampling: Sampling,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) stop: Vec<String>,
+    pub(crate) answers: usize,
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) form: Form,
+    pub(crate) tools: Option<Tools>,
+    pub(crate) conversation: Option<String>,
+}
+
+impl Ask {
+    pub(crate) fn new(prompts: Vec<Prompt>) -> Self {
+        Self {
+            prompts,
+            sampling: Sampling::default(),
+            max_tokens: None,
+            stop: vec![],
+            answers: 1,
+            logprobs: None,
+            form: Form::Text,
+            tools: None,
+            conversation: None,
+        }
+    }
+
+    /// Encodes, compiles and queues.
+    pub(crate) async fn submit(self, app: &Arc<App>) -> Result<Answers, ApiError> {
+        let (theirs, scheduler) = (Arc::clone(app), Arc::clone(&app.scheduler));
+        // Tokenizing and compiling grammars may take a while; a compiler that panics must not take the server along.
+        let prepared = tokio::task::spawn_blocking(move || self.prepare(&theirs)).await;
+        let (requests, parts) = match prepared {
+            Ok(prepared) => prepared?,
+            Err(_) => return Err(ApiError::invalid("response_format", "the grammar cannot be compiled")),
+        };
+        Answers::submit(&scheduler, requests, parts)
+    }
+
+    fn prepare(self, app: &App) -> Result<(Vec<Request>, Parts), ApiError> {
+        if self.answers == 0 || self.answers > MAX_ANSWERS {
+            let message = format!("expected a number from 1 to {MAX_ANSWERS}, got {}", self.answers);
+            return Err(ApiError::invalid("n", message));
+        }
+        if self.stop.len() > MAX_STOPS {
+            return Err(ApiError::invalid("stop", format!("expected at most {MAX_STOPS} texts")));
+        }
+        if self.max_tokens == Some(0) {
+            return Err(ApiError::invalid("max_tokens", "expected a positive number, got 0"));
+        }
+        let scheduler = &app.scheduler;
+        if let Some(tools) = &self.tools {
+            tools.check(scheduler.template())?;
+        }
+        let sampler = self.sampling.options()?;
+        let mut requests = vec![];
+        let is_chat = matches!(self.prompts[..], [Prompt::Chat(..)]);
+        let mut parts = Parts { thinking: false, split: is_chat, calls: self.tools.is_some() };
+        for prompt in &self.prompts {
+            let prompt = self.encode(app, prompt, &mut parts)?;
+            for index in 0..self.answers {
+                let mut sampler = sampler.clone();
+                sampler.seed = sampler.seed.map(|seed| seed.wrapping_add(index as u64));
+                let options = DecodingOptions {
+                    sampler,
+                    max_tokens: self.max_tokens.unwrap_or(app.options.max_tokens),
+                    stop: self.stop.clone(),
+                    logprobs: self.logprobs,
+                };
+                let constraint = match self.grammar(parts)? {
+                    Some((grammar, param)) => Some(app.grammars.constraint(grammar, param)?),
+                    None => None,
+                };
+                let conversation = self.conversation.clone().filter(|_| index == 0);
+                requests.push(Request { prompt: prompt.clone(), options, constraint, conversation });
+            }
+        }
+        Ok((requests, parts))
+    }
+
+    fn encode(&self, app: &App, prompt: &Prompt, parts: &mut Parts) -> Result<Vec<u32>, ApiError> {
+        match prompt {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text(text) => {
+                Ok(app.scheduler.tokenizer().encode(text, moeflux::tokenizer::AddSpecial::Yes)?)
+            }
+            Prompt::Chat(messages, variables) => {
+                let tools = self.tools.as_ref().map(Tools::json);
+                let conversation =
+                    Conversation { messages, tools: tools.as_ref(), variables: Some(variables) };
+                let encoded = app.scheduler.encode_chat(&conversation)?;
+                parts.thinking = encoded.text.trim_end().ends_with("<think>");
+                Ok(encoded.tokens)
+            }
+        }
+    }
+
+    fn grammar(&self, parts: Parts) -> Result<Option<(TopLevelGrammar, &'static str)>, ApiError> {
+        match (&self.form, &self.tools) {
+            (Form::Json(..), Some(_)) => {
+                Err(ApiError::invalid("response_format", "cannot be combined with tools"))
+            }
+            (Form::Json(..), None) | (Form::Text, Some(_)) if parts.thinking => Err(ApiError::invalid(
+                "response_format",
+                "a forced form cannot be combined with reasoning; turn that off (chat_template_kwargs)",
+            )),
+            (Form::Json(schema, param), None) => Ok(Some((grammar::json_schema(schema, param)?, param))),
+            (Form::Text, Some(tools)) => Ok(Some((tools.grammar()?, "tools"))),
+            (Form::Text, None) => Ok(None),
+        }
+    }
+}
+
+impl App {
+    /// Refuses a model that is not this one; none at all means this one.
+    pub(crate) fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
+        let Some(model) = model else { return Ok(()) };
+        if model == self.options.model || self.options.aliases.iter().any(|alias| alias == model) {
+            return Ok(());
+        }
+        let message = format!("there is no model {model:?}; this server has {:?}", self.options.model);
+        Err(ApiError {
+            param: Some("model".into()),
+            code: Some("model_not_found"),
+            ..ApiError::new(axum::http::StatusCode::NOT_FOUND, message)
+        })
+    }
+}
+
+/// The text of a message's content: a text, or a list of parts of type `text`.
+pub(crate) fn content_text(content: &Value, param: &str) -> Result<String, ApiError> {
+    match content {
+        Value::Null => Ok(String::new()),
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => {
+            let mut text = String::new();
+            for part in parts {
+                let kind = part.get("type").and_then(Value::as_str).unwrap_or("text");
+                let known = ["text", "input_text", "output_text", "refusal"].contains(&kind);
+                let piece = part.get("text").or_else(|| part.get("refusal")).and_then(Value::as_str);
+                match piece.filter(|_| known) {
+                    Some(piece) => text.push_str(piece),
+                    None => {
+                        return Err(ApiError::invalid(
+                            param,
+                            format!("content of type {kind:?} is not supported, only text"),
+                        ));
+                    }
+                }
+            }
+            Ok(text)
+        }
+        _ => Err(ApiError::invalid(param, "content: expected a text or a list of parts")),
+    }
+}

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Compiles the GPU kernels to the archive of PTX that the CUDA executor embeds.
+
+    python3 -m venv .venv && .venv/bin/pip install -r tools/cuda/requirements.txt
+    .venv/bin/python tools/cuda/build_kernels.py            # writes crates/compute/src/gpu/cuda/kernels.ptx.z
+    .venv/bin/python tools/cuda/build_kernels.py --check    # fails if the archive is not that of the sources
+    .venv/bin/python tools/cuda/build_kernels.py --assemble # and assembles every kernel for every architecture
+
+Needs a C++ compiler, no GPU. The compiler is that of the packages beside this Python, else `nvcc` of the PATH.
+The PTX is for compute capability 8.0 and says version 8.0, so that drivers from 525 on read it; nothing newer is used.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "crates/compute/src/gpu/kernels"
+ARCHIVE = ROOT / "crates/compute/src/gpu/cuda/kernels.ptx.z"
+MARK = "//@ "
+PTX_VERSION = "8.0"
+ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
+ENCODINGS = ["q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "mxfp4_planes", "f16", "bf16", "affine4", "affine8",
+             "fp8"]
+
+
+def toolkit() -> Path:
+    """Folder of nvcc and ptxas."""
+    packaged = Path(sysconfig.get_paths()["purelib"]) / "nvidia/cu13/bin"
+    if (packaged / "nvcc").exists():
+        return packaged
+    found = shutil.which("nvcc")
+    if not found:
+        sys.exit("no nvcc: install tools/cuda/requirements.txt, or put a toolkit's into the PATH")
+    return Path(found).resolve().parent
+
+
+def units() -> list[tuple[str, list[str]]]:
+    """Text of each unit as CUDA, with the compiler's definitions."""
+    listed = re.search(r"units!\[(.*?)\]", (KERNELS / "mod.rs").read_text(), re.S)
+    names = re.findall(r'"(\w+)"', listed.group(1)) if listed else []
+    common = [(f'#include "{name}.h"\n', []) for name in names]
+    gemm = [('#include "cuda/gemm.cu"\n', [f"-DDTYPE={e.upper()}", f"-DNAME(f)=f##_{e}"]) for e in ENCODINGS]
+    return common + gemm + [(f'#include "cuda/{file}"\n', []) for file in ["prefill.cu", "flash_attention.cu"]]
+
+
+def compile_unit(tools: Path, folder: Path, index: int, text: str, definitions: list[str]) -> str:
+    source = f"unit{index}.cu"
+    (folder / source).write_text(text)
+    command = [tools / "nvcc", "-std=c++17", "-O3", "-arch=compute_80", "--ptx", "-I", KERNELS, *definitions, source]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    out = (folder / source).with_suffix(".ptx")
+    if run.returncode != 0:
+        sys.exit(f"{text}{' '.join(definitions)}\n{run.stdout}{run.stderr}")
+    # Comments name files and builds; the texts must depend on the sources alone.
+    lines = [line for line in out.read_text().splitlines() if line.strip() and not line.lstrip().startswith("//")]
+    ptx = re.sub(r"^\.version .*", f".version {PTX_VERSION}", "\n".join(lines) + "\n", flags=re.M)
+    return re.sub(r"_INTERNAL_[0-9a-f]{8}_\d+_unit\d+_cu_", "_", ptx)
+
+
+def split(ptx: str) -> dict[str, str]:
+    """Each kernel with what it needs of the unit's own declarations."""
+    entry = re.compile(r"^\.visible \.entry (\w+)\(.*?^}\n", re.S | re.M)
+    shared = entry.sub("", ptx)
+    declared = re.findall(r"^(?:\.\w+ )+(?:\.align \d+ )?\.\w+ (\w+)\[?.*?;\n", shared, re.M | re.S)
+    kernels = {}
+    for found in entry.finditer(ptx):
+        head = shared
+        for name in declared:
+            if not re.search(rf"\b{re.escape(name)}\b", found.group()):
+                head = re.sub(rf"^[^\n]*\b{re.escape(name)}\b[^;]*;\n", "", head, flags=re.M)
+        kernels[found.group(1)] = head + found.group()
+    return kernels
+
+
+def assemble(tools: Path, folder: Path, name: str, ptx: str, architecture: str) -> str | None:
+    """The assembler's complaint, if any."""
+    source = folder / f"{name}.{architecture}.ptx"
+    source.write_text(ptx)
+    command = [tools / "ptxas", f"-arch={architecture}", "-v", source, "-o", "/dev/null"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode != 0:
+        return f"{name} for {architecture}: {run.stdout}{run.stderr}"
+    spill = re.search(r"([1-9]\d*) bytes spill stores", run.stderr)
+    return f"{name} for {architecture} spills {spill.group(1)} bytes of registers" if spill else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with the archive instead of writing it")
+    parser.add_argument("--assemble", action="store_true", help="assemble every kernel for every architecture")
+    parser.add_argument("--jobs", type=int, default=2, help="compilers at once")
+    options = parser.parse_args()
+    tools = toolkit()
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
+        folder = Path(temporary)
+        texts = list(pool.map(lambda item: compile_unit(tools, folder, item[0], *item[1]), enumerate(units())))
+        kernels: dict[str, str] = {}
+        for text in texts:
+            for name, ptx in split(text).items():
+                if name in kernels:
+                    sys.exit(f"two kernels are called {name}")
+                kernels[name] = ptx
+        plain = "".join(f"{MARK}{name}\n{ptx}" for name, ptx in sorted(kernels.items()))
+        size = f"{len(kernels)} kernels, {len(plain) >> 10} KiB"
+        if options.check:
+            archived = zlib.decompress(ARCHIVE.read_bytes()).decode().split(MARK)[1:] if ARCHIVE.exists() else []
+            present = dict(part.split("\n", 1) for part in archived)
+            stale = sorted(name for name in present.keys() | kernels.keys() if present.get(name) != kernels.get(name))
+            if stale:
+                sys.exit(f"{ARCHIVE.relative_to(ROOT)} is not that of the sources, run {Path(__file__).name}: "
+                         f"{', '.join(stale)}")
+            print(f"{size}: as the sources say")
+        else:
+            ARCHIVE.write_bytes(zlib.compress(plain.encode(), 9))
+            print(f"{size}, {ARCHIVE.stat().st_size >> 10} KiB deflated")
+        if options.assemble:
+            jobs = [(f"unit{i}", text, a) for i, text in enumerate(texts) for a in ARCHITECTURES]
+            complaints = [c for c in pool.map(lambda job: assemble(tools, folder, *job), jobs) if c]
+            if complaints:
+                sys.exit("\n".join(complaints))
+            print(f"assembled for {', '.join(ARCHITECTURES)}")
+
+
+main()
