@@ -10,8 +10,7 @@ use moeflux::synth::{Encoding, Outcome, Plan, Recipe, Shape, random_tokens};
 use moeflux::tokenizer::{AddSpecial, Tokenizer};
 use moeflux::{Engine, Error, Options, Outputs, models};
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, KvType, Span,
-    StateSlots,
+    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, Span, StateSlots,
 };
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::ExpertSetId;

@@ -258,7 +258,7 @@ impl DeviceExperts {
             slots.min_by_key(|(_, (content, used))| (content.is_some(), *used)).map(|(slot, _)| slot);
         let slot = oldest.expect("a class has slots");
         let start = class.start + slot * class.slot_bytes;
-        if let (Some((set, expert)), _) = std::mem::replace(&mut class.slots[slot], (None, 0)) {
+        if let (Some((set, expert)), _) = std::mem::take(&mut class.slots[slot]) {
             self.sets[set.0].slots[expert as usize] = None;
         }
         let parts = self.sets[id.0].parts;

@@ -2,7 +2,7 @@
 //!
 //! One stream runs everything in order; a second one copies experts from host memory beside it. A recording is a CUDA
 //! graph, built node by node from the dispatches' [`Order`], so that a token costs one launch. The driver is loaded when
-//! a device is asked for ([`driver`]); kernels are loaded when they are first used ([`archive`]).
+//! a device is asked for (`driver.rs`); kernels are loaded when they are first used (`archive.rs`).
 
 mod archive;
 mod driver;
