@@ -10,6 +10,7 @@ set -uo pipefail
 here=$(dirname "$(realpath "$0")")
 out=$(realpath "$1") moeflux=$(realpath "$2") llama=${3:+$(realpath "$3")} ops=${4:+$(realpath "$4")}
 work=$(mktemp -d)
+PATH=$PATH:/usr/local/cuda/bin
 model=$work/model.gguf
 fixtures=$here/../crates/engine/tests/fixtures
 budget=9GiB
@@ -21,6 +22,18 @@ watched() {
   "$@"
   kill "$watcher"
   echo "most memory of the GPU in use: $(sort -n "$work/used" | tail -1) MiB"
+}
+
+# Accesses or races of three models' kernels.
+sanitize() {
+  local tool=$1 run name mode chunk
+  for run in "qwen3_moe_q4_k_m int8 48" "qwen3_moe_q4_k_m int8 4" "gpt_oss_mxfp4 f32 4"; do
+    read -r name mode chunk <<<"$run"
+    timeout 70 compute-sanitizer --tool "$tool" "$moeflux" logits "$fixtures/gguf/$name/model.gguf" --backend cuda \
+      --tokens "$(seq -s, 1 40)" --out "$work/logits.$tool" --activations "$mode" --chunk "$chunk" >"$work/$tool" 2>&1
+    echo "$tool, $run: exit $?, $(tail -1 "$work/$tool")"
+    cat "$work/$tool" >>"$out/sanitizer.log"
+  done
 }
 
 if [ -n "$llama" ]; then
@@ -40,6 +53,11 @@ say devices
 say a synthetic model, and backends beside each other
 "$moeflux" synth qwen3-30b-a3b "$model" >"$out/synth.log" 2>&1 &
 synth=$!
+sanitizers=()
+for tool in memcheck racecheck; do
+  sanitize $tool >"$work/$tool.txt" &
+  sanitizers+=($!)
+done
 if [ -n "$ops" ]; then
   timeout 150 "$ops" --nocapture --test-threads 8 >"$out/ops.log" 2>&1 &
   operations=$!
@@ -52,16 +70,6 @@ if [ -n "$ops" ]; then
   wait "$operations"
   grep -E "^test .*FAILED|panicked|test result" -A1 "$out/ops.log" | grep -v "^--" | cut -c1-300 | tail -40
 fi
-say races and accesses
-for tool in memcheck racecheck; do
-  for run in "qwen3_moe_q4_k_m int8 48" "qwen3_moe_q4_k_m int8 4" "gpt_oss_mxfp4 f32 4"; do
-    read -r name mode chunk <<<"$run"
-    timeout 60 compute-sanitizer --tool $tool "$moeflux" logits "$fixtures/gguf/$name/model.gguf" --backend cuda \
-      --tokens "$(seq -s, 1 40)" --out "$work/logits" --activations "$mode" --chunk "$chunk" >"$work/sanitizer" 2>&1
-    echo "$tool $run: exit $?, $(tail -1 "$work/sanitizer")"
-    cat "$work/sanitizer" >>"$out/sanitizer.log"
-  done
-done
 wait "$synth"
 tail -1 "$out/synth.log"
 say first start
@@ -73,6 +81,9 @@ for memory in 100GiB $budget; do
 done
 cmp "$work/100GiB" "$work/$budget" && echo "logits are the same bits"
 
+say accesses and races
+wait "${sanitizers[@]}"
+cat "$work"/*check.txt
 [ -z "$llama" ] || wait "$build"
 say decode and prefill
 "$moeflux" bench "$model" --backend cuda --chunk 2048 -p 512,2048 -n 64 -d 0 -r 3 --profile 2>&1 | tee "$out/bench.log" | grep -v "^$" | head -60
