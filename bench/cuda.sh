@@ -96,7 +96,7 @@ if [ -n "$llama" ]; then
   "$peer" -m "$model" -p 0 -n 64 -d 4096 -fa 1 -r 3 2>&1 | tee -a "$out/llama.log" | grep -E "\||error"
 fi
 say "$budget of the GPU's memory"
-watched "$moeflux" bench "$model" --backend cuda --device-memory $budget -p 512 -n 64 -d 0 -r 2 2>&1 | tee "$out/budget.log" | grep -E "\||budget|most"
+watched "$moeflux" bench "$model" --backend cuda --device-memory $budget -p 512 -n 64 -d 0 -r 2 --profile 2>&1 | tee "$out/budget.log" | grep -E "\||budget|most" | head -40
 if [ -n "$llama" ]; then
   for layers in 24 26; do
     watched "$peer" -m "$model" -p 512 -n 64 -fa 1 -t 16 -r 2 -ncmoe $layers 2>&1 | tee -a "$out/llama.log" | grep -E "\||error|most"
