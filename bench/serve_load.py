@@ -145,8 +145,9 @@ def scale(arguments) -> None:
     print("\n".join(server.said))
     forbidden = {str(token): -100 for token in arguments.forbid}
 
-    def once(count: int) -> tuple[float, float]:
-        """Tokens a second of all together while all generate, and bytes read a token."""
+    def once(count: int) -> tuple[float, float, float]:
+        """Tokens a second of all together while all generate, bytes read a token, and tokens a second of evaluation
+        alone: small models are faster than this client."""
         barrier, marks = threading.Barrier(count), []
 
         def client(number: int) -> None:
@@ -154,10 +155,9 @@ def scale(arguments) -> None:
                     "max_tokens": arguments.tokens, "temperature": 1, "seed": number, "logit_bias": forbidden}
             barrier.wait()
             times, tokens, own = [], 0, {}
-            for _, event in server.stream({**body, "logprobs": True, "stream_options": {"include_usage": True}}):
-                for choice in event["choices"]:
-                    if choice["logprobs"]:
-                        times.append(time.monotonic())
+            for _, event in server.stream({**body, "stream_options": {"include_usage": True}}):
+                # Nearly every token has a text of its own.
+                times += [time.monotonic() for choice in event["choices"] if choice["delta"].get("content")]
                 if event.get("usage"):
                     tokens, own = event["usage"]["completion_tokens"], event["usage"]["moeflux"]
             marks.append((times, tokens, own))
@@ -171,7 +171,8 @@ def scale(arguments) -> None:
         tokens = sum(sum(begin < at <= end for at in times) for times, *_ in marks)
         read = after["moeflux_expert_bytes_read_total"] - before["moeflux_expert_bytes_read_total"]
         done = sum(tokens for _, tokens, _ in marks)
-        return tokens / (end - begin), read / done
+        busy = after["moeflux_busy_seconds_total"] - before["moeflux_busy_seconds_total"]
+        return tokens / (end - begin), read / done, done / busy
 
     once(most)
     table = {count: [] for count in arguments.sequences}
@@ -180,11 +181,11 @@ def scale(arguments) -> None:
             table[count].append(once(count))
     server.stop()
     first = None
-    print("| sequences | tokens/s | times one | MiB read a token |\n| --: | --: | --: | --: |")
+    print("| sequences | tokens/s | times one | evaluated tokens/s | times one | MiB read a token |\n|" + " --: |" * 6)
     for count, rows in table.items():
-        speed = statistics.median(row[0] for row in rows)
-        first = first or speed
-        print(f"| {count} | {speed:.1f} | {speed / first:.2f} | {statistics.median(row[1] for row in rows) / 2**20:.2f} |")
+        speed, read, evaluated = (statistics.median(column) for column in zip(*rows))
+        first = first or (speed, evaluated)
+        print(f"| {count} | {speed:.1f} | {speed / first[0]:.2f} | {evaluated:.1f} | {evaluated / first[1]:.2f} | {read / 2**20:.2f} |")
 
 
 def main() -> None:

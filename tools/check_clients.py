@@ -45,7 +45,7 @@ class Server:
     """`moeflux serve demo` on a free port."""
 
     def __init__(self, binary: str, *arguments: str):
-        command = [binary, "serve", "demo", "--port", "0", "--context", "512", *arguments]
+        command = [binary, "serve", "demo", "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.said = ""
         for line in self.process.stderr:
@@ -142,7 +142,7 @@ def openai_errors(server: Server, client: openai.OpenAI) -> None:
     ask = client.chat.completions.create
     assert raises(openai.NotFoundError, lambda: ask(model="nothing", messages=QUESTION)).code == "model_not_found"
     raises(openai.BadRequestError, lambda: ask(model="demo", messages=QUESTION, temperature=9))
-    long = [{"role": "user", "content": "word " * 2000}]
+    long = [{"role": "user", "content": "word " * 5000}]
     assert raises(openai.BadRequestError, lambda: ask(model="demo", messages=long)).code == "context_length_exceeded"
     wrong = openai.OpenAI(base_url=server.url + "/v1", api_key="wrong", max_retries=0)
     raises(openai.AuthenticationError, lambda: wrong.models.list())
@@ -150,7 +150,9 @@ def openai_errors(server: Server, client: openai.OpenAI) -> None:
 
 def openai_cancel(server: Server, client: openai.OpenAI) -> None:
     before = server.metric('requests_total{outcome="cancelled"}')
-    stream = client.chat.completions.create(model="demo", messages=STORY, stream=True, max_tokens=400, temperature=2)
+    # Long enough not to end by itself before the client goes away.
+    form = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "string", "minLength": 10000}}}
+    stream = client.chat.completions.create(model="demo", messages=STORY, stream=True, max_tokens=1900, response_format=form)
     next(iter(stream))
     stream.close()
     eventually(lambda: server.metric("requests_running") == 0)
@@ -169,9 +171,9 @@ def openai_at_once(server: Server, client: openai.OpenAI) -> None:
 
 
 def anthropic_messages(server: Server, client: anthropic.Anthropic) -> None:
-    answer = client.messages.create(model="demo", max_tokens=50, messages=QUESTION, temperature=0, system="Be brief.")
+    answer = client.messages.create(model="demo", max_tokens=50, messages=QUESTION, extra_body={"temperature": 0}, system="Be brief.")
     assert answer.content[0].type == "text" and answer.stop_reason == "end_turn" and answer.usage.output_tokens > 0, answer
-    request = {"model": "demo", "max_tokens": 40, "messages": STORY, "temperature": 0}
+    request = {"model": "demo", "max_tokens": 40, "messages": STORY, "extra_body": {"temperature": 0}}
     whole = client.messages.create(**request)
     with client.messages.stream(**request) as stream:
         text = "".join(stream.text_stream)
