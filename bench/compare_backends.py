@@ -5,7 +5,8 @@
 
 Needs numpy and safetensors. Runs each model in both precisions, on 70 tokens in batches of 48 (products on tensor
 cores) and in batches of 4 (matrix-vector products). Prints the largest error relative to the largest logit, the median
-KL divergence and the share of positions with the same top token; ends with 1 if one is beyond what rounding explains.
+KL divergence and the share of positions with the same top token. Then runs some with as little memory of the GPU as they
+take, experts coming and going, which must not change a bit. Ends with 1 if something is beyond what rounding explains.
 """
 
 import argparse
@@ -25,12 +26,15 @@ FIXTURES = Path(__file__).resolve().parents[1] / "crates/engine/tests/fixtures"
 # f32: sums in other orders. int8: f16 activations on the GPU, 8 bits on the processor; experts may be chosen otherwise.
 LARGEST_ERROR = {"f32": 1e-3, "int8": 0.5}
 LARGEST_KL = {"f32": 1e-6, "int8": 2e-2}
+# Beside the embedded one, of which the experts stream.
+STREAMED = ["qwen3_moe_q4_k_m", "gpt_oss_mxfp4"]
 
 
-def logits(binary: str, model: str, backend: str, mode: str, chunk: int, out: Path) -> np.ndarray | str:
-    tokens = ",".join(str(1 + i * 7 % 50) for i in range(70))
+def logits(binary: str, model: str, backend: str, mode: str, chunk: int, out: Path, *more: str) -> np.ndarray | str:
+    # The smallest vocabulary has 41 tokens.
+    tokens = ",".join(str(1 + i * 7 % 40) for i in range(70))
     command = [binary, "logits", model, "--tokens", tokens, "--out", out, "--backend", backend, "--activations", mode,
-               "--chunk", str(chunk), "--kv", "f32" if mode == "f32" else "f16"]
+               "--chunk", str(chunk), "--kv", "f32" if mode == "f32" else "f16", *more]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         return run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit {run.returncode}"
@@ -53,6 +57,29 @@ def compare(binary: str, model: Path | str, mode: str, chunk: int) -> tuple[bool
     return bool(fine), f"{name}: error {error:.1e}, KL {kl:.1e}, top-1 {100 * top:.0f} %"
 
 
+def stream(binary: str, model: Path | str, mode: str, chunk: int) -> tuple[bool, str]:
+    """Logits with the least memory that the model runs in, to a 64th."""
+    name = f"{Path(model).parent.name}/{Path(model).name} {mode} by {chunk}"
+    with tempfile.TemporaryDirectory() as folder:
+        def with_memory(size: int) -> np.ndarray | str:
+            return logits(binary, str(model), "cuda", mode, chunk, Path(folder) / "cuda", "--device-memory", str(size))
+
+        enough = 1 << 30
+        right = least = with_memory(enough)
+        if isinstance(right, str):
+            return False, f"{name}: {right}"
+        too_little = 0
+        while enough - too_little > enough >> 6:
+            middle = (enough + too_little) // 2
+            got = with_memory(middle)
+            if isinstance(got, str):
+                too_little = middle
+            else:
+                enough, least = middle, got
+    same = np.array_equal(least.view(np.uint32), right.view(np.uint32))
+    return bool(same), f"{name} in {enough / 2**20:.2f} MiB of the GPU: {'the same' if same else 'other'} bits"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("binary")
@@ -63,8 +90,10 @@ def main() -> None:
     found = [next(iter(sorted(f.glob("*.gguf"))), f) for f in folders]
     models = options.models or ["demo", *found]
     jobs = [(m, mode, chunk) for m in models for mode in ("f32", "int8") for chunk in (48, 4)]
+    streamed = [(m, mode, chunk) for m, mode, chunk in jobs if m == "demo" or Path(m).parent.name in STREAMED]
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = list(pool.map(lambda job: compare(options.binary, *job), jobs))
+        outcomes += pool.map(lambda job: stream(options.binary, *job), streamed)
     for fine, text in outcomes:
         print(text if fine else f"BAD {text}")
     bad = sum(not fine for fine, _ in outcomes)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "crates/compute/src/gpu/kernels"
 ARCHIVE = ROOT / "crates/compute/src/gpu/cuda/kernels.ptx.z"
 MARK = "//@ "
+FINGERPRINT = "//# "
 PTX_VERSION = "8.0"
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 ENCODINGS = ["q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "mxfp4_planes", "f16", "bf16", "affine4", "affine8",
@@ -40,6 +41,16 @@ def toolkit() -> Path:
     if not found:
         sys.exit("no nvcc: install tools/cuda/requirements.txt, or put a toolkit's into the PATH")
     return Path(found).resolve().parent
+
+
+def fingerprint() -> str:
+    """Of the kernels' texts, so that a test without a compiler can tell that the archive is theirs: 64-bit FNV-1a."""
+    files = [f for f in [*KERNELS.glob("*.h"), *KERNELS.glob("cuda/*")] if f.is_file()]
+    names = sorted((f.relative_to(KERNELS).as_posix(), f) for f in files)
+    value = 0xCBF29CE484222325
+    for byte in b"".join(name.encode() + b"\n" + file.read_bytes() for name, file in names):
+        value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    return f"{value:016x}"
 
 
 def units() -> list[tuple[str, list[str]]]:
@@ -108,12 +119,13 @@ def main() -> None:
                 if name in kernels:
                     sys.exit(f"two kernels are called {name}")
                 kernels[name] = ptx
-        plain = "".join(f"{MARK}{name}\n{ptx}" for name, ptx in sorted(kernels.items()))
+        plain = f"{FINGERPRINT}{fingerprint()}\n" + "".join(f"{MARK}{name}\n{ptx}" for name, ptx in sorted(kernels.items()))
         size = f"{len(kernels)} kernels, {len(plain) >> 10} KiB"
         if options.check:
-            archived = zlib.decompress(ARCHIVE.read_bytes()).decode().split(MARK)[1:] if ARCHIVE.exists() else []
+            head, *archived = zlib.decompress(ARCHIVE.read_bytes()).decode().split(MARK) if ARCHIVE.exists() else [""]
             present = dict(part.split("\n", 1) for part in archived)
-            stale = sorted(name for name in present.keys() | kernels.keys() if present.get(name) != kernels.get(name))
+            stale = [] if head == plain.split(MARK, 1)[0] else ["fingerprint"]
+            stale += sorted(name for name in present.keys() | kernels.keys() if present.get(name) != kernels.get(name))
             if stale:
                 sys.exit(f"{ARCHIVE.relative_to(ROOT)} is not that of the sources, run {Path(__file__).name}: "
                          f"{', '.join(stale)}")

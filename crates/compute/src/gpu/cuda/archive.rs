@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use crate::{Error, Result};
 
-/// Deflated: for each kernel a line `//@ name`, then its text.
+/// Deflated: a line `//# fingerprint of the sources`, then for each kernel a line `//@ name` and its text.
 const ARCHIVE: &[u8] = include_bytes!("kernels.ptx.z");
 const MARK: &str = "//@ ";
 
@@ -39,5 +39,55 @@ impl Archive {
     /// The PTX of a kernel.
     pub(super) fn get(&self, kernel: &str) -> Option<&str> {
         self.places.get(kernel).map(|range| &self.text[range.clone()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// As `tools/cuda/build_kernels.py` computes it: 64-bit FNV-1a of names and texts.
+    fn fingerprint(kernels: &Path) -> String {
+        let mut files = vec![];
+        for folder in ["", "cuda/"] {
+            for entry in fs::read_dir(kernels.join(folder)).unwrap() {
+                let name = entry.unwrap().file_name().into_string().unwrap();
+                if folder == "cuda/" || name.ends_with(".h") {
+                    files.push(format!("{folder}{name}"));
+                }
+            }
+        }
+        files.sort();
+        let mut value = 0xcbf2_9ce4_8422_2325u64;
+        for name in files {
+            let text = fs::read(kernels.join(&name)).unwrap();
+            for byte in name.bytes().chain(*b"\n").chain(text) {
+                value = (value ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+            }
+        }
+        format!("{value:016x}")
+    }
+
+    #[test]
+    fn is_that_of_the_sources() {
+        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/kernels");
+        let archive = Archive::open().unwrap();
+        let head = archive.text.lines().next().unwrap();
+        assert_eq!(head, format!("//# {}", fingerprint(&kernels)), "run tools/cuda/build_kernels.py");
+    }
+
+    #[test]
+    fn every_kernel_has_its_text() {
+        let archive = Archive::open().unwrap();
+        assert!(archive.places.len() > 50, "{} kernels", archive.places.len());
+        for name in archive.places.keys() {
+            let text = archive.get(name).unwrap();
+            assert!(text.contains(&format!(".entry {name}(")), "{name}");
+            assert!(text.starts_with("\n.version 8.0\n.target sm_80\n"), "{name}: {:.60}", text);
+        }
+        assert!(archive.get("absent").is_none());
     }
 }

@@ -1,0 +1,62 @@
+//! Every fixture through the whole engine on an emulated GPU: logits agree with the goldens, and are bit for bit the same
+//! whether all experts are on the device or two of them.
+
+mod support;
+
+use moeflux::{Engine, Options, Outputs};
+use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::{GpuBackend, GpuOptions};
+use support::{Fixture, all, bits, f32_options, open};
+
+/// Tokens of a prompt: more than are evaluated row by row. As many of a fixture's tokens are compared in all.
+const PROMPT: usize = 12;
+const TOKENS: usize = 16;
+/// As between the reference and transformers: f32 sums in another order.
+const RELATIVE_ERROR: f32 = 5e-5;
+
+fn emulator(expert_slots: Option<usize>) -> GpuBackend {
+    let options = GpuOptions { expert_slots, ..GpuOptions::default() };
+    GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
+}
+
+/// Logits of a prompt, then of single tokens.
+fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
+    let mut session = engine.session();
+    let (prompt, rest) = tokens.split_at(PROMPT);
+    let mut out = engine.eval(&mut session, prompt, Outputs::All).unwrap_or_else(|e| panic!("{e}"));
+    for token in rest {
+        out.extend(engine.eval(&mut session, &[*token], Outputs::All).unwrap_or_else(|e| panic!("{e}")));
+    }
+    out
+}
+
+fn check(fixture: &Fixture) {
+    let golden = fixture.golden();
+    let tokens = &golden.tokens[..TOKENS.min(golden.tokens.len())];
+    let right = &golden.logits[..tokens.len() * golden.vocab_size];
+    let got = logits(&mut open(&fixture.path, &emulator(None), &f32_options()), tokens);
+    assert_eq!(got.len(), right.len());
+    let largest = right.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let error = got.iter().zip(right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+    println!("{}: relative error {error:.1e}", fixture.name);
+    assert!(got.iter().all(|v| v.is_finite()) && error < RELATIVE_ERROR, "{}: {error:.1e}", fixture.name);
+    same_bits(fixture, tokens, &f32_options(), &got);
+    // With activations of eight bits, where the encoding has them.
+    let fast = Options::default();
+    let got = logits(&mut open(&fixture.path, &emulator(None), &fast), tokens);
+    assert!(got.iter().all(|v| v.is_finite()), "{}", fixture.name);
+    same_bits(fixture, tokens, &fast, &got);
+}
+
+/// Logits are `resident` when two experts at a time are on the device and in memory.
+fn same_bits(fixture: &Fixture, tokens: &[u32], options: &Options, resident: &[f32]) {
+    let options = Options { expert_cache: Some(2), ..options.clone() };
+    let streamed = logits(&mut open(&fixture.path, &emulator(Some(2)), &options), tokens);
+    let differ = bits(&streamed).iter().zip(bits(resident)).position(|(a, b)| *a != b);
+    assert_eq!(differ, None, "{}, {:?}: two experts at a time", fixture.name, options.activations);
+}
+
+#[test]
+fn every_fixture_on_an_emulated_device() {
+    all().iter().for_each(check);
+}
