@@ -17,7 +17,7 @@ use moeflux::{Engine, Error, Options, Outputs, models};
 use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::reference::Reference;
-use support::{Fixture, all, bits, logits, open};
+use support::{Fixture, all, bits, golden_positions, logits, open};
 
 /// What happens to a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,11 +137,12 @@ fn faulty(
         chunk: Some(chunk),
         cache_policy: PolicyKind::Lru,
         prefetch,
+        context: golden_positions(path),
         ..Options::default()
     };
     let checkpoint = Arc::new(Checkpoint::open(path).unwrap());
     let fates = Fates::default();
-    let model = models::record(checkpoint).unwrap();
+    let model = models::record_for(checkpoint, options.context).unwrap();
     let engine = Engine::new(model, backend, &options, Faulty::new(&fates), |_, _| ()).unwrap();
     (engine, fates)
 }

@@ -9,13 +9,13 @@ use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::queue::{self, QueueKind};
 use moeflux::{Engine, Error, Options, Outputs, Session, Stats};
-use moeflux_compute::backend::{ActivationMode, Backend};
+use moeflux_compute::backend::{ActivationMode, Backend, PAGE_TOKENS};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::{ExpertSetId, Op};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
-use support::{Fixture, all, bits, logits, open};
+use support::{Fixture, all, bits, golden_positions, logits, open};
 
 /// Backends of 1, 2 and 3 threads, made once.
 static BACKENDS: LazyLock<[CpuBackend; 3]> =
@@ -149,10 +149,13 @@ fn interleaved_sessions_are_as_separate_ones() {
         let tokens = fixture.golden().tokens;
         let reversed: Vec<u32> = tokens.iter().rev().copied().collect();
         let backend = &BACKENDS[1];
-        let mut resident = open(&fixture.path, backend, &options(ActivationMode::Int8));
+        // Both sessions' pages.
+        let context = Some(2 * tokens.len().next_multiple_of(PAGE_TOKENS));
+        let options = Options { context, ..options(ActivationMode::Int8) };
+        let mut resident = open(&fixture.path, backend, &options);
         let expected = [bits(&logits(&mut resident, &tokens)), bits(&logits(&mut resident, &reversed))];
 
-        let options = Options { expert_cache: Some(3), ..options(ActivationMode::Int8) };
+        let options = Options { expert_cache: Some(3), ..options };
         let mut engine = open(&fixture.path, backend, &options);
         let mut sessions = [engine.session(), engine.session()];
         let mut got = [vec![], vec![]];
@@ -210,7 +213,7 @@ fn the_minimum_of_a_budget_is_enough_and_a_byte_less_is_not() {
     for fixture in all() {
         let tokens = fixture.golden().tokens;
         for (mode, chunk) in [(ActivationMode::Int8, None), (ActivationMode::F32, Some(9))] {
-            let options = Options { chunk, ..options(mode) };
+            let options = Options { chunk, context: golden_positions(&fixture.path), ..options(mode) };
             let minimum = minimum(&fixture, &BACKENDS[0], &options);
             let below = Options { memory: Some(minimum - 1), ..options.clone() };
             let error = Engine::open(&fixture.path, &BACKENDS[0], &below, |_, _| ()).unwrap_err();

@@ -113,12 +113,16 @@ pub fn f32_options() -> Options {
     Options { activations: ActivationMode::F32, ..Options::default() }
 }
 
+/// Positions of the golden beside the checkpoint at `path`, if there is one.
+pub fn golden_positions(path: &Path) -> Option<usize> {
+    let golden = path.join("golden.safetensors");
+    golden.exists().then(|| Golden::read(&golden).tokens.len())
+}
+
 /// An engine on the checkpoint at `path`; unless said otherwise for as many positions as the golden has, as some rotary
 /// scaling depends on them.
 pub fn open(path: &Path, backend: &dyn Backend, options: &Options) -> Engine {
-    let golden = path.join("golden.safetensors");
-    let positions = || golden.exists().then(|| Golden::read(&golden).tokens.len());
-    let options = Options { context: options.context.or_else(positions), ..options.clone() };
+    let options = Options { context: options.context.or_else(|| golden_positions(path)), ..options.clone() };
     Engine::open(path, backend, &options, |_, _| ()).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
