@@ -1,7 +1,7 @@
 //! HTTP over a [`Scheduler`]: the interfaces that programs already speak (OpenAI, Anthropic), Prometheus metrics and a
 //! web page.
 //!
-//! [`router`] gives an axum [`Router`](axum::Router) that can be nested in another program; [`serve`] runs it with time
+//! [`router`] gives an axum [`Router`] that can be nested in another program; [`serve`] runs it with time
 //! limits and an orderly end. Requests go to the scheduler's thread through a queue of bounded length; a client that
 //! goes away takes its request with it within one step.
 //!
