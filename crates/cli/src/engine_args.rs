@@ -133,14 +133,19 @@ pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error| format!("{error}"))
 }
 
-impl EngineArgs {
-    /// What computes: for `auto` a GPU if one can be used.
-    fn backend(&self, threads: usize) -> Result<Box<dyn Backend>> {
+impl BackendKind {
+    /// What computes, with `threads` threads on the processor or `memory` bytes of a GPU: for `auto` a GPU if one can be
+    /// used.
+    pub fn open(
+        self,
+        threads: usize,
+        simd: Option<SimdLevel>,
+        memory: Option<u64>,
+    ) -> Result<Box<dyn Backend>> {
         #[cfg(target_os = "linux")]
-        if self.backend != BackendKind::Cpu {
+        if self != Self::Cpu {
             match cuda::devices() {
                 Ok(devices) if !devices.is_empty() => {
-                    let memory = self.device_memory;
                     let open = move || Ok(Box::new(cuda::Cuda::open(0, memory)?) as _);
                     return Ok(Box::new(GpuBackend::new(
                         devices[0].name.clone(),
@@ -148,22 +153,24 @@ impl EngineArgs {
                         open,
                     )));
                 }
-                Ok(_) if self.backend == BackendKind::Cuda => {
+                Ok(_) if self == Self::Cuda => {
                     anyhow::bail!("--backend cuda: there is no GPU")
                 }
-                Err(error) if self.backend == BackendKind::Cuda => return Err(error.into()),
+                Err(error) if self == Self::Cuda => return Err(error.into()),
                 _ => {}
             }
         }
-        if self.backend == BackendKind::Cuda {
+        if self == Self::Cuda {
             anyhow::bail!("--backend cuda: this is for Linux");
         }
-        if self.device_memory.is_some() {
+        if memory.is_some() {
             anyhow::bail!("--device-memory: there is no GPU to use");
         }
-        Ok(Box::new(CpuBackend::new(threads, self.simd)?))
+        Ok(Box::new(CpuBackend::new(threads, simd)?))
     }
+}
 
+impl EngineArgs {
     /// The backend, and options with `default` precision if none was asked for.
     fn resolve(&self, default: Activations) -> Result<(Box<dyn Backend>, Options)> {
         let threads = match self.threads {
@@ -193,7 +200,7 @@ impl EngineArgs {
             prefetch: self.prefetch,
             ..Options::default()
         };
-        Ok((self.backend(threads)?, options))
+        Ok((self.backend.open(threads, self.simd, self.device_memory)?, options))
     }
 
     /// Opens a model without its tokenizer, with a progress bar where a person watches.
