@@ -15,7 +15,11 @@ fn moeflux(cache: &Path, arguments: &[&str]) -> Command {
     for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HF_HUB_OFFLINE"] {
         command.env_remove(name);
     }
-    command.env("HF_HOME", cache).env("XDG_CACHE_HOME", cache).args(["plan", "--backend", "cpu"]).args(arguments);
+    command
+        .env("HF_HOME", cache)
+        .env("XDG_CACHE_HOME", cache)
+        .args(["plan", "--backend", "cpu"])
+        .args(arguments);
     command
 }
 
@@ -31,7 +35,9 @@ fn json(command: &mut Command) -> Value {
     for budget in report["budgets"].as_array().unwrap() {
         for key in ["predicted", "predicted_if_uneven"] {
             let p = &budget[key];
-            for speed in ["decode_tokens_per_second", "decode_tokens_per_second_at_end", "prefill_tokens_per_second"] {
+            for speed in
+                ["decode_tokens_per_second", "decode_tokens_per_second_at_end", "prefill_tokens_per_second"]
+            {
                 assert!(p.is_null() || p[speed].as_f64().unwrap() > 0.0, "{key} {speed}: {p}");
             }
         }
@@ -155,8 +161,12 @@ fn what_is_no_model_lists_the_choices() {
 
 #[test]
 fn only_headers_come_from_the_hub() {
-    let demo = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.gguf")).unwrap();
-    let hub = Hub::start(vec![File::large("m-Q4_K_M.gguf", demo.clone()), File::large("m-Q8_0.gguf", demo.clone())]);
+    let demo =
+        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.gguf")).unwrap();
+    let hub = Hub::start(vec![
+        File::large("m-Q4_K_M.gguf", demo.clone()),
+        File::large("m-Q8_0.gguf", demo.clone()),
+    ]);
     let cache = tempfile::tempdir().unwrap();
     let plan = |model: &str| {
         let mut command = moeflux(cache.path(), &[model, "--prompt", "16"]);
@@ -176,7 +186,8 @@ fn only_headers_come_from_the_hub() {
     }
     assert!(end < demo.len() / 2, "{end} of {}", demo.len());
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is kept");
-    let message = String::from_utf8(plan("org/model").assert().failure().get_output().stderr.clone()).unwrap();
+    let message =
+        String::from_utf8(plan("org/model").assert().failure().get_output().stderr.clone()).unwrap();
     assert!(message.contains("leaves a choice") && message.contains("m-Q8_0.gguf"), "{message}");
     let message = String::from_utf8(plan("org/none").assert().failure().get_output().stderr.clone()).unwrap();
     assert!(message.contains("org/none is not on the hub"), "{message}");

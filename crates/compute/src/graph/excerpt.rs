@@ -256,9 +256,7 @@ impl<'a> Excerpt<'a> {
                     mlp: ExpertMlp { biases, ..mlp },
                 }
             }
-            Op::SigmoidGate { x, gate } => {
-                Op::SigmoidGate { x: self.value(x)?, gate: self.value(gate)? }
-            }
+            Op::SigmoidGate { x, gate } => Op::SigmoidGate { x: self.value(x)?, gate: self.value(gate)? },
             Op::Slice { x, groups, start, len } => Op::Slice { x: self.value(x)?, groups, start, len },
             Op::CausalConv1d { x, weight, kernel, state } => Op::CausalConv1d {
                 x: self.value(x)?,
@@ -267,7 +265,8 @@ impl<'a> Excerpt<'a> {
                 state: self.state(state),
             },
             Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, decay, dt_bias, shape, state } => {
-                let [q, k, v, a, b] = [self.value(q)?, self.value(k)?, self.value(v)?, self.value(a)?, self.value(b)?];
+                let [q, k, v, a, b] =
+                    [self.value(q)?, self.value(k)?, self.value(v)?, self.value(a)?, self.value(b)?];
                 Op::GatedDeltaRule {
                     inputs: DeltaInputs { q, k, v, a, b },
                     decay: self.weight(decay, false),

@@ -102,7 +102,9 @@ impl Disk {
             Some((vec![ReadPart { file: Arc::clone(&source), offset, len, at: 0 }], len))
         };
         let found = Self::try_out(queue, ReadMode::Direct, expert);
-        found.ok_or_else(|| io("read from")(std::io::Error::other("a file that was just written cannot be read")))
+        found.ok_or_else(|| {
+            io("read from")(std::io::Error::other("a file that was just written cannot be read"))
+        })
     }
 
     /// Reads batches of what `expert` gives: what to read, and the bytes of its buffer.

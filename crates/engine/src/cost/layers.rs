@@ -23,7 +23,7 @@ const MOST_COPIES: usize = 24;
 /// Tokens of an excerpt where the head is not what is measured: enough for routers to choose differently.
 const SMALL_HEAD: usize = 1024;
 /// Seconds that tokens of one kind are generated for, and the fewest of them.
-const TOKENS_TIME: f64 = 0.25;
+const TOKENS_TIME: f64 = 0.3;
 const LEAST_TOKENS: usize = 5;
 /// Seconds that a prompt through one layer may take; it is shortened else.
 const PROMPT_TIME: f64 = 0.6;
@@ -278,7 +278,8 @@ impl Excerpt {
         let share = enough(options) / graph.expert_sets().len().max(1) as u64;
         for set in graph.expert_sets() {
             let least = top_k(&graph).min(set.experts).max(1);
-            let kept = (share.div_ceil(expert_bytes(set).max(1)) as usize).clamp(least, set.experts.max(least));
+            let kept =
+                (share.div_ceil(expert_bytes(set).max(1)) as usize).clamp(least, set.experts.max(least));
             let expert = |_| {
                 let [gate, up, down] =
                     [set.gate, set.up, set.down].map(|spec| random_weights::matrix(spec, random));
@@ -365,19 +366,18 @@ impl Running<'_> {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds of one token at positions from `start` on: the median.
+    /// Seconds of one token at positions from `start` on: the mean, because what disturbs this disturbs the engine too.
     fn tokens(&mut self, start: usize) -> Result<f64> {
         // What is done once only: memory is touched, kernels are translated, lists are recorded.
         for position in 0..3 {
             self.prompt(start + position, 1)?;
         }
-        let begin = Instant::now();
-        let mut seconds = vec![];
-        while seconds.len() < LEAST_TOKENS || begin.elapsed().as_secs_f64() < TOKENS_TIME {
-            seconds.push(self.prompt(start + seconds.len() % SHALLOW, 1)?);
+        let (mut tokens, mut seconds) = (0, 0.0);
+        while tokens < LEAST_TOKENS || seconds < TOKENS_TIME {
+            seconds += self.prompt(start + tokens % SHALLOW, 1)?;
+            tokens += 1;
         }
-        seconds.sort_by(f64::total_cmp);
-        Ok(seconds[seconds.len() / 2])
+        Ok(seconds / tokens as f64)
     }
 }
 

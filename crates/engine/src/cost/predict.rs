@@ -168,8 +168,7 @@ impl CostModel {
                 let computing = layer.prompt * rows as f64;
                 seconds += computing;
                 let Some(routed) = &layer.routed else { continue };
-                let (_, missing) =
-                    popularity.distinct(slots[routed.set], routed.experts, routed.top_k, rows);
+                let (_, missing) = popularity.distinct(slots[routed.set], routed.experts, routed.top_k, rows);
                 seconds += self.copying(routed, popularity, Some(rows));
                 seconds += self.waiting(computing, routed, missing).0;
             }
@@ -261,7 +260,8 @@ mod tests {
     fn prompts_are_read_once_a_chunk() {
         let none = SlotPlan::of_slots(&[SHAPE; 2], 1);
         let model = model(100.0, 1.0);
-        let speed = |chunk| model.predict(&none, Popularity::Measured(0.0), Prompt { tokens: 64, chunk }, 0).prefill;
+        let speed =
+            |chunk| model.predict(&none, Popularity::Measured(0.0), Prompt { tokens: 64, chunk }, 0).prefill;
         assert!(speed(64) > 3.5 * speed(16), "{} {}", speed(64), speed(16));
     }
 

@@ -22,7 +22,9 @@ pub(super) fn of_graph(graph: &Graph, random: &mut Random) -> Result<Vec<Tensor>
     let decays: Vec<usize> = graph
         .nodes()
         .iter()
-        .filter_map(|node| if let Op::GatedDeltaRule { decay, .. } = &node.op { Some(decay.index()) } else { None })
+        .filter_map(
+            |node| if let Op::GatedDeltaRule { decay, .. } = &node.op { Some(decay.index()) } else { None },
+        )
         .collect();
     let weight = |(index, spec): (usize, &moeflux_compute::graph::WeightSpec)| {
         let MatrixSpec { dtype, rows, cols } = spec.matrix;
@@ -43,7 +45,8 @@ pub(super) fn matrix(spec: MatrixSpec, random: &mut Random) -> Result<Tensor> {
     for plane in 0..dtype.planes() {
         let bytes = dtype.plane_bytes(plane, rows, cols)?;
         let row = dtype.row_bytes(plane, cols)?.max(1);
-        let no_memory = |source| Error::Io { action: "find memory to measure", path: "weights".into(), source };
+        let no_memory =
+            |source| Error::Io { action: "find memory to measure", path: "weights".into(), source };
         let mut buffer = HostBuffer::zeroed(bytes).map_err(no_memory)?;
         let all = buffer.as_mut_slice();
         let made = (MADE_BYTES / row).clamp(1, (bytes / row).max(1)) * row;

@@ -81,7 +81,9 @@ impl Storage {
             let number = |key: &str, allowed: &[u8]| {
                 let value = &mlx[key];
                 let found = value.as_u64().and_then(|n| u8::try_from(n).ok()).filter(|n| allowed.contains(n));
-                found.ok_or_else(|| fault(&format!("quantization.{key}"), &format!("one of {allowed:?}"), value))
+                found.ok_or_else(|| {
+                    fault(&format!("quantization.{key}"), &format!("one of {allowed:?}"), value)
+                })
             };
             let (bits, group) = (number("bits", &[2, 3, 4, 5, 6, 8])?, number("group_size", &[32, 64, 128])?);
             return Ok(Some(Self::Affine { bits, group }));
@@ -229,7 +231,11 @@ impl Layout for Assumed {
             return DType::F32;
         }
         if chooses.iter().any(|ending| name.ends_with(ending)) {
-            return if matches!(self.storage, Storage::Q4KM | Storage::Q8_0) { DType::F32 } else { DType::BF16 };
+            return if matches!(self.storage, Storage::Q4KM | Storage::Q8_0) {
+                DType::F32
+            } else {
+                DType::BF16
+            };
         }
         let fits = |dtype: &DType| dtype.row_bytes(0, cols).is_ok();
         self.wanted(weight).into_iter().find(fits).unwrap_or(DType::BF16)
@@ -295,7 +301,9 @@ mod tests {
         config["quantization_config"] = serde_json::json!({ "quant_method": "fp8" });
         assert_eq!(described(&config, None).unwrap().1, Storage::FP8);
         config["quantization_config"]["quant_method"] = "awq".into();
-        assert!(described(&config, None).unwrap_err().to_string().contains("expected fp8 or mxfp4, got \"awq\""));
+        assert!(
+            described(&config, None).unwrap_err().to_string().contains("expected fp8 or mxfp4, got \"awq\"")
+        );
         assert!(matches!(described(&serde_json::json!([]), None), Err(Error::Malformed { .. })));
         config["model_type"] = "mamba".into();
         config["quantization_config"] = Value::Null;

@@ -170,9 +170,9 @@ impl PlanArgs {
         let rest = needs.all_resident - needs.all_resident.min(needs.experts);
         let part = |n: u64| rest + needs.experts / 4 * n;
         let mut all = vec![needs.minimum, part(1), part(2), part(3), needs.all_resident];
-        all.extend(needs.available);
         // Whole mebibytes, so that they can be asked for.
         all.iter_mut().for_each(|bytes| *bytes = bytes.next_multiple_of(1 << 20));
+        all.extend(needs.available.map(|bytes| bytes >> 20 << 20));
         all.retain(|bytes| (needs.minimum..=needs.all_resident.next_multiple_of(1 << 20)).contains(bytes));
         all.sort_unstable();
         all.dedup();

@@ -15,14 +15,8 @@ use crate::table::Table;
 /// Columns of a bar.
 const BAR: usize = 40;
 /// Bits a weight of encodings that people choose from.
-const ENCODINGS: [(&str, f64); 6] = [
-    ("Q8_0", 8.5),
-    ("Q6_K", 6.6),
-    ("Q5_K_M", 5.7),
-    ("Q4_K_M", 4.9),
-    ("Q3_K_M", 3.9),
-    ("Q2_K", 3.0),
-];
+const ENCODINGS: [(&str, f64); 6] =
+    [("Q8_0", 8.5), ("Q6_K", 6.6), ("Q5_K_M", 5.7), ("Q4_K_M", 4.9), ("Q3_K_M", 3.9), ("Q2_K", 3.0)];
 
 /// Everything that was found out.
 pub struct Report<'a> {
@@ -41,9 +35,10 @@ impl Report<'_> {
     fn parameters(&self) -> u64 {
         let count = |matrix: &MatrixSpec| matrix.rows as u64 * matrix.cols as u64;
         let graph = &self.subject.model().graph;
-        let experts = graph.expert_sets().iter().map(|set| {
-            [set.gate, set.up, set.down].iter().map(count).sum::<u64>() * set.experts as u64
-        });
+        let experts = graph
+            .expert_sets()
+            .iter()
+            .map(|set| [set.gate, set.up, set.down].iter().map(count).sum::<u64>() * set.experts as u64);
         graph.weights().iter().map(|weight| count(&weight.matrix)).sum::<u64>() + experts.sum::<u64>()
     }
 
@@ -64,7 +59,9 @@ impl Report<'_> {
                 "experts all alike to uneven (rank r chosen r^-{s} as often as the first); {:.0} % of misses guessed ahead",
                 100.0 * self.guessed
             ),
-            None => format!("hits replayed from the trace; {:.0} % of misses guessed ahead", 100.0 * self.guessed),
+            None => {
+                format!("hits replayed from the trace; {:.0} % of misses guessed ahead", 100.0 * self.guessed)
+            }
         };
         println!("{beside}\n");
         self.print_bars();
@@ -80,8 +77,8 @@ impl Report<'_> {
         line(
             "",
             format!(
-                "{:.1} B parameters, {} layers of {kinds} kinds, {experts} experts in {sets} of them",
-                self.parameters() as f64 / 1e9,
+                "{} parameters, {} layers of {kinds} kinds, {experts} experts in {sets} of them",
+                crate::commands::inspect::parameters(self.parameters()),
                 self.layers()
             ),
         );
@@ -97,10 +94,13 @@ impl Report<'_> {
     fn print_machine(&self) {
         let line = |key: &str, value: String| println!("{key:<10} {value}");
         let Machine { backend, bandwidth, measured, disk, gpu } = self.machine;
-        let free = self.needs.available.map_or(String::new(), |free| format!(", {} of memory to use", size(free)));
+        let free =
+            self.needs.available.map_or(String::new(), |free| format!(", {} of memory to use", size(free)));
         line("machine", format!("{backend}{free}, memory reads {:.0} GB/s", bandwidth / 1e9));
         if let Some(gpu) = gpu {
-            let link = measured.link.map_or(String::new(), |link| format!(", experts get there at {:.1} GB/s", link / 1e9));
+            let link = measured
+                .link
+                .map_or(String::new(), |link| format!(", experts get there at {:.1} GB/s", link / 1e9));
             line("gpu", format!("{}, {} free{link}", gpu.name, size(gpu.free)));
         }
         let token = measured.token_seconds();
@@ -136,7 +136,9 @@ impl Report<'_> {
         let mut table = Table::new(&heads);
         for row in self.rows {
             let both = |of: &dyn Fn(&Prediction) -> String| match &row.skewed {
-                Some(skewed) if of(skewed) != of(&row.plain) => format!("{} to {}", of(&row.plain), of(skewed)),
+                Some(skewed) if of(skewed) != of(&row.plain) => {
+                    format!("{} to {}", of(&row.plain), of(skewed))
+                }
                 _ => of(&row.plain),
             };
             let mark = if row.fits { "" } else { " *" };
@@ -186,7 +188,8 @@ impl Report<'_> {
         let fitting = self.rows.iter().filter(|row| row.fits);
         let best = fitting.max_by(|a, b| a.plain.decode.total_cmp(&b.plain.decode));
         let Some(row) = best else {
-            return "recommended: leave --memory out: no budget of the table fits, but the model does".to_owned();
+            return "recommended: leave --memory out: no budget of the table fits, but the model does"
+                .to_owned();
         };
         let how = match row.device_memory {
             Some(bytes) => format!("--memory {} --device-memory {}", mebibytes(row.memory), mebibytes(bytes)),
@@ -201,9 +204,8 @@ impl Report<'_> {
         let room = available.saturating_sub(needs.all_resident.saturating_sub(weights));
         let [bits, now] = [room, weights].map(|bytes| 8.0 * bytes as f64 / parameters);
         let smaller = ENCODINGS.iter().find(|(_, each)| *each <= bits && *each < now);
-        let smaller = smaller.map_or(String::new(), |(name, _)| {
-            format!("; in {name} everything would be in memory")
-        });
+        let smaller =
+            smaller.map_or(String::new(), |(name, _)| format!("; in {name} everything would be in memory"));
         format!("recommended: streaming from disk, {at}{smaller}")
     }
 
