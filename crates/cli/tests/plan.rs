@@ -155,7 +155,7 @@ fn what_is_no_model_lists_the_choices() {
     check(&["synth:tiny:q1"], &["q4_k_m", "got q1"]);
     check(&["demo", "--bits", "4"], &["--bits", "config.json"]);
     check(&["demo", "--prompt", "0"], &["--prompt"]);
-    check(&["demo", "--skew", "-1"], &["--skew"]);
+    check(&["demo", "--skew=-1"], &["--skew"]);
     check(&["demo", "--trace", "/nowhere"], &["/nowhere"]);
 }
 
