@@ -96,6 +96,8 @@ struct Excerpt<'a> {
     routings: HashMap<usize, Routing>,
     /// What the last part left.
     residual: Option<Value>,
+    /// Index in the whole graph of what stands for that in the part that is being copied, once it has been used.
+    stream: Option<usize>,
 }
 
 impl<'a> Excerpt<'a> {
@@ -114,12 +116,13 @@ impl<'a> Excerpt<'a> {
             logits: Value { index: 0, width: vocab_size },
         };
         let (values, weights, routings) = Default::default();
-        Self { from, vocab_size, graph, values, weights, routings, residual: None }
+        Self { from, vocab_size, graph, values, weights, routings, residual: None, stream: None }
     }
 
     /// Copies nodes that belong together.
     fn append(&mut self, nodes: &[&Node]) -> Result<()> {
         self.values.clear();
+        self.stream = None;
         for node in nodes {
             let op = self.op(node)?;
             let out = match node.out {
@@ -153,9 +156,13 @@ impl<'a> Excerpt<'a> {
         node.out == Output::Value(self.from.logits) && matches!(node.op, Op::Linear { .. })
     }
 
-    fn value(&self, value: Value) -> Result<Value> {
-        let own = self.values.get(&value.index).copied();
-        own.or(self.residual).filter(|found| found.width == value.width).ok_or(Error::Excerpt)
+    /// The copy of a value, or the residual stream for the only one from before this part.
+    fn value(&mut self, value: Value) -> Result<Value> {
+        if let Some(copy) = self.values.get(&value.index) {
+            return Ok(*copy);
+        }
+        let is_stream = *self.stream.get_or_insert(value.index) == value.index;
+        self.residual.filter(|residual| is_stream && residual.width == value.width).ok_or(Error::Excerpt)
     }
 
     /// The copy of a weight; of one with a row a token, as many rows as there are tokens here.
