@@ -1,10 +1,11 @@
 """Load on `moeflux serve`: many streaming clients that come and go, and how throughput grows with the batch.
 
     python bench/serve_load.py load --binary target/release/moeflux            # 64 clients, 3 minutes, random cancels
-    python bench/serve_load.py scale MODEL --binary … [--memory 4GiB] [--tokens 64] [--sequences 1 2 4 8 16]
+    python bench/serve_load.py scale MODEL --binary … [--cap 4] [--memory 3900MiB] [--tokens 64] [--sequences 1 2 4 8 16]
 
 `load` fails if a request errs, a client starves, or memory and pages do not come back to where they were after the
-first minute. Only the standard library is used; the server listens on loopback.
+first minute. `scale --cap` runs the server in a memory control group of so many GiB, in which page cache counts too; that
+needs root. Only the standard library is used; the server listens on loopback.
 """
 
 import argparse
@@ -18,15 +19,18 @@ import sys
 import threading
 import time
 
+from capped import GIB, ControlGroup, drop_caches
+
 TOPICS = ["a fox", "a boat", "the moon", "a lost key", "two friends", "a red kite", "an old bear", "the sea"]
 
 
 class Server:
     """A running server on a free port."""
 
-    def __init__(self, binary: str, model: str, *arguments: str):
+    def __init__(self, binary: str, model: str, *arguments: str, group: ControlGroup | None = None):
         command = [binary, "serve", model, "--port", "0", *arguments]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        enter = group.enter if group else None
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=enter)
         self.said = []
         for line in self.process.stderr:
             self.said.append(line.rstrip())
@@ -140,8 +144,11 @@ def load(arguments) -> None:
 def scale(arguments) -> None:
     most = max(arguments.sequences)
     memory = ["--memory", arguments.memory] if arguments.memory else []
+    group = ControlGroup(int(arguments.cap * GIB)) if arguments.cap else None
+    if group:
+        drop_caches()
     server = Server(arguments.binary, arguments.model, "--sequences", str(most), "--context", "512",
-                    "--kept-sessions", "0", *memory, *arguments.rest)
+                    "--kept-sessions", "0", *memory, *arguments.rest, group=group)
     print("\n".join(server.said))
     forbidden = {str(token): -100 for token in arguments.forbid}
 
@@ -180,6 +187,9 @@ def scale(arguments) -> None:
         for count in arguments.sequences:
             table[count].append(once(count))
     server.stop()
+    if group:
+        print(f"peak of the control group: {group.peak() / GIB:.2f} of {arguments.cap} GiB")
+        group.remove()
     first = None
     print("| sequences | tokens/s | times one | evaluated tokens/s | times one | MiB read a token |\n|" + " --: |" * 6)
     for count, rows in table.items():
@@ -199,6 +209,7 @@ def main() -> None:
     two = commands.add_parser("scale")
     two.add_argument("model")
     two.add_argument("--memory")
+    two.add_argument("--cap", type=float, help="GiB of the server's memory control group")
     two.add_argument("--tokens", type=int, default=64)
     two.add_argument("--rounds", type=int, default=3)
     two.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16])
