@@ -13,6 +13,8 @@ import http.client
 import json
 import random
 import re
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
@@ -71,6 +73,31 @@ class Server:
         self.process.terminate()
         if self.process.wait(60) != 0:
             sys.exit(f"the server ended with {self.process.returncode}")
+
+
+class Stream:
+    """An answer that is being read."""
+
+    PIECE = b'"delta":{"content":'
+
+    def __init__(self, connection: socket.socket):
+        self.connection, self.times, self.last = connection, [], b""
+
+    def read(self) -> bool:
+        """Takes what has come; false at the end."""
+        data = self.connection.recv(1 << 16)
+        # What is kept for the end holds less than a piece of text that was counted.
+        fresh = self.last[-len(self.PIECE) + 1:] + data
+        if count := fresh.count(self.PIECE):
+            self.times.append((time.monotonic(), count))
+        self.last = (self.last + data)[-4096:]
+        return bool(data)
+
+    def tokens(self) -> int:
+        found = re.search(rb'"completion_tokens":(\d+)', self.last)
+        if not found or not self.times:
+            sys.exit(f"an answer is not complete: {self.last[-500:]}")
+        return int(found[1])
 
 
 def question(rng: random.Random) -> str:
@@ -154,30 +181,32 @@ def scale(arguments) -> None:
 
     def once(count: int) -> tuple[float, float, float]:
         """Tokens a second of all together while all generate, bytes read a token, and tokens a second of evaluation
-        alone: small models are faster than this client."""
-        barrier, marks = threading.Barrier(count), []
-
-        def client(number: int) -> None:
-            body = {"messages": [{"role": "user", "content": f"{number} {TOPICS[number % 8]}: tell me a story."}],
-                    "max_tokens": arguments.tokens, "temperature": 1, "seed": number, "logit_bias": forbidden}
-            barrier.wait()
-            times, tokens, own = [], 0, {}
-            for _, event in server.stream({**body, "stream_options": {"include_usage": True}}):
-                # Nearly every token has a text of its own.
-                times += [time.monotonic() for choice in event["choices"] if choice["delta"].get("content")]
-                if event.get("usage"):
-                    tokens, own = event["usage"]["completion_tokens"], event["usage"]["moeflux"]
-            marks.append((times, tokens, own))
-
+        alone. One loop reads all answers, and counts pieces of text without parsing them: small models are fast, and
+        this program shares the processor with them."""
         before = server.metrics()
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        selector, streams = selectors.DefaultSelector(), []
+        for number in range(count):
+            body = {"messages": [{"role": "user", "content": f"{number} {TOPICS[number % 8]}: tell me a story."}],
+                    "max_tokens": arguments.tokens, "temperature": 1, "seed": number, "logit_bias": forbidden,
+                    "stream": True, "stream_options": {"include_usage": True}}
+            body = json.dumps(body).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" \
+                   f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection = socket.create_connection((server.host, server.port))
+            streams.append(Stream(connection))
+            selector.register(connection, selectors.EVENT_READ, streams[-1])
+            connection.sendall(head.encode() + body)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if not key.data.read():
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
         after = settled(server)
-        begin, end = max(times[0] for times, *_ in marks), min(times[-1] for times, *_ in marks)
-        tokens = sum(sum(begin < at <= end for at in times) for times, *_ in marks)
+        # Nearly every token has a text of its own.
+        begin, end = max(s.times[0][0] for s in streams), min(s.times[-1][0] for s in streams)
+        tokens = sum(n for stream in streams for at, n in stream.times if begin < at <= end)
         read = after["moeflux_expert_bytes_read_total"] - before["moeflux_expert_bytes_read_total"]
-        done = sum(tokens for _, tokens, _ in marks)
+        done = sum(stream.tokens() for stream in streams)
         busy = after["moeflux_busy_seconds_total"] - before["moeflux_busy_seconds_total"]
         return tokens / (end - begin), read / done, done / busy
 

@@ -64,11 +64,17 @@ fn objects_between_tags() {
         |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>");
     let f = ("f", json!({}));
     let g = ("g", json!({}));
-    check(&all, &call("f"), "", "", &[f.clone()]);
+    check(&all, &call("f"), "", "", std::slice::from_ref(&f));
     let two = format!("Let me see.{}\n{}\n", call("f"), call("g"));
     check(&all, &two, "", "Let me see.", &[f.clone(), g]);
-    check(&all, "<tool_call>{\"name\": \"f\"}", "", "", &[f.clone()]);
-    check(&all, "<tool_call>{\"name\": \"f\", \"arguments\": \"{}\"}</tool_call>", "", "", &[f.clone()]);
+    check(&all, "<tool_call>{\"name\": \"f\"}", "", "", std::slice::from_ref(&f));
+    check(
+        &all,
+        "<tool_call>{\"name\": \"f\", \"arguments\": \"{}\"}</tool_call>",
+        "",
+        "",
+        std::slice::from_ref(&f),
+    );
     for broken in
         ["<tool_call>{broken", "<tool_call>what</tool_call>é", "<tool_call>{\"name\": 3}</tool_call>"]
     {
