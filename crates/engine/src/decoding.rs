@@ -33,6 +33,8 @@ pub struct DecodingOptions {
     pub stop: Vec<String>,
     /// For every token its log-probability and those of so many most likely ones.
     pub logprobs: Option<usize>,
+    /// Writes special tokens too, but for the one that ends the answer.
+    pub special_tokens: bool,
 }
 
 /// A token with its log-probability by the model, before bias, penalties and temperature.
@@ -105,7 +107,7 @@ impl<'t> Decoding<'t> {
         let mut sampler = Sampler::new(options.sampler.clone(), tokenizer.vocab_size())?;
         prompt.iter().for_each(|token| sampler.accept(*token));
         Ok(Self {
-            text: Some(tokenizer.decode_stream_after(prompt, true)?),
+            text: Some(tokenizer.decode_stream_after(prompt, !options.special_tokens)?),
             tokenizer,
             options,
             sampler,

@@ -5,15 +5,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use moeflux::decoding::TokenLogprobs;
+use moeflux::reasoning::take_until;
 use moeflux::scheduler::{Done, Event, Ticket};
-use moeflux::{Request, Scheduler};
+use moeflux::{Passage, ReasoningForm, ReasoningSplit, Request, Scheduler};
 use tokio::sync::mpsc;
 
 use crate::error::ApiError;
 use crate::tools::{CLOSE, Call, OPEN, parse_call};
-
-const THINK: &str = "<think>";
-const END_THINK: &str = "</think>";
 
 /// A step of an answer.
 #[derive(Debug, PartialEq)]
@@ -27,32 +25,28 @@ pub(crate) enum Delta {
 }
 
 /// Which parts an answer may have.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Parts {
-    /// The prompt ends within the model's reasoning.
-    pub(crate) thinking: bool,
-    /// Reasoning and text are to be told apart at all.
-    pub(crate) split: bool,
+    /// Reasoning and text are to be told apart: how the model marks them, and the prompt.
+    pub(crate) reasoning: Option<(ReasoningForm, String)>,
     /// Functions may be called.
     pub(crate) calls: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Nothing but white space has come.
-    Start,
-    Thinking,
-    /// Reasoning is over, white space is left out.
-    AfterThinking,
-    Text,
-    Calling,
+impl Parts {
+    /// Whether the prompt ends within the model's reasoning.
+    pub(crate) fn thinking(&self) -> bool {
+        self.reasoning.as_ref().is_some_and(|(form, prompt)| form.begun_by(prompt))
+    }
 }
 
 /// Takes a text apart as it comes.
 #[derive(Debug)]
 pub(crate) struct Splitter {
-    parts: Parts,
-    state: State,
+    reasoning: Option<ReasoningSplit>,
+    calls: bool,
+    /// Whether the text stands within a call.
+    calling: bool,
     /// Text that may be the beginning of a tag, or a call that is not complete.
     held: String,
     /// Whether a call has been made: white space between calls is no text.
@@ -61,117 +55,77 @@ pub(crate) struct Splitter {
 
 impl Splitter {
     pub(crate) fn new(parts: Parts) -> Self {
-        let state = match (parts.split, parts.thinking) {
-            (true, true) => State::Thinking,
-            (true, false) => State::Start,
-            _ => State::Text,
-        };
-        Self { parts, state, held: String::new(), called: false }
+        let reasoning = parts.reasoning.map(|(form, prompt)| ReasoningSplit::new(form, &prompt));
+        Self { reasoning, calls: parts.calls, calling: false, held: String::new(), called: false }
     }
 
     pub(crate) fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
-        self.held.push_str(text);
-        while self.step(out) {}
+        let mut passages = vec![];
+        match &mut self.reasoning {
+            Some(split) => split.push(text, &mut passages),
+            None => passages.push(Passage::Text(text.to_owned())),
+        }
+        self.take(passages, out);
     }
 
     /// Gives out what is held at the end of an answer.
     pub(crate) fn finish(&mut self, out: &mut Vec<Delta>) {
+        let mut passages = vec![];
+        if let Some(split) = &mut self.reasoning {
+            split.finish(&mut passages);
+        }
+        self.take(passages, out);
         let held = std::mem::take(&mut self.held);
-        match self.state {
-            State::Calling => match parse_call(&held) {
-                Some(call) => out.push(Delta::Call(call)),
-                None => text(format!("{OPEN}{held}"), out),
-            },
-            State::Thinking => reasoning(held, out),
-            _ if self.called && held.trim().is_empty() => {}
-            _ => text(held, out),
+        match parse_call(&held).filter(|_| self.calling) {
+            Some(call) => out.push(Delta::Call(call)),
+            None if self.calling => text(format!("{OPEN}{held}"), out),
+            None if self.called && held.trim().is_empty() => {}
+            None => text(held, out),
         }
     }
 
-    /// Goes on as far as the next tag; false if more text is needed.
+    fn take(&mut self, passages: Vec<Passage>, out: &mut Vec<Delta>) {
+        for passage in passages {
+            match passage {
+                Passage::Reasoning(text) => out.push(Delta::Reasoning(text)),
+                Passage::Text(piece) if self.calls => {
+                    self.held.push_str(&piece);
+                    while self.step(out) {}
+                }
+                Passage::Text(piece) => text(piece, out),
+            }
+        }
+    }
+
+    /// Goes on as far as the next tag of a call; false if more text is needed.
     fn step(&mut self, out: &mut Vec<Delta>) -> bool {
-        match self.state {
-            State::Start => {
-                let begun = self.held.trim_start();
-                if let Some(rest) = begun.strip_prefix(THINK) {
-                    self.held = rest.to_owned();
-                    self.state = State::Thinking;
-                    return true;
-                }
-                if !THINK.starts_with(begun) {
-                    self.state = State::Text;
-                    return true;
-                }
-                false
+        let (before, found) = match self.calling {
+            false => take_until(&mut self.held, OPEN),
+            true if self.held.contains(CLOSE) => take_until(&mut self.held, CLOSE),
+            true => return false,
+        };
+        if !self.calling {
+            if !(self.called && before.trim().is_empty()) {
+                text(before, out);
             }
-            State::Thinking => {
-                let (before, found) = self.take_until(END_THINK);
-                reasoning(before, out);
-                if found {
-                    self.state = State::AfterThinking;
-                }
-                found
-            }
-            State::AfterThinking => {
-                self.held = self.held.trim_start().to_owned();
-                if !self.held.is_empty() {
-                    self.state = State::Text;
-                }
-                !self.held.is_empty()
-            }
-            State::Text if self.parts.calls => {
-                let (before, found) = self.take_until(OPEN);
-                if !(self.called && before.trim().is_empty()) {
-                    text(before, out);
-                }
-                if found {
-                    self.state = State::Calling;
-                }
-                found
-            }
-            State::Text => {
-                text(std::mem::take(&mut self.held), out);
-                false
-            }
-            State::Calling => {
-                let Some(at) = self.held.find(CLOSE) else { return false };
-                match parse_call(&self.held[..at]) {
-                    Some(call) => {
-                        self.called = true;
-                        out.push(Delta::Call(call));
-                    }
-                    None => text(format!("{OPEN}{}{CLOSE}", &self.held[..at]), out),
-                }
-                self.held.drain(..at + CLOSE.len());
-                self.state = State::Text;
-                true
-            }
+            self.calling = found;
+            return found;
         }
-    }
-
-    /// Takes the text before `tag`, and the tag; without one, all that cannot be its beginning.
-    fn take_until(&mut self, tag: &str) -> (String, bool) {
-        if let Some(at) = self.held.find(tag) {
-            let before = self.held[..at].to_owned();
-            self.held.drain(..at + tag.len());
-            return (before, true);
+        match parse_call(&before) {
+            Some(call) => {
+                self.called = true;
+                out.push(Delta::Call(call));
+            }
+            None => text(format!("{OPEN}{before}{CLOSE}"), out),
         }
-        let longest = self.held.len().min(tag.len() - 1);
-        let keep = (1..=longest).rev().find(|n| self.held.as_bytes().ends_with(&tag.as_bytes()[..*n]));
-        let rest = self.held.split_off(self.held.len() - keep.unwrap_or(0));
-        (std::mem::replace(&mut self.held, rest), false)
+        self.calling = false;
+        true
     }
 }
 
 fn text(text: String, out: &mut Vec<Delta>) {
     if !text.is_empty() {
         out.push(Delta::Text(text));
-    }
-}
-
-fn reasoning(text: String, out: &mut Vec<Delta>) {
-    if !text.is_empty() {
-        out.push(Delta::Reasoning(text));
     }
 }
 
@@ -212,7 +166,7 @@ impl Answers {
             let sender = sender.clone();
             tickets.push(scheduler.submit_to(request, move |event| drop(sender.send((index, event))))?);
         }
-        let splitters = (0..left).map(|_| Splitter::new(parts)).collect();
+        let splitters = (0..left).map(|_| Splitter::new(parts.clone())).collect();
         Ok(Self { events, splitters, ready: VecDeque::new(), left, _tickets: tickets })
     }
 
@@ -299,9 +253,9 @@ mod tests {
     use super::*;
 
     /// Splits `text` in pieces of every size; all must say the same.
-    fn check(parts: Parts, text: &str, reasoning: &str, answer: &str, calls: &[&str]) {
+    fn check(parts: &Parts, text: &str, reasoning: &str, answer: &str, calls: &[&str]) {
         for size in 1..=text.len() {
-            let mut splitter = Splitter::new(parts);
+            let mut splitter = Splitter::new(parts.clone());
             let mut deltas = vec![];
             let chars: Vec<char> = text.chars().collect();
             chars
@@ -326,16 +280,17 @@ mod tests {
 
     #[test]
     fn texts_are_taken_apart() {
-        let all = Parts { thinking: false, split: true, calls: true };
-        let begun = Parts { thinking: true, ..all };
+        let after = |prompt: &str| Parts {
+            reasoning: Some((ReasoningForm::default(), prompt.to_owned())),
+            calls: true,
+        };
+        let (all, begun) = (&after("?"), &after("?<think>\n"));
         check(all, "plain text", "", "plain text", &[]);
-        check(all, " plain <b> & <thin", "", " plain <b> & <thin", &[]);
         check(all, "<think>\na < b</think>\n\nyes", "\na < b", "yes", &[]);
-        check(all, "no <think>this</think>", "", "no <think>this</think>", &[]);
         check(begun, "hm</think>yes", "hm", "yes", &[]);
         check(begun, "for ever </thin", "for ever </thin", "", &[]);
         check(
-            Parts::default(),
+            &Parts::default(),
             "<think>x</think><tool_call>{}</tool_call>",
             "",
             "<think>x</think><tool_call>{}</tool_call>",

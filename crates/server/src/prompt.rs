@@ -5,7 +5,7 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use moeflux::generation::Conversation;
 use moeflux::sampler::SamplerOptions;
-use moeflux::{DecodingOptions, Request};
+use moeflux::{DecodingOptions, ReasoningForm, Request};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -189,8 +189,7 @@ impl Ask {
         }
         let sampler = self.sampling.options()?;
         let mut requests = vec![];
-        let is_chat = matches!(self.prompts[..], [Prompt::Chat(..)]);
-        let mut parts = Parts { thinking: false, split: is_chat, calls: self.tools.is_some() };
+        let mut parts = Parts { reasoning: None, calls: self.tools.is_some() };
         for prompt in &self.prompts {
             let prompt = self.encode(app, prompt, &mut parts)?;
             for index in 0..self.answers {
@@ -201,8 +200,12 @@ impl Ask {
                     max_tokens: self.max_tokens.unwrap_or(app.options.max_tokens),
                     stop: self.stop.clone(),
                     logprobs: self.logprobs,
+                    special_tokens: parts
+                        .reasoning
+                        .as_ref()
+                        .is_some_and(|(form, _)| form.has_special_tokens()),
                 };
-                let constraint = match self.grammar(parts)? {
+                let constraint = match self.grammar(&parts)? {
                     Some((grammar, param)) => Some(app.grammars.constraint(grammar, param)?),
                     None => None,
                 };
@@ -224,18 +227,19 @@ impl Ask {
                 let conversation =
                     Conversation { messages, tools: tools.as_ref(), variables: Some(variables) };
                 let encoded = app.scheduler.encode_chat(&conversation)?;
-                parts.thinking = encoded.text.trim_end().ends_with("<think>");
+                let form = ReasoningForm::of(app.scheduler.template());
+                parts.reasoning = Some((form, encoded.text));
                 Ok(encoded.tokens)
             }
         }
     }
 
-    fn grammar(&self, parts: Parts) -> Result<Option<(TopLevelGrammar, &'static str)>, ApiError> {
+    fn grammar(&self, parts: &Parts) -> Result<Option<(TopLevelGrammar, &'static str)>, ApiError> {
         match (&self.form, &self.tools) {
             (Form::Json(..), Some(_)) => {
                 Err(ApiError::invalid("response_format", "cannot be combined with tools"))
             }
-            (Form::Json(..), None) | (Form::Text, Some(_)) if parts.thinking => Err(ApiError::invalid(
+            (Form::Json(..), None) | (Form::Text, Some(_)) if parts.thinking() => Err(ApiError::invalid(
                 "response_format",
                 "a forced form cannot be combined with reasoning; turn that off (chat_template_kwargs)",
             )),
