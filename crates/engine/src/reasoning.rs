@@ -5,6 +5,7 @@
 //! A model whose template says nothing of it is taken to use `<think>` and `</think>`.
 
 use crate::chat_template::ChatTemplate;
+use crate::tokenizer::Tokenizer;
 
 const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
@@ -53,10 +54,16 @@ impl ReasoningForm {
         source.match_indices("</").chain(source.match_indices("◁/")).find_map(closing).unwrap_or_default()
     }
 
-    /// Whether the marks are special tokens, which decoding leaves out unless
-    /// [`DecodingOptions::special_tokens`](crate::DecodingOptions::special_tokens) is set.
-    pub fn has_special_tokens(&self) -> bool {
-        *self == Self::Channels
+    /// The marks that are special tokens of `tokenizer`, for
+    /// [`DecodingOptions::visible`](crate::DecodingOptions::visible).
+    pub fn visible(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let marks: &[&str] = match self {
+            Self::Tags { open, close } => &[open, close],
+            Self::Channels => &[CHANNEL, MESSAGE, END],
+        };
+        let eos = tokenizer.eos_ids();
+        let ids = marks.iter().filter_map(|mark| tokenizer.token_to_id(mark));
+        ids.filter(|id| tokenizer.is_special(*id) && !eos.contains(id)).collect()
     }
 
     /// Whether `prompt` ends within the model's reasoning.
@@ -98,9 +105,9 @@ pub struct ReasoningSplit {
 }
 
 impl ReasoningSplit {
-    /// For the answer to `prompt`.
-    pub fn new(form: ReasoningForm, prompt: &str) -> Self {
-        let state = if form.begun_by(prompt) { State::Reasoning } else { State::Start };
+    /// For an answer; `begun` is [`ReasoningForm::begun_by`] of its prompt.
+    pub fn new(form: ReasoningForm, begun: bool) -> Self {
+        let state = if begun { State::Reasoning } else { State::Start };
         Self { form, state, held: String::new() }
     }
 
@@ -187,7 +194,7 @@ impl ReasoningSplit {
 
 /// Takes the text before `mark` from `held`, and the mark; without one, all that cannot be its beginning. Says whether the
 /// mark was there.
-pub fn take_until(held: &mut String, mark: &str) -> (String, bool) {
+fn take_until(held: &mut String, mark: &str) -> (String, bool) {
     if let Some(at) = held.find(mark) {
         let before = held[..at].to_owned();
         held.drain(..at + mark.len());
@@ -214,7 +221,7 @@ mod tests {
     fn check(form: &ReasoningForm, prompt: &str, text: &str, reasoning: &str, answer: &str) {
         let chars: Vec<char> = text.chars().collect();
         for size in 1..=chars.len() {
-            let mut split = ReasoningSplit::new(form.clone(), prompt);
+            let mut split = ReasoningSplit::new(form.clone(), form.begun_by(prompt));
             let mut passages = vec![];
             chars.chunks(size).for_each(|piece| split.push(&piece.iter().collect::<String>(), &mut passages));
             split.finish(&mut passages);

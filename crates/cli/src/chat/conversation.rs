@@ -134,8 +134,9 @@ impl Conversation {
 
         let form = ReasoningForm::of(model.template.as_ref());
         let options =
-            DecodingOptions { special_tokens: form.has_special_tokens(), ..settings.decoding_options() };
-        let mut split = ReasoningSplit::new(form, &encoded.text);
+            DecodingOptions { visible: form.visible(&model.tokenizer), ..settings.decoding_options() };
+        let begun = form.begun_by(&encoded.text);
+        let mut split = ReasoningSplit::new(form, begun);
         let (mut reasoning, mut text) = (String::new(), String::new());
         let mut take = |passages: Vec<Passage>| {
             passages.iter().fold(true, |go_on, passage| {
