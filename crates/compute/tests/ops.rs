@@ -381,11 +381,14 @@ fn check(cases: impl IntoIterator<Item = Case>) {
 /// Makes a backend on a device; what is left to chance follows from the seed.
 type MakeDevice = fn(u64) -> GpuBackend;
 
-/// The emulated device, and a GPU where there is one.
+/// The emulated device with both texts of the kernels, and a GPU where there is one.
 fn devices() -> Vec<(&'static str, MakeDevice)> {
     let emulated: MakeDevice =
         |seed| GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed))));
-    let mut all = vec![("the emulator", emulated)];
+    let metal: MakeDevice = |seed| {
+        GpuBackend::new("metal", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed).metal())))
+    };
+    let mut all = vec![("the emulator", emulated), ("the emulator with Metal's text", metal)];
     #[cfg(target_os = "linux")]
     if moeflux_compute::gpu::cuda::devices().is_ok() {
         all.push(("CUDA", |_| {
