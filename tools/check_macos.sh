@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Type-checks everything for a Mac with Apple silicon, warnings included, on any machine that rustup can give that
-# target's standard library. Nothing is linked and nothing runs.
+# Type-checks the library, Metal included, for a Mac with Apple silicon on any machine that rustup can give that
+# target's standard library. Nothing is linked and nothing runs. Server and binary need a C compiler for that target (ring).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=aarch64-apple-darwin

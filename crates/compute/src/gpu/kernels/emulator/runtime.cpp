@@ -82,6 +82,8 @@ struct Machine {
     std::vector<Array*> arrays;
     // The dispatch's buffers, each once.
     std::vector<Memory*> buffers;
+    // The one of the last access.
+    Memory* last;
     std::vector<uint8_t> stacks;
     std::vector<uint> ready;
     void* scheduler;
@@ -321,9 +323,14 @@ void access(const void* pointer, uint64_t size, bool write, bool aligned) {
     Machine& m = machine;
     const uint8_t* address = (const uint8_t*)pointer;
     if (!m.running || (address >= m.stacks.data() && address < m.stacks.data() + m.stacks.size())) return;
-    Memory* memory = nullptr;
-    for (Array* array : m.arrays) if (within(array->memory, address)) memory = &array->memory;
-    for (Memory* buffer : m.buffers) if (within(*buffer, address)) memory = buffer;
+    Memory* memory = m.last && within(*m.last, address) ? m.last : nullptr;
+    for (size_t i = 0; !memory && i < m.arrays.size(); ++i) {
+        if (within(m.arrays[i]->memory, address)) memory = &m.arrays[i]->memory;
+    }
+    for (size_t i = 0; !memory && i < m.buffers.size(); ++i) {
+        if (within(*m.buffers[i], address)) memory = m.buffers[i];
+    }
+    m.last = memory;
     if (!memory) {
         // The one before it says most about what went wrong.
         const Memory* before = nullptr;
@@ -386,6 +393,7 @@ extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const em
     memcpy(m.grid, grid, sizeof m.grid);
     m.random = seed;
     m.failed = false;
+    m.last = nullptr;
     m.buffers.clear();
     for (uint i = 0; i < kernel->buffers; ++i) {
         Memory* memory = bindings[i].memory;
