@@ -81,24 +81,35 @@ pub(crate) fn placed(matrix: MatrixSpec) -> Result<(usize, [usize; 3])> {
     Ok((end, offsets))
 }
 
-/// Puts weights into one buffer.
+/// Gives the device the weights: in one buffer, but for those that it can use where they are.
 pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor]) -> Result<Vec<DeviceWeight>> {
-    let spec = |t: &Tensor| MatrixSpec { dtype: t.dtype(), rows: t.rows(), cols: t.cols() };
-    let placements = weights.iter().map(|t| placed(spec(t))).collect::<Result<Vec<_>>>()?;
-    let total: usize = placements.iter().map(|(bytes, _)| bytes).sum();
+    let mut adopted = vec![];
+    let mut total = 0;
+    for tensor in weights {
+        let planes = (0..tensor.dtype().planes()).map(|plane| device.adopt(tensor.plane(plane)));
+        let planes = planes.collect::<Result<Option<Vec<_>>>>()?;
+        let matrix = MatrixSpec { dtype: tensor.dtype(), rows: tensor.rows(), cols: tensor.cols() };
+        total += if planes.is_some() { 0 } else { placed(matrix)?.0 };
+        adopted.push((matrix, planes));
+    }
     let buffer = device.alloc(total.max(ALIGNMENT))?;
     let mut start = 0;
-    let mut placed = vec![];
-    for (tensor, (bytes, offsets)) in weights.iter().zip(placements) {
-        let planes = offsets.map(|offset| Slice { buffer, offset: start + offset });
-        for (plane, to) in planes.iter().enumerate().take(tensor.dtype().planes()) {
-            device.upload(*to, tensor.view().plane(plane))?;
-        }
-        let matrix = spec(tensor);
-        placed.push(DeviceWeight { matrix, format: Format::new(matrix)?, planes });
-        start += bytes;
+    let mut all = vec![];
+    for (tensor, (matrix, adopted)) in weights.iter().zip(adopted) {
+        let planes = if let Some(held) = adopted {
+            [0, 1, 2].map(|plane| *held.get(plane).unwrap_or(&held[0]))
+        } else {
+            let (bytes, offsets) = placed(matrix)?;
+            let planes = offsets.map(|offset| Slice { buffer, offset: start + offset });
+            for (plane, to) in planes.iter().enumerate().take(matrix.dtype.planes()) {
+                device.upload(*to, tensor.view().plane(plane))?;
+            }
+            start += bytes;
+            planes
+        };
+        all.push(DeviceWeight { matrix, format: Format::new(matrix)?, planes });
     }
-    Ok(placed)
+    Ok(all)
 }
 
 /// The bytes of a plane with its rows one after the other; `scratch` is used if they are not stored so.
