@@ -56,6 +56,14 @@ pub struct Gpus {
     open: fn(Option<u64>) -> moeflux_compute::Result<Box<dyn Device>>,
 }
 
+impl Gpus {
+    /// The first GPU, called `name`, with at most `memory` bytes of its memory.
+    pub fn backend(self, name: String, memory: Option<u64>) -> Box<dyn Backend> {
+        let options = GpuOptions { memory, ..GpuOptions::default() };
+        Box::new(GpuBackend::new(name, options, move || (self.open)(memory)))
+    }
+}
+
 #[cfg(target_os = "linux")]
 pub const GPUS: Option<Gpus> = Some(Gpus {
     name: "cuda",
@@ -162,28 +170,36 @@ pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error| format!("{error}"))
 }
 
+impl BackendKind {
+    /// The first GPU, if there is one and this means it, and how it is opened.
+    ///
+    /// # Errors
+    /// If only a GPU would do and there is none.
+    pub fn gpu(self) -> Result<Option<(DeviceInfo, Gpus)>> {
+        let Some(gpus) = GPUS.filter(|_| self != Self::Cpu) else { return Ok(None) };
+        let must = self != Self::Auto;
+        match (gpus.find)() {
+            Ok(devices) => match devices.into_iter().next() {
+                None if must => anyhow::bail!("--backend {}: there is no GPU", gpus.name),
+                first => Ok(first.map(|device| (device, gpus))),
+            },
+            Err(error) if must => Err(error.into()),
+            Err(_) => Ok(None),
+        }
+    }
+}
+
 impl EngineArgs {
     /// What computes, for `auto` a GPU if one can be used, and the memory that is left for the processor.
     fn backend(&self, threads: usize) -> Result<(Box<dyn Backend>, Option<u64>)> {
-        if let Some(Gpus { name, find, open }) = GPUS.filter(|_| self.backend != BackendKind::Cpu) {
-            let must = self.backend != BackendKind::Auto;
-            match find() {
-                Ok(devices) if !devices.is_empty() => {
-                    let gpu = &devices[0];
-                    let (memory, host) = if gpu.unified {
-                        let (memory, host) = self.shared_memory(gpu.free)?;
-                        (Some(memory), Some(host))
-                    } else {
-                        (self.device_memory, self.memory)
-                    };
-                    let options = GpuOptions { memory, ..GpuOptions::default() };
-                    let open = move || open(memory);
-                    return Ok((Box::new(GpuBackend::new(gpu.name.clone(), options, open)), host));
-                }
-                Ok(_) if must => anyhow::bail!("--backend {name}: there is no GPU"),
-                Err(error) if must => return Err(error.into()),
-                _ => {}
-            }
+        if let Some((gpu, gpus)) = self.backend.gpu()? {
+            let (memory, host) = if gpu.unified {
+                let (memory, host) = self.shared_memory(gpu.free)?;
+                (Some(memory), Some(host))
+            } else {
+                (self.device_memory, self.memory)
+            };
+            return Ok((gpus.backend(gpu.name, memory), host));
         }
         if self.device_memory.is_some() {
             anyhow::bail!("--device-memory: there is no GPU to use");
@@ -205,7 +221,9 @@ impl EngineArgs {
         })?;
         Ok((gpu, host))
     }
+}
 
+impl EngineArgs {
     /// The backend, and options with `default` precision if none was asked for.
     fn resolve(&self, default: Activations) -> Result<(Box<dyn Backend>, Options)> {
         let threads = match self.threads {

@@ -6,6 +6,7 @@ pub mod inspect;
 pub mod logits;
 pub mod pack;
 pub mod perplexity;
+pub mod plan;
 pub mod pull;
 pub mod replay;
 pub mod run;
