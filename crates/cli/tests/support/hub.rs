@@ -53,13 +53,16 @@ fn hexadecimal(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A file's name, and the first and last byte of what was asked of it.
+type Asked = (String, Option<(usize, usize)>);
+
 struct State {
     files: Vec<File>,
     fault: Mutex<Fault>,
     token: Mutex<Option<&'static str>>,
     requests: AtomicU64,
     /// Files that were asked for, and which bytes of them.
-    asked: Mutex<Vec<(String, Option<(usize, usize)>)>>,
+    asked: Mutex<Vec<Asked>>,
     bytes_served: AtomicU64,
     closed: AtomicBool,
 }
@@ -115,7 +118,7 @@ impl Hub {
     }
 
     /// Names of the files whose content was asked for, and the bytes of them, if not all were.
-    pub fn asked(&self) -> Vec<(String, Option<(usize, usize)>)> {
+    pub fn asked(&self) -> Vec<Asked> {
         self.state.asked.lock().unwrap().clone()
     }
 
