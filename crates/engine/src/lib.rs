@@ -4,6 +4,7 @@
 mod batch;
 pub mod chat_template;
 pub mod checkpoint;
+pub mod cost;
 pub mod decoding;
 pub mod engine;
 pub mod error;

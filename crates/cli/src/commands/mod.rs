@@ -10,6 +10,7 @@ pub mod logits;
 pub mod man;
 pub mod pack;
 pub mod perplexity;
+pub mod plan;
 pub mod pull;
 pub mod replay;
 pub mod run;

@@ -1,5 +1,6 @@
 //! Architectures: one file a family, over shared [`blocks`]. Nothing outside this folder names a model.
 
+pub mod assumed;
 pub mod blocks;
 pub mod config;
 mod deepseek_v2;

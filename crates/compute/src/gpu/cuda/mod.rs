@@ -302,7 +302,15 @@ impl Device for Cuda {
         let known = self.enter().and_then(|()| call!(self.driver, memory_info(&mut free, &mut total)));
         let free = if known.is_ok() { free as u64 } else { 0 };
         let free = free.min(self.limit.saturating_sub(self.used));
-        DeviceInfo { name: self.name.clone(), memory: self.memory, free, tensor_cores: true }
+        DeviceInfo {
+            name: self.name.clone(),
+            memory: self.memory,
+            free,
+            largest_buffer: self.memory,
+            unified: false,
+            tensor_cores: true,
+            simdgroup_matrices: false,
+        }
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<BufferId> {
