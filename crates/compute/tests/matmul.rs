@@ -135,7 +135,8 @@ fn products_are_close_to_f64() {
 fn products_of_views_are_close_to_f64() {
     let pool = ThreadPool::new(2);
     let mut random = Random::new(10);
-    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::MXFP4, DType::MXFP4_Planes] {
+    let blocks = [DType::Q8_0, DType::MXFP4, DType::MXFP4_Planes, DType::Q5_1, DType::IQ4_NL];
+    for dtype in FLOATS.into_iter().chain(blocks) {
         let odd: &[_] = if FLOATS.contains(&dtype) { &[(5, 7, 1), (23, 33, 5), (9, 257, 2)] } else { &[] };
         let shapes = [(1, 32, 1), (19, 288, 1), (19, 288, 5), (40, 64, 3)];
         for (rows, cols, n_tokens) in shapes.into_iter().chain(odd.iter().copied()) {
@@ -164,7 +165,7 @@ fn products_of_views_are_close_to_f64() {
     }
 }
 
-/// More tokens than sums are kept for at a time.
+/// More tokens than sums are kept for at a time; the last are those of a product by themselves.
 #[test]
 fn many_tokens_are_close_to_f64() {
     let pool = ThreadPool::new(2);
@@ -182,6 +183,12 @@ fn many_tokens_are_close_to_f64() {
                 let x = q8(simd, &x, cols);
                 let got = product(&pool, simd, w.view(), Activations::Q8(&x));
                 assert_close(&what, &got, &values, &dequantized(&x), cols);
+                let mut last = vec![f32::NAN; 3 * rows];
+                // SAFETY: the matrix borrowed here; one call.
+                let out = unsafe { OutRows::new(last.as_mut_ptr(), rows, 3, rows) };
+                let tokens = Tokens::Range(n_tokens - 3..n_tokens);
+                matmul_rows(simd, w.view(), 0..rows, Activations::Q8(&x), tokens, out).unwrap();
+                assert_same(&what, &last, &got[(n_tokens - 3) * rows..]);
             }
         }
     }

@@ -53,14 +53,15 @@ fn hexadecimal(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Name of a file, and the bytes of it, if not all.
-pub type Asked = (String, Option<(usize, usize)>);
+/// A file's name, and the first and last byte of what was asked of it.
+type Asked = (String, Option<(usize, usize)>);
 
 struct State {
     files: Vec<File>,
     fault: Mutex<Fault>,
     token: Mutex<Option<&'static str>>,
     requests: AtomicU64,
+    /// Files that were asked for, and which bytes of them.
     asked: Mutex<Vec<Asked>>,
     bytes_served: AtomicU64,
     closed: AtomicBool,
@@ -116,7 +117,7 @@ impl Hub {
         self.state.requests.load(Ordering::SeqCst)
     }
 
-    /// What content was asked for.
+    /// Names of the files whose content was asked for, and the bytes of them, if not all were.
     pub fn asked(&self) -> Vec<Asked> {
         self.state.asked.lock().unwrap().clone()
     }

@@ -209,7 +209,7 @@ impl Block<'_> {
                 let sums = &mut sums[r * group * dim..(r + 1) * group * dim];
                 for (h, weights) in weights.chunks_exact_mut(n).enumerate() {
                     let (max, total) = &mut states[r * group + h];
-                    let new_max = weights.iter().fold(*max, |m, s| m.max(*s));
+                    let new_max = max.max(vector::max(simd, weights));
                     if new_max > *max {
                         let shrink = (*max - new_max).exp();
                         vector::scale(simd, shrink, &mut sums[h * dim..(h + 1) * dim]);

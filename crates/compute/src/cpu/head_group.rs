@@ -55,16 +55,25 @@ impl<E: Element> Kernel for Scores<'_, E> {
         assert!(self.q.len() == heads * self.dim && self.keys.len() == n * self.dim, "whole heads and keys");
         assert!(self.out.len() == heads * n, "a score for every head and key");
         let mut head = 0;
+        // Sixteen sums fit registers, and are added up crosswise.
         while I::LANES == 16 && head + 8 <= heads {
-            self.heads::<I, 8, 1>(isa, head, n);
+            self.heads::<I, 8, 2>(isa, head, n);
             head += 8;
         }
         while head + 4 <= heads {
-            self.heads::<I, 4, 2>(isa, head, n);
+            if I::LANES == 16 {
+                self.heads::<I, 4, 4>(isa, head, n);
+            } else {
+                self.heads::<I, 4, 2>(isa, head, n);
+            }
             head += 4;
         }
         while head < heads {
-            self.heads::<I, 1, 4>(isa, head, n);
+            if I::LANES == 16 {
+                self.heads::<I, 1, 16>(isa, head, n);
+            } else {
+                self.heads::<I, 1, 4>(isa, head, n);
+            }
             head += 1;
         }
     }
@@ -107,9 +116,25 @@ impl<E: Element> Scores<'_, E> {
             }
             i += I::LANES;
         }
-        for h in 0..H {
-            for k in 0..K {
-                self.out[(head + h) * n + key + k] = isa.reduce_add(sums[k][h]) * self.scale;
+        if H * K == 16 {
+            let mut all = [isa.splat(0.0); 16];
+            for h in 0..H {
+                for k in 0..K {
+                    all[h * K + k] = sums[k][h];
+                }
+            }
+            let totals = isa.reduce_add_16(all);
+            for (h, totals) in totals.chunks_exact(K).enumerate() {
+                let out = &mut self.out[(head + h) * n + key..][..K];
+                for k in 0..K {
+                    out[k] = totals[k] * self.scale;
+                }
+            }
+        } else {
+            for h in 0..H {
+                for k in 0..K {
+                    self.out[(head + h) * n + key + k] = isa.reduce_add(sums[k][h]) * self.scale;
+                }
             }
         }
     }

@@ -68,8 +68,11 @@ impl Backend for CpuBackend {
         // One more widest row stands for the int8 copy of a value.
         let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2;
         let rows = (plan.row_bytes() + widest).saturating_mul(options.max_rows);
+        let experts = graph.expert_sets().iter().flat_map(|set| [set.gate.cols, set.down.cols]);
+        let cols = graph.weights().iter().map(|w| w.matrix.cols).chain(experts).max().unwrap_or(0);
+        let products = self.pool.threads() * matmul::scratch_bytes(options.max_rows, cols);
         let shared = moe.max().unwrap_or(0).saturating_add(latent.max().unwrap_or(0));
-        rows.saturating_add(shared).saturating_add(logits)
+        rows.saturating_add(shared).saturating_add(products).saturating_add(logits)
     }
 
     fn compile(

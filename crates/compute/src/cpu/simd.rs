@@ -312,6 +312,15 @@ pub(crate) trait Isa: Copy {
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
     /// Sum of all lanes, by halving.
     fn reduce_add(self, a: Self::F) -> f32;
+    /// [`Isa::reduce_add`] of each vector.
+    #[inline(always)]
+    fn reduce_add_16(self, vectors: [Self::F; 16]) -> [f32; 16] {
+        let mut sums = [0.0; 16];
+        for (sum, vector) in sums.iter_mut().zip(vectors) {
+            *sum = self.reduce_add(vector);
+        }
+        sums
+    }
 
     /// The first `n` < `LANES` elements from `p`, then zeros.
     ///
@@ -384,4 +393,37 @@ pub(crate) fn prefetch(p: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Sums<'a>(&'a [f32; 16 * MAX_LANES]);
+
+    impl Kernel for Sums<'_> {
+        /// Added up each by itself, and together.
+        type Output = [[f32; 16]; 2];
+
+        #[inline(always)]
+        fn run<I: Isa>(self, isa: I) -> Self::Output {
+            let mut vectors = [isa.splat(0.0); 16];
+            let mut each = [0.0; 16];
+            for (i, vector) in vectors.iter_mut().enumerate() {
+                // SAFETY: sixteen vectors of MAX_LANES elements.
+                *vector = unsafe { isa.load(self.0.as_ptr().add(i * MAX_LANES)) };
+                each[i] = isa.reduce_add(*vector);
+            }
+            [each, isa.reduce_add_16(vectors)]
+        }
+    }
+
+    #[test]
+    fn vectors_are_added_up_together_as_each_by_itself() {
+        let values = std::array::from_fn(|i| (i as f32 * 0.7).sin() * 10f32.powi(i as i32 % 7 - 3));
+        for level in SimdLevel::available() {
+            let [each, together] = Simd::new(level).expect("an available level").run(Sums(&values));
+            assert_eq!(each.map(f32::to_bits), together.map(f32::to_bits), "{level}");
+        }
+    }
 }

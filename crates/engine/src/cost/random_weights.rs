@@ -105,7 +105,7 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         (DType::Fp8 { scale: BlockScale::BF16 }, _) => {
             scales::<2>(out, bf16::from_f32(std).to_le_bytes(), &[0]);
         }
-        (DType::Q4_0, _) => {
+        (DType::Q4_0 | DType::IQ4_NL, _) => {
             bytes(out);
             scales::<18>(out, half, &[0]);
         }
@@ -116,6 +116,52 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         (DType::Q3_K, _) => {
             bytes(out);
             scales::<110>(out, half, &[108]);
+        }
+        (DType::IQ1_S, _) => {
+            bytes(out);
+            scales::<50>(out, half, &[0]);
+        }
+        (DType::IQ2_XXS, _) => {
+            bytes(out);
+            scales::<66>(out, half, &[0]);
+        }
+        (DType::IQ2_XS, _) => {
+            bytes(out);
+            scales::<74>(out, half, &[0]);
+        }
+        (DType::IQ2_S, _) => {
+            bytes(out);
+            scales::<82>(out, half, &[0]);
+        }
+        (DType::IQ3_XXS, _) => {
+            bytes(out);
+            scales::<98>(out, half, &[0]);
+        }
+        (DType::IQ3_S, _) => {
+            bytes(out);
+            scales::<110>(out, half, &[0]);
+        }
+        (DType::IQ4_XS, _) => {
+            bytes(out);
+            scales::<136>(out, half, &[0]);
+        }
+        (DType::Q4_1, _) => {
+            bytes(out);
+            scales::<20>(out, half, &[0, 2]);
+        }
+        (DType::Q5_1, _) => {
+            bytes(out);
+            scales::<24>(out, half, &[0, 2]);
+        }
+        (DType::IQ1_M, _) => {
+            bytes(out);
+            // The scale's nibbles are on top of four words.
+            for block in out.as_chunks_mut::<56>().0 {
+                let nibbles = [half[0] << 4, half[0] & 0xF0, half[1] << 4, half[1] & 0xF0];
+                for (word, nibble) in block[48..].as_chunks_mut::<2>().0.iter_mut().zip(nibbles) {
+                    word[1] = word[1] & 0x0F | nibble;
+                }
+            }
         }
     }
 }
@@ -130,6 +176,17 @@ mod tests {
     fn every_encoding_is_finite_and_varies_from_row_to_row() {
         let affine = |bits, group, scale| DType::Affine { bits, group, scale };
         let encodings = [
+            DType::Q4_1,
+            DType::Q5_1,
+            DType::IQ1_S,
+            DType::IQ1_M,
+            DType::IQ2_XXS,
+            DType::IQ2_XS,
+            DType::IQ2_S,
+            DType::IQ3_XXS,
+            DType::IQ3_S,
+            DType::IQ4_NL,
+            DType::IQ4_XS,
             DType::F32,
             DType::F16,
             DType::BF16,

@@ -11,7 +11,6 @@ use moeflux::io::queue;
 use moeflux_compute::graph::ExpertSetId;
 
 use super::subject::Subject;
-use crate::engine_args::BackendKind;
 use crate::hub::Settings;
 
 /// Device memory that the engine leaves alone.
@@ -51,25 +50,6 @@ pub struct DiskProbe {
     pub mode: ReadMode,
     /// Whether it was tried on the model's own files.
     pub on_model: bool,
-}
-
-/// The first GPU, if `backend` would use one.
-#[cfg(target_os = "linux")]
-pub fn gpu(backend: BackendKind) -> Result<Option<Gpu>> {
-    if backend == BackendKind::Cpu {
-        return Ok(None);
-    }
-    match moeflux_compute::gpu::cuda::devices() {
-        Ok(devices) => Ok(devices.into_iter().next().map(|d| Gpu { name: d.name, free: d.free })),
-        Err(error) if backend == BackendKind::Cuda => Err(error.into()),
-        Err(_) => Ok(None),
-    }
-}
-
-/// The first GPU, if `backend` would use one.
-#[cfg(not(target_os = "linux"))]
-pub fn gpu(_: BackendKind) -> Result<Option<Gpu>> {
-    Ok(None)
 }
 
 /// Bytes of the processor's last cache, or what most have.

@@ -17,7 +17,7 @@ use moeflux::experts::{PolicyKind, SlotPlan};
 use moeflux::models::Model;
 use moeflux::{Error, Options, Placement, memory};
 use moeflux_compute::backend::{ActivationMode, Backend, KvType, PAGE_TOKENS, page_bytes};
-use moeflux_compute::cpu::SimdLevel;
+use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 
 use crate::engine_args::{BackendKind, parse, parse_size};
 use crate::model::ModelArg;
@@ -125,11 +125,15 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let subject = Subject::new(&args.model, args.quant.as_deref(), args.bits)?;
     let model = subject.model();
     let recorded = args.trace.as_ref().map(|path| Recorded::read(path, model)).transpose()?;
-    let gpu = machine::gpu(args.backend)?;
+    let found = args.backend.gpu()?;
+    let gpu = found.as_ref().map(|(device, _)| Gpu { name: device.name.clone(), free: device.free });
     if gpu.is_none() && !args.device_memory.is_empty() {
         bail!("--device-memory: there is no GPU to use");
     }
-    let backend = args.backend.open(threads, args.simd, None)?;
+    let backend: Box<dyn Backend> = match found {
+        Some((device, gpus)) => gpus.backend(device.name, None),
+        None => Box::new(CpuBackend::new(threads, args.simd)?),
+    };
     let needs = Needs::new(model, &*backend, args)?;
     let bar = machine::bar("trying this machine")?;
     let disk = machine::disk(&subject)?;

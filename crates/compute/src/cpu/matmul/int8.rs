@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use super::{
     Job,
+    batch::{self, MultiplyOne},
     tile::{NextRows, Product, Sums, TILE_COLS, TileRows, get, put, walk},
 };
 use crate::cpu::{
@@ -237,6 +238,9 @@ impl<F: Format> Kernel for Multiply<'_, F> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
+        if self.job.tokens.len() > 1 {
+            return batch::multiply(isa, self.job, self.format, self.x);
+        }
         let lanes = Lanes([[[0; MAX_LANES]; 4]; SUBS]);
         let product = Int8 { format: self.format, x: self.x, tile: Tile::new::<F>(), lanes };
         walk(isa, self.job, product);
@@ -275,64 +279,6 @@ impl<F: Format> Kernel for Decode<'_, F> {
     }
 }
 
-/// A tile times columns of some tokens.
-struct MultiplyTile<'a, S, const N: usize> {
-    shape: PhantomData<S>,
-    tile: &'a Tile,
-    /// (N, columns), in −127..=127.
-    x: [&'a [i8]; N],
-    /// (N, columns / 32).
-    blocks: [&'a [Q8Block]; N],
-    sums: &'a mut [Sums; N],
-}
-
-impl<S: Shape, const N: usize> Kernel for MultiplyTile<'_, S, N> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let Self { tile, x, blocks, sums, .. } = self;
-        let halves = if S::HALVES { 2 } else { 1 };
-        let words = BLOCK / 4 / halves;
-        let n_subs = blocks[0].len();
-        for t in 0..N {
-            assert!(blocks[t].len() == n_subs && x[t].len() == n_subs * BLOCK, "tokens of the same columns");
-        }
-
-        let mut acc = [[isa.splat(0.0); 2]; N];
-        for t in 0..N {
-            acc[t] = begin::<I, S>(isa, sums[t].get(isa, 0));
-        }
-        for sub in 0..n_subs {
-            let codes = tile.codes(sub);
-            let mut dots = [[isa.splat_u(0); N]; 2];
-            for half in 0..halves {
-                for k in half * words..(half + 1) * words {
-                    let w = codes.get(isa, k);
-                    for t in 0..N {
-                        // SAFETY: within the n_subs · BLOCK activations of the token.
-                        let four = unsafe {
-                            let p = x[t].as_ptr().add(sub * BLOCK + 4 * k).cast::<u32>();
-                            p.read_unaligned()
-                        };
-                        dots[half][t] = dot::<I, S>(isa, dots[half][t], w, isa.splat_u(four));
-                    }
-                }
-            }
-            for t in 0..N {
-                // SAFETY: sub is below n_subs, the length of this slice.
-                let block = unsafe { blocks[t].get_unchecked(sub) };
-                let dots = centred::<I, S>(isa, tile, [dots[0][t], dots[1][t]], block);
-                acc[t] = accumulate::<I, S>(isa, tile, sub, dots, block, acc[t]);
-            }
-        }
-        for t in 0..N {
-            let sum = end::<I, S>(isa, tile, acc[t], sums[t].get(isa, 0));
-            sums[t].put(isa, 0, sum);
-        }
-    }
-}
-
 struct Int8<'a, F> {
     format: F,
     x: &'a Q8Rows,
@@ -355,13 +301,16 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
         n: usize,
         sums: &mut [Sums; N],
     ) {
-        // Loops, as closures would not be inlined.
-        let (mut x, mut blocks) = ([&[][..]; N], [&[][..]; N]);
-        for i in 0..N {
-            x[i] = &self.x.row(tokens[i])[col..col + n];
-            blocks[i] = &self.x.row_blocks(tokens[i])[col / BLOCK..(col + n) / BLOCK];
+        for (token, sums) in tokens.into_iter().zip(sums) {
+            isa.call(MultiplyOne {
+                shape: PhantomData::<F::Shape>,
+                tile: &self.tile,
+                zero: zero_point::<I, F>(),
+                x: &self.x.row(token)[col..col + n],
+                blocks: &self.x.row_blocks(token)[col / BLOCK..(col + n) / BLOCK],
+                sums,
+            });
         }
-        isa.call(MultiplyTile { shape: PhantomData::<F::Shape>, tile: &self.tile, x, blocks, sums });
     }
 
     /// Lanes are columns, and rows are added up crosswise: cheaper than a tile that is used once.
@@ -504,88 +453,102 @@ impl<F: Format> Kernel for AddQuads<'_, F> {
         let Self { tile, sums, .. } = self;
         let sum = sums.get(isa, 0);
         let mut acc = begin::<I, F::Shape>(isa, sum);
+        let mut biases = isa.splat(0.0);
+        let zero = zero_point::<I, F>();
         for sub in 0..SUBS {
             let x = &self.blocks[sub];
-            let dots = if centred_first::<F>() {
-                [isa.to_f32(dots[sub][0]), isa.to_f32(dots[sub][1])]
-            } else {
-                centred::<I, F::Shape>(isa, tile, dots[sub], x)
-            };
-            acc = accumulate::<I, F::Shape>(isa, tile, sub, dots, x, acc);
+            let mut dots = dots[sub];
+            if zero != 0 && !centred_first::<F>() {
+                let [first, second] = x.sums;
+                let first = if F::Shape::HALVES { first } else { first + second };
+                dots[0] = isa.add_u(dots[0], isa.splat_u((-zero * first) as u32));
+                dots[1] = isa.add_u(dots[1], isa.splat_u((-zero * second) as u32));
+            }
+            let dots = [isa.to_f32(dots[0]), isa.to_f32(dots[1])];
+            acc = add_products::<I, F::Shape>(isa, tile, sub, dots, isa.splat(x.scale), acc);
+            if F::Shape::BIAS {
+                let [first, second] = x_sums::<F::Shape>(x);
+                let x = [isa.splat(first), isa.splat(second)];
+                if F::Shape::SUPER {
+                    biases = add_biases::<I, F::Shape>(isa, tile, sub, x, biases);
+                } else {
+                    acc = add_biases::<I, F::Shape>(isa, tile, sub, x, acc);
+                }
+            }
         }
-        sums.put(isa, 0, end::<I, F::Shape>(isa, tile, acc, sum));
+        sums.put(isa, 0, end::<I, F::Shape>(isa, tile, [acc, biases], sum));
     }
 }
 
 /// acc + products of four codes with four activations in each lane.
 #[inline(always)]
-fn dot<I: Isa, S: Shape>(isa: I, acc: I::U, w: I::U, x: I::U) -> I::U {
+pub(super) fn dot<I: Isa, S: Shape>(isa: I, acc: I::U, w: I::U, x: I::U) -> I::U {
     if S::WIDE { isa.dot_wide(acc, w, x) } else { isa.dot(acc, w, x) }
 }
 
-/// Σ (code − zero) · x from Σ code · x, of 32 columns or of two times 16.
+/// What is to be subtracted from the codes that [`dot`] multiplies.
 #[inline(always)]
-fn centred<I: Isa, S: Shape>(isa: I, tile: &Tile, dots: [I::U; 2], x: &Q8Block) -> [I::F; 2] {
-    if S::BIAS && (!S::WIDE || I::WIDE_OFFSET == 0) {
-        return [isa.to_f32(dots[0]), isa.to_f32(dots[1])];
-    }
-    let zero = tile.zero - if S::WIDE { I::WIDE_OFFSET.into() } else { 0 };
-    let [first, second] = x.sums;
-    let first = if S::HALVES { first } else { first + second };
-    [
-        isa.to_f32(isa.add_u(dots[0], isa.splat_u((-zero * first) as u32))),
-        isa.to_f32(isa.add_u(dots[1], isa.splat_u((-zero * second) as u32))),
-    ]
+pub(super) fn zero_point<I: Isa, F: Format>() -> i32 {
+    F::ZERO - if F::Shape::WIDE { i32::from(I::WIDE_OFFSET) } else { 0 }
 }
 
-/// What [`accumulate`] starts from, given the sum of the columns before the tile.
+/// What [`add_products`] starts from, given the sum of the columns before the tile.
 #[inline(always)]
-fn begin<I: Isa, S: Shape>(isa: I, sum: I::F) -> [I::F; 2] {
-    [if S::SUPER { isa.splat(0.0) } else { sum }, isa.splat(0.0)]
+pub(super) fn begin<I: Isa, S: Shape>(isa: I, sum: I::F) -> I::F {
+    if S::SUPER { isa.splat(0.0) } else { sum }
 }
 
-/// The sum after the tile, given what [`accumulate`] has come to and the sum before.
+/// The sum after the tile, given the sums of products and of biases and the sum before.
 #[inline(always)]
-fn end<I: Isa, S: Shape>(isa: I, tile: &Tile, acc: [I::F; 2], sum: I::F) -> I::F {
+pub(super) fn end<I: Isa, S: Shape>(isa: I, tile: &Tile, [acc, biases]: [I::F; 2], sum: I::F) -> I::F {
     if !S::SUPER {
-        return acc[0];
+        return acc;
     }
     let [scale, bias] = tile.factors(isa);
-    let sum = isa.mul_add(scale, acc[0], sum);
-    if S::BIAS { isa.mul_add(bias, acc[1], sum) } else { sum }
+    let sum = isa.mul_add(scale, acc, sum);
+    if S::BIAS { isa.mul_add(bias, biases, sum) } else { sum }
 }
 
 /// acc + the products of sub-block `sub`, `dots` being the sums of its (code − zero) · x: of all 32 columns or, if the
-/// format has scales for 16, of the first and the last 16. Every product goes through here, in order of sub-blocks.
+/// format has scales for 16, of the first and the last 16; `x_scale` is that of x. Every product goes through here, in
+/// order of sub-blocks.
 ///
 /// Integer scales times `dots`, and sums of two halves, are integers below 2²⁴ and thus exact.
 #[inline(always)]
-fn accumulate<I: Isa, S: Shape>(
+pub(super) fn add_products<I: Isa, S: Shape>(
     isa: I,
     tile: &Tile,
     sub: usize,
     dots: [I::F; 2],
-    x: &Q8Block,
-    acc: [I::F; 2],
-) -> [I::F; 2] {
-    let x_scale = isa.splat(x.scale);
-    let [sum, biases] = acc;
+    x_scale: I::F,
+    acc: I::F,
+) -> I::F {
     if S::HALVES {
         let first = isa.mul(dots[0], tile.scale(isa, 2 * sub));
         let both = isa.mul_add(dots[1], tile.scale(isa, 2 * sub + 1), first);
-        let sum = isa.mul_add(both, x_scale, sum);
-        if !S::BIAS {
-            return [sum, biases];
-        }
-        let [first, second] = [isa.splat(x.scale * x.sums[0] as f32), isa.splat(x.scale * x.sums[1] as f32)];
-        let biases = isa.mul_add(tile.bias(isa, 2 * sub), first, biases);
-        [sum, isa.mul_add(tile.bias(isa, 2 * sub + 1), second, biases)]
+        isa.mul_add(both, x_scale, acc)
     } else if S::SUPER {
-        let sum = isa.mul_add(isa.mul(dots[0], tile.scale(isa, sub)), x_scale, sum);
-        [sum, isa.mul_add(tile.bias(isa, sub), isa.splat(x.sum), biases)]
+        isa.mul_add(isa.mul(dots[0], tile.scale(isa, sub)), x_scale, acc)
     } else {
-        let sum = isa.mul_add(dots[0], isa.mul(tile.scale(isa, sub), x_scale), sum);
-        let bias = isa.splat(x.sum);
-        [if S::BIAS { isa.mul_add(tile.bias(isa, sub), bias, sum) } else { sum }, biases]
+        isa.mul_add(dots[0], isa.mul(tile.scale(isa, sub), x_scale), acc)
+    }
+}
+
+/// What biases of a block are multiplied with: the scaled sum of all columns or, if there are biases for 16, those of the
+/// first and the last 16.
+#[inline(always)]
+pub(super) fn x_sums<S: Shape>(x: &Q8Block) -> [f32; 2] {
+    if S::HALVES { [x.scale * x.sums[0] as f32, x.scale * x.sums[1] as f32] } else { [x.sum, 0.0] }
+}
+
+/// acc + the biases of sub-block `sub`, given [`x_sums`]. With integer biases these sums are kept apart, else they follow
+/// the sub-block's products.
+#[inline(always)]
+pub(super) fn add_biases<I: Isa, S: Shape>(isa: I, tile: &Tile, sub: usize, x: [I::F; 2], acc: I::F) -> I::F {
+    if S::HALVES {
+        let acc = isa.mul_add(tile.bias(isa, 2 * sub), x[0], acc);
+        isa.mul_add(tile.bias(isa, 2 * sub + 1), x[1], acc)
+    } else {
+        isa.mul_add(tile.bias(isa, sub), x[0], acc)
     }
 }

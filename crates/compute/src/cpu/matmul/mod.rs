@@ -2,8 +2,9 @@
 //!
 //! Weights are decoded from their blocks, `Isa::LANES` rows and 256 columns at a
 //! time, into a tile whose lanes are rows, and the tile is multiplied with every token: one set of decoders serves
-//! every instruction set. For a single token transposing would cost more than multiplying, so lanes are columns until
-//! integers have been added up; from there on both ways are the same.
+//! every instruction set. Several tokens' int8 activations are packed, so that two tiles are multiplied with four tokens
+//! at a time. For a single token transposing would cost more than multiplying, so lanes are columns until integers have
+//! been added up; from there on both ways are the same.
 //!
 //! - int8 activations: dot products of a sub-block (32 columns, or 16) are exact integers, so it does not matter in
 //!   which order they are summed; then, in order of columns, acc ← acc + dot · (w scale · x scale) and, for encodings
@@ -17,6 +18,7 @@
 //! partition of rows or the number of threads.
 
 mod affine;
+mod batch;
 mod float;
 mod int8;
 mod k_quants;
@@ -44,17 +46,24 @@ use mxfp4::{Mxfp4, Mxfp4Planes};
 use plain::{Bf16, F16, F32};
 
 /// Rows are best handed out in multiples of this.
-pub const ROW_TILE: usize = 16;
+pub const ROW_TILE: usize = 32;
 
 /// Whether weights of `dtype` with `cols` columns can be multiplied with int8 activations: all that are not plain
 /// floats, in whole blocks of both.
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
         DType::F32 | DType::F16 | DType::BF16 | DType::Fp8 { .. } => false,
+        DType::Q4_1 | DType::Q5_1 | DType::IQ4_NL | DType::IQ4_XS | DType::IQ3_XXS | DType::IQ3_S => false,
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_S | DType::IQ1_M => false,
         DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),
         _ => true,
     };
     has_kernel && cols.is_multiple_of(dtype.block_len()) && cols.is_multiple_of(BLOCK)
+}
+
+/// Bytes that each thread takes while it computes products of up to `tokens` tokens of `cols` columns.
+pub fn scratch_bytes(tokens: usize, cols: usize) -> usize {
+    batch::scratch_bytes(tokens, cols)
 }
 
 /// Which rows of the activations take part, in which order.
@@ -289,9 +298,7 @@ impl Job<'_> {
                 6 => self.run_format(simd, AffineOdd::<6>::new(group, scale), x),
                 _ => self.run_format(simd, Affine8::new(group, scale), x),
             },
-            (DType::F32 | DType::F16 | DType::BF16 | DType::Fp8 { .. }, _) => {
-                return Err(Error::Unsupported { what: "a product with int8 activations", dtype });
-            }
+            _ => return Err(Error::Unsupported { what: "a product with int8 activations", dtype }),
         }
         Ok(())
     }

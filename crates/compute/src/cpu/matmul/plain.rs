@@ -7,6 +7,9 @@
 use super::{Job, OutRows};
 use crate::cpu::simd::{Isa, Kernel, prefetch};
 
+/// Tokens that all rows of a job are multiplied with before the next: their activations stay in cache.
+const TOKEN_BLOCK: usize = 16;
+
 /// A float encoding.
 pub(super) trait Plain: Copy {
     /// Bytes of a value.
@@ -98,37 +101,46 @@ impl<P: Plain> Kernel for Multiply<'_, P> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let (rows, n_tokens) = (self.job.rows.clone(), self.job.tokens.len());
+        let n_tokens = self.job.tokens.len();
+        for first in (0..n_tokens).step_by(TOKEN_BLOCK) {
+            self.tokens(isa, first, (first + TOKEN_BLOCK).min(n_tokens));
+        }
+    }
+}
+
+impl<P: Plain> Multiply<'_, P> {
+    /// All rows of the tokens from `first` to before `end`.
+    #[inline(always)]
+    fn tokens<I: Isa>(&self, isa: I, first: usize, end: usize) {
+        let rows = self.job.rows.clone();
         let mut row = rows.start;
-        while n_tokens == 1 && row + 8 <= rows.end {
-            self.tile::<I, 8, 1>(isa, row, 0);
+        while end - first == 1 && row + 8 <= rows.end {
+            self.tile::<I, 8, 1>(isa, row, first);
             row += 8;
         }
         while row + 4 <= rows.end {
-            let mut token = 0;
-            while I::TOKENS >= 8 && token + 4 <= n_tokens {
+            let mut token = first;
+            while I::TOKENS >= 8 && token + 4 <= end {
                 self.tile::<I, 4, 4>(isa, row, token);
                 token += 4;
             }
-            while I::TOKENS >= 4 && token + 2 <= n_tokens {
+            while I::TOKENS >= 4 && token + 2 <= end {
                 self.tile::<I, 4, 2>(isa, row, token);
                 token += 2;
             }
-            while token < n_tokens {
+            while token < end {
                 self.tile::<I, 4, 1>(isa, row, token);
                 token += 1;
             }
             row += 4;
         }
         for row in row..rows.end {
-            for token in 0..n_tokens {
+            for token in first..end {
                 self.tile::<I, 1, 1>(isa, row, token);
             }
         }
     }
-}
 
-impl<P: Plain> Multiply<'_, P> {
     /// Computes `R` rows from `row` on of `N` tokens from `token` on.
     #[inline(always)]
     fn tile<I: Isa, const R: usize, const N: usize>(&self, isa: I, row: usize, token: usize) {
@@ -191,6 +203,18 @@ fn write_sums<I: Isa, const R: usize, const N: usize>(
     token: usize,
     sums: &[[I::F; N]; R],
 ) {
+    if R * N == 16 {
+        let mut all = [isa.splat(0.0); 16];
+        for t in 0..N {
+            for r in 0..R {
+                all[t * R + r] = sums[r][t];
+            }
+        }
+        for (t, totals) in isa.reduce_add_16(all).chunks_exact(R).enumerate() {
+            out.write(token + t, row, totals);
+        }
+        return;
+    }
     for t in 0..N {
         let mut totals = [0.0; R];
         for (total, sums) in totals.iter_mut().zip(sums) {

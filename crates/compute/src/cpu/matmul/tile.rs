@@ -21,7 +21,7 @@ const MAX_PREFETCH: usize = 256 << 10;
 pub(super) struct Sums([[f32; MAX_LANES]; 2]);
 
 impl Sums {
-    const ZERO: Self = Self([[0.0; MAX_LANES]; 2]);
+    pub(super) const ZERO: Self = Self([[0.0; MAX_LANES]; 2]);
 
     /// The first or second sums.
     #[inline(always)]
@@ -149,7 +149,7 @@ pub(super) struct TileRows<'a> {
 impl<'a> TileRows<'a> {
     /// Some rows from `row` on, which exists.
     #[inline(always)]
-    fn new(w: TensorView<'a>, n_lanes: usize, row: usize) -> Self {
+    pub(super) fn new(w: TensorView<'a>, n_lanes: usize, row: usize) -> Self {
         let repeat = w.rows() < n_lanes;
         let first = if repeat { row } else { row.min(w.rows() - n_lanes) };
         let lanes = if repeat { 0..1 } else { row - first..n_lanes };
@@ -159,6 +159,11 @@ impl<'a> TileRows<'a> {
             PlaneRows::new(w.plane(2), w.stride(2), first, n_lanes, repeat),
         ];
         Self { w, first, lanes, planes }
+    }
+
+    /// Lanes whose rows are wanted.
+    pub(super) fn lanes(&self) -> std::ops::Range<usize> {
+        self.lanes.clone()
     }
 
     /// The matrix.
@@ -199,7 +204,7 @@ impl NextRows {
 
     /// The `n_lanes` rows from `row` on, as far as they are before row `end`.
     #[inline(always)]
-    fn new(w: TensorView<'_>, n_lanes: usize, row: usize, end: usize) -> Self {
+    pub(super) fn new(w: TensorView<'_>, n_lanes: usize, row: usize, end: usize) -> Self {
         let n_rows = n_lanes.min(end.saturating_sub(row));
         let steps = w.cols().div_ceil(TILE_COLS) * Self::STEPS;
         Self {

@@ -63,6 +63,31 @@ fn add_quarters(a: __m512i, b: __m512i) -> __m512i {
     _mm512_add_epi32(even, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
 }
 
+/// Lane i: the sum of all lanes of `v[i]`, added up in the order of [`Isa::reduce_add`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn reduce_rows(v: [__m512; 16]) -> __m512 {
+    // Lanes i + 8 to lanes i of two vectors, then i + 4 to i of four.
+    let halves = |a, b| {
+        let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+        _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+    };
+    let quarters = |i: usize| {
+        let (a, b) = (halves(v[i], v[i + 4]), halves(v[i + 8], v[i + 12]));
+        let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+        _mm512_add_ps(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b))
+    };
+    // Quarter j of the i-th is what has come of vector i + 4j.
+    let pairs = |a, b| {
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        let low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+        _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
+    };
+    let (a, b) = (pairs(quarters(0), quarters(1)), pairs(quarters(2), quarters(3)));
+    let even = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
+    _mm512_add_ps(even, _mm512_shuffle_ps::<0b11_01_11_01>(a, b))
+}
+
 /// The first `n` < 16 lanes.
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
@@ -359,6 +384,13 @@ impl Isa for Avx512 {
             let halves = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
             avx2::reduce_add(halves)
         })
+    }
+
+    #[inline(always)]
+    fn reduce_add_16(self, vectors: [Self::F; 16]) -> [f32; 16] {
+        let mut sums = [0.0; 16];
+        proven!(_mm512_storeu_ps(sums.as_mut_ptr(), reduce_rows(vectors)));
+        sums
     }
 
     #[inline(always)]
