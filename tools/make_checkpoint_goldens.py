@@ -27,7 +27,7 @@ USABLE = [
     Ggml.F32, Ggml.F16, Ggml.BF16, Ggml.Q4_0, Ggml.Q5_0, Ggml.Q8_0,
     Ggml.Q2_K, Ggml.Q3_K, Ggml.Q4_K, Ggml.Q5_K, Ggml.Q6_K,
 ]  # fmt: skip
-UNUSABLE = [Ggml.Q4_1, Ggml.IQ4_XS, Ggml.I32]
+UNUSABLE = [Ggml.TQ1_0, Ggml.TQ2_0, Ggml.I32]
 
 SCALARS = [
     ("test.u8", 200, Kind.UINT8),

@@ -41,6 +41,17 @@ HALVES = {
     Type.Q4_K: [0, 2],
     Type.Q5_K: [0, 2],
     Type.Q6_K: [208],
+    Type.Q4_1: [0, 2],
+    Type.Q5_1: [0, 2],
+    Type.IQ1_S: [0],
+    Type.IQ1_M: [],
+    Type.IQ2_XXS: [0],
+    Type.IQ2_XS: [0],
+    Type.IQ2_S: [0],
+    Type.IQ3_XXS: [0],
+    Type.IQ3_S: [0],
+    Type.IQ4_NL: [0],
+    Type.IQ4_XS: [0],
 }
 ORDINARY = [0.0123, -0.0371]
 # Largest, subnormal and smallest normal, zeros, infinity and NaN, in pairs for d and dmin.

@@ -33,6 +33,19 @@ mod emulator {
             replace: ("ws[a] = tile_w[k * 65 + my_row", "ws[a] = tile_w[k * 64 + my_row"),
         },
         Fault {
+            unit: "metal/gemm",
+            name: "gemm_barrier",
+            replace: ("        barrier(ctx);\n        for (uint k = 0;", "        for (uint k = 0;"),
+        },
+        Fault {
+            unit: "metal/gemm",
+            name: "gemm_line",
+            replace: (
+                "first_w + 8 * b, W_LINE);\n            for",
+                "first_w + 8 * b, X_LINE);\n            for",
+            ),
+        },
+        Fault {
             unit: "elementwise",
             name: "bound",
             replace: ("if (i < c.count) out[i] = a[i] + b[i];", "if (i <= c.count) out[i] = a[i] + b[i];"),
@@ -55,50 +68,74 @@ mod emulator {
         },
     ];
 
+    fn compiler(std: &str) -> cc::Build {
+        let mut build = cc::Build::new();
+        build.cpp(true).std(std).include(KERNELS).flag("-ffp-contract=off");
+        build.opt_level(2).warnings(false).debug(false);
+        build
+    }
+
     pub(crate) fn build() {
         println!("cargo::rerun-if-changed={KERNELS}");
         let out = std::env::var("OUT_DIR").expect("set by cargo");
         let out = Path::new(&out);
-        let mut build = cc::Build::new();
-        build.cpp(true).std("c++17").include(KERNELS).define("MOEFLUX_EMULATOR", None);
-        build.opt_level(2).flag("-ffp-contract=off").warnings(false).debug(false);
+        let mut build = compiler("c++17");
+        build.define("MOEFLUX_EMULATOR", None);
+        // The text that Metal gets, in the C++ that it is, with every access to memory reported.
+        let mut metal = compiler("c++14");
+        metal.define("__METAL_VERSION__", "300").include(format!("{KERNELS}/emulator/metal"));
+        metal
+            .flag("-fsanitize=thread")
+            .flag("-fno-exceptions")
+            .flag("-Wno-attributes")
+            .flag_if_supported("-fno-tree-vectorize");
         let (mut table, mut declarations) = (String::new(), String::new());
         let mut add = |unit: &str, symbol: &str, text: &str| {
-            let path = out.join(format!("{symbol}.cpp"));
-            let body =
-                format!("{text}\nextern \"C\" const emulator::Kernel* {symbol}() {{ return mf_kernels; }}\n");
-            write_if_changed(&path, &body);
-            build.file(&path);
-            declarations += &format!("extern \"C\" const emulator::Kernel* {symbol}();\n");
-            table += &format!("    if (!strcmp(name, \"{unit}\")) return {symbol}();\n");
+            let common = (&mut build, unit.to_owned(), symbol.to_owned());
+            let metal = (&mut metal, format!("metal/{unit}"), format!("{symbol}_metal"));
+            let skip = usize::from(unit.starts_with("metal/"));
+            for (build, unit, symbol) in [common, metal].into_iter().skip(skip) {
+                let path = out.join(format!("{symbol}.cpp"));
+                let body = format!(
+                    "{text}\nextern \"C\" const emulator::Kernel* {symbol}() {{ return mf_kernels; }}\n"
+                );
+                write_if_changed(&path, &body);
+                build.file(&path);
+                declarations += &format!("extern \"C\" const emulator::Kernel* {symbol}();\n");
+                table += &format!("    if (!strcmp(name, \"{unit}\")) return {symbol}();\n");
+            }
         };
         for unit in units() {
             let path = format!("{KERNELS}/{unit}.h");
-            add(&unit, &format!("moeflux_unit_{unit}"), &format!("#include \"{unit}.h\""));
+            let symbol = format!("moeflux_unit_{}", unit.replace('/', "_"));
+            add(&unit, &symbol, &format!("#include \"{unit}.h\""));
             let text = fs::read_to_string(&path).expect("a unit's text");
             for fault in FAULTS.iter().filter(|fault| fault.unit == unit) {
                 let (from, to) = fault.replace;
                 assert_eq!(text.matches(from).count(), 1, "{unit}: one place for the fault {}", fault.name);
-                let symbol = format!("moeflux_unit_{unit}_fault_{}", fault.name);
+                let symbol = format!("{symbol}_fault_{}", fault.name);
                 add(&format!("{unit}!{}", fault.name), &symbol, &text.replace(from, to));
             }
         }
         let table = format!(
-            "#include \"emulator/dialect.h\"\n{declarations}extern \"C\" const emulator::Kernel* \
+            "#include \"emulator/machine.h\"\n{declarations}extern \"C\" const emulator::Kernel* \
              moeflux_emulator_unit(const char* name) {{\n{table}    return nullptr;\n}}\n"
         );
         let path = out.join("moeflux_units.cpp");
         write_if_changed(&path, &table);
         build.file(&path).file(format!("{KERNELS}/emulator/runtime.cpp"));
+        for object in metal.compile_intermediates() {
+            build.object(object);
+        }
         build.compile("moeflux_emulator");
     }
 
-    /// Names in the `units!` list of `mod.rs`.
+    /// Names in the `units!` list of `mod.rs`, then Metal's own.
     fn units() -> Vec<String> {
         let text = fs::read_to_string(format!("{KERNELS}/mod.rs")).expect("the list of units");
         let list = text.split_once("units![").expect("the list of units").1;
         let list = list.split_once(']').expect("its end").0;
-        list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+        list.split('"').skip(1).step_by(2).chain(["metal/gemm"]).map(str::to_owned).collect()
     }
 
     fn write_if_changed(path: &Path, text: &str) {

@@ -218,6 +218,21 @@ _MIXED = {
     r"token_embd": "Q2_K",
 }
 
+# Codebooks, and blocks with minima; the encodings that llama.cpp makes without an importance matrix.
+_CODEBOOKS = {
+    r"blk\.0\.ffn_gate_exps": "IQ3_S",
+    r"blk\.0\.ffn_up_exps": "IQ4_XS",
+    r"blk\.0\.ffn_down_exps": "IQ4_XS",
+    r"blk\.1\.ffn_gate_exps": "IQ3_S",
+    r"blk\.1\.ffn_up_exps": "IQ4_NL",
+    r"blk\.1\.ffn_down_exps": "Q5_1",
+    r"attn_q\.": "IQ4_XS",
+    r"attn_k\.": "Q4_1",
+    r"attn_v\.": "Q5_1",
+    r"attn_output": "IQ4_NL",
+    r"token_embd": "Q4_1",
+}
+
 SMALL = [
     GgufCase("qwen3_moe_q8_0", "qwen3_moe", 51, _qwen3_moe(rms_norm_eps=0.01), "Q8_0"),
     # Rows of 256 everywhere but in ffn_down_exps and attn_output, which llama.cpp gives another type.
@@ -244,6 +259,22 @@ SMALL = [
         ),
         "Q4_K_M",
         overrides=_MIXED,
+    ),
+    GgufCase(
+        "qwen3_moe_codebooks",
+        "qwen3_moe",
+        91,
+        _qwen3_moe(
+            hidden_size=256,
+            moe_intermediate_size=256,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=64,
+            num_experts=3,
+            tie_word_embeddings=True,
+        ),
+        "Q4_K_M",
+        overrides=_CODEBOOKS,
     ),
     # YaRN past its original context, tied embeddings and top-1 in F16.
     GgufCase(

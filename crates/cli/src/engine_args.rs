@@ -7,14 +7,14 @@ use std::str::FromStr;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use moeflux::error::size;
 use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::queue::QueueKind;
 use moeflux::{Engine, Options, TextModel};
 use moeflux_compute::backend::{ActivationMode, Backend, KvType};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
-#[cfg(target_os = "linux")]
-use moeflux_compute::gpu::{GpuBackend, GpuOptions, cuda};
+use moeflux_compute::gpu::{Device, DeviceInfo, GpuBackend, GpuOptions};
 
 /// Precision of activations in products with quantised weights.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -42,8 +42,44 @@ pub enum BackendKind {
     /// The processor.
     Cpu,
     /// An NVIDIA GPU.
+    #[cfg(target_os = "linux")]
     Cuda,
+    /// The GPU of a Mac.
+    #[cfg(target_os = "macos")]
+    Metal,
 }
+
+/// What GPUs are called here, how they are found, and how the first is opened with at most that much memory.
+pub struct Gpus {
+    pub name: &'static str,
+    pub find: fn() -> moeflux_compute::Result<Vec<DeviceInfo>>,
+    open: fn(Option<u64>) -> moeflux_compute::Result<Box<dyn Device>>,
+}
+
+impl Gpus {
+    /// The first GPU, called `name`, with at most `memory` bytes of its memory.
+    pub fn backend(self, name: String, memory: Option<u64>) -> Box<dyn Backend> {
+        let options = GpuOptions { memory, ..GpuOptions::default() };
+        Box::new(GpuBackend::new(name, options, move || (self.open)(memory)))
+    }
+}
+
+#[cfg(target_os = "linux")]
+pub const GPUS: Option<Gpus> = Some(Gpus {
+    name: "cuda",
+    find: moeflux_compute::gpu::cuda::devices,
+    open: |memory| Ok(Box::new(moeflux_compute::gpu::cuda::Cuda::open(0, memory)?)),
+});
+
+#[cfg(target_os = "macos")]
+pub const GPUS: Option<Gpus> = Some(Gpus {
+    name: "metal",
+    find: moeflux_compute::gpu::metal::devices,
+    open: |memory| Ok(Box::new(moeflux_compute::gpu::metal::Metal::open(memory)?)),
+});
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+pub const GPUS: Option<Gpus> = None;
 
 /// How many sequences share a model.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +96,8 @@ pub struct EngineArgs {
     /// What computes
     #[arg(long, value_name = "BACKEND", default_value = "auto", help_heading = "Engine")]
     pub backend: BackendKind,
-    /// Memory of the GPU to use: weights, context, scratch, and experts in what is left [default: what is free]
+    /// Memory of the GPU to use: weights, context, scratch, and experts in what is left [default: what is free; of memory
+    /// that it shares with the processor, at most three quarters of --memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
     pub device_memory: Option<u64>,
     /// Memory for everything: weights, context, scratch, experts (such as 6GiB) [default: what the system grants]
@@ -133,37 +170,60 @@ pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error| format!("{error}"))
 }
 
-impl EngineArgs {
-    /// What computes: for `auto` a GPU if one can be used.
-    fn backend(&self, threads: usize) -> Result<Box<dyn Backend>> {
-        #[cfg(target_os = "linux")]
-        if self.backend != BackendKind::Cpu {
-            match cuda::devices() {
-                Ok(devices) if !devices.is_empty() => {
-                    let memory = self.device_memory;
-                    let open = move || Ok(Box::new(cuda::Cuda::open(0, memory)?) as _);
-                    return Ok(Box::new(GpuBackend::new(
-                        devices[0].name.clone(),
-                        GpuOptions { memory, ..GpuOptions::default() },
-                        open,
-                    )));
-                }
-                Ok(_) if self.backend == BackendKind::Cuda => {
-                    anyhow::bail!("--backend cuda: there is no GPU")
-                }
-                Err(error) if self.backend == BackendKind::Cuda => return Err(error.into()),
-                _ => {}
-            }
+impl BackendKind {
+    /// The first GPU, if there is one and this means it, and how it is opened.
+    ///
+    /// # Errors
+    /// If only a GPU would do and there is none.
+    pub fn gpu(self) -> Result<Option<(DeviceInfo, Gpus)>> {
+        let Some(gpus) = GPUS.filter(|_| self != Self::Cpu) else { return Ok(None) };
+        let must = self != Self::Auto;
+        match (gpus.find)() {
+            Ok(devices) => match devices.into_iter().next() {
+                None if must => anyhow::bail!("--backend {}: there is no GPU", gpus.name),
+                first => Ok(first.map(|device| (device, gpus))),
+            },
+            Err(error) if must => Err(error.into()),
+            Err(_) => Ok(None),
         }
-        if self.backend == BackendKind::Cuda {
-            anyhow::bail!("--backend cuda: this is for Linux");
+    }
+}
+
+impl EngineArgs {
+    /// What computes, for `auto` a GPU if one can be used, and the memory that is left for the processor.
+    fn backend(&self, threads: usize) -> Result<(Box<dyn Backend>, Option<u64>)> {
+        if let Some((gpu, gpus)) = self.backend.gpu()? {
+            let (memory, host) = if gpu.unified {
+                let (memory, host) = self.shared_memory(gpu.free)?;
+                (Some(memory), Some(host))
+            } else {
+                (self.device_memory, self.memory)
+            };
+            return Ok((gpus.backend(gpu.name, memory), host));
         }
         if self.device_memory.is_some() {
             anyhow::bail!("--device-memory: there is no GPU to use");
         }
-        Ok(Box::new(CpuBackend::new(threads, self.simd)?))
+        Ok((Box::new(CpuBackend::new(threads, self.simd)?), self.memory))
     }
 
+    /// Divides memory between a GPU that shares the processor's and may have `free` bytes of it, and the processor.
+    fn shared_memory(&self, free: u64) -> Result<(u64, u64)> {
+        let granted = || moeflux::memory::available().map(|bytes| bytes / 10 * 9);
+        let total = self.memory.or_else(granted).unwrap_or(free);
+        let gpu = self.device_memory.unwrap_or_else(|| free.min(total / 4 * 3));
+        let host = total.checked_sub(gpu).filter(|host| *host > 0).with_context(|| {
+            format!(
+                "the GPU's memory is the processor's: {} for it leave nothing of {}",
+                size(gpu),
+                size(total)
+            )
+        })?;
+        Ok((gpu, host))
+    }
+}
+
+impl EngineArgs {
     /// The backend, and options with `default` precision if none was asked for.
     fn resolve(&self, default: Activations) -> Result<(Box<dyn Backend>, Options)> {
         let threads = match self.threads {
@@ -179,8 +239,9 @@ impl EngineArgs {
             Kv::F16 => KvType::F16,
             Kv::F32 => KvType::F32,
         });
+        let (backend, memory) = self.backend(threads)?;
         let options = Options {
-            memory: self.memory,
+            memory,
             expert_cache: self.expert_cache,
             chunk: self.chunk,
             context: self.context,
@@ -193,7 +254,7 @@ impl EngineArgs {
             prefetch: self.prefetch,
             ..Options::default()
         };
-        Ok((self.backend(threads)?, options))
+        Ok((backend, options))
     }
 
     /// Opens a model without its tokenizer, with a progress bar where a person watches.
@@ -236,7 +297,32 @@ fn advance(bar: &ProgressBar, loaded: u64, total: u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_size;
+    use clap::Parser;
+
+    use super::{EngineArgs, parse_size};
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    #[test]
+    fn shared_memory_is_divided() {
+        let divide = |arguments: &[&str], free| {
+            let arguments = ["moeflux"].iter().chain(arguments);
+            let command = Command::try_parse_from(arguments).expect("arguments are right");
+            command.engine.shared_memory(free).map_err(|error| error.to_string())
+        };
+        assert_eq!(divide(&["--memory", "16GiB"], 64 << 30), Ok((12 << 30, 4 << 30)));
+        assert_eq!(divide(&["--memory", "16GiB"], 8 << 30), Ok((8 << 30, 8 << 30)));
+        assert_eq!(
+            divide(&["--memory", "16GiB", "--device-memory", "1GiB"], 8 << 30),
+            Ok((1 << 30, 15 << 30))
+        );
+        let error = divide(&["--memory", "4GiB", "--device-memory", "4GiB"], 8 << 30).unwrap_err();
+        assert!(error.contains("4.0 GiB for it leave nothing"), "{error}");
+    }
 
     #[test]
     fn sizes() {

@@ -45,8 +45,12 @@ pub enum DType {
     BF16,
     /// 4-bit blocks of 32, one f16 scale.
     Q4_0,
+    /// 4-bit blocks of 32, one f16 scale and minimum.
+    Q4_1,
     /// 5-bit blocks of 32, one f16 scale.
     Q5_0,
+    /// 5-bit blocks of 32, one f16 scale and minimum.
+    Q5_1,
     /// 8-bit blocks of 32, one f16 scale.
     Q8_0,
     /// 2-bit super-blocks of 256 with 4-bit scales and minima.
@@ -59,6 +63,24 @@ pub enum DType {
     Q5_K,
     /// 6-bit super-blocks of 256 with 8-bit scales.
     Q6_K,
+    /// Codes of 11 bits for 8 columns of −1, 0, 1; super-blocks of 256 with 3-bit scales of 32 columns and a shift.
+    IQ1_S,
+    /// The same with scales of 16 columns and shifts of 8.
+    IQ1_M,
+    /// Codes of 8 bits for the magnitudes of 8 columns, super-blocks of 256 with 4-bit scales of 32 columns.
+    IQ2_XXS,
+    /// The same with codes of 9 bits and scales of 16 columns.
+    IQ2_XS,
+    /// The same with codes of 10 bits and all signs.
+    IQ2_S,
+    /// Codes of 8 bits for the magnitudes of 4 columns, super-blocks of 256 with 4-bit scales of 32 columns.
+    IQ3_XXS,
+    /// The same with codes of 9 bits and all signs.
+    IQ3_S,
+    /// 4-bit codes of unevenly spaced values in blocks of 32, one f16 scale.
+    IQ4_NL,
+    /// The same in super-blocks of 256 with 6-bit scales of 32 columns.
+    IQ4_XS,
     /// 4-bit floats (E2M1) in blocks of 32 with one power of two (E8M0), interleaved in 17 bytes: ggml's layout of
     /// the Open Compute Project's MX format.
     MXFP4,
@@ -86,8 +108,11 @@ impl DType {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 { .. } => 1,
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::MXFP4 | Self::MXFP4_Planes => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL => 32,
+            Self::MXFP4 | Self::MXFP4_Planes => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
+            Self::IQ1_S | Self::IQ1_M | Self::IQ2_XXS | Self::IQ2_XS | Self::IQ2_S => 256,
+            Self::IQ3_XXS | Self::IQ3_S | Self::IQ4_XS => 256,
             Self::Affine { group, .. } => group as usize,
         }
     }
@@ -108,7 +133,9 @@ impl DType {
             (Self::F32, 0) => 4,
             (Self::F16 | Self::BF16, 0) => 2,
             (Self::Q4_0, 0) => 18,
+            (Self::Q4_1, 0) => 20,
             (Self::Q5_0, 0) => 22,
+            (Self::Q5_1, 0) => 24,
             (Self::Q8_0, 0) => 34,
             (Self::MXFP4, 0) => 17,
             (Self::MXFP4_Planes, 0) => 16,
@@ -118,6 +145,15 @@ impl DType {
             (Self::Q4_K, 0) => 144,
             (Self::Q5_K, 0) => 176,
             (Self::Q6_K, 0) => 210,
+            (Self::IQ1_S, 0) => 50,
+            (Self::IQ1_M, 0) => 56,
+            (Self::IQ2_XXS, 0) => 66,
+            (Self::IQ2_XS, 0) => 74,
+            (Self::IQ2_S, 0) => 82,
+            (Self::IQ3_XXS, 0) => 98,
+            (Self::IQ3_S, 0) => 110,
+            (Self::IQ4_NL, 0) => 18,
+            (Self::IQ4_XS, 0) => 136,
             _ => 0,
         }
     }

@@ -123,4 +123,7 @@ pub enum Error {
         /// What went wrong.
         reason: String,
     },
+    /// A graph's layers cannot be run on their own.
+    #[error("a layer takes more from the layers before it than the residual stream")]
+    Excerpt,
 }

@@ -14,6 +14,7 @@ use crate::{DType, Error, Result, Tensor};
 
 mod attention;
 mod builder;
+mod excerpt;
 mod experts;
 mod op;
 mod recurrent;
@@ -55,6 +56,13 @@ impl Routing {
 /// A resident weight of the graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WeightId(pub(crate) usize);
+
+impl WeightId {
+    /// Place in [`Graph::weights`].
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
 
 /// Key-value storage of one attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -255,6 +255,14 @@ impl Tensor {
         self.cols
     }
 
+    /// The bytes of a plane, shared.
+    ///
+    /// # Panics
+    /// If the encoding has no such plane.
+    pub fn plane(&self, plane: usize) -> &Bytes {
+        &self.planes[plane]
+    }
+
     /// Bytes over all planes.
     pub fn bytes(&self) -> usize {
         self.planes.iter().map(|p| p.as_slice().len()).sum()

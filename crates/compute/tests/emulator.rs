@@ -100,6 +100,13 @@ fn matmul() -> Run {
     Run::new("linear", "matmul_any", inputs, 20 * 70).with(words, [2, 1, 1], 256)
 }
 
+/// The same by Metal's kernel.
+fn simdgroup_matmul() -> Run {
+    let mut run = matmul();
+    (run.dispatch.unit, run.dispatch.kernel) = ("metal/gemm", "simdgroup_matmul_f32".into());
+    run
+}
+
 /// Two tokens of one head of 40 × 64; the state is in front of the result.
 fn delta_rule() -> Run {
     let sequence: Vec<u8> = [0u32, 2, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -111,11 +118,17 @@ fn delta_rule() -> Run {
     Run::new("recurrent", "gated_delta_rule", inputs, 128).with(words, [1, 1, 1], 64)
 }
 
+/// Devices whose order of threads differs, with the planted fault `fault` if one is named, on both texts of the kernels.
+fn devices(fault: Option<&'static str>) -> impl Iterator<Item = Emulator> {
+    let device = move |seed| fault.map_or_else(|| Emulator::new(seed), |f| Emulator::with_fault(seed, f));
+    (0..4).flat_map(move |seed| [device(seed), device(seed).metal()])
+}
+
 #[test]
 fn norms_agree_with_the_reference_whatever_the_order_of_threads() {
     let (x, weight) = (wave(3 * 300), wave(300));
-    for seed in 0..4 {
-        let got = norm().on(Emulator::new(seed)).unwrap();
+    for device in devices(None) {
+        let got = norm().on(device).unwrap();
         for (got, x) in got.chunks(300).zip(x.chunks(300)) {
             let mut right = x.to_vec();
             reference::rms_norm(&mut right, &weight, 1e-6);
@@ -134,11 +147,25 @@ fn planted_faults_are_caught() {
         ("unwritten", gather(), "nothing has written"),
     ];
     for (fault, run, expected) in cases {
-        for seed in 0..4 {
-            run.on(Emulator::new(seed)).unwrap_or_else(|error| panic!("{fault}, not planted: {error}"));
-            let error = run.on(Emulator::with_fault(seed, fault)).expect_err(fault).to_string();
+        for (sound, faulty) in devices(None).zip(devices(Some(fault))) {
+            run.on(sound).unwrap_or_else(|error| panic!("{fault}, not planted: {error}"));
+            let error = run.on(faulty).expect_err(fault).to_string();
             assert!(error.contains(expected), "{fault}: {error}");
         }
+    }
+}
+
+#[test]
+fn faults_of_metals_own_kernel_are_caught() {
+    let (sound, run) = (matmul().on(Emulator::new(0)).unwrap(), simdgroup_matmul());
+    let close = |got: &[f32]| got.iter().zip(&sound).all(|(a, b)| (a - b).abs() < 1e-4);
+    for seed in 0..4 {
+        assert!(close(&run.on(Emulator::new(seed).metal()).unwrap()));
+        let error =
+            run.on(Emulator::with_fault(seed, "gemm_barrier").metal()).expect_err("a missing barrier");
+        assert!(error.to_string().contains("tiles: "), "{error}");
+        let faulty = run.on(Emulator::with_fault(seed, "gemm_line").metal());
+        assert!(!faulty.is_ok_and(|got| close(&got)), "a wrong stride goes unnoticed");
     }
 }
 
@@ -148,7 +175,9 @@ fn a_wrong_stride_shows_in_the_result() {
     let dot = |row: &[f32], x: &[f32]| row.iter().zip(x).map(|(a, b)| a * b).sum::<f32>();
     let right: Vec<f32> = x.chunks(40).flat_map(|x| weight.chunks(40).map(move |row| dot(row, x))).collect();
     let close = |got: &[f32]| got.iter().zip(&right).all(|(a, b)| (a - b).abs() < 1e-4);
-    assert!(close(&matmul().on(Emulator::new(3)).unwrap()));
-    let faulty = matmul().on(Emulator::with_fault(3, "stride"));
-    assert!(!faulty.is_ok_and(|got| close(&got)), "a wrong stride goes unnoticed");
+    for (sound, faulty) in devices(None).zip(devices(Some("stride"))) {
+        assert!(close(&matmul().on(sound).unwrap()));
+        let faulty = matmul().on(faulty);
+        assert!(!faulty.is_ok_and(|got| close(&got)), "a wrong stride goes unnoticed");
+    }
 }

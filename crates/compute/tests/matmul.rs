@@ -135,7 +135,8 @@ fn products_are_close_to_f64() {
 fn products_of_views_are_close_to_f64() {
     let pool = ThreadPool::new(2);
     let mut random = Random::new(10);
-    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::MXFP4, DType::MXFP4_Planes] {
+    let blocks = [DType::Q8_0, DType::MXFP4, DType::MXFP4_Planes, DType::Q5_1, DType::IQ4_NL];
+    for dtype in FLOATS.into_iter().chain(blocks) {
         let odd: &[_] = if FLOATS.contains(&dtype) { &[(5, 7, 1), (23, 33, 5), (9, 257, 2)] } else { &[] };
         let shapes = [(1, 32, 1), (19, 288, 1), (19, 288, 5), (40, 64, 3)];
         for (rows, cols, n_tokens) in shapes.into_iter().chain(odd.iter().copied()) {

@@ -381,11 +381,17 @@ fn check(cases: impl IntoIterator<Item = Case>) {
 /// Makes a backend on a device; what is left to chance follows from the seed.
 type MakeDevice = fn(u64) -> GpuBackend;
 
-/// The emulated device, and a GPU where there is one.
+/// The emulated device with the text that Metal gets.
+const METAL: &str = "the emulator with Metal's text";
+
+/// The emulated device with both texts of the kernels, and a GPU where there is one.
 fn devices() -> Vec<(&'static str, MakeDevice)> {
     let emulated: MakeDevice =
         |seed| GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed))));
-    let mut all = vec![("the emulator", emulated)];
+    let metal: MakeDevice = |seed| {
+        GpuBackend::new("metal", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed).metal())))
+    };
+    let mut all = vec![("the emulator", emulated), (METAL, metal)];
     #[cfg(target_os = "linux")]
     if moeflux_compute::gpu::cuda::devices().is_ok() {
         all.push(("CUDA", |_| {
@@ -408,17 +414,22 @@ fn check_device(
     let what = format!("{} on {name}, {mode:?}", case.name);
     let schedules = schedules(case.lengths);
     let mut executable = compile(case, &device(1), mode);
-    let mut largest = 0f64;
-    for schedule in [&schedules[0], &schedules[3]] {
+    let mut check = |schedule| {
         let got = run(case, &mut *executable, schedule, None, 1);
         let error = nmse(&got, right);
         assert!(error <= tolerance, "{what}: {error:.1e} > {tolerance:.1e}");
-        largest = largest.max(error);
+        (got, error)
+    };
+    let (first, error) = check(&schedules[0]);
+    let largest = error.max(check(&schedules[3]).1);
+    // Of the same kernels by another compiler, what does not depend on that is not asked again.
+    if name != METAL {
+        let again = run(case, &mut *compile(case, &device(2), mode), &schedules[0], None, 1);
+        assert_same_bits(&again, &first, &format!("{what}, threads in another order"));
     }
-    let first = run(case, &mut *executable, &schedules[0], None, 1);
-    let again = run(case, &mut *compile(case, &device(2), mode), &schedules[0], None, 1);
-    assert_same_bits(&again, &first, &format!("{what}, threads in another order"));
-    check_poison(case, &mut *executable, &schedules[..1], &first, &what);
+    if name != METAL || mode.activations == ActivationMode::F32 {
+        check_poison(case, &mut *executable, &schedules[..1], &first, &what);
+    }
     largest
 }
 

@@ -50,6 +50,17 @@ fn gguf_encodings_dequantise_as_in_gguf() {
         ("q4_k", DType::Q4_K),
         ("q5_k", DType::Q5_K),
         ("q6_k", DType::Q6_K),
+        ("q4_1", DType::Q4_1),
+        ("q5_1", DType::Q5_1),
+        ("iq1_s", DType::IQ1_S),
+        ("iq1_m", DType::IQ1_M),
+        ("iq2_xxs", DType::IQ2_XXS),
+        ("iq2_xs", DType::IQ2_XS),
+        ("iq2_s", DType::IQ2_S),
+        ("iq3_xxs", DType::IQ3_XXS),
+        ("iq3_s", DType::IQ3_S),
+        ("iq4_nl", DType::IQ4_NL),
+        ("iq4_xs", DType::IQ4_XS),
     ] {
         let blocks = file.tensor(&format!("{name}.bytes")).unwrap();
         check(name, dtype, &[blocks.data()], &f32s(&file, &format!("{name}.values")));

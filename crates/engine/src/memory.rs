@@ -8,8 +8,16 @@ use crate::{Error, Result};
 /// Memory that the process may still take, in bytes: the least of what is available in the machine and what its
 /// control groups leave. `None` where the system does not say.
 pub fn available() -> Option<u64> {
-    let limits = [meminfo_available(), cgroup_available()];
+    let limits = [meminfo_available(), cgroup_available(), apple_available()];
     limits.into_iter().flatten().min()
+}
+
+#[cfg(target_vendor = "apple")]
+use crate::io::apple_memory::available as apple_available;
+
+#[cfg(not(target_vendor = "apple"))]
+fn apple_available() -> Option<u64> {
+    None
 }
 
 fn meminfo_available() -> Option<u64> {

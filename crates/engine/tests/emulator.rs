@@ -1,9 +1,10 @@
-//! Every fixture through the whole engine on an emulated GPU: logits agree with the goldens, and are bit for bit the same
-//! whether all experts are on the device or two of them.
+//! Every fixture through the whole engine on an emulated GPU: logits agree with the goldens, with both texts of the kernels,
+//! and are bit for bit the same whether all experts are on the device or two of them.
 
 mod support;
 
 use moeflux::{Engine, Options, Outputs};
+use moeflux_compute::backend::Backend;
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use support::{Fixture, all, bits, f32_options, open};
@@ -17,6 +18,11 @@ const RELATIVE_ERROR: f32 = 5e-5;
 fn emulator(expert_slots: Option<usize>) -> GpuBackend {
     let options = GpuOptions { expert_slots, ..GpuOptions::default() };
     GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
+}
+
+/// The device with the kernels' Metal text.
+fn metal() -> GpuBackend {
+    GpuBackend::new("metal", GpuOptions::default(), || Ok(Box::new(Emulator::new(7).metal())))
 }
 
 /// Logits of a prompt, then of single tokens.
@@ -34,12 +40,17 @@ fn check(fixture: &Fixture) {
     let golden = fixture.golden();
     let tokens = &golden.tokens[..TOKENS.min(golden.tokens.len())];
     let right = &golden.logits[..tokens.len() * golden.vocab_size];
-    let got = logits(&mut open(&fixture.path, &emulator(None), &f32_options()), tokens);
-    assert_eq!(got.len(), right.len());
     let largest = right.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let error = got.iter().zip(right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
-    println!("{}: relative error {error:.1e}", fixture.name);
-    assert!(got.iter().all(|v| v.is_finite()) && error < RELATIVE_ERROR, "{}: {error:.1e}", fixture.name);
+    let agrees = |backend: &GpuBackend| {
+        let got = logits(&mut open(&fixture.path, backend, &f32_options()), tokens);
+        assert_eq!(got.len(), right.len());
+        let error = got.iter().zip(right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+        println!("{}, {}: relative error {error:.1e}", fixture.name, backend.describe());
+        assert!(got.iter().all(|v| v.is_finite()) && error < RELATIVE_ERROR, "{}: {error:.1e}", fixture.name);
+        got
+    };
+    agrees(&metal());
+    let got = agrees(&emulator(None));
     same_bits(fixture, tokens, &f32_options(), &got);
     // With activations of eight bits, where the encoding has them.
     let fast = Options::default();
@@ -56,7 +67,17 @@ fn same_bits(fixture: &Fixture, tokens: &[u32], options: &Options, resident: &[f
     assert_eq!(differ, None, "{}, {:?}: two experts at a time", fixture.name, options.activations);
 }
 
+/// In encodings that only the CPU multiplies with.
+const CPU_ONLY: &str = "gguf/qwen3_moe_codebooks";
+
 #[test]
 fn every_fixture_on_an_emulated_device() {
-    all().iter().for_each(check);
+    all().iter().filter(|fixture| fixture.name != CPU_ONLY).for_each(check);
+}
+
+#[test]
+fn encodings_without_kernels_are_refused() {
+    let path = Fixture::named(CPU_ONLY).path;
+    let error = Engine::open(&path, &emulator(None), &Options::default(), |_, _| ()).expect_err("no kernels");
+    assert!(error.to_string().contains("a product on a GPU"), "{error}");
 }

@@ -8,6 +8,7 @@ use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::gpu::DeviceInfo;
 use serde_json::json;
 
+use crate::engine_args::GPUS;
 use crate::table::Table;
 
 /// List what can compute here: the processor, and GPUs with their memory.
@@ -18,22 +19,12 @@ pub struct DevicesArgs {
     json: bool,
 }
 
-#[cfg(target_os = "linux")]
-fn gpus() -> moeflux_compute::Result<Vec<DeviceInfo>> {
-    moeflux_compute::gpu::cuda::devices()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn gpus() -> moeflux_compute::Result<Vec<DeviceInfo>> {
-    Ok(vec![])
-}
-
 pub fn run(args: &DevicesArgs) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let cpu = CpuBackend::new(threads, None)?.describe();
-    let gpus = gpus();
+    let (backend, gpus) = GPUS.map_or(("", Ok(vec![])), |gpus| (gpus.name, (gpus.find)()));
     if args.json {
-        let entry = |gpu: &DeviceInfo| json!({ "backend": "cuda", "name": gpu.name, "memory": gpu.memory, "free": gpu.free });
+        let entry = |gpu: &DeviceInfo| json!({ "backend": backend, "name": gpu.name, "memory": gpu.memory, "free": gpu.free });
         let list: Vec<_> = gpus.iter().flatten().map(entry).collect();
         let missing = gpus.as_ref().err().map(ToString::to_string);
         println!("{:#}", json!({ "cpu": cpu, "gpus": list, "no_gpu": missing }));
@@ -42,7 +33,7 @@ pub fn run(args: &DevicesArgs) -> Result<()> {
     let mut table = Table::new(&["backend", "device", "memory", "free"]);
     table.row(&["cpu".into(), cpu, String::new(), String::new()]);
     for gpu in gpus.iter().flatten() {
-        table.row(&["cuda".into(), gpu.name.clone(), size(gpu.memory), size(gpu.free)]);
+        table.row(&[backend.into(), gpu.name.clone(), size(gpu.memory), size(gpu.free)]);
     }
     print!("{table}");
     if let Err(error) = gpus {

@@ -377,7 +377,7 @@ impl Report {
 }
 
 /// `n` in thousands, millions or billions, as models are named.
-fn parameters(n: u64) -> String {
+pub fn parameters(n: u64) -> String {
     match n {
         1_000_000_000.. => format!("{:.1} B", n as f64 / 1e9),
         1_000_000.. => format!("{:.1} M", n as f64 / 1e6),

@@ -7,6 +7,7 @@
 
 mod cache;
 mod error;
+mod headers;
 mod id;
 mod listing;
 mod settings;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use moeflux::error::size;
 
+pub use headers::{Headers, headers};
 pub use id::HubId;
 pub use settings::Settings;
 

@@ -101,6 +101,25 @@ impl Transfer {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// Bytes `from..to` of `file` of `id` at `commit`.
+    pub fn part(
+        &self,
+        id: &HubId,
+        commit: &str,
+        file: &RemoteFile,
+        (from, to): (u64, u64),
+    ) -> Result<Vec<u8>, HubError> {
+        if from >= to {
+            return Ok(vec![]);
+        }
+        let url = self.file_url(id, commit, file);
+        self.retry(|| self.range(&url, file, from, to))
+    }
+
+    fn file_url(&self, id: &HubId, commit: &str, file: &RemoteFile) -> String {
+        format!("{}/{}/resolve/{commit}/{}", self.endpoint, id.repo, escape(&file.path))
+    }
+
     /// Brings `files` of `id` at `commit` into the cache.
     pub fn fetch(&self, id: &HubId, commit: &str, files: &[&RemoteFile], cache: &RepoCache) -> Result<()> {
         if files.is_empty() {
@@ -111,7 +130,7 @@ impl Transfer {
         bar.set_style(ProgressStyle::with_template(template)?);
         for file in files {
             bar.set_message(file.path.clone());
-            let url = format!("{}/{}/resolve/{commit}/{}", self.endpoint, id.repo, escape(&file.path));
+            let url = self.file_url(id, commit, file);
             self.file(&url, file, cache, &bar)?;
         }
         bar.finish_and_clear();

@@ -53,11 +53,16 @@ fn hexadecimal(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A file's name, and the first and last byte of what was asked of it.
+type Asked = (String, Option<(usize, usize)>);
+
 struct State {
     files: Vec<File>,
     fault: Mutex<Fault>,
     token: Mutex<Option<&'static str>>,
     requests: AtomicU64,
+    /// Files that were asked for, and which bytes of them.
+    asked: Mutex<Vec<Asked>>,
     bytes_served: AtomicU64,
     closed: AtomicBool,
 }
@@ -79,6 +84,7 @@ impl Hub {
             fault: Mutex::new(Fault::None),
             token: Mutex::new(None),
             requests: AtomicU64::new(0),
+            asked: Mutex::new(vec![]),
             bytes_served: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
@@ -109,6 +115,11 @@ impl Hub {
 
     pub fn requests(&self) -> u64 {
         self.state.requests.load(Ordering::SeqCst)
+    }
+
+    /// Names of the files whose content was asked for, and the bytes of them, if not all were.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.state.asked.lock().unwrap().clone()
     }
 
     pub fn bytes_served(&self) -> u64 {
@@ -175,6 +186,7 @@ impl State {
         if file.large && !stored {
             return (format!("302 Found\r\nlocation: /storage/{name}"), vec![]);
         }
+        self.asked.lock().unwrap().push((name.to_owned(), range));
         let mut fault = self.fault.lock().unwrap();
         if let Fault::Unavailable { times: times @ 1.. } = &mut *fault {
             *times -= 1;

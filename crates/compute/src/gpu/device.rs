@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use crate::Result;
 use crate::backend::KernelTime;
+use crate::{Bytes, Result};
 
 /// Memory of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -136,8 +136,14 @@ pub struct DeviceInfo {
     pub memory: u64,
     /// Bytes of memory that are free.
     pub free: u64,
+    /// Bytes of a buffer, at most.
+    pub largest_buffer: u64,
+    /// Whether its memory is that of the processor.
+    pub unified: bool,
     /// Whether it runs the kernels of `kernels/cuda`.
     pub tensor_cores: bool,
+    /// Whether it runs those of `kernels/metal`.
+    pub simdgroup_matrices: bool,
 }
 
 /// A queue of work on a GPU, and its memory.
@@ -157,6 +163,15 @@ pub trait Device: Send {
 
     /// Gives memory back, once queued work no longer needs it.
     fn free(&mut self, buffer: BufferId);
+
+    /// Makes host memory a buffer without copying it, where that is possible: its first byte is at the slice, a multiple
+    /// of 16. Nothing writes there.
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceMemory`] if that is more than the device may use.
+    fn adopt(&mut self, _bytes: &Bytes) -> Result<Option<Slice>> {
+        Ok(None)
+    }
 
     /// Writes `bytes`; they are read before the call returns.
     ///

@@ -5,7 +5,10 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
-use crate::{Error, Result};
+use crate::{Bytes, Error, Result};
+
+/// Bytes of a page of memory that is adopted.
+const ADOPTED_PAGE: usize = 4096;
 
 /// Who wrote a byte last; see `emulator/dialect.h`.
 #[repr(C)]
@@ -70,6 +73,8 @@ struct Buffer {
 pub struct Emulator {
     buffers: Vec<Option<Buffer>>,
     recordings: Vec<Option<Vec<Dispatch>>>,
+    /// Whether kernels are those of the text that Metal is given.
+    metal: bool,
     /// Appended to names of units: a unit with a planted fault.
     fault: Option<String>,
     random: u64,
@@ -86,6 +91,12 @@ impl Emulator {
     /// A device that runs the kernels of a unit with the planted fault `fault` where there is one.
     pub fn with_fault(seed: u64, fault: &str) -> Self {
         Self { fault: Some(fault.into()), ..Self::new(seed) }
+    }
+
+    /// The same device with kernels compiled from the text that Metal is given.
+    #[must_use]
+    pub fn metal(self) -> Self {
+        Self { metal: true, ..self }
     }
 
     fn error(text: impl Into<String>) -> Error {
@@ -111,6 +122,7 @@ impl Emulator {
     }
 
     fn kernel(&self, unit: &str, name: &str) -> Result<*const KernelEntry> {
+        let unit = if self.metal { format!("metal/{unit}") } else { unit.to_owned() };
         let find = |unit: &str| {
             let unit = CString::new(unit).expect("names have no zero byte");
             // SAFETY: the name is a terminated string; the list it gives lives as long as the program.
@@ -126,7 +138,7 @@ impl Emulator {
             None
         };
         let faulty = self.fault.as_ref().and_then(|fault| find(&format!("{unit}!{fault}")));
-        faulty.or_else(|| find(unit)).ok_or_else(|| Self::error(format!("no kernel {name} in {unit}")))
+        faulty.or_else(|| find(&unit)).ok_or_else(|| Self::error(format!("no kernel {name} in {unit}")))
     }
 
     fn next_random(&mut self) -> u64 {
@@ -231,14 +243,23 @@ impl Emulator {
 
 impl Device for Emulator {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { name: "emulator".into(), memory: 1 << 40, free: 1 << 40, tensor_cores: false }
+        DeviceInfo {
+            name: "emulator".into(),
+            memory: 1 << 40,
+            free: 1 << 40,
+            largest_buffer: 1 << 40,
+            unified: self.metal,
+            tensor_cores: false,
+            simdgroup_matrices: self.metal,
+        }
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<BufferId> {
         let id = self.buffers.len();
         self.buffers.push(Some(Buffer {
             // Not zeros, which would hide that nothing was written.
-            data: vec![0xcdcd_cdcd_cdcd_cdcd_cdcd_cdcd_cdcd_cdcd; bytes.div_ceil(16)],
+            // Some more than asked for, so that what is just beyond the end belongs to no other buffer.
+            data: vec![0xcdcd_cdcd_cdcd_cdcd_cdcd_cdcd_cdcd_cdcd; bytes.div_ceil(16) + 16],
             written: vec![0; bytes],
             stamps: vec![Stamp::default(); bytes],
             bytes,
@@ -249,6 +270,18 @@ impl Device for Emulator {
 
     fn free(&mut self, buffer: BufferId) {
         self.buffers[buffer.0] = None;
+    }
+
+    /// As Metal does, with whole pages around the bytes, of which nothing but the bytes may be read.
+    fn adopt(&mut self, bytes: &Bytes) -> Result<Option<Slice>> {
+        let bytes = bytes.as_slice();
+        let offset = bytes.as_ptr() as usize % ADOPTED_PAGE;
+        if !self.metal || !offset.is_multiple_of(16) {
+            return Ok(None);
+        }
+        let slice = Slice { buffer: self.alloc(offset + bytes.len())?, offset };
+        self.upload(slice, bytes)?;
+        Ok(Some(slice))
     }
 
     fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<()> {

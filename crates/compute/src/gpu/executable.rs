@@ -42,6 +42,7 @@ pub(crate) struct GpuExecutable {
     experts: DeviceExperts,
     scratch: Scratch,
     tensor: Option<TensorScratch>,
+    simdgroup_matrices: bool,
     quantized: [Quantized; COPIES + 1],
     activations: ActivationMode,
     inputs: BufferId,
@@ -138,7 +139,10 @@ impl GpuExecutable {
         let total = gpu.memory.unwrap_or(free.saturating_sub(MARGIN));
         let room = match gpu.expert_slots {
             Some(slots) => Room::Slots(slots),
-            None => Room::Bytes { budget: total.saturating_sub(taken), minimum: most_chosen },
+            None => {
+                let budget = total.saturating_sub(taken).min(info.largest_buffer);
+                Room::Bytes { budget, minimum: most_chosen }
+            }
         };
         let experts = DeviceExperts::new(d, &graph, room)?;
         Ok(Self {
@@ -153,6 +157,7 @@ impl GpuExecutable {
             experts,
             scratch,
             tensor,
+            simdgroup_matrices: info.simdgroup_matrices,
             quantized,
             activations: options.activations,
             inputs,
@@ -223,6 +228,7 @@ impl GpuExecutable {
             page_numbers: self.page_numbers.0,
             scratch: &self.scratch,
             tensor: self.tensor,
+            simdgroup_matrices: self.simdgroup_matrices,
             quantized: self.quantized,
             activations: self.activations,
             logits: self.logits.0,

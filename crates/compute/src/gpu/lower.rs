@@ -8,6 +8,7 @@ use super::state::State;
 use super::steps::{Buffers, Prepare, Step};
 use super::tensor_cores::{TensorExperts, TensorLinear, TensorScratch};
 use super::weights::DeviceWeight;
+use crate::DType;
 use crate::backend::{ActivationMode, KvType};
 use crate::graph::{
     Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, GroupRank, HeadPairing,
@@ -47,6 +48,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) scratch: &'a Scratch,
     /// Given if tensor cores may be used.
     pub(crate) tensor: Option<TensorScratch>,
+    /// Whether products of many rows may use simdgroup matrices.
+    pub(crate) simdgroup_matrices: bool,
     /// Copies of values in eight bits, and then the experts' products.
     pub(crate) quantized: [Quantized; COPIES + 1],
     pub(crate) activations: ActivationMode,
@@ -393,8 +396,9 @@ impl Lowering<'_> {
             Launch { unit: "linear", kernel: "matvec_any", buffers: &buffers, constants }
                 .over([rows.div_ceil(WARPS), self.rows, 1], THREADS)
         } else {
-            Launch { unit: "linear", kernel: "matmul_any", buffers: &buffers, constants }
-                .over([rows.div_ceil(TILE), self.rows.div_ceil(TILE), 1], THREADS)
+            let launch = Launch { unit: "linear", kernel: "matmul_any", buffers: &buffers, constants };
+            let dispatch = launch.over([rows.div_ceil(TILE), self.rows.div_ceil(TILE), 1], THREADS);
+            self.on_matrices(dispatch, "matmul", w.matrix.dtype)
         }
     }
 
@@ -752,8 +756,30 @@ impl Lowering<'_> {
         let buffers = [slots, table, list, blocks, at, p.x, bias, p.to];
         let most = most_blocks(pairs, self.graph.expert_sets()[set.0].experts);
         let limit = [rows.div_ceil(TILE), most, 1].map(|n| u32::try_from(n).expect("a grid of 32 bits"));
-        Launch { unit: "moe", kernel: "moe_matmul_any", buffers: &buffers, constants }
-            .on(Grid::Indirect { at, limit }, THREADS)
+        let dispatch = Launch { unit: "moe", kernel: "moe_matmul_any", buffers: &buffers, constants }
+            .on(Grid::Indirect { at, limit }, THREADS);
+        self.on_matrices(dispatch, "moe_matmul", p.part.matrix.dtype)
+    }
+
+    /// The same product by the kernel of `metal/gemm.h` for the encoding, where the device has that.
+    fn on_matrices(&self, dispatch: Dispatch, name: &str, dtype: DType) -> Dispatch {
+        if !self.memory.simdgroup_matrices {
+            return dispatch;
+        }
+        let encoding = match dtype {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::Q8_0 => "q8_0",
+            DType::Q4_K => "q4_k",
+            DType::Q5_K => "q5_k",
+            DType::Q6_K => "q6_k",
+            DType::MXFP4 => "mxfp4",
+            DType::MXFP4_Planes => "mxfp4_planes",
+            DType::Affine { .. } => "affine",
+            _ => "any",
+        };
+        Dispatch { unit: "metal/gemm", kernel: format!("simdgroup_{name}_{encoding}").into(), ..dispatch }
     }
 }
 

@@ -28,6 +28,8 @@ mod few_rows;
 mod inputs;
 pub mod kernels;
 mod lower;
+#[cfg(target_os = "macos")]
+pub mod metal;
 mod state;
 mod steps;
 mod tensor_cores;

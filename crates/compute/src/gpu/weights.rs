@@ -2,7 +2,7 @@
 
 use super::device::{Device, Slice, Words};
 use crate::graph::MatrixSpec;
-use crate::{BlockScale, DType, Half, Result, Tensor, TensorView};
+use crate::{BlockScale, DType, Error, Half, Result, Tensor, TensorView};
 
 /// Where planes begin, so that kernels can load vectors.
 pub(crate) const ALIGNMENT: usize = 256;
@@ -29,13 +29,16 @@ impl Format {
         for (plane, stride) in strides.iter_mut().enumerate().take(matrix.dtype.planes()) {
             *stride = matrix.dtype.row_bytes(plane, matrix.cols)?;
         }
-        Ok(Self { kind: kind(matrix.dtype), cols: matrix.cols, strides })
+        Ok(Self { kind: kind(matrix.dtype)?, cols: matrix.cols, strides })
     }
 }
 
 /// The code of an encoding in `kernels/weights.h`, with its parameters.
-fn kind(dtype: DType) -> u32 {
-    match dtype {
+///
+/// # Errors
+/// [`Error::Unsupported`] for encodings that only the CPU multiplies with.
+fn kind(dtype: DType) -> Result<u32> {
+    Ok(match dtype {
         DType::F32 => 1,
         DType::F16 => 2,
         DType::BF16 => 3,
@@ -54,7 +57,8 @@ fn kind(dtype: DType) -> u32 {
             14 | u32::from(group) << 8 | u32::from(bits) << 16 | bf16 << 24
         }
         DType::Fp8 { scale } => 15 | u32::from(scale == BlockScale::BF16) << 24,
-    }
+        dtype => return Err(Error::Unsupported { what: "a product on a GPU", dtype }),
+    })
 }
 
 /// A resident weight.
@@ -77,24 +81,35 @@ pub(crate) fn placed(matrix: MatrixSpec) -> Result<(usize, [usize; 3])> {
     Ok((end, offsets))
 }
 
-/// Puts weights into one buffer.
+/// Gives the device the weights: in one buffer, but for those that it can use where they are.
 pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor]) -> Result<Vec<DeviceWeight>> {
-    let spec = |t: &Tensor| MatrixSpec { dtype: t.dtype(), rows: t.rows(), cols: t.cols() };
-    let placements = weights.iter().map(|t| placed(spec(t))).collect::<Result<Vec<_>>>()?;
-    let total: usize = placements.iter().map(|(bytes, _)| bytes).sum();
+    let mut adopted = vec![];
+    let mut total = 0;
+    for tensor in weights {
+        let planes = (0..tensor.dtype().planes()).map(|plane| device.adopt(tensor.plane(plane)));
+        let planes = planes.collect::<Result<Option<Vec<_>>>>()?;
+        let matrix = MatrixSpec { dtype: tensor.dtype(), rows: tensor.rows(), cols: tensor.cols() };
+        total += if planes.is_some() { 0 } else { placed(matrix)?.0 };
+        adopted.push((matrix, planes));
+    }
     let buffer = device.alloc(total.max(ALIGNMENT))?;
     let mut start = 0;
-    let mut placed = vec![];
-    for (tensor, (bytes, offsets)) in weights.iter().zip(placements) {
-        let planes = offsets.map(|offset| Slice { buffer, offset: start + offset });
-        for (plane, to) in planes.iter().enumerate().take(tensor.dtype().planes()) {
-            device.upload(*to, tensor.view().plane(plane))?;
-        }
-        let matrix = spec(tensor);
-        placed.push(DeviceWeight { matrix, format: Format::new(matrix)?, planes });
-        start += bytes;
+    let mut all = vec![];
+    for (tensor, (matrix, adopted)) in weights.iter().zip(adopted) {
+        let planes = if let Some(held) = adopted {
+            [0, 1, 2].map(|plane| *held.get(plane).unwrap_or(&held[0]))
+        } else {
+            let (bytes, offsets) = placed(matrix)?;
+            let planes = offsets.map(|offset| Slice { buffer, offset: start + offset });
+            for (plane, to) in planes.iter().enumerate().take(matrix.dtype.planes()) {
+                device.upload(*to, tensor.view().plane(plane))?;
+            }
+            start += bytes;
+            planes
+        };
+        all.push(DeviceWeight { matrix, format: Format::new(matrix)?, planes });
     }
-    Ok(placed)
+    Ok(all)
 }
 
 /// The bytes of a plane with its rows one after the other; `scratch` is used if they are not stored so.

@@ -1,6 +1,6 @@
-//! ggml's first block formats: 32 columns a block, one f16 scale `d`, w = d · q with q signed.
+//! ggml's first block formats: 32 columns a block, one f16 scale `d`; w = d · q with q signed, or d · q + m with q unsigned.
 //!
-//! Layouts are those of ggml's `block_q4_0`, `block_q5_0` and `block_q8_0`. d has 11 significant bits and q at
+//! Layouts are those of ggml's `block_q4_0`, `block_q4_1`, `block_q5_0`, `block_q5_1` and `block_q8_0`. d has 11 significant bits and q at
 //! most 8, so every product is exact in f32.
 
 use half::f16;
@@ -64,6 +64,29 @@ pub(crate) fn dequantize_q8_0(block: &[u8; 34], out: &mut [f32; BLOCK]) {
     let mut q = [0; BLOCK];
     let d = unpack_q8_0(block, &mut q);
     scaled(d, &q, out);
+}
+
+/// Values of a Q4_1 block.
+///
+/// 20 bytes: d f16, m f16, qs\[16\] with nibbles as in Q4_0, stored as they are.
+pub(crate) fn dequantize_q4_1(block: &[u8; 20], out: &mut [f32; BLOCK]) {
+    let (d, m) = (f16_le(block[0], block[1]), f16_le(block[2], block[3]));
+    for (j, &b) in block[4..].iter().enumerate() {
+        out[j] = d * f32::from(b & 15) + m;
+        out[j + 16] = d * f32::from(b >> 4) + m;
+    }
+}
+
+/// Values of a Q5_1 block.
+///
+/// 24 bytes: d f16, m f16, qh u32, qs\[16\] with bits as in Q5_0, stored as they are.
+pub(crate) fn dequantize_q5_1(block: &[u8; 24], out: &mut [f32; BLOCK]) {
+    let (d, m) = (f16_le(block[0], block[1]), f16_le(block[2], block[3]));
+    let high = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+    for (j, &b) in block[8..].iter().enumerate() {
+        out[j] = d * f32::from(b & 15 | (high >> j << 4) as u8 & 16) + m;
+        out[j + 16] = d * f32::from(b >> 4 | (high >> (j + 16) << 4) as u8 & 16) + m;
+    }
 }
 
 fn scaled(d: f32, q: &[i8; BLOCK], out: &mut [f32; BLOCK]) {

@@ -2,6 +2,7 @@
 //! bytes mean) and, where something writes it, its quantiser.
 
 pub(crate) mod affine;
+mod codebook;
 mod fit;
 pub(crate) mod fp8;
 mod k_encode;
@@ -82,7 +83,9 @@ pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Re
         DType::F16 => halves(bytes, out),
         DType::BF16 => blocks(bytes, out, |&b, [o]| *o = half_le(Half::BF16, b)),
         DType::Q4_0 => blocks(bytes, out, legacy::dequantize_q4_0),
+        DType::Q4_1 => blocks(bytes, out, legacy::dequantize_q4_1),
         DType::Q5_0 => blocks(bytes, out, legacy::dequantize_q5_0),
+        DType::Q5_1 => blocks(bytes, out, legacy::dequantize_q5_1),
         DType::Q8_0 => blocks(bytes, out, legacy::dequantize_q8_0),
         DType::MXFP4 => blocks(bytes, out, mxfp4::dequantize_block),
         DType::MXFP4_Planes => mxfp4::dequantize_row(bytes, weight.row(1, row), out),
@@ -91,6 +94,15 @@ pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Re
         DType::Q4_K => blocks(bytes, out, k_quants::dequantize_q4_k),
         DType::Q5_K => blocks(bytes, out, k_quants::dequantize_q5_k),
         DType::Q6_K => blocks(bytes, out, k_quants::dequantize_q6_k),
+        DType::IQ1_S => blocks(bytes, out, codebook::dequantize_iq1_s),
+        DType::IQ1_M => blocks(bytes, out, codebook::dequantize_iq1_m),
+        DType::IQ2_XXS => blocks(bytes, out, codebook::dequantize_iq2_xxs),
+        DType::IQ2_XS => blocks(bytes, out, codebook::dequantize_iq2_xs),
+        DType::IQ2_S => blocks(bytes, out, codebook::dequantize_iq2_s),
+        DType::IQ3_XXS => blocks(bytes, out, codebook::dequantize_iq3_xxs),
+        DType::IQ3_S => blocks(bytes, out, codebook::dequantize_iq3_s),
+        DType::IQ4_NL => blocks(bytes, out, codebook::dequantize_iq4_nl),
+        DType::IQ4_XS => blocks(bytes, out, codebook::dequantize_iq4_xs),
         DType::Fp8 { scale } => fp8::dequantize_row(scale, bytes, weight.row(1, row), out),
         dtype @ DType::Affine { bits, group, scale } => {
             let (group, planes) = (group.into(), [bytes, weight.row(1, row), weight.row(2, row)]);

@@ -8,7 +8,9 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+#[cfg(target_os = "linux")]
+use rustix::mm::{Advice, madvise};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Size of a memory page and of a disk block that direct reads must be aligned to.
 pub const PAGE_BYTES: usize = 4096;
@@ -67,6 +69,7 @@ impl HostBuffer {
     }
 
     /// Where the bytes begin, for a kernel that writes them.
+    #[cfg(target_os = "linux")]
     pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
         // SAFETY: the range lies within the mapping.
         unsafe { self.region.start.as_ptr().add(self.offset) }

@@ -1,5 +1,7 @@
 //! Memory for weights and reading of checkpoint files.
 
+#[cfg(target_vendor = "apple")]
+pub(crate) mod apple_memory;
 pub mod buffer;
 pub mod file;
 pub mod pread;

@@ -1,5 +1,6 @@
 //! Architectures: one file a family, over shared [`blocks`]. Nothing outside this folder names a model.
 
+pub mod assumed;
 pub mod blocks;
 pub mod config;
 mod deepseek_v2;
@@ -14,6 +15,7 @@ mod hy_v3;
 pub mod latent;
 mod minimax_m2;
 mod mixtral;
+pub mod model;
 mod olmoe;
 mod qwen2_moe;
 mod qwen3_5_moe;
@@ -30,12 +32,15 @@ use moeflux_compute::graph::Value;
 use crate::checkpoint::{Checkpoint, Format, TensorEntry};
 use crate::{Error, Result};
 use config::Config;
+pub use model::Model;
+pub use recorder::Recorder;
 pub use recorder::outline::{Layout, Outline, OutlinedWeight};
-pub use recorder::{Model, Recorder};
 
 /// An architecture family.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
+    /// The models that people know it by, separated by commas.
+    pub name: &'static str,
     /// Values of `model_type` in Hugging Face and MLX configurations.
     pub model_types: &'static [&'static str],
     /// Values of `general.architecture` in GGUF files; also the prefix of their keys.

@@ -41,7 +41,7 @@ impl Random {
 }
 
 /// A seed that differs from call to call: the standard library's hash keys come from the system.
-pub(super) fn entropy() -> u64 {
+pub(crate) fn entropy() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 

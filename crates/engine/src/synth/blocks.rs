@@ -14,18 +14,18 @@ const CONSTANT_QUANTS: u8 = 0xCC;
 
 /// What rows look like.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Filler {
-    pub(super) dtype: DType,
-    pub(super) cols: usize,
+pub(crate) struct Filler {
+    pub(crate) dtype: DType,
+    pub(crate) cols: usize,
     /// Standard deviation of the values.
-    pub(super) std: f32,
+    pub(crate) std: f32,
     /// Whether the first [`CONSTANT_COLS`] columns hold one value instead.
-    pub(super) constant: bool,
+    pub(crate) constant: bool,
 }
 
 impl Filler {
     /// Fills `out`, whole rows of `plane`. Scales and biases of an affine encoding must get the same random numbers.
-    pub(super) fn fill(&self, plane: usize, random: &mut Random, out: &mut [u8]) {
+    pub(crate) fn fill(&self, plane: usize, random: &mut Random, out: &mut [u8]) {
         match (self.dtype, plane) {
             (DType::F32, _) => self.floats(random, out, |values, out: &mut [[u8; 4]]| {
                 out.iter_mut().zip(values).for_each(|(out, v)| *out = v.to_le_bytes());

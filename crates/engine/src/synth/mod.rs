@@ -7,7 +7,7 @@
 //! Such a model computes as much as the real one and routes to experts as unevenly as the recipe asks. It says
 //! nothing that means anything.
 
-mod blocks;
+pub(crate) mod blocks;
 mod encodings;
 mod gguf;
 mod mlx;

@@ -62,6 +62,11 @@ impl Shape {
         self.parsed().size("vocab_size")
     }
 
+    /// The published `config.json`.
+    pub fn config(&self) -> Value {
+        self.parsed().config().clone()
+    }
+
     pub(super) fn parsed(&self) -> Parsed {
         Parsed(serde_json::from_str(self.text).expect("tests parse every shape"))
     }

@@ -179,14 +179,14 @@ fn tensors() {
 #[test]
 fn a_type_that_cannot_be_used_matters_only_when_asked_for() {
     let raw = RawGguf::valid().with(|r| {
-        r.tensors.push(raw_tensor("iq", &[256], 23, 224));
+        r.tensors.push(raw_tensor("ternary", &[256], 35, 224));
         r.tensors.push(raw_tensor("removed", &[256], 4, 384));
         r.data = 384 + 10;
     });
     let folder = Folder::new(&[("m.gguf", &raw.bytes())]);
     let checkpoint = folder.open("m.gguf").expect("open");
     checkpoint.tensor("b").expect("read").expect("there");
-    for (name, got) in [("iq", "got IQ4_XS"), ("removed", "got unknown ggml type 4")] {
+    for (name, got) in [("ternary", "got TQ2_0"), ("removed", "got unknown ggml type 4")] {
         check_error(name, checkpoint.weight(name), "m.gguf", &format!("tensor {name}: expected an encoding"));
         check_error(name, checkpoint.tensor(name), "m.gguf", got);
     }

@@ -53,6 +53,8 @@ pub const ROW_TILE: usize = 32;
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
         DType::F32 | DType::F16 | DType::BF16 | DType::Fp8 { .. } => false,
+        DType::Q4_1 | DType::Q5_1 | DType::IQ4_NL | DType::IQ4_XS | DType::IQ3_XXS | DType::IQ3_S => false,
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_S | DType::IQ1_M => false,
         DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),
         _ => true,
     };
@@ -296,9 +298,7 @@ impl Job<'_> {
                 6 => self.run_format(simd, AffineOdd::<6>::new(group, scale), x),
                 _ => self.run_format(simd, Affine8::new(group, scale), x),
             },
-            (DType::F32 | DType::F16 | DType::BF16 | DType::Fp8 { .. }, _) => {
-                return Err(Error::Unsupported { what: "a product with int8 activations", dtype });
-            }
+            _ => return Err(Error::Unsupported { what: "a product with int8 activations", dtype }),
         }
         Ok(())
     }

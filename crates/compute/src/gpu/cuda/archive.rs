@@ -40,6 +40,15 @@ impl Archive {
     pub(super) fn get(&self, kernel: &str) -> Option<&str> {
         self.places.get(kernel).map(|range| &self.text[range.clone()])
     }
+
+    /// Number of kernels, and the targets that they were compiled for, as in `sm_80`.
+    pub(super) fn summary(&self) -> (usize, Vec<String>) {
+        let lines = self.text.lines().filter_map(|line| line.strip_prefix(".target "));
+        let mut targets: Vec<String> = lines.map(|line| line.trim().to_owned()).collect();
+        targets.sort();
+        targets.dedup();
+        (self.places.len(), targets)
+    }
 }
 
 #[cfg(test)]

@@ -82,6 +82,15 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
     (0..count).map(|ordinal| Ok(Cuda::with_driver(Arc::clone(&driver), ordinal)?.info())).collect()
 }
 
+/// Number of kernels in the binary, and the targets that they were compiled for, as in `sm_80`: the oldest GPUs that can
+/// run them.
+///
+/// # Errors
+/// [`Error::Device`] if they are damaged.
+pub fn kernels() -> Result<(usize, Vec<String>)> {
+    Ok(Archive::open()?.summary())
+}
+
 impl Cuda {
     /// The GPU number `ordinal` of the driver's, whose buffers may take `limit` bytes; without a limit, what is free.
     ///
@@ -293,7 +302,15 @@ impl Device for Cuda {
         let known = self.enter().and_then(|()| call!(self.driver, memory_info(&mut free, &mut total)));
         let free = if known.is_ok() { free as u64 } else { 0 };
         let free = free.min(self.limit.saturating_sub(self.used));
-        DeviceInfo { name: self.name.clone(), memory: self.memory, free, tensor_cores: true }
+        DeviceInfo {
+            name: self.name.clone(),
+            memory: self.memory,
+            free,
+            largest_buffer: self.memory,
+            unified: false,
+            tensor_cores: true,
+            simdgroup_matrices: false,
+        }
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<BufferId> {

@@ -15,7 +15,8 @@
 // - No buffer that a dispatch writes overlaps another of its buffers.
 // - `ctx` gives a thread's place. A function that needs it takes `CTX` as its first parameter.
 // - Device memory is GPTR(T), threadgroup memory SPTR(T); SHARED(T, name, count) stands in a kernel's outermost block.
-// - No double, no pointers in structs, no recursion, no virtual functions, no globals but constants.
+// - No words of Metal as names (thread, kernel, half, device, constant, vertex, sampler, …), and of C++ what C++14 has.
+// - No double, no pointers but GPTR and SPTR, no references, no recursion, no virtual functions, no globals but constants.
 // - Barriers and lane operations are reached by all threads of the group (of the warp) or by none.
 // - Values reach other threads of a group through threadgroup memory and a barrier, or through lane operations; other
 //   groups through device memory and the next dispatch.
@@ -52,6 +53,8 @@
 
 #if defined(MOEFLUX_EMULATOR)
 #include "emulator/dialect.h"
+#elif defined(__METAL_VERSION__)
+#include "metal/dialect.h"
 #else // CUDA
 
 #include <cuda_fp16.h>
@@ -136,10 +139,6 @@ DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {
     return Float4{v.x, v.y, v.z, v.w};
 }
 
-#endif
-
-#ifndef CONSTANT
-#define CONSTANT constant
 #endif
 
 #define FOR_LANES(mask) for (uint mask = 16; mask > 0; mask >>= 1)

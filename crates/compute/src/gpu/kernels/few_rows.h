@@ -88,13 +88,13 @@ template <uint D> DEVICE uint pieces_of(const Format f) {
 template <uint D> DEVICE float piece_dot(const Format f, const Row row, const Activations x, uint p) {
     if (D == Q4_K || D == Q5_K) {
         // 16 bytes: sub-blocks 2j (low nibbles) and 2j + 1 (high ones), their first or second half.
-        const uint head = D == Q4_K ? 16 : 48, j = p % 8 / 2, half = p % 2, s = 2 * j;
+        const uint head = D == Q4_K ? 16 : 48, j = p % 8 / 2, part = p % 2, s = 2 * j;
         const GPTR(const uchar) b = row.plane0 + (ulong)(p / 8) * (head + 128);
         const Word4 top = load_u32x4(b, 0), q = load_u32x4(b, head + 16 * (p % 8));
-        const uint first = p / 8 * 8 + s, column = first * 32 + 16 * half;
+        const uint first = p / 8 * 8 + s, column = first * 32 + 16 * part;
         Word4 low = and4(q, 0x0f0f0f0fu), high = and4(shift4(q, 4), 0x0f0f0f0fu);
         if (D == Q5_K) {
-            const Word4 fifth = load_u32x4(b, 16 + 16 * half);
+            const Word4 fifth = load_u32x4(b, 16 + 16 * part);
             low = fifth_bits(low, fifth, s);
             high = fifth_bits(high, fifth, s + 1);
         }
@@ -108,7 +108,7 @@ template <uint D> DEVICE float piece_dot(const Format f, const Row row, const Ac
         const float dot1 = (float)dot16(high, load_u32x4(x.bytes, column + 32));
         const float x0 = x.scales[2 * first], x1 = x.scales[2 * first + 2];
         float sum = d * ((float)(sc & 255) * dot0 * x0 + (float)(sc >> 8) * dot1 * x1);
-        if (half == 0) {
+        if (part == 0) {
             sum -= dmin * ((float)(m & 255) * x.scales[2 * first + 1] + (float)(m >> 8) * x.scales[2 * first + 3]);
         }
         return sum;

@@ -5,6 +5,7 @@
 /// Files that units include, by the name they are included with.
 const HEADERS: &[(&str, &str)] = &[
     ("dialect.h", include_str!("dialect.h")),
+    ("metal/dialect.h", include_str!("metal/dialect.h")),
     ("quantize.h", include_str!("quantize.h")),
     ("weights.h", include_str!("weights.h")),
 ];
@@ -30,9 +31,12 @@ units![
     "rows"
 ];
 
-/// Names of all units.
+/// Units that only Metal has.
+const METAL_UNITS: &[(&str, &str)] = &[("metal/gemm", include_str!("metal/gemm.h"))];
+
+/// Names of all units, those that only Metal has last.
 pub fn units() -> impl Iterator<Item = &'static str> {
-    UNITS.iter().map(|(name, _)| *name)
+    UNITS.iter().chain(METAL_UNITS).map(|(name, _)| *name)
 }
 
 /// The text of a unit as one file: what it includes with quotes is put in place, each file once. Other includes are
@@ -41,7 +45,8 @@ pub fn units() -> impl Iterator<Item = &'static str> {
 /// # Panics
 /// If there is no such unit.
 pub fn source(unit: &str) -> String {
-    let text = UNITS.iter().find(|(name, _)| *name == unit).expect("a unit of UNITS").1;
+    let mut all = UNITS.iter().chain(METAL_UNITS);
+    let text = all.find(|(name, _)| *name == unit).expect("a unit of UNITS or METAL_UNITS").1;
     let mut out = String::new();
     append(text, &mut vec![], &mut out);
     out

@@ -11,7 +11,7 @@ struct Sequence {
 };
 
 struct ConvConstants {
-    uint channels, kernel, rows;
+    uint channels, taps, rows;
 };
 
 // Input `index`, counted from the oldest that the state holds.
@@ -22,7 +22,7 @@ DEVICE float conv_input(GPTR(const float) x, GPTR(const float) state, const Sequ
     return state[((ulong)s.read * held + index) * channels + channel];
 }
 
-// x (rows, channels) → out: silu of the causal convolution with weight (channels, kernel). Grid: (channels / threads,
+// x (rows, channels) → out: silu of the causal convolution with weight (channels, taps). Grid: (channels / threads,
 // rows); `owners` says which sequence a row is of.
 KERNEL(causal_conv1d, ConvConstants, (const float, x), (const float, weight), (const float, state),
        (const Sequence, sequences), (const uint, owners), (float, out)) {
@@ -30,16 +30,16 @@ KERNEL(causal_conv1d, ConvConstants, (const float, x), (const float, weight), (c
     if (channel >= c.channels) return;
     const Sequence s = sequences[owners[row]];
     float sum = 0.0f;
-    for (uint j = 0; j < c.kernel; ++j) {
-        const float v = conv_input(x, state, s, c.channels, c.kernel - 1, row - s.first_row + j, channel);
-        sum += weight[channel * c.kernel + j] * v;
+    for (uint j = 0; j < c.taps; ++j) {
+        const float v = conv_input(x, state, s, c.channels, c.taps - 1, row - s.first_row + j, channel);
+        sum += weight[channel * c.taps + j] * v;
     }
     out[(ulong)row * c.channels + channel] = silu(sum);
 }
 
-// The state after: the last kernel − 1 inputs. Grid: (channels / threads, sequences).
+// The state after: the last taps − 1 inputs. Grid: (channels / threads, sequences).
 KERNEL(causal_conv1d_state, ConvConstants, (const float, x), (const Sequence, sequences), (float, state)) {
-    const uint channel = ctx.group_x() * ctx.threads() + ctx.thread(), held = c.kernel - 1;
+    const uint channel = ctx.group_x() * ctx.threads() + ctx.thread(), held = c.taps - 1;
     if (channel >= c.channels) return;
     const Sequence s = sequences[ctx.group_y()];
     // Ascending, because the slots may be the same: input rows + i is read before it is overwritten.

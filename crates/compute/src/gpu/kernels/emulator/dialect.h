@@ -1,103 +1,13 @@
-// The emulator's side of the dialect: device code as ordinary C++ whose every access to memory is checked.
-//
-// Pointers know their allocation. Reads of bytes that nothing has written, accesses outside the allocation, words at
-// odd addresses and races (two threads of a group touching a byte with no barrier between, one of them writing; a
-// thread reading what another group of the same dispatch wrote) stop the dispatch with a message. Threads are fibres:
-// barriers and lane operations are where they switch, in random order.
+// The emulator's side of the dialect: device code as ordinary C++ whose every access to memory is checked. Pointers know
+// their allocation.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
+#include "bits.h"
+#include "machine.h"
 
-typedef unsigned int uint;
-typedef unsigned short ushort;
-typedef unsigned char uchar;
-typedef unsigned long ulong;
+#include <cmath>
 
 namespace emulator {
-
-// Who wrote last: the group, numbered over all dispatches, and the thread with the stretch between barriers.
-struct Stamp {
-    uint32_t group, mark;
-};
-
-// What is running. A mark is a thread within a stretch between barriers: the same mark, the same thread and stretch.
-struct Now {
-    uint32_t group, first_group, epoch, thread;
-    uint32_t mark() const { return epoch << 9 | (thread + 1); }
-};
-extern __thread Now now;
-
-// An allocation: a device buffer, or an array of one group's threadgroup memory.
-struct Memory {
-    uint8_t* data;
-    // Of a device buffer: 1 for each byte that was ever written.
-    uint8_t* written;
-    // Of a device buffer: the last write of each byte.
-    Stamp* stamps;
-    uint64_t bytes;
-    const char* name;
-    // Of a device buffer: `first_group` of the dispatch that wrote to it last.
-    uint32_t writer;
-    // Of threadgroup memory: bytes of an element, and marks of the last write and the last read of each.
-    uint32_t element;
-    uint32_t* writes;
-    uint32_t* reads;
-};
-
-[[noreturn]] void fail(const char* format, ...);
-[[noreturn]] void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write);
-
-// Whether two marks are of different threads with no barrier between.
-inline bool races(uint32_t a, uint32_t b) { return a != b && a >> 9 == b >> 9; }
-
-inline bool all_written(const uint8_t* written, uint64_t size) {
-    if (size == 4) {
-        uint32_t flags;
-        memcpy(&flags, written, 4);
-        return flags == 0x01010101;
-    }
-    for (uint64_t i = 0; i < size; ++i) if (!written[i]) return false;
-    return true;
-}
-
-// Whether the running thread may do this; fail_access says what is wrong if not.
-inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
-    if (at + size > memory.bytes || at + size < size || ((size & (size - 1)) == 0 && at % size)) return false;
-    const uint32_t mark = now.mark();
-    if (memory.element) {
-        for (uint64_t i = at / memory.element; i * memory.element < at + size; ++i) {
-            if (races(memory.writes[i], mark)) return false;
-            if (!write) {
-                if (memory.writes[i] == 0) return false;
-                // Of several readers, any one that is not the writer to come.
-                if (!races(memory.reads[i], mark)) memory.reads[i] = mark;
-                continue;
-            }
-            if (races(memory.reads[i], mark)) return false;
-            memory.writes[i] = mark;
-        }
-        return true;
-    }
-    if (!write && !all_written(memory.written + at, size)) return false;
-    if (!write && memory.writer != now.first_group) return true;
-    for (uint64_t i = at; i < at + size; ++i) {
-        Stamp& stamp = memory.stamps[i];
-        if (stamp.group >= now.first_group && (stamp.group != now.group || races(stamp.mark, mark))) return false;
-        if (write) stamp = Stamp{now.group, mark};
-    }
-    if (write) {
-        memset(memory.written + at, 1, size);
-        memory.writer = now.first_group;
-    }
-    return true;
-}
-
-inline void check(Memory& memory, uint64_t at, uint64_t size, bool write) {
-    if (!allowed(memory, at, size, write)) fail_access(memory, at, size, write);
-}
 
 // A value in checked memory.
 template <class T> struct Reference {
@@ -143,40 +53,7 @@ template <class W, class T> W load(Pointer<T> p, uint offset) {
     return Reference<W>{p.memory, (uint64_t)(p.at + offset)};
 }
 
-uint threads();
-uint group(uint axis);
-uint groups(uint axis);
-void wait_for_group(const char* file, int line);
-// Gives `value` to the warp and returns that of `lane`.
-uint32_t exchange(uint32_t value, uint lane);
-Memory* shared(const char* name, uint64_t bytes, uint32_t element);
-
-struct Binding {
-    Memory* memory;
-    uint64_t offset;
-};
-
-struct Kernel {
-    const char* name;
-    void (*run)(const Binding*, const void*);
-    uint32_t buffers;
-    uint32_t constant_bytes;
-    const Kernel* next;
-};
-
-// Adds a kernel to its unit's list while the program starts.
-struct Register : Kernel {
-    Register(const Kernel*& list, const char* name, void (*run)(const Binding*, const void*), uint32_t buffers,
-             uint32_t constant_bytes)
-        : Kernel{name, run, buffers, constant_bytes, list} {
-        list = this;
-    }
-};
-
 } // namespace emulator
-
-// Kernels of the unit that is being compiled.
-static const emulator::Kernel* mf_kernels = nullptr;
 
 #define DEVICE static inline
 #define CONSTANT static constexpr
@@ -221,38 +98,15 @@ static inline void barrier(const Ctx&, const char* file = __builtin_FILE(), int 
     emulator::wait_for_group(file, line);
 }
 
-static inline float as_float(uint v) {
-    float f;
-    memcpy(&f, &v, 4);
-    return f;
-}
-static inline uint as_uint(float f) {
-    uint v;
-    memcpy(&v, &f, 4);
-    return v;
-}
+using emulator::as_float;
+using emulator::as_uint;
+using emulator::f16_to_f32;
+using emulator::f32_to_f16;
 
 DEVICE uint lane_read(CTX, uint v, uint lane) { return emulator::exchange(v, lane); }
 DEVICE float lane_read(CTX, float v, uint lane) { return as_float(emulator::exchange(as_uint(v), lane)); }
 DEVICE uint lane_xor(CTX, uint v, uint mask) { return emulator::exchange(v, ctx.lane() ^ mask); }
 DEVICE float lane_xor(CTX, float v, uint mask) { return as_float(emulator::exchange(as_uint(v), ctx.lane() ^ mask)); }
-
-DEVICE float f16_to_f32(ushort bits) {
-    const uint sign = (uint)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    if (exponent == 31) return as_float(sign | 0x7f800000 | mantissa << 13);
-    if (exponent) return as_float(sign | (exponent + 112) << 23 | mantissa << 13);
-    const float small = (float)mantissa / 16777216.0f;
-    return sign ? -small : small;
-}
-
-DEVICE ushort f32_to_f16(float v) {
-    const uint bits = as_uint(v), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-    if (magnitude > 0x7f800000) return (ushort)(sign | 0x7e00);
-    if (magnitude >= 0x477ff000) return (ushort)(sign | 0x7c00);
-    // Adding 0.5 makes the unit of the last place that of the smallest f16.
-    if (magnitude < 0x38800000) return (ushort)(sign | (as_uint(as_float(magnitude) + 0.5f) - 0x3f000000));
-    return (ushort)(sign | (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13);
-}
 
 DEVICE int dot4(uint a, uint b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int)(int8_t)(a >> i) * (int)(int8_t)(b >> i);

@@ -1,5 +1,5 @@
 // Runs kernels on the CPU: each thread of a group is a fibre.
-#include "dialect.h"
+#include "machine.h"
 
 #include <cstdarg>
 #include <cstdio>
@@ -46,8 +46,6 @@ __thread Now now = {0, 1, 1, 0};
 
 namespace {
 
-struct Stop {};
-
 enum class State { Ready, Barrier, Lanes, Done };
 
 const size_t STACK_BYTES = 64 << 10;
@@ -63,6 +61,7 @@ struct Fibre {
 
 struct Warp {
     uint32_t values[2][32];
+    float matrices[2][2][64];
     uint waiting;
 };
 
@@ -81,12 +80,16 @@ struct Machine {
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
     std::vector<Array*> arrays;
+    // The dispatch's buffers, each once.
+    std::vector<Memory*> buffers;
+    // The one of the last access.
+    Memory* last;
     std::vector<uint8_t> stacks;
     std::vector<uint> ready;
     void* scheduler;
     uint64_t random;
     uint waiting, done;
-    bool failed;
+    bool running, failed;
     std::string message;
 
     uint below(uint n) {
@@ -101,18 +104,17 @@ void yield(State state) {
     Fibre& fibre = machine.fibres[now.thread];
     fibre.state = state;
     moeflux_fibre_switch(&fibre.stack_pointer, machine.scheduler);
-    if (machine.failed) throw Stop{};
+}
+
+// Ends the running fibre, wherever it is: kernels own nothing that would have to be given back.
+[[noreturn]] void leave() {
+    yield(State::Done);
+    __builtin_trap();
 }
 
 [[noreturn]] void fibre_main() {
-    try {
-        machine.kernel->run(machine.bindings, machine.constants);
-    } catch (const Stop&) {
-    }
-    Fibre& fibre = machine.fibres[now.thread];
-    fibre.state = State::Done;
-    moeflux_fibre_switch(&fibre.stack_pointer, machine.scheduler);
-    __builtin_trap();
+    machine.kernel->run(machine.bindings, machine.constants);
+    leave();
 }
 
 void start(uint index) {
@@ -217,7 +219,7 @@ void fail(const char* format, ...) {
     va_start(arguments, format);
     report(format, arguments);
     va_end(arguments);
-    throw Stop{};
+    leave();
 }
 
 void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write) {
@@ -253,6 +255,8 @@ void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write) {
     fail("%s: %s of %llu bytes at offset %llu", memory.name, verb, n, offset);
 }
 
+uint own_index() { return now.thread; }
+uint lane() { return now.thread % 32; }
 uint threads() { return machine.threads; }
 uint group(uint axis) { return machine.group[axis]; }
 uint groups(uint axis) { return machine.grid[axis]; }
@@ -274,6 +278,21 @@ uint32_t exchange(uint32_t value, uint lane) {
     return values[lane];
 }
 
+void multiply_accumulate(float* to, const float* a, const float* b, const float* sum) {
+    const uint self = now.thread, lane = self % 32, row = lane / 4;
+    float(*matrices)[64] = machine.warps[self / 32].matrices[machine.fibres[self].exchanges++ % 2];
+    for (uint i = 0; i < 2; ++i) {
+        matrices[0][2 * lane + i] = a[i];
+        matrices[1][2 * lane + i] = b[i];
+    }
+    float result[2] = {sum[0], sum[1]};
+    yield(State::Lanes);
+    for (uint i = 0; i < 2; ++i) {
+        for (uint k = 0; k < 8; ++k) result[i] += matrices[0][8 * row + k] * matrices[1][8 * k + lane % 4 * 2 + i];
+        to[i] = result[i];
+    }
+}
+
 Memory* shared(const char* name, uint64_t bytes, uint32_t element) {
     const uint index = machine.fibres[now.thread].arrays++;
     if (index == machine.arrays.size()) machine.arrays.push_back(new Array());
@@ -289,7 +308,76 @@ Memory* shared(const char* name, uint64_t bytes, uint32_t element) {
     return &array.memory;
 }
 
+void* shared_data(const char* name, uint64_t bytes, uint32_t element) { return shared(name, bytes, element)->data; }
+
+void copy(void* to, const void* from, size_t bytes) { memcpy(to, from, bytes); }
+
+namespace {
+
+bool within(const Memory& memory, const uint8_t* address) {
+    return address >= memory.data && address < memory.data + memory.bytes;
+}
+
+// An access through a plain pointer: whose memory it is, and whether that allows it.
+void access(const void* pointer, uint64_t size, bool write, bool aligned) {
+    Machine& m = machine;
+    const uint8_t* address = (const uint8_t*)pointer;
+    if (!m.running || (address >= m.stacks.data() && address < m.stacks.data() + m.stacks.size())) return;
+    Memory* memory = m.last && within(*m.last, address) ? m.last : nullptr;
+    for (size_t i = 0; !memory && i < m.arrays.size(); ++i) {
+        if (within(m.arrays[i]->memory, address)) memory = &m.arrays[i]->memory;
+    }
+    for (size_t i = 0; !memory && i < m.buffers.size(); ++i) {
+        if (within(*m.buffers[i], address)) memory = m.buffers[i];
+    }
+    m.last = memory;
+    if (!memory) {
+        // The one before it says most about what went wrong.
+        const Memory* before = nullptr;
+        for (Memory* buffer : m.buffers) if (buffer->data <= address && (!before || buffer->data > before->data)) before = buffer;
+        if (before) fail_access(*before, (uint64_t)(address - before->data), size, write);
+        fail("%s of %llu bytes outside of all buffers", write ? "write" : "read", (unsigned long long)size);
+    }
+    const uint64_t at = (uint64_t)(address - memory->data);
+    // Parts of a struct are aligned, all of it need not be.
+    const uint64_t step = aligned ? size : at % 4 == 0 && size % 4 == 0 ? 4 : 1;
+    for (uint64_t i = 0; i < size; i += step) check(*memory, at + i, step, write);
+}
+
+} // namespace
+
 } // namespace emulator
+
+// What compilers call for accesses to memory when they are asked to look for races (-fsanitize=thread).
+#define REPORTED(size)                                                                                            \
+    extern "C" void __tsan_read##size(void* p) { emulator::access(p, size, false, true); }                        \
+    extern "C" void __tsan_write##size(void* p) { emulator::access(p, size, true, true); }                        \
+    extern "C" void __tsan_unaligned_read##size(void* p) { emulator::access(p, size, false, false); }             \
+    extern "C" void __tsan_unaligned_write##size(void* p) { emulator::access(p, size, true, false); }
+REPORTED(1)
+REPORTED(2)
+REPORTED(4)
+REPORTED(8)
+REPORTED(16)
+extern "C" void __tsan_read_range(void* p, size_t size) { emulator::access(p, size, false, false); }
+extern "C" void __tsan_write_range(void* p, size_t size) { emulator::access(p, size, true, false); }
+extern "C" void* __tsan_memcpy(void* to, const void* from, size_t size) {
+    emulator::access(from, size, false, false);
+    emulator::access(to, size, true, false);
+    return memcpy(to, from, size);
+}
+extern "C" void* __tsan_memmove(void* to, const void* from, size_t size) {
+    emulator::access(from, size, false, false);
+    emulator::access(to, size, true, false);
+    return memmove(to, from, size);
+}
+extern "C" void* __tsan_memset(void* to, int value, size_t size) {
+    emulator::access(to, size, true, false);
+    return memset(to, value, size);
+}
+extern "C" void __tsan_init() {}
+extern "C" void __tsan_func_entry(void*) {}
+extern "C" void __tsan_func_exit() {}
 
 // Runs one dispatch, whose groups are numbered from `first_group` on. Returns 0, or 1 with a message of at most `message_bytes` bytes, terminated.
 extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const emulator::Binding* bindings,
@@ -305,6 +393,15 @@ extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const em
     memcpy(m.grid, grid, sizeof m.grid);
     m.random = seed;
     m.failed = false;
+    m.last = nullptr;
+    m.buffers.clear();
+    for (uint i = 0; i < kernel->buffers; ++i) {
+        Memory* memory = bindings[i].memory;
+        bool known = false;
+        for (Memory* buffer : m.buffers) known = known || buffer == memory;
+        if (!known) m.buffers.push_back(memory);
+    }
+    m.running = true;
     if (m.threads != threads) {
         m.threads = threads;
         m.fibres.assign(threads, Fibre{});
@@ -330,6 +427,7 @@ extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const em
     }
     for (Array* array : m.arrays) delete array;
     m.arrays.clear();
+    m.running = false;
     if (!m.failed) return 0;
     snprintf(message, message_bytes, "%s", m.message.c_str());
     return 1;

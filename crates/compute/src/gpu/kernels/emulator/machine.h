@@ -1,0 +1,144 @@
+// What kernels meet on the emulated device: memory that knows who wrote it, and threads that wait for each other.
+//
+// Reads of bytes that nothing has written, accesses outside the allocation, words at odd addresses and races (two threads
+// of a group touching a byte with no barrier between, one of them writing; a thread reading what another group of the
+// same dispatch wrote) stop the dispatch with a message. Threads are fibres: barriers and lane operations are where they
+// switch, in random order.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+typedef unsigned int uint;
+typedef unsigned short ushort;
+typedef unsigned char uchar;
+typedef unsigned long ulong;
+
+namespace emulator {
+
+// Who wrote last: the group, numbered over all dispatches, and the thread with the stretch between barriers.
+struct Stamp {
+    uint32_t group, mark;
+};
+
+// What is running. A mark is a thread within a stretch between barriers: the same mark, the same thread and stretch.
+struct Now {
+    uint32_t group, first_group, epoch, thread;
+    uint32_t mark() const { return epoch << 9 | (thread + 1); }
+};
+extern __thread Now now;
+
+// An allocation: a device buffer, or an array of one group's threadgroup memory.
+struct Memory {
+    uint8_t* data;
+    // Of a device buffer: 1 for each byte that was ever written.
+    uint8_t* written;
+    // Of a device buffer: the last write of each byte.
+    Stamp* stamps;
+    uint64_t bytes;
+    const char* name;
+    // Of a device buffer: `first_group` of the dispatch that wrote to it last.
+    uint32_t writer;
+    // Of threadgroup memory: bytes of an element, and marks of the last write and the last read of each.
+    uint32_t element;
+    uint32_t* writes;
+    uint32_t* reads;
+};
+
+[[noreturn]] void fail(const char* format, ...);
+[[noreturn]] void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write);
+
+// Whether two marks are of different threads with no barrier between.
+inline bool races(uint32_t a, uint32_t b) { return a != b && a >> 9 == b >> 9; }
+
+inline bool all_written(const uint8_t* written, uint64_t size) {
+    if (size == 4) {
+        uint32_t flags;
+        memcpy(&flags, written, 4);
+        return flags == 0x01010101;
+    }
+    for (uint64_t i = 0; i < size; ++i) if (!written[i]) return false;
+    return true;
+}
+
+// Whether the running thread may do this; fail_access says what is wrong if not.
+inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
+    if (at + size > memory.bytes || at + size < size || ((size & (size - 1)) == 0 && at % size)) return false;
+    const uint32_t mark = now.mark();
+    if (memory.element) {
+        for (uint64_t i = at / memory.element; i * memory.element < at + size; ++i) {
+            if (races(memory.writes[i], mark)) return false;
+            if (!write) {
+                if (memory.writes[i] == 0) return false;
+                // Of several readers, any one that is not the writer to come.
+                if (!races(memory.reads[i], mark)) memory.reads[i] = mark;
+                continue;
+            }
+            if (races(memory.reads[i], mark)) return false;
+            memory.writes[i] = mark;
+        }
+        return true;
+    }
+    if (!write && !all_written(memory.written + at, size)) return false;
+    if (!write && memory.writer != now.first_group) return true;
+    for (uint64_t i = at; i < at + size; ++i) {
+        Stamp& stamp = memory.stamps[i];
+        if (stamp.group >= now.first_group && (stamp.group != now.group || races(stamp.mark, mark))) return false;
+        if (write) stamp = Stamp{now.group, mark};
+    }
+    if (write) {
+        memset(memory.written + at, 1, size);
+        memory.writer = now.first_group;
+    }
+    return true;
+}
+
+inline void check(Memory& memory, uint64_t at, uint64_t size, bool write) {
+    if (!allowed(memory, at, size, write)) fail_access(memory, at, size, write);
+}
+
+// The running thread's place in its group and its warp, and where the group is.
+uint own_index();
+uint lane();
+uint threads();
+uint group(uint axis);
+uint groups(uint axis);
+void wait_for_group(const char* file, int line);
+// Gives `value` to the warp and returns that of `lane`.
+uint32_t exchange(uint32_t value, uint lane);
+// a · b + sum of 8 × 8 matrices, of which lane l holds columns 2(l % 4) and the next of row l / 4.
+void multiply_accumulate(float* to, const float* a, const float* b, const float* sum);
+Memory* shared(const char* name, uint64_t bytes, uint32_t element);
+// The same for kernels with plain pointers, whose accesses the compiler reports.
+void* shared_data(const char* name, uint64_t bytes, uint32_t element);
+void copy(void* to, const void* from, size_t bytes);
+// A function whose accesses are not reported.
+#define UNREPORTED __attribute__((no_sanitize("thread")))
+
+struct Binding {
+    Memory* memory;
+    uint64_t offset;
+};
+
+struct Kernel {
+    const char* name;
+    void (*run)(const Binding*, const void*);
+    uint32_t buffers;
+    uint32_t constant_bytes;
+    const Kernel* next;
+};
+
+// Adds a kernel to its unit's list while the program starts.
+struct Register : Kernel {
+    Register(const Kernel*& list, const char* name, void (*run)(const Binding*, const void*), uint32_t buffers,
+             uint32_t constant_bytes)
+        : Kernel{name, run, buffers, constant_bytes, list} {
+        list = this;
+    }
+};
+
+} // namespace emulator
+
+// Kernels of the unit that is being compiled.
+static const emulator::Kernel* mf_kernels = nullptr;

@@ -1,0 +1,285 @@
+//! [`CostModel`]: the arithmetic from times of layers and speeds of disks to tokens per second.
+//!
+//! For a layer with k experts a token of which m are missing, C seconds of computing, H of which may go on while the
+//! misses are read, and R(m) seconds of reading, the layer takes C and waits
+//!
+//! - max(0, R − H) where nothing was read ahead: reading begins when the router has chosen;
+//! - max(0, R − C) where the misses had been guessed: reading began when the layer before had its own.
+//!
+//! The guessed share g weighs the two. As many are guessed as are asked for, so wrong guesses that are not in memory are
+//! read as well, and R(m) is that of m · (2 − g) experts. For one token m is binomial with the hit rate; for a prompt it is the expected number of distinct
+//! experts that are missing.
+
+use super::disk::Disk;
+use super::popularity::Popularity;
+use crate::experts::SlotPlan;
+
+/// The routed experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Routed {
+    /// Index of the layer's expert set.
+    pub set: usize,
+    /// Experts of the layer.
+    pub experts: usize,
+    /// Experts that a token needs.
+    pub top_k: usize,
+    /// Bytes of one.
+    pub expert_bytes: u64,
+    /// Share of the layer's computing that comes after its router and needs no expert that is being read, were all its
+    /// experts but one in memory, 0..=1.
+    pub overlapping: f64,
+}
+
+/// What a layer takes to compute, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Layer {
+    /// One token, the context empty.
+    pub token: f64,
+    /// What each position of the context adds to that.
+    pub position: f64,
+    /// Each token of a prompt, evaluated in one go.
+    pub prompt: f64,
+    /// Its experts, unless it is dense.
+    pub routed: Option<Routed>,
+}
+
+/// How experts get from memory to where they are computed, if that is not the same.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Link {
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Experts that the device holds, of each expert set.
+    pub slots: Vec<f64>,
+}
+
+/// A prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prompt {
+    /// Its tokens.
+    pub tokens: usize,
+    /// Most tokens evaluated at once.
+    pub chunk: usize,
+}
+
+/// A model on a machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CostModel {
+    /// Every decoder layer.
+    pub layers: Vec<Layer>,
+    /// Seconds of the embedding and the head for one token.
+    pub head: f64,
+    /// What experts are read from.
+    pub disk: Disk,
+    /// Share of misses that are guessed and read ahead, 0..=1; 0 if nothing is.
+    pub guessed: f64,
+    /// What lies between memory and a device that computes.
+    pub link: Option<Link>,
+}
+
+/// What to expect.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Prediction {
+    /// Generated tokens per second at the start of a context.
+    pub decode: f64,
+    /// The same at its end.
+    pub decode_at_end: f64,
+    /// Tokens of a prompt per second.
+    pub prefill: f64,
+    /// Share of a generated token's experts that are in memory, 0..=1.
+    pub hit_rate: f64,
+    /// Bytes read for a generated token, wrong guesses included.
+    pub bytes_per_token: f64,
+    /// Seconds that a generated token waits for reads.
+    pub stall: f64,
+}
+
+/// Probabilities of 0..=n successes of probability `p` each.
+fn binomial(n: usize, p: f64) -> Vec<f64> {
+    let mut all = vec![1.0];
+    for _ in 0..n {
+        let mut next = vec![0.0; all.len() + 1];
+        for (successes, probability) in all.iter().enumerate() {
+            next[successes] += probability * (1.0 - p);
+            next[successes + 1] += probability * p;
+        }
+        all = next;
+    }
+    all
+}
+
+/// Experts of each expert set that `plan` has room for, when the sets of a size class share its slots evenly.
+pub(crate) fn slots_of_sets(plan: &SlotPlan, experts: &[usize]) -> Vec<f64> {
+    let mut of_class = vec![0usize; plan.classes().len()];
+    plan.class_of().iter().zip(experts).for_each(|(class, n)| of_class[*class] += n);
+    let share = |(class, n): (&usize, &usize)| {
+        plan.classes()[*class].slots as f64 * *n as f64 / of_class[*class].max(1) as f64
+    };
+    plan.class_of().iter().zip(experts).map(share).collect()
+}
+
+impl CostModel {
+    /// What `plan` gives with routers that choose as `popularity` says, for `prompt` and generating in a context of
+    /// `context` positions.
+    pub fn predict(
+        &self,
+        plan: &SlotPlan,
+        popularity: Popularity,
+        prompt: Prompt,
+        context: usize,
+    ) -> Prediction {
+        let mut experts = vec![0; plan.class_of().len()];
+        for routed in self.layers.iter().filter_map(|layer| layer.routed) {
+            experts[routed.set] = routed.experts;
+        }
+        let slots = slots_of_sets(plan, &experts);
+        let (mut computing, mut growing, mut stall, mut bytes) = (self.head, 0.0, 0.0, 0.0);
+        let (mut hits, mut asked) = (0.0, 0.0);
+        for layer in &self.layers {
+            growing += layer.position * context as f64;
+            computing += layer.token;
+            let Some(routed) = &layer.routed else { continue };
+            let hit_rate = popularity.hit_rate(slots[routed.set], routed.experts, routed.top_k);
+            asked += routed.top_k as f64;
+            hits += hit_rate * routed.top_k as f64;
+            computing += self.copying(routed, popularity, None);
+            for (missing, probability) in binomial(routed.top_k, 1.0 - hit_rate).into_iter().enumerate() {
+                let (waiting, read) = self.waiting(layer.token, routed, missing as f64);
+                stall += probability * waiting;
+                bytes += probability * read;
+            }
+        }
+        Prediction {
+            decode: 1.0 / (computing + stall).max(1e-9),
+            decode_at_end: 1.0 / (computing + growing + stall).max(1e-9),
+            prefill: self.prefill(&slots, popularity, prompt),
+            hit_rate: if asked > 0.0 { hits / asked } else { 1.0 },
+            bytes_per_token: bytes,
+            stall,
+        }
+    }
+
+    /// Tokens of a prompt per second.
+    fn prefill(&self, slots: &[f64], popularity: Popularity, prompt: Prompt) -> f64 {
+        let (mut seconds, mut left) = (self.head, prompt.tokens.max(1));
+        while left > 0 {
+            let rows = left.min(prompt.chunk.max(1));
+            left -= rows;
+            for layer in &self.layers {
+                let computing = layer.prompt * rows as f64;
+                seconds += computing;
+                let Some(routed) = &layer.routed else { continue };
+                let (_, missing) = popularity.distinct(slots[routed.set], routed.experts, routed.top_k, rows);
+                seconds += self.copying(routed, popularity, Some(rows));
+                seconds += self.waiting(computing, routed, missing).0;
+            }
+        }
+        prompt.tokens.max(1) as f64 / seconds.max(1e-9)
+    }
+
+    /// Seconds that a layer waits for `missing` experts while it computes for `computing` seconds, and bytes read.
+    fn waiting(&self, computing: f64, routed: &Routed, missing: f64) -> (f64, f64) {
+        if missing <= 0.0 {
+            return (0.0, 0.0);
+        }
+        let in_vain = if self.guessed > 0.0 { 1.0 - self.guessed } else { 0.0 };
+        let bytes = missing * (1.0 + in_vain) * routed.expert_bytes as f64;
+        let reading = self.disk.seconds(bytes);
+        let after = |overlapping: f64| (reading - overlapping).max(0.0);
+        let ahead = after(computing);
+        let asked = after(computing * routed.overlapping);
+        (self.guessed * ahead + (1.0 - self.guessed) * asked, bytes)
+    }
+
+    /// Seconds of copying experts to the device that computes, for one token or for the rows of a prompt.
+    fn copying(&self, routed: &Routed, popularity: Popularity, rows: Option<usize>) -> f64 {
+        let Some(Link { bandwidth, slots }) = &self.link else { return 0.0 };
+        let slots = slots.get(routed.set).copied().unwrap_or(0.0);
+        let missing = popularity.distinct(slots, routed.experts, routed.top_k, rows.unwrap_or(1)).1;
+        missing * routed.expert_bytes as f64 / bandwidth.max(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experts::slots::SetShape;
+
+    const SHAPE: SetShape = SetShape { experts: 4, expert_bytes: 1000, slot_bytes: 4096 };
+    const PROMPT: Prompt = Prompt { tokens: 2, chunk: 8 };
+
+    fn routed(set: usize) -> Routed {
+        Routed { set, experts: 4, top_k: 1, expert_bytes: 1000, overlapping: 0.5 }
+    }
+
+    /// Two layers of 2 ms with four experts, one a token, and a head of 1 ms; reading an expert takes `read_ms`.
+    fn model(read_ms: f64, guessed: f64) -> CostModel {
+        let layer = |set| Layer { token: 2e-3, position: 1e-6, prompt: 1e-3, routed: Some(routed(set)) };
+        let disk = Disk { latency: 0.0, bandwidth: 1000.0 / (read_ms * 1e-3) };
+        CostModel { layers: vec![layer(0), layer(1)], head: 1e-3, disk, guessed, link: None }
+    }
+
+    fn near(got: f64, expected: f64) {
+        assert!((got - expected).abs() < 1e-6 * expected.abs().max(1e-3), "{got}, expected {expected}");
+    }
+
+    #[test]
+    fn all_in_memory_is_computing() {
+        let plan = SlotPlan::of_slots(&[SHAPE; 2], 8);
+        let p = model(10.0, 0.5).predict(&plan, Popularity::Uniform, PROMPT, 1000);
+        near(p.decode, 1.0 / 5e-3);
+        near(p.decode_at_end, 1.0 / 7e-3);
+        // 1 ms for the head, and twice 1 ms for each of two tokens.
+        near(p.prefill, 2.0 / 5e-3);
+        assert_eq!((p.hit_rate, p.bytes_per_token, p.stall), (1.0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn misses_wait_for_what_computing_leaves() {
+        let plan = SlotPlan::of_slots(&[SHAPE; 2], 4);
+        let at = |read_ms, guessed| model(read_ms, guessed).predict(&plan, Popularity::Uniform, PROMPT, 0);
+        // A layer misses half of the time, and then waits for what half of its computing does not cover.
+        let none = at(10.0, 0.0);
+        near(none.hit_rate, 0.5);
+        near(none.bytes_per_token, 2.0 * 0.5 * 1000.0);
+        near(none.stall, 2.0 * 0.5 * (10e-3 - 1e-3));
+        // Half guessed: for a miss there is half a wrong guess.
+        let half = at(10.0, 0.5);
+        near(half.bytes_per_token, 2.0 * 0.5 * 1500.0);
+        near(half.stall, 2.0 * 0.5 * (0.5 * (15e-3 - 1e-3) + 0.5 * (15e-3 - 2e-3)));
+        // All guessed: reading begins a layer earlier, and nothing is read in vain.
+        let all = at(10.0, 1.0);
+        near(all.bytes_per_token, 2.0 * 0.5 * 1000.0);
+        near(all.stall, 2.0 * 0.5 * (10e-3 - 2e-3));
+        near(all.decode, 1.0 / (5e-3 + all.stall));
+        near(at(1.9, 1.0).stall, 0.0);
+        // Two tokens choose 4 · (1 − (3/4)²) = 1.75 experts of a layer; half of them are missing.
+        near(all.prefill, 2.0 / (5e-3 + 2.0 * (0.875 * 10e-3 - 2e-3)));
+    }
+
+    #[test]
+    fn prompts_are_read_once_a_chunk() {
+        let none = SlotPlan::of_slots(&[SHAPE; 2], 1);
+        let model = model(100.0, 1.0);
+        let speed =
+            |chunk| model.predict(&none, Popularity::Measured(0.0), Prompt { tokens: 64, chunk }, 0).prefill;
+        assert!(speed(64) > 3.5 * speed(16), "{} {}", speed(64), speed(16));
+    }
+
+    #[test]
+    fn a_link_copies_what_a_device_lacks() {
+        let plan = SlotPlan::of_slots(&[SHAPE; 2], 8);
+        let link = Link { bandwidth: 1e6, slots: vec![2.0, 4.0] };
+        let model = CostModel { link: Some(link), ..model(10.0, 1.0) };
+        let p = model.predict(&plan, Popularity::Uniform, PROMPT, 0);
+        // The first layer lacks half of its experts, and copies 1 kB in 1 ms.
+        near(p.decode, 1.0 / (5e-3 + 0.5e-3));
+        near(p.prefill, 2.0 / (5e-3 + 0.875e-3));
+    }
+
+    #[test]
+    fn binomials() {
+        assert_eq!(binomial(2, 0.5), [0.25, 0.5, 0.25]);
+        assert_eq!(binomial(0, 0.3), [1.0]);
+        near(binomial(8, 0.3).iter().sum(), 1.0);
+    }
+}

@@ -1,0 +1,220 @@
+//! Weights of any encoding to measure with: random, finite, and of a size that keeps activations within bounds.
+//!
+//! A few rows are made and repeated: time does not depend on what values are, but routers must choose differently from
+//! token to token, and results must not become infinite.
+
+use half::{bf16, f16};
+use moeflux_compute::graph::{Graph, MatrixSpec, Op};
+use moeflux_compute::{BlockScale, Bytes, DType, Half, Tensor};
+
+use crate::io::buffer::HostBuffer;
+use crate::sampler::random::Random;
+use crate::synth::blocks::Filler;
+use crate::{Error, Result};
+
+/// Rows that are made are about so many bytes.
+const MADE_BYTES: usize = 2 << 20;
+/// A of a decay exp(A · softplus(·)).
+const DECAY: f32 = -0.05;
+
+/// A weight for every one of `graph`.
+pub(super) fn of_graph(graph: &Graph, random: &mut Random) -> Result<Vec<Tensor>> {
+    let decays: Vec<usize> = graph
+        .nodes()
+        .iter()
+        .filter_map(
+            |node| if let Op::GatedDeltaRule { decay, .. } = &node.op { Some(decay.index()) } else { None },
+        )
+        .collect();
+    let weight = |(index, spec): (usize, &moeflux_compute::graph::WeightSpec)| {
+        let MatrixSpec { dtype, rows, cols } = spec.matrix;
+        if rows == 1 && dtype == DType::F32 {
+            let value = if decays.contains(&index) { DECAY } else { 1.0 };
+            return Ok(Tensor::from_f32(1, cols, &vec![value; cols])?);
+        }
+        matrix(spec.matrix, random)
+    };
+    graph.weights().iter().enumerate().map(weight).collect()
+}
+
+/// Random weights of variance 1 / columns.
+pub(super) fn matrix(spec: MatrixSpec, random: &mut Random) -> Result<Tensor> {
+    let MatrixSpec { dtype, rows, cols } = spec;
+    let std = (cols.max(1) as f32).sqrt().recip();
+    let mut planes = vec![];
+    for plane in 0..dtype.planes() {
+        let bytes = dtype.plane_bytes(plane, rows, cols)?;
+        let row = dtype.row_bytes(plane, cols)?.max(1);
+        let no_memory =
+            |source| Error::Io { action: "find memory to measure", path: "weights".into(), source };
+        let mut buffer = HostBuffer::zeroed(bytes).map_err(no_memory)?;
+        let all = buffer.as_mut_slice();
+        let made = (MADE_BYTES / row).clamp(1, (bytes / row).max(1)) * row;
+        let (first, mut rest) = all.split_at_mut(made.min(bytes));
+        fill(dtype, cols, std, plane, random, first);
+        while !rest.is_empty() {
+            let (next, after) = rest.split_at_mut(first.len().min(rest.len()));
+            next.copy_from_slice(&first[..next.len()]);
+            rest = after;
+        }
+        planes.push(Bytes::new(buffer));
+    }
+    Ok(Tensor::new(dtype, rows, cols, planes)?)
+}
+
+/// Fills whole rows of a plane.
+fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, out: &mut [u8]) {
+    let half = f16::from_f32(std / 8.0).to_le_bytes();
+    let mut bytes = |out: &mut [u8]| out.iter_mut().for_each(|byte| *byte = random.next() as u8);
+    // Halves at `places` of blocks of N bytes, everything else random.
+    fn scales<const N: usize>(out: &mut [u8], half: [u8; 2], places: &[usize]) {
+        for block in out.as_chunks_mut::<N>().0 {
+            places.iter().for_each(|at| block[*at..*at + 2].copy_from_slice(&half));
+        }
+    }
+    match (dtype, plane) {
+        (DType::Affine { group: 64, scale: Half::BF16, .. }, _)
+        | (
+            DType::F32 | DType::F16 | DType::BF16 | DType::Q5_0 | DType::Q8_0 | DType::Q4_K | DType::Q5_K,
+            _,
+        )
+        | (DType::Q6_K | DType::MXFP4, _) => {
+            Filler { dtype, cols, std, constant: false }.fill(plane, random, out);
+        }
+        (DType::Affine { .. }, 0) | (DType::MXFP4_Planes, 0) => bytes(out),
+        (DType::Affine { bits, scale, .. }, _) => {
+            let levels = f32::from(1u16 << bits) - 1.0;
+            let step = 3.0 * std / levels;
+            let value = if plane == 1 { step } else { -step * levels / 2.0 };
+            let value = match scale {
+                Half::F16 => f16::from_f32(value).to_le_bytes(),
+                Half::BF16 => bf16::from_f32(value).to_le_bytes(),
+            };
+            scales::<2>(out, value, &[0]);
+        }
+        // The values are up to 6.
+        (DType::MXFP4_Planes, _) => out.fill((127.0 + (std / 3.0).log2()).clamp(1.0, 254.0) as u8),
+        (DType::Fp8 { .. }, 0) => {
+            bytes(out);
+            // Below two, and no NaN.
+            out.iter_mut().for_each(|byte| *byte &= 0xBF);
+        }
+        (DType::Fp8 { scale: BlockScale::F32 }, _) => {
+            out.as_chunks_mut::<4>().0.iter_mut().for_each(|scale| *scale = std.to_le_bytes());
+        }
+        (DType::Fp8 { scale: BlockScale::BF16 }, _) => {
+            scales::<2>(out, bf16::from_f32(std).to_le_bytes(), &[0]);
+        }
+        (DType::Q4_0 | DType::IQ4_NL, _) => {
+            bytes(out);
+            scales::<18>(out, half, &[0]);
+        }
+        (DType::Q2_K, _) => {
+            bytes(out);
+            scales::<84>(out, half, &[80, 82]);
+        }
+        (DType::Q3_K, _) => {
+            bytes(out);
+            scales::<110>(out, half, &[108]);
+        }
+        (DType::IQ1_S, _) => {
+            bytes(out);
+            scales::<50>(out, half, &[0]);
+        }
+        (DType::IQ2_XXS, _) => {
+            bytes(out);
+            scales::<66>(out, half, &[0]);
+        }
+        (DType::IQ2_XS, _) => {
+            bytes(out);
+            scales::<74>(out, half, &[0]);
+        }
+        (DType::IQ2_S, _) => {
+            bytes(out);
+            scales::<82>(out, half, &[0]);
+        }
+        (DType::IQ3_XXS, _) => {
+            bytes(out);
+            scales::<98>(out, half, &[0]);
+        }
+        (DType::IQ3_S, _) => {
+            bytes(out);
+            scales::<110>(out, half, &[0]);
+        }
+        (DType::IQ4_XS, _) => {
+            bytes(out);
+            scales::<136>(out, half, &[0]);
+        }
+        (DType::Q4_1, _) => {
+            bytes(out);
+            scales::<20>(out, half, &[0, 2]);
+        }
+        (DType::Q5_1, _) => {
+            bytes(out);
+            scales::<24>(out, half, &[0, 2]);
+        }
+        (DType::IQ1_M, _) => {
+            bytes(out);
+            // The scale's nibbles are on top of four words.
+            for block in out.as_chunks_mut::<56>().0 {
+                let nibbles = [half[0] << 4, half[0] & 0xF0, half[1] << 4, half[1] & 0xF0];
+                for (word, nibble) in block[48..].as_chunks_mut::<2>().0.iter_mut().zip(nibbles) {
+                    word[1] = word[1] & 0x0F | nibble;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use moeflux_compute::quant::dequantize;
+
+    use super::*;
+
+    #[test]
+    fn every_encoding_is_finite_and_varies_from_row_to_row() {
+        let affine = |bits, group, scale| DType::Affine { bits, group, scale };
+        let encodings = [
+            DType::Q4_1,
+            DType::Q5_1,
+            DType::IQ1_S,
+            DType::IQ1_M,
+            DType::IQ2_XXS,
+            DType::IQ2_XS,
+            DType::IQ2_S,
+            DType::IQ3_XXS,
+            DType::IQ3_S,
+            DType::IQ4_NL,
+            DType::IQ4_XS,
+            DType::F32,
+            DType::F16,
+            DType::BF16,
+            DType::Q4_0,
+            DType::Q5_0,
+            DType::Q8_0,
+            DType::Q2_K,
+            DType::Q3_K,
+            DType::Q4_K,
+            DType::Q5_K,
+            DType::Q6_K,
+            DType::MXFP4,
+            DType::MXFP4_Planes,
+            DType::Fp8 { scale: BlockScale::F32 },
+            DType::Fp8 { scale: BlockScale::BF16 },
+            affine(4, 64, Half::BF16),
+            affine(4, 32, Half::F16),
+            affine(2, 128, Half::BF16),
+            affine(8, 32, Half::BF16),
+        ];
+        for dtype in encodings {
+            let tensor = matrix(MatrixSpec { dtype, rows: 256, cols: 512 }, &mut Random::new(1)).unwrap();
+            let values = dequantize(tensor.view()).unwrap();
+            assert!(values.iter().all(|v| v.is_finite()), "{dtype}");
+            let square = values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32;
+            // Within a factor that norms make up for.
+            assert!((1e-6..10.0).contains(&square), "{dtype}: {square}");
+            assert_ne!(values[..512], values[512..1024], "{dtype}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! [`describe`]: a model that there is only a `config.json` of.
+//!
+//! Families ask an [`Outline`](super::Outline) for their weights, so shapes follow from the configuration. How they are
+//! stored does not always: what the configuration says of its quantisation is taken at its word, and otherwise bf16 is
+//! assumed, or what the caller asks for.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use moeflux_compute::{BlockScale, DType, Half};
+use serde_json::Value;
+
+use super::{Layout, Model, OutlinedWeight, outline};
+use crate::checkpoint::{Checkpoint, Format, gguf};
+use crate::{Error, Result};
+
+/// Bytes of a configuration, at most.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// How weights are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// As models are published.
+    BF16,
+    /// e4m3 with a scale for 128 × 128 values, but what is small or chooses experts.
+    FP8,
+    /// Experts in MXFP4, everything else in bf16.
+    MXFP4,
+    /// llama.cpp's mix of Q4_K and Q6_K.
+    Q4KM,
+    /// Q8_0, but what is small or chooses experts.
+    Q8_0,
+    /// MLX's affine quantisation in groups of so many values.
+    Affine {
+        /// 2, 3, 4, 5, 6 or 8.
+        bits: u8,
+        /// 32, 64 or 128.
+        group: u8,
+    },
+}
+
+impl Storage {
+    /// Names on the command line.
+    pub const NAMES: &str = "bf16, fp8, mxfp4, q4_k_m, q8_0, 2bit to 8bit";
+
+    /// The one called `name`.
+    ///
+    /// # Errors
+    /// [`Error::Option`] listing the names there are.
+    pub fn by_name(name: &str) -> Result<Self> {
+        Ok(match name {
+            "bf16" => Self::BF16,
+            "fp8" => Self::FP8,
+            "mxfp4" => Self::MXFP4,
+            "q4_k_m" => Self::Q4KM,
+            "q8_0" => Self::Q8_0,
+            _ => {
+                let bits = name.strip_suffix("bit").and_then(|bits| bits.parse().ok());
+                let Some(bits @ (2..=6 | 8)) = bits else {
+                    let (expected, got) = (Self::NAMES.into(), name.into());
+                    return Err(Error::Option { option: "quant", expected, got });
+                };
+                Self::Affine { bits, group: 64 }
+            }
+        })
+    }
+
+    /// What `config` says of itself, if it does.
+    fn of_config(config: &Value, path: &Path) -> Result<Option<Self>> {
+        let fault = |key: &str, expected: &str, got: &Value| Error::Config {
+            path: path.into(),
+            key: key.into(),
+            expected: expected.into(),
+            got: got.to_string(),
+        };
+        let mlx = &config["quantization"];
+        if mlx.is_object() {
+            if mlx["mode"] == "mxfp4" {
+                return Ok(Some(Self::MXFP4));
+            }
+            let number = |key: &str, allowed: &[u8]| {
+                let value = &mlx[key];
+                let found = value.as_u64().and_then(|n| u8::try_from(n).ok()).filter(|n| allowed.contains(n));
+                found.ok_or_else(|| {
+                    fault(&format!("quantization.{key}"), &format!("one of {allowed:?}"), value)
+                })
+            };
+            let (bits, group) = (number("bits", &[2, 3, 4, 5, 6, 8])?, number("group_size", &[32, 64, 128])?);
+            return Ok(Some(Self::Affine { bits, group }));
+        }
+        let method = &config["quantization_config"]["quant_method"];
+        match method.as_str() {
+            None => Ok(None),
+            Some("fp8") => Ok(Some(Self::FP8)),
+            Some("mxfp4") => Ok(Some(Self::MXFP4)),
+            Some(_) => Err(fault("quantization_config.quant_method", "fp8 or mxfp4", method)),
+        }
+    }
+}
+
+impl std::fmt::Display for Storage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::BF16 => f.write_str("bf16"),
+            Self::FP8 => f.write_str("fp8"),
+            Self::MXFP4 => f.write_str("mxfp4"),
+            Self::Q4KM => f.write_str("q4_k_m"),
+            Self::Q8_0 => f.write_str("q8_0"),
+            Self::Affine { bits, .. } => write!(f, "{bits}bit"),
+        }
+    }
+}
+
+/// The model of the configuration file `path`, stored as asked for, as the file says, or else in bf16; can be sized, not
+/// loaded. Also how it is stored.
+///
+/// # Errors
+/// As [`super::record`], and if the file cannot be read or is no JSON.
+pub fn describe(path: &Path, storage: Option<Storage>) -> Result<(Model, Storage)> {
+    let io = |source| Error::Io { action: "read", path: path.into(), source };
+    let malformed = |got: String| Error::Malformed {
+        path: path.into(),
+        what: "JSON".into(),
+        expected: "a model's configuration".into(),
+        got,
+    };
+    let bytes = std::fs::metadata(path).map_err(io)?.len();
+    if bytes > MAX_BYTES {
+        return Err(malformed(format!("{bytes} bytes")));
+    }
+    let text = std::fs::read(path).map_err(io)?;
+    let config: Value = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
+    if !config.is_object() {
+        return Err(malformed("no object".into()));
+    }
+    let storage = match storage {
+        Some(storage) => storage,
+        None => Storage::of_config(&config, path)?.unwrap_or(Storage::BF16),
+    };
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mlx = config["quantization"].is_object();
+    let format = if mlx { Format::Mlx } else { Format::HuggingFace };
+    let layout = Assumed::new(&config, storage, mlx);
+    let metadata = gguf::Metadata::new(folder);
+    let checkpoint = Arc::new(Checkpoint::outlined(folder, format, config, metadata));
+    Ok((outline(checkpoint, Box::new(layout))?.0, storage))
+}
+
+/// What a checkpoint of this configuration has, as far as its family leaves that open.
+#[derive(Debug)]
+struct Assumed {
+    storage: Storage,
+    layers: usize,
+    vocab_size: usize,
+    expert_width: usize,
+    /// Endings of the names of optional tensors.
+    optional: Vec<&'static str>,
+}
+
+impl Assumed {
+    fn new(config: &Value, storage: Storage, mlx: bool) -> Self {
+        let inner = &config["text_config"];
+        let config = if inner.is_object() { inner } else { config };
+        let size = |keys: &[&str]| {
+            keys.iter().find_map(|key| config[*key].as_u64()).unwrap_or(0).min(1 << 20) as usize
+        };
+        let mut optional = vec!["lm_head.weight", "linear_attn.in_proj_qkv.weight"];
+        if !config["q_lora_rank"].is_null() {
+            optional.push("self_attn.q_a_proj.weight");
+        }
+        if !mlx {
+            optional.push("self_attn.kv_b_proj.weight");
+        }
+        if config["attention_bias"] == true || config["qkv_bias"] == true {
+            optional.extend(["q_proj.bias", "k_proj.bias", "v_proj.bias"]);
+        }
+        if config["model_type"] == "gpt_oss" {
+            optional.extend(["self_attn.o_proj.bias", "mlp.router.bias", "self_attn.sinks"]);
+            optional.push("mlp.experts.gate_proj.weight");
+        }
+        Self {
+            storage,
+            layers: size(&["num_hidden_layers"]),
+            vocab_size: size(&["vocab_size"]),
+            expert_width: size(&["moe_intermediate_size", "intermediate_size"]),
+            optional,
+        }
+    }
+
+    /// Encodings of a matrix, the first of which fits is used.
+    fn wanted(&self, weight: &OutlinedWeight) -> [DType; 2] {
+        let name = weight.name.as_str();
+        let is = |ending: &str| name.ends_with(ending);
+        let routed = name.contains(".experts.");
+        let ends = is("lm_head.weight") || is("embed_tokens.weight");
+        match self.storage {
+            Storage::BF16 => [DType::BF16; 2],
+            Storage::FP8 if ends => [DType::BF16; 2],
+            Storage::FP8 => [DType::Fp8 { scale: BlockScale::F32 }, DType::BF16],
+            Storage::MXFP4 if routed => [DType::MXFP4, DType::BF16],
+            Storage::MXFP4 => [DType::BF16; 2],
+            Storage::Q8_0 => [DType::Q8_0, DType::F16],
+            Storage::Affine { bits, group } => {
+                let affine = |group| DType::Affine { bits, group, scale: Half::BF16 };
+                [affine(group), affine(32)]
+            }
+            Storage::Q4KM if is("lm_head.weight") => [DType::Q6_K, DType::Q8_0],
+            Storage::Q4KM => {
+                let precise = ["v_proj.weight", "kv_b_proj.weight", "in_proj_qkv.weight", "down_proj.weight"];
+                let precise = precise.iter().any(|ending| is(ending));
+                // llama.cpp's rule for layers that get more bits.
+                let (layer, layers) = (weight.layer(), self.layers);
+                let edge = layer < layers / 8 || layer >= 7 * layers / 8;
+                let more = edge || layer.saturating_sub(layers / 8) % 3 == 2;
+                if precise && more { [DType::Q6_K, DType::Q8_0] } else { [DType::Q4_K, DType::Q5_0] }
+            }
+        }
+    }
+}
+
+impl Layout for Assumed {
+    fn has(&self, name: &str) -> bool {
+        self.optional.iter().any(|ending| name.ends_with(ending))
+    }
+
+    fn dtype(&self, weight: &OutlinedWeight) -> DType {
+        let name = weight.name.as_str();
+        let cols = weight.shape.last().copied().unwrap_or(1);
+        let chooses = ["gate.weight", "router.weight", "_gate.weight", "conv1d.weight"];
+        if weight.shape.len() < 2 || name.ends_with("bias") {
+            return DType::F32;
+        }
+        if chooses.iter().any(|ending| name.ends_with(ending)) {
+            return if matches!(self.storage, Storage::Q4KM | Storage::Q8_0) {
+                DType::F32
+            } else {
+                DType::BF16
+            };
+        }
+        let fits = |dtype: &DType| dtype.row_bytes(0, cols).is_ok();
+        self.wanted(weight).into_iter().find(fits).unwrap_or(DType::BF16)
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn expert_width(&self) -> usize {
+        self.expert_width
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synth::{Encoding, Plan, Recipe, SHAPES};
+
+    fn described(config: &Value, storage: Option<Storage>) -> Result<(Model, Storage)> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, config.to_string()).unwrap();
+        describe(&path, storage)
+    }
+
+    fn bytes(model: &Model) -> u64 {
+        model.trunk_bytes() + model.experts.total_bytes()
+    }
+
+    #[test]
+    fn configurations_have_the_sizes_of_their_checkpoints() {
+        for shape in SHAPES {
+            let pairs = [
+                (Encoding::Q4KM, Storage::Q4KM),
+                (Encoding::Q8_0, Storage::Q8_0),
+                (Encoding::F16, Storage::BF16),
+                (Encoding::Mlx4Bit, Storage::Affine { bits: 4, group: 64 }),
+            ];
+            for (encoding, storage) in pairs {
+                let recipe =
+                    Recipe { shape: *shape, layers: shape.layers(), encoding, seed: 0, router_skew: 0.0 };
+                let plan = Plan::new(recipe).unwrap();
+                let (model, found) = described(&shape.config(), Some(storage)).unwrap();
+                assert_eq!(found, storage);
+                let ratio = bytes(&model) as f64 / bytes(plan.model()) as f64;
+                assert!((0.98..1.02).contains(&ratio), "{} {storage}: {ratio}", shape.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_configuration_says_how_it_is_quantised() {
+        let mut config = SHAPES.iter().find(|s| s.name == "qwen3-30b-a3b").unwrap().config();
+        assert_eq!(described(&config, None).unwrap().1, Storage::BF16);
+        config["quantization"] = serde_json::json!({ "bits": 6, "group_size": 32 });
+        assert_eq!(described(&config, None).unwrap().1, Storage::Affine { bits: 6, group: 32 });
+        assert_eq!(described(&config, Some(Storage::Q8_0)).unwrap().1, Storage::Q8_0);
+        config["quantization"]["bits"] = 7.into();
+        let message = described(&config, None).unwrap_err().to_string();
+        assert!(message.contains("quantization.bits") && message.contains("got 7"), "{message}");
+        config["quantization"] = Value::Null;
+        config["quantization_config"] = serde_json::json!({ "quant_method": "fp8" });
+        assert_eq!(described(&config, None).unwrap().1, Storage::FP8);
+        config["quantization_config"]["quant_method"] = "awq".into();
+        assert!(
+            described(&config, None).unwrap_err().to_string().contains("expected fp8 or mxfp4, got \"awq\"")
+        );
+        assert!(matches!(described(&serde_json::json!([]), None), Err(Error::Malformed { .. })));
+        config["model_type"] = "mamba".into();
+        config["quantization_config"] = Value::Null;
+        assert!(matches!(described(&config, None), Err(Error::UnsupportedArchitecture { .. })));
+    }
+
+    #[test]
+    fn names() {
+        for name in ["bf16", "fp8", "mxfp4", "q4_k_m", "q8_0", "3bit", "8bit"] {
+            assert_eq!(Storage::by_name(name).unwrap().to_string(), name);
+        }
+        for name in ["q3_k_s", "7bit", "bit", ""] {
+            assert!(Storage::by_name(name).unwrap_err().to_string().contains("q4_k_m"), "{name}");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Type-checks the library, Metal included, for a Mac with Apple silicon on any machine that rustup can give that
+# target's standard library. Nothing is linked and nothing runs. Server and binary need a C compiler for that target (ring).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=aarch64-apple-darwin
+if ! command -v rustup >/dev/null || ! rustup target add "$target" >/dev/null 2>&1; then
+  echo "skipped: the check for macOS needs rustup and the standard library of $target"
+  exit 0
+fi
+RUSTFLAGS="-D warnings" cargo check --target "$target" -p moeflux-compute -p moeflux --locked "$@"
