@@ -37,7 +37,7 @@ Maintainer: The moeflux developers
 Section: science
 Priority: optional
 Installed-Size: $(du -sk --exclude DEBIAN "$root" | cut -f 1)
-Depends: libc6 (>= 2.34), libgcc-s1 (>= 4.2)
+Depends: libc6 (>= 2.35), libgcc-s1 (>= 4.2)
 Description: runs Mixture-of-Experts language models that are bigger than memory
  The dense part of a model stays in memory; the routed experts, which are most
  of it, are read from disk when a router chooses them, through a cache of the
