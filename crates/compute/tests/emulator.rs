@@ -100,6 +100,14 @@ fn matmul() -> Run {
     Run::new("linear", "matmul_any", inputs, 20 * 70).with(words, [2, 1, 1], 256)
 }
 
+/// One token by 3 rows of 32 columns, without a norm.
+fn product() -> Run {
+    let inputs = vec![bytes(&wave(3 * 32)), bytes(&wave(32)), bytes(&[0.0])];
+    let part: [u32; 11] = [1, 32, 128, 0, 0, 0, 0, 0, u32::MAX, 3, 1];
+    let words = constants(&[&part, &false, &0.0f32, &u32::MAX, &false]);
+    Run::new("few_rows", "product_f32", inputs, 3).with(words, [1, 1, 1], 128)
+}
+
 /// Two tokens of one head of 40 × 64; the state is in front of the result.
 fn delta_rule() -> Run {
     let sequence: Vec<u8> = [0u32, 2, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -132,6 +140,7 @@ fn planted_faults_are_caught() {
         ("bound", add(), "of 400"),
         ("divergence", norm(), "do not reach"),
         ("unwritten", gather(), "nothing has written"),
+        ("early", product(), "before the dispatches before have ended"),
     ];
     for (fault, run, expected) in cases {
         for seed in 0..4 {

@@ -4,8 +4,12 @@
 
 /// Files that units include, by the name they are included with.
 const HEADERS: &[(&str, &str)] = &[
+    ("activations.h", include_str!("activations.h")),
+    ("cache.h", include_str!("cache.h")),
     ("dialect.h", include_str!("dialect.h")),
+    ("pieces.h", include_str!("pieces.h")),
     ("quantize.h", include_str!("quantize.h")),
+    ("routing.h", include_str!("routing.h")),
     ("weights.h", include_str!("weights.h")),
 ];
 
@@ -19,7 +23,9 @@ macro_rules! units {
 
 units![
     "attention",
+    "decode",
     "elementwise",
+    "few_experts",
     "few_rows",
     "latent",
     "linear",
