@@ -1,10 +1,11 @@
 """Load on `moeflux serve`: many streaming clients that come and go, and how throughput grows with the batch.
 
     python bench/serve_load.py load --binary target/release/moeflux            # 64 clients, 3 minutes, random cancels
-    python bench/serve_load.py scale MODEL --binary … [--memory 4GiB] [--tokens 64] [--sequences 1 2 4 8 16]
+    python bench/serve_load.py scale MODEL --binary … [--cap 4] [--memory 3900MiB] [--tokens 64] [--sequences 1 2 4 8 16]
 
 `load` fails if a request errs, a client starves, or memory and pages do not come back to where they were after the
-first minute. Only the standard library is used; the server listens on loopback.
+first minute. `scale --cap` runs the server in a memory control group of so many GiB, in which page cache counts too; that
+needs root. Only the standard library is used; the server listens on loopback.
 """
 
 import argparse
@@ -12,11 +13,15 @@ import http.client
 import json
 import random
 import re
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
+
+from capped import GIB, ControlGroup, drop_caches
 
 TOPICS = ["a fox", "a boat", "the moon", "a lost key", "two friends", "a red kite", "an old bear", "the sea"]
 
@@ -24,9 +29,10 @@ TOPICS = ["a fox", "a boat", "the moon", "a lost key", "two friends", "a red kit
 class Server:
     """A running server on a free port."""
 
-    def __init__(self, binary: str, model: str, *arguments: str):
+    def __init__(self, binary: str, model: str, *arguments: str, group: ControlGroup | None = None):
         command = [binary, "serve", model, "--port", "0", *arguments]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        enter = group.enter if group else None
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=enter)
         self.said = []
         for line in self.process.stderr:
             self.said.append(line.rstrip())
@@ -67,6 +73,31 @@ class Server:
         self.process.terminate()
         if self.process.wait(60) != 0:
             sys.exit(f"the server ended with {self.process.returncode}")
+
+
+class Stream:
+    """An answer that is being read."""
+
+    PIECE = b'"delta":{"content":'
+
+    def __init__(self, connection: socket.socket):
+        self.connection, self.times, self.last = connection, [], b""
+
+    def read(self) -> bool:
+        """Takes what has come; false at the end."""
+        data = self.connection.recv(1 << 16)
+        # What is kept for the end holds less than a piece of text that was counted.
+        fresh = self.last[-len(self.PIECE) + 1:] + data
+        if count := fresh.count(self.PIECE):
+            self.times.append((time.monotonic(), count))
+        self.last = (self.last + data)[-4096:]
+        return bool(data)
+
+    def tokens(self) -> int:
+        found = re.search(rb'"completion_tokens":(\d+)', self.last)
+        if not found or not self.times:
+            sys.exit(f"an answer is not complete: {self.last[-500:]}")
+        return int(found[1])
 
 
 def question(rng: random.Random) -> str:
@@ -140,37 +171,42 @@ def load(arguments) -> None:
 def scale(arguments) -> None:
     most = max(arguments.sequences)
     memory = ["--memory", arguments.memory] if arguments.memory else []
+    group = ControlGroup(int(arguments.cap * GIB)) if arguments.cap else None
+    if group:
+        drop_caches()
     server = Server(arguments.binary, arguments.model, "--sequences", str(most), "--context", "512",
-                    "--kept-sessions", "0", *memory, *arguments.rest)
+                    "--kept-sessions", "0", *memory, *arguments.rest, group=group)
     print("\n".join(server.said))
     forbidden = {str(token): -100 for token in arguments.forbid}
 
     def once(count: int) -> tuple[float, float, float]:
         """Tokens a second of all together while all generate, bytes read a token, and tokens a second of evaluation
-        alone: small models are faster than this client."""
-        barrier, marks = threading.Barrier(count), []
-
-        def client(number: int) -> None:
-            body = {"messages": [{"role": "user", "content": f"{number} {TOPICS[number % 8]}: tell me a story."}],
-                    "max_tokens": arguments.tokens, "temperature": 1, "seed": number, "logit_bias": forbidden}
-            barrier.wait()
-            times, tokens, own = [], 0, {}
-            for _, event in server.stream({**body, "stream_options": {"include_usage": True}}):
-                # Nearly every token has a text of its own.
-                times += [time.monotonic() for choice in event["choices"] if choice["delta"].get("content")]
-                if event.get("usage"):
-                    tokens, own = event["usage"]["completion_tokens"], event["usage"]["moeflux"]
-            marks.append((times, tokens, own))
-
+        alone. One loop reads all answers, and counts pieces of text without parsing them: small models are fast, and
+        this program shares the processor with them."""
         before = server.metrics()
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(count)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        selector, streams = selectors.DefaultSelector(), []
+        for number in range(count):
+            body = {"messages": [{"role": "user", "content": f"{number} {TOPICS[number % 8]}: tell me a story."}],
+                    "max_tokens": arguments.tokens, "temperature": 1, "seed": number, "logit_bias": forbidden,
+                    "stream": True, "stream_options": {"include_usage": True}}
+            body = json.dumps(body).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" \
+                   f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection = socket.create_connection((server.host, server.port))
+            streams.append(Stream(connection))
+            selector.register(connection, selectors.EVENT_READ, streams[-1])
+            connection.sendall(head.encode() + body)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if not key.data.read():
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
         after = settled(server)
-        begin, end = max(times[0] for times, *_ in marks), min(times[-1] for times, *_ in marks)
-        tokens = sum(sum(begin < at <= end for at in times) for times, *_ in marks)
+        # Nearly every token has a text of its own.
+        begin, end = max(s.times[0][0] for s in streams), min(s.times[-1][0] for s in streams)
+        tokens = sum(n for stream in streams for at, n in stream.times if begin < at <= end)
         read = after["moeflux_expert_bytes_read_total"] - before["moeflux_expert_bytes_read_total"]
-        done = sum(tokens for _, tokens, _ in marks)
+        done = sum(stream.tokens() for stream in streams)
         busy = after["moeflux_busy_seconds_total"] - before["moeflux_busy_seconds_total"]
         return tokens / (end - begin), read / done, done / busy
 
@@ -180,6 +216,9 @@ def scale(arguments) -> None:
         for count in arguments.sequences:
             table[count].append(once(count))
     server.stop()
+    if group:
+        print(f"peak of the control group: {group.peak() / GIB:.2f} of {arguments.cap} GiB")
+        group.remove()
     first = None
     print("| sequences | tokens/s | times one | evaluated tokens/s | times one | MiB read a token |\n|" + " --: |" * 6)
     for count, rows in table.items():
@@ -199,6 +238,7 @@ def main() -> None:
     two = commands.add_parser("scale")
     two.add_argument("model")
     two.add_argument("--memory")
+    two.add_argument("--cap", type=float, help="GiB of the server's memory control group")
     two.add_argument("--tokens", type=int, default=64)
     two.add_argument("--rounds", type=int, default=3)
     two.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16])

@@ -232,6 +232,20 @@ def killed_and_started_again(binary: str) -> None:
         assert server.stop() == 0
 
 
+def drained(binary: str) -> None:
+    """After SIGTERM answers under way come to their end, new ones are refused, and the server ends well."""
+    server = Server(binary, "--api-key", KEY)
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0)
+    form = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "string", "minLength": 10000}}}
+    stream = client.chat.completions.create(model="demo", messages=STORY, stream=True, max_tokens=400, seed=1, response_format=form)
+    events = iter(stream)
+    next(events)
+    server.process.send_signal(signal.SIGTERM)
+    raises(openai.OpenAIError, lambda: [time.sleep(0.05) or client.chat.completions.create(model="demo", messages=QUESTION) for _ in range(100)])
+    assert list(events)[-1].choices[0].finish_reason == "length"
+    assert server.process.wait(60) == 0
+
+
 def fuzz(server: Server, examples: int) -> None:
     """Whatever is sent, the server answers and says so in the way it has published."""
     schemathesis = os.path.join(os.path.dirname(sys.executable), "schemathesis")
@@ -266,8 +280,9 @@ def main() -> None:
         fuzz(server, arguments.fuzz)
         print(f"fuzz: ok, {time.monotonic() - start:.1f} s")
     assert server.stop() == 0, "an orderly end"
-    killed_and_started_again(arguments.binary)
-    print("killed_and_started_again: ok")
+    for check in (drained, killed_and_started_again):
+        check(arguments.binary)
+        print(f"{check.__name__}: ok")
 
 
 if __name__ == "__main__":

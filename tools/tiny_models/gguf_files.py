@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from . import golden, hf_files
 from .gguf_cases import GgufCase
-from .hf_cases import HfCase
+from .hf_case import HfCase
 from .hf_files import build_model
 from .vocabularies import CHAT_TEMPLATE, SPECIAL_TOKENS, byte_level_bpe, sentencepiece_bpe
 from .weights import CORRECTION_BIAS, correction_biases

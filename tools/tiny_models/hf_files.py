@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from . import golden, mxfp4
 from .fp8 import quantise_folder
-from .hf_cases import HfCase
+from .hf_case import HfCase
 from .vocabularies import save_byte_level_bpe
 from .weights import CORRECTION_BIASES, correction_biases, randomise, round_to
 

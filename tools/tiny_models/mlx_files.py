@@ -21,7 +21,7 @@ import torch
 from mlx_lm.utils import load_model
 
 from . import golden
-from .hf_cases import HfCase
+from .hf_case import HfCase
 from .hf_files import build_model, write_checkpoint
 from .mlx_cases import Affine, MlxCase
 from .weights import correction_biases, zero_centred_norms

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .hf_cases import HfCase
+from .hf_case import HfCase
 
 # Ids of the tokenizer that converters want beside a model; vocabularies are at least as large.
 TOKENIZER_SIZE = 293

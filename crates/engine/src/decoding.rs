@@ -33,6 +33,8 @@ pub struct DecodingOptions {
     pub stop: Vec<String>,
     /// For every token its log-probability and those of so many most likely ones.
     pub logprobs: Option<usize>,
+    /// Special tokens that are part of the text, as those are that mark function calls; others have no text.
+    pub visible: Vec<u32>,
 }
 
 /// A token with its log-probability by the model, before bias, penalties and temperature.
@@ -151,7 +153,7 @@ impl<'t> Decoding<'t> {
             Some(constraint) => constraint.accept(token)?,
         };
         let logprobs = self.options.logprobs.map(|count| logprobs(logits, token, count));
-        let text = self.text.as_mut().map_or(Ok(String::new()), |stream| stream.push(token))?;
+        let text = self.text_of(token)?;
         let (text, stopped) = self.release(&text);
         let piece = Piece { text, token: Some(token), logprobs, finish: None };
         if stopped {
@@ -164,6 +166,17 @@ impl<'t> Decoding<'t> {
             true => self.finish(piece, Finish::MaxTokens),
             false => Ok(piece),
         }
+    }
+
+    /// The text that `token` completes.
+    fn text_of(&mut self, token: u32) -> Result<String> {
+        if !self.options.visible.contains(&token) {
+            return self.text.as_mut().map_or(Ok(String::new()), |stream| stream.push(token));
+        }
+        let mut text = self.text.take().map_or(Ok(String::new()), DecodeStream::finish)?;
+        text.push_str(&self.tokenizer.id_to_token(token).unwrap_or_default());
+        self.text = Some(self.tokenizer.decode_stream_after(&[token], true)?);
+        Ok(text)
     }
 
     /// Ends the answer from outside; what was held back comes out.

@@ -1,4 +1,4 @@
-//! From the model's text to what interfaces show: reasoning, text and function calls apart.
+//! From the scheduler's events to what interfaces show.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,170 +10,7 @@ use moeflux::{Request, Scheduler};
 use tokio::sync::mpsc;
 
 use crate::error::ApiError;
-use crate::tools::{CLOSE, Call, OPEN, parse_call};
-
-const THINK: &str = "<think>";
-const END_THINK: &str = "</think>";
-
-/// A step of an answer.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Delta {
-    /// What the model thinks before it answers.
-    Reasoning(String),
-    /// The answer.
-    Text(String),
-    /// A function call.
-    Call(Call),
-}
-
-/// Which parts an answer may have.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Parts {
-    /// The prompt ends within the model's reasoning.
-    pub(crate) thinking: bool,
-    /// Reasoning and text are to be told apart at all.
-    pub(crate) split: bool,
-    /// Functions may be called.
-    pub(crate) calls: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Nothing but white space has come.
-    Start,
-    Thinking,
-    /// Reasoning is over, white space is left out.
-    AfterThinking,
-    Text,
-    Calling,
-}
-
-/// Takes a text apart as it comes.
-#[derive(Debug)]
-pub(crate) struct Splitter {
-    parts: Parts,
-    state: State,
-    /// Text that may be the beginning of a tag, or a call that is not complete.
-    held: String,
-    /// Whether a call has been made: white space between calls is no text.
-    called: bool,
-}
-
-impl Splitter {
-    pub(crate) fn new(parts: Parts) -> Self {
-        let state = match (parts.split, parts.thinking) {
-            (true, true) => State::Thinking,
-            (true, false) => State::Start,
-            _ => State::Text,
-        };
-        Self { parts, state, held: String::new(), called: false }
-    }
-
-    pub(crate) fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
-        self.held.push_str(text);
-        while self.step(out) {}
-    }
-
-    /// Gives out what is held at the end of an answer.
-    pub(crate) fn finish(&mut self, out: &mut Vec<Delta>) {
-        let held = std::mem::take(&mut self.held);
-        match self.state {
-            State::Calling => match parse_call(&held) {
-                Some(call) => out.push(Delta::Call(call)),
-                None => text(format!("{OPEN}{held}"), out),
-            },
-            State::Thinking => reasoning(held, out),
-            _ if self.called && held.trim().is_empty() => {}
-            _ => text(held, out),
-        }
-    }
-
-    /// Goes on as far as the next tag; false if more text is needed.
-    fn step(&mut self, out: &mut Vec<Delta>) -> bool {
-        match self.state {
-            State::Start => {
-                let begun = self.held.trim_start();
-                if let Some(rest) = begun.strip_prefix(THINK) {
-                    self.held = rest.to_owned();
-                    self.state = State::Thinking;
-                    return true;
-                }
-                if !THINK.starts_with(begun) {
-                    self.state = State::Text;
-                    return true;
-                }
-                false
-            }
-            State::Thinking => {
-                let (before, found) = self.take_until(END_THINK);
-                reasoning(before, out);
-                if found {
-                    self.state = State::AfterThinking;
-                }
-                found
-            }
-            State::AfterThinking => {
-                self.held = self.held.trim_start().to_owned();
-                if !self.held.is_empty() {
-                    self.state = State::Text;
-                }
-                !self.held.is_empty()
-            }
-            State::Text if self.parts.calls => {
-                let (before, found) = self.take_until(OPEN);
-                if !(self.called && before.trim().is_empty()) {
-                    text(before, out);
-                }
-                if found {
-                    self.state = State::Calling;
-                }
-                found
-            }
-            State::Text => {
-                text(std::mem::take(&mut self.held), out);
-                false
-            }
-            State::Calling => {
-                let Some(at) = self.held.find(CLOSE) else { return false };
-                match parse_call(&self.held[..at]) {
-                    Some(call) => {
-                        self.called = true;
-                        out.push(Delta::Call(call));
-                    }
-                    None => text(format!("{OPEN}{}{CLOSE}", &self.held[..at]), out),
-                }
-                self.held.drain(..at + CLOSE.len());
-                self.state = State::Text;
-                true
-            }
-        }
-    }
-
-    /// Takes the text before `tag`, and the tag; without one, all that cannot be its beginning.
-    fn take_until(&mut self, tag: &str) -> (String, bool) {
-        if let Some(at) = self.held.find(tag) {
-            let before = self.held[..at].to_owned();
-            self.held.drain(..at + tag.len());
-            return (before, true);
-        }
-        let longest = self.held.len().min(tag.len() - 1);
-        let keep = (1..=longest).rev().find(|n| self.held.as_bytes().ends_with(&tag.as_bytes()[..*n]));
-        let rest = self.held.split_off(self.held.len() - keep.unwrap_or(0));
-        (std::mem::replace(&mut self.held, rest), false)
-    }
-}
-
-fn text(text: String, out: &mut Vec<Delta>) {
-    if !text.is_empty() {
-        out.push(Delta::Text(text));
-    }
-}
-
-fn reasoning(text: String, out: &mut Vec<Delta>) {
-    if !text.is_empty() {
-        out.push(Delta::Reasoning(text));
-    }
-}
+use crate::markup::{Call, Delta, Parts, Splitter};
 
 /// What a request's answers are made of.
 #[derive(Debug)]
@@ -212,7 +49,7 @@ impl Answers {
             let sender = sender.clone();
             tickets.push(scheduler.submit_to(request, move |event| drop(sender.send((index, event))))?);
         }
-        let splitters = (0..left).map(|_| Splitter::new(parts)).collect();
+        let splitters = (0..left).map(|_| Splitter::new(parts.clone())).collect();
         Ok(Self { events, splitters, ready: VecDeque::new(), left, _tickets: tickets })
     }
 
@@ -292,62 +129,4 @@ pub(crate) struct Whole {
     pub(crate) logprobs: Vec<TokenLogprobs>,
     /// Set by the last update of every answer.
     pub(crate) done: Option<Done>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Splits `text` in pieces of every size; all must say the same.
-    fn check(parts: Parts, text: &str, reasoning: &str, answer: &str, calls: &[&str]) {
-        for size in 1..=text.len() {
-            let mut splitter = Splitter::new(parts);
-            let mut deltas = vec![];
-            let chars: Vec<char> = text.chars().collect();
-            chars
-                .chunks(size)
-                .for_each(|piece| splitter.push(&piece.iter().collect::<String>(), &mut deltas));
-            splitter.finish(&mut deltas);
-            let (mut thought, mut said, mut made) = (String::new(), String::new(), vec![]);
-            for delta in deltas {
-                match delta {
-                    Delta::Reasoning(text) => thought += &text,
-                    Delta::Text(text) => said += &text,
-                    Delta::Call(call) => made.push(call.name),
-                }
-            }
-            assert_eq!(
-                (&*thought, &*said, &made),
-                (reasoning, answer, &calls.iter().map(|c| (*c).to_owned()).collect()),
-                "{text:?} by {size}"
-            );
-        }
-    }
-
-    #[test]
-    fn texts_are_taken_apart() {
-        let all = Parts { thinking: false, split: true, calls: true };
-        let begun = Parts { thinking: true, ..all };
-        check(all, "plain text", "", "plain text", &[]);
-        check(all, " plain <b> & <thin", "", " plain <b> & <thin", &[]);
-        check(all, "<think>\na < b</think>\n\nyes", "\na < b", "yes", &[]);
-        check(all, "no <think>this</think>", "", "no <think>this</think>", &[]);
-        check(begun, "hm</think>yes", "hm", "yes", &[]);
-        check(begun, "for ever </thin", "for ever </thin", "", &[]);
-        check(
-            Parts::default(),
-            "<think>x</think><tool_call>{}</tool_call>",
-            "",
-            "<think>x</think><tool_call>{}</tool_call>",
-            &[],
-        );
-        let call =
-            |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>");
-        check(all, &call("f"), "", "", &["f"]);
-        check(all, &format!("Let me see.{}\n{}\n", call("f"), call("g")), "", "Let me see.", &["f", "g"]);
-        check(all, "<tool_call>{\"name\": \"f\"}", "", "", &["f"]);
-        check(all, "<tool_call>{broken", "", "<tool_call>{broken", &[]);
-        check(all, "<tool_call>what</tool_call>é", "", "<tool_call>what</tool_call>é", &[]);
-        check(begun, &format!("so</think>{}", call("f")), "so", "", &["f"]);
-    }
 }

@@ -7,17 +7,16 @@ use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use moeflux::Finish;
-use moeflux::generation::Conversation;
 use moeflux::scheduler::Done;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::answer::{Delta, Update, Whole};
+use crate::answer::{Update, Whole};
 use crate::error::{ApiError, Dialect};
+use crate::markup::{Call, Choice, Delta, Tool, Tools};
 use crate::openai::{engine_usage, unique};
 use crate::prompt::{Ask, Prompt, Sampling, content_text};
 use crate::sse::{self, Events, Render};
-use crate::tools::{Call, Choice, Tool, Tools};
 use crate::{App, body};
 
 #[derive(Debug, Deserialize)]
@@ -67,12 +66,11 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) 
         let request: MessagesRequest = body::json(&app, request).await?;
         app.check_model(Some(&request.model))?;
         let ask = request.ask()?;
-        let scheduler = Arc::clone(&app.scheduler);
+        let theirs = Arc::clone(&app);
         let count = tokio::task::spawn_blocking(move || {
             let [Prompt::Chat(messages, variables)] = &ask.prompts[..] else { return Ok(0) };
-            let tools = ask.tools.as_ref().map(Tools::json);
-            let conversation = Conversation { messages, tools: tools.as_ref(), variables: Some(variables) };
-            scheduler.encode_chat(&conversation).map(|encoded| encoded.tokens.len())
+            let encoded = theirs.markup.encode(&theirs.scheduler, messages, ask.tools.as_ref(), variables);
+            encoded.map(|encoded| encoded.tokens.len())
         });
         let count = count.await.unwrap_or(Ok(0))?;
         Ok::<_, ApiError>(Json(json!({"input_tokens": count})).into_response())

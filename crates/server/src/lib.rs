@@ -14,13 +14,13 @@ mod error;
 mod grammar;
 mod guard;
 mod live;
+mod markup;
 mod metrics;
 mod openai;
 mod page;
 mod prompt;
 mod serve;
 mod sse;
-mod tools;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +34,7 @@ use moeflux::Scheduler;
 
 use error::{ApiError, Dialect};
 use grammar::Grammars;
+use markup::Markup;
 pub use serve::{Limits, serve};
 
 /// The OpenAPI description of this server.
@@ -81,6 +82,7 @@ struct App {
     scheduler: Arc<Scheduler>,
     options: ServerOptions,
     grammars: Grammars,
+    markup: Markup,
     /// When the server was made, in seconds since 1970.
     created: u64,
 }
@@ -90,7 +92,8 @@ pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let created = now.map_or(0, |since| since.as_secs());
     let grammars = Grammars::new(Arc::clone(&scheduler));
-    let app = Arc::new(App { scheduler, options, grammars, created });
+    let markup = Markup::of(&scheduler);
+    let app = Arc::new(App { scheduler, options, grammars, markup, created });
     Router::new()
         .route("/v1/chat/completions", post(openai::chat::handle))
         .route("/v1/completions", post(openai::completions::handle))

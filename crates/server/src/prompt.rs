@@ -3,17 +3,16 @@
 use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
-use moeflux::generation::Conversation;
 use moeflux::sampler::SamplerOptions;
 use moeflux::{DecodingOptions, Request};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::App;
-use crate::answer::{Answers, Parts};
+use crate::answer::Answers;
 use crate::error::ApiError;
 use crate::grammar;
-use crate::tools::Tools;
+use crate::markup::{Parts, Tools, Wanted};
 
 /// Most answers to one request.
 const MAX_ANSWERS: usize = 16;
@@ -183,16 +182,15 @@ impl Ask {
         if self.max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "expected a positive number, got 0"));
         }
-        let scheduler = &app.scheduler;
-        if let Some(tools) = &self.tools {
-            tools.check(scheduler.template())?;
-        }
         let sampler = self.sampling.options()?;
         let mut requests = vec![];
-        let is_chat = matches!(self.prompts[..], [Prompt::Chat(..)]);
-        let mut parts = Parts { thinking: false, split: is_chat, calls: self.tools.is_some() };
+        let mut parts = Parts::default();
+        let tools = self.tools.clone().map(Arc::new);
         for prompt in &self.prompts {
-            let prompt = self.encode(app, prompt, &mut parts)?;
+            let (prompt, text) = self.encode(app, prompt)?;
+            if let Some(text) = &text {
+                parts = app.markup.parts(text, tools.as_ref());
+            }
             for index in 0..self.answers {
                 let mut sampler = sampler.clone();
                 sampler.seed = sampler.seed.map(|seed| seed.wrapping_add(index as u64));
@@ -201,8 +199,9 @@ impl Ask {
                     max_tokens: self.max_tokens.unwrap_or(app.options.max_tokens),
                     stop: self.stop.clone(),
                     logprobs: self.logprobs,
+                    visible: if text.is_some() { app.markup.visible().to_vec() } else { vec![] },
                 };
-                let constraint = match self.grammar(parts)? {
+                let constraint = match self.grammar(app, text.as_deref())? {
                     Some((grammar, param)) => Some(app.grammars.constraint(grammar, param)?),
                     None => None,
                 };
@@ -213,36 +212,43 @@ impl Ask {
         Ok((requests, parts))
     }
 
-    fn encode(&self, app: &App, prompt: &Prompt, parts: &mut Parts) -> Result<Vec<u32>, ApiError> {
+    /// Token ids of a prompt, and its text if it came through the chat template.
+    fn encode(&self, app: &App, prompt: &Prompt) -> Result<(Vec<u32>, Option<String>), ApiError> {
         match prompt {
-            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Tokens(tokens) => Ok((tokens.clone(), None)),
             Prompt::Text(text) => {
-                Ok(app.scheduler.tokenizer().encode(text, moeflux::tokenizer::AddSpecial::Yes)?)
+                let tokens = app.scheduler.tokenizer().encode(text, moeflux::tokenizer::AddSpecial::Yes)?;
+                Ok((tokens, None))
             }
             Prompt::Chat(messages, variables) => {
-                let tools = self.tools.as_ref().map(Tools::json);
-                let conversation =
-                    Conversation { messages, tools: tools.as_ref(), variables: Some(variables) };
-                let encoded = app.scheduler.encode_chat(&conversation)?;
-                parts.thinking = encoded.text.trim_end().ends_with("<think>");
-                Ok(encoded.tokens)
+                let encoded = app.markup.encode(&app.scheduler, messages, self.tools.as_ref(), variables)?;
+                Ok((encoded.tokens, Some(encoded.text)))
             }
         }
     }
 
-    fn grammar(&self, parts: Parts) -> Result<Option<(TopLevelGrammar, &'static str)>, ApiError> {
-        match (&self.form, &self.tools) {
-            (Form::Json(..), Some(_)) => {
-                Err(ApiError::invalid("response_format", "cannot be combined with tools"))
-            }
-            (Form::Json(..), None) | (Form::Text, Some(_)) if parts.thinking => Err(ApiError::invalid(
-                "response_format",
-                "a forced form cannot be combined with reasoning; turn that off (chat_template_kwargs)",
-            )),
-            (Form::Json(schema, param), None) => Ok(Some((grammar::json_schema(schema, param)?, param))),
-            (Form::Text, Some(tools)) => Ok(Some((tools.grammar()?, "tools"))),
-            (Form::Text, None) => Ok(None),
-        }
+    /// The grammar that answers are held to, and the field that asks for it.
+    fn grammar(
+        &self,
+        app: &App,
+        chat: Option<&str>,
+    ) -> Result<Option<(TopLevelGrammar, &'static str)>, ApiError> {
+        let form = match &self.form {
+            Form::Text => None,
+            Form::Json(schema, param) => Some((schema, *param)),
+        };
+        let param = match (form, &self.tools) {
+            (None, None) => return Ok(None),
+            (Some((_, param)), _) => param,
+            (None, Some(_)) => "tools",
+        };
+        let wanted = Wanted { form, tools: self.tools.as_ref() };
+        let grammar = match (chat, form) {
+            // Text that no template made has no markup.
+            (None, Some((schema, param))) => grammar::json_schema(schema, param)?,
+            (chat, _) => app.markup.grammar(app.scheduler.tokenizer(), chat.unwrap_or_default(), &wanted)?,
+        };
+        Ok(Some((grammar, param)))
     }
 }
 

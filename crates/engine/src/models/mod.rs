@@ -14,6 +14,7 @@ mod hy_v3;
 pub mod latent;
 mod minimax_m2;
 mod mixtral;
+pub mod model;
 mod olmoe;
 mod qwen2_moe;
 mod qwen3_5_moe;
@@ -30,8 +31,9 @@ use moeflux_compute::graph::Value;
 use crate::checkpoint::{Checkpoint, Format, TensorEntry};
 use crate::{Error, Result};
 use config::Config;
+pub use model::Model;
+pub use recorder::Recorder;
 pub use recorder::outline::{Layout, Outline, OutlinedWeight};
-pub use recorder::{Model, Recorder};
 
 /// An architecture family.
 #[derive(Debug, Clone, Copy)]

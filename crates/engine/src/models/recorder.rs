@@ -5,224 +5,24 @@
 //! model cost nothing; [`Model::load`] reads the resident ones afterwards.
 
 mod biased_experts;
+mod experts;
 pub mod outline;
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use moeflux_compute::graph::{
-    ExpertSet, ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Value, WeightId,
-};
-use moeflux_compute::quant::{dequantize, dequantize_row, find_not_finite};
-use moeflux_compute::{Bytes, DType, Tensor};
+use moeflux_compute::DType;
+use moeflux_compute::graph::{ExpertSet, GraphBuilder, MatrixSpec, Precision, Value, WeightId};
+use moeflux_compute::quant::dequantize;
 
-use crate::checkpoint::{ByteRange, Checkpoint, Format, StoredWeight};
-use crate::experts::{ExpertForm, ExpertLocation, ExpertStore};
-use crate::io::buffer::HostBuffer;
+pub use super::model::Form;
+use super::model::{Model, Part, Source, tensor_error};
+use crate::checkpoint::{Checkpoint, Format, StoredWeight};
+use crate::experts::{ExpertLocation, ExpertStore};
 use crate::{Error, Result};
+pub use experts::ExpertNames;
 use outline::{Need, Outline, OutlinedWeight};
-
-/// A recorded model: what it computes and where its weights are.
-#[derive(Debug)]
-pub struct Model {
-    /// What it computes.
-    pub graph: Graph,
-    /// Where its routed experts are.
-    pub experts: ExpertStore,
-    /// Positions it was made for.
-    pub context_length: usize,
-    checkpoint: Arc<Checkpoint>,
-    sources: Vec<Source>,
-}
-
-/// Where a resident weight comes from.
-#[derive(Debug)]
-struct Source {
-    stored: StoredWeight,
-    part: Part,
-    form: Form,
-}
-
-/// Which part of a stored weight a weight of the graph is.
-#[derive(Debug)]
-enum Part {
-    Whole,
-    /// These rows, in this order. Vectors have rows of one element.
-    Rows(Vec<Range<usize>>),
-    /// Every second value from this one on; of small weights that enter the graph as f32.
-    EverySecond(usize),
-}
-
-impl Source {
-    /// Rows of the stored weight.
-    fn stored_rows(&self) -> usize {
-        if let [n] = self.stored.shape[..] { n } else { self.stored.rows() }
-    }
-
-    /// The rows that are read, in this order.
-    fn rows(&self) -> Vec<Range<usize>> {
-        match &self.part {
-            Part::Rows(rows) => rows.clone(),
-            Part::Whole | Part::EverySecond(_) => std::iter::once(0..self.stored_rows()).collect(),
-        }
-    }
-
-    /// The part of the stored weight that is read.
-    fn read_part(&self) -> &Part {
-        if self.form == Form::Widened { &Part::Whole } else { &self.part }
-    }
-}
-
-/// What a weight is in the graph.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// As it is stored.
-    Stored,
-    /// f32 matrices: rows that cannot be cut out as they are stored.
-    Widened,
-    /// f32, as small vectors are whatever they are stored as.
-    F32,
-    /// f32, one more than is stored: norm weights that are kept as their distance from one.
-    F32PlusOne,
-    /// f32, −exp of what is stored: A of a decay that is kept as its logarithm.
-    F32NegativeExp,
-}
-
-impl Form {
-    fn of(self, value: f32) -> f32 {
-        match self {
-            Self::Stored | Self::Widened | Self::F32 => value,
-            Self::F32PlusOne => value + 1.0,
-            Self::F32NegativeExp => -value.exp(),
-        }
-    }
-}
-
-impl Model {
-    /// Bytes of all resident weights.
-    pub fn trunk_bytes(&self) -> u64 {
-        self.graph.weights().iter().filter_map(|w| w.matrix.bytes().ok()).map(|b| b as u64).sum()
-    }
-
-    /// The checkpoint that the model is in.
-    pub fn checkpoint(&self) -> &Arc<Checkpoint> {
-        &self.checkpoint
-    }
-
-    /// Reads the resident weights, in the order of [`Graph::weights`]; `progress` gets the bytes of each.
-    ///
-    /// # Errors
-    /// If a read fails, memory runs out, or a weight holds a value that is not a number where that is cheap to see
-    /// (norm weights and biases).
-    pub fn load(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Tensor>> {
-        let load = |source: &Source| {
-            let tensor = self.read(source)?;
-            progress(tensor.bytes() as u64);
-            if source.form == Form::Stored {
-                return Ok(tensor);
-            }
-            if source.form == Form::Widened {
-                return widened(&tensor, &source.rows());
-            }
-            let (first, step) = match source.part {
-                Part::EverySecond(first) => (first, 2),
-                Part::Whole | Part::Rows(_) => (0, 1),
-            };
-            let stored = dequantize(tensor.view())?;
-            let values: Vec<f32> =
-                stored.into_iter().skip(first).step_by(step).map(|v| source.form.of(v)).collect();
-            if let Some(at) = values.iter().position(|v| !v.is_finite()) {
-                return Err(tensor_error(
-                    &self.checkpoint,
-                    &source.stored,
-                    "finite values",
-                    format!("{} at {at}", values[at]),
-                ));
-            }
-            Ok(Tensor::from_f32(1, values.len(), &values)?)
-        };
-        self.sources.iter().map(load).collect()
-    }
-
-    /// Says which resident weight holds a value that is not finite, if any does, reading them again.
-    pub fn find_not_finite(&self) -> Option<String> {
-        for source in &self.sources {
-            let Ok(tensor) = self.read(source) else { continue };
-            if let Ok(Some(at)) = find_not_finite(tensor.view()) {
-                return Some(format!("tensor {} holds {at}", source.stored.name));
-            }
-        }
-        None
-    }
-
-    fn read(&self, source: &Source) -> Result<Tensor> {
-        let weight = &source.stored;
-        let stored_rows = source.stored_rows();
-        let rows: usize = match source.read_part() {
-            Part::Rows(rows) => rows.iter().map(Range::len).sum(),
-            Part::Whole | Part::EverySecond(_) => stored_rows,
-        };
-        let mut planes = vec![];
-        for (index, plane) in weight.planes.iter().enumerate() {
-            let path = || self.checkpoint.files().get(plane.file).map_or(PathBuf::new(), |f| f.path().into());
-            // A plane's row may stand for several rows of the weight.
-            let block = weight.dtype.block_rows(index);
-            let each = plane.len.checked_div(stored_rows.div_ceil(block) as u64).unwrap_or(0);
-            let parts: Vec<ByteRange> = match source.read_part() {
-                Part::Whole | Part::EverySecond(_) => vec![*plane],
-                Part::Rows(chosen) => {
-                    let part = |rows: &Range<usize>| {
-                        let blocks = rows.start / block..rows.end.div_ceil(block);
-                        let offset = plane.offset + each * blocks.start as u64;
-                        ByteRange { offset, len: each * blocks.len() as u64, ..*plane }
-                    };
-                    chosen.iter().map(part).collect()
-                }
-            };
-            let bytes: u64 = parts.iter().map(|part| part.len).sum();
-            let mut buffer = HostBuffer::zeroed(bytes as usize).map_err(|source| Error::Io {
-                action: "find memory for",
-                path: path(),
-                source,
-            })?;
-            let mut rest = buffer.as_mut_slice();
-            for part in &parts {
-                let (to, after) = rest.split_at_mut(part.len as usize);
-                self.checkpoint.read(part, to)?;
-                rest = after;
-            }
-            planes.push(Bytes::new(buffer));
-        }
-        let (rows, cols) = if weight.shape.len() == 1 { (1, rows) } else { (rows, weight.cols()) };
-        Ok(Tensor::new(weight.dtype, rows, cols, planes)?)
-    }
-}
-
-/// Rows `rows` of `tensor` as f32.
-fn widened(tensor: &Tensor, rows: &[Range<usize>]) -> Result<Tensor> {
-    let chosen: Vec<usize> = rows.iter().cloned().flatten().collect();
-    let mut values = vec![0.0; chosen.len() * tensor.cols()];
-    for (row, out) in chosen.iter().zip(values.chunks_exact_mut(tensor.cols())) {
-        dequantize_row(tensor.view(), *row, out)?;
-    }
-    Ok(Tensor::from_f32(chosen.len(), tensor.cols(), &values)?)
-}
-
-/// Whether these rows, one after the other, can have the scales that they are stored with: whole blocks, but at the end.
-fn whole_blocks(dtype: DType, parts: &[Range<usize>]) -> bool {
-    (0..dtype.planes()).map(|plane| dtype.block_rows(plane)).all(|block| {
-        let (starts, ends) = (parts.iter().map(|p| p.start), parts.iter().map(|p| p.end));
-        starts.chain(ends.rev().skip(1)).all(|row| row.is_multiple_of(block))
-    })
-}
-
-fn tensor_error(checkpoint: &Checkpoint, weight: &StoredWeight, expected: &str, got: String) -> Error {
-    let file = weight.planes.first().and_then(|plane| checkpoint.files().get(plane.file));
-    let path = file.map_or_else(|| checkpoint.path().into(), |file| file.path().into());
-    Error::Tensor { path, tensor: weight.name.clone(), expected: expected.into(), got }
-}
 
 /// A Hugging Face name and its GGUF counterpart, both within a layer or both at the top.
 pub type NameMap = &'static [(&'static str, &'static str)];
@@ -276,13 +76,12 @@ const COMMON_NAMES: NameMap = &[
     ("self_attn.unembed_out", "attn_v_b"),
 ];
 
-/// Where the routed experts of a family are, below a layer.
-#[derive(Debug, Clone, Copy)]
-pub struct ExpertNames {
-    /// The module that holds them in Hugging Face checkpoints: `mlp.experts`.
-    pub module: &'static str,
-    /// Names of gate, up and down in the module's elements: `gate_proj`, or `w1` for Mixtral.
-    pub projections: [&'static str; 3],
+/// Whether these rows, one after the other, can have the scales that they are stored with: whole blocks, but at the end.
+fn whole_blocks(dtype: DType, parts: &[Range<usize>]) -> bool {
+    (0..dtype.planes()).map(|plane| dtype.block_rows(plane)).all(|block| {
+        let (starts, ends) = (parts.iter().map(|p| p.start), parts.iter().map(|p| p.end));
+        starts.chain(ends.rev().skip(1)).all(|row| row.is_multiple_of(block))
+    })
 }
 
 /// A tensor's name without numbers.
@@ -683,166 +482,5 @@ impl Recorder {
     pub fn values(&self, raw_name: &str) -> Result<Option<Vec<f32>>> {
         let Some(tensor) = self.checkpoint.tensor(raw_name)? else { return Ok(None) };
         Ok(Some(dequantize(tensor.view())?))
-    }
-
-    /// Declares the routed experts of `layer`, which take `hidden` columns, in whichever form they are stored.
-    ///
-    /// # Errors
-    /// [`Error::MissingTensor`] or [`Error::Tensor`].
-    pub fn experts(
-        &mut self,
-        layer: usize,
-        count: usize,
-        hidden: usize,
-        names: &ExpertNames,
-    ) -> Result<ExpertSetId> {
-        let projections = if self.outline.is_some() {
-            self.outlined_experts(layer, count, hidden, names)?
-        } else if let Some(stacked) = self.stacked_experts(layer, count, names)? {
-            stacked
-        } else {
-            self.separate_experts(layer, count, names)?
-        };
-        let [gate, up, down] = &projections;
-        let spec = |all: &[StoredWeight]| -> Result<MatrixSpec> {
-            let first = &all[0];
-            for other in all {
-                if (&other.shape, other.dtype) != (&first.shape, first.dtype) || other.shape.len() != 2 {
-                    let expected = format!("{} {:?} as for expert 0", first.dtype, first.shape);
-                    let got = format!("{} {:?}", other.dtype, other.shape);
-                    return Err(tensor_error(&self.checkpoint, other, &expected, got));
-                }
-            }
-            Ok(MatrixSpec { dtype: first.dtype, rows: first.rows(), cols: first.cols() })
-        };
-        let set = ExpertSet { layer, experts: count, gate: spec(gate)?, up: spec(up)?, down: spec(down)? };
-        if set.gate.cols != hidden {
-            let (expected, got) = (format!("{hidden} columns"), format!("{}", set.gate.cols));
-            return Err(tensor_error(&self.checkpoint, &gate[0], &expected, got));
-        }
-        let location = |e: usize| ExpertLocation {
-            form: ExpertForm::Separate,
-            gate: gate[e].planes.clone(),
-            up: up[e].planes.clone(),
-            down: down[e].planes.clone(),
-        };
-        let locations = (0..count).map(location).collect();
-        let id = self.graph.expert_set(set)?;
-        self.experts.push((set, locations));
-        Ok(id)
-    }
-
-    /// Gate, up and down of every expert, from one tensor a projection that does not exist yet.
-    fn outlined_experts(
-        &mut self,
-        layer: usize,
-        count: usize,
-        hidden: usize,
-        names: &ExpertNames,
-    ) -> Result<[Vec<StoredWeight>; 3]> {
-        let base = format!("model.layers.{layer}");
-        let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
-        let inner = self.outline.as_ref().map_or(0, Outline::expert_width);
-        let mut stack = |part: &str, rows, cols| -> Result<Vec<StoredWeight>> {
-            let name = format!("{base}.mlp.experts.{part}_proj.weight");
-            let module = if self.contains(&format!("{base}.{}.gate_proj", names.module), "weight") {
-                format!("{base}.{}", names.module)
-            } else {
-                format!("{base}.{parent}.switch_mlp")
-            };
-            let stored = match self.checkpoint.format() {
-                Format::Gguf => format!("blk.{layer}.ffn_{part}_exps.weight"),
-                _ => format!("{}.{part}_proj.weight", self.resolve(&module)),
-            };
-            let stored = self.find_tensor(&name, &stored, &[count, rows, cols], Need::Required)?;
-            Ok(stored.iter().flat_map(|s| (0..count).filter_map(|e| s.stack_element(e))).collect())
-        };
-        Ok([stack("gate", inner, hidden)?, stack("up", inner, hidden)?, stack("down", hidden, inner)?])
-    }
-
-    /// Gate, up and down of every expert, from one tensor a projection (GGUF, MLX) or with gate and up in one
-    /// (transformers 5, some GGUF files).
-    fn stacked_experts(
-        &self,
-        layer: usize,
-        count: usize,
-        names: &ExpertNames,
-    ) -> Result<Option<[Vec<StoredWeight>; 3]>> {
-        let base = format!("model.layers.{layer}");
-        let split = |stored: &StoredWeight| -> Result<Vec<StoredWeight>> {
-            let each = (0..count).map(|e| stored.stack_element(e)).collect::<Option<Vec<_>>>();
-            each.filter(|_| stored.shape[0] == count).ok_or_else(|| {
-                let expected = format!("shape [{count}, rows, columns]");
-                tensor_error(&self.checkpoint, stored, &expected, format!("{:?}", stored.shape))
-            })
-        };
-        let stack = |module: &str| self.checkpoint.weight(module)?.map(|s| split(&s)).transpose();
-        let three = |name: &dyn Fn(usize) -> String| -> Result<Option<[Vec<StoredWeight>; 3]>> {
-            let Some(gate) = stack(&name(0))? else { return Ok(None) };
-            let rest = |i: usize| {
-                stack(&name(i))?.ok_or_else(|| Error::MissingTensor {
-                    path: self.checkpoint.path().into(),
-                    tensor: name(i),
-                })
-            };
-            Ok(Some([gate, rest(1)?, rest(2)?]))
-        };
-        let (gate_up, down) = if self.checkpoint.format() == Format::Gguf {
-            let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
-            if let Some(found) = three(&|i| name(["gate", "up", "down"][i]))? {
-                return Ok(Some(found));
-            }
-            (name("gate_up"), name("down"))
-        } else {
-            let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
-            let switch = self.resolve(&format!("{base}.{parent}.switch_mlp"));
-            let module = self.resolve(&format!("{base}.{}", names.module));
-            for module in [&switch, &module] {
-                let name = |i| format!("{module}.{}_proj.weight", ["gate", "up", "down"][i]);
-                if let Some(found) = three(&name)? {
-                    return Ok(Some(found));
-                }
-            }
-            (format!("{module}.gate_up_proj"), format!("{module}.down_proj"))
-        };
-        let Some(gate_up) = stack(&gate_up)? else { return Ok(None) };
-        let down = stack(&down)?
-            .ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: down })?;
-        let half = |which: usize| -> Result<Vec<StoredWeight>> {
-            let cut = |both: &StoredWeight| {
-                let rows = both.rows() / 2;
-                both.row_range(which * rows..(which + 1) * rows)
-            };
-            let cut = |both: &StoredWeight| {
-                cut(both).filter(|_| both.rows().is_multiple_of(2)).ok_or_else(|| {
-                    let got = format!("{}", both.rows());
-                    tensor_error(&self.checkpoint, both, "rows that can be halved", got)
-                })
-            };
-            gate_up.iter().map(cut).collect()
-        };
-        Ok(Some([half(0)?, half(1)?, down]))
-    }
-
-    /// Gate, up and down of every expert, from a tensor each.
-    fn separate_experts(
-        &self,
-        layer: usize,
-        count: usize,
-        names: &ExpertNames,
-    ) -> Result<[Vec<StoredWeight>; 3]> {
-        let one = |expert: usize, which: usize| {
-            let tensor = match self.checkpoint.format() {
-                Format::Gguf => format!("blk.{layer}.ffn_{}.{expert}.weight", ["gate", "up", "down"][which]),
-                _ => {
-                    let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
-                    format!("{module}.{expert}.{}.weight", names.projections[which])
-                }
-            };
-            let found = self.checkpoint.weight(&tensor)?;
-            found.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })
-        };
-        let all = |which| (0..count).map(|e| one(e, which)).collect::<Result<Vec<_>>>();
-        Ok([all(0)?, all(1)?, all(2)?])
     }
 }

@@ -10,11 +10,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{finish_reason, logprob_entry, now, unique, usage};
-use crate::answer::{Delta, Update, Whole};
+use crate::answer::{Update, Whole};
 use crate::error::{ApiError, Dialect};
+use crate::markup::{Call, Choice, Delta, Tool, Tools};
 use crate::prompt::{Ask, Form, Prompt, Sampling, Texts, content_text};
 use crate::sse::{self, Events, Render};
-use crate::tools::{Call, Choice, Tool, Tools};
 use crate::{App, body};
 
 const MAX_TOP_LOGPROBS: usize = 20;

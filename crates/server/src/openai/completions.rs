@@ -12,8 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::chat::StreamOptions;
 use super::{finish_reason, now, token_text, unique, usage};
-use crate::answer::{Delta, Update};
+use crate::answer::Update;
 use crate::error::{ApiError, Dialect};
+use crate::markup::Delta;
 use crate::prompt::{Ask, Form, Prompt, Sampling, Texts};
 use crate::sse::{self, Events, Render};
 use crate::{App, body};

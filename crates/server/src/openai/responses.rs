@@ -11,8 +11,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{engine_usage, now, unique};
-use crate::answer::{Delta, Update};
+use crate::answer::Update;
 use crate::error::{ApiError, Dialect};
+use crate::markup::Delta;
 use crate::prompt::{Ask, Form, Prompt, Sampling, content_text};
 use crate::sse::{self, Events, Render};
 use crate::{App, body};

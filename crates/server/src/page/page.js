@@ -258,11 +258,11 @@ function look(data) {
       `${model.expert_slots >= model.all_experts ? "all" : model.expert_slots + " of " + model.all_experts} fit in memory. ` +
       "Bright cells are being used.";
   }
-  $("speed").textContent = (data.tokens_per_second ?? 0).toFixed(1) +
-    (data.prompt_tokens_per_second > 0 ? ` (+${data.prompt_tokens_per_second.toFixed(0)} prompt)` : "");
+  $("speed").textContent = (data.tokens_per_second ?? 0).toFixed(1);
+  $("prompts").textContent = (data.prompt_tokens_per_second ?? 0).toFixed(0);
   $("hits").textContent = (100 * data.hit_rate).toFixed(1) + " %";
   $("read").textContent = bytes(data.read_bytes_per_second ?? 0) + "/s";
-  $("requests").textContent = `${data.running} running, ${data.waiting} waiting`;
+  $("requests").textContent = data.running + (data.waiting ? ` + ${data.waiting} waiting` : "");
   $("pages").textContent = `${data.kv_pages_used} of ${data.kv_pages}`;
   past.push([data.tokens_per_second ?? 0, data.read_bytes_per_second ?? 0]);
   if (past.length > HISTORY) past.shift();
@@ -315,6 +315,8 @@ function drawHistory() {
   context.clearRect(0, 0, canvas.width, canvas.height);
   for (const [series, name] of [[1, "--disk"], [0, "--accent"]]) {
     const most = Math.max(1e-9, ...past.map((values) => values[series]));
+    if (series) $("most-read").textContent = most > 1 ? `, up to ${bytes(most)}/s` : "";
+    else $("most-speed").textContent = most > 0.1 ? `, up to ${most.toFixed(1)}` : "";
     context.strokeStyle = colour(name);
     context.lineWidth = 3;
     context.beginPath();

@@ -1,0 +1,212 @@
+//! [`Model`]: what a recorded model computes, and the reading of its resident weights.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use moeflux_compute::graph::Graph;
+use moeflux_compute::quant::{dequantize, dequantize_row, find_not_finite};
+use moeflux_compute::{Bytes, Tensor};
+
+use crate::checkpoint::{ByteRange, Checkpoint, StoredWeight};
+use crate::experts::ExpertStore;
+use crate::io::buffer::HostBuffer;
+use crate::{Error, Result};
+
+/// A recorded model: what it computes and where its weights are.
+#[derive(Debug)]
+pub struct Model {
+    /// What it computes.
+    pub graph: Graph,
+    /// Where its routed experts are.
+    pub experts: ExpertStore,
+    /// Positions it was made for.
+    pub context_length: usize,
+    pub(super) checkpoint: Arc<Checkpoint>,
+    pub(super) sources: Vec<Source>,
+}
+
+/// Where a resident weight comes from.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub stored: StoredWeight,
+    pub part: Part,
+    pub form: Form,
+}
+
+/// Which part of a stored weight a weight of the graph is.
+#[derive(Debug)]
+pub(super) enum Part {
+    Whole,
+    /// These rows, in this order. Vectors have rows of one element.
+    Rows(Vec<Range<usize>>),
+    /// Every second value from this one on; of small weights that enter the graph as f32.
+    EverySecond(usize),
+}
+
+impl Source {
+    /// Rows of the stored weight.
+    fn stored_rows(&self) -> usize {
+        if let [n] = self.stored.shape[..] { n } else { self.stored.rows() }
+    }
+
+    /// The rows that are read, in this order.
+    pub fn rows(&self) -> Vec<Range<usize>> {
+        match &self.part {
+            Part::Rows(rows) => rows.clone(),
+            Part::Whole | Part::EverySecond(_) => std::iter::once(0..self.stored_rows()).collect(),
+        }
+    }
+
+    /// The part of the stored weight that is read.
+    fn read_part(&self) -> &Part {
+        if self.form == Form::Widened { &Part::Whole } else { &self.part }
+    }
+}
+
+/// What a weight is in the graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// As it is stored.
+    Stored,
+    /// f32 matrices: rows that cannot be cut out as they are stored.
+    Widened,
+    /// f32, as small vectors are whatever they are stored as.
+    F32,
+    /// f32, one more than is stored: norm weights that are kept as their distance from one.
+    F32PlusOne,
+    /// f32, −exp of what is stored: A of a decay that is kept as its logarithm.
+    F32NegativeExp,
+}
+
+impl Form {
+    fn of(self, value: f32) -> f32 {
+        match self {
+            Self::Stored | Self::Widened | Self::F32 => value,
+            Self::F32PlusOne => value + 1.0,
+            Self::F32NegativeExp => -value.exp(),
+        }
+    }
+}
+
+impl Model {
+    /// Bytes of all resident weights.
+    pub fn trunk_bytes(&self) -> u64 {
+        self.graph.weights().iter().filter_map(|w| w.matrix.bytes().ok()).map(|b| b as u64).sum()
+    }
+
+    /// The checkpoint that the model is in.
+    pub fn checkpoint(&self) -> &Arc<Checkpoint> {
+        &self.checkpoint
+    }
+
+    /// Reads the resident weights, in the order of [`Graph::weights`]; `progress` gets the bytes of each.
+    ///
+    /// # Errors
+    /// If a read fails, memory runs out, or a weight holds a value that is not a number where that is cheap to see
+    /// (norm weights and biases).
+    pub fn load(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Tensor>> {
+        let load = |source: &Source| {
+            let tensor = self.read(source)?;
+            progress(tensor.bytes() as u64);
+            if source.form == Form::Stored {
+                return Ok(tensor);
+            }
+            if source.form == Form::Widened {
+                return widened(&tensor, &source.rows());
+            }
+            let (first, step) = match source.part {
+                Part::EverySecond(first) => (first, 2),
+                Part::Whole | Part::Rows(_) => (0, 1),
+            };
+            let stored = dequantize(tensor.view())?;
+            let values: Vec<f32> =
+                stored.into_iter().skip(first).step_by(step).map(|v| source.form.of(v)).collect();
+            if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+                return Err(tensor_error(
+                    &self.checkpoint,
+                    &source.stored,
+                    "finite values",
+                    format!("{} at {at}", values[at]),
+                ));
+            }
+            Ok(Tensor::from_f32(1, values.len(), &values)?)
+        };
+        self.sources.iter().map(load).collect()
+    }
+
+    /// Says which resident weight holds a value that is not finite, if any does, reading them again.
+    pub fn find_not_finite(&self) -> Option<String> {
+        for source in &self.sources {
+            let Ok(tensor) = self.read(source) else { continue };
+            if let Ok(Some(at)) = find_not_finite(tensor.view()) {
+                return Some(format!("tensor {} holds {at}", source.stored.name));
+            }
+        }
+        None
+    }
+
+    fn read(&self, source: &Source) -> Result<Tensor> {
+        let weight = &source.stored;
+        let stored_rows = source.stored_rows();
+        let rows: usize = match source.read_part() {
+            Part::Rows(rows) => rows.iter().map(Range::len).sum(),
+            Part::Whole | Part::EverySecond(_) => stored_rows,
+        };
+        let mut planes = vec![];
+        for (index, plane) in weight.planes.iter().enumerate() {
+            let path = || self.checkpoint.files().get(plane.file).map_or(PathBuf::new(), |f| f.path().into());
+            // A plane's row may stand for several rows of the weight.
+            let block = weight.dtype.block_rows(index);
+            let each = plane.len.checked_div(stored_rows.div_ceil(block) as u64).unwrap_or(0);
+            let parts: Vec<ByteRange> = match source.read_part() {
+                Part::Whole | Part::EverySecond(_) => vec![*plane],
+                Part::Rows(chosen) => {
+                    let part = |rows: &Range<usize>| {
+                        let blocks = rows.start / block..rows.end.div_ceil(block);
+                        let offset = plane.offset + each * blocks.start as u64;
+                        ByteRange { offset, len: each * blocks.len() as u64, ..*plane }
+                    };
+                    chosen.iter().map(part).collect()
+                }
+            };
+            let bytes: u64 = parts.iter().map(|part| part.len).sum();
+            let mut buffer = HostBuffer::zeroed(bytes as usize).map_err(|source| Error::Io {
+                action: "find memory for",
+                path: path(),
+                source,
+            })?;
+            let mut rest = buffer.as_mut_slice();
+            for part in &parts {
+                let (to, after) = rest.split_at_mut(part.len as usize);
+                self.checkpoint.read(part, to)?;
+                rest = after;
+            }
+            planes.push(Bytes::new(buffer));
+        }
+        let (rows, cols) = if weight.shape.len() == 1 { (1, rows) } else { (rows, weight.cols()) };
+        Ok(Tensor::new(weight.dtype, rows, cols, planes)?)
+    }
+}
+
+/// Rows `rows` of `tensor` as f32.
+fn widened(tensor: &Tensor, rows: &[Range<usize>]) -> Result<Tensor> {
+    let chosen: Vec<usize> = rows.iter().cloned().flatten().collect();
+    let mut values = vec![0.0; chosen.len() * tensor.cols()];
+    for (row, out) in chosen.iter().zip(values.chunks_exact_mut(tensor.cols())) {
+        dequantize_row(tensor.view(), *row, out)?;
+    }
+    Ok(Tensor::from_f32(chosen.len(), tensor.cols(), &values)?)
+}
+
+/// That the checkpoint has `got` as `weight`, where `expected` is needed.
+pub(super) fn tensor_error(
+    checkpoint: &Checkpoint,
+    weight: &StoredWeight,
+    expected: &str,
+    got: String,
+) -> Error {
+    let file = weight.planes.first().and_then(|plane| checkpoint.files().get(plane.file));
+    let path = file.map_or_else(|| checkpoint.path().into(), |file| file.path().into());
+    Error::Tensor { path, tensor: weight.name.clone(), expected: expected.into(), got }
+}

@@ -1,0 +1,182 @@
+//! Where the routed experts of a layer are: a tensor each, stacked, or gate and up in one.
+
+use moeflux_compute::graph::{ExpertSet, ExpertSetId, MatrixSpec};
+
+use super::Recorder;
+use super::outline::{Need, Outline};
+use crate::checkpoint::{Format, StoredWeight};
+use crate::experts::{ExpertForm, ExpertLocation};
+use crate::models::model::tensor_error;
+use crate::{Error, Result};
+
+/// Where the routed experts of a family are, below a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertNames {
+    /// The module that holds them in Hugging Face checkpoints: `mlp.experts`.
+    pub module: &'static str,
+    /// Names of gate, up and down in the module's elements: `gate_proj`, or `w1` for Mixtral.
+    pub projections: [&'static str; 3],
+}
+
+impl Recorder {
+    /// Declares the routed experts of `layer`, which take `hidden` columns, in whichever form they are stored.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+        names: &ExpertNames,
+    ) -> Result<ExpertSetId> {
+        let projections = if self.outline.is_some() {
+            self.outlined_experts(layer, count, hidden, names)?
+        } else if let Some(stacked) = self.stacked_experts(layer, count, names)? {
+            stacked
+        } else {
+            self.separate_experts(layer, count, names)?
+        };
+        let [gate, up, down] = &projections;
+        let spec = |all: &[StoredWeight]| -> Result<MatrixSpec> {
+            let first = &all[0];
+            for other in all {
+                if (&other.shape, other.dtype) != (&first.shape, first.dtype) || other.shape.len() != 2 {
+                    let expected = format!("{} {:?} as for expert 0", first.dtype, first.shape);
+                    let got = format!("{} {:?}", other.dtype, other.shape);
+                    return Err(tensor_error(&self.checkpoint, other, &expected, got));
+                }
+            }
+            Ok(MatrixSpec { dtype: first.dtype, rows: first.rows(), cols: first.cols() })
+        };
+        let set = ExpertSet { layer, experts: count, gate: spec(gate)?, up: spec(up)?, down: spec(down)? };
+        if set.gate.cols != hidden {
+            let (expected, got) = (format!("{hidden} columns"), format!("{}", set.gate.cols));
+            return Err(tensor_error(&self.checkpoint, &gate[0], &expected, got));
+        }
+        let location = |e: usize| ExpertLocation {
+            form: ExpertForm::Separate,
+            gate: gate[e].planes.clone(),
+            up: up[e].planes.clone(),
+            down: down[e].planes.clone(),
+        };
+        let locations = (0..count).map(location).collect();
+        let id = self.graph.expert_set(set)?;
+        self.experts.push((set, locations));
+        Ok(id)
+    }
+
+    /// Gate, up and down of every expert, from one tensor a projection that does not exist yet.
+    fn outlined_experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+        names: &ExpertNames,
+    ) -> Result<[Vec<StoredWeight>; 3]> {
+        let base = format!("model.layers.{layer}");
+        let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
+        let inner = self.outline.as_ref().map_or(0, Outline::expert_width);
+        let mut stack = |part: &str, rows, cols| -> Result<Vec<StoredWeight>> {
+            let name = format!("{base}.mlp.experts.{part}_proj.weight");
+            let module = if self.contains(&format!("{base}.{}.gate_proj", names.module), "weight") {
+                format!("{base}.{}", names.module)
+            } else {
+                format!("{base}.{parent}.switch_mlp")
+            };
+            let stored = match self.checkpoint.format() {
+                Format::Gguf => format!("blk.{layer}.ffn_{part}_exps.weight"),
+                _ => format!("{}.{part}_proj.weight", self.resolve(&module)),
+            };
+            let stored = self.find_tensor(&name, &stored, &[count, rows, cols], Need::Required)?;
+            Ok(stored.iter().flat_map(|s| (0..count).filter_map(|e| s.stack_element(e))).collect())
+        };
+        Ok([stack("gate", inner, hidden)?, stack("up", inner, hidden)?, stack("down", hidden, inner)?])
+    }
+
+    /// Gate, up and down of every expert, from one tensor a projection (GGUF, MLX) or with gate and up in one
+    /// (transformers 5, some GGUF files).
+    fn stacked_experts(
+        &self,
+        layer: usize,
+        count: usize,
+        names: &ExpertNames,
+    ) -> Result<Option<[Vec<StoredWeight>; 3]>> {
+        let base = format!("model.layers.{layer}");
+        let split = |stored: &StoredWeight| -> Result<Vec<StoredWeight>> {
+            let each = (0..count).map(|e| stored.stack_element(e)).collect::<Option<Vec<_>>>();
+            each.filter(|_| stored.shape[0] == count).ok_or_else(|| {
+                let expected = format!("shape [{count}, rows, columns]");
+                tensor_error(&self.checkpoint, stored, &expected, format!("{:?}", stored.shape))
+            })
+        };
+        let stack = |module: &str| self.checkpoint.weight(module)?.map(|s| split(&s)).transpose();
+        let three = |name: &dyn Fn(usize) -> String| -> Result<Option<[Vec<StoredWeight>; 3]>> {
+            let Some(gate) = stack(&name(0))? else { return Ok(None) };
+            let rest = |i: usize| {
+                stack(&name(i))?.ok_or_else(|| Error::MissingTensor {
+                    path: self.checkpoint.path().into(),
+                    tensor: name(i),
+                })
+            };
+            Ok(Some([gate, rest(1)?, rest(2)?]))
+        };
+        let (gate_up, down) = if self.checkpoint.format() == Format::Gguf {
+            let name = |part: &str| format!("blk.{layer}.ffn_{part}_exps.weight");
+            if let Some(found) = three(&|i| name(["gate", "up", "down"][i]))? {
+                return Ok(Some(found));
+            }
+            (name("gate_up"), name("down"))
+        } else {
+            let parent = names.module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
+            let switch = self.resolve(&format!("{base}.{parent}.switch_mlp"));
+            let module = self.resolve(&format!("{base}.{}", names.module));
+            for module in [&switch, &module] {
+                let name = |i| format!("{module}.{}_proj.weight", ["gate", "up", "down"][i]);
+                if let Some(found) = three(&name)? {
+                    return Ok(Some(found));
+                }
+            }
+            (format!("{module}.gate_up_proj"), format!("{module}.down_proj"))
+        };
+        let Some(gate_up) = stack(&gate_up)? else { return Ok(None) };
+        let down = stack(&down)?
+            .ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: down })?;
+        let half = |which: usize| -> Result<Vec<StoredWeight>> {
+            let cut = |both: &StoredWeight| {
+                let rows = both.rows() / 2;
+                both.row_range(which * rows..(which + 1) * rows)
+            };
+            let cut = |both: &StoredWeight| {
+                cut(both).filter(|_| both.rows().is_multiple_of(2)).ok_or_else(|| {
+                    let got = format!("{}", both.rows());
+                    tensor_error(&self.checkpoint, both, "rows that can be halved", got)
+                })
+            };
+            gate_up.iter().map(cut).collect()
+        };
+        Ok(Some([half(0)?, half(1)?, down]))
+    }
+
+    /// Gate, up and down of every expert, from a tensor each.
+    fn separate_experts(
+        &self,
+        layer: usize,
+        count: usize,
+        names: &ExpertNames,
+    ) -> Result<[Vec<StoredWeight>; 3]> {
+        let one = |expert: usize, which: usize| {
+            let tensor = match self.checkpoint.format() {
+                Format::Gguf => format!("blk.{layer}.ffn_{}.{expert}.weight", ["gate", "up", "down"][which]),
+                _ => {
+                    let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
+                    format!("{module}.{expert}.{}.weight", names.projections[which])
+                }
+            };
+            let found = self.checkpoint.weight(&tensor)?;
+            found.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })
+        };
+        let all = |which| (0..count).map(|e| one(e, which)).collect::<Result<Vec<_>>>();
+        Ok([all(0)?, all(1)?, all(2)?])
+    }
+}

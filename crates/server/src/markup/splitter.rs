@@ -1,0 +1,234 @@
+//! A text taken apart as it comes: reasoning, answer, function calls.
+
+use std::sync::Arc;
+
+use super::calls::{Call, Tools};
+use super::channels::Channels;
+use super::tags::Tags;
+
+pub(crate) const THINK: &str = "<think>";
+pub(crate) const END_THINK: &str = "</think>";
+
+/// A step of an answer.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Delta {
+    /// What the model thinks before it answers.
+    Reasoning(String),
+    /// The answer.
+    Text(String),
+    /// A function call.
+    Call(Call),
+}
+
+impl Delta {
+    pub(super) fn text(text: String, out: &mut Vec<Self>) {
+        if !text.is_empty() {
+            out.push(Self::Text(text));
+        }
+    }
+
+    pub(super) fn reasoning(text: String, out: &mut Vec<Self>) {
+        if !text.is_empty() {
+            out.push(Self::Reasoning(text));
+        }
+    }
+}
+
+/// Which parts an answer may have.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Parts {
+    /// The prompt ends within the model's reasoning.
+    pub(crate) thinking: bool,
+    /// Reasoning and text are to be told apart at all.
+    pub(crate) split: bool,
+    /// Messages stand on channels.
+    pub(crate) channels: bool,
+    /// Functions that may be called, and how calls are written.
+    pub(crate) calls: Option<(&'static Tags, Arc<Tools>)>,
+}
+
+/// Takes a text apart.
+#[derive(Debug)]
+pub(crate) enum Splitter {
+    /// By tags.
+    Tagged(Tagged),
+    /// By channels.
+    Channels(Channels),
+}
+
+impl Splitter {
+    pub(crate) fn new(parts: Parts) -> Self {
+        match parts.channels {
+            true => Self::Channels(Channels::new()),
+            false => Self::Tagged(Tagged::new(parts)),
+        }
+    }
+
+    pub(crate) fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
+        match self {
+            Self::Tagged(tagged) => tagged.push(text, out),
+            Self::Channels(channels) => channels.push(text, out),
+        }
+    }
+
+    /// Gives out what is held at the end of an answer.
+    pub(crate) fn finish(&mut self, out: &mut Vec<Delta>) {
+        match self {
+            Self::Tagged(tagged) => tagged.finish(out),
+            Self::Channels(channels) => channels.finish(out),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nothing but white space has come.
+    Start,
+    Thinking,
+    /// Reasoning is over, white space is left out.
+    AfterThinking,
+    Text,
+    /// Between the calls of a section.
+    Section,
+    Calling,
+}
+
+/// See [`Splitter::Tagged`].
+#[derive(Debug)]
+pub(crate) struct Tagged {
+    parts: Parts,
+    state: State,
+    /// Text that may be the beginning of a tag, or a call that is not complete.
+    held: String,
+    /// Whether a call has been made: white space between calls is no text.
+    called: bool,
+}
+
+impl Tagged {
+    fn new(parts: Parts) -> Self {
+        let state = match (parts.split, parts.thinking) {
+            (true, true) => State::Thinking,
+            (true, false) => State::Start,
+            _ => State::Text,
+        };
+        Self { parts, state, held: String::new(), called: false }
+    }
+
+    fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
+        self.held.push_str(text);
+        while self.step(out) {}
+    }
+
+    fn finish(&mut self, out: &mut Vec<Delta>) {
+        let held = std::mem::take(&mut self.held);
+        match (self.state, &self.parts.calls) {
+            (State::Calling, Some((tags, tools))) => match tags.parse(&held, tools) {
+                Some(call) => out.push(Delta::Call(call)),
+                None => Delta::text(format!("{}{held}", tags.call[0]), out),
+            },
+            (State::Thinking, _) => Delta::reasoning(held, out),
+            _ if self.called && held.trim().is_empty() => {}
+            _ => Delta::text(held, out),
+        }
+    }
+
+    /// Goes on as far as the next tag; false if more text is needed.
+    fn step(&mut self, out: &mut Vec<Delta>) -> bool {
+        match (self.state, self.parts.calls.clone()) {
+            (State::Start, _) => {
+                let begun = self.held.trim_start();
+                if let Some(rest) = begun.strip_prefix(THINK) {
+                    self.held = rest.to_owned();
+                    self.state = State::Thinking;
+                    return true;
+                }
+                if !THINK.starts_with(begun) {
+                    self.state = State::Text;
+                    return true;
+                }
+                false
+            }
+            (State::Thinking, _) => {
+                let (before, end) = take_until(&mut self.held, &[END_THINK]);
+                Delta::reasoning(before, out);
+                if end.is_some() {
+                    self.state = State::AfterThinking;
+                }
+                end.is_some()
+            }
+            (State::AfterThinking, _) => {
+                self.held = self.held.trim_start().to_owned();
+                if !self.held.is_empty() {
+                    self.state = State::Text;
+                }
+                !self.held.is_empty()
+            }
+            (State::Text, Some((tags, _))) => {
+                let (before, open) = take_until(&mut self.held, &[tags.open()]);
+                if !(self.called && before.trim().is_empty()) {
+                    Delta::text(before, out);
+                }
+                if open.is_some() {
+                    self.state = if tags.section.is_some() { State::Section } else { State::Calling };
+                }
+                open.is_some()
+            }
+            (State::Section, Some((tags, _))) => self.step_section(tags, out),
+            (State::Calling, Some((tags, tools))) => {
+                let [open, close] = tags.call;
+                let Some(at) = self.held.find(close) else { return false };
+                match tags.parse(&self.held[..at], &tools) {
+                    Some(call) => {
+                        self.called = true;
+                        out.push(Delta::Call(call));
+                    }
+                    None => Delta::text(format!("{open}{}{close}", &self.held[..at]), out),
+                }
+                self.held.drain(..at + close.len());
+                self.state = if tags.section.is_some() { State::Section } else { State::Text };
+                true
+            }
+            (State::Text | State::Section | State::Calling, None) => {
+                Delta::text(std::mem::take(&mut self.held), out);
+                false
+            }
+        }
+    }
+
+    /// Goes on to the next call of a section, or out of it.
+    fn step_section(&mut self, tags: &Tags, out: &mut Vec<Delta>) -> bool {
+        let [open, close] = [tags.call[0], tags.section.map_or("", |section| section[1])];
+        let rest = self.held.trim_start();
+        if rest.is_empty() || [open, close].iter().any(|tag| tag.starts_with(rest) && tag.len() > rest.len())
+        {
+            return false;
+        }
+        let state = if rest.starts_with(open) { State::Calling } else { State::Text };
+        let known = [open, close].into_iter().find(|tag| rest.starts_with(tag));
+        if known.is_none() && !self.called {
+            // No calls at all: all of it is text.
+            Delta::text(tags.open().to_owned(), out);
+        }
+        self.held = rest[known.map_or(0, str::len)..].to_owned();
+        self.state = state;
+        true
+    }
+}
+
+/// Takes the text before the first of `tags` out of `held`, and the tag; without one, all that cannot be the beginning of
+/// one.
+pub(super) fn take_until(held: &mut String, tags: &[&'static str]) -> (String, Option<&'static str>) {
+    let found = tags.iter().filter_map(|tag| Some((held.find(tag)?, *tag)));
+    if let Some((at, tag)) = found.min_by_key(|(at, _)| *at) {
+        let before = held[..at].to_owned();
+        held.drain(..at + tag.len());
+        return (before, Some(tag));
+    }
+    let beginning = |tag: &&'static str| {
+        let longest = held.len().min(tag.len() - 1);
+        (1..=longest).rev().find(|n| held.as_bytes().ends_with(&tag.as_bytes()[..*n]))
+    };
+    let keep = tags.iter().filter_map(beginning).max().unwrap_or(0);
+    let rest = held.split_off(held.len() - keep);
+    (std::mem::replace(held, rest), None)
+}

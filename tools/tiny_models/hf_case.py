@@ -1,0 +1,36 @@
+"""What a Hugging Face fixture is made from."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class HfCase:
+    """One fixture folder."""
+
+    name: str
+    family: str
+    seed: int
+    config: dict[str, Any]
+    # Element type of the file: "float32", "bfloat16" or "float16".
+    dtype: str = "bfloat16"
+    # Expert tensors as one matrix an expert (published checkpoints) or as stacked gate_up_proj and down_proj.
+    stacked_experts: bool = False
+    # Largest shard in bytes; several shards bring a model.safetensors.index.json.
+    max_shard_bytes: int | None = None
+    # Configuration keys as published checkpoints have them, in place of transformers 5's `rope_parameters`.
+    published_keys: bool = False
+    # Keys set or, with the value None, removed in config.json after transformers wrote it.
+    config_edits: dict[str, Any] = field(default_factory=dict)
+    # The same, once the golden is made: for names that transformers does not know.
+    late_edits: dict[str, Any] = field(default_factory=dict)
+    # The text model as part of a multimodal checkpoint, beside tensors that are not the text model's.
+    multimodal: bool = False
+    # Matrices of the layers but routers in FP8 with scales for blocks of 128 × 128, as DeepSeek publishes.
+    fp8: bool = False
+    # Size of a byte-level BPE vocabulary written beside the model; none when 0.
+    tokenizer_size: int = 0
+    # gpt-oss experts as published: MXFP4 blocks and scales.
+    mxfp4: bool = False
+    # Number of tokens in the golden; longer than every sliding window here.
+    n_tokens: int = 101

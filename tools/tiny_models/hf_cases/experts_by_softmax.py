@@ -1,0 +1,327 @@
+"""Full attention, experts scored by a softmax: Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE."""
+
+from typing import Any
+
+from ..hf_case import HfCase
+
+
+def _qwen3_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=44,
+        moe_intermediate_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_experts=7,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+def _mixtral(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        sliding_window=None,
+    )
+    return base | changes
+
+
+def _olmoe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=103,
+        hidden_size=32,
+        intermediate_size=18,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_experts=9,
+        num_experts_per_tok=3,
+        norm_topk_prob=False,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        pad_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+CASES = [
+    # head_dim 12 against hidden/heads = 8; kv heads below heads; bf16; published key names.
+    HfCase("qwen3_moe_basic", "qwen3_moe", 11, _qwen3_moe(), published_keys=True),
+    # Biases on q, k, v and o; one kv head; dense layers from both mlp_only_layers and decoder_sparse_step
+    # (only layers 3 and 5 route); tied embeddings; unnormalised top-3 of 5; stacked experts; f32.
+    HfCase(
+        "qwen3_moe_dense_bias",
+        "qwen3_moe",
+        12,
+        _qwen3_moe(
+            num_hidden_layers=6,
+            hidden_size=24,
+            num_key_value_heads=1,
+            head_dim=8,
+            intermediate_size=28,
+            moe_intermediate_size=12,
+            num_experts=5,
+            num_experts_per_tok=3,
+            norm_topk_prob=False,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            decoder_sparse_step=2,
+            mlp_only_layers=[1],
+            rope_parameters={"rope_type": "default", "rope_theta": 777.0},
+        ),
+        dtype="float32",
+        stacked_experts=True,
+    ),
+    # Every layer windowed although max_window_layers says 1 (transformers does not read it); linear rope
+    # scaling; one kv head; an epsilon that shows; several shards; top-4 of 9.
+    HfCase(
+        "qwen3_moe_window",
+        "qwen3_moe",
+        13,
+        _qwen3_moe(
+            use_sliding_window=True,
+            sliding_window=16,
+            max_window_layers=1,
+            num_key_value_heads=1,
+            num_experts=9,
+            num_experts_per_tok=4,
+            moe_intermediate_size=16,
+            rms_norm_eps=0.01,
+            rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        ),
+        max_shard_bytes=40_000,
+    ),
+    # YaRN under the older key names with `type`; a sliding_window that use_sliding_window = false turns
+    # off; top-1 without normalisation, so that the weight is not one; tied embeddings; stacked experts in
+    # bf16.
+    HfCase(
+        "qwen3_moe_yarn",
+        "qwen3_moe",
+        14,
+        _qwen3_moe(
+            num_experts=6,
+            num_experts_per_tok=1,
+            norm_topk_prob=False,
+            tie_word_embeddings=True,
+            head_dim=16,
+            moe_intermediate_size=24,
+            max_position_embeddings=160,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 40,
+            },
+        ),
+        published_keys=True,
+        stacked_experts=True,
+        config_edits={"sliding_window": 8, "use_sliding_window": False},
+    ),
+    # A tokenizer and a chat template beside the model, its vocabulary smaller than the embedding.
+    HfCase(
+        "qwen3_moe_tokenizer",
+        "qwen3_moe",
+        15,
+        _qwen3_moe(
+            vocab_size=297,
+            num_hidden_layers=2,
+            num_experts=4,
+            moe_intermediate_size=16,
+            bos_token_id=None,
+            eos_token_id=292,
+        ),
+        published_keys=True,
+        tokenizer_size=293,
+        n_tokens=48,
+    ),
+    # As published: no head_dim (so hidden/heads), most keys left to their defaults; window absent.
+    HfCase(
+        "mixtral_basic",
+        "mixtral",
+        21,
+        _mixtral(),
+        published_keys=True,
+        config_edits={
+            "rope_theta": None,
+            "rms_norm_eps": None,
+            "head_dim": None,
+            "num_experts_per_tok": None,
+        },
+    ),
+    # Window of 13; head_dim 16 against hidden/heads = 8; one kv head; an epsilon that shows; f32 in several
+    # shards; top-3 of 7.
+    HfCase(
+        "mixtral_window",
+        "mixtral",
+        22,
+        _mixtral(
+            sliding_window=13,
+            head_dim=16,
+            num_key_value_heads=1,
+            num_hidden_layers=2,
+            intermediate_size=16,
+            num_local_experts=7,
+            num_experts_per_tok=3,
+            rms_norm_eps=0.02,
+            rope_parameters={"rope_type": "default", "rope_theta": 12345.0},
+        ),
+        dtype="float32",
+        max_shard_bytes=60_000,
+    ),
+    # llama3 rope scaling; tied embeddings; top-1 of 3 (weight one); stacked experts; kv heads = heads.
+    HfCase(
+        "mixtral_llama3",
+        "mixtral",
+        23,
+        _mixtral(
+            head_dim=16,
+            num_key_value_heads=4,
+            num_local_experts=3,
+            num_experts_per_tok=1,
+            tie_word_embeddings=True,
+            max_position_embeddings=256,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        stacked_experts=True,
+    ),
+    # YaRN with its own betas, an explicit attention_factor, and no rounding of the ramp; f16.
+    HfCase(
+        "mixtral_yarn",
+        "mixtral",
+        24,
+        _mixtral(
+            head_dim=16,
+            num_hidden_layers=2,
+            num_local_experts=6,
+            num_experts_per_tok=4,
+            max_position_embeddings=256,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 20000.0,
+                "factor": 6.0,
+                "original_max_position_embeddings": 48,
+                "beta_fast": 2.0,
+                "beta_slow": 0.5,
+                "attention_factor": 1.3,
+                "truncate": False,
+            },
+        ),
+        dtype="float16",
+    ),
+    # Norms over the whole q and k vectors; unnormalised top-3 of 9; published key names.
+    HfCase("olmoe_basic", "olmoe", 31, _olmoe(), published_keys=True),
+    # clip_qkv well inside the range of q, k and v; biases on q, k, v and o; fewer kv heads; normalised;
+    # tied; f32.
+    HfCase(
+        "olmoe_clip_bias",
+        "olmoe",
+        32,
+        _olmoe(
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            clip_qkv=0.8,
+            attention_bias=True,
+            norm_topk_prob=True,
+            tie_word_embeddings=True,
+            intermediate_size=14,
+            rms_norm_eps=0.01,
+            rope_parameters={"rope_type": "default", "rope_theta": 333.0},
+        ),
+        dtype="float32",
+    ),
+    # Dynamic rope scaling, which changes nothing below max_position_embeddings; one kv head; stacked; top-4
+    # of 6.
+    HfCase(
+        "olmoe_dynamic",
+        "olmoe",
+        33,
+        _olmoe(
+            num_key_value_heads=1,
+            num_experts=6,
+            num_experts_per_tok=4,
+            intermediate_size=22,
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.0},
+        ),
+        stacked_experts=True,
+        max_shard_bytes=50_000,
+    ),
+    # A dense layer in between; weights that are not normalised.
+    HfCase(
+        "qwen2_moe_basic",
+        "qwen2_moe",
+        55,
+        dict(
+            vocab_size=69,
+            hidden_size=36,
+            intermediate_size=20,
+            moe_intermediate_size=13,
+            shared_expert_intermediate_size=17,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=3,
+            num_experts=6,
+            num_experts_per_tok=4,
+            mlp_only_layers=[1],
+            max_position_embeddings=256,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+        ),
+        published_keys=True,
+    ),
+    # Rotary scaling that depends on the context, which is longer than the original one here.
+    HfCase(
+        "mixtral_longrope",
+        "mixtral",
+        56,
+        _mixtral(
+            hidden_size=21,
+            num_hidden_layers=1,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=10,
+            num_local_experts=3,
+            num_experts_per_tok=3,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 3000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 2.0],
+                "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0],
+            },
+        ),
+    ),
+    HfCase(
+        "olmoe_dynamic_long",
+        "olmoe",
+        57,
+        _olmoe(
+            num_hidden_layers=1,
+            max_position_embeddings=48,
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 3.0},
+        ),
+    ),
+]

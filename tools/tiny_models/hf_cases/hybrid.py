@@ -1,0 +1,143 @@
+"""Linear attention beside full attention: Qwen3-Next, Qwen3.5."""
+
+from typing import Any
+
+from ..hf_case import HfCase
+
+
+def _qwen3_next(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=44,
+        moe_intermediate_size=12,
+        shared_expert_intermediate_size=20,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=12,
+        num_experts=7,
+        num_experts_per_tok=3,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+def _qwen3_5_moe(**changes: Any) -> dict[str, Any]:
+    base = _qwen3_next(vocab_size=103)
+    del base["intermediate_size"]
+    return base | changes
+
+
+CASES = [
+    # Three layers of linear attention to one of full attention, as published: kinds of layers from the interval; two
+    # value heads to a key head, of other widths; rotary on 4 of 16 channels; normalised top-3 of 7.
+    HfCase(
+        "qwen3_next_basic",
+        "qwen3_next",
+        141,
+        _qwen3_next(),
+        published_keys=True,
+        config_edits={"layer_types": None, "full_attention_interval": 4, "norm_topk_prob": None},
+    ),
+    # Listed kinds of layers, full attention first; a dense layer; biases on q (and its gate), k, v and o; three value
+    # heads to one key head; a convolution over 3 tokens; one kv head; linear rope scaling on half the channels;
+    # unnormalised; tied; stacked experts; an epsilon that shows; f32.
+    HfCase(
+        "qwen3_next_bias_dense",
+        "qwen3_next",
+        42,
+        _qwen3_next(
+            hidden_size=24,
+            num_hidden_layers=3,
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            mlp_only_layers=[1],
+            attention_bias=True,
+            num_key_value_heads=1,
+            head_dim=12,
+            linear_num_key_heads=1,
+            linear_num_value_heads=3,
+            linear_key_head_dim=20,
+            linear_value_head_dim=6,
+            linear_conv_kernel_dim=3,
+            moe_intermediate_size=12,
+            num_experts=5,
+            num_experts_per_tok=2,
+            norm_topk_prob=False,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+            rope_parameters={
+                "rope_type": "linear",
+                "rope_theta": 777.0,
+                "factor": 2.5,
+                "partial_rotary_factor": 0.5,
+            },
+        ),
+        dtype="float32",
+        stacked_experts=True,
+    ),
+    # Separate projections of linear attention; sections of multimodal rotary embedding, which text does not see.
+    HfCase(
+        "qwen3_5_moe_text",
+        "qwen3_5_moe_text",
+        43,
+        _qwen3_5_moe(
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            }
+        ),
+        max_shard_bytes=60_000,
+    ),
+    # The text part of a multimodal checkpoint; as many value heads as key heads; full attention in every second layer;
+    # a convolution over 5 tokens; tied; top-1.
+    HfCase(
+        "qwen3_5_moe_multimodal",
+        "qwen3_5_moe_text",
+        44,
+        _qwen3_5_moe(
+            num_hidden_layers=3,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            linear_num_key_heads=3,
+            linear_num_value_heads=3,
+            linear_conv_kernel_dim=5,
+            num_experts=4,
+            num_experts_per_tok=1,
+            tie_word_embeddings=True,
+        ),
+        multimodal=True,
+        config_edits={"layer_types": None, "full_attention_interval": 2},
+    ),
+    # FP8 whose blocks of rows end within the heads that projections are taken apart by.
+    HfCase(
+        "qwen3_next_fp8",
+        "qwen3_next",
+        59,
+        _qwen3_next(
+            vocab_size=47,
+            hidden_size=30,
+            num_hidden_layers=2,
+            layer_types=["full_attention", "linear_attention"],
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            linear_num_key_heads=3,
+            linear_num_value_heads=6,
+            linear_key_head_dim=9,
+            linear_value_head_dim=11,
+            num_experts=4,
+            num_experts_per_tok=2,
+        ),
+        published_keys=True,
+        fp8=True,
+    ),
+]
