@@ -57,6 +57,7 @@ float rint(float x);
 float fma(float a, float b, float d);
 namespace precise {
 float exp(float x);
+float exp2(float x);
 float log(float x);
 float sqrt(float x);
 }
