@@ -1,57 +1,66 @@
 //! The `moeflux` command: runs Mixture-of-Experts language models that are bigger than memory.
 
 mod atomic_file;
+mod chat;
 mod commands;
 mod engine_args;
 mod hub;
 mod model;
 mod table;
+mod top;
+mod version;
 
+use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Context;
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Run Mixture-of-Experts language models bigger than memory
 #[derive(Debug, Parser)]
-#[command(name = "moeflux", version, about, max_term_width = 100)]
+#[command(name = "moeflux", max_term_width = 100, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
+    /// Print the version; with --verbose what this binary was made from, and what it finds here
+    #[arg(short = 'V', long)]
+    version: bool,
+    /// Say more of the version
+    #[arg(short, long, requires = "version")]
+    verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(commands::run::RunArgs),
+    Chat(commands::chat::ChatArgs),
     Serve(commands::serve::ServeArgs),
+    Top(commands::top::TopArgs),
     Logits(commands::logits::LogitsArgs),
     Synth(commands::synth::SynthArgs),
     Inspect(commands::inspect::InspectArgs),
     Plan(commands::plan::PlanArgs),
     Bench(commands::bench::BenchArgs),
     Devices(commands::devices::DevicesArgs),
+    Families(commands::families::FamiliesArgs),
     Perplexity(commands::perplexity::PerplexityArgs),
     Pull(commands::pull::PullArgs),
     Trace(commands::trace::TraceArgs),
     Replay(commands::replay::ReplayArgs),
     Pack(commands::pack::PackArgs),
+    Completions(commands::completions::CompletionsArgs),
+    Man(commands::man::ManArgs),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match &cli.command {
-        Command::Run(args) => commands::run::run(args),
-        Command::Serve(args) => commands::serve::run(args),
-        Command::Logits(args) => commands::logits::run(args),
-        Command::Synth(args) => commands::synth::run(args),
-        Command::Inspect(args) => commands::inspect::run(args),
-        Command::Plan(args) => commands::plan::run(args),
-        Command::Bench(args) => commands::bench::run(args),
-        Command::Devices(args) => commands::devices::run(args),
-        Command::Perplexity(args) => commands::perplexity::run(args),
-        Command::Pull(args) => commands::pull::run(args),
-        Command::Trace(args) => commands::trace::run(args),
-        Command::Replay(args) => commands::replay::run(args),
-        Command::Pack(args) => commands::pack::run(args),
+        _ if cli.version => print(&version::text(cli.verbose)),
+        None => {
+            eprint!("{}", Cli::command().render_help());
+            return ExitCode::from(2);
+        }
+        Some(command) => obey(command),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -59,6 +68,39 @@ fn main() -> ExitCode {
             eprintln!("error: {}", describe(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+fn obey(command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::Run(args) => commands::run::run(args),
+        Command::Chat(args) => commands::chat::run(args),
+        Command::Serve(args) => commands::serve::run(args),
+        Command::Top(args) => commands::top::run(args),
+        Command::Logits(args) => commands::logits::run(args),
+        Command::Synth(args) => commands::synth::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Plan(args) => commands::plan::run(args),
+        Command::Bench(args) => commands::bench::run(args),
+        Command::Devices(args) => commands::devices::run(args),
+        Command::Families(args) => commands::families::run(args),
+        Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Pull(args) => commands::pull::run(args),
+        Command::Trace(args) => commands::trace::run(args),
+        Command::Replay(args) => commands::replay::run(args),
+        Command::Pack(args) => commands::pack::run(args),
+        Command::Completions(args) => commands::completions::run(args),
+        Command::Man(args) => commands::man::run(args),
+    }
+}
+
+/// Writes to standard output; whoever reads it may have had enough.
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,56 +1,14 @@
 //! `moeflux serve`, from the command line to its end.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+#[path = "support/server.rs"]
+mod server;
 
-use assert_cmd::cargo::CommandCargoExt;
-
-struct Served {
-    child: Child,
-    address: String,
-    _cache: tempfile::TempDir,
-}
-
-fn serve(arguments: &[&str]) -> Served {
-    let cache = tempfile::tempdir().unwrap();
-    let mut command = Command::cargo_bin("moeflux").unwrap();
-    command.env("XDG_CACHE_HOME", cache.path()).args(["serve", "demo", "--port", "0", "--context", "512"]);
-    let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let line = lines.find_map(|line| line.ok().filter(|line| line.contains(" on http://"))).unwrap();
-    let address = line.split("http://").nth(1).unwrap().to_owned();
-    // Whoever does not read stops the writer.
-    std::thread::spawn(move || lines.for_each(drop));
-    Served { child, address, _cache: cache }
-}
-
-impl Served {
-    /// The text of an answer.
-    fn ask(&self, body: &serde_json::Value) -> String {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        let body = body.to_string();
-        let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close";
-        let kind = "Content-Type: application/json";
-        write!(stream, "{head}\r\n{kind}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let json: serde_json::Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
-        json["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
-    }
-
-    /// Asks it to end, and waits for that.
-    fn terminate(mut self) -> Option<i32> {
-        let kill = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
-        assert!(kill.success());
-        self.child.wait().unwrap().code()
-    }
-}
+use server::serve;
 
 #[test]
 fn says_what_run_says_and_ends_in_order() {
     let prompt = "Tell me a short story about a fox.";
-    let served = serve(&[]);
+    let served = serve(0, &[]);
     for seed in [3, 4] {
         let cache = tempfile::tempdir().unwrap();
         let mut run = assert_cmd::Command::cargo_bin("moeflux").unwrap();

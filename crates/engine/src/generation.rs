@@ -86,7 +86,7 @@ impl TextModel {
     }
 
     /// Evaluates `prompt` and generates an answer; `on_text` gets text as soon as it is certain and says whether to go
-    /// on.
+    /// on. It also gets an empty text between the chunks of a long prompt; the answer to a prompt that it stops is empty.
     ///
     /// # Errors
     /// As [`Engine::eval`] and [`Decoding::next`]. The session then holds what had been evaluated.
@@ -99,7 +99,22 @@ impl TextModel {
     ) -> Result<Generated> {
         let mut decoding = Decoding::new(&self.tokenizer, prompt, options, None)?;
         self.engine.take_stats();
-        let mut logits = self.engine.eval(session, prompt, Outputs::Last)?;
+        self.engine.check_tokens(session.position(), prompt)?;
+        let chunks = prompt.chunks(self.engine.chunk());
+        let last = chunks.len().saturating_sub(1);
+        let mut logits = vec![];
+        for (index, chunk) in chunks.enumerate() {
+            logits = self.engine.eval(session, chunk, Outputs::Last)?;
+            if index < last && !on_text("") {
+                return Ok(Generated {
+                    tokens: vec![],
+                    finish: Finish::Stopped,
+                    prefill: self.engine.take_stats(),
+                    decode: Stats::default(),
+                    first_token: Duration::ZERO,
+                });
+            }
+        }
         // Templates may show an answer otherwise once it is past: the conversation then goes on from here.
         session.checkpoint();
         let prefill = self.engine.take_stats();

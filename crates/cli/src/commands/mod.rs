@@ -1,9 +1,13 @@
 //! One file a command.
 
 pub mod bench;
+pub mod chat;
+pub mod completions;
 pub mod devices;
+pub mod families;
 pub mod inspect;
 pub mod logits;
+pub mod man;
 pub mod pack;
 pub mod perplexity;
 pub mod plan;
@@ -12,4 +16,5 @@ pub mod replay;
 pub mod run;
 pub mod serve;
 pub mod synth;
+pub mod top;
 pub mod trace;

@@ -40,6 +40,8 @@ pub struct ChatTemplate {
     /// For error messages.
     path: PathBuf,
     environment: Environment<'static>,
+    /// The default template as it was given.
+    source: String,
     /// Variables that every rendering sees.
     special_tokens: BTreeMap<String, String>,
 }
@@ -57,12 +59,16 @@ impl ChatTemplate {
     ) -> Result<Self> {
         let path = path.as_ref();
         let mut environment = environment();
+        let mut default = String::new();
         for (name, source) in templates {
+            if name == DEFAULT {
+                default.clone_from(&source);
+            }
             environment
                 .add_template_owned(name, prepare(&source))
                 .map_err(|error| Error::ChatTemplate { path: path.to_owned(), reason: describe(&error) })?;
         }
-        Ok(Self { path: path.to_owned(), environment, special_tokens: BTreeMap::new() })
+        Ok(Self { path: path.to_owned(), environment, source: default, special_tokens: BTreeMap::new() })
     }
 
     /// The template in a model's folder: `chat_template.jinja` (with `additional_chat_templates/NAME.jinja`), else
@@ -133,6 +139,11 @@ impl ChatTemplate {
     pub fn with_special_tokens(mut self, tokens: &BTreeMap<String, String>) -> Self {
         self.special_tokens.clone_from(tokens);
         self
+    }
+
+    /// The Jinja text that is used when there are no tools.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders a conversation.

@@ -15,8 +15,12 @@ use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { model_types: &["deepseek_v3", "kimi_k2"], gguf_architectures: &["deepseek2"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "DeepSeek-V3, R1, Kimi-K2",
+    model_types: &["deepseek_v3", "kimi_k2"],
+    gguf_architectures: &["deepseek2"],
+    record,
+};
 
 /// GGUF's number for sigmoid scores; softmax when absent.
 const GGUF_SIGMOID: usize = 2;

@@ -17,6 +17,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
+    name: "DeepSeek-V3.2, GLM-5 (contexts up to `index_topk`)",
     model_types: &["deepseek_v32", "glm_moe_dsa"],
     gguf_architectures: &["deepseek32", "glm-dsa"],
     record,

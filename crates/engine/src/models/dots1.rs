@@ -12,7 +12,8 @@ use super::recorder::{ExpertNames, Recorder};
 use crate::Result;
 
 /// Registry entry.
-pub(super) const FAMILY: Family = Family { model_types: &["dots1"], gguf_architectures: &["dots1"], record };
+pub(super) const FAMILY: Family =
+    Family { name: "dots.llm1", model_types: &["dots1"], gguf_architectures: &["dots1"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-6)?;

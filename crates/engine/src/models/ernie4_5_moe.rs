@@ -13,8 +13,12 @@ use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { model_types: &["ernie4_5_moe"], gguf_architectures: &["ernie4_5-moe"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "ERNIE 4.5 MoE",
+    model_types: &["ernie4_5_moe"],
+    gguf_architectures: &["ernie4_5-moe"],
+    record,
+};
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;

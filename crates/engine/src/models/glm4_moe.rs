@@ -15,7 +15,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { model_types: &["glm4_moe"], gguf_architectures: &["glm4moe"], record };
+    Family { name: "GLM-4.5, GLM-4.6", model_types: &["glm4_moe"], gguf_architectures: &["glm4moe"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;

@@ -15,7 +15,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { model_types: &["gpt_oss"], gguf_architectures: &["gpt-oss"], record };
+    Family { name: "gpt-oss", model_types: &["gpt_oss"], gguf_architectures: &["gpt-oss"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;

@@ -13,7 +13,8 @@ use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family = Family { model_types: &["hy_v3"], gguf_architectures: &["hy_v3"], record };
+pub(super) const FAMILY: Family =
+    Family { name: "Hy3", model_types: &["hy_v3"], gguf_architectures: &["hy_v3"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;

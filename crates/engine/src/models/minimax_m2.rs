@@ -13,7 +13,7 @@ use crate::Result;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { model_types: &["minimax_m2"], gguf_architectures: &["minimax-m2"], record };
+    Family { name: "MiniMax-M2", model_types: &["minimax_m2"], gguf_architectures: &["minimax-m2"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-6)?;

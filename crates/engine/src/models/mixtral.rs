@@ -14,7 +14,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { model_types: &["mixtral"], gguf_architectures: &["llama"], record };
+    Family { name: "Mixtral", model_types: &["mixtral"], gguf_architectures: &["llama"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;

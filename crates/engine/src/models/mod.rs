@@ -39,6 +39,8 @@ pub use recorder::outline::{Layout, Outline, OutlinedWeight};
 /// An architecture family.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
+    /// The models that people know it by, separated by commas.
+    pub name: &'static str,
     /// Values of `model_type` in Hugging Face and MLX configurations.
     pub model_types: &'static [&'static str],
     /// Values of `general.architecture` in GGUF files; also the prefix of their keys.

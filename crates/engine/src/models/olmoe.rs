@@ -12,7 +12,8 @@ use super::recorder::{ExpertNames, Recorder};
 use crate::Result;
 
 /// Registry entry.
-pub(super) const FAMILY: Family = Family { model_types: &["olmoe"], gguf_architectures: &["olmoe"], record };
+pub(super) const FAMILY: Family =
+    Family { name: "OLMoE", model_types: &["olmoe"], gguf_architectures: &["olmoe"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;

@@ -13,8 +13,12 @@ use super::recorder::{ExpertNames, Recorder};
 use crate::Result;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { model_types: &["qwen2_moe"], gguf_architectures: &["qwen2moe"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "Qwen1.5-MoE, Qwen2-MoE",
+    model_types: &["qwen2_moe"],
+    gguf_architectures: &["qwen2moe"],
+    record,
+};
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-6)?;

@@ -15,8 +15,12 @@ use super::recorder::Recorder;
 use crate::Result;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { model_types: &["qwen3_5_moe", "qwen3_5_moe_text"], gguf_architectures: &["qwen35moe"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "Qwen3.5 MoE, Qwen3.6 MoE",
+    model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
+    gguf_architectures: &["qwen35moe"],
+    record,
+};
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     hybrid::decoder(config, r, &Hybrid { gguf_pairing: HeadPairing::Tiled, renormalize: true })

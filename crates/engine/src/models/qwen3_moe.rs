@@ -14,7 +14,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { model_types: &["qwen3_moe"], gguf_architectures: &["qwen3moe"], record };
+    Family { name: "Qwen3-MoE", model_types: &["qwen3_moe"], gguf_architectures: &["qwen3moe"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-6)?;

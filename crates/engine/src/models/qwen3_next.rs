@@ -13,7 +13,7 @@ use crate::Result;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { model_types: &["qwen3_next"], gguf_architectures: &["qwen3next"], record };
+    Family { name: "Qwen3-Next", model_types: &["qwen3_next"], gguf_architectures: &["qwen3next"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let renormalize = config.flag("norm_topk_prob", true)?;

@@ -11,7 +11,8 @@ use super::recorder::{ExpertNames, Recorder};
 use crate::Result;
 
 /// Registry entry.
-pub(super) const FAMILY: Family = Family { model_types: &["solar_open"], gguf_architectures: &[], record };
+pub(super) const FAMILY: Family =
+    Family { name: "Solar Open", model_types: &["solar_open"], gguf_architectures: &[], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use moeflux::{Passage, ReasoningForm, ReasoningSplit};
+
 use super::calls::{Call, Tools};
 use super::channels::Channels;
 use super::tags::Tags;
@@ -82,11 +84,6 @@ impl Splitter {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing but white space has come.
-    Start,
-    Thinking,
-    /// Reasoning is over, white space is left out.
-    AfterThinking,
     Text,
     /// Between the calls of a section.
     Section,
@@ -96,7 +93,8 @@ enum State {
 /// See [`Splitter::Tagged`].
 #[derive(Debug)]
 pub(crate) struct Tagged {
-    parts: Parts,
+    reasoning: Option<ReasoningSplit>,
+    calls: Option<(&'static Tags, Arc<Tools>)>,
     state: State,
     /// Text that may be the beginning of a tag, or a call that is not complete.
     held: String,
@@ -106,63 +104,52 @@ pub(crate) struct Tagged {
 
 impl Tagged {
     fn new(parts: Parts) -> Self {
-        let state = match (parts.split, parts.thinking) {
-            (true, true) => State::Thinking,
-            (true, false) => State::Start,
-            _ => State::Text,
-        };
-        Self { parts, state, held: String::new(), called: false }
+        let Parts { thinking, split, calls, .. } = parts;
+        let reasoning = split.then(|| ReasoningSplit::new(ReasoningForm::default(), thinking));
+        Self { reasoning, calls, state: State::Text, held: String::new(), called: false }
     }
 
     fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
-        self.held.push_str(text);
-        while self.step(out) {}
+        let mut passages = vec![];
+        match &mut self.reasoning {
+            Some(split) => split.push(text, &mut passages),
+            None => passages.push(Passage::Text(text.to_owned())),
+        }
+        self.take(passages, out);
     }
 
     fn finish(&mut self, out: &mut Vec<Delta>) {
+        let mut passages = vec![];
+        if let Some(split) = &mut self.reasoning {
+            split.finish(&mut passages);
+        }
+        self.take(passages, out);
         let held = std::mem::take(&mut self.held);
-        match (self.state, &self.parts.calls) {
+        match (self.state, &self.calls) {
             (State::Calling, Some((tags, tools))) => match tags.parse(&held, tools) {
                 Some(call) => out.push(Delta::Call(call)),
                 None => Delta::text(format!("{}{held}", tags.call[0]), out),
             },
-            (State::Thinking, _) => Delta::reasoning(held, out),
             _ if self.called && held.trim().is_empty() => {}
             _ => Delta::text(held, out),
         }
     }
 
+    fn take(&mut self, passages: Vec<Passage>, out: &mut Vec<Delta>) {
+        for passage in passages {
+            match passage {
+                Passage::Reasoning(text) => Delta::reasoning(text, out),
+                Passage::Text(text) => {
+                    self.held.push_str(&text);
+                    while self.step(out) {}
+                }
+            }
+        }
+    }
+
     /// Goes on as far as the next tag; false if more text is needed.
     fn step(&mut self, out: &mut Vec<Delta>) -> bool {
-        match (self.state, self.parts.calls.clone()) {
-            (State::Start, _) => {
-                let begun = self.held.trim_start();
-                if let Some(rest) = begun.strip_prefix(THINK) {
-                    self.held = rest.to_owned();
-                    self.state = State::Thinking;
-                    return true;
-                }
-                if !THINK.starts_with(begun) {
-                    self.state = State::Text;
-                    return true;
-                }
-                false
-            }
-            (State::Thinking, _) => {
-                let (before, end) = take_until(&mut self.held, &[END_THINK]);
-                Delta::reasoning(before, out);
-                if end.is_some() {
-                    self.state = State::AfterThinking;
-                }
-                end.is_some()
-            }
-            (State::AfterThinking, _) => {
-                self.held = self.held.trim_start().to_owned();
-                if !self.held.is_empty() {
-                    self.state = State::Text;
-                }
-                !self.held.is_empty()
-            }
+        match (self.state, self.calls.clone()) {
             (State::Text, Some((tags, _))) => {
                 let (before, open) = take_until(&mut self.held, &[tags.open()]);
                 if !(self.called && before.trim().is_empty()) {

@@ -77,6 +77,17 @@ impl Archive {
         self.texts.as_ref().ok_or_else(damaged)
     }
 
+    /// Number of kernels, and the targets that they were compiled for, as in `sm_80`.
+    pub(super) fn summary(&mut self) -> Result<(usize, Vec<String>)> {
+        let texts = self.texts()?;
+        let lines = texts.all.lines().filter_map(|line| line.strip_prefix(".target "));
+        let mut targets: Vec<String> = lines.map(|line| line.trim().to_owned()).collect();
+        targets.push(format!("sm_{IMAGES_MAJOR}0"));
+        targets.sort();
+        targets.dedup();
+        Ok((texts.places.len(), targets))
+    }
+
     /// The machine code and the text of a kernel, as far as they are there. Texts are looked for only where there is no
     /// machine code, or where it cannot be loaded.
     pub(super) fn find(&mut self, kernel: &str) -> Result<[Option<ImageId>; 2]> {

@@ -84,6 +84,15 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
     (0..count).map(|ordinal| Ok(Cuda::with_driver(Arc::clone(&driver), ordinal)?.info())).collect()
 }
 
+/// Number of kernels in the binary, and the targets that they were compiled for, as in `sm_80`: the oldest GPUs that can
+/// run them.
+///
+/// # Errors
+/// [`Error::Device`] if they are damaged.
+pub fn kernels() -> Result<(usize, Vec<String>)> {
+    Archive::open(0)?.summary()
+}
+
 impl Cuda {
     /// The GPU number `ordinal` of the driver's, whose buffers may take `limit` bytes; without a limit, what is free.
     ///

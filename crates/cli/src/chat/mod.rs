@@ -1,0 +1,197 @@
+//! Talking with a model: what `run` and `chat` have in common.
+//!
+//! [`Conversation`] knows messages and session, [`Screen`] what an answer looks like, [`Input`] where messages come from;
+//! [`talk`] joins them.
+
+mod command;
+mod conversation;
+mod history;
+mod input;
+mod interrupt;
+mod screen;
+mod settings;
+
+pub use conversation::Conversation;
+pub use input::Input;
+pub use interrupt::Interrupt;
+pub use screen::{Screen, describe};
+pub use settings::{ConversationArgs, Settings};
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use moeflux::TextModel;
+
+use command::{Command, CommandError};
+use input::Event;
+
+/// What every message meets.
+pub struct Chat {
+    pub model: TextModel,
+    pub conversation: Conversation,
+    pub settings: Settings,
+    pub screen: Screen,
+    pub interrupt: Interrupt,
+    /// Where the conversation is kept after every answer.
+    pub file: Option<PathBuf>,
+}
+
+/// Whether there is more to come.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Go,
+    Leave,
+}
+
+/// Answers messages until there are no more. Where nobody watches, the first error ends it.
+pub fn talk(chat: &mut Chat, input: &mut Input) -> Result<()> {
+    if chat.model.template.is_none() {
+        bail!("this model has no chat template: `moeflux run MODEL PROMPT --raw` continues a text");
+    }
+    if input.is_interactive() {
+        chat.screen.note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves");
+    }
+    // Whether the last thing that happened was Ctrl-C: the next one, with nothing typed, leaves.
+    let mut interrupted = false;
+    loop {
+        let (text, quoted) = match input.read()? {
+            Event::End => return Ok(()),
+            Event::Interrupted { typed: false } if interrupted => return Ok(()),
+            Event::Interrupted { typed } => {
+                interrupted = !typed;
+                if interrupted {
+                    chat.screen.note("Ctrl-C once more, or Ctrl-D, leaves");
+                }
+                continue;
+            }
+            Event::Message { text, .. } if text.trim().is_empty() => continue,
+            Event::Message { text, quoted } => (text, quoted),
+        };
+        interrupted = false;
+        let outcome = match command::parse(&text).filter(|_| !quoted) {
+            Some(command) => command.map_err(anyhow::Error::from).and_then(|command| chat.obey(command)),
+            None => chat.answer(text.trim()).map(|stopped| {
+                interrupted = stopped;
+                Next::Go
+            }),
+        };
+        match outcome {
+            Ok(Next::Leave) => return Ok(()),
+            Ok(Next::Go) => {}
+            Err(error) if input.is_interactive() => chat.screen.error(&crate::describe(&error)),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl Chat {
+    /// Answers one message; says whether Ctrl-C stopped the answer.
+    pub fn answer(&mut self, message: &str) -> Result<bool> {
+        self.interrupt.begin();
+        let (screen, interrupt) = (&mut self.screen, &self.interrupt);
+        let outcome = self.conversation.ask(&mut self.model, message, &self.settings, |passage| {
+            passage.is_none_or(|passage| screen.show(passage)) && !interrupt.stopped()
+        });
+        let stopped = self.interrupt.end();
+        self.screen.end_answer(outcome.is_ok())?;
+        let answered = outcome.map_err(|error| match error {
+            moeflux::Error::ContextFull { .. } => {
+                anyhow!("{error}; --context gives more room, /reset in a chat begins anew")
+            }
+            error => error.into(),
+        })?;
+        self.screen.statistics(&answered, &self.conversation, self.model.engine.context());
+        if let Some(file) = &self.file {
+            self.conversation.save(&self.model, file)?;
+        }
+        Ok(stopped)
+    }
+
+    fn obey(&mut self, command: Command) -> Result<Next> {
+        let screen = &self.screen;
+        match command {
+            Command::Exit => return Ok(Next::Leave),
+            Command::Help => screen.note(command::HELP),
+            Command::Reset => {
+                self.conversation.reset(&mut self.model)?;
+                screen.note("begun anew");
+            }
+            Command::System(None) => match self.conversation.system() {
+                Some(text) => screen.note(&format!("system message: {text}")),
+                None => screen.note("no system message"),
+            },
+            Command::System(Some(text)) => {
+                self.conversation.set_system(&text);
+                screen.note(match text.is_empty() {
+                    true => "no system message from now on",
+                    false => "system message set; the conversation is read again with it",
+                });
+            }
+            Command::Stats => screen.note(&self.conversation.totals(&self.model)),
+            Command::Set(None) => screen.note(&self.settings.to_string()),
+            Command::Set(Some((name, value))) => {
+                self.settings.set(&name, &value, &self.model)?;
+                screen.note(&format!("{name} {}", self.settings.value(&name).unwrap_or_default()));
+            }
+            Command::Save(file) => {
+                let file = self.file_or(file, "/save")?;
+                self.conversation.save(&self.model, &file)?;
+                let count = self.conversation.position();
+                screen.note(&format!("{count} tokens saved to {}", file.display()));
+            }
+            Command::Load(file) => {
+                let file = self.file_or(file, "/load")?;
+                self.conversation.load(&mut self.model, &file)?;
+                let count = self.conversation.position();
+                screen.note(&format!("continuing after {count} tokens of {}", file.display()));
+            }
+        }
+        Ok(Next::Go)
+    }
+
+    /// The file that a command names, or else that of `--session`.
+    fn file_or(&self, named: Option<PathBuf>, command: &'static str) -> Result<PathBuf> {
+        let file = named.or_else(|| self.file.clone());
+        Ok(file.ok_or(CommandError::Missing { command, expected: "a file" })?)
+    }
+}
+
+/// Opens the conversation in `file`, or begins one.
+pub fn open_conversation(
+    model: &mut TextModel,
+    args: &ConversationArgs,
+    screen: &Screen,
+) -> Result<Conversation> {
+    // Said before the first answer rather than after it.
+    let folder =
+        args.session.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        bail!("cannot keep the conversation: there is no folder {}", folder.display());
+    }
+    let mut conversation = Conversation::new(model, args.system.as_deref());
+    if let Some(file) = args.session.as_deref().filter(|file| file.exists()) {
+        conversation.load(model, file)?;
+        screen.note(&format!("continuing after {} tokens of {}", conversation.position(), file.display()));
+        if let Some(text) = &args.system
+            && conversation.system() != Some(text)
+        {
+            conversation.set_system(text);
+        }
+    }
+    Ok(conversation)
+}
+
+/// `$XDG_STATE_HOME/moeflux`, or `~/.local/state/moeflux`.
+pub fn state_folder() -> Option<PathBuf> {
+    let given = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|folder| folder.is_absolute());
+    let home =
+        || std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".local/state"));
+    given.or_else(home).map(|folder| folder.join("moeflux"))
+}
+
+/// Makes `folder` for its owner alone, unless it is there.
+fn make_private(folder: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.with_context(|| format!("cannot make {}", folder.display()))
+}

@@ -1,0 +1,202 @@
+//! What an answer looks like: text on standard output, everything else on standard error.
+//!
+//! On a terminal reasoning is dimmed, or set between lines where there is no colour. Where standard output is no
+//! terminal it holds the answers alone, and reasoning goes to standard error.
+
+use std::io::{IsTerminal, Write};
+
+use anyhow::{Context, Result};
+use moeflux::error::size;
+use moeflux::experts::CacheStats;
+use moeflux::{Finish, Passage, TextModel};
+
+use super::conversation::{Answered, Conversation, speed};
+
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Nothing,
+    Reasoning,
+    Text,
+}
+
+/// Writes answers, notes and statistics.
+#[derive(Debug)]
+pub struct Screen {
+    /// Whether standard output and error are terminals.
+    terminal: bool,
+    error_terminal: bool,
+    /// Whether they can show colour, and whether that is wanted.
+    colour: bool,
+    editable: bool,
+    part: Part,
+    /// Whether what was written last ended a line.
+    at_line_start: bool,
+    failed: std::io::Result<()>,
+}
+
+impl Screen {
+    pub fn new() -> Self {
+        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let term = std::env::var("TERM").unwrap_or_default();
+        let dumb = ["", "dumb", "emacs", "cons25"].contains(&term.as_str());
+        Self {
+            terminal: std::io::stdout().is_terminal(),
+            error_terminal: std::io::stderr().is_terminal(),
+            colour: !dumb && !set("NO_COLOR"),
+            editable: !dumb,
+            part: Part::Nothing,
+            at_line_start: true,
+            failed: Ok(()),
+        }
+    }
+
+    /// Whether the terminal can move its cursor.
+    pub fn can_edit(&self) -> bool {
+        self.editable
+    }
+
+    /// Writes a piece of an answer; false if that is impossible.
+    pub fn show(&mut self, passage: &Passage) -> bool {
+        let (part, text) = match passage {
+            Passage::Reasoning(text) => (Part::Reasoning, text),
+            Passage::Text(text) => (Part::Text, text),
+        };
+        // On a terminal a passage begins with its first word.
+        let begins = self.terminal && self.part != part;
+        let text = if begins { text.trim_start_matches(['\n', '\r']) } else { text.as_str() };
+        if text.is_empty() {
+            return true;
+        }
+        self.enter(part);
+        // A model must not be able to command the terminal.
+        let safe = |c: &char| !c.is_control() || ['\n', '\t'].contains(c);
+        let shown: String = match self.terminal {
+            true => text.chars().filter(safe).collect(),
+            false => text.to_owned(),
+        };
+        self.write(&shown);
+        self.failed.is_ok()
+    }
+
+    /// Changes from reasoning to text and back.
+    fn enter(&mut self, part: Part) {
+        if self.part == part {
+            return;
+        }
+        match (self.terminal, self.colour, part) {
+            (true, true, Part::Reasoning) => self.write(DIM),
+            (true, false, Part::Reasoning) => self.write("[thinking]\n"),
+            _ => {}
+        }
+        if self.part == Part::Reasoning {
+            if !self.at_line_start {
+                self.write("\n");
+            }
+            match (self.terminal, self.colour) {
+                (true, true) if part == Part::Text => self.write(&format!("{PLAIN}\n")),
+                (true, true) => self.write(PLAIN),
+                (true, false) => self.write("[answer]\n"),
+                _ => {}
+            }
+        }
+        self.part = part;
+    }
+
+    fn write(&mut self, text: &str) {
+        let written = if self.part == Part::Reasoning && !self.terminal {
+            std::io::stderr().lock().write_all(text.as_bytes())
+        } else {
+            let mut out = std::io::stdout().lock();
+            out.write_all(text.as_bytes()).and_then(|()| out.flush())
+        };
+        self.at_line_start = text.ends_with('\n');
+        if self.failed.is_ok() {
+            self.failed = written;
+        }
+    }
+
+    /// Ends an answer: what follows begins on a line of its own. Where there is no terminal a complete answer has one line
+    /// end more than its text.
+    pub fn end_answer(&mut self, complete: bool) -> Result<()> {
+        self.enter(Part::Nothing);
+        if !self.at_line_start || (complete && !self.terminal) {
+            self.write("\n");
+        }
+        self.at_line_start = true;
+        std::mem::replace(&mut self.failed, Ok(())).context("cannot write the answer")
+    }
+
+    /// Writes what is no answer.
+    pub fn note(&self, text: &str) {
+        match self.error_terminal && self.colour {
+            true => eprintln!("{DIM}{text}{PLAIN}"),
+            false => eprintln!("{text}"),
+        }
+    }
+
+    /// Writes what went wrong.
+    pub fn error(&self, text: &str) {
+        eprintln!("error: {text}");
+    }
+
+    /// The line after an answer.
+    pub fn statistics(&self, answered: &Answered, conversation: &Conversation, context: usize) {
+        let Answered { generated, reused } = answered;
+        let (prefill, decode) = (&generated.prefill, &generated.decode);
+        let mut cache = CacheStats::default();
+        cache += prefill.cache;
+        cache += decode.cache;
+        let per_token = decode.cache.bytes_read / decode.tokens.max(1);
+        let finish = match generated.finish {
+            Finish::EndOfText => "",
+            Finish::MaxTokens => " (stopped at --max-tokens)",
+            Finish::ContextFull => " (stopped: the context is full)",
+            Finish::Stopped => " (stopped)",
+        };
+        let known = match reused {
+            0 => String::new(),
+            n => format!(" after {n} known"),
+        };
+        let bandwidth = cache.bandwidth().map(|b| format!(" at {:.2} GB/s", b / 1e9)).unwrap_or_default();
+        let read_ahead = match cache.prefetches {
+            0 => String::new(),
+            n => {
+                let wasted = n - (cache.prefetch_hits + cache.late).min(n);
+                format!(", {n} read ahead, {wasted} of them for nothing")
+            }
+        };
+        self.note(&format!(
+            "prompt {} tokens{known}, {:.1} tokens/s; answer {} tokens, {:.1} tokens/s{finish}; experts: {:.1} % hits, {} read{bandwidth} ({} a token){read_ahead}, stalled {:.2} s; context {} of {context}",
+            prefill.tokens,
+            speed(prefill),
+            generated.tokens.len(),
+            speed(decode),
+            100.0 * cache.hit_rate(),
+            size(cache.bytes_read),
+            size(per_token),
+            cache.stall.as_secs_f64(),
+            conversation.position(),
+        ));
+    }
+}
+
+/// What was opened and how memory is divided, on standard error.
+pub fn describe(model: &TextModel, screen: &Screen) {
+    let engine = &model.engine;
+    let (budget, cache) = (engine.budget(), engine.experts());
+    let all = cache.store().total_bytes();
+    screen.note(&format!(
+        "{}; trunk {}, context {} tokens {}, experts {} of {} in {} slots\n{}",
+        engine.backend(),
+        size(budget.needs.trunk),
+        engine.context(),
+        size(budget.needs.kv),
+        size(cache.plan().bytes().min(all)),
+        size(all),
+        cache.plan().slots(),
+        engine.reads(),
+    ));
+}

@@ -1,0 +1,50 @@
+//! A `moeflux serve` of the demo, for one test.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+use assert_cmd::cargo::CommandCargoExt;
+
+pub struct Served {
+    child: Child,
+    pub address: String,
+    _cache: tempfile::TempDir,
+}
+
+/// Starts a server on `port`, 0 for any, and waits until it listens.
+pub fn serve(port: u16, arguments: &[&str]) -> Served {
+    let cache = tempfile::tempdir().unwrap();
+    let mut command = Command::cargo_bin("moeflux").unwrap();
+    command.env("XDG_CACHE_HOME", cache.path()).args(["serve", "demo", "--context", "512", "--port"]);
+    command.arg(port.to_string());
+    let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line = lines.find_map(|line| line.ok().filter(|line| line.contains(" on http://"))).unwrap();
+    let address = line.split("http://").nth(1).unwrap().to_owned();
+    // Whoever does not read stops the writer.
+    std::thread::spawn(move || lines.for_each(drop));
+    Served { child, address, _cache: cache }
+}
+
+impl Served {
+    /// The text of an answer.
+    pub fn ask(&self, body: &serde_json::Value) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let body = body.to_string();
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close";
+        let kind = "Content-Type: application/json";
+        write!(stream, "{head}\r\n{kind}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let json: serde_json::Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        json["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+    }
+
+    /// Asks it to end, and waits for that.
+    pub fn terminate(mut self) -> Option<i32> {
+        let kill = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        assert!(kill.success());
+        self.child.wait().unwrap().code()
+    }
+}
