@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::graph::ExpertSetId;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::checkpoint::CheckpointFile;
 use crate::experts::ExpertStore;
@@ -35,6 +36,8 @@ pub struct Disk {
     pub latency: f64,
     /// Bytes per second from then on.
     pub bandwidth: f64,
+    /// Seconds of the processor that asking for a byte takes, and whatever the system does for it.
+    pub processor: f64,
 }
 
 impl Disk {
@@ -43,16 +46,16 @@ impl Disk {
         if bytes > 0.0 { self.latency + bytes / self.bandwidth.max(1.0) } else { 0.0 }
     }
 
-    /// From the seconds that batches of two sizes took.
-    fn fit([small, large]: [(f64, f64); 2]) -> Self {
+    /// From the seconds that batches of two sizes took, and those of the processor a byte.
+    fn fit([small, large]: [(f64, f64); 2], processor: f64) -> Self {
         let (more_bytes, more_seconds) = (large.0 - small.0, large.1 - small.1);
         let bandwidth = large.0 / large.1.max(1e-9);
         if more_bytes <= 0.0 || more_seconds <= 0.0 {
-            return Self { latency: 0.0, bandwidth };
+            return Self { latency: 0.0, bandwidth, processor };
         }
         let latency = (small.1 - small.0 * more_seconds / more_bytes).max(0.0);
         // The bandwidth explains what the latency leaves of the large batch.
-        Self { latency, bandwidth: large.0 / (large.1 - latency).max(1e-9) }
+        Self { latency, bandwidth: large.0 / (large.1 - latency).max(1e-9), processor }
     }
 
     /// Reads experts of `store` through `queue` in the way that the engine would choose, or in `mode`; `None` if there is
@@ -114,6 +117,12 @@ impl Disk {
         mut expert: impl FnMut() -> Option<(Vec<ReadPart>, usize)>,
     ) -> Option<Self> {
         let mut measured: [Vec<(f64, f64)>; 2] = Default::default();
+        // One piece of memory, as the engine's slots are, because where memory is in large pages reads are faster.
+        let (_, slot_bytes) = expert()?;
+        let mut free = HostBuffer::zeroed(slot_bytes * BATCHES[1]).ok()?;
+        free.as_mut_slice().fill(1);
+        let mut free = free.split(BATCHES[1], slot_bytes);
+        let (mut processor, mut bytes) = (0.0, 0.0);
         let start = Instant::now();
         for turn in 0..MOST_TURNS {
             if turn >= LEAST_TURNS && start.elapsed() > MOST_TIME {
@@ -123,28 +132,42 @@ impl Disk {
                 let mut requests = vec![];
                 for tag in 0..*size as u64 {
                     let (parts, bytes) = expert()?;
-                    let mut buffer = HostBuffer::zeroed(bytes).ok()?;
-                    // So that finding memory for it is not measured.
-                    buffer.as_mut_slice().fill(1);
+                    // Experts of other layers may be larger.
+                    let buffer = match free.pop() {
+                        Some(buffer) if buffer.as_ref().len() >= bytes => buffer,
+                        _ => HostBuffer::zeroed(bytes).ok()?,
+                    };
                     requests.push(ReadRequest { tag, buffer, parts, mode });
                 }
-                measured.push(batch(queue, requests)?);
+                let before = processor_time();
+                let (result, buffers) = batch(queue, requests);
+                free.extend(buffers);
+                measured.push(result?);
+                processor += processor_time() - before;
+                bytes += measured.last().map_or(0.0, |(bytes, _)| *bytes);
             }
         }
-        Some(Self::fit(measured.map(median)))
+        Some(Self::fit(measured.map(median), processor / f64::max(bytes, 1.0)))
     }
 }
 
-/// Bytes and seconds of reading all of `requests`; `None` if one fails.
-fn batch(queue: &mut dyn ReadQueue, requests: Vec<ReadRequest>) -> Option<(f64, f64)> {
+/// Bytes and seconds of reading all of `requests`, unless one fails; and their buffers.
+fn batch(queue: &mut dyn ReadQueue, requests: Vec<ReadRequest>) -> (Option<(f64, f64)>, Vec<HostBuffer>) {
     let bytes: usize = requests.iter().flat_map(|r| &r.parts).map(|part| part.len).sum();
     let start = Instant::now();
     requests.into_iter().for_each(|request| queue.submit(request));
-    let mut whole = true;
+    let (mut whole, mut buffers) = (true, vec![]);
     while let Some(done) = queue.wait() {
         whole &= done.result.is_ok();
+        buffers.push(done.buffer);
     }
-    whole.then(|| (bytes as f64, start.elapsed().as_secs_f64()))
+    (whole.then(|| (bytes as f64, start.elapsed().as_secs_f64())), buffers)
+}
+
+/// Seconds of the processor that this process has taken, of all its threads.
+fn processor_time() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
 /// The mean of bytes, and those bytes at the median speed.
@@ -162,12 +185,13 @@ mod tests {
 
     #[test]
     fn latency_and_bandwidth_are_told_apart() {
-        let disk = Disk::fit([(1e6, 2e-3), (6e6, 7e-3)]);
+        let disk = Disk::fit([(1e6, 2e-3), (6e6, 7e-3)], 1e-11);
         assert!((disk.latency - 1e-3).abs() < 1e-9 && (disk.bandwidth - 1e9).abs() < 1.0, "{disk:?}");
         assert!((disk.seconds(3e6) - 4e-3).abs() < 1e-9);
         assert_eq!(disk.seconds(0.0), 0.0);
         // Noise that says that more bytes take less time.
-        assert_eq!(Disk::fit([(1e6, 3e-3), (6e6, 2e-3)]), Disk { latency: 0.0, bandwidth: 3e9 });
+        let backwards = Disk::fit([(1e6, 3e-3), (6e6, 2e-3)], 0.0);
+        assert_eq!(backwards, Disk { latency: 0.0, bandwidth: 3e9, processor: 0.0 });
     }
 
     #[test]

@@ -6,8 +6,9 @@
 //! - max(0, R − H) where nothing was read ahead: reading begins when the router has chosen;
 //! - max(0, R − C) where the misses had been guessed: reading began when the layer before had its own.
 //!
-//! The guessed share g weighs the two. As many are guessed as are asked for, so wrong guesses that are not in memory are
-//! read as well, and R(m) is that of m · (2 − g) experts. For one token m is binomial with the hit rate; for a prompt it is the expected number of distinct
+//! The guessed share g weighs the two. The engine reads ahead only as many as fit the time in which the disk would be idle,
+//! (1 − H / C) · C, and one more; so many of the wrong guesses are read in vain. Reading takes the processor's time too,
+//! which adds to C. For one token m is binomial with the hit rate; for a prompt it is the expected number of distinct
 //! experts that are missing.
 
 use super::disk::Disk;
@@ -93,6 +94,17 @@ pub struct Prediction {
     pub stall: f64,
 }
 
+/// What a layer's misses cost.
+#[derive(Debug, Clone, Copy, Default)]
+struct Waiting {
+    /// Seconds of waiting.
+    seconds: f64,
+    /// Seconds of the processor.
+    processor: f64,
+    /// Bytes read.
+    bytes: f64,
+}
+
 /// Probabilities of 0..=n successes of probability `p` each.
 fn binomial(n: usize, p: f64) -> Vec<f64> {
     let mut all = vec![1.0];
@@ -143,9 +155,10 @@ impl CostModel {
             hits += hit_rate * routed.top_k as f64;
             computing += self.copying(routed, popularity, None);
             for (missing, probability) in binomial(routed.top_k, 1.0 - hit_rate).into_iter().enumerate() {
-                let (waiting, read) = self.waiting(layer.token, routed, missing as f64);
-                stall += probability * waiting;
-                bytes += probability * read;
+                let waiting = self.waiting(layer.token, routed, missing as f64);
+                stall += probability * waiting.seconds;
+                computing += probability * waiting.processor;
+                bytes += probability * waiting.bytes;
             }
         }
         Prediction {
@@ -170,24 +183,28 @@ impl CostModel {
                 let Some(routed) = &layer.routed else { continue };
                 let (_, missing) = popularity.distinct(slots[routed.set], routed.experts, routed.top_k, rows);
                 seconds += self.copying(routed, popularity, Some(rows));
-                seconds += self.waiting(computing, routed, missing).0;
+                let waiting = self.waiting(computing, routed, missing);
+                seconds += waiting.seconds + waiting.processor;
             }
         }
         prompt.tokens.max(1) as f64 / seconds.max(1e-9)
     }
 
-    /// Seconds that a layer waits for `missing` experts while it computes for `computing` seconds, and bytes read.
-    fn waiting(&self, computing: f64, routed: &Routed, missing: f64) -> (f64, f64) {
+    /// What a layer reads and waits if `missing` experts are, while it computes for `computing` seconds.
+    fn waiting(&self, computing: f64, routed: &Routed, missing: f64) -> Waiting {
         if missing <= 0.0 {
-            return (0.0, 0.0);
+            return Waiting::default();
         }
-        let in_vain = if self.guessed > 0.0 { 1.0 - self.guessed } else { 0.0 };
-        let bytes = missing * (1.0 + in_vain) * routed.expert_bytes as f64;
+        let expert_bytes = routed.expert_bytes as f64;
+        let idle = computing * (1.0 - routed.overlapping);
+        let ahead = missing.min(1.0 + idle * self.disk.bandwidth / expert_bytes.max(1.0));
+        let in_vain = if self.guessed > 0.0 { (1.0 - self.guessed) * ahead } else { 0.0 };
+        let bytes = (missing + in_vain) * expert_bytes;
         let reading = self.disk.seconds(bytes);
         let after = |overlapping: f64| (reading - overlapping).max(0.0);
-        let ahead = after(computing);
-        let asked = after(computing * routed.overlapping);
-        (self.guessed * ahead + (1.0 - self.guessed) * asked, bytes)
+        let (guessed, asked) = (after(computing), after(computing * routed.overlapping));
+        let waiting = self.guessed * guessed + (1.0 - self.guessed) * asked;
+        Waiting { seconds: waiting, processor: bytes * self.disk.processor, bytes }
     }
 
     /// Seconds of copying experts to the device that computes, for one token or for the rows of a prompt.
@@ -214,7 +231,7 @@ mod tests {
     /// Two layers of 2 ms with four experts, one a token, and a head of 1 ms; reading an expert takes `read_ms`.
     fn model(read_ms: f64, guessed: f64) -> CostModel {
         let layer = |set| Layer { token: 2e-3, position: 1e-6, prompt: 1e-3, routed: Some(routed(set)) };
-        let disk = Disk { latency: 0.0, bandwidth: 1000.0 / (read_ms * 1e-3) };
+        let disk = Disk { latency: 0.0, bandwidth: 1000.0 / (read_ms * 1e-3), processor: 0.0 };
         CostModel { layers: vec![layer(0), layer(1)], head: 1e-3, disk, guessed, link: None }
     }
 
@@ -252,6 +269,16 @@ mod tests {
         near(all.stall, 2.0 * 0.5 * (10e-3 - 2e-3));
         near(all.decode, 1.0 / (5e-3 + all.stall));
         near(at(1.9, 1.0).stall, 0.0);
+        // The processor takes a millisecond for each of the two layers' misses.
+        let mut busy = model(10.0, 1.0);
+        busy.disk.processor = 1e-6;
+        let busy = busy.predict(&plan, Popularity::Uniform, PROMPT, 0);
+        near(busy.stall, all.stall);
+        near(1.0 / busy.decode, 1.0 / all.decode + 2.0 * 0.5 * 1e-3);
+        // Reads of 1 ms and 1 ms of idle time: two are read ahead however many are missing, half of them in vain.
+        let none = Routed { top_k: 2, ..routed(0) };
+        near(model(1.0, 0.5).waiting(2e-3, &none, 2.0).bytes, 3000.0);
+        near(model(1.0, 0.5).waiting(2e-3, &none, 4.0).bytes, 5000.0);
         // Two tokens choose 4 · (1 − (3/4)²) = 1.75 experts of a layer; half of them are missing.
         near(all.prefill, 2.0 / (5e-3 + 2.0 * (0.875 * 10e-3 - 2e-3)));
     }
