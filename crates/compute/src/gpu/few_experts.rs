@@ -107,25 +107,15 @@ impl Lowering<'_> {
         let logits = choice.map_or(none, |c| self.value(c.logits));
         let correction = self.optional(choice.and_then(|c| c.bias));
         let weight = norm.map_or(none, |norm| self.vector(norm.weight));
-        let buffers = [
-            slots, table, logits, correction, ids, weights, x, weight, gate_bias, up_bias, bytes, scales,
-        ];
+        let buffers =
+            [slots, table, logits, correction, ids, weights, x, weight, gate_bias, up_bias, bytes, scales];
         let routes = choice.is_some();
         let route = choice.map(|c| RouteWords { route: c.route, has_bias: c.bias.is_some() });
-        let constants: &[&dyn Words] = &[
-            gate,
-            up,
-            &NormWords(norm),
-            &routes,
-            &route,
-            &top_k,
-            &activation,
-            &alpha,
-            &limit,
-            &has_bias,
-        ];
+        let constants: &[&dyn Words] =
+            &[gate, up, &NormWords(norm), &routes, &route, &top_k, &activation, &alpha, &limit, &has_bias];
         let launch = Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants };
-        let first = named(launch.over([gate.matrix.rows / BLOCK + usize::from(routes), pairs, 1], THREADS), name);
+        let first =
+            named(launch.over([gate.matrix.rows / BLOCK + usize::from(routes), pairs, 1], THREADS), name);
 
         // Where not all experts of a token may be there at once, their outputs are summed when all have been.
         let summed = self.memory.experts.room(e.set) >= pairs.min(self.graph.expert_sets[e.set.0].experts);

@@ -218,15 +218,8 @@ impl Lowering<'_> {
         let residual = first.residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [self.all_weights(first), x, residual, out(0), out(1), out(2)];
         let weight = self.norm_unit(norm);
-        let constants: &[&dyn Words] = &[
-            &parts[0],
-            &parts[1],
-            &parts[2],
-            &NormWords(norm),
-            &weight,
-            &span,
-            &first.residual.is_some(),
-        ];
+        let constants: &[&dyn Words] =
+            &[&parts[0], &parts[1], &parts[2], &NormWords(norm), &weight, &span, &first.residual.is_some()];
         let launch = Launch { unit: "few_rows", kernel: "products", buffers: &buffers, constants };
         let dispatch = launch.over([groups.iter().sum(), self.rows, 1], THREADS);
         self.run.push(dispatch);

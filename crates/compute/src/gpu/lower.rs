@@ -14,8 +14,8 @@ use super::tensor_cores::{TensorExperts, TensorLinear, TensorScratch};
 use super::weights::DeviceWeight;
 use crate::backend::{ActivationMode, KvType};
 use crate::graph::{
-    Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, HeadPairing, LatentAttention,
-    LatentWeights, RopeStyle, Route, Routing, Value, WeightId,
+    Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, HeadPairing,
+    LatentAttention, LatentWeights, RopeStyle, Route, Routing, Value, WeightId,
 };
 
 /// Threads of a group, unless a kernel says otherwise.
@@ -574,14 +574,8 @@ impl Lowering<'_> {
         let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
         let copy = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants }.each(count);
         self.run.push(copy);
-        let attend = Attend {
-            heads,
-            kv_heads: 1,
-            dims: [width, rank, width, width],
-            scale,
-            window: 0,
-            sinks: None,
-        };
+        let attend =
+            Attend { heads, kv_heads: 1, dims: [width, rank, width, width], scale, window: 0, sinks: None };
         self.attend(&attend, [query, latents, latents], mixed);
         match weights {
             LatentWeights::Joint(weight) => {

@@ -93,7 +93,8 @@ impl Archive {
             ImageId::Text(kernel) => {
                 let texts = self.texts()?;
                 let place = texts.places.get(&kernel);
-                let place = place.ok_or_else(|| Error::Device { reason: format!("there is no kernel {kernel}") })?;
+                let place =
+                    place.ok_or_else(|| Error::Device { reason: format!("there is no kernel {kernel}") })?;
                 let mut text = texts.all.as_bytes()[place.clone()].to_vec();
                 text.push(0);
                 Ok(text)

@@ -201,8 +201,7 @@ impl Cuda {
             let symbol = CString::new(name).expect("a name has no zero byte");
             let mut function = Function::NULL;
             call!(self.driver, module_function(&mut function, module, symbol.as_ptr()))?;
-            let kernel =
-                Kernel { function, shared_bytes: DEFAULT_SHARED_BYTES, waits: loaded.is_some() };
+            let kernel = Kernel { function, shared_bytes: DEFAULT_SHARED_BYTES, waits: loaded.is_some() };
             self.kernels.insert(name.to_owned(), kernel);
         }
         let kernel = self.kernels.get_mut(name).expect("it was just put there");
