@@ -26,6 +26,8 @@ const MOST_TIME: Duration = Duration::from_millis(700);
 /// Batches of each size and way, at most and at least.
 const MOST_TURNS: usize = 60;
 const LEAST_TURNS: usize = 3;
+/// Bytes that batches are read into, at most, unless one expert is larger.
+const SLOTS_BYTES: usize = 256 << 20;
 /// Bytes of the file that stands in for a model.
 const STAND_IN_BYTES: usize = 256 << 20;
 
@@ -73,12 +75,10 @@ impl Disk {
         let expert = || {
             let set = ExpertSetId(below(store.sets()));
             let experts = store.set(set).experts;
-            (experts > 0).then(|| (store.reads(set, below(experts) as u32), store.slot_bytes(set)))
+            (experts > 0).then(|| store.reads(set, below(experts) as u32))
         };
-        if store.sets() == 0 {
-            return None;
-        }
-        Some((Self::try_out(queue, mode, expert)?, mode))
+        let slot_bytes = (0..store.sets()).map(|set| store.slot_bytes(ExpertSetId(set))).max()?;
+        Some((Self::try_out(queue, mode, slot_bytes, expert)?, mode))
     }
 
     /// Writes a file to `folder` and reads pieces of `expert_bytes` from it, past the page cache; for models that are not
@@ -102,41 +102,38 @@ impl Disk {
         let expert = || {
             let places = (STAND_IN_BYTES - len) / PAGE_BYTES;
             let offset = ((random.next_unit() * places as f64) as usize * PAGE_BYTES) as u64;
-            Some((vec![ReadPart { file: Arc::clone(&source), offset, len, at: 0 }], len))
+            Some(vec![ReadPart { file: Arc::clone(&source), offset, len, at: 0 }])
         };
-        let found = Self::try_out(queue, ReadMode::Direct, expert);
+        let found = Self::try_out(queue, ReadMode::Direct, len, expert);
         found.ok_or_else(|| {
             io("read from")(std::io::Error::other("a file that was just written cannot be read"))
         })
     }
 
-    /// Reads batches of what `expert` gives: what to read, and the bytes of its buffer.
+    /// Reads batches of what `expert` gives, each into `slot_bytes`.
     fn try_out(
         queue: &mut dyn ReadQueue,
         mode: ReadMode,
-        mut expert: impl FnMut() -> Option<(Vec<ReadPart>, usize)>,
+        slot_bytes: usize,
+        mut expert: impl FnMut() -> Option<Vec<ReadPart>>,
     ) -> Option<Self> {
         let mut measured: [Vec<(f64, f64)>; 2] = Default::default();
         // One piece of memory, as the engine's slots are, because where memory is in large pages reads are faster.
-        let (_, slot_bytes) = expert()?;
-        let mut free = HostBuffer::zeroed(slot_bytes * BATCHES[1]).ok()?;
-        free.as_mut_slice().fill(1);
-        let mut free = free.split(BATCHES[1], slot_bytes);
+        let slots = (SLOTS_BYTES / slot_bytes.max(1)).clamp(1, BATCHES[1]);
+        let mut memory = HostBuffer::zeroed(slot_bytes * slots).ok()?;
+        // So that finding memory is not measured.
+        memory.as_mut_slice().fill(1);
+        let mut free = memory.split(slots, slot_bytes);
         let (mut processor, mut bytes) = (0.0, 0.0);
         let start = Instant::now();
         for turn in 0..MOST_TURNS {
             if turn >= LEAST_TURNS && start.elapsed() > MOST_TIME {
                 break;
             }
-            for (size, measured) in BATCHES.iter().zip(&mut measured) {
+            for (size, measured) in BATCHES.into_iter().zip(&mut measured) {
                 let mut requests = vec![];
-                for tag in 0..*size as u64 {
-                    let (parts, bytes) = expert()?;
-                    // Experts of other layers may be larger.
-                    let buffer = match free.pop() {
-                        Some(buffer) if buffer.as_ref().len() >= bytes => buffer,
-                        _ => HostBuffer::zeroed(bytes).ok()?,
-                    };
+                for tag in 0..size.min(slots) as u64 {
+                    let (parts, buffer) = (expert()?, free.pop()?);
                     requests.push(ReadRequest { tag, buffer, parts, mode });
                 }
                 let before = processor_time();
