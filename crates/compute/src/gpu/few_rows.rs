@@ -111,8 +111,12 @@ fn unit(at: Slice) -> u32 {
 }
 
 impl Lowering<'_> {
+    /// Whether the kernels for few rows may be used: they find weights by where they begin in one buffer, in which those
+    /// that a device uses where they are do not lie.
     pub(super) fn is_few(&self) -> bool {
-        self.rows <= FEW_ROWS
+        let mut buffers = self.memory.weights.iter().map(|weight| weight.planes[0].buffer);
+        let first = buffers.next();
+        self.rows <= FEW_ROWS && buffers.all(|buffer| Some(buffer) == first)
     }
 
     /// Whether products of a width may take activations of eight bits.

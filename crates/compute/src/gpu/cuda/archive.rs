@@ -82,7 +82,6 @@ impl Archive {
         let texts = self.texts()?;
         let lines = texts.all.lines().filter_map(|line| line.strip_prefix(".target "));
         let mut targets: Vec<String> = lines.map(|line| line.trim().to_owned()).collect();
-        targets.push(format!("sm_{IMAGES_MAJOR}0"));
         targets.sort();
         targets.dedup();
         Ok((texts.places.len(), targets))
