@@ -91,12 +91,15 @@ def main() -> None:
     models = options.models or ["demo", *found]
     jobs = [(m, mode, chunk) for m in models for mode in ("f32", "int8") for chunk in (48, 4)]
     streamed = [(m, mode, chunk) for m, mode, chunk in jobs if m == "demo" or Path(m).parent.name in STREAMED]
+    bad = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = list(pool.map(lambda job: compare(options.binary, *job), jobs))
-        outcomes += pool.map(lambda job: stream(options.binary, *job), streamed)
-    for fine, text in outcomes:
-        print(text if fine else f"BAD {text}")
-    bad = sum(not fine for fine, _ in outcomes)
+        outcomes = [pool.submit(compare, options.binary, *job) for job in jobs]
+        outcomes += [pool.submit(stream, options.binary, *job) for job in streamed]
+        # As they come: whoever has to stop this sees how far it got.
+        for outcome in outcomes:
+            fine, text = outcome.result()
+            bad += not fine
+            print(text if fine else f"BAD {text}", flush=True)
     print(f"{len(outcomes) - bad} of {len(outcomes)} agree")
     sys.exit(1 if bad else 0)
 

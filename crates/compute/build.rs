@@ -51,6 +51,14 @@ mod emulator {
             replace: ("if (i < c.count) out[i] = a[i] + b[i];", "if (i <= c.count) out[i] = a[i] + b[i];"),
         },
         Fault {
+            unit: "few_rows",
+            name: "early",
+            replace: (
+                "    after_previous(ctx);\n    const float factor = enter_floats(",
+                "    const float factor = enter_floats(",
+            ),
+        },
+        Fault {
             unit: "rms_norm",
             name: "divergence",
             replace: (

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Compiles the GPU kernels to the archive of PTX that the CUDA executor embeds.
+"""Compiles the GPU kernels to the archives of PTX and of machine code that the CUDA executor embeds.
 
     python3 -m venv .venv && .venv/bin/pip install -r tools/cuda/requirements.txt
-    .venv/bin/python tools/cuda/build_kernels.py            # writes crates/compute/src/gpu/cuda/kernels.ptx.z
+    .venv/bin/python tools/cuda/build_kernels.py            # writes kernels.ptx.z and kernels.sm_90.z
     .venv/bin/python tools/cuda/build_kernels.py --check    # fails if the archive is not that of the sources
     .venv/bin/python tools/cuda/build_kernels.py --assemble # and assembles every kernel for every architecture
 
 Needs a C++ compiler, no GPU. The compiler is that of the packages beside this Python, else `nvcc` of the PATH.
 The PTX is for compute capability 8.0 and says version 8.0, so that drivers from 525 on read it; nothing newer is used.
+Machine code is for 9.0, where kernels also use programmatic dependent launch.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "crates/compute/src/gpu/kernels"
 ARCHIVE = ROOT / "crates/compute/src/gpu/cuda/kernels.ptx.z"
+IMAGES = ARCHIVE.with_name("kernels.sm_90.z")
 MARK = "//@ "
 FINGERPRINT = "//# "
 PTX_VERSION = "8.0"
@@ -62,18 +64,21 @@ def units() -> list[tuple[str, list[str]]]:
     return common + gemm + [(f'#include "cuda/{file}"\n', []) for file in ["prefill.cu", "flash_attention.cu"]]
 
 
-def compile_unit(tools: Path, folder: Path, index: int, text: str, definitions: list[str]) -> str:
+def compile_unit(tools: Path, folder: Path, index: int, text: str, definitions: list[str]) -> tuple[str, bytes]:
+    """PTX and machine code."""
     source = f"unit{index}.cu"
     (folder / source).write_text(text)
-    command = [tools / "nvcc", "-std=c++17", "-O3", "-arch=compute_80", "--ptx", "-I", KERNELS, *definitions, source]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     out = (folder / source).with_suffix(".ptx")
-    if run.returncode != 0:
-        sys.exit(f"{text}{' '.join(definitions)}\n{run.stdout}{run.stderr}")
+    for target in (["-arch=compute_80", "--ptx"], ["-arch=sm_90", "-cubin"]):
+        command = [tools / "nvcc", "-std=c++17", "-O3", *target, "-I", KERNELS, *definitions, source]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+        if run.returncode != 0:
+            sys.exit(f"{text}{' '.join(definitions)}\n{run.stdout}{run.stderr}")
     # Comments name files and builds; the texts must depend on the sources alone.
     lines = [line for line in out.read_text().splitlines() if line.strip() and not line.lstrip().startswith("//")]
     ptx = re.sub(r"^\.version .*", f".version {PTX_VERSION}", "\n".join(lines) + "\n", flags=re.M)
-    return re.sub(r"_INTERNAL_[0-9a-f]{8}_\d+_unit\d+_cu_", "_", ptx)
+    ptx = re.sub(r"_INTERNAL_[0-9a-f]{8}_\d+_unit\d+_cu_", "_", ptx)
+    return ptx, out.with_suffix(".cubin").read_bytes()
 
 
 def split(ptx: str) -> dict[str, str]:
@@ -112,7 +117,11 @@ def main() -> None:
     tools = toolkit()
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         folder = Path(temporary)
-        texts = list(pool.map(lambda item: compile_unit(tools, folder, item[0], *item[1]), enumerate(units())))
+        compiled = list(pool.map(lambda item: compile_unit(tools, folder, item[0], *item[1]), enumerate(units())))
+        texts = [text for text, _ in compiled]
+        images = f"{FINGERPRINT}{fingerprint()}\n".encode()
+        for text, image in compiled:
+            images += f"{MARK}{len(image)} {' '.join(sorted(split(text)))}\n".encode() + image
         kernels: dict[str, str] = {}
         for text in texts:
             for name, ptx in split(text).items():
@@ -129,10 +138,16 @@ def main() -> None:
             if stale:
                 sys.exit(f"{ARCHIVE.relative_to(ROOT)} is not that of the sources, run {Path(__file__).name}: "
                          f"{', '.join(stale)}")
+            # Machine code names what the compiler is run on, so that only its sources are compared.
+            archived_images = zlib.decompress(IMAGES.read_bytes()) if IMAGES.exists() else b""
+            if archived_images.split(b"\n", 1)[0] != images.split(b"\n", 1)[0]:
+                sys.exit(f"{IMAGES.relative_to(ROOT)} is not that of the sources, run {Path(__file__).name}")
             print(f"{size}: as the sources say")
         else:
             ARCHIVE.write_bytes(zlib.compress(plain.encode(), 9))
-            print(f"{size}, {ARCHIVE.stat().st_size >> 10} KiB deflated")
+            IMAGES.write_bytes(zlib.compress(images, 9))
+            print(f"{size}, {ARCHIVE.stat().st_size >> 10} KiB deflated; machine code {len(images) >> 10} KiB, "
+                  f"{IMAGES.stat().st_size >> 10} KiB deflated")
         if options.assemble:
             jobs = [(f"unit{i}", text, a) for i, text in enumerate(texts) for a in ARCHITECTURES]
             notes = [note for note in pool.map(lambda job: assemble(tools, folder, *job), jobs) if note]

@@ -31,6 +31,8 @@ STAND_IN = r"""
 #define stitchable typedef
 #define object_data typedef
 #define ray_data typedef
+// A word of OpenCL that Metal does not have.
+#define local local_
 #pragma OPENCL EXTENSION __cl_clang_non_portable_kernel_param_types : enable
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 typedef unsigned char uchar;
@@ -57,6 +59,7 @@ float rint(float x);
 float fma(float a, float b, float d);
 namespace precise {
 float exp(float x);
+float exp2(float x);
 float log(float x);
 float sqrt(float x);
 }

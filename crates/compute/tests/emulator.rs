@@ -107,6 +107,14 @@ fn simdgroup_matmul() -> Run {
     run
 }
 
+/// One token by 3 rows of 32 columns, without a norm.
+fn product() -> Run {
+    let inputs = vec![bytes(&wave(3 * 32)), bytes(&wave(32)), bytes(&[0.0])];
+    let part: [u32; 11] = [1, 32, 128, 0, 0, 0, 0, 0, u32::MAX, 3, 1];
+    let words = constants(&[&part, &false, &0.0f32, &u32::MAX, &false]);
+    Run::new("few_rows", "product_f32", inputs, 3).with(words, [1, 1, 1], 128)
+}
+
 /// Two tokens of one head of 40 × 64; the state is in front of the result.
 fn delta_rule() -> Run {
     let sequence: Vec<u8> = [0u32, 2, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -145,9 +153,12 @@ fn planted_faults_are_caught() {
         ("bound", add(), "of 400"),
         ("divergence", norm(), "do not reach"),
         ("unwritten", gather(), "nothing has written"),
+        ("early", product(), "before the dispatches before have ended"),
     ];
     for (fault, run, expected) in cases {
-        for (sound, faulty) in devices(None).zip(devices(Some(fault))) {
+        // Every second device is Metal's, whose dispatches never begin early.
+        let step = if fault == "early" { 2 } else { 1 };
+        for (sound, faulty) in devices(None).zip(devices(Some(fault))).step_by(step) {
             run.on(sound).unwrap_or_else(|error| panic!("{fault}, not planted: {error}"));
             let error = run.on(faulty).expect_err(fault).to_string();
             assert!(error.contains(expected), "{fault}: {error}");

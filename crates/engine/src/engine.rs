@@ -143,6 +143,8 @@ pub struct Engine {
     pool: Arc<Pool>,
     expert_use: ExpertUse,
     stats: Stats,
+    /// Of the last batch: its memory is used again.
+    logits: Vec<f32>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -235,6 +237,7 @@ impl Engine {
             pool,
             expert_use,
             stats: Stats::default(),
+            logits: vec![],
         })
     }
 
@@ -307,7 +310,7 @@ impl Engine {
             slots = StateSlots { read, write: new.number() };
             state = Some(new);
         }
-        let mut logits = vec![];
+        let mut logits = std::mem::take(&mut self.logits);
         for (index, chunk) in tokens.chunks(self.chunk).enumerate() {
             self.reserve(session, position, position + chunk.len())?;
             let last = (index + 1) * self.chunk >= tokens.len();
@@ -325,6 +328,7 @@ impl Engine {
             position += chunk.len();
             all.extend_from_slice(&logits);
         }
+        self.logits = logits;
         Ok(state)
     }
 

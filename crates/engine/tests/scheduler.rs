@@ -104,7 +104,7 @@ fn tokens(answer: moeflux::scheduler::Answer) -> Vec<u32> {
 #[test]
 fn answers_do_not_depend_on_company_or_memory() {
     let mut single = model(&demo(), &options());
-    let expected: Vec<_> = (0..QUESTIONS.len()).map(|index| alone(&mut single, index, 60)).collect();
+    let expected: Vec<_> = (0..QUESTIONS.len()).map(|index| alone(&mut single, index, 95)).collect();
     drop(single);
     // Room for all; for about two at a time, so that some are put back; experts from disk.
     let tight = Options { context: Some(128), chunk: Some(24), kv_tokens: Some(192), ..options() };
@@ -118,7 +118,7 @@ fn answers_do_not_depend_on_company_or_memory() {
                     let conversation =
                         moeflux::generation::Conversation { messages: &conversation, ..Default::default() };
                     let prompt = scheduler.encode_chat(&conversation).unwrap().tokens;
-                    scheduler.submit(request(prompt, index, 60)).unwrap()
+                    scheduler.submit(request(prompt, index, 95)).unwrap()
                 })
                 .collect();
             for (index, answer) in answers.into_iter().enumerate() {

@@ -53,15 +53,14 @@ fn hexadecimal(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A file's name, and the first and last byte of what was asked of it.
-type Asked = (String, Option<(usize, usize)>);
+/// Name of a file, and the bytes of it, if not all.
+pub type Asked = (String, Option<(usize, usize)>);
 
 struct State {
     files: Vec<File>,
     fault: Mutex<Fault>,
     token: Mutex<Option<&'static str>>,
     requests: AtomicU64,
-    /// Files that were asked for, and which bytes of them.
     asked: Mutex<Vec<Asked>>,
     bytes_served: AtomicU64,
     closed: AtomicBool,
@@ -117,7 +116,7 @@ impl Hub {
         self.state.requests.load(Ordering::SeqCst)
     }
 
-    /// Names of the files whose content was asked for, and the bytes of them, if not all were.
+    /// What content was asked for.
     pub fn asked(&self) -> Vec<Asked> {
         self.state.asked.lock().unwrap().clone()
     }

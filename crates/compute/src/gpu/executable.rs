@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::backend::{GpuOptions, device_scratch_bytes};
 use super::device::{BufferId, Device, Dispatch, RecordingId, Slice};
 use super::experts::{DeviceExperts, Room};
-use super::few_rows::{self, COPIES, Quantized};
+use super::few_experts::{self, Quantized};
 use super::inputs::{FEW_ROWS, InputLayout, Shape, page_numbers};
 use super::lower::{Memory, Piece, Scratch, lower, scratch_bytes};
 use super::state::State;
@@ -43,7 +43,7 @@ pub(crate) struct GpuExecutable {
     scratch: Scratch,
     tensor: Option<TensorScratch>,
     simdgroup_matrices: bool,
-    quantized: [Quantized; COPIES + 1],
+    quantized: Quantized,
     activations: ActivationMode,
     inputs: BufferId,
     /// Buffers that grow, with their bytes.
@@ -113,11 +113,8 @@ impl GpuExecutable {
         } else {
             None
         };
-        let mut quantized = vec![];
-        for [bytes, scales] in few_rows::scratch_bytes(&graph, rows) {
-            quantized.push(Quantized { bytes: alloc(bytes)?, scales: alloc(scales)? });
-        }
-        let quantized = quantized.try_into().expect("one for each size");
+        let [bytes, scales] = all(few_experts::scratch_bytes(&graph, rows), &mut alloc)?;
+        let quantized = Quantized { bytes, scales };
         let mut routings = vec![];
         let mut most_chosen = 1;
         for node in &graph.nodes {
@@ -324,6 +321,13 @@ impl GpuExecutable {
     }
 }
 
+/// The bytes of floats, little-endian as on every GPU.
+#[cfg(target_endian = "little")]
+fn bytes_of(values: &mut [f32]) -> &mut [u8] {
+    // SAFETY: floats and bytes have no invalid values and no padding; the length is that of the same memory.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
 fn all<const N: usize>(
     sizes: [usize; N],
     alloc: &mut impl FnMut(usize) -> Result<BufferId>,
@@ -347,12 +351,10 @@ impl Executable for GpuExecutable {
         let shape = Shape::of(batch);
         self.set_inputs(batch, shape)?;
         self.run_pieces(shape, experts)?;
-        let mut bytes = vec![0; shape.outputs * self.graph.vocab_size() * 4];
+        // Not cleared: what has the right length need not be filled before it is overwritten.
+        logits.resize(shape.outputs * self.graph.vocab_size(), 0.0);
         let from = self.logits.0;
-        self.device_mut().download(from.into(), &mut bytes)?;
-        logits.clear();
-        logits.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
-        Ok(())
+        self.device_mut().download(from.into(), bytes_of(logits))
     }
 
     fn set_profiling(&mut self, on: bool) {

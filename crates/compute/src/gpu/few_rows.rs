@@ -1,50 +1,34 @@
-//! Lowering to the kernels of `kernels/few_rows.h`: products of few rows, with activations of eight bits where those may
-//! be used, and wide loads of plain floats.
+//! Lowering to the kernels of `kernels/few_rows.h`: products of few rows with resident weights.
+//!
+//! Products of one input that follow each other become one dispatch. A norm that only such products and routed experts
+//! read becomes part of each of them: every group normalises the row for itself, which is cheaper than a dispatch.
 
-use super::device::{BufferId, Dispatch, Slice, Words};
-use super::experts::Part;
+use super::device::{Dispatch, Slice, Words};
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering};
-use super::weights::DeviceWeight;
+use super::steps::Step;
+use super::weights::{ALIGNMENT, DeviceWeight, Format};
 use crate::DType;
 use crate::backend::ActivationMode;
-use crate::graph::{Activation, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
+use crate::graph::{Precision, Value, WeightId};
 
 /// Columns that share a scale.
-const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
+/// Threads of a product of plain floats.
+const PLAIN_THREADS: u32 = 256;
+/// `MOST_COLUMNS` of `kernels/activations.h`.
+pub(super) const MOST_COLUMNS: usize = 8192;
+/// Products of one dispatch, at most.
+const MOST_PARTS: usize = 3;
+/// Groups that keep a large device busy: beyond, warps make more outputs each.
+const GROUPS: usize = 1188;
+/// Stands for a weight that is not there.
+const NONE: u32 = u32::MAX;
 
-/// Memory for activations of eight bits: their bytes, then scale and sum of each block.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Quantized {
-    pub(crate) bytes: BufferId,
-    pub(crate) scales: BufferId,
-}
-
-/// Copies of values that are kept at once: a layer's input stays while another product is made.
-pub(crate) const COPIES: usize = 2;
-
-/// Bytes of the copies' and of the experts' products' memory: bytes and scales of each.
-pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [[usize; 2]; COPIES + 1] {
-    let rows = rows.min(FEW_ROWS);
-    let (mut widest, mut products) = (BLOCK, BLOCK);
-    for node in graph.nodes() {
-        match node.op {
-            Op::Linear { x, .. } => widest = widest.max(x.width()),
-            Op::MoeExperts { x, routing, experts, .. } => {
-                widest = widest.max(x.width());
-                products = products.max(routing.top_k() * graph.expert_sets()[experts.0].gate.rows);
-            }
-            _ => {}
-        }
-    }
-    let sizes = |width: usize| [rows * width, rows * width.div_ceil(BLOCK) * 8];
-    [sizes(widest), sizes(widest), sizes(products)]
-}
-
-/// The end of the kernels' names for an encoding, if they have it.
-fn encoding(dtype: DType) -> Option<&'static str> {
+/// The end of the kernels' names for an encoding that is multiplied with activations of eight bits.
+pub(super) fn encoding(dtype: DType) -> Option<&'static str> {
     Some(match dtype {
         DType::Q4_K => "q4_k",
         DType::Q5_K => "q5_k",
@@ -56,187 +40,192 @@ fn encoding(dtype: DType) -> Option<&'static str> {
     })
 }
 
-/// The same for plain floats.
+/// The kernel for plain floats.
 fn plain(dtype: DType) -> Option<&'static str> {
     match dtype {
-        DType::F32 => Some("matvec_f32"),
-        DType::F16 => Some("matvec_f16"),
-        DType::BF16 => Some("matvec_bf16"),
+        DType::F32 => Some("product_f32"),
+        DType::F16 => Some("product_f16"),
+        DType::BF16 => Some("product_bf16"),
         _ => None,
     }
 }
 
 /// A product with a resident weight.
-pub(super) struct FewLinear<'a> {
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FewLinear {
     pub(super) x: Value,
-    pub(super) weight: &'a DeviceWeight,
-    pub(super) bias: Option<Slice>,
-    pub(super) residual: Option<Slice>,
+    pub(super) weight: WeightId,
+    pub(super) bias: Option<WeightId>,
+    pub(super) residual: Option<Value>,
     pub(super) precision: Precision,
-    pub(super) out: Slice,
+    pub(super) out: Value,
 }
 
-/// Routed experts with their sum.
-pub(super) struct FewExperts<'a> {
+/// A norm that is made where its result is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Norm {
     pub(super) x: Value,
-    pub(super) set: ExpertSetId,
-    pub(super) ids: Slice,
-    pub(super) weights: Slice,
-    pub(super) top_k: usize,
-    pub(super) parts: &'a [Part; 3],
-    pub(super) mlp: &'a ExpertMlp,
-    /// Biases of gate, up and down.
-    pub(super) biases: Option<[Slice; 3]>,
-    pub(super) residual: Option<Slice>,
-    /// (pairs, inner) and (pairs, hidden), f32.
-    pub(super) products: Slice,
-    pub(super) outputs: Slice,
-    pub(super) out: Slice,
+    pub(super) weight: WeightId,
+    pub(super) eps: f32,
 }
 
-/// Dispatches of routed experts.
-pub(super) struct FewBody {
-    pub(super) body: Vec<Dispatch>,
-    /// Whether they make the weighted sum; else the outputs of pairs.
-    pub(super) summed: bool,
+/// `NormConstants` of the kernels.
+pub(super) struct NormWords(pub(super) Option<Norm>);
+
+impl Words for NormWords {
+    fn append(&self, out: &mut Vec<u8>) {
+        self.0.is_some().append(out);
+        self.0.map_or(0.0, |norm| norm.eps).append(out);
+    }
+}
+
+/// `ProductPart` of the kernels.
+struct PartWords {
+    format: Option<Format>,
+    planes: [u32; 3],
+    bias: u32,
+    rows: usize,
+    groups: usize,
+}
+
+impl PartWords {
+    const ABSENT: Self = Self { format: None, planes: [0; 3], bias: NONE, rows: 0, groups: 0 };
+}
+
+impl Words for PartWords {
+    fn append(&self, out: &mut Vec<u8>) {
+        match self.format {
+            Some(format) => format.append(out),
+            None => [0u32; 5].append(out),
+        }
+        self.planes.append(out);
+        self.bias.append(out);
+        self.rows.append(out);
+        self.groups.append(out);
+    }
+}
+
+/// Where a weight begins, in units of [`ALIGNMENT`] bytes from the start of the buffer that all weights share.
+fn unit(at: Slice) -> u32 {
+    u32::try_from(at.offset / ALIGNMENT).expect("weights of less than a terabyte")
 }
 
 impl Lowering<'_> {
-    fn is_few(&self) -> bool {
-        self.rows <= FEW_ROWS
+    /// Whether the kernels for few rows may be used: they find weights by where they begin in one buffer, in which those
+    /// that a device uses where they are do not lie.
+    pub(super) fn is_few(&self) -> bool {
+        let mut buffers = self.memory.weights.iter().map(|weight| weight.planes[0].buffer);
+        let first = buffers.next();
+        self.rows <= FEW_ROWS && buffers.all(|buffer| Some(buffer) == first)
     }
 
-    fn eight_bits(&self) -> bool {
-        self.is_few() && self.memory.activations == ActivationMode::Int8
+    /// Whether products of a width may take activations of eight bits.
+    pub(super) fn takes_bytes(&self, dtype: DType, cols: usize) -> Option<&'static str> {
+        let bytes = self.is_few() && self.memory.activations == ActivationMode::Int8;
+        encoding(dtype).filter(|_| bytes && cols.is_multiple_of(BLOCK) && cols <= MOST_COLUMNS)
     }
 
-    /// Whether products with such a weight take activations of eight bits.
-    fn takes_bytes(&self, dtype: DType, cols: usize) -> Option<&'static str> {
-        encoding(dtype).filter(|_| self.eight_bits() && cols.is_multiple_of(BLOCK))
-    }
-
-    /// Whether a later product of the same batch takes `x` as bytes.
-    fn wanted_as_bytes(&self, x: Value) -> bool {
-        self.eight_bits()
-            && x.width().is_multiple_of(BLOCK)
-            && self.graph.nodes.iter().any(|node| match node.op {
-                Op::Linear { x: input, weight, precision: Precision::Fast, .. } => {
-                    input == x && encoding(self.graph.weights[weight.0].matrix.dtype).is_some()
-                }
-                Op::MoeExperts { x: input, experts, .. } => {
-                    input == x && encoding(self.graph.expert_sets[experts.0].gate.dtype).is_some()
-                }
-                _ => false,
-            })
-    }
-
-    /// Memory for a copy of `x`, and whether it holds that already.
-    fn copy_of(&mut self, x: Value) -> ([Slice; 2], bool) {
-        let held = self.copies.iter().position(|copy| *copy == Some(x));
-        let index = held.unwrap_or_else(|| {
-            self.next_copy = (self.next_copy + 1) % COPIES;
-            self.next_copy
-        });
-        self.copies[index] = Some(x);
-        let Quantized { bytes, scales } = self.memory.quantized[index];
-        ([bytes.into(), scales.into()], held.is_some())
-    }
-
-    /// Memory for a copy of `x`, whose heads of `dim` channels a kernel will fill, if products want it.
-    pub(super) fn few_copy(&mut self, x: Value, dim: usize) -> Option<[Slice; 2]> {
-        let wanted = dim.is_multiple_of(BLOCK) && self.wanted_as_bytes(x);
-        wanted.then(|| self.copy_of(x).0)
-    }
-
-    /// A copy of `x`, made now if there is none.
-    fn quantized(&mut self, x: Value) -> [Slice; 2] {
-        let (copy, held) = self.copy_of(x);
-        if !held {
-            let blocks = self.rows * x.width() / BLOCK;
-            let buffers = [self.value(x), copy[0], copy[1]];
-            let launch =
-                Launch { unit: "few_rows", kernel: "quantize", buffers: &buffers, constants: &[&blocks] };
-            let dispatch = launch.over([blocks.div_ceil(WARPS), 1, 1], THREADS);
-            self.run.push(dispatch);
+    /// Whether a product is one of 8-bit activations, or of plain floats.
+    fn enters(&self, weight: WeightId, precision: Precision) -> Option<bool> {
+        let matrix = self.weight(weight).matrix;
+        if precision == Precision::Fast && self.takes_bytes(matrix.dtype, matrix.cols).is_some() {
+            return Some(true);
         }
-        copy
+        let fits = self.is_few() && matrix.cols.is_multiple_of(8) && matrix.cols <= MOST_COLUMNS;
+        plain(matrix.dtype).filter(|_| fits).map(|_| false)
     }
 
-    /// A norm of whole rows that leaves its result as bytes too, if products want that.
-    pub(super) fn few_norm(&mut self, x: Value, weight: Slice, eps: f32, out: Value) -> Option<Dispatch> {
-        if !self.wanted_as_bytes(out) {
-            return None;
-        }
-        let (copy, _) = self.copy_of(out);
-        let buffers = [self.value(x), weight, self.value(out), copy[0], copy[1]];
-        let constants: &[&dyn Words] = &[&x.width(), &eps];
-        let launch = Launch { unit: "few_rows", kernel: "rms_norm_quantized", buffers: &buffers, constants };
-        Some(launch.over([self.rows, 1, 1], THREADS))
-    }
-
-    pub(super) fn few_linear(&mut self, p: &FewLinear<'_>) -> Option<Dispatch> {
-        if !self.is_few() {
-            return None;
-        }
-        let matrix = p.weight.matrix;
-        let none = self.input(0);
-        let (bias, residual) = (p.bias.unwrap_or(none), p.residual.unwrap_or(none));
-        let (has_bias, has_residual) = (p.bias.is_some(), p.residual.is_some());
-        let constants: &[&dyn Words] = &[&p.weight.format, &matrix.rows, &has_bias, &has_residual];
-        if let Some(kernel) = plain(matrix.dtype) {
-            if !matrix.cols.is_multiple_of(8) {
-                return None;
+    /// Leaves a norm to the products that read it, if all of them can make it.
+    pub(super) fn defer_norm(&mut self, norm: Norm, out: Value) -> bool {
+        let can = |step: &Step| match *step {
+            Step::Linear { x, weight, precision, residual, .. } => {
+                x == out && residual != Some(out) && self.enters(weight, precision).is_some()
             }
-            let buffers = [p.weight.planes[0], self.value(p.x), bias, residual, p.out];
-            let launch = Launch { unit: "few_rows", kernel, buffers: &buffers, constants };
-            return Some(launch.over([matrix.rows.div_ceil(WARPS), self.rows, 1], THREADS));
-        }
-        let name = self.takes_bytes(matrix.dtype, matrix.cols).filter(|_| p.precision == Precision::Fast)?;
-        let [bytes, scales] = self.quantized(p.x);
-        let [a, b, c] = p.weight.planes;
-        let buffers = [a, b, c, bytes, scales, bias, residual, p.out];
-        let launch = Launch { unit: "few_rows", kernel: "matvec8", buffers: &buffers, constants };
-        let dispatch = launch.over([matrix.rows.div_ceil(2 * WARPS), self.rows, 1], THREADS);
-        Some(named(dispatch, name))
-    }
-
-    pub(super) fn few_experts(&mut self, e: &FewExperts<'_>) -> Option<FewBody> {
-        let [gate, up, down] = e.parts;
-        let name = self.takes_bytes(gate.matrix.dtype, gate.matrix.cols)?;
-        let down_name = self.takes_bytes(down.matrix.dtype, down.matrix.cols)?;
-        if up.matrix.dtype != gate.matrix.dtype {
-            return None;
-        }
-        let pairs = self.rows * e.top_k;
-        let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(e.set));
-        let [x_bytes, x_scales] = self.quantized(e.x);
-        let Quantized { bytes, scales } = self.memory.quantized[COPIES];
-        let (bytes, scales) = (Slice::from(bytes), Slice::from(scales));
-        let none = self.input(0);
-        let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([none; 3]);
-        let has_bias = e.biases.is_some();
-        let (activation, alpha, limit) = match e.mlp.activation {
-            Activation::SwiGlu => (0u32, 0.0, 0.0),
-            Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
+            Step::MoeExperts { x, experts, residual, .. } => {
+                x == out && residual != Some(out) && self.few_encodings(experts).is_some()
+            }
+            _ => false,
         };
-        let buffers = [slots, table, e.ids, x_bytes, x_scales, gate_bias, up_bias, e.products, bytes, scales];
-        let constants: &[&dyn Words] = &[gate, up, &e.top_k, &activation, &alpha, &limit, &has_bias];
-        let launch = Launch { unit: "few_rows", kernel: "gate_up8", buffers: &buffers, constants };
-        let first = named(launch.over([gate.matrix.rows / BLOCK, pairs, 1], THREADS), name);
-
-        // Where not all experts of a token may be there at once, their outputs are summed when all have been.
-        let summed = self.memory.experts.room(e.set) >= pairs.min(self.graph.expert_sets[e.set.0].experts);
-        let (to, count) = if summed { (e.out, self.rows) } else { (e.outputs, pairs) };
-        let residual = e.residual.unwrap_or(none);
-        let buffers = [slots, table, e.ids, bytes, scales, e.weights, down_bias, residual, to];
-        let has_residual = e.residual.is_some();
-        let constants: &[&dyn Words] = &[down, &e.top_k, &summed, &has_bias, &has_residual];
-        let launch = Launch { unit: "few_rows", kernel: "down8", buffers: &buffers, constants };
-        let second = named(launch.over([down.matrix.rows.div_ceil(WARPS), count, 1], THREADS), down_name);
-        Some(FewBody { body: vec![first, second], summed })
+        let mut readers = self.steps.iter().filter(|step| step.inputs().contains(&out));
+        let deferred = self.is_few() && norm.x.width().is_multiple_of(BLOCK) && readers.all(can);
+        if deferred {
+            self.norms.insert(out, norm);
+        }
+        deferred
     }
-}
 
-fn named(dispatch: Dispatch, encoding: &str) -> Dispatch {
-    Dispatch { kernel: format!("{}_{encoding}", dispatch.kernel).into(), ..dispatch }
+    /// What a kernel reads for `x`, with the norm that it makes itself.
+    pub(super) fn entering(&self, x: Value) -> (Slice, Option<Norm>) {
+        match self.norms.get(&x) {
+            Some(norm) => (self.value(norm.x), Some(*norm)),
+            None => (self.value(x), None),
+        }
+    }
+
+    /// Makes a product, perhaps together with those that follow; false if the kernels do not suit it.
+    pub(super) fn few_linear(&mut self, p: FewLinear) -> bool {
+        let Some(bytes) = self.enters(p.weight, p.precision) else { return false };
+        if !bytes {
+            self.flush_products();
+            let dispatch = self.plain_product(&p);
+            self.run.push(dispatch);
+            return true;
+        }
+        let joins = self.waiting.len() < MOST_PARTS
+            && self.waiting.iter().chain([&p]).all(|w| w.x == p.x && w.residual.is_none());
+        if !joins {
+            self.flush_products();
+        }
+        self.waiting.push(p);
+        true
+    }
+
+    fn part(&self, p: &FewLinear, groups: usize) -> PartWords {
+        let DeviceWeight { matrix, format, planes } = *self.weight(p.weight);
+        let bias = p.bias.map_or(NONE, |bias| unit(self.weight(bias).planes[0]));
+        PartWords { format: Some(format), planes: planes.map(unit), bias, rows: matrix.rows, groups }
+    }
+
+    /// The buffer of all weights.
+    fn all_weights(&self, p: &FewLinear) -> Slice {
+        self.weight(p.weight).planes[0].buffer.into()
+    }
+
+    fn norm_unit(&self, norm: Option<Norm>) -> u32 {
+        norm.map_or(NONE, |norm| unit(self.weight(norm.weight).planes[0]))
+    }
+
+    fn plain_product(&self, p: &FewLinear) -> Dispatch {
+        let (x, norm) = self.entering(p.x);
+        let rows = self.weight(p.weight).matrix.rows;
+        let groups = rows.div_ceil(PLAIN_THREADS as usize / 32);
+        let buffers =
+            [self.all_weights(p), x, p.residual.map_or(self.input(0), |r| self.value(r)), self.value(p.out)];
+        let (part, weight) = (self.part(p, groups), self.norm_unit(norm));
+        let constants: &[&dyn Words] = &[&part, &NormWords(norm), &weight, &p.residual.is_some()];
+        let kernel = plain(self.weight(p.weight).matrix.dtype).expect("plain floats");
+        Launch { unit: "few_rows", kernel, buffers: &buffers, constants }
+            .over([groups, self.rows, 1], PLAIN_THREADS)
+    }
+
+    /// Queues the products that wait for others of their input.
+    pub(super) fn flush_products(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        let Some(first) = waiting.first() else { return };
+        let (x, norm) = self.entering(first.x);
+        let rows: Vec<usize> = waiting.iter().map(|p| self.weight(p.weight).matrix.rows).collect();
+        let span = rows.iter().sum::<usize>().div_ceil(WARPS * GROUPS).next_multiple_of(2);
+        let groups: Vec<usize> = rows.iter().map(|rows| rows.div_ceil(WARPS * span)).collect();
+        let mut parts: Vec<PartWords> = waiting.iter().zip(&groups).map(|(p, n)| self.part(p, *n)).collect();
+        parts.resize_with(MOST_PARTS, || PartWords::ABSENT);
+        let out = |i: usize| self.value(waiting.get(i).unwrap_or(first).out);
+        let residual = first.residual.map_or(self.input(0), |r| self.value(r));
+        let buffers = [self.all_weights(first), x, residual, out(0), out(1), out(2)];
+        let weight = self.norm_unit(norm);
+        let constants: &[&dyn Words] =
+            &[&parts[0], &parts[1], &parts[2], &NormWords(norm), &weight, &span, &first.residual.is_some()];
+        let launch = Launch { unit: "few_rows", kernel: "products", buffers: &buffers, constants };
+        let dispatch = launch.over([groups.iter().sum(), self.rows, 1], THREADS);
+        self.run.push(dispatch);
+    }
 }

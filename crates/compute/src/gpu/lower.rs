@@ -1,8 +1,12 @@
 //! Lowering: steps to dispatches, for batches of one shape.
 
+use std::collections::HashMap;
+
+use super::decode::Decode;
 use super::device::{BufferId, Dispatch, Grid, Order, Slice, Words, constants};
 use super::experts::{DeviceExperts, Part};
-use super::few_rows::{COPIES, FewExperts, FewLinear, Quantized};
+use super::few_experts::{Choice, FewExperts, Quantized, RouteWords};
+use super::few_rows::{FewLinear, Norm};
 use super::inputs::{FEW_ROWS, InputLayout, Shape};
 use super::state::State;
 use super::steps::{Buffers, Prepare, Step};
@@ -11,8 +15,8 @@ use super::weights::DeviceWeight;
 use crate::DType;
 use crate::backend::{ActivationMode, KvType};
 use crate::graph::{
-    Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, GroupRank, HeadPairing,
-    LatentAttention, LatentWeights, RopeStyle, Route, Routing, Score, Value, WeightId,
+    Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, HeadPairing,
+    LatentAttention, LatentWeights, RopeStyle, Route, Routing, Value, WeightId,
 };
 
 /// Threads of a group, unless a kernel says otherwise.
@@ -50,8 +54,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) tensor: Option<TensorScratch>,
     /// Whether products of many rows may use simdgroup matrices.
     pub(crate) simdgroup_matrices: bool,
-    /// Copies of values in eight bits, and then the experts' products.
-    pub(crate) quantized: [Quantized; COPIES + 1],
+    /// The experts' products in eight bits.
+    pub(crate) quantized: Quantized,
     pub(crate) activations: ActivationMode,
     pub(crate) logits: BufferId,
 }
@@ -115,6 +119,7 @@ pub(crate) fn lower(
     let layout = InputLayout::new(&shape, &graph.ropes);
     let mut lowering = Lowering {
         graph,
+        steps,
         buffers,
         memory,
         shape,
@@ -123,13 +128,15 @@ pub(crate) fn lower(
         run: vec![],
         rows: shape.rows,
         converted: None,
-        copies: [None; COPIES],
-        next_copy: 0,
+        norms: HashMap::new(),
+        choices: HashMap::new(),
+        waiting: vec![],
         products: Products::default(),
     };
     for step in steps {
         lowering.step(step);
     }
+    lowering.flush_products();
     let run = std::mem::take(&mut lowering.run);
     lowering.pieces.push(Piece::Run(run));
     lowering.pieces
@@ -137,6 +144,7 @@ pub(crate) fn lower(
 
 pub(super) struct Lowering<'a> {
     pub(super) graph: &'a Graph,
+    pub(super) steps: &'a [Step],
     buffers: &'a Buffers,
     pub(super) memory: &'a Memory<'a>,
     pub(super) shape: Shape,
@@ -147,9 +155,12 @@ pub(super) struct Lowering<'a> {
     pub(super) rows: usize,
     /// What the f16 copy for tensor cores holds.
     pub(super) converted: Option<Value>,
-    /// What copies in eight bits hold, and which was made last.
-    pub(super) copies: [Option<Value>; COPIES],
-    pub(super) next_copy: usize,
+    /// Norms that the readers of their results make.
+    pub(super) norms: HashMap<Value, Norm>,
+    /// Choices that the experts make.
+    pub(super) choices: HashMap<Routing, Choice>,
+    /// Products that others of their input may join.
+    pub(super) waiting: Vec<FewLinear>,
     /// The products right before.
     products: Products,
 }
@@ -203,17 +214,17 @@ impl Lowering<'_> {
         }
     }
 
-    fn weight(&self, id: WeightId) -> &DeviceWeight {
+    pub(super) fn weight(&self, id: WeightId) -> &DeviceWeight {
         &self.memory.weights[id.0]
     }
 
     /// A weight that is a vector of f32.
-    fn vector(&self, id: WeightId) -> Slice {
+    pub(super) fn vector(&self, id: WeightId) -> Slice {
         self.weight(id).planes[0]
     }
 
     /// An optional vector, and what stands in for it.
-    fn optional(&self, id: Option<WeightId>) -> Slice {
+    pub(super) fn optional(&self, id: Option<WeightId>) -> Slice {
         id.map_or(self.input(0), |id| self.vector(id))
     }
 
@@ -230,6 +241,9 @@ impl Lowering<'_> {
     }
 
     fn step(&mut self, step: &Step) {
+        if !matches!(step, Step::Linear { .. }) {
+            self.flush_products();
+        }
         let before = std::mem::take(&mut self.products);
         let dispatch = match *step {
             Step::Embed { table, out } => {
@@ -252,22 +266,15 @@ impl Lowering<'_> {
                 if let Some(mut list) = self.tensor_linear(&product) {
                     return self.run.append(&mut list);
                 }
-                let product = FewLinear {
-                    x,
-                    weight: &w,
-                    bias: product.bias,
-                    residual: product.residual,
-                    precision,
-                    out: product.out,
-                };
-                let queued = self.run.len();
-                let few = self.few_linear(&product);
-                let dispatch = few.unwrap_or_else(|| self.linear(x, weight, bias, residual, out));
+                if self.few_linear(FewLinear { x, weight, bias, residual, precision, out }) {
+                    return;
+                }
+                self.flush_products();
+                let dispatch = self.linear(x, weight, bias, residual, out);
                 // Products of one input do not wait for each other.
                 let apart = residual.is_none_or(|r| !before.outs.contains(&r))
                     && !before.residuals.contains(&self.value(out));
-                let alone = self.run.len() == queued && apart;
-                let order = if before.x == Some(x) && alone { Order::Beside } else { Order::After };
+                let order = if before.x == Some(x) && apart { Order::Beside } else { Order::After };
                 let mut products = if order == Order::Beside { before } else { Products::default() };
                 products.x = Some(x);
                 products.outs.push(out);
@@ -276,9 +283,8 @@ impl Lowering<'_> {
                 Dispatch { order, ..dispatch }
             }
             Step::RmsNorm { x, weight, groups, eps, out } => {
-                let few = if groups == 1 { self.few_norm(x, self.vector(weight), eps, out) } else { None };
-                if let Some(dispatch) = few {
-                    return self.run.push(dispatch);
+                if groups == 1 && self.defer_norm(Norm { x, weight, eps }, out) {
+                    return;
                 }
                 let width = x.width() / groups;
                 let buffers = [self.value(x), self.vector(weight), self.value(out)];
@@ -340,7 +346,12 @@ impl Lowering<'_> {
                 Launch { unit: "rows", kernel: "gather_rows", buffers: &buffers, constants: &[&x.width()] }
                     .over([self.rows, 1, 1], THREADS)
             }
-            Step::Route { logits, bias, route, routing } => self.route(logits, bias, &route, routing),
+            Step::Route { logits, bias, route, routing } => {
+                if self.defer_route(Choice { logits, bias, route }, routing) {
+                    return;
+                }
+                self.route(logits, bias, route, routing)
+            }
             Step::MoeExperts { x, routing, experts, mlp, residual, out } => {
                 return self.moe_experts((x, residual, out), routing, experts, mlp);
             }
@@ -421,6 +432,13 @@ impl Lowering<'_> {
         let shape = self.graph.caches[cache];
         let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
         let dim = shape.head_dim;
+        if let Some(prepare) = prepare {
+            let caches = [keys, values];
+            let decode = Decode { shape: &shape, inputs: [q, k, v], prepare, caches, sinks, out };
+            if self.decode_attention(&decode) {
+                return;
+            }
+        }
         let query = match prepare {
             Some(prepare) => {
                 let query = Slice::from(self.memory.scratch.attention[2]);
@@ -444,7 +462,6 @@ impl Lowering<'_> {
             scale: shape.scale,
             window: shape.window.unwrap_or(0),
             sinks,
-            result: Some(out),
         };
         self.attend(&attend, [query, keys, values], self.value(out));
     }
@@ -522,16 +539,16 @@ impl Lowering<'_> {
             .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
         self.run.push(dispatch);
         if splits > 1 {
-            let constants: &[&dyn Words] = &[&splits, &value_dim];
-            let mut buffers = vec![parts, stats, out];
-            let mut kernel = "combine";
-            if let Some(copy) = a.result.and_then(|value| self.few_copy(value, value_dim)) {
-                buffers.extend(copy);
-                kernel = "combine_quantized";
-            }
-            let launch = Launch { unit: "attention", kernel, buffers: &buffers, constants };
-            self.run.push(launch.over([self.rows * a.heads, 1, 1], ATTENTION_THREADS));
+            self.combine([parts, stats, out], a.heads, splits, value_dim);
         }
+    }
+
+    /// Puts the splits of attention together.
+    pub(super) fn combine(&mut self, buffers: [Slice; 3], heads: usize, splits: usize, value_dim: usize) {
+        let constants: &[&dyn Words] = &[&splits, &value_dim];
+        let launch = Launch { unit: "attention", kernel: "combine", buffers: &buffers, constants };
+        let dispatch = launch.over([self.rows * heads, 1, 1], ATTENTION_THREADS);
+        self.run.push(dispatch);
     }
 
     fn latent_attention(&mut self, inputs: [Value; 4], weights: LatentWeights, cache: usize, out: Value) {
@@ -561,15 +578,8 @@ impl Lowering<'_> {
         let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
         let copy = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants }.each(count);
         self.run.push(copy);
-        let attend = Attend {
-            heads,
-            kv_heads: 1,
-            dims: [width, rank, width, width],
-            scale,
-            window: 0,
-            sinks: None,
-            result: None,
-        };
+        let attend =
+            Attend { heads, kv_heads: 1, dims: [width, rank, width, width], scale, window: 0, sinks: None };
         self.attend(&attend, [query, latents, latents], mixed);
         match weights {
             LatentWeights::Joint(weight) => {
@@ -604,29 +614,12 @@ impl Lowering<'_> {
         self.run.push(dispatch);
     }
 
-    fn route(&self, logits: Value, bias: Option<WeightId>, route: &Route, routing: Routing) -> Dispatch {
+    fn route(&self, logits: Value, bias: Option<WeightId>, route: Route, routing: Routing) -> Dispatch {
         let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
-        let score = match route.score {
-            Score::Softmax => 0u32,
-            Score::Sigmoid => 1,
-            Score::SoftmaxOfChosen => 2,
-        };
-        let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
-        let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2u32 } else { 1 };
         let buffers = [self.value(logits), self.optional(bias), ids, weights];
-        let (renormalize, has_bias) = (route.renormalize, bias.is_some());
-        let constants: &[&dyn Words] = &[
-            &route.experts,
-            &route.top_k,
-            &score,
-            &groups,
-            &keep,
-            &rank,
-            &renormalize,
-            &route.scale,
-            &has_bias,
-        ];
-        Launch { unit: "route", kernel: "route", buffers: &buffers, constants }.over([self.rows, 1, 1], 32)
+        let constants: &[&dyn Words] = &[&RouteWords { route, has_bias: bias.is_some() }];
+        Launch { unit: "route", kernel: "route", buffers: &buffers, constants }
+            .over([self.rows, 1, 1], THREADS)
     }
 
     fn moe_experts(
@@ -655,14 +648,11 @@ impl Lowering<'_> {
         let few = FewExperts {
             x,
             set,
-            ids,
-            weights,
-            top_k,
+            routing,
             parts: &parts,
             mlp: &mlp,
             biases: on_tensor_cores.biases,
             residual: residual.map(|r| self.value(r)),
-            products,
             outputs,
             out: self.value(out),
         };
@@ -805,6 +795,4 @@ struct Attend {
     /// 0 for none.
     window: usize,
     sinks: Option<WeightId>,
-    /// The value that the result is, if it is one.
-    result: Option<Value>,
 }

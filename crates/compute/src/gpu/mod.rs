@@ -19,11 +19,13 @@
 mod backend;
 #[cfg(target_os = "linux")]
 pub mod cuda;
+mod decode;
 pub mod device;
 #[cfg(feature = "emulator")]
 pub mod emulator;
 mod executable;
 mod experts;
+mod few_experts;
 mod few_rows;
 mod inputs;
 pub mod kernels;

@@ -1,5 +1,7 @@
 //! What a graph's nodes become: steps, each a few dispatches, with buffers for the values between them.
 
+use std::collections::HashMap;
+
 use crate::graph::{
     CacheId, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, LatentCacheId, LatentWeights, Op, Output,
     Precision, Route, Routing, StateId, Value, WeightId,
@@ -288,11 +290,32 @@ pub(crate) struct Buffers {
     pub(crate) widths: Vec<usize>,
 }
 
+/// When each value is needed for the last time, by index of the step. What a norm or a router reads stays as long as its
+/// result: kernels of few rows make either where the result is read.
+fn last_uses(graph: &Graph, steps: &[Step]) -> Vec<usize> {
+    let mut last = vec![0; graph.values];
+    let mut chosen = HashMap::new();
+    for (index, step) in steps.iter().enumerate().rev() {
+        if let Step::MoeExperts { routing, .. } = step {
+            chosen.entry(*routing).or_insert(index);
+        }
+        let end = match step {
+            Step::RmsNorm { out, .. } => index.max(last[out.index]),
+            Step::Route { routing, .. } => chosen.get(routing).copied().unwrap_or(index),
+            _ => index,
+        };
+        for value in step.inputs() {
+            last[value.index] = last[value.index].max(end);
+        }
+    }
+    last
+}
+
 /// First-fit over values in execution order. A step's output shares no buffer with its inputs.
 pub(crate) fn buffers(graph: &Graph, steps: &[Step]) -> Buffers {
-    let mut last_use = vec![0; graph.values];
-    for (index, step) in steps.iter().enumerate() {
-        step.inputs().iter().for_each(|value| last_use[value.index] = index);
+    let mut ending = vec![vec![]; steps.len()];
+    for (value, last) in last_uses(graph, steps).into_iter().enumerate() {
+        ending[last].push(value);
     }
     let mut buffers = Buffers { of: vec![None; graph.values], widths: vec![] };
     let mut free: Vec<usize> = vec![];
@@ -309,15 +332,7 @@ pub(crate) fn buffers(graph: &Graph, steps: &[Step]) -> Buffers {
             widths[buffer] = widths[buffer].max(out.width());
             buffers.of[out.index] = Some(buffer);
         }
-        let mut ended: Vec<usize> = step
-            .inputs()
-            .iter()
-            .filter(|v| last_use[v.index] == index)
-            .filter_map(|v| buffers.of[v.index])
-            .collect();
-        ended.sort_unstable();
-        ended.dedup();
-        free.extend(ended);
+        free.extend(ending[index].iter().filter_map(|value| buffers.of[*value]));
     }
     buffers
 }

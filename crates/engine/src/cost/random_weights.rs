@@ -143,7 +143,8 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         }
         (DType::IQ4_XS, _) => {
             bytes(out);
-            scales::<136>(out, half, &[0]);
+            // Values are up to 127, and scales up to 32.
+            scales::<136>(out, f16::from_f32(std / 256.0).to_le_bytes(), &[0]);
         }
         (DType::Q4_1, _) => {
             bytes(out);

@@ -74,6 +74,18 @@ pub(super) struct KernelNode {
     pub(super) context: Context,
 }
 
+/// `CUgraphEdgeData`.
+#[repr(C)]
+struct EdgeData {
+    from_port: u8,
+    to_port: u8,
+    kind: u8,
+    reserved: [u8; 5],
+}
+
+type AddEdges =
+    unsafe extern "C" fn(Graph, *const GraphNode, *const GraphNode, *const EdgeData, usize) -> c_int;
+
 /// `CUdevice_attribute` and `CUfunction_attribute` values.
 pub(super) mod attribute {
     use std::ffi::c_int;
@@ -88,6 +100,8 @@ macro_rules! functions {
         #[derive(Debug)]
         pub(super) struct Driver {
             $(pub(super) $field: unsafe extern "C" fn($($arg),*) -> c_int,)*
+            /// `cuGraphAddDependencies_v2`, of drivers from CUDA 12.3 on.
+            graph_add_edges: Option<AddEdges>,
             /// Keeps the functions mapped.
             _library: Library,
         }
@@ -97,7 +111,11 @@ macro_rules! functions {
                 // SAFETY: the types are those of `cuda.h` for these symbols, and the library outlives the pointers,
                 // which are fields beside it.
                 unsafe {
-                    Ok(Self { $($field: find(&library, $symbol)?,)* _library: library })
+                    Ok(Self {
+                        $($field: find(&library, $symbol)?,)*
+                        graph_add_edges: find(&library, "cuGraphAddDependencies_v2").ok(),
+                        _library: library,
+                    })
                 }
             }
         }
@@ -236,6 +254,23 @@ impl Driver {
             code if LOST.contains(&code) => Err(Error::DeviceLost { reason: self.describe(code) }),
             code => Err(Error::Device { reason: format!("{action}: {}", self.describe(code)) }),
         }
+    }
+
+    /// Whether [`Self::add_early_edge`] can.
+    pub(super) fn has_early_edges(&self) -> bool {
+        self.graph_add_edges.is_some()
+    }
+
+    /// Lets kernel node `to` be set up while `from` runs (programmatic dependent launch); it waits for it itself.
+    pub(super) fn add_early_edge(&self, graph: Graph, from: GraphNode, to: GraphNode) -> Result<()> {
+        let Some(add) = self.graph_add_edges else {
+            return Err(Error::Device { reason: "the driver has no programmatic edges".into() });
+        };
+        // CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC.
+        let edge = EdgeData { from_port: 1, to_port: 0, kind: 1, reserved: [0; 5] };
+        // SAFETY: the handles are live because the caller holds them; one edge is described.
+        let code = unsafe { add(graph, &from, &to, &edge, 1) };
+        self.check("graph_add_edges", code)
     }
 
     /// Device memory, or nothing if there is not enough.

@@ -14,7 +14,7 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use archive::Archive;
+use archive::{Archive, ImageId};
 use driver::{
     Context, DevicePointer, Driver, Event, Function, Graph, GraphExec, GraphNode, KernelNode, Module, Stream,
     attribute, call,
@@ -32,10 +32,11 @@ const STAGING_BYTES: usize = 4 << 20;
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
 struct Kernel {
-    module: Module,
     function: Function,
     /// Dynamic shared memory that it may have by now.
     shared_bytes: u32,
+    /// Whether it waits for the kernel before it by itself.
+    waits: bool,
 }
 
 struct Allocation {
@@ -65,6 +66,7 @@ pub struct Cuda {
     copied: Event,
     archive: Archive,
     kernels: HashMap<String, Kernel>,
+    modules: HashMap<ImageId, Module>,
     buffers: Vec<Option<Allocation>>,
     recordings: Vec<Option<Recording>>,
     staging: Staging,
@@ -88,7 +90,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
 /// # Errors
 /// [`Error::Device`] if they are damaged.
 pub fn kernels() -> Result<(usize, Vec<String>)> {
-    Ok(Archive::open()?.summary())
+    Archive::open(0)?.summary()
 }
 
 impl Cuda {
@@ -142,8 +144,9 @@ impl Cuda {
             stream: Stream::NULL,
             copies: Stream::NULL,
             copied: Event::NULL,
-            archive: Archive::open()?,
+            archive: Archive::open(major)?,
             kernels: HashMap::new(),
+            modules: HashMap::new(),
             buffers: vec![],
             recordings: vec![],
             staging: Staging::empty(),
@@ -178,18 +181,36 @@ impl Cuda {
         }
     }
 
+    /// The module of an image, loaded when it is first asked for.
+    fn module(&mut self, id: ImageId) -> Result<Module> {
+        if let Some(module) = self.modules.get(&id) {
+            return Ok(*module);
+        }
+        let mut module = Module::NULL;
+        let image = self.archive.image(id.clone())?;
+        call!(self.driver, module_load(&mut module, image.as_ptr().cast()))?;
+        self.modules.insert(id, module);
+        Ok(module)
+    }
+
     /// The kernel `name`, allowed `shared` bytes of dynamic shared memory.
     fn function(&mut self, name: &str, shared: u32) -> Result<Function> {
         if !self.kernels.contains_key(name) {
-            let text = self.archive.get(name);
-            let text = text.ok_or_else(|| Error::Device { reason: format!("there is no kernel {name}") })?;
-            let text = CString::new(text).expect("a text has no zero byte");
+            let failed = |error| Error::Device { reason: format!("kernel {name}: {error}") };
+            let [compiled, text] = self.archive.find(name)?;
+            // An older driver may not know the form of machine code.
+            let loaded = compiled.and_then(|id| self.module(id).ok());
+            let module = match (loaded, text) {
+                (Some(module), _) => module,
+                (None, Some(id)) => self.module(id).map_err(failed)?,
+                (None, None) => {
+                    return Err(Error::Device { reason: format!("there is no kernel {name}") });
+                }
+            };
             let symbol = CString::new(name).expect("a name has no zero byte");
-            let (mut module, mut function) = (Module::NULL, Function::NULL);
-            let load = call!(self.driver, module_load(&mut module, text.as_ptr().cast()));
-            load.map_err(|error| Error::Device { reason: format!("kernel {name}: {error}") })?;
+            let mut function = Function::NULL;
             call!(self.driver, module_function(&mut function, module, symbol.as_ptr()))?;
-            let kernel = Kernel { module, function, shared_bytes: DEFAULT_SHARED_BYTES };
+            let kernel = Kernel { function, shared_bytes: DEFAULT_SHARED_BYTES, waits: loaded.is_some() };
             self.kernels.insert(name.to_owned(), kernel);
         }
         let kernel = self.kernels.get_mut(name).expect("it was just put there");
@@ -249,11 +270,16 @@ impl Cuda {
     fn build(&mut self, dispatches: &[Dispatch], graph: Graph) -> Result<()> {
         // Nodes that run beside each other, and those that they come after.
         let (mut group, mut before): (Vec<GraphNode>, Vec<GraphNode>) = (vec![], vec![]);
-        for dispatch in dispatches {
+        for (index, dispatch) in dispatches.iter().enumerate() {
             let Some(mut launch) = self.launch(dispatch)? else { continue };
             if dispatch.order == Order::After && !group.is_empty() {
                 before = std::mem::take(&mut group);
             }
+            let beside = dispatches.get(index + 1).is_some_and(|next| next.order == Order::Beside);
+            let alone = dispatch.order == Order::After && !beside && before.len() == 1;
+            // Kernels of the common dialect wait, those of `kernels/cuda` do not.
+            let waits = self.kernels[&*dispatch.kernel].waits && !dispatch.unit.starts_with("cuda/");
+            let early = alone && waits && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.function, launch.grid, launch.threads);
             let shared_bytes = launch.shared;
             let mut parameters = launch.parameters();
@@ -268,7 +294,12 @@ impl Cuda {
                 context: self.context,
             };
             let mut added = GraphNode::NULL;
-            call!(self.driver, graph_add_kernel(&mut added, graph, before.as_ptr(), before.len(), &node))
+            let edges = if early { 0 } else { before.len() };
+            call!(self.driver, graph_add_kernel(&mut added, graph, before.as_ptr(), edges, &node))
+                .and_then(|()| match early {
+                    true => self.driver.add_early_edge(graph, before[0], added),
+                    false => Ok(()),
+                })
                 .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })?;
             group.push(added);
         }
@@ -454,8 +485,8 @@ impl Drop for Cuda {
         for index in 0..self.buffers.len() {
             self.free(BufferId(index));
         }
-        for kernel in self.kernels.values() {
-            let _ = call!(self.driver, module_unload(kernel.module));
+        for module in self.modules.values() {
+            let _ = call!(self.driver, module_unload(*module));
         }
         self.staging.release(&self.driver);
         let _ = call!(self.driver, event_destroy(self.copied));

@@ -1,30 +1,8 @@
 // Causal attention over paged keys and values: grouped queries, and latents.
-//
-// A cache is (pages, heads, PAGE, dim). A row of `places` says where a row of the batch is: its position, and where its
-// sequence's page numbers begin in `pages`.
-#include "quantize.h"
+#include "cache.h"
 
-CONSTANT uint PAGE = 64;
 // Query heads that a group handles, and the most channels of a key.
 CONSTANT uint QUERIES = 8, MAX_DIM = 640;
-
-struct Place {
-    uint position, first_page;
-};
-
-DEVICE ulong place_of(GPTR(const uint) pages, const Place at, uint position, uint heads, uint head) {
-    const ulong page = pages[at.first_page + position / PAGE];
-    return (page * heads + head) * PAGE + position % PAGE;
-}
-
-DEVICE float cached(GPTR(const uchar) cache, ulong index, uint is_f32) {
-    return is_f32 ? GCAST(const float, cache)[index] : f16_to_f32(GCAST(const ushort, cache)[index]);
-}
-
-DEVICE void store_cached(GPTR(uchar) cache, ulong index, float v, uint is_f32) {
-    if (is_f32) GCAST(float, cache)[index] = v;
-    else GCAST(ushort, cache)[index] = f32_to_f16(v);
-}
 
 struct AppendConstants {
     // Heads of the cache, its channels, and the first and number of those that are written.
@@ -213,57 +191,35 @@ struct CombineConstants {
     uint splits, value_dim;
 };
 
-// The part of all splits together: what a split's values and weights count. A split without keys counts nothing; NaN
-// passes.
-DEVICE float split_factor(float maximum, float best) { return maximum == -infinity() ? 1.0f : exp_of(maximum - best); }
-
-struct Whole {
-    float best, sum;
-};
-
-DEVICE Whole whole_of(GPTR(const float) stats, ulong head, uint splits) {
-    Whole w = {-infinity(), 0.0f};
-    for (uint s = 0; s < splits; ++s) {
-        const float m = stats[(head * splits + s) * 2];
-        w.best = m > w.best ? m : w.best;
-    }
-    for (uint s = 0; s < splits; ++s) {
-        const ulong at = (head * splits + s) * 2;
-        w.sum += stats[at + 1] * split_factor(stats[at], w.best);
-    }
-    return w;
-}
-
-DEVICE float combined(GPTR(const float) parts, GPTR(const float) stats, const Whole w, ulong head, const uint splits,
-                      uint dim, uint d) {
-    float mixed = 0.0f;
-    for (uint s = 0; s < splits; ++s) {
-        const float factor = split_factor(stats[(head * splits + s) * 2], w.best);
-        mixed += parts[(head * splits + s) * dim + d] * factor;
-    }
-    return mixed / w.sum;
-}
-
 // Puts the splits of each head together: parts (heads, splits, value_dim) and stats (heads, splits, 2) → out (heads,
-// value_dim), heads being those of all rows. A group does one head.
+// value_dim), heads being those of all rows. A split without keys counts nothing; NaN passes. A group does one head.
 KERNEL(combine, CombineConstants, (const float, parts), (const float, stats), (float, out)) {
+    // What each split counts.
+    SHARED(float, factors, MAX_SPLITS);
+    SHARED(float, total, 1);
     const ulong head = ctx.group_x();
-    const Whole w = whole_of(stats, head, c.splits);
-    for (uint d = ctx.thread(); d < c.value_dim; d += ctx.threads()) {
-        out[head * c.value_dim + d] = combined(parts, stats, w, head, c.splits, c.value_dim, d);
+    if (ctx.warp() == 0) {
+        float best = -infinity(), sum = 0.0f;
+        for (uint s = ctx.lane(); s < c.splits; s += 32) {
+            const float m = stats[(head * c.splits + s) * 2];
+            best = m > best ? m : best;
+        }
+        best = lane_max(ctx, best);
+        for (uint s = ctx.lane(); s < c.splits; s += 32) {
+            const ulong at = (head * c.splits + s) * 2;
+            const float factor = stats[at] == -infinity() ? 1.0f : exp_of(stats[at] - best);
+            factors[s] = factor;
+            sum += stats[at + 1] * factor;
+        }
+        sum = lane_sum(ctx, sum);
+        if (ctx.lane() == 0) total[0] = sum;
     }
-}
-
-// The same for heads of whole blocks of 32 channels, as f32 and as bytes.
-KERNEL(combine_quantized, CombineConstants, (const float, parts), (const float, stats), (float, out), (uchar, bytes),
-       (float, scales)) {
-    const ulong head = ctx.group_x();
-    const Whole w = whole_of(stats, head, c.splits);
+    barrier(ctx);
     for (uint d = ctx.thread(); d < c.value_dim; d += ctx.threads()) {
-        const float v = combined(parts, stats, w, head, c.splits, c.value_dim, d);
-        const ulong block = (head * c.value_dim + d) / 32;
-        out[head * c.value_dim + d] = v;
-        quantize_block(ctx, v, bytes + block * 32, scales + block * 2);
+        float mixed = 0.0f;
+#pragma unroll 8
+        for (uint s = 0; s < c.splits; ++s) mixed += parts[(head * c.splits + s) * c.value_dim + d] * factors[s];
+        out[head * c.value_dim + d] = mixed / total[0];
     }
 }
 

@@ -18,6 +18,8 @@
 // - No words of Metal as names (thread, kernel, half, device, constant, vertex, sampler, …), and of C++ what C++14 has.
 // - No double, no pointers but GPTR and SPTR, no references, no recursion, no virtual functions, no globals but constants.
 // - Barriers and lane operations are reached by all threads of the group (of the warp) or by none.
+// - A KERNEL begins when the dispatches before it have ended. A KERNEL_AHEAD may begin earlier: until it has called
+//   `after_previous` it uses its constants and prefetches weights, and touches no buffer.
 // - Values reach other threads of a group through threadgroup memory and a barrier, or through lane operations; other
 //   groups through device memory and the next dispatch.
 #pragma once
@@ -86,12 +88,28 @@ struct Ctx {
 
 #define MF_ARG_(T, name) T* __restrict__ name
 #define MF_ARG(index, pair) MF_ARG_ pair
-#define KERNEL(name, Constants, ...)                                                                     \
+// Programmatic dependent launch, from compute capability 9.0 on: the next dispatch is set up while this one runs. Without
+// that launch attribute both instructions do nothing. The next one may come only when the one before this has ended:
+// otherwise what that reads could stay in a cache in which this one's results are then looked for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+static __device__ __forceinline__ void after_previous(CTX) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+#else
+static __device__ __forceinline__ void after_previous(CTX) {}
+#endif
+
+// Groups that should fit on a multiprocessor bound the registers of a thread.
+#define KERNEL(...) MF_KERNEL(2, after_previous(ctx), __VA_ARGS__)
+#define KERNEL_AHEAD(...) MF_KERNEL(3, (void)0, __VA_ARGS__)
+#define MF_KERNEL(groups, first, name, Constants, ...)                                                           \
     static __device__ __forceinline__ void name##_body(const Ctx& ctx, const Constants& c,               \
                                                        MF_EACH(MF_ARG, __VA_ARGS__));                    \
-    extern "C" __global__ void __launch_bounds__(256)                                                   \
+    extern "C" __global__ void __launch_bounds__(256, groups)                                                   \
         name(MF_EACH(MF_ARG, __VA_ARGS__), const __grid_constant__ Constants c) {                        \
         const Ctx ctx;                                                                                   \
+        first;                                                                                           \
         name##_body(ctx, c, MF_EACH(MF_NAME, __VA_ARGS__));                                              \
     }                                                                                                    \
     static __device__ __forceinline__ void name##_body(const Ctx& ctx, const Constants& c,               \
@@ -113,6 +131,7 @@ DEVICE ushort f32_to_f16(float v) { return __half_as_ushort(__float2half_rn(v));
 DEVICE int dot4(uint a, uint b, int sum) { return __dp4a((int)a, (int)b, sum); }
 
 DEVICE float exp_of(float x) { return expf(x); }
+DEVICE float exp2_of(float x) { return exp2f(x); }
 DEVICE float log1p_of(float x) { return log1pf(x); }
 DEVICE float sqrt_of(float x) { return sqrtf(x); }
 DEVICE float abs_of(float x) { return fabsf(x); }
@@ -131,6 +150,33 @@ DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) {
     return Word4{v.x, v.y, v.z, v.w};
 }
 #define GCAST(T, p) ((T*)(p))
+// The sixteen bytes at p + offset, a multiple of 2: two aligned loads, and what lies between shifted out of them.
+DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
+    const uint shift = (uint)(ulong)(p + offset) & 15;
+    const uint4* const from = (const uint4*)(p + offset - shift);
+    const uint4 a = __ldg(from), b = __ldg(from + (shift != 0));
+    const bool two = shift & 8, one = shift & 4;
+    const uint w0 = two ? a.z : a.x, w1 = two ? a.w : a.y, w2 = two ? b.x : a.z;
+    const uint w3 = two ? b.y : a.w, w4 = two ? b.z : b.x, w5 = two ? b.w : b.y;
+    const uint v0 = one ? w1 : w0, v1 = one ? w2 : w1, v2 = one ? w3 : w2, v3 = one ? w4 : w3, v4 = one ? w5 : w4;
+    const uint by = shift * 8 & 16;
+    return Word4{__funnelshift_r(v0, v1, by), __funnelshift_r(v1, v2, by), __funnelshift_r(v2, v3, by),
+                 __funnelshift_r(v3, v4, by)};
+}
+// Starts bringing `bytes` bytes from p on nearer; they are of no buffer that kernels write. One lane of a warp asks.
+DEVICE void prefetch(GPTR(const uchar) p, uint bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const ulong from = (ulong)p & ~15ul;
+    const uint size = (uint)((ulong)p - from + bytes + 15) & ~15u;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(size));
+#endif
+}
+
+// Words index..index + 4 of threadgroup memory; index is a multiple of 4.
+DEVICE Word4 load_u32x4(SPTR(const uint) p, uint index) {
+    const uint4 v = *(const uint4*)(p + index);
+    return Word4{v.x, v.y, v.z, v.w};
+}
 
 // Elements index..index + 4 of threadgroup memory; index is a multiple of 4.
 struct Float4 { float x, y, z, w; };
@@ -140,6 +186,10 @@ DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {
 }
 
 #endif
+
+struct Float8 {
+    float v[8];
+};
 
 #define FOR_LANES(mask) for (uint mask = 16; mask > 0; mask >>= 1)
 

@@ -4,9 +4,13 @@
 
 /// Files that units include, by the name they are included with.
 const HEADERS: &[(&str, &str)] = &[
+    ("activations.h", include_str!("activations.h")),
+    ("cache.h", include_str!("cache.h")),
     ("dialect.h", include_str!("dialect.h")),
     ("metal/dialect.h", include_str!("metal/dialect.h")),
+    ("pieces.h", include_str!("pieces.h")),
     ("quantize.h", include_str!("quantize.h")),
+    ("routing.h", include_str!("routing.h")),
     ("weights.h", include_str!("weights.h")),
 ];
 
@@ -20,7 +24,9 @@ macro_rules! units {
 
 units![
     "attention",
+    "decode",
     "elementwise",
+    "few_experts",
     "few_rows",
     "latent",
     "linear",

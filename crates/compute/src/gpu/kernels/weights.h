@@ -23,10 +23,6 @@ struct Row {
     GPTR(const uchar) plane2;
 };
 
-struct Float8 {
-    float v[8];
-};
-
 DEVICE Row row_of(GPTR(const uchar) plane0, GPTR(const uchar) plane1, GPTR(const uchar) plane2, const Format f,
                   uint row) {
     const uint scale_row = (f.kind & 255) == FP8 ? row / 128 : row;

@@ -81,12 +81,15 @@ struct Ctx {
 #define MF_BIND_(T, name) emulator::Pointer<T>
 #define MF_BIND(index, pair) MF_BIND_ pair {bindings[index].memory, (int64_t)bindings[index].offset}
 #define MF_ONE(index, pair) 1
-#define KERNEL(name, Constants, ...)                                                                     \
+#define KERNEL(...) MF_KERNEL(0, __VA_ARGS__)
+#define KERNEL_AHEAD(...) MF_KERNEL(1, __VA_ARGS__)
+#define MF_KERNEL(first, name, Constants, ...)                                                           \
     static void name(const Ctx& ctx, const Constants& c, MF_EACH(MF_ARG, __VA_ARGS__));                  \
     static void name##_bound(const emulator::Binding* bindings, const void* constants) {                 \
         Constants c;                                                                                     \
         memcpy(&c, constants, sizeof c);                                                                 \
         const Ctx ctx{};                                                                                 \
+        emulator::ahead[emulator::now.thread] = first;                                                   \
         name(ctx, c, MF_EACH(MF_BIND, __VA_ARGS__));                                                     \
     }                                                                                                    \
     static const int name##_buffers[] = {MF_EACH(MF_ONE, __VA_ARGS__)};                                  \
@@ -97,6 +100,8 @@ struct Ctx {
 static inline void barrier(const Ctx&, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     emulator::wait_for_group(file, line);
 }
+
+DEVICE void after_previous(CTX) { emulator::ahead[emulator::now.thread] = 0; }
 
 using emulator::as_float;
 using emulator::as_uint;
@@ -114,6 +119,7 @@ DEVICE int dot4(uint a, uint b, int sum) {
 }
 
 DEVICE float exp_of(float x) { return std::exp(x); }
+DEVICE float exp2_of(float x) { return std::exp2(x); }
 DEVICE float log1p_of(float x) { return std::log1p(x); }
 DEVICE float sqrt_of(float x) { return std::sqrt(x); }
 DEVICE float abs_of(float x) { return std::fabs(x); }
@@ -127,6 +133,17 @@ struct Word4 { uint x, y, z, w; };
 DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return emulator::load<ushort>(p, offset); }
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return emulator::load<uint>(p, offset); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return emulator::load<Word4>(p, offset); }
+DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
+    uint w[4];
+    for (uint i = 0; i < 4; ++i) w[i] = load_u16(p, offset + 4 * i) | load_u16(p, offset + 4 * i + 2) << 16;
+    return Word4{w[0], w[1], w[2], w[3]};
+}
+DEVICE void prefetch(GPTR(const uchar), uint) {}
+
+DEVICE Word4 load_u32x4(SPTR(const uint) p, uint index) {
+    if (index % 4) emulator::fail("%s: four words from %u on", p.memory->name, index);
+    return Word4{p[index], p[index + 1], p[index + 2], p[index + 3]};
+}
 
 struct Float4 { float x, y, z, w; };
 DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {

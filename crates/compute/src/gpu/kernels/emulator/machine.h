@@ -94,7 +94,12 @@ inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
     return true;
 }
 
+// Threads that run ahead of the dispatches before theirs.
+extern __thread uint8_t ahead[256];
+[[noreturn]] void fail_ahead(const Memory& memory);
+
 inline void check(Memory& memory, uint64_t at, uint64_t size, bool write) {
+    if (ahead[now.thread] && !memory.element) fail_ahead(memory);
     if (!allowed(memory, at, size, write)) fail_access(memory, at, size, write);
 }
 

@@ -43,6 +43,7 @@ static const int SAVED = 20;
 namespace emulator {
 
 __thread Now now = {0, 1, 1, 0};
+__thread uint8_t ahead[256];
 
 namespace {
 
@@ -255,6 +256,7 @@ void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write) {
     fail("%s: %s of %llu bytes at offset %llu", memory.name, verb, n, offset);
 }
 
+void fail_ahead(const Memory& memory) { fail("%s: used before the dispatches before have ended", memory.name); }
 uint own_index() { return now.thread; }
 uint lane() { return now.thread % 32; }
 uint threads() { return machine.threads; }

@@ -64,6 +64,11 @@ DEVICE Ctx mf_context(Ctx given, uint, uint, uint) { return given; }
     MF_REGISTER(name, MF_HEAD(name, Constants, __VA_ARGS__))            \
     MF_HEAD(name, Constants, __VA_ARGS__)
 
+// Dispatches of a queue follow each other: none begins early, and nothing is brought nearer ahead of use.
+#define KERNEL_AHEAD(...) KERNEL(__VA_ARGS__)
+#define after_previous(place)
+#define prefetch(from, bytes)
+
 // Orders device memory within the group too, as CUDA's barrier does.
 #define barrier(place) threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup)
 DEVICE float lane_xor(CTX, float v, uint mask) { return simd_shuffle_xor(v, (ushort)mask); }
@@ -83,6 +88,7 @@ DEVICE int dot4(uint a, uint b, int sum) {
 }
 
 DEVICE float exp_of(float x) { return precise::exp(x); }
+DEVICE float exp2_of(float x) { return precise::exp2(x); }
 // ln(1 + x), which Metal lacks: the rounding of 1 + x is taken out by a quotient (Higham, Accuracy and Stability of
 // Numerical Algorithms, 1.14.1).
 DEVICE float log1p_of(float x) {
@@ -101,6 +107,17 @@ struct alignas(16) Word4 { uint x, y, z, w; };
 DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return *(device const ushort*)(p + offset); }
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return *(device const uint*)(p + offset); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return *(device const Word4*)(p + offset); }
+
+DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
+    const device ushort* from = (const device ushort*)(p + offset);
+    Word4 v = {from[0] | (uint)from[1] << 16, from[2] | (uint)from[3] << 16, from[4] | (uint)from[5] << 16,
+               from[6] | (uint)from[7] << 16};
+    return v;
+}
+DEVICE Word4 load_u32x4(SPTR(const uint) p, uint index) {
+    Word4 v = {p[index], p[index + 1], p[index + 2], p[index + 3]};
+    return v;
+}
 
 struct Float4 { float x, y, z, w; };
 DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {

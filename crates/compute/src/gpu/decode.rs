@@ -1,0 +1,93 @@
+//! Lowering to the kernels of `kernels/decode.h`: attention where every row is the newest of a sequence of its own.
+
+use super::device::{Slice, Words};
+use super::lower::{Launch, Lowering};
+use super::steps::Prepare;
+use crate::graph::{Attention, RopeStyle, Value, WeightId};
+
+const THREADS: u32 = 256;
+/// Splits of short sequences, which this kernel takes in one: up to 256 keys.
+const SHORT: usize = 2;
+
+/// Attention with what is done to its heads before.
+pub(super) struct Decode<'a> {
+    pub(super) shape: &'a Attention,
+    pub(super) inputs: [Value; 3],
+    pub(super) prepare: Prepare,
+    /// Keys and values.
+    pub(super) caches: [Slice; 2],
+    pub(super) sinks: Option<WeightId>,
+    pub(super) out: Value,
+}
+
+impl Lowering<'_> {
+    /// Queues the attention; false if the kernels do not suit it.
+    pub(super) fn decode_attention(&mut self, d: &Decode<'_>) -> bool {
+        let Attention { heads, kv_heads, head_dim, scale, window } = *d.shape;
+        let alone = self.is_few() && self.shape.sequences == self.shape.rows && self.rows == self.shape.rows;
+        if !alone || self.f32_cache() || !matches!(head_dim, 64 | 128 | 256) {
+            return false;
+        }
+        let group = heads / kv_heads;
+        // Short sequences leave most of a device idle: a group a head. Longer ones share loads of keys between heads.
+        let short = self.shape.splits <= SHORT;
+        let queries = if short || group == 1 { 1 } else { 4 };
+        let splits = if short { 1 } else { self.shape.splits / 2 };
+        let chunks = group.div_ceil(queries);
+        let rotation = &self.graph.ropes[d.prepare.rope];
+        let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
+        let (q_norm, k_norm) = (d.prepare.q_norm, d.prepare.k_norm);
+        let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
+        let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
+        let [q, k, v] = d.inputs.map(|value| self.value(value));
+        let out = self.value(d.out);
+        let buffers = [
+            q,
+            k,
+            v,
+            weight(q_norm),
+            weight(k_norm),
+            self.input(self.layout.angles[d.prepare.rope]),
+            self.input(self.layout.places),
+            self.pages(),
+            self.optional(d.sinks),
+            d.caches[0],
+            d.caches[1],
+            stats,
+            if splits == 1 { out } else { parts },
+        ];
+        let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
+        let (q_eps, k_eps) = (eps(q_norm), eps(k_norm));
+        let window = window.and_then(|w| u32::try_from(w).ok()).unwrap_or(0);
+        let constants: &[&dyn Words] = &[
+            &heads,
+            &kv_heads,
+            &chunks,
+            &q_norm.is_some(),
+            &k_norm.is_some(),
+            &q_eps,
+            &k_eps,
+            &pairs,
+            &interleaved,
+            &scale,
+            &window,
+            &splits,
+            &d.sinks.is_some(),
+        ];
+        let kernel = match (head_dim, queries) {
+            (64, 1) => "decode_64_1",
+            (64, _) => "decode_64_4",
+            (128, 1) => "decode_128_1",
+            (128, _) => "decode_128_4",
+            (_, 1) => "decode_256_1",
+            (..) => "decode_256_4",
+        };
+        let launch = Launch { unit: "decode", kernel, buffers: &buffers, constants };
+        let dispatch = launch.over([kv_heads * chunks, splits, self.rows], THREADS);
+        self.run.push(dispatch);
+        if splits > 1 {
+            self.combine([parts, stats, out], heads, splits, head_dim);
+        }
+        true
+    }
+}

@@ -1,0 +1,172 @@
+//! Lowering to the kernels of `kernels/few_experts.h`: routed experts of few rows, with activations of eight bits.
+
+use super::device::{BufferId, Dispatch, Slice, Words};
+use super::experts::Part;
+use super::few_rows::{BLOCK, NormWords};
+use super::inputs::FEW_ROWS;
+use super::lower::{Launch, Lowering};
+use super::steps::Step;
+use crate::graph::{Activation, ExpertMlp, ExpertSetId, Graph, Op, Route, Routing, Value, WeightId};
+
+const THREADS: u32 = 256;
+const WARPS: usize = 8;
+
+/// Memory for the experts' products in eight bits: their bytes, then scale and sum of each block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quantized {
+    pub(crate) bytes: BufferId,
+    pub(crate) scales: BufferId,
+}
+
+/// Bytes of that memory.
+pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 2] {
+    let mut products = BLOCK;
+    for node in graph.nodes() {
+        if let Op::MoeExperts { routing, experts, .. } = node.op {
+            products = products.max(routing.top_k() * graph.expert_sets()[experts.0].gate.rows);
+        }
+    }
+    let rows = rows.min(FEW_ROWS);
+    [rows * products, rows * products.div_ceil(BLOCK) * 8]
+}
+
+/// A choice that the experts' first kernel makes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Choice {
+    pub(super) logits: Value,
+    pub(super) bias: Option<WeightId>,
+    pub(super) route: Route,
+}
+
+/// Routed experts with their sum.
+pub(super) struct FewExperts<'a> {
+    pub(super) x: Value,
+    pub(super) set: ExpertSetId,
+    pub(super) routing: Routing,
+    pub(super) parts: &'a [Part; 3],
+    pub(super) mlp: &'a ExpertMlp,
+    /// Biases of gate, up and down.
+    pub(super) biases: Option<[Slice; 3]>,
+    pub(super) residual: Option<Slice>,
+    /// (pairs, hidden), f32.
+    pub(super) outputs: Slice,
+    pub(super) out: Slice,
+}
+
+/// Dispatches of routed experts.
+pub(super) struct FewBody {
+    pub(super) body: Vec<Dispatch>,
+    /// Whether they make the weighted sum; else the outputs of pairs.
+    pub(super) summed: bool,
+}
+
+impl Lowering<'_> {
+    /// The ends of the kernels' names for a set's gate and down, if they suit it.
+    pub(super) fn few_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
+        let [gate, up, down] = self.memory.experts.parts(set);
+        let fits = up.matrix.dtype == gate.matrix.dtype && gate.matrix.rows.is_multiple_of(BLOCK);
+        let first = self.takes_bytes(gate.matrix.dtype, gate.matrix.cols).filter(|_| fits)?;
+        // Its activations stay in device memory: any width will do.
+        let second = self.takes_bytes(down.matrix.dtype, BLOCK)?;
+        Some([first, second])
+    }
+
+    /// Leaves a choice to the experts, if they are the only ones to ask for it and can make it.
+    pub(super) fn defer_route(&mut self, choice: Choice, routing: Routing) -> bool {
+        let mut readers = self.steps.iter().filter_map(|step| match step {
+            Step::MoeExperts { routing: own, experts, .. } if *own == routing => Some(*experts),
+            _ => None,
+        });
+        let reader = readers.next().filter(|_| readers.next().is_none());
+        let can = reader.is_some_and(|set| self.few_encodings(set).is_some());
+        let deferred = can && self.memory.experts.resident();
+        if deferred {
+            self.choices.insert(routing, choice);
+        }
+        deferred
+    }
+
+    pub(super) fn few_experts(&mut self, e: &FewExperts<'_>) -> Option<FewBody> {
+        let [gate, up, down] = e.parts;
+        let [name, down_name] = self.few_encodings(e.set)?;
+        let top_k = e.routing.top_k();
+        let pairs = self.rows * top_k;
+        let [ids, weights] = self.memory.routings[e.routing.index].map(Slice::from);
+        let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(e.set));
+        let (x, norm) = self.entering(e.x);
+        let Quantized { bytes, scales } = self.memory.quantized;
+        let (bytes, scales) = (Slice::from(bytes), Slice::from(scales));
+        let none = self.input(0);
+        let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([none; 3]);
+        let has_bias = e.biases.is_some();
+        let (activation, alpha, limit) = match e.mlp.activation {
+            Activation::SwiGlu => (0u32, 0.0, 0.0),
+            Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
+        };
+        let choice = self.choices.get(&e.routing);
+        let logits = choice.map_or(none, |c| self.value(c.logits));
+        let correction = self.optional(choice.and_then(|c| c.bias));
+        let weight = norm.map_or(none, |norm| self.vector(norm.weight));
+        let buffers =
+            [slots, table, logits, correction, ids, weights, x, weight, gate_bias, up_bias, bytes, scales];
+        let routes = choice.is_some();
+        let route = choice.map(|c| RouteWords { route: c.route, has_bias: c.bias.is_some() });
+        let constants: &[&dyn Words] =
+            &[gate, up, &NormWords(norm), &routes, &route, &top_k, &activation, &alpha, &limit, &has_bias];
+        let launch = Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants };
+        let first =
+            named(launch.over([gate.matrix.rows / BLOCK + usize::from(routes), pairs, 1], THREADS), name);
+
+        // Where not all experts of a token may be there at once, their outputs are summed when all have been.
+        let summed = self.memory.experts.room(e.set) >= pairs.min(self.graph.expert_sets[e.set.0].experts);
+        let (to, count) = if summed { (e.out, self.rows) } else { (e.outputs, pairs) };
+        let residual = e.residual.unwrap_or(none);
+        let buffers = [slots, table, ids, bytes, scales, weights, down_bias, residual, to];
+        let has_residual = e.residual.is_some();
+        let constants: &[&dyn Words] = &[down, &top_k, &summed, &has_bias, &has_residual];
+        let launch = Launch { unit: "few_experts", kernel: "down8", buffers: &buffers, constants };
+        let second = named(launch.over([down.matrix.rows.div_ceil(WARPS), count, 1], THREADS), down_name);
+        Some(FewBody { body: vec![first, second], summed })
+    }
+}
+
+/// `RouteConstants` of the kernels.
+pub(super) struct RouteWords {
+    pub(super) route: Route,
+    pub(super) has_bias: bool,
+}
+
+impl Words for RouteWords {
+    fn append(&self, out: &mut Vec<u8>) {
+        use crate::graph::{GroupRank, Score};
+        let Self { route, has_bias } = self;
+        let score = match route.score {
+            Score::Softmax => 0u32,
+            Score::Sigmoid => 1,
+            Score::SoftmaxOfChosen => 2,
+        };
+        let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
+        let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2u32 } else { 1 };
+        [route.experts, route.top_k].append(out);
+        score.append(out);
+        [groups, keep].append(out);
+        rank.append(out);
+        route.renormalize.append(out);
+        route.scale.append(out);
+        has_bias.append(out);
+    }
+}
+
+/// No choice: nine zeros.
+impl Words for Option<RouteWords> {
+    fn append(&self, out: &mut Vec<u8>) {
+        match self {
+            Some(route) => route.append(out),
+            None => [0u32; 9].append(out),
+        }
+    }
+}
+
+fn named(dispatch: Dispatch, encoding: &str) -> Dispatch {
+    Dispatch { kernel: format!("{}_{encoding}", dispatch.kernel).into(), ..dispatch }
+}

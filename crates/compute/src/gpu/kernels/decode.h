@@ -1,0 +1,310 @@
+// Attention of tokens that are each the newest of a sequence, as decoding has them: norms and rotations of heads,
+// appending to the cache and attention in one dispatch.
+#include "cache.h"
+#include "pieces.h"
+
+struct DecodeConstants {
+    // Query and key heads, and groups that share a key head.
+    uint heads, kv_heads, chunks;
+    // Whether heads of queries and keys are normalised first.
+    uint q_norm, k_norm;
+    float q_eps, k_eps;
+    // Pairs that rotate, and whether channels 2i and 2i + 1 form one; else i and i + pairs.
+    uint pairs, interleaved;
+    float scale;
+    // Keys seen, at most: 0 for all.
+    uint window;
+    // Parts that each row's keys are divided into.
+    uint splits;
+    // Whether `sinks` holds a logit for each head.
+    uint has_sinks;
+};
+
+// A head of DIM channels, normalised and rotated, by a warp.
+template <uint DIM>
+DEVICE void prepare_head(CTX, const DecodeConstants c, GPTR(const float) from, bool normed, GPTR(const float) weight,
+                         float eps, GPTR(const float) angles, SPTR(float) to) {
+    float factor = 1.0f;
+    if (normed) {
+        float squares = 0.0f;
+#pragma unroll
+        for (uint i = ctx.lane(); i < DIM; i += 32) squares += from[i] * from[i];
+        factor = 1.0f / sqrt_of(lane_sum(ctx, squares) / (float)DIM + eps);
+    }
+    for (uint i = ctx.lane(); i < c.pairs; i += 32) {
+        const uint first = c.interleaved ? 2 * i : i, second = c.interleaved ? 2 * i + 1 : i + c.pairs;
+        const float a = normed ? from[first] * factor * weight[first] : (float)from[first];
+        const float b = normed ? from[second] * factor * weight[second] : (float)from[second];
+        const float cosine = angles[2 * i], sine = angles[2 * i + 1];
+        to[first] = a * cosine - b * sine;
+        to[second] = b * cosine + a * sine;
+    }
+    for (uint i = 2 * c.pairs + ctx.lane(); i < DIM; i += 32) {
+        to[i] = normed ? from[i] * factor * weight[i] : (float)from[i];
+    }
+}
+
+// What a team of DIM / 8 lanes has gathered for G queries. U keys at a time have U · G scores; lane l of the team keeps the
+// score of key s / G and query s % G, s = l / (TEAM / (U · G)).
+template <uint G> struct Gathered {
+    // Channels 8l..8l + 8 of the queries' values.
+    float mixed[G][8];
+    // Of the lane's query: the largest score, in powers of two, and the weights of the lane's keys.
+    float maximum, sum;
+};
+
+// Eight f16 as floats.
+DEVICE Float8 halves(const Word4 w) {
+    Float8 r = {{f16_to_f32((ushort)w.x), f16_to_f32((ushort)(w.x >> 16)), f16_to_f32((ushort)w.y),
+                 f16_to_f32((ushort)(w.y >> 16)), f16_to_f32((ushort)w.z), f16_to_f32((ushort)(w.z >> 16)),
+                 f16_to_f32((ushort)w.w), f16_to_f32((ushort)(w.w >> 16))}};
+    return r;
+}
+
+template <uint G> struct Queries {
+    float v[G][8];
+};
+
+template <uint U> struct Loaded {
+    Word4 key[U], value[U];
+    bool seen[U];
+};
+
+// Adds U keys. NaN passes.
+template <uint DIM, uint G, uint U>
+DEVICE Gathered<G> gather(CTX, const Queries<G> q, const Loaded<U> loaded, Gathered<G> g) {
+    constexpr uint TEAM = DIM / 8, EACH = TEAM / (U * G);
+    Sums<U * G> dots;
+#pragma unroll
+    for (uint u = 0; u < U; ++u) {
+        const Float8 key = halves(loaded.key[u]);
+#pragma unroll
+        for (uint h = 0; h < G; ++h) {
+            float dot = 0.0f;
+#pragma unroll
+            for (uint j = 0; j < 8; ++j) dot += q.v[h][j] * key.v[j];
+            dots.v[u * G + h] = dot;
+        }
+    }
+    const float score = team_sums<U * G>(ctx, dots, TEAM);
+    const uint own = ctx.lane() % TEAM / EACH / G, base = ctx.lane() - ctx.lane() % TEAM;
+    bool seen = false;
+#pragma unroll
+    for (uint u = 0; u < U; ++u) seen = u == own ? loaded.seen[u] : seen;
+    float best = seen && score > g.maximum ? score : g.maximum;
+#pragma unroll
+    for (uint mask = EACH * G; mask < TEAM; mask *= 2) {
+        const float other = lane_xor(ctx, best, mask);
+        best = other > best ? other : best;
+    }
+    const float factor = best > g.maximum ? exp2_of(g.maximum - best) : 1.0f;
+    const float weight = seen ? exp2_of(score - best) : 0.0f;
+    g.maximum = best;
+    g.sum = g.sum * factor + weight;
+#pragma unroll
+    for (uint h = 0; h < G; ++h) {
+        const float less = lane_read(ctx, factor, base + h * EACH);
+#pragma unroll
+        for (uint j = 0; j < 8; ++j) g.mixed[h][j] *= less;
+    }
+#pragma unroll
+    for (uint u = 0; u < U; ++u) {
+        const Float8 value = halves(loaded.value[u]);
+#pragma unroll
+        for (uint h = 0; h < G; ++h) {
+            const float w = lane_read(ctx, weight, base + (u * G + h) * EACH);
+#pragma unroll
+            for (uint j = 0; j < 8; ++j) g.mixed[h][j] += w * value.v[j];
+        }
+    }
+    return g;
+}
+
+struct DecodeBuffers {
+    GPTR(const float) q;
+    GPTR(const float) k;
+    GPTR(const float) v;
+    GPTR(const float) q_weight;
+    GPTR(const float) k_weight;
+    GPTR(const float) angles;
+    GPTR(const Place) places;
+    GPTR(const uint) pages;
+    GPTR(const float) sinks;
+    GPTR(uchar) keys;
+    GPTR(uchar) values;
+    GPTR(float) stats;
+    GPTR(float) out;
+};
+
+struct DecodeMemory {
+    // (G + 1, DIM): queries and the new key.
+    SPTR(float) heads;
+    // (8 warps, G, DIM), and of each warp and query maximum and sum.
+    SPTR(float) mixed;
+    SPTR(float) maxima;
+    SPTR(float) sums;
+};
+
+DEVICE uint packed_halves(float a, float b) { return (uint)f32_to_f16(a) | (uint)f32_to_f16(b) << 16; }
+
+DEVICE Word4 packed8(const Float8 f) {
+    Word4 w = {packed_halves(f.v[0], f.v[1]), packed_halves(f.v[2], f.v[3]), packed_halves(f.v[4], f.v[5]),
+               packed_halves(f.v[6], f.v[7])};
+    return w;
+}
+
+template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const DecodeMemory m) {
+    constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM, AT_ONCE = G == 4 && TEAM == 8 ? 2 : 4;
+    constexpr float LOG2_E = 1.44269504f;
+    const uint row = ctx.group_z(), split = ctx.group_y(), lane = ctx.lane(), warp = ctx.warp();
+    const uint kv_head = ctx.group_x() / c.chunks, chunk = ctx.group_x() % c.chunks, group = c.heads / c.kv_heads;
+    const uint head0 = kv_head * group + chunk * G, queries = group - chunk * G < G ? group - chunk * G : G;
+    const Place at = b.places[row];
+    // Keys that are in the cache, and the part of them that is this group's.
+    const uint held = at.position;
+    const uint first = c.window != 0 && held + 1 > c.window ? held + 1 - c.window : 0;
+    const uint part = (held - first + c.splits - 1) / c.splits;
+    const uint begin = first + split * part, end = begin + part < held ? begin + part : held;
+    const bool newest = split == c.splits - 1;
+
+    const GPTR(const float) angles = b.angles + (ulong)row * c.pairs * 2;
+    for (uint h = warp; h < G + 1; h += ctx.warps()) {
+        if (h < queries) {
+            prepare_head<DIM>(ctx, c, b.q + ((ulong)row * c.heads + head0 + h) * DIM, c.q_norm, b.q_weight, c.q_eps, angles,
+                              m.heads + h * DIM);
+        } else if (h == G && newest) {
+            prepare_head<DIM>(ctx, c, b.k + ((ulong)row * c.kv_heads + kv_head) * DIM, c.k_norm, b.k_weight, c.k_eps,
+                              angles, m.heads + h * DIM);
+        }
+    }
+    barrier(ctx);
+    const uint own = lane % TEAM * 8;
+    Queries<G> q;
+    Gathered<G> g;
+#pragma unroll
+    for (uint h = 0; h < G; ++h) {
+#pragma unroll
+        for (uint j = 0; j < 8; ++j) {
+            q.v[h][j] = h < queries ? m.heads[h * DIM + own + j] * (c.scale * LOG2_E) : 0.0f;
+            g.mixed[h][j] = 0.0f;
+        }
+    }
+    g.maximum = -infinity();
+    g.sum = 0.0f;
+    for (uint base = begin + warp * TEAMS * AT_ONCE; base < end; base += ctx.warps() * TEAMS * AT_ONCE) {
+        Loaded<AT_ONCE> l;
+#pragma unroll
+        for (uint u = 0; u < AT_ONCE; ++u) {
+            const uint position = base + u * TEAMS + lane / TEAM;
+            l.seen[u] = position < end;
+            const ulong from = place_of(b.pages, at, l.seen[u] ? position : end - 1, c.kv_heads, kv_head) * DIM + own;
+            l.key[u] = load_u32x4(b.keys + from * 2, 0);
+            l.value[u] = load_u32x4(b.values + from * 2, 0);
+        }
+        g = gather<DIM, G, AT_ONCE>(ctx, q, l, g);
+    }
+    if (newest && warp == 0) {
+        // The new key and value, as they will be read from the cache.
+        Float8 key, value;
+#pragma unroll
+        for (uint j = 0; j < 8; ++j) {
+            key.v[j] = m.heads[G * DIM + own + j];
+            value.v[j] = b.v[((ulong)row * c.kv_heads + kv_head) * DIM + own + j];
+        }
+        Loaded<AT_ONCE> l;
+#pragma unroll
+        for (uint u = 0; u < AT_ONCE; ++u) {
+            l.key[u] = packed8(key);
+            l.value[u] = packed8(value);
+            l.seen[u] = u == 0 && lane < TEAM;
+        }
+        if (chunk == 0 && lane < TEAM) {
+            const ulong to = place_of(b.pages, at, at.position, c.kv_heads, kv_head) * DIM + own;
+#pragma unroll
+            for (uint j = 0; j < 8; ++j) {
+                store_cached(b.keys, to + j, key.v[j], 0);
+                store_cached(b.values, to + j, value.v[j], 0);
+            }
+        }
+        g = gather<DIM, G, AT_ONCE>(ctx, q, l, g);
+    }
+    // Maxima and sums of each query, in all lanes of a team; then the teams of a warp together.
+    constexpr uint EACH = TEAM / (AT_ONCE * G);
+    float maxima[G], sums[G];
+#pragma unroll
+    for (uint h = 0; h < G; ++h) {
+        maxima[h] = lane_read(ctx, g.maximum, lane - lane % TEAM + h * EACH);
+        sums[h] = 0.0f;
+#pragma unroll
+        for (uint u = 0; u < AT_ONCE; ++u) sums[h] += lane_read(ctx, g.sum, lane - lane % TEAM + (u * G + h) * EACH);
+    }
+#pragma unroll
+    for (uint mask = TEAM; mask < 32; mask *= 2) {
+#pragma unroll
+        for (uint h = 0; h < G; ++h) {
+            const float other = lane_xor(ctx, maxima[h], mask), other_sum = lane_xor(ctx, sums[h], mask);
+            const float best = other > maxima[h] ? other : maxima[h];
+            const float mine = maxima[h] < best ? exp2_of(maxima[h] - best) : 1.0f;
+            const float its = other < best ? exp2_of(other - best) : 1.0f;
+            maxima[h] = best;
+            sums[h] = sums[h] * mine + other_sum * its;
+#pragma unroll
+            for (uint j = 0; j < 8; ++j) {
+                const float v = lane_xor(ctx, g.mixed[h][j], mask);
+                g.mixed[h][j] = g.mixed[h][j] * mine + v * its;
+            }
+        }
+    }
+    if (lane < TEAM) {
+#pragma unroll
+        for (uint h = 0; h < G; ++h) {
+#pragma unroll
+            for (uint j = 0; j < 8; ++j) m.mixed[(warp * G + h) * DIM + own + j] = g.mixed[h][j];
+            if (lane == 0) {
+                m.maxima[warp * G + h] = maxima[h];
+                m.sums[warp * G + h] = sums[h];
+            }
+        }
+    }
+    barrier(ctx);
+    for (uint i = ctx.thread(); i < queries * DIM; i += ctx.threads()) {
+        const uint h = i / DIM, d = i % DIM;
+        const bool sink = c.has_sinks && split == 0;
+        float best = sink ? b.sinks[head0 + h] * LOG2_E : -infinity();
+        for (uint w = 0; w < ctx.warps(); ++w) best = m.maxima[w * G + h] > best ? (float)m.maxima[w * G + h] : best;
+        float sum = sink ? exp2_of(b.sinks[head0 + h] * LOG2_E - best) : 0.0f, mixed = 0.0f;
+        for (uint w = 0; w < ctx.warps(); ++w) {
+            const float own_max = m.maxima[w * G + h], factor = own_max < best ? exp2_of(own_max - best) : 1.0f;
+            sum += m.sums[w * G + h] * factor;
+            mixed += m.mixed[(w * G + h) * DIM + d] * factor;
+        }
+        const ulong head = (ulong)row * c.heads + head0 + h;
+        b.out[(head * c.splits + split) * DIM + d] = c.splits == 1 ? mixed / sum : mixed;
+        if (c.splits > 1 && d == 0) {
+            b.stats[(head * c.splits + split) * 2] = best / LOG2_E;
+            b.stats[(head * c.splits + split) * 2 + 1] = sum;
+        }
+    }
+}
+
+// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group does G queries of a key head. Grid: (kv_heads ·
+// chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
+#define DECODE(DIM, G)                                                                                          \
+    KERNEL(decode_##DIM##_##G, DecodeConstants, (const float, q), (const float, k), (const float, v),            \
+           (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),      \
+           (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats), (float, out)) { \
+        SHARED(float, heads, (G + 1) * DIM);                                                                    \
+        SHARED(float, mixed, 8 * G * DIM);                                                                      \
+        SHARED(float, maxima, 8 * G);                                                                           \
+        SHARED(float, sums, 8 * G);                                                                             \
+        const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, out}; \
+        const DecodeMemory m = {heads, mixed, maxima, sums};                                                    \
+        decode<DIM, G>(ctx, c, b, m);                                                                           \
+    }
+
+DECODE(64, 1)
+DECODE(64, 4)
+DECODE(128, 1)
+DECODE(128, 4)
+DECODE(256, 1)
+DECODE(256, 4)

@@ -1,0 +1,136 @@
+// The router: scores of all experts, the best of them, their weights.
+#pragma once
+#include "dialect.h"
+
+CONSTANT uint MAX_EXPERTS = 1024, MAX_CHOSEN = 64;
+// Scores.
+CONSTANT uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_OF_CHOSEN = 2;
+
+struct RouteConstants {
+    uint experts, top_k, score;
+    // Groups of experts (0: none), groups kept, and how many of a group's best experts rank it.
+    uint groups, keep, rank;
+    uint renormalize;
+    float scale;
+    uint has_bias;
+};
+
+// Threadgroup memory of a choice.
+struct RouteMemory {
+    // (MAX_EXPERTS), what experts are weighted by.
+    SPTR(float) scores;
+    // (MAX_EXPERTS), what they are chosen by; with groups, (MAX_EXPERTS) what these are chosen by.
+    SPTR(uint) keys;
+    SPTR(uint) group_keys;
+    // (MAX_CHOSEN), best first.
+    SPTR(uint) chosen;
+};
+
+// Orders as floats do, with NaN above all; 0 is below all keys.
+DEVICE uint key_of(float v) {
+    const uint bits = as_uint(v + 0.0f);
+    return v != v ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+DEVICE uint precedes(uint key, uint i, uint own, uint own_index) { return key > own || (key == own && i < own_index) ? 1 : 0; }
+
+// Keys up to a multiple of four, which `keys_before` reads, are 0.
+DEVICE void pad_keys(CTX, SPTR(uint) keys, uint count) {
+    if (ctx.thread() < 4 && count + ctx.thread() < (count + 3) / 4 * 4) keys[count + ctx.thread()] = 0;
+}
+
+// How many of `count` keys come before that of index i: the larger, then the lower index.
+DEVICE uint keys_before(SPTR(const uint) keys, uint count, uint i) {
+    const uint own = keys[i];
+    uint before = 0;
+#pragma unroll 4
+    for (uint other = 0; other < count; other += 4) {
+        const Word4 k = load_u32x4(keys, other);
+        before += precedes(k.x, other, own, i) + precedes(k.y, other + 1, own, i) + precedes(k.z, other + 2, own, i)
+                + precedes(k.w, other + 3, own, i);
+    }
+    return before;
+}
+
+// Chooses experts by a row of logits: m.chosen. All threads of the group take part, and see the choice. With `weigh`, what
+// weights are made of is in m.scores; the result is then zero, or NaN if a logit is not finite.
+DEVICE float choose(CTX, const RouteConstants c, GPTR(const float) logits, GPTR(const float) bias, const RouteMemory m,
+                    bool weigh) {
+    // Softmax keeps the order of the logits, without its rounding.
+    const bool plain = !c.has_bias && c.groups == 0 && c.score != SIGMOID;
+    float best = -infinity(), poison = 0.0f, sum = 1.0f;
+    // Every warp sums for itself.
+    if (weigh || !plain) {
+        for (uint e = ctx.lane(); e < c.experts; e += 32) {
+            const float l = logits[e];
+            best = l > best ? l : best;
+            poison += l * 0.0f;
+        }
+        best = lane_max(ctx, best);
+        poison = lane_sum(ctx, poison);
+        if (c.score == SOFTMAX) {
+            sum = 0.0f;
+            for (uint e = ctx.lane(); e < c.experts; e += 32) sum += exp_of(logits[e] - best);
+            sum = lane_sum(ctx, sum);
+        }
+    }
+    for (uint e = ctx.thread(); e < c.experts; e += ctx.threads()) {
+        const float l = logits[e];
+        float score = l;
+        if (weigh || !plain) {
+            score = c.score == SOFTMAX ? exp_of(l - best) / sum : c.score == SIGMOID ? sigmoid(l) : l;
+            m.scores[e] = score;
+        }
+        m.keys[e] = key_of((plain ? l : score) + (c.has_bias ? (float)bias[e] : 0.0f));
+    }
+    pad_keys(ctx, m.keys, c.experts);
+    if (c.groups != 0) pad_keys(ctx, m.group_keys, c.groups);
+    barrier(ctx);
+    if (c.groups != 0) {
+        const uint size = c.experts / c.groups;
+        for (uint g = ctx.thread(); g < c.groups; g += ctx.threads()) {
+            float first = -infinity(), second = -infinity();
+            for (uint i = 0; i < size; ++i) {
+                const uint e = g * size + i;
+                const float r = m.scores[e] + (c.has_bias ? (float)bias[e] : 0.0f);
+                if (r > first) {
+                    second = first;
+                    first = r;
+                } else if (r > second) {
+                    second = r;
+                }
+            }
+            m.group_keys[g] = key_of(c.rank == 2 && size > 1 ? first + second : first);
+        }
+        barrier(ctx);
+        for (uint g = ctx.thread(); g < c.groups; g += ctx.threads()) {
+            if (keys_before(m.group_keys, c.groups, g) < c.keep) continue;
+            for (uint i = 0; i < size; ++i) m.keys[g * size + i] = 0;
+        }
+        barrier(ctx);
+    }
+    for (uint e = ctx.thread(); e < c.experts; e += ctx.threads()) {
+        const uint before = keys_before(m.keys, c.experts, e);
+        if (before < c.top_k) m.chosen[before] = e;
+    }
+    barrier(ctx);
+    return poison;
+}
+
+// Ids and weights (top_k) of what was chosen with `weigh`: few, so that one thread sums them, in order.
+DEVICE void weigh_chosen(CTX, const RouteConstants c, const RouteMemory m, float poison, GPTR(uint) ids,
+                         GPTR(float) weights) {
+    const float top = m.scores[m.chosen[0]];
+    float total = 0.0f;
+    for (uint k = 0; k < c.top_k; ++k) {
+        const float s = m.scores[m.chosen[k]];
+        total += c.score == SOFTMAX_OF_CHOSEN ? exp_of(s - top) : s;
+    }
+    if (!c.renormalize) total = c.score == SOFTMAX_OF_CHOSEN ? total : 1.0f;
+    else total = c.score == SOFTMAX_OF_CHOSEN ? total : total + 1e-20f;
+    for (uint k = 0; k < c.top_k; ++k) {
+        const float s = m.scores[m.chosen[k]];
+        ids[k] = m.chosen[k];
+        weights[k] = (c.score == SOFTMAX_OF_CHOSEN ? exp_of(s - top) : s) / total * c.scale + poison;
+    }
+}
