@@ -420,6 +420,13 @@ impl Engine {
         &self.experts
     }
 
+    /// Reads experts into memory that is set aside for them and still empty, so that what is measured afterwards does not
+    /// depend on which tokens came before.
+    pub fn fill_experts(&mut self) {
+        self.experts.fill();
+        self.stats.cache += self.experts.take_stats();
+    }
+
     /// How experts are read.
     pub fn reads(&self) -> Reads {
         self.reads

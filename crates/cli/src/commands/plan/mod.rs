@@ -154,11 +154,10 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         guessed: recorded.as_ref().map_or(GUESSED, |recorded| recorded.guessed),
         rows: &rows,
     };
-    match args.json {
-        true => println!("{:#}", report.json()),
-        false => report.print(),
-    }
-    Ok(())
+    crate::print(&match args.json {
+        true => format!("{:#}\n", report.json()),
+        false => report.text(),
+    })
 }
 
 impl PlanArgs {
