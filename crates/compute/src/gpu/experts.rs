@@ -385,7 +385,7 @@ const WRITERS: usize = 8;
 fn read_all(
     set: &Set,
     id: ExpertSetId,
-    slots: &mut Vec<Option<&mut [u8]>>,
+    slots: &mut [Option<&mut [u8]>],
     source: &mut dyn ExpertSource,
 ) -> Result<()> {
     let ids: Vec<u32> = (0..slots.len() as u32).collect();
