@@ -283,8 +283,8 @@ impl DeviceExperts {
             for (index, set) in self.sets.iter().enumerate() {
                 let id = ExpertSetId(index);
                 let slot_bytes = tiers.shelf(id).slot_bytes;
-                let mut slots =
-                    tiers.host_bytes(device, id)?.chunks_exact_mut(slot_bytes).map(Some).collect();
+                let slots = tiers.host_bytes(device, id)?.chunks_exact_mut(slot_bytes);
+                let mut slots: Vec<_> = slots.map(Some).collect();
                 read_all(set, id, &mut slots, source)?;
             }
             tiers.fill(device, self.slots)?;
