@@ -247,7 +247,7 @@ impl ExpertCache {
         let sets = self.content.len();
         for (id, set) in (0..most).flat_map(|id| (0..sets).map(move |set| (id, set))) {
             let key = (set, id as u32);
-            let empty = !self.free[self.residency.class(set)].is_empty();
+            let empty = self.free.has_any(self.residency.class(set));
             if id < self.content[set].len() && empty && self.residency.place(key) == Place::Absent {
                 self.stats.prefetches += u64::from(self.start_read(key));
                 if self.reading.requests.len() >= FILL_READS {

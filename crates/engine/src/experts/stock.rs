@@ -80,6 +80,12 @@ impl Stock {
         }
     }
 
+    /// Whether there is an empty slot of `class`.
+    pub(super) fn has_any(&self, class: usize) -> bool {
+        let of = &self.shared.lock().classes[class];
+        of.in_hand > 0 || !of.fresh.is_empty() || !of.ready.is_empty()
+    }
+
     /// Takes back a slot of `class`.
     pub(super) fn put(&self, class: usize, slot: HostBuffer) {
         let mut state = self.shared.lock();
@@ -166,7 +172,7 @@ mod tests {
         let taken: Vec<_> = std::iter::from_fn(|| stock.take(0)).collect();
         assert_eq!(taken.len(), 3);
         assert_eq!(stock.take(1).unwrap().as_ref().len(), 2 * PAGE_BYTES);
-        assert!(stock.take(1).is_none());
+        assert!(stock.take(1).is_none() && !stock.has_any(1));
         taken.into_iter().for_each(|slot| stock.put(0, slot));
         assert_eq!(std::iter::from_fn(|| stock.take(0)).count(), 3);
     }
