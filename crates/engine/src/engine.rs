@@ -188,8 +188,9 @@ impl Engine {
         mut queue: Box<dyn ReadQueue>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
-        let Placement { budget, slots, chunk, context, pages, state_slots, kv_type } =
-            Placement::new(&model, backend, options)?;
+        let placement = Placement::new(&model, backend, options)?;
+        let Placement { budget, slots, chunk, context, pages, state_slots, kv_type, keep_experts } =
+            placement;
         let trunk = budget.needs.trunk;
 
         let resident = slots.holds_all(&model.experts.shapes());
@@ -205,6 +206,7 @@ impl Engine {
             max_rows: chunk,
             pages: context.div_ceil(moeflux_compute::backend::PAGE_TOKENS),
             state_slots,
+            keep_experts,
         };
         let fingerprint = session_file::fingerprint(&model.graph, &weights);
         let executable = backend.compile(&model.graph, plan, weights, compile)?;
@@ -416,6 +418,13 @@ impl Engine {
     /// The expert cache, for its slots and the experts' sizes.
     pub fn experts(&self) -> &ExpertCache {
         &self.experts
+    }
+
+    /// Reads experts into memory that is set aside for them and still empty, so that what is measured afterwards does not
+    /// depend on which tokens came before.
+    pub fn fill_experts(&mut self) {
+        self.experts.fill();
+        self.stats.cache += self.experts.take_stats();
     }
 
     /// How experts are read.

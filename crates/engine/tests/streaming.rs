@@ -128,6 +128,29 @@ fn one_slot_reads_every_expert_anew() {
 }
 
 #[test]
+fn filling_empty_slots_reads_as_many_experts_as_fit_and_changes_no_bit() {
+    let fixture = Fixture::named("hf/qwen3_moe_basic");
+    let tokens = fixture.golden().tokens;
+    let open = |expert_cache| {
+        open(&fixture.path, &BACKENDS[1], &Options { expert_cache, ..options(ActivationMode::Int8) })
+    };
+    let mut untouched = open(None);
+    let all = expert_count(&untouched);
+    let expected = bits(&logits(&mut untouched, &tokens));
+    for slots in [1, all / 2, all] {
+        let mut engine = open(Some(slots));
+        engine.fill_experts();
+        engine.fill_experts();
+        let filled = engine.take_stats();
+        check_stats(&engine, filled, "filled");
+        assert_eq!(filled.cache.prefetches, slots as u64, "every slot is filled, and once");
+        assert_eq!(bits(&logits(&mut engine, &tokens)), expected, "{slots} slots");
+        let cache = engine.take_stats().cache;
+        assert_eq!(cache.misses == 0, slots == all, "{slots} slots: {cache:?}");
+    }
+}
+
+#[test]
 fn a_second_run_of_a_resident_model_reads_nothing() {
     for fixture in all() {
         let tokens = fixture.golden().tokens;

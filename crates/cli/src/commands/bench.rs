@@ -167,11 +167,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     engine_args.context.get_or_insert(positions);
     let mut engine = engine_args.open(&args.model.path()?, Activations::Int8)?;
     let results = measure(&mut engine, args, &tests, positions)?;
-    match args.json {
-        true => println!("{:#}", report(args, &engine_args, &engine, &results)),
-        false => print(args, &engine, &results),
-    }
-    Ok(())
+    crate::print(&match args.json {
+        true => format!("{:#}\n", report(args, &engine_args, &engine, &results)),
+        false => text(args, &engine, &results),
+    })
 }
 
 /// Prompt and generation at each depth, in the order of llama-bench.
@@ -190,6 +189,11 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
     let context = random_tokens(args.seed, positions, vocab_size);
     let bar = ProgressBar::new((tests.len() * (args.repetitions + 1)) as u64);
     bar.set_style(ProgressStyle::with_template("measuring {msg} {wide_bar} {pos}/{len}")?);
+    // Memory that is touched for the first time takes its time, which a test of few tokens would show.
+    bar.set_message("reading experts");
+    bar.tick();
+    engine.fill_experts();
+    engine.take_stats();
     let mut session = engine.session();
     let mut results = vec![];
     for test in tests {
@@ -222,12 +226,12 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
     Ok(results)
 }
 
-fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
+fn text(args: &BenchArgs, engine: &Engine, results: &[Measured]) -> String {
     let (budget, plan) = (engine.budget(), engine.experts().plan());
     let all = engine.experts().store().total_bytes();
-    println!("{}, {}, chunks of {} tokens", args.model, engine.backend(), engine.chunk());
-    println!(
-        "budget {}: weights {}, context {}, scratch {}, experts {} of {} in {} slots",
+    let mut text = format!("{}, {}, chunks of {} tokens\n", args.model, engine.backend(), engine.chunk());
+    text += &format!(
+        "budget {}: weights {}, context {}, scratch {}, experts {} of {} in {} slots\n",
         size(budget.total),
         size(budget.needs.trunk),
         size(budget.needs.kv),
@@ -236,7 +240,8 @@ fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
         size(all),
         plan.slots(),
     );
-    println!("{}, policy {}, prefetch {}", engine.reads(), args.engine.cache_policy, args.engine.prefetch);
+    let [policy, prefetch] = [args.engine.cache_policy.to_string(), args.engine.prefetch.to_string()];
+    text += &format!("{}, policy {policy}, prefetch {prefetch}\n", engine.reads());
     let heads =
         ["test", "tokens/s", "median", "read/token", "hits", "read ahead", "stall/token", "read speed"];
     let mut table = Table::new(&heads);
@@ -252,16 +257,17 @@ fn print(args: &BenchArgs, engine: &Engine, results: &[Measured]) {
             result.cache.bandwidth().map_or("".into(), |b| format!("{:.2} GB/s", b / 1e9)),
         ]);
     }
-    print!("{table}");
+    text += &table.to_string();
     for result in results {
         if let Some(profile) = &result.profile {
-            println!("\n{}, {} tokens", result.test, result.tokens);
-            print!("{}", profile_table(profile, result.tokens));
+            let table = profile_table(profile, result.tokens);
+            text += &format!("\n{}, {} tokens\n{table}", result.test, result.tokens);
         }
     }
     if let Some(peak) = peak_resident() {
-        println!("peak memory {}", size(peak));
+        text += &format!("peak memory {}\n", size(peak));
     }
+    text
 }
 
 /// Time by kind of step, and how fast steps that read weights or caches were.

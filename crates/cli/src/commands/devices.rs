@@ -27,15 +27,14 @@ pub fn run(args: &DevicesArgs) -> Result<()> {
         let entry = |gpu: &DeviceInfo| json!({ "backend": backend, "name": gpu.name, "memory": gpu.memory, "free": gpu.free });
         let list: Vec<_> = gpus.iter().flatten().map(entry).collect();
         let missing = gpus.as_ref().err().map(ToString::to_string);
-        println!("{:#}", json!({ "cpu": cpu, "gpus": list, "no_gpu": missing }));
-        return Ok(());
+        return crate::print(&format!("{:#}\n", json!({ "cpu": cpu, "gpus": list, "no_gpu": missing })));
     }
     let mut table = Table::new(&["backend", "device", "memory", "free"]);
     table.row(&["cpu".into(), cpu, String::new(), String::new()]);
     for gpu in gpus.iter().flatten() {
         table.row(&[backend.into(), gpu.name.clone(), size(gpu.memory), size(gpu.free)]);
     }
-    print!("{table}");
+    crate::print(&table.to_string())?;
     if let Err(error) = gpus {
         eprintln!("{error}");
     }

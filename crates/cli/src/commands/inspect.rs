@@ -82,11 +82,10 @@ pub fn run(args: &InspectArgs) -> Result<()> {
         Some(shape) => described(args, shape)?,
         None => stored(args)?,
     };
-    match args.json {
-        true => println!("{:#}", report.json(args.tensors)),
-        false => report.print(args.tensors),
-    }
-    Ok(())
+    crate::print(&match args.json {
+        true => format!("{:#}\n", report.json(args.tensors)),
+        false => report.text(args.tensors),
+    })
 }
 
 /// On a checkpoint that could be made.
@@ -297,8 +296,9 @@ impl Report {
         self.shares.iter().map(|share| share.bytes).sum()
     }
 
-    fn print(&self, tensors: bool) {
-        let line = |key: &str, value: String| println!("{key:<16} {value}");
+    fn text(&self, tensors: bool) -> String {
+        let mut text = String::new();
+        let mut line = |key: &str, value: String| text += &format!("{key:<16} {value}\n");
         line("model", self.model.clone());
         line("architecture", self.architecture.clone());
         let files = match self.files {
@@ -311,12 +311,12 @@ impl Report {
             line("cannot run", obstacle.clone());
         }
         if let Some(facts) = &self.facts {
-            facts.print(&line);
+            facts.lines(&mut line);
         }
         line("tokenizer", self.tokenizer.clone());
         line("chat template", self.template.clone());
         if let Some(fit) = &self.fit {
-            fit.print(&line);
+            fit.lines(&mut line);
         }
         let mut table = Table::new(&["encoding", "tensors", "bytes", "share"]);
         let all = self.bytes().max(1) as f64;
@@ -328,7 +328,7 @@ impl Report {
                 format!("{:.1} %", 100.0 * share.bytes as f64 / all),
             ]);
         }
-        print!("\n{table}");
+        text += &format!("\n{table}");
         if tensors {
             let mut table = Table::new(&["tensor", "encoding", "shape", "bytes"]);
             for weight in &self.weights {
@@ -340,8 +340,9 @@ impl Report {
                     weight.bytes.to_string(),
                 ]);
             }
-            print!("\n{table}");
+            text += &format!("\n{table}");
         }
+        text
     }
 
     fn json(&self, tensors: bool) -> Value {
@@ -386,7 +387,7 @@ pub fn parameters(n: u64) -> String {
 }
 
 impl Facts {
-    fn print(&self, line: &impl Fn(&str, String)) {
+    fn lines(&self, line: &mut impl FnMut(&str, String)) {
         let active = parameters(self.active_parameters);
         line("parameters", format!("{}, {active} active per token", parameters(self.parameters)));
         line("layers", self.layers.to_string());
@@ -427,7 +428,7 @@ impl Facts {
 }
 
 impl Fit {
-    fn print(&self, line: &impl Fn(&str, String)) {
+    fn lines(&self, line: &mut impl FnMut(&str, String)) {
         let available = self.available.map_or("unknown".to_owned(), size);
         let minimum = self.minimum.map_or("unknown".to_owned(), size);
         line("memory here", format!("{available} available"));

@@ -83,11 +83,10 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
         }
         Base::Compare(_, divergence) => Some(divergence),
     };
-    match args.json {
-        true => println!("{:#}", report(args, &windows, nll, divergence.as_ref())),
-        false => print(args, &windows, nll, divergence.as_ref()),
-    }
-    Ok(())
+    crate::print(&match args.json {
+        true => format!("{:#}\n", report(args, &windows, nll, divergence.as_ref())),
+        false => summary(args, &windows, nll, divergence.as_ref()),
+    })
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -109,27 +108,27 @@ fn perplexity_error(nll: Mean) -> f64 {
     nll.mean().exp() * nll.standard_error()
 }
 
-fn print(args: &PerplexityArgs, windows: &Windows, nll: Mean, divergence: Option<&Divergence>) {
-    println!(
-        "perplexity {:.4} ± {:.4} over {} tokens in {} windows of {}",
+fn summary(args: &PerplexityArgs, windows: &Windows, nll: Mean, divergence: Option<&Divergence>) -> String {
+    let mut text = format!(
+        "perplexity {:.4} ± {:.4} over {} tokens in {} windows of {}\n",
         nll.mean().exp(),
         perplexity_error(nll),
         nll.count(),
         windows.count(),
         windows.length(),
     );
-    let Some(path) = &args.kl_base else { return };
+    let Some(path) = &args.kl_base else { return text };
     let Some(divergence) = divergence else {
-        println!("predictions written to {}", path.display());
-        return;
+        text += &format!("predictions written to {}\n", path.display());
+        return text;
     };
     let mean = divergence.mean();
-    println!("against {}:", path.display());
-    println!("mean KL divergence {:.3e} ± {:.1e} nats", mean.mean(), mean.standard_error());
+    text += &format!("against {}:\n", path.display());
+    text += &format!("mean KL divergence {:.3e} ± {:.1e} nats\n", mean.mean(), mean.standard_error());
     for (name, fraction) in [("median", 0.5), ("99 %", 0.99), ("largest", 1.0)] {
-        println!("{name} {:.3e} nats", divergence.quantile(fraction).unwrap_or_default());
+        text += &format!("{name} {:.3e} nats\n", divergence.quantile(fraction).unwrap_or_default());
     }
-    println!("same most likely token {:.3} %", 100.0 * divergence.same_top());
+    text + &format!("same most likely token {:.3} %\n", 100.0 * divergence.same_top())
 }
 
 fn report(

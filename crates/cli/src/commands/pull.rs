@@ -18,6 +18,5 @@ pub struct PullArgs {
 pub fn run(args: &PullArgs) -> Result<()> {
     let id = HubId::parse(&args.model);
     let id = id.with_context(|| format!("expected a model such as org/name:Q4_K_M, got {:?}", args.model))?;
-    println!("{}", hub::pull(&id, &Settings::from_environment())?.display());
-    Ok(())
+    crate::print(&format!("{}\n", hub::pull(&id, &Settings::from_environment())?.display()))
 }

@@ -49,11 +49,10 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
         .map(|m| budget(args, &header, &requests, m))
         .collect::<Result<_>>()?;
     let [router, last] = guesses(&header.sets, &requests);
-    match args.json {
-        true => println!("{:#}", report(&header, &replays, [router, last])),
-        false => print(args, &header, &replays, [router, last]),
-    }
-    Ok(())
+    crate::print(&match args.json {
+        true => format!("{:#}\n", report(&header, &replays, [router, last])),
+        false => text(args, &header, &replays, [router, last]),
+    })
 }
 
 /// What would have happened with so much memory.
@@ -94,16 +93,16 @@ fn budget(args: &ReplayArgs, header: &TraceHeader, requests: &[Request], memory:
     Ok(Budget { memory, slots: plan.slots(), rows })
 }
 
-fn print(args: &ReplayArgs, header: &TraceHeader, replays: &[Budget], [router, last]: [Guesses; 2]) {
+fn text(args: &ReplayArgs, header: &TraceHeader, replays: &[Budget], [router, last]: [Guesses; 2]) -> String {
     let bandwidth = args.bandwidth.map_or(header.bandwidth, |b| b as f64);
-    println!(
-        "{}: computing {:.1} ms a token, disk {:.2} GB/s; tokens/s if both overlap",
+    let mut text = format!(
+        "{}: computing {:.1} ms a token, disk {:.2} GB/s; tokens/s if both overlap\n",
         header.model,
         1e3 * header.compute_seconds,
         bandwidth / 1e9
     );
     for replay in replays {
-        println!("\nmemory {}, {} slots", size(replay.memory), replay.slots);
+        text += &format!("\nmemory {}, {} slots\n", size(replay.memory), replay.slots);
         let mut table = Table::new(&["policy", "hits", "read/request", "tokens/s"]);
         for (name, replayed, speed) in &replay.rows {
             table.row(&[
@@ -113,15 +112,17 @@ fn print(args: &ReplayArgs, header: &TraceHeader, replays: &[Budget], [router, l
                 format!("{speed:.2}"),
             ]);
         }
-        print!("{table}");
+        text += &table.to_string();
     }
-    println!();
+    text.push('\n');
     for (name, guesses) in [("the next layer's router", router), ("the last token", last)] {
         if guesses.guessed > 0 {
             let (precision, recall) = (100.0 * guesses.precision(), 100.0 * guesses.recall());
-            println!("guesses by {name}: {precision:.1} % right, {recall:.1} % of requests guessed");
+            text +=
+                &format!("guesses by {name}: {precision:.1} % right, {recall:.1} % of requests guessed\n");
         }
     }
+    text
 }
 
 fn report(header: &TraceHeader, replays: &[Budget], [router, last]: [Guesses; 2]) -> Value {

@@ -48,3 +48,11 @@ impl Served {
         self.child.wait().unwrap().code()
     }
 }
+
+impl Drop for Served {
+    /// A test that fails leaves no server behind; one that has ended is past killing.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -36,6 +36,7 @@ mod state;
 mod steps;
 mod supported;
 mod tensor_cores;
+mod tiers;
 mod weights;
 
 pub use backend::{GpuBackend, GpuOptions};

@@ -135,6 +135,9 @@ struct Guess {
     absent: Vec<u32>,
 }
 
+/// Reads that [`ExpertCache::fill`] has under way at once.
+const FILL_READS: usize = 16;
+
 /// Experts in memory, and the queue that reads the others.
 pub struct ExpertCache {
     store: ExpertStore,
@@ -234,6 +237,26 @@ impl ExpertCache {
             let (name, at) = matrices.into_iter().find_map(found)?;
             Some(format!("{name} of expert {id} of layer {} holds {at}", self.store.set(set).layer))
         })
+    }
+
+    /// Reads experts into the slots that are empty, the same number of every layer, and waits for them. Experts that are
+    /// asked for take their places as they would take those of others.
+    ///
+    /// An expert that cannot be read stays absent: whoever asks for it meets the error.
+    pub fn fill(&mut self) {
+        let most = self.content.iter().map(Vec::len).max().unwrap_or(0);
+        let sets = self.content.len();
+        for (id, set) in (0..most).flat_map(|id| (0..sets).map(move |set| (id, set))) {
+            let key = (set, id as u32);
+            let empty = !self.free[self.residency.class(set)].is_empty();
+            if id < self.content[set].len() && empty && self.residency.place(key) == Place::Absent {
+                self.stats.prefetches += u64::from(self.start_read(key));
+                if self.reading.requests.len() >= FILL_READS {
+                    self.wait();
+                }
+            }
+        }
+        while self.wait() {}
     }
 
     /// Records all requests from now on.

@@ -131,7 +131,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         bail!("--device-memory: there is no GPU to use");
     }
     let backend: Box<dyn Backend> = match found {
-        Some((device, gpus)) => gpus.backend(device.name, None),
+        Some((device, gpus)) => gpus.backend(device, None),
         None => Box::new(CpuBackend::new(threads, args.simd)?),
     };
     let needs = Needs::new(model, &*backend, args)?;
@@ -154,11 +154,10 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         guessed: recorded.as_ref().map_or(GUESSED, |recorded| recorded.guessed),
         rows: &rows,
     };
-    match args.json {
-        true => println!("{:#}", report.json()),
-        false => report.print(),
-    }
-    Ok(())
+    crate::print(&match args.json {
+        true => format!("{:#}\n", report.json()),
+        false => report.text(),
+    })
 }
 
 impl PlanArgs {

@@ -46,13 +46,12 @@ impl Report<'_> {
         self.machine.measured.layers().len()
     }
 
-    pub fn print(&self) {
-        self.print_needs();
-        self.print_machine();
-        print!("\n{}", self.table());
+    /// Everything, for people.
+    pub fn text(&self) -> String {
+        let mut text = self.needs_text() + &self.machine_text() + &format!("\n{}", self.table());
         let unfit = self.rows.iter().any(|row| !row.fits);
         if unfit {
-            println!("* more than this machine has free");
+            text += "* more than this machine has free\n";
         }
         let beside = match self.skew {
             Some(s) => format!(
@@ -63,13 +62,12 @@ impl Report<'_> {
                 format!("hits replayed from the trace; {:.0} % of misses guessed ahead", 100.0 * self.guessed)
             }
         };
-        println!("{beside}\n");
-        self.print_bars();
-        println!("\n{}", self.recommendation());
+        text + &format!("{beside}\n\n{}\n{}\n", self.bars(), self.recommendation())
     }
 
-    fn print_needs(&self) {
-        let line = |key: &str, value: String| println!("{key:<10} {value}");
+    fn needs_text(&self) -> String {
+        let mut text = String::new();
+        let mut line = |key: &str, value: String| text += &format!("{key:<10} {value}\n");
         let (model, needs) = (self.subject.model(), self.needs);
         line("model", format!("{} ({})", self.subject.name(), self.subject.note()));
         let (sets, kinds) = (model.experts.sets(), self.machine.measured.kinds.len());
@@ -89,10 +87,12 @@ impl Report<'_> {
             "memory",
             format!("{} to run at all, {} with every expert", size(needs.minimum), size(needs.all_resident)),
         );
+        text
     }
 
-    fn print_machine(&self) {
-        let line = |key: &str, value: String| println!("{key:<10} {value}");
+    fn machine_text(&self) -> String {
+        let mut text = String::new();
+        let mut line = |key: &str, value: String| text += &format!("{key:<10} {value}\n");
         let Machine { backend, bandwidth, measured, disk, gpu } = self.machine;
         let free =
             self.needs.available.map_or(String::new(), |free| format!(", {} of memory to use", size(free)));
@@ -123,6 +123,7 @@ impl Report<'_> {
                 disk.mode
             ),
         );
+        text
     }
 
     fn table(&self) -> Table {
@@ -160,19 +161,20 @@ impl Report<'_> {
     }
 
     /// Generated tokens per second by budget: what is certain, and what uneven routers add.
-    fn print_bars(&self) {
+    fn bars(&self) -> String {
         let plain = !std::io::stdout().is_terminal() || std::env::var_os("TERM").is_none_or(|t| t == "dumb");
         let [sure, perhaps] = if plain { ["#", "-"] } else { ["█", "░"] };
         let best = |row: &Row| row.skewed.map_or(row.plain.decode, |s| s.decode.max(row.plain.decode));
         let most = self.rows.iter().map(best).fold(1e-9, f64::max);
         let columns = |speed: f64| (BAR as f64 * speed / most).round() as usize;
-        println!("generated tokens/s");
+        let mut text = String::from("generated tokens/s\n");
         for row in self.rows {
             let (low, high) = (columns(row.plain.decode), columns(best(row)));
             let budget = size(row.device_memory.unwrap_or(row.memory));
             let bar = sure.repeat(low) + &perhaps.repeat(high.saturating_sub(low));
-            println!("{budget:>10} {bar} {}", speed(row.plain.decode));
+            text += &format!("{budget:>10} {bar} {}\n", speed(row.plain.decode));
         }
+        text
     }
 
     /// What to do, in a line.
