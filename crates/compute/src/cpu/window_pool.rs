@@ -77,10 +77,10 @@ fn pool<'a>(
     }
     let mut sum = vec![0.0f32; width];
     for (kv, gate, bias) in parts {
-        for c in 0..width {
-            let weight = (gate[c] + bias[c] - max[c]).exp();
-            sum[c] += weight;
-            out[c] += weight * kv[c];
+        let weights = gate.iter().zip(bias).zip(&max).map(|((gate, bias), max)| (gate + bias - max).exp());
+        for (((weight, kv), sum), out) in weights.zip(kv).zip(&mut sum).zip(&mut *out) {
+            *sum += weight;
+            *out += weight * kv;
         }
     }
     out.iter_mut().zip(&sum).for_each(|(out, sum)| *out /= sum);

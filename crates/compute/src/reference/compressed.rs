@@ -105,16 +105,9 @@ impl Interpreter {
                 let token = |p: usize| &page(p / PAGE_TOKENS)[p % PAGE_TOKENS * dim..][..dim];
                 let tokens = (first..=position).map(token);
                 let keys: Vec<&[f32]> = tokens.chain(seen.iter().map(|e| &entry(*e)[..dim])).collect();
-                for head in 0..shape.heads {
+                for (head, sink) in sinks.iter().enumerate() {
                     let at = head * dim..(head + 1) * dim;
-                    attend(
-                        &q[row][at.clone()],
-                        &keys,
-                        &keys,
-                        shape.scale,
-                        Some(sinks[head]),
-                        &mut out[row][at],
-                    );
+                    attend(&q[row][at.clone()], &keys, &keys, shape.scale, Some(*sink), &mut out[row][at]);
                 }
             }
         }
