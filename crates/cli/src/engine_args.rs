@@ -57,10 +57,10 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// The first GPU, called `name`, with at most `memory` bytes of its memory.
-    pub fn backend(self, name: String, memory: Option<u64>) -> Box<dyn Backend> {
-        let options = GpuOptions { memory, ..GpuOptions::default() };
-        Box::new(GpuBackend::new(name, options, move || (self.open)(memory)))
+    /// The first GPU, which is `device`, with at most `memory` bytes of its memory.
+    pub fn backend(self, device: DeviceInfo, memory: Option<u64>) -> Box<dyn Backend> {
+        let options = GpuOptions { memory, host_memory: !device.unified, ..GpuOptions::default() };
+        Box::new(GpuBackend::new(device.name, options, move || (self.open)(memory)))
     }
 }
 
@@ -199,7 +199,7 @@ impl EngineArgs {
             } else {
                 (self.device_memory, self.memory)
             };
-            return Ok((gpus.backend(gpu.name, memory), host));
+            return Ok((gpus.backend(gpu, memory), host));
         }
         if self.device_memory.is_some() {
             anyhow::bail!("--device-memory: there is no GPU to use");

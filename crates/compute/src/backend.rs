@@ -59,6 +59,8 @@ pub struct CompileOptions {
     pub pages: usize,
     /// See [`CompileOptions::pages`].
     pub state_slots: usize,
+    /// Whether the graph may take [`Backend::expert_bytes`] bytes of host memory.
+    pub keep_experts: bool,
 }
 
 /// Where a sequence's recurrent state comes from and goes to. With the same slot for both it is updated in place;
@@ -153,6 +155,12 @@ pub trait Backend {
     /// Bytes that a compiled graph takes besides its weights and key-value pages; `usize::MAX` if that is not enough
     /// to say it.
     fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize;
+
+    /// Bytes of host memory in which a compiled graph could keep all routed experts in a form of its own, and then ask its
+    /// source for each only once; `None` if it would have no use for that.
+    fn expert_bytes(&self, _graph: &Graph) -> Option<u64> {
+        None
+    }
 
     /// Makes `graph` ready to run with `weights`, one tensor for each of [`Graph::weights`].
     ///

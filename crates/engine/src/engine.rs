@@ -188,8 +188,9 @@ impl Engine {
         mut queue: Box<dyn ReadQueue>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
-        let Placement { budget, slots, chunk, context, pages, state_slots, kv_type } =
-            Placement::new(&model, backend, options)?;
+        let placement = Placement::new(&model, backend, options)?;
+        let Placement { budget, slots, chunk, context, pages, state_slots, kv_type, keep_experts } =
+            placement;
         let trunk = budget.needs.trunk;
 
         let resident = slots.holds_all(&model.experts.shapes());
@@ -205,6 +206,7 @@ impl Engine {
             max_rows: chunk,
             pages: context.div_ceil(moeflux_compute::backend::PAGE_TOKENS),
             state_slots,
+            keep_experts,
         };
         let fingerprint = session_file::fingerprint(&model.graph, &weights);
         let executable = backend.compile(&model.graph, plan, weights, compile)?;

@@ -99,12 +99,14 @@ pub struct Needs {
     pub scratch: u64,
     /// Everything that is not counted piece by piece.
     pub overhead: u64,
+    /// Experts that the backend keeps in a form of its own.
+    pub kept: u64,
 }
 
 impl Needs {
     /// With the overhead of a model of `vocab_size` tokens.
     pub fn new(trunk: u64, kv: u64, scratch: u64, vocab_size: usize) -> Self {
-        Self { trunk, kv, scratch, overhead: overhead(vocab_size) }
+        Self { trunk, kv, scratch, overhead: overhead(vocab_size), kept: 0 }
     }
 }
 
@@ -125,8 +127,8 @@ impl Budget {
     /// # Errors
     /// [`Error::Budget`] if it leaves less than `minimum_experts`.
     pub fn divide(total: u64, needs: Needs, minimum_experts: u64) -> Result<Self> {
-        let Needs { trunk, kv, scratch, overhead } = needs;
-        let parts = [trunk, kv, scratch, overhead, minimum_experts];
+        let Needs { trunk, kv, scratch, overhead, kept } = needs;
+        let parts = [trunk, kv, scratch, overhead, kept, minimum_experts];
         let minimum = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(*part));
         let Some(minimum) = minimum.filter(|minimum| *minimum <= total) else {
             let parts = format!(
@@ -147,7 +149,7 @@ impl Budget {
 mod tests {
     use super::*;
 
-    const NEEDS: Needs = Needs { trunk: 10, kv: 20, scratch: 30, overhead: 5 };
+    const NEEDS: Needs = Needs { trunk: 10, kv: 20, scratch: 30, overhead: 5, kept: 0 };
 
     #[test]
     fn what_is_left_is_for_experts() {

@@ -23,6 +23,9 @@ const SMALLEST_CONTEXT: usize = 512;
 /// Sequences that there is memory for at full length, unless said otherwise; more of them share it.
 const FULL_SEQUENCES: usize = 4;
 
+/// Slots for experts on their way to a backend that keeps them.
+const PASSING: usize = 64;
+
 fn positive(option: &'static str, value: Option<usize>) -> Result<Option<usize>> {
     match value {
         Some(0) => Err(Error::Option { option, expected: "a positive number".into(), got: "0".into() }),
@@ -47,6 +50,8 @@ pub struct Placement {
     pub state_slots: usize,
     /// Precision of cached keys and values.
     pub kv_type: KvType,
+    /// Whether the backend may keep all experts in host memory.
+    pub keep_experts: bool,
 }
 
 impl Placement {
@@ -73,7 +78,7 @@ impl Placement {
             let tokens = options.kv_tokens.unwrap_or(context.saturating_mul(sequences.min(FULL_SEQUENCES)));
             tokens.max(context).div_ceil(PAGE_TOKENS)
         };
-        let needs = |chunk: usize, context: usize| {
+        let needs = |kept: u64, chunk: usize, context: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
                 kv_type,
@@ -84,8 +89,15 @@ impl Placement {
             let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
             let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages(context) as u64);
             let kv = kv.saturating_add(states);
-            Needs::new(trunk, kv, scratch, model.graph.vocab_size())
+            Needs { kept, ..Needs::new(trunk, kv, scratch, model.graph.vocab_size()) }
         };
+        // Where the backend can keep all experts and there is memory for that, only those slots are wanted that experts
+        // pass through.
+        let kept = backend.expert_bytes(&model.graph).filter(|_| options.expert_cache.is_none());
+        let kept =
+            kept.filter(|kept| fit(model, options, total, needs(*kept, chunk, context), top_k).is_ok());
+        let keep_experts = kept.is_some();
+        let needs = |chunk, context| needs(kept.unwrap_or(0), chunk, context);
         let (mut budget, mut slots) = loop {
             match fit(model, options, total, needs(chunk, context), top_k) {
                 Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
@@ -108,7 +120,7 @@ impl Placement {
                 }
             }
         }
-        Ok(Self { budget, slots, chunk, context, pages: pages(context), state_slots, kv_type })
+        Ok(Self { budget, slots, chunk, context, pages: pages(context), state_slots, kv_type, keep_experts })
     }
 }
 
@@ -137,7 +149,10 @@ fn fit(
         return Ok((Budget::divide(total, needs, plan.bytes())?, plan));
     }
     let largest = sets.iter().map(|set| set.slot_bytes).max().unwrap_or(0) as u64;
-    let budget = Budget::divide(total, needs, largest * top_k as u64)?;
+    let mut budget = Budget::divide(total, needs, largest * top_k as u64)?;
+    if needs.kept > 0 {
+        budget.experts = budget.experts.min(largest * PASSING.max(top_k) as u64);
+    }
     match SlotPlan::within(&sets, budget.experts, top_k) {
         Ok(plan) => Ok((budget, plan)),
         Err(minimum) => Err(Budget::divide(total, needs, minimum).err().unwrap_or_else(|| Error::Budget {

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::executable::GpuExecutable;
 use super::lower::scratch_bytes;
-use super::{steps, tensor_cores};
+use super::{experts, steps, tensor_cores};
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::Graph;
 use crate::plan::Plan;
@@ -14,8 +14,10 @@ use crate::{Result, Tensor};
 pub struct GpuOptions {
     /// Bytes of device memory for everything; by default what is free, less a margin.
     pub memory: Option<u64>,
-    /// Slots for experts, in place of those that memory leaves.
+    /// Slots for experts, in place of those that memory leaves; in every layer, where host memory keeps all experts.
     pub expert_slots: Option<usize>,
+    /// Whether host memory is another than the device's, and keeps experts that the device has no room for.
+    pub host_memory: bool,
 }
 
 /// Opens a device of its own for every graph that is compiled.
@@ -46,6 +48,10 @@ impl Backend for GpuBackend {
 
     fn scratch_bytes(&self, graph: &Graph, _: &Plan, options: CompileOptions) -> usize {
         device_scratch_bytes(graph, options.max_rows)
+    }
+
+    fn expert_bytes(&self, graph: &Graph) -> Option<u64> {
+        experts::all_bytes(graph).ok().filter(|bytes| self.options.host_memory && *bytes > 0)
     }
 
     fn compile(

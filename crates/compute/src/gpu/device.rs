@@ -224,6 +224,56 @@ pub trait Device: Send {
     /// [`crate::Error::Device`].
     fn synchronize(&mut self) -> Result<()>;
 
+    /// Takes host memory of zeros that kernels can read, slower than the device's own, and that copies are fast from. It is
+    /// given back with [`Device::free`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] if there is not enough, or the device has no memory of its own to copy to.
+    fn alloc_host(&mut self, bytes: usize) -> Result<BufferId> {
+        let DeviceInfo { name, .. } = self.info();
+        Err(crate::Error::Device { reason: format!("{name}: no {bytes} bytes beside the device's memory") })
+    }
+
+    /// What [`Device::alloc_host`] gave, to be written while no queued work reads it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] if it is no such buffer.
+    fn host_bytes(&mut self, buffer: BufferId) -> Result<&mut [u8]> {
+        Err(crate::Error::Device { reason: format!("{buffer:?} is not in host memory") })
+    }
+
+    /// Starts a copy from memory of [`Device::alloc_host`] beside the queued work, as [`Device::copy_in`] does.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn copy_from_host(&mut self, from: Slice, to: Slice, bytes: usize) -> Result<()> {
+        self.copy(from, to, bytes)
+    }
+
+    /// What is queued from now on sees the copies that have been started.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn work_after_copies(&mut self) -> Result<()> {
+        self.finish_copies()
+    }
+
+    /// Remembers what has been queued so far under a small number.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn mark_work(&mut self, _mark: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Copies that are started from now on begin after what was last remembered under a number.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn copies_after(&mut self, _mark: usize) -> Result<()> {
+        Ok(())
+    }
+
     /// Starts a copy from host memory beside the queued work: it may overtake that, so nothing queued may use the
     /// destination. `bytes` must stay as they are until [`Device::finish_copies`]; an executor that cannot read them
     /// after the call returns copies them first.

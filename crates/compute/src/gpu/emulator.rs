@@ -272,6 +272,17 @@ impl Device for Emulator {
         self.buffers[buffer.0] = None;
     }
 
+    fn alloc_host(&mut self, bytes: usize) -> Result<BufferId> {
+        let buffer = self.alloc(bytes)?;
+        self.clear(buffer.into(), bytes)?;
+        Ok(buffer)
+    }
+
+    fn host_bytes(&mut self, buffer: BufferId) -> Result<&mut [u8]> {
+        let bytes = self.buffer(buffer)?.bytes;
+        Ok(self.bytes(buffer.into(), bytes)?.0)
+    }
+
     /// As Metal does, with whole pages around the bytes, of which nothing but the bytes may be read.
     fn adopt(&mut self, bytes: &Bytes) -> Result<Option<Slice>> {
         let bytes = bytes.as_slice();

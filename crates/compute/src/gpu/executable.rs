@@ -23,6 +23,9 @@ use crate::{Error, Result, Tensor};
 /// Device memory that is left alone when all that is free may be used: for modules, recordings and the driver.
 const MARGIN: u64 = 512 << 20;
 
+/// Pairs for each expert from which on all experts are taken to be chosen: at 4, chance leaves out one in fifty.
+const ALL_CHOSEN: usize = 4;
+
 /// Lists of dispatches that are kept, at most.
 const MOST_RECORDINGS: usize = 32;
 
@@ -141,7 +144,7 @@ impl GpuExecutable {
                 Room::Bytes { budget, minimum: most_chosen }
             }
         };
-        let experts = DeviceExperts::new(d, &graph, room)?;
+        let experts = DeviceExperts::new(d, &graph, room, options.keep_experts && gpu.host_memory)?;
         Ok(Self {
             device: Mutex::new(device),
             graph,
@@ -283,7 +286,17 @@ impl GpuExecutable {
         match piece {
             Piece::Run(list) => run(self.device_mut(), list),
             Piece::Experts { set, ids, pairs, body } => {
-                let chosen = self.chosen(*ids, *pairs)?;
+                let experts = self.graph.expert_sets()[set.0].experts;
+                // So many tokens ask for every expert, or nearly: not worth waiting for their choice.
+                let all = self.experts.tiers().is_some() && *pairs >= ALL_CHOSEN * experts;
+                let chosen = match all {
+                    true => (0..experts as u32).collect(),
+                    false => self.chosen(*ids, *pairs)?,
+                };
+                let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+                if let Some((tiers, slots)) = self.experts.tiers() {
+                    return tiers.stream(device, slots, *set, &chosen, |device| run(device, body));
+                }
                 self.run_experts(*set, &chosen, source, |device| run(device, body))
             }
         }
@@ -351,6 +364,11 @@ impl Executable for GpuExecutable {
         let shape = Shape::of(batch);
         self.set_inputs(batch, shape)?;
         self.run_pieces(shape, experts)?;
+        if shape.rows <= FEW_ROWS
+            && let Some((tiers, _)) = self.experts.tiers()
+        {
+            tiers.forget();
+        }
         // Not cleared: what has the right length need not be filled before it is overwritten.
         logits.resize(shape.outputs * self.graph.vocab_size(), 0.0);
         let from = self.logits.0;

@@ -1,16 +1,16 @@
 //! Routed experts in device memory: slots of one buffer, and a table that tells kernels where an expert's slot is.
 //!
-//! If all experts fit, each has a slot for good and is loaded before the first batch. Otherwise the least recently used
-//! one that is not needed gives way. Slots come in size classes, because layers may store experts in different encodings.
+//! If all experts fit, each has a slot for good and is loaded before the first batch. If host memory holds them all, it
+//! does, and the device has slots for some ([`Tiers`]). Otherwise experts are asked for when they are needed, and the least
+//! recently used one that is not needed gives way; slots come in size classes then, because layers may store experts in
+//! different encodings.
 
-use super::device::{BufferId, Device, Slice, Words};
+use super::device::{BufferId, Device, Dispatch, Slice, Words};
+use super::tiers::{ABSENT, TierPlan, Tiers};
 use super::weights::{ALIGNMENT, Format, placed, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec};
 use crate::{Error, Result, TensorView};
-
-/// Table entry of an expert that has no slot.
-const ABSENT: u32 = u32::MAX;
 
 /// `Part` of `kernels/moe.h`: where one of an expert's matrices lies in its slot.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +68,7 @@ pub(crate) struct DeviceExperts {
     clock: u64,
     /// Whether every expert has a slot for good.
     resident: bool,
+    tiers: Option<Tiers>,
     loaded: bool,
 }
 
@@ -81,7 +82,7 @@ pub(crate) enum Room {
         /// Experts that a token needs.
         minimum: usize,
     },
-    /// This many, all slots of the largest size.
+    /// This many, all slots of the largest size; in every layer, where host memory has all experts.
     Slots(usize),
 }
 
@@ -92,15 +93,32 @@ struct SlotPlan {
     resident: bool,
 }
 
-/// Layout of each set: its parts and the bytes of a slot.
-fn layouts(graph: &Graph) -> Result<Vec<([Part; 3], usize)>> {
-    let layout = |set: &ExpertSet| {
+/// How an expert of a set lies in its slot.
+#[derive(Debug)]
+pub(super) struct Layout {
+    /// gate, up, down.
+    parts: [Part; 3],
+    /// Of the slot.
+    pub(super) bytes: usize,
+}
+
+impl Layout {
+    fn new(set: &ExpertSet) -> Result<Self> {
         let (gate, end) = Part::new(set.gate, 0)?;
         let (up, end) = Part::new(set.up, end)?;
-        let (down, end) = Part::new(set.down, end)?;
-        Ok(([gate, up, down], end))
-    };
-    graph.expert_sets().iter().map(layout).collect()
+        let (down, bytes) = Part::new(set.down, end)?;
+        Ok(Self { parts: [gate, up, down], bytes })
+    }
+}
+
+fn layouts(graph: &Graph) -> Result<Vec<Layout>> {
+    graph.expert_sets().iter().map(Layout::new).collect()
+}
+
+/// Bytes of all experts of a graph in the form of slots.
+pub(super) fn all_bytes(graph: &Graph) -> Result<u64> {
+    let sets = layouts(graph)?.into_iter().zip(graph.expert_sets());
+    Ok(sets.map(|(layout, set)| layout.bytes as u64 * set.experts as u64).sum())
 }
 
 impl SlotPlan {
@@ -136,13 +154,13 @@ impl SlotPlan {
 }
 
 impl DeviceExperts {
-    /// Slots for the experts of `graph`.
+    /// Slots for the experts of `graph`; with `host`, host memory may take all of them.
     ///
     /// # Errors
     /// [`Error::DeviceMemory`] if there is not enough.
-    pub(crate) fn new(device: &mut dyn Device, graph: &Graph, room: Room) -> Result<Self> {
+    pub(crate) fn new(device: &mut dyn Device, graph: &Graph, room: Room, host: bool) -> Result<Self> {
         let layouts = layouts(graph)?;
-        let sizes: Vec<usize> = layouts.iter().map(|(_, bytes)| *bytes).collect();
+        let sizes: Vec<usize> = layouts.iter().map(|layout| layout.bytes).collect();
         let experts: Vec<usize> = graph.expert_sets().iter().map(|set| set.experts).collect();
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let plan = match room {
@@ -159,6 +177,27 @@ impl DeviceExperts {
                 resident: slots >= experts.iter().sum(),
             },
         };
+        let tier_plan = match room {
+            Room::Bytes { budget, minimum } if host && !plan.resident => {
+                TierPlan::new(&layouts, &experts, budget, minimum)
+            }
+            Room::Slots(slots) if host => Some(TierPlan::of_slots(&layouts, &experts, slots)),
+            _ => None,
+        };
+        if let Some(plan) = tier_plan {
+            let set = |layout: Layout| Set { parts: layout.parts, class: 0, table: 0, slots: vec![] };
+            let tiers = Tiers::new(device, graph, &plan)?;
+            return Ok(Self {
+                slots: device.alloc(plan.slot_bytes)?,
+                table: device.alloc(4)?,
+                sets: layouts.into_iter().map(set).collect(),
+                classes: vec![],
+                clock: 0,
+                resident: false,
+                tiers: Some(tiers),
+                loaded: false,
+            });
+        }
         let mut end = 0;
         let mut class = |(slot_bytes, slots): (usize, usize)| {
             let start = end;
@@ -168,14 +207,15 @@ impl DeviceExperts {
         let classes: Vec<Class> = plan.classes.into_iter().map(&mut class).collect();
         let mut entries = 0;
         let mut sets = vec![];
-        for (((parts, _), class), experts) in layouts.into_iter().zip(plan.class_of).zip(experts) {
-            sets.push(Set { parts, class, table: entries, slots: vec![None; experts] });
+        for ((layout, class), experts) in layouts.into_iter().zip(plan.class_of).zip(experts) {
+            sets.push(Set { parts: layout.parts, class, table: entries, slots: vec![None; experts] });
             entries += experts;
         }
         let slots = device.alloc(end.max(ALIGNMENT))?;
         let table = device.alloc((entries * 4).max(4))?;
         device.upload(table.into(), &vec![0xff; entries * 4])?;
-        Ok(Self { slots, table, sets, classes, clock: 0, resident: plan.resident, loaded: false })
+        let (resident, tiers) = (plan.resident, None);
+        Ok(Self { slots, table, sets, classes, clock: 0, resident, tiers, loaded: false })
     }
 
     /// Whether every expert has a slot for good.
@@ -188,8 +228,34 @@ impl DeviceExperts {
         self.slots.into()
     }
 
-    /// The table of a set.
-    pub(crate) fn table(&self, set: ExpertSetId) -> Slice {
+    /// Whether kernels for so many pairs of so many rows find all their experts without the host.
+    pub(crate) fn all_at_hand(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> bool {
+        self.resident || self.tiers.as_ref().is_some_and(|tiers| tiers.places(set, rows, pairs))
+    }
+
+    /// Whether the outputs of so many pairs of so many rows can be summed as they are made: their experts are there at once.
+    pub(crate) fn all_at_once(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> bool {
+        match &self.tiers {
+            Some(tiers) => tiers.places(set, rows, pairs),
+            None => self.room(set) >= pairs.min(self.sets[set.0].slots.len()),
+        }
+    }
+
+    /// What brings the experts of `ids` (pairs) to the device before kernels read them, where the device does that.
+    pub(crate) fn place(&self, set: ExpertSetId, ids: Slice, counts: [usize; 2]) -> Vec<Dispatch> {
+        let tiers = self.tiers.as_ref().filter(|tiers| tiers.places(set, counts[0], counts[1]));
+        tiers.map_or(vec![], |tiers| tiers.place(set, ids, counts, self.slots()).into())
+    }
+
+    /// The table of a set, for kernels of so many pairs of so many rows.
+    pub(crate) fn table(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> Slice {
+        match &self.tiers {
+            Some(tiers) => tiers.table(set, tiers.places(set, rows, pairs)),
+            None => self.own_table(set),
+        }
+    }
+
+    fn own_table(&self, set: ExpertSetId) -> Slice {
         Slice { buffer: self.table, offset: self.sets[set.0].table * 4 }
     }
 
@@ -203,9 +269,29 @@ impl DeviceExperts {
         self.classes[self.sets[set.0].class].slots.len()
     }
 
-    /// If all experts fit, loads those that are not there yet.
+    /// Experts in host memory, if they are there.
+    pub(crate) fn tiers(&mut self) -> Option<(&mut Tiers, BufferId)> {
+        self.tiers.as_mut().map(|tiers| (tiers, self.slots))
+    }
+
+    /// If all experts have a place, on the device or in host memory, loads those that are not there yet.
     pub(crate) fn load_all(&mut self, device: &mut dyn Device, source: &mut dyn ExpertSource) -> Result<()> {
-        if !self.resident || self.loaded {
+        if self.loaded {
+            return Ok(());
+        }
+        if let Some(tiers) = &mut self.tiers {
+            for (index, set) in self.sets.iter().enumerate() {
+                let id = ExpertSetId(index);
+                let slot_bytes = tiers.shelf(id).slot_bytes;
+                let slots = tiers.host_bytes(device, id)?.chunks_exact_mut(slot_bytes);
+                let mut slots: Vec<_> = slots.map(Some).collect();
+                read_all(set, id, &mut slots, source)?;
+            }
+            tiers.fill(device, self.slots)?;
+            self.loaded = true;
+            return Ok(());
+        }
+        if !self.resident {
             return Ok(());
         }
         for set in (0..self.sets.len()).map(ExpertSetId) {
@@ -288,8 +374,51 @@ impl DeviceExperts {
                 None => ABSENT.append(&mut table),
             }
         }
-        device.upload(self.table(id), &table)
+        device.upload(self.own_table(id), &table)
     }
+}
+
+/// Threads that bring experts into the form of slots, at most.
+const WRITERS: usize = 8;
+
+/// Writes all experts of a set to `slots`.
+fn read_all(
+    set: &Set,
+    id: ExpertSetId,
+    slots: &mut [Option<&mut [u8]>],
+    source: &mut dyn ExpertSource,
+) -> Result<()> {
+    let ids: Vec<u32> = (0..slots.len() as u32).collect();
+    let mut outcome = Ok(());
+    let visited = source.visit(id, &ids, &mut |views| {
+        let mut work: Vec<_> =
+            views.iter().filter_map(|view| Some((view, slots[view.id as usize].take()?))).collect();
+        let each = work.len().div_ceil(WRITERS).max(1);
+        let write = |part: &mut [(&ExpertView<'_>, &mut [u8])]| {
+            part.iter_mut().try_for_each(|(view, slot)| write_expert(set, view, slot))
+        };
+        let written: Vec<Result<()>> = if work.len() <= 1 {
+            vec![write(&mut work)]
+        } else {
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = work.chunks_mut(each).map(|part| scope.spawn(|| write(part))).collect();
+                threads.into_iter().map(|t| t.join().expect("copying does not panic")).collect()
+            })
+        };
+        outcome = std::mem::replace(&mut outcome, Ok(())).and(written.into_iter().collect());
+    });
+    outcome.and(visited)
+}
+
+fn write_expert(set: &Set, view: &ExpertView<'_>, slot: &mut [u8]) -> Result<()> {
+    let mut rows = vec![];
+    for (part, matrix) in set.parts.iter().zip([&view.gate, &view.up, &view.down]) {
+        for plane in 0..matrix.dtype().planes() {
+            let bytes = plane_bytes(matrix, plane, &mut rows)?;
+            slot[part.offsets[plane]..][..bytes.len()].copy_from_slice(bytes);
+        }
+    }
+    Ok(())
 }
 
 fn copy_part(device: &mut dyn Device, slot: Slice, part: &Part, view: &TensorView<'_>) -> Result<()> {

@@ -92,7 +92,8 @@ impl Lowering<'_> {
         let top_k = e.routing.top_k();
         let pairs = self.rows * top_k;
         let [ids, weights] = self.memory.routings[e.routing.index].map(Slice::from);
-        let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(e.set));
+        let counts = [self.rows, pairs];
+        let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(e.set, counts));
         let (x, norm) = self.entering(e.x);
         let Quantized { bytes, scales } = self.memory.quantized;
         let (bytes, scales) = (Slice::from(bytes), Slice::from(scales));
@@ -118,7 +119,7 @@ impl Lowering<'_> {
             named(launch.over([gate.matrix.rows / BLOCK + usize::from(routes), pairs, 1], THREADS), name);
 
         // Where not all experts of a token may be there at once, their outputs are summed when all have been.
-        let summed = self.memory.experts.room(e.set) >= pairs.min(self.graph.expert_sets[e.set.0].experts);
+        let summed = self.memory.experts.all_at_once(e.set, counts);
         let (to, count) = if summed { (e.out, self.rows) } else { (e.outputs, pairs) };
         let residual = e.residual.unwrap_or(none);
         let buffers = [slots, table, ids, bytes, scales, weights, down_bias, residual, to];

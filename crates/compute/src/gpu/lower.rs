@@ -666,7 +666,8 @@ impl Lowering<'_> {
             self.common_experts(x, (ids, pairs, top_k), set, mlp)
         };
 
-        if experts.resident() {
+        if experts.all_at_hand(set, [self.rows, pairs]) {
+            self.run.extend(experts.place(set, ids, [self.rows, pairs]));
             self.run.append(&mut body);
         } else {
             let run = std::mem::take(&mut self.run);
@@ -694,7 +695,7 @@ impl Lowering<'_> {
     ) -> Vec<Dispatch> {
         let experts = self.memory.experts;
         let [gate, up, down] = *experts.parts(set);
-        let table = experts.table(set);
+        let table = experts.table(set, [self.rows, pairs]);
         let [gates, ups, products, outputs] = self.memory.scratch.experts.map(Slice::from);
         let biases = mlp.biases.map(|b| [b.gate, b.up, b.down]);
         let bias = |which: usize| biases.map(|b| b[which]);
@@ -726,13 +727,15 @@ impl Lowering<'_> {
         let [list, blocks, grids] = self.memory.scratch.buckets.map(Slice::from);
         let count = self.graph.expert_sets()[set.0].experts;
         let tiles = rows.map(|rows| rows.div_ceil(TILE));
-        let buffers = [self.memory.experts.table(set), ids, list, blocks, grids];
+        let table = self.memory.experts.table(set, [self.rows, pairs]);
+        let buffers = [table, ids, list, blocks, grids];
         Launch { unit: "moe", kernel: "moe_bucket", buffers: &buffers, constants: &[&pairs, &count, &tiles] }
             .over([1, 1, 1], THREADS)
     }
 
     fn projection(&self, set: ExpertSetId, ids: Slice, pairs: usize, p: Projection<'_>) -> Dispatch {
-        let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(set));
+        let experts = self.memory.experts;
+        let (slots, table) = (experts.slots(), experts.table(set, [self.rows, pairs]));
         let constants: &[&dyn Words] = &[p.part, &p.share, &p.bias.is_some()];
         let bias = self.optional(p.bias);
         let rows = p.part.matrix.rows;

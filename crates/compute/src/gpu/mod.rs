@@ -35,6 +35,7 @@ pub mod metal;
 mod state;
 mod steps;
 mod tensor_cores;
+mod tiers;
 mod weights;
 
 pub use backend::{GpuBackend, GpuOptions};

@@ -153,7 +153,8 @@ impl Lowering<'_> {
         let inner_encoding = inner_encoding.filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
         let outer_encoding = kernels_for(down.matrix.dtype, down.matrix.cols)?;
         let (inner, hidden, pairs) = (gate.matrix.rows, down.matrix.rows, self.rows * e.top_k);
-        let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(e.set));
+        let counts = [self.rows, pairs];
+        let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(e.set, counts));
         let [list, ..] = self.memory.scratch.buckets.map(Slice::from);
         let (x16, scale, tiles) = (scratch.x.into(), scratch.scale.into(), Slice::from(scratch.tiles));
         let experts = self.graph.expert_sets()[e.set.0].experts;

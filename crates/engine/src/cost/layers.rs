@@ -299,6 +299,7 @@ impl Excerpt {
             max_rows: rows.max(1),
             pages,
             state_slots: 1,
+            keep_experts: false,
         };
         let plan = Plan::new(&self.graph, |_| true);
         let mut executable = backend.compile(&self.graph, plan, self.weights.clone(), compile)?;

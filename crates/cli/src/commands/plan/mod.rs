@@ -131,7 +131,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         bail!("--device-memory: there is no GPU to use");
     }
     let backend: Box<dyn Backend> = match found {
-        Some((device, gpus)) => gpus.backend(device.name, None),
+        Some((device, gpus)) => gpus.backend(device, None),
         None => Box::new(CpuBackend::new(threads, args.simd)?),
     };
     let needs = Needs::new(model, &*backend, args)?;

@@ -152,12 +152,16 @@ functions! {
     memory_free = "cuMemFree_v2"(DevicePointer);
     host_alloc = "cuMemHostAlloc"(*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost"(*mut c_void);
+    host_register = "cuMemHostRegister_v2"(*mut c_void, usize, c_uint);
+    host_unregister = "cuMemHostUnregister"(*mut c_void);
+    host_pointer = "cuMemHostGetDevicePointer_v2"(*mut DevicePointer, *mut c_void, c_uint);
     copy_to_device = "cuMemcpyHtoDAsync_v2"(DevicePointer, *const c_void, usize, Stream);
     copy_to_host = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePointer, usize, Stream);
     copy_within = "cuMemcpyDtoDAsync_v2"(DevicePointer, DevicePointer, usize, Stream);
     set_bytes = "cuMemsetD8Async"(DevicePointer, u8, usize, Stream);
     stream_create = "cuStreamCreate"(*mut Stream, c_uint);
     stream_destroy = "cuStreamDestroy_v2"(Stream);
+    stream_wait = "cuStreamWaitEvent"(Stream, Event, c_uint);
     stream_synchronize = "cuStreamSynchronize"(Stream);
     event_create = "cuEventCreate"(*mut Event, c_uint);
     event_destroy = "cuEventDestroy_v2"(Event);

@@ -1,10 +1,12 @@
-//! Pinned host memory that transfers pass through, so that they are queued like any other work.
+//! Pinned host memory: what transfers pass through, so that they are queued like any other work, and what kernels read.
 
 use std::ffi::{c_uint, c_void};
 use std::ptr;
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
 use super::driver::{DevicePointer, Driver, Event, Stream, call};
-use crate::Result;
+use crate::{Error, Result};
 
 /// A ring of pinned memory in two halves: one is filled while the transfers of the other may be under way.
 pub(super) struct Staging {
@@ -95,5 +97,75 @@ impl Staging {
             }
         }
         *self = Self::empty();
+    }
+}
+
+/// Host memory of zeros that the device can read, pinned, in huge pages where there are some.
+pub(super) struct Pinned {
+    memory: *mut u8,
+    bytes: usize,
+    /// Where the device sees it.
+    pub(super) pointer: DevicePointer,
+}
+
+// SAFETY: the memory is the struct's own, and pinned memory may be used by any thread.
+unsafe impl Send for Pinned {}
+
+/// Bytes of a huge page, and the threads that touch pages at most.
+const HUGE_PAGE: usize = 2 << 20;
+const TOUCHING: usize = 16;
+
+impl Pinned {
+    /// # Errors
+    /// [`Error::Device`] if the system or the driver refuses.
+    pub(super) fn new(driver: &Driver, bytes: usize) -> Result<Self> {
+        let refused = |why: String| Error::Device {
+            reason: format!("{bytes} bytes of host memory for experts: {why}"),
+        };
+        let bytes =
+            bytes.max(1).checked_next_multiple_of(HUGE_PAGE).ok_or_else(|| refused("too many".into()))?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a private anonymous mapping at an address of the system's choosing touches no existing memory.
+        let memory = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
+        let memory: *mut u8 = memory.map_err(|error| refused(error.to_string()))?.cast();
+        let mut pinned = Self { memory, bytes, pointer: 0 };
+        // SAFETY: the range is the mapping just made. Huge pages are a wish: a refusal changes nothing.
+        let _ = unsafe { madvise(memory.cast(), bytes, Advice::LinuxHugepage) };
+        // Pinning would make the pages one after the other.
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(TOUCHING);
+        let each = bytes.div_ceil(threads).next_multiple_of(HUGE_PAGE);
+        std::thread::scope(|scope| {
+            for part in pinned.as_mut_slice().chunks_mut(each) {
+                scope.spawn(|| part.iter_mut().step_by(4096).for_each(|byte| *byte = 0));
+            }
+        });
+        const PORTABLE_AND_MAPPED: c_uint = 3;
+        if let Err(error) = call!(driver, host_register(memory.cast(), bytes, PORTABLE_AND_MAPPED)) {
+            pinned.unmap();
+            return Err(refused(error.to_string()));
+        }
+        match call!(driver, host_pointer(&mut pinned.pointer, memory.cast(), 0)) {
+            Ok(()) => Ok(pinned),
+            Err(error) => {
+                pinned.release(driver);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping is the struct's own and initialised, by the system with zeros.
+        unsafe { std::slice::from_raw_parts_mut(self.memory, self.bytes) }
+    }
+
+    fn unmap(&mut self) {
+        // SAFETY: the mapping is the struct's own and not used after this. A refusal only leaks memory.
+        let _ = unsafe { munmap(self.memory.cast(), self.bytes) };
+    }
+
+    /// Gives the memory back; no queued work uses it.
+    pub(super) fn release(mut self, driver: &Driver) {
+        let _ = call!(driver, host_unregister(self.memory.cast()));
+        self.unmap();
     }
 }

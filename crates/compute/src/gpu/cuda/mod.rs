@@ -19,7 +19,7 @@ use driver::{
     Context, DevicePointer, Driver, Event, Function, Graph, GraphExec, GraphNode, KernelNode, Module, Stream,
     attribute, call,
 };
-use host::Staging;
+use host::{Pinned, Staging};
 use profile::Profile;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
@@ -28,6 +28,8 @@ use crate::{Error, Result};
 
 /// Bytes of pinned memory that small transfers pass through.
 const STAGING_BYTES: usize = 4 << 20;
+/// Events that only order work.
+const NO_TIMING: c_uint = 2;
 /// A block has this much shared memory without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
@@ -42,6 +44,8 @@ struct Kernel {
 struct Allocation {
     pointer: DevicePointer,
     bytes: usize,
+    /// The memory, if it is the host's.
+    host: Option<Pinned>,
 }
 
 struct Recording {
@@ -64,6 +68,8 @@ pub struct Cuda {
     stream: Stream,
     copies: Stream,
     copied: Event,
+    /// What [`Device::mark_work`] remembers.
+    marks: Vec<Event>,
     archive: Archive,
     kernels: HashMap<String, Kernel>,
     modules: HashMap<ImageId, Module>,
@@ -144,6 +150,7 @@ impl Cuda {
             stream: Stream::NULL,
             copies: Stream::NULL,
             copied: Event::NULL,
+            marks: vec![],
             archive: Archive::open(major)?,
             kernels: HashMap::new(),
             modules: HashMap::new(),
@@ -154,7 +161,6 @@ impl Cuda {
             driver,
         };
         const NON_BLOCKING: c_uint = 1;
-        const NO_TIMING: c_uint = 2;
         call!(cuda.driver, stream_create(&mut cuda.stream, NON_BLOCKING))?;
         call!(cuda.driver, stream_create(&mut cuda.copies, NON_BLOCKING))?;
         call!(cuda.driver, event_create(&mut cuda.copied, NO_TIMING))?;
@@ -179,6 +185,16 @@ impl Cuda {
             }),
             None => Err(Error::Device { reason: format!("{:?} does not exist", slice.buffer) }),
         }
+    }
+
+    fn keep(&mut self, buffer: Allocation) -> BufferId {
+        let free = self.buffers.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.buffers.push(None);
+            self.buffers.len() - 1
+        });
+        self.buffers[index] = Some(buffer);
+        BufferId(index)
     }
 
     /// The module of an image, loaded when it is first asked for.
@@ -354,18 +370,28 @@ impl Device for Cuda {
             return Err(Error::DeviceMemory { device: name, wanted: bytes as u64, free });
         };
         self.used += bytes as u64;
-        let buffer = Some(Allocation { pointer, bytes });
-        let index = self.buffers.iter().position(Option::is_none).unwrap_or(self.buffers.len());
-        if index == self.buffers.len() {
-            self.buffers.push(buffer);
-        } else {
-            self.buffers[index] = buffer;
+        Ok(self.keep(Allocation { pointer, bytes, host: None }))
+    }
+
+    fn alloc_host(&mut self, bytes: usize) -> Result<BufferId> {
+        self.enter()?;
+        let host = Pinned::new(&self.driver, bytes)?;
+        Ok(self.keep(Allocation { pointer: host.pointer, bytes, host: Some(host) }))
+    }
+
+    fn host_bytes(&mut self, buffer: BufferId) -> Result<&mut [u8]> {
+        match self.buffers.get_mut(buffer.0).and_then(Option::as_mut) {
+            Some(Allocation { host: Some(host), bytes, .. }) => Ok(&mut host.as_mut_slice()[..*bytes]),
+            _ => Err(Error::Device { reason: format!("{buffer:?} is not in host memory") }),
         }
-        Ok(BufferId(index))
     }
 
     fn free(&mut self, buffer: BufferId) {
         if let Some(buffer) = self.buffers.get_mut(buffer.0).and_then(Option::take) {
+            if let Some(host) = buffer.host {
+                let _ = self.synchronize().and_then(|()| call!(self.driver, stream_synchronize(self.copies)));
+                return host.release(&self.driver);
+            }
             self.used -= buffer.bytes as u64;
             // Waits for queued work. An error of that work will be reported by the next call.
             let _ = self.enter().and_then(|()| call!(self.driver, memory_free(buffer.pointer)));
@@ -462,6 +488,41 @@ impl Device for Cuda {
         call!(self.driver, stream_synchronize(self.copies))
     }
 
+    fn copy_from_host(&mut self, from: Slice, to: Slice, bytes: usize) -> Result<()> {
+        self.enter()?;
+        let (start, to) = (from.offset, self.address(to, bytes)?);
+        let all = self.host_bytes(from.buffer)?;
+        let range = start.checked_add(bytes).and_then(|end| all.get(start..end));
+        let range = range
+            .ok_or_else(|| Error::Device { reason: format!("{bytes} bytes at {start} of host memory") })?;
+        let from = range.as_ptr().cast();
+        call!(self.driver, copy_to_device(to, from, bytes, self.copies))
+    }
+
+    fn work_after_copies(&mut self) -> Result<()> {
+        self.enter()?;
+        call!(self.driver, event_record(self.copied, self.copies))?;
+        call!(self.driver, stream_wait(self.stream, self.copied, 0))
+    }
+
+    fn mark_work(&mut self, mark: usize) -> Result<()> {
+        self.enter()?;
+        while self.marks.len() <= mark {
+            let mut event = Event::NULL;
+            call!(self.driver, event_create(&mut event, NO_TIMING))?;
+            self.marks.push(event);
+        }
+        call!(self.driver, event_record(self.marks[mark], self.stream))
+    }
+
+    fn copies_after(&mut self, mark: usize) -> Result<()> {
+        self.enter()?;
+        match self.marks.get(mark) {
+            Some(event) => call!(self.driver, stream_wait(self.copies, *event, 0)),
+            None => Ok(()),
+        }
+    }
+
     /// Recordings run one by one then, which is slower than as a graph.
     fn start_profile(&mut self) {
         self.profile = Some(Profile::default());
@@ -489,7 +550,9 @@ impl Drop for Cuda {
             let _ = call!(self.driver, module_unload(*module));
         }
         self.staging.release(&self.driver);
-        let _ = call!(self.driver, event_destroy(self.copied));
+        for event in self.marks.iter().chain([&self.copied]) {
+            let _ = call!(self.driver, event_destroy(*event));
+        }
         let _ = call!(self.driver, stream_destroy(self.copies));
         let _ = call!(self.driver, stream_destroy(self.stream));
         let _ = call!(self.driver, context_release(self.ordinal));

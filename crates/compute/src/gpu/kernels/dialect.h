@@ -149,6 +149,7 @@ DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) {
     const uint4 v = __ldg((const uint4*)(p + offset));
     return Word4{v.x, v.y, v.z, v.w};
 }
+DEVICE void store_u32x4(GPTR(uchar) p, uint offset, Word4 v) { *(uint4*)(p + offset) = make_uint4(v.x, v.y, v.z, v.w); }
 #define GCAST(T, p) ((T*)(p))
 // The sixteen bytes at p + offset, a multiple of 2: two aligned loads, and what lies between shifted out of them.
 DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {

@@ -34,7 +34,8 @@ units![
     "recurrent",
     "rms_norm",
     "route",
-    "rows"
+    "rows",
+    "tiers"
 ];
 
 /// Units that only Metal has.

@@ -133,6 +133,9 @@ struct Word4 { uint x, y, z, w; };
 DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return emulator::load<ushort>(p, offset); }
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return emulator::load<uint>(p, offset); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return emulator::load<Word4>(p, offset); }
+DEVICE void store_u32x4(GPTR(uchar) p, uint offset, Word4 v) {
+    emulator::Reference<Word4>{p.memory, (uint64_t)(p.at + offset)} = v;
+}
 DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
     uint w[4];
     for (uint i = 0; i < 4; ++i) w[i] = load_u16(p, offset + 4 * i) | load_u16(p, offset + 4 * i + 2) << 16;

@@ -107,6 +107,7 @@ struct alignas(16) Word4 { uint x, y, z, w; };
 DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return *(device const ushort*)(p + offset); }
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return *(device const uint*)(p + offset); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return *(device const Word4*)(p + offset); }
+DEVICE void store_u32x4(GPTR(uchar) p, uint offset, Word4 v) { *(device Word4*)(p + offset) = v; }
 
 DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
     const device ushort* from = (const device ushort*)(p + offset);

@@ -1,0 +1,298 @@
+//! [`Tiers`]: experts that a device has no room for, in host memory, each in the form of a slot.
+//!
+//! Every layer has slots of its own. For few rows the device decides which experts they hold and fetches what is missing
+//! (`kernels/tiers.h`), so that the host is not waited for. For many rows the host knows beforehand that all experts are
+//! needed: it copies those without a slot through a ring of parts while others are computed, layer after layer, and
+//! leaves the slots alone. A prompt so never pushes out what its next layer needs.
+//!
+//! What decides which experts stay is how often tokens chose them, over a long and a short while; see `docs/streaming.md`.
+
+use super::device::{BufferId, Device, Dispatch, Slice, Words};
+use super::experts::Layout;
+use super::inputs::FEW_ROWS;
+use super::lower::Launch;
+use super::weights::ALIGNMENT;
+use crate::Result;
+use crate::graph::{ExpertSetId, Graph, Op};
+
+/// Table entry of an expert that is not there.
+pub(super) const ABSENT: u32 = u32::MAX;
+/// Parts of the ring, and the most experts of one.
+const PARTS: usize = 4;
+const PART_EXPERTS: usize = 16;
+/// The ring takes this part of the memory for experts, at most.
+const RING_SHARE: u64 = 8;
+/// Half-lives of an expert's frequencies in tokens, and the shorter one's part.
+const LONG: f32 = 256.0;
+const SHORT: f32 = 8.0;
+const SHORT_PART: f32 = 0.3;
+/// Groups that fetch an expert: a dozen in all keep the bus busy.
+const FETCH_GROUPS: usize = 8;
+
+/// A layer's slots and experts, in bytes from the start of the device's and the host's memory for experts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shelf {
+    pub(super) experts: usize,
+    pub(super) slots: usize,
+    pub(super) slot_bytes: usize,
+    pub(super) first_slot: usize,
+    pub(super) first_expert: usize,
+    /// Where its entries begin in the tables of experts and of slots.
+    expert_entry: usize,
+    slot_entry: usize,
+}
+
+impl Words for Shelf {
+    fn append(&self, out: &mut Vec<u8>) {
+        let units = [self.first_expert, self.first_slot, self.slot_bytes].map(|bytes| bytes / ALIGNMENT);
+        [self.experts, self.slots].append(out);
+        units.append(out);
+    }
+}
+
+/// How device memory for experts is divided.
+#[derive(Debug, Clone)]
+pub(super) struct TierPlan {
+    shelves: Vec<Shelf>,
+    ring: Ring,
+    /// Bytes on the device and of the host.
+    pub(super) slot_bytes: usize,
+    pub(super) host_bytes: usize,
+}
+
+/// Memory that experts without slots pass through.
+#[derive(Debug, Clone, Copy)]
+struct Ring {
+    start: usize,
+    part_bytes: usize,
+    /// The part that is filled next.
+    next: usize,
+}
+
+impl TierPlan {
+    /// Slots for `budget` bytes, at least `minimum` in every layer; `None` if that is too little.
+    pub(super) fn new(layouts: &[Layout], experts: &[usize], budget: u64, minimum: usize) -> Option<Self> {
+        let largest = layouts.iter().map(|layout| layout.bytes).max()?;
+        let most = usize::try_from(budget / RING_SHARE).ok()? / (PARTS * largest);
+        let part_bytes = most.clamp(1, PART_EXPERTS) * largest;
+        let left = budget.checked_sub((PARTS * part_bytes) as u64)?;
+        let total: u64 = layouts.iter().zip(experts).map(|(layout, n)| (layout.bytes * n) as u64).sum();
+        let slots = |experts: usize| {
+            let share = u128::from(left) * experts as u128 / u128::from(total);
+            share.min(experts as u128) as usize
+        };
+        let enough = experts.iter().all(|n| slots(*n) >= minimum.min(*n));
+        enough.then(|| Self::with(layouts, experts, part_bytes, slots))
+    }
+
+    /// So many slots in every layer, and a ring whose parts hold one expert.
+    pub(super) fn of_slots(layouts: &[Layout], experts: &[usize], slots: usize) -> Self {
+        let largest = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(ALIGNMENT);
+        Self::with(layouts, experts, largest, |experts| slots.min(experts))
+    }
+
+    fn with(
+        layouts: &[Layout],
+        experts: &[usize],
+        part_bytes: usize,
+        slots_for: impl Fn(usize) -> usize,
+    ) -> Self {
+        let mut plan = Self {
+            shelves: vec![],
+            ring: Ring { start: 0, part_bytes, next: 0 },
+            slot_bytes: 0,
+            host_bytes: 0,
+        };
+        let (mut expert_entry, mut slot_entry) = (0, 0);
+        for (layout, experts) in layouts.iter().zip(experts.iter().copied()) {
+            let slots = slots_for(experts);
+            plan.shelves.push(Shelf {
+                experts,
+                slots,
+                slot_bytes: layout.bytes,
+                first_slot: plan.slot_bytes,
+                first_expert: plan.host_bytes,
+                expert_entry,
+                slot_entry,
+            });
+            plan.slot_bytes += slots * layout.bytes;
+            plan.host_bytes += experts * layout.bytes;
+            expert_entry += experts;
+            slot_entry += slots;
+        }
+        plan.ring.start = plan.slot_bytes;
+        plan.slot_bytes += PARTS * part_bytes;
+        plan
+    }
+}
+
+/// Experts in host memory, and which of them have slots.
+#[derive(Debug)]
+pub(crate) struct Tiers {
+    shelves: Vec<Shelf>,
+    ring: Ring,
+    host: BufferId,
+    /// Tables of experts: what the device keeps, and what the host shows to kernels of many rows.
+    table: BufferId,
+    shown: BufferId,
+    owners: BufferId,
+    worth: BufferId,
+    fetches: BufferId,
+    /// What the device's table is, unless it has changed since.
+    known: Option<Vec<u32>>,
+}
+
+impl Tiers {
+    pub(super) fn new(device: &mut dyn Device, graph: &Graph, plan: &TierPlan) -> Result<Self> {
+        let experts: usize = plan.shelves.iter().map(|shelf| shelf.experts).sum();
+        let slots: usize = plan.shelves.iter().map(|shelf| shelf.slots).sum();
+        let chosen = graph.nodes().iter().map(|node| match &node.op {
+            Op::Route { route, .. } => route.top_k,
+            _ => 0,
+        });
+        let most_fetches = FEW_ROWS * chosen.max().unwrap_or(0);
+        let tiers = Self {
+            shelves: plan.shelves.clone(),
+            ring: plan.ring,
+            host: device.alloc_host(plan.host_bytes)?,
+            table: device.alloc(experts * 4)?,
+            shown: device.alloc(experts * 4)?,
+            owners: device.alloc((slots * 4).max(4))?,
+            worth: device.alloc(experts * 8)?,
+            fetches: device.alloc((1 + 2 * most_fetches) * 4)?,
+            known: None,
+        };
+        device.clear(tiers.worth.into(), experts * 8)?;
+        Ok(tiers)
+    }
+
+    pub(super) fn shelf(&self, set: ExpertSetId) -> &Shelf {
+        &self.shelves[set.0]
+    }
+
+    /// The host's copies of a layer's experts, each of a slot's bytes.
+    pub(super) fn host_bytes<'a>(
+        &self,
+        device: &'a mut dyn Device,
+        set: ExpertSetId,
+    ) -> Result<&'a mut [u8]> {
+        let shelf = &self.shelves[set.0];
+        let all = device.host_bytes(self.host)?;
+        Ok(&mut all[shelf.first_expert..][..shelf.experts * shelf.slot_bytes])
+    }
+
+    /// Fills slots with each layer's first experts, once all are in host memory.
+    pub(super) fn fill(&mut self, device: &mut dyn Device, slots: BufferId) -> Result<()> {
+        let (mut table, mut owners) = (vec![], vec![]);
+        for shelf in &self.shelves {
+            let from = Slice { buffer: self.host, offset: shelf.first_expert };
+            let to = Slice { buffer: slots, offset: shelf.first_slot };
+            device.copy_from_host(from, to, shelf.slots * shelf.slot_bytes)?;
+            for expert in 0..shelf.experts {
+                let slot = shelf.first_slot + expert * shelf.slot_bytes;
+                table.push(if expert < shelf.slots { (slot / ALIGNMENT) as u32 } else { ABSENT });
+            }
+            owners.extend(0..shelf.slots as u32);
+        }
+        device.upload(self.table.into(), &words(&table))?;
+        device.upload(self.owners.into(), &words(&owners))?;
+        self.known = Some(table);
+        device.finish_copies()
+    }
+
+    /// Whether the device itself gives slots to the experts of so many pairs of so many rows.
+    pub(super) fn places(&self, set: ExpertSetId, rows: usize, pairs: usize) -> bool {
+        let shelf = &self.shelves[set.0];
+        rows <= FEW_ROWS && pairs.min(shelf.experts) <= shelf.slots
+    }
+
+    /// The table that kernels are given.
+    pub(super) fn table(&self, set: ExpertSetId, placed: bool) -> Slice {
+        let buffer = if placed { self.table } else { self.shown };
+        Slice { buffer, offset: 4 * self.shelves[set.0].expert_entry }
+    }
+
+    /// Gives slots to the experts of `ids` (pairs) and fetches those that have none.
+    pub(super) fn place(
+        &self,
+        set: ExpertSetId,
+        ids: Slice,
+        [rows, pairs]: [usize; 2],
+        slots: Slice,
+    ) -> [Dispatch; 2] {
+        let shelf = &self.shelves[set.0];
+        let owners = Slice { buffer: self.owners, offset: 4 * shelf.slot_entry };
+        let worth = Slice { buffer: self.worth, offset: 8 * shelf.expert_entry };
+        let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
+        // A sum over all tokens to come tends to 1 / (1 - decay).
+        let parts = [(1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)), SHORT_PART * (1.0 - decay(SHORT, 1))];
+        let decays = [decay(LONG, rows), decay(SHORT, rows)];
+        let buffers = [ids, self.table(set, true), owners, worth, self.fetches.into()];
+        let constants: &[&dyn Words] = &[shelf, &pairs, &decays, &parts];
+        let place =
+            Launch { unit: "tiers", kernel: "place", buffers: &buffers, constants }.over([1, 1, 1], 256);
+        let buffers = [self.fetches.into(), self.host.into(), slots];
+        let constants: &[&dyn Words] = &[shelf, &(shelf.slot_bytes / 16)];
+        let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
+            .over([FETCH_GROUPS, pairs.min(shelf.experts), 1], 256);
+        [place, fetch]
+    }
+
+    /// The device decides from now on: what is known of its table is out of date.
+    pub(super) fn forget(&mut self) {
+        self.known = None;
+    }
+
+    /// Runs `body` for groups of `wanted`: those with slots, then the others as they pass through the ring.
+    pub(super) fn stream(
+        &mut self,
+        device: &mut dyn Device,
+        slots: BufferId,
+        set: ExpertSetId,
+        wanted: &[u32],
+        body: impl Fn(&mut dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        let shelf = self.shelves[set.0];
+        if self.known.is_none() {
+            let entries: usize = self.shelves.iter().map(|shelf| shelf.experts).sum();
+            let mut bytes = vec![0; 4 * entries];
+            device.download(self.table.into(), &mut bytes)?;
+            self.known = Some(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect());
+        }
+        let known =
+            self.known.as_ref().map_or(&[][..], |table| &table[shelf.expert_entry..][..shelf.experts]);
+        let (here, elsewhere): (Vec<u32>, Vec<u32>) =
+            wanted.iter().partition(|expert| known[**expert as usize] != ABSENT);
+        let mut shown = vec![ABSENT; shelf.experts];
+        here.iter().for_each(|expert| shown[*expert as usize] = known[*expert as usize]);
+        let to = self.table(set, false);
+        if !here.is_empty() {
+            device.upload(to, &words(&shown))?;
+            body(device)?;
+        }
+        for group in elsewhere.chunks(self.ring.part_bytes / shelf.slot_bytes) {
+            let part = self.ring.next;
+            self.ring.next = (part + 1) % PARTS;
+            device.copies_after(part)?;
+            shown.fill(ABSENT);
+            let start = self.ring.start + part * self.ring.part_bytes;
+            for (place, expert) in group.iter().enumerate() {
+                let from = shelf.first_expert + *expert as usize * shelf.slot_bytes;
+                let at = start + place * shelf.slot_bytes;
+                let (from, to) =
+                    (Slice { buffer: self.host, offset: from }, Slice { buffer: slots, offset: at });
+                device.copy_from_host(from, to, shelf.slot_bytes)?;
+                shown[*expert as usize] = (at / ALIGNMENT) as u32;
+            }
+            device.work_after_copies()?;
+            device.upload(to, &words(&shown))?;
+            body(device)?;
+            device.mark_work(part)?;
+        }
+        Ok(())
+    }
+}
+
+fn words(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
