@@ -17,6 +17,8 @@ figures is what a perfect overlap of reading and computing would give: the time 
 token, whichever is longer. Reading is taken to be as fast as was measured or as moeflux found it, whichever is faster.
 Tokens are random, others in every repetition and turn, and each engine evaluates as many before those that count. Needs Python 3.11, root, and a model whose size is a multiple of 512 bytes
 (truncate -s %4096 MODEL makes it so).
+
+With --against OPTIONS, which may be given several times, moeflux also runs with these options in every turn.
 """
 
 import argparse
@@ -122,13 +124,13 @@ def run(command: list, cap: int) -> tuple[str | None, int]:
     return done.stdout, peak
 
 
-def run_moeflux(args: argparse.Namespace, model: pathlib.Path, cap: float, turn: int) -> dict | None:
-    """Figures of one run of `moeflux bench`."""
+def run_moeflux(args: argparse.Namespace, model: pathlib.Path, cap: float, turn: int, options: str) -> dict | None:
+    """Figures of one run of `moeflux bench` with further `options`."""
     disk = disk_speed(model)
     memory = int(cap * GIB - args.margin * 2**20)
     command = [args.moeflux, "bench", model, "--json", "--memory", str(memory), "-r", "1"]
     command += ["--seed", str(100 * turn), "--threads", str(args.threads), "-p", str(args.prompt), "-n", str(args.tokens)]
-    out, peak = run(command + args.moeflux_args.split(), int(cap * GIB))
+    out, peak = run(command + options.split(), int(cap * GIB))
     if out is None:
         return None
     disk = (disk + disk_speed(model)) / 2
@@ -175,15 +177,15 @@ def median(runs: list[dict], kind: str, figure: str) -> float:
     return statistics.median(values) if values else float("nan")
 
 
-def rows(cap: float, ours: list[dict], theirs: list[dict]) -> list[str]:
-    """Table rows, one a test, of medians over the turns."""
+def rows(cap: float, options: str, ours: list[dict], theirs: list[dict]) -> list[str]:
+    """Table rows, one a test, of medians over the turns of moeflux with `options`."""
     out = []
     for kind in ours[0]["tests"]:
         speed, peer = median(ours, kind, "tokens_per_second"), median(theirs, kind, "tokens_per_second")
         shares = [r["tests"][kind]["tokens_per_second"] / r["tests"][kind]["floor"] for r in ours]
         cells = [
             f"{cap:g} GiB",
-            kind,
+            f"{kind} {options}".strip(),
             f"{peer:.2f}",
             f"{speed:.2f}",
             f"{speed / peer:.2f}",
@@ -217,6 +219,7 @@ def main() -> None:
     parser.add_argument("--margin", type=int, default=200, metavar="MIB", help="moeflux's budget below the cap")
     parser.add_argument("--read-ahead", default="128", metavar="KIB", help="llama.cpp's read-ahead, or system")
     parser.add_argument("--moeflux-args", default="", help="further options of moeflux bench, in one string")
+    parser.add_argument("--against", action="append", default=[], metavar="OPTIONS", help="run moeflux with these too")
     parser.add_argument("--json", type=pathlib.Path, help="where to write every figure")
     args = parser.parse_args()
     if os.geteuid() != 0:
@@ -229,19 +232,22 @@ def main() -> None:
         print(f"\n{model.name}, {model.stat().st_size / 1e9:.1f} GB, tokens/s, medians of {args.turns} turns\n")
         print(f"| {' | '.join(HEADS)} |\n| {' | '.join(['--:'] * len(HEADS))} |", flush=True)
         for cap in args.caps:
-            ours, theirs = [], []
+            ours, theirs = {options: [] for options in [args.moeflux_args, *args.against]}, []
             for turn in range(args.turns):
                 print(f"{model.name}, {cap:g} GiB, turn {turn + 1}", file=sys.stderr)
-                ours.append(run_moeflux(args, model, cap, turn))
+                for options, runs in ours.items():
+                    runs.append(run_moeflux(args, model, cap, turn, options))
                 if args.llama_python:
                     theirs.append(run_llama(args, model, cap, turn))
             entry = {"model": model.name, "cap": cap, "moeflux": ours, "llama.cpp": theirs}
             record["models"].append(entry)
-            killed = [run for run in ours + theirs if run is None]
+            everything = theirs + [run for runs in ours.values() for run in runs]
+            killed = [run for run in everything if run is None]
             if killed:
-                print(f"| {cap:g} GiB | killed for memory in {len(killed)} of {len(ours + theirs)} runs |")
+                print(f"| {cap:g} GiB | killed for memory in {len(killed)} of {len(everything)} runs |")
                 continue
-            print("\n".join(rows(cap, ours, theirs)), flush=True)
+            for options, runs in ours.items():
+                print("\n".join(rows(cap, options, runs, theirs)), flush=True)
     if args.json:
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -65,3 +65,25 @@ fn a_packed_model_gives_the_same_answer() {
     };
     assert_eq!(answer("packed.gguf"), answer("demo"));
 }
+
+#[test]
+fn fewer_bits_are_measured_before_a_copy_gets_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let arguments = ["pack", "demo", "small.gguf", "--experts-bits", "4"];
+    let said = moeflux(folder, &arguments).assert().success().get_output().stdout.clone();
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.starts_with("mean KL divergence "), "{said}");
+    // The demo's own experts are of about six bits, so something is lost, but not everything.
+    let divergence: f64 = said.split(' ').nth(3).unwrap().parse().unwrap();
+    assert!(divergence > 1e-6 && divergence < 1.0, "{said}");
+    let inspected =
+        moeflux(folder, &["inspect", "small.gguf"]).assert().success().get_output().stdout.clone();
+    let inspected = String::from_utf8(inspected).unwrap();
+    assert!(inspected.contains(&format!("experts lost     all but 4 bits: {}", said.trim())), "{inspected}");
+    let names: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(names.iter().all(|name| name == "small.gguf" || name == "moeflux"), "{names:?}");
+    fails(folder, &["pack", "demo", "x.gguf", "--experts-bits", "5"], "expected one of [4, 6, 8], got 5");
+    fails(folder, &["pack", "demo", "x.gguf", "--text", "no"], "--experts-bits");
+    fails(folder, &["pack", "demo", "x.gguf", "--experts-bits", "4", "--text", "no"], "cannot read no");
+}

@@ -9,6 +9,7 @@ use moeflux::chat_template::ChatTemplate;
 use moeflux::checkpoint::{Checkpoint, Format};
 use moeflux::error::size;
 use moeflux::models::{self, Model};
+use moeflux::pack::Loss;
 use moeflux::synth::{Encoding, Plan, Recipe, Shape};
 use moeflux::tokenizer::Tokenizer;
 use moeflux::{Error, Options, Placement, memory};
@@ -113,6 +114,7 @@ fn described(args: &InspectArgs, shape: &str) -> Result<Report> {
         obstacle: None,
         tokenizer: format!("{} tokens, made up", shape.vocab_size()),
         template: "ChatML".to_owned(),
+        lost: None,
         facts: Some(Facts::new(plan.model())),
         fit: Some(Fit::new(plan.model())?),
         weights: if args.tensors { weights } else { vec![] },
@@ -137,6 +139,7 @@ fn stored(args: &InspectArgs) -> Result<Report> {
         shares: shares(&weights),
         obstacle: model.as_ref().err().map(Error::to_string),
         tokenizer: describe_tokenizer(&checkpoint),
+        lost: Loss::of(&checkpoint),
         template: match ChatTemplate::from_checkpoint(&checkpoint) {
             Ok(Some(_)) => "yes".to_owned(),
             Ok(None) => "no".to_owned(),
@@ -278,6 +281,8 @@ struct Report {
     obstacle: Option<String>,
     tokenizer: String,
     template: String,
+    /// Bits of experts that have lost some, and what that has changed.
+    lost: Option<(u64, Loss)>,
     facts: Option<Facts>,
     fit: Option<Fit>,
     weights: Vec<Weight>,
@@ -315,6 +320,9 @@ impl Report {
         }
         line("tokenizer", self.tokenizer.clone());
         line("chat template", self.template.clone());
+        if let Some((bits, loss)) = self.lost {
+            line("experts lost", format!("all but {bits} bits: {loss}"));
+        }
         if let Some(fit) = &self.fit {
             fit.lines(&mut line);
         }
@@ -358,6 +366,7 @@ impl Report {
             "cannot_run": self.obstacle,
             "tokenizer": self.tokenizer,
             "chat_template": self.template,
+            "experts_lost": self.lost.map(|(bits, loss)| json!({ "bits": bits, "kl_divergence": loss.kl_divergence })),
             "encodings": encodings.collect::<Vec<_>>(),
             "facts": self.facts.as_ref().map(Facts::json),
             "memory": self.fit.as_ref().map(Fit::json),

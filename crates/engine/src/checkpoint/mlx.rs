@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{
     Checkpoint, Encoding, StoredWeight, TensorEntry,
+    elements::stack_of,
     safetensors::{ElementType, TensorSpec},
 };
 use crate::{Error, Result};
@@ -105,8 +106,7 @@ pub(super) fn affine(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
 
 /// That a module whose scales are bytes is one of 4-bit floats in blocks of 32.
 fn check_mxfp4(checkpoint: &Checkpoint, module: &str) -> Result<()> {
-    let common = &checkpoint.config()["quantization"];
-    let settings = if common[module].is_null() { common } else { &common[module] };
+    let (_, settings) = settings_of(checkpoint, module);
     if settings["mode"] == "mxfp4" && settings["bits"] == 4 && settings["group_size"] == 32 {
         return Ok(());
     }
@@ -123,7 +123,16 @@ struct Quantization {
     group: u8,
 }
 
-/// Bits and group of `module`: its own entry under `quantization` in the config, else the common one.
+/// What the config says under `quantization` of `module`, and where: an entry of its own, else that of the stack whose
+/// element it is, else the common one.
+fn settings_of<'a>(checkpoint: &'a Checkpoint, module: &str) -> (String, &'a Value) {
+    let common = &checkpoint.config()["quantization"];
+    let names = std::iter::once(module).chain(stack_of(module));
+    let own = names.map(|name| (name, &common[name])).find(|(_, settings)| !settings.is_null());
+    own.map_or(("quantization".to_owned(), common), |(name, own)| (format!("quantization[{name:?}]"), own))
+}
+
+/// Bits and group of `module`.
 fn quantization(checkpoint: &Checkpoint, module: &str) -> Result<Quantization> {
     let fault = |key: &str, expected: &str, got: &Value| Error::Config {
         path: checkpoint.config_path(),
@@ -131,12 +140,7 @@ fn quantization(checkpoint: &Checkpoint, module: &str) -> Result<Quantization> {
         expected: expected.to_owned(),
         got: if got.is_null() { "none".into() } else { got.to_string() },
     };
-    let common = &checkpoint.config()["quantization"];
-    let own = &common[module];
-    let (key, settings) = match own {
-        Value::Null => ("quantization".to_owned(), common),
-        _ => (format!("quantization[{module:?}]"), own),
-    };
+    let (key, settings) = settings_of(checkpoint, module);
     if !settings.is_object() {
         return Err(fault(&key, "bits and group_size, as the module has scales", settings));
     }

@@ -19,6 +19,7 @@ use super::policy::{Demand, PolicyKind};
 use super::prefetch::{Forecaster, Prefetch};
 use super::residency::{Key, Place, Residency};
 use super::slots::{SlotClass, SlotPlan};
+use super::stock::Stock;
 use super::store::ExpertStore;
 use super::trace::{Request, Trace};
 use crate::io::buffer::HostBuffer;
@@ -145,8 +146,8 @@ pub struct ExpertCache {
     residency: Residency,
     /// Content of slots by set and expert.
     content: Vec<Vec<Option<HostBuffer>>>,
-    /// Empty slots of each class.
-    free: Vec<Vec<HostBuffer>>,
+    /// Empty slots.
+    free: Stock,
     /// Failed reads; the error waits for whoever visits the expert.
     failed: HashMap<Key, Error>,
     reading: Reading,
@@ -177,11 +178,9 @@ impl ExpertCache {
     ) -> std::io::Result<Self> {
         let allocate = |class: &SlotClass| {
             let bytes = class.slot_bytes.checked_mul(class.slots).ok_or(std::io::ErrorKind::OutOfMemory)?;
-            let mut free = HostBuffer::zeroed(bytes)?.split(class.slots, class.slot_bytes);
-            free.reverse();
-            Ok(free)
+            Ok(HostBuffer::zeroed(bytes)?.split(class.slots, class.slot_bytes))
         };
-        let free = plan.classes().iter().map(allocate).collect::<std::io::Result<_>>()?;
+        let free = Stock::new(plan.classes().iter().map(allocate).collect::<std::io::Result<_>>()?);
         let shapes = store.shapes();
         Ok(Self {
             residency: Residency::new(&shapes, &plan, options.policy),
@@ -248,7 +247,7 @@ impl ExpertCache {
         let sets = self.content.len();
         for (id, set) in (0..most).flat_map(|id| (0..sets).map(move |set| (id, set))) {
             let key = (set, id as u32);
-            let empty = !self.free[self.residency.class(set)].is_empty();
+            let empty = self.free.has_any(self.residency.class(set));
             if id < self.content[set].len() && empty && self.residency.place(key) == Place::Absent {
                 self.stats.prefetches += u64::from(self.start_read(key));
                 if self.reading.requests.len() >= FILL_READS {
@@ -274,7 +273,7 @@ impl ExpertCache {
         let Ok(victim) = self.residency.take_slot(key) else { return false };
         let buffer = match victim {
             Some((set, id)) => self.content[set][id as usize].take(),
-            None => self.free[self.residency.class(key.0)].pop(),
+            None => self.free.take(self.residency.class(key.0)),
         };
         let buffer = buffer.expect("a slot that residency counts");
         let parts = self.store.reads(ExpertSetId(key.0), key.1);
@@ -315,7 +314,7 @@ impl ExpertCache {
                     self.failed.insert(key, error);
                 }
                 self.residency.failed(key);
-                self.free[self.residency.class(key.0)].push(done.buffer);
+                self.free.put(self.residency.class(key.0), done.buffer);
             }
         }
         if self.announced.contains(&key) {

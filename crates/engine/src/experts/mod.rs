@@ -9,6 +9,7 @@ pub mod probe;
 pub mod replay;
 mod residency;
 pub mod slots;
+mod stock;
 pub mod store;
 pub mod trace;
 pub mod usage;

@@ -56,8 +56,11 @@ impl FromStr for Prefetch {
 
 /// Guesses below this are not worth the expert that gives way for them.
 const LEAST_PRECISION: f64 = 0.15;
-/// Without reading anything, every so many layers are guessed to know how good guesses are.
+/// Without reading anything, one in so many layers is guessed to know how good guesses are.
 const SAMPLE_EVERY: u64 = 16;
+/// 2⁶⁴ divided by the golden ratio. Its multiples are spread evenly however many of them are skipped each time, so that
+/// samples fall on all layers alike whatever number of them a model has.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Batches of at least this many tokens are measured apart: their guesses are of another kind.
 const MANY_ROWS: usize = 8;
 
@@ -91,13 +94,14 @@ pub(crate) struct Forecaster {
     measured: [Measured; 2],
     /// Seconds a byte takes.
     byte: Mean,
-    layers: u64,
+    /// How often a guess was offered.
+    offers: u64,
     rows: usize,
 }
 
 impl Forecaster {
     pub(crate) fn new(mode: Prefetch) -> Self {
-        Self { mode, measured: Default::default(), byte: Mean::default(), layers: 0, rows: 1 }
+        Self { mode, measured: Default::default(), byte: Mean::default(), offers: 0, rows: 1 }
     }
 
     fn now(&mut self) -> &mut Measured {
@@ -107,15 +111,16 @@ impl Forecaster {
     /// A layer of a batch of `rows` tokens has asked for experts.
     pub(crate) fn layer(&mut self, rows: usize) {
         self.rows = rows;
-        self.layers += 1;
     }
 
-    /// Whether a guess for the next layer is of use: to read by it, or to know how good guesses are.
+    /// Whether a guess for the next layer is of use: to read by it, or to know how good guesses are. Asked wherever one
+    /// could be made, which is not in the last layer.
     pub(crate) fn wants(&mut self) -> bool {
+        self.offers += 1;
         match self.mode {
             Prefetch::Off => false,
             Prefetch::Always => true,
-            Prefetch::Auto => self.count(1) > 0 || self.layers.is_multiple_of(SAMPLE_EVERY),
+            Prefetch::Auto => self.count(1) > 0 || self.offers.wrapping_mul(SPREAD) < u64::MAX / SAMPLE_EVERY,
         }
     }
 
@@ -185,11 +190,28 @@ mod tests {
     #[test]
     fn guesses_are_sampled_even_if_they_are_bad() {
         let mut f = forecaster(0.0, 10, 1);
-        let wanted = (0..100).filter(|_| {
+        let wanted = (0..1600).filter(|_| {
             f.layer(1);
             f.wants()
         });
-        assert_eq!(wanted.count(), 6);
-        assert!(!Forecaster::new(Prefetch::Off).wants());
+        assert!((95..=105).contains(&wanted.count()));
+        assert!((0..100).all(|_| !Forecaster::new(Prefetch::Off).wants()));
+    }
+
+    /// Models have any number of layers; each of them but the last is to be sampled about as often as the others.
+    #[test]
+    fn samples_fall_on_all_layers() {
+        for layers in 2..=100 {
+            let mut f = forecaster(0.0, 10, 1);
+            let mut sampled = vec![0; layers - 1];
+            for _ in 0..1600 {
+                for count in &mut sampled {
+                    f.layer(1);
+                    *count += usize::from(f.wants());
+                }
+                f.layer(1);
+            }
+            assert!(sampled.iter().all(|n| (70..=130).contains(n)), "{layers} layers: {sampled:?}");
+        }
     }
 }

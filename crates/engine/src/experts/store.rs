@@ -172,6 +172,11 @@ impl ExpertStore {
         self.sets.iter().map(|stored| stored.shape).collect()
     }
 
+    /// Where an expert is.
+    pub fn location(&self, set: ExpertSetId, expert: u32) -> &ExpertLocation {
+        &self.sets[set.0].experts[expert as usize].0
+    }
+
     /// Weight bytes of one expert.
     pub fn expert_bytes(&self, set: ExpertSetId) -> u64 {
         self.sets[set.0].shape.expert_bytes

@@ -3,6 +3,8 @@
 // Every test binary that includes this module uses a part of it.
 #![allow(dead_code)]
 
+pub mod faulty;
+
 use std::path::{Path, PathBuf};
 
 use moeflux::{Engine, Options, Outputs};

@@ -4,6 +4,7 @@ use moeflux_compute::graph::{ExpertSet, ExpertSetId, MatrixSpec};
 
 use super::Recorder;
 use super::outline::{Need, Outline};
+use crate::checkpoint::elements::element_name;
 use crate::checkpoint::{Format, StoredWeight};
 use crate::experts::{ExpertForm, ExpertLocation};
 use crate::models::model::tensor_error;
@@ -95,7 +96,7 @@ impl Recorder {
     }
 
     /// Gate, up and down of every expert, from one tensor a projection (GGUF, MLX) or with gate and up in one
-    /// (transformers 5, some GGUF files).
+    /// (transformers 5, some GGUF files), whole or in elements.
     fn stacked_experts(
         &self,
         layer: usize,
@@ -110,15 +111,21 @@ impl Recorder {
                 tensor_error(&self.checkpoint, stored, &expected, format!("{:?}", stored.shape))
             })
         };
-        let stack = |module: &str| self.checkpoint.weight(module)?.map(|s| split(&s)).transpose();
+        let missing = |tensor| Error::MissingTensor { path: self.checkpoint.path().into(), tensor };
+        let stack = |name: &str| -> Result<Option<Vec<StoredWeight>>> {
+            if let Some(whole) = self.checkpoint.weight(name)? {
+                return split(&whole).map(Some);
+            }
+            let element = |e| element_name(self.checkpoint.format(), name, e);
+            if !self.checkpoint.contains(&element(0)) {
+                return Ok(None);
+            }
+            let one = |e| self.checkpoint.weight(&element(e))?.ok_or_else(|| missing(element(e)));
+            (0..count).map(one).collect::<Result<_>>().map(Some)
+        };
         let three = |name: &dyn Fn(usize) -> String| -> Result<Option<[Vec<StoredWeight>; 3]>> {
             let Some(gate) = stack(&name(0))? else { return Ok(None) };
-            let rest = |i: usize| {
-                stack(&name(i))?.ok_or_else(|| Error::MissingTensor {
-                    path: self.checkpoint.path().into(),
-                    tensor: name(i),
-                })
-            };
+            let rest = |i: usize| stack(&name(i))?.ok_or_else(|| missing(name(i)));
             Ok(Some([gate, rest(1)?, rest(2)?]))
         };
         let (gate_up, down) = if self.checkpoint.format() == Format::Gguf {
@@ -140,8 +147,7 @@ impl Recorder {
             (format!("{module}.gate_up_proj"), format!("{module}.down_proj"))
         };
         let Some(gate_up) = stack(&gate_up)? else { return Ok(None) };
-        let down = stack(&down)?
-            .ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: down })?;
+        let down = stack(&down)?.ok_or_else(|| missing(down))?;
         let half = |which: usize| -> Result<Vec<StoredWeight>> {
             let cut = |both: &StoredWeight| {
                 let rows = both.rows() / 2;
@@ -167,7 +173,8 @@ impl Recorder {
     ) -> Result<[Vec<StoredWeight>; 3]> {
         let one = |expert: usize, which: usize| {
             let tensor = match self.checkpoint.format() {
-                Format::Gguf => format!("blk.{layer}.ffn_{}.{expert}.weight", ["gate", "up", "down"][which]),
+                // Elements have been looked for; this is the name for errors.
+                Format::Gguf => format!("blk.{layer}.ffn_{}_exps.weight", ["gate", "up", "down"][which]),
                 _ => {
                     let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
                     format!("{module}.{expert}.{}.weight", names.projections[which])
