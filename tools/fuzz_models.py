@@ -57,6 +57,8 @@ def forms(cases: list[RandomCase], out: Path, llama_cpp: Path | None) -> list[tu
     # Every second one with projections fused, where there are no biases of experts.
     fused = [c for c in ggufs[1::2] if c.hf.family != "gpt_oss"]
     for kind, some in (("f32", [c for c in ggufs if c not in fused]), ("f32,fused", fused)):
+        if not some:
+            continue
         paths = [str(p) for c in some for p in (out / c.hf.name, out / f"{c.hf.name}.gguf")]
         command = [sys.executable, CONVERT, llama_cpp, kind, *paths]
         print(subprocess.run(command, capture_output=True, text=True).stdout, end="", flush=True)

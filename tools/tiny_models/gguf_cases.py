@@ -203,6 +203,25 @@ def _hybrid(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _plain(**changes: Any) -> dict[str, Any]:
+    """What families that the converter writes have in common."""
+    base = dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=40,
+        moe_intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
 # Every block format in one file.
 _MIXED = {
     r"blk\.0\.ffn_gate_exps": "Q3_K",
@@ -404,6 +423,126 @@ SMALL = [
                 "mrope_section": [2, 1, 1],
                 "mrope_interleaved": True,
             }
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # Its correction bias has no suffix; nothing says which layers are dense.
+    GgufCase(
+        "hy_v3_bf16",
+        "hy_v3",
+        63,
+        _plain(
+            head_dim=16,
+            num_experts=6,
+            num_shared_experts=2,
+            router_scaling_factor=1.7,
+            mlp_layer_types=["dense", "sparse"],
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # Its key of the shared experts' width is another number.
+    GgufCase(
+        "ernie4_5_moe_bf16",
+        "ernie4_5_moe",
+        64,
+        _plain(
+            moe_num_experts=6,
+            moe_k=2,
+            moe_num_shared_experts=3,
+            moe_layer_start_index=1,
+            moe_layer_interval=1,
+            use_bias=False,
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # Not normalised, which is left out; every token sees every other.
+    GgufCase(
+        "glm_moe_dsa_bf16",
+        "glm_moe_dsa",
+        65,
+        _deepseek(
+            hidden_size=24,
+            moe_intermediate_size=12,
+            num_key_value_heads=2,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.5,
+            index_topk=128,
+            index_n_heads=2,
+            index_head_dim=32,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    GgufCase(
+        "deepseek_v32_bf16",
+        "deepseek_v32",
+        66,
+        _deepseek(
+            hidden_size=24,
+            moe_intermediate_size=12,
+            routed_scaling_factor=1.5,
+            index_topk=128,
+            index_n_heads=2,
+            index_head_dim=32,
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # As DeepSeek-V3 to llama.cpp.
+    GgufCase(
+        "glm4_moe_lite_bf16",
+        "glm4_moe_lite",
+        67,
+        _deepseek(
+            hidden_size=24,
+            moe_intermediate_size=12,
+            mlp_layer_types=["dense", "sparse"],
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # As GLM-4.5 to llama.cpp.
+    GgufCase(
+        "solar_open_bf16",
+        "solar_open",
+        68,
+        _plain(
+            head_dim=16,
+            n_routed_experts=6,
+            n_shared_experts=2,
+            first_k_dense_replace=0,
+            routed_scaling_factor=1.5,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # llama.cpp wants as many key heads as query heads, and a head of its own.
+    GgufCase(
+        "dots1_bf16",
+        "dots1",
+        69,
+        _plain(
+            num_key_value_heads=4,
+            head_dim=8,
+            n_routed_experts=6,
+            n_shared_experts=2,
+            first_k_dense_replace=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.5,
+            layer_types=["full_attention", "full_attention"],
         ),
         "BF16",
         n_tokens=96,

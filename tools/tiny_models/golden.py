@@ -6,8 +6,10 @@ metadata.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,16 +53,28 @@ def logits_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
     """Smallest gap between the last router logit chosen and the first left out, over layers and positions.
 
-    Of routers with groups or a correction bias: between the scores that they choose by, of groups too.
+    Of routers with groups or a correction bias: between the scores that they choose by, of groups too; of indexers,
+    between the scores of entries.
     """
+    config = model.config
+    margin = float("inf")
+
+    def choice_of_entries(module: torch.nn.Module, inputs: Any, scores: torch.Tensor) -> None:
+        nonlocal margin
+        stride = config.compress_rates["compressed_sparse_attention"]
+        for position, row in enumerate(scores[0]):
+            margin = min(margin, gap(row[None, : (position + 1) // stride], config.index_topk))
+
+    scorers = [m for m in model.modules() if type(m).__name__ == "DeepseekV4IndexerScorer"]
+    hooks = [module.register_forward_hook(choice_of_entries) for module in scorers]
     with torch.no_grad():
         outputs = model(tokens[None], use_cache=False, output_router_logits=True)
-    config = model.config
+    for hook in hooks:
+        hook.remove()
     biases = list(correction_biases(model).values())
-    margin = float("inf")
     for index, ranks in enumerate(outputs.router_logits):
         if biases:
-            ranks = ranks.sigmoid() + biases[index]
+            ranks = score_of(config)(ranks) + biases[index]
             best = 2
         elif config.model_type == "deepseek_v2":
             ranks = ranks.softmax(dim=-1)
@@ -73,6 +87,12 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
             ranks = groups.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
         margin = min(margin, gap(ranks, config.num_experts_per_tok))
     return margin
+
+
+def score_of(config) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What routers with a correction bias turn logits into."""
+    kinds = {"sqrtsoftplus": lambda x: torch.nn.functional.softplus(x).sqrt(), "softmax": lambda x: x.softmax(-1)}
+    return kinds.get(getattr(config, "scoring_func", None), torch.sigmoid)
 
 
 def limited_to_groups(config) -> bool:

@@ -67,11 +67,16 @@ class Draw:
     def heads(self, even: bool = True) -> dict[str, int]:
         """Query heads, kv heads and their width."""
         kv = self.rng.randint(1, 4)
-        head_dim = 2 * self.rng.randint(2, 20)
+        head_dim = 2 * self.rng.randint(2, 20) if self.aligned == 1 else 16 * self.rng.randint(1, 3)
         heads = kv * self.rng.randint(1, 4)
         while self.aligned > 1 and heads * head_dim % self.aligned:
             heads *= 2
         return {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head_dim}
+
+    def few_heads(self, config: dict[str, Any]) -> int:
+        """Query heads anew, where the width of a head is that of the hidden state divided by them."""
+        config["num_attention_heads"] = config["num_key_value_heads"] * self.rng.randint(1, 3)
+        return config["num_attention_heads"]
 
     def rope(self, rotary_dim: int, *, kinds: tuple[str, ...] = ROPE_KINDS) -> dict[str, Any]:
         """Rotary parameters; `rotary_dim` channels rotate."""
@@ -159,10 +164,10 @@ def qwen3_moe(d: Draw) -> dict[str, Any]:
 def mixtral(d: Draw) -> dict[str, Any]:
     config = d.base() | d.heads() | d.experts("num_local_experts")
     if d.chance():
-        heads = config["num_attention_heads"]
+        heads = d.few_heads(config)
         del config["head_dim"]
         step = d.aligned if d.aligned > 1 else 2
-        config["hidden_size"] = heads * step * d.rng.randint(1, 6)
+        config["hidden_size"] = heads * step * d.rng.randint(1, 6 if d.aligned == 1 else 1)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     # transformers cannot scale dynamically what is not configured.
     kinds = ROPE_KINDS if "head_dim" in config else tuple(k for k in ROPE_KINDS if k != "dynamic")
@@ -175,7 +180,7 @@ def mixtral(d: Draw) -> dict[str, Any]:
 
 def olmoe(d: Draw) -> dict[str, Any]:
     config = d.base() | d.heads() | d.experts("num_experts")
-    heads = config["num_attention_heads"]
+    heads = d.few_heads(config)
     del config["head_dim"]
     head_dim = 2 * d.rng.randint(1, 8) if d.aligned == 1 else d.aligned
     config |= {
@@ -187,7 +192,7 @@ def olmoe(d: Draw) -> dict[str, Any]:
     }
     # llama.cpp's converter writes the published models' epsilon.
     d.only(gguf=not config["norm_topk_prob"] and config["rms_norm_eps"] == 1e-5)
-    d.maybe(config, "clip_qkv", round(d.rng.uniform(0.3, 2.0), 2), mlx=False)
+    d.maybe(config, "clip_qkv", round(d.rng.uniform(0.3, 2.0), 2), mlx=False, gguf=False)
     d.maybe(config, "attention_bias", True, gguf=False, mlx=False)
     return config
 
@@ -357,21 +362,29 @@ def glm4_moe_lite(d: Draw) -> dict[str, Any]:
     config |= {
         "norm_topk_prob": d.chance(0.8),
         "routed_scaling_factor": d.pick(1.0, 1.8),
-        "mlp_layer_types": [d.pick("dense", "sparse", "sparse") for _ in range(layers)],
     }
-    del config["first_k_dense_replace"]
-    # Its layers' kinds are not read by converters.
-    d.only(gguf=False, mlx=False)
+    if d.chance():
+        config["mlp_layer_types"] = [d.pick("dense", "sparse", "sparse") for _ in range(layers)]
+        del config["first_k_dense_replace"]
+        # Layers' kinds are not read by converters.
+        d.only(gguf=False, mlx=False)
+    else:
+        dense = config["first_k_dense_replace"]
+        config["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
+    # mlx-lm has no model of this family without a query's latent, nor with a tied head.
+    d.only(mlx=config["n_group"] == 1 and not config["tie_word_embeddings"])
     return config
 
 
 def solar_open(d: Draw) -> dict[str, Any]:
     config = glm4_moe(d)
-    for key in ("intermediate_size", "first_k_dense_replace", "use_qk_norm", "num_mtp_layers"):
+    for key in ("use_qk_norm", "num_mtp_layers"):
         del config[key]
+    # Converters want them; there are no dense layers.
+    config["first_k_dense_replace"] = 0
     # The whole head rotates.
     config["rope_parameters"] = d.rope(config["head_dim"], kinds=PLAIN_KINDS)
-    d.only(gguf=False, mlx=False)
+    config["rope_parameters"]["partial_rotary_factor"] = 1.0
     return config
 
 
@@ -408,7 +421,7 @@ def _indexed(d: Draw) -> dict[str, Any]:
         "index_head_dim": config["qk_rope_head_dim"] + d.rng.randint(1, 9),
     }
     config.pop("attention_bias", None)
-    d.only(gguf=False, mlx=False)
+    d.only(mlx=config["n_group"] == 1 and not config["tie_word_embeddings"])
     return config
 
 
@@ -417,14 +430,61 @@ def deepseek_v32(d: Draw) -> dict[str, Any]:
 
 
 def glm_moe_dsa(d: Draw) -> dict[str, Any]:
-    return _indexed(d)
+    # What published configurations say and mlx-lm asks for.
+    return _indexed(d) | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
+
+
+def deepseek_v4(d: Draw) -> dict[str, Any]:
+    config = d.base(layers=4)
+    layers = config["num_hidden_layers"]
+    groups = d.rng.randint(1, 3)
+    rotary = 2 * d.rng.randint(1, 6)
+    heads = groups * d.rng.randint(1, 3)
+    head_dim = rotary + d.rng.randint(0, 20)
+    experts = d.experts("n_routed_experts")
+    rates = {"compressed_sparse_attention": d.pick(1, 2, 4, 4, 5), "heavily_compressed_attention": d.pick(1, 6, 11, 128)}
+    kinds = ("sliding_attention", *rates)
+    config |= experts | {
+        "num_attention_heads": heads,
+        "num_key_value_heads": 1,
+        "head_dim": head_dim,
+        # transformers makes it from the part that rotates.
+        "partial_rotary_factor": (rotary + 0.5) / head_dim,
+        "q_lora_rank": d.width(5, 40),
+        "moe_intermediate_size": d.width(1, 40),
+        "o_groups": groups,
+        "o_lora_rank": d.width(1, 20),
+        "index_n_heads": d.rng.randint(1, 9),
+        "index_head_dim": rotary + d.rng.randint(0, 9),
+        # Mostly more than there are.
+        "index_topk": d.pick(3, 8, 150, 150),
+        "compress_rates": rates,
+        "layer_types": [d.pick(*kinds) for _ in range(layers)],
+        "mlp_layer_types": [d.pick("hash_moe", "moe", "moe") for _ in range(layers - 1)] + ["moe"],
+        "hc_mult": d.rng.randint(2, 5),
+        "hc_sinkhorn_iters": d.pick(1, 2, 20),
+        "hc_eps": d.pick(1e-6, 1e-3),
+        "swiglu_limit": d.pick(10.0, 0.7),
+        "sliding_window": d.pick(1, 7, 33, 128),
+        "routed_scaling_factor": d.pick(1.0, 1.5),
+        "scoring_func": d.pick("sqrtsoftplus", "sqrtsoftplus", "sigmoid"),
+        "num_nextn_predict_layers": 0,
+    }
+    main, compress = (d.rope(rotary, kinds=("default", "default", "yarn", "linear")) for _ in range(2))
+    for rope in (main, compress):
+        # Not read by transformers where there are several sets of parameters.
+        rope.pop("truncate", None)
+        rope["partial_rotary_factor"] = config["partial_rotary_factor"]
+    config["rope_parameters"] = {"main": main, "compress": compress}
+    d.only(gguf=False, mlx=False)
+    return config
 
 
 def ernie4_5_moe(d: Draw) -> dict[str, Any]:
     config = d.base() | d.heads()
     del config["head_dim"]
     step = d.aligned if d.aligned > 1 else 2
-    config["hidden_size"] = config["num_attention_heads"] * step * d.rng.randint(1, 6)
+    config["hidden_size"] = d.few_heads(config) * step * d.rng.randint(1, 6 if d.aligned == 1 else 1)
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     experts = d.experts("moe_num_experts")
     layers = config["num_hidden_layers"]
@@ -435,10 +495,12 @@ def ernie4_5_moe(d: Draw) -> dict[str, Any]:
         "moe_intermediate_size": d.width(1, 30),
         "moe_num_shared_experts": d.rng.randint(0, 2),
         "moe_layer_start_index": d.rng.randint(0, layers - 1),
+        "moe_layer_interval": 1,
         "use_bias": d.chance(0.3),
-        "rope_parameters": d.rope(head_dim, kinds=("default", "linear", "yarn")),
+        "rope_parameters": d.rope(head_dim, kinds=("default", "default", "linear", "yarn")),
     }
-    d.only(gguf=False, mlx=False)
+    # mlx-lm leaves the correction bias out.
+    d.only(gguf=not config["use_bias"], mlx=False)
     return config
 
 
@@ -453,8 +515,8 @@ def hy_v3(d: Draw) -> dict[str, Any]:
         "mlp_layer_types": [d.pick("dense", "sparse", "sparse") for _ in range(layers - 1)] + ["sparse"],
         "rope_parameters": d.rope(config["head_dim"]),
     }
-    d.maybe(config, "attention_bias", True, p=0.2)
-    d.only(gguf=False, mlx=False)
+    d.maybe(config, "attention_bias", True, p=0.2, gguf=False)
+    d.only(mlx=False)
     return config
 
 
@@ -462,7 +524,7 @@ def qwen2_moe(d: Draw) -> dict[str, Any]:
     config = d.base() | d.heads() | d.experts("num_experts")
     if config.pop("head_dim"):
         step = d.aligned if d.aligned > 1 else 2
-        config["hidden_size"] = config["num_attention_heads"] * step * d.rng.randint(1, 6)
+        config["hidden_size"] = d.few_heads(config) * step * d.rng.randint(1, 6 if d.aligned == 1 else 1)
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     config |= {
         "intermediate_size": d.width(3, 60),
@@ -473,6 +535,8 @@ def qwen2_moe(d: Draw) -> dict[str, Any]:
         "rope_parameters": d.rope(head_dim, kinds=("default", "linear", "yarn", "llama3")),
     }
     d.only(gguf=not config["norm_topk_prob"], mlx=not config["norm_topk_prob"])
+    # llama.cpp's converter leaves the frequencies out.
+    d.only(gguf=config["rope_parameters"]["rope_type"] != "llama3")
     d.maybe(config, "decoder_sparse_step", 2, p=0.2, gguf=False)
     return config
 
@@ -497,6 +561,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         qwen2_moe,
         deepseek_v32,
         glm_moe_dsa,
+        deepseek_v4,
         ernie4_5_moe,
     )
 }
@@ -521,12 +586,12 @@ def draw_case(family: str, seed: int) -> RandomCase:
         max_shard_bytes=None if multimodal else d.pick(None, 60_000),
         # Without scaling, keys of older configurations would stand for gpt-oss's own.
         published_keys=d.chance()
-        and family != "qwen3_5_moe_text"
+        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa")
         and (family != "gpt_oss" or config["rope_parameters"]["rope_type"] != "default"),
         multimodal=multimodal,
         tokenizer_size=TOKENIZER_SIZE,
         mxfp4=family == "gpt_oss" and d.aligned > 1 and d.chance(0.6),
-        fp8=family.startswith(("deepseek", "glm4", "qwen3_next")) and not stacked and d.chance(0.25),
+        fp8=family.startswith(("deepseek_v2", "deepseek_v3", "glm4", "qwen3_next")) and not stacked and d.chance(0.25),
         n_tokens=rng.randint(*N_TOKENS),
     )
     if hf.fp8:
@@ -536,8 +601,11 @@ def draw_case(family: str, seed: int) -> RandomCase:
     # Converters read experts a tensor each, but for this family.
     readable = multimodal if family == "qwen3_5_moe_text" else not hf.stacked_experts
     # mlx-lm quantises some routers in groups of 64, and reads keys of older configurations only.
-    mlx_keys = hf.published_keys or family == "qwen3_5_moe_text"
+    mlx_keys = hf.published_keys or family in ("qwen3_5_moe_text", "glm_moe_dsa")
     d.only(gguf=readable, mlx=readable and mlx_keys and d.aligned != 32)
     if family == "minimax_m2":
         d.only(gguf=hf.published_keys)
+    if family in ("qwen3_next", "qwen3_5_moe_text") and hf.dtype != "float32":
+        # Norm weights around one are rounded to the type of those around zero: another model.
+        d.only(gguf=False, mlx=d.aligned > 1)
     return RandomCase(hf, d.gguf, d.mlx, d.aligned)

@@ -43,6 +43,7 @@ class CorrectionBias:
 CORRECTION_BIASES = {
     "deepseek_v3": CorrectionBias(std=0.2, float32=False),
     "deepseek_v32": CorrectionBias(std=0.2, float32=False),
+    "deepseek_v4": CorrectionBias(std=0.3, float32=True),
     "dots1": CorrectionBias(std=0.2, float32=False),
     "glm4_moe": CorrectionBias(std=0.3, float32=True),
     "glm4_moe_lite": CorrectionBias(std=0.3, float32=True),
@@ -52,6 +53,8 @@ CORRECTION_BIASES = {
     "minimax_m2": CorrectionBias(std=0.3, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
+# Tables of the experts that tokens go to by their id.
+TOKEN_TABLE = "tid2eid"
 
 
 def zero_centred_norms(model: torch.nn.Module) -> set[str]:
@@ -95,6 +98,10 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 normal(parameter, MATRIX_GAIN / parameter.shape[-1] ** 0.5)
         for buffer in correction_biases(model).values():
             normal(buffer, CORRECTION_BIASES[model.config.model_type].std)
+        for name, table in model.named_buffers():
+            if name.endswith(TOKEN_TABLE):
+                order = torch.rand(table.shape[0], model.config.n_routed_experts, generator=generator).argsort()
+                table.copy_(order[:, : table.shape[1]])
 
 
 def correction_biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:

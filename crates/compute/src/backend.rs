@@ -254,7 +254,8 @@ pub trait Executable: Send {
 pub fn page_bytes(graph: &Graph, kv_type: KvType) -> usize {
     let keys_values: usize = graph.caches().iter().map(|c| 2 * c.kv_heads * c.head_dim).sum();
     let latents: usize = graph.latent_caches().iter().map(|c| c.rank + c.rope).sum();
-    (keys_values + latents) * PAGE_TOKENS * kv_type.bytes()
+    let compressed: usize = graph.compressed_caches().iter().map(|c| c.page_elements()).sum();
+    ((keys_values + latents) * PAGE_TOKENS + compressed) * kv_type.bytes()
 }
 
 /// Bytes of one state slot over all recurrent operations of `graph`.

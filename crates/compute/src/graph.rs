@@ -14,14 +14,18 @@ use crate::{DType, Error, Result, Tensor};
 
 mod attention;
 mod builder;
+mod compressed;
 mod excerpt;
 mod experts;
+mod hyper;
 mod op;
 mod recurrent;
 
 pub use attention::{Attention, LatentAttention, LatentWeights, Rope, RopeStyle};
 pub use builder::GraphBuilder;
+pub use compressed::{CompressedAttention, CompressedInputs, EntryIndex, IndexInputs, Placement, WindowPool};
 pub use experts::{Activation, ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, Route, Score};
+pub use hyper::HyperConnection;
 pub use op::{Node, Op, Output};
 pub use recurrent::{DeltaInputs, DeltaRule, HeadPairing, StateId};
 
@@ -71,6 +75,10 @@ pub struct CacheId(pub usize);
 /// Latent storage of one multi-head latent attention layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LatentCacheId(pub usize);
+
+/// Storage of one compressed attention layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CompressedCacheId(pub usize);
 
 /// The routed experts of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -129,6 +137,7 @@ pub struct Graph {
     pub(crate) caches: Vec<Attention>,
     pub(crate) states: Vec<usize>,
     pub(crate) latent_caches: Vec<LatentAttention>,
+    pub(crate) compressed_caches: Vec<CompressedAttention>,
     pub(crate) expert_sets: Vec<ExpertSet>,
     pub(crate) values: usize,
     pub(crate) routings: usize,
@@ -159,6 +168,11 @@ impl Graph {
     /// Shapes of the multi-head latent attention layers, indexed by [`LatentCacheId`].
     pub fn latent_caches(&self) -> &[LatentAttention] {
         &self.latent_caches
+    }
+
+    /// Shapes of the compressed attention layers, indexed by [`CompressedCacheId`].
+    pub fn compressed_caches(&self) -> &[CompressedAttention] {
+        &self.compressed_caches
     }
 
     /// Resident weights, in the order of their declaration.

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::graph::{DeltaInputs, ExpertSetId, Graph, Op, Output, Value};
+use crate::graph::{CompressedInputs, DeltaInputs, ExpertSetId, Graph, Op, Output, Value};
 
 /// Nodes that run without the host's attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,10 +58,10 @@ fn cut(graph: &Graph, resident: impl Fn(ExpertSetId) -> bool) -> Vec<Segment> {
 
 /// Values that a node reads.
 pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
-    let mut more = [None, None];
+    let mut more = [None, None, None];
     let three = match *op {
         Op::LatentAttention { q_nope, q_rope, c, k_rope, .. } => {
-            more = [Some(k_rope), None];
+            more = [Some(k_rope), None, None];
             [Some(q_nope), Some(q_rope), Some(c)]
         }
         Op::Embed { .. } => [None, None, None],
@@ -72,14 +72,26 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         | Op::MoeExperts { x, .. }
         | Op::Slice { x, .. }
         | Op::CausalConv1d { x, .. }
+        | Op::UnitNorm { x, .. }
+        | Op::PlacedRope { x, .. }
+        | Op::GroupedLinear { x, .. }
+        | Op::Repeat { x, .. }
         | Op::GatherRows { x } => [Some(x), None, None],
-        Op::Route { logits, .. } => [Some(logits), None, None],
+        Op::Route { logits, .. } | Op::RouteByToken { logits, .. } => [Some(logits), None, None],
         Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
-        Op::SwiGlu { gate, up } => [Some(gate), Some(up), None],
+        Op::SwiGlu { gate, up } | Op::LimitedSwiGlu { gate, up, .. } => [Some(gate), Some(up), None],
+        Op::HyperWeights { x, mix, .. } => [Some(x), Some(mix), None],
+        Op::HyperCollapse { x, weights, .. } => [Some(x), Some(weights), None],
+        Op::HyperExpand { x, block, weights, .. } => [Some(x), Some(block), Some(weights)],
+        Op::WindowPool { kv, gate, .. } => [Some(kv), Some(gate), None],
+        Op::CompressedAttention { inputs: CompressedInputs { q, kv, entries, index, .. }, .. } => {
+            more = index.map_or(more, |index| [Some(index.q), Some(index.k), Some(index.weights)]);
+            [Some(q), Some(kv), Some(entries)]
+        }
         Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
         Op::Add { a, b } => [Some(a), Some(b), None],
         Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, .. } => {
-            more = [Some(a), Some(b)];
+            more = [Some(a), Some(b), None];
             [Some(q), Some(k), Some(v)]
         }
     };

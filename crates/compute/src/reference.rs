@@ -3,11 +3,15 @@
 //! Nothing here is fast. Sums are accumulated in f64 so that the oracle's own rounding stays far below any
 //! tolerance; activations are never quantised and keys and values are cached as f32.
 
+mod compressed;
+mod hyper;
 mod recurrent;
 
 use std::collections::HashMap;
 use std::ops::Range;
 
+pub use compressed::{index_score, window_pool};
+pub use hyper::{hyper_collapse, hyper_expand, hyper_weights};
 pub use recurrent::{DeltaToken, causal_conv1d, gated_delta_rule};
 
 use crate::backend::{
@@ -15,8 +19,9 @@ use crate::backend::{
     page_bytes, slot_bytes,
 };
 use crate::graph::{
-    Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, GroupRank, LatentAttention,
-    LatentWeights, Op, Output, Rope, RopeStyle, Route, Score, StateId, Value, WeightId,
+    Activation, Attention, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph,
+    GroupRank, LatentAttention, LatentWeights, Op, Output, Rope, RopeStyle, Route, Score, StateId, Value,
+    WeightId,
 };
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
@@ -121,6 +126,7 @@ pub fn swiglu(gate: f32, up: f32) -> f32 {
 pub fn activate(activation: Activation, gate: f32, up: f32) -> f32 {
     match activation {
         Activation::SwiGlu => swiglu(gate, up),
+        Activation::LimitedSwiGlu { limit } => swiglu(gate.min(limit), up.clamp(-limit, limit)),
         Activation::ClampedSwiGlu { alpha, limit } => {
             let (g, u) = (f64::from(gate.min(limit)), f64::from(up.clamp(-limit, limit)));
             ((u + 1.0) * g / (1.0 + (-f64::from(alpha) * g).exp())) as f32
@@ -133,15 +139,31 @@ pub fn sigmoid(x: f32) -> f32 {
     (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
 }
 
+/// ln(1 + eˣ).
+fn softplus(x: f64) -> f64 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// What logits are turned into.
+fn scores(logits: &[f32], score: Score) -> Vec<f64> {
+    match score {
+        Score::Softmax => softmax(logits),
+        Score::Sigmoid => logits.iter().map(|l| f64::from(sigmoid(*l))).collect(),
+        Score::SqrtSoftplus => logits.iter().map(|l| softplus(f64::from(*l)).sqrt()).collect(),
+        Score::SoftmaxOfChosen => logits.iter().map(|l| f64::from(*l)).collect(),
+    }
+}
+
+/// The experts `ids` with their weights.
+pub fn route_by_token(logits: &[f32], ids: &[f32], route: &Route) -> Vec<(u32, f32)> {
+    weigh(logits, &scores(logits, route.score), ids.iter().map(|id| *id as usize).collect(), route)
+}
+
 /// The chosen experts with their weights, best first; ties go to the lower id. Experts outside the kept groups cannot
 /// be chosen. A logit that is not finite makes every weight NaN: it comes from a broken weight or an overflow, and must
 /// not vanish by not being chosen. Source: transformers' routers; DeepSeek-V3 adds 1e-20 to the sum that it divides by.
 pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f32)> {
-    let scores: Vec<f64> = match route.score {
-        Score::Softmax => softmax(logits),
-        Score::Sigmoid => logits.iter().map(|l| f64::from(sigmoid(*l))).collect(),
-        Score::SoftmaxOfChosen => logits.iter().map(|l| f64::from(*l)).collect(),
-    };
+    let scores = scores(logits, route.score);
     let biased = |e: usize| scores[e] + bias.map_or(0.0, |b| f64::from(b[e]));
     let mut order: Vec<usize> = (0..scores.len()).collect();
     if let Some(groups) = route.groups {
@@ -160,6 +182,11 @@ pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f
     }
     order.sort_by(|a, b| biased(*b).total_cmp(&biased(*a)).then(a.cmp(b)));
     order.truncate(route.top_k);
+    weigh(logits, &scores, order, route)
+}
+
+/// Experts `order` with their weights.
+fn weigh(logits: &[f32], scores: &[f64], order: Vec<usize>, route: &Route) -> Vec<(u32, f32)> {
     let chosen: Vec<f64> = match route.score {
         Score::SoftmaxOfChosen => softmax(&order.iter().map(|e| logits[*e]).collect::<Vec<_>>()),
         _ => order.iter().map(|e| scores[*e]).collect(),
@@ -223,6 +250,7 @@ impl Backend for Reference {
             weights,
             pages: HashMap::new(),
             latents: HashMap::new(),
+            compressed: HashMap::new(),
             states: HashMap::new(),
         }))
     }
@@ -247,6 +275,8 @@ struct Interpreter {
     states: HashMap<(usize, u32), Vec<f32>>,
     /// c and rotated key of a token.
     latents: HashMap<KvKey, (Vec<f32>, Vec<f32>)>,
+    /// Pages of compressed attention by cache and page, laid out as [`crate::graph::CompressedAttention`] says.
+    compressed: HashMap<(usize, u32), Vec<f32>>,
 }
 
 type Matrix = Vec<Vec<f32>>;
@@ -556,6 +586,86 @@ impl Executable for Interpreter {
                     let inputs = [q, k, v, a, b].map(|value| &values[value.index]);
                     self.delta_rule(inputs, weights, &shape, state, batch.spans)
                 }
+                Op::UnitNorm { x, groups, eps } => {
+                    let mut result = of(x).clone();
+                    for row in &mut result {
+                        let part = row.len() / groups;
+                        row.chunks_mut(part).for_each(|p| rms_norm(p, &vec![1.0; part], eps));
+                    }
+                    result
+                }
+                Op::PlacedRope { x, heads, rope: rotation, place } => {
+                    let mut result = of(x).clone();
+                    let mut rotation = self.graph.ropes[rotation].clone();
+                    if place.inverse {
+                        rotation.inv_freq.iter_mut().for_each(|freq| *freq = -*freq);
+                    }
+                    for span in batch.spans {
+                        for (i, row) in span.rows.clone().enumerate() {
+                            let dim = result[row].len() / heads;
+                            let position = place.position(span.start + i);
+                            let rotate =
+                                |head: &mut [f32]| rope(&mut head[place.first..], &rotation, position);
+                            result[row].chunks_mut(dim).for_each(rotate);
+                        }
+                    }
+                    result
+                }
+                Op::GroupedLinear { x, weight, groups } => {
+                    let view = self.weights[weight.0].view();
+                    let each = view.rows() / groups;
+                    let mut result = vec![];
+                    for x in of(x) {
+                        let mut out = vec![0.0; view.rows()];
+                        let parts = x.chunks(view.cols()).zip(out.chunks_mut(each));
+                        for (group, (x, out)) in parts.enumerate() {
+                            linear(view.rows_range(group * each..(group + 1) * each), x, out)?;
+                        }
+                        result.push(out);
+                    }
+                    result
+                }
+                Op::LimitedSwiGlu { gate, up, limit } => {
+                    let element =
+                        |(g, u): (&f32, &f32)| activate(Activation::LimitedSwiGlu { limit }, *g, *u);
+                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
+                    of(gate).iter().zip(of(up)).map(row).collect()
+                }
+                Op::Repeat { x, times } => of(x).iter().map(|row| row.repeat(times)).collect(),
+                Op::HyperWeights { x, mix, base, factors, shape } => {
+                    let (base, factors) = (self.vector(base)?, self.vector(factors)?);
+                    let rows = of(x).iter().zip(of(mix));
+                    rows.map(|(x, mix)| hyper_weights(&shape, x, mix, &base, &factors)).collect()
+                }
+                Op::HyperCollapse { x, weights, streams } => {
+                    let rows = of(x).iter().zip(of(weights));
+                    rows.map(|(x, weights)| hyper_collapse(x, weights, streams)).collect()
+                }
+                Op::HyperExpand { x, block, weights, streams } => {
+                    let rows = of(x).iter().zip(of(block)).zip(of(weights));
+                    rows.map(|((x, block), weights)| hyper_expand(x, block, weights, streams)).collect()
+                }
+                Op::WindowPool { kv, gate, bias, shape, state } => {
+                    let (kv, gate, bias) = (of(kv).clone(), of(gate).clone(), self.vector(bias)?);
+                    self.pool([&kv, &gate], &bias, &shape, state, batch.spans)
+                }
+                Op::CompressedAttention { inputs, cache } => {
+                    let CompressedInputs { q, kv, entries, index, sinks } = inputs;
+                    let sinks = self.vector(sinks)?;
+                    let index = index.map(|index| [index.q, index.k, index.weights].map(of));
+                    let inputs = [q, kv, entries].map(of);
+                    self.compressed_attention(cache.0, inputs, index, &sinks, batch.spans)
+                }
+                Op::RouteByToken { logits, table, route } => {
+                    let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
+                    let table = self.weights[table.0].view();
+                    for (logits, token) in of(logits).clone().iter().zip(batch.tokens) {
+                        let mut ids = vec![0.0; table.cols()];
+                        dequantize_row(table, *token as usize, &mut ids)?;
+                        routings[out.index].push(route_by_token(logits, &ids, &route));
+                    }
+                    continue;
+                }
                 Op::GatherRows { x } => {
                     batch.outputs.iter().map(|row| of(x)[*row as usize].clone()).collect()
                 }
@@ -597,6 +707,12 @@ impl Executable for Interpreter {
                 }
             }
         }
+        for (cache, shape) in self.graph.compressed_caches.iter().enumerate() {
+            match self.compressed.get(&(cache, page)) {
+                Some(values) => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
+                None => out.resize(out.len() + shape.page_elements() * size_of::<f32>(), 0),
+            }
+        }
         Ok(())
     }
 
@@ -616,6 +732,9 @@ impl Executable for Interpreter {
                 let k_rope = values.by_ref().take(shape.rope).collect();
                 self.latents.insert((cache, page, offset), (c, k_rope));
             }
+        }
+        for (cache, shape) in self.graph.compressed_caches.iter().enumerate() {
+            self.compressed.insert((cache, page), values.by_ref().take(shape.page_elements()).collect());
         }
         Ok(())
     }

@@ -532,7 +532,7 @@ fn row_tasks_cover_all_rows_once() {
 fn levels_are_named_and_checked() {
     assert!(SimdLevel::available().contains(&SimdLevel::Portable));
     assert_eq!(SimdLevel::available().last(), Some(&SimdLevel::detect()));
-    for level in [SimdLevel::Portable, SimdLevel::Avx2, SimdLevel::Avx512] {
+    for level in [SimdLevel::Portable, SimdLevel::Neon, SimdLevel::Avx2, SimdLevel::Avx512] {
         assert_eq!(level.to_string().parse(), Ok(level));
         let available = SimdLevel::available().contains(&level);
         assert_eq!(Simd::new(level).is_ok(), available, "{level}");

@@ -83,9 +83,22 @@ fn same_bits(fixture: &Fixture, tokens: &[u32], options: &Options, resident: &[f
 /// In encodings that only the CPU multiplies with.
 const CPU_ONLY: &str = "gguf/qwen3_moe_codebooks";
 
+/// A family whose operations only the CPU has.
+const NO_KERNELS: &str = "deepseek_v4";
+
 #[test]
 fn every_fixture_on_an_emulated_device() {
-    all().iter().filter(|fixture| fixture.name != CPU_ONLY).for_each(check);
+    let runs = |fixture: &&Fixture| fixture.name != CPU_ONLY && !fixture.name.contains(NO_KERNELS);
+    all().iter().filter(runs).for_each(check);
+}
+
+#[test]
+fn families_without_kernels_are_refused() {
+    for fixture in all().iter().filter(|fixture| fixture.name.contains(NO_KERNELS)) {
+        let opened = Engine::open(&fixture.path, &emulator(None), &Options::default(), |_, _| ());
+        let error = opened.expect_err("no kernels").to_string();
+        assert!(error.contains("there are no GPU kernels of"), "{}: {error}", fixture.name);
+    }
 }
 
 #[test]

@@ -7,9 +7,10 @@ transformers 5 also reads. The golden is computed from the folder as it lies on 
 the meaning would show as a difference from the model in memory.
 """
 
-from . import experts_by_sigmoid, experts_by_softmax, gpt_oss, hybrid, latent
+from . import compressed, experts_by_sigmoid, experts_by_softmax, gpt_oss, hybrid, latent
 
 HF_CASES = [
+    *compressed.CASES,
     *experts_by_sigmoid.CASES,
     *experts_by_softmax.CASES,
     *gpt_oss.CASES,

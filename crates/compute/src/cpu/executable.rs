@@ -6,19 +6,22 @@ use std::time::{Duration, Instant};
 use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
 use super::causal_conv1d::{causal_conv1d, transpose};
+use super::compressed_attention::{CompressedCache, CompressedRows};
 use super::forecast::{Forecast, Router, routers};
 use super::gated_delta_rule::{Inputs, gated_delta_rule};
+use super::hyper;
 use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
-use super::linear::{CpuContext, LinearJob, linear};
-use super::moe_experts::{ExpertBody, MoeScratch, moe_experts};
+use super::linear::{CpuContext, LinearJob, grouped_linear, linear};
+use super::moe_experts::{ExpertBody, MoeScratch, limited_silu_mul, moe_experts};
 use super::rope::Angles;
 use super::route::Choice;
 use super::shared::SharedMut;
 use super::slots::Slots;
 use super::steps;
 use super::vector;
+use super::window_pool::window_pool;
 use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
-use crate::graph::{DeltaInputs, Graph, Op, Output, Value, WeightId};
+use crate::graph::{CompressedInputs, DeltaInputs, Graph, Op, Output, Value, WeightId};
 use crate::plan::Plan;
 use crate::profile::{Profile, Work};
 use crate::quant::{dequantize, dequantize_row};
@@ -45,6 +48,7 @@ pub(crate) struct CpuExecutable {
     taps: Vec<Vec<f32>>,
     latent_caches: Vec<LatentCache>,
     latent: LatentScratch,
+    compressed_caches: Vec<CompressedCache>,
     angles: Vec<Angles>,
     /// A value as int8, and which it is.
     q8: Q8Rows,
@@ -77,6 +81,8 @@ impl CpuExecutable {
         let caches = graph.caches.iter().map(|shape| KvCache::new(*shape, options.kv_type)).collect();
         let latent_caches = graph.latent_caches.iter();
         let latent_caches = latent_caches.map(|shape| LatentCache::new(*shape, options.kv_type)).collect();
+        let compressed = graph.compressed_caches.iter();
+        let compressed_caches = compressed.map(|c| CompressedCache::new(*c, options.kv_type)).collect();
         Ok(Self {
             steps: group_linears(&graph),
             buffers: vec![vec![]; plan.buffer_widths.len()],
@@ -91,6 +97,7 @@ impl CpuExecutable {
             taps,
             latent_caches,
             latent: LatentScratch::default(),
+            compressed_caches,
             graph,
             plan,
             weights,
@@ -265,9 +272,23 @@ impl CpuExecutable {
             self.choices[routing.index] = choice;
             return announced;
         }
+        if let (Op::RouteByToken { logits, table, route }, Output::Routing(routing)) = (&op, out) {
+            let mut choice = std::mem::take(&mut self.choices[routing.index]);
+            let mut ids = vec![0.0; rows * route.top_k];
+            for (ids, token) in ids.chunks_exact_mut(route.top_k).zip(batch.tokens) {
+                dequantize_row(self.weights[table.0].view(), *token as usize, ids)?;
+            }
+            let last = route.experts as u32 - 1;
+            let ids: Vec<u32> = ids.iter().map(|id| (*id as u32).min(last)).collect();
+            choice.route_to(self.value(*logits), &ids, route);
+            self.choices[routing.index] = choice;
+            return Ok(());
+        }
         let Output::Value(out) = out else { unreachable!("only a route yields a routing") };
         match op {
-            Op::Linear { .. } | Op::Route { .. } => unreachable!("run as steps of their own"),
+            Op::Linear { .. } | Op::Route { .. } | Op::RouteByToken { .. } => {
+                unreachable!("run as steps of their own")
+            }
             Op::Embed { table } => {
                 let mut buffer = self.take(out, rows);
                 for (row, token) in buffer.chunks_exact_mut(out.width()).zip(batch.tokens) {
@@ -399,6 +420,89 @@ impl CpuExecutable {
                 gated_delta_rule(&self.context.pool, simd, &inputs, &shape, slots, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
+            Op::UnitNorm { x, groups, eps } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                    for part in out.chunks_exact_mut(x.width() / groups) {
+                        let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
+                        vector::scale(simd, 1.0 / (mean + eps).sqrt(), part);
+                    }
+                });
+            }
+            Op::PlacedRope { x, heads, rope, place } => {
+                let positions: Vec<usize> =
+                    batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
+                self.map_rows(out, rows, |this, row, out| {
+                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                    let (rotation, at) = (&this.graph.ropes[rope], (row, positions[row]));
+                    this.angles[rope].rotate_placed(rotation, place, at, out, x.width() / heads);
+                });
+            }
+            Op::GroupedLinear { x, weight, groups } => {
+                let mut buffer = self.take(out, rows);
+                let weight = &self.weights[weight.0];
+                let outcome = grouped_linear(&self.context, weight, groups, self.value(x), &mut buffer);
+                self.put(out, buffer);
+                outcome?;
+            }
+            Op::LimitedSwiGlu { gate, up, limit } => {
+                let rows = self.value(gate).len() / gate.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let at = row * out.len()..(row + 1) * out.len();
+                    out.copy_from_slice(&this.value(gate)[at.clone()]);
+                    limited_silu_mul(simd, out, &this.value(up)[at], limit);
+                });
+            }
+            Op::Repeat { x, .. } => self.map_rows(out, rows, |this, row, out| {
+                let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
+                out.chunks_exact_mut(x.len()).for_each(|out| out.copy_from_slice(x));
+            }),
+            Op::HyperWeights { x, mix, base, factors, shape } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let inputs = [x, mix].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
+                    let vectors = [base, factors].map(|id| &this.vectors[id.0][..]);
+                    hyper::weights(simd, &shape, inputs, vectors, out);
+                });
+            }
+            Op::HyperCollapse { x, weights, .. } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let [x, w] = [x, weights].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
+                    hyper::collapse(simd, x, w, out);
+                });
+            }
+            Op::HyperExpand { x, block, weights, streams } => self.map_rows(out, rows, |this, row, out| {
+                let inputs =
+                    [x, block, weights].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
+                hyper::expand(simd, streams, inputs, out);
+            }),
+            Op::WindowPool { kv, gate, bias, shape, state } => {
+                let mut buffer = self.take(out, rows);
+                let [kv, gate] = [kv, gate].map(|value| self.buffer(value));
+                let [kv, gate] = [kv, gate].map(|index| &self.buffers[index][..]);
+                let inputs = [kv, gate, &self.vectors[bias.0]];
+                let slots = &mut self.states[state.0];
+                window_pool(&self.context, &shape, inputs, slots, batch.spans, &mut buffer);
+                self.put(out, buffer);
+            }
+            Op::CompressedAttention { inputs, cache } => {
+                let mut buffer = self.take(out, rows);
+                let CompressedInputs { q, kv, entries, index, sinks } = inputs;
+                let [q, kv, entries] = [q, kv, entries].map(|value| self.buffer(value));
+                let index = index.map(|index| [index.q, index.k, index.weights].map(|v| self.buffer(v)));
+                let of = |index: usize| &self.buffers[index][..];
+                let inputs = CompressedRows {
+                    q: of(q),
+                    kv: of(kv),
+                    entries: of(entries),
+                    index: index.map(|index| index.map(of)),
+                    sinks: &self.vectors[sinks.0],
+                };
+                self.compressed_caches[cache.0].attend(&self.context, inputs, batch.spans, &mut buffer);
+                self.put(out, buffer);
+            }
             Op::GatherRows { x } => {
                 let outputs = batch.outputs;
                 self.map_rows(out, outputs.len(), |this, row, out| {
@@ -474,6 +578,7 @@ impl Executable for CpuExecutable {
     fn reserve_pages(&mut self, pages: usize) -> Result<()> {
         self.caches.iter_mut().for_each(|cache| cache.reserve(pages));
         self.latent_caches.iter_mut().for_each(|cache| cache.reserve(pages));
+        self.compressed_caches.iter_mut().for_each(|cache| cache.reserve(pages));
         Ok(())
     }
 
@@ -484,12 +589,14 @@ impl Executable for CpuExecutable {
 
     fn page_bytes(&self) -> usize {
         let latents: usize = self.latent_caches.iter().map(LatentCache::page_bytes).sum();
-        self.caches.iter().map(KvCache::page_bytes).sum::<usize>() + latents
+        let compressed: usize = self.compressed_caches.iter().map(CompressedCache::page_bytes).sum();
+        self.caches.iter().map(KvCache::page_bytes).sum::<usize>() + latents + compressed
     }
 
     fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()> {
         self.caches.iter().for_each(|cache| cache.read_page(page as usize, out));
         self.latent_caches.iter().for_each(|cache| cache.read_page(page as usize, out));
+        self.compressed_caches.iter().for_each(|cache| cache.read_page(page as usize, out));
         Ok(())
     }
 
@@ -501,6 +608,11 @@ impl Executable for CpuExecutable {
             bytes = rest;
         }
         for cache in &mut self.latent_caches {
+            let (own, rest) = bytes.split_at(cache.page_bytes());
+            cache.write_page(page as usize, own);
+            bytes = rest;
+        }
+        for cache in &mut self.compressed_caches {
             let (own, rest) = bytes.split_at(cache.page_bytes());
             cache.write_page(page as usize, own);
             bytes = rest;

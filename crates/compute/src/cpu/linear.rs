@@ -97,3 +97,43 @@ pub(crate) fn linear(context: &CpuContext, jobs: &[LinearJob<'_>], x: &[f32], x_
         }
     });
 }
+
+/// Part g of x (rows, groups · cols) through rows g of `weight`, for each of `groups` parts: `out` is (rows, weight rows).
+/// Activations stay f32.
+///
+/// # Errors
+/// If the weight's encoding has no kernel.
+pub(crate) fn grouped_linear(
+    context: &CpuContext,
+    weight: &Tensor,
+    groups: usize,
+    x: &[f32],
+    out: &mut [f32],
+) -> crate::Result<()> {
+    let (cols, width) = (weight.cols(), weight.rows());
+    let (rows, each) = (x.len() / (groups * cols).max(1), width / groups);
+    // The parts of all rows, a group after the other.
+    let mut parts = vec![0.0; x.len()];
+    for (row, x) in x.chunks_exact(groups * cols).enumerate() {
+        for (group, part) in x.chunks_exact(cols).enumerate() {
+            let at = (group * rows + row) * cols;
+            parts[at..at + cols].copy_from_slice(part);
+        }
+    }
+    let tasks = row_tasks((0..groups).map(|_| each), context.threads(), ROW_TILE);
+    let shared = SharedMut::new(out);
+    let failure = std::sync::Mutex::new(None);
+    context.pool.run(tasks.len(), &|task| {
+        let (group, range) = &tasks[task];
+        let rows_of = &parts[group * rows * cols..(group + 1) * rows * cols];
+        let input = Activations::F32 { rows: rows_of, cols };
+        // SAFETY: `out` is (rows, width), and a task writes only its range of its group's columns.
+        let out = unsafe { OutRows::new(shared.as_ptr().add(group * each), width, rows, each) };
+        let view = weight.view().rows_range(group * each..(group + 1) * each);
+        let product = matmul_rows(context.simd, view, range.clone(), input, Tokens::Range(0..rows), out);
+        if let (Err(error), Ok(mut failure)) = (product, failure.lock()) {
+            *failure = Some(error);
+        }
+    });
+    failure.into_inner().ok().flatten().map_or(Ok(()), Err)
+}

@@ -3,10 +3,12 @@
 pub mod activations;
 mod attention;
 mod causal_conv1d;
+mod compressed_attention;
 mod executable;
 mod forecast;
 mod gated_delta_rule;
 mod head_group;
+mod hyper;
 mod latent_attention;
 mod linear;
 pub mod matmul;
@@ -19,11 +21,12 @@ pub mod simd;
 mod slots;
 mod steps;
 pub mod vector;
+mod window_pool;
 
 use std::sync::Arc;
 
 use crate::backend::{Backend, CompileOptions, Executable};
-use crate::graph::{Graph, Op};
+use crate::graph::{Graph, Output};
 use crate::plan::Plan;
 use crate::{Result, Tensor};
 use executable::CpuExecutable;
@@ -56,14 +59,19 @@ impl Backend for CpuBackend {
     }
 
     fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
-        let top_k =
-            graph.nodes().iter().map(|n| if let Op::Route { route, .. } = n.op { route.top_k } else { 0 });
+        let top_k = graph
+            .nodes()
+            .iter()
+            .map(|n| if let Output::Routing(routing) = n.out { routing.top_k() } else { 0 });
         let top_k = top_k.max().unwrap_or(0);
         let moe =
             graph.expert_sets().iter().map(|set| moe_experts::scratch_bytes(set, top_k, options.max_rows));
         let latent = graph.latent_caches().iter();
         let latent =
             latent.map(|c| latent_attention::scratch_bytes(c, options.max_rows, self.pool.threads()));
+        let compressed = graph.compressed_caches().iter();
+        let compressed =
+            compressed.map(|c| compressed_attention::scratch_bytes(c, options.max_rows, self.pool.threads()));
         let logits = graph.vocab_size() * size_of::<f32>();
         // One more widest row stands for the int8 copy of a value.
         let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2;
@@ -71,7 +79,7 @@ impl Backend for CpuBackend {
         let experts = graph.expert_sets().iter().flat_map(|set| [set.gate.cols, set.down.cols]);
         let cols = graph.weights().iter().map(|w| w.matrix.cols).chain(experts).max().unwrap_or(0);
         let products = self.pool.threads() * matmul::scratch_bytes(options.max_rows, cols);
-        let shared = moe.max().unwrap_or(0).saturating_add(latent.max().unwrap_or(0));
+        let shared = moe.max().unwrap_or(0).saturating_add(latent.chain(compressed).max().unwrap_or(0));
         rows.saturating_add(shared).saturating_add(products).saturating_add(logits)
     }
 

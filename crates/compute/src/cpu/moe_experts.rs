@@ -62,6 +62,7 @@ impl ExpertBody<'_> {
     fn activate(&self, simd: Simd, gate: &mut [f32], up: &[f32]) {
         match self.activation {
             Activation::SwiGlu => vector::silu_mul(simd, gate, up),
+            Activation::LimitedSwiGlu { limit } => limited_silu_mul(simd, gate, up, limit),
             Activation::ClampedSwiGlu { alpha, limit } => {
                 for (g, u) in gate.iter_mut().zip(up) {
                     let (clamped, u) = (g.min(limit), u.clamp(-limit, limit));
@@ -72,6 +73,14 @@ impl ExpertBody<'_> {
             }
         }
     }
+}
+
+/// silu(min(gate, limit)) ⊙ up, with up limited to ±limit, in place of gate.
+pub(crate) fn limited_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
+    // Comparisons keep a NaN, `min` would drop it.
+    gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
+    vector::silu(simd, gate);
+    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit));
 }
 
 /// Bytes of scratch that a batch of `rows` rows with `top_k` choices each needs.

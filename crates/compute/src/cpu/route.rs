@@ -22,7 +22,9 @@ impl Choice {
         for row in logits.chunks_exact(route.experts) {
             score(row, route.score, &mut scores);
             // Softmax keeps the order of the logits, without its rounding.
-            let plain = bias.is_none() && route.groups.is_none() && route.score != Score::Sigmoid;
+            let plain = bias.is_none()
+                && route.groups.is_none()
+                && !matches!(route.score, Score::Sigmoid | Score::SqrtSoftplus);
             ranks.copy_from_slice(if plain { row } else { &scores });
             if let Some(bias) = bias {
                 ranks.iter_mut().zip(bias).for_each(|(rank, bias)| *rank += bias);
@@ -38,19 +40,35 @@ impl Choice {
                 order.truncate(route.top_k);
             }
             order.sort_unstable_by(better);
-            let start = self.weights.len();
-            self.weights.extend(order.iter().map(|id| scores[*id as usize]));
-            let chosen = &mut self.weights[start..];
-            if route.score == Score::SoftmaxOfChosen {
-                let logits: Vec<f32> = order.iter().map(|id| row[*id as usize]).collect();
-                score(&logits, Score::Softmax, chosen);
-            }
-            let sum = if route.renormalize { chosen.iter().sum::<f32>() + 1e-20 } else { 1.0 };
-            // Zero, or NaN if a logit is not finite: it must not vanish by not being chosen.
-            let poison: f32 = row.iter().map(|l| l * 0.0).sum();
-            chosen.iter_mut().for_each(|w| *w = *w / sum * route.scale + poison);
-            self.ids.extend_from_slice(&order);
+            self.weigh(row, &scores, &order, route);
         }
+    }
+
+    /// As [`Choice::route`], with the experts of every row given: `ids` (rows, top_k).
+    pub(crate) fn route_to(&mut self, logits: &[f32], ids: &[u32], route: &Route) {
+        self.ids.clear();
+        self.weights.clear();
+        let mut scores = vec![0.0f32; route.experts];
+        for (row, ids) in logits.chunks_exact(route.experts).zip(ids.chunks_exact(route.top_k)) {
+            score(row, route.score, &mut scores);
+            self.weigh(row, &scores, ids, route);
+        }
+    }
+
+    /// Appends the experts `order` of a row with their weights.
+    fn weigh(&mut self, row: &[f32], scores: &[f32], order: &[u32], route: &Route) {
+        let start = self.weights.len();
+        self.weights.extend(order.iter().map(|id| scores[*id as usize]));
+        let chosen = &mut self.weights[start..];
+        if route.score == Score::SoftmaxOfChosen {
+            let logits: Vec<f32> = order.iter().map(|id| row[*id as usize]).collect();
+            score(&logits, Score::Softmax, chosen);
+        }
+        let sum = if route.renormalize { chosen.iter().sum::<f32>() + 1e-20 } else { 1.0 };
+        // Zero, or NaN if a logit is not finite: it must not vanish by not being chosen.
+        let poison: f32 = row.iter().map(|l| l * 0.0).sum();
+        chosen.iter_mut().for_each(|w| *w = *w / sum * route.scale + poison);
+        self.ids.extend_from_slice(order);
     }
 
     /// Distinct ids, ascending.
@@ -70,6 +88,11 @@ fn score(logits: &[f32], score: Score, out: &mut [f32]) {
             out.iter_mut().zip(logits).for_each(|(o, l)| *o = (l - max).exp());
             let sum: f32 = out.iter().sum();
             out.iter_mut().for_each(|o| *o /= sum);
+        }
+        Score::SqrtSoftplus => {
+            // ln(1 + eˣ) without overflow.
+            let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
+            out.iter_mut().zip(logits).for_each(|(o, l)| *o = softplus(*l).sqrt());
         }
         Score::Sigmoid => out.iter_mut().zip(logits).for_each(|(o, l)| *o = 1.0 / (1.0 + (-l).exp())),
         Score::SoftmaxOfChosen => out.copy_from_slice(logits),

@@ -16,6 +16,8 @@ use crate::{Error, Result};
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 /// A set of instructions that kernels are compiled for, lowest first.
@@ -23,6 +25,8 @@ mod portable;
 pub enum SimdLevel {
     /// What every machine of the target architecture has.
     Portable,
+    /// aarch64 with NEON and its dot products.
+    Neon,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI on top of [`SimdLevel::Avx2`].
@@ -30,7 +34,7 @@ pub enum SimdLevel {
 }
 
 impl SimdLevel {
-    const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    const ALL: [Self; 4] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512];
 
     /// The highest level of this machine.
     pub fn detect() -> Self {
@@ -60,8 +64,15 @@ impl SimdLevel {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => {
+                std::arch::is_aarch64_feature_detected!("neon")
+                    && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx2 | Self::Avx512 => false,
+            #[cfg(not(target_arch = "aarch64"))]
+            Self::Neon => false,
         }
     }
 
@@ -75,6 +86,7 @@ impl fmt::Display for SimdLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Portable => "portable",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
         })
@@ -130,6 +142,9 @@ impl Simd {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx2 => unsafe { avx2::run(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            SimdLevel::Neon => unsafe { neon::run(kernel) },
             _ => portable::run(kernel),
         }
     }

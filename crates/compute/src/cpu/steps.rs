@@ -35,6 +35,17 @@ pub(super) fn name(graph: &Graph, nodes: Range<usize>) -> String {
         Op::MoeExperts { .. } => "experts, sorting and summing",
         Op::CausalConv1d { .. } => "causal_conv1d",
         Op::GatedDeltaRule { .. } => "gated_delta_rule",
+        Op::UnitNorm { .. } => "unit_norm",
+        Op::PlacedRope { .. } => "placed_rope",
+        Op::GroupedLinear { .. } => "grouped_linear",
+        Op::LimitedSwiGlu { .. } => "limited_swiglu",
+        Op::Repeat { .. } => "repeat",
+        Op::HyperWeights { .. } => "hyper_weights",
+        Op::HyperCollapse { .. } => "hyper_collapse",
+        Op::HyperExpand { .. } => "hyper_expand",
+        Op::WindowPool { .. } => "window_pool",
+        Op::CompressedAttention { .. } => "compressed attention",
+        Op::RouteByToken { .. } => "route by token",
         Op::GatherRows { .. } => "gather_rows",
     };
     name.to_owned()

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::executable::GpuExecutable;
 use super::lower::scratch_bytes;
-use super::{experts, steps, tensor_cores};
+use super::{experts, steps, supported, tensor_cores};
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::Graph;
 use crate::plan::Plan;
@@ -62,13 +62,18 @@ impl Backend for GpuBackend {
         options: CompileOptions,
     ) -> Result<Box<dyn Executable>> {
         graph.check_weights(&weights)?;
+        supported::check(graph)?;
         let device = (self.open)()?;
         Ok(Box::new(GpuExecutable::new(device, graph.clone(), &weights, options, self.options)?))
     }
 }
 
-/// Bytes of activations and scratch for batches of up to `rows` rows; `usize::MAX` if that is not enough to say it.
+/// Bytes of activations and scratch for batches of up to `rows` rows; `usize::MAX` if that is not enough to say it,
+/// nothing for a graph that cannot run on GPUs.
 pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
+    if supported::unsupported(graph).is_some() {
+        return 0;
+    }
     let steps = steps::steps(graph);
     let widths: usize = steps::buffers(graph, &steps).widths.iter().sum();
     let (attention, experts, buckets) = scratch_bytes(graph, rows);

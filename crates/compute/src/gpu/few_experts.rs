@@ -103,6 +103,7 @@ impl Lowering<'_> {
         let (activation, alpha, limit) = match e.mlp.activation {
             Activation::SwiGlu => (0u32, 0.0, 0.0),
             Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
+            Activation::LimitedSwiGlu { .. } => unreachable!("refused before lowering"),
         };
         let choice = self.choices.get(&e.routing);
         let logits = choice.map_or(none, |c| self.value(c.logits));
@@ -145,6 +146,7 @@ impl Words for RouteWords {
             Score::Softmax => 0u32,
             Score::Sigmoid => 1,
             Score::SoftmaxOfChosen => 2,
+            Score::SqrtSoftplus => unreachable!("refused before lowering"),
         };
         let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
         let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2u32 } else { 1 };

@@ -34,6 +34,7 @@ mod lower;
 pub mod metal;
 mod state;
 mod steps;
+mod supported;
 mod tensor_cores;
 mod tiers;
 mod weights;

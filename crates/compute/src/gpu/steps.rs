@@ -279,6 +279,17 @@ fn step(op: &Op, out: Output) -> Step {
             Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out }
         }
         Op::GatherRows { x } => Step::GatherRows { x, out },
+        Op::UnitNorm { .. }
+        | Op::PlacedRope { .. }
+        | Op::GroupedLinear { .. }
+        | Op::LimitedSwiGlu { .. }
+        | Op::Repeat { .. }
+        | Op::HyperWeights { .. }
+        | Op::HyperCollapse { .. }
+        | Op::HyperExpand { .. }
+        | Op::WindowPool { .. }
+        | Op::CompressedAttention { .. }
+        | Op::RouteByToken { .. } => unreachable!("refused before lowering"),
     }
 }
 

@@ -171,6 +171,7 @@ impl Lowering<'_> {
         let (clamped, alpha, limit) = match e.mlp.activation {
             Activation::SwiGlu => (false, 0.0, 0.0),
             Activation::ClampedSwiGlu { alpha, limit } => (true, alpha, limit),
+            Activation::LimitedSwiGlu { .. } => unreachable!("refused before lowering"),
         };
         let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([self.input(0); 3]);
         let has_bias = e.biases.is_some();

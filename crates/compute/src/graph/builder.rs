@@ -1,8 +1,8 @@
 //! Recording: weights, and the operations on rows that every model has.
 
 use super::{
-    Attention, ExpertSet, Graph, LatentAttention, MatrixSpec, Node, Op, Output, Precision, Rope, Value,
-    WeightId, WeightSpec,
+    Attention, CompressedAttention, ExpertSet, Graph, LatentAttention, MatrixSpec, Node, Op, Output,
+    Precision, Rope, Value, WeightId, WeightSpec,
 };
 use crate::{DType, Error, Result};
 
@@ -15,6 +15,7 @@ pub struct GraphBuilder {
     pub(super) caches: Vec<Attention>,
     pub(super) states: Vec<usize>,
     pub(super) latent_caches: Vec<LatentAttention>,
+    pub(super) compressed_caches: Vec<CompressedAttention>,
     pub(super) expert_sets: Vec<ExpertSet>,
     pub(super) values: usize,
     pub(super) routings: usize,
@@ -108,6 +109,36 @@ impl GraphBuilder {
         Ok(self.push(Op::RmsNorm { x, weight, groups, eps }, x.width))
     }
 
+    /// Root-mean-square norm of each of `groups` equal parts of a row, without a weight.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if parts are not equal.
+    pub fn unit_norm(&mut self, x: Value, groups: usize, eps: f32) -> Result<Value> {
+        check("unit_norm", "width left over by groups", 0, x.width % groups.max(1))?;
+        Ok(self.push(Op::UnitNorm { x, groups, eps }, x.width))
+    }
+
+    /// Each of `groups` equal parts of a row through a linear layer of its own, which are the equal parts of the weight's
+    /// rows, side by side.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the weight does not fit the parts.
+    pub fn grouped_linear(&mut self, x: Value, weight: WeightId, groups: usize) -> Result<Value> {
+        let (op, MatrixSpec { rows, cols, .. }) = ("grouped_linear", self.matrix(weight));
+        check(op, "columns of the weight, of all groups", x.width, cols.saturating_mul(groups))?;
+        check(op, "rows left over by groups", 0, rows % groups.max(1))?;
+        Ok(self.push(Op::GroupedLinear { x, weight, groups }, rows))
+    }
+
+    /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ.
+    pub fn limited_swiglu(&mut self, gate: Value, up: Value, limit: f32) -> Result<Value> {
+        check("limited_swiglu", "width of up", gate.width, up.width)?;
+        Ok(self.push(Op::LimitedSwiGlu { gate, up, limit: limit.abs() }, gate.width))
+    }
+
     /// silu(gate) ⊙ up.
     ///
     /// # Errors
@@ -170,6 +201,7 @@ impl GraphBuilder {
             caches: self.caches,
             states: self.states,
             latent_caches: self.latent_caches,
+            compressed_caches: self.compressed_caches,
             expert_sets: self.expert_sets,
             values: self.values,
             routings: self.routings,

@@ -8,8 +8,9 @@
 use std::collections::HashMap;
 
 use super::{
-    CacheId, DeltaInputs, ExpertBiases, ExpertMlp, ExpertSetId, Graph, LatentCacheId, LatentWeights,
-    MatrixSpec, Node, Op, Output, Routing, StateId, Value, WeightId, WeightSpec,
+    CacheId, CompressedCacheId, CompressedInputs, DeltaInputs, ExpertBiases, ExpertMlp, ExpertSetId, Graph,
+    IndexInputs, LatentCacheId, LatentWeights, MatrixSpec, Node, Op, Output, Routing, StateId, Value,
+    WeightId, WeightSpec,
 };
 use crate::{Error, Result};
 
@@ -68,6 +69,7 @@ struct Work {
     weights: Vec<MatrixSpec>,
     caches: Vec<super::Attention>,
     latent_caches: Vec<super::LatentAttention>,
+    compressed_caches: Vec<super::CompressedAttention>,
     states: Vec<usize>,
     experts: Vec<(usize, [MatrixSpec; 3])>,
 }
@@ -79,6 +81,7 @@ impl Work {
             weights: graph.weights.iter().map(|weight| weight.matrix).collect(),
             caches: graph.caches.clone(),
             latent_caches: graph.latent_caches.clone(),
+            compressed_caches: graph.compressed_caches.clone(),
             states: graph.states.clone(),
             experts: graph.expert_sets.iter().map(|s| (s.experts, [s.gate, s.up, s.down])).collect(),
         }
@@ -110,6 +113,7 @@ impl<'a> Excerpt<'a> {
             caches: vec![],
             states: vec![],
             latent_caches: vec![],
+            compressed_caches: vec![],
             expert_sets: vec![],
             values: 0,
             routings: 0,
@@ -190,6 +194,11 @@ impl<'a> Excerpt<'a> {
     fn latent_cache(&mut self, id: LatentCacheId) -> LatentCacheId {
         self.graph.latent_caches.push(self.from.latent_caches[id.0]);
         LatentCacheId(self.graph.latent_caches.len() - 1)
+    }
+
+    fn compressed_cache(&mut self, id: CompressedCacheId) -> CompressedCacheId {
+        self.graph.compressed_caches.push(self.from.compressed_caches[id.0]);
+        CompressedCacheId(self.graph.compressed_caches.len() - 1)
     }
 
     fn state(&mut self, id: StateId) -> StateId {
@@ -281,6 +290,60 @@ impl<'a> Excerpt<'a> {
                     shape,
                     state: self.state(state),
                 }
+            }
+            Op::UnitNorm { x, groups, eps } => Op::UnitNorm { x: self.value(x)?, groups, eps },
+            Op::PlacedRope { x, heads, rope, place } => {
+                Op::PlacedRope { x: self.value(x)?, heads, rope, place }
+            }
+            Op::GroupedLinear { x, weight, groups } => {
+                Op::GroupedLinear { x: self.value(x)?, weight: self.weight(weight, false), groups }
+            }
+            Op::LimitedSwiGlu { gate, up, limit } => {
+                Op::LimitedSwiGlu { gate: self.value(gate)?, up: self.value(up)?, limit }
+            }
+            Op::Repeat { x, times } => Op::Repeat { x: self.value(x)?, times },
+            Op::HyperWeights { x, mix, base, factors, shape } => Op::HyperWeights {
+                x: self.value(x)?,
+                mix: self.value(mix)?,
+                base: self.weight(base, false),
+                factors: self.weight(factors, false),
+                shape,
+            },
+            Op::HyperCollapse { x, weights, streams } => {
+                Op::HyperCollapse { x: self.value(x)?, weights: self.value(weights)?, streams }
+            }
+            Op::HyperExpand { x, block, weights, streams } => Op::HyperExpand {
+                x: self.value(x)?,
+                block: self.value(block)?,
+                weights: self.value(weights)?,
+                streams,
+            },
+            Op::WindowPool { kv, gate, bias, shape, state } => Op::WindowPool {
+                kv: self.value(kv)?,
+                gate: self.value(gate)?,
+                bias: self.weight(bias, false),
+                shape,
+                state: self.state(state),
+            },
+            Op::CompressedAttention { inputs, cache } => Op::CompressedAttention {
+                inputs: CompressedInputs {
+                    q: self.value(inputs.q)?,
+                    kv: self.value(inputs.kv)?,
+                    entries: self.value(inputs.entries)?,
+                    index: match inputs.index {
+                        Some(IndexInputs { q, k, weights }) => Some(IndexInputs {
+                            q: self.value(q)?,
+                            k: self.value(k)?,
+                            weights: self.value(weights)?,
+                        }),
+                        None => None,
+                    },
+                    sinks: self.weight(inputs.sinks, false),
+                },
+                cache: self.compressed_cache(cache),
+            },
+            Op::RouteByToken { logits, table, route } => {
+                Op::RouteByToken { logits: self.value(logits)?, table: self.weight(table, true), route }
             }
             Op::GatherRows { x } => Op::GatherRows { x: self.value(x)? },
         })

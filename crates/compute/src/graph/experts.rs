@@ -11,6 +11,8 @@ pub enum Score {
     Softmax,
     /// Sigmoid of each (DeepSeek-V3).
     Sigmoid,
+    /// √(ln(1 + eˣ)) of each (DeepSeek-V4).
+    SqrtSoftplus,
     /// Experts are chosen by logits; weights are the softmax over the chosen (gpt-oss).
     SoftmaxOfChosen,
 }
@@ -80,6 +82,11 @@ pub enum Activation {
     /// silu(gate) ⊙ up.
     #[default]
     SwiGlu,
+    /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit (DeepSeek-V4).
+    LimitedSwiGlu {
+        /// Limit of gate and up.
+        limit: f32,
+    },
     /// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit (gpt-oss).
     ClampedSwiGlu {
         /// Factor within the sigmoid.
@@ -150,6 +157,24 @@ impl GraphBuilder {
         let out = Routing { index: self.routings, top_k: route.top_k };
         self.routings += 1;
         let op = Op::Route { logits, bias, route };
+        self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
+        Ok(out)
+    }
+
+    /// Experts by token: those that `table` (vocab_size, top_k) has for the token's id, weighted as `route` says.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there is not one logit an expert or not one column a choice.
+    pub fn route_by_token(&mut self, logits: Value, table: WeightId, route: Route) -> Result<Routing> {
+        let op = "route_by_token";
+        check(op, "logits", route.experts, logits.width)?;
+        check(op, "columns of the table", route.top_k, self.matrix(table).cols)?;
+        if route.top_k == 0 || route.top_k > route.experts {
+            return Err(Error::Shape { op, what: "top_k", expected: route.experts, got: route.top_k });
+        }
+        let out = Routing { index: self.routings, top_k: route.top_k };
+        self.routings += 1;
+        let op = Op::RouteByToken { logits, table, route };
         self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
         Ok(out)
     }

@@ -1,8 +1,9 @@
 //! What a graph is made of: one operation a node.
 
 use super::{
-    CacheId, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, LatentCacheId, LatentWeights, Precision, Route,
-    Routing, StateId, Value, WeightId,
+    CacheId, CompressedCacheId, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId,
+    HyperConnection, LatentCacheId, LatentWeights, Placement, Precision, Route, Routing, StateId, Value,
+    WeightId, WindowPool,
 };
 
 /// One recorded operation. Inputs are named; the output is [`Node::out`] or, for a route, its routing.
@@ -156,6 +157,115 @@ pub enum Op {
         shape: DeltaRule,
         /// S: (value_heads, key_dim, value_dim).
         state: StateId,
+    },
+    /// Root-mean-square norm of each of `groups` equal parts of a row, without a weight.
+    UnitNorm {
+        /// (rows, width).
+        x: Value,
+        /// Parts that are normalised on their own.
+        groups: usize,
+        /// Added to the mean square.
+        eps: f32,
+    },
+    /// Rotary position embedding at other channels or by other angles than [`Op::Rope`].
+    PlacedRope {
+        /// (rows, heads · head_dim).
+        x: Value,
+        /// Heads in a row.
+        heads: usize,
+        /// Index of the rotation in the graph.
+        rope: usize,
+        /// Where and by which angles.
+        place: Placement,
+    },
+    /// Part g of a row through rows g of the weight, for each of `groups` equal parts.
+    GroupedLinear {
+        /// (rows, groups · in).
+        x: Value,
+        /// (groups · out, in).
+        weight: WeightId,
+        /// Parts.
+        groups: usize,
+    },
+    /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit.
+    LimitedSwiGlu {
+        /// (rows, width).
+        gate: Value,
+        /// (rows, width).
+        up: Value,
+        /// Largest gate, and largest magnitude of up.
+        limit: f32,
+    },
+    /// Copies of a row side by side.
+    Repeat {
+        /// (rows, width).
+        x: Value,
+        /// How many.
+        times: usize,
+    },
+    /// Weights of collapsing, adding to and mixing residual streams. See
+    /// [`hyper_weights`](super::GraphBuilder::hyper_weights).
+    HyperWeights {
+        /// (rows, streams · width).
+        x: Value,
+        /// (rows, weights): their logits.
+        mix: Value,
+        /// (weights), f32: added to logits.
+        base: WeightId,
+        /// (kinds), f32: factors on logits.
+        factors: WeightId,
+        /// How.
+        shape: HyperConnection,
+    },
+    /// Σ over streams of weight · stream.
+    HyperCollapse {
+        /// (rows, streams · width).
+        x: Value,
+        /// (rows, at least streams).
+        weights: Value,
+        /// Residual streams.
+        streams: usize,
+    },
+    /// Mixes streams and adds a block's result to each.
+    HyperExpand {
+        /// (rows, streams · width).
+        x: Value,
+        /// (rows, width).
+        block: Value,
+        /// (rows, streams · (2 + streams)).
+        weights: Value,
+        /// Residual streams.
+        streams: usize,
+    },
+    /// Pools the tokens of each window. See [`window_pool`](super::GraphBuilder::window_pool).
+    WindowPool {
+        /// (tokens, channels).
+        kv: Value,
+        /// (tokens, channels).
+        gate: Value,
+        /// (window · channels), f32.
+        bias: WeightId,
+        /// Windows and channels.
+        shape: WindowPool,
+        /// kv and gate of the tokens before, oldest first: (held, 2 · channels).
+        state: StateId,
+    },
+    /// Attention over recent tokens and over entries. See
+    /// [`compressed_attention`](super::GraphBuilder::compressed_attention).
+    CompressedAttention {
+        /// What is read.
+        inputs: CompressedInputs,
+        /// Where tokens and entries live.
+        cache: CompressedCacheId,
+    },
+    /// Experts that a table has for each token, weighted by their scores as [`Op::Route`] does.
+    RouteByToken {
+        /// (tokens, experts).
+        logits: Value,
+        /// (vocab_size, top_k): expert ids.
+        table: WeightId,
+        /// How scores become weights.
+        route: Route,
     },
     /// Keeps the rows whose logits were asked for.
     GatherRows {

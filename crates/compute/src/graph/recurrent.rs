@@ -64,7 +64,7 @@ pub struct DeltaInputs {
 }
 
 impl GraphBuilder {
-    fn state(&mut self, elements: Option<usize>, op: &'static str) -> Result<StateId> {
+    pub(super) fn state(&mut self, elements: Option<usize>, op: &'static str) -> Result<StateId> {
         let Some(elements) = elements else {
             return Err(Error::Shape { op, what: "elements of the state", expected: usize::MAX, got: 0 });
         };

@@ -71,7 +71,8 @@ pub fn layers(config: &Config<'_>) -> Result<usize> {
 ///
 /// # Errors
 /// [`crate::Error::Config`] if more positions are asked for.
-pub fn limit_positions(config: &Config<'_>, key: &str) -> Result<()> {
+pub fn limit_positions(r: &mut Recorder, config: &Config<'_>, key: &str) -> Result<()> {
+    r.limit_context(config.positions(key)?);
     match (config.positions(key)?, config.context()) {
         (Some(limit), Some(wanted)) if wanted > limit => {
             Err(config.unsupported(key, &format!("at least the {wanted} positions of the context")))

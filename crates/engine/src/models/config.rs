@@ -127,13 +127,15 @@ pub struct Config<'a> {
     context: Option<usize>,
     /// A flag with another default than the usual one.
     assumed: Option<(&'static str, bool)>,
+    /// The one of several sets of rotary parameters that is read in place of all.
+    rope: Option<&'static str>,
 }
 
 impl<'a> Config<'a> {
     /// The configuration of `checkpoint`, for sequences of `context` positions if that is known; GGUF keys start with
     /// `gguf_prefix`.
     pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str, context: Option<usize>) -> Self {
-        Self { checkpoint, gguf_prefix, context, assumed: None }
+        Self { checkpoint, gguf_prefix, context, assumed: None, rope: None }
     }
 
     /// Positions that sequences may have, if that is known.
@@ -144,6 +146,21 @@ impl<'a> Config<'a> {
     /// The same configuration with `value` for the flag `key` where it is absent.
     pub fn assuming(self, key: &'static str, value: bool) -> Self {
         Self { assumed: Some((key, value)), ..self }
+    }
+
+    /// The same configuration with the rotary parameters that are kept under `name`; `None` if there are none.
+    pub fn with_rope(self, name: &'static str) -> Option<Self> {
+        self.text()
+            .get("rope_parameters")?
+            .get(name)?
+            .is_object()
+            .then_some(Self { rope: Some(name), ..self })
+    }
+
+    /// The configuration of the text model.
+    fn text(&self) -> &'a Value {
+        let root = self.checkpoint.config();
+        root.get("text_config").filter(|c| c.is_object()).unwrap_or(root)
     }
 
     /// The checkpoint's path, for errors.
@@ -164,11 +181,14 @@ impl<'a> Config<'a> {
             let value = gguf_value(self.checkpoint.metadata().get(&name)?);
             return Some((name, value));
         }
-        let root = self.checkpoint.config();
-        let root = root.get("text_config").filter(|c| c.is_object()).unwrap_or(root);
-        let scaling = ROPE_OBJECTS.map(|name| root.get(name));
+        let root = self.text();
+        let scaling = match self.rope {
+            None => ROPE_OBJECTS.map(|name| root.get(name)),
+            Some(_) => [None, None],
+        };
+        let own = self.rope.and_then(|name| root.get("rope_parameters")?.get(name));
         let names = std::iter::once(key).chain(ALIASES.iter().filter(|(k, _)| *k == key).map(|(_, a)| *a));
-        let places = std::iter::once(Some(root)).chain(scaling).flatten();
+        let places = [own, Some(root)].into_iter().chain(scaling).flatten();
         places
             .flat_map(|place| {
                 names.clone().filter_map(move |name| Some((name.to_owned(), place.get(name)?.clone())))
@@ -295,6 +315,22 @@ impl<'a> Config<'a> {
                 Err(self.unsupported("hidden_act", "silu"))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// A whole number in the object `key`; nothing if either is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn size_in(&self, key: &str, name: &str) -> Result<Option<usize>> {
+        let Some((_, found)) = self.lookup(key) else { return Ok(None) };
+        let Some(value) = found.get(name).filter(|v| !v.is_null()) else { return Ok(None) };
+        match value.as_u64().filter(|n| (1..=MAX_SIZE).contains(n)) {
+            Some(n) => Ok(Some(n as usize)),
+            None => {
+                let expected = format!("a whole number from 1 to {MAX_SIZE}");
+                Err(self.error(key, &expected, Some(&(format!("{key}.{name}"), value.clone()))))
+            }
         }
     }
 

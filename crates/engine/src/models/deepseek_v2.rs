@@ -15,8 +15,12 @@ use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "DeepSeek-V2, V2-Lite", model_types: &["deepseek_v2"], gguf_architectures: &[], record };
+pub(super) const FAMILY: Family = Family {
+    name: "DeepSeek-V2, V2-Lite",
+    model_types: &["deepseek_v2"],
+    gguf_architectures: &["deepseek2"],
+    record,
+};
 
 pub(super) fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let gguf = config.format() == Format::Gguf;

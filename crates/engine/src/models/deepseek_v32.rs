@@ -5,7 +5,7 @@
 //! Source: transformers `modeling_deepseek_v32.py`, `modeling_glm_moe_dsa.py`; GGUF architectures `deepseek32`,
 //! `glm-dsa`.
 
-use moeflux_compute::graph::{RopeStyle, Value};
+use moeflux_compute::graph::{RopeStyle, Route, Value};
 
 use super::Family;
 use super::blocks;
@@ -24,9 +24,12 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
-    blocks::limit_positions(config, "index_topk")?;
-    let route = blocks::sigmoid_route(config)?;
-    let dense_layers = if config.format() == Format::Gguf { 0 } else { 3 };
+    blocks::limit_positions(r, config, "index_topk")?;
+    let gguf = config.format() == Format::Gguf;
+    // GGUF files leave it out where it is false.
+    let renormalize = config.flag("norm_topk_prob", !gguf)?;
+    let route = Route { renormalize, ..blocks::sigmoid_route(config)? };
+    let dense_layers = if gguf { 0 } else { 3 };
     let defaults = Defaults { eps: 1e-6, dense_layers, shared_experts: 1, style: RopeStyle::Interleaved };
     deepseek_v3::decoder(config, r, route, &defaults)
 }

@@ -6,7 +6,7 @@
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
 use super::Family;
-use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
 use super::config::Config;
 use super::recorder::{ExpertNames, Recorder};
 use crate::Result;
@@ -25,12 +25,25 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::Interleaved, 5e5)?;
     let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window: None, rope };
     let (experts, top_k) = blocks::expert_counts(config, Some(6))?;
+    let gguf = config.format() == Format::Gguf;
+    let of_layers =
+        |name: &str| (0..d.layers).map(|layer| format!("model.layers.{layer}.mlp.{name}")).collect();
+    // transformers 5 keeps it in the router.
+    let modules: Vec<String> = of_layers("gate.moe_statics");
+    let in_router = !gguf && modules.iter().any(|module| r.has_correction_bias(module));
+    let mut shared = blocks::shared_experts(config, "moe_num_shared_experts", 2)?;
+    if gguf {
+        // What llama.cpp's converter writes is another number.
+        let modules: Vec<String> = of_layers("shared_experts.gate_proj");
+        let rows = modules.iter().find_map(|module| r.rows(module).transpose()).transpose()?;
+        shared = rows.map(|width| SharedExpert { module: "mlp.shared_experts", width, gate: None });
+    }
     let moe = Moe {
         route: Route::softmax(experts, top_k, true),
         router: "mlp.gate",
-        correction_bias: Some("mlp.moe_statics"),
+        correction_bias: Some(if in_router { "mlp.gate.moe_statics" } else { "mlp.moe_statics" }),
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
-        shared: blocks::shared_experts(config, "moe_num_shared_experts", 2)?,
+        shared,
     };
     let first = config.count("moe_layer_start_index")?.unwrap_or(1);
     let last = match config.number("moe_layer_end_index")? {
@@ -39,7 +52,6 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         Some(_) => return Err(config.unsupported("moe_layer_end_index", "a layer, or -1 for the last one")),
     };
     let step = config.optional_size("moe_layer_interval")?.unwrap_or(1);
-    let gguf = config.format() == Format::Gguf;
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for layer in 0..d.layers {

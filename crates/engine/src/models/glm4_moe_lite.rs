@@ -12,8 +12,12 @@ use super::recorder::Recorder;
 use crate::Result;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "GLM-4.7-Flash", model_types: &["glm4_moe_lite"], gguf_architectures: &[], record };
+pub(super) const FAMILY: Family = Family {
+    name: "GLM-4.7-Flash",
+    model_types: &["glm4_moe_lite"],
+    gguf_architectures: &["deepseek2"],
+    record,
+};
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let route = blocks::sigmoid_route(config)?;

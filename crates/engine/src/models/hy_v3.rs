@@ -20,7 +20,13 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 11_158_840.0)?;
     let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window: None, rope };
-    let dense = blocks::dense_layers(config, d.layers, 1)?;
+    let dense = match config.format() {
+        // GGUF has no key for it.
+        Format::Gguf => {
+            (0..d.layers).map(|layer| !r.has(&format!("model.layers.{layer}.mlp.gate"))).collect()
+        }
+        _ => blocks::dense_layers(config, d.layers, 1)?,
+    };
     // The modules' names on the hub; transformers 5 saves them otherwise.
     let first = dense.iter().position(|dense| !dense).unwrap_or(0);
     let hub = r.has(&format!("model.layers.{first}.mlp.router.gate"));

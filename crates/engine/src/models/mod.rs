@@ -6,6 +6,7 @@ pub mod config;
 mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
+mod deepseek_v4;
 mod dots1;
 mod ernie4_5_moe;
 mod glm4_moe;
@@ -43,7 +44,8 @@ pub struct Family {
     pub name: &'static str,
     /// Values of `model_type` in Hugging Face and MLX configurations.
     pub model_types: &'static [&'static str],
-    /// Values of `general.architecture` in GGUF files; also the prefix of their keys.
+    /// Values of `general.architecture` in GGUF files; also the prefix of their keys. Where several families have one, the
+    /// first of [`FAMILIES`] reads the file.
     pub gguf_architectures: &'static [&'static str],
     record: fn(&Config<'_>, &mut Recorder) -> Result<Value>,
 }
@@ -67,6 +69,7 @@ pub const FAMILIES: &[Family] = &[
     qwen2_moe::FAMILY,
     ernie4_5_moe::FAMILY,
     deepseek_v32::FAMILY,
+    deepseek_v4::FAMILY,
 ];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
@@ -127,7 +130,12 @@ fn record_with(
         _ => f.model_types,
     };
     let Some(family) = FAMILIES.iter().find(|f| names(f).contains(&name.as_str())) else {
-        let supported: Vec<&str> = FAMILIES.iter().flat_map(names).copied().collect();
+        let mut supported: Vec<&str> = vec![];
+        for name in FAMILIES.iter().flat_map(names) {
+            if !supported.contains(name) {
+                supported.push(name);
+            }
+        }
         let path = checkpoint.config_path();
         return Err(Error::UnsupportedArchitecture { path, got: name, supported: supported.join(", ") });
     };
@@ -142,7 +150,7 @@ fn record_with(
         },
         other => other,
     })?;
-    let context_length = rope::context_length(&config)?;
+    let context_length = recorder.limited(rope::context_length(&config)?);
     let (model, outlined) = recorder.finish(logits, context_length)?;
     check_sizes(&config, &model)?;
     Ok((model, outlined))

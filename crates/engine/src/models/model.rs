@@ -75,6 +75,13 @@ pub enum Form {
     F32,
     /// f32, one more than is stored: norm weights that are kept as their distance from one.
     F32PlusOne,
+    /// f32 matrices: whole numbers below `below` of so many 32-bit words each, least significant first.
+    Ids {
+        /// 1 or 2.
+        words: usize,
+        /// What all are smaller than.
+        below: usize,
+    },
     /// f32, −exp of what is stored: A of a decay that is kept as its logarithm.
     F32NegativeExp,
 }
@@ -82,7 +89,7 @@ pub enum Form {
 impl Form {
     fn of(self, value: f32) -> f32 {
         match self {
-            Self::Stored | Self::Widened | Self::F32 => value,
+            Self::Stored | Self::Widened | Self::F32 | Self::Ids { .. } => value,
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
         }
@@ -112,6 +119,9 @@ impl Model {
             if source.form == Form::Stored {
                 return Ok(tensor);
             }
+            if let Form::Ids { words, below } = source.form {
+                return self.ids(&source.stored, &tensor, words, below);
+            }
             if source.form == Form::Widened {
                 return widened(&tensor, &source.rows());
             }
@@ -133,6 +143,21 @@ impl Model {
             Ok(Tensor::from_f32(1, values.len(), &values)?)
         };
         self.sources.iter().map(load).collect()
+    }
+
+    /// The whole numbers that `words` holds the words of.
+    fn ids(&self, stored: &StoredWeight, words: &Tensor, each: usize, below: usize) -> Result<Tensor> {
+        let words = dequantize(words.view())?;
+        let number = |words: &[f32]| {
+            let more = words[1..].iter().any(|word| word.to_bits() != 0);
+            (!more && (words[0].to_bits() as usize) < below).then_some(words[0].to_bits() as f32)
+        };
+        let numbers: Option<Vec<f32>> = words.chunks_exact(each).map(number).collect();
+        let numbers = numbers.ok_or_else(|| {
+            let expected = format!("numbers below {below}");
+            tensor_error(&self.checkpoint, stored, &expected, "others".into())
+        })?;
+        Ok(Tensor::from_f32(stored.rows(), stored.cols() / each, &numbers)?)
     }
 
     /// Says which resident weight holds a value that is not finite, if any does, reading them again.

@@ -18,7 +18,7 @@ use moeflux_compute::quant::dequantize;
 
 pub use super::model::Form;
 use super::model::{Model, Part, Source, tensor_error};
-use crate::checkpoint::{Checkpoint, Format, StoredWeight};
+use crate::checkpoint::{Checkpoint, Encoding, Format, StoredWeight};
 use crate::experts::{ExpertLocation, ExpertStore};
 use crate::{Error, Result};
 pub use experts::ExpertNames;
@@ -105,6 +105,8 @@ pub struct Recorder {
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
     /// What the weights would be, for a checkpoint that has none.
     outline: Option<Outline>,
+    /// Positions that the model is right for, if fewer than it is made for.
+    context_limit: Option<usize>,
 }
 
 impl Recorder {
@@ -115,10 +117,11 @@ impl Recorder {
 
     /// Starts recording a model of `checkpoint`.
     pub fn new(checkpoint: Arc<Checkpoint>) -> Self {
-        // Multimodal checkpoints keep their text model one level down.
+        // Multimodal checkpoints keep their text model one level down, some have no level at all.
         let prefixes = ["model.", "model.language_model.", "language_model.model."];
         let has = |prefix: &&str| checkpoint.contains(&format!("{prefix}embed_tokens.weight"));
-        let prefix = prefixes.into_iter().find(has).unwrap_or("model.");
+        let bare = if checkpoint.contains("embed.weight") { "" } else { "model." };
+        let prefix = prefixes.into_iter().find(has).unwrap_or(bare);
         let biases = checkpoint.names().filter(|name| name.ends_with(".bias")).map(without_layer).collect();
         Self {
             graph: GraphBuilder::new(),
@@ -129,7 +132,18 @@ impl Recorder {
             sources: vec![],
             experts: vec![],
             outline: None,
+            context_limit: None,
         }
+    }
+
+    /// Says that the model is right for so many positions only.
+    pub fn limit_context(&mut self, positions: Option<usize>) {
+        self.context_limit = positions;
+    }
+
+    /// `positions`, or those that the model is right for if they are fewer.
+    pub(super) fn limited(&self, positions: usize) -> usize {
+        self.context_limit.map_or(positions, |limit| limit.min(positions))
     }
 
     /// Storage format, for what differs by it.
@@ -231,6 +245,7 @@ impl Recorder {
             }
             Form::Stored => MatrixSpec { dtype: stored.dtype, rows, cols },
             Form::Widened => MatrixSpec { dtype: DType::F32, rows, cols },
+            Form::Ids { words, .. } => MatrixSpec { dtype: DType::F32, rows, cols: cols / words },
             _ => match source.part {
                 Part::EverySecond(first) => MatrixSpec::vector((rows * cols - first).div_ceil(2)),
                 Part::Whole | Part::Rows(_) => MatrixSpec::vector(rows * cols),
@@ -245,6 +260,15 @@ impl Recorder {
     /// Whether the checkpoint has the module.
     pub fn has(&self, module: &str) -> bool {
         self.contains(module, "weight")
+    }
+
+    /// Rows of the module's weight, if the checkpoint has it.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if its encoding cannot be used.
+    pub fn rows(&self, module: &str) -> Result<Option<usize>> {
+        let stored = self.checkpoint.weight(&format!("{}.weight", self.resolve(module)))?;
+        Ok(stored.map(|stored| stored.rows()))
     }
 
     fn stored_matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<StoredWeight> {
@@ -272,6 +296,68 @@ impl Recorder {
     pub fn matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<WeightId> {
         let stored = self.stored_matrix(module, rows, cols)?;
         self.add(stored, Part::Whole, Form::Stored)
+    }
+
+    /// A (rows, cols) matrix that is a tensor of its own, without `.weight`.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn parameter(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId> {
+        let tensor = self.resolve(name);
+        let stored = self.find_tensor(name, &tensor, &[rows, cols], Need::Required)?;
+        let stored =
+            stored.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })?;
+        if stored.shape != [rows, cols] {
+            let expected = format!("shape [{rows}, {cols}]");
+            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
+        }
+        self.add(stored, Part::Whole, Form::Stored)
+    }
+
+    /// Whether the checkpoint has the tensor `name`, without `.weight`.
+    pub fn has_parameter(&self, name: &str) -> bool {
+        match &self.outline {
+            Some(outline) => outline.has(name),
+            None => self.checkpoint.contains(&self.resolve(name)),
+        }
+    }
+
+    /// A table of whole numbers below `below`: (any number of rows, cols), as f32.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn id_table(&mut self, name: &str, cols: usize, below: usize) -> Result<WeightId> {
+        let tensor = self.resolve(name);
+        if let Some(outline) = &self.outline {
+            let shape = [outline.vocab_size(), cols];
+            let stored = self.find_tensor(name, &tensor, &shape, Need::Required)?;
+            let missing = || Error::MissingTensor { path: self.checkpoint.path().into(), tensor };
+            let stored = stored.ok_or_else(missing)?;
+            return self.add(stored, Part::Whole, Form::Stored);
+        }
+        let Some(entry) = self.checkpoint.entry(&tensor) else {
+            return Err(Error::MissingTensor { path: self.checkpoint.path().into(), tensor });
+        };
+        // Integers are read as words that have the size of an f32, so that they need no encoding of their own.
+        let words = match &entry.encoding {
+            Encoding::Other(name) if name == "I64" => 2,
+            Encoding::Other(name) if name == "I32" => 1,
+            _ => 0,
+        };
+        let shape = entry.shape.iter().copied().chain([words]).product::<usize>();
+        let rows = entry.shape.first().copied().unwrap_or(0);
+        let stored = StoredWeight {
+            name: tensor,
+            dtype: DType::F32,
+            shape: vec![rows, cols * words],
+            planes: vec![entry.range],
+        };
+        if entry.shape != [rows, cols] || rows == 0 || shape == 0 {
+            let got = format!("{} {:?}", entry.encoding, entry.shape);
+            let expected = format!("I32 or I64 of shape [any, {cols}]");
+            return Err(tensor_error(&self.checkpoint, &stored, &expected, got));
+        }
+        self.add(stored, Part::Whole, Form::Ids { words, below })
     }
 
     fn stored_vector(
@@ -428,22 +514,24 @@ impl Recorder {
     /// # Errors
     /// As [`Recorder::matrix`].
     pub fn correction_bias(&mut self, module: &str, experts: usize) -> Result<WeightId> {
-        let (module, part) = self.correction_bias_name(module);
-        self.constants(&format!("{module}.{part}"), &[experts], Form::F32)
+        self.constants(&self.correction_bias_name(module), &[experts], Form::F32)
     }
 
     /// Whether the checkpoint has that bias.
     pub fn has_correction_bias(&self, module: &str) -> bool {
-        let (module, part) = self.correction_bias_name(module);
-        self.contains(&module, part)
+        self.has_parameter(&self.correction_bias_name(module))
     }
 
-    fn correction_bias_name(&self, module: &str) -> (String, &'static str) {
+    fn correction_bias_name(&self, module: &str) -> String {
         let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         match (self.checkpoint.format(), layer) {
-            (Format::Gguf, Some((layer, _))) => (format!("model.layers.{layer}.exp_probs_b"), "bias"),
-            _ if self.contains(module, "expert_bias") => (module.to_owned(), "expert_bias"),
-            _ => (module.to_owned(), "e_score_correction_bias"),
+            (Format::Gguf, Some((layer, _))) => {
+                // Some families' files have it without a suffix.
+                let bare = format!("model.layers.{layer}.exp_probs_b");
+                if self.has_parameter(&bare) { bare } else { format!("{bare}.bias") }
+            }
+            _ if self.contains(module, "expert_bias") => format!("{module}.expert_bias"),
+            _ => format!("{module}.e_score_correction_bias"),
         }
     }
 

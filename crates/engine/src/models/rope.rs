@@ -18,12 +18,34 @@ use crate::checkpoint::Format;
 /// # Errors
 /// [`crate::Error::Config`] if the scaling kind is unknown or lacks a parameter.
 pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f64) -> Result<Rope> {
-    let theta = config.number("rope_theta")?.unwrap_or(theta);
+    scaled(config, rotary_dim, style, config.number("rope_theta")?.unwrap_or(theta))
+}
+
+/// Frequencies of the base `theta`, not scaled.
+fn frequencies(rotary_dim: usize, theta: f64) -> Vec<f32> {
+    (0..rotary_dim / 2).map(|i| 1.0 / (theta as f32).powf((2 * i) as f32 / rotary_dim as f32)).collect()
+}
+
+/// The rotation of the base `theta`, not scaled whatever the configuration says.
+///
+/// # Errors
+/// [`crate::Error::Config`] if the base is not above 1.
+pub fn plain(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f64) -> Result<Rope> {
     if theta <= 1.0 {
         return Err(config.unsupported("rope_theta", "a number above 1"));
     }
-    let base: Vec<f32> =
-        (0..rotary_dim / 2).map(|i| 1.0 / (theta as f32).powf((2 * i) as f32 / rotary_dim as f32)).collect();
+    Ok(Rope { style, inv_freq: frequencies(rotary_dim, theta), magnitude: 1.0 })
+}
+
+/// As [`rotation`], with the base `theta` whatever the configuration says.
+///
+/// # Errors
+/// As [`rotation`].
+pub fn scaled(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f64) -> Result<Rope> {
+    if theta <= 1.0 {
+        return Err(config.unsupported("rope_theta", "a number above 1"));
+    }
+    let base = frequencies(rotary_dim, theta);
     let kind = match config.word("rope_type")? {
         Some(kind) => Some(kind),
         None => config.word("type")?,
@@ -127,7 +149,6 @@ pub fn context_length(config: &Config<'_>) -> Result<usize> {
     let described = config.positions("max_position_embeddings")?.unwrap_or(4096);
     let kind = config.word("rope_type")?.or(config.word("type")?);
     let mut limits = vec![described];
-    limits.extend(config.positions("index_topk")?);
     if config.context().is_none() && matches!(kind.as_deref(), Some("longrope" | "su")) {
         limits.extend(config.positions("original_max_position_embeddings")?);
     }

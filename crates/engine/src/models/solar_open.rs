@@ -12,7 +12,7 @@ use crate::Result;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Solar Open", model_types: &["solar_open"], gguf_architectures: &[], record };
+    Family { name: "Solar Open", model_types: &["solar_open"], gguf_architectures: &["glm4moe"], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let d = Decoder::new(config, 1e-5)?;

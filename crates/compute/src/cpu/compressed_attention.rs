@@ -1,0 +1,306 @@
+//! Attention over recent tokens and over entries: see [`crate::graph::CompressedAttention`].
+//!
+//! A row's entries are chosen first, in parallel by row and block of entries; then tasks of a row and a block of heads
+//! convert what the row sees to f32 once for all their heads. A row visits tokens, then entries, in order whatever else
+//! is in the batch, so its result does not depend on the batch.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::linear::CpuContext;
+use super::shared::SharedMut;
+use super::vector;
+use crate::backend::{KvType, PAGE_TOKENS, Span};
+use crate::graph::CompressedAttention;
+
+/// Heads of a task.
+const HEAD_BLOCK: usize = 16;
+/// Entries of a task of the index.
+const ENTRY_BLOCK: usize = 256;
+/// Keys that are converted at once.
+const KEY_BLOCK: usize = 64;
+
+/// Pages of one layer: tokens (PAGE_TOKENS, head_dim), then entries with their keys for the index.
+#[derive(Debug)]
+pub(crate) struct CompressedCache {
+    shape: CompressedAttention,
+    pages: Pages,
+}
+
+#[derive(Debug)]
+enum Pages {
+    F16(Vec<Box<[f16]>>),
+    F32(Vec<Box<[f32]>>),
+}
+
+/// What a layer reads, by row of the batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CompressedRows<'a> {
+    /// (rows, heads · head_dim).
+    pub(crate) q: &'a [f32],
+    /// (rows, head_dim).
+    pub(crate) kv: &'a [f32],
+    /// (rows, head_dim).
+    pub(crate) entries: &'a [f32],
+    /// Of the index: q (rows, heads · head_dim), k (rows, head_dim), weights (rows, heads).
+    pub(crate) index: Option<[&'a [f32]; 3]>,
+    /// (heads).
+    pub(crate) sinks: &'a [f32],
+}
+
+/// A row of the batch in its sequence.
+#[derive(Clone, Copy)]
+struct Query<'a> {
+    row: usize,
+    position: usize,
+    pages: &'a [u32],
+}
+
+/// Bytes of scratch of `threads` threads on batches of `rows` rows, for contexts of as many entries as fit a block.
+pub(crate) fn scratch_bytes(shape: &CompressedAttention, rows: usize, threads: usize) -> usize {
+    let chosen = shape.index.map_or(0, |index| index.top_k);
+    let attending = KEY_BLOCK * shape.head_dim + HEAD_BLOCK * (shape.window + chosen);
+    (rows.saturating_mul(ENTRY_BLOCK + chosen) + threads * attending).saturating_mul(size_of::<f32>())
+}
+
+impl CompressedCache {
+    pub(crate) fn new(shape: CompressedAttention, kv_type: KvType) -> Self {
+        let pages = match kv_type {
+            KvType::F16 => Pages::F16(vec![]),
+            KvType::F32 => Pages::F32(vec![]),
+        };
+        Self { shape, pages }
+    }
+
+    pub(crate) fn reserve(&mut self, count: usize) {
+        let elements = self.shape.page_elements();
+        match &mut self.pages {
+            Pages::F16(pages) => {
+                let page = || vec![f16::ZERO; elements].into_boxed_slice();
+                pages.resize_with(count.max(pages.len()), page);
+            }
+            Pages::F32(pages) => {
+                pages.resize_with(count.max(pages.len()), || vec![0.0; elements].into_boxed_slice());
+            }
+        }
+    }
+
+    /// Bytes of one page.
+    pub(crate) fn page_bytes(&self) -> usize {
+        let kv_type = match self.pages {
+            Pages::F16(_) => KvType::F16,
+            Pages::F32(_) => KvType::F32,
+        };
+        self.shape.page_elements() * kv_type.bytes()
+    }
+
+    /// Appends a page to `out`, little-endian.
+    pub(crate) fn read_page(&self, page: usize, out: &mut Vec<u8>) {
+        match &self.pages {
+            Pages::F16(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
+            Pages::F32(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
+        }
+    }
+
+    /// Replaces a page by what [`CompressedCache::read_page`] gave: [`CompressedCache::page_bytes`] bytes.
+    pub(crate) fn write_page(&mut self, page: usize, bytes: &[u8]) {
+        match &mut self.pages {
+            Pages::F16(pages) => {
+                let value = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]);
+                pages[page].iter_mut().zip(bytes.chunks_exact(2)).for_each(|(v, b)| *v = value(b));
+            }
+            Pages::F32(pages) => {
+                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                pages[page].iter_mut().zip(bytes.chunks_exact(4)).for_each(|(v, b)| *v = value(b));
+            }
+        }
+    }
+
+    /// Stores values in a page from element `at` on.
+    fn store(&mut self, page: usize, at: usize, values: &[f32]) {
+        let to = at..at + values.len();
+        match &mut self.pages {
+            Pages::F16(pages) => pages[page][to].convert_from_f32_slice(values),
+            Pages::F32(pages) => pages[page][to].copy_from_slice(values),
+        }
+    }
+
+    /// Elements of a page from `at` on, as f32.
+    fn load(&self, page: usize, at: usize, out: &mut [f32]) {
+        let from = at..at + out.len();
+        match &self.pages {
+            Pages::F16(pages) => pages[page][from].convert_to_f32_slice(out),
+            Pages::F32(pages) => out.copy_from_slice(&pages[page][from]),
+        }
+    }
+
+    /// Page and first element of a token.
+    fn token(&self, pages: &[u32], position: usize) -> (usize, usize) {
+        (pages[position / PAGE_TOKENS] as usize, position % PAGE_TOKENS * self.shape.head_dim)
+    }
+
+    /// Page and first element of an entry, which its key for the index follows.
+    fn entry(&self, pages: &[u32], entry: usize) -> (usize, usize) {
+        let (page, place) = self.shape.place(entry);
+        (pages[page] as usize, PAGE_TOKENS * self.shape.head_dim + place * self.shape.entry_width())
+    }
+
+    /// Appends the batch's tokens and entries, then attends: `out` is (rows, heads · head_dim).
+    pub(crate) fn attend(
+        &mut self,
+        context: &CpuContext,
+        rows: CompressedRows<'_>,
+        spans: &[Span<'_>],
+        out: &mut [f32],
+    ) {
+        let (shape, dim) = (self.shape, self.shape.head_dim);
+        let mut queries = vec![];
+        for span in spans {
+            for (i, row) in span.rows.clone().enumerate() {
+                let position = span.start + i;
+                let (page, at) = self.token(span.pages, position);
+                self.store(page, at, &rows.kv[row * dim..(row + 1) * dim]);
+                if (position + 1).is_multiple_of(shape.stride) {
+                    let (page, at) = self.entry(span.pages, shape.entries(position) - 1);
+                    self.store(page, at, &rows.entries[row * dim..(row + 1) * dim]);
+                    if let (Some(index), Some([_, k, _])) = (shape.index, rows.index) {
+                        let k = &k[row * index.head_dim..(row + 1) * index.head_dim];
+                        self.store(page, at + dim, k);
+                    }
+                }
+                queries.push(Query { row, position, pages: span.pages });
+            }
+        }
+        let chosen = self.choose(context, &rows, &queries);
+        let head_blocks = shape.heads.div_ceil(HEAD_BLOCK);
+        let out = SharedMut::new(out);
+        context.pool.run(queries.len() * head_blocks, &|task| {
+            let (query, block) = (queries[task / head_blocks], task % head_blocks);
+            let heads = block * HEAD_BLOCK..((block + 1) * HEAD_BLOCK).min(shape.heads);
+            let at = query.row * shape.heads * dim;
+            // SAFETY: a task writes only its row's heads.
+            let out = unsafe { out.part(at + heads.start * dim..at + heads.end * dim) };
+            let entries = chosen[task / head_blocks].as_deref();
+            self.mix(context, &rows, query, entries, heads.start, out);
+        });
+    }
+
+    /// The entries of each query, ascending; `None` where all that end before it are.
+    fn choose(
+        &self,
+        context: &CpuContext,
+        rows: &CompressedRows<'_>,
+        queries: &[Query<'_>],
+    ) -> Vec<Option<Vec<u32>>> {
+        let (Some(index), Some([q, _, weights])) = (self.shape.index, rows.index) else {
+            return vec![None; queries.len()];
+        };
+        let mut chosen = vec![None; queries.len()];
+        // Scores of the queries that have a choice, one after the other.
+        let entries = |query: &Query<'_>| self.shape.entries(query.position);
+        let choosing: Vec<usize> =
+            (0..queries.len()).filter(|i| entries(&queries[*i]) > index.top_k).collect();
+        let mut start = 0;
+        let mut parts = vec![];
+        for i in &choosing {
+            let count = entries(&queries[*i]);
+            parts.extend((0..count).step_by(ENTRY_BLOCK).map(|first| (*i, first, start)));
+            start += count;
+        }
+        let mut scores = vec![0.0f32; start];
+        let shared = SharedMut::new(&mut scores);
+        let factor = ((index.head_dim * index.heads) as f32).sqrt().recip();
+        context.pool.run(parts.len(), &|task| {
+            let (i, first, start) = parts[task];
+            let query = queries[i];
+            let last = (first + ENTRY_BLOCK).min(entries(&query));
+            // SAFETY: a task's entries of its query are its own.
+            let scores = unsafe { shared.part(start + first..start + last) };
+            let width = index.heads * index.head_dim;
+            let q = &q[query.row * width..(query.row + 1) * width];
+            let weights = &weights[query.row * index.heads..(query.row + 1) * index.heads];
+            let mut key = vec![0.0; index.head_dim];
+            for (score, entry) in scores.iter_mut().zip(first..last) {
+                let (page, at) = self.entry(query.pages, entry);
+                self.load(page, at + self.shape.head_dim, &mut key);
+                for (q, weight) in q.chunks_exact(index.head_dim).zip(weights) {
+                    let product = vector::dot_f32(context.simd, q, &key);
+                    // `max` would drop a NaN.
+                    let product = if product < 0.0 { 0.0 } else { product };
+                    *score += weight * product;
+                }
+                *score *= factor;
+            }
+        });
+        let mut rest = &scores[..];
+        for i in choosing {
+            let (own, after) = rest.split_at(entries(&queries[i]));
+            let mut order: Vec<u32> = (0..own.len() as u32).collect();
+            let better = |a: &u32, b: &u32| own[*b as usize].total_cmp(&own[*a as usize]).then(a.cmp(b));
+            order.select_nth_unstable_by(index.top_k - 1, better);
+            order.truncate(index.top_k);
+            order.sort_unstable();
+            chosen[i] = Some(order);
+            rest = after;
+        }
+        chosen
+    }
+
+    /// Heads from `first_head` on of one row, as many as `out` has.
+    fn mix(
+        &self,
+        context: &CpuContext,
+        rows: &CompressedRows<'_>,
+        query: Query<'_>,
+        entries: Option<&[u32]>,
+        first_head: usize,
+        out: &mut [f32],
+    ) {
+        let (shape, dim, simd) = (&self.shape, self.shape.head_dim, context.simd);
+        let first = (query.position + 1).saturating_sub(shape.window);
+        let tokens = query.position + 1 - first;
+        let count = tokens + entries.map_or_else(|| shape.entries(query.position), <[u32]>::len);
+        let heads = out.len() / dim;
+        let q = &rows.q[(query.row * shape.heads + first_head) * dim..][..heads * dim];
+        let mut keys = vec![0.0; KEY_BLOCK.min(count) * dim];
+        // Keys `from` to `to` of those that the row sees.
+        let load = |from: usize, to: usize, keys: &mut [f32]| {
+            for (key, i) in keys.chunks_exact_mut(dim).zip(from..to) {
+                let (page, at) = match i.checked_sub(tokens) {
+                    None => self.token(query.pages, first + i),
+                    Some(i) => self.entry(query.pages, entries.map_or(i, |chosen| chosen[i] as usize)),
+                };
+                self.load(page, at, key);
+            }
+        };
+        let mut states: Vec<(f32, f32)> =
+            rows.sinks[first_head..first_head + heads].iter().map(|sink| (*sink, 1.0)).collect();
+        let mut scores = [0.0f32; KEY_BLOCK];
+        out.fill(0.0);
+        for from in (0..count).step_by(KEY_BLOCK) {
+            let to = (from + KEY_BLOCK).min(count);
+            load(from, to, &mut keys);
+            let scores = &mut scores[..to - from];
+            for ((q, out), (max, total)) in
+                q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).zip(&mut states)
+            {
+                for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
+                    *score = vector::dot_f32(simd, q, key) * shape.scale;
+                }
+                let new_max = max.max(vector::max(simd, scores));
+                if new_max > *max {
+                    let shrink = (*max - new_max).exp();
+                    vector::scale(simd, shrink, out);
+                    (*max, *total) = (new_max, *total * shrink);
+                }
+                *total += vector::exp_sum(simd, new_max, scores);
+                for (p, key) in scores.iter().zip(keys.chunks_exact(dim)) {
+                    vector::axpy_f32(simd, *p, key, out);
+                }
+            }
+        }
+        for (out, (_, total)) in out.chunks_exact_mut(dim).zip(states) {
+            out.iter_mut().for_each(|o| *o /= total);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Hyper-connections, a row at a time: see [`crate::graph::HyperConnection`].
+
+use super::simd::Simd;
+use super::vector;
+use crate::graph::HyperConnection;
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Weights of one row from its streams x and the logits `mix`.
+pub(crate) fn weights(
+    simd: Simd,
+    shape: &HyperConnection,
+    [x, mix]: [&[f32]; 2],
+    [base, factors]: [&[f32]; 2],
+    out: &mut [f32],
+) {
+    let n = shape.streams;
+    let mean = vector::sum_of_squares(simd, x) / x.len() as f32;
+    let norm = 1.0 / (mean + shape.norm_eps).sqrt();
+    for (i, ((out, mix), base)) in out.iter_mut().zip(mix).zip(base).enumerate() {
+        let kind = (i / n).min(2);
+        *out = mix * norm * factors[kind] + base;
+        match kind {
+            0 => *out = sigmoid(*out) + shape.floor,
+            1 => *out = 2.0 * sigmoid(*out),
+            _ => {}
+        }
+    }
+    if !shape.collapse_only {
+        balance(&mut out[2 * n..], shape);
+    }
+}
+
+/// Mixing weights (from, into) from their logits.
+fn balance(mixing: &mut [f32], shape: &HyperConnection) {
+    let (n, floor) = (shape.streams, shape.floor);
+    for row in mixing.chunks_exact_mut(n) {
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        row.iter_mut().for_each(|w| *w = (*w - max).exp());
+        let sum: f32 = row.iter().sum();
+        row.iter_mut().for_each(|w| *w = *w / sum + floor);
+    }
+    let columns = |mixing: &mut [f32]| {
+        for into in 0..n {
+            let sum: f32 = mixing[into..].iter().step_by(n).sum();
+            mixing[into..].iter_mut().step_by(n).for_each(|w| *w /= sum + floor);
+        }
+    };
+    columns(mixing);
+    for _ in 1..shape.iterations {
+        for row in mixing.chunks_exact_mut(n) {
+            let sum: f32 = row.iter().sum();
+            row.iter_mut().for_each(|w| *w /= sum + floor);
+        }
+        columns(mixing);
+    }
+}
+
+/// Σ weight · stream of one row.
+pub(crate) fn collapse(simd: Simd, x: &[f32], weights: &[f32], out: &mut [f32]) {
+    out.fill(0.0);
+    for (stream, weight) in x.chunks_exact(out.len()).zip(weights) {
+        vector::axpy_f32(simd, *weight, stream, out);
+    }
+}
+
+/// The streams of one row after a block.
+pub(crate) fn expand(simd: Simd, streams: usize, [x, block, weights]: [&[f32]; 3], out: &mut [f32]) {
+    let (adding, mixing) = weights[streams..].split_at(streams);
+    for (into, (out, add)) in out.chunks_exact_mut(block.len()).zip(adding).enumerate() {
+        out.fill(0.0);
+        for (stream, weights) in x.chunks_exact(block.len()).zip(mixing.chunks_exact(streams)) {
+            vector::axpy_f32(simd, weights[into], stream, out);
+        }
+        vector::axpy_f32(simd, *add, block, out);
+    }
+}

@@ -1,0 +1,362 @@
+//! [`Isa`] with NEON and its integer dot products: eight lanes in two registers.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::{Isa, Kernel};
+
+/// Proof of NEON and the dot product instructions.
+#[derive(Clone, Copy)]
+pub(super) struct Neon(());
+
+/// Runs `kernel`.
+#[inline(never)]
+#[target_feature(enable = "neon,dotprod")]
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon(()))
+}
+
+/// An expression of intrinsics in a method of [`Neon`].
+macro_rules! proven {
+    ($expression:expr) => {
+        // SAFETY: a value of `Neon` only exists inside `run`, whose caller detected the features; pointers
+        // are valid by the contract of the method.
+        unsafe { $expression }
+    };
+}
+
+/// acc + the products of four signed bytes in each lane.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn signed_dot(mut acc: uint32x4_t, w: uint32x4_t, x: uint32x4_t) -> uint32x4_t {
+    // SAFETY: the instruction reads and writes these registers only; the function's features include it.
+    unsafe {
+        asm!("sdot {acc:v}.4s, {w:v}.16b, {x:v}.16b", acc = inout(vreg) acc, w = in(vreg) w, x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    acc
+}
+
+/// Transposes 4 × 4 words.
+#[inline]
+#[target_feature(enable = "neon")]
+fn transpose(v: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
+    let even = |a, b| vreinterpretq_u64_u32(vtrn1q_u32(a, b));
+    let odd = |a, b| vreinterpretq_u64_u32(vtrn2q_u32(a, b));
+    let (a, b, c, d) = (even(v[0], v[1]), odd(v[0], v[1]), even(v[2], v[3]), odd(v[2], v[3]));
+    [vtrn1q_u64(a, c), vtrn1q_u64(b, d), vtrn2q_u64(a, c), vtrn2q_u64(b, d)].map(|v| vreinterpretq_u32_u64(v))
+}
+
+/// Bytes that are 16 where bits `from`.. of `bits` are set.
+#[inline]
+#[target_feature(enable = "neon")]
+fn sixteen_where(bits: u32, from: u8) -> uint32x4_t {
+    // Byte i gets byte i / 8 of the bits, of which it keeps bit i % 8.
+    let index = vcombine_u8(vdup_n_u8(from / 8), vdup_n_u8(from / 8 + 1));
+    let bytes = vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(bits)), index);
+    let bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
+    vreinterpretq_u32_u8(vandq_u8(vtstq_u8(bytes, bit), vdupq_n_u8(16)))
+}
+
+impl Isa for Neon {
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        proven!(run(kernel))
+    }
+
+    const LANES: usize = 8;
+    const TOKENS: usize = 4;
+    const WIDE_OFFSET: u8 = 128;
+
+    type U = [uint32x4_t; 2];
+    type F = [float32x4_t; 2];
+
+    #[inline(always)]
+    fn splat_u(self, v: u32) -> Self::U {
+        proven!([vdupq_n_u32(v); 2])
+    }
+
+    #[inline(always)]
+    unsafe fn load_u(self, p: *const u32) -> Self::U {
+        proven!([vld1q_u32(p), vld1q_u32(p.add(4))])
+    }
+
+    #[inline(always)]
+    unsafe fn load_u16(self, p: *const u16) -> Self::U {
+        proven!({
+            let halves = vld1q_u16(p);
+            [vmovl_u16(vget_low_u16(halves)), vmovl_high_u16(halves)]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_u(self, p: *mut u32, v: Self::U) {
+        proven!({
+            vst1q_u32(p, v[0]);
+            vst1q_u32(p.add(4), v[1]);
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut i8, v: Self::U) {
+        proven!({
+            let halves = vcombine_u16(vmovn_u32(v[0]), vmovn_u32(v[1]));
+            vst1_u8(p.cast(), vmovn_u16(halves));
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_transposed(self, p: *const u8, stride: usize) -> [Self::U; 4] {
+        proven!({
+            let row = |r: usize| vreinterpretq_u32_u8(vld1q_u8(p.add(r * stride)));
+            let low = transpose([row(0), row(1), row(2), row(3)]);
+            let high = transpose([row(4), row(5), row(6), row(7)]);
+            [[low[0], high[0]], [low[1], high[1]], [low[2], high[2]], [low[3], high[3]]]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_parts(self, low: *const u8, _: *const u8) -> Self::U {
+        proven!([vreinterpretq_u32_u8(vld1q_u8(low)), vreinterpretq_u32_u8(vld1q_u8(low.add(16)))])
+    }
+
+    #[inline(always)]
+    unsafe fn load_low_high_nibbles(self, low: *const u8, _: *const u8) -> Self::U {
+        proven!({
+            let bytes = vld1q_u8(low);
+            [
+                vreinterpretq_u32_u8(vandq_u8(bytes, vdupq_n_u8(15))),
+                vreinterpretq_u32_u8(vshrq_n_u8::<4>(bytes)),
+            ]
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, p: *const u8) -> Self::U {
+        proven!({
+            let bytes = vld1q_u8(p);
+            let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
+            [vreinterpretq_u32_u8(vzip1q_u8(low, high)), vreinterpretq_u32_u8(vzip2q_u8(low, high))]
+        })
+    }
+
+    #[inline(always)]
+    fn sixteen_where(self, low: u32, _: u32) -> Self::U {
+        proven!([sixteen_where(low, 0), sixteen_where(low, 16)])
+    }
+
+    #[inline(always)]
+    fn shl_all(self, a: Self::U, n: u32) -> Self::U {
+        proven!({
+            let n = vdupq_n_s32(n as i32);
+            [vshlq_u32(a[0], n), vshlq_u32(a[1], n)]
+        })
+    }
+
+    #[inline(always)]
+    fn shr_parts(self, a: Self::U, low: u32, _: u32) -> Self::U {
+        proven!({
+            let n = vdupq_n_s32(-(low as i32));
+            [vshlq_u32(a[0], n), vshlq_u32(a[1], n)]
+        })
+    }
+
+    #[inline(always)]
+    fn gather_quarters(self, sums: [Self::U; 4]) -> [Self::U; 4] {
+        let [low, high] = [[sums[0][0], sums[1][0]], [sums[0][1], sums[1][1]]];
+        [low, high, low, high]
+    }
+
+    #[inline(always)]
+    fn gather_halves(self, sums: [Self::U; 4]) -> [Self::U; 2] {
+        let [low, high, ..] = self.gather_quarters(sums);
+        let sum = self.add_u(low, high);
+        [sum, sum]
+    }
+
+    #[inline(always)]
+    fn sum_rows(self, [a, b, c, d]: [Self::U; 4]) -> Self::U {
+        self.sum_pairs(self.sum_pairs(a, b), self.sum_pairs(c, d))
+    }
+
+    #[inline(always)]
+    fn sum_pairs(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!([vpaddq_u32(a[0], b[0]), vpaddq_u32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn and(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!([vandq_u32(a[0], b[0]), vandq_u32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!([vorrq_u32(a[0], b[0]), vorrq_u32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn xor(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!([veorq_u32(a[0], b[0]), veorq_u32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn shl<const N: u32>(self, a: Self::U) -> Self::U {
+        self.shl_all(a, N)
+    }
+
+    #[inline(always)]
+    fn shr<const N: u32>(self, a: Self::U) -> Self::U {
+        self.shr_parts(a, N, N)
+    }
+
+    #[inline(always)]
+    fn sar<const N: u32>(self, a: Self::U) -> Self::U {
+        proven!({
+            let n = vdupq_n_s32(-(N as i32));
+            a.map(|a| vreinterpretq_u32_s32(vshlq_s32(vreinterpretq_s32_u32(a), n)))
+        })
+    }
+
+    #[inline(always)]
+    fn add_u(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!([vaddq_u32(a[0], b[0]), vaddq_u32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn sub_u(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!([vsubq_u32(a[0], b[0]), vsubq_u32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn max_i(self, a: Self::U, b: Self::U) -> Self::U {
+        let greater = |a, b| proven!(vmaxq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)));
+        proven!([vreinterpretq_u32_s32(greater(a[0], b[0])), vreinterpretq_u32_s32(greater(a[1], b[1]))])
+    }
+
+    #[inline(always)]
+    fn reduce_add_u(self, a: Self::U) -> u32 {
+        proven!(vaddvq_u32(vaddq_u32(a[0], a[1])))
+    }
+
+    #[inline(always)]
+    fn reduce_max_i(self, a: Self::U) -> i32 {
+        proven!(vmaxvq_s32(vmaxq_s32(vreinterpretq_s32_u32(a[0]), vreinterpretq_s32_u32(a[1]))))
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: Self::U, w: Self::U, x: Self::U) -> Self::U {
+        proven!([signed_dot(acc[0], w[0], x[0]), signed_dot(acc[1], w[1], x[1])])
+    }
+
+    /// Weights are stored as signed bytes.
+    #[inline(always)]
+    fn dot_wide(self, acc: Self::U, w: Self::U, x: Self::U) -> Self::U {
+        self.dot(acc, w, x)
+    }
+
+    #[inline(always)]
+    fn to_f32(self, a: Self::U) -> Self::F {
+        proven!([vcvtq_f32_s32(vreinterpretq_s32_u32(a[0])), vcvtq_f32_s32(vreinterpretq_s32_u32(a[1]))])
+    }
+
+    #[inline(always)]
+    fn round(self, a: Self::F) -> Self::U {
+        proven!([vreinterpretq_u32_s32(vcvtnq_s32_f32(a[0])), vreinterpretq_u32_s32(vcvtnq_s32_f32(a[1]))])
+    }
+
+    #[inline(always)]
+    fn bits(self, a: Self::F) -> Self::U {
+        proven!([vreinterpretq_u32_f32(a[0]), vreinterpretq_u32_f32(a[1])])
+    }
+
+    #[inline(always)]
+    fn of_bits(self, a: Self::U) -> Self::F {
+        proven!([vreinterpretq_f32_u32(a[0]), vreinterpretq_f32_u32(a[1])])
+    }
+
+    #[inline(always)]
+    fn f16_to_f32(self, a: Self::U) -> Self::F {
+        proven!([
+            vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a[0]))),
+            vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(a[1]))),
+        ])
+    }
+
+    #[inline(always)]
+    fn splat(self, v: f32) -> Self::F {
+        proven!([vdupq_n_f32(v); 2])
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::F {
+        proven!([vld1q_f32(p), vld1q_f32(p.add(4))])
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> Self::F {
+        proven!([
+            vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))),
+            vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p.add(4)))),
+        ])
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::F) {
+        proven!({
+            vst1q_f32(p, v[0]);
+            vst1q_f32(p.add(4), v[1]);
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F) {
+        proven!({
+            vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v[0])));
+            vst1_u16(p.add(4), vreinterpret_u16_f16(vcvt_f16_f32(v[1])));
+        })
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!([vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!([vsubq_f32(a[0], b[0]), vsubq_f32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!([vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!([vdivq_f32(a[0], b[0]), vdivq_f32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        proven!([vfmaq_f32(c[0], a[0], b[0]), vfmaq_f32(c[1], a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!([vbslq_f32(vcgtq_f32(a[0], b[0]), a[0], b[0]), vbslq_f32(vcgtq_f32(a[1], b[1]), a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F, b: Self::F) -> Self::F {
+        proven!([vbslq_f32(vcltq_f32(a[0], b[0]), a[0], b[0]), vbslq_f32(vcltq_f32(a[1], b[1]), a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn reduce_add(self, a: Self::F) -> f32 {
+        proven!({
+            let quads = vaddq_f32(a[0], a[1]);
+            let pairs = vadd_f32(vget_low_f32(quads), vget_high_f32(quads));
+            vget_lane_f32::<0>(pairs) + vget_lane_f32::<1>(pairs)
+        })
+    }
+}

@@ -1,0 +1,87 @@
+//! Pooling of tokens by windows: see [`crate::graph::WindowPool`].
+//!
+//! An entry is made from the same inputs in the same order wherever they come from (batch or state), so it does not
+//! depend on how a sequence is cut into batches.
+
+use super::linear::CpuContext;
+use super::shared::SharedMut;
+use super::slots::{Slots, SpanState};
+use crate::backend::Span;
+use crate::graph::WindowPool;
+
+/// kv and gate (rows, channels) → out (rows, width); `bias` is (window, channels).
+pub(crate) fn window_pool(
+    context: &CpuContext,
+    shape: &WindowPool,
+    [kv, gate, bias]: [&[f32]; 3],
+    slots: &mut Slots,
+    spans: &[Span<'_>],
+    out: &mut [f32],
+) {
+    let (channels, held, width) = (shape.channels(), shape.held(), shape.width);
+    let out = SharedMut::new(out);
+    for span in spans {
+        let SpanState { old, new, fresh } = slots.of(span);
+        let past = match fresh {
+            true => vec![0.0; new.len()],
+            false => old.unwrap_or(new).to_vec(),
+        };
+        let first = span.rows.start;
+        let at = |row: usize| row * channels..(row + 1) * channels;
+        // kv and gate of token `index`, counted from the first one that the state held.
+        let input = |index: usize| match index.checked_sub(held) {
+            Some(row) => (&kv[at(first + row)], &gate[at(first + row)]),
+            None => past[2 * index * channels..2 * (index + 1) * channels].split_at(channels),
+        };
+        context.for_rows(span.rows.len(), width, &|i| {
+            let row = first + i;
+            // SAFETY: each row is one task's.
+            let out = unsafe { out.part(row * width..(row + 1) * width) };
+            out.fill(0.0);
+            if shape.ends(span.start + i) {
+                // There is no window before the first one.
+                let skipped = if shape.overlap && span.start + i < shape.window { shape.window } else { 0 };
+                pool(shape, bias, (skipped..=held).map(|slot| (slot, input(i + slot))), out);
+            }
+        });
+        for row in 0..held {
+            let (kv, gate) = input(span.rows.len() + row);
+            let new = &mut new[2 * row * channels..2 * (row + 1) * channels];
+            new[..channels].copy_from_slice(kv);
+            new[channels..].copy_from_slice(gate);
+        }
+    }
+}
+
+/// One entry, from the (kv, gate) of its tokens by their slot among those that an entry can have.
+fn pool<'a>(
+    shape: &WindowPool,
+    bias: &[f32],
+    tokens: impl Iterator<Item = (usize, (&'a [f32], &'a [f32]))> + Clone,
+    out: &mut [f32],
+) {
+    let (width, channels) = (shape.width, shape.channels());
+    // Of every token: its channels for this entry.
+    let parts = tokens.map(|(slot, (kv, gate))| {
+        let first = if shape.overlap && slot >= shape.window { width } else { 0 };
+        let bias = &bias[slot % shape.window * channels + first..][..width];
+        (&kv[first..first + width], &gate[first..first + width], bias)
+    });
+    let mut max = vec![f32::NEG_INFINITY; width];
+    for (_, gate, bias) in parts.clone() {
+        for ((max, gate), bias) in max.iter_mut().zip(gate).zip(bias) {
+            // `max` would drop a NaN.
+            let logit = gate + bias;
+            *max = if logit > *max || logit.is_nan() { logit } else { *max };
+        }
+    }
+    let mut sum = vec![0.0f32; width];
+    for (kv, gate, bias) in parts {
+        let weights = gate.iter().zip(bias).zip(&max).map(|((gate, bias), max)| (gate + bias - max).exp());
+        for (((weight, kv), sum), out) in weights.zip(kv).zip(&mut sum).zip(&mut *out) {
+            *sum += weight;
+            *out += weight * kv;
+        }
+    }
+    out.iter_mut().zip(&sum).for_each(|(out, sum)| *out /= sum);
+}

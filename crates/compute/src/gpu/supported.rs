@@ -1,0 +1,35 @@
+//! What GPUs have kernels for. Other graphs are refused before anything is made ready.
+
+use crate::graph::{Activation, Graph, Op, Score};
+use crate::{Error, Result};
+
+/// The first operation of `graph` that there is no kernel of.
+pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
+    let of = |op: &Op| match op {
+        Op::UnitNorm { .. } => Some("norms without a weight"),
+        Op::PlacedRope { .. } => Some("rotations of the last channels of a head"),
+        Op::GroupedLinear { .. } => Some("grouped linear layers"),
+        Op::LimitedSwiGlu { .. } => Some("limited SwiGLU"),
+        Op::Repeat { .. } | Op::HyperWeights { .. } | Op::HyperCollapse { .. } | Op::HyperExpand { .. } => {
+            Some("hyper-connections")
+        }
+        Op::WindowPool { .. } | Op::CompressedAttention { .. } => Some("compressed attention"),
+        Op::RouteByToken { .. } => Some("routing by token"),
+        Op::Route { route, .. } if route.score == Score::SqrtSoftplus => Some("routing by √softplus"),
+        Op::MoeExperts { mlp, .. } if matches!(mlp.activation, Activation::LimitedSwiGlu { .. }) => {
+            Some("experts with a limited SwiGLU")
+        }
+        _ => None,
+    };
+    graph.nodes().iter().find_map(|node| of(&node.op))
+}
+
+/// Refuses a graph with operations that there are no kernels of.
+pub(crate) fn check(graph: &Graph) -> Result<()> {
+    match unsupported(graph) {
+        Some(what) => {
+            Err(Error::Device { reason: format!("there are no GPU kernels of {what}: use the CPU") })
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,209 @@
+//! Attention over a window of recent tokens and over one entry for each window of older ones (DeepSeek-V4, 2026).
+//!
+//! Tokens are pooled into entries by [`GraphBuilder::window_pool`], whose result is a row for the last token of each
+//! window; what follows (a norm, a rotation) is computed for all rows, and
+//! [`GraphBuilder::compressed_attention`] keeps those that matter.
+
+use super::builder::check;
+use super::{CompressedCacheId, GraphBuilder, Op, StateId, Value, WeightId};
+use crate::backend::PAGE_TOKENS;
+use crate::{Error, Result};
+
+/// Where and how channels of a head are rotated, other than from the first on by the token's position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// Channels of a head before the rotated ones.
+    pub first: usize,
+    /// By the negative angle.
+    pub inverse: bool,
+    /// Positions count from the start of the window of so many tokens that they are in.
+    pub stride: usize,
+}
+
+impl Placement {
+    /// The position whose angles a token gets.
+    pub fn position(&self, position: usize) -> usize {
+        position - position % self.stride.max(1)
+    }
+}
+
+/// Pooling of tokens by windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowPool {
+    /// Tokens of a window.
+    pub window: usize,
+    /// Whether the window before takes part with channels of its own: tokens have `width` channels for the window
+    /// after theirs, then `width` for their own.
+    pub overlap: bool,
+    /// Channels of an entry.
+    pub width: usize,
+}
+
+impl WindowPool {
+    /// Channels of a token.
+    pub fn channels(&self) -> usize {
+        if self.overlap { 2 * self.width } else { self.width }
+    }
+
+    /// Tokens before the last one that an entry depends on.
+    pub fn held(&self) -> usize {
+        if self.overlap { 2 * self.window - 1 } else { self.window - 1 }
+    }
+
+    /// Whether the token at `position` ends a window.
+    pub fn ends(&self, position: usize) -> bool {
+        (position + 1).is_multiple_of(self.window)
+    }
+}
+
+/// Choice of entries by the index of a lightning indexer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryIndex {
+    /// Query heads.
+    pub heads: usize,
+    /// Channels of a head and of an entry's key.
+    pub head_dim: usize,
+    /// Entries that a query sees, at most.
+    pub top_k: usize,
+}
+
+/// Shape of a compressed attention: one key that is the value too for all query heads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CompressedAttention {
+    /// Query heads.
+    pub heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Factor on q·k before softmax.
+    pub scale: f32,
+    /// A token is visible iff query position − its position < window.
+    pub window: usize,
+    /// Tokens that an entry stands for; an entry is visible from the last one on.
+    pub stride: usize,
+    /// Which entries are seen, of more than that; all when absent.
+    pub index: Option<EntryIndex>,
+}
+
+impl CompressedAttention {
+    /// Entries that end in one page, at most.
+    pub fn page_entries(&self) -> usize {
+        PAGE_TOKENS.div_ceil(self.stride)
+    }
+
+    /// Channels that are kept of an entry: itself, then its key for the index.
+    pub fn entry_width(&self) -> usize {
+        self.head_dim + self.index.map_or(0, |index| index.head_dim)
+    }
+
+    /// Elements of a page: its tokens, then its entries.
+    pub fn page_elements(&self) -> usize {
+        PAGE_TOKENS * self.head_dim + self.page_entries() * self.entry_width()
+    }
+
+    /// Entries that the query at `position` may see: those before this one.
+    pub fn entries(&self, position: usize) -> usize {
+        (position + 1) / self.stride
+    }
+
+    /// The page of a sequence that has `entry`, and its place among the page's entries.
+    pub fn place(&self, entry: usize) -> (usize, usize) {
+        let page = ((entry + 1) * self.stride - 1) / PAGE_TOKENS;
+        (page, entry - page * PAGE_TOKENS / self.stride)
+    }
+}
+
+/// What the index compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexInputs {
+    /// (tokens, heads · head_dim), rotated.
+    pub q: Value,
+    /// (tokens, head_dim): keys of entries, in the rows of the tokens that end them.
+    pub k: Value,
+    /// (tokens, heads): weights of heads.
+    pub weights: Value,
+}
+
+/// What a compressed attention reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CompressedInputs {
+    /// (tokens, heads · head_dim), rotated.
+    pub q: Value,
+    /// (tokens, head_dim): key and value of each token, rotated.
+    pub kv: Value,
+    /// (tokens, head_dim): entries, in the rows of the tokens that end them.
+    pub entries: Value,
+    /// For the choice of entries.
+    pub index: Option<IndexInputs>,
+    /// (heads), f32: a logit of each head that joins its softmax and whose probability is dropped.
+    pub sinks: WeightId,
+}
+
+impl GraphBuilder {
+    /// As [`GraphBuilder::rope`], at other channels or by other angles.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a head is too narrow.
+    pub fn placed_rope(&mut self, x: Value, heads: usize, rope: usize, place: Placement) -> Result<Value> {
+        let op = "placed_rope";
+        check(op, "width left over by heads", 0, x.width % heads.max(1))?;
+        let (head_dim, end) = (x.width / heads.max(1), place.first + 2 * self.ropes[rope].inv_freq.len());
+        if end > head_dim {
+            return Err(Error::Shape { op, what: "rotary width", expected: head_dim, got: end });
+        }
+        Ok(self.push(Op::PlacedRope { x, heads, rope, place }, x.width))
+    }
+
+    /// For the last token of each window Σ p ⊙ kv over its tokens (with an overlap, also those of the window before),
+    /// where p is the softmax over them of gate + bias in each channel; zeros for other tokens. `bias` holds
+    /// (window, channels) values.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths do not fit.
+    pub fn window_pool(
+        &mut self,
+        kv: Value,
+        gate: Value,
+        bias: WeightId,
+        shape: WindowPool,
+    ) -> Result<Value> {
+        let op = "window_pool";
+        if shape.window == 0 {
+            return Err(Error::Shape { op, what: "window", expected: 1, got: 0 });
+        }
+        let channels = shape.channels();
+        check(op, "width of kv", channels, kv.width)?;
+        check(op, "width of the gate", channels, gate.width)?;
+        self.vector(op, "elements of the bias", bias, shape.window.saturating_mul(channels))?;
+        let state: StateId = self.state(shape.held().checked_mul(2 * channels), op)?;
+        Ok(self.push(Op::WindowPool { kv, gate, bias, shape, state }, shape.width))
+    }
+
+    /// Appends tokens and entries to a new cache, then attends over both: (tokens, heads · head_dim). Of entries, those
+    /// with the largest Σ over heads of weight · relu(q·k), if there is an index (ties: the earlier one).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths do not fit.
+    pub fn compressed_attention(
+        &mut self,
+        inputs: CompressedInputs,
+        shape: CompressedAttention,
+    ) -> Result<Value> {
+        let op = "compressed_attention";
+        if shape.window == 0 || shape.stride == 0 {
+            return Err(Error::Shape { op, what: "window and stride", expected: 1, got: 0 });
+        }
+        check(op, "width of q", shape.heads * shape.head_dim, inputs.q.width)?;
+        check(op, "width of kv", shape.head_dim, inputs.kv.width)?;
+        check(op, "width of entries", shape.head_dim, inputs.entries.width)?;
+        check(op, "inputs of the index", shape.index.iter().len(), inputs.index.iter().len())?;
+        if let (Some(index), Some(inputs)) = (shape.index, inputs.index) {
+            check(op, "width of the index's q", index.heads * index.head_dim, inputs.q.width)?;
+            check(op, "width of the index's k", index.head_dim, inputs.k.width)?;
+            check(op, "weights of the index", index.heads, inputs.weights.width)?;
+        }
+        self.vector(op, "sinks", inputs.sinks, shape.heads)?;
+        self.compressed_caches.push(shape);
+        let cache = CompressedCacheId(self.compressed_caches.len() - 1);
+        Ok(self.push(Op::CompressedAttention { inputs, cache }, inputs.q.width))
+    }
+}

@@ -1,0 +1,93 @@
+//! Hyper-connections: a residual stream of several parallel ones. Before a block they are collapsed into one row, after
+//! it they are mixed among themselves and the block's result is added to each.
+//!
+//! Source: Zhu et al., *Hyper-Connections*, 2024; with doubly stochastic mixing, Xie et al., *mHC*, 2026, as transformers'
+//! `modeling_deepseek_v4.py` computes it.
+
+use super::builder::check;
+use super::{GraphBuilder, Op, Value, WeightId};
+use crate::{Error, Result};
+
+/// How many streams there are, and how their weights are made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HyperConnection {
+    /// Parallel residual streams, N.
+    pub streams: usize,
+    /// Added to the mean square of all streams of a row, by whose root logits are divided.
+    pub norm_eps: f32,
+    /// Added to weights of collapsing and mixing, and to the sums that mixing weights are divided by.
+    pub floor: f32,
+    /// Normalisations of columns (Sinkhorn & Knopp 1967), the first one included.
+    pub iterations: usize,
+    /// Only weights of collapsing: what the end of the model needs.
+    pub collapse_only: bool,
+}
+
+impl HyperConnection {
+    /// Weights of a row: N of collapsing, then N of adding and N · N of mixing, from stream to stream.
+    pub fn weights(&self) -> usize {
+        if self.collapse_only { self.streams } else { self.streams * (2 + self.streams) }
+    }
+
+    /// Kinds of weights, each of which has a factor.
+    pub fn kinds(&self) -> usize {
+        if self.collapse_only { 1 } else { 3 }
+    }
+}
+
+impl GraphBuilder {
+    /// `times` copies of a row side by side.
+    pub fn repeat(&mut self, x: Value, times: usize) -> Value {
+        let times = times.max(1);
+        self.push(Op::Repeat { x, times }, x.width * times)
+    }
+
+    /// The weights of a hyper-connection: (rows, [`HyperConnection::weights`]). `mix` are their logits, a linear function
+    /// of x (rows, streams · width), which are divided by the root mean square of x, multiplied by the factor of their
+    /// kind and added to `base`. With s of that:
+    ///
+    /// collapsing: sigmoid(s) + floor; adding: 2 · sigmoid(s); mixing: softmax(s) over the stream that is mixed into,
+    /// plus floor, divided by the sums over either side in turn, those over the stream that is mixed from first and last.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths do not fit; [`Error::Unsupported`] if `base` and `factors` are not f32.
+    pub fn hyper_weights(
+        &mut self,
+        x: Value,
+        mix: Value,
+        [base, factors]: [WeightId; 2],
+        shape: HyperConnection,
+    ) -> Result<Value> {
+        let op = "hyper_weights";
+        check(op, "width left over by streams", 0, x.width % shape.streams.max(1))?;
+        check(op, "logits", shape.weights(), mix.width)?;
+        self.vector(op, "length of the base", base, shape.weights())?;
+        self.vector(op, "factors", factors, shape.kinds())?;
+        Ok(self.push(Op::HyperWeights { x, mix, base, factors, shape }, shape.weights()))
+    }
+
+    /// Σ over streams of weight · stream: (rows, width).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if there are fewer weights than streams.
+    pub fn hyper_collapse(&mut self, x: Value, weights: Value, streams: usize) -> Result<Value> {
+        let op = "hyper_collapse";
+        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
+        if weights.width < streams {
+            return Err(Error::Shape { op, what: "weights", expected: streams, got: weights.width });
+        }
+        Ok(self.push(Op::HyperCollapse { x, weights, streams }, x.width / streams.max(1)))
+    }
+
+    /// The streams after a block: each is the block's result times its weight of adding, plus the mixture of all
+    /// streams of x.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths do not fit.
+    pub fn hyper_expand(&mut self, x: Value, block: Value, weights: Value, streams: usize) -> Result<Value> {
+        let op = "hyper_expand";
+        check(op, "width of the streams", block.width * streams, x.width)?;
+        check(op, "weights", streams * (2 + streams), weights.width)?;
+        Ok(self.push(Op::HyperExpand { x, block, weights, streams }, x.width))
+    }
+}

@@ -1,0 +1,116 @@
+//! The scalar meaning of attention over tokens and entries: see [`CompressedAttention`].
+
+use super::{Interpreter, Matrix, attend, dot, softmax};
+use crate::backend::{PAGE_TOKENS, Span};
+use crate::graph::{CompressedAttention, StateId, WindowPool};
+
+/// One entry from the tokens that it depends on, oldest first: (kv, gate) of each, `bias` (window, channels). Of the
+/// window before, there is nothing at the start of a sequence.
+pub fn window_pool(shape: &WindowPool, bias: &[f32], tokens: &[(&[f32], &[f32])]) -> Vec<f32> {
+    let (window, width, channels) = (shape.window, shape.width, shape.channels());
+    let skipped = shape.held() + 1 - tokens.len();
+    let channel = |c: usize| {
+        let of = |i: usize| if shape.overlap && i + skipped >= window { width + c } else { c };
+        let logit = |(i, (_, gate)): (usize, &(&[f32], &[f32]))| {
+            gate[of(i)] + bias[(i + skipped) % window * channels + of(i)]
+        };
+        let logits: Vec<f32> = tokens.iter().enumerate().map(logit).collect();
+        let weights = softmax(&logits);
+        tokens.iter().zip(weights).enumerate().map(|(i, (t, w))| w * f64::from(t.0[of(i)])).sum::<f64>()
+            as f32
+    };
+    (0..width).map(channel).collect()
+}
+
+/// What the index gives an entry with this key.
+pub fn index_score(q: &[f32], weights: &[f32], key: &[f32]) -> f32 {
+    let heads = q.chunks_exact(key.len()).zip(weights);
+    let sum: f64 = heads.map(|(q, w)| f64::from(*w) * f64::from(dot(q, key)).max(0.0)).sum();
+    (sum / (q.len() as f64).sqrt()) as f32
+}
+
+impl Interpreter {
+    pub(super) fn pool(
+        &mut self,
+        [kv, gate]: [&Matrix; 2],
+        bias: &[f32],
+        shape: &WindowPool,
+        state: StateId,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let (channels, held) = (shape.channels(), shape.held());
+        let mut out = vec![vec![0.0; shape.width]; kv.len()];
+        for span in spans {
+            let before = self.state(state, span);
+            let mut tokens: Vec<(&[f32], &[f32])> =
+                before.chunks_exact(2 * channels).map(|token| token.split_at(channels)).collect();
+            for (i, row) in span.rows.clone().enumerate() {
+                tokens.push((&kv[row], &gate[row]));
+                let position = span.start + i;
+                if shape.ends(position) {
+                    let seen = (held + 1).min(position + 1);
+                    out[row] = window_pool(shape, bias, &tokens[tokens.len() - seen..]);
+                }
+            }
+            let last = &tokens[tokens.len() - held..];
+            let after = last.iter().flat_map(|(kv, gate)| kv.iter().chain(*gate)).copied().collect();
+            self.states.insert((state.0, span.slots.write), after);
+        }
+        out
+    }
+
+    pub(super) fn compressed_attention(
+        &mut self,
+        cache: usize,
+        [q, kv, entries]: [&Matrix; 3],
+        index: Option<[&Matrix; 3]>,
+        sinks: &[f32],
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let shape: CompressedAttention = self.graph.compressed_caches[cache];
+        let dim = shape.head_dim;
+        let mut out = vec![vec![0.0; shape.heads * dim]; q.len()];
+        for span in spans {
+            for (i, row) in span.rows.clone().enumerate() {
+                let position = span.start + i;
+                let mut store = |page: usize, at: usize, values: &[f32]| {
+                    let page = self.compressed.entry((cache, span.pages[page]));
+                    let page = page.or_insert_with(|| vec![0.0; shape.page_elements()]);
+                    page[at..at + values.len()].copy_from_slice(values);
+                };
+                store(position / PAGE_TOKENS, position % PAGE_TOKENS * dim, &kv[row]);
+                if (position + 1).is_multiple_of(shape.stride) {
+                    let (page, place) = shape.place(shape.entries(position) - 1);
+                    let at = PAGE_TOKENS * dim + place * shape.entry_width();
+                    store(page, at, &entries[row]);
+                    if let Some([_, k, _]) = index {
+                        store(page, at + dim, &k[row]);
+                    }
+                }
+            }
+            let page = |page: usize| &self.compressed[&(cache, span.pages[page])];
+            let entry = |entry: usize| {
+                let (at_page, place) = shape.place(entry);
+                &page(at_page)[PAGE_TOKENS * dim + place * shape.entry_width()..][..shape.entry_width()]
+            };
+            for (i, row) in span.rows.clone().enumerate() {
+                let position = span.start + i;
+                let mut seen: Vec<usize> = (0..shape.entries(position)).collect();
+                if let (Some(how), Some([q, _, weights])) = (shape.index, index) {
+                    let score = |e: &usize| index_score(&q[row], &weights[row], &entry(*e)[dim..]);
+                    seen.sort_by(|a, b| score(b).total_cmp(&score(a)).then(a.cmp(b)));
+                    seen.truncate(how.top_k);
+                }
+                let first = (position + 1).saturating_sub(shape.window);
+                let token = |p: usize| &page(p / PAGE_TOKENS)[p % PAGE_TOKENS * dim..][..dim];
+                let tokens = (first..=position).map(token);
+                let keys: Vec<&[f32]> = tokens.chain(seen.iter().map(|e| &entry(*e)[..dim])).collect();
+                for (head, sink) in sinks.iter().enumerate() {
+                    let at = head * dim..(head + 1) * dim;
+                    attend(&q[row][at.clone()], &keys, &keys, shape.scale, Some(*sink), &mut out[row][at]);
+                }
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,66 @@
+//! The scalar meaning of hyper-connections: see [`HyperConnection`].
+
+use super::sigmoid;
+use crate::graph::HyperConnection;
+
+/// Weights of a row from its streams x and their logits.
+pub fn hyper_weights(
+    shape: &HyperConnection,
+    x: &[f32],
+    mix: &[f32],
+    base: &[f32],
+    factors: &[f32],
+) -> Vec<f32> {
+    let n = shape.streams;
+    let mean = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
+    let norm = 1.0 / (mean + f64::from(shape.norm_eps)).sqrt();
+    let logit = |i: usize| (f64::from(mix[i]) * norm * f64::from(factors[(i / n).min(2)])) as f32 + base[i];
+    let mut out: Vec<f32> = (0..n).map(|i| sigmoid(logit(i)) + shape.floor).collect();
+    if shape.collapse_only {
+        return out;
+    }
+    out.extend((n..2 * n).map(|i| 2.0 * sigmoid(logit(i))));
+    let floor = f64::from(shape.floor);
+    let row = |from: usize| {
+        let logits: Vec<f32> = (0..n).map(|into| logit((2 + from) * n + into)).collect();
+        super::softmax(&logits).iter().map(|w| w + floor).collect::<Vec<f64>>()
+    };
+    let mut mixing: Vec<Vec<f64>> = (0..n).map(row).collect();
+    for iteration in 0..shape.iterations.max(1) {
+        if iteration > 0 {
+            for row in &mut mixing {
+                let sum: f64 = row.iter().sum();
+                row.iter_mut().for_each(|w| *w /= sum + floor);
+            }
+        }
+        for into in 0..n {
+            let sum: f64 = mixing.iter().map(|row| row[into]).sum();
+            mixing.iter_mut().for_each(|row| row[into] /= sum + floor);
+        }
+    }
+    out.extend(mixing.iter().flatten().map(|w| *w as f32));
+    out
+}
+
+/// Σ over streams of weight · stream.
+pub fn hyper_collapse(x: &[f32], weights: &[f32], streams: usize) -> Vec<f32> {
+    let width = x.len() / streams;
+    let sum =
+        |c: usize| (0..streams).map(|s| f64::from(weights[s]) * f64::from(x[s * width + c])).sum::<f64>();
+    (0..width).map(|c| sum(c) as f32).collect()
+}
+
+/// The streams after a block.
+pub fn hyper_expand(x: &[f32], block: &[f32], weights: &[f32], streams: usize) -> Vec<f32> {
+    let width = block.len();
+    let weight = |i: usize| f64::from(weights[i]);
+    let element = |into: usize, c: usize| {
+        let mixed = |from: usize| weight((2 + from) * streams + into) * f64::from(x[from * width + c]);
+        let added = weight(streams + into) * f64::from(block[c]);
+        ((0..streams).map(mixed).sum::<f64>() + added) as f32
+    };
+    (0..streams)
+        .flat_map(|into| (0..width).map(move |c| (into, c)))
+        .map(|(into, c)| element(into, c))
+        .collect()
+}

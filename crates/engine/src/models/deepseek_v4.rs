@@ -1,0 +1,239 @@
+//! DeepSeek-V4. Residual streams joined by hyper-connections; one key that is the value too for all heads, over a window
+//! of recent tokens and, in most layers, over compressed entries of the older ones, of which an indexer chooses some;
+//! experts chosen by the token's id in the first layers, by √softplus of the router's logits in the others.
+//!
+//! Source: transformers `modeling_deepseek_v4.py`; published checkpoints have other names for modules, which transformers
+//! writes too.
+
+mod attention;
+
+use moeflux_compute::graph::{
+    Activation, ExpertMlp, HyperConnection, Precision, Route, Routing, Score, Value, WeightId,
+};
+
+use super::Family;
+use super::blocks;
+use super::config::Config;
+use super::recorder::{ExpertNames, Form, Recorder};
+use crate::Result;
+use attention::{Attention, Kind};
+
+/// Registry entry.
+pub(super) const FAMILY: Family =
+    Family { name: "DeepSeek-V4 (CPU only)", model_types: &["deepseek_v4"], gguf_architectures: &[], record };
+
+/// Names of modules in transformers and in published checkpoints.
+const NAMES: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("attn_hc.fn", "hc_attn_fn"),
+    ("attn_hc.base", "hc_attn_base"),
+    ("attn_hc.scale", "hc_attn_scale"),
+    ("ffn_hc.fn", "hc_ffn_fn"),
+    ("ffn_hc.base", "hc_ffn_base"),
+    ("ffn_hc.scale", "hc_ffn_scale"),
+    ("self_attn.q_a_proj", "attn.wq_a"),
+    ("self_attn.q_a_norm", "attn.q_norm"),
+    ("self_attn.q_b_proj", "attn.wq_b"),
+    ("self_attn.kv_proj", "attn.wkv"),
+    ("self_attn.kv_norm", "attn.norm"),
+    ("self_attn.o_a_proj", "attn.wo_a"),
+    ("self_attn.o_b_proj", "attn.wo_b"),
+    ("self_attn.sinks", "attn.attn_sink"),
+    ("self_attn.compressor.kv_proj", "attn.compressor.wkv"),
+    ("self_attn.compressor.gate_proj", "attn.compressor.wgate"),
+    ("self_attn.compressor.position_bias", "attn.compressor.ape"),
+    ("self_attn.compressor.kv_norm", "attn.compressor.norm"),
+    ("self_attn.compressor.indexer.kv_proj", "attn.indexer.compressor.wkv"),
+    ("self_attn.compressor.indexer.gate_proj", "attn.indexer.compressor.wgate"),
+    ("self_attn.compressor.indexer.position_bias", "attn.indexer.compressor.ape"),
+    ("self_attn.compressor.indexer.kv_norm", "attn.indexer.compressor.norm"),
+    ("self_attn.compressor.indexer.q_b_proj", "attn.indexer.wq_b"),
+    ("self_attn.compressor.indexer.scorer.weights_proj", "attn.indexer.weights_proj"),
+    ("mlp.gate", "ffn.gate"),
+    ("mlp.gate.tid2eid", "ffn.gate.tid2eid"),
+    ("mlp.gate.e_score_correction_bias", "ffn.gate.bias"),
+    ("mlp.shared_experts.gate_proj", "ffn.shared_experts.w1"),
+    ("mlp.shared_experts.up_proj", "ffn.shared_experts.w3"),
+    ("mlp.shared_experts.down_proj", "ffn.shared_experts.w2"),
+];
+
+/// What all layers have in common.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    hidden_size: usize,
+    heads: usize,
+    eps: f32,
+    hyper: HyperConnection,
+    /// Whether modules have the names of published checkpoints.
+    published: bool,
+    /// Limit of what experts multiply.
+    limit: f32,
+}
+
+impl Shape {
+    /// The full name of a layer's module or tensor that transformers calls `name`.
+    fn name(&self, layer: usize, name: &str) -> String {
+        let found = NAMES.iter().find(|(own, _)| *own == name).filter(|_| self.published);
+        format!("model.layers.{layer}.{}", found.map_or(name, |(_, published)| published))
+    }
+
+    /// The module that the checkpoint has of two.
+    fn either<'a>(&self, r: &Recorder, own: &'a str, published: &'a str) -> &'a str {
+        if !r.has(own) && r.has(published) { published } else { own }
+    }
+}
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
+    let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-6) as f32;
+    let hyper = HyperConnection {
+        streams: size("hc_mult", 4)?,
+        norm_eps: eps,
+        floor: config.magnitude("hc_eps")?.unwrap_or(1e-6) as f32,
+        iterations: size("hc_sinkhorn_iters", 20)?,
+        collapse_only: false,
+    };
+    let d = Shape {
+        hidden_size: config.size("hidden_size")?,
+        heads: config.size("num_attention_heads")?,
+        eps,
+        hyper,
+        published: r.has("model.layers.0.attn.wq_a"),
+        limit: config.magnitude("swiglu_limit")?.unwrap_or(10.0) as f32,
+    };
+    let layers = blocks::layers(config)?;
+    let attention = Attention::new(config, r, &d)?;
+    let kinds = Kind::of_layers(config, layers)?;
+    let route = route(config)?;
+    let by_token = layers_by_token(config, layers)?;
+    let shared = size("n_shared_experts", 1)?.saturating_mul(config.size("moe_intermediate_size")?);
+
+    r.graph.scope("embed_tokens");
+    let table = d.either(r, "model.embed_tokens", "model.embed").to_owned();
+    let table = r.matrix(&table, None, d.hidden_size)?;
+    let x = r.graph.embed(table);
+    let mut x = r.graph.repeat(x, hyper.streams);
+    for (layer, (kind, by_token)) in kinds.into_iter().zip(by_token).enumerate() {
+        r.graph.scope(format!("layers.{layer}.self_attn"));
+        x = joined(r, &d, layer, x, ["attn_hc", "input_layernorm"], |r, h| {
+            attention.record(r, &d, layer, h, kind)
+        })?;
+        r.graph.scope(format!("layers.{layer}.mlp"));
+        x = joined(r, &d, layer, x, ["ffn_hc", "post_attention_layernorm"], |r, h| {
+            moe(r, &d, layer, h, route, by_token, shared)
+        })?;
+    }
+
+    r.graph.scope("lm_head");
+    let x = r.graph.gather_rows(x);
+    let head = HyperConnection { collapse_only: true, ..hyper };
+    let published = r.has_parameter("model.hc_head_fn");
+    let name = |part: &str| match published {
+        true => format!("model.hc_head_{part}"),
+        false => format!("model.hc_head.hc_{part}"),
+    };
+    let weights = hyper_weights(r, x, ["fn", "base", "scale"].map(name), head)?;
+    let x = r.graph.hyper_collapse(x, weights, hyper.streams)?;
+    let h = r.rms_norm(x, "model.norm", 1, eps)?;
+    let vocab_size = r.graph.matrix(table).rows;
+    let head = match config.flag("tie_word_embeddings", false)? {
+        true => table,
+        false => {
+            let name = d.either(r, "lm_head", "head").to_owned();
+            r.matrix(&name, Some(vocab_size), d.hidden_size)?
+        }
+    };
+    Ok(r.graph.linear(h, head, None, Precision::Fast)?)
+}
+
+/// How scores of experts become weights.
+fn route(config: &Config<'_>) -> Result<Route> {
+    let score = match config.word("scoring_func")?.as_deref() {
+        None | Some("sqrtsoftplus") => Score::SqrtSoftplus,
+        Some("sigmoid") => Score::Sigmoid,
+        Some("softmax") => Score::Softmax,
+        Some(_) => return Err(config.unsupported("scoring_func", "sqrtsoftplus, sigmoid or softmax")),
+    };
+    let (experts, top_k) = blocks::expert_counts(config, Some(6))?;
+    let scale = config.magnitude("routed_scaling_factor")?.unwrap_or(1.5) as f32;
+    Ok(Route { score, scale, ..Route::softmax(experts, top_k, true) })
+}
+
+/// For each layer whether its experts are chosen by the token's id: as `mlp_layer_types` says, else the first ones.
+fn layers_by_token(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    let Some(kinds) = config.words("mlp_layer_types")? else {
+        let first = config.count("num_hash_layers")?.unwrap_or(3);
+        return Ok((0..layers).map(|layer| layer < first).collect());
+    };
+    if kinds.len() < layers || kinds.iter().any(|kind| kind != "hash_moe" && kind != "moe") {
+        let expected = format!("hash_moe or moe for each of {layers} layers");
+        return Err(config.unsupported("mlp_layer_types", &expected));
+    }
+    Ok(kinds.iter().take(layers).map(|kind| kind == "hash_moe").collect())
+}
+
+/// The weights of a hyper-connection with the tensors `names`: matrix, base and factors.
+fn hyper_weights(r: &mut Recorder, x: Value, names: [String; 3], shape: HyperConnection) -> Result<Value> {
+    let matrix = r.parameter(&names[0], shape.weights(), x.width())?;
+    let base = r.constants(&names[1], &[shape.weights()], Form::F32)?;
+    let factors = r.constants(&names[2], &[shape.kinds()], Form::F32)?;
+    let mix = r.graph.linear(x, matrix, None, Precision::F32)?;
+    Ok(r.graph.hyper_weights(x, mix, [base, factors], shape)?)
+}
+
+/// The streams x after `block`, which takes their normed collapse.
+fn joined(
+    r: &mut Recorder,
+    d: &Shape,
+    layer: usize,
+    x: Value,
+    [connection, norm]: [&str; 2],
+    block: impl FnOnce(&mut Recorder, Value) -> Result<Value>,
+) -> Result<Value> {
+    let names = ["fn", "base", "scale"].map(|part| d.name(layer, &format!("{connection}.{part}")));
+    let weights = hyper_weights(r, x, names, d.hyper)?;
+    let h = r.graph.hyper_collapse(x, weights, d.hyper.streams)?;
+    let h = r.rms_norm(h, &d.name(layer, norm), 1, d.eps)?;
+    let out = block(r, h)?;
+    Ok(r.graph.hyper_expand(x, out, weights, d.hyper.streams)?)
+}
+
+/// Router, experts, shared expert.
+fn moe(
+    r: &mut Recorder,
+    d: &Shape,
+    layer: usize,
+    h: Value,
+    route: Route,
+    by_token: bool,
+    shared: usize,
+) -> Result<Value> {
+    let name = |part: &str| d.name(layer, part);
+    let linear = |r: &mut Recorder, x: Value, module: &str, rows: usize| {
+        let weight = r.matrix(&name(module), Some(rows), x.width())?;
+        Ok::<Value, crate::Error>(r.graph.linear(x, weight, None, Precision::Fast)?)
+    };
+    // Not `Recorder::linear`: published checkpoints call the correction bias the router's bias.
+    let router: WeightId = r.matrix(&name("mlp.gate"), Some(route.experts), d.hidden_size)?;
+    let logits = r.graph.linear(h, router, None, Precision::F32)?;
+    let routing: Routing = if by_token {
+        let table = r.id_table(&name("mlp.gate.tid2eid"), route.top_k, route.experts)?;
+        r.graph.route_by_token(logits, table, route)?
+    } else {
+        let bias = r.constants(&name("mlp.gate.e_score_correction_bias"), &[route.experts], Form::F32)?;
+        r.graph.route(logits, Some(bias), route)?
+    };
+    let gate = linear(r, h, "mlp.shared_experts.gate_proj", shared)?;
+    let up = linear(r, h, "mlp.shared_experts.up_proj", shared)?;
+    let product = r.graph.limited_swiglu(gate, up, d.limit)?;
+    let shared = linear(r, product, "mlp.shared_experts.down_proj", d.hidden_size)?;
+    let names = ExpertNames {
+        module: if d.published { "ffn.experts" } else { "mlp.experts" },
+        projections: if d.published { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] },
+    };
+    let experts = r.experts(layer, route.experts, d.hidden_size, &names)?;
+    let mlp = ExpertMlp { activation: Activation::LimitedSwiGlu { limit: d.limit }, biases: None };
+    let out = r.graph.moe_experts_with(h, routing, experts, mlp)?;
+    Ok(r.graph.add(out, shared)?)
+}

@@ -1,0 +1,234 @@
+//! Attention of DeepSeek-V4: recent tokens, and entries that stand for the older ones.
+
+use moeflux_compute::graph::{
+    self, CompressedAttention, CompressedInputs, EntryIndex, IndexInputs, Placement, Precision, RopeStyle,
+    Value, WindowPool,
+};
+
+use super::Shape;
+use crate::Result;
+use crate::models::config::Config;
+use crate::models::recorder::{Form, Recorder};
+use crate::models::rope;
+
+/// What a layer attends to besides recent tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing.
+    Sliding,
+    /// Entries of a few tokens each, which overlap; an indexer chooses some.
+    Sparse,
+    /// All entries, of many tokens each.
+    Heavy,
+}
+
+impl Kind {
+    /// Of each layer: as `layer_types` says, or `compress_ratios` in published configurations, else the first two heavy
+    /// and then both in turn.
+    pub(super) fn of_layers(config: &Config<'_>, layers: usize) -> Result<Vec<Self>> {
+        let count = |key: &str, found: usize| match found < layers {
+            true => Err(config.unsupported(key, &format!("an entry for each of {layers} layers"))),
+            false => Ok(()),
+        };
+        if let Some(kinds) = config.words("layer_types")? {
+            count("layer_types", kinds.len())?;
+            let kind = |kind: &String| match kind.as_str() {
+                "sliding_attention" => Ok(Self::Sliding),
+                "compressed_sparse_attention" => Ok(Self::Sparse),
+                "heavily_compressed_attention" => Ok(Self::Heavy),
+                _ => {
+                    let expected =
+                        "sliding_attention, compressed_sparse_attention or heavily_compressed_attention";
+                    Err(config.unsupported("layer_types", expected))
+                }
+            };
+            return kinds.iter().take(layers).map(kind).collect();
+        }
+        let ratios = config.sizes("compress_ratios")?;
+        if !ratios.is_empty() {
+            count("compress_ratios", ratios.len())?;
+            let kind = |ratio: &usize| match ratio {
+                0 => Ok(Self::Sliding),
+                4 => Ok(Self::Sparse),
+                128 => Ok(Self::Heavy),
+                _ => Err(config.unsupported("compress_ratios", "0, 4 or 128 for each layer")),
+            };
+            return ratios.iter().take(layers).map(kind).collect();
+        }
+        let sparse = |layer: usize| layer >= 2 && !layer.is_multiple_of(2);
+        Ok((0..layers).map(|layer| if sparse(layer) { Self::Sparse } else { Self::Heavy }).collect())
+    }
+}
+
+/// What all layers' attention has in common.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Attention {
+    head_dim: usize,
+    q_rank: usize,
+    /// Groups of the output projection, and the width of each.
+    output: (usize, usize),
+    window: usize,
+    /// Tokens of an entry in sparse and heavy layers.
+    strides: [usize; 2],
+    index: EntryIndex,
+    rotary_dim: usize,
+    /// Rotations of sliding and of other layers.
+    ropes: [usize; 2],
+}
+
+impl Attention {
+    pub(super) fn new(config: &Config<'_>, r: &mut Recorder, d: &Shape) -> Result<Self> {
+        let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
+        let head_dim = size("head_dim", 512)?;
+        let rotary_dim = match config.optional_size("qk_rope_head_dim")? {
+            Some(dim) => dim,
+            None => {
+                let part = config.number("partial_rotary_factor")?.unwrap_or(64.0 / 512.0);
+                (head_dim as f64 * part) as usize
+            }
+        };
+        let index = EntryIndex {
+            heads: size("index_n_heads", 64)?,
+            head_dim: size("index_head_dim", 128)?,
+            top_k: size("index_topk", 512)?,
+        };
+        if rotary_dim == 0 || rotary_dim % 2 != 0 || rotary_dim > head_dim.min(index.head_dim) {
+            let most = head_dim.min(index.head_dim);
+            return Err(config.unsupported("qk_rope_head_dim", &format!("an even number of {most} channels")));
+        }
+        let groups = size("o_groups", 8)?;
+        if !d.heads.is_multiple_of(groups) {
+            return Err(config.unsupported("o_groups", &format!("a divisor of the {} heads", d.heads)));
+        }
+        let stride = |kind: &str, key: &str, default: usize| -> Result<usize> {
+            let own = config.optional_size(key)?;
+            Ok(own.or(config.size_in("compress_rates", kind)?).unwrap_or(default))
+        };
+        Ok(Self {
+            head_dim,
+            q_rank: size("q_lora_rank", 1024)?,
+            output: (groups, size("o_lora_rank", 1024)?),
+            window: config.positions("sliding_window")?.unwrap_or(128),
+            strides: [
+                stride("compressed_sparse_attention", "compress_rate_csa", 4)?,
+                stride("heavily_compressed_attention", "compress_rate_hca", 128)?,
+            ],
+            index,
+            rotary_dim,
+            ropes: ropes(config, rotary_dim)?.map(|rope| r.graph.rotation(rope)),
+        })
+    }
+
+    /// Attention of one layer to h.
+    pub(super) fn record(
+        &self,
+        r: &mut Recorder,
+        d: &Shape,
+        layer: usize,
+        h: Value,
+        kind: Kind,
+    ) -> Result<Value> {
+        let name = |part: &str| d.name(layer, &format!("self_attn.{part}"));
+        let (heads, dim) = (d.heads, self.head_dim);
+        let rope = self.ropes[usize::from(kind != Kind::Sliding)];
+        let place = Placement { first: dim - self.rotary_dim, inverse: false, stride: 1 };
+
+        let latent = r.linear(h, &name("q_a_proj"), self.q_rank, Precision::Fast)?;
+        let kv = r.linear(h, &name("kv_proj"), dim, Precision::Fast)?;
+        let latent = r.rms_norm(latent, &name("q_a_norm"), 1, d.eps)?;
+        let q = r.linear(latent, &name("q_b_proj"), heads * dim, Precision::Fast)?;
+        let q = r.graph.unit_norm(q, heads, d.eps)?;
+        let q = r.graph.placed_rope(q, heads, rope, place)?;
+        let kv = r.rms_norm(kv, &name("kv_norm"), 1, d.eps)?;
+        let kv = r.graph.placed_rope(kv, 1, rope, place)?;
+        let sinks = r.constants(&name("sinks"), &[heads], Form::F32)?;
+        let scale = (dim as f32).sqrt().recip();
+        let mixed = if kind == Kind::Sliding {
+            let window = Some(self.window);
+            let shape = graph::Attention { heads, kv_heads: 1, head_dim: dim, scale, window };
+            r.graph.attention_with_sinks(q, kv, kv, shape, Some(sinks))?
+        } else {
+            let sparse = kind == Kind::Sparse;
+            let stride = self.strides[usize::from(!sparse)];
+            let pool = WindowPool { window: stride, overlap: sparse, width: dim };
+            let entries = self.entries(r, d, h, &|part| name(&format!("compressor.{part}")), pool)?;
+            let index = match sparse {
+                true => Some(self.index(r, d, [h, latent], &name, stride)?),
+                false => None,
+            };
+            let shape = CompressedAttention {
+                heads,
+                head_dim: dim,
+                scale,
+                window: self.window,
+                stride,
+                index: index.map(|_| self.index),
+            };
+            r.graph.compressed_attention(CompressedInputs { q, kv, entries, index, sinks }, shape)?
+        };
+        // The values were rotated with the keys.
+        let mixed = r.graph.placed_rope(mixed, heads, rope, Placement { inverse: true, ..place })?;
+        let (groups, rank) = self.output;
+        let weight = r.matrix(&name("o_a_proj"), Some(groups * rank), heads / groups * dim)?;
+        let out = r.graph.grouped_linear(mixed, weight, groups)?;
+        r.linear(out, &name("o_b_proj"), d.hidden_size, Precision::Fast)
+    }
+
+    /// Entries of the compressor whose modules `name` names, in the rows of the tokens that end them.
+    fn entries(
+        &self,
+        r: &mut Recorder,
+        d: &Shape,
+        h: Value,
+        name: &dyn Fn(&str) -> String,
+        pool: WindowPool,
+    ) -> Result<Value> {
+        let [kv, gate, bias, norm] = ["kv_proj", "gate_proj", "position_bias", "kv_norm"].map(name);
+        let channels = pool.channels();
+        let kv = r.linear(h, &kv, channels, Precision::Fast)?;
+        let gate = r.linear(h, &gate, channels, Precision::Fast)?;
+        let bias = r.constants(&bias, &[pool.window, channels], Form::F32)?;
+        let entries = r.graph.window_pool(kv, gate, bias, pool)?;
+        let entries = r.rms_norm(entries, &norm, 1, d.eps)?;
+        let place = Placement { first: pool.width - self.rotary_dim, inverse: false, stride: pool.window };
+        Ok(r.graph.placed_rope(entries, 1, self.ropes[1], place)?)
+    }
+
+    /// What the indexer compares.
+    fn index(
+        &self,
+        r: &mut Recorder,
+        d: &Shape,
+        [h, latent]: [Value; 2],
+        name: &dyn Fn(&str) -> String,
+        stride: usize,
+    ) -> Result<IndexInputs> {
+        let EntryIndex { heads, head_dim, .. } = self.index;
+        let pool = WindowPool { window: stride, overlap: true, width: head_dim };
+        let k = self.entries(r, d, h, &|part| name(&format!("compressor.indexer.{part}")), pool)?;
+        let q = r.linear(latent, &name("compressor.indexer.q_b_proj"), heads * head_dim, Precision::Fast)?;
+        let place = Placement { first: head_dim - self.rotary_dim, inverse: false, stride: 1 };
+        let q = r.graph.placed_rope(q, heads, self.ropes[1], place)?;
+        let weights = name("compressor.indexer.scorer.weights_proj");
+        let weights = r.linear(h, &weights, heads, Precision::F32)?;
+        Ok(IndexInputs { q, k, weights })
+    }
+}
+
+/// The rotations of sliding layers and of the others: two sets of parameters, or in published configurations two bases, of
+/// which only the second is scaled, without YaRN's magnitude.
+fn ropes(config: &Config<'_>, rotary_dim: usize) -> Result<[graph::Rope; 2]> {
+    let style = RopeStyle::Interleaved;
+    let (main, compress) = (1e4, 1.6e5);
+    if let (Some(first), Some(second)) = (config.with_rope("main"), config.with_rope("compress")) {
+        let own = rope::rotation(&first, rotary_dim, style, main)?;
+        return Ok([own, rope::rotation(&second, rotary_dim, style, compress)?]);
+    }
+    let own = rope::plain(config, rotary_dim, style, config.number("rope_theta")?.unwrap_or(main))?;
+    let theta = config.number("compress_rope_theta")?.unwrap_or(compress);
+    let mut scaled = rope::scaled(config, rotary_dim, style, theta)?;
+    if config.number("attention_factor")?.is_none() {
+        scaled.magnitude = 1.0;
+    }
+    Ok([own, scaled])
+}

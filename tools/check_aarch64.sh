@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Runs the tests of the CPU's kernels for aarch64, NEON included, on any machine: under qemu's user emulation, with a
+# cross compiler to link them (Debian: qemu-user, g++-aarch64-linux-gnu).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=aarch64-unknown-linux-gnu
+for program in qemu-aarch64 aarch64-linux-gnu-g++ rustup; do
+  if ! command -v "$program" >/dev/null; then
+    echo "skipped: the check for aarch64 needs $program"
+    exit 0
+  fi
+done
+if ! rustup target add "$target" >/dev/null 2>&1; then
+  echo "skipped: the check for aarch64 needs the standard library of $target"
+  exit 0
+fi
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-g++
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu"
+cargo test --target "$target" -p moeflux-compute --locked \
+  --test vector --test matmul --test quant --test latent_attention --test recurrent_ops "$@"
