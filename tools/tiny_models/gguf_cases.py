@@ -445,58 +445,7 @@ SMALL = [
         converted=True,
     ),
     # Its key of the shared experts' width is another number.
-    GgufCase(
-        "ernie4_5_moe_bf16",
-        "ernie4_5_moe",
-        64,
-        _plain(
-            moe_num_experts=6,
-            moe_k=2,
-            moe_num_shared_experts=3,
-            moe_layer_start_index=1,
-            moe_layer_interval=1,
-            use_bias=False,
-        ),
-        "BF16",
-        n_tokens=96,
-        converted=True,
-    ),
     # Not normalised, which is left out; every token sees every other.
-    GgufCase(
-        "glm_moe_dsa_bf16",
-        "glm_moe_dsa",
-        65,
-        _deepseek(
-            hidden_size=24,
-            moe_intermediate_size=12,
-            num_key_value_heads=2,
-            norm_topk_prob=False,
-            routed_scaling_factor=1.5,
-            index_topk=128,
-            index_n_heads=2,
-            index_head_dim=32,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        ),
-        "BF16",
-        n_tokens=96,
-        converted=True,
-    ),
-    GgufCase(
-        "deepseek_v32_bf16",
-        "deepseek_v32",
-        66,
-        _deepseek(
-            hidden_size=24,
-            moe_intermediate_size=12,
-            routed_scaling_factor=1.5,
-            index_topk=128,
-            index_n_heads=2,
-            index_head_dim=32,
-        ),
-        "BF16",
-        n_tokens=96,
-        converted=True,
-    ),
     # As DeepSeek-V3 to llama.cpp.
     GgufCase(
         "glm4_moe_lite_bf16",
@@ -530,24 +479,6 @@ SMALL = [
         converted=True,
     ),
     # llama.cpp wants as many key heads as query heads, and a head of its own.
-    GgufCase(
-        "dots1_bf16",
-        "dots1",
-        69,
-        _plain(
-            num_key_value_heads=4,
-            head_dim=8,
-            n_routed_experts=6,
-            n_shared_experts=2,
-            first_k_dense_replace=1,
-            norm_topk_prob=True,
-            routed_scaling_factor=1.5,
-            layer_types=["full_attention", "full_attention"],
-        ),
-        "BF16",
-        n_tokens=96,
-        converted=True,
-    ),
 ]
 
 

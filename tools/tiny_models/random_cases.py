@@ -516,7 +516,8 @@ def hy_v3(d: Draw) -> dict[str, Any]:
         "rope_parameters": d.rope(config["head_dim"]),
     }
     d.maybe(config, "attention_bias", True, p=0.2, gguf=False)
-    d.only(mlx=False)
+    # llama.cpp's converter leaves the frequencies of llama3 scaling out.
+    d.only(mlx=False, gguf=config["rope_parameters"]["rope_type"] != "llama3")
     return config
 
 

@@ -149,12 +149,19 @@ impl<'a> Config<'a> {
     }
 
     /// The same configuration with the rotary parameters that are kept under `name`; `None` if there are none.
-    pub fn with_rope(self, name: &'static str) -> Option<Self> {
-        self.text()
-            .get("rope_parameters")?
-            .get(name)?
-            .is_object()
-            .then_some(Self { rope: Some(name), ..self })
+    ///
+    /// # Errors
+    /// [`Error::Config`] if they are no object.
+    pub fn with_rope(self, name: &'static str) -> Result<Option<Self>> {
+        let found = self.text().get("rope_parameters").and_then(|all| all.get(name));
+        match found.filter(|value| !value.is_null()) {
+            None => Ok(None),
+            Some(value) if value.is_object() => Ok(Some(Self { rope: Some(name), ..self })),
+            Some(value) => {
+                let key = format!("rope_parameters.{name}");
+                Err(self.error(&key, "an object", Some(&(key.clone(), value.clone()))))
+            }
+        }
     }
 
     /// The configuration of the text model.
@@ -323,7 +330,9 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn size_in(&self, key: &str, name: &str) -> Result<Option<usize>> {
-        let Some((_, found)) = self.lookup(key) else { return Ok(None) };
+        let Some(found) = self.optional(key, "an object", |v| v.as_object().cloned())? else {
+            return Ok(None);
+        };
         let Some(value) = found.get(name).filter(|v| !v.is_null()) else { return Ok(None) };
         match value.as_u64().filter(|n| (1..=MAX_SIZE).contains(n)) {
             Some(n) => Ok(Some(n as usize)),

@@ -62,6 +62,7 @@ const NAMES: &[(&str, &str)] = &[
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     hidden_size: usize,
+    vocab_size: usize,
     heads: usize,
     eps: f32,
     hyper: HyperConnection,
@@ -77,11 +78,11 @@ impl Shape {
         let found = NAMES.iter().find(|(own, _)| *own == name).filter(|_| self.published);
         format!("model.layers.{layer}.{}", found.map_or(name, |(_, published)| published))
     }
+}
 
-    /// The module that the checkpoint has of two.
-    fn either<'a>(&self, r: &Recorder, own: &'a str, published: &'a str) -> &'a str {
-        if !r.has(own) && r.has(published) { published } else { own }
-    }
+/// The module that the checkpoint has of two.
+fn either<'a>(r: &Recorder, own: &'a str, published: &'a str) -> &'a str {
+    if !r.has(own) && r.has(published) { published } else { own }
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
@@ -94,8 +95,14 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         iterations: size("hc_sinkhorn_iters", 20)?,
         collapse_only: false,
     };
+    let hidden_size = config.size("hidden_size")?;
+    r.graph.scope("embed_tokens");
+    let table = either(r, "model.embed_tokens", "model.embed").to_owned();
+    let vocab_size = config.size("vocab_size")?;
+    let table = r.matrix(&table, Some(vocab_size), hidden_size)?;
     let d = Shape {
-        hidden_size: config.size("hidden_size")?,
+        hidden_size,
+        vocab_size,
         heads: config.size("num_attention_heads")?,
         eps,
         hyper,
@@ -110,8 +117,6 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let shared = size("n_shared_experts", 1)?.saturating_mul(config.size("moe_intermediate_size")?);
 
     r.graph.scope("embed_tokens");
-    let table = d.either(r, "model.embed_tokens", "model.embed").to_owned();
-    let table = r.matrix(&table, None, d.hidden_size)?;
     let x = r.graph.embed(table);
     let mut x = r.graph.repeat(x, hyper.streams);
     for (layer, (kind, by_token)) in kinds.into_iter().zip(by_token).enumerate() {
@@ -136,11 +141,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let weights = hyper_weights(r, x, ["fn", "base", "scale"].map(name), head)?;
     let x = r.graph.hyper_collapse(x, weights, hyper.streams)?;
     let h = r.rms_norm(x, "model.norm", 1, eps)?;
-    let vocab_size = r.graph.matrix(table).rows;
     let head = match config.flag("tie_word_embeddings", false)? {
         true => table,
         false => {
-            let name = d.either(r, "lm_head", "head").to_owned();
+            let name = either(r, "lm_head", "head").to_owned();
             r.matrix(&name, Some(vocab_size), d.hidden_size)?
         }
     };
@@ -218,7 +222,7 @@ fn moe(
     let router: WeightId = r.matrix(&name("mlp.gate"), Some(route.experts), d.hidden_size)?;
     let logits = r.graph.linear(h, router, None, Precision::F32)?;
     let routing: Routing = if by_token {
-        let table = r.id_table(&name("mlp.gate.tid2eid"), route.top_k, route.experts)?;
+        let table = r.id_table(&name("mlp.gate.tid2eid"), [d.vocab_size, route.top_k], route.experts)?;
         r.graph.route_by_token(logits, table, route)?
     } else {
         let bias = r.constants(&name("mlp.gate.e_score_correction_bias"), &[route.experts], Form::F32)?;

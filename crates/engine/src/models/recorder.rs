@@ -322,15 +322,14 @@ impl Recorder {
         }
     }
 
-    /// A table of whole numbers below `below`: (any number of rows, cols), as f32.
+    /// A table of whole numbers below `below` of shape (rows, cols), as f32.
     ///
     /// # Errors
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
-    pub fn id_table(&mut self, name: &str, cols: usize, below: usize) -> Result<WeightId> {
+    pub fn id_table(&mut self, name: &str, [rows, cols]: [usize; 2], below: usize) -> Result<WeightId> {
         let tensor = self.resolve(name);
-        if let Some(outline) = &self.outline {
-            let shape = [outline.vocab_size(), cols];
-            let stored = self.find_tensor(name, &tensor, &shape, Need::Required)?;
+        if self.outline.is_some() {
+            let stored = self.find_tensor(name, &tensor, &[rows, cols], Need::Required)?;
             let missing = || Error::MissingTensor { path: self.checkpoint.path().into(), tensor };
             let stored = stored.ok_or_else(missing)?;
             return self.add(stored, Part::Whole, Form::Stored);
@@ -344,17 +343,15 @@ impl Recorder {
             Encoding::Other(name) if name == "I32" => 1,
             _ => 0,
         };
-        let shape = entry.shape.iter().copied().chain([words]).product::<usize>();
-        let rows = entry.shape.first().copied().unwrap_or(0);
         let stored = StoredWeight {
             name: tensor,
             dtype: DType::F32,
             shape: vec![rows, cols * words],
             planes: vec![entry.range],
         };
-        if entry.shape != [rows, cols] || rows == 0 || shape == 0 {
+        if entry.shape != [rows, cols] || words == 0 {
             let got = format!("{} {:?}", entry.encoding, entry.shape);
-            let expected = format!("I32 or I64 of shape [any, {cols}]");
+            let expected = format!("I32 or I64 of shape [{rows}, {cols}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, got));
         }
         self.add(stored, Part::Whole, Form::Ids { words, below })

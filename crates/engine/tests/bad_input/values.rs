@@ -46,7 +46,9 @@ fn named_as(name: &str) -> String {
 
 /// Whether the model may do without the tensor for a few tokens.
 fn may_be_unused(name: &str) -> bool {
-    name.contains("expert") || name.starts_with("mtp.") || name.contains("visual")
+    // An indexer chooses once there are more entries than it keeps.
+    let late = name.contains("indexer");
+    late || name.contains("expert") || name.starts_with("mtp.") || name.contains("visual")
 }
 
 #[test]

@@ -220,7 +220,7 @@ impl Attention {
 fn ropes(config: &Config<'_>, rotary_dim: usize) -> Result<[graph::Rope; 2]> {
     let style = RopeStyle::Interleaved;
     let (main, compress) = (1e4, 1.6e5);
-    if let (Some(first), Some(second)) = (config.with_rope("main"), config.with_rope("compress")) {
+    if let (Some(first), Some(second)) = (config.with_rope("main")?, config.with_rope("compress")?) {
         let own = rope::rotation(&first, rotary_dim, style, main)?;
         return Ok([own, rope::rotation(&second, rotary_dim, style, compress)?]);
     }
