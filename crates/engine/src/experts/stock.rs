@@ -139,21 +139,23 @@ impl Shared {
     }
 }
 
-/// Starts the thread where a thread can have a priority of its own; without one, slots get memory when they are used.
-#[cfg(target_os = "linux")]
+/// Starts the thread, which ends at once where it cannot have a priority of its own: it would be in the way. Slots get
+/// memory when they are used then.
 fn prepare_ahead(shared: Arc<Shared>) -> Option<JoinHandle<()>> {
     let prepare = move || {
-        // On Linux the calling thread's alone. If it is refused, the thread would be in the way.
-        if rustix::process::nice(19).is_ok() {
+        if yield_to_all() {
             shared.prepare();
         }
     };
     std::thread::Builder::new().name("moeflux-slots".into()).spawn(prepare).ok()
 }
 
-#[cfg(not(target_os = "linux"))]
-fn prepare_ahead(_: Arc<Shared>) -> Option<JoinHandle<()>> {
-    None
+/// Gives the calling thread, and no other, the lowest priority; false if that cannot be.
+fn yield_to_all() -> bool {
+    #[cfg(target_os = "linux")]
+    return rustix::process::nice(19).is_ok();
+    #[cfg(not(target_os = "linux"))]
+    false
 }
 
 #[cfg(test)]
