@@ -104,14 +104,32 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// An error with its causes, without those that a message already ends with.
+/// An error with its causes, without those that a message already ends with; options are named as they are typed.
 fn describe(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |text, cause| {
-        let cause = cause.to_string();
+        let cause = match cause.downcast_ref() {
+            Some(moeflux::Error::Option { option, expected, got }) if is_flag(option) => {
+                format!("--{}: expected {expected}, got {got}", flag(option))
+            }
+            _ => cause.to_string(),
+        };
         match text.is_empty() {
             true => cause,
             false if text.ends_with(&cause) => text,
             false => format!("{text}: {cause}"),
         }
     })
+}
+
+/// How an option of the library is written in a command.
+fn flag(option: &str) -> String {
+    option.replace('_', "-")
+}
+
+/// Whether a command has a flag for `option` of the library.
+fn is_flag(option: &str) -> bool {
+    let flag = flag(option);
+    let cli = Cli::command();
+    let mut flags = cli.get_subcommands().flat_map(clap::Command::get_arguments);
+    flags.any(|argument| argument.get_long() == Some(&flag))
 }
