@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", describe(&error));
+            eprintln!("error: {}", describe_end(&error));
             ExitCode::FAILURE
         }
     }
@@ -104,15 +104,27 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// An error with its causes, without those that a message already ends with; options are named as they are typed.
+/// An error with its causes, without those that a message already ends with.
 fn describe(error: &anyhow::Error) -> String {
+    join_causes(error, |cause| cause.to_string())
+}
+
+/// The same for the error that ends a command, where options are named as they are typed.
+fn describe_end(error: &anyhow::Error) -> String {
+    join_causes(error, |cause| match cause.downcast_ref() {
+        Some(moeflux::Error::Option { option, expected, got }) if is_flag(option) => {
+            format!("--{}: expected {expected}, got {got}", flag(option))
+        }
+        _ => cause.to_string(),
+    })
+}
+
+fn join_causes(
+    error: &anyhow::Error,
+    describe_one: impl Fn(&(dyn std::error::Error + 'static)) -> String,
+) -> String {
     error.chain().fold(String::new(), |text, cause| {
-        let cause = match cause.downcast_ref() {
-            Some(moeflux::Error::Option { option, expected, got }) if is_flag(option) => {
-                format!("--{}: expected {expected}, got {got}", flag(option))
-            }
-            _ => cause.to_string(),
-        };
+        let cause = describe_one(cause);
         match text.is_empty() {
             true => cause,
             false if text.ends_with(&cause) => text,
