@@ -1,168 +1,35 @@
 //! Hyper-connections, attention over windows and entries, and what goes with them, against `reference` on every
 //! instruction set, and bit for bit the same however sequences are cut into batches.
 
+#[path = "support/one_op.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod one_op;
 #[path = "support/random.rs"]
 #[allow(dead_code, reason = "shared by tests that use different parts")]
 mod random;
 
-use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, ExpertSource, ExpertView, KvType, PAGE_TOKENS, Span,
-    StateSlots,
-};
-use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+use moeflux_compute::backend::{Backend, CompileOptions, KvType, PAGE_TOKENS};
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::{
-    Activation, CompressedAttention, CompressedInputs, EntryIndex, ExpertMlp, ExpertSet, ExpertSetId, Graph,
-    GraphBuilder, HyperConnection, IndexInputs, MatrixSpec, Placement, Precision, Rope, RopeStyle, Route,
-    Score, Value, WeightId, WindowPool,
+    Activation, CompressedAttention, CompressedInputs, EntryIndex, ExpertMlp, ExpertSet, HyperConnection,
+    IndexInputs, MatrixSpec, Placement, Rope, RopeStyle, Route, Score, WindowPool,
 };
 use moeflux_compute::plan::Plan;
-use moeflux_compute::reference::Reference;
-use moeflux_compute::{DType, Error, Result, Tensor};
-use random::Random;
+use moeflux_compute::{DType, Error, Tensor};
+use one_op::{Case, Recorder, VOCABULARY};
 
-const VOCABULARY: usize = 61;
 /// Largest difference from the reference over the largest result: f32 sums of up to some hundred terms.
 const TOLERANCE: f32 = 5e-6;
 /// The same with tokens and entries kept in f16.
 const TOLERANCE_F16: f32 = 4e-3;
 
-/// A graph around one operation, whose inputs are embeddings.
-struct Recorder {
-    graph: GraphBuilder,
-    weights: Vec<Tensor>,
-    experts: Vec<[Tensor; 3]>,
-    random: Random,
-}
-
-impl Recorder {
-    fn new() -> Self {
-        Self { graph: GraphBuilder::new(), weights: vec![], experts: vec![], random: Random::new(5) }
-    }
-
-    fn weight(&mut self, rows: usize, cols: usize, values: &[f32]) -> WeightId {
-        let tensor = Tensor::from_f32(rows, cols, values).unwrap();
-        let spec = MatrixSpec { dtype: tensor.dtype(), rows, cols };
-        self.weights.push(tensor);
-        self.graph.weight("w", spec)
-    }
-
-    fn vector(&mut self, len: usize) -> WeightId {
-        let values = self.random.normal(len);
-        self.weight(1, len, &values)
-    }
-
-    fn input(&mut self, width: usize) -> Value {
-        let values = self.random.normal(VOCABULARY * width);
-        let table = self.weight(VOCABULARY, width, &values);
-        self.graph.embed(table)
-    }
-
-    fn finish(mut self, out: Value) -> Case {
-        let width = out.width();
-        let mut identity = vec![0.0; width * width];
-        (0..width).for_each(|i| identity[i * width + i] = 1.0);
-        let identity = self.weight(width, width, &identity);
-        let rows = self.graph.gather_rows(out);
-        let logits = self.graph.linear(rows, identity, None, Precision::F32).unwrap();
-        Case { graph: self.graph.finish(logits), weights: self.weights, experts: Experts(self.experts) }
-    }
-}
-
-struct Case {
-    graph: Graph,
-    weights: Vec<Tensor>,
-    experts: Experts,
-}
-
-/// gate, up and down of each expert.
-struct Experts(Vec<[Tensor; 3]>);
-
-impl ExpertSource for &Experts {
-    fn announce(&mut self, _: ExpertSetId, _: &[u32]) -> Result<()> {
-        Ok(())
-    }
-
-    fn visit(
-        &mut self,
-        _: ExpertSetId,
-        experts: &[u32],
-        visitor: &mut dyn FnMut(&[ExpertView<'_>]),
-    ) -> Result<()> {
-        for id in experts {
-            let [gate, up, down] = &self.0[*id as usize];
-            visitor(&[ExpertView { id: *id, gate: gate.view(), up: up.view(), down: down.view() }]);
-        }
-        Ok(())
-    }
-}
-
-/// Two sequences, whose pages alternate, in batches of up to `step` tokens of each; results by sequence. States go from
-/// slot to slot.
-fn run(case: &Case, backend: &dyn Backend, kv_type: KvType, step: usize) -> [Vec<f32>; 2] {
-    const LENGTHS: [usize; 2] = [2 * PAGE_TOKENS + 5, 70];
-    let activations = ActivationMode::F32;
-    let options = CompileOptions { activations, kv_type, max_rows: 256, ..CompileOptions::default() };
-    let plan = Plan::new(&case.graph, |_| true);
-    let mut executable = backend.compile(&case.graph, plan, case.weights.clone(), options).unwrap();
-    executable.reserve_pages(6).unwrap();
-    executable.reserve_slots(4).unwrap();
-    let pages: [&[u32]; 2] = [&[4, 0, 2], &[1, 3]];
-    let token = |sequence: usize, position: usize| ((sequence + 3) * 17 + position * 7) % VOCABULARY;
-    let (mut at, mut results, mut batches) = (0, [vec![], vec![]], 0);
-    while LENGTHS.iter().any(|length| at < *length) {
-        let (mut tokens, mut spans, mut owners) = (vec![], vec![], vec![]);
-        for (sequence, length) in LENGTHS.into_iter().enumerate() {
-            let positions = at.min(length)..(at + step).min(length);
-            if positions.is_empty() {
-                continue;
-            }
-            let first = tokens.len();
-            tokens.extend(positions.clone().map(|p| token(sequence, p) as u32));
-            // Sequence 0 moves between two slots, the other stays in its own.
-            let slots = match sequence {
-                0 => StateSlots { read: (batches + 1) % 2, write: batches % 2 },
-                _ => StateSlots { read: 3, write: 3 },
-            };
-            let rows = first..tokens.len();
-            spans.push(Span { rows, start: positions.start, pages: pages[sequence], slots });
-            owners.extend(positions.map(|_| sequence));
-        }
-        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
-        let batch = Batch { tokens: &tokens, spans: &spans, outputs: &outputs };
-        let mut out = vec![];
-        executable.run(&batch, &mut &case.experts, &mut out).unwrap();
-        for (row, sequence) in out.chunks_exact(case.graph.vocab_size()).zip(owners) {
-            results[sequence].extend_from_slice(row);
-        }
-        (at, batches) = (at + step, batches + 1);
-    }
-    results
-}
-
-/// Largest difference over the largest value.
-fn relative_error(got: &[Vec<f32>; 2], right: &[Vec<f32>; 2]) -> f32 {
-    let largest = right.iter().flatten().fold(0f32, |m, v| m.max(v.abs()));
-    let pairs = got.iter().flatten().zip(right.iter().flatten());
-    pairs.fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+fn recorder() -> Recorder {
+    Recorder::new(5)
 }
 
 fn check(name: &str, case: &Case) {
-    let right = run(case, &Reference, KvType::F32, 1000);
-    assert_eq!(run(case, &Reference, KvType::F32, 9), right, "{name}: the reference in steps");
-    for level in SimdLevel::available() {
-        for (kv_type, tolerance) in [(KvType::F32, TOLERANCE), (KvType::F16, TOLERANCE_F16)] {
-            let backend = CpuBackend::new(3, Some(level)).unwrap();
-            let whole = run(case, &backend, kv_type, 1000);
-            let error = relative_error(&whole, &right);
-            assert!(error < tolerance, "{name} {level} {kv_type:?}: {error:.1e}");
-            for step in [1, 7, 67] {
-                let same = run(case, &backend, kv_type, step) == whole;
-                assert!(same, "{name} {level} {kv_type:?}: in steps of {step}");
-            }
-        }
-    }
+    case.check(name, &[(KvType::F32, TOLERANCE), (KvType::F16, TOLERANCE_F16)]);
     // GPUs refuse what they have no kernels of, by name.
     let emulator = GpuBackend::new("emulator", GpuOptions::default(), || Ok(Box::new(Emulator::new(7))));
     let (plan, options) = (Plan::new(&case.graph, |_| true), CompileOptions::default());
@@ -174,23 +41,23 @@ fn check(name: &str, case: &Case) {
 
 #[test]
 fn rows() {
-    let mut r = Recorder::new();
+    let mut r = recorder();
     let x = r.input(24);
     let out = r.graph.unit_norm(x, 3, 0.1).unwrap();
     check("unit_norm", &r.finish(out));
 
-    let mut r = Recorder::new();
+    let mut r = recorder();
     let (gate, up) = (r.input(21), r.input(21));
     let out = r.graph.limited_swiglu(gate, up, 0.7).unwrap();
     check("limited_swiglu", &r.finish(out));
 
-    let mut r = Recorder::new();
+    let mut r = recorder();
     let x = r.input(5);
     let out = r.graph.repeat(x, 3);
     check("repeat", &r.finish(out));
 
     for (groups, each, cols) in [(3, 7, 10), (1, 5, 3), (2, 64, 32)] {
-        let mut r = Recorder::new();
+        let mut r = recorder();
         let x = r.input(groups * cols);
         let values = r.random.normal(groups * each * cols);
         let weight = r.weight(groups * each, cols, &values);
@@ -200,7 +67,7 @@ fn rows() {
 
     for (first, inverse, stride) in [(4, false, 1), (0, true, 1), (4, false, 5), (3, true, 7)] {
         for style in [RopeStyle::HalfSplit, RopeStyle::Interleaved] {
-            let mut r = Recorder::new();
+            let mut r = recorder();
             let x = r.input(30);
             let rope = r.graph.rotation(Rope { style, inv_freq: vec![0.7, 0.1, 0.01], magnitude: 1.3 });
             let place = Placement { first, inverse, stride };
@@ -213,7 +80,7 @@ fn rows() {
 #[test]
 fn hyper_connections() {
     for (streams, iterations) in [(1, 1), (2, 3), (4, 20)] {
-        let mut r = Recorder::new();
+        let mut r = recorder();
         let width = 6;
         let (x, block) = (r.input(streams * width), r.input(width));
         let shape =
@@ -224,7 +91,7 @@ fn hyper_connections() {
         let expanded = r.graph.hyper_expand(x, block, weights, streams).unwrap();
         check("hyper_expand", &r.finish(expanded));
 
-        let mut r = Recorder::new();
+        let mut r = recorder();
         let shape = HyperConnection { collapse_only: true, ..shape };
         let (x, mix) = (r.input(streams * width), r.input(streams));
         let base = [r.vector(streams), r.vector(1)];
@@ -239,7 +106,7 @@ fn window_pools() {
     for window in [1, 2, 5, 70] {
         for overlap in [false, true] {
             let shape = WindowPool { window, overlap, width: 7 };
-            let mut r = Recorder::new();
+            let mut r = recorder();
             let (kv, gate) = (r.input(shape.channels()), r.input(shape.channels()));
             let bias = r.vector(window * shape.channels());
             let out = r.graph.window_pool(kv, gate, bias, shape).unwrap();
@@ -262,7 +129,7 @@ fn compressed_attentions() {
         CompressedAttention { stride: 11, heads: 19, ..shape },
     ];
     for shape in shapes {
-        let mut r = Recorder::new();
+        let mut r = recorder();
         let (q, kv) = (r.input(shape.heads * shape.head_dim), r.input(shape.head_dim));
         let entries = r.input(shape.head_dim);
         let index = shape.index.map(|index| IndexInputs {
@@ -278,21 +145,7 @@ fn compressed_attentions() {
         if shape.index.is_none_or(|index| index.top_k >= 200) {
             check(&format!("{shape:?}"), &case);
         } else {
-            check_f32(&format!("{shape:?}"), &case);
-        }
-    }
-}
-
-/// As [`check`], without f16.
-fn check_f32(name: &str, case: &Case) {
-    let right = run(case, &Reference, KvType::F32, 1000);
-    for level in SimdLevel::available() {
-        let backend = CpuBackend::new(2, Some(level)).unwrap();
-        let whole = run(case, &backend, KvType::F32, 1000);
-        let error = relative_error(&whole, &right);
-        assert!(error < TOLERANCE, "{name} {level}: {error:.1e}");
-        for step in [1, 7, 67] {
-            assert!(run(case, &backend, KvType::F32, step) == whole, "{name} {level}: in steps of {step}");
+            case.check(&format!("{shape:?}"), &[(KvType::F32, TOLERANCE)]);
         }
     }
 }
@@ -302,7 +155,7 @@ fn routes() {
     let (experts, top_k, hidden, inner) = (7, 3, 6, 5);
     for by_token in [false, true] {
         for score in [Score::SqrtSoftplus, Score::Sigmoid, Score::Softmax] {
-            let mut r = Recorder::new();
+            let mut r = recorder();
             let (x, logits) = (r.input(hidden), r.input(experts));
             let route = Route { score, scale: 1.7, ..Route::softmax(experts, top_k, true) };
             let routing = if by_token {
@@ -348,7 +201,7 @@ fn a_page_keeps_its_tokens_and_the_entries_that_end_in_it() {
 
 #[test]
 fn what_does_not_fit_is_refused_while_recording() {
-    let mut r = Recorder::new();
+    let mut r = recorder();
     let (a, b) = (r.input(6), r.input(7));
     let vector = r.vector(6);
     let shape = CompressedAttention { heads: 2, head_dim: 3, scale: 1.0, window: 4, stride: 0, index: None };

@@ -1,37 +1,18 @@
 //! Latent attention of every backend against `reference`, for weights in either form and encoding, and bit for bit
 //! the same however a sequence is cut into batches.
 
-use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, ExpertSource, ExpertView, KvType, PAGE_TOKENS, Span,
-    StateSlots,
-};
-use moeflux_compute::cpu::{CpuBackend, SimdLevel};
-use moeflux_compute::graph::{
-    ExpertSetId, Graph, GraphBuilder, LatentAttention, LatentWeights, MatrixSpec, Precision, WeightId,
-};
-use moeflux_compute::plan::Plan;
-use moeflux_compute::reference::Reference;
-use moeflux_compute::{BlockScale, DType, Error, Half, Result, Tensor, quant};
+#[path = "support/one_op.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod one_op;
+#[path = "support/random.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod random;
 
-const VOCABULARY: usize = 61;
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    /// In 0..1.
-    fn uniform(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) >> 40) as f32 / (1 << 24) as f32
-    }
-
-    /// `n` values that look normal: sums of uniform ones, variance 1.
-    fn normal(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0).collect()
-    }
-}
+use moeflux_compute::backend::{KvType, PAGE_TOKENS};
+use moeflux_compute::graph::{GraphBuilder, LatentAttention, LatentWeights, MatrixSpec};
+use moeflux_compute::{BlockScale, DType, Error, Half, Tensor, quant};
+use one_op::{Case, Recorder};
+use random::Random;
 
 /// W_k and W_v in one weight or two, with their encodings.
 #[derive(Debug, Clone, Copy)]
@@ -40,44 +21,22 @@ enum Form {
     Split(DType, DType),
 }
 
-struct Case {
-    graph: Graph,
-    weights: Vec<Tensor>,
-}
-
 fn case(shape: LatentAttention, form: Form) -> Case {
-    let mut random = Random(7);
-    let mut g = GraphBuilder::new();
-    let mut weights = vec![];
-    let mut declare = |g: &mut GraphBuilder, tensor: Tensor| -> WeightId {
-        let matrix = MatrixSpec { dtype: tensor.dtype(), rows: tensor.rows(), cols: tensor.cols() };
-        weights.push(tensor);
-        g.weight("weight", matrix)
-    };
+    let mut r = Recorder::new(7);
     let LatentAttention { heads, nope, rope, rank, value, .. } = shape;
-    let inputs = [heads * nope, heads * rope, rank, rope].map(|width| {
-        let table = Tensor::from_f32(VOCABULARY, width, &random.normal(VOCABULARY * width)).unwrap();
-        let table = declare(&mut g, table);
-        g.embed(table)
-    });
-    let form = match form {
-        Form::Joint(dtype) => {
-            let tensor = random_weight(&mut random, dtype, heads * (nope + value), rank);
-            LatentWeights::Joint(declare(&mut g, tensor))
-        }
-        Form::Split(k, v) => LatentWeights::Split {
-            k: declare(&mut g, random_weight(&mut random, k, heads * rank, nope)),
-            v: declare(&mut g, random_weight(&mut random, v, heads * value, rank)),
-        },
+    let [q_nope, q_rope, c, k_rope] = [heads * nope, heads * rope, rank, rope].map(|width| r.input(width));
+    let mut weight = |dtype, rows, cols| {
+        let tensor = random_weight(&mut r.random, dtype, rows, cols);
+        r.declare(tensor)
     };
-    let [q_nope, q_rope, c, k_rope] = inputs;
-    let out = g.latent_attention([q_nope, q_rope], [c, k_rope], form, shape).unwrap();
-    let width = out.width();
-    let rows = g.gather_rows(out);
-    let identity: Vec<f32> = (0..width * width).map(|i| f32::from(i % (width + 1) == 0)).collect();
-    let identity = declare(&mut g, Tensor::from_f32(width, width, &identity).unwrap());
-    let logits = g.linear(rows, identity, None, Precision::F32).unwrap();
-    Case { graph: g.finish(logits), weights }
+    let form = match form {
+        Form::Joint(dtype) => LatentWeights::Joint(weight(dtype, heads * (nope + value), rank)),
+        Form::Split(k, v) => {
+            LatentWeights::Split { k: weight(k, heads * rank, nope), v: weight(v, heads * value, rank) }
+        }
+    };
+    let out = r.graph.latent_attention([q_nope, q_rope], [c, k_rope], form, shape).unwrap();
+    r.finish(out)
 }
 
 /// Weights of about 1/sqrt(cols).
@@ -96,65 +55,6 @@ fn random_weight(random: &mut Random, dtype: DType, rows: usize, cols: usize) ->
     let values: Vec<f32> = random.normal(rows * cols).iter().map(|v| v * scale).collect();
     let planes = quant::quantize(dtype, &values, cols).unwrap();
     Tensor::new(dtype, rows, cols, planes.into_iter().map(moeflux_compute::Bytes::new).collect()).unwrap()
-}
-
-struct NoExperts;
-
-impl ExpertSource for NoExperts {
-    fn announce(&mut self, _: ExpertSetId, _: &[u32]) -> Result<()> {
-        Ok(())
-    }
-
-    fn visit(&mut self, _: ExpertSetId, _: &[u32], _: &mut dyn FnMut(&[ExpertView<'_>])) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Two sequences, whose pages alternate, in batches of up to `step` tokens of each; results by sequence.
-fn run(case: &Case, backend: &dyn Backend, kv_type: KvType, step: usize) -> [Vec<f32>; 2] {
-    const LENGTHS: [usize; 2] = [2 * PAGE_TOKENS + 5, 70];
-    let activations = ActivationMode::F32;
-    let options = CompileOptions { activations, kv_type, max_rows: 256, ..CompileOptions::default() };
-    let plan = Plan::new(&case.graph, |_| true);
-    let mut executable = backend.compile(&case.graph, plan, case.weights.clone(), options).unwrap();
-    executable.reserve_pages(6).unwrap();
-    let pages: [&[u32]; 2] = [&[4, 0, 2], &[1, 3]];
-    let token = |sequence: usize, position: usize| ((sequence + 3) * 17 + position * 7) % VOCABULARY;
-    let (mut at, mut results) = (0, [vec![], vec![]]);
-    while LENGTHS.iter().any(|length| at < *length) {
-        let (mut tokens, mut spans, mut owners) = (vec![], vec![], vec![]);
-        for (sequence, length) in LENGTHS.into_iter().enumerate() {
-            let positions = at.min(length)..(at + step).min(length);
-            if positions.is_empty() {
-                continue;
-            }
-            let first = tokens.len();
-            tokens.extend(positions.clone().map(|p| token(sequence, p) as u32));
-            spans.push(Span {
-                rows: first..tokens.len(),
-                start: positions.start,
-                pages: pages[sequence],
-                slots: StateSlots::default(),
-            });
-            owners.extend(positions.map(|_| sequence));
-        }
-        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
-        let batch = Batch { tokens: &tokens, spans: &spans, outputs: &outputs };
-        let mut out = vec![];
-        executable.run(&batch, &mut NoExperts, &mut out).unwrap();
-        for (row, sequence) in out.chunks_exact(case.graph.vocab_size()).zip(owners) {
-            results[sequence].extend_from_slice(row);
-        }
-        at += step;
-    }
-    results
-}
-
-/// Largest difference over the largest value.
-fn relative_error(got: &[Vec<f32>; 2], right: &[Vec<f32>; 2]) -> f32 {
-    let largest = right.iter().flatten().fold(0f32, |m, v| m.max(v.abs()));
-    let pairs = got.iter().flatten().zip(right.iter().flatten());
-    pairs.fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
 }
 
 #[test]
@@ -176,22 +76,9 @@ fn agrees_with_the_reference_however_batches_are_cut() {
         (wide, Form::Split(DType::Q8_0, affine)),
     ];
     for (shape, form) in cases {
-        let case = case(shape, form);
-        let right = run(&case, &Reference, KvType::F32, 1000);
-        for level in SimdLevel::available() {
-            let backend = CpuBackend::new(3, Some(level)).unwrap();
-            // Latents round to 11 bits in f16.
-            for (kv_type, tolerance) in [(KvType::F32, 3e-6), (KvType::F16, 3e-3)] {
-                let whole = run(&case, &backend, kv_type, 1000);
-                let error = relative_error(&whole, &right);
-                assert!(error < tolerance, "{shape:?} {form:?} {level} {kv_type:?}: {error:.1e}");
-                for step in [1, 7, 67] {
-                    let got = run(&case, &backend, kv_type, step);
-                    let same = got == whole;
-                    assert!(same, "{shape:?} {form:?} {level} {kv_type:?}: in steps of {step}");
-                }
-            }
-        }
+        // Latents round to 11 bits in f16.
+        let tolerances = [(KvType::F32, 3e-6), (KvType::F16, 3e-3)];
+        case(shape, form).check(&format!("{shape:?} {form:?}"), &tolerances);
     }
 }
 

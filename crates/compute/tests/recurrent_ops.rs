@@ -1,64 +1,24 @@
 //! Operations with recurrent state against `reference`, on every instruction set, and what must not depend on how
 //! sequences are cut into batches.
 
+#[path = "support/one_op.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod one_op;
 #[path = "support/random.rs"]
 #[allow(dead_code, reason = "shared by tests that use different parts")]
 mod random;
 
-use moeflux_compute::backend::{
-    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, Span, StateSlots,
-};
+use moeflux_compute::Error;
+use moeflux_compute::backend::{Backend, Batch, Executable, KvType, Span, StateSlots};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
-use moeflux_compute::graph::{
-    DeltaInputs, DeltaRule, ExpertSetId, Graph, GraphBuilder, HeadPairing, MatrixSpec, Precision, Value,
-    WeightId,
-};
-use moeflux_compute::plan::Plan;
+use moeflux_compute::graph::{DeltaInputs, DeltaRule, HeadPairing};
 use moeflux_compute::reference::Reference;
-use moeflux_compute::{Error, Result, Tensor};
-use random::Random;
+use one_op::{Case, Recorder, VOCABULARY};
 
-const VOCABULARY: usize = 61;
 /// Largest difference from the reference over the largest result: f32 sums of up to 128 terms over 40 steps.
 const TOLERANCE: f32 = 2e-5;
 
-/// A graph around one operation, whose inputs are embeddings.
-struct Recorder {
-    graph: GraphBuilder,
-    weights: Vec<Tensor>,
-    random: Random,
-}
-
-impl Recorder {
-    fn new(seed: u64) -> Self {
-        Self { graph: GraphBuilder::new(), weights: vec![], random: Random::new(seed) }
-    }
-
-    fn weight(&mut self, rows: usize, cols: usize, values: &[f32]) -> WeightId {
-        let tensor = Tensor::from_f32(rows, cols, values).unwrap();
-        let spec = MatrixSpec { dtype: tensor.dtype(), rows, cols };
-        self.weights.push(tensor);
-        self.graph.weight("w", spec)
-    }
-
-    fn input(&mut self, width: usize) -> Value {
-        let values = self.random.normal(VOCABULARY * width);
-        let table = self.weight(VOCABULARY, width, &values);
-        self.graph.embed(table)
-    }
-
-    fn finish(mut self, out: Value) -> (Graph, Vec<Tensor>) {
-        let width = out.width();
-        let mut identity = vec![0.0; width * width];
-        (0..width).for_each(|i| identity[i * width + i] = 1.0);
-        let identity = self.weight(width, width, &identity);
-        let rows = self.graph.gather_rows(out);
-        let logits = self.graph.linear(rows, identity, None, Precision::F32).unwrap();
-        (self.graph.finish(logits), self.weights)
-    }
-}
-
-fn conv(channels: usize, kernel: usize) -> (Graph, Vec<Tensor>) {
+fn conv(channels: usize, kernel: usize) -> Case {
     let mut r = Recorder::new((channels * 10 + kernel) as u64);
     let x = r.input(channels);
     let values = r.random.normal(channels * kernel);
@@ -67,7 +27,7 @@ fn conv(channels: usize, kernel: usize) -> (Graph, Vec<Tensor>) {
     r.finish(out)
 }
 
-fn delta(shape: DeltaRule) -> (Graph, Vec<Tensor>) {
+fn delta(shape: DeltaRule) -> Case {
     let DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = shape;
     let mut r = Recorder::new((key_heads * 1000 + value_heads * 100 + key_dim + value_dim) as u64);
     let inputs = DeltaInputs {
@@ -85,43 +45,24 @@ fn delta(shape: DeltaRule) -> (Graph, Vec<Tensor>) {
     r.finish(out)
 }
 
-fn cases() -> Vec<(String, Graph, Vec<Tensor>)> {
+fn cases() -> Vec<(String, Case)> {
     let mut cases = vec![];
     for (channels, kernel) in [(1, 1), (7, 2), (48, 4), (530, 4), (33, 5)] {
-        let (graph, weights) = conv(channels, kernel);
-        cases.push((format!("conv {channels} × {kernel}"), graph, weights));
+        cases.push((format!("conv {channels} × {kernel}"), conv(channels, kernel)));
     }
     for pairing in [HeadPairing::Grouped, HeadPairing::Tiled] {
         for (key_heads, value_heads, key_dim, value_dim) in
             [(1, 1, 1, 1), (2, 4, 8, 12), (3, 3, 5, 17), (2, 6, 20, 33), (1, 2, 128, 128)]
         {
             let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing };
-            let (graph, weights) = delta(shape);
-            cases.push((format!("{shape:?}"), graph, weights));
+            cases.push((format!("{shape:?}"), delta(shape)));
         }
     }
     cases
 }
 
-/// No graph here has experts.
-struct NoExperts;
-
-impl ExpertSource for NoExperts {
-    fn announce(&mut self, _: ExpertSetId, _: &[u32]) -> Result<()> {
-        Ok(())
-    }
-
-    fn visit(&mut self, _: ExpertSetId, _: &[u32], _: &mut dyn FnMut(&[ExpertView<'_>])) -> Result<()> {
-        Ok(())
-    }
-}
-
-fn compile(graph: &Graph, weights: &[Tensor], backend: &dyn Backend) -> Box<dyn Executable> {
-    let options = CompileOptions { max_rows: 64, ..CompileOptions::default() };
-    let mut executable =
-        backend.compile(graph, Plan::new(graph, |_| true), weights.to_vec(), options).unwrap();
-    executable.reserve_slots(6).unwrap();
-    executable
+fn compile(case: &Case, backend: &dyn Backend) -> Box<dyn Executable> {
+    case.compile(backend, KvType::F32)
 }
 
 /// Tokens of a sequence; sequences differ.
@@ -130,7 +71,11 @@ fn tokens(sequence: usize, count: usize) -> Vec<u32> {
 }
 
 /// Runs spans (sequence, start, tokens, slots) as one batch.
-fn run(executable: &mut dyn Executable, spans: &[(usize, usize, usize, StateSlots)]) -> Vec<f32> {
+fn run(
+    case: &Case,
+    executable: &mut dyn Executable,
+    spans: &[(usize, usize, usize, StateSlots)],
+) -> Vec<f32> {
     let (mut ids, mut batch_spans) = (vec![], vec![]);
     for (sequence, start, count, slots) in spans {
         let rows = ids.len()..ids.len() + count;
@@ -140,7 +85,7 @@ fn run(executable: &mut dyn Executable, spans: &[(usize, usize, usize, StateSlot
     let outputs: Vec<u32> = (0..ids.len() as u32).collect();
     let mut out = vec![];
     let batch = Batch { tokens: &ids, spans: &batch_spans, outputs: &outputs };
-    executable.run(&batch, &mut NoExperts, &mut out).unwrap();
+    executable.run(&batch, &mut &case.experts, &mut out).unwrap();
     out
 }
 
@@ -155,11 +100,11 @@ fn backends() -> Vec<CpuBackend> {
 
 #[test]
 fn agrees_with_the_reference() {
-    for (name, graph, weights) in cases() {
-        let right = run(&mut *compile(&graph, &weights, &Reference), &[(0, 0, 40, slots(0, 0))]);
+    for (name, case) in cases() {
+        let right = run(&case, &mut *compile(&case, &Reference), &[(0, 0, 40, slots(0, 0))]);
         let largest = right.iter().fold(0f32, |m, v| m.max(v.abs()));
         for backend in backends() {
-            let got = run(&mut *compile(&graph, &weights, &backend), &[(0, 0, 40, slots(0, 0))]);
+            let got = run(&case, &mut *compile(&case, &backend), &[(0, 0, 40, slots(0, 0))]);
             let error = got.iter().zip(&right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
             assert!(error <= TOLERANCE, "{name} on {}: {error:.1e}", backend.describe());
         }
@@ -168,24 +113,24 @@ fn agrees_with_the_reference() {
 
 #[test]
 fn results_do_not_depend_on_batches() {
-    for (name, graph, weights) in cases() {
+    for (name, case) in cases() {
         for backend in backends() {
             let what = format!("{name} on {}", backend.describe());
-            let width = graph.vocab_size();
-            let mut executable = compile(&graph, &weights, &backend);
-            let whole = run(&mut *executable, &[(0, 0, 20, slots(0, 0))]);
-            let other = run(&mut *executable, &[(1, 0, 9, slots(1, 1))]);
+            let width = case.graph.vocab_size();
+            let mut executable = compile(&case, &backend);
+            let whole = run(&case, &mut *executable, &[(0, 0, 20, slots(0, 0))]);
+            let other = run(&case, &mut *executable, &[(1, 0, 9, slots(1, 1))]);
             // Two sequences together; a dirty slot counts as zeros at position 0.
-            let both = run(&mut *executable, &[(1, 0, 9, slots(0, 0)), (0, 0, 20, slots(1, 1))]);
+            let both = run(&case, &mut *executable, &[(1, 0, 9, slots(0, 0)), (0, 0, 20, slots(1, 1))]);
             assert_eq!(both, [other, whole.clone()].concat(), "{what}: together");
             // In pieces shorter and longer than a kernel, in place and from slot to slot.
-            let mut pieces = run(&mut *executable, &[(0, 0, 1, slots(4, 2))]);
-            pieces.extend(run(&mut *executable, &[(0, 1, 1, slots(2, 3))]));
-            pieces.extend(run(&mut *executable, &[(0, 2, 7, slots(3, 3))]));
-            pieces.extend(run(&mut *executable, &[(0, 9, 11, slots(3, 5))]));
+            let mut pieces = run(&case, &mut *executable, &[(0, 0, 1, slots(4, 2))]);
+            pieces.extend(run(&case, &mut *executable, &[(0, 1, 1, slots(2, 3))]));
+            pieces.extend(run(&case, &mut *executable, &[(0, 2, 7, slots(3, 3))]));
+            pieces.extend(run(&case, &mut *executable, &[(0, 9, 11, slots(3, 5))]));
             assert_eq!(pieces, whole, "{what}: in pieces");
             // A slot that was only read is as it was.
-            let again = run(&mut *executable, &[(0, 9, 11, slots(3, 4))]);
+            let again = run(&case, &mut *executable, &[(0, 9, 11, slots(3, 4))]);
             assert_eq!(again, whole[9 * width..], "{what}: from a slot read before");
         }
     }
@@ -193,19 +138,19 @@ fn results_do_not_depend_on_batches() {
 
 #[test]
 fn slots_can_be_carried_elsewhere() {
-    for (name, graph, weights) in cases() {
+    for (name, case) in cases() {
         let cpu = CpuBackend::new(1, None).unwrap();
         for backend in [&cpu as &dyn Backend, &Reference] {
-            let mut first = compile(&graph, &weights, backend);
-            let whole = run(&mut *first, &[(0, 0, 20, slots(0, 0))]);
-            run(&mut *first, &[(0, 0, 12, slots(0, 1))]);
+            let mut first = compile(&case, backend);
+            let whole = run(&case, &mut *first, &[(0, 0, 20, slots(0, 0))]);
+            run(&case, &mut *first, &[(0, 0, 12, slots(0, 1))]);
             let mut bytes = vec![];
             first.read_slot(1, &mut bytes).unwrap();
             assert_eq!(bytes.len(), first.slot_bytes(), "{name}");
-            let mut second = compile(&graph, &weights, backend);
+            let mut second = compile(&case, backend);
             second.write_slot(2, &bytes).unwrap();
-            let rest = run(&mut *second, &[(0, 12, 8, slots(2, 2))]);
-            assert_eq!(rest, whole[12 * graph.vocab_size()..], "{name} on {}", backend.describe());
+            let rest = run(&case, &mut *second, &[(0, 12, 8, slots(2, 2))]);
+            assert_eq!(rest, whole[12 * case.graph.vocab_size()..], "{name} on {}", backend.describe());
             bytes.push(0);
             let error = second.write_slot(2, &bytes).unwrap_err();
             assert!(matches!(error, Error::Shape { op: "state slot", .. }), "{error}");
