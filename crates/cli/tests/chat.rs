@@ -197,7 +197,7 @@ fn ctrl_c_stops_an_answer_and_then_leaves() {
     session.expect("> ").unwrap();
     // The part that was said is part of the conversation.
     session.send("/stats\r").unwrap();
-    session.expect("1 answers").unwrap();
+    session.expect("1 answer:").unwrap();
     session.expect("> ").unwrap();
     session.send("something").unwrap();
     session.send(ControlCode::EndOfText).unwrap();

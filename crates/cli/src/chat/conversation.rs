@@ -193,11 +193,12 @@ impl Conversation {
         let all = experts.store().total_bytes();
         format!(
             "{} of {} context tokens in use\n\
-             {answers} answers: {} prompt tokens read at {:.1} tokens/s, {} written at {:.1} tokens/s\n\
+             {answers} answer{}: {} prompt tokens read at {:.1} tokens/s, {} written at {:.1} tokens/s\n\
              experts: {:.1} % hits, {} read from disk, {:.2} s waited for\n\
              memory: trunk {}, context {}, {} of {} of experts",
             self.position(),
             model.engine.context(),
+            if *answers == 1 { "" } else { "s" },
             prefill.tokens,
             speed(prefill),
             decode.tokens,
