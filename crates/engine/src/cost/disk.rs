@@ -1,16 +1,19 @@
 //! [`Disk`]: how long reading experts takes, by trying.
 //!
 //! A layer waits until the last of its misses is there, so what counts is the time of a batch of reads that are asked for
-//! at once: a latency, and bytes at a bandwidth. Batches of two sizes tell the two apart.
+//! at once: a latency, and bytes at a bandwidth. Batches of two sizes tell the two apart. Reads also slow what computes
+//! meanwhile: the system works for them, and they write to the memory that computing reads. By how much is measured with
+//! threads that read memory, alone and beside batches.
 
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::graph::ExpertSetId;
-use rustix::time::{ClockId, clock_gettime};
 
+use super::memory::MemoryLoad;
 use crate::checkpoint::CheckpointFile;
 use crate::experts::ExpertStore;
 use crate::io::buffer::{HostBuffer, PAGE_BYTES};
@@ -26,6 +29,9 @@ const MOST_TIME: Duration = Duration::from_millis(700);
 /// Batches of each size and way, at most and at least.
 const MOST_TURNS: usize = 60;
 const LEAST_TURNS: usize = 3;
+/// The same for the slowdown: rounds, and of each the time without and with reads.
+const ROUNDS: usize = 4;
+const ROUND_TIME: Duration = Duration::from_millis(60);
 /// Bytes that batches are read into, at most, unless one expert is larger.
 const SLOTS_BYTES: usize = 256 << 20;
 /// Bytes of the file that stands in for a model.
@@ -38,8 +44,8 @@ pub struct Disk {
     pub latency: f64,
     /// Bytes per second from then on.
     pub bandwidth: f64,
-    /// Seconds of the processor that asking for a byte takes, and whatever the system does for it.
-    pub processor: f64,
+    /// Seconds that computing, on all threads, loses for each byte that is read meanwhile.
+    pub slowdown: f64,
 }
 
 impl Disk {
@@ -48,24 +54,25 @@ impl Disk {
         if bytes > 0.0 { self.latency + bytes / self.bandwidth.max(1.0) } else { 0.0 }
     }
 
-    /// From the seconds that batches of two sizes took, and those of the processor a byte.
-    fn fit([small, large]: [(f64, f64); 2], processor: f64) -> Self {
+    /// From the seconds that batches of two sizes took.
+    fn fit([small, large]: [(f64, f64); 2], slowdown: f64) -> Self {
         let (more_bytes, more_seconds) = (large.0 - small.0, large.1 - small.1);
         let bandwidth = large.0 / large.1.max(1e-9);
         if more_bytes <= 0.0 || more_seconds <= 0.0 {
-            return Self { latency: 0.0, bandwidth, processor };
+            return Self { latency: 0.0, bandwidth, slowdown };
         }
         let latency = (small.1 - small.0 * more_seconds / more_bytes).max(0.0);
         // The bandwidth explains what the latency leaves of the large batch.
-        Self { latency, bandwidth: large.0 / (large.1 - latency).max(1e-9), processor }
+        Self { latency, bandwidth: large.0 / (large.1 - latency).max(1e-9), slowdown }
     }
 
-    /// Reads experts of `store` through `queue` in the way that the engine would choose, or in `mode`; `None` if there is
-    /// nothing to read or it cannot be read.
+    /// Reads experts of `store` through `queue` in the way that the engine would choose, or in `mode`, for an engine that
+    /// computes with `threads`; `None` if there is nothing to read or it cannot be read.
     pub fn of_store(
         store: &ExpertStore,
         queue: &mut dyn ReadQueue,
         mode: Option<ReadMode>,
+        threads: usize,
     ) -> Option<(Self, ReadMode)> {
         let mode = mode
             .or_else(|| crate::experts::probe::probe(store, queue).map(|probe| probe.choice()))
@@ -78,7 +85,7 @@ impl Disk {
             (experts > 0).then(|| store.reads(set, below(experts) as u32))
         };
         let slot_bytes = (0..store.sets()).map(|set| store.slot_bytes(ExpertSetId(set))).max()?;
-        Some((Self::try_out(queue, mode, slot_bytes, expert)?, mode))
+        Some((Self::try_out(queue, mode, slot_bytes, threads, expert)?, mode))
     }
 
     /// Writes a file to `folder` and reads pieces of `expert_bytes` from it, past the page cache; for models that are not
@@ -86,7 +93,12 @@ impl Disk {
     ///
     /// # Errors
     /// [`Error::Io`] if the folder cannot be written to.
-    pub fn of_folder(folder: &Path, queue: &mut dyn ReadQueue, expert_bytes: u64) -> Result<Self> {
+    pub fn of_folder(
+        folder: &Path,
+        queue: &mut dyn ReadQueue,
+        expert_bytes: u64,
+        threads: usize,
+    ) -> Result<Self> {
         let io = |action| move |source| Error::Io { action, path: folder.into(), source };
         let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io("write to"))?;
         let mut random = Random::new(entropy());
@@ -104,7 +116,7 @@ impl Disk {
             let offset = ((random.next_unit() * places as f64) as usize * PAGE_BYTES) as u64;
             Some(vec![ReadPart { file: Arc::clone(&source), offset, len, at: 0 }])
         };
-        let found = Self::try_out(queue, ReadMode::Direct, len, expert);
+        let found = Self::try_out(queue, ReadMode::Direct, len, threads, expert);
         found.ok_or_else(|| {
             io("read from")(std::io::Error::other("a file that was just written cannot be read"))
         })
@@ -115,6 +127,7 @@ impl Disk {
         queue: &mut dyn ReadQueue,
         mode: ReadMode,
         slot_bytes: usize,
+        threads: usize,
         mut expert: impl FnMut() -> Option<Vec<ReadPart>>,
     ) -> Option<Self> {
         let mut measured: [Vec<(f64, f64)>; 2] = Default::default();
@@ -124,28 +137,56 @@ impl Disk {
         // So that finding memory is not measured.
         memory.as_mut_slice().fill(1);
         let mut free = memory.split(slots, slot_bytes);
-        let (mut processor, mut bytes) = (0.0, 0.0);
+        let mut read = |size: usize| {
+            let mut requests = vec![];
+            for tag in 0..size.min(slots) as u64 {
+                let (parts, buffer) = (expert()?, free.pop()?);
+                requests.push(ReadRequest { tag, buffer, parts, mode });
+            }
+            let (result, buffers) = batch(queue, requests);
+            free.extend(buffers);
+            result
+        };
         let start = Instant::now();
         for turn in 0..MOST_TURNS {
             if turn >= LEAST_TURNS && start.elapsed() > MOST_TIME {
                 break;
             }
             for (size, measured) in BATCHES.into_iter().zip(&mut measured) {
-                let mut requests = vec![];
-                for tag in 0..size.min(slots) as u64 {
-                    let (parts, buffer) = (expert()?, free.pop()?);
-                    requests.push(ReadRequest { tag, buffer, parts, mode });
-                }
-                let before = processor_time();
-                let (result, buffers) = batch(queue, requests);
-                free.extend(buffers);
-                measured.push(result?);
-                processor += processor_time() - before;
-                bytes += measured.last().map_or(0.0, |(bytes, _)| *bytes);
+                measured.push(read(size)?);
             }
         }
-        Some(Self::fit(measured.map(median), processor / f64::max(bytes, 1.0)))
+        let slowdown = slowdown(threads, || Some(read(BATCHES[1])?.0))?;
+        Some(Self::fit(measured.map(median), slowdown))
     }
+}
+
+/// Seconds that `threads` threads, which read memory, lose for each byte that `read` reads at a time.
+fn slowdown(threads: usize, mut read: impl FnMut() -> Option<f64>) -> Option<f64> {
+    let load = MemoryLoad::start(threads);
+    // Seconds and pieces, without reads and beside them.
+    let (mut alone, mut beside, mut bytes) = ((0.0, 0.0), (0.0, 0.0), 0.0);
+    let phase = |sum: &mut (f64, f64), work: &mut dyn FnMut(Instant) -> Option<()>| {
+        let (start, pieces) = (Instant::now(), load.pieces());
+        work(start)?;
+        sum.0 += start.elapsed().as_secs_f64();
+        sum.1 += (load.pieces() - pieces) as f64;
+        Some(())
+    };
+    for _ in 0..ROUNDS {
+        phase(&mut alone, &mut |_| {
+            thread::sleep(ROUND_TIME);
+            Some(())
+        })?;
+        phase(&mut beside, &mut |start| {
+            while start.elapsed() < ROUND_TIME {
+                bytes += read()?;
+            }
+            Some(())
+        })?;
+    }
+    let speed = (beside.1 / beside.0) / (alone.1 / alone.0).max(1e-9);
+    Some(beside.0 * (1.0 - speed).max(0.0) / f64::max(bytes, 1.0))
 }
 
 /// Bytes and seconds of reading all of `requests`, unless one fails; and their buffers.
@@ -159,12 +200,6 @@ fn batch(queue: &mut dyn ReadQueue, requests: Vec<ReadRequest>) -> (Option<(f64,
         buffers.push(done.buffer);
     }
     (whole.then(|| (bytes as f64, start.elapsed().as_secs_f64())), buffers)
-}
-
-/// Seconds of the processor that this process has taken, of all its threads.
-fn processor_time() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
 /// The mean of bytes, and those bytes at the median speed.
@@ -188,17 +223,17 @@ mod tests {
         assert_eq!(disk.seconds(0.0), 0.0);
         // Noise that says that more bytes take less time.
         let backwards = Disk::fit([(1e6, 3e-3), (6e6, 2e-3)], 0.0);
-        assert_eq!(backwards, Disk { latency: 0.0, bandwidth: 3e9, processor: 0.0 });
+        assert_eq!(backwards, Disk { latency: 0.0, bandwidth: 3e9, slowdown: 0.0 });
     }
 
     #[test]
     fn a_folder_can_be_tried() {
         let folder = tempfile::tempdir().unwrap();
         let (_, mut queue) = queue::open(None, 32).unwrap();
-        let disk = Disk::of_folder(folder.path(), &mut *queue, 1 << 20).unwrap();
+        let disk = Disk::of_folder(folder.path(), &mut *queue, 1 << 20, 2).unwrap();
         assert!(disk.bandwidth > 1e6 && disk.latency >= 0.0, "{disk:?}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         let nowhere = folder.path().join("none");
-        assert!(Disk::of_folder(&nowhere, &mut *queue, 1).is_err());
+        assert!(Disk::of_folder(&nowhere, &mut *queue, 1, 2).is_err());
     }
 }

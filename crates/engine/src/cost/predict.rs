@@ -7,9 +7,9 @@
 //! - max(0, R − C) where the misses had been guessed: reading began when the layer before had its own.
 //!
 //! The guessed share g weighs the two. The engine reads ahead only as many as fit the time in which the disk would be idle,
-//! (1 − H / C) · C, and one more; so many of the wrong guesses are read in vain. Reading takes the processor's time too,
-//! which adds to C. For one token m is binomial with the hit rate; for a prompt it is the expected number of distinct
-//! experts that are missing.
+//! (1 − H / C) · C, and one more; so many of the wrong guesses are read in vain. Reading slows computing too, by P
+//! seconds, which adds to C and shortens the waiting. For one token m is binomial with the hit rate; for a prompt it is the
+//! expected number of distinct experts that are missing.
 
 use super::disk::Disk;
 use super::popularity::Popularity;
@@ -99,8 +99,8 @@ pub struct Prediction {
 struct Waiting {
     /// Seconds of waiting.
     seconds: f64,
-    /// Seconds of the processor.
-    processor: f64,
+    /// Seconds by which computing takes longer.
+    slowdown: f64,
     /// Bytes read.
     bytes: f64,
 }
@@ -157,7 +157,7 @@ impl CostModel {
             for (missing, probability) in binomial(routed.top_k, 1.0 - hit_rate).into_iter().enumerate() {
                 let waiting = self.waiting(layer.token, routed, missing as f64);
                 stall += probability * waiting.seconds;
-                computing += probability * waiting.processor;
+                computing += probability * waiting.slowdown;
                 bytes += probability * waiting.bytes;
             }
         }
@@ -184,7 +184,7 @@ impl CostModel {
                 let (_, missing) = popularity.distinct(slots[routed.set], routed.experts, routed.top_k, rows);
                 seconds += self.copying(routed, popularity, Some(rows));
                 let waiting = self.waiting(computing, routed, missing);
-                seconds += waiting.seconds + waiting.processor;
+                seconds += waiting.seconds + waiting.slowdown;
             }
         }
         prompt.tokens.max(1) as f64 / seconds.max(1e-9)
@@ -201,10 +201,11 @@ impl CostModel {
         let in_vain = if self.guessed > 0.0 { (1.0 - self.guessed) * ahead } else { 0.0 };
         let bytes = (missing + in_vain) * expert_bytes;
         let reading = self.disk.seconds(bytes);
-        let after = |overlapping: f64| (reading - overlapping).max(0.0);
+        let slowdown = bytes * self.disk.slowdown;
+        let after = |overlapping: f64| (reading - overlapping - slowdown).max(0.0);
         let (guessed, asked) = (after(computing), after(computing * routed.overlapping));
         let waiting = self.guessed * guessed + (1.0 - self.guessed) * asked;
-        Waiting { seconds: waiting, processor: bytes * self.disk.processor, bytes }
+        Waiting { seconds: waiting, slowdown, bytes }
     }
 
     /// Seconds of copying experts to the device that computes, for one token or for the rows of a prompt.
@@ -231,7 +232,7 @@ mod tests {
     /// Two layers of 2 ms with four experts, one a token, and a head of 1 ms; reading an expert takes `read_ms`.
     fn model(read_ms: f64, guessed: f64) -> CostModel {
         let layer = |set| Layer { token: 2e-3, position: 1e-6, prompt: 1e-3, routed: Some(routed(set)) };
-        let disk = Disk { latency: 0.0, bandwidth: 1000.0 / (read_ms * 1e-3), processor: 0.0 };
+        let disk = Disk { latency: 0.0, bandwidth: 1000.0 / (read_ms * 1e-3), slowdown: 0.0 };
         CostModel { layers: vec![layer(0), layer(1)], head: 1e-3, disk, guessed, link: None }
     }
 
@@ -269,12 +270,15 @@ mod tests {
         near(all.stall, 2.0 * 0.5 * (10e-3 - 2e-3));
         near(all.decode, 1.0 / (5e-3 + all.stall));
         near(at(1.9, 1.0).stall, 0.0);
-        // The processor takes a millisecond for each of the two layers' misses.
-        let mut busy = model(10.0, 1.0);
-        busy.disk.processor = 1e-6;
-        let busy = busy.predict(&plan, Popularity::Uniform, PROMPT, 0);
-        near(busy.stall, all.stall);
-        near(1.0 / busy.decode, 1.0 / all.decode + 2.0 * 0.5 * 1e-3);
+        // Reads slow computing by a millisecond for each of the two layers' misses: nothing where it would wait anyway.
+        let slowed = |read_ms| {
+            let mut model = model(read_ms, 1.0);
+            model.disk.slowdown = 1e-6;
+            model.predict(&plan, Popularity::Uniform, PROMPT, 0)
+        };
+        near(slowed(10.0).stall, all.stall - 2.0 * 0.5 * 1e-3);
+        near(slowed(10.0).decode, all.decode);
+        near(1.0 / slowed(1.9).decode, 5e-3 + 2.0 * 0.5 * 1e-3);
         // Reads of 1 ms and 1 ms of idle time: two are read ahead however many are missing, half of them in vain.
         let none = Routed { top_k: 2, ..routed(0) };
         near(model(1.0, 0.5).waiting(2e-3, &none, 2.0).bytes, 3000.0);

@@ -61,24 +61,26 @@ pub fn cache_bytes() -> u64 {
     (0..5).filter_map(of).max().unwrap_or(32 << 20)
 }
 
-/// Tries the disk of `subject`, or that of the cache that it would be downloaded to.
-pub fn disk(subject: &Subject) -> Result<DiskProbe> {
+/// Tries the disk of `subject`, or that of the cache that it would be downloaded to, beside computing with `threads`.
+pub fn disk(subject: &Subject, threads: usize) -> Result<DiskProbe> {
     let options = Options::default();
     let (_, mut queue) =
         queue::open(options.read_queue, options.read_depth).context("cannot open a queue to read")?;
     let experts = &subject.model().experts;
     if subject.is_on_disk()
-        && let Some((disk, mode)) = Disk::of_store(experts, &mut *queue, None)
+        && let Some((disk, mode)) = Disk::of_store(experts, &mut *queue, None, threads)
     {
         return Ok(DiskProbe { disk, mode, on_model: true });
     }
     let expert_bytes = (0..experts.sets()).map(|set| experts.expert_bytes(ExpertSetId(set))).max();
     let folder = existing(Settings::from_environment().cache);
-    let tried = Disk::of_folder(&folder, &mut *queue, expert_bytes.unwrap_or(1 << 20));
+    let tried = Disk::of_folder(&folder, &mut *queue, expert_bytes.unwrap_or(1 << 20), threads);
     // A cache that cannot be written to is no reason not to say anything.
     let disk = match tried {
         Ok(disk) => disk,
-        Err(_) => Disk::of_folder(&std::env::temp_dir(), &mut *queue, expert_bytes.unwrap_or(1 << 20))?,
+        Err(_) => {
+            Disk::of_folder(&std::env::temp_dir(), &mut *queue, expert_bytes.unwrap_or(1 << 20), threads)?
+        }
     };
     Ok(DiskProbe { disk, mode: ReadMode::Direct, on_model: false })
 }

@@ -136,7 +136,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     };
     let needs = Needs::new(model, &*backend, args)?;
     let bar = machine::bar("trying this machine")?;
-    let disk = machine::disk(&subject)?;
+    let disk = machine::disk(&subject, threads)?;
     let bandwidth = memory_bandwidth(threads);
     let options = args.measure_options(model, &*backend, &needs, gpu.as_ref())?;
     let measured = measure(model, &*backend, &options, |done| {

@@ -268,7 +268,7 @@ impl Report<'_> {
                 "disk": {
                     "bandwidth": disk.disk.bandwidth,
                     "latency_seconds": disk.disk.latency,
-                    "processor_seconds_per_byte": disk.disk.processor,
+                    "slowdown_seconds_per_byte": disk.disk.slowdown,
                     "mode": disk.mode.to_string(),
                     "on_model": disk.on_model,
                 },
