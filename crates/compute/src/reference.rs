@@ -5,13 +5,14 @@
 
 mod compressed;
 mod hyper;
+mod ngrams;
 mod recurrent;
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 pub use compressed::{index_score, window_pool};
-pub use hyper::{hyper_collapse, hyper_expand, hyper_weights};
+pub use hyper::{gated_mean, hyper_collapse, hyper_expand, hyper_weights, stream_add, stream_gate};
 pub use recurrent::{DeltaToken, causal_conv1d, gated_delta_rule};
 
 use crate::backend::{
@@ -19,9 +20,9 @@ use crate::backend::{
     page_bytes, slot_bytes,
 };
 use crate::graph::{
-    Activation, Attention, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph,
-    GroupRank, LatentAttention, LatentWeights, Op, Output, Rope, RopeStyle, Route, Score, StateId, Value,
-    WeightId,
+    Activation, Attention, BlockInputs, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId,
+    Graph, GroupRank, LatentAttention, LatentWeights, Op, Output, Rope, RopeStyle, Route, Score, StateId,
+    Value, WeightId,
 };
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
@@ -332,7 +333,7 @@ impl Interpreter {
         &mut self,
         x: &Matrix,
         weight: &[f32],
-        kernel: usize,
+        [kernel, dilation]: [usize; 2],
         state: StateId,
         spans: &[Span<'_>],
     ) -> Matrix {
@@ -340,7 +341,7 @@ impl Interpreter {
         for span in spans {
             let mut held = self.state(state, span);
             for row in span.rows.clone() {
-                causal_conv1d(weight, kernel, &x[row], &mut held, &mut out[row]);
+                causal_conv1d(weight, kernel, dilation, &x[row], &mut held, &mut out[row]);
             }
             self.states.insert((state.0, span.slots.write), held);
         }
@@ -513,7 +514,8 @@ impl Executable for Interpreter {
                     let mut result = of(x).clone();
                     for row in &mut result {
                         let part = row.len() / groups;
-                        row.chunks_mut(part).for_each(|part| rms_norm(part, &weight, eps));
+                        let weights = weight.chunks(part).cycle();
+                        row.chunks_mut(part).zip(weights).for_each(|(part, w)| rms_norm(part, w, eps));
                     }
                     result
                 }
@@ -571,9 +573,9 @@ impl Executable for Interpreter {
                 Op::MoeExperts { x, routing, experts: set, mlp } => {
                     self.moe((set, mlp), of(x), &routings[routing.index], experts)?
                 }
-                Op::CausalConv1d { x, weight, kernel, state } => {
+                Op::CausalConv1d { x, weight, kernel, dilation, state } => {
                     let (x, weight) = (of(x).clone(), self.vector(weight)?);
-                    self.conv(&x, &weight, kernel, state, batch.spans)
+                    self.conv(&x, &weight, [kernel, dilation], state, batch.spans)
                 }
                 Op::GatedDeltaRule {
                     inputs: DeltaInputs { q, k, v, a, b },
@@ -652,7 +654,7 @@ impl Executable for Interpreter {
                 Op::CompressedAttention { inputs, cache } => {
                     let CompressedInputs { q, kv, entries, index, sinks } = inputs;
                     let sinks = self.vector(sinks)?;
-                    let index = index.map(|index| [index.q, index.k, index.weights].map(of));
+                    let index = index.map(|index| ([index.q, index.k].map(of), index.weights.map(of)));
                     let inputs = [q, kv, entries].map(of);
                     self.compressed_attention(cache.0, inputs, index, &sinks, batch.spans)
                 }
@@ -665,6 +667,33 @@ impl Executable for Interpreter {
                         routings[out.index].push(route_by_token(logits, &ids, &route));
                     }
                     continue;
+                }
+                Op::NGramEmbed { tables, ngrams, state } => {
+                    self.ngram_embed(&tables, &ngrams, state, batch)?
+                }
+                Op::ScaledSilu { x, factor } => {
+                    of(x).iter().map(|row| row.iter().map(|v| swiglu(v * factor, 1.0)).collect()).collect()
+                }
+                Op::GatedMean { x, gate, streams } => {
+                    of(x).iter().zip(of(gate)).map(|(x, gate)| gated_mean(x, gate, streams)).collect()
+                }
+                Op::StreamAdd { x, block, logits } => {
+                    let rows = of(x).iter().zip(of(block)).zip(of(logits));
+                    rows.map(|((x, block), logits)| stream_add(x, block, logits)).collect()
+                }
+                Op::StreamGate { keys, queries, value } => {
+                    let rows = of(keys).iter().zip(of(queries)).zip(of(value));
+                    rows.map(|((keys, queries), value)| stream_gate(keys, queries, value)).collect()
+                }
+                Op::WindowMean { x, window, state } => {
+                    let x = of(x).clone();
+                    self.window_mean(&x, window, state, batch.spans)
+                }
+                Op::BlockAttention { inputs, cache } => {
+                    let BlockInputs { q, k, v, index } = inputs;
+                    let weights = index.weights.map(of);
+                    let inputs = [q, k, v, index.q, index.k].map(of);
+                    self.block_attention(cache.0, inputs, weights, batch.spans)
                 }
                 Op::GatherRows { x } => {
                     batch.outputs.iter().map(|row| of(x)[*row as usize].clone()).collect()

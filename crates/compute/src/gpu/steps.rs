@@ -274,7 +274,9 @@ fn step(op: &Op, out: Output) -> Step {
         }
         Op::SigmoidGate { x, gate } => Step::SigmoidGate { x, gate, out },
         Op::Slice { x, groups, start, len } => Step::Slice { x, groups, start, len, out },
-        Op::CausalConv1d { x, weight, kernel, state } => Step::CausalConv1d { x, weight, kernel, state, out },
+        Op::CausalConv1d { x, weight, kernel, dilation: _, state } => {
+            Step::CausalConv1d { x, weight, kernel, state, out }
+        }
         Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state } => {
             Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out }
         }
@@ -289,6 +291,13 @@ fn step(op: &Op, out: Output) -> Step {
         | Op::HyperExpand { .. }
         | Op::WindowPool { .. }
         | Op::CompressedAttention { .. }
+        | Op::NGramEmbed { .. }
+        | Op::ScaledSilu { .. }
+        | Op::GatedMean { .. }
+        | Op::StreamAdd { .. }
+        | Op::StreamGate { .. }
+        | Op::WindowMean { .. }
+        | Op::BlockAttention { .. }
         | Op::RouteByToken { .. } => unreachable!("refused before lowering"),
     }
 }

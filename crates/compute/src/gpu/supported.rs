@@ -14,6 +14,15 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
             Some("hyper-connections")
         }
         Op::WindowPool { .. } | Op::CompressedAttention { .. } => Some("compressed attention"),
+        Op::ScaledSilu { .. } | Op::GatedMean { .. } | Op::StreamAdd { .. } | Op::StreamGate { .. } => {
+            Some("gated residual streams")
+        }
+        Op::NGramEmbed { .. } => Some("embeddings of n-grams"),
+        Op::WindowMean { .. } | Op::BlockAttention { .. } => Some("attention over chosen blocks"),
+        Op::CausalConv1d { dilation: 2.., .. } => Some("convolutions with dilation"),
+        Op::RmsNorm { x, weight, groups: 2.., .. } if graph.weights()[weight.0].matrix.cols == x.width => {
+            Some("norms of parts with a weight each")
+        }
         Op::RouteByToken { .. } => Some("routing by token"),
         Op::Route { route, .. } if route.score == Score::SqrtSoftplus => Some("routing by √softplus"),
         Op::MoeExperts { mlp, .. } if matches!(mlp.activation, Activation::LimitedSwiGlu { .. }) => {

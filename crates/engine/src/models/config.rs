@@ -305,6 +305,26 @@ impl<'a> Config<'a> {
         self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
     }
 
+    /// The number that random numbers are made from: whole and not negative, or nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn seed(&self, key: &str) -> Result<Option<u64>> {
+        self.optional(key, "a whole number", Value::as_u64)
+    }
+
+    /// A token's id, or the first of several; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn token(&self, key: &str) -> Result<Option<u32>> {
+        let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+        self.optional(key, "a token's id or a list of them", |v| match v {
+            Value::Array(ids) => id(ids.first()?),
+            other => id(other),
+        })
+    }
+
     /// Checks what no family asks for by itself: objects that are none, and an activation that no family has.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen4_exp;
 pub mod recorder;
 pub mod rope;
 mod solar_open;
@@ -70,6 +71,7 @@ pub const FAMILIES: &[Family] = &[
     ernie4_5_moe::FAMILY,
     deepseek_v32::FAMILY,
     deepseek_v4::FAMILY,
+    qwen4_exp::FAMILY,
 ];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.

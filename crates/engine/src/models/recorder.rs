@@ -465,6 +465,15 @@ impl Recorder {
         Ok(self.graph.rms_norm(x, weight, groups, eps)?)
     }
 
+    /// As [`Recorder::rms_norm`], with weights of its own for each part.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn rms_norm_each(&mut self, x: Value, module: &str, groups: usize, eps: f32) -> Result<Value> {
+        let weight = self.constants(&format!("{module}.weight"), &[x.width()], self.norms)?;
+        Ok(self.graph.rms_norm(x, weight, groups, eps)?)
+    }
+
     /// The bias of a linear layer of `rows` outputs, if the checkpoint has one for such layers.
     fn stored_bias(&mut self, module: &str, rows: usize) -> Result<Option<StoredWeight>> {
         let found = self.stored_vector(module, "bias", rows, Need::Optional)?;

@@ -2,7 +2,7 @@
 
 use moeflux_compute::graph::{
     self, CompressedAttention, CompressedInputs, EntryIndex, IndexInputs, Placement, Precision, RopeStyle,
-    Value, WindowPool,
+    TokenForm, Value, WindowPool,
 };
 
 use super::Shape;
@@ -157,6 +157,7 @@ impl Attention {
                 false => None,
             };
             let shape = CompressedAttention {
+                form: TokenForm::Shared,
                 heads,
                 head_dim: dim,
                 scale,
@@ -211,7 +212,7 @@ impl Attention {
         let q = r.graph.placed_rope(q, heads, self.ropes[1], place)?;
         let weights = name("compressor.indexer.scorer.weights_proj");
         let weights = r.linear(h, &weights, heads, Precision::F32)?;
-        Ok(IndexInputs { q, k, weights })
+        Ok(IndexInputs { q, k, weights: Some(weights) })
     }
 }
 
