@@ -22,13 +22,15 @@ mod ngrams;
 mod op;
 mod recurrent;
 
-pub use attention::{Attention, LatentAttention, LatentWeights, Rope, RopeStyle};
+pub use attention::{Attention, LatentAttention, LatentWeights, PositionScale, Rope, RopeStyle};
 pub use builder::GraphBuilder;
 pub use compressed::{
     BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, IndexInputs, Placement, TokenForm,
     WindowPool,
 };
-pub use experts::{Activation, ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, Route, Score};
+pub use experts::{
+    Activation, ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, Route, Score, Weighted,
+};
 pub use hyper::HyperConnection;
 pub use ngrams::NGrams;
 pub use op::{Node, Op, Output};

@@ -74,6 +74,7 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         | Op::CausalConv1d { x, .. }
         | Op::UnitNorm { x, .. }
         | Op::PlacedRope { x, .. }
+        | Op::PositionScale { x, .. }
         | Op::GroupedLinear { x, .. }
         | Op::Repeat { x, .. }
         | Op::ScaledSilu { x, .. }

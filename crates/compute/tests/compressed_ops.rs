@@ -13,9 +13,10 @@ use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::{
-    Activation, BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, ExpertMlp, ExpertSet,
-    ExpertSetId, Graph, GraphBuilder, HyperConnection, IndexInputs, MatrixSpec, NGrams, Placement, Precision,
-    Rope, RopeStyle, Route, Score, TokenForm, Value, WeightId, WindowPool,
+    Activation, Attention, BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, ExpertMlp,
+    ExpertSet, ExpertSetId, Graph, GraphBuilder, HyperConnection, IndexInputs, MatrixSpec, NGrams, Placement,
+    PositionScale, Precision, Rope, RopeStyle, Route, Score, TokenForm, Value, WeightId, Weighted,
+    WindowPool,
 };
 use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
@@ -392,6 +393,37 @@ fn tokens_before() {
     }
 }
 
+#[test]
+fn chunks_and_values_of_another_width() {
+    let grouped = Attention::grouped(6, 2, 12, 0.4);
+    let shapes = [
+        Attention { chunk: Some(1), ..grouped },
+        Attention { chunk: Some(7), ..grouped },
+        Attention { chunk: Some(PAGE_TOKENS + 1), ..grouped },
+        Attention { chunk: Some(50), window: Some(9), ..grouped },
+        Attention { value_dim: 5, ..grouped },
+        Attention { value_dim: 20, window: Some(30), ..grouped },
+    ];
+    for shape in shapes {
+        let mut r = Recorder::new();
+        let [q, k] = [shape.heads, shape.kv_heads].map(|heads| r.input(heads * shape.head_dim));
+        let (v, sinks) = (r.input(shape.kv_heads * shape.value_dim), r.vector(shape.heads));
+        let out = r.graph.attention_with_sinks(q, k, v, shape, Some(sinks)).unwrap();
+        check(&format!("{shape:?}"), &r.finish(out));
+    }
+    for scale in [
+        PositionScale { base: 1.0, slope: 0.3, offset: 1, period: 13 },
+        PositionScale { base: 1.0, slope: 0.3, offset: 0, period: 1 },
+        PositionScale::constant(0.7),
+    ] {
+        let mut r = Recorder::new();
+        let x = r.input(10);
+        let out = r.graph.position_scale(x, scale);
+        check(&format!("{scale:?}"), &r.finish(out));
+    }
+    assert!((PositionScale { base: 1.0, slope: 0.1, offset: 1, period: 4 }.at(8) - 1.10986).abs() < 1e-5);
+}
+
 /// As [`check`], without f16.
 fn check_f32(name: &str, case: &Case) {
     let right = run(case, &Reference, KvType::F32, 1000);
@@ -434,7 +466,9 @@ fn routes() {
                 });
                 r.experts.push(tensors);
             }
-            let mlp = ExpertMlp { activation: Activation::LimitedSwiGlu { limit: 0.8 }, biases: None };
+            let activation = Activation::LimitedSwiGlu { limit: 0.8 };
+            let weighted = if by_token { Weighted::Output } else { Weighted::Input };
+            let mlp = ExpertMlp { activation, biases: None, weighted };
             let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
             check(&format!("{score:?} by token: {by_token}"), &r.finish(out));
         }

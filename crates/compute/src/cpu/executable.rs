@@ -400,7 +400,7 @@ impl CpuExecutable {
                 let mut buffer = self.take(out, rows);
                 let mut moe = std::mem::take(&mut self.moe);
                 let biases = mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| &self.vectors[id.0][..]));
-                let body = ExpertBody { activation: mlp.activation, biases };
+                let body = ExpertBody { activation: mlp.activation, biases, weighted: mlp.weighted };
                 let outcome = moe_experts(
                     &self.context,
                     &mut moe,
@@ -440,6 +440,14 @@ impl CpuExecutable {
                         let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
                         vector::scale(simd, 1.0 / (mean + eps).sqrt(), part);
                     }
+                });
+            }
+            Op::PositionScale { x, scale } => {
+                let positions: Vec<usize> =
+                    batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
+                self.map_rows(out, rows, |this, row, out| {
+                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                    vector::scale(simd, scale.at(positions[row]), out);
                 });
             }
             Op::PlacedRope { x, heads, rope, place } => {

@@ -37,6 +37,7 @@ pub(super) fn name(graph: &Graph, nodes: Range<usize>) -> String {
         Op::GatedDeltaRule { .. } => "gated_delta_rule",
         Op::UnitNorm { .. } => "unit_norm",
         Op::PlacedRope { .. } => "placed_rope",
+        Op::PositionScale { .. } => "position_scale",
         Op::GroupedLinear { .. } => "grouped_linear",
         Op::LimitedSwiGlu { .. } => "limited_swiglu",
         Op::Repeat { .. } => "repeat",

@@ -283,6 +283,7 @@ fn step(op: &Op, out: Output) -> Step {
         Op::GatherRows { x } => Step::GatherRows { x, out },
         Op::UnitNorm { .. }
         | Op::PlacedRope { .. }
+        | Op::PositionScale { .. }
         | Op::GroupedLinear { .. }
         | Op::LimitedSwiGlu { .. }
         | Op::Repeat { .. }

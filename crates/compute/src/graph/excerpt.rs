@@ -301,6 +301,7 @@ impl<'a> Excerpt<'a> {
                 }
             }
             Op::UnitNorm { x, groups, eps } => Op::UnitNorm { x: self.value(x)?, groups, eps },
+            Op::PositionScale { x, scale } => Op::PositionScale { x: self.value(x)?, scale },
             Op::PlacedRope { x, heads, rope, place } => {
                 Op::PlacedRope { x: self.value(x)?, heads, rope, place }
             }

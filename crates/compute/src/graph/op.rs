@@ -2,8 +2,8 @@
 
 use super::{
     BlockInputs, CacheId, CompressedCacheId, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp,
-    ExpertSetId, HyperConnection, LatentCacheId, LatentWeights, NGrams, Placement, Precision, Route, Routing,
-    StateId, Value, WeightId, WindowPool,
+    ExpertSetId, HyperConnection, LatentCacheId, LatentWeights, NGrams, Placement, PositionScale, Precision,
+    Route, Routing, StateId, Value, WeightId, WindowPool,
 };
 
 /// One recorded operation. Inputs are named; the output is [`Node::out`] or, for a route, its routing.
@@ -51,7 +51,7 @@ pub enum Op {
         q: Value,
         /// (tokens, kv_heads · head_dim).
         k: Value,
-        /// (tokens, kv_heads · head_dim).
+        /// (tokens, kv_heads · value_dim).
         v: Value,
         /// Where keys and values live.
         cache: CacheId,
@@ -168,6 +168,13 @@ pub enum Op {
         groups: usize,
         /// Added to the mean square.
         eps: f32,
+    },
+    /// Rows times a factor that depends on the token's position.
+    PositionScale {
+        /// (rows, width).
+        x: Value,
+        /// Factors.
+        scale: PositionScale,
     },
     /// Rotary position embedding at other channels or by other angles than [`Op::Rope`].
     PlacedRope {

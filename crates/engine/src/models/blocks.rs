@@ -238,13 +238,9 @@ pub fn attention(
     }
     q = r.graph.rope(q, d.heads, kind.rope)?;
     k = r.graph.rope(k, d.kv_heads, kind.rope)?;
-    let shape = Attention {
-        heads: d.heads,
-        kv_heads: d.kv_heads,
-        head_dim: d.head_dim,
-        scale: (d.head_dim as f32).sqrt().recip(),
-        window: kind.window,
-    };
+    let scale = (d.head_dim as f32).sqrt().recip();
+    let shape =
+        Attention { window: kind.window, ..Attention::grouped(d.heads, d.kv_heads, d.head_dim, scale) };
     let sinks = r.sinks(layer, d.heads)?;
     let mixed = r.graph.attention_with_sinks(q, k, v, shape, sinks)?;
     let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;

@@ -218,7 +218,7 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
     let pairing = if gguf { family.gguf_pairing } else { HeadPairing::Grouped };
     let linear = Linear::new(config, pairing, OutputGate::Silu)?;
     let scale = (d.head_dim as f32).sqrt().recip();
-    let shape = Attention { heads: d.heads, kv_heads: d.kv_heads, head_dim: d.head_dim, scale, window: None };
+    let shape = Attention::grouped(d.heads, d.kv_heads, d.head_dim, scale);
     let is_linear = linear_layers(config, d.layers)?;
     let (experts, top_k) = blocks::expert_counts(config, None)?;
     let moe = Moe {

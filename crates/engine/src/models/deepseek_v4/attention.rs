@@ -145,7 +145,7 @@ impl Attention {
         let scale = (dim as f32).sqrt().recip();
         let mixed = if kind == Kind::Sliding {
             let window = Some(self.window);
-            let shape = graph::Attention { heads, kv_heads: 1, head_dim: dim, scale, window };
+            let shape = graph::Attention { window, ..graph::Attention::grouped(heads, 1, dim, scale) };
             r.graph.attention_with_sinks(q, kv, kv, shape, Some(sinks))?
         } else {
             let sparse = kind == Kind::Sparse;

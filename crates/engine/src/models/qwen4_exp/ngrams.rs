@@ -106,32 +106,42 @@ impl<'a> LayerEmbeddings<'a> {
         let vocab_size = self.config.size("vocab_size")? as u64;
         let head_rows: Vec<u64> = (0..self.heads).map(|_| self.next_prime()).collect();
         let ngrams = NGrams { multipliers: self.multipliers(place, vocab_size), head_rows, end: self.end };
+        // Checkpoints hold what follows from the configuration, too.
+        let firsts = ngrams.head_rows.iter().scan(0, |sum, rows| {
+            *sum += rows;
+            Some(*sum - rows)
+        });
+        let stored = [
+            ("layer_multipliers", ngrams.multipliers.clone()),
+            ("ngram_heads_vocab_sizes", ngrams.head_rows.clone()),
+            ("ngram_heads_offsets", firsts.collect()),
+        ];
+        for (name, expected) in stored {
+            let name = format!("model.layers.{layer}.ple.ple_embedding.{name}");
+            let found = r.whole_numbers(&name, expected.len())?;
+            if let Some(found) = found.filter(|found| *found != expected) {
+                let (expected, got) = (format!("{expected:?}"), format!("{found:?}"));
+                return Err(Error::Tensor { path: self.config.path().into(), tensor: name, expected, got });
+            }
+        }
         let rows = usize::try_from(ngrams.rows()).unwrap_or(usize::MAX);
         let tables = self.tables(r, layer, rows)?;
-        let stored: usize = tables.iter().map(|table| r.graph.matrix(*table).rows).sum();
-        if stored < rows {
-            return Err(Error::Tensor {
-                path: self.config.path().into(),
-                tensor: format!("model.layers.{layer}.ple.ple_embedding.ngram_embedding"),
-                expected: format!("at least {rows} rows"),
-                got: format!("{stored}"),
-            });
-        }
         Ok(r.graph.ngram_embed(tables, ngrams)?)
     }
 
     /// The parts of a layer's table of so many rows: shards, as checkpoints are published, or one tensor.
     fn tables(&self, r: &mut Recorder, layer: usize, rows: usize) -> Result<Vec<WeightId>> {
         let module = format!("model.layers.{layer}.ple.ple_embedding.ngram_embedding");
-        let width = self.width / self.heads;
-        let shard = |index: usize| format!("{module}.shard_{index}");
-        if !r.has(&shard(0)) {
-            let step = self.config.optional_size("make_ngram_vocab_size_divisible_by")?.unwrap_or(128);
-            let padded = rows.checked_next_multiple_of(step).unwrap_or(rows);
+        let (width, shard) = (self.width / self.heads, |index: usize| format!("{module}.shard_{index}"));
+        let size = |key, default| self.config.optional_size(key).map(|found| found.unwrap_or(default));
+        let padded = rows.next_multiple_of(size("make_ngram_vocab_size_divisible_by", 128)?);
+        if !r.has(&shard(0)) && !r.has(&shard(1)) {
             return Ok(vec![r.matrix(&module, Some(padded), width)?]);
         }
-        let shards = (0..).map(shard).take_while(|name| r.has(name)).collect::<Vec<_>>();
-        shards.iter().map(|name| r.matrix(name, None, width)).collect()
+        // Shards are alike, but the last.
+        let each = padded.div_ceil(size("split_ngram_parts", 512)?);
+        let part = |first: usize| r.matrix(&shard(first / each), Some(each.min(padded - first)), width);
+        (0..padded).step_by(each).map(part).collect()
     }
 
     /// The next prime after the last one.
