@@ -596,7 +596,20 @@ def llama4_text(d: Draw) -> dict[str, Any]:
     d.maybe(config, "attention_bias", True)
     if config["interleave_moe_layer_step"] > layers:
         config["interleave_moe_layer_step"] = 1
-    d.only(gguf=False, mlx=False)
+    if d.chance():
+        # What llama.cpp takes to be always so.
+        config |= {
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "attn_temperature_tuning": True,
+            "use_qk_norm": True,
+            "no_rope_layer_interval": 4,
+        }
+        config.pop("no_rope_layers", None)
+        d.only(mlx=False)
+    else:
+        d.only(gguf=False, mlx=False)
     return config
 
 
