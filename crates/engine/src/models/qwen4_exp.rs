@@ -108,8 +108,8 @@ impl Indexed {
         let stride = self.shape.stride;
         hybrid::gated_attention(r, d, layer, h, self.rope, |r, [q, k, v]| {
             let both = module("index_qk_proj");
-            let index_q = r.linear_part(h, &both, rows, &[0..q_width], Precision::Fast)?;
-            let index_k = r.linear_part(h, &both, rows, &[q_width..rows], Precision::Fast)?;
+            let mut part = |range| r.linear_part(h, &both, rows, &[range], Precision::Fast);
+            let (index_q, index_k) = (part(0..q_width)?, part(q_width..rows)?);
             let index_q = r.rms_norm(index_q, &module("q_layernorm"), heads, d.eps)?;
             let index_q = r.graph.rope(index_q, heads, self.rope)?;
             let mean = r.graph.window_mean(index_k, stride)?;
