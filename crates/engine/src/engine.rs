@@ -395,6 +395,11 @@ impl Engine {
         Ok(slot)
     }
 
+    /// Calls `task` with 0, 1, … below `count` on the threads that compute.
+    pub(crate) fn run_tasks(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.executable.run_tasks(count, task);
+    }
+
     /// Starts measuring where the executable's time goes, or stops.
     pub fn set_profiling(&mut self, on: bool) {
         self.executable.set_profiling(on);
