@@ -41,8 +41,7 @@ impl Drop for Closing<'_> {
         let mut queue = lock(&self.0.queue);
         queue.closed = true;
         queue.jobs.clear();
-        drop(queue);
-        lock(&self.0.figures).running = 0;
+        queue.running = 0;
     }
 }
 
@@ -130,19 +129,12 @@ impl<'t> Worker<'t> {
             count += u64::from(sequence.is_cancelled());
             !sequence.is_cancelled()
         });
-        let (gone, running) = std::mem::take(&mut self.running).into_iter().partition(Sequence::is_cancelled);
-        self.running = running;
-        for sequence in gone {
+        for sequence in self.running.extract_if(.., |sequence| sequence.is_cancelled()) {
             count += 1;
-            self.keep(sequence.session, None);
+            self.prefixes.keep(sequence.session, None);
         }
-        lock(&self.shared.figures).cancelled += count;
-    }
-
-    /// Keeps a session for what may go on from it.
-    fn keep(&mut self, session: Session, conversation: Option<String>) {
-        if session.position() > 0 {
-            self.prefixes.keep(session, conversation);
+        if count > 0 {
+            lock(&self.shared.figures).cancelled += count;
         }
     }
 
@@ -200,6 +192,7 @@ impl<'t> Worker<'t> {
                 shared >= known.max(s.session.position()) + SHARED_PREFIX
             })
         })?;
+        queue.running += 1;
         queue.jobs.remove(index)
     }
 
@@ -446,7 +439,7 @@ impl<'t> Worker<'t> {
         figures.finished += 1;
         figures.duration.add(usage.total.as_secs_f64());
         drop(figures);
-        self.keep(session, conversation);
+        self.prefixes.keep(session, conversation);
         let stopped_by = decoding.stopped_by().map(str::to_owned);
         sink(Event::Done(Done { finish, stopped_by, usage, warning }));
     }
@@ -472,10 +465,11 @@ impl<'t> Worker<'t> {
         running.sort_unstable();
         running.dedup();
         let mut figures = lock(&self.shared.figures);
-        figures.running = self.running.len() + self.put_back.len();
         figures.pages_used = used;
         figures.pages_running = running.len();
         figures.kept_sessions = self.prefixes.len();
+        drop(figures);
+        lock(&self.shared.queue).running = self.running.len() + self.put_back.len();
     }
 }
 
