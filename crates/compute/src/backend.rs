@@ -258,7 +258,7 @@ pub trait Executable: Send {
 
 /// Bytes of one page over all attention layers of `graph`.
 pub fn page_bytes(graph: &Graph, kv_type: KvType) -> usize {
-    let keys_values: usize = graph.caches().iter().map(|c| 2 * c.kv_heads * c.head_dim).sum();
+    let keys_values: usize = graph.caches().iter().map(|c| c.kv_heads * (c.head_dim + c.value_dim)).sum();
     let latents: usize = graph.latent_caches().iter().map(|c| c.rank + c.rope).sum();
     let compressed: usize = graph.compressed_caches().iter().map(|c| c.page_elements()).sum();
     ((keys_values + latents) * PAGE_TOKENS + compressed) * kv_type.bytes()
