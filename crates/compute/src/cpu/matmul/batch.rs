@@ -208,7 +208,7 @@ pub(super) fn multiply<I: Isa, F: Format>(isa: I, job: &Job<'_>, format: F, x: &
                     }
                 }
                 for (tile, rows) in tiles.iter_mut().zip(&rows) {
-                    isa.call(Decode(Scales { format, rows, cols: (col, n), tile: &mut **tile }));
+                    isa.call(Decode(Scales { format, rows, cols: (col, n), tile }));
                 }
                 let len = range.len();
                 let words = &packed.words[len * col / 4..][..len * n / 4];

@@ -74,7 +74,7 @@ impl<I: Isa, F: Format> Product<I> for Float<'_, F> {
         sums: &mut [Sums; N],
     ) {
         let x = tokens.map(|token| &self.x[token * self.cols..][col..col + n]);
-        isa.call(MultiplyValues { values: &self.values, n, x, sums });
+        isa.call(MultiplyValues { values: self.values, n, x, sums });
     }
 }
 
