@@ -198,6 +198,12 @@ pub trait Executable: Send {
     fn run(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, logits: &mut Vec<f32>)
     -> Result<()>;
 
+    /// Calls `task` with 0, 1, … below `count`, maybe on several threads: what the host has to do between two batches, on
+    /// the threads that would stand idle meanwhile.
+    fn run_tasks(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        (0..count).for_each(task);
+    }
+
     /// Starts measuring where time goes, or stops and forgets. What cannot measure does nothing.
     fn set_profiling(&mut self, _on: bool) {}
 

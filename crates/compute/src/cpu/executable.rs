@@ -647,6 +647,10 @@ impl Executable for CpuExecutable {
         Ok(())
     }
 
+    fn run_tasks(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.context.pool.run(count, task);
+    }
+
     fn set_profiling(&mut self, on: bool) {
         self.profile = on.then(Profile::default);
     }
