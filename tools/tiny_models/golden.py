@@ -6,6 +6,7 @@ metadata.
 """
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,12 @@ import transformers
 from compare_logits import compare
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 
 from .weights import correction_biases
+
+# Published as a part of multimodal models only, so transformers does not list it.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 # Largest accepted |f32 - f64| / max |f64| and smallest accepted gap, in router logits, between the last
 # expert chosen and the first one left out.
@@ -65,8 +70,26 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
         for position, row in enumerate(scores[0]):
             margin = min(margin, gap(row[None, : (position + 1) // stride], config.index_topk))
 
+    def choice_of_blocks(module: torch.nn.Module, inputs: Any, _: torch.Tensor) -> None:
+        nonlocal margin
+        hidden, (cos, sin) = inputs[:2]
+        count = hidden.shape[1] // module.compress_ratio * module.compress_ratio
+        q, k = module.index_qk_proj(hidden)[0].split([module.index_n_heads * module.index_head_dim, module.index_head_dim], -1)
+        q = module.q_layernorm(q.unflatten(-1, (-1, module.index_head_dim)))
+        k = module.k_layernorm(k[:count].unflatten(0, (-1, module.compress_ratio)).mean(1))
+        rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
+        q = rotate(q, cos=cos[0], sin=sin[0])
+        starts = slice(None, count, module.compress_ratio)
+        k = rotate(k[:, None], cos=cos[0, starts], sin=sin[0, starts])[:, 0]
+        scores = (q @ k.T).relu().sum(1) / module.index_head_dim**0.5
+        for position, row in enumerate(scores):
+            blocks = (position + 1) // module.compress_ratio
+            margin = min(margin, gap(row[None, :blocks], module.block_topk))
+
     scorers = [m for m in model.modules() if type(m).__name__ == "DeepseekV4IndexerScorer"]
     hooks = [module.register_forward_hook(choice_of_entries) for module in scorers]
+    indexers = [m for m in model.modules() if type(m).__name__ == "Qwen4ExpTextQSAIndexer"]
+    hooks += [module.register_forward_hook(choice_of_blocks) for module in indexers]
     with torch.no_grad():
         outputs = model(tokens[None], use_cache=False, output_router_logits=True)
     for hook in hooks:
@@ -79,6 +102,9 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
         elif config.model_type == "deepseek_v2":
             ranks = ranks.softmax(dim=-1)
             best = 1
+        elif config.model_type == "mistral4":
+            ranks = ranks.softmax(dim=-1)
+            best = 2
         if limited_to_groups(config):
             groups = ranks.unflatten(-1, (config.n_group, -1))
             scores = groups.topk(best, dim=-1).values.sum(dim=-1)

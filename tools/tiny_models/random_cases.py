@@ -542,6 +542,120 @@ def qwen2_moe(d: Draw) -> dict[str, Any]:
     return config
 
 
+def qwen4_exp_text(d: Draw) -> dict[str, Any]:
+    config = qwen3_next(d)
+    for key in ("intermediate_size", "mlp_only_layers", "full_attention_interval"):
+        config.pop(key, None)
+    layers = config["num_hidden_layers"]
+    kinds = {"linear_attention": "linear_attention", "full_attention": "indexed_attention"}
+    config["layer_types"] = [kinds[kind] for kind in config["layer_types"]]
+    linear = [layer + 1 for layer, kind in enumerate(config["layer_types"]) if kind == "linear_attention"]
+    size, each = d.rng.randint(2, 4), d.rng.randint(1, 3)
+    ratio = d.rng.randint(1, 9)
+    config |= {
+        "hc_count": d.rng.randint(2, 5),
+        "hc_lowrank": d.width(1, 20),
+        "ple_layer_ids": sorted(d.rng.sample(linear, d.rng.randint(0, len(linear)))),
+        "ple_embed_dim": (size - 1) * each * d.width(1, 9),
+        "ple_conv_kernel_size": d.rng.randint(2, 5),
+        "ngram_size": size,
+        "heads_per_ngram": each,
+        "ngram_vocab_size_base": d.rng.randint(2, 99),
+        "make_ngram_vocab_size_divisible_by": d.pick(1, 8, 128),
+        "split_ngram_parts": d.rng.randint(1, 6),
+        "seed": d.rng.randint(0, 10**12),
+        "indexer_n_heads": d.rng.randint(1, 9),
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": config["head_dim"] + d.rng.randint(0, 5),
+        "indexer_budget": ratio * d.pick(3, 8, 150, 150),
+        "indexer_compress_ratio": ratio,
+        "output_gate_type": d.pick(None, "silu", "sigmoid"),
+        "eos_token_id": d.rng.randint(0, TOKENIZER_SIZE - 1),
+    }
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def llama4_text(d: Draw) -> dict[str, Any]:
+    config = d.base(layers=5) | d.heads() | d.experts("num_local_experts")
+    layers = config["num_hidden_layers"]
+    rope = d.rope(config["head_dim"], kinds=("default", "llama3", "llama3", "linear", "yarn"))
+    config |= {
+        "intermediate_size": d.width(3, 40),
+        "intermediate_size_mlp": d.width(3, 60),
+        "attention_chunk_size": d.pick(1, 13, 64, 65, 8192),
+        "floor_scale": d.pick(5, 30, 8192),
+        "attn_scale": d.pick(0.1, 0.5),
+        "attn_temperature_tuning": d.chance(0.8),
+        "use_qk_norm": d.chance(0.7),
+        "interleave_moe_layer_step": d.pick(1, 1, 2),
+        "no_rope_layer_interval": d.pick(2, 3, 4),
+        "rope_parameters": rope,
+    }
+    d.maybe(config, "no_rope_layers", [d.rng.randint(0, 1) for _ in range(layers)])
+    d.maybe(config, "attention_bias", True)
+    if config["interleave_moe_layer_step"] > layers:
+        config["interleave_moe_layer_step"] = 1
+    if d.chance():
+        # What llama.cpp takes to be always so.
+        config |= {
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "attn_temperature_tuning": True,
+            "use_qk_norm": True,
+            "no_rope_layer_interval": 4,
+        }
+        config.pop("no_rope_layers", None)
+        d.only(mlx=False)
+    else:
+        d.only(gguf=False, mlx=False)
+    return config
+
+
+def mimo_v2_flash(d: Draw) -> dict[str, Any]:
+    config = d.base(layers=5) | d.heads() | d.groups()
+    layers = config["num_hidden_layers"]
+    config["num_attention_heads"] *= 2
+    ropes = {}
+    for kind in ("full_attention", "sliding_attention"):
+        part = d.pick(0.334, 0.5, 1.0)
+        while int(config["head_dim"] * part) == 0:
+            part = 1.0
+        ropes[kind] = d.rope(2, kinds=("default",)) | {"partial_rotary_factor": part}
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "v_head_dim": d.width(1, 30),
+        "sliding_window": d.pick(1, 9, 33, 129),
+        "attention_value_scale": d.pick(0.707, 0.5, None),
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        "layer_types": [d.pick(*ropes) for _ in range(layers)],
+        "mlp_layer_types": ["sparse", *(d.pick("sparse", "dense") for _ in range(layers - 1))],
+        "rope_parameters": ropes,
+    }
+    d.maybe(config, "attention_bias", True)
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def mistral4(d: Draw) -> dict[str, Any]:
+    config = _latent(d)
+    config |= {"norm_topk_prob": d.chance(0.7), "routed_scaling_factor": d.pick(1.0, 2.5)}
+    # transformers rotates all channels of a head without scaling, of which there are too many.
+    while (rope := d.rope(config["qk_rope_head_dim"], kinds=("yarn",))).get("truncate") is False:
+        pass
+    config["rope_parameters"] = rope
+    rope["llama_4_scaling_beta"] = d.pick(0.1, 0.5)
+    rope.setdefault("original_max_position_embeddings", d.rng.randint(8, 64))
+    if config["first_k_dense_replace"] == config["num_hidden_layers"]:
+        config["first_k_dense_replace"] = 0
+    d.maybe(config, "rope_interleave", False)
+    d.only(gguf=False, mlx=False)
+    return config
+
+
 FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     draw.__name__: draw
     for draw in (
@@ -564,6 +678,10 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         glm_moe_dsa,
         deepseek_v4,
         ernie4_5_moe,
+        qwen4_exp_text,
+        llama4_text,
+        mimo_v2_flash,
+        mistral4,
     )
 }
 
@@ -587,7 +705,7 @@ def draw_case(family: str, seed: int) -> RandomCase:
         max_shard_bytes=None if multimodal else d.pick(None, 60_000),
         # Without scaling, keys of older configurations would stand for gpt-oss's own.
         published_keys=d.chance()
-        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa")
+        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa", "qwen4_exp_text", "mimo_v2_flash", "mistral4")
         and (family != "gpt_oss" or config["rope_parameters"]["rope_type"] != "default"),
         multimodal=multimodal,
         tokenizer_size=TOKENIZER_SIZE,

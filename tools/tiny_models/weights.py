@@ -26,7 +26,7 @@ TIED_LOGIT_STD = 3.0
 # Decay rates of linear attention: from states that last for the whole golden to ones that last a few tokens.
 DECAY_RANGE = (0.005, 2.0)
 # Norms whose weight is added to one.
-ZERO_CENTRED_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm")
+ZERO_CENTRED_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm", "Qwen4ExpTextRMSNorm")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ CORRECTION_BIASES = {
     "glm_moe_dsa": CorrectionBias(std=0.2, float32=False),
     "hy_v3": CorrectionBias(std=0.3, float32=True),
     "solar_open": CorrectionBias(std=0.3, float32=True),
+    "mimo_v2_flash": CorrectionBias(std=0.2, float32=False),
     "minimax_m2": CorrectionBias(std=0.3, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
@@ -76,7 +77,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     zero_centred = zero_centred_norms(model)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
-            if name.endswith("norm.weight"):
+            if name.endswith("norm.weight") or name in zero_centred:
                 uniform = torch.rand(parameter.shape, generator=generator) * 2 - 1
                 parameter.copy_((0 if name in zero_centred else 1) + NORM_SPREAD * uniform)
             elif name.endswith(".A_log"):
@@ -92,7 +93,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 normal(parameter, BIAS_STD)
             elif "embed_tokens" in name:
                 normal(parameter, min(EMBEDDING_STD, TIED_LOGIT_STD / parameter.shape[-1] ** 0.5))
-            elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+            elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "feed_forward.router.weight")):
                 normal(parameter, ROUTER_GAIN / parameter.shape[-1] ** 0.5)
             else:
                 normal(parameter, MATRIX_GAIN / parameter.shape[-1] ** 0.5)

@@ -259,7 +259,14 @@ impl EngineArgs {
 
     /// Opens a model without its tokenizer, with a progress bar where a person watches.
     pub fn open(&self, model: &Path, default: Activations) -> Result<Engine> {
+        self.open_shared(model, default, Sharing { sequences: 1, kv_tokens: None })
+    }
+
+    /// As [`EngineArgs::open`], for several sequences at the same time.
+    pub fn open_shared(&self, model: &Path, default: Activations, sharing: Sharing) -> Result<Engine> {
         let (backend, options) = self.resolve(default)?;
+        let Sharing { sequences, kv_tokens } = sharing;
+        let options = Options { sequences, kv_tokens, ..options };
         let bar = loading_bar()?;
         let engine = Engine::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();

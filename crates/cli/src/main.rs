@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", describe(&error));
+            eprintln!("error: {}", describe_end(&error));
             ExitCode::FAILURE
         }
     }
@@ -106,12 +106,42 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 /// An error with its causes, without those that a message already ends with.
 fn describe(error: &anyhow::Error) -> String {
+    join_causes(error, |cause| cause.to_string())
+}
+
+/// The same for the error that ends a command, where options are named as they are typed.
+fn describe_end(error: &anyhow::Error) -> String {
+    join_causes(error, |cause| match cause.downcast_ref() {
+        Some(moeflux::Error::Option { option, expected, got }) if is_flag(option) => {
+            format!("--{}: expected {expected}, got {got}", flag(option))
+        }
+        _ => cause.to_string(),
+    })
+}
+
+fn join_causes(
+    error: &anyhow::Error,
+    describe_one: impl Fn(&(dyn std::error::Error + 'static)) -> String,
+) -> String {
     error.chain().fold(String::new(), |text, cause| {
-        let cause = cause.to_string();
+        let cause = describe_one(cause);
         match text.is_empty() {
             true => cause,
             false if text.ends_with(&cause) => text,
             false => format!("{text}: {cause}"),
         }
     })
+}
+
+/// How an option of the library is written in a command.
+fn flag(option: &str) -> String {
+    option.replace('_', "-")
+}
+
+/// Whether a command has a flag for `option` of the library.
+fn is_flag(option: &str) -> bool {
+    let flag = flag(option);
+    let cli = Cli::command();
+    let mut flags = cli.get_subcommands().flat_map(clap::Command::get_arguments);
+    flags.any(|argument| argument.get_long() == Some(&flag))
 }

@@ -88,7 +88,7 @@ fn settings_have_effects_and_errors() {
     assert_eq!(out.trim_end(), "17", "{err}");
     for (input, expected) in [
         ("/set temperature hot", "temperature: expected a number, got \"hot\""),
-        ("/set temperature -1", "option temperature: expected"),
+        ("/set temperature -1", "temperature: expected"),
         ("/set warmth 1", "unknown setting \"warmth\": expected one of temperature"),
         ("/set max_tokens 0", "max_tokens: expected a positive number"),
         ("/set thinking off", "thinking: expected a model whose chat template can switch it"),

@@ -198,6 +198,12 @@ pub trait Executable: Send {
     fn run(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, logits: &mut Vec<f32>)
     -> Result<()>;
 
+    /// Calls `task` with 0, 1, … below `count`, maybe on several threads: what the host has to do between two batches, on
+    /// the threads that would stand idle meanwhile.
+    fn run_tasks(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        (0..count).for_each(task);
+    }
+
     /// Starts measuring where time goes, or stops and forgets. What cannot measure does nothing.
     fn set_profiling(&mut self, _on: bool) {}
 
@@ -252,7 +258,7 @@ pub trait Executable: Send {
 
 /// Bytes of one page over all attention layers of `graph`.
 pub fn page_bytes(graph: &Graph, kv_type: KvType) -> usize {
-    let keys_values: usize = graph.caches().iter().map(|c| 2 * c.kv_heads * c.head_dim).sum();
+    let keys_values: usize = graph.caches().iter().map(|c| c.kv_heads * (c.head_dim + c.value_dim)).sum();
     let latents: usize = graph.latent_caches().iter().map(|c| c.rank + c.rope).sum();
     let compressed: usize = graph.compressed_caches().iter().map(|c| c.page_elements()).sum();
     ((keys_values + latents) * PAGE_TOKENS + compressed) * kv_type.bytes()

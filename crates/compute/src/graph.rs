@@ -18,14 +18,21 @@ mod compressed;
 mod excerpt;
 mod experts;
 mod hyper;
+mod ngrams;
 mod op;
 mod recurrent;
 
-pub use attention::{Attention, LatentAttention, LatentWeights, Rope, RopeStyle};
+pub use attention::{Attention, LatentAttention, LatentWeights, PositionScale, Rope, RopeStyle};
 pub use builder::GraphBuilder;
-pub use compressed::{CompressedAttention, CompressedInputs, EntryIndex, IndexInputs, Placement, WindowPool};
-pub use experts::{Activation, ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, Route, Score};
+pub use compressed::{
+    BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, IndexInputs, Placement, TokenForm,
+    WindowPool,
+};
+pub use experts::{
+    Activation, ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, Route, Score, Weighted,
+};
 pub use hyper::HyperConnection;
+pub use ngrams::NGrams;
 pub use op::{Node, Op, Output};
 pub use recurrent::{DeltaInputs, DeltaRule, HeadPairing, StateId};
 

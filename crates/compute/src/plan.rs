@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::graph::{CompressedInputs, DeltaInputs, ExpertSetId, Graph, Op, Output, Value};
+use crate::graph::{BlockInputs, CompressedInputs, DeltaInputs, ExpertSetId, Graph, Op, Output, Value};
 
 /// Nodes that run without the host's attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
             more = [Some(k_rope), None, None];
             [Some(q_nope), Some(q_rope), Some(c)]
         }
-        Op::Embed { .. } => [None, None, None],
+        Op::Embed { .. } | Op::NGramEmbed { .. } => [None, None, None],
         Op::Linear { x, .. }
         | Op::RmsNorm { x, .. }
         | Op::Rope { x, .. }
@@ -74,8 +74,11 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         | Op::CausalConv1d { x, .. }
         | Op::UnitNorm { x, .. }
         | Op::PlacedRope { x, .. }
+        | Op::PositionScale { x, .. }
         | Op::GroupedLinear { x, .. }
         | Op::Repeat { x, .. }
+        | Op::ScaledSilu { x, .. }
+        | Op::WindowMean { x, .. }
         | Op::GatherRows { x } => [Some(x), None, None],
         Op::Route { logits, .. } | Op::RouteByToken { logits, .. } => [Some(logits), None, None],
         Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
@@ -85,10 +88,16 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         Op::HyperExpand { x, block, weights, .. } => [Some(x), Some(block), Some(weights)],
         Op::WindowPool { kv, gate, .. } => [Some(kv), Some(gate), None],
         Op::CompressedAttention { inputs: CompressedInputs { q, kv, entries, index, .. }, .. } => {
-            more = index.map_or(more, |index| [Some(index.q), Some(index.k), Some(index.weights)]);
+            more = index.map_or(more, |index| [Some(index.q), Some(index.k), index.weights]);
             [Some(q), Some(kv), Some(entries)]
         }
-        Op::SigmoidGate { x, gate } => [Some(x), Some(gate), None],
+        Op::BlockAttention { inputs: BlockInputs { q, k, v, index }, .. } => {
+            more = [Some(index.q), Some(index.k), index.weights];
+            [Some(q), Some(k), Some(v)]
+        }
+        Op::SigmoidGate { x, gate } | Op::GatedMean { x, gate, .. } => [Some(x), Some(gate), None],
+        Op::StreamAdd { x, block, logits } => [Some(x), Some(block), Some(logits)],
+        Op::StreamGate { keys, queries, value } => [Some(keys), Some(queries), Some(value)],
         Op::Add { a, b } => [Some(a), Some(b), None],
         Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, .. } => {
             more = [Some(a), Some(b), None];

@@ -5,13 +5,14 @@
 
 mod compressed;
 mod hyper;
+mod ngrams;
 mod recurrent;
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 pub use compressed::{index_score, window_pool};
-pub use hyper::{hyper_collapse, hyper_expand, hyper_weights};
+pub use hyper::{gated_mean, hyper_collapse, hyper_expand, hyper_weights, stream_add, stream_gate};
 pub use recurrent::{DeltaToken, causal_conv1d, gated_delta_rule};
 
 use crate::backend::{
@@ -19,9 +20,9 @@ use crate::backend::{
     page_bytes, slot_bytes,
 };
 use crate::graph::{
-    Activation, Attention, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph,
-    GroupRank, LatentAttention, LatentWeights, Op, Output, Rope, RopeStyle, Route, Score, StateId, Value,
-    WeightId,
+    Activation, Attention, BlockInputs, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId,
+    Graph, GroupRank, LatentAttention, LatentWeights, Op, Output, Rope, RopeStyle, Route, Score, StateId,
+    Value, WeightId, Weighted,
 };
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
@@ -71,7 +72,8 @@ pub fn rope(head: &mut [f32], rotation: &Rope, position: usize) {
 /// Keys visible to the query at `position`.
 pub fn visible(shape: &Attention, position: usize) -> Range<usize> {
     let first = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
-    first..position + 1
+    let start = shape.chunk.map_or(0, |chunk| position - position % chunk);
+    first.max(start)..position + 1
 }
 
 /// Attention of one query head over keys and values (n_keys, head_dim); a sink takes its share of the softmax.
@@ -297,8 +299,9 @@ impl Interpreter {
         spans: &[Span<'_>],
     ) -> Matrix {
         let shape = self.graph.caches[cache];
-        let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
-        let mut out = vec![vec![0.0; shape.heads * dim]; q.len()];
+        let (dim, value_dim) = (shape.head_dim, shape.value_dim);
+        let group = shape.heads / shape.kv_heads;
+        let mut out = vec![vec![0.0; shape.heads * value_dim]; q.len()];
         for span in spans {
             let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
             for (i, row) in span.rows.clone().enumerate() {
@@ -307,12 +310,13 @@ impl Interpreter {
             for (i, row) in span.rows.clone().enumerate() {
                 let cached: Vec<_> = visible(&shape, span.start + i).map(|p| &self.pages[&key(p)]).collect();
                 for head in 0..shape.heads {
-                    let at = head / group * dim..(head / group + 1) * dim;
-                    let keys: Vec<&[f32]> = cached.iter().map(|c| &c.0[at.clone()]).collect();
-                    let values: Vec<&[f32]> = cached.iter().map(|c| &c.1[at.clone()]).collect();
+                    let part = |head: usize, width: usize| head * width..(head + 1) * width;
+                    let (key_at, value_at) = (part(head / group, dim), part(head / group, value_dim));
+                    let keys: Vec<&[f32]> = cached.iter().map(|c| &c.0[key_at.clone()]).collect();
+                    let values: Vec<&[f32]> = cached.iter().map(|c| &c.1[value_at.clone()]).collect();
                     let sink = sinks.map(|s| s[head]);
-                    let head = head * dim..(head + 1) * dim;
-                    attend(&q[row][head.clone()], &keys, &values, shape.scale, sink, &mut out[row][head]);
+                    let out = &mut out[row][part(head, value_dim)];
+                    attend(&q[row][part(head, dim)], &keys, &values, shape.scale, sink, out);
                 }
             }
         }
@@ -332,7 +336,7 @@ impl Interpreter {
         &mut self,
         x: &Matrix,
         weight: &[f32],
-        kernel: usize,
+        [kernel, dilation]: [usize; 2],
         state: StateId,
         spans: &[Span<'_>],
     ) -> Matrix {
@@ -340,7 +344,7 @@ impl Interpreter {
         for span in spans {
             let mut held = self.state(state, span);
             for row in span.rows.clone() {
-                causal_conv1d(weight, kernel, &x[row], &mut held, &mut out[row]);
+                causal_conv1d(weight, kernel, dilation, &x[row], &mut held, &mut out[row]);
             }
             self.states.insert((state.0, span.slots.write), held);
         }
@@ -454,10 +458,15 @@ impl Interpreter {
                     start..(start + widths[which]).min(all[which].len())
                 };
                 let own = biases.as_ref().map(|b| [0, 1, 2].map(|which| &b[which][own(which, b)]));
-                for (row, _) in chosen.iter().enumerate().filter(|(_, c)| c.iter().any(|c| c.0 == weights.id))
-                {
+                let weight =
+                    |chosen: &Vec<(u32, f32)>| chosen.iter().find(|c| c.0 == weights.id).map(|c| c.1);
+                for (row, weight) in chosen.iter().enumerate().filter_map(|(r, c)| Some((r, weight(c)?))) {
                     let mut out = vec![0.0; weights.down.rows()];
-                    if let Err(error) = expert(weights, mlp.activation, own, &x[row], &mut out) {
+                    let mut x = x[row].clone();
+                    if mlp.weighted == Weighted::Input {
+                        x.iter_mut().for_each(|v| *v *= weight);
+                    }
+                    if let Err(error) = expert(weights, mlp.activation, own, &x, &mut out) {
                         failed = Err(error);
                     }
                     parts.insert((row, weights.id), out);
@@ -468,6 +477,7 @@ impl Interpreter {
         let sum = |row: usize, column: usize| -> f32 {
             chosen[row]
                 .iter()
+                .map(|(id, w)| if mlp.weighted == Weighted::Input { (id, &1.0) } else { (id, w) })
                 .map(|(id, w)| f64::from(*w) * f64::from(parts[&(row, *id)][column]))
                 .sum::<f64>() as f32
         };
@@ -513,7 +523,8 @@ impl Executable for Interpreter {
                     let mut result = of(x).clone();
                     for row in &mut result {
                         let part = row.len() / groups;
-                        row.chunks_mut(part).for_each(|part| rms_norm(part, &weight, eps));
+                        let weights = weight.chunks(part).cycle();
+                        row.chunks_mut(part).zip(weights).for_each(|(part, w)| rms_norm(part, w, eps));
                     }
                     result
                 }
@@ -571,9 +582,9 @@ impl Executable for Interpreter {
                 Op::MoeExperts { x, routing, experts: set, mlp } => {
                     self.moe((set, mlp), of(x), &routings[routing.index], experts)?
                 }
-                Op::CausalConv1d { x, weight, kernel, state } => {
+                Op::CausalConv1d { x, weight, kernel, dilation, state } => {
                     let (x, weight) = (of(x).clone(), self.vector(weight)?);
-                    self.conv(&x, &weight, kernel, state, batch.spans)
+                    self.conv(&x, &weight, [kernel, dilation], state, batch.spans)
                 }
                 Op::GatedDeltaRule {
                     inputs: DeltaInputs { q, k, v, a, b },
@@ -591,6 +602,16 @@ impl Executable for Interpreter {
                     for row in &mut result {
                         let part = row.len() / groups;
                         row.chunks_mut(part).for_each(|p| rms_norm(p, &vec![1.0; part], eps));
+                    }
+                    result
+                }
+                Op::PositionScale { x, scale } => {
+                    let mut result = of(x).clone();
+                    for span in batch.spans {
+                        for (i, row) in span.rows.clone().enumerate() {
+                            let factor = scale.at(span.start + i);
+                            result[row].iter_mut().for_each(|v| *v *= factor);
+                        }
                     }
                     result
                 }
@@ -652,7 +673,7 @@ impl Executable for Interpreter {
                 Op::CompressedAttention { inputs, cache } => {
                     let CompressedInputs { q, kv, entries, index, sinks } = inputs;
                     let sinks = self.vector(sinks)?;
-                    let index = index.map(|index| [index.q, index.k, index.weights].map(of));
+                    let index = index.map(|index| ([index.q, index.k].map(of), index.weights.map(of)));
                     let inputs = [q, kv, entries].map(of);
                     self.compressed_attention(cache.0, inputs, index, &sinks, batch.spans)
                 }
@@ -665,6 +686,33 @@ impl Executable for Interpreter {
                         routings[out.index].push(route_by_token(logits, &ids, &route));
                     }
                     continue;
+                }
+                Op::NGramEmbed { tables, ngrams, state } => {
+                    self.ngram_embed(&tables, &ngrams, state, batch)?
+                }
+                Op::ScaledSilu { x, factor } => {
+                    of(x).iter().map(|row| row.iter().map(|v| swiglu(v * factor, 1.0)).collect()).collect()
+                }
+                Op::GatedMean { x, gate, streams } => {
+                    of(x).iter().zip(of(gate)).map(|(x, gate)| gated_mean(x, gate, streams)).collect()
+                }
+                Op::StreamAdd { x, block, logits } => {
+                    let rows = of(x).iter().zip(of(block)).zip(of(logits));
+                    rows.map(|((x, block), logits)| stream_add(x, block, logits)).collect()
+                }
+                Op::StreamGate { keys, queries, value } => {
+                    let rows = of(keys).iter().zip(of(queries)).zip(of(value));
+                    rows.map(|((keys, queries), value)| stream_gate(keys, queries, value)).collect()
+                }
+                Op::WindowMean { x, window, state } => {
+                    let x = of(x).clone();
+                    self.window_mean(&x, window, state, batch.spans)
+                }
+                Op::BlockAttention { inputs, cache } => {
+                    let BlockInputs { q, k, v, index } = inputs;
+                    let weights = index.weights.map(of);
+                    let inputs = [q, k, v, index.q, index.k].map(of);
+                    self.block_attention(cache.0, inputs, weights, batch.spans)
                 }
                 Op::GatherRows { x } => {
                     batch.outputs.iter().map(|row| of(x)[*row as usize].clone()).collect()
@@ -692,9 +740,10 @@ impl Executable for Interpreter {
 
     fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()> {
         for (cache, shape) in self.graph.caches.iter().enumerate() {
-            let zeros = vec![0.0; shape.kv_heads * shape.head_dim];
+            let [keys, values] =
+                [shape.head_dim, shape.value_dim].map(|width| vec![0.0; shape.kv_heads * width]);
             let rows = (0..PAGE_TOKENS).map(|offset| self.pages.get(&(cache, page, offset)));
-            let rows: Vec<_> = rows.map(|row| row.map_or((&zeros, &zeros), |(k, v)| (k, v))).collect();
+            let rows: Vec<_> = rows.map(|row| row.map_or((&keys, &values), |(k, v)| (k, v))).collect();
             for row in rows.iter().map(|r| r.0).chain(rows.iter().map(|r| r.1)) {
                 out.extend(row.iter().flat_map(|v| v.to_le_bytes()));
             }
@@ -719,10 +768,10 @@ impl Executable for Interpreter {
     fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<()> {
         let mut values = floats("page", bytes, self.page_bytes())?;
         for (cache, shape) in self.graph.caches.iter().enumerate() {
-            let width = shape.kv_heads * shape.head_dim;
-            let mut half =
-                || -> Matrix { (0..PAGE_TOKENS).map(|_| values.by_ref().take(width).collect()).collect() };
-            for (offset, row) in half().into_iter().zip(half()).enumerate() {
+            let mut half = |width: usize| -> Matrix {
+                (0..PAGE_TOKENS).map(|_| values.by_ref().take(shape.kv_heads * width).collect()).collect()
+            };
+            for (offset, row) in half(shape.head_dim).into_iter().zip(half(shape.value_dim)).enumerate() {
                 self.pages.insert((cache, page, offset), row);
             }
         }

@@ -13,9 +13,10 @@ use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::{
-    Activation, CompressedAttention, CompressedInputs, EntryIndex, ExpertMlp, ExpertSet, ExpertSetId, Graph,
-    GraphBuilder, HyperConnection, IndexInputs, MatrixSpec, Placement, Precision, Rope, RopeStyle, Route,
-    Score, Value, WeightId, WindowPool,
+    Activation, Attention, BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, ExpertMlp,
+    ExpertSet, ExpertSetId, Graph, GraphBuilder, HyperConnection, IndexInputs, MatrixSpec, NGrams, Placement,
+    PositionScale, Precision, Rope, RopeStyle, Route, Score, TokenForm, Value, WeightId, Weighted,
+    WindowPool,
 };
 use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
@@ -251,7 +252,15 @@ fn window_pools() {
 #[test]
 fn compressed_attentions() {
     let few = EntryIndex { heads: 9, head_dim: 6, top_k: 4 };
-    let shape = CompressedAttention { heads: 5, head_dim: 10, scale: 0.3, window: 9, stride: 4, index: None };
+    let shape = CompressedAttention {
+        form: TokenForm::Shared,
+        heads: 5,
+        head_dim: 10,
+        scale: 0.3,
+        window: 9,
+        stride: 4,
+        index: None,
+    };
     let shapes = [
         shape,
         CompressedAttention { index: Some(few), ..shape },
@@ -268,7 +277,7 @@ fn compressed_attentions() {
         let index = shape.index.map(|index| IndexInputs {
             q: r.input(index.heads * index.head_dim),
             k: r.input(index.head_dim),
-            weights: r.input(index.heads),
+            weights: Some(r.input(index.heads)),
         });
         let sinks = r.vector(shape.heads);
         let inputs = CompressedInputs { q, kv, entries, index, sinks };
@@ -281,6 +290,138 @@ fn compressed_attentions() {
             check_f32(&format!("{shape:?}"), &case);
         }
     }
+}
+
+#[test]
+fn tokens_of_chosen_windows() {
+    let index = EntryIndex { heads: 3, head_dim: 5, top_k: 4 };
+    let shape = CompressedAttention {
+        form: TokenForm::Grouped { kv_heads: 2 },
+        heads: 6,
+        head_dim: 8,
+        scale: 0.4,
+        window: usize::MAX,
+        stride: 4,
+        index: Some(index),
+    };
+    let one = EntryIndex { heads: 1, top_k: 1, ..index };
+    let shapes = [
+        shape,
+        CompressedAttention { index: Some(EntryIndex { top_k: 200, ..index }), ..shape },
+        CompressedAttention {
+            index: Some(one),
+            stride: 1,
+            form: TokenForm::Grouped { kv_heads: 6 },
+            ..shape
+        },
+        CompressedAttention { stride: 11, form: TokenForm::Grouped { kv_heads: 1 }, ..shape },
+        CompressedAttention { index: Some(one), stride: 65, ..shape },
+    ];
+    for shape in shapes {
+        for weighted in [false, true] {
+            let (TokenForm::Grouped { kv_heads }, Some(index)) = (shape.form, shape.index) else { panic!() };
+            let mut r = Recorder::new();
+            let q = r.input(shape.heads * shape.head_dim);
+            let [k, v] = [(); 2].map(|()| r.input(kv_heads * shape.head_dim));
+            let weights = weighted.then(|| r.input(index.heads));
+            let (index_q, index_k) = (r.input(index.heads * index.head_dim), r.input(index.head_dim));
+            let index_inputs = IndexInputs { q: index_q, k: index_k, weights };
+            let inputs = BlockInputs { q, k, v, index: index_inputs };
+            let out = r.graph.block_attention(inputs, shape).unwrap();
+            let (name, case) = (format!("{shape:?} weighted: {weighted}"), r.finish(out));
+            if index.top_k >= 200 { check(&name, &case) } else { check_f32(&name, &case) }
+        }
+    }
+}
+
+#[test]
+fn gated_residual_streams() {
+    for streams in [1, 2, 4] {
+        let width = 9;
+        let mut r = Recorder::new();
+        let (x, gate) = (r.input(streams * width), r.input(streams * width));
+        let out = r.graph.gated_mean(x, gate, streams).unwrap();
+        check("gated_mean", &r.finish(out));
+
+        let mut r = Recorder::new();
+        let (x, block, logits) = (r.input(streams * width), r.input(width), r.input(streams));
+        let out = r.graph.stream_add(x, block, logits).unwrap();
+        check("stream_add", &r.finish(out));
+
+        let mut r = Recorder::new();
+        let (keys, queries) = (r.input(streams * width), r.input(streams * width));
+        let value = r.input(width);
+        let out = r.graph.stream_gate(keys, queries, value).unwrap();
+        check("stream_gate", &r.finish(out));
+    }
+    let mut r = Recorder::new();
+    let x = r.input(13);
+    let out = r.graph.scaled_silu(x, 0.25);
+    check("scaled_silu", &r.finish(out));
+
+    let mut r = Recorder::new();
+    let (x, weight) = (r.input(12), r.vector(12));
+    let out = r.graph.rms_norm(x, weight, 3, 0.1).unwrap();
+    check("rms_norm with weights of each part", &r.finish(out));
+}
+
+#[test]
+fn tokens_before() {
+    for window in [1, 3, 70] {
+        let mut r = Recorder::new();
+        let x = r.input(7);
+        let out = r.graph.window_mean(x, window).unwrap();
+        check("window_mean", &r.finish(out));
+    }
+    for (kernel, dilation) in [(1, 3), (4, 3), (3, 2), (2, 71)] {
+        let mut r = Recorder::new();
+        let (x, weight) = (r.input(10), r.vector(10 * kernel));
+        let out = r.graph.dilated_conv1d(x, weight, kernel, dilation).unwrap();
+        check_f32("dilated conv", &r.finish(out));
+    }
+    // Tables in parts; an end among the tokens.
+    let head_rows = vec![11, 13, 17, 19, 23, 29];
+    for multipliers in [vec![3, 5, 7, 9], vec![0x1234_5678_9abd, 0x7777_1111], vec![1, 1 << 40, 3]] {
+        let mut r = Recorder::new();
+        let parts = [1, 60, 51].map(|rows| {
+            let values = r.random.normal(rows * 5);
+            r.weight(rows, 5, &values)
+        });
+        let ngrams = NGrams { multipliers, head_rows: head_rows.clone(), end: 13 };
+        let out = r.graph.ngram_embed(parts.to_vec(), ngrams).unwrap();
+        check("ngram_embed", &r.finish(out));
+    }
+}
+
+#[test]
+fn chunks_and_values_of_another_width() {
+    let grouped = Attention::grouped(6, 2, 12, 0.4);
+    let shapes = [
+        Attention { chunk: Some(1), ..grouped },
+        Attention { chunk: Some(7), ..grouped },
+        Attention { chunk: Some(PAGE_TOKENS + 1), ..grouped },
+        Attention { chunk: Some(50), window: Some(9), ..grouped },
+        Attention { value_dim: 5, ..grouped },
+        Attention { value_dim: 20, window: Some(30), ..grouped },
+    ];
+    for shape in shapes {
+        let mut r = Recorder::new();
+        let [q, k] = [shape.heads, shape.kv_heads].map(|heads| r.input(heads * shape.head_dim));
+        let (v, sinks) = (r.input(shape.kv_heads * shape.value_dim), r.vector(shape.heads));
+        let out = r.graph.attention_with_sinks(q, k, v, shape, Some(sinks)).unwrap();
+        check(&format!("{shape:?}"), &r.finish(out));
+    }
+    for scale in [
+        PositionScale { base: 1.0, slope: 0.3, offset: 1, period: 13 },
+        PositionScale { base: 1.0, slope: 0.3, offset: 0, period: 1 },
+        PositionScale::constant(0.7),
+    ] {
+        let mut r = Recorder::new();
+        let x = r.input(10);
+        let out = r.graph.position_scale(x, scale);
+        check(&format!("{scale:?}"), &r.finish(out));
+    }
+    assert!((PositionScale { base: 1.0, slope: 0.1, offset: 1, period: 4 }.at(8) - 1.10986).abs() < 1e-5);
 }
 
 /// As [`check`], without f16.
@@ -325,7 +466,9 @@ fn routes() {
                 });
                 r.experts.push(tensors);
             }
-            let mlp = ExpertMlp { activation: Activation::LimitedSwiGlu { limit: 0.8 }, biases: None };
+            let activation = Activation::LimitedSwiGlu { limit: 0.8 };
+            let weighted = if by_token { Weighted::Output } else { Weighted::Input };
+            let mlp = ExpertMlp { activation, biases: None, weighted };
             let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
             check(&format!("{score:?} by token: {by_token}"), &r.finish(out));
         }
@@ -335,7 +478,15 @@ fn routes() {
 #[test]
 fn a_page_keeps_its_tokens_and_the_entries_that_end_in_it() {
     for stride in [1, 3, 4, 11, 64, 65, 128] {
-        let shape = CompressedAttention { heads: 1, head_dim: 8, scale: 1.0, window: 4, stride, index: None };
+        let shape = CompressedAttention {
+            form: TokenForm::Shared,
+            heads: 1,
+            head_dim: 8,
+            scale: 1.0,
+            window: 4,
+            stride,
+            index: None,
+        };
         let mut places = std::collections::HashSet::new();
         for entry in 0..400 / stride {
             let (page, place) = shape.place(entry);
@@ -351,7 +502,15 @@ fn what_does_not_fit_is_refused_while_recording() {
     let mut r = Recorder::new();
     let (a, b) = (r.input(6), r.input(7));
     let vector = r.vector(6);
-    let shape = CompressedAttention { heads: 2, head_dim: 3, scale: 1.0, window: 4, stride: 0, index: None };
+    let shape = CompressedAttention {
+        form: TokenForm::Shared,
+        heads: 2,
+        head_dim: 3,
+        scale: 1.0,
+        window: 4,
+        stride: 0,
+        index: None,
+    };
     let inputs = CompressedInputs { q: a, kv: b, entries: b, index: None, sinks: vector };
     let rope = r.graph.rotation(Rope { style: RopeStyle::HalfSplit, inv_freq: vec![1.0], magnitude: 1.0 });
     let hyper =
@@ -359,6 +518,11 @@ fn what_does_not_fit_is_refused_while_recording() {
     let route = Route::softmax(7, 2, true);
     let pool = WindowPool { window: 2, overlap: false, width: 6 };
     let g = &mut r.graph;
+    let index = EntryIndex { heads: 1, head_dim: 6, top_k: 3 };
+    let form = TokenForm::Grouped { kv_heads: 2 };
+    let blocks = CompressedAttention { form, stride: 2, index: Some(index), ..shape };
+    let block_inputs = BlockInputs { q: a, k: a, v: a, index: IndexInputs { q: a, k: a, weights: None } };
+    let ngrams = NGrams { multipliers: vec![3, 5], head_rows: vec![2], end: 0 };
     let place = Placement { first: 5, inverse: false, stride: 1 };
     let refused: Vec<Option<Error>> = vec![
         g.unit_norm(b, 2, 0.0).err(),
@@ -375,6 +539,17 @@ fn what_does_not_fit_is_refused_while_recording() {
         g.compressed_attention(inputs, CompressedAttention { stride: 2, ..shape }).err(),
         g.route_by_token(b, vector, route).err(),
         g.route_by_token(a, vector, route).err(),
+        g.gated_mean(a, b, 2).err(),
+        g.stream_add(a, b, a).err(),
+        g.stream_gate(a, a, b).err(),
+        g.window_mean(a, 0).err(),
+        g.dilated_conv1d(a, vector, 1, 0).err(),
+        g.ngram_embed(vec![], ngrams.clone()).err(),
+        g.ngram_embed(vec![vector], ngrams).err(),
+        g.compressed_attention(inputs, blocks).err(),
+        g.block_attention(block_inputs, shape).err(),
+        g.block_attention(block_inputs, CompressedAttention { heads: 3, ..blocks }).err(),
+        g.block_attention(block_inputs, CompressedAttention { stride: 0, ..blocks }).err(),
     ];
     for (i, error) in refused.iter().enumerate() {
         assert!(matches!(error, Some(Error::Shape { .. })), "{i}: {error:?}");

@@ -43,7 +43,7 @@ fn layer(g: &mut GraphBuilder, layer: usize, dtype: DType, x: Value) -> Value {
         g.linear(x, weight, None, Precision::Fast).unwrap()
     };
     let [q, k, v] = ["q", "k", "v"].map(&mut project);
-    let shape = Attention { heads: 2, kv_heads: 2, head_dim: 32, scale: 1.0, window: None };
+    let shape = Attention::grouped(2, 2, 32, 1.0);
     let mixed = g.attention(q, k, v, shape).unwrap();
     let x = g.add(x, mixed).unwrap();
     g.scope(format!("layers.{layer}.mlp"));

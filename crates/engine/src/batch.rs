@@ -76,9 +76,10 @@ impl Engine {
             spans.push(Span { rows: start..tokens.len(), start: start_position, pages, slots });
             rows.extend((tokens.len() - part.output_rows()..tokens.len()).map(|row| row as u32));
         }
-        let mut logits = vec![];
-        if !tokens.is_empty() {
-            self.run(&Batch { tokens: &tokens, spans: &spans, outputs: &rows }, &mut logits)?;
+        let mut logits = std::mem::take(&mut self.logits);
+        match tokens.is_empty() {
+            true => logits.clear(),
+            false => self.run(&Batch { tokens: &tokens, spans: &spans, outputs: &rows }, &mut logits)?,
         }
         drop(spans);
 
@@ -92,6 +93,7 @@ impl Engine {
             split.push(own.to_vec());
             rest = others;
         }
+        self.logits = logits;
         for (part, state) in parts.iter_mut().zip(states) {
             let state = state.or_else(|| part.session.state().cloned());
             part.session.extend(part.tokens, state);

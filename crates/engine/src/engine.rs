@@ -144,7 +144,7 @@ pub struct Engine {
     expert_use: ExpertUse,
     stats: Stats,
     /// Of the last batch: its memory is used again.
-    logits: Vec<f32>,
+    pub(crate) logits: Vec<f32>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -375,7 +375,8 @@ impl Engine {
     /// Corrupt weights must not become silent garbage. `first` is the position of the first row.
     pub(crate) fn check_finite(&self, logits: &[f32], first: usize) -> Result<()> {
         let mut rows = logits.chunks_exact(self.model.graph.vocab_size());
-        match rows.position(|row| row.iter().any(|l| !l.is_finite())) {
+        // No early end within a row: so it becomes vector instructions.
+        match rows.position(|row| row.iter().fold(false, |bad, l| bad | !l.is_finite())) {
             None => Ok(()),
             Some(bad) => {
                 let culprit = self.model.find_not_finite().or_else(|| self.experts.find_not_finite());
@@ -393,6 +394,11 @@ impl Engine {
         let (slot, slots) = session.take_slot()?;
         self.executable.reserve_slots(slots)?;
         Ok(slot)
+    }
+
+    /// Calls `task` with 0, 1, … below `count` on the threads that compute.
+    pub(crate) fn run_tasks(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.executable.run_tasks(count, task);
     }
 
     /// Starts measuring where the executable's time goes, or stops.

@@ -21,6 +21,7 @@ mod page;
 mod prompt;
 mod serve;
 mod sse;
+mod stall;
 
 use std::sync::Arc;
 use std::time::Duration;

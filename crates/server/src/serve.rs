@@ -10,11 +10,15 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+use crate::stall::StallLimit;
+
 /// What a connection may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Most time until a request's headers are complete.
     pub header_timeout: Duration,
+    /// Most time that a client may leave what it is sent unread.
+    pub stall_timeout: Duration,
     /// Most connections at once; more wait.
     pub connections: usize,
     /// Most time for answers to end after `shutdown`.
@@ -23,7 +27,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { header_timeout: Duration::from_secs(10), connections: 1024, drain: Duration::from_secs(30) }
+        Self {
+            header_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(60),
+            connections: 1024,
+            drain: Duration::from_secs(30),
+        }
     }
 }
 
@@ -54,8 +63,9 @@ pub async fn serve(
         };
         // Tokens are sent as they come.
         let _ = stream.set_nodelay(true);
+        let stream = TokioIo::new(StallLimit::new(stream, limits.stall_timeout));
         let service = TowerToHyperService::new(router.clone());
-        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
+        let connection = graceful.watch(builder.serve_connection(stream, service));
         tokio::spawn(async move {
             // A client that breaks off is none of our errors.
             let _ = connection.await;

@@ -7,13 +7,24 @@ transformers 5 also reads. The golden is computed from the folder as it lies on 
 the meaning would show as a difference from the model in memory.
 """
 
-from . import compressed, experts_by_sigmoid, experts_by_softmax, gpt_oss, hybrid, latent
+from . import (
+    chunked,
+    compressed,
+    experts_by_sigmoid,
+    experts_by_softmax,
+    gpt_oss,
+    hybrid,
+    latent,
+    streams,
+)
 
 HF_CASES = [
+    *chunked.CASES,
     *compressed.CASES,
     *experts_by_sigmoid.CASES,
     *experts_by_softmax.CASES,
     *gpt_oss.CASES,
     *hybrid.CASES,
     *latent.CASES,
+    *streams.CASES,
 ]

@@ -167,4 +167,39 @@ CASES = [
             rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0),
         ),
     ),
+    # Softmax routing within groups; queries that grow with their position; YaRN; no dense layer.
+    HfCase(
+        "mistral4_basic",
+        "mistral4",
+        87,
+        _deepseek(
+            n_shared_experts=1,
+            first_k_dense_replace=0,
+            rope_parameters=yarn(
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                beta_fast=8.0,
+                beta_slow=0.5,
+                llama_4_scaling_beta=0.3,
+            ),
+        ),
+    ),
+    # Half-split rotation, queries straight from the hidden state, a dense layer, no groups; tied; stacked.
+    HfCase(
+        "mistral4_plain",
+        "mistral4",
+        88,
+        _deepseek(
+            q_lora_rank=None,
+            n_group=1,
+            topk_group=1,
+            rope_interleave=False,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.6,
+            tie_word_embeddings=True,
+            rope_parameters=yarn(original_max_position_embeddings=9, llama_4_scaling_beta=0.2),
+        ),
+        dtype="float32",
+        stacked_experts=True,
+    ),
 ]

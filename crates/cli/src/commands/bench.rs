@@ -1,5 +1,6 @@
 //! `moeflux bench`: speed of prompt evaluation and of generation, as a table like llama-bench's.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -9,11 +10,12 @@ use moeflux::error::size;
 use moeflux::experts::CacheStats;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
-use moeflux::{Engine, Outputs, Session, Stats};
+use moeflux::{Engine, Outputs, Part, Session, Stats};
+use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
-use crate::engine_args::{Activations, EngineArgs};
+use crate::engine_args::{Activations, EngineArgs, Sharing};
 use crate::model::ModelArg;
 use crate::table::Table;
 
@@ -31,6 +33,9 @@ pub struct BenchArgs {
     /// Tokens that the context holds before each test, separated by commas
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     depth: Vec<usize>,
+    /// Sequences that generate at the same time, separated by commas; tokens of all of them count
+    #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    batch: Vec<usize>,
     /// Measurements of each test, after one that does not count
     #[arg(short = 'r', long, value_name = "N", default_value_t = 3)]
     repetitions: usize,
@@ -51,15 +56,17 @@ pub struct BenchArgs {
 enum Kind {
     /// All tokens at once.
     Prompt,
-    /// One token after the other.
+    /// One token after the other, of every sequence.
     Generate,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Test {
     kind: Kind,
+    /// Of every sequence.
     tokens: usize,
     depth: usize,
+    sequences: usize,
 }
 
 impl std::fmt::Display for Test {
@@ -69,24 +76,52 @@ impl std::fmt::Display for Test {
         if self.depth > 0 {
             write!(f, "@d{}", self.depth)?;
         }
+        if self.sequences > 1 {
+            write!(f, " x{}", self.sequences)?;
+        }
         Ok(())
     }
 }
 
 impl Test {
-    /// Evaluates `tokens` on a session of the test's depth, and truncates it again.
-    fn measure(&self, engine: &mut Engine, session: &mut Session, tokens: &[u32]) -> Result<Repetition> {
+    /// Evaluates tokens by seed on sessions of the test's depth, and truncates them again.
+    fn measure(&self, engine: &mut Engine, sessions: &mut [Session], seed: u64) -> Result<Repetition> {
+        let vocab_size = engine.model().graph.vocab_size();
+        let tokens = random_tokens(seed, self.sequences * self.tokens, vocab_size);
+        let tokens: Vec<&[u32]> = tokens.chunks(self.tokens).collect();
         let at_once = if self.kind == Kind::Prompt { self.tokens } else { 1 };
         engine.take_stats();
         let mut step_seconds = vec![];
-        for part in tokens.chunks(at_once) {
+        for from in (0..self.tokens).step_by(at_once) {
             let start = Instant::now();
-            engine.eval(session, part, Outputs::Last)?;
+            self.step(engine, sessions, &tokens, from..from + at_once)?;
             step_seconds.push(start.elapsed().as_secs_f64());
         }
         let stats = engine.take_stats();
-        engine.truncate(session, self.depth)?;
+        for session in sessions {
+            engine.truncate(session, self.depth)?;
+        }
         Ok(Repetition { stats, step_seconds })
+    }
+
+    /// Evaluates tokens `range` of every sequence at once.
+    fn step(
+        &self,
+        engine: &mut Engine,
+        sessions: &mut [Session],
+        tokens: &[&[u32]],
+        range: Range<usize>,
+    ) -> Result<()> {
+        if let ([session], [tokens]) = (&mut *sessions, tokens) {
+            engine.eval(session, &tokens[range], Outputs::Last)?;
+            return Ok(());
+        }
+        let mut parts = vec![];
+        for (session, tokens) in sessions.iter_mut().zip(tokens) {
+            parts.push(Part { session, tokens: &tokens[range.clone()], outputs: Some(Outputs::Last) });
+        }
+        engine.eval_batch(&mut parts)?;
+        Ok(())
     }
 }
 
@@ -163,9 +198,15 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let Some(positions) = tests.iter().map(|test| test.depth + test.tokens).max() else {
         bail!("nothing to measure: --prompt and --generate are both 0");
     };
+    if args.batch.contains(&0) {
+        bail!("--batch: expected positive numbers, got 0");
+    }
+    let sequences = tests.iter().map(|test| test.sequences).max().unwrap_or(1);
     let mut engine_args = args.engine.clone();
     engine_args.context.get_or_insert(positions);
-    let mut engine = engine_args.open(&args.model.path()?, Activations::Int8)?;
+    let kv_tokens = sequences * positions.next_multiple_of(PAGE_TOKENS);
+    let sharing = Sharing { sequences, kv_tokens: (sequences > 1).then_some(kv_tokens) };
+    let mut engine = engine_args.open_shared(&args.model.path()?, Activations::Int8, sharing)?;
     let results = measure(&mut engine, args, &tests, positions)?;
     crate::print(&match args.json {
         true => format!("{:#}\n", report(args, &engine_args, &engine, &results)),
@@ -177,9 +218,11 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 fn tests(args: &BenchArgs) -> Vec<Test> {
     let at = |depth: &usize| {
         let depth = *depth;
-        let prompt = args.prompt.iter().map(move |n| Test { kind: Kind::Prompt, tokens: *n, depth });
-        let generate = args.generate.iter().map(move |n| Test { kind: Kind::Generate, tokens: *n, depth });
-        prompt.chain(generate).filter(|test| test.tokens > 0)
+        let prompt = args.prompt.iter().map(move |n| (Kind::Prompt, *n, 1));
+        let batches = |n| args.batch.iter().map(move |sequences| (Kind::Generate, n, *sequences));
+        let generate = args.generate.iter().flat_map(move |n| batches(*n));
+        let test = move |(kind, tokens, sequences)| Test { kind, tokens, depth, sequences };
+        prompt.chain(generate).map(test).filter(|test| test.tokens > 0)
     };
     args.depth.iter().flat_map(at).collect()
 }
@@ -194,22 +237,24 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
     bar.tick();
     engine.fill_experts();
     engine.take_stats();
-    let mut session = engine.session();
+    let mut sessions: Vec<Session> = vec![];
     let mut results = vec![];
     for test in tests {
         bar.set_message(test.to_string());
         bar.tick();
-        if session.position() != test.depth {
-            engine.truncate(&mut session, 0)?;
-            engine.eval(&mut session, &context[..test.depth], Outputs::Last)?;
+        if sessions.len() != test.sequences || sessions[0].position() != test.depth {
+            sessions.clear();
+            let mut first = engine.session();
+            engine.eval(&mut first, &context[..test.depth], Outputs::Last)?;
+            sessions.extend((1..test.sequences).map(|_| first.fork(test.depth)));
+            sessions.push(first);
         }
         let mut repetitions = vec![];
         engine.set_profiling(args.profile);
         for repetition in 0..=args.repetitions {
             // Others each time: experts of tokens that were just evaluated would be in memory.
             let seed = args.seed + 1 + repetition as u64;
-            let tokens = random_tokens(seed, test.tokens, vocab_size);
-            let measured = test.measure(engine, &mut session, &tokens)?;
+            let measured = test.measure(engine, &mut sessions, seed)?;
             // The first one fills caches.
             if repetition > 0 {
                 repetitions.push(measured);
@@ -334,6 +379,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                 "kind": if result.test.kind == Kind::Prompt { "prompt" } else { "generate" },
                 "tokens": result.test.tokens,
                 "depth": result.test.depth,
+                "sequences": result.test.sequences,
                 "tokens_per_second": {
                     "mean": result.speed.mean,
                     "standard_deviation": result.speed.standard_deviation,
@@ -402,8 +448,9 @@ mod tests {
 
     #[test]
     fn names_are_those_of_llama_bench() {
-        let name = |kind, depth| Test { kind, tokens: 64, depth }.to_string();
-        assert_eq!(name(Kind::Prompt, 0), "pp64");
-        assert_eq!(name(Kind::Generate, 4096), "tg64@d4096");
+        let name = |kind, depth, sequences| Test { kind, tokens: 64, depth, sequences }.to_string();
+        assert_eq!(name(Kind::Prompt, 0, 1), "pp64");
+        assert_eq!(name(Kind::Generate, 4096, 1), "tg64@d4096");
+        assert_eq!(name(Kind::Generate, 0, 8), "tg64 x8");
     }
 }

@@ -22,7 +22,7 @@ use crate::profile::Work;
 /// Rows that read a page one after the other.
 const ROW_BLOCK: usize = 16;
 
-/// Pages of one layer: keys and values, (kv_heads, PAGE_TOKENS, head_dim) each.
+/// Pages of one layer: keys (kv_heads, PAGE_TOKENS, head_dim) and values (kv_heads, PAGE_TOKENS, value_dim).
 #[derive(Debug)]
 pub(crate) struct KvCache {
     shape: Attention,
@@ -45,14 +45,15 @@ impl KvCache {
     }
 
     pub(crate) fn reserve(&mut self, count: usize) {
-        let elements = self.shape.kv_heads * PAGE_TOKENS * self.shape.head_dim;
+        let Attention { kv_heads, head_dim, value_dim, .. } = self.shape;
+        let elements = [head_dim, value_dim].map(|width| kv_heads * PAGE_TOKENS * width);
         match &mut self.pages {
             Pages::F16(pages) => {
-                let page = || [0, 1].map(|_| vec![f16::ZERO; elements].into_boxed_slice());
+                let page = || elements.map(|n| vec![f16::ZERO; n].into_boxed_slice());
                 pages.resize_with(count.max(pages.len()), page);
             }
             Pages::F32(pages) => {
-                let page = || [0, 1].map(|_| vec![0.0; elements].into_boxed_slice());
+                let page = || elements.map(|n| vec![0.0; n].into_boxed_slice());
                 pages.resize_with(count.max(pages.len()), page);
             }
         }
@@ -64,14 +65,15 @@ impl KvCache {
             Pages::F16(_) => KvType::F16,
             Pages::F32(_) => KvType::F32,
         };
-        2 * self.shape.kv_heads * PAGE_TOKENS * self.shape.head_dim * kv_type.bytes()
+        let Attention { kv_heads, head_dim, value_dim, .. } = self.shape;
+        kv_heads * PAGE_TOKENS * (head_dim + value_dim) * kv_type.bytes()
     }
 
     /// What attention of `rows` rows from position `start` on does. Rows of a block share what they read.
     pub(crate) fn work(&self, start: usize, rows: usize) -> Work {
-        let Attention { heads, head_dim, .. } = self.shape;
+        let Attention { heads, head_dim, value_dim, .. } = self.shape;
         let seen = |i: usize| crate::reference::visible(&self.shape, start + i);
-        let flops: usize = (0..rows).map(|i| 4 * heads * head_dim * seen(i).len()).sum();
+        let flops: usize = (0..rows).map(|i| 2 * heads * (head_dim + value_dim) * seen(i).len()).sum();
         let read = |first: usize| seen((first + ROW_BLOCK).min(rows) - 1).end - seen(first).start;
         let positions: usize = (0..rows).step_by(ROW_BLOCK).map(read).sum();
         Work { bytes: (positions * self.page_bytes() / PAGE_TOKENS) as u64, flops: flops as u64 }
@@ -104,28 +106,30 @@ impl KvCache {
         }
     }
 
-    /// Stores row `row` of k and v (rows, kv_heads · head_dim) at `position` of a sequence.
+    /// Stores keys and values of all heads of a token.
     fn append(&mut self, page: usize, offset: usize, k: &[f32], v: &[f32]) {
-        let dim = self.shape.head_dim;
         for head in 0..self.shape.kv_heads {
-            let from = head * dim..(head + 1) * dim;
-            let at = (head * PAGE_TOKENS + offset) * dim;
+            let part = |width: usize| {
+                let at = (head * PAGE_TOKENS + offset) * width;
+                (head * width..(head + 1) * width, at..at + width)
+            };
+            let [(k_from, k_to), (v_from, v_to)] = [self.shape.head_dim, self.shape.value_dim].map(part);
             match &mut self.pages {
                 Pages::F16(pages) => {
                     let [keys, values] = &mut pages[page];
-                    keys[at..at + dim].convert_from_f32_slice(&k[from.clone()]);
-                    values[at..at + dim].convert_from_f32_slice(&v[from]);
+                    keys[k_to].convert_from_f32_slice(&k[k_from]);
+                    values[v_to].convert_from_f32_slice(&v[v_from]);
                 }
                 Pages::F32(pages) => {
                     let [keys, values] = &mut pages[page];
-                    keys[at..at + dim].copy_from_slice(&k[from.clone()]);
-                    values[at..at + dim].copy_from_slice(&v[from]);
+                    keys[k_to].copy_from_slice(&k[k_from]);
+                    values[v_to].copy_from_slice(&v[v_from]);
                 }
             }
         }
     }
 
-    /// Appends k and v of the batch, then attends: q (rows, heads · head_dim) → out, the same shape. `sinks` are
+    /// Appends k and v of the batch, then attends: q (rows, heads · head_dim) → out (rows, heads · value_dim). `sinks` are
     /// logits, one a head, that take their share of the softmax.
     pub(crate) fn attend(
         &mut self,
@@ -136,12 +140,14 @@ impl KvCache {
         spans: &[Span<'_>],
         out: &mut [f32],
     ) {
-        let kv_width = self.shape.kv_heads * self.shape.head_dim;
+        let [k_width, v_width] =
+            [self.shape.head_dim, self.shape.value_dim].map(|width| self.shape.kv_heads * width);
         for span in spans {
             for (i, row) in span.rows.clone().enumerate() {
-                let (position, at) = (span.start + i, row * kv_width..(row + 1) * kv_width);
+                let position = span.start + i;
+                let at = |width: usize| row * width..(row + 1) * width;
                 let page = span.pages[position / PAGE_TOKENS] as usize;
-                self.append(page, position % PAGE_TOKENS, &k[at.clone()], &v[at]);
+                self.append(page, position % PAGE_TOKENS, &k[at(k_width)], &v[at(v_width)]);
             }
         }
         let blocks: Vec<(&Span<'_>, Range<usize>)> = spans
@@ -178,7 +184,7 @@ struct Block<'a> {
 impl Block<'_> {
     fn attend<E: Element>(&self, simd: Simd, pages: &[[Box<[E]>; 2]], out: &SharedMut<'_, f32>) {
         let Self { span, q, kv_head, .. } = *self;
-        let Attention { heads, kv_heads, head_dim: dim, scale, .. } = *self.shape;
+        let Attention { heads, kv_heads, head_dim: dim, value_dim, scale, .. } = *self.shape;
         let (rows, group) = (self.rows.clone(), heads / kv_heads);
         let visible =
             |row: usize| crate::reference::visible(self.shape, span.start + (row - span.rows.start));
@@ -188,7 +194,7 @@ impl Block<'_> {
             let sinks = sinks[kv_head * group..(kv_head + 1) * group].iter().cycle();
             states.iter_mut().zip(sinks).for_each(|(state, sink)| *state = (*sink, 1.0));
         }
-        let mut sums = vec![0.0f32; rows.len() * group * dim];
+        let mut sums = vec![0.0f32; rows.len() * group * value_dim];
         let mut scores = vec![0.0f32; group * PAGE_TOKENS];
         let (first, last) = (visible(rows.start).start, visible(rows.end - 1).end);
         for page in first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS) {
@@ -201,32 +207,33 @@ impl Block<'_> {
                     continue;
                 }
                 let n = seen.len();
-                let at = (kv_head * PAGE_TOKENS + seen.start - start) * dim;
-                let (keys, values) = (&keys[at..at + n * dim], &values[at..at + n * dim]);
+                let at = kv_head * PAGE_TOKENS + seen.start - start;
+                let (keys, values) =
+                    (&keys[at * dim..(at + n) * dim], &values[at * value_dim..(at + n) * value_dim]);
                 let at = row * heads * dim + kv_head * group * dim;
                 let (q, weights) = (&q[at..at + group * dim], &mut scores[..group * n]);
                 simd.run(Scores { q, keys, dim, scale, out: weights });
-                let sums = &mut sums[r * group * dim..(r + 1) * group * dim];
+                let sums = &mut sums[r * group * value_dim..(r + 1) * group * value_dim];
                 for (h, weights) in weights.chunks_exact_mut(n).enumerate() {
                     let (max, total) = &mut states[r * group + h];
                     let new_max = max.max(vector::max(simd, weights));
                     if new_max > *max {
                         let shrink = (*max - new_max).exp();
-                        vector::scale(simd, shrink, &mut sums[h * dim..(h + 1) * dim]);
+                        vector::scale(simd, shrink, &mut sums[h * value_dim..(h + 1) * value_dim]);
                         (*max, *total) = (new_max, *total * shrink);
                     }
                     *total += vector::exp_sum(simd, new_max, weights);
                 }
-                simd.run(WeightedSums { weights, values, dim, sums });
+                simd.run(WeightedSums { weights, values, dim: value_dim, sums });
             }
         }
         for (r, row) in rows.enumerate() {
             for h in 0..group {
-                let at = row * heads * dim + (kv_head * group + h) * dim;
+                let at = (row * heads + kv_head * group + h) * value_dim;
                 // SAFETY: a task writes only the heads of its rows and key-value head.
-                let out = unsafe { out.part(at..at + dim) };
+                let out = unsafe { out.part(at..at + value_dim) };
                 let total = states[r * group + h].1;
-                for (o, s) in out.iter_mut().zip(&sums[(r * group + h) * dim..][..dim]) {
+                for (o, s) in out.iter_mut().zip(&sums[(r * group + h) * value_dim..][..value_dim]) {
                     *o = s / total;
                 }
             }

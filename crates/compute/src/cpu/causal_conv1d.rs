@@ -25,12 +25,13 @@ pub(crate) fn causal_conv1d(
     pool: &ThreadPool,
     simd: Simd,
     [x, weight]: [&[f32]; 2],
-    channels: usize,
+    [channels, dilation]: [usize; 2],
     slots: &mut Slots,
     spans: &[Span<'_>],
     out: &mut [f32],
 ) {
-    let held = weight.len() / channels - 1;
+    let taps = weight.len() / channels;
+    let held = (taps - 1) * dilation;
     let out = SharedMut::new(out);
     for span in spans {
         let SpanState { old, new, fresh } = slots.of(span);
@@ -55,8 +56,8 @@ pub(crate) fn causal_conv1d(
                 // SAFETY: rows and channels are one task's.
                 let out = unsafe { out.part(at(row)) };
                 out.fill(0.0);
-                for tap in 0..=held {
-                    vector::add_product(simd, &weight[at(tap)], input(i + tap), out);
+                for tap in 0..taps {
+                    vector::add_product(simd, &weight[at(tap)], input(i + tap * dilation), out);
                 }
                 vector::silu(simd, out);
             }

@@ -11,19 +11,19 @@ use super::linear::CpuContext;
 use super::shared::SharedMut;
 use super::vector;
 use crate::backend::{KvType, PAGE_TOKENS, Span};
-use crate::graph::CompressedAttention;
+use crate::graph::{CompressedAttention, TokenForm};
 
 /// Heads of a task.
 const HEAD_BLOCK: usize = 16;
 /// Entries of a task of the index.
 const ENTRY_BLOCK: usize = 256;
 /// Keys that are converted at once.
-const KEY_BLOCK: usize = 64;
+pub(super) const KEY_BLOCK: usize = 64;
 
 /// Pages of one layer: tokens (PAGE_TOKENS, head_dim), then entries with their keys for the index.
 #[derive(Debug)]
 pub(crate) struct CompressedCache {
-    shape: CompressedAttention,
+    pub(super) shape: CompressedAttention,
     pages: Pages,
 }
 
@@ -42,24 +42,38 @@ pub(crate) struct CompressedRows<'a> {
     pub(crate) kv: &'a [f32],
     /// (rows, head_dim).
     pub(crate) entries: &'a [f32],
-    /// Of the index: q (rows, heads · head_dim), k (rows, head_dim), weights (rows, heads).
-    pub(crate) index: Option<[&'a [f32]; 3]>,
+    /// For the choice of entries.
+    pub(crate) index: Option<IndexRows<'a>>,
     /// (heads).
     pub(crate) sinks: &'a [f32],
 }
 
+/// What an index reads, by row of the batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IndexRows<'a> {
+    /// (rows, heads · head_dim).
+    pub(crate) q: &'a [f32],
+    /// (rows, head_dim).
+    pub(crate) k: &'a [f32],
+    /// (rows, heads); ones when absent.
+    pub(crate) weights: Option<&'a [f32]>,
+}
+
 /// A row of the batch in its sequence.
 #[derive(Clone, Copy)]
-struct Query<'a> {
-    row: usize,
-    position: usize,
-    pages: &'a [u32],
+pub(super) struct Query<'a> {
+    pub(super) row: usize,
+    pub(super) position: usize,
+    pub(super) pages: &'a [u32],
 }
 
 /// Bytes of scratch of `threads` threads on batches of `rows` rows, for contexts of as many entries as fit a block.
 pub(crate) fn scratch_bytes(shape: &CompressedAttention, rows: usize, threads: usize) -> usize {
     let chosen = shape.index.map_or(0, |index| index.top_k);
-    let attending = KEY_BLOCK * shape.head_dim + HEAD_BLOCK * (shape.window + chosen);
+    let attending = match shape.form {
+        TokenForm::Shared => KEY_BLOCK * shape.head_dim + HEAD_BLOCK * (shape.window + chosen),
+        TokenForm::Grouped { .. } => 2 * KEY_BLOCK * shape.head_dim,
+    };
     (rows.saturating_mul(ENTRY_BLOCK + chosen) + threads * attending).saturating_mul(size_of::<f32>())
 }
 
@@ -117,7 +131,7 @@ impl CompressedCache {
     }
 
     /// Stores values in a page from element `at` on.
-    fn store(&mut self, page: usize, at: usize, values: &[f32]) {
+    pub(super) fn store(&mut self, page: usize, at: usize, values: &[f32]) {
         let to = at..at + values.len();
         match &mut self.pages {
             Pages::F16(pages) => pages[page][to].convert_from_f32_slice(values),
@@ -126,7 +140,7 @@ impl CompressedCache {
     }
 
     /// Elements of a page from `at` on, as f32.
-    fn load(&self, page: usize, at: usize, out: &mut [f32]) {
+    pub(super) fn load(&self, page: usize, at: usize, out: &mut [f32]) {
         let from = at..at + out.len();
         match &self.pages {
             Pages::F16(pages) => pages[page][from].convert_to_f32_slice(out),
@@ -135,14 +149,14 @@ impl CompressedCache {
     }
 
     /// Page and first element of a token.
-    fn token(&self, pages: &[u32], position: usize) -> (usize, usize) {
-        (pages[position / PAGE_TOKENS] as usize, position % PAGE_TOKENS * self.shape.head_dim)
+    pub(super) fn token(&self, pages: &[u32], position: usize) -> (usize, usize) {
+        (pages[position / PAGE_TOKENS] as usize, position % PAGE_TOKENS * self.shape.token_width())
     }
 
     /// Page and first element of an entry, which its key for the index follows.
-    fn entry(&self, pages: &[u32], entry: usize) -> (usize, usize) {
+    pub(super) fn entry(&self, pages: &[u32], entry: usize) -> (usize, usize) {
         let (page, place) = self.shape.place(entry);
-        (pages[page] as usize, PAGE_TOKENS * self.shape.head_dim + place * self.shape.entry_width())
+        (pages[page] as usize, PAGE_TOKENS * self.shape.token_width() + place * self.shape.entry_width())
     }
 
     /// Appends the batch's tokens and entries, then attends: `out` is (rows, heads · head_dim).
@@ -163,7 +177,7 @@ impl CompressedCache {
                 if (position + 1).is_multiple_of(shape.stride) {
                     let (page, at) = self.entry(span.pages, shape.entries(position) - 1);
                     self.store(page, at, &rows.entries[row * dim..(row + 1) * dim]);
-                    if let (Some(index), Some([_, k, _])) = (shape.index, rows.index) {
+                    if let (Some(index), Some(IndexRows { k, .. })) = (shape.index, rows.index) {
                         let k = &k[row * index.head_dim..(row + 1) * index.head_dim];
                         self.store(page, at + dim, k);
                     }
@@ -171,7 +185,7 @@ impl CompressedCache {
                 queries.push(Query { row, position, pages: span.pages });
             }
         }
-        let chosen = self.choose(context, &rows, &queries);
+        let chosen = self.choose(context, rows.index, &queries);
         let head_blocks = shape.heads.div_ceil(HEAD_BLOCK);
         let out = SharedMut::new(out);
         context.pool.run(queries.len() * head_blocks, &|task| {
@@ -186,16 +200,17 @@ impl CompressedCache {
     }
 
     /// The entries of each query, ascending; `None` where all that end before it are.
-    fn choose(
+    pub(super) fn choose(
         &self,
         context: &CpuContext,
-        rows: &CompressedRows<'_>,
+        rows: Option<IndexRows<'_>>,
         queries: &[Query<'_>],
     ) -> Vec<Option<Vec<u32>>> {
-        let (Some(index), Some([q, _, weights])) = (self.shape.index, rows.index) else {
+        let (Some(index), Some(IndexRows { q, weights, .. })) = (self.shape.index, rows) else {
             return vec![None; queries.len()];
         };
         let mut chosen = vec![None; queries.len()];
+        let ones = vec![1.0; index.heads];
         // Scores of the queries that have a choice, one after the other.
         let entries = |query: &Query<'_>| self.shape.entries(query.position);
         let choosing: Vec<usize> =
@@ -218,11 +233,12 @@ impl CompressedCache {
             let scores = unsafe { shared.part(start + first..start + last) };
             let width = index.heads * index.head_dim;
             let q = &q[query.row * width..(query.row + 1) * width];
-            let weights = &weights[query.row * index.heads..(query.row + 1) * index.heads];
+            let own = query.row * index.heads..(query.row + 1) * index.heads;
+            let weights = weights.map_or(&ones[..], |weights| &weights[own]);
             let mut key = vec![0.0; index.head_dim];
             for (score, entry) in scores.iter_mut().zip(first..last) {
                 let (page, at) = self.entry(query.pages, entry);
-                self.load(page, at + self.shape.head_dim, &mut key);
+                self.load(page, at + self.shape.entry_key(), &mut key);
                 for (q, weight) in q.chunks_exact(index.head_dim).zip(weights) {
                     let product = vector::dot_f32(context.simd, q, &key);
                     // `max` would drop a NaN.

@@ -5,23 +5,27 @@ use std::time::{Duration, Instant};
 
 use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
+use super::block_attention::BlockRows;
 use super::causal_conv1d::{causal_conv1d, transpose};
-use super::compressed_attention::{CompressedCache, CompressedRows};
+use super::compressed_attention::{CompressedCache, CompressedRows, IndexRows};
 use super::forecast::{Forecast, Router, routers};
 use super::gated_delta_rule::{Inputs, gated_delta_rule};
 use super::hyper;
 use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
 use super::linear::{CpuContext, LinearJob, grouped_linear, linear};
 use super::moe_experts::{ExpertBody, MoeScratch, limited_silu_mul, moe_experts};
+use super::ngrams::ngram_embed;
 use super::rope::Angles;
 use super::route::Choice;
 use super::shared::SharedMut;
 use super::slots::Slots;
 use super::steps;
 use super::vector;
-use super::window_pool::window_pool;
+use super::window_pool::{window_mean, window_pool};
 use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
-use crate::graph::{CompressedInputs, DeltaInputs, Graph, Op, Output, Value, WeightId};
+use crate::graph::{
+    BlockInputs, CompressedInputs, DeltaInputs, Graph, IndexInputs, Op, Output, Value, WeightId,
+};
 use crate::plan::Plan;
 use crate::profile::{Profile, Work};
 use crate::quant::{dequantize, dequantize_row};
@@ -115,6 +119,12 @@ impl CpuExecutable {
     /// A value's content.
     fn value(&self, value: Value) -> &[f32] {
         &self.buffers[self.buffer(value)]
+    }
+
+    /// Buffers of an index's q, k and weights.
+    fn index_buffers(&self, index: IndexInputs) -> (usize, usize, Option<usize>) {
+        let IndexInputs { q, k, weights } = index;
+        (self.buffer(q), self.buffer(k), weights.map(|weights| self.buffer(weights)))
     }
 
     /// Takes the buffer that a value will be written to, resized for `rows` rows.
@@ -300,10 +310,11 @@ impl CpuExecutable {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    for part in out.chunks_exact_mut(x.width() / groups) {
+                    let weights = this.vectors[weight.0].chunks_exact(x.width() / groups).cycle();
+                    for (part, weights) in out.chunks_exact_mut(x.width() / groups).zip(weights) {
                         let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
                         let factor = 1.0 / (mean + eps).sqrt();
-                        for (v, w) in part.iter_mut().zip(&this.vectors[weight.0]) {
+                        for (v, w) in part.iter_mut().zip(weights) {
                             *v = *v * factor * w;
                         }
                     }
@@ -389,7 +400,7 @@ impl CpuExecutable {
                 let mut buffer = self.take(out, rows);
                 let mut moe = std::mem::take(&mut self.moe);
                 let biases = mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| &self.vectors[id.0][..]));
-                let body = ExpertBody { activation: mlp.activation, biases };
+                let body = ExpertBody { activation: mlp.activation, biases, weighted: mlp.weighted };
                 let outcome = moe_experts(
                     &self.context,
                     &mut moe,
@@ -403,11 +414,12 @@ impl CpuExecutable {
                 self.put(out, buffer);
                 outcome?;
             }
-            Op::CausalConv1d { x, state, .. } => {
+            Op::CausalConv1d { x, dilation, state, .. } => {
                 let mut buffer = self.take(out, rows);
                 let inputs = [&self.buffers[self.buffer(x)][..], &self.taps[state.0]];
                 let slots = &mut self.states[state.0];
-                causal_conv1d(&self.context.pool, simd, inputs, x.width(), slots, batch.spans, &mut buffer);
+                let shape = [x.width(), dilation];
+                causal_conv1d(&self.context.pool, simd, inputs, shape, slots, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
             Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, decay, dt_bias, shape, state } => {
@@ -428,6 +440,14 @@ impl CpuExecutable {
                         let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
                         vector::scale(simd, 1.0 / (mean + eps).sqrt(), part);
                     }
+                });
+            }
+            Op::PositionScale { x, scale } => {
+                let positions: Vec<usize> =
+                    batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
+                self.map_rows(out, rows, |this, row, out| {
+                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                    vector::scale(simd, scale.at(positions[row]), out);
                 });
             }
             Op::PlacedRope { x, heads, rope, place } => {
@@ -491,16 +511,76 @@ impl CpuExecutable {
                 let mut buffer = self.take(out, rows);
                 let CompressedInputs { q, kv, entries, index, sinks } = inputs;
                 let [q, kv, entries] = [q, kv, entries].map(|value| self.buffer(value));
-                let index = index.map(|index| [index.q, index.k, index.weights].map(|v| self.buffer(v)));
+                let index = index.map(|index| self.index_buffers(index));
                 let of = |index: usize| &self.buffers[index][..];
                 let inputs = CompressedRows {
                     q: of(q),
                     kv: of(kv),
                     entries: of(entries),
-                    index: index.map(|index| index.map(of)),
+                    index: index.map(|(q, k, weights)| IndexRows {
+                        q: of(q),
+                        k: of(k),
+                        weights: weights.map(of),
+                    }),
                     sinks: &self.vectors[sinks.0],
                 };
                 self.compressed_caches[cache.0].attend(&self.context, inputs, batch.spans, &mut buffer);
+                self.put(out, buffer);
+            }
+            Op::NGramEmbed { tables, ngrams, state } => {
+                let mut buffer = self.take(out, rows);
+                let tables: Vec<&Tensor> = tables.iter().map(|table| &self.weights[table.0]).collect();
+                let slots = &mut self.states[state.0];
+                let outcome = ngram_embed(&tables, &ngrams, slots, batch, &mut buffer);
+                self.put(out, buffer);
+                outcome?;
+            }
+            Op::ScaledSilu { x, factor } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                    vector::scale(simd, factor, out);
+                    vector::silu(simd, out);
+                });
+            }
+            Op::GatedMean { x, gate, streams } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let inputs = [x, gate].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
+                    hyper::gated_mean(simd, streams, inputs, out);
+                });
+            }
+            Op::StreamAdd { x, block, logits } => self.map_rows(out, rows, |this, row, out| {
+                let inputs =
+                    [x, block, logits].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
+                hyper::stream_add(simd, inputs, out);
+            }),
+            Op::StreamGate { keys, queries, value } => self.map_rows(out, rows, |this, row, out| {
+                let inputs =
+                    [keys, queries, value].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
+                hyper::stream_gate(simd, inputs, out);
+            }),
+            Op::WindowMean { x, window, state } => {
+                let mut buffer = self.take(out, rows);
+                let input = &self.buffers[self.buffer(x)][..];
+                let slots = &mut self.states[state.0];
+                window_mean(&self.context, window, input, x.width(), slots, batch.spans, &mut buffer);
+                self.put(out, buffer);
+            }
+            Op::BlockAttention { inputs: BlockInputs { q, k, v, index }, cache } => {
+                let mut buffer = self.take(out, rows);
+                let inputs = [q, k, v].map(|value| self.buffer(value));
+                let (index_q, index_k, weights) = self.index_buffers(index);
+                let of = |index: usize| &self.buffers[index][..];
+                let index = IndexRows { q: of(index_q), k: of(index_k), weights: weights.map(of) };
+                let [q, k, v] = inputs.map(of);
+                let inputs = BlockRows { q, k, v, index };
+                self.compressed_caches[cache.0].attend_blocks(
+                    &self.context,
+                    inputs,
+                    batch.spans,
+                    &mut buffer,
+                );
                 self.put(out, buffer);
             }
             Op::GatherRows { x } => {
@@ -565,6 +645,10 @@ impl Executable for CpuExecutable {
             }
         }
         Ok(())
+    }
+
+    fn run_tasks(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.context.pool.run(count, task);
     }
 
     fn set_profiling(&mut self, on: bool) {

@@ -77,3 +77,35 @@ pub(crate) fn expand(simd: Simd, streams: usize, [x, block, weights]: [&[f32]; 3
         vector::axpy_f32(simd, *add, block, out);
     }
 }
+
+/// Mean over streams of sigmoid(gate) ⊙ stream of one row.
+pub(crate) fn gated_mean(simd: Simd, streams: usize, [x, gate]: [&[f32]; 2], out: &mut [f32]) {
+    let mut part = vec![0.0; out.len()];
+    out.fill(0.0);
+    for (x, gate) in x.chunks_exact(out.len()).zip(gate.chunks_exact(out.len())) {
+        part.copy_from_slice(x);
+        vector::sigmoid_mul(simd, gate, &mut part);
+        out.iter_mut().zip(&part).for_each(|(o, p)| *o += p);
+    }
+    vector::scale(simd, 1.0 / streams as f32, out);
+}
+
+/// The streams of one row with the block's result added to each by its logit.
+pub(crate) fn stream_add(simd: Simd, [x, block, logits]: [&[f32]; 3], out: &mut [f32]) {
+    out.copy_from_slice(x);
+    for (out, logit) in out.chunks_exact_mut(block.len()).zip(logits) {
+        vector::axpy_f32(simd, 2.0 * sigmoid(logit / logits.len() as f32), block, out);
+    }
+}
+
+/// The value of one row, gated for each stream by its key and query.
+pub(crate) fn stream_gate(simd: Simd, [keys, queries, value]: [&[f32]; 3], out: &mut [f32]) {
+    let width = value.len();
+    let pairs = keys.chunks_exact(width).zip(queries.chunks_exact(width));
+    for (out, (key, query)) in out.chunks_exact_mut(width).zip(pairs) {
+        let score = vector::dot_f32(simd, key, query) / (width as f32).sqrt();
+        let sign = if score == 0.0 { 0.0 } else { score.signum() };
+        out.copy_from_slice(value);
+        vector::scale(simd, sigmoid(sign * score.abs().max(1e-6).sqrt()), out);
+    }
+}

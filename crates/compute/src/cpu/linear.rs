@@ -63,7 +63,10 @@ pub(crate) fn row_tasks(
     let total: usize = matrices.clone().sum();
     let block = (total / count).next_multiple_of(multiple).clamp(multiple, 1024);
     let cut = |(matrix, rows): (usize, usize)| {
-        (0..rows).step_by(block).map(move |start| (matrix, start..(start + block).min(rows)))
+        // Even parts: a matrix that is little larger than a block stays whole, as every part packs its activations.
+        let parts = ((rows + block / 2) / block).max(1);
+        let size = rows.div_ceil(parts).next_multiple_of(multiple).max(multiple);
+        (0..rows).step_by(size).map(move |start| (matrix, start..(start + size).min(rows)))
     };
     matrices.enumerate().flat_map(cut).collect()
 }

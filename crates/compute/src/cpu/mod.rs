@@ -2,6 +2,7 @@
 
 pub mod activations;
 mod attention;
+mod block_attention;
 mod causal_conv1d;
 mod compressed_attention;
 mod executable;
@@ -13,6 +14,7 @@ mod latent_attention;
 mod linear;
 pub mod matmul;
 mod moe_experts;
+mod ngrams;
 pub mod pool;
 mod rope;
 mod route;

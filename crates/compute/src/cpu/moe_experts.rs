@@ -16,7 +16,7 @@ use super::shared::SharedMut;
 use super::simd::Simd;
 use super::vector;
 use crate::backend::{ActivationMode, ExpertSource, ExpertView};
-use crate::graph::{Activation, ExpertSet, ExpertSetId};
+use crate::graph::{Activation, ExpertSet, ExpertSetId, Weighted};
 use crate::{Result, TensorView};
 
 /// Memory that layers share.
@@ -28,6 +28,8 @@ pub(crate) struct MoeScratch {
     pair_of: Vec<u32>,
     /// Pairs of each distinct expert.
     pairs_of: Vec<Range<usize>>,
+    /// Factors on what experts take, of each pair; empty without.
+    input_weights: Vec<f32>,
     /// (pairs, moe_intermediate_size).
     gate: Vec<f32>,
     /// (pairs, moe_intermediate_size).
@@ -47,6 +49,8 @@ pub(crate) struct ExpertBody<'a> {
     pub(crate) activation: Activation,
     /// Of gate, up and down: (experts, rows).
     pub(crate) biases: Option<[&'a [f32]; 3]>,
+    /// Where the router's weights enter.
+    pub(crate) weighted: Weighted,
 }
 
 impl ExpertBody<'_> {
@@ -126,6 +130,19 @@ impl MoeScratch {
     }
 }
 
+impl MoeScratch {
+    /// Keeps the factors on what experts take.
+    fn weigh_inputs(&mut self, choice: &Choice, weighted: Weighted) {
+        self.input_weights.clear();
+        if weighted == Weighted::Input {
+            self.input_weights.resize(choice.ids.len(), 0.0);
+            for (pair, weight) in self.pair_of.iter().zip(&choice.weights) {
+                self.input_weights[*pair as usize] = *weight;
+            }
+        }
+    }
+}
+
 /// Runs the layer's experts on x (rows, hidden_size) into `out`, the same shape.
 pub(crate) fn moe_experts(
     context: &CpuContext,
@@ -141,13 +158,15 @@ pub(crate) fn moe_experts(
     let top_k = choice.ids.len() / rows;
     let ids = choice.distinct();
     scratch.sort(choice, top_k, &ids);
+    scratch.weigh_inputs(choice, body.weighted);
     let pairs = rows * top_k;
     let int8 = context.activations == ActivationMode::Int8;
     let int8_down = int8 && accepts_q8(set.down.dtype, inner);
     if int8_down {
         scratch.product.resize(pairs, inner);
     }
-    let MoeScratch { rows: pair_rows, pair_of, pairs_of, gate, up, product, down, spent } = scratch;
+    let MoeScratch { rows: pair_rows, pair_of, pairs_of, input_weights, gate, up, product, down, spent } =
+        scratch;
     let gate = SharedMut::new(grow(gate, pairs * inner));
     let up = SharedMut::new(grow(up, pairs * inner));
     let down = SharedMut::new(grow(down, pairs * hidden));
@@ -184,6 +203,11 @@ pub(crate) fn moe_experts(
                 let at = pair * inner + rows.start..pair * inner + rows.end;
                 // SAFETY: as above.
                 let (gate, up) = unsafe { (gate.part(at.clone()), up.part(at)) };
+                // Products are linear, so their input's factor may follow them.
+                if let Some(weight) = input_weights.get(pair) {
+                    vector::scale(context.simd, *weight, gate);
+                    vector::scale(context.simd, *weight, up);
+                }
                 body.add_bias(0, (view.id, inner, rows.start), gate);
                 body.add_bias(1, (view.id, inner, rows.start), up);
                 body.activate(context.simd, gate, up);
@@ -229,6 +253,7 @@ pub(crate) fn moe_experts(
         let chosen = row * top_k..(row + 1) * top_k;
         for (pair, weight) in pair_of[chosen.clone()].iter().zip(&choice.weights[chosen]) {
             let pair = *pair as usize;
+            let weight = if body.weighted == Weighted::Input { &1.0 } else { weight };
             vector::axpy_f32(context.simd, *weight, &down[pair * hidden..(pair + 1) * hidden], sum);
         }
     });

@@ -5,6 +5,11 @@
 //! for some tens of microseconds, as the next region of a decode step comes soon, and then sleep. A
 //! region allocates nothing.
 //!
+//! A thread that goes to sleep announces it and then looks for work once more; the other side publishes and then looks
+//! for sleepers. Both write by an exchange: that orders the write before the following read on every machine, also
+//! where an emulator takes a sequentially consistent store for a mere release (qemu 7.2 does so for aarch64 on x86-64,
+//! and a wake-up was lost).
+//!
 //! One region runs at a time: `run` called from within a task, or while another thread's region is running,
 //! does its tasks on the calling thread alone.
 
@@ -134,7 +139,7 @@ impl ThreadPool {
         unsafe { *shared.job.get() = Job { task, n_tasks } };
         shared.unfinished.0.store(n_tasks, Ordering::Relaxed);
         let number = (shared.unclaimed.0.load(Ordering::Relaxed) >> 32).wrapping_add(1);
-        shared.unclaimed.0.store(number << 32 | u64::from(n_tasks), Ordering::SeqCst);
+        shared.unclaimed.0.swap(number << 32 | u64::from(n_tasks), Ordering::SeqCst);
         if shared.sleeping.load(Ordering::SeqCst) > 0 {
             drop(lock(&shared.lock));
             shared.work.notify_all();
@@ -231,7 +236,7 @@ impl Shared {
         }
         let mut guard = lock(&self.lock);
         // Announced before looking again; a thread that ends the last task looks here after ending it.
-        self.caller_sleeping.store(true, Ordering::SeqCst);
+        self.caller_sleeping.swap(true, Ordering::SeqCst);
         while self.unfinished.0.load(Ordering::SeqCst) != 0 {
             guard = self.finished.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }

@@ -37,6 +37,7 @@ pub(super) fn name(graph: &Graph, nodes: Range<usize>) -> String {
         Op::GatedDeltaRule { .. } => "gated_delta_rule",
         Op::UnitNorm { .. } => "unit_norm",
         Op::PlacedRope { .. } => "placed_rope",
+        Op::PositionScale { .. } => "position_scale",
         Op::GroupedLinear { .. } => "grouped_linear",
         Op::LimitedSwiGlu { .. } => "limited_swiglu",
         Op::Repeat { .. } => "repeat",
@@ -46,6 +47,13 @@ pub(super) fn name(graph: &Graph, nodes: Range<usize>) -> String {
         Op::WindowPool { .. } => "window_pool",
         Op::CompressedAttention { .. } => "compressed attention",
         Op::RouteByToken { .. } => "route by token",
+        Op::NGramEmbed { .. } => "ngram_embed",
+        Op::ScaledSilu { .. } => "scaled_silu",
+        Op::GatedMean { .. } => "gated_mean",
+        Op::StreamAdd { .. } => "stream_add",
+        Op::StreamGate { .. } => "stream_gate",
+        Op::WindowMean { .. } => "window_mean",
+        Op::BlockAttention { .. } => "block attention",
         Op::GatherRows { .. } => "gather_rows",
     };
     name.to_owned()

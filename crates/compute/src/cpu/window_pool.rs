@@ -53,6 +53,48 @@ pub(crate) fn window_pool(
     }
 }
 
+/// x (rows, width) → out, the same shape: means of windows.
+pub(crate) fn window_mean(
+    context: &CpuContext,
+    window: usize,
+    x: &[f32],
+    width: usize,
+    slots: &mut Slots,
+    spans: &[Span<'_>],
+    out: &mut [f32],
+) {
+    let held = window - 1;
+    let out = SharedMut::new(out);
+    for span in spans {
+        let SpanState { old, new, fresh } = slots.of(span);
+        let past = match fresh {
+            true => vec![0.0; new.len()],
+            false => old.unwrap_or(new).to_vec(),
+        };
+        let first = span.rows.start;
+        // Token `index`, counted from the first one that the state held.
+        let input = |index: usize| match index.checked_sub(held) {
+            Some(row) => &x[(first + row) * width..(first + row + 1) * width],
+            None => &past[index * width..(index + 1) * width],
+        };
+        context.for_rows(span.rows.len(), width, &|i| {
+            let row = first + i;
+            // SAFETY: each row is one task's.
+            let out = unsafe { out.part(row * width..(row + 1) * width) };
+            out.fill(0.0);
+            if (span.start + i + 1).is_multiple_of(window) {
+                for token in i..=i + held {
+                    out.iter_mut().zip(input(token)).for_each(|(o, v)| *o += v);
+                }
+                out.iter_mut().for_each(|o| *o /= window as f32);
+            }
+        });
+        for row in 0..held {
+            new[row * width..(row + 1) * width].copy_from_slice(input(span.rows.len() + row));
+        }
+    }
+}
+
 /// One entry, from the (kv, gate) of its tokens by their slot among those that an entry can have.
 fn pool<'a>(
     shape: &WindowPool,

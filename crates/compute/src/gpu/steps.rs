@@ -274,13 +274,16 @@ fn step(op: &Op, out: Output) -> Step {
         }
         Op::SigmoidGate { x, gate } => Step::SigmoidGate { x, gate, out },
         Op::Slice { x, groups, start, len } => Step::Slice { x, groups, start, len, out },
-        Op::CausalConv1d { x, weight, kernel, state } => Step::CausalConv1d { x, weight, kernel, state, out },
+        Op::CausalConv1d { x, weight, kernel, dilation: _, state } => {
+            Step::CausalConv1d { x, weight, kernel, state, out }
+        }
         Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state } => {
             Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out }
         }
         Op::GatherRows { x } => Step::GatherRows { x, out },
         Op::UnitNorm { .. }
         | Op::PlacedRope { .. }
+        | Op::PositionScale { .. }
         | Op::GroupedLinear { .. }
         | Op::LimitedSwiGlu { .. }
         | Op::Repeat { .. }
@@ -289,6 +292,13 @@ fn step(op: &Op, out: Output) -> Step {
         | Op::HyperExpand { .. }
         | Op::WindowPool { .. }
         | Op::CompressedAttention { .. }
+        | Op::NGramEmbed { .. }
+        | Op::ScaledSilu { .. }
+        | Op::GatedMean { .. }
+        | Op::StreamAdd { .. }
+        | Op::StreamGate { .. }
+        | Op::WindowMean { .. }
+        | Op::BlockAttention { .. }
         | Op::RouteByToken { .. } => unreachable!("refused before lowering"),
     }
 }

@@ -1,6 +1,6 @@
 //! What GPUs have kernels for. Other graphs are refused before anything is made ready.
 
-use crate::graph::{Activation, Graph, Op, Score};
+use crate::graph::{Activation, Graph, Op, Score, Weighted};
 use crate::{Error, Result};
 
 /// The first operation of `graph` that there is no kernel of.
@@ -14,6 +14,27 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
             Some("hyper-connections")
         }
         Op::WindowPool { .. } | Op::CompressedAttention { .. } => Some("compressed attention"),
+        Op::PositionScale { .. } => Some("factors by position"),
+        Op::Attention { cache, .. } if graph.caches()[cache.0].chunk.is_some() => {
+            Some("attention within chunks")
+        }
+        Op::Attention { cache, .. }
+            if graph.caches()[cache.0].value_dim != graph.caches()[cache.0].head_dim =>
+        {
+            Some("attention with values that are not as wide as keys")
+        }
+        Op::MoeExperts { mlp, .. } if mlp.weighted == Weighted::Input => {
+            Some("experts whose input is weighted")
+        }
+        Op::ScaledSilu { .. } | Op::GatedMean { .. } | Op::StreamAdd { .. } | Op::StreamGate { .. } => {
+            Some("gated residual streams")
+        }
+        Op::NGramEmbed { .. } => Some("embeddings of n-grams"),
+        Op::WindowMean { .. } | Op::BlockAttention { .. } => Some("attention over chosen blocks"),
+        Op::CausalConv1d { dilation: 2.., .. } => Some("convolutions with dilation"),
+        Op::RmsNorm { x, weight, groups: 2.., .. } if graph.weights()[weight.0].matrix.cols == x.width => {
+            Some("norms of parts with a weight each")
+        }
         Op::RouteByToken { .. } => Some("routing by token"),
         Op::Route { route, .. } if route.score == Score::SqrtSoftplus => Some("routing by √softplus"),
         Op::MoeExperts { mlp, .. } if matches!(mlp.activation, Activation::LimitedSwiGlu { .. }) => {

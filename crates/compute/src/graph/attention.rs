@@ -35,8 +35,46 @@ pub struct Attention {
     pub head_dim: usize,
     /// Factor on q·k before softmax.
     pub scale: f32,
+    /// Channels of a head's value.
+    pub value_dim: usize,
     /// A key is visible iff query position − key position < window; everything before when absent.
     pub window: Option<usize>,
+    /// A key is visible iff it is in the same chunk of so many positions as the query (Llama 4).
+    pub chunk: Option<usize>,
+}
+
+impl Attention {
+    /// Over everything before, with values as wide as keys.
+    pub fn grouped(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> Self {
+        Self { heads, kv_heads, head_dim, scale, value_dim: head_dim, window: None, chunk: None }
+    }
+}
+
+/// Factors that depend on a token's position: base + slope · ln(1 + ⌊(position + offset) / period⌋), as the temperature of
+/// attention in Llama 4.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PositionScale {
+    /// Factor of early positions.
+    pub base: f32,
+    /// Growth.
+    pub slope: f32,
+    /// Added to positions.
+    pub offset: usize,
+    /// Positions that have the same factor.
+    pub period: usize,
+}
+
+impl PositionScale {
+    /// The same factor everywhere.
+    pub fn constant(base: f32) -> Self {
+        Self { base, slope: 0.0, offset: 0, period: 1 }
+    }
+
+    /// The factor at `position`.
+    pub fn at(&self, position: usize) -> f32 {
+        let steps = (position.saturating_add(self.offset) / self.period.max(1)) as f32;
+        self.base + self.slope * steps.ln_1p()
+    }
 }
 
 /// Shape of a causal multi-head latent attention (DeepSeek-V2, 2024). All heads share one latent c and one rotated
@@ -94,6 +132,11 @@ impl GraphBuilder {
         Ok(self.push(Op::Rope { x, heads, rope }, x.width))
     }
 
+    /// Rows times a factor that depends on their position.
+    pub fn position_scale(&mut self, x: Value, scale: PositionScale) -> Value {
+        self.push(Op::PositionScale { x, scale }, x.width)
+    }
+
     /// Appends k and v to a new cache and attends over it.
     ///
     /// # Errors
@@ -122,10 +165,13 @@ impl GraphBuilder {
         check(op, "query heads left over by kv heads", 0, shape.heads % shape.kv_heads.max(1))?;
         check(op, "width of q", shape.heads * shape.head_dim, q.width)?;
         check(op, "width of k", shape.kv_heads * shape.head_dim, k.width)?;
-        check(op, "width of v", shape.kv_heads * shape.head_dim, v.width)?;
+        check(op, "width of v", shape.kv_heads * shape.value_dim, v.width)?;
+        if shape.chunk == Some(0) {
+            return Err(Error::Shape { op, what: "chunk", expected: 1, got: 0 });
+        }
         self.caches.push(shape);
         let cache = CacheId(self.caches.len() - 1);
-        Ok(self.push(Op::Attention { q, k, v, cache, sinks }, q.width))
+        Ok(self.push(Op::Attention { q, k, v, cache, sinks }, shape.heads * shape.value_dim))
     }
 
     /// Appends c and k_rope to a new cache and attends over it: (tokens, heads · value).

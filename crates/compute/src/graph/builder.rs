@@ -105,7 +105,10 @@ impl GraphBuilder {
     /// [`Error::Shape`] if the weight does not fit a part.
     pub fn rms_norm(&mut self, x: Value, weight: WeightId, groups: usize, eps: f32) -> Result<Value> {
         check("rms_norm", "width left over by groups", 0, x.width % groups.max(1))?;
-        self.vector("rms_norm", "length of the weight", weight, x.width / groups.max(1))?;
+        if self.matrix(weight).cols != x.width {
+            self.vector("rms_norm", "length of the weight", weight, x.width / groups.max(1))?;
+        }
+        self.vector("rms_norm", "length of the weight", weight, self.matrix(weight).cols)?;
         Ok(self.push(Op::RmsNorm { x, weight, groups, eps }, x.width))
     }
 

@@ -67,16 +67,32 @@ pub struct EntryIndex {
     pub top_k: usize,
 }
 
-/// Shape of a compressed attention: one key that is the value too for all query heads.
+/// What is kept of a token, and what an entry is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenForm {
+    /// One key that is the value too for all query heads. Entries are such keys themselves.
+    Shared,
+    /// Keys and values of heads; query head h reads head h / (heads / kv_heads). Entries only say by their key for the
+    /// index which windows' tokens are seen.
+    Grouped {
+        /// Key and value heads.
+        kv_heads: usize,
+    },
+}
+
+/// Shape of a compressed attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CompressedAttention {
+    /// What is kept of a token.
+    pub form: TokenForm,
     /// Query heads.
     pub heads: usize,
     /// Channels of a head.
     pub head_dim: usize,
     /// Factor on q·k before softmax.
     pub scale: f32,
-    /// A token is visible iff query position − its position < window.
+    /// A token is visible iff query position − its position < window; of grouped tokens, those of seen entries and those
+    /// that no entry stands for yet.
     pub window: usize,
     /// Tokens that an entry stands for; an entry is visible from the last one on.
     pub stride: usize,
@@ -90,14 +106,30 @@ impl CompressedAttention {
         PAGE_TOKENS.div_ceil(self.stride)
     }
 
+    /// Channels that are kept of a token: its key and value, or its keys, then its values.
+    pub fn token_width(&self) -> usize {
+        match self.form {
+            TokenForm::Shared => self.head_dim,
+            TokenForm::Grouped { kv_heads } => 2 * kv_heads * self.head_dim,
+        }
+    }
+
+    /// Channels that are kept of an entry before its key for the index.
+    pub fn entry_key(&self) -> usize {
+        match self.form {
+            TokenForm::Shared => self.head_dim,
+            TokenForm::Grouped { .. } => 0,
+        }
+    }
+
     /// Channels that are kept of an entry: itself, then its key for the index.
     pub fn entry_width(&self) -> usize {
-        self.head_dim + self.index.map_or(0, |index| index.head_dim)
+        self.entry_key() + self.index.map_or(0, |index| index.head_dim)
     }
 
     /// Elements of a page: its tokens, then its entries.
     pub fn page_elements(&self) -> usize {
-        PAGE_TOKENS * self.head_dim + self.page_entries() * self.entry_width()
+        PAGE_TOKENS * self.token_width() + self.page_entries() * self.entry_width()
     }
 
     /// Entries that the query at `position` may see: those before this one.
@@ -119,8 +151,21 @@ pub struct IndexInputs {
     pub q: Value,
     /// (tokens, head_dim): keys of entries, in the rows of the tokens that end them.
     pub k: Value,
-    /// (tokens, heads): weights of heads.
-    pub weights: Value,
+    /// (tokens, heads): weights of heads; all the same when absent.
+    pub weights: Option<Value>,
+}
+
+/// What an attention over chosen windows reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockInputs {
+    /// (tokens, heads · head_dim), rotated.
+    pub q: Value,
+    /// (tokens, kv_heads · head_dim), rotated.
+    pub k: Value,
+    /// (tokens, kv_heads · head_dim).
+    pub v: Value,
+    /// For the choice of windows.
+    pub index: IndexInputs,
 }
 
 /// What a compressed attention reads.
@@ -192,6 +237,9 @@ impl GraphBuilder {
         if shape.window == 0 || shape.stride == 0 {
             return Err(Error::Shape { op, what: "window and stride", expected: 1, got: 0 });
         }
+        if shape.form != TokenForm::Shared {
+            return Err(Error::Shape { op, what: "key heads", expected: 1, got: 0 });
+        }
         check(op, "width of q", shape.heads * shape.head_dim, inputs.q.width)?;
         check(op, "width of kv", shape.head_dim, inputs.kv.width)?;
         check(op, "width of entries", shape.head_dim, inputs.entries.width)?;
@@ -199,11 +247,53 @@ impl GraphBuilder {
         if let (Some(index), Some(inputs)) = (shape.index, inputs.index) {
             check(op, "width of the index's q", index.heads * index.head_dim, inputs.q.width)?;
             check(op, "width of the index's k", index.head_dim, inputs.k.width)?;
-            check(op, "weights of the index", index.heads, inputs.weights.width)?;
+            let weights = inputs.weights.map_or(index.heads, |weights| weights.width);
+            check(op, "weights of the index", index.heads, weights)?;
         }
         self.vector(op, "sinks", inputs.sinks, shape.heads)?;
         self.compressed_caches.push(shape);
         let cache = CompressedCacheId(self.compressed_caches.len() - 1);
         Ok(self.push(Op::CompressedAttention { inputs, cache }, inputs.q.width))
+    }
+
+    /// For the last token of each window of so many the mean of its tokens; zeros for other tokens.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if windows are empty.
+    pub fn window_mean(&mut self, x: Value, window: usize) -> Result<Value> {
+        let op = "window_mean";
+        if window == 0 {
+            return Err(Error::Shape { op, what: "window", expected: 1, got: 0 });
+        }
+        let state = self.state((window - 1).checked_mul(x.width), op)?;
+        Ok(self.push(Op::WindowMean { x, window, state }, x.width))
+    }
+
+    /// Appends tokens and keys of windows to a new cache, then attends over the tokens of the windows with the largest
+    /// Σ over heads of weight · relu(q·k) and over those of the unfinished one: (tokens, heads · head_dim). `k` of the
+    /// index counts in the rows of tokens that end a window (Qwen sparse attention, transformers'
+    /// `modeling_qwen4_exp.py`).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths do not fit.
+    pub fn block_attention(&mut self, inputs: BlockInputs, shape: CompressedAttention) -> Result<Value> {
+        let op = "block_attention";
+        let (TokenForm::Grouped { kv_heads }, Some(index)) = (shape.form, shape.index) else {
+            return Err(Error::Shape { op, what: "an index of grouped tokens", expected: 1, got: 0 });
+        };
+        if shape.stride == 0 || index.top_k == 0 {
+            return Err(Error::Shape { op, what: "stride and windows", expected: 1, got: 0 });
+        }
+        check(op, "query heads left over by kv heads", 0, shape.heads % kv_heads.max(1))?;
+        check(op, "width of q", shape.heads * shape.head_dim, inputs.q.width)?;
+        check(op, "width of k", kv_heads * shape.head_dim, inputs.k.width)?;
+        check(op, "width of v", kv_heads * shape.head_dim, inputs.v.width)?;
+        check(op, "width of the index's q", index.heads * index.head_dim, inputs.index.q.width)?;
+        check(op, "width of the index's k", index.head_dim, inputs.index.k.width)?;
+        let weights = inputs.index.weights.map_or(index.heads, |weights| weights.width);
+        check(op, "weights of the index", index.heads, weights)?;
+        self.compressed_caches.push(shape);
+        let cache = CompressedCacheId(self.compressed_caches.len() - 1);
+        Ok(self.push(Op::BlockAttention { inputs, cache }, inputs.q.width))
     }
 }

@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 
 use super::{
-    CacheId, CompressedCacheId, CompressedInputs, DeltaInputs, ExpertBiases, ExpertMlp, ExpertSetId, Graph,
-    IndexInputs, LatentCacheId, LatentWeights, MatrixSpec, Node, Op, Output, Routing, StateId, Value,
-    WeightId, WeightSpec,
+    BlockInputs, CacheId, CompressedCacheId, CompressedInputs, DeltaInputs, ExpertBiases, ExpertMlp,
+    ExpertSetId, Graph, IndexInputs, LatentCacheId, LatentWeights, MatrixSpec, Node, Op, Output, Routing,
+    StateId, Value, WeightId, WeightSpec,
 };
 use crate::{Error, Result};
 
@@ -212,6 +212,14 @@ impl<'a> Excerpt<'a> {
         ExpertSetId(self.graph.expert_sets.len() - 1)
     }
 
+    fn index(&mut self, IndexInputs { q, k, weights }: IndexInputs) -> Result<IndexInputs> {
+        Ok(IndexInputs {
+            q: self.value(q)?,
+            k: self.value(k)?,
+            weights: weights.map(|weights| self.value(weights)).transpose()?,
+        })
+    }
+
     fn op(&mut self, node: &Node) -> Result<Op> {
         let head = self.is_head(node);
         Ok(match node.op.clone() {
@@ -274,10 +282,11 @@ impl<'a> Excerpt<'a> {
             }
             Op::SigmoidGate { x, gate } => Op::SigmoidGate { x: self.value(x)?, gate: self.value(gate)? },
             Op::Slice { x, groups, start, len } => Op::Slice { x: self.value(x)?, groups, start, len },
-            Op::CausalConv1d { x, weight, kernel, state } => Op::CausalConv1d {
+            Op::CausalConv1d { x, weight, kernel, dilation, state } => Op::CausalConv1d {
                 x: self.value(x)?,
                 weight: self.weight(weight, false),
                 kernel,
+                dilation,
                 state: self.state(state),
             },
             Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, decay, dt_bias, shape, state } => {
@@ -292,6 +301,7 @@ impl<'a> Excerpt<'a> {
                 }
             }
             Op::UnitNorm { x, groups, eps } => Op::UnitNorm { x: self.value(x)?, groups, eps },
+            Op::PositionScale { x, scale } => Op::PositionScale { x: self.value(x)?, scale },
             Op::PlacedRope { x, heads, rope, place } => {
                 Op::PlacedRope { x: self.value(x)?, heads, rope, place }
             }
@@ -330,14 +340,7 @@ impl<'a> Excerpt<'a> {
                     q: self.value(inputs.q)?,
                     kv: self.value(inputs.kv)?,
                     entries: self.value(inputs.entries)?,
-                    index: match inputs.index {
-                        Some(IndexInputs { q, k, weights }) => Some(IndexInputs {
-                            q: self.value(q)?,
-                            k: self.value(k)?,
-                            weights: self.value(weights)?,
-                        }),
-                        None => None,
-                    },
+                    index: inputs.index.map(|index| self.index(index)).transpose()?,
                     sinks: self.weight(inputs.sinks, false),
                 },
                 cache: self.compressed_cache(cache),
@@ -345,6 +348,38 @@ impl<'a> Excerpt<'a> {
             Op::RouteByToken { logits, table, route } => {
                 Op::RouteByToken { logits: self.value(logits)?, table: self.weight(table, true), route }
             }
+            // Reading rows costs nothing here either, so one small table stands for all.
+            Op::NGramEmbed { tables, mut ngrams, state } => {
+                ngrams.head_rows.iter_mut().for_each(|rows| *rows = self.vocab_size as u64);
+                let table = self.weight(tables[0], false);
+                let matrix = &mut self.graph.weights[table.0].matrix;
+                (matrix.rows, matrix.dtype) = (ngrams.rows() as usize, crate::DType::F32);
+                Op::NGramEmbed { tables: vec![table], ngrams, state: self.state(state) }
+            }
+            Op::ScaledSilu { x, factor } => Op::ScaledSilu { x: self.value(x)?, factor },
+            Op::GatedMean { x, gate, streams } => {
+                Op::GatedMean { x: self.value(x)?, gate: self.value(gate)?, streams }
+            }
+            Op::StreamAdd { x, block, logits } => {
+                Op::StreamAdd { x: self.value(x)?, block: self.value(block)?, logits: self.value(logits)? }
+            }
+            Op::StreamGate { keys, queries, value } => Op::StreamGate {
+                keys: self.value(keys)?,
+                queries: self.value(queries)?,
+                value: self.value(value)?,
+            },
+            Op::WindowMean { x, window, state } => {
+                Op::WindowMean { x: self.value(x)?, window, state: self.state(state) }
+            }
+            Op::BlockAttention { inputs: BlockInputs { q, k, v, index }, cache } => Op::BlockAttention {
+                inputs: BlockInputs {
+                    q: self.value(q)?,
+                    k: self.value(k)?,
+                    v: self.value(v)?,
+                    index: self.index(index)?,
+                },
+                cache: self.compressed_cache(cache),
+            },
             Op::GatherRows { x } => Op::GatherRows { x: self.value(x)? },
         })
     }

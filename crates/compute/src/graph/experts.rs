@@ -107,6 +107,16 @@ pub struct ExpertBiases {
     pub down: WeightId,
 }
 
+/// What experts' weights are multiplied with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Weighted {
+    /// Their results.
+    #[default]
+    Output,
+    /// What they take (Llama 4).
+    Input,
+}
+
 /// What experts compute besides their three products.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ExpertMlp {
@@ -114,6 +124,8 @@ pub struct ExpertMlp {
     pub activation: Activation,
     /// Added to the products.
     pub biases: Option<ExpertBiases>,
+    /// Where the router's weights enter.
+    pub weighted: Weighted,
 }
 
 impl GraphBuilder {

@@ -90,4 +90,42 @@ impl GraphBuilder {
         check(op, "weights", streams * (2 + streams), weights.width)?;
         Ok(self.push(Op::HyperExpand { x, block, weights, streams }, x.width))
     }
+
+    /// silu(factor · x).
+    pub fn scaled_silu(&mut self, x: Value, factor: f32) -> Value {
+        self.push(Op::ScaledSilu { x, factor }, x.width)
+    }
+
+    /// The mean over streams of sigmoid(gate) ⊙ stream (Qwen4-Exp's gated residual, transformers'
+    /// `modeling_qwen4_exp.py`): (rows, width).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths do not fit.
+    pub fn gated_mean(&mut self, x: Value, gate: Value, streams: usize) -> Result<Value> {
+        let op = "gated_mean";
+        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
+        check(op, "width of the gate", x.width, gate.width)?;
+        Ok(self.push(Op::GatedMean { x, gate, streams }, x.width / streams.max(1)))
+    }
+
+    /// The streams with 2 · sigmoid(logit / streams) times the block's result added to each; `logits` has one a stream.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths do not fit.
+    pub fn stream_add(&mut self, x: Value, block: Value, logits: Value) -> Result<Value> {
+        check("stream_add", "width of the streams", block.width * logits.width, x.width)?;
+        Ok(self.push(Op::StreamAdd { x, block, logits }, x.width))
+    }
+
+    /// For each stream sigmoid(g) · value, where with s = key · query / √width of its own key and query
+    /// g = sign(s) · √max(|s|, 1e-6): (rows, streams · width).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths do not fit.
+    pub fn stream_gate(&mut self, keys: Value, queries: Value, value: Value) -> Result<Value> {
+        let op = "stream_gate";
+        check(op, "width left over by streams", 0, keys.width % value.width.max(1))?;
+        check(op, "width of queries", keys.width, queries.width)?;
+        Ok(self.push(Op::StreamGate { keys, queries, value }, keys.width))
+    }
 }

@@ -1,9 +1,9 @@
 //! What a graph is made of: one operation a node.
 
 use super::{
-    CacheId, CompressedCacheId, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId,
-    HyperConnection, LatentCacheId, LatentWeights, Placement, Precision, Route, Routing, StateId, Value,
-    WeightId, WindowPool,
+    BlockInputs, CacheId, CompressedCacheId, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp,
+    ExpertSetId, HyperConnection, LatentCacheId, LatentWeights, NGrams, Placement, PositionScale, Precision,
+    Route, Routing, StateId, Value, WeightId, WindowPool,
 };
 
 /// One recorded operation. Inputs are named; the output is [`Node::out`] or, for a route, its routing.
@@ -29,7 +29,7 @@ pub enum Op {
     RmsNorm {
         /// (rows, width).
         x: Value,
-        /// (width / groups), f32.
+        /// (width / groups) for all parts, or (width), f32.
         weight: WeightId,
         /// Parts that are normalised on their own: 1 for a whole row, the head count for per-head norms.
         groups: usize,
@@ -51,7 +51,7 @@ pub enum Op {
         q: Value,
         /// (tokens, kv_heads · head_dim).
         k: Value,
-        /// (tokens, kv_heads · head_dim).
+        /// (tokens, kv_heads · value_dim).
         v: Value,
         /// Where keys and values live.
         cache: CacheId,
@@ -134,7 +134,7 @@ pub enum Op {
         len: usize,
     },
     /// Depthwise causal convolution over the tokens of a sequence, then silu:
-    /// y_t = silu(Σ_j weight\[j\] · x_{t−kernel+1+j}). See [`causal_conv1d`](super::GraphBuilder::causal_conv1d).
+    /// y_t = silu(Σ_j weight\[j\] · x_{t−(kernel−1−j)·dilation}). See [`causal_conv1d`](super::GraphBuilder::causal_conv1d).
     CausalConv1d {
         /// (tokens, channels).
         x: Value,
@@ -142,7 +142,9 @@ pub enum Op {
         weight: WeightId,
         /// Tokens that a result depends on.
         kernel: usize,
-        /// The last kernel − 1 inputs: (kernel − 1, channels), oldest first.
+        /// Tokens from one of these to the next.
+        dilation: usize,
+        /// The last (kernel − 1) · dilation inputs, channels each, oldest first.
         state: StateId,
     },
     /// Linear attention by the gated delta rule. See [`gated_delta_rule`](super::GraphBuilder::gated_delta_rule).
@@ -166,6 +168,13 @@ pub enum Op {
         groups: usize,
         /// Added to the mean square.
         eps: f32,
+    },
+    /// Rows times a factor that depends on the token's position.
+    PositionScale {
+        /// (rows, width).
+        x: Value,
+        /// Factors.
+        scale: PositionScale,
     },
     /// Rotary position embedding at other channels or by other angles than [`Op::Rope`].
     PlacedRope {
@@ -266,6 +275,65 @@ pub enum Op {
         table: WeightId,
         /// How scores become weights.
         route: Route,
+    },
+    /// Rows of a table in parts that the last tokens choose. See [`ngram_embed`](super::GraphBuilder::ngram_embed).
+    NGramEmbed {
+        /// (rows, width) each.
+        tables: Vec<WeightId>,
+        /// How tokens become rows.
+        ngrams: NGrams,
+        /// The tokens before, newest first, plus one each; 0 where there are none.
+        state: StateId,
+    },
+    /// silu(factor · x).
+    ScaledSilu {
+        /// (rows, width).
+        x: Value,
+        /// Factor.
+        factor: f32,
+    },
+    /// Mean over streams of sigmoid(gate) ⊙ stream.
+    GatedMean {
+        /// (rows, streams · width).
+        x: Value,
+        /// The same shape.
+        gate: Value,
+        /// Residual streams.
+        streams: usize,
+    },
+    /// Adds 2 · sigmoid(logit / streams) · block to each stream.
+    StreamAdd {
+        /// (rows, streams · width).
+        x: Value,
+        /// (rows, width).
+        block: Value,
+        /// (rows, streams).
+        logits: Value,
+    },
+    /// Gates a value for each stream. See [`stream_gate`](super::GraphBuilder::stream_gate).
+    StreamGate {
+        /// (rows, streams · width).
+        keys: Value,
+        /// (rows, streams · width).
+        queries: Value,
+        /// (rows, width).
+        value: Value,
+    },
+    /// Mean of the tokens of each window. See [`window_mean`](super::GraphBuilder::window_mean).
+    WindowMean {
+        /// (tokens, width).
+        x: Value,
+        /// Tokens of a window.
+        window: usize,
+        /// The tokens before, oldest first: (window − 1, width).
+        state: StateId,
+    },
+    /// Attention over the tokens of chosen windows. See [`block_attention`](super::GraphBuilder::block_attention).
+    BlockAttention {
+        /// What is read.
+        inputs: BlockInputs,
+        /// Where tokens and keys of windows live.
+        cache: CompressedCacheId,
     },
     /// Keeps the rows whose logits were asked for.
     GatherRows {

@@ -77,13 +77,28 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if the weight does not fit.
     pub fn causal_conv1d(&mut self, x: Value, weight: WeightId, kernel: usize) -> Result<Value> {
+        self.dilated_conv1d(x, weight, kernel, 1)
+    }
+
+    /// As [`GraphBuilder::causal_conv1d`], of every `dilation`th token back from the newest one.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the weight does not fit.
+    pub fn dilated_conv1d(
+        &mut self,
+        x: Value,
+        weight: WeightId,
+        kernel: usize,
+        dilation: usize,
+    ) -> Result<Value> {
         let op = "causal_conv1d";
-        if kernel == 0 {
-            return Err(Error::Shape { op, what: "kernel", expected: 1, got: 0 });
+        if kernel == 0 || dilation == 0 {
+            return Err(Error::Shape { op, what: "kernel and dilation", expected: 1, got: 0 });
         }
         self.vector(op, "elements of the weight", weight, x.width().saturating_mul(kernel))?;
-        let state = self.state((kernel - 1).checked_mul(x.width()), op)?;
-        Ok(self.push(Op::CausalConv1d { x, weight, kernel, state }, x.width()))
+        let held = (kernel - 1).checked_mul(dilation).and_then(|held| held.checked_mul(x.width()));
+        let state = self.state(held, op)?;
+        Ok(self.push(Op::CausalConv1d { x, weight, kernel, dilation, state }, x.width()))
     }
 
     /// Linear attention by the gated delta rule (Yang et al., *Gated Delta Networks*, 2024). For each token and value

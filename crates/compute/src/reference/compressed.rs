@@ -2,7 +2,7 @@
 
 use super::{Interpreter, Matrix, attend, dot, softmax};
 use crate::backend::{PAGE_TOKENS, Span};
-use crate::graph::{CompressedAttention, StateId, WindowPool};
+use crate::graph::{CompressedAttention, StateId, TokenForm, WindowPool};
 
 /// One entry from the tokens that it depends on, oldest first: (kv, gate) of each, `bias` (window, channels). Of the
 /// window before, there is nothing at the start of a sequence.
@@ -63,7 +63,7 @@ impl Interpreter {
         &mut self,
         cache: usize,
         [q, kv, entries]: [&Matrix; 3],
-        index: Option<[&Matrix; 3]>,
+        index: Option<([&Matrix; 2], Option<&Matrix>)>,
         sinks: &[f32],
         spans: &[Span<'_>],
     ) -> Matrix {
@@ -83,7 +83,7 @@ impl Interpreter {
                     let (page, place) = shape.place(shape.entries(position) - 1);
                     let at = PAGE_TOKENS * dim + place * shape.entry_width();
                     store(page, at, &entries[row]);
-                    if let Some([_, k, _]) = index {
+                    if let Some(([_, k], _)) = index {
                         store(page, at + dim, &k[row]);
                     }
                 }
@@ -96,8 +96,10 @@ impl Interpreter {
             for (i, row) in span.rows.clone().enumerate() {
                 let position = span.start + i;
                 let mut seen: Vec<usize> = (0..shape.entries(position)).collect();
-                if let (Some(how), Some([q, _, weights])) = (shape.index, index) {
-                    let score = |e: &usize| index_score(&q[row], &weights[row], &entry(*e)[dim..]);
+                if let (Some(how), Some(([q, _], weights))) = (shape.index, index) {
+                    let weights =
+                        weights.map_or_else(|| vec![1.0; how.heads], |weights| weights[row].clone());
+                    let score = |e: &usize| index_score(&q[row], &weights, &entry(*e)[dim..]);
                     seen.sort_by(|a, b| score(b).total_cmp(&score(a)).then(a.cmp(b)));
                     seen.truncate(how.top_k);
                 }
@@ -108,6 +110,87 @@ impl Interpreter {
                 for (head, sink) in sinks.iter().enumerate() {
                     let at = head * dim..(head + 1) * dim;
                     attend(&q[row][at.clone()], &keys, &keys, shape.scale, Some(*sink), &mut out[row][at]);
+                }
+            }
+        }
+        out
+    }
+
+    pub(super) fn window_mean(
+        &mut self,
+        x: &Matrix,
+        window: usize,
+        state: StateId,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let mut out = x.clone();
+        for span in spans {
+            let before = self.state(state, span);
+            let width = x[span.rows.start].len();
+            let mut tokens: Vec<&[f32]> = before.chunks_exact(width).collect();
+            for (i, row) in span.rows.clone().enumerate() {
+                tokens.push(&x[row]);
+                let seen = &tokens[tokens.len() - window..];
+                let ends = (span.start + i + 1).is_multiple_of(window);
+                let mean = |c: usize| seen.iter().map(|t| f64::from(t[c])).sum::<f64>() / window as f64;
+                out[row] = (0..width).map(|c| if ends { mean(c) as f32 } else { 0.0 }).collect();
+            }
+            let after = tokens[tokens.len() - (window - 1)..].concat();
+            self.states.insert((state.0, span.slots.write), after);
+        }
+        out
+    }
+
+    pub(super) fn block_attention(
+        &mut self,
+        cache: usize,
+        [q, k, v, index_q, index_k]: [&Matrix; 5],
+        weights: Option<&Matrix>,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let shape: CompressedAttention = self.graph.compressed_caches[cache];
+        let (dim, stride, width) = (shape.head_dim, shape.stride, shape.token_width());
+        let TokenForm::Grouped { kv_heads } = shape.form else { unreachable!("checked when recorded") };
+        let index = shape.index.expect("checked when recorded");
+        let mut out = vec![vec![0.0; shape.heads * dim]; q.len()];
+        for span in spans {
+            for (i, row) in span.rows.clone().enumerate() {
+                let position = span.start + i;
+                let mut store = |page: usize, at: usize, values: &[f32]| {
+                    let page = self.compressed.entry((cache, span.pages[page]));
+                    let page = page.or_insert_with(|| vec![0.0; shape.page_elements()]);
+                    page[at..at + values.len()].copy_from_slice(values);
+                };
+                let token = [&k[row][..], &v[row]].concat();
+                store(position / PAGE_TOKENS, position % PAGE_TOKENS * width, &token);
+                if (position + 1).is_multiple_of(stride) {
+                    let (page, place) = shape.place(shape.entries(position) - 1);
+                    store(page, PAGE_TOKENS * width + place * shape.entry_width(), &index_k[row]);
+                }
+            }
+            let page = |page: usize| &self.compressed[&(cache, span.pages[page])];
+            let entry = |entry: usize| {
+                let (at_page, place) = shape.place(entry);
+                &page(at_page)[PAGE_TOKENS * width + place * shape.entry_width()..][..index.head_dim]
+            };
+            for (i, row) in span.rows.clone().enumerate() {
+                let position = span.start + i;
+                let weights = weights.map_or_else(|| vec![1.0; index.heads], |weights| weights[row].clone());
+                let mut blocks: Vec<usize> = (0..shape.entries(position)).collect();
+                let score = |e: &usize| index_score(&index_q[row], &weights, entry(*e));
+                blocks.sort_by(|a, b| score(b).total_cmp(&score(a)).then(a.cmp(b)));
+                blocks.truncate(index.top_k);
+                let chosen = blocks.iter().flat_map(|block| block * stride..(block + 1) * stride);
+                let seen: Vec<usize> = chosen.chain(shape.entries(position) * stride..position + 1).collect();
+                let part =
+                    |p: usize, at: usize| &page(p / PAGE_TOKENS)[p % PAGE_TOKENS * width + at..][..dim];
+                for head in 0..shape.heads {
+                    let kv_head = head / (shape.heads / kv_heads);
+                    let keys: Vec<&[f32]> = seen.iter().map(|p| part(*p, kv_head * dim)).collect();
+                    let values: Vec<&[f32]> =
+                        seen.iter().map(|p| part(*p, (kv_heads + kv_head) * dim)).collect();
+                    let at = head * dim..(head + 1) * dim;
+                    attend(&q[row][at.clone()], &keys, &values, shape.scale, None, &mut out[row][at]);
                 }
             }
         }

@@ -64,3 +64,30 @@ pub fn hyper_expand(x: &[f32], block: &[f32], weights: &[f32], streams: usize) -
         .map(|(into, c)| element(into, c))
         .collect()
 }
+
+/// Mean over streams of sigmoid(gate) ⊙ stream.
+pub fn gated_mean(x: &[f32], gate: &[f32], streams: usize) -> Vec<f32> {
+    let width = x.len() / streams;
+    let part = |i: usize| f64::from(x[i]) * f64::from(sigmoid(gate[i]));
+    let mean = |c: usize| (0..streams).map(|s| part(s * width + c)).sum::<f64>() / streams as f64;
+    (0..width).map(|c| mean(c) as f32).collect()
+}
+
+/// The streams with 2 · sigmoid(logit / streams) · block added to each.
+pub fn stream_add(x: &[f32], block: &[f32], logits: &[f32]) -> Vec<f32> {
+    let weights = logits.iter().map(|logit| 2.0 * sigmoid(logit / logits.len() as f32));
+    let added = weights.flat_map(|weight| block.iter().map(move |b| weight * b));
+    x.iter().zip(added).map(|(x, added)| x + added).collect()
+}
+
+/// For each stream the value, gated by how well its key and its query fit.
+pub fn stream_gate(keys: &[f32], queries: &[f32], value: &[f32]) -> Vec<f32> {
+    let width = value.len();
+    let gate = |(key, query): (&[f32], &[f32])| {
+        let score = super::dot(key, query) / (width as f32).sqrt();
+        let sign = if score == 0.0 { 0.0 } else { score.signum() };
+        sigmoid(sign * score.abs().max(1e-6).sqrt())
+    };
+    let gates = keys.chunks(width).zip(queries.chunks(width)).map(gate);
+    gates.flat_map(|gate| value.iter().map(move |v| gate * v)).collect()
+}

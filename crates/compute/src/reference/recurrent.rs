@@ -3,13 +3,20 @@
 use super::{dot, sigmoid, swiglu};
 use crate::graph::DeltaRule;
 
-/// One token of a causal convolution: `state` (kernel − 1, channels) and x (channels) → out (channels).
+/// One token of a causal convolution: `state` ((kernel − 1) · dilation, channels) and x (channels) → out (channels).
 /// `weight` is (channels, kernel).
-pub fn causal_conv1d(weight: &[f32], kernel: usize, x: &[f32], state: &mut Vec<f32>, out: &mut [f32]) {
+pub fn causal_conv1d(
+    weight: &[f32],
+    kernel: usize,
+    dilation: usize,
+    x: &[f32],
+    state: &mut Vec<f32>,
+    out: &mut [f32],
+) {
     let channels = x.len();
     state.extend(x);
     for (c, o) in out.iter_mut().enumerate() {
-        let seen: Vec<f32> = (0..kernel).map(|j| state[j * channels + c]).collect();
+        let seen: Vec<f32> = (0..kernel).map(|j| state[j * dilation * channels + c]).collect();
         *o = swiglu(dot(&seen, &weight[c * kernel..(c + 1) * kernel]), 1.0);
     }
     state.drain(..channels);

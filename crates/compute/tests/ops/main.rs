@@ -134,7 +134,7 @@ fn attention() {
         let [q, k, v] = [heads, kv_heads, kv_heads].map(|n| r.input(n * head_dim));
         // Larger than 1/√d, so that some keys matter much more than others.
         let scale = 1.7 / (head_dim as f32).sqrt();
-        let shape = Attention { heads, kv_heads, head_dim, scale, window };
+        let shape = Attention { window, ..Attention::grouped(heads, kv_heads, head_dim, scale) };
         let out = r.graph.attention(q, k, v, shape).unwrap();
         let name = format!("{heads}/{kv_heads} heads of {head_dim}, window {window:?}");
         Case { lengths: LONG, ..r.case(name, Tested::Attention, DType::F32, out) }
@@ -157,7 +157,7 @@ fn attention() {
 #[test]
 fn two_attention_layers_keep_their_own_keys() {
     let mut r = Recorder::new(9);
-    let shape = Attention { heads: 2, kv_heads: 1, head_dim: 8, scale: 0.3, window: None };
+    let shape = Attention::grouped(2, 1, 8, 0.3);
     let [q, k, v] = [16, 8, 8].map(|width| r.input(width));
     let first = r.graph.attention(q, k, v, shape).unwrap();
     let [k, v] = [8, 8].map(|width| r.input(width));

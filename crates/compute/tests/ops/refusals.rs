@@ -52,8 +52,7 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
     }
     let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
     let set = |gate, up, down| ExpertSet { layer: 0, experts: 2, gate, up, down };
-    let attention =
-        |heads, kv_heads, head_dim| Attention { heads, kv_heads, head_dim, scale: 1.0, window: None };
+    let attention = |heads, kv_heads, head_dim| Attention::grouped(heads, kv_heads, head_dim, 1.0);
 
     refused("linear: columns of the weight: expected 6, got 5", |g, six, _| {
         let weight = g.weight("w", matrix(3, 5));

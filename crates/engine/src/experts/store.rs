@@ -28,6 +28,8 @@ pub enum ExpertForm {
     /// The same, each matrix stored with its columns as rows: gate and up (hidden_size, 2 · moe_intermediate_size), down
     /// (moe_intermediate_size, hidden_size).
     InterleavedTransposed,
+    /// As the first and the second half of such columns.
+    HalvesTransposed,
 }
 
 /// Byte ranges of one expert: the planes of gate, up and down.
@@ -226,8 +228,14 @@ impl ExpertStore {
             ExpertForm::Interleaved => {
                 (TensorView::interleaved(dtype, rows, cols, &gate)?, matrix(spec.down, &down)?)
             }
-            ExpertForm::InterleavedTransposed => (
-                TensorView::interleaved_transposed(dtype, rows, cols, gate[0])?,
+            ExpertForm::InterleavedTransposed | ExpertForm::HalvesTransposed => (
+                match location.form {
+                    ExpertForm::HalvesTransposed => {
+                        let both = TensorView::transposed(dtype, 2 * rows, cols, gate[0])?;
+                        [both.rows_range(0..rows), both.rows_range(rows..2 * rows)]
+                    }
+                    _ => TensorView::interleaved_transposed(dtype, rows, cols, gate[0])?,
+                },
                 TensorView::transposed(spec.down.dtype, spec.down.rows, spec.down.cols, down[0])?,
             ),
         };

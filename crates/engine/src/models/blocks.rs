@@ -238,13 +238,9 @@ pub fn attention(
     }
     q = r.graph.rope(q, d.heads, kind.rope)?;
     k = r.graph.rope(k, d.kv_heads, kind.rope)?;
-    let shape = Attention {
-        heads: d.heads,
-        kv_heads: d.kv_heads,
-        head_dim: d.head_dim,
-        scale: (d.head_dim as f32).sqrt().recip(),
-        window: kind.window,
-    };
+    let scale = (d.head_dim as f32).sqrt().recip();
+    let shape =
+        Attention { window: kind.window, ..Attention::grouped(d.heads, d.kv_heads, d.head_dim, scale) };
     let sinks = r.sinks(layer, d.heads)?;
     let mixed = r.graph.attention_with_sinks(q, k, v, shape, sinks)?;
     let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;
@@ -367,6 +363,16 @@ pub fn moe(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, moe: &Moe) -> 
     let base = format!("model.layers.{layer}");
     r.graph.scope(format!("layers.{layer}.mlp"));
     let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
+    let out = moe_of(r, layer, h, moe)?;
+    Ok(r.graph.add(x, out)?)
+}
+
+/// Router, experts, shared expert of normed h.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn moe_of(r: &mut Recorder, layer: usize, h: Value, moe: &Moe) -> Result<Value> {
+    let base = format!("model.layers.{layer}");
     let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
     let bias = match moe.correction_bias {
         Some(module) => Some(r.correction_bias(&format!("{base}.{module}"), moe.route.experts)?),
@@ -378,12 +384,12 @@ pub fn moe(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, moe: &Moe) -> 
         Some(shared) => Some(shared_expert(r, &base, h, shared)?),
         None => None,
     };
-    let experts = r.experts(layer, moe.route.experts, d.hidden_size, &moe.experts)?;
-    let mut out = r.graph.moe_experts(h, routing, experts)?;
-    if let Some(shared) = shared {
-        out = r.graph.add(out, shared)?;
+    let experts = r.experts(layer, moe.route.experts, h.width(), &moe.experts)?;
+    let out = r.graph.moe_experts(h, routing, experts)?;
+    match shared {
+        Some(shared) => Ok(r.graph.add(out, shared)?),
+        None => Ok(out),
     }
-    Ok(r.graph.add(x, out)?)
 }
 
 /// SwiGLU of all tokens, scaled by its gate if it has one.

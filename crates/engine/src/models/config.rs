@@ -57,6 +57,7 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("v_head_dim", "attention.value_length_mla"),
     ("value_length", "attention.value_length"),
     ("index_topk", "attention.indexer.top_k"),
+    ("interleave_moe_layer_step", "interleave_moe_layer_step"),
 ];
 
 /// Other names under which Hugging Face configurations keep a key.
@@ -65,6 +66,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("num_experts", "n_routed_experts"),
     ("num_experts", "moe_num_experts"),
     ("num_experts_per_tok", "moe_k"),
+    ("rms_norm_eps", "layernorm_epsilon"),
 ];
 
 /// A Hugging Face configuration's values under GGUF's keys, without the architecture's prefix.
@@ -303,6 +305,31 @@ impl<'a> Config<'a> {
     /// [`Error::Config`] if it is something else.
     pub fn word(&self, key: &str) -> Result<Option<String>> {
         self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
+    }
+
+    /// Whether the key is there without a value, which is something else than not being there.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.text().get(key).is_some_and(Value::is_null)
+    }
+
+    /// The number that random numbers are made from: whole and not negative, or nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn seed(&self, key: &str) -> Result<Option<u64>> {
+        self.optional(key, "a whole number", Value::as_u64)
+    }
+
+    /// A token's id, or the first of several; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn token(&self, key: &str) -> Result<Option<u32>> {
+        let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+        self.optional(key, "a token's id or a list of them", |v| match v {
+            Value::Array(ids) => id(ids.first()?),
+            other => id(other),
+        })
     }
 
     /// Checks what no family asks for by itself: objects that are none, and an activation that no family has.

@@ -237,7 +237,7 @@ fn moe(
         projections: if d.published { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] },
     };
     let experts = r.experts(layer, route.experts, d.hidden_size, &names)?;
-    let mlp = ExpertMlp { activation: Activation::LimitedSwiGlu { limit: d.limit }, biases: None };
+    let mlp = ExpertMlp { activation: Activation::LimitedSwiGlu { limit: d.limit }, ..ExpertMlp::default() };
     let out = r.graph.moe_experts_with(h, routing, experts, mlp)?;
     Ok(r.graph.add(out, shared)?)
 }

@@ -42,7 +42,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         let logits = r.linear(h, &format!("{base}.mlp.router"), count, Precision::F32)?;
         let routing = r.graph.route(logits, None, route)?;
         let (experts, biases) = r.biased_experts(layer, count, d.hidden_size)?;
-        let mlp = ExpertMlp { activation, biases: Some(biases) };
+        let mlp = ExpertMlp { activation, biases: Some(biases), ..ExpertMlp::default() };
         let out = r.graph.moe_experts_with(h, routing, experts, mlp)?;
         x = r.graph.add(x, out)?;
     }

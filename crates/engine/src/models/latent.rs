@@ -1,6 +1,6 @@
 //! Multi-head latent attention (DeepSeek-V2, 2024) as families record it: projections, norms, rotation.
 
-use moeflux_compute::graph::{LatentAttention, LatentWeights, Precision, RopeStyle, Value};
+use moeflux_compute::graph::{LatentAttention, LatentWeights, PositionScale, Precision, RopeStyle, Value};
 
 use super::blocks::Decoder;
 use super::config::Config;
@@ -20,6 +20,8 @@ pub struct Latent {
     q_lora_rank: Option<usize>,
     /// Index of the rotation in the graph.
     rope: usize,
+    /// Factor on queries (Mistral 4).
+    temperature: Option<PositionScale>,
 }
 
 impl Latent {
@@ -53,7 +55,17 @@ impl Latent {
         };
         let rank = config.size("kv_lora_rank")?;
         let shape = LatentAttention { heads, nope, rope, rank, value, scale: scale as f32 };
-        Ok(Self { shape, q_lora_rank, rope: r.graph.rotation(rotation) })
+        let temperature = match config.number("llama_4_scaling_beta")? {
+            Some(slope) => {
+                let key = "original_max_position_embeddings";
+                let Some(period) = config.positions(key)? else {
+                    return Err(config.unsupported(key, "a number of positions"));
+                };
+                Some(PositionScale { base: 1.0, slope: slope as f32, offset: 0, period })
+            }
+            None => None,
+        };
+        Ok(Self { shape, q_lora_rank, rope: r.graph.rotation(rotation), temperature })
     }
 }
 
@@ -81,6 +93,10 @@ pub fn attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, latent: 
             let q = r.linear(h, &module("q_proj"), q_width, Precision::Fast)?;
             (q, r.linear(h, &kv_a, rank + rope, Precision::Fast)?)
         }
+    };
+    let q = match latent.temperature {
+        Some(temperature) => r.graph.position_scale(q, temperature),
+        None => q,
     };
     let q_nope = r.graph.slice(q, heads, 0, nope)?;
     let q_rope = r.graph.slice(q, heads, nope, rope)?;

@@ -14,7 +14,10 @@ mod glm4_moe_lite;
 mod gpt_oss;
 mod hy_v3;
 pub mod latent;
+mod llama4;
+mod mimo_v2_flash;
 mod minimax_m2;
+mod mistral4;
 mod mixtral;
 pub mod model;
 mod olmoe;
@@ -22,6 +25,7 @@ mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen4_exp;
 pub mod recorder;
 pub mod rope;
 mod solar_open;
@@ -70,6 +74,10 @@ pub const FAMILIES: &[Family] = &[
     ernie4_5_moe::FAMILY,
     deepseek_v32::FAMILY,
     deepseek_v4::FAMILY,
+    qwen4_exp::FAMILY,
+    llama4::FAMILY,
+    mimo_v2_flash::FAMILY,
+    mistral4::FAMILY,
 ];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
@@ -87,8 +95,14 @@ pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
         let name = checkpoint.metadata().str("general.architecture")?;
         return name.map(str::to_owned).ok_or_else(|| missing("general.architecture"));
     }
-    let name = checkpoint.config().get("model_type").and_then(|v| v.as_str());
-    name.map(str::to_owned).ok_or_else(|| missing("model_type"))
+    let config = checkpoint.config();
+    let of =
+        |config: &serde_json::Value| config.get("model_type").and_then(|v| v.as_str()).map(str::to_owned);
+    // Multimodal checkpoints may name another model that their text model is a part of.
+    let known = |name: &String| FAMILIES.iter().any(|family| family.model_types.contains(&name.as_str()));
+    let own = of(config);
+    let text = config.get("text_config").and_then(of).filter(known);
+    own.filter(|own| known(own) || text.is_none()).or(text).ok_or_else(|| missing("model_type"))
 }
 
 /// Records the model of a checkpoint: its graph and where its weights are.

@@ -54,6 +54,13 @@ const COMMON_NAMES: NameMap = &[
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("feed_forward.gate_proj", "ffn_gate"),
+    ("feed_forward.up_proj", "ffn_up"),
+    ("feed_forward.down_proj", "ffn_down"),
+    ("feed_forward.router", "ffn_gate_inp"),
+    ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+    ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
     ("linear_attn.in_proj_qkv", "attn_qkv"),
     ("linear_attn.in_proj_z", "attn_gate"),
@@ -357,6 +364,37 @@ impl Recorder {
         self.add(stored, Part::Whole, Form::Ids { words, below })
     }
 
+    /// The `count` whole numbers of the tensor `name`, without `.weight`, read at once; `None` if the checkpoint lacks it.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if they are something else, or it cannot be read.
+    pub fn whole_numbers(&self, name: &str, count: usize) -> Result<Option<Vec<u64>>> {
+        let tensor = self.resolve(name);
+        let Some(entry) = self.checkpoint.entry(&tensor) else { return Ok(None) };
+        let fault = |expected: &str, got: String| Error::Tensor {
+            path: self
+                .checkpoint
+                .files()
+                .get(entry.range.file)
+                .map_or_else(|| self.checkpoint.path().into(), |file| file.path().into()),
+            tensor: tensor.clone(),
+            expected: expected.into(),
+            got,
+        };
+        if entry.encoding != Encoding::Other("I64".into()) || entry.shape != [count] {
+            let expected = format!("I64 of shape [{count}]");
+            return Err(fault(&expected, format!("{} {:?}", entry.encoding, entry.shape)));
+        }
+        let mut bytes = vec![0; count * size_of::<i64>()];
+        self.checkpoint.read(&entry.range, &mut bytes)?;
+        let number = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let numbers: Vec<i64> = bytes.chunks_exact(size_of::<i64>()).map(number).collect();
+        match numbers.iter().find(|number| **number < 0) {
+            Some(negative) => Err(fault("numbers that are not negative", negative.to_string())),
+            None => Ok(Some(numbers.into_iter().map(|number| number as u64).collect())),
+        }
+    }
+
     fn stored_vector(
         &mut self,
         module: &str,
@@ -462,6 +500,15 @@ impl Recorder {
         form: Form,
     ) -> Result<Value> {
         let weight = self.constants(&format!("{module}.weight"), &[x.width() / groups.max(1)], form)?;
+        Ok(self.graph.rms_norm(x, weight, groups, eps)?)
+    }
+
+    /// As [`Recorder::rms_norm`], with weights of its own for each part.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn rms_norm_each(&mut self, x: Value, module: &str, groups: usize, eps: f32) -> Result<Value> {
+        let weight = self.constants(&format!("{module}.weight"), &[x.width()], self.norms)?;
         Ok(self.graph.rms_norm(x, weight, groups, eps)?)
     }
 

@@ -23,7 +23,9 @@ pub fn rotation(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta:
 
 /// Frequencies of the base `theta`, not scaled.
 fn frequencies(rotary_dim: usize, theta: f64) -> Vec<f32> {
-    (0..rotary_dim / 2).map(|i| 1.0 / (theta as f32).powf((2 * i) as f32 / rotary_dim as f32)).collect()
+    (0..rotary_dim.div_ceil(2))
+        .map(|i| 1.0 / (theta as f32).powf((2 * i) as f32 / rotary_dim as f32))
+        .collect()
 }
 
 /// The rotation of the base `theta`, not scaled whatever the configuration says.

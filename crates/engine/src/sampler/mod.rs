@@ -118,8 +118,10 @@ pub struct Sampler {
     counts: HashMap<u32, u32>,
     /// Scratch, (vocab_size).
     candidates: Vec<Candidate>,
-    /// Scratch, (vocab_size), f64: likelihoods of `candidates`.
+    /// Scratch, (vocab_size), f64: likelihoods of `candidates`, or of all tokens.
     weights: Vec<f64>,
+    /// Scratch, (vocab_size): logits with bias and penalties.
+    adjusted: Vec<f32>,
 }
 
 impl Sampler {
@@ -136,6 +138,7 @@ impl Sampler {
             counts: HashMap::new(),
             candidates: Vec::new(),
             weights: Vec::new(),
+            adjusted: Vec::new(),
         })
     }
 
@@ -175,92 +178,156 @@ impl Sampler {
                 got: format!("{} values", logits.len()),
             });
         }
-        if let Some(id) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+        // Nothing but loops over all logits that become vector instructions, unless something is found.
+        if logits.iter().fold(false, |bad, logit| bad | logit.is_nan() | (*logit == f32::INFINITY)) {
+            let bad = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY);
+            let id = bad.unwrap_or_default();
             return Err(Error::Logits {
                 expected: "numbers or negative infinity".to_owned(),
                 got: format!("{} for token {id}", logits[id]),
             });
         }
-        self.candidates.clear();
-        self.candidates.extend((0..).zip(logits).map(|(id, &logit)| Candidate { logit, id }));
-        self.bias_and_penalise();
-        self.candidates.retain(|candidate| candidate.logit > f32::NEG_INFINITY);
-        let best = self.candidates.iter().copied().min_by(Candidate::rank).ok_or_else(|| Error::Logits {
-            expected: "at least one token above negative infinity".to_owned(),
-            got: "none after logit bias".to_owned(),
-        })?;
-        if best.logit == f32::INFINITY {
+        if self.options.logit_bias.is_empty() && self.counts.is_empty() {
+            return self.choose(logits);
+        }
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        adjusted.clear();
+        adjusted.extend_from_slice(logits);
+        self.bias_and_penalise(&mut adjusted);
+        let chosen = self.choose(&adjusted);
+        self.adjusted = adjusted;
+        chosen
+    }
+
+    /// Chooses from logits that bias and penalties are part of.
+    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
+        let best = largest(logits);
+        if best == f32::NEG_INFINITY {
             return Err(Error::Logits {
-                expected: "numbers that bias and penalties keep finite".to_owned(),
-                got: format!("infinity for token {}", best.id),
+                expected: "at least one token above negative infinity".to_owned(),
+                got: "none after logit bias".to_owned(),
             });
         }
-        if self.options.temperature == 0.0 {
-            return Ok(best.id);
+        let id_of_best = || logits.iter().position(|logit| *logit == best).unwrap_or_default() as u32;
+        if best == f32::INFINITY {
+            return Err(Error::Logits {
+                expected: "numbers that bias and penalties keep finite".to_owned(),
+                got: format!("infinity for token {}", id_of_best()),
+            });
         }
-        if self.options.top_k > 0 && self.options.top_k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(self.options.top_k - 1, Candidate::rank);
-            self.candidates.truncate(self.options.top_k);
+        let SamplerOptions { temperature, top_k, top_p, min_p, .. } = self.options;
+        if temperature == 0.0 {
+            return Ok(id_of_best());
+        }
+        let temperature = f64::from(temperature);
+        if (top_k == 0 || top_k >= logits.len()) && top_p >= 1.0 && min_p <= 0.0 {
+            self.weights.clear();
+            self.weights.extend(logits.iter().map(|logit| weight(*logit, best, temperature)));
+            return Ok(self.draw(|index| logits[index] > f32::NEG_INFINITY) as u32);
+        }
+        self.candidates.clear();
+        let candidates = (0..).zip(logits).map(|(id, &logit)| Candidate { logit, id });
+        self.candidates.extend(candidates.filter(|candidate| candidate.logit > f32::NEG_INFINITY));
+        if top_k > 0 && top_k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(top_k - 1, Candidate::rank);
+            self.candidates.truncate(top_k);
             self.candidates.sort_unstable_by(Candidate::rank);
         }
-        if self.options.top_p < 1.0 {
-            weigh(&self.candidates, best.logit, 1.0, &mut self.weights);
+        if top_p < 1.0 {
+            weigh(&self.candidates, best, 1.0, &mut self.weights);
             let total = self.weights.iter().sum();
-            keep_top_p(&mut self.candidates, best.logit, f64::from(self.options.top_p), total);
+            keep_top_p(&mut self.candidates, best, f64::from(top_p), total);
         }
-        if self.options.min_p > 0.0 {
-            let min_p = f64::from(self.options.min_p);
+        if min_p > 0.0 {
             // Most fall to a bound that leaves room for how platforms round a logarithm.
-            let bound = best.logit + self.options.min_p.ln() * 1.001 - 0.001;
+            let bound = best + min_p.ln() * 1.001 - 0.001;
+            let min_p = f64::from(min_p);
             self.candidates
-                .retain(|candidate| candidate.logit >= bound && weight(candidate, best.logit, 1.0) >= min_p);
+                .retain(|candidate| candidate.logit >= bound && weight(candidate.logit, best, 1.0) >= min_p);
         }
-        Ok(self.draw(best.logit))
+        weigh(&self.candidates, best, temperature, &mut self.weights);
+        let index = self.draw(|_| true);
+        Ok(self.candidates[index].id)
     }
 
-    fn bias_and_penalise(&mut self) {
+    fn bias_and_penalise(&self, logits: &mut [f32]) {
         for (&id, &bias) in &self.options.logit_bias {
-            self.candidates[id as usize].logit += bias;
+            logits[id as usize] += bias;
         }
-        let Self { options, counts, candidates, .. } = self;
-        for (&id, &count) in counts.iter() {
-            let Some(candidate) = candidates.get_mut(id as usize) else { continue };
-            let logit = &mut candidate.logit;
+        for (&id, &count) in &self.counts {
+            let Some(logit) = logits.get_mut(id as usize) else { continue };
             *logit = match *logit > 0.0 {
-                true => *logit / options.repetition_penalty,
-                false => *logit * options.repetition_penalty,
+                true => *logit / self.options.repetition_penalty,
+                false => *logit * self.options.repetition_penalty,
             };
             // A count is at most the window; beyond 2^24 it would be rounded.
-            *logit -= options.presence_penalty + options.frequency_penalty * count as f32;
+            *logit -= self.options.presence_penalty + self.options.frequency_penalty * count as f32;
         }
     }
 
-    /// Draws by the tempered probabilities.
-    fn draw(&mut self, best: f32) -> u32 {
-        weigh(&self.candidates, best, f64::from(self.options.temperature), &mut self.weights);
-        let total: f64 = self.weights.iter().sum();
-        let mut left = self.random.next_unit() * total;
+    /// Draws an index by `weights`; `may` says of one whether it can be chosen.
+    fn draw(&mut self, may: impl Fn(usize) -> bool) -> usize {
+        /// Weights that are summed apart, so that most of them are looked at once only.
+        const BLOCK: usize = 64;
+        let sums = self.weights.chunks(BLOCK).map(sum_of);
+        let mut left = self.random.next_unit() * sums.clone().sum::<f64>();
         let mut chosen = 0;
-        for (candidate, weight) in self.candidates.iter().zip(&self.weights) {
-            chosen = candidate.id;
-            left -= weight;
-            if left < 0.0 {
-                break;
+        for (block, (sum, weights)) in sums.zip(self.weights.chunks(BLOCK)).enumerate() {
+            if left >= sum && (block + 1) * BLOCK < self.weights.len() {
+                left -= sum;
+                continue;
+            }
+            for (index, weight) in (block * BLOCK..).zip(weights) {
+                if may(index) {
+                    chosen = index;
+                    left -= weight;
+                    if left < 0.0 {
+                        return index;
+                    }
+                }
             }
         }
-        chosen
+        // Rounding may leave a little beyond the last one.
+        match may(chosen) {
+            true => chosen,
+            false => (0..self.weights.len()).rev().find(|index| may(*index)).unwrap_or_default(),
+        }
     }
 }
 
-/// The likelihood of a candidate relative to that of logit `best`.
-fn weight(candidate: &Candidate, best: f32, temperature: f64) -> f64 {
-    exp((f64::from(candidate.logit) - f64::from(best)) / temperature)
+/// The largest of `values`.
+fn largest(values: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let chunks = values.chunks_exact(16);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane = if *value > *lane { *value } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// The sum of `values`, in eight parts.
+fn sum_of(values: &[f64]) -> f64 {
+    let mut lanes = [0.0; 8];
+    let chunks = values.chunks_exact(8);
+    let rest: f64 = chunks.remainder().iter().sum();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, value)| *lane += value);
+    }
+    lanes.iter().sum::<f64>() + rest
+}
+
+/// The likelihood of a token relative to that of logit `best`.
+fn weight(logit: f32, best: f32, temperature: f64) -> f64 {
+    exp((f64::from(logit) - f64::from(best)) / temperature)
 }
 
 /// The likelihoods of all candidates.
 fn weigh(candidates: &[Candidate], best: f32, temperature: f64, weights: &mut Vec<f64>) {
     weights.clear();
-    weights.extend(candidates.iter().map(|candidate| weight(candidate, best, temperature)));
+    weights.extend(candidates.iter().map(|candidate| weight(candidate.logit, best, temperature)));
 }
 
 /// Leaves the most likely candidates up to the one with which their probability reaches `top_p`, sorted.
@@ -277,7 +344,7 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, best: f32, top_p: f64, total: f64
         }
         rest[..step].sort_unstable_by(Candidate::rank);
         for index in sorted..sorted + step {
-            sum += weight(&candidates[index], best, 1.0) / total;
+            sum += weight(candidates[index].logit, best, 1.0) / total;
             if sum >= top_p {
                 candidates.truncate(index + 1);
                 return;

@@ -153,6 +153,8 @@ struct Job {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
+    /// Requests that have been taken from `jobs` and not ended.
+    running: usize,
     /// Set when no more requests are taken.
     closed: bool,
     /// Set when those being answered are given up too.
@@ -326,8 +328,8 @@ impl Scheduler {
     /// Whether nothing is waiting and nothing being answered, for good if requests are no longer taken.
     pub fn is_idle(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished) || {
-            let waiting = lock(&self.shared.queue).jobs.len();
-            waiting == 0 && lock(&self.shared.figures).running == 0
+            let queue = lock(&self.shared.queue);
+            queue.jobs.is_empty() && queue.running == 0
         }
     }
 
@@ -361,8 +363,10 @@ impl Scheduler {
 
     /// What has been done so far, and what is going on.
     pub fn figures(&self) -> Figures {
-        let waiting = lock(&self.shared.queue).jobs.len();
-        Figures { waiting, ..lock(&self.shared.figures).clone() }
+        let queue = lock(&self.shared.queue);
+        let (waiting, running) = (queue.jobs.len(), queue.running);
+        drop(queue);
+        Figures { waiting, running, ..lock(&self.shared.figures).clone() }
     }
 
     /// How often each expert was needed.

@@ -36,8 +36,11 @@ impl Prefixes {
         self.kept.len()
     }
 
-    /// Keeps `session` in place of those that it continues.
+    /// Keeps `session`, unless it is empty, in place of those that it continues.
     pub(super) fn keep(&mut self, session: Session, conversation: Option<String>) {
+        if session.position() == 0 {
+            return;
+        }
         self.kept.retain(|old| {
             !session.tokens().starts_with(old.session.tokens())
                 && (conversation.is_none() || old.conversation != conversation)

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::prefixes::{self, Prefixes, common};
@@ -41,8 +41,7 @@ impl Drop for Closing<'_> {
         let mut queue = lock(&self.0.queue);
         queue.closed = true;
         queue.jobs.clear();
-        drop(queue);
-        lock(&self.0.figures).running = 0;
+        queue.running = 0;
     }
 }
 
@@ -72,6 +71,15 @@ impl Sequence<'_> {
 
     fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// The next step of the answer, by the logits of its last token.
+    fn next(&mut self, logits: &[f32], context: usize) -> Result<Piece> {
+        let piece = self.decoding.next(logits)?;
+        match piece.finish.is_none() && self.session.position() == context {
+            true => self.decoding.finish(piece, Finish::ContextFull),
+            false => Ok(piece),
+        }
     }
 
     /// Reading its prompt still, or again.
@@ -121,19 +129,12 @@ impl<'t> Worker<'t> {
             count += u64::from(sequence.is_cancelled());
             !sequence.is_cancelled()
         });
-        let (gone, running) = std::mem::take(&mut self.running).into_iter().partition(Sequence::is_cancelled);
-        self.running = running;
-        for sequence in gone {
+        for sequence in self.running.extract_if(.., |sequence| sequence.is_cancelled()) {
             count += 1;
-            self.keep(sequence.session, None);
+            self.prefixes.keep(sequence.session, None);
         }
-        lock(&self.shared.figures).cancelled += count;
-    }
-
-    /// Keeps a session for what may go on from it.
-    fn keep(&mut self, session: Session, conversation: Option<String>) {
-        if session.position() > 0 {
-            self.prefixes.keep(session, conversation);
+        if count > 0 {
+            lock(&self.shared.figures).cancelled += count;
         }
     }
 
@@ -191,6 +192,7 @@ impl<'t> Worker<'t> {
                 shared >= known.max(s.session.position()) + SHARED_PREFIX
             })
         })?;
+        queue.running += 1;
         queue.jobs.remove(index)
     }
 
@@ -293,19 +295,42 @@ impl<'t> Worker<'t> {
             sequence.usage.experts.add(&stats.cache, *given as f64 / tokens as f64);
         }
         self.count(&stats, &given);
-        let mut results = match result {
+        let results = match result {
             Ok(logits) => logits.into_iter().map(Ok).collect(),
             // One of them is the cause: by themselves the others go on.
             Err(_) if self.running.len() > 1 => self.evaluate_one_by_one(&given),
             Err(error) => vec![Err(error)],
         };
+        let mut outcomes = self.decode(results);
         for (index, given) in given.iter().enumerate().rev() {
-            if let Some(result) = results.pop()
+            if let Some(outcome) = outcomes.pop()
                 && *given > 0
             {
-                self.settle(index, result);
+                self.settle(index, outcome);
             }
         }
+    }
+
+    /// Chooses the next token of every sequence that has logits. Sequences do not depend on each other, so they are
+    /// spread over the threads that have just computed.
+    fn decode(&mut self, results: Vec<Result<Vec<f32>>>) -> Vec<Result<Option<Piece>>> {
+        type Slot<'a, 't> = (&'a mut Sequence<'t>, Result<Vec<f32>>, Result<Option<Piece>>);
+        let context = self.engine.context();
+        let slots: Vec<Mutex<Slot<'_, '_>>> = self
+            .running
+            .iter_mut()
+            .zip(results)
+            .map(|(sequence, result)| Mutex::new((sequence, result, Ok(None))))
+            .collect();
+        self.engine.run_tasks(slots.len(), &|index| {
+            let (sequence, result, outcome) = &mut *lock(&slots[index]);
+            *outcome = std::mem::replace(result, Ok(vec![])).and_then(|logits| match logits.is_empty() {
+                true => Ok(None),
+                false => sequence.next(&logits, context).map(Some),
+            });
+        });
+        let outcome = |slot: Mutex<Slot<'_, '_>>| slot.into_inner().unwrap_or_else(PoisonError::into_inner).2;
+        slots.into_iter().map(outcome).collect()
     }
 
     fn divide(&self) -> Vec<usize> {
@@ -352,26 +377,16 @@ impl<'t> Worker<'t> {
     }
 
     /// Goes on with a sequence after its part of a batch.
-    fn settle(&mut self, index: usize, result: Result<Vec<f32>>) {
+    fn settle(&mut self, index: usize, outcome: Result<Option<Piece>>) {
         let sequence = &mut self.running[index];
         if sequence.branch == Some(sequence.session.position()) {
             sequence.session.checkpoint();
             sequence.branch = None;
         }
-        let outcome = result.and_then(|logits| match logits.is_empty() {
-            true => Ok(None),
-            false => {
-                if sequence.usage.completion_tokens == 0 {
-                    // Templates may show an answer otherwise once it is past: conversations go on from here.
-                    sequence.session.checkpoint();
-                }
-                let piece = sequence.decoding.next(&logits)?;
-                match piece.finish.is_none() && sequence.session.position() == self.engine.context() {
-                    true => sequence.decoding.finish(piece, Finish::ContextFull).map(Some),
-                    false => Ok(Some(piece)),
-                }
-            }
-        });
+        if sequence.usage.completion_tokens == 0 && !matches!(outcome, Ok(None)) {
+            // Templates may show an answer otherwise once it is past: conversations go on from here.
+            sequence.session.checkpoint();
+        }
         match outcome {
             Ok(None) => {}
             Ok(Some(piece)) => self.advance(index, piece),
@@ -424,7 +439,7 @@ impl<'t> Worker<'t> {
         figures.finished += 1;
         figures.duration.add(usage.total.as_secs_f64());
         drop(figures);
-        self.keep(session, conversation);
+        self.prefixes.keep(session, conversation);
         let stopped_by = decoding.stopped_by().map(str::to_owned);
         sink(Event::Done(Done { finish, stopped_by, usage, warning }));
     }
@@ -450,10 +465,11 @@ impl<'t> Worker<'t> {
         running.sort_unstable();
         running.dedup();
         let mut figures = lock(&self.shared.figures);
-        figures.running = self.running.len() + self.put_back.len();
         figures.pages_used = used;
         figures.pages_running = running.len();
         figures.kept_sessions = self.prefixes.len();
+        drop(figures);
+        lock(&self.shared.queue).running = self.running.len() + self.put_back.len();
     }
 }
 

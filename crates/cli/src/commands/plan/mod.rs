@@ -212,7 +212,7 @@ impl PlanArgs {
             kv_type: KvType::F16,
             context: needs.context,
             prompt: Prompt { tokens: self.prompt.min(needs.context), chunk },
-            memory: gpu.map_or(memory, |gpu| memory.min(gpu.free)) / 2,
+            memory: gpu.map_or(memory, |gpu| memory.min(gpu.free)) / 4,
             cache: if gpu.is_some() { 64 << 20 } else { machine::cache_bytes() },
             device: gpu.is_some(),
         })

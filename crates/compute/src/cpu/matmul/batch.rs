@@ -5,18 +5,19 @@
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of registers")]
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use super::{
     Job,
     int8::{
         Decode, Format, Scales, Shape, Tile, add_biases, add_products, begin, dot, end, x_sums, zero_point,
     },
-    tile::{NextRows, Sums, TILE_COLS, TileRows, put},
+    tile::{FEW, NextRows, Sums, TILE_COLS, TileRows, zeroed},
     tiled::{self, Centre, MultiplyTiled, Products, Rows},
 };
 use crate::cpu::{
     activations::{BLOCK, Q8Block, Q8Rows},
-    simd::{Isa, Kernel, MAX_LANES, TileUnit},
+    simd::{Isa, Kernel, TileUnit},
 };
 
 /// Tokens that columns are decoded for at a time. Of 2048 columns their activations take half of a second-level cache
@@ -34,7 +35,7 @@ pub(super) fn scratch_bytes(tokens: usize, cols: usize) -> usize {
     let a_block = BLOCK + MAX_FIELDS * size_of::<u32>();
     let tokens_there = tiled::padded(tokens.min(TOKEN_BLOCK));
     let activations = tokens_there * cols.next_multiple_of(TILE_COLS) / BLOCK * a_block;
-    if tokens > 1 { activations + size_of::<Products>() } else { 0 }
+    if tokens > FEW { activations + size_of::<Products>() } else { 0 }
 }
 
 /// Most [`fields`] of any format.
@@ -148,8 +149,8 @@ fn pack_words<const N: usize>(rows: [&[[i8; 4]]; N], to: &mut [[u32; N]]) {
     for i in 0..to.len() {
         for t in 0..N {
             // SAFETY: i is below the length of this token's words.
-            let four = unsafe { *rows[t].get_unchecked(i) };
-            to[i][t] = u32::from_le_bytes(four.map(|q| q as u8));
+            let word = unsafe { rows[t].as_ptr().cast::<u32>().add(i).read_unaligned() };
+            to[i][t] = u32::from_le(word);
         }
     }
 }
@@ -197,8 +198,10 @@ pub(super) fn multiply<I: Isa, F: Format>(
     let zero = zero_point::<I, F>();
     let mut packed = Packed { words: vec![], rows: vec![], fields: vec![] };
     let mut products = unit.map(|_| Products::new());
-    let mut tiles = [Tile::new::<F>(), Tile::new::<F>()];
-    let mut sums = [Sums::ZERO; TOKEN_BLOCK];
+    let mut tiles = [MaybeUninit::uninit(), MaybeUninit::uninit()];
+    let [first, second] = &mut tiles;
+    let mut tiles = [Tile::clear::<F>(first), Tile::clear::<F>(second)];
+    let mut sums = [MaybeUninit::uninit(); TOKEN_BLOCK];
     for start in (0..n_tokens).step_by(TOKEN_BLOCK) {
         let range = start..(start + TOKEN_BLOCK).min(n_tokens);
         isa.call(Pack {
@@ -211,7 +214,6 @@ pub(super) fn multiply<I: Isa, F: Format>(
             packed: &mut packed,
         });
         let unit = unit.map(|unit| unit.configure(tiled::shape::<I, F::Shape>(range.len())));
-        let sums = &mut sums[..range.len()];
         let mut row = job.rows.start;
         while row < job.rows.end {
             let rows = TileRows::new(job.w, I::LANES, row);
@@ -221,7 +223,7 @@ pub(super) fn multiply<I: Isa, F: Format>(
             let rows = [rows, TileRows::new(job.w, I::LANES, second)];
             let second = rows[1].lanes().len().min(job.rows.end - row - first);
             let mut next = NextRows::new(job.w, TILES * I::LANES, row + first + second, job.rows.end);
-            sums.fill(Sums::ZERO);
+            let sums = zeroed(&mut sums, range.len());
             for col in (0..cols).step_by(TILE_COLS) {
                 let n = TILE_COLS.min(cols - col);
                 if start == 0 && unit.is_none() {
@@ -246,7 +248,7 @@ pub(super) fn multiply<I: Isa, F: Format>(
                     isa.call(MultiplyTiled {
                         format: shape,
                         unit,
-                        tiles: &tiles,
+                        tiles: [&*tiles[0], &*tiles[1]],
                         rows,
                         fields,
                         products,
@@ -258,7 +260,7 @@ pub(super) fn multiply<I: Isa, F: Format>(
                 let words = &packed.words[len * col / 4..][..len * n / 4];
                 isa.call(MultiplyTiles {
                     shape: PhantomData::<F::Shape>,
-                    tiles: &tiles,
+                    tiles: [&*tiles[0], &*tiles[1]],
                     words,
                     fields,
                     sums,
@@ -266,10 +268,8 @@ pub(super) fn multiply<I: Isa, F: Format>(
             }
             for (token, sums) in sums.iter().enumerate() {
                 for (i, (row, n)) in [(row, first), (row + first, second)].into_iter().enumerate() {
-                    let mut out = [0.0; MAX_LANES];
-                    put(isa, &mut out, sums.get(isa, i));
                     let lane = rows[i].lanes().start;
-                    job.out.write(start + token, row, &out[lane..lane + n]);
+                    job.out.store(isa, start + token, row, sums.get(isa, i), lane..lane + n);
                 }
             }
             row += first + second;
@@ -317,7 +317,7 @@ impl<S: Shape> Kernel for MultiplyOne<'_, S> {
 /// Two tiles times columns of some tokens.
 struct MultiplyTiles<'a, S> {
     shape: PhantomData<S>,
-    tiles: &'a [Tile; TILES],
+    tiles: [&'a Tile; TILES],
     /// As [`Packed::words`], of these columns.
     words: &'a [u32],
     /// As [`Packed::fields`], of these columns.
@@ -345,10 +345,10 @@ impl<S: Shape> Kernel for MultiplyTiles<'_, S> {
             let (f, rest) = fields.split_at(N * n_subs * self::fields::<S>());
             fields = rest;
             if I::LANES == 16 {
-                multiply_group::<I, S, 2, N>(isa, [&tiles[0], &tiles[1]], n_subs, w, f, some, 0);
+                multiply_group::<I, S, 2, N>(isa, tiles, n_subs, w, f, some, 0);
             } else {
-                multiply_group::<I, S, 1, N>(isa, [&tiles[0]], n_subs, w, f, some, 0);
-                multiply_group::<I, S, 1, N>(isa, [&tiles[1]], n_subs, w, f, some, 1);
+                multiply_group::<I, S, 1, N>(isa, [tiles[0]], n_subs, w, f, some, 0);
+                multiply_group::<I, S, 1, N>(isa, [tiles[1]], n_subs, w, f, some, 1);
             }
         });
     }

@@ -1,6 +1,7 @@
 //! Products of quantised weights with f32 activations.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use super::{
     Job,
@@ -42,7 +43,8 @@ impl<F: Format> Kernel for Multiply<'_, F> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let (x, cols) = (self.x, self.job.w.cols());
-        let (tile, values) = (Tile::new::<F>(), Values::new());
+        let (mut tile, mut values) = (MaybeUninit::uninit(), Values::new());
+        let (tile, values) = (Tile::clear::<F>(&mut tile), &mut values);
         walk(isa, self.job, Float { format: self.format, x, cols, tile, values });
     }
 }
@@ -51,15 +53,15 @@ struct Float<'a, F> {
     format: F,
     x: &'a [f32],
     cols: usize,
-    tile: Tile,
-    values: Values,
+    tile: &'a mut Tile,
+    values: &'a mut Values,
 }
 
 impl<I: Isa, F: Format> Product<I> for Float<'_, F> {
     #[inline(always)]
     fn decode(&mut self, isa: I, rows: &TileRows<'_>, col: usize, n: usize) {
-        isa.call(Decode(Scales { format: self.format, rows, cols: (col, n), tile: &mut self.tile }));
-        isa.call(Expand { shape: PhantomData::<F::Shape>, tile: &self.tile, n, values: &mut self.values });
+        isa.call(Decode(Scales { format: self.format, rows, cols: (col, n), tile: &mut *self.tile }));
+        isa.call(Expand { shape: PhantomData::<F::Shape>, tile: &*self.tile, n, values: &mut *self.values });
     }
 
     #[inline(always)]
@@ -72,7 +74,7 @@ impl<I: Isa, F: Format> Product<I> for Float<'_, F> {
         sums: &mut [Sums; N],
     ) {
         let x = tokens.map(|token| &self.x[token * self.cols..][col..col + n]);
-        isa.call(MultiplyValues { values: &self.values, n, x, sums });
+        isa.call(MultiplyValues { values: self.values, n, x, sums });
     }
 }
 

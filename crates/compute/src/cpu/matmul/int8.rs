@@ -3,11 +3,12 @@
 
 use std::hint::black_box;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use super::{
     Job,
     batch::{self, MultiplyOne},
-    tile::{NextRows, Product, Sums, TILE_COLS, TileRows, get, put, walk},
+    tile::{FEW, NextRows, Product, Sums, TILE_COLS, TileRows, get, put, walk},
 };
 use crate::cpu::{
     activations::{BLOCK, Q8Block, Q8Rows},
@@ -172,16 +173,15 @@ impl Codes {
 }
 
 impl Tile {
-    /// A tile for weights of format `F`.
+    /// Makes `tile` one for weights of format `F`, all zeros. Made where it stays: small products would spend more time on
+    /// moving it than on multiplying.
     #[inline(always)]
-    pub(super) fn new<F: Format>() -> Self {
-        Self {
-            zero: F::ZERO,
-            codes: [Codes([0; BLOCK / 4 * MAX_LANES]); SUBS],
-            scale: [[0.0; MAX_LANES]; 2 * SUBS],
-            bias: [[0.0; MAX_LANES]; 2 * SUBS],
-            factors: [[0.0; MAX_LANES]; 2],
-        }
+    pub(super) fn clear<F: Format>(tile: &mut MaybeUninit<Self>) -> &mut Self {
+        *tile = MaybeUninit::zeroed();
+        // SAFETY: numbers, all of which zero bytes are values of.
+        let tile = unsafe { tile.assume_init_mut() };
+        tile.zero = F::ZERO;
+        tile
     }
 
     /// Subtracted from codes.
@@ -253,12 +253,13 @@ impl<F: Format> Kernel for Multiply<'_, F> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        if self.job.tokens.len() > 1 {
+        if self.job.tokens.len() > FEW {
             return batch::multiply(isa, self.job, self.format, self.x, self.unit);
         }
-        let lanes = Lanes([[[0; MAX_LANES]; 4]; SUBS]);
-        let product = Int8 { format: self.format, x: self.x, tile: Tile::new::<F>(), lanes };
-        walk(isa, self.job, product);
+        let mut lanes = Lanes([[[0; MAX_LANES]; 4]; SUBS]);
+        let mut tile = MaybeUninit::uninit();
+        let tile = Tile::clear::<F>(&mut tile);
+        walk(isa, self.job, Int8 { format: self.format, x: self.x, tile, lanes: &mut lanes });
     }
 }
 
@@ -297,14 +298,14 @@ impl<F: Format> Kernel for Decode<'_, F> {
 struct Int8<'a, F> {
     format: F,
     x: &'a Q8Rows,
-    tile: Tile,
-    lanes: Lanes,
+    tile: &'a mut Tile,
+    lanes: &'a mut Lanes,
 }
 
 impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
     #[inline(always)]
     fn decode(&mut self, isa: I, rows: &TileRows<'_>, col: usize, n: usize) {
-        isa.call(Decode(Scales { format: self.format, rows, cols: (col, n), tile: &mut self.tile }));
+        isa.call(Decode(Scales { format: self.format, rows, cols: (col, n), tile: &mut *self.tile }));
     }
 
     #[inline(always)]
@@ -319,7 +320,7 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
         for (token, sums) in tokens.into_iter().zip(sums) {
             isa.call(MultiplyOne {
                 shape: PhantomData::<F::Shape>,
-                tile: &self.tile,
+                tile: self.tile,
                 zero: zero_point::<I, F>(),
                 x: &self.x.row(token)[col..col + n],
                 blocks: &self.x.row_blocks(token)[col / BLOCK..(col + n) / BLOCK],
@@ -328,28 +329,31 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
         }
     }
 
-    /// Lanes are columns, and rows are added up crosswise: cheaper than a tile that is used once.
+    /// Lanes are columns, and rows are added up crosswise: cheaper than a tile that is hardly used.
     #[inline(always)]
-    fn multiply_one(
+    fn multiply_few(
         &mut self,
         isa: I,
         rows: &TileRows<'_>,
-        token: usize,
+        tokens: &[usize],
         (col, n): (usize, usize),
-        sums: &mut Sums,
+        sums: &mut [Sums],
         next: &mut NextRows,
     ) -> bool {
         if !F::GROUPS || n != TILE_COLS {
             return false;
         }
-        isa.call(Scales { format: self.format, rows, cols: (col, n), tile: &mut self.tile });
-        let x = &self.x.row(token)[col..col + TILE_COLS];
+        isa.call(Scales { format: self.format, rows, cols: (col, n), tile: &mut *self.tile });
         let plane = rows.plane(0);
         let first = plane.span(col / F::COLS * F::BYTES, TILE_COLS / F::COLS * F::BYTES);
-        let (format, stride, lanes) = (self.format, plane.stride(), &mut self.lanes);
-        isa.call(DotRows { format, first, stride, x: x.as_ptr(), lanes, next });
-        let blocks = &self.x.row_blocks(token)[col / BLOCK..][..SUBS];
-        isa.call(AddQuads { format: PhantomData::<F>, tile: &self.tile, lanes: &self.lanes, blocks, sums });
+        let (format, stride) = (self.format, plane.stride());
+        for (&token, sums) in tokens.iter().zip(sums) {
+            let x = self.x.row(token)[col..col + TILE_COLS].as_ptr();
+            isa.call(DotRows { format, first, stride, x, lanes: &mut *self.lanes, next: &mut *next });
+            let blocks = &self.x.row_blocks(token)[col / BLOCK..][..SUBS];
+            let format = PhantomData::<F>;
+            isa.call(AddQuads { format, tile: self.tile, lanes: self.lanes, blocks, sums });
+        }
         true
     }
 }

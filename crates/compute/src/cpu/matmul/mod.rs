@@ -35,7 +35,7 @@ use std::{marker::PhantomData, ops::Range};
 use super::{
     activations::{Activations, BLOCK},
     pool::ThreadPool,
-    simd::Simd,
+    simd::{Isa, MAX_LANES, Simd},
     vector,
 };
 use crate::quant::dequantize_row;
@@ -144,6 +144,20 @@ impl<'a> OutRows<'a> {
         unsafe {
             let to = self.ptr.add(token * self.stride + row);
             to.copy_from_nonoverlapping(values.as_ptr(), values.len());
+        }
+    }
+
+    /// Writes lanes `lanes` of `values` to elements (`token`, `row`), (`token`, `row` + 1), …
+    #[inline(always)]
+    fn store<I: Isa>(&self, isa: I, token: usize, row: usize, values: I::F, lanes: Range<usize>) {
+        if lanes.len() == I::LANES {
+            assert!(token < self.n_tokens && row + I::LANES <= self.n_rows, "output within the matrix");
+            // SAFETY: as in `write`.
+            unsafe { isa.store(self.ptr.add(token * self.stride + row), values) };
+        } else {
+            let mut all = [0.0; MAX_LANES];
+            tile::put(isa, &mut all, values);
+            self.write(token, row, &all[lanes]);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Walking a product tile by tile, and what tiles are made of.
 
+use std::mem::MaybeUninit;
+
 use super::Job;
 use crate::{
     TensorView,
@@ -11,6 +13,10 @@ pub(super) const TILE_COLS: usize = 256;
 
 /// Tokens whose sums are kept while the columns of a tile of rows pass by; more tokens decode it again.
 const TOKEN_BLOCK: usize = 64;
+
+/// Tokens for which transposing a tile costs more than it saves: of 256 columns and sixteen rows it is some 350 instructions
+/// of about 300 for a token without and 100 with it.
+pub(super) const FEW: usize = 2;
 
 /// Larger row tiles than this are not prefetched, as they would not stay in the second-level cache.
 const MAX_PREFETCH: usize = 256 << 10;
@@ -36,6 +42,17 @@ impl Sums {
     }
 }
 
+/// The first `n` of `sums`, zero. The others are not touched: most products are of few tokens.
+#[inline(always)]
+pub(super) fn zeroed(sums: &mut [MaybeUninit<Sums>], n: usize) -> &mut [Sums] {
+    let sums = &mut sums[..n];
+    for sum in &mut *sums {
+        *sum = MaybeUninit::new(Sums::ZERO);
+    }
+    // SAFETY: all of them have just been written.
+    unsafe { sums.assume_init_mut() }
+}
+
 /// One kind of product: how columns are decoded and multiplied.
 pub(super) trait Product<I: Isa> {
     /// Decodes columns `col`..`col` + `n`; `n` is [`TILE_COLS`] or, at the end of a row, less.
@@ -51,15 +68,16 @@ pub(super) trait Product<I: Isa> {
         sums: &mut [Sums; N],
     );
 
-    /// Does `decode` and `multiply` for one token and advances `next` if there is a shorter way, else returns false.
+    /// Does `decode` and `multiply` for at most [`FEW`] tokens and advances `next` if there is a shorter way, else returns
+    /// false.
     #[inline(always)]
-    fn multiply_one(
+    fn multiply_few(
         &mut self,
         _isa: I,
         _rows: &TileRows<'_>,
-        _token: usize,
+        _tokens: &[usize],
         (_col, _n): (usize, usize),
-        _sums: &mut Sums,
+        _sums: &mut [Sums],
         _next: &mut NextRows,
     ) -> bool {
         false
@@ -70,22 +88,23 @@ pub(super) trait Product<I: Isa> {
 #[inline(always)]
 pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P) {
     let (cols, n_tokens) = (job.w.cols(), job.tokens.len());
-    let mut sums = [Sums::ZERO; TOKEN_BLOCK];
+    let mut few = [0; FEW];
+    let few = &mut few[..if n_tokens <= FEW { n_tokens } else { 0 }];
+    for (i, token) in few.iter_mut().enumerate() {
+        *token = job.tokens.get(i);
+    }
+    let mut sums = [MaybeUninit::uninit(); TOKEN_BLOCK];
     let mut row = job.rows.start;
     while row < job.rows.end {
         let rows = TileRows::new(job.w, I::LANES, row);
         let valid = (rows.lanes.len()).min(job.rows.end - row);
         let mut next = NextRows::new(job.w, I::LANES, rows.first + I::LANES, job.rows.end);
         for first in (0..n_tokens).step_by(TOKEN_BLOCK) {
-            let sums = &mut sums[..TOKEN_BLOCK.min(n_tokens - first)];
-            sums.fill(Sums::ZERO);
+            let sums = zeroed(&mut sums, TOKEN_BLOCK.min(n_tokens - first));
             for col in (0..cols).step_by(TILE_COLS) {
                 let n = TILE_COLS.min(cols - col);
-                if n_tokens == 1 {
-                    let token = job.tokens.get(0);
-                    if product.multiply_one(isa, &rows, token, (col, n), &mut sums[0], &mut next) {
-                        continue;
-                    }
+                if !few.is_empty() && product.multiply_few(isa, &rows, few, (col, n), sums, &mut next) {
+                    continue;
                 }
                 if first == 0 {
                     for _ in 0..NextRows::STEPS {
@@ -96,9 +115,9 @@ pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P)
                 multiply_all(isa, job, &product, first, (col, n), sums);
             }
             for (token, sums) in sums.iter().enumerate() {
-                let mut out = [0.0; MAX_LANES];
-                put(isa, &mut out, isa.add(sums.get(isa, 0), sums.get(isa, 1)));
-                job.out.write(first + token, row, &out[rows.lanes.start..rows.lanes.start + valid]);
+                let sum = isa.add(sums.get(isa, 0), sums.get(isa, 1));
+                let lanes = rows.lanes.start..rows.lanes.start + valid;
+                job.out.store(isa, first + token, row, sum, lanes);
             }
         }
         row += valid;

@@ -110,7 +110,7 @@ pub(super) struct MultiplyTiled<'a, F> {
     /// Configured for [`shape`].
     pub(super) unit: &'a Tiles,
     /// After [`Centre`].
-    pub(super) tiles: &'a [Tile; TILES],
+    pub(super) tiles: [&'a Tile; TILES],
     /// ([`padded`] tokens).
     pub(super) rows: &'a [Rows],
     /// As [`super::batch::Packed`] has them, of these columns.
@@ -140,9 +140,9 @@ impl<F: Format> Kernel for MultiplyTiled<'_, F> {
                 fields = rest;
                 if I::LANES == 16 {
                     let dots = Stored { shape: PhantomData::<F::Shape>, products, tile: 0, first };
-                    accumulate::<I, F::Shape, _, 2, N>(isa, [&tiles[0], &tiles[1]], n_subs, f, dots, some, 0);
+                    accumulate::<I, F::Shape, _, 2, N>(isa, tiles, n_subs, f, dots, some, 0);
                 } else {
-                    for (r, tile) in tiles.iter().enumerate() {
+                    for (r, tile) in tiles.into_iter().enumerate() {
                         let dots = Stored { shape: PhantomData::<F::Shape>, products, tile: r, first };
                         accumulate::<I, F::Shape, _, 1, N>(isa, [tile], n_subs, f, dots, some, r);
                     }
@@ -156,7 +156,7 @@ impl<F: Format> Kernel for MultiplyTiled<'_, F> {
 #[inline(always)]
 fn multiply_rows<I: Isa, F: Format>(
     unit: &Tiles,
-    tiles: &[Tile; TILES],
+    tiles: [&Tile; TILES],
     n_subs: usize,
     rows: &[Rows],
     products: &mut Products,

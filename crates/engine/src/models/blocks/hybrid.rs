@@ -17,16 +17,30 @@ use crate::models::blocks;
 use crate::models::config::Config;
 use crate::models::recorder::{ExpertNames, Form, Recorder};
 
+/// What gates the result of linear attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputGate {
+    /// silu(z).
+    Silu,
+    /// sigmoid(z).
+    Sigmoid,
+}
+
 /// Linear attention of one family.
 #[derive(Debug, Clone, Copy)]
-struct Linear {
+pub struct Linear {
     shape: DeltaRule,
     /// Tokens that the convolution sees.
     kernel: usize,
+    gate: OutputGate,
 }
 
 impl Linear {
-    fn new(config: &Config<'_>, pairing: HeadPairing) -> Result<Self> {
+    /// Reads the shape.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for what does not fit.
+    pub fn new(config: &Config<'_>, pairing: HeadPairing, gate: OutputGate) -> Result<Self> {
         let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
         let (key_heads, value_heads) =
             (size("linear_num_key_heads", 16)?, size("linear_num_value_heads", 32)?);
@@ -44,7 +58,7 @@ impl Linear {
         };
         let key_dim = size("linear_key_head_dim", 128)?;
         let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing };
-        Ok(Self { shape, kernel: size("linear_conv_kernel_dim", 4)? })
+        Ok(Self { shape, kernel: size("linear_conv_kernel_dim", 4)?, gate })
     }
 
     fn key_width(&self) -> usize {
@@ -61,16 +75,21 @@ fn per_group(groups: usize, each: usize, start: usize, len: usize) -> Vec<Range<
     (0..groups).map(|group| group * each + start..group * each + start + len).collect()
 }
 
-/// Norm, linear attention, residual.
-fn linear_attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, linear: &Linear) -> Result<Value> {
-    let base = format!("model.layers.{layer}");
-    let module = |name: &str| format!("{base}.linear_attn.{name}");
-    let Linear { shape, kernel } = *linear;
+/// Linear attention of normed h.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn linear_attention(
+    r: &mut Recorder,
+    d: &Decoder,
+    layer: usize,
+    h: Value,
+    linear: &Linear,
+) -> Result<Value> {
+    let module = |name: &str| format!("model.layers.{layer}.linear_attn.{name}");
+    let Linear { shape, kernel, gate } = *linear;
     let (key_width, value_width) = (linear.key_width(), linear.value_width());
     let heads = shape.value_heads;
-    r.graph.scope(format!("layers.{layer}.linear_attn"));
-    let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
-
     let qkv_width = 2 * key_width + value_width;
     let (mixed, z) = if r.has(&module("in_proj_qkv")) {
         let mixed = r.linear(h, &module("in_proj_qkv"), qkv_width, Precision::Fast)?;
@@ -109,18 +128,27 @@ fn linear_attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, linea
     let inputs = DeltaInputs { q, k, v, a, b };
     let mixed = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape)?;
     let normed = r.rms_norm_of(mixed, &module("norm"), heads, d.eps, Form::F32)?;
-    let gated = r.graph.swiglu(z, normed)?;
-    let out = r.linear(gated, &module("out_proj"), d.hidden_size, Precision::Fast)?;
-    Ok(r.graph.add(x, out)?)
+    let gated = match gate {
+        OutputGate::Silu => r.graph.swiglu(z, normed)?,
+        OutputGate::Sigmoid => r.graph.sigmoid_gate(normed, z)?,
+    };
+    r.linear(gated, &module("out_proj"), d.hidden_size, Precision::Fast)
 }
 
-/// Norm, full attention whose result is gated, residual.
-fn gated_attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, rope: usize) -> Result<Value> {
-    let base = format!("model.layers.{layer}");
-    let module = |name: &str| format!("{base}.self_attn.{name}");
+/// Full attention of normed h, whose result is gated; `attend` mixes rotated queries, keys and values.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn gated_attention(
+    r: &mut Recorder,
+    d: &Decoder,
+    layer: usize,
+    h: Value,
+    rope: usize,
+    attend: impl FnOnce(&mut Recorder, [Value; 3]) -> Result<Value>,
+) -> Result<Value> {
+    let module = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
     let Decoder { heads, kv_heads, head_dim, .. } = *d;
-    r.graph.scope(format!("layers.{layer}.self_attn"));
-    let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
     // Of every head: the query, then its gate.
     let part = |start| per_group(heads, 2 * head_dim, start, head_dim);
     let (name, rows) = (module("q_proj"), 2 * heads * head_dim);
@@ -132,12 +160,9 @@ fn gated_attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, rope: 
     let k = r.rms_norm(k, &module("k_norm"), kv_heads, d.eps)?;
     let q = r.graph.rope(q, heads, rope)?;
     let k = r.graph.rope(k, kv_heads, rope)?;
-    let scale = (head_dim as f32).sqrt().recip();
-    let shape = Attention { heads, kv_heads, head_dim, scale, window: None };
-    let mixed = r.graph.attention(q, k, v, shape)?;
+    let mixed = attend(r, [q, k, v])?;
     let mixed = r.graph.sigmoid_gate(mixed, gate)?;
-    let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;
-    Ok(r.graph.add(x, out)?)
+    r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)
 }
 
 /// What differs between the families.
@@ -191,7 +216,9 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
     let rotary_dim = blocks::rotary_dim(config, d.head_dim, 0.25)?;
     let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
     let pairing = if gguf { family.gguf_pairing } else { HeadPairing::Grouped };
-    let linear = Linear::new(config, pairing)?;
+    let linear = Linear::new(config, pairing, OutputGate::Silu)?;
+    let scale = (d.head_dim as f32).sqrt().recip();
+    let shape = Attention::grouped(d.heads, d.kv_heads, d.head_dim, scale);
     let is_linear = linear_layers(config, d.layers)?;
     let (experts, top_k) = blocks::expert_counts(config, None)?;
     let moe = Moe {
@@ -210,10 +237,15 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for (layer, linear_layer) in is_linear.into_iter().enumerate().take(d.layers) {
-        x = match linear_layer {
-            true => linear_attention(r, &d, layer, x, &linear)?,
-            false => gated_attention(r, &d, layer, x, rope)?,
+        r.graph.scope(format!("layers.{layer}.{}", if linear_layer { "linear_attn" } else { "self_attn" }));
+        let h = r.rms_norm(x, &format!("model.layers.{layer}.input_layernorm"), 1, d.eps)?;
+        let mixed = match linear_layer {
+            true => linear_attention(r, &d, layer, h, &linear)?,
+            false => gated_attention(r, &d, layer, h, rope, |r, [q, k, v]| {
+                Ok(r.graph.attention(q, k, v, shape)?)
+            })?,
         };
+        x = r.graph.add(x, mixed)?;
         x = if dense.contains(&layer) || !(layer + 1).is_multiple_of(step) {
             blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
         } else {

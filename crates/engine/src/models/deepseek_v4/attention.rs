@@ -2,7 +2,7 @@
 
 use moeflux_compute::graph::{
     self, CompressedAttention, CompressedInputs, EntryIndex, IndexInputs, Placement, Precision, RopeStyle,
-    Value, WindowPool,
+    TokenForm, Value, WindowPool,
 };
 
 use super::Shape;
@@ -145,7 +145,7 @@ impl Attention {
         let scale = (dim as f32).sqrt().recip();
         let mixed = if kind == Kind::Sliding {
             let window = Some(self.window);
-            let shape = graph::Attention { heads, kv_heads: 1, head_dim: dim, scale, window };
+            let shape = graph::Attention { window, ..graph::Attention::grouped(heads, 1, dim, scale) };
             r.graph.attention_with_sinks(q, kv, kv, shape, Some(sinks))?
         } else {
             let sparse = kind == Kind::Sparse;
@@ -157,6 +157,7 @@ impl Attention {
                 false => None,
             };
             let shape = CompressedAttention {
+                form: TokenForm::Shared,
                 heads,
                 head_dim: dim,
                 scale,
@@ -211,7 +212,7 @@ impl Attention {
         let q = r.graph.placed_rope(q, heads, self.ropes[1], place)?;
         let weights = name("compressor.indexer.scorer.weights_proj");
         let weights = r.linear(h, &weights, heads, Precision::F32)?;
-        Ok(IndexInputs { q, k, weights })
+        Ok(IndexInputs { q, k, weights: Some(weights) })
     }
 }
 

@@ -26,9 +26,9 @@ impl Recorder {
         let contains =
             |part: &str| self.outline.is_none() && self.checkpoint.contains(&format!("{module}.{part}"));
         let id = if contains("gate_up_proj_blocks") {
-            self.interleaved_experts(layer, count, hidden, [&module, "_blocks"], ExpertForm::Interleaved)?
+            self.joint_experts(layer, count, hidden, [&module, "_blocks"], ExpertForm::Interleaved)?
         } else if contains("gate_up_proj") {
-            self.interleaved_experts(layer, count, hidden, [&module, ""], ExpertForm::InterleavedTransposed)?
+            self.joint_experts(layer, count, hidden, [&module, ""], ExpertForm::InterleavedTransposed)?
         } else {
             self.experts(layer, count, hidden, &NAMES)?
         };
@@ -78,8 +78,28 @@ impl Recorder {
             .ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor: name.into() })
     }
 
+    /// The routed experts of `layer` whose matrices a Hugging Face checkpoint stores with columns as rows, gate and up one
+    /// after the other; in other forms as [`Recorder::experts`].
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn transposed_experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+        names: &ExpertNames,
+    ) -> Result<ExpertSetId> {
+        let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
+        let stacked = self.outline.is_none() && self.checkpoint.contains(&format!("{module}.gate_up_proj"));
+        match stacked && self.checkpoint.format() == Format::HuggingFace {
+            true => self.joint_experts(layer, count, hidden, [&module, ""], ExpertForm::HalvesTransposed),
+            false => self.experts(layer, count, hidden, names),
+        }
+    }
+
     /// Experts with gate and up in one matrix.
-    fn interleaved_experts(
+    fn joint_experts(
         &mut self,
         layer: usize,
         count: usize,
@@ -91,7 +111,9 @@ impl Recorder {
         let down = self.stored(&format!("{module}.down_proj{suffix}"), &[])?;
         // (rows, columns) of a stored matrix as the projection has them.
         let projection = |stored: &StoredWeight| match (stored.shape.as_slice(), form) {
-            (&[experts, cols, rows], ExpertForm::InterleavedTransposed) => Some((experts, rows, cols)),
+            (&[experts, cols, rows], ExpertForm::InterleavedTransposed | ExpertForm::HalvesTransposed) => {
+                Some((experts, rows, cols))
+            }
             (&[experts, rows, cols], _) => Some((experts, rows, cols)),
             _ => None,
         };
@@ -105,7 +127,7 @@ impl Recorder {
         if projection(&down) != Some((count, hidden, inner)) {
             return fault(&down, format!("{count} experts from {inner} to {hidden}"));
         }
-        if form == ExpertForm::InterleavedTransposed {
+        if form != ExpertForm::Interleaved {
             for stored in [&gate_up, &down] {
                 if stored.dtype.block_len() != 1 {
                     return fault(stored, "plain floats".into());

@@ -1,0 +1,121 @@
+//! Attention over the tokens of chosen windows: see [`crate::graph::GraphBuilder::block_attention`].
+//!
+//! A task is a row and a key-value head: it converts the keys and values that the row sees to f32 once for all query heads
+//! of that head. A row visits tokens in order of their positions whatever else is in the batch, so its result does not
+//! depend on the batch.
+
+use super::compressed_attention::{CompressedCache, IndexRows, KEY_BLOCK, Query};
+use super::linear::CpuContext;
+use super::shared::SharedMut;
+use super::vector;
+use crate::backend::Span;
+use crate::graph::TokenForm;
+
+/// What a layer reads, by row of the batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BlockRows<'a> {
+    /// (rows, heads · head_dim).
+    pub(crate) q: &'a [f32],
+    /// (rows, kv_heads · head_dim).
+    pub(crate) k: &'a [f32],
+    /// (rows, kv_heads · head_dim).
+    pub(crate) v: &'a [f32],
+    /// For the choice of windows.
+    pub(crate) index: IndexRows<'a>,
+}
+
+impl CompressedCache {
+    /// Appends the batch's tokens and keys of windows, then attends: `out` is (rows, heads · head_dim).
+    pub(crate) fn attend_blocks(
+        &mut self,
+        context: &CpuContext,
+        rows: BlockRows<'_>,
+        spans: &[Span<'_>],
+        out: &mut [f32],
+    ) {
+        let (shape, dim) = (self.shape, self.shape.head_dim);
+        let TokenForm::Grouped { kv_heads } = shape.form else { unreachable!("checked when recorded") };
+        let (kv_width, key_width) = (kv_heads * dim, shape.entry_width());
+        let mut queries = vec![];
+        for span in spans {
+            for (i, row) in span.rows.clone().enumerate() {
+                let position = span.start + i;
+                let (page, at) = self.token(span.pages, position);
+                let own = row * kv_width..(row + 1) * kv_width;
+                self.store(page, at, &rows.k[own.clone()]);
+                self.store(page, at + kv_width, &rows.v[own]);
+                if (position + 1).is_multiple_of(shape.stride) {
+                    let (page, at) = self.entry(span.pages, shape.entries(position) - 1);
+                    self.store(page, at, &rows.index.k[row * key_width..(row + 1) * key_width]);
+                }
+                queries.push(Query { row, position, pages: span.pages });
+            }
+        }
+        let chosen = self.choose(context, Some(rows.index), &queries);
+        let group = shape.heads / kv_heads * dim;
+        let out = SharedMut::new(out);
+        context.pool.run(queries.len() * kv_heads, &|task| {
+            let (query, kv_head) = (queries[task / kv_heads], task % kv_heads);
+            let at = query.row * shape.heads * dim + kv_head * group;
+            // SAFETY: a task writes only its row's heads.
+            let out = unsafe { out.part(at..at + group) };
+            let q = &rows.q[at..at + group];
+            self.mix_tokens(context, query, chosen[task / kv_heads].as_deref(), kv_head, q, out);
+        });
+    }
+
+    /// The query heads `q` of one key-value head over the tokens of `blocks`, or of all windows, and the unfinished one.
+    fn mix_tokens(
+        &self,
+        context: &CpuContext,
+        query: Query<'_>,
+        blocks: Option<&[u32]>,
+        kv_head: usize,
+        q: &[f32],
+        out: &mut [f32],
+    ) {
+        let (shape, dim, simd) = (&self.shape, self.shape.head_dim, context.simd);
+        let (half, stride) = (shape.token_width() / 2, shape.stride);
+        let finished = shape.entries(query.position);
+        let chosen = blocks.map_or(finished, <[u32]>::len) * stride;
+        let count = chosen + query.position + 1 - finished * stride;
+        let position = |i: usize| match (blocks, i < chosen) {
+            (Some(blocks), true) => blocks[i / stride] as usize * stride + i % stride,
+            _ => finished * stride + i - chosen,
+        };
+        let mut keys = vec![0.0; KEY_BLOCK.min(count) * dim];
+        let mut values = keys.clone();
+        let mut states = vec![(f32::NEG_INFINITY, 0.0f32); q.len() / dim];
+        let mut scores = [0.0f32; KEY_BLOCK];
+        out.fill(0.0);
+        for from in (0..count).step_by(KEY_BLOCK) {
+            let to = (from + KEY_BLOCK).min(count);
+            let loaded = keys.chunks_exact_mut(dim).zip(values.chunks_exact_mut(dim));
+            for ((key, value), i) in loaded.zip(from..to) {
+                let (page, at) = self.token(query.pages, position(i));
+                self.load(page, at + kv_head * dim, key);
+                self.load(page, at + half + kv_head * dim, value);
+            }
+            let scores = &mut scores[..to - from];
+            let heads = q.chunks_exact(dim).zip(out.chunks_exact_mut(dim));
+            for ((q, out), (max, total)) in heads.zip(&mut states) {
+                for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
+                    *score = vector::dot_f32(simd, q, key) * shape.scale;
+                }
+                let new_max = max.max(vector::max(simd, scores));
+                if new_max > *max {
+                    let shrink = (*max - new_max).exp();
+                    vector::scale(simd, shrink, out);
+                    (*max, *total) = (new_max, *total * shrink);
+                }
+                *total += vector::exp_sum(simd, new_max, scores);
+                for (p, value) in scores.iter().zip(values.chunks_exact(dim)) {
+                    vector::axpy_f32(simd, *p, value, out);
+                }
+            }
+        }
+        for (out, (_, total)) in out.chunks_exact_mut(dim).zip(states) {
+            out.iter_mut().for_each(|o| *o /= total);
+        }
+    }
+}

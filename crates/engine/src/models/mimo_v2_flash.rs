@@ -1,0 +1,189 @@
+//! MiMo-V2-Flash. Sliding attention with sinks and twice the key heads in most layers, full attention in the others; values
+//! are narrower than keys and scaled; sigmoid routing with a correction bias, no shared experts.
+//!
+//! Source: transformers `modeling_mimo_v2_flash.py`; published configurations have keys of their own.
+
+use moeflux_compute::graph::{Attention, PositionScale, Precision, RopeStyle, Value};
+
+use super::Family;
+use super::blocks::{self, Decoder, Moe};
+use super::config::Config;
+use super::recorder::{ExpertNames, Form, Recorder};
+use super::rope;
+use crate::Result;
+
+/// Registry entry.
+pub(super) const FAMILY: Family = Family {
+    name: "MiMo-V2-Flash (CPU only)",
+    model_types: &["mimo_v2_flash"],
+    gguf_architectures: &[],
+    record,
+};
+
+/// Attention of one kind of layers.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    shape: Attention,
+    rope: usize,
+    sinks: bool,
+}
+
+impl Kind {
+    fn new(config: &Config<'_>, r: &mut Recorder, d: &Decoder, sliding: bool) -> Result<Self> {
+        // Published configurations have keys of sliding layers beside those of the others.
+        let own = |key: &'static str, of_sliding: &'static str| match sliding {
+            true => config.optional_size(of_sliding),
+            false => config.optional_size(key),
+        };
+        let heads = own("num_attention_heads", "swa_num_attention_heads")?.unwrap_or(d.heads);
+        let default = if sliding { 2 * d.kv_heads } else { d.kv_heads };
+        let kv_heads = own("num_key_value_heads", "swa_num_key_value_heads")?.unwrap_or(default);
+        if heads % kv_heads != 0 {
+            let key = if sliding { "swa_num_key_value_heads" } else { "num_key_value_heads" };
+            return Err(config.unsupported(key, &format!("a divisor of the {heads} heads")));
+        }
+        let head_dim = own("head_dim", "swa_head_dim")?.unwrap_or(d.head_dim);
+        let value_dim = match own("v_head_dim", "swa_v_head_dim")? {
+            Some(dim) => dim,
+            None => config.optional_size("v_head_dim")?.unwrap_or(128),
+        };
+        let window = match (sliding, config.positions("sliding_window_size")?) {
+            (false, _) => None,
+            // The newest token is not counted.
+            (true, Some(before)) => Some(before + 1),
+            (true, None) => Some(config.positions("sliding_window")?.unwrap_or(129)),
+        };
+        let scale = (head_dim as f32).sqrt().recip();
+        let shape = Attention { value_dim, window, ..Attention::grouped(heads, kv_heads, head_dim, scale) };
+        let sinks = match sliding {
+            true => config.flag("add_swa_attention_sink_bias", true)?,
+            false => config.flag("add_full_attention_sink_bias", false)?,
+        };
+        Ok(Self { shape, rope: rotation(config, r, head_dim, sliding)?, sinks })
+    }
+
+    /// Norm, attention, residual.
+    fn attention(&self, r: &mut Recorder, d: &Decoder, layer: usize, x: Value, scale: f32) -> Result<Value> {
+        let Attention { heads, kv_heads, head_dim, value_dim, .. } = self.shape;
+        let base = format!("model.layers.{layer}");
+        let module = |name: &str| format!("{base}.self_attn.{name}");
+        r.graph.scope(format!("layers.{layer}.self_attn"));
+        let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
+        let widths = [heads * head_dim, kv_heads * head_dim, kv_heads * value_dim];
+        let [q, k, v] = match r.has(&module("qkv_proj")) {
+            true => {
+                let ends = [widths[0], widths[0] + widths[1], widths.iter().sum()];
+                let mut part =
+                    |rows| r.linear_part(h, &module("qkv_proj"), ends[2], &[rows], Precision::Fast);
+                [part(0..ends[0])?, part(ends[0]..ends[1])?, part(ends[1]..ends[2])?]
+            }
+            false => {
+                let mut all = |name, width| r.linear(h, &module(name), width, Precision::Fast);
+                [all("q_proj", widths[0])?, all("k_proj", widths[1])?, all("v_proj", widths[2])?]
+            }
+        };
+        let v = match scale == 1.0 {
+            true => v,
+            false => r.graph.position_scale(v, PositionScale::constant(scale)),
+        };
+        let q = r.graph.rope(q, heads, self.rope)?;
+        let k = r.graph.rope(k, kv_heads, self.rope)?;
+        let sinks = match self.sinks {
+            true => {
+                let published = r.has_parameter(&module("attention_sink_bias"));
+                let name = module(if published { "attention_sink_bias" } else { "sinks" });
+                Some(r.constants(&name, &[heads], Form::F32)?)
+            }
+            false => None,
+        };
+        let mixed = r.graph.attention_with_sinks(q, k, v, self.shape, sinks)?;
+        let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;
+        Ok(r.graph.add(x, out)?)
+    }
+}
+
+/// The rotation of one kind of layers.
+fn rotation(config: &Config<'_>, r: &mut Recorder, head_dim: usize, sliding: bool) -> Result<usize> {
+    let (name, theta) = if sliding { ("sliding_attention", 1e4) } else { ("full_attention", 5e6) };
+    let own = config.with_rope(name)?;
+    let set = own.unwrap_or(*config);
+    let part = set.number("partial_rotary_factor")?.unwrap_or(0.334);
+    // An odd number rotates one channel more.
+    let rotary_dim = (head_dim as f64 * part) as usize;
+    if rotary_dim == 0 || rotary_dim.next_multiple_of(2) > head_dim {
+        return Err(config.unsupported("partial_rotary_factor", &format!("a part of {head_dim} channels")));
+    }
+    let theta = match (own, sliding) {
+        (None, true) => config.number("swa_rope_theta")?.unwrap_or(theta),
+        _ => set.number("rope_theta")?.unwrap_or(theta),
+    };
+    let rope = rope::scaled(&set, rotary_dim, RopeStyle::HalfSplit, theta)?;
+    Ok(r.graph.rotation(rope))
+}
+
+/// For each layer whether it slides: as `layer_types` says, or `hybrid_layer_pattern`, else all but the first and every
+/// sixth.
+fn sliding_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    let pattern = config.sizes("hybrid_layer_pattern")?;
+    let (key, listed) = match config.words("layer_types")? {
+        Some(kinds) if kinds.iter().all(|kind| kind == "sliding_attention" || kind == "full_attention") => {
+            ("layer_types", kinds.iter().map(|kind| kind == "sliding_attention").collect())
+        }
+        Some(_) => return Err(config.unsupported("layer_types", "sliding_attention or full_attention")),
+        None => ("hybrid_layer_pattern", pattern.iter().map(|kind| *kind != 0).collect::<Vec<_>>()),
+    };
+    match listed.len() {
+        0 => Ok((0..layers).map(|layer| layer != 0 && !(layer + 1).is_multiple_of(6)).collect()),
+        found if found < layers => {
+            Err(config.unsupported(key, &format!("an entry for each of {layers} layers")))
+        }
+        _ => Ok(listed),
+    }
+}
+
+/// For each layer whether its feed-forward is dense: as `mlp_layer_types` says, or zeros in `moe_layer_freq`, else the
+/// first.
+fn dense_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    let listed = config.sizes("moe_layer_freq")?;
+    if listed.is_empty() || config.words("mlp_layer_types")?.is_some() {
+        return blocks::dense_layers(config, layers, 1);
+    }
+    if listed.len() < layers {
+        return Err(config.unsupported("moe_layer_freq", &format!("an entry for each of {layers} layers")));
+    }
+    Ok(listed.into_iter().map(|routed| routed == 0).collect())
+}
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let d = Decoder::new(config, 1e-5)?;
+    let scale = match config.is_null("attention_value_scale") {
+        true => 1.0,
+        false => config.number("attention_value_scale")?.unwrap_or(0.707) as f32,
+    };
+    let sliding = sliding_layers(config, d.layers)?;
+    let mut kind = |slides: bool| match sliding.iter().take(d.layers).any(|layer| *layer == slides) {
+        true => Kind::new(config, r, &d, slides).map(Some),
+        false => Ok(None),
+    };
+    let kinds = [kind(false)?, kind(true)?];
+    let dense = dense_layers(config, d.layers)?;
+    let moe = Moe {
+        route: blocks::sigmoid_route(config)?,
+        router: "mlp.gate",
+        correction_bias: Some("mlp.gate"),
+        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+        shared: None,
+    };
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for layer in 0..d.layers {
+        if let Some(kind) = &kinds[usize::from(sliding[layer])] {
+            x = kind.attention(r, &d, layer, x, scale)?;
+        }
+        x = match dense[layer] {
+            true => blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?,
+            false => blocks::moe(r, &d, layer, x, &moe)?,
+        };
+    }
+    blocks::head(r, config, x, table, d.eps)
+}

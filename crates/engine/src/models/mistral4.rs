@@ -1,0 +1,29 @@
+//! Mistral 4. DeepSeek-V3's blocks with softmax routing within the best groups of experts, no correction bias, and queries
+//! that grow with their position.
+//!
+//! Source: transformers `modeling_mistral4.py`; published inside multimodal checkpoints.
+
+use moeflux_compute::graph::{GroupRank, Route, Value};
+
+use super::Family;
+use super::blocks;
+use super::config::Config;
+use super::deepseek_v3::{self, Defaults};
+use super::recorder::Recorder;
+use crate::Result;
+
+/// Registry entry.
+pub(super) const FAMILY: Family =
+    Family { name: "Mistral 4 (CPU only)", model_types: &["mistral4"], gguf_architectures: &[], record };
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let (experts, top_k) = blocks::expert_counts(config, Some(4))?;
+    let route = Route {
+        groups: blocks::groups(config, GroupRank::BestTwo, (1, 1))?,
+        scale: config.magnitude("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+        ..Route::softmax(experts, top_k, config.flag("norm_topk_prob", true)?)
+    };
+    let style = deepseek_v3::rope_style(config)?;
+    let defaults = Defaults { eps: 1e-6, dense_layers: 0, shared_experts: 1, style };
+    deepseek_v3::decoder(config, r, route, &defaults)
+}
