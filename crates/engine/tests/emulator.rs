@@ -84,7 +84,8 @@ fn same_bits(fixture: &Fixture, tokens: &[u32], options: &Options, resident: &[f
 const CPU_ONLY: &str = "gguf/qwen3_moe_codebooks";
 
 /// Families whose operations only the CPU has.
-const NO_KERNELS: &[&str] = &["deepseek_v4", "llama4", "mimo_v2_flash", "mistral4", "qwen4_exp"];
+const NO_KERNELS: &[&str] =
+    &["deepseek_v4", "kimi_linear", "llama4", "mimo_v2_flash", "mistral4", "qwen4_exp"];
 
 fn has_no_kernels(fixture: &Fixture) -> bool {
     NO_KERNELS.iter().any(|family| fixture.name.contains(family))
