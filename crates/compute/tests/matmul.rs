@@ -18,9 +18,13 @@ mod random;
 use random::Random;
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-const GGUF: [DType; 9] = [
+const GGUF: [DType; 13] = [
     DType::Q4_0,
+    DType::Q4_1,
     DType::Q5_0,
+    DType::Q5_1,
+    DType::IQ4_NL,
+    DType::IQ4_XS,
     DType::Q8_0,
     DType::MXFP4,
     DType::Q2_K,
@@ -44,8 +48,11 @@ fn all_dtypes() -> impl Iterator<Item = DType> {
     FLOATS.into_iter().chain(GGUF).chain([DType::MXFP4_Planes]).chain(affine())
 }
 
+/// Every level, and the lowest and the best with emulated tiles.
 fn levels() -> impl Iterator<Item = Simd> {
-    SimdLevel::available().into_iter().map(|level| Simd::new(level).unwrap())
+    let levels = SimdLevel::available().into_iter().map(|level| Simd::new(level).unwrap());
+    let emulated = [Simd::new(SimdLevel::Portable).unwrap(), Simd::detect()].map(Simd::with_emulated_tiles);
+    levels.chain(emulated)
 }
 
 /// Widths to try: one tile, several with a short last one, the least, and for floats ragged ones.
@@ -115,7 +122,7 @@ fn products_are_close_to_f64() {
                 let values = quant::dequantize(w.view()).unwrap();
                 let x = random.normal(n_tokens * cols);
                 for simd in levels() {
-                    let what = format!("{dtype}, {rows} × {cols}, {n_tokens} tokens, {}", simd.level());
+                    let what = format!("{dtype}, {rows} × {cols}, {n_tokens} tokens, {}", simd);
                     let exact = Activations::F32 { rows: &x, cols };
                     let got = product(&pool, simd, w.view(), exact);
                     assert_close(&format!("{what}, f32"), &got, &values, &x, cols);
@@ -176,7 +183,7 @@ fn many_tokens_are_close_to_f64() {
         let values = quant::dequantize(w.view()).unwrap();
         let x = random.normal(n_tokens * cols);
         for simd in levels() {
-            let what = format!("{dtype}, {n_tokens} tokens, {}", simd.level());
+            let what = format!("{dtype}, {n_tokens} tokens, {}", simd);
             let got = product(&pool, simd, w.view(), Activations::F32 { rows: &x, cols });
             assert_close(&what, &got, &values, &x, cols);
             if accepts_q8(dtype, cols) {
@@ -218,7 +225,7 @@ fn outputs_depend_on_their_row_and_token_only() {
             let exact = Activations::F32 { rows: &x, cols };
             for (kind, x) in [("f32", Some(exact)), ("int8", quantized.as_ref().map(Activations::Q8))] {
                 let Some(x) = x else { continue };
-                let what = format!("{dtype}, {kind}, {}", simd.level());
+                let what = format!("{dtype}, {kind}, {}", simd);
                 let all = product(&pools[0], simd, w, x);
                 for pool in &pools[1..] {
                     let got = product(pool, simd, w, x);
@@ -258,8 +265,41 @@ fn outputs_depend_on_their_row_and_token_only() {
     }
 }
 
+/// Small matrices are multiplied in another order of integers, for as many tokens as there are; bits stay.
+#[test]
+fn tiles_change_no_bit() {
+    let pool = ThreadPool::new(2);
+    let mut random = Random::new(11);
+    for dtype in all_dtypes().filter(|dtype| accepts_q8(*dtype, dtype.block_len())) {
+        let cols = *widths(dtype).last().unwrap();
+        for (rows, n_tokens) in [(3, 2), (16, 15), (33, 16), (47, 17), (64, 35), (17, 131)] {
+            let w = random.tensor(dtype, rows, cols);
+            let x = random.normal(n_tokens * cols);
+            for level in SimdLevel::available() {
+                // AMX computes everything else as AVX-512 does.
+                let plain = if level == SimdLevel::Amx { SimdLevel::Avx512 } else { level };
+                let plain = Simd::new(plain).unwrap();
+                let x = q8(plain, &x, cols);
+                let expected = product(&pool, plain, w.view(), Activations::Q8(&x));
+                let simd = Simd::new(level).unwrap();
+                for simd in [simd, simd.with_emulated_tiles()] {
+                    let got = product(&pool, simd, w.view(), Activations::Q8(&x));
+                    assert_same(
+                        &format!("{dtype}, {rows} × {cols}, {n_tokens} tokens, {simd}"),
+                        &got,
+                        &expected,
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Twice the elements of MXFP4.
 const DOUBLED: [i64; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Values of the codes of IQ4_NL and IQ4_XS.
+const NON_LINEAR: [i64; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Weights that are all code `code` with scale 1 and no bias, and the integer they stand for.
 fn constant_weights(dtype: DType, rows: usize, cols: usize, code: u8) -> (Tensor, i64) {
@@ -273,6 +313,17 @@ fn constant_weights(dtype: DType, rows: usize, cols: usize, code: u8) -> (Tensor
             ([&one[..], &[high; 4], &[nibbles; 16]].concat(), i64::from(code & 31) - 16)
         }
         DType::Q8_0 => ([&one[..], &[code; 32]].concat(), i64::from(code as i8)),
+        DType::Q4_1 => ([&one[..], &zero, &[nibbles; 16]].concat(), i64::from(code & 15)),
+        DType::Q5_1 => {
+            let high = if code & 16 == 0 { 0 } else { 255 };
+            ([&one[..], &zero, &[high; 4], &[nibbles; 16]].concat(), i64::from(code & 31))
+        }
+        DType::IQ4_NL => ([&one[..], &[nibbles; 16]].concat(), NON_LINEAR[usize::from(code & 15)]),
+        // Six-bit scales 33, stored with 32 added.
+        DType::IQ4_XS => {
+            let scales = [0xaa, 0xaa, 0x11, 0x11, 0x11, 0x11];
+            ([&one[..], &scales, &[nibbles; 128]].concat(), NON_LINEAR[usize::from(code & 15)])
+        }
         // Scales of 2, as elements are halves.
         DType::MXFP4 => ([&[128][..], &[nibbles; 16]].concat(), DOUBLED[usize::from(code & 15)]),
         DType::MXFP4_Planes => {
@@ -354,7 +405,7 @@ fn integer_dot_products_are_exact() {
                     assert!(
                         got.iter().all(|&got| got == expected),
                         "{dtype}, {}, code {code}, pattern {token}: {got:?}, expected {expected}",
-                        simd.level()
+                        simd
                     );
                 }
             }
@@ -374,7 +425,7 @@ fn activations_are_rounded_alike_at_every_level() {
     x[3 * BLOCK] = 3e38;
     x[4 * BLOCK] = -3e38;
     x[5 * BLOCK] = 1e-45;
-    let mut all = levels().map(|simd| (simd.level(), q8(simd, &x, 2 * BLOCK)));
+    let mut all = levels().map(|simd| (simd, q8(simd, &x, 2 * BLOCK)));
     let (_, first) = all.next().unwrap();
     // 127 gives the scale 1: ties go to even numbers.
     assert_eq!(first.row(0)[..8], [-4, -4, -2, 127, 0, 0, 2, 2]);
@@ -439,7 +490,7 @@ fn what_is_not_finite_stays_so() {
             let mut x = random.normal(3 * cols);
             x[cols + 77] = bad;
             for simd in levels() {
-                let what = format!("{dtype}, {bad}, {}", simd.level());
+                let what = format!("{dtype}, {bad}, {}", simd);
                 let quantized = accepts_q8(dtype, cols).then(|| q8(simd, &x, cols));
                 let exact = Activations::F32 { rows: &x, cols };
                 for x in [Some(exact), quantized.as_ref().map(Activations::Q8)].into_iter().flatten() {
@@ -462,8 +513,8 @@ fn what_is_not_finite_stays_so() {
             let exact = Activations::F32 { rows: &x, cols };
             for x in [Some(exact), quantized.as_ref().map(Activations::Q8)].into_iter().flatten() {
                 let got = product(&pool, simd, w, x);
-                assert!(got[0].is_nan(), "{dtype}, {}: {}", simd.level(), got[0]);
-                assert!(got[1..].iter().all(|y| y.is_finite()), "{dtype}, {}", simd.level());
+                assert!(got[0].is_nan(), "{dtype}, {}: {}", simd, got[0]);
+                assert!(got[1..].iter().all(|y| y.is_finite()), "{dtype}, {}", simd);
             }
         }
     }
@@ -531,8 +582,10 @@ fn row_tasks_cover_all_rows_once() {
 #[test]
 fn levels_are_named_and_checked() {
     assert!(SimdLevel::available().contains(&SimdLevel::Portable));
-    assert_eq!(SimdLevel::available().last(), Some(&SimdLevel::detect()));
-    for level in [SimdLevel::Portable, SimdLevel::Neon, SimdLevel::Avx2, SimdLevel::Avx512] {
+    let chosen = SimdLevel::available().into_iter().rfind(|level| *level != SimdLevel::Amx);
+    assert_eq!(chosen, Some(SimdLevel::detect()));
+    let all = [SimdLevel::Portable, SimdLevel::Neon, SimdLevel::Avx2, SimdLevel::Avx512, SimdLevel::Amx];
+    for level in all {
         assert_eq!(level.to_string().parse(), Ok(level));
         let available = SimdLevel::available().contains(&level);
         assert_eq!(Simd::new(level).is_ok(), available, "{level}");

@@ -45,15 +45,23 @@ impl CpuContext {
     }
 }
 
-/// Cuts matrices of so many rows each into tasks (matrix, rows) of a multiple of `multiple` rows, enough of them to
-/// keep `threads` busy to the end.
+/// Tasks a thread, so that one that is held up leaves work to the others.
+pub(crate) const TASKS: usize = 8;
+
+/// Tasks a thread where there are many tokens, whose activations every task packs for itself.
+const TASKS_OF_MANY: usize = 3;
+
+/// Tokens from which on [`TASKS_OF_MANY`] are made.
+const MANY: usize = 64;
+
+/// Cuts matrices of so many rows each into tasks (matrix, rows) of a multiple of `multiple` rows, about `count` of them.
 pub(crate) fn row_tasks(
     matrices: impl Iterator<Item = usize> + Clone,
-    threads: usize,
+    count: usize,
     multiple: usize,
 ) -> Vec<(usize, Range<usize>)> {
     let total: usize = matrices.clone().sum();
-    let block = (total / (8 * threads)).next_multiple_of(multiple).clamp(multiple, 1024);
+    let block = (total / count).next_multiple_of(multiple).clamp(multiple, 1024);
     let cut = |(matrix, rows): (usize, usize)| {
         // Even parts: a matrix that is little larger than a block stays whole, as every part packs its activations.
         let parts = ((rows + block / 2) / block).max(1);
@@ -77,7 +85,8 @@ pub(crate) fn linear(context: &CpuContext, jobs: &[LinearJob<'_>], x: &[f32], x_
     if rows == 0 {
         return;
     }
-    let tasks = row_tasks(jobs.iter().map(|j| j.weight.rows()), context.threads(), ROW_TILE);
+    let count = context.threads() * if rows < MANY { TASKS } else { TASKS_OF_MANY };
+    let tasks = row_tasks(jobs.iter().map(|j| j.weight.rows()), count, ROW_TILE);
     context.pool.run(tasks.len(), &|task| {
         let (index, range) = &tasks[task];
         let job = &jobs[*index];
@@ -123,7 +132,7 @@ pub(crate) fn grouped_linear(
             parts[at..at + cols].copy_from_slice(part);
         }
     }
-    let tasks = row_tasks((0..groups).map(|_| each), context.threads(), ROW_TILE);
+    let tasks = row_tasks((0..groups).map(|_| each), TASKS * context.threads(), ROW_TILE);
     let shared = SharedMut::new(out);
     let failure = std::sync::Mutex::new(None);
     context.pool.run(tasks.len(), &|task| {

@@ -49,15 +49,18 @@ impl CpuBackend {
     /// # Errors
     /// [`crate::Error::SimdLevel`] if the machine lacks the level.
     pub fn new(threads: usize, level: Option<SimdLevel>) -> Result<Self> {
-        let simd = level.map_or_else(|| Ok(Simd::detect()), Simd::new)?;
-        let pool = ThreadPool::new(threads);
-        Ok(Self { pool: Arc::new(pool), simd })
+        Ok(Self::with_simd(threads, level.map_or_else(|| Ok(Simd::detect()), Simd::new)?))
+    }
+
+    /// A backend of `threads` threads with the kernels of `simd`.
+    pub fn with_simd(threads: usize, simd: Simd) -> Self {
+        Self { pool: Arc::new(ThreadPool::new(threads)), simd }
     }
 }
 
 impl Backend for CpuBackend {
     fn describe(&self) -> String {
-        format!("cpu ({}, {} threads)", self.simd.level(), self.pool.threads())
+        format!("cpu ({}, {} threads)", self.simd, self.pool.threads())
     }
 
     fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {

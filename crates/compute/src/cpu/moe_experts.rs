@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::activations::{Activations, BLOCK, Q8Rows};
-use super::linear::{CpuContext, row_tasks};
+use super::linear::{CpuContext, TASKS, row_tasks};
 use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows};
 use super::route::Choice;
 use super::shared::SharedMut;
@@ -192,7 +192,7 @@ pub(crate) fn moe_experts(
             };
         // Rows of gate and up in blocks of whole activation blocks, so that a task can quantise what it computed.
         let start = Instant::now();
-        let tasks = row_tasks(group.iter().map(|_| inner), context.threads(), BLOCK.max(ROW_TILE));
+        let tasks = row_tasks(group.iter().map(|_| inner), TASKS * context.threads(), BLOCK.max(ROW_TILE));
         let quantized = product.writer();
         context.pool.run(tasks.len(), &|task| {
             let (index, rows) = &tasks[task];
@@ -219,7 +219,7 @@ pub(crate) fn moe_experts(
         });
         spent[0] += start.elapsed();
         let start = Instant::now();
-        let tasks = row_tasks(group.iter().map(|_| hidden), context.threads(), ROW_TILE);
+        let tasks = row_tasks(group.iter().map(|_| hidden), TASKS * context.threads(), ROW_TILE);
         context.pool.run(tasks.len(), &|task| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));

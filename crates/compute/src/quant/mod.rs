@@ -10,6 +10,7 @@ pub(crate) mod k_quants;
 pub(crate) mod legacy;
 pub(crate) mod mxfp4;
 
+pub(crate) use codebook::NON_LINEAR;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use crate::{DType, Error, Half, Result, TensorView};

@@ -7,7 +7,7 @@ use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, PAGE_TOKENS, Span,
     StateSlots,
 };
-use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+use moeflux_compute::cpu::{CpuBackend, Simd, SimdLevel};
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::ExpertSetId;
@@ -171,11 +171,13 @@ pub struct Level {
     pub several: CpuBackend,
 }
 
+fn level(simd: Simd) -> Level {
+    Level { one: CpuBackend::with_simd(1, simd), several: CpuBackend::with_simd(3, simd) }
+}
+
 /// Every instruction set of this machine.
 pub fn backends() -> Vec<Level> {
-    let backend = |level, threads| CpuBackend::new(threads, Some(level)).unwrap();
-    let level = |level| Level { one: backend(level, 1), several: backend(level, 3) };
-    SimdLevel::available().into_iter().map(level).collect()
+    SimdLevel::available().into_iter().map(|name| level(Simd::new(name).unwrap())).collect()
 }
 
 /// Modes that make a difference to an operation.
@@ -186,9 +188,10 @@ pub fn modes(tested: Tested) -> &'static [Mode] {
     }
 }
 
-/// The one check: every case on every backend in every mode, under every schedule.
+/// The one check: every case on every backend in every mode, under every schedule; products with emulated tiles too.
 pub fn check(cases: impl IntoIterator<Item = Case>) {
     let (backends, devices) = (backends(), devices());
+    let emulated_tiles = level(Simd::detect().with_emulated_tiles());
     // Largest error seen by operation and tolerance, for whoever tunes the table.
     let mut largest: BTreeMap<String, f64> = BTreeMap::new();
     for case in cases {
@@ -196,7 +199,8 @@ pub fn check(cases: impl IntoIterator<Item = Case>) {
         let right = run(&case, &mut *compile(&case, &Reference, MODES[0]), &schedules[0], None, 1);
         for mode in modes(case.tested) {
             let tolerance = tolerance(case.tested, case.dtype, *mode);
-            for level in &backends {
+            let product = matches!(case.tested, Tested::Linear | Tested::MoeExperts);
+            for level in backends.iter().chain(product.then_some(&emulated_tiles)) {
                 let what = format!("{} on {}, {mode:?}", case.name, level.one.describe());
                 let mut executable = compile(&case, &level.one, *mode);
                 let first = run(&case, &mut *executable, &schedules[0], None, 1);

@@ -96,10 +96,10 @@ fn half(kind: Half, v: f32) -> Vec<u8> {
 /// Where blocks keep their f16 scales.
 fn scale_offsets(dtype: DType) -> &'static [usize] {
     match dtype {
-        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL => &[0],
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => &[0],
         DType::Q2_K => &[80, 82],
         DType::Q3_K => &[108],
-        DType::Q4_K | DType::Q5_K | DType::Q5_1 => &[0, 2],
+        DType::Q4_K | DType::Q5_K | DType::Q4_1 | DType::Q5_1 => &[0, 2],
         DType::Q6_K => &[208],
         other => panic!("{other} has no blocks"),
     }

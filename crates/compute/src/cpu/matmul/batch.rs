@@ -1,6 +1,7 @@
 //! Products of int8 activations of several tokens: columns of 2 · `LANES` rows are decoded once for up to
 //! [`TOKEN_BLOCK`] tokens, whose activations are packed before, so that one pointer serves a group of tokens and each
-//! load serves two vectors of rows.
+//! load serves two vectors of rows. Where a unit multiplies small matrices, it adds up the integers ([`super::tiled`]);
+//! everything after that is the same code.
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of registers")]
 
 use std::marker::PhantomData;
@@ -12,10 +13,11 @@ use super::{
         Decode, Format, Scales, Shape, Tile, add_biases, add_products, begin, dot, end, x_sums, zero_point,
     },
     tile::{FEW, NextRows, Sums, TILE_COLS, TileRows, zeroed},
+    tiled::{self, Centre, MultiplyTiled, Products, Rows},
 };
 use crate::cpu::{
     activations::{BLOCK, Q8Block, Q8Rows},
-    simd::{Isa, Kernel},
+    simd::{Isa, Kernel, TileUnit},
 };
 
 /// Tokens that columns are decoded for at a time. Of 2048 columns their activations take half of a second-level cache
@@ -23,7 +25,7 @@ use crate::cpu::{
 const TOKEN_BLOCK: usize = 128;
 
 /// Vectors of rows that are multiplied together.
-const TILES: usize = 2;
+pub(super) const TILES: usize = 2;
 
 /// Words of a sub-block's activations.
 const WORDS: usize = BLOCK / 4;
@@ -31,7 +33,9 @@ const WORDS: usize = BLOCK / 4;
 /// Bytes that one thread needs for products of up to `tokens` tokens of `cols` columns.
 pub(super) fn scratch_bytes(tokens: usize, cols: usize) -> usize {
     let a_block = BLOCK + MAX_FIELDS * size_of::<u32>();
-    if tokens > FEW { tokens.min(TOKEN_BLOCK) * cols.div_ceil(BLOCK) * a_block } else { 0 }
+    let tokens_there = tiled::padded(tokens.min(TOKEN_BLOCK));
+    let activations = tokens_there * cols.next_multiple_of(TILE_COLS) / BLOCK * a_block;
+    if tokens > FEW { activations + size_of::<Products>() } else { 0 }
 }
 
 /// Most [`fields`] of any format.
@@ -40,7 +44,7 @@ const MAX_FIELDS: usize = 5;
 /// What a sub-block and token have besides integers, as many words as [`fields`] says: the scale; if there are biases,
 /// the scaled sum, or those of both halves; if there is a zero point, what it adds to the product or, if there are scales
 /// for 16 columns, to those of both halves.
-const fn fields<S: Shape>() -> usize {
+pub(super) const fn fields<S: Shape>() -> usize {
     let halves = if S::HALVES { 2 } else { 1 };
     1 + if S::BIAS { halves } else { 0 } + if has_start::<S>() { halves } else { 0 }
 }
@@ -52,8 +56,10 @@ const fn has_start<S: Shape>() -> bool {
 
 /// Activations of some tokens in the order in which they are read: (256 columns, group of tokens, …).
 pub(super) struct Packed {
-    /// (…, sub-block, four columns, token of the group), four i8 each.
+    /// (…, sub-block, four columns, token of the group), four i8 each. Left out for tiles.
     words: Vec<u32>,
+    /// (256 columns, token), as tiles are loaded. For tiles only.
+    rows: Vec<Rows>,
     /// (…, sub-block, field, token of the group): [`fields`].
     fields: Vec<u32>,
 }
@@ -66,6 +72,8 @@ struct Pack<'a, S> {
     /// What is subtracted from codes.
     zero: i32,
     range: std::ops::Range<usize>,
+    /// Integers go to rows instead of words.
+    for_tiles: bool,
     packed: &'a mut Packed,
 }
 
@@ -91,17 +99,22 @@ macro_rules! for_groups {
         }
     }};
 }
+pub(super) use for_groups;
 
 impl<S: Shape> Kernel for Pack<'_, S> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, _: I) {
-        let Self { job, x, zero, range, packed, .. } = self;
+        let Self { job, x, zero, range, for_tiles, packed, .. } = self;
         let cols = job.w.cols();
-        packed.words.clear();
+        if for_tiles {
+            tiled::pack_rows(job, x, range.clone(), &mut packed.rows);
+        } else {
+            packed.words.clear();
+            packed.words.resize(range.len() * cols / 4, 0);
+        }
         packed.fields.clear();
-        packed.words.resize(range.len() * cols / 4, 0);
         packed.fields.resize(range.len() * cols / BLOCK * fields::<S>(), 0);
         let (mut words, mut fields) = (&mut packed.words[..], &mut packed.fields[..]);
         for col in (0..cols).step_by(TILE_COLS) {
@@ -114,9 +127,11 @@ impl<S: Shape> Kernel for Pack<'_, S> {
                     rows[t] = x.row(token)[col..col + n].as_chunks::<4>().0;
                     blocks[t] = &x.row_blocks(token)[col / BLOCK..(col + n) / BLOCK];
                 }
-                let (some, rest) = words.split_at_mut(N * n / 4);
-                pack_words(rows, some.as_chunks_mut::<N>().0);
-                words = rest;
+                if !for_tiles {
+                    let (some, rest) = words.split_at_mut(N * n / 4);
+                    pack_words(rows, some.as_chunks_mut::<N>().0);
+                    words = rest;
+                }
                 let (some, rest) = fields.split_at_mut(N * n / BLOCK * self::fields::<S>());
                 pack_fields::<S, N>(blocks, zero, some.as_chunks_mut::<N>().0);
                 fields = rest;
@@ -170,12 +185,19 @@ fn pack_fields<S: Shape, const N: usize>(blocks: [&[Q8Block]; N], zero: i32, to:
     }
 }
 
-/// Computes all of `job`.
+/// Computes all of `job`, on `unit` if there is one.
 #[inline(always)]
-pub(super) fn multiply<I: Isa, F: Format>(isa: I, job: &Job<'_>, format: F, x: &Q8Rows) {
+pub(super) fn multiply<I: Isa, F: Format>(
+    isa: I,
+    job: &Job<'_>,
+    format: F,
+    x: &Q8Rows,
+    unit: Option<TileUnit>,
+) {
     let (cols, n_tokens) = (job.w.cols(), job.tokens.len());
     let zero = zero_point::<I, F>();
-    let mut packed = Packed { words: vec![], fields: vec![] };
+    let mut packed = Packed { words: vec![], rows: vec![], fields: vec![] };
+    let mut products = unit.map(|_| Products::new());
     let mut tiles = [MaybeUninit::uninit(), MaybeUninit::uninit()];
     let [first, second] = &mut tiles;
     let mut tiles = [Tile::clear::<F>(first), Tile::clear::<F>(second)];
@@ -188,8 +210,10 @@ pub(super) fn multiply<I: Isa, F: Format>(isa: I, job: &Job<'_>, format: F, x: &
             x,
             zero,
             range: range.clone(),
+            for_tiles: unit.is_some(),
             packed: &mut packed,
         });
+        let unit = unit.map(|unit| unit.configure(tiled::shape::<I, F::Shape>(range.len())));
         let mut row = job.rows.start;
         while row < job.rows.end {
             let rows = TileRows::new(job.w, I::LANES, row);
@@ -202,7 +226,7 @@ pub(super) fn multiply<I: Isa, F: Format>(isa: I, job: &Job<'_>, format: F, x: &
             let sums = zeroed(&mut sums, range.len());
             for col in (0..cols).step_by(TILE_COLS) {
                 let n = TILE_COLS.min(cols - col);
-                if start == 0 {
+                if start == 0 && unit.is_none() {
                     for _ in 0..NextRows::STEPS {
                         next.advance();
                     }
@@ -211,9 +235,29 @@ pub(super) fn multiply<I: Isa, F: Format>(isa: I, job: &Job<'_>, format: F, x: &
                     isa.call(Decode(Scales { format, rows, cols: (col, n), tile }));
                 }
                 let len = range.len();
-                let words = &packed.words[len * col / 4..][..len * n / 4];
                 let a_column = len * fields::<F::Shape>();
                 let fields = &packed.fields[a_column * col / BLOCK..][..a_column * n / BLOCK];
+                if let (Some(unit), Some(products)) = (&unit, &mut products) {
+                    let shape = PhantomData::<F>;
+                    for tile in &mut tiles {
+                        isa.call(Centre { format: shape, tile, n_subs: n / BLOCK });
+                    }
+                    let rows = tiled::padded(len);
+                    let rows = &packed.rows[rows * (col / TILE_COLS)..][..rows];
+                    let next = (start == 0).then_some(&mut next);
+                    isa.call(MultiplyTiled {
+                        format: shape,
+                        unit,
+                        tiles: [&*tiles[0], &*tiles[1]],
+                        rows,
+                        fields,
+                        products,
+                        next,
+                        sums,
+                    });
+                    continue;
+                }
+                let words = &packed.words[len * col / 4..][..len * n / 4];
                 isa.call(MultiplyTiles {
                     shape: PhantomData::<F::Shape>,
                     tiles: [&*tiles[0], &*tiles[1]],
@@ -321,19 +365,37 @@ fn multiply_group<I: Isa, S: Shape, const R: usize, const N: usize>(
     sums: &mut [Sums; N],
     which: usize,
 ) {
-    let halves = if S::HALVES { 2 } else { 1 };
-    let n_fields = self::fields::<S>();
-    assert!(words.len() == N * n_subs * WORDS && fields.len() == N * n_subs * n_fields, "all sub-blocks");
-    let mut acc = [[isa.splat(0.0); N]; R];
-    for t in 0..N {
-        for r in 0..R {
-            acc[r][t] = begin::<I, S>(isa, sums[t].get(isa, which + r));
-        }
-    }
-    for sub in 0..n_subs {
+    assert!(words.len() == N * n_subs * WORDS, "all sub-blocks");
+    let dots = Multiplied { shape: PhantomData::<S>, tiles, words, fields };
+    accumulate::<I, S, _, R, N>(isa, tiles, n_subs, fields, dots, sums, which);
+}
+
+/// Where the integer products of `R` tiles and `N` tokens come from.
+pub(super) trait Dots<I: Isa, const R: usize, const N: usize> {
+    /// Those of sub-block `sub`, with what zero points add: of all its columns or, if there are scales for 16, of the
+    /// first and the last 16.
+    fn dots(&self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2];
+}
+
+/// Multiplied here and now.
+struct Multiplied<'a, S, const R: usize> {
+    shape: PhantomData<S>,
+    tiles: [&'a Tile; R],
+    /// N · [`WORDS`] a sub-block.
+    words: &'a [u32],
+    /// N · [`fields`] a sub-block.
+    fields: &'a [u32],
+}
+
+impl<I: Isa, S: Shape, const R: usize, const N: usize> Dots<I, R, N> for Multiplied<'_, S, R> {
+    #[inline(always)]
+    fn dots(&self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2] {
+        let halves = if S::HALVES { 2 } else { 1 };
+        let n_fields = self::fields::<S>();
         // SAFETY: sub-blocks have N · WORDS words and N · n_fields fields each.
-        let (words, fields) =
-            unsafe { (words.as_ptr().add(sub * N * WORDS), fields.as_ptr().add(sub * N * n_fields)) };
+        let (words, fields) = unsafe {
+            (self.words.as_ptr().add(sub * N * WORDS), self.fields.as_ptr().add(sub * N * n_fields))
+        };
         let start = 1 + if S::BIAS { halves } else { 0 };
         let mut dots = [[[isa.splat_u(0); N]; R]; 2];
         for half in 0..halves {
@@ -348,7 +410,7 @@ fn multiply_group<I: Isa, S: Shape, const R: usize, const N: usize>(
             for k in half * WORDS / halves..(half + 1) * WORDS / halves {
                 let mut codes = [isa.splat_u(0); R];
                 for r in 0..R {
-                    codes[r] = tiles[r].codes(sub).get(isa, k);
+                    codes[r] = self.tiles[r].codes(sub).get(isa, k);
                 }
                 for t in 0..N {
                     // SAFETY: k < WORDS and t < N.
@@ -359,6 +421,33 @@ fn multiply_group<I: Isa, S: Shape, const R: usize, const N: usize>(
                 }
             }
         }
+        dots
+    }
+}
+
+/// Adds what `R` tiles and `N` tokens make of their integer products; `which` of the sums is the first tile's.
+#[inline(always)]
+pub(super) fn accumulate<I: Isa, S: Shape, D: Dots<I, R, N>, const R: usize, const N: usize>(
+    isa: I,
+    tiles: [&Tile; R],
+    n_subs: usize,
+    fields: &[u32],
+    dots: D,
+    sums: &mut [Sums; N],
+    which: usize,
+) {
+    let n_fields = self::fields::<S>();
+    assert!(fields.len() == N * n_subs * n_fields, "all sub-blocks");
+    let mut acc = [[isa.splat(0.0); N]; R];
+    for t in 0..N {
+        for r in 0..R {
+            acc[r][t] = begin::<I, S>(isa, sums[t].get(isa, which + r));
+        }
+    }
+    for sub in 0..n_subs {
+        let dots = dots.dots(isa, sub);
+        // SAFETY: sub-blocks have N · n_fields fields each.
+        let fields = unsafe { fields.as_ptr().add(sub * N * n_fields) };
         for t in 0..N {
             // SAFETY: the first field, and t < N.
             let scale = isa.splat(f32::from_bits(unsafe { *fields.add(t) }));

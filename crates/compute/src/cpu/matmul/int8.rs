@@ -12,11 +12,11 @@ use super::{
 };
 use crate::cpu::{
     activations::{BLOCK, Q8Block, Q8Rows},
-    simd::{Isa, Kernel, MAX_LANES},
+    simd::{Isa, Kernel, MAX_LANES, TileUnit},
 };
 
 /// Sub-blocks of a tile.
-const SUBS: usize = TILE_COLS / BLOCK;
+pub(super) const SUBS: usize = TILE_COLS / BLOCK;
 
 /// What kernels have to know of an encoding whose weights are scale · (code − zero) + bias with codes of at most 8 bits.
 pub(super) trait Shape: Copy {
@@ -62,6 +62,14 @@ impl Shape for WideBiased {
 pub(super) struct SuperBiased;
 impl Shape for SuperBiased {
     const BIAS: bool = true;
+    const SUPER: bool = true;
+}
+
+/// Eight bits, integer scales and zero points.
+#[derive(Clone, Copy)]
+pub(super) struct SuperCentred;
+impl Shape for SuperCentred {
+    const WIDE: bool = true;
     const SUPER: bool = true;
 }
 
@@ -150,6 +158,11 @@ impl Codes {
         unsafe { isa.store_u(self.0.as_mut_ptr().add(k * I::LANES), codes) }
     }
 
+    /// (4 columns, row), where the words are; rows are those of a vector.
+    pub(super) fn words(&self) -> *const u32 {
+        self.0.as_ptr()
+    }
+
     /// Columns 4 · `k`.. of all rows.
     #[inline(always)]
     pub(super) fn get<I: Isa>(&self, isa: I, k: usize) -> I::U {
@@ -231,6 +244,8 @@ pub(super) struct Multiply<'a, F> {
     pub(super) job: &'a Job<'a>,
     pub(super) format: F,
     pub(super) x: &'a Q8Rows,
+    /// What multiplies small matrices, if anything does.
+    pub(super) unit: Option<TileUnit>,
 }
 
 impl<F: Format> Kernel for Multiply<'_, F> {
@@ -239,7 +254,7 @@ impl<F: Format> Kernel for Multiply<'_, F> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         if self.job.tokens.len() > FEW {
-            return batch::multiply(isa, self.job, self.format, self.x);
+            return batch::multiply(isa, self.job, self.format, self.x, self.unit);
         }
         let mut lanes = Lanes([[[0; MAX_LANES]; 4]; SUBS]);
         let mut tile = MaybeUninit::uninit();

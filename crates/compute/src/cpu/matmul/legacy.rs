@@ -1,7 +1,7 @@
-//! Decoders of Q4_0, Q5_0 and Q8_0; layouts in [`crate::quant`].
+//! Decoders of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Centred, Format, Tile, WideCentred},
+    int8::{Biased, Centred, Format, Tile, WideCentred},
     tile::TileRows,
 };
 use crate::cpu::{activations::BLOCK, simd::Isa};
@@ -23,29 +23,13 @@ impl Format for Q4 {
 
     #[inline(always)]
     fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        let low = isa.splat_u(0x0f0f_0f0f);
-        for sub in 0..n / BLOCK {
-            let block = rows.plane(0).block::<18>((col / BLOCK + sub) * 18);
-            let codes = tile.codes_mut(sub);
-            for (k, qs) in block.words(isa, 2).into_iter().enumerate() {
-                codes.put(isa, k, isa.and(qs, low));
-                codes.put(isa, k + 4, isa.and(isa.shr::<4>(qs), low));
-            }
-        }
+        nibbles::<I, 18>(isa, rows, (col, n), 2, tile);
     }
 
     #[inline(always)]
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
-        let parts = I::LANES / 8;
-        let mut out = [isa.splat_u(0); 2];
-        for (v, out) in out.iter_mut().enumerate() {
-            // SAFETY: blocks of this group, by the caller.
-            *out = unsafe {
-                let block = p.add((2 * group + v) * parts * Self::BYTES);
-                isa.load_low_high_nibbles(block.add(2), block.add((parts - 1) * Self::BYTES + 2))
-            };
-        }
-        out
+        // SAFETY: blocks of this group, by the caller.
+        unsafe { nibble_group::<I, 18>(isa, p, group, 2) }
     }
 }
 
@@ -66,41 +50,162 @@ impl Format for Q5 {
 
     #[inline(always)]
     fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        let low = isa.splat_u(0x0f0f_0f0f);
-        for sub in 0..n / BLOCK {
-            let block = rows.plane(0).block::<22>((col / BLOCK + sub) * 22);
-            let [d_high, high_qs, ..] = block.words(isa, 0);
-            let mut high = isa.or(isa.shr::<16>(d_high), isa.shl::<16>(high_qs));
-            let qs = block.words(isa, 6);
-            let codes = tile.codes_mut(sub);
-            // Words 0..4 are low nibbles of qs, words 4..8 high ones; their fifth bits follow each other.
-            for (k, qs) in qs.into_iter().enumerate() {
-                codes.put(isa, k, isa.or(isa.and(qs, low), fifth_bits(isa, high)));
-                high = isa.shr::<4>(high);
-            }
-            for (k, qs) in qs.into_iter().enumerate() {
-                codes.put(isa, k + 4, isa.or(isa.and(isa.shr::<4>(qs), low), fifth_bits(isa, high)));
-                high = isa.shr::<4>(high);
-            }
-        }
+        five_bits::<I, 22>(isa, rows, (col, n), 2, tile);
     }
 
     #[inline(always)]
     unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
-        let parts = I::LANES / 8;
-        let mut out = [isa.splat_u(0); 2];
-        for (v, out) in out.iter_mut().enumerate() {
-            // SAFETY: blocks of this group, by the caller.
-            unsafe {
-                let low = p.add((2 * group + v) * parts * Self::BYTES);
-                let high = low.add((parts - 1) * Self::BYTES);
-                let fifth = |block: *const u8| u32::from_le(block.add(2).cast::<u32>().read_unaligned());
-                let nibbles = isa.load_low_high_nibbles(low.add(6), high.add(6));
-                *out = isa.or(nibbles, isa.sixteen_where(fifth(low), fifth(high)));
-            }
-        }
-        out
+        // SAFETY: blocks of this group, by the caller.
+        unsafe { five_bit_group::<I, 22>(isa, p, group, 2) }
     }
+}
+
+/// Q4_1.
+#[derive(Clone, Copy)]
+pub(super) struct Q41;
+
+impl Format for Q41 {
+    type Shape = Biased;
+    const BITS: u32 = 4;
+    const BYTES: usize = 20;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        scales_and_biases::<I, 20>(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        nibbles::<I, 20>(isa, rows, (col, n), 4, tile);
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        // SAFETY: blocks of this group, by the caller.
+        unsafe { nibble_group::<I, 20>(isa, p, group, 4) }
+    }
+}
+
+/// Q5_1.
+#[derive(Clone, Copy)]
+pub(super) struct Q51;
+
+impl Format for Q51 {
+    type Shape = Biased;
+    const BITS: u32 = 5;
+    const BYTES: usize = 24;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        scales_and_biases::<I, 24>(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        five_bits::<I, 24>(isa, rows, (col, n), 4, tile);
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        // SAFETY: blocks of this group, by the caller.
+        unsafe { five_bit_group::<I, 24>(isa, p, group, 4) }
+    }
+}
+
+/// Codes of blocks of `BYTES` bytes with 16 bytes of nibbles from byte `at` on.
+#[inline(always)]
+fn nibbles<I: Isa, const BYTES: usize>(
+    isa: I,
+    rows: &TileRows<'_>,
+    (col, n): (usize, usize),
+    at: usize,
+    tile: &mut Tile,
+) {
+    let low = isa.splat_u(0x0f0f_0f0f);
+    for sub in 0..n / BLOCK {
+        let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
+        let codes = tile.codes_mut(sub);
+        for (k, qs) in block.words(isa, at).into_iter().enumerate() {
+            codes.put(isa, k, isa.and(qs, low));
+            codes.put(isa, k + 4, isa.and(isa.shr::<4>(qs), low));
+        }
+    }
+}
+
+/// [`Format::group`] of the same blocks.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(super) unsafe fn nibble_group<I: Isa, const BYTES: usize>(
+    isa: I,
+    p: *const u8,
+    group: usize,
+    at: usize,
+) -> [I::U; 2] {
+    let parts = I::LANES / 8;
+    let mut out = [isa.splat_u(0); 2];
+    for (v, out) in out.iter_mut().enumerate() {
+        // SAFETY: blocks of this group, by the caller.
+        *out = unsafe {
+            let block = p.add((2 * group + v) * parts * BYTES + at);
+            isa.load_low_high_nibbles(block, block.add((parts - 1) * BYTES))
+        };
+    }
+    out
+}
+
+/// Codes of blocks of `BYTES` bytes with 4 bytes of fifth bits from byte `at` on, then 16 of nibbles.
+#[inline(always)]
+fn five_bits<I: Isa, const BYTES: usize>(
+    isa: I,
+    rows: &TileRows<'_>,
+    (col, n): (usize, usize),
+    at: usize,
+    tile: &mut Tile,
+) {
+    let low = isa.splat_u(0x0f0f_0f0f);
+    for sub in 0..n / BLOCK {
+        let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
+        let mut high = block.words(isa, at)[0];
+        let qs = block.words(isa, at + 4);
+        let codes = tile.codes_mut(sub);
+        // Words 0..4 are low nibbles of qs, words 4..8 high ones; their fifth bits follow each other.
+        for (k, qs) in qs.into_iter().enumerate() {
+            codes.put(isa, k, isa.or(isa.and(qs, low), fifth_bits(isa, high)));
+            high = isa.shr::<4>(high);
+        }
+        for (k, qs) in qs.into_iter().enumerate() {
+            codes.put(isa, k + 4, isa.or(isa.and(isa.shr::<4>(qs), low), fifth_bits(isa, high)));
+            high = isa.shr::<4>(high);
+        }
+    }
+}
+
+/// [`Format::group`] of the same blocks.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn five_bit_group<I: Isa, const BYTES: usize>(
+    isa: I,
+    p: *const u8,
+    group: usize,
+    at: usize,
+) -> [I::U; 2] {
+    let parts = I::LANES / 8;
+    let mut out = [isa.splat_u(0); 2];
+    for (v, out) in out.iter_mut().enumerate() {
+        // SAFETY: blocks of this group, by the caller.
+        unsafe {
+            let low = p.add((2 * group + v) * parts * BYTES + at);
+            let high = low.add((parts - 1) * BYTES);
+            let fifth = |bits: *const u8| u32::from_le(bits.cast::<u32>().read_unaligned());
+            let nibbles = isa.load_low_high_nibbles(low.add(4), high.add(4));
+            *out = isa.or(nibbles, isa.sixteen_where(fifth(low), fifth(high)));
+        }
+    }
+    out
 }
 
 /// Bit b < 4 of each lane becomes bit 4 of its byte b; other bits are ignored.
@@ -163,9 +268,31 @@ impl Format for Q8 {
 
 /// Scales of blocks of `BYTES` bytes that begin with them.
 #[inline(always)]
-fn scales<I: Isa, const BYTES: usize>(isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+pub(super) fn scales<I: Isa, const BYTES: usize>(
+    isa: I,
+    rows: &TileRows<'_>,
+    col: usize,
+    n: usize,
+    tile: &mut Tile,
+) {
     for sub in 0..n / BLOCK {
         let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
         tile.set_scale(isa, sub, isa.f16_to_f32(block.words(isa, 0)[0]));
+    }
+}
+
+/// Scales and biases of blocks of `BYTES` bytes that begin with both.
+#[inline(always)]
+fn scales_and_biases<I: Isa, const BYTES: usize>(
+    isa: I,
+    rows: &TileRows<'_>,
+    col: usize,
+    n: usize,
+    tile: &mut Tile,
+) {
+    for sub in 0..n / BLOCK {
+        let word = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES).words(isa, 0)[0];
+        tile.set_scale(isa, sub, isa.f16_to_f32(word));
+        tile.set_bias(isa, sub, isa.f16_to_f32(isa.shr::<16>(word)));
     }
 }

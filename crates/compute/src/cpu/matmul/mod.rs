@@ -3,7 +3,7 @@
 //! Weights are decoded from their blocks, `Isa::LANES` rows and 256 columns at a
 //! time, into a tile whose lanes are rows, and the tile is multiplied with every token: one set of decoders serves
 //! every instruction set. Several tokens' int8 activations are packed, so that two tiles are multiplied with four tokens
-//! at a time. For a single token transposing would cost more than multiplying, so lanes are columns until integers have
+//! at a time, or 16 with a unit for small matrices. For a single token transposing would cost more than multiplying, so lanes are columns until integers have
 //! been added up; from there on both ways are the same.
 //!
 //! - int8 activations: dot products of a sub-block (32 columns, or 16) are exact integers, so it does not matter in
@@ -24,8 +24,10 @@ mod int8;
 mod k_quants;
 mod legacy;
 mod mxfp4;
+mod non_linear;
 mod plain;
 mod tile;
+mod tiled;
 mod transposed;
 
 use std::{marker::PhantomData, ops::Range};
@@ -41,20 +43,21 @@ use crate::{DType, Error, Result, TensorView};
 use affine::{Affine4, Affine8, AffineOdd};
 use int8::Format;
 use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
-use legacy::{Q4, Q5, Q8};
+use legacy::{Q4, Q5, Q8, Q41, Q51};
 use mxfp4::{Mxfp4, Mxfp4Planes};
+use non_linear::{Iq4Nl, Iq4Xs};
 use plain::{Bf16, F16, F32};
 
 /// Rows are best handed out in multiples of this.
 pub const ROW_TILE: usize = 32;
 
-/// Whether weights of `dtype` with `cols` columns can be multiplied with int8 activations: all that are not plain
-/// floats, in whole blocks of both.
+/// Whether weights of `dtype` with `cols` columns can be multiplied with int8 activations: all but plain floats and those
+/// whose codes stand for several values at once, in whole blocks of both.
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
         DType::F32 | DType::F16 | DType::BF16 | DType::Fp8 { .. } => false,
-        DType::Q4_1 | DType::Q5_1 | DType::IQ4_NL | DType::IQ4_XS | DType::IQ3_XXS | DType::IQ3_S => false,
-        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ1_S | DType::IQ1_M => false,
+        DType::IQ3_XXS | DType::IQ3_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => false,
+        DType::IQ1_S | DType::IQ1_M => false,
         DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),
         _ => true,
     };
@@ -296,6 +299,10 @@ impl Job<'_> {
             }
             (DType::Q4_0, x) => self.run_format(simd, Q4, x),
             (DType::Q5_0, x) => self.run_format(simd, Q5, x),
+            (DType::Q4_1, x) => self.run_format(simd, Q41, x),
+            (DType::Q5_1, x) => self.run_format(simd, Q51, x),
+            (DType::IQ4_NL, x) => self.run_format(simd, Iq4Nl, x),
+            (DType::IQ4_XS, x) => self.run_format(simd, Iq4Xs, x),
             (DType::Q8_0, x) => self.run_format(simd, Q8, x),
             (DType::MXFP4, x) => self.run_format(simd, Mxfp4, x),
             (DType::MXFP4_Planes, x) => self.run_format(simd, Mxfp4Planes, x),
@@ -333,7 +340,7 @@ impl Job<'_> {
 
     fn run_format<F: Format>(&self, simd: Simd, format: F, x: Activations<'_>) {
         match x {
-            Activations::Q8(x) => simd.run(int8::Multiply { job: self, format, x }),
+            Activations::Q8(x) => simd.run(int8::Multiply { job: self, format, x, unit: simd.tiles() }),
             Activations::F32 { rows, .. } => simd.run(float::Multiply { job: self, format, x: rows }),
         }
     }

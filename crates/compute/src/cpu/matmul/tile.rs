@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use super::Job;
 use crate::{
     TensorView,
-    cpu::simd::{Isa, MAX_LANES, prefetch},
+    cpu::simd::{Isa, MAX_LANES, prefetch, prefetch_second},
 };
 
 /// Columns that are decoded at a time.
@@ -238,6 +238,17 @@ impl NextRows {
     /// A part of what [`NextRows::STEPS`] calls in each tile prefetch.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
+        self.advance_by(prefetch);
+    }
+
+    /// As [`NextRows::advance`], into the second-level cache.
+    #[inline(always)]
+    pub(super) fn advance_to_second(&mut self) {
+        self.advance_by(prefetch_second);
+    }
+
+    #[inline(always)]
+    fn advance_by(&mut self, prefetch: impl Fn(*const u8)) {
         for plane in &mut self.planes {
             let n = plane.step.min(plane.left);
             let end = plane.at.wrapping_add(n);

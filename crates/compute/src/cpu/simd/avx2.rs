@@ -137,6 +137,14 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U {
+        proven!({
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm256_shuffle_epi8(table, indices)
+        })
+    }
+
+    #[inline(always)]
     fn sixteen_where(self, low: u32, _: u32) -> Self::U {
         proven!({
             // Byte i gets byte i / 8 of the bits, of which it keeps bit i % 8.
@@ -226,6 +234,11 @@ impl Isa for Avx2 {
     #[inline(always)]
     fn sub_u(self, a: Self::U, b: Self::U) -> Self::U {
         proven!(_mm256_sub_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm256_sub_epi8(a, b))
     }
 
     #[inline(always)]

@@ -171,6 +171,14 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U {
+        proven!({
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, indices)
+        })
+    }
+
+    #[inline(always)]
     fn sixteen_where(self, low: u32, high: u32) -> Self::U {
         proven!(_mm512_maskz_set1_epi8(u64::from(high) << 32 | u64::from(low), 16))
     }
@@ -266,6 +274,11 @@ impl Isa for Avx512 {
     #[inline(always)]
     fn sub_u(self, a: Self::U, b: Self::U) -> Self::U {
         proven!(_mm512_sub_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!(_mm512_sub_epi8(a, b))
     }
 
     #[inline(always)]

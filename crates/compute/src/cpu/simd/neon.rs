@@ -141,6 +141,15 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U {
+        proven!({
+            let table = vld1q_u8(table.as_ptr());
+            let look_up = |i| vreinterpretq_u32_u8(vqtbl1q_u8(table, vreinterpretq_u8_u32(i)));
+            [look_up(indices[0]), look_up(indices[1])]
+        })
+    }
+
+    #[inline(always)]
     fn sixteen_where(self, low: u32, _: u32) -> Self::U {
         proven!([sixteen_where(low, 0), sixteen_where(low, 16)])
     }
@@ -225,6 +234,14 @@ impl Isa for Neon {
     #[inline(always)]
     fn sub_u(self, a: Self::U, b: Self::U) -> Self::U {
         proven!([vsubq_u32(a[0], b[0]), vsubq_u32(a[1], b[1])])
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, a: Self::U, b: Self::U) -> Self::U {
+        proven!({
+            let sub = |a, b| vreinterpretq_u32_u8(vsubq_u8(vreinterpretq_u8_u32(a), vreinterpretq_u8_u32(b)));
+            [sub(a[0], b[0]), sub(a[1], b[1])]
+        })
     }
 
     #[inline(always)]

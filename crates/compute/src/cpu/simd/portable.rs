@@ -127,6 +127,11 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U {
+        map(indices, |word: u32| u32::from_le_bytes(word.to_le_bytes().map(|i| table[usize::from(i & 15)])))
+    }
+
+    #[inline(always)]
     fn sixteen_where(self, low: u32, _: u32) -> Self::U {
         let mut out = [0; LANES];
         for i in 0..LANES {
@@ -225,6 +230,14 @@ impl Isa for Portable {
     #[inline(always)]
     fn sub_u(self, a: Self::U, b: Self::U) -> Self::U {
         zip(a, b, u32::wrapping_sub)
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, a: Self::U, b: Self::U) -> Self::U {
+        zip(a, b, |a, b| {
+            let bytes: [u8; 4] = std::array::from_fn(|i| a.to_le_bytes()[i].wrapping_sub(b.to_le_bytes()[i]));
+            u32::from_le_bytes(bytes)
+        })
     }
 
     #[inline(always)]
