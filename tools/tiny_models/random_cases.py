@@ -656,6 +656,27 @@ def mistral4(d: Draw) -> dict[str, Any]:
     return config
 
 
+def kimi_linear(d: Draw) -> dict[str, Any]:
+    config = _latent(d)
+    layers = config["num_hidden_layers"]
+    for key in ("first_k_dense_replace", "rope_parameters", "attention_bias"):
+        config.pop(key, None)
+    config["num_experts"] = config.pop("n_routed_experts")
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.446),
+        "linear_num_heads": d.rng.randint(1, 4),
+        "linear_head_dim": d.width(2, 24),
+        "linear_conv_kernel_dim": d.rng.randint(2, 5),
+        "layer_types": [d.pick("linear_attention", "linear_attention", "full_attention") for _ in range(layers)],
+        "mlp_layer_types": ["sparse", *(d.pick("sparse", "dense") for _ in range(layers - 1))],
+        "tie_word_embeddings": False,
+        "pad_token_id": None,
+    }
+    d.only(gguf=False, mlx=False)
+    return config
+
+
 FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     draw.__name__: draw
     for draw in (
@@ -682,6 +703,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         llama4_text,
         mimo_v2_flash,
         mistral4,
+        kimi_linear,
     )
 }
 
@@ -705,7 +727,7 @@ def draw_case(family: str, seed: int) -> RandomCase:
         max_shard_bytes=None if multimodal else d.pick(None, 60_000),
         # Without scaling, keys of older configurations would stand for gpt-oss's own.
         published_keys=d.chance()
-        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa", "qwen4_exp_text", "mimo_v2_flash", "mistral4")
+        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa", "qwen4_exp_text", "mimo_v2_flash", "mistral4", "kimi_linear")
         and (family != "gpt_oss" or config["rope_parameters"]["rope_type"] != "default"),
         multimodal=multimodal,
         tokenizer_size=TOKENIZER_SIZE,

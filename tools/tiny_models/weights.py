@@ -51,6 +51,7 @@ CORRECTION_BIASES = {
     "hy_v3": CorrectionBias(std=0.3, float32=True),
     "solar_open": CorrectionBias(std=0.3, float32=True),
     "mimo_v2_flash": CorrectionBias(std=0.2, float32=False),
+    "kimi_linear": CorrectionBias(std=0.2, float32=False),
     "minimax_m2": CorrectionBias(std=0.3, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"

@@ -367,14 +367,24 @@ impl Interpreter {
                 for (head, state) in held.chunks_mut(key_dim * value_dim).enumerate() {
                     let key = shape.key_head(head) * key_dim..(shape.key_head(head) + 1) * key_dim;
                     let value = head * value_dim..(head + 1) * value_dim;
+                    let decays = dt_bias.len() / shape.value_heads;
+                    if decays > 1 {
+                        for (i, channel) in state.chunks_mut(value_dim).enumerate() {
+                            let at = head * decays + i;
+                            let g = (f64::from(decay[head]) * softplus(f64::from(a[row][at] + dt_bias[at])))
+                                .exp();
+                            channel.iter_mut().for_each(|s| *s = (f64::from(*s) * g) as f32);
+                        }
+                    }
+                    let own = if decays > 1 { 0.0 } else { decay[head] };
                     let token = DeltaToken {
                         q: &q[row][key.clone()],
                         k: &k[row][key],
                         v: &v[row][value.clone()],
-                        a: a[row][head],
+                        a: a[row][head * decays],
                         b: b[row][head],
-                        decay: decay[head],
-                        dt_bias: dt_bias[head],
+                        decay: own,
+                        dt_bias: dt_bias[head * decays],
                     };
                     gated_delta_rule(&token, state, &mut out[row][value]);
                 }

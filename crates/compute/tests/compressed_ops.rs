@@ -13,10 +13,10 @@ use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::{
-    Activation, Attention, BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, ExpertMlp,
-    ExpertSet, ExpertSetId, Graph, GraphBuilder, HyperConnection, IndexInputs, MatrixSpec, NGrams, Placement,
-    PositionScale, Precision, Rope, RopeStyle, Route, Score, TokenForm, Value, WeightId, Weighted,
-    WindowPool,
+    Activation, Attention, BlockInputs, CompressedAttention, CompressedInputs, DeltaInputs, DeltaRule,
+    EntryIndex, ExpertMlp, ExpertSet, ExpertSetId, Graph, GraphBuilder, HeadPairing, HyperConnection,
+    IndexInputs, MatrixSpec, NGrams, Placement, PositionScale, Precision, Rope, RopeStyle, Route, Score,
+    TokenForm, Value, WeightId, Weighted, WindowPool,
 };
 use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
@@ -390,6 +390,24 @@ fn tokens_before() {
         let ngrams = NGrams { multipliers, head_rows: head_rows.clone(), end: 13 };
         let out = r.graph.ngram_embed(parts.to_vec(), ngrams).unwrap();
         check("ngram_embed", &r.finish(out));
+    }
+}
+
+#[test]
+fn channels_that_decay_on_their_own() {
+    for (key_heads, value_heads, key_dim, value_dim) in
+        [(1, 1, 2, 1), (2, 4, 12, 9), (3, 3, 16, 32), (1, 2, 5, 70)]
+    {
+        let mut r = Recorder::new();
+        let [q, k] = [(); 2].map(|()| r.input(key_heads * key_dim));
+        let (v, b) = (r.input(value_heads * value_dim), r.input(value_heads));
+        let a = r.input(value_heads * key_dim);
+        let values: Vec<f32> = r.random.normal(value_heads).iter().map(|v| -v.exp()).collect();
+        let (decay, dt_bias) = (r.weight(1, value_heads, &values), r.vector(value_heads * key_dim));
+        let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing: HeadPairing::Grouped };
+        let inputs = DeltaInputs { q, k, v, a, b };
+        let out = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape).unwrap();
+        check(&format!("{shape:?}"), &r.finish(out));
     }
 }
 

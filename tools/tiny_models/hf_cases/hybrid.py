@@ -1,4 +1,4 @@
-"""Linear attention beside full attention: Qwen3-Next, Qwen3.5."""
+"""Linear attention beside full attention: Qwen3-Next, Qwen3.5, Kimi-Linear."""
 
 from typing import Any
 
@@ -33,6 +33,36 @@ def _qwen3_next(**changes: Any) -> dict[str, Any]:
 def _qwen3_5_moe(**changes: Any) -> dict[str, Any]:
     base = _qwen3_next(vocab_size=103)
     del base["intermediate_size"]
+    return base | changes
+
+
+def _kimi_linear(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=61,
+        hidden_size=24,
+        intermediate_size=28,
+        moe_intermediate_size=8,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=6,
+        v_head_dim=10,
+        linear_head_dim=10,
+        linear_num_heads=2,
+        num_experts=8,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        n_group=4,
+        topk_group=2,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        max_position_embeddings=512,
+        pad_token_id=None,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     return base | changes
 
 
@@ -139,5 +169,30 @@ CASES = [
         ),
         published_keys=True,
         fp8=True,
+    ),
+    # Channels that decay on their own, latent attention without positions in the second layer; groups; a dense first
+    # layer; names as published.
+    HfCase("kimi_linear_basic", "kimi_linear", 89, _kimi_linear()),
+    # Latent attention first, queries with a latent of their own; a convolution over 3 tokens; weights as they are; names
+    # of modules and stacked tensors as transformers has them.
+    HfCase(
+        "kimi_linear_stacked",
+        "kimi_linear",
+        90,
+        _kimi_linear(
+            num_hidden_layers=2,
+            layer_types=["full_attention", "linear_attention"],
+            mlp_layer_types=["sparse", "sparse"],
+            q_lora_rank=10,
+            linear_num_heads=3,
+            linear_head_dim=7,
+            linear_conv_kernel_dim=3,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=False,
+            rms_norm_eps=0.01,
+        ),
+        dtype="float32",
+        stacked_experts=True,
     ),
 ]

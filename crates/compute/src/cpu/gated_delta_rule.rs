@@ -22,13 +22,13 @@ pub(crate) struct Inputs<'a> {
     pub(crate) k: &'a [f32],
     /// (rows, value_heads · value_dim).
     pub(crate) v: &'a [f32],
-    /// (rows, value_heads).
+    /// (rows, value_heads), or (rows, value_heads · key_dim).
     pub(crate) a: &'a [f32],
     /// (rows, value_heads).
     pub(crate) b: &'a [f32],
     /// (value_heads).
     pub(crate) decay: &'a [f32],
-    /// (value_heads).
+    /// A row of a.
     pub(crate) dt_bias: &'a [f32],
 }
 
@@ -44,6 +44,8 @@ pub(crate) fn gated_delta_rule(
 ) {
     let DeltaRule { value_heads, key_dim, value_dim, .. } = *shape;
     let each = key_dim * value_dim;
+    // Decays of a head: one, or one for each channel of a key.
+    let decays = inputs.dt_bias.len() / value_heads;
     let out = SharedMut::new(out);
     for span in spans {
         let SpanState { old, new, fresh } = slots.of(span);
@@ -62,14 +64,21 @@ pub(crate) fn gated_delta_rule(
                 normalize(simd, &inputs.q[key..key + key_dim], (key_dim as f32).sqrt().recip(), &mut q);
                 normalize(simd, &inputs.k[key..key + key_dim], 1.0, &mut k);
                 let at = row * value_heads + head;
-                let softplus = softplus(inputs.a[at] + inputs.dt_bias[head]);
+                let decay = |i: usize| {
+                    let softplus = softplus(inputs.a[at * decays + i] + inputs.dt_bias[head * decays + i]);
+                    (inputs.decay[head] * softplus).exp()
+                };
+                if decays > 1 {
+                    let rows = state.chunks_exact_mut(value_dim).enumerate();
+                    rows.for_each(|(i, row)| vector::scale(simd, decay(i), row));
+                }
                 let value = at * value_dim..(at + 1) * value_dim;
                 simd.run(Step {
                     state,
                     q: &q,
                     k: &k,
                     v: &inputs.v[value.clone()],
-                    decay: (inputs.decay[head] * softplus).exp(),
+                    decay: if decays > 1 { 1.0 } else { decay(0) },
                     beta: 1.0 / (1.0 + (-inputs.b[at]).exp()),
                     // SAFETY: rows of a head are one task's.
                     out: unsafe { out.part(value) },

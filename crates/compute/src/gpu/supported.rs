@@ -14,6 +14,9 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
             Some("hyper-connections")
         }
         Op::WindowPool { .. } | Op::CompressedAttention { .. } => Some("compressed attention"),
+        Op::GatedDeltaRule { inputs, shape, .. } if inputs.a.width != shape.value_heads => {
+            Some("a delta rule whose channels decay on their own")
+        }
         Op::PositionScale { .. } => Some("factors by position"),
         Op::Attention { cache, .. } if graph.caches()[cache.0].chunk.is_some() => {
             Some("attention within chunks")

@@ -153,7 +153,7 @@ pub enum Op {
         inputs: DeltaInputs,
         /// (value_heads), f32: A < 0 of the decay exp(A · softplus(a + dt_bias)).
         decay: WeightId,
-        /// (value_heads), f32.
+        /// As wide as a, f32.
         dt_bias: WeightId,
         /// Heads and their widths.
         shape: DeltaRule,

@@ -57,7 +57,8 @@ pub struct DeltaInputs {
     pub k: Value,
     /// (tokens, value_heads · value_dim).
     pub v: Value,
-    /// (tokens, value_heads): what the decay is made from.
+    /// (tokens, value_heads), or (tokens, value_heads · key_dim) if each channel of a key decays on its own: what the decay
+    /// is made from.
     pub a: Value,
     /// (tokens, value_heads): logits of the writing strength β.
     pub b: Value,
@@ -107,6 +108,9 @@ impl GraphBuilder {
     ///
     /// S ← g·S; δ = β(v − Sᵀk); S ← S + kδᵀ; out = Sᵀq.
     ///
+    /// With an `a` for each channel of a key, `dt_bias` has as many and g is that of a row of S (Kimi Delta Attention, Kimi
+    /// Team, *Kimi Linear*, 2025).
+    ///
     /// # Errors
     /// [`Error::Shape`] if widths and head counts do not fit.
     pub fn gated_delta_rule(
@@ -125,10 +129,12 @@ impl GraphBuilder {
         check(op, "width of q", key_heads.saturating_mul(key_dim), inputs.q.width())?;
         check(op, "width of k", key_heads.saturating_mul(key_dim), inputs.k.width())?;
         check(op, "width of v", value_heads.saturating_mul(value_dim), inputs.v.width())?;
-        check(op, "width of a", value_heads, inputs.a.width())?;
+        if inputs.a.width() != value_heads {
+            check(op, "width of a", value_heads.saturating_mul(key_dim), inputs.a.width())?;
+        }
         check(op, "width of b", value_heads, inputs.b.width())?;
         self.vector(op, "length of the decay", decay, value_heads)?;
-        self.vector(op, "length of dt_bias", dt_bias, value_heads)?;
+        self.vector(op, "length of dt_bias", dt_bias, inputs.a.width())?;
         let state = self.state(inputs.v.width().checked_mul(key_dim), op)?;
         Ok(self.push(Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state }, inputs.v.width()))
     }

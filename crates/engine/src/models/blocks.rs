@@ -252,13 +252,28 @@ pub fn attention(
 /// # Errors
 /// If weights are missing or do not fit.
 pub fn dense_mlp(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, width: usize) -> Result<Value> {
+    dense_mlp_of(r, d, layer, x, width, "mlp")
+}
+
+/// As [`dense_mlp`], of the layer's `module`.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn dense_mlp_of(
+    r: &mut Recorder,
+    d: &Decoder,
+    layer: usize,
+    x: Value,
+    width: usize,
+    module: &str,
+) -> Result<Value> {
     let base = format!("model.layers.{layer}");
     r.graph.scope(format!("layers.{layer}.mlp"));
     let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
-    let gate = r.linear(h, &format!("{base}.mlp.gate_proj"), width, Precision::Fast)?;
-    let up = r.linear(h, &format!("{base}.mlp.up_proj"), width, Precision::Fast)?;
+    let gate = r.linear(h, &format!("{base}.{module}.gate_proj"), width, Precision::Fast)?;
+    let up = r.linear(h, &format!("{base}.{module}.up_proj"), width, Precision::Fast)?;
     let product = r.graph.swiglu(gate, up)?;
-    let out = r.linear(product, &format!("{base}.mlp.down_proj"), d.hidden_size, Precision::Fast)?;
+    let out = r.linear(product, &format!("{base}.{module}.down_proj"), d.hidden_size, Precision::Fast)?;
     Ok(r.graph.add(x, out)?)
 }
 

@@ -66,6 +66,12 @@ const ALIASES: &[(&str, &str)] = &[
     ("num_experts", "n_routed_experts"),
     ("num_experts", "moe_num_experts"),
     ("num_experts_per_tok", "moe_k"),
+    ("num_experts_per_tok", "num_experts_per_token"),
+    ("norm_topk_prob", "moe_renormalize"),
+    ("n_group", "num_expert_group"),
+    ("n_shared_experts", "num_shared_experts"),
+    ("scoring_func", "moe_router_activation_func"),
+    ("max_position_embeddings", "model_max_length"),
     ("rms_norm_eps", "layernorm_epsilon"),
 ];
 
@@ -365,6 +371,25 @@ impl<'a> Config<'a> {
             Some(n) => Ok(Some(n as usize)),
             None => {
                 let expected = format!("a whole number from 1 to {MAX_SIZE}");
+                Err(self.error(key, &expected, Some(&(format!("{key}.{name}"), value.clone()))))
+            }
+        }
+    }
+
+    /// A list of whole numbers in the object `key`; nothing if either is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn sizes_in(&self, key: &str, name: &str) -> Result<Option<Vec<usize>>> {
+        let Some(found) = self.optional(key, "an object", |v| v.as_object().cloned())? else {
+            return Ok(None);
+        };
+        let Some(value) = found.get(name).filter(|v| !v.is_null()) else { return Ok(None) };
+        let number = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
+        match value.as_array().and_then(|all| all.iter().map(number).collect()) {
+            Some(numbers) => Ok(Some(numbers)),
+            None => {
+                let expected = format!("whole numbers up to {MAX_SIZE}");
                 Err(self.error(key, &expected, Some(&(format!("{key}.{name}"), value.clone()))))
             }
         }

@@ -2,7 +2,7 @@
 
 use moeflux_compute::graph::{LatentAttention, LatentWeights, PositionScale, Precision, RopeStyle, Value};
 
-use super::blocks::Decoder;
+use super::blocks::{self, Decoder};
 use super::config::Config;
 use super::recorder::Recorder;
 use super::rope;
@@ -18,8 +18,8 @@ pub struct Latent {
     shape: LatentAttention,
     /// Width of the query's latent; queries come straight from the hidden state without.
     q_lora_rank: Option<usize>,
-    /// Index of the rotation in the graph.
-    rope: usize,
+    /// Index of the rotation in the graph, if there is one.
+    rope: Option<usize>,
     /// Factor on queries (Mistral 4).
     temperature: Option<PositionScale>,
 }
@@ -49,7 +49,9 @@ impl Latent {
         };
         let scale = ((nope + rope) as f64).sqrt().recip() * rope::latent_score_factor(config)?;
         let rotation = rope::rotation(config, rope, style, 1e4)?;
-        let q_lora_rank = match r.has("model.layers.0.self_attn.q_a_proj") {
+        let mut layers = 0..blocks::layers(config)?;
+        let q_lora_rank = match layers.any(|layer| r.has(&format!("model.layers.{layer}.self_attn.q_a_proj")))
+        {
             true => Some(config.size("q_lora_rank")?),
             false => None,
         };
@@ -65,7 +67,14 @@ impl Latent {
             }
             None => None,
         };
-        Ok(Self { shape, q_lora_rank, rope: r.graph.rotation(rotation), temperature })
+        Ok(Self { shape, q_lora_rank, rope: Some(r.graph.rotation(rotation)), temperature })
+    }
+}
+
+impl Latent {
+    /// The same without a rotation: no position but what causality tells.
+    pub fn not_rotated(self) -> Self {
+        Self { rope: None, ..self }
     }
 }
 
@@ -100,11 +109,15 @@ pub fn attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, latent: 
     };
     let q_nope = r.graph.slice(q, heads, 0, nope)?;
     let q_rope = r.graph.slice(q, heads, nope, rope)?;
-    let q_rope = r.graph.rope(q_rope, heads, latent.rope)?;
+    let rotate = |r: &mut Recorder, x, heads| match latent.rope {
+        Some(rope) => r.graph.rope(x, heads, rope),
+        None => Ok(x),
+    };
+    let q_rope = rotate(r, q_rope, heads)?;
     let c = r.graph.slice(kv, 1, 0, rank)?;
     let c = r.rms_norm(c, &module("kv_a_layernorm"), 1, LATENT_EPS)?;
     let k_rope = r.graph.slice(kv, 1, rank, rope)?;
-    let k_rope = r.graph.rope(k_rope, 1, latent.rope)?;
+    let k_rope = rotate(r, k_rope, 1)?;
     let joint = module("kv_b_proj");
     let weights = match r.has(&joint) {
         true => LatentWeights::Joint(r.matrix(&joint, Some(heads * (nope + value)), rank)?),

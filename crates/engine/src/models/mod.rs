@@ -13,6 +13,7 @@ mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt_oss;
 mod hy_v3;
+mod kimi_linear;
 pub mod latent;
 mod llama4;
 mod mimo_v2_flash;
@@ -78,6 +79,7 @@ pub const FAMILIES: &[Family] = &[
     llama4::FAMILY,
     mimo_v2_flash::FAMILY,
     mistral4::FAMILY,
+    kimi_linear::FAMILY,
 ];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.

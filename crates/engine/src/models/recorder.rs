@@ -503,6 +503,27 @@ impl Recorder {
         Ok(self.graph.rms_norm(x, weight, groups, eps)?)
     }
 
+    /// Rows `part` of (rows, columns) values that enter the graph as f32.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn constants_part(
+        &mut self,
+        name: &str,
+        [rows, cols]: [usize; 2],
+        part: Range<usize>,
+    ) -> Result<WeightId> {
+        let tensor = self.resolve(name);
+        let stored = self.find_tensor(name, &tensor, &[rows, cols], Need::Required)?;
+        let stored =
+            stored.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })?;
+        if stored.rows() != rows || stored.cols() != cols {
+            let expected = format!("{rows} rows of {cols} values");
+            return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
+        }
+        self.add(stored, Part::Rows(vec![part]), Form::F32)
+    }
+
     /// As [`Recorder::rms_norm`], with weights of its own for each part.
     ///
     /// # Errors
