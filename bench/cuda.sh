@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Checks and measures the CUDA backend on a machine with an NVIDIA GPU, beside llama.cpp where its source is given.
 #
-#   bench/cuda.sh OUT MOEFLUX [LLAMA_CPP.tar.xz [OPS_TEST]]
+#   bench/cuda.sh OUT MOEFLUX [LLAMA_CPP.tar.xz|LLAMA_BENCH [OPS_TEST]]
 #
 # OUT is a folder for logs, MOEFLUX the binary, OPS_TEST the test binary of the operations
 # (`cargo test -p moeflux-compute --test ops --no-run`). llama.cpp is built while the checks run, without what
-# llama-bench does not need; measurements begin when that is done.
+# llama-bench does not need, unless its binary is given; measurements begin when that is done.
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")
 out=$(realpath "$1") moeflux=$(realpath "$2") llama=${3:+$(realpath "$3")} ops=${4:+$(realpath "$4")}
@@ -14,6 +14,8 @@ PATH=$PATH:/usr/local/cuda/bin
 model=$work/model.gguf
 fixtures=$here/../crates/engine/tests/fixtures
 budget=9GiB
+# Makes as much of the GPU's memory be in use as llama.cpp has with the experts of 24 of 48 layers.
+equal=10.75GiB
 say() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
 # Runs a command and says how much memory of the GPU was in use at most.
 watched() {
@@ -36,7 +38,10 @@ sanitize() {
   done
 }
 
-if [ -n "$llama" ]; then
+peer="$work/llama/build/bin/llama-bench"
+if [ -x "$llama" ]; then
+  peer=$llama
+elif [ -n "$llama" ]; then
   mkdir "$work/llama"
   tar -C "$work/llama" --strip-components 1 -xf "$llama"
   (
@@ -84,22 +89,26 @@ cmp "$work/100GiB" "$work/$budget" && echo "logits are the same bits"
 say accesses and races
 wait "${sanitizers[@]}"
 cat "$work"/*check.txt
-[ -z "$llama" ] || wait "$build"
-say decode and prefill
-"$moeflux" bench "$model" --backend cuda --chunk 2048 -p 512,2048 -n 64 -d 0 -r 3 --profile 2>&1 | tee "$out/bench.log" | grep -v "^$" | head -60
-say decode at depth 4096
-"$moeflux" bench "$model" --backend cuda --chunk 2048 -p 0 -n 64 -d 4096 -r 3 --profile 2>&1 | tee "$out/depth.log" | grep -v "^$" | head -18
-if [ -n "$llama" ]; then
-  say llama.cpp
-  peer="$work/llama/build/bin/llama-bench"
-  "$peer" -m "$model" -p 512,2048 -n 128 -fa 1 -ub 2048 -r 3 2>&1 | tee "$out/llama.log" | grep -E "\||error"
-  "$peer" -m "$model" -p 0 -n 64 -d 4096 -fa 1 -r 3 2>&1 | tee -a "$out/llama.log" | grep -E "\||error"
-fi
-say "$budget of the GPU's memory"
-watched "$moeflux" bench "$model" --backend cuda --device-memory $budget -p 512 -n 64 -d 0 -r 2 --profile 2>&1 | tee "$out/budget.log" | grep -E "\||budget|most" | head -40
-if [ -n "$llama" ]; then
-  for layers in 24 26; do
-    watched "$peer" -m "$model" -p 512 -n 64 -fa 1 -t 16 -r 2 -ncmoe $layers 2>&1 | tee -a "$out/llama.log" | grep -E "\||error|most"
-  done
-fi
+[ -z "${build:-}" ] || wait "$build"
+ours() { "$moeflux" bench "$model" --backend cuda "$@" 2>&1 | tee -a "$out/bench.log" | grep -E "pp|tg|a token|most"; }
+theirs() { "$peer" -m "$model" -fa 1 "$@" 2>&1 | tee -a "$out/llama.log" | grep -E "pp|tg|error|most"; }
+for turn in 1 2; do
+  say "turn $turn, all in the GPU's memory"
+  ours --chunk 2048 -p 512,2048 -n 128 -d 0 -r 3
+  [ -z "$llama" ] || theirs -r 3 -p 512,2048 -n 128 -ub 2048
+  ours --chunk 2048 -p 0 -n 64 -d 4096 -r 3
+  [ -z "$llama" ] || theirs -r 3 -p 0 -n 64 -d 4096
+  say "turn $turn, experts elsewhere"
+  watched ours --device-memory $budget -p 512 -n 64 -d 0 -r 2
+  [ -z "$llama" ] || watched theirs -r 2 -p 512 -n 64 -t 16 -ncmoe 26
+  watched ours --device-memory $equal -p 512 -n 64 -d 0 -r 2
+  [ -z "$llama" ] || watched theirs -r 2 -p 512 -n 64 -t 16 -ub 2048 -ncmoe 24
+done
+say where the time goes
+"$moeflux" bench "$model" --backend cuda -p 0 -n 64 -d 0,4096 -r 1 --profile 2>&1 | tee "$out/profile.log" | grep -v "^$" | head -50
+"$moeflux" bench "$model" --backend cuda --device-memory $budget -p 0 -n 64 -d 0 -r 1 --profile 2>&1 | tee -a "$out/profile.log" | grep -v "^$" | head -30
+say logits of every position, and budgets that are too small
+"$moeflux" logits "$model" --backend cuda --device-memory $budget --activations int8 --chunk 700 \
+  --tokens "$(seq -s, 1 700)" --out "$work/every" && echo "700 positions: $(stat -c %s "$work/every") bytes"
+for memory in 256MiB 1GiB; do "$moeflux" bench "$model" --backend cuda --device-memory $memory -p 8 -n 1 -r 1 2>&1 | tail -1; done
 say done

@@ -54,8 +54,8 @@ mod emulator {
             unit: "few_rows",
             name: "early",
             replace: (
-                "    after_previous(ctx);\n    const float factor = enter_floats(",
-                "    const float factor = enter_floats(",
+                "    after_previous(ctx);\n    const GPTR(const float) from = x + (ulong)token * cols;",
+                "    const GPTR(const float) from = x + (ulong)token * cols;",
             ),
         },
         Fault {

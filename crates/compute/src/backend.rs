@@ -186,6 +186,36 @@ pub struct KernelTime {
     pub time: Duration,
 }
 
+/// What a device has done since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    /// How often the processor waited for it.
+    pub waits: u64,
+    /// How often it was given work: a list of kernels that was recorded counts once.
+    pub launches: u64,
+    /// Kernels that it was given.
+    pub kernels: u64,
+    /// Experts that batches chose where not all have slots, each once a batch and layer.
+    pub experts: u64,
+    /// Those of them that came over the bus.
+    pub fetched: u64,
+}
+
+impl std::ops::Sub for DeviceCounts {
+    type Output = Self;
+
+    /// What was done since `earlier`.
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            waits: self.waits - earlier.waits,
+            launches: self.launches - earlier.launches,
+            kernels: self.kernels - earlier.kernels,
+            experts: self.experts - earlier.experts,
+            fetched: self.fetched - earlier.fetched,
+        }
+    }
+}
+
 /// A compiled graph with its state.
 pub trait Executable: Send {
     /// Runs `batch` and writes logits (outputs, vocab_size) to `logits`, replacing what was there.
@@ -209,6 +239,11 @@ pub trait Executable: Send {
 
     /// What was measured since profiling was switched on or since the last call; `None` without profiling.
     fn take_profile(&mut self) -> Option<Profile> {
+        None
+    }
+
+    /// What the device has done so far; `None` without one.
+    fn device_counts(&mut self) -> Option<DeviceCounts> {
         None
     }
 

@@ -95,14 +95,14 @@ pub enum Error {
         /// Names of the levels that can be had, separated by commas.
         available: String,
     },
-    /// A device has too little memory.
-    #[error("{device} has {free} bytes of free memory, {wanted} are needed")]
+    /// A device has too little memory, or too little of it may be used.
+    #[error("{device}: {free} bytes of its memory can be had, {wanted} are needed")]
     DeviceMemory {
         /// Name of the device.
         device: String,
-        /// Bytes that were asked for.
+        /// Bytes that would do: of one buffer, or when a model is opened of all that it needs.
         wanted: u64,
-        /// Bytes that are free.
+        /// Bytes that can be had.
         free: u64,
     },
     /// There is no device, or not one that can be used.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, Executable, KvType, Span, StateSlots,
+    ActivationMode, Backend, Batch, CompileOptions, DeviceCounts, Executable, KvType, Span, StateSlots,
 };
 use moeflux_compute::plan::Plan;
 use moeflux_compute::profile::Profile;
@@ -409,6 +409,11 @@ impl Engine {
     /// What was measured since the last call; `None` without profiling or from a backend that cannot.
     pub fn take_profile(&mut self) -> Option<Profile> {
         self.executable.take_profile()
+    }
+
+    /// What a GPU has done so far; `None` without one. Asking may wait for it.
+    pub fn device_counts(&mut self) -> Option<DeviceCounts> {
+        self.executable.device_counts()
     }
 
     /// Statistics since the last call.

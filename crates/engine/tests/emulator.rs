@@ -80,6 +80,41 @@ fn same_bits(fixture: &Fixture, tokens: &[u32], options: &Options, resident: &[f
     same(&mut open(&fixture.path, &tiered(slots), &options), "some experts of each layer");
 }
 
+#[test]
+fn what_experts_cost_a_device_is_counted() {
+    let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
+    let mut engine = open(&fixture.path, &tiered(2), &Options { expert_cache: None, ..f32_options() });
+    let sets: usize = engine.model().graph.expert_sets().len();
+    let tokens = &fixture.golden().tokens[..8];
+    let mut session = engine.session();
+    for token in tokens {
+        engine.eval(&mut session, &[*token], Outputs::Last).unwrap_or_else(|e| panic!("{e}"));
+    }
+    let counts = engine.device_counts().expect("a device");
+    let chosen = counts.experts as usize;
+    assert!(chosen > 0 && chosen.is_multiple_of(sets * tokens.len()), "{counts:?}");
+    assert!(0 < counts.fetched && counts.fetched <= counts.experts, "{counts:?}");
+    let mut resident = open(&fixture.path, &emulator(None), &f32_options());
+    let mut session = resident.session();
+    resident.eval(&mut session, tokens, Outputs::Last).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(resident.device_counts().map(|counts| (counts.experts, counts.fetched)), Some((0, 0)));
+}
+
+#[test]
+fn a_budget_that_is_too_small_is_told_what_would_do() {
+    let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
+    let backend = |memory| {
+        let options = GpuOptions { memory: Some(memory), ..GpuOptions::default() };
+        GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
+    };
+    let open = |memory| Engine::open(&fixture.path, &backend(memory), &f32_options(), |_, _| ());
+    let error = open(1000).expect_err("a thousand bytes").to_string();
+    let wanted = error.split(", ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+    let wanted: u64 = wanted.unwrap_or_else(|| panic!("{error}"));
+    assert!(open(wanted).is_ok(), "{error}");
+    assert!(open(wanted - 1).is_err(), "{error}");
+}
+
 /// In encodings that only the CPU multiplies with.
 const CPU_ONLY: &str = "gguf/qwen3_moe_codebooks";
 

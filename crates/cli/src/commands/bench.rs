@@ -11,7 +11,7 @@ use moeflux::experts::CacheStats;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
 use moeflux::{Engine, Outputs, Part, Session, Stats};
-use moeflux_compute::backend::PAGE_TOKENS;
+use moeflux_compute::backend::{DeviceCounts, PAGE_TOKENS};
 use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
@@ -91,6 +91,7 @@ impl Test {
         let tokens: Vec<&[u32]> = tokens.chunks(self.tokens).collect();
         let at_once = if self.kind == Kind::Prompt { self.tokens } else { 1 };
         engine.take_stats();
+        let before = engine.device_counts();
         let mut step_seconds = vec![];
         for from in (0..self.tokens).step_by(at_once) {
             let start = Instant::now();
@@ -98,10 +99,11 @@ impl Test {
             step_seconds.push(start.elapsed().as_secs_f64());
         }
         let stats = engine.take_stats();
+        let device = engine.device_counts().zip(before).map(|(after, before)| after - before);
         for session in sessions {
             engine.truncate(session, self.depth)?;
         }
-        Ok(Repetition { stats, step_seconds })
+        Ok(Repetition { stats, step_seconds, device })
     }
 
     /// Evaluates tokens `range` of every sequence at once.
@@ -129,6 +131,8 @@ struct Repetition {
     stats: Stats,
     /// Of every evaluation: the prompt, or each token.
     step_seconds: Vec<f64>,
+    /// What a GPU did for it.
+    device: Option<DeviceCounts>,
 }
 
 /// Tokens per second over the repetitions of a test.
@@ -175,10 +179,45 @@ impl Measured {
         self.cache.bytes_read / self.tokens.max(1)
     }
 
+    /// Share of experts that were where they are computed: in a GPU's memory, if that has slots for some of them.
+    fn hit_rate(&self) -> f64 {
+        let counts =
+            self.repetitions.iter().filter_map(|r| r.device).fold([0, 0], |[experts, fetched], counts| {
+                [experts + counts.experts, fetched + counts.fetched]
+            });
+        match counts {
+            [0, _] => self.cache.hit_rate(),
+            [experts, fetched] => 1.0 - fetched as f64 / experts as f64,
+        }
+    }
+
     /// Share of requests whose expert had been read, or was being read, for them.
     fn read_ahead(&self) -> f64 {
         let CacheStats { hits, misses, prefetch_hits, late, .. } = self.cache;
         (prefetch_hits + late) as f64 / (hits + misses).max(1) as f64
+    }
+
+    /// What a GPU did for a token, and where its experts were.
+    fn device_line(&self) -> Option<String> {
+        let counts: Vec<DeviceCounts> = self.repetitions.iter().filter_map(|r| r.device).collect();
+        let per_token = |count: fn(&DeviceCounts) -> u64| {
+            counts.iter().map(count).sum::<u64>() as f64 / self.tokens.max(1) as f64
+        };
+        let [experts, fetched] = [per_token(|c| c.experts), per_token(|c| c.fetched)];
+        let tier = match experts > 0.0 {
+            true => format!(
+                ", {:.1} % of {experts:.1} experts in its memory and {fetched:.1} over the bus",
+                100.0 * (1.0 - fetched / experts)
+            ),
+            false => String::new(),
+        };
+        let [waits, launches, kernels] =
+            [per_token(|c| c.waits), per_token(|c| c.launches), per_token(|c| c.kernels)];
+        let line = format!(
+            "{}, a token on the GPU: {waits:.2} waits, {launches:.2} launches of {kernels:.1} kernels{tier}",
+            self.test
+        );
+        (!counts.is_empty()).then_some(line)
     }
 
     fn stall_ms_per_token(&self) -> f64 {
@@ -296,13 +335,18 @@ fn text(args: &BenchArgs, engine: &Engine, results: &[Measured]) -> String {
             format!("{:.2} ± {:.2}", result.speed.mean, result.speed.standard_deviation),
             format!("{:.2}", result.speed.median),
             size(result.bytes_read_per_token()),
-            format!("{:.1} %", 100.0 * result.cache.hit_rate()),
+            format!("{:.1} %", 100.0 * result.hit_rate()),
             format!("{:.1} %", 100.0 * result.read_ahead()),
             format!("{:.2} ms", result.stall_ms_per_token()),
             result.cache.bandwidth().map_or("".into(), |b| format!("{:.2} GB/s", b / 1e9)),
         ]);
     }
     text += &table.to_string();
+    for result in results {
+        if let Some(line) = result.device_line() {
+            text += &format!("{line}\n");
+        }
+    }
     for result in results {
         if let Some(profile) = &result.profile {
             let table = profile_table(profile, result.tokens);
@@ -359,7 +403,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
     let tests: Vec<Value> = results
         .iter()
         .map(|result| {
-            let repetition = |Repetition { stats, step_seconds }: &Repetition| {
+            let repetition = |Repetition { stats, step_seconds, device }: &Repetition| {
                 json!({
                     "tokens": stats.tokens,
                     "seconds": stats.time.as_secs_f64(),
@@ -372,6 +416,13 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                     "prefetch_hits": stats.cache.prefetch_hits,
                     "late": stats.cache.late,
                     "step_seconds": step_seconds,
+                    "device": device.map(|counts| json!({
+                        "waits": counts.waits,
+                        "launches": counts.launches,
+                        "kernels": counts.kernels,
+                        "experts_chosen": counts.experts,
+                        "experts_fetched": counts.fetched,
+                    })),
                 })
             };
             json!({
@@ -386,7 +437,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
                     "median": result.speed.median,
                 },
                 "bytes_read_per_token": result.bytes_read_per_token(),
-                "hit_rate": result.cache.hit_rate(),
+                "hit_rate": result.hit_rate(),
                 "stall_ms_per_token": result.stall_ms_per_token(),
                 "profile": result.profile.as_ref().map(profile_json),
                 "read_bandwidth": result.cache.bandwidth(),

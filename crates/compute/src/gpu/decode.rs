@@ -1,4 +1,5 @@
-//! Lowering to the kernels of `kernels/decode.h`: attention where every row is the newest of a sequence of its own.
+//! Lowering to the kernels of `kernels/decode.h` and `kernels/cuda/tensor_decode.cu`: attention where every row is the newest
+//! of a sequence of its own.
 
 use super::device::{Slice, Words};
 use super::lower::{Launch, Lowering};
@@ -8,6 +9,8 @@ use crate::graph::{Attention, RopeStyle, Value, WeightId};
 const THREADS: u32 = 256;
 /// Splits of short sequences, which this kernel takes in one: up to 256 keys.
 const SHORT: usize = 2;
+/// The unit of kernels for tensor cores; they wait for the dispatch before them by themselves, as the common ones do.
+pub(super) const TENSOR_UNIT: &str = "cuda/tensor_decode";
 
 /// Attention with what is done to its heads before.
 pub(super) struct Decode<'a> {
@@ -31,7 +34,14 @@ impl Lowering<'_> {
         let group = heads / kv_heads;
         // Short sequences leave most of a device idle: a group a head. Longer ones share loads of keys between heads.
         let short = self.shape.splits <= SHORT;
-        let queries = if short || group == 1 { 1 } else { 4 };
+        let on_tensor_cores = self.memory.tensor.is_some() && !short && group > 1 && head_dim <= 128;
+        let queries = if short || group == 1 {
+            1
+        } else if on_tensor_cores {
+            8
+        } else {
+            4
+        };
         let splits = if short { 1 } else { self.shape.splits / 2 };
         let chunks = group.div_ceil(queries);
         let rotation = &self.graph.ropes[d.prepare.rope];
@@ -75,6 +85,8 @@ impl Lowering<'_> {
             &d.sinks.is_some(),
         ];
         let kernel = match (head_dim, queries) {
+            (64, 8) => "tensor_decode_64",
+            (128, 8) => "tensor_decode_128",
             (64, 1) => "decode_64_1",
             (64, _) => "decode_64_4",
             (128, 1) => "decode_128_1",
@@ -82,7 +94,8 @@ impl Lowering<'_> {
             (_, 1) => "decode_256_1",
             (..) => "decode_256_4",
         };
-        let launch = Launch { unit: "decode", kernel, buffers: &buffers, constants };
+        let unit = if on_tensor_cores { TENSOR_UNIT } else { "decode" };
+        let launch = Launch { unit, kernel, buffers: &buffers, constants };
         let dispatch = launch.over([kv_heads * chunks, splits, self.rows], THREADS);
         self.run.push(dispatch);
         if splits > 1 {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::backend::KernelTime;
+use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Bytes, Result};
 
 /// Memory of a device.
@@ -290,6 +290,11 @@ pub trait Device: Send {
     /// [`crate::Error::Device`].
     fn finish_copies(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    /// What it has done so far; of experts it knows nothing.
+    fn counts(&self) -> DeviceCounts {
+        DeviceCounts::default()
     }
 
     /// Times every kernel from now on. Does nothing on devices without a clock.

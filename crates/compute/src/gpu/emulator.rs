@@ -53,6 +53,7 @@ unsafe extern "C" {
         grid: *const u32,
         threads: u32,
         first_group: u32,
+        before: u32,
         seed: u64,
         message: *mut c_char,
         message_bytes: usize,
@@ -80,12 +81,14 @@ pub struct Emulator {
     random: u64,
     /// Groups run so far, and one: their numbers tell this dispatch's writes from earlier ones.
     groups: u32,
+    /// The number of the first one of the dispatches right before.
+    before: u32,
 }
 
 impl Emulator {
     /// A device whose order of threads follows from `seed`.
     pub fn new(seed: u64) -> Self {
-        Self { random: seed, groups: 1, ..Self::default() }
+        Self { random: seed, groups: 1, before: 1, ..Self::default() }
     }
 
     /// A device that runs the kernels of a unit with the planted fault `fault` where there is one.
@@ -212,6 +215,7 @@ impl Emulator {
                 grid.as_ptr(),
                 dispatch.threads,
                 self.groups,
+                self.before,
                 seed,
                 message.as_mut_ptr().cast(),
                 message.len(),
@@ -231,10 +235,12 @@ impl Emulator {
         while !rest.is_empty() {
             let beside = rest[1..].iter().take_while(|d| d.order == Order::Beside).count();
             let (stage, later) = rest.split_at(beside + 1);
+            let begun = self.groups;
             let first = self.next_random() as usize;
             for i in 0..stage.len() {
                 self.run_one(&stage[(first + i) % stage.len()])?;
             }
+            self.before = begun;
             rest = later;
         }
         Ok(())

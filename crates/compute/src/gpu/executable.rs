@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::backend::{GpuOptions, device_scratch_bytes};
 use super::device::{BufferId, Device, Dispatch, RecordingId, Slice};
-use super::experts::{DeviceExperts, Room};
+use super::experts::{self, DeviceExperts, Room};
 use super::few_experts::{self, Quantized};
 use super::inputs::{FEW_ROWS, InputLayout, Shape, page_numbers};
 use super::lower::{Memory, Piece, Scratch, lower, scratch_bytes};
@@ -14,7 +14,7 @@ use super::steps::{Buffers, Step, buffers, steps};
 use super::tensor_cores::{self, TensorScratch};
 use super::weights::{self, DeviceWeight};
 use crate::backend::{
-    ActivationMode, Batch, CompileOptions, Executable, ExpertSource, page_bytes, slot_bytes,
+    ActivationMode, Batch, CompileOptions, DeviceCounts, Executable, ExpertSource, page_bytes, slot_bytes,
 };
 use crate::graph::{ExpertSetId, Graph, Op};
 use crate::profile::{Profile, Work};
@@ -56,6 +56,8 @@ pub(crate) struct GpuExecutable {
     held_pages: Vec<u8>,
     recordings: HashMap<Shape, Option<Recording>>,
     profiling: bool,
+    /// How often the device was waited for to count what it did.
+    asked: u64,
 }
 
 /// Kernels keep queries, scores and chosen experts in threadgroup memory, which is limited.
@@ -101,13 +103,26 @@ impl GpuExecutable {
         let info = d.info();
         let free = info.free;
         let tensor_cores = info.tensor_cores && options.activations == ActivationMode::Int8;
+        let logits_bytes = graph.vocab_size() * 4;
+        let most_chosen = experts::most_chosen(&graph);
+        // What is needed is known before anything big is allocated.
+        let trunk: usize = tensors.iter().map(Tensor::bytes).sum();
+        let context = options.pages.saturating_mul(page_bytes(&graph, options.kv_type));
+        let states = options.state_slots.saturating_mul(slot_bytes(&graph));
+        let taken = [trunk, device_scratch_bytes(&graph, rows), logits_bytes, context, states];
+        let taken = taken.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes as u64));
+        let total = gpu.memory.unwrap_or(free.saturating_sub(MARGIN));
+        let wanted = taken.saturating_add(experts::least_bytes(&graph)?);
+        if gpu.expert_slots.is_none() && total < wanted {
+            return Err(Error::DeviceMemory { device: info.name, wanted, free: total });
+        }
         let weights = weights::upload(d, tensors)?;
         let mut alloc = |bytes: usize| d.alloc(bytes.max(4));
         let values = buffers.widths.iter().map(|width| alloc(width * rows * 4)).collect::<Result<_>>()?;
-        let (attention, experts, buckets) = scratch_bytes(&graph, rows);
+        let (attention, moe, buckets) = scratch_bytes(&graph, rows);
         let scratch = Scratch {
             attention: all(attention, &mut alloc)?,
-            experts: all(experts, &mut alloc)?,
+            experts: all(moe, &mut alloc)?,
             buckets: all(buckets, &mut alloc)?,
         };
         let tensor = if tensor_cores {
@@ -119,24 +134,15 @@ impl GpuExecutable {
         let [bytes, scales] = all(few_experts::scratch_bytes(&graph, rows), &mut alloc)?;
         let quantized = Quantized { bytes, scales };
         let mut routings = vec![];
-        let mut most_chosen = 1;
         for node in &graph.nodes {
             if let Op::Route { route, .. } = node.op {
                 routings.push([alloc(rows * route.top_k * 4)?, alloc(rows * route.top_k * 4)?]);
-                most_chosen = most_chosen.max(route.top_k);
             }
         }
         let inputs = alloc(InputLayout::most_bytes(rows, &graph.ropes))?;
         let page_numbers = (alloc(256)?, 256);
-        let logits_bytes = graph.vocab_size() * 4;
         let logits = (alloc(logits_bytes)?, logits_bytes);
         let state = State::new(d, &graph, options.kv_type)?;
-        let trunk: usize = tensors.iter().map(Tensor::bytes).sum();
-        let context = options.pages.saturating_mul(page_bytes(&graph, options.kv_type));
-        let states = options.state_slots.saturating_mul(slot_bytes(&graph));
-        let taken = [trunk, device_scratch_bytes(&graph, rows), logits_bytes, context, states];
-        let taken = taken.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes as u64));
-        let total = gpu.memory.unwrap_or(free.saturating_sub(MARGIN));
         let room = match gpu.expert_slots {
             Some(slots) => Room::Slots(slots),
             None => {
@@ -166,6 +172,7 @@ impl GpuExecutable {
             held_pages: vec![],
             recordings: HashMap::new(),
             profiling: false,
+            asked: 0,
         })
     }
 
@@ -198,7 +205,14 @@ impl GpuExecutable {
             let bytes = if which == 0 { wanted.next_power_of_two() } else { wanted };
             let device = self.device_mut();
             device.free(buffer);
-            let grown = (device.alloc(bytes)?, bytes);
+            let grown = match device.alloc(bytes) {
+                // Logits of many positions, for which there may be no room: they go to host memory as they are made.
+                Err(Error::DeviceMemory { .. }) if which == 1 && !device.info().unified => {
+                    device.alloc_host(bytes)?
+                }
+                buffer => buffer?,
+            };
+            let grown = (grown, bytes);
             if which == 0 {
                 self.page_numbers = grown;
                 self.held_pages.clear();
@@ -383,6 +397,19 @@ impl Executable for GpuExecutable {
             // What was measured is not wanted, nor is an error of it.
             let _ = self.device_mut().take_profile();
         }
+    }
+
+    fn device_counts(&mut self) -> Option<DeviceCounts> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let [experts, fetched] = match self.experts.tiers() {
+            Some((tiers, _)) => {
+                self.asked += 1;
+                tiers.traffic(device).ok()?
+            }
+            None => [0; 2],
+        };
+        let counts = device.counts();
+        Some(DeviceCounts { experts, fetched, waits: counts.waits.saturating_sub(self.asked), ..counts })
     }
 
     fn take_profile(&mut self) -> Option<Profile> {

@@ -9,7 +9,7 @@ use super::device::{BufferId, Device, Dispatch, Slice, Words};
 use super::tiers::{ABSENT, TierPlan, Tiers};
 use super::weights::{ALIGNMENT, Format, placed, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
-use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec};
+use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec, Op};
 use crate::{Error, Result, TensorView};
 
 /// `Part` of `kernels/moe.h`: where one of an expert's matrices lies in its slot.
@@ -34,6 +34,21 @@ impl Part {
         let offsets = offsets.map(|offset| start + offset);
         Ok((Self { matrix, format: Format::new(matrix)?, offsets }, start + bytes))
     }
+}
+
+/// Most experts that a token chooses.
+pub(crate) fn most_chosen(graph: &Graph) -> usize {
+    let chosen = graph.nodes().iter().map(|node| match &node.op {
+        Op::Route { route, .. } => route.top_k,
+        _ => 1,
+    });
+    chosen.max().unwrap_or(1)
+}
+
+/// Bytes of the slots that a token's experts need at once.
+pub(crate) fn least_bytes(graph: &Graph) -> Result<u64> {
+    let largest = layouts(graph)?.iter().map(|layout| layout.bytes).max().unwrap_or(0);
+    Ok((largest * most_chosen(graph)) as u64)
 }
 
 /// Experts of one layer.

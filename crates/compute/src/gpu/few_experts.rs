@@ -86,6 +86,27 @@ impl Lowering<'_> {
         deferred
     }
 
+    /// Whether what experts read for `x` is not what the dispatch before them writes.
+    fn known_early(&self, x: Value) -> bool {
+        let read = self.norms.get(&x).map_or(x, |norm| norm.x);
+        let written = |value: Option<Value>| value == Some(read);
+        let left_out = |step: &&Step| match step {
+            Step::RmsNorm { out, .. } => self.norms.contains_key(out),
+            Step::Route { routing, .. } => self.choices.contains_key(routing),
+            _ => false,
+        };
+        let reader =
+            self.steps.iter().position(|step| matches!(step, Step::MoeExperts { x: own, .. } if *own == x));
+        let mut before = self.steps[..reader.unwrap_or(0)].iter().rev().filter(|step| !left_out(step));
+        let Some(last) = before.next() else { return false };
+        // Products of one input are one dispatch.
+        let beside = before.take_while(|step| match (step, last) {
+            (Step::Linear { x, .. }, Step::Linear { x: of_last, .. }) => x == of_last,
+            _ => false,
+        });
+        !written(last.output()) && !beside.map(Step::output).any(written)
+    }
+
     pub(super) fn few_experts(&mut self, e: &FewExperts<'_>) -> Option<FewBody> {
         let [gate, up, down] = e.parts;
         let [name, down_name] = self.few_encodings(e.set)?;
@@ -113,8 +134,20 @@ impl Lowering<'_> {
             [slots, table, logits, correction, ids, weights, x, weight, gate_bias, up_bias, bytes, scales];
         let routes = choice.is_some();
         let route = choice.map(|c| RouteWords { route: c.route, has_bias: c.bias.is_some() });
-        let constants: &[&dyn Words] =
-            &[gate, up, &NormWords(norm), &routes, &route, &top_k, &activation, &alpha, &limit, &has_bias];
+        let early = self.known_early(e.x);
+        let constants: &[&dyn Words] = &[
+            gate,
+            up,
+            &NormWords(norm),
+            &routes,
+            &route,
+            &top_k,
+            &activation,
+            &alpha,
+            &limit,
+            &has_bias,
+            &early,
+        ];
         let launch = Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants };
         let first =
             named(launch.over([gate.matrix.rows / BLOCK + usize::from(routes), pairs, 1], THREADS), name);

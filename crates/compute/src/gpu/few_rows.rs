@@ -16,14 +16,15 @@ use crate::graph::{Precision, Value, WeightId};
 pub(super) const BLOCK: usize = 32;
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
-/// Threads of a product of plain floats.
-const PLAIN_THREADS: u32 = 256;
+/// Outputs of a group of a product of plain floats: one where there are few rows, else so many.
+const PLAIN_ROWS: usize = 4;
+const FEW_PLAIN_ROWS: usize = 512;
 /// `MOST_COLUMNS` of `kernels/activations.h`.
 pub(super) const MOST_COLUMNS: usize = 8192;
 /// Products of one dispatch, at most.
 const MOST_PARTS: usize = 3;
-/// Groups that keep a large device busy: beyond, warps make more outputs each.
-const GROUPS: usize = 1188;
+/// Groups that a large device runs at once: beyond, warps make more outputs each.
+const GROUPS: usize = 264;
 /// Stands for a weight that is not there.
 const NONE: u32 = u32::MAX;
 
@@ -40,14 +41,38 @@ pub(super) fn encoding(dtype: DType) -> Option<&'static str> {
     })
 }
 
-/// The kernel for plain floats.
-fn plain(dtype: DType) -> Option<&'static str> {
+/// The kernels for plain floats: of one output a group, and of [`PLAIN_ROWS`].
+fn plain(dtype: DType) -> Option<[&'static str; 2]> {
     match dtype {
-        DType::F32 => Some("product_f32"),
-        DType::F16 => Some("product_f16"),
-        DType::BF16 => Some("product_bf16"),
+        DType::F32 => Some(["product_f32", "products_f32"]),
+        DType::F16 => Some(["product_f16", "products_f16"]),
+        DType::BF16 => Some(["product_bf16", "products_bf16"]),
         _ => None,
     }
+}
+
+/// The kernel for products with weights of one encoding, or of several.
+fn products(mut encodings: impl Iterator<Item = DType>) -> &'static str {
+    let first = encodings.next().and_then(encoding);
+    match first.filter(|first| encodings.all(|dtype| encoding(dtype) == Some(*first))) {
+        Some("q4_k") => "products_q4_k",
+        Some("q5_k") => "products_q5_k",
+        Some("q6_k") => "products_q6_k",
+        Some("q8_0") => "products_q8_0",
+        Some("affine4") => "products_affine4",
+        Some("affine8") => "products_affine8",
+        _ => "products_mixed",
+    }
+}
+
+/// Columns of which a warp's lanes have a piece each.
+fn columns_at_once(dtype: DType) -> usize {
+    if matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) { 2048 } else { 1024 }
+}
+
+/// What a row costs beside others: more where its bytes lie across words.
+fn cost(dtype: DType) -> usize {
+    if dtype == DType::Q6_K { 2 } else { 1 }
 }
 
 /// A product with a resident weight.
@@ -86,10 +111,11 @@ struct PartWords {
     bias: u32,
     rows: usize,
     groups: usize,
+    span: usize,
 }
 
 impl PartWords {
-    const ABSENT: Self = Self { format: None, planes: [0; 3], bias: NONE, rows: 0, groups: 0 };
+    const ABSENT: Self = Self { format: None, planes: [0; 3], bias: NONE, rows: 0, groups: 0, span: 0 };
 }
 
 impl Words for PartWords {
@@ -102,6 +128,7 @@ impl Words for PartWords {
         self.bias.append(out);
         self.rows.append(out);
         self.groups.append(out);
+        self.span.append(out);
     }
 }
 
@@ -180,10 +207,12 @@ impl Lowering<'_> {
         true
     }
 
-    fn part(&self, p: &FewLinear, groups: usize) -> PartWords {
+    /// A product whose groups make `each` outputs, or whose warps make `span`.
+    fn part(&self, p: &FewLinear, each: usize, span: usize) -> PartWords {
         let DeviceWeight { matrix, format, planes } = *self.weight(p.weight);
         let bias = p.bias.map_or(NONE, |bias| unit(self.weight(bias).planes[0]));
-        PartWords { format: Some(format), planes: planes.map(unit), bias, rows: matrix.rows, groups }
+        let groups = matrix.rows.div_ceil(each);
+        PartWords { format: Some(format), planes: planes.map(unit), bias, rows: matrix.rows, groups, span }
     }
 
     /// The buffer of all weights.
@@ -198,14 +227,14 @@ impl Lowering<'_> {
     fn plain_product(&self, p: &FewLinear) -> Dispatch {
         let (x, norm) = self.entering(p.x);
         let rows = self.weight(p.weight).matrix.rows;
-        let groups = rows.div_ceil(PLAIN_THREADS as usize / 32);
+        let [single, several] = plain(self.weight(p.weight).matrix.dtype).expect("plain floats");
+        let (kernel, each) = if rows <= FEW_PLAIN_ROWS { (single, 1) } else { (several, PLAIN_ROWS) };
         let buffers =
             [self.all_weights(p), x, p.residual.map_or(self.input(0), |r| self.value(r)), self.value(p.out)];
-        let (part, weight) = (self.part(p, groups), self.norm_unit(norm));
+        let (part, weight) = (self.part(p, each, 1), self.norm_unit(norm));
         let constants: &[&dyn Words] = &[&part, &NormWords(norm), &weight, &p.residual.is_some()];
-        let kernel = plain(self.weight(p.weight).matrix.dtype).expect("plain floats");
         Launch { unit: "few_rows", kernel, buffers: &buffers, constants }
-            .over([groups, self.rows, 1], PLAIN_THREADS)
+            .over([part.groups, self.rows, 1], THREADS)
     }
 
     /// Queues the products that wait for others of their input.
@@ -213,19 +242,27 @@ impl Lowering<'_> {
         let waiting = std::mem::take(&mut self.waiting);
         let Some(first) = waiting.first() else { return };
         let (x, norm) = self.entering(first.x);
-        let rows: Vec<usize> = waiting.iter().map(|p| self.weight(p.weight).matrix.rows).collect();
-        let span = rows.iter().sum::<usize>().div_ceil(WARPS * GROUPS).next_multiple_of(2);
-        let groups: Vec<usize> = rows.iter().map(|rows| rows.div_ceil(WARPS * span)).collect();
-        let mut parts: Vec<PartWords> = waiting.iter().zip(&groups).map(|(p, n)| self.part(p, *n)).collect();
+        let matrices = waiting.iter().map(|p| self.weight(p.weight).matrix);
+        let kernel = products(matrices.clone().map(|matrix| matrix.dtype));
+        let work: usize = matrices.map(|matrix| matrix.rows * cost(matrix.dtype)).sum();
+        let part = |p: &FewLinear| {
+            let dtype = self.weight(p.weight).matrix.dtype;
+            // A warp has two rows at a time, but one of a long row.
+            let at_once = if first.x.width() > columns_at_once(dtype) { 1 } else { 2 };
+            let span = work.div_ceil(WARPS * GROUPS * cost(dtype)).next_multiple_of(at_once);
+            self.part(p, WARPS * span, span)
+        };
+        let mut parts: Vec<PartWords> = waiting.iter().map(part).collect();
+        let groups = parts.iter().map(|part| part.groups).sum();
         parts.resize_with(MOST_PARTS, || PartWords::ABSENT);
         let out = |i: usize| self.value(waiting.get(i).unwrap_or(first).out);
         let residual = first.residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [self.all_weights(first), x, residual, out(0), out(1), out(2)];
         let weight = self.norm_unit(norm);
         let constants: &[&dyn Words] =
-            &[&parts[0], &parts[1], &parts[2], &NormWords(norm), &weight, &span, &first.residual.is_some()];
-        let launch = Launch { unit: "few_rows", kernel: "products", buffers: &buffers, constants };
-        let dispatch = launch.over([groups.iter().sum(), self.rows, 1], THREADS);
+            &[&parts[0], &parts[1], &parts[2], &NormWords(norm), &weight, &first.residual.is_some()];
+        let launch = Launch { unit: "few_rows", kernel, buffers: &buffers, constants };
+        let dispatch = launch.over([groups, self.rows, 1], THREADS);
         self.run.push(dispatch);
     }
 }

@@ -2,32 +2,27 @@
 
 use std::collections::HashMap;
 
-use super::decode::Decode;
 use super::device::{BufferId, Dispatch, Grid, Order, Slice, Words, constants};
-use super::experts::{DeviceExperts, Part};
-use super::few_experts::{Choice, FewExperts, Quantized, RouteWords};
+use super::experts::DeviceExperts;
+use super::few_experts::{Choice, Quantized, RouteWords};
 use super::few_rows::{FewLinear, Norm};
 use super::inputs::{FEW_ROWS, InputLayout, Shape};
 use super::state::State;
-use super::steps::{Buffers, Prepare, Step};
-use super::tensor_cores::{TensorExperts, TensorLinear, TensorScratch};
+use super::steps::{Buffers, Step};
+use super::tensor_cores::{TensorLinear, TensorScratch};
 use super::weights::DeviceWeight;
 use crate::DType;
 use crate::backend::{ActivationMode, KvType};
 use crate::graph::{
-    Activation, Attention, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, HeadPairing,
-    LatentAttention, LatentWeights, RopeStyle, Route, Routing, Value, WeightId,
+    DeltaInputs, DeltaRule, ExpertSetId, Graph, HeadPairing, RopeStyle, Route, Routing, Value, WeightId,
 };
 
 /// Threads of a group, unless a kernel says otherwise.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Warps of such a group.
-const WARPS: usize = 8;
+pub(super) const WARPS: usize = 8;
 /// Outputs and tokens of a tile.
-const TILE: usize = 64;
-/// Query heads that a group of the attention kernel handles, and its threads.
-const QUERIES: usize = 8;
-const ATTENTION_THREADS: u32 = 128;
+pub(super) const TILE: usize = 64;
 
 /// Work between the host's steps.
 #[derive(Debug)]
@@ -104,7 +99,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> ([usize; 4], [usize; 
 }
 
 /// Blocks of pairs, at most.
-fn most_blocks(pairs: usize, experts: usize) -> usize {
+pub(super) fn most_blocks(pairs: usize, experts: usize) -> usize {
     pairs / TILE + experts.min(pairs)
 }
 
@@ -149,7 +144,7 @@ pub(super) struct Lowering<'a> {
     pub(super) memory: &'a Memory<'a>,
     pub(super) shape: Shape,
     pub(super) layout: InputLayout,
-    pieces: Vec<Piece<Vec<Dispatch>>>,
+    pub(super) pieces: Vec<Piece<Vec<Dispatch>>>,
     pub(super) run: Vec<Dispatch>,
     /// Rows of values: tokens, then outputs.
     pub(super) rows: usize,
@@ -201,7 +196,7 @@ impl Launch<'_> {
     }
 
     /// One thread for each of `count` elements.
-    fn each(self, count: usize) -> Dispatch {
+    pub(super) fn each(self, count: usize) -> Dispatch {
         self.over([count.div_ceil(THREADS as usize), 1, 1], THREADS)
     }
 }
@@ -413,207 +408,6 @@ impl Lowering<'_> {
         }
     }
 
-    /// Writes x (rows, heads · len) to channels `start..` of a cache of (heads, dim).
-    fn append(&mut self, x: Value, cache: Slice, [heads, dim, start, len]: [usize; 4]) {
-        let buffers = [self.value(x), self.input(self.layout.places), self.pages(), cache];
-        let constants: &[&dyn Words] = &[&heads, &dim, &start, &len, &self.f32_cache()];
-        let dispatch = Launch { unit: "attention", kernel: "append", buffers: &buffers, constants }
-            .over([self.rows, 1, 1], THREADS);
-        self.run.push(dispatch);
-    }
-
-    fn attention(
-        &mut self,
-        [q, k, v]: [Value; 3],
-        cache: usize,
-        (sinks, prepare): (Option<WeightId>, Option<Prepare>),
-        out: Value,
-    ) {
-        let shape = self.graph.caches[cache];
-        let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
-        let dim = shape.head_dim;
-        if let Some(prepare) = prepare {
-            let caches = [keys, values];
-            let decode = Decode { shape: &shape, inputs: [q, k, v], prepare, caches, sinks, out };
-            if self.decode_attention(&decode) {
-                return;
-            }
-        }
-        let query = match prepare {
-            Some(prepare) => {
-                let query = Slice::from(self.memory.scratch.attention[2]);
-                self.prepare(&shape, &prepare, [q, k, v], [keys, values, query]);
-                query
-            }
-            None => {
-                self.append(k, keys, [shape.kv_heads, dim, 0, dim]);
-                self.append(v, values, [shape.kv_heads, dim, 0, dim]);
-                self.value(q)
-            }
-        };
-        let slices = [query, keys, values, self.value(out)];
-        if let Some(dispatch) = self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s))) {
-            return self.run.push(dispatch);
-        }
-        let attend = Attend {
-            heads: shape.heads,
-            kv_heads: shape.kv_heads,
-            dims: [dim; 4],
-            scale: shape.scale,
-            window: shape.window.unwrap_or(0),
-            sinks,
-        };
-        self.attend(&attend, [query, keys, values], self.value(out));
-    }
-
-    /// Norms and rotates queries and keys, and appends keys and values to their caches.
-    fn prepare(
-        &mut self,
-        shape: &Attention,
-        how: &Prepare,
-        [q, k, v]: [Value; 3],
-        [keys, values, query]: [Slice; 3],
-    ) {
-        let rotation = &self.graph.ropes[how.rope];
-        let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
-        let Attention { heads, kv_heads, head_dim, .. } = *shape;
-        let (q_norm, k_norm) = (how.q_norm.is_some(), how.k_norm.is_some());
-        let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
-        let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
-        let buffers = [
-            self.value(q),
-            self.value(k),
-            self.value(v),
-            weight(how.q_norm),
-            weight(how.k_norm),
-            self.input(self.layout.angles[how.rope]),
-            self.input(self.layout.places),
-            self.pages(),
-            keys,
-            values,
-            query,
-        ];
-        let (q_eps, k_eps, f32_cache) = (eps(how.q_norm), eps(how.k_norm), self.f32_cache());
-        let constants: &[&dyn Words] = &[
-            &heads,
-            &kv_heads,
-            &head_dim,
-            &q_norm,
-            &k_norm,
-            &q_eps,
-            &k_eps,
-            &pairs,
-            &interleaved,
-            &f32_cache,
-        ];
-        let launch = Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants };
-        let dispatch = launch.over([heads + 2 * kv_heads, self.rows, 1], 32);
-        self.run.push(dispatch);
-    }
-
-    fn attend(&mut self, a: &Attend, [q, keys, values]: [Slice; 3], out: Slice) {
-        let chunks = (a.heads / a.kv_heads).div_ceil(QUERIES);
-        let splits = self.shape.splits;
-        let [key_dim, value_dim, key_stride, value_stride] = a.dims;
-        let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
-        let to = if splits == 1 { out } else { parts };
-        let places = self.input(self.layout.places);
-        let buffers = [q, keys, values, places, self.pages(), self.optional(a.sinks), stats, to];
-        let (f32_cache, has_sinks) = (self.f32_cache(), a.sinks.is_some());
-        let window = u32::try_from(a.window).unwrap_or(0);
-        let constants: &[&dyn Words] = &[
-            &a.heads,
-            &a.kv_heads,
-            &chunks,
-            &key_dim,
-            &value_dim,
-            &key_stride,
-            &value_stride,
-            &a.scale,
-            &window,
-            &f32_cache,
-            &splits,
-            &has_sinks,
-        ];
-        let dispatch = Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants }
-            .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
-        self.run.push(dispatch);
-        if splits > 1 {
-            self.combine([parts, stats, out], a.heads, splits, value_dim);
-        }
-    }
-
-    /// Puts the splits of attention together.
-    pub(super) fn combine(&mut self, buffers: [Slice; 3], heads: usize, splits: usize, value_dim: usize) {
-        let constants: &[&dyn Words] = &[&splits, &value_dim];
-        let launch = Launch { unit: "attention", kernel: "combine", buffers: &buffers, constants };
-        let dispatch = launch.over([self.rows * heads, 1, 1], ATTENTION_THREADS);
-        self.run.push(dispatch);
-    }
-
-    fn latent_attention(&mut self, inputs: [Value; 4], weights: LatentWeights, cache: usize, out: Value) {
-        let [q_nope, q_rope, c, k_rope] = inputs;
-        let LatentAttention { heads, nope, rope, rank, value, scale } = self.graph.latent_caches[cache];
-        let latents = self.memory.state.latents[cache].slice();
-        let width = rank + rope;
-        self.append(c, latents, [1, width, 0, rank]);
-        self.append(k_rope, latents, [1, width, rank, rope]);
-        let [_, _, query, mixed] = self.memory.scratch.attention.map(Slice::from);
-        let (q_nope, out) = (self.value(q_nope), self.value(out));
-        match weights {
-            LatentWeights::Joint(weight) => {
-                self.heads(
-                    "latent_transposed",
-                    weight,
-                    [nope + value, 0, nope, rank, width, 0],
-                    [q_nope, query],
-                );
-            }
-            LatentWeights::Split { k, .. } => {
-                self.heads("latent_matvec", k, [rank, 0, nope, rank, width, 0], [q_nope, query]);
-            }
-        }
-        let count = self.rows * heads * rope;
-        let buffers = [self.value(q_rope), query];
-        let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
-        let copy = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants }.each(count);
-        self.run.push(copy);
-        let attend =
-            Attend { heads, kv_heads: 1, dims: [width, rank, width, width], scale, window: 0, sinks: None };
-        self.attend(&attend, [query, latents, latents], mixed);
-        match weights {
-            LatentWeights::Joint(weight) => {
-                self.heads(
-                    "latent_matvec",
-                    weight,
-                    [nope + value, nope, rank, value, value, 0],
-                    [mixed, out],
-                );
-            }
-            LatentWeights::Split { v, .. } => {
-                self.heads("latent_matvec", v, [value, 0, rank, value, value, 0], [mixed, out]);
-            }
-        }
-    }
-
-    /// A product of each head's part of a weight: see `kernels/latent.h` for the sizes.
-    fn heads(&mut self, kernel: &'static str, weight: WeightId, sizes: [usize; 6], [x, result]: [Slice; 2]) {
-        let w = self.weight(weight);
-        let [head_rows, first_row, ins, outs, stride, start] = sizes;
-        // Of all heads: the weight's rows are theirs.
-        let heads = w.matrix.rows / head_rows;
-        let constants: &[&dyn Words] =
-            &[&w.format, &heads, &head_rows, &first_row, &ins, &outs, &stride, &start];
-        let [a, b, c] = w.planes;
-        let launch = Launch { unit: "latent", kernel, buffers: &[a, b, c, x, result], constants };
-        let dispatch = if kernel == "latent_matvec" {
-            launch.over([outs.div_ceil(WARPS), heads, self.rows], THREADS)
-        } else {
-            launch.over([outs.div_ceil(8 * 64), heads, self.rows], 64)
-        };
-        self.run.push(dispatch);
-    }
-
     fn route(&self, logits: Value, bias: Option<WeightId>, route: Route, routing: Routing) -> Dispatch {
         let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
         let buffers = [self.value(logits), self.optional(bias), ids, weights];
@@ -622,141 +416,8 @@ impl Lowering<'_> {
             .over([self.rows, 1, 1], THREADS)
     }
 
-    fn moe_experts(
-        &mut self,
-        (x, residual, out): (Value, Option<Value>, Value),
-        routing: Routing,
-        set: ExpertSetId,
-        mlp: ExpertMlp,
-    ) {
-        let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
-        let experts = self.memory.experts;
-        let (top_k, pairs) = (routing.top_k(), self.rows * routing.top_k());
-        let [_, _, products, outputs] = self.memory.scratch.experts.map(Slice::from);
-        let parts = *experts.parts(set);
-        let on_tensor_cores = TensorExperts {
-            x,
-            ids,
-            top_k,
-            set,
-            parts: &parts,
-            mlp: &mlp,
-            biases: mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| self.vector(id))),
-            products,
-            outputs,
-        };
-        let few = FewExperts {
-            x,
-            set,
-            routing,
-            parts: &parts,
-            mlp: &mlp,
-            biases: on_tensor_cores.biases,
-            residual: residual.map(|r| self.value(r)),
-            outputs,
-            out: self.value(out),
-        };
-        let mut summed = false;
-        let mut body = if let Some(few) = self.few_experts(&few) {
-            summed = few.summed;
-            few.body
-        } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
-            body
-        } else {
-            self.common_experts(x, (ids, pairs, top_k), set, mlp)
-        };
-
-        if experts.all_at_hand(set, [self.rows, pairs]) {
-            self.run.extend(experts.place(set, ids, [self.rows, pairs]));
-            self.run.append(&mut body);
-        } else {
-            let run = std::mem::take(&mut self.run);
-            self.pieces.push(Piece::Run(run));
-            self.pieces.push(Piece::Experts { set, ids, pairs, body });
-        }
-        if summed {
-            return;
-        }
-        let has_residual = residual.is_some();
-        let residual = residual.map_or(self.input(0), |r| self.value(r));
-        let buffers = [outputs, weights, residual, self.value(out)];
-        let constants: &[&dyn Words] = &[&top_k, &out.width(), &has_residual];
-        let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
-        self.run.push(combine.over([self.rows, 1, 1], THREADS));
-    }
-
-    /// Outputs of all pairs whose experts are present.
-    fn common_experts(
-        &self,
-        x: Value,
-        (ids, pairs, top_k): (Slice, usize, usize),
-        set: ExpertSetId,
-        mlp: ExpertMlp,
-    ) -> Vec<Dispatch> {
-        let experts = self.memory.experts;
-        let [gate, up, down] = *experts.parts(set);
-        let table = experts.table(set, [self.rows, pairs]);
-        let [gates, ups, products, outputs] = self.memory.scratch.experts.map(Slice::from);
-        let biases = mlp.biases.map(|b| [b.gate, b.up, b.down]);
-        let bias = |which: usize| biases.map(|b| b[which]);
-        let x = self.value(x);
-        let mut body = vec![];
-        let inner = gate.matrix.rows;
-        if self.rows > FEW_ROWS {
-            body.push(self.bucket(set, ids, pairs, [inner, down.matrix.rows]));
-        }
-        let projection = |part: &Part, x, share, bias, to, grid| {
-            self.projection(set, ids, pairs, Projection { part, x, share, bias, to, grid })
-        };
-        body.push(projection(&gate, x, top_k, bias(0), gates, 0));
-        body.push(Dispatch { order: Order::Beside, ..projection(&up, x, top_k, bias(1), ups, 0) });
-        let (activation, alpha, limit) = match mlp.activation {
-            Activation::SwiGlu => (0u32, 0.0, 0.0),
-            Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
-            Activation::LimitedSwiGlu { .. } => unreachable!("refused before lowering"),
-        };
-        let count = pairs * inner;
-        let constants: &[&dyn Words] = &[&count, &inner, &activation, &alpha, &limit];
-        let buffers = [table, ids, gates, ups, products];
-        body.push(Launch { unit: "moe", kernel: "moe_activate", buffers: &buffers, constants }.each(count));
-        body.push(projection(&down, products, 1, bias(2), outputs, 1));
-        body
-    }
-
-    /// Sorts pairs by expert, for grids over `rows` outputs each.
-    fn bucket(&self, set: ExpertSetId, ids: Slice, pairs: usize, rows: [usize; 2]) -> Dispatch {
-        let [list, blocks, grids] = self.memory.scratch.buckets.map(Slice::from);
-        let count = self.graph.expert_sets()[set.0].experts;
-        let tiles = rows.map(|rows| rows.div_ceil(TILE));
-        let table = self.memory.experts.table(set, [self.rows, pairs]);
-        let buffers = [table, ids, list, blocks, grids];
-        Launch { unit: "moe", kernel: "moe_bucket", buffers: &buffers, constants: &[&pairs, &count, &tiles] }
-            .over([1, 1, 1], THREADS)
-    }
-
-    fn projection(&self, set: ExpertSetId, ids: Slice, pairs: usize, p: Projection<'_>) -> Dispatch {
-        let experts = self.memory.experts;
-        let (slots, table) = (experts.slots(), experts.table(set, [self.rows, pairs]));
-        let constants: &[&dyn Words] = &[p.part, &p.share, &p.bias.is_some()];
-        let bias = self.optional(p.bias);
-        let rows = p.part.matrix.rows;
-        if self.rows <= FEW_ROWS {
-            let buffers = [slots, table, ids, p.x, bias, p.to];
-            return Launch { unit: "moe", kernel: "moe_matvec_any", buffers: &buffers, constants }
-                .over([rows.div_ceil(WARPS), pairs, 1], THREADS);
-        }
-        let [list, blocks, grids] = self.memory.scratch.buckets.map(Slice::from);
-        let at = grids.at(12 * p.grid);
-        let buffers = [slots, table, list, blocks, at, p.x, bias, p.to];
-        let most = most_blocks(pairs, self.graph.expert_sets()[set.0].experts);
-        let limit = [rows.div_ceil(TILE), most, 1].map(|n| u32::try_from(n).expect("a grid of 32 bits"));
-        let dispatch = Launch { unit: "moe", kernel: "moe_matmul_any", buffers: &buffers, constants }
-            .on(Grid::Indirect { at, limit }, THREADS);
-        self.on_matrices(dispatch, "moe_matmul", p.part.matrix.dtype)
-    }
-
     /// The same product by the kernel of `metal/gemm.h` for the encoding, where the device has that.
-    fn on_matrices(&self, dispatch: Dispatch, name: &str, dtype: DType) -> Dispatch {
+    pub(super) fn on_matrices(&self, dispatch: Dispatch, name: &str, dtype: DType) -> Dispatch {
         if !self.memory.simdgroup_matrices {
             return dispatch;
         }
@@ -775,28 +436,4 @@ impl Lowering<'_> {
         };
         Dispatch { unit: "metal/gemm", kernel: format!("simdgroup_{name}_{encoding}").into(), ..dispatch }
     }
-}
-
-/// One of an expert's matrices with what it multiplies.
-struct Projection<'a> {
-    part: &'a Part,
-    x: Slice,
-    /// Pairs that share a row of x.
-    share: usize,
-    bias: Option<WeightId>,
-    to: Slice,
-    /// Which of the two grids.
-    grid: usize,
-}
-
-/// What the attention kernel is told.
-struct Attend {
-    heads: usize,
-    kv_heads: usize,
-    /// Channels of a key and of a value, and of a cached row of each.
-    dims: [usize; 4],
-    scale: f32,
-    /// 0 for none.
-    window: usize,
-    sinks: Option<WeightId>,
 }

@@ -16,6 +16,7 @@
 //!   recorded list can run for every token.
 //! - Dispatches run in order; one that is [`Order::Beside`] may run at the same time as the one before it.
 
+mod attention;
 mod backend;
 #[cfg(target_os = "linux")]
 pub mod cuda;
@@ -32,6 +33,7 @@ pub mod kernels;
 mod lower;
 #[cfg(target_os = "macos")]
 pub mod metal;
+mod routed_experts;
 mod state;
 mod steps;
 mod supported;

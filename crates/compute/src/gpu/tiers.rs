@@ -138,6 +138,10 @@ pub(crate) struct Tiers {
     owners: BufferId,
     worth: BufferId,
     fetches: BufferId,
+    /// Experts that batches of few rows chose, and those of them that were fetched.
+    totals: BufferId,
+    /// The same of batches of many rows.
+    streamed: [u64; 2],
     /// What the device's table is, unless it has changed since.
     known: Option<Vec<u32>>,
 }
@@ -160,9 +164,12 @@ impl Tiers {
             owners: device.alloc((slots * 4).max(4))?,
             worth: device.alloc(experts * 8)?,
             fetches: device.alloc((1 + 2 * most_fetches) * 4)?,
+            totals: device.alloc(8)?,
+            streamed: [0; 2],
             known: None,
         };
         device.clear(tiers.worth.into(), experts * 8)?;
+        device.clear(tiers.totals.into(), 8)?;
         Ok(tiers)
     }
 
@@ -227,7 +234,7 @@ impl Tiers {
         // A sum over all tokens to come tends to 1 / (1 - decay).
         let parts = [(1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)), SHORT_PART * (1.0 - decay(SHORT, 1))];
         let decays = [decay(LONG, rows), decay(SHORT, rows)];
-        let buffers = [ids, self.table(set, true), owners, worth, self.fetches.into()];
+        let buffers = [ids, self.table(set, true), owners, worth, self.fetches.into(), self.totals.into()];
         let constants: &[&dyn Words] = &[shelf, &pairs, &decays, &parts];
         let place =
             Launch { unit: "tiers", kernel: "place", buffers: &buffers, constants }.over([1, 1, 1], 256);
@@ -236,6 +243,19 @@ impl Tiers {
         let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
             .over([FETCH_GROUPS, pairs.min(shelf.experts), 1], 256);
         [place, fetch]
+    }
+
+    /// Experts that batches chose so far, and those of them that came over the bus.
+    pub(super) fn traffic(&self, device: &mut dyn Device) -> Result<[u64; 2]> {
+        let mut bytes = [0; 8];
+        device.download(self.totals.into(), &mut bytes)?;
+        let few = bytes.as_chunks().0.iter().map(|word| u64::from(u32::from_le_bytes(*word)));
+        Ok(few
+            .zip(self.streamed)
+            .map(|(few, many)| few + many)
+            .collect::<Vec<_>>()
+            .try_into()
+            .unwrap_or_default())
     }
 
     /// The device decides from now on: what is known of its table is out of date.
@@ -263,6 +283,8 @@ impl Tiers {
             self.known.as_ref().map_or(&[][..], |table| &table[shelf.expert_entry..][..shelf.experts]);
         let (here, elsewhere): (Vec<u32>, Vec<u32>) =
             wanted.iter().partition(|expert| known[**expert as usize] != ABSENT);
+        self.streamed[0] += wanted.len() as u64;
+        self.streamed[1] += elsewhere.len() as u64;
         let mut shown = vec![ABSENT; shelf.experts];
         here.iter().for_each(|expert| shown[*expert as usize] = known[*expert as usize]);
         let to = self.table(set, false);

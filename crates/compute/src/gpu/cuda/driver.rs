@@ -4,6 +4,7 @@
 //! function, gives an error instead of a panic. Sources: `cuda.h` of CUDA 12.0, the oldest driver that has them all.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::Path;
 use std::ptr;
 
 use libloading::Library;
@@ -106,6 +107,9 @@ macro_rules! functions {
             _library: Library,
         }
 
+        #[cfg(test)]
+        pub(super) const SYMBOLS: &[&str] = &[$($symbol),*];
+
         impl Driver {
             fn from_library(library: Library) -> Result<Self> {
                 // SAFETY: the types are those of `cuda.h` for these symbols, and the library outlives the pointers,
@@ -203,10 +207,15 @@ impl Driver {
     /// # Errors
     /// [`Error::NoDevice`] saying what is missing.
     pub(super) fn load() -> Result<Self> {
+        Self::load_from(Path::new("libcuda.so.1"))
+    }
+
+    /// The same from a file, or a name that the system looks for.
+    pub(super) fn load_from(file: &Path) -> Result<Self> {
         // SAFETY: the driver's library runs no code of ours when it is loaded.
-        let library = unsafe { Library::new("libcuda.so.1") };
+        let library = unsafe { Library::new(file) };
         let library = library.map_err(|_| Error::NoDevice {
-            reason: "the NVIDIA driver (libcuda.so.1) is not installed".into(),
+            reason: format!("the NVIDIA driver ({}) is not installed", file.display()),
         })?;
         let driver = Self::from_library(library)?;
         // SAFETY: initialising takes flags, which must be 0.

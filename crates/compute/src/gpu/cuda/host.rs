@@ -74,9 +74,7 @@ impl Staging {
         from: DevicePointer,
         out: &mut [u8],
     ) -> Result<()> {
-        // After this no transfer is under way: the whole ring is free.
-        call!(driver, stream_synchronize(stream))?;
-        (self.half, self.at) = (0, 0);
+        // In the stream's order: uploads that the ring still holds have ended by then.
         let mut at = 0;
         for part in out.chunks_mut(2 * self.half_bytes) {
             let place = self.memory;
@@ -86,6 +84,7 @@ impl Staging {
             unsafe { ptr::copy_nonoverlapping(place, part.as_mut_ptr(), part.len()) };
             at += part.len() as u64;
         }
+        (self.half, self.at) = (0, 0);
         Ok(())
     }
 

@@ -8,6 +8,8 @@ mod archive;
 mod driver;
 mod host;
 mod profile;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_uint, c_void};
@@ -22,8 +24,9 @@ use driver::{
 use host::{Pinned, Staging};
 use profile::Profile;
 
+use super::decode::TENSOR_UNIT;
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
-use crate::backend::KernelTime;
+use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
 /// Bytes of pinned memory that small transfers pass through.
@@ -76,6 +79,7 @@ pub struct Cuda {
     buffers: Vec<Option<Allocation>>,
     recordings: Vec<Option<Recording>>,
     staging: Staging,
+    counts: DeviceCounts,
     profile: Option<Profile>,
 }
 
@@ -157,6 +161,7 @@ impl Cuda {
             buffers: vec![],
             recordings: vec![],
             staging: Staging::empty(),
+            counts: DeviceCounts::default(),
             profile: None,
             driver,
         };
@@ -293,8 +298,9 @@ impl Cuda {
             }
             let beside = dispatches.get(index + 1).is_some_and(|next| next.order == Order::Beside);
             let alone = dispatch.order == Order::After && !beside && before.len() == 1;
-            // Kernels of the common dialect wait, those of `kernels/cuda` do not.
-            let waits = self.kernels[&*dispatch.kernel].waits && !dispatch.unit.starts_with("cuda/");
+            // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of one unit.
+            let common = !dispatch.unit.starts_with("cuda/") || dispatch.unit == TENSOR_UNIT;
+            let waits = self.kernels[&*dispatch.kernel].waits && common;
             let early = alone && waits && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.function, launch.grid, launch.threads);
             let shared_bytes = launch.shared;
@@ -406,6 +412,18 @@ impl Device for Cuda {
 
     fn download(&mut self, from: Slice, out: &mut [u8]) -> Result<()> {
         self.enter()?;
+        self.counts.waits += 1;
+        if let Some(Allocation { host: Some(host), .. }) =
+            self.buffers.get_mut(from.buffer.0).and_then(Option::as_mut)
+        {
+            call!(self.driver, stream_synchronize(self.stream))?;
+            let range =
+                from.offset.checked_add(out.len()).and_then(|end| host.as_mut_slice().get(from.offset..end));
+            let range = range
+                .ok_or_else(|| Error::Device { reason: format!("{} bytes of host memory", out.len()) })?;
+            out.copy_from_slice(range);
+            return Ok(());
+        }
         let address = self.address(from, out.len())?;
         self.staging.download(&self.driver, self.stream, address, out)
     }
@@ -424,6 +442,8 @@ impl Device for Cuda {
 
     fn run(&mut self, dispatches: &[Dispatch]) -> Result<()> {
         self.enter()?;
+        self.counts.launches += dispatches.len() as u64;
+        self.counts.kernels += dispatches.len() as u64;
         for dispatch in dispatches {
             if let Some(mut profile) = self.profile.take() {
                 profile.before(&self.driver, self.stream)?;
@@ -458,7 +478,11 @@ impl Device for Cuda {
         let found = place.ok_or_else(|| Error::Device { reason: format!("{recording:?} does not exist") })?;
         let outcome = match self.profile {
             Some(_) => self.run(&found.dispatches),
-            None => call!(self.driver, graph_launch(found.exec, self.stream)),
+            None => {
+                self.counts.launches += 1;
+                self.counts.kernels += found.dispatches.len() as u64;
+                call!(self.driver, graph_launch(found.exec, self.stream))
+            }
         };
         self.recordings[recording.0] = Some(found);
         outcome
@@ -474,6 +498,7 @@ impl Device for Cuda {
 
     fn synchronize(&mut self) -> Result<()> {
         self.enter()?;
+        self.counts.waits += 1;
         call!(self.driver, stream_synchronize(self.stream))
     }
 
@@ -485,6 +510,7 @@ impl Device for Cuda {
 
     fn finish_copies(&mut self) -> Result<()> {
         self.enter()?;
+        self.counts.waits += 1;
         call!(self.driver, stream_synchronize(self.copies))
     }
 
@@ -521,6 +547,10 @@ impl Device for Cuda {
             Some(event) => call!(self.driver, stream_wait(self.copies, *event, 0)),
             None => Ok(()),
         }
+    }
+
+    fn counts(&self) -> DeviceCounts {
+        self.counts
     }
 
     /// Recordings run one by one then, which is slower than as a graph.

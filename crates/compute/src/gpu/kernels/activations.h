@@ -32,6 +32,18 @@ DEVICE Float8 floats8(GPTR(const float) x, uint i) {
     return r;
 }
 
+// Four numbers of -127..127, rounded to bytes: adding 1.5 · 2²³ leaves the nearest integer in the lowest bits.
+DEVICE uint packed_codes(float a, float b, float d, float e) {
+    const float magic = 12582912.0f;
+    return (as_uint(a + magic) & 255) | (as_uint(b + magic) & 255) << 8 | (as_uint(d + magic) & 255) << 16
+         | as_uint(e + magic) << 24;
+}
+
+// Brings a norm's weights nearer: one group does it for all.
+DEVICE void prefetch_norm(CTX, const NormConstants c, GPTR(const float) weight, uint cols) {
+    if (c.has_norm && ctx.group_x() == 0 && ctx.warp() == 0) warp_prefetch(ctx, GCAST(const uchar, weight), 4 * cols);
+}
+
 // Factor of a norm from the squares that each warp has summed.
 DEVICE float norm_factor(CTX, const NormConstants c, uint cols, SPTR(const float) scratch) {
     float sum = 0.0f;
@@ -67,33 +79,27 @@ DEVICE float enter_bytes(CTX, const NormConstants c, GPTR(const float) x, GPTR(c
     for (uint base = ctx.warp() * 32; base < pieces; base += ctx.threads()) {
         const uint i = base + ctx.lane();
         Float8 v = e.x;
+        float own = 0.0f, most = 0.0f;
 #pragma unroll
         for (uint j = 0; j < 8; ++j) {
-            squares += v.v[j] * v.v[j];
+            own = fma_of(v.v[j], v.v[j], own);
             v.v[j] *= e.weight.v[j];
-        }
-        e = entering_at(ctx, c, x, weight, cols, i + ctx.threads());
-        float most = 0.0f, poison = 0.0f;
-#pragma unroll
-        for (uint j = 0; j < 8; ++j) {
             const float magnitude = abs_of(v.v[j]);
             most = magnitude > most ? magnitude : most;
-            // Zero, or NaN if an element is not finite.
-            poison += v.v[j] * 0.0f;
         }
+        squares += own;
+        e = entering_at(ctx, c, x, weight, cols, i + ctx.threads());
         most = quad_max(ctx, most);
-        poison = quad_sum(ctx, poison);
-        const float d = most / 127.0f + poison, inverse = most > 0.0f ? 127.0f / most : 0.0f;
-        uint packed[2] = {0, 0};
-        int sum = 0;
+        // Zero, or NaN if an element is not finite.
+        const float poison = quad_sum(ctx, own * 0.0f);
+        const float d = most * (1.0f / 127.0f) + poison, inverse = most > 0.0f ? 127.0f / most : 0.0f;
+        uint packed[2];
 #pragma unroll
-        for (uint j = 0; j < 8; ++j) {
-            const float q = round_of(v.v[j] * inverse);
-            const int code = q >= -127.0f && q <= 127.0f ? (int)q : 0;
-            sum += code;
-            packed[j / 4] |= ((uint)code & 255) << (8 * (j % 4));
+        for (uint j = 0; j < 2; ++j) {
+            packed[j] = packed_codes(v.v[4 * j] * inverse, v.v[4 * j + 1] * inverse, v.v[4 * j + 2] * inverse,
+                                     v.v[4 * j + 3] * inverse);
         }
-        const float total = quad_sum(ctx, (float)sum);
+        const float total = quad_sum(ctx, (float)dot4(packed[0], 0x01010101u, dot4(packed[1], 0x01010101u, 0)));
         if (i < pieces) {
             words[2 * i] = packed[0];
             words[2 * i + 1] = packed[1];
@@ -101,25 +107,6 @@ DEVICE float enter_bytes(CTX, const NormConstants c, GPTR(const float) x, GPTR(c
                 scales[i / 2] = d;
                 scales[i / 2 + 1] = d * total;
             }
-        }
-    }
-    squares = lane_sum(ctx, squares);
-    if (ctx.lane() == 0) scratch[ctx.warp()] = squares;
-    barrier(ctx);
-    return norm_factor(ctx, c, cols, scratch);
-}
-
-// The same without rounding; cols is a multiple of 8.
-DEVICE float enter_floats(CTX, const NormConstants c, GPTR(const float) x, GPTR(const float) weight, uint cols,
-                          SPTR(float) values, SPTR(float) scratch) {
-    float squares = 0.0f;
-    for (uint i = ctx.thread(); i < cols / 8; i += ctx.threads()) {
-        Float8 v = floats8(x, i), w = v;
-        if (c.has_norm) w = floats8(weight, i);
-#pragma unroll
-        for (uint j = 0; j < 8; ++j) {
-            squares += v.v[j] * v.v[j];
-            values[8 * i + j] = c.has_norm ? v.v[j] * w.v[j] : v.v[j];
         }
     }
     squares = lane_sum(ctx, squares);

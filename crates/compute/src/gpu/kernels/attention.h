@@ -194,33 +194,51 @@ struct CombineConstants {
 // Puts the splits of each head together: parts (heads, splits, value_dim) and stats (heads, splits, 2) → out (heads,
 // value_dim), heads being those of all rows. A split without keys counts nothing; NaN passes. A group does one head.
 KERNEL(combine, CombineConstants, (const float, parts), (const float, stats), (float, out)) {
-    // What each split counts.
-    SHARED(float, factors, MAX_SPLITS);
-    SHARED(float, total, 1);
+    // (4, 32): parts of sums.
+    SHARED(float, sums, 128);
+    constexpr uint AT_ONCE = 8;
     const ulong head = ctx.group_x();
-    if (ctx.warp() == 0) {
-        float best = -infinity(), sum = 0.0f;
-        for (uint s = ctx.lane(); s < c.splits; s += 32) {
-            const float m = stats[(head * c.splits + s) * 2];
-            best = m > best ? m : best;
-        }
-        best = lane_max(ctx, best);
-        for (uint s = ctx.lane(); s < c.splits; s += 32) {
-            const ulong at = (head * c.splits + s) * 2;
-            const float factor = stats[at] == -infinity() ? 1.0f : exp_of(stats[at] - best);
-            factors[s] = factor;
-            sum += stats[at + 1] * factor;
-        }
-        sum = lane_sum(ctx, sum);
-        if (ctx.lane() == 0) total[0] = sum;
+    const uint channel = ctx.group_y() * 32 + ctx.lane(), each = (c.splits + 3) / 4, begin = ctx.warp() * each;
+    const uint end = begin + each < c.splits ? begin + each : c.splits;
+    const GPTR(const float) from = parts + head * c.splits * c.value_dim + (channel < c.value_dim ? channel : 0);
+    // The first ones are on their way while it is found out what they count.
+    float part[AT_ONCE];
+#pragma unroll
+    for (uint i = 0; i < AT_ONCE; ++i) part[i] = begin + i < end ? (float)from[(begin + i) * c.value_dim] : 0.0f;
+    // What splits `lane` and 32 + lane count.
+    float maxima[2], own[2], best = -infinity(), total = 0.0f;
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+        const uint s = ctx.lane() + 32 * i;
+        maxima[i] = s < c.splits ? (float)stats[(head * c.splits + s) * 2] : -infinity();
+        own[i] = s < c.splits ? (float)stats[(head * c.splits + s) * 2 + 1] : 0.0f;
+        best = maxima[i] > best ? maxima[i] : best;
     }
+    best = lane_max(ctx, best);
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+        maxima[i] = maxima[i] == -infinity() ? 1.0f : exp_of(maxima[i] - best);
+        total += own[i] * maxima[i];
+    }
+    total = lane_sum(ctx, total);
+    float mixed = 0.0f;
+    for (uint base = begin; base < end; base += AT_ONCE) {
+#pragma unroll
+        for (uint i = 0; i < AT_ONCE; ++i) {
+            if (base != begin) part[i] = base + i < end ? (float)from[(base + i) * c.value_dim] : 0.0f;
+        }
+#pragma unroll
+        for (uint i = 0; i < AT_ONCE; ++i) {
+            const uint s = base + i < end ? base + i : begin;
+            mixed += part[i] * lane_read(ctx, s < 32 ? maxima[0] : maxima[1], s % 32);
+        }
+    }
+    sums[ctx.thread()] = mixed;
     barrier(ctx);
-    for (uint d = ctx.thread(); d < c.value_dim; d += ctx.threads()) {
-        float mixed = 0.0f;
-#pragma unroll 8
-        for (uint s = 0; s < c.splits; ++s) mixed += parts[(head * c.splits + s) * c.value_dim + d] * factors[s];
-        out[head * c.value_dim + d] = mixed / total[0];
-    }
+    if (ctx.warp() != 0 || channel >= c.value_dim) return;
+    mixed = 0.0f;
+    for (uint i = 0; i < 4; ++i) mixed += sums[32 * i + ctx.lane()];
+    out[head * c.value_dim + channel] = mixed / total;
 }
 
 struct PrepareConstants {

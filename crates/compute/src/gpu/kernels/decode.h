@@ -1,48 +1,6 @@
 // Attention of tokens that are each the newest of a sequence, as decoding has them: norms and rotations of heads,
 // appending to the cache and attention in one dispatch.
-#include "cache.h"
-#include "pieces.h"
-
-struct DecodeConstants {
-    // Query and key heads, and groups that share a key head.
-    uint heads, kv_heads, chunks;
-    // Whether heads of queries and keys are normalised first.
-    uint q_norm, k_norm;
-    float q_eps, k_eps;
-    // Pairs that rotate, and whether channels 2i and 2i + 1 form one; else i and i + pairs.
-    uint pairs, interleaved;
-    float scale;
-    // Keys seen, at most: 0 for all.
-    uint window;
-    // Parts that each row's keys are divided into.
-    uint splits;
-    // Whether `sinks` holds a logit for each head.
-    uint has_sinks;
-};
-
-// A head of DIM channels, normalised and rotated, by a warp.
-template <uint DIM>
-DEVICE void prepare_head(CTX, const DecodeConstants c, GPTR(const float) from, bool normed, GPTR(const float) weight,
-                         float eps, GPTR(const float) angles, SPTR(float) to) {
-    float factor = 1.0f;
-    if (normed) {
-        float squares = 0.0f;
-#pragma unroll
-        for (uint i = ctx.lane(); i < DIM; i += 32) squares += from[i] * from[i];
-        factor = 1.0f / sqrt_of(lane_sum(ctx, squares) / (float)DIM + eps);
-    }
-    for (uint i = ctx.lane(); i < c.pairs; i += 32) {
-        const uint first = c.interleaved ? 2 * i : i, second = c.interleaved ? 2 * i + 1 : i + c.pairs;
-        const float a = normed ? from[first] * factor * weight[first] : (float)from[first];
-        const float b = normed ? from[second] * factor * weight[second] : (float)from[second];
-        const float cosine = angles[2 * i], sine = angles[2 * i + 1];
-        to[first] = a * cosine - b * sine;
-        to[second] = b * cosine + a * sine;
-    }
-    for (uint i = 2 * c.pairs + ctx.lane(); i < DIM; i += 32) {
-        to[i] = normed ? from[i] * factor * weight[i] : (float)from[i];
-    }
-}
+#include "heads.h"
 
 // What a team of DIM / 8 lanes has gathered for G queries. U keys at a time have U · G scores; lane l of the team keeps the
 // score of key s / G and query s % G, s = l / (TEAM / (U · G)).
@@ -120,22 +78,6 @@ DEVICE Gathered<G> gather(CTX, const Queries<G> q, const Loaded<U> loaded, Gathe
     return g;
 }
 
-struct DecodeBuffers {
-    GPTR(const float) q;
-    GPTR(const float) k;
-    GPTR(const float) v;
-    GPTR(const float) q_weight;
-    GPTR(const float) k_weight;
-    GPTR(const float) angles;
-    GPTR(const Place) places;
-    GPTR(const uint) pages;
-    GPTR(const float) sinks;
-    GPTR(uchar) keys;
-    GPTR(uchar) values;
-    GPTR(float) stats;
-    GPTR(float) out;
-};
-
 struct DecodeMemory {
     // (G + 1, DIM): queries and the new key.
     SPTR(float) heads;
@@ -145,16 +87,31 @@ struct DecodeMemory {
     SPTR(float) sums;
 };
 
-DEVICE uint packed_halves(float a, float b) { return (uint)f32_to_f16(a) | (uint)f32_to_f16(b) << 16; }
+// A group's keys of the cache: positions begin..end.
+struct KeyRange {
+    Place at;
+    uint begin, end, kv_head;
+};
 
-DEVICE Word4 packed8(const Float8 f) {
-    Word4 w = {packed_halves(f.v[0], f.v[1]), packed_halves(f.v[2], f.v[3]), packed_halves(f.v[4], f.v[5]),
-               packed_halves(f.v[6], f.v[7])};
-    return w;
+// Keys `base` + u · teams + team, whose channels `own` and on are the lane's.
+template <uint DIM, uint U>
+DEVICE Loaded<U> load_keys(CTX, const DecodeConstants c, const DecodeBuffers b, const KeyRange of, uint base, uint own) {
+    constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM;
+    Loaded<U> l;
+#pragma unroll
+    for (uint u = 0; u < U; ++u) {
+        const uint position = base + u * TEAMS + ctx.lane() / TEAM;
+        l.seen[u] = position < of.end;
+        if (base >= of.end) continue;
+        const ulong from = place_of(b.pages, of.at, l.seen[u] ? position : of.end - 1, c.kv_heads, of.kv_head) * DIM + own;
+        l.key[u] = load_u32x4(b.keys + from * 2, 0);
+        l.value[u] = load_u32x4(b.values + from * 2, 0);
+    }
+    return l;
 }
 
 template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const DecodeMemory m) {
-    constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM, AT_ONCE = G == 4 && TEAM == 8 ? 2 : 4;
+    constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM, AT_ONCE = G == 4 ? 2 : 4;
     constexpr float LOG2_E = 1.44269504f;
     const uint row = ctx.group_z(), split = ctx.group_y(), lane = ctx.lane(), warp = ctx.warp();
     const uint kv_head = ctx.group_x() / c.chunks, chunk = ctx.group_x() % c.chunks, group = c.heads / c.kv_heads;
@@ -165,7 +122,13 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
     const uint first = c.window != 0 && held + 1 > c.window ? held + 1 - c.window : 0;
     const uint part = (held - first + c.splits - 1) / c.splits;
     const uint begin = first + split * part, end = begin + part < held ? begin + part : held;
+    const KeyRange keys = {at, begin, end, kv_head};
     const bool newest = split == c.splits - 1;
+    const uint own = lane % TEAM * 8, step = ctx.warps() * TEAMS * AT_ONCE;
+    // What is in the cache has been there since before this token.
+    uint base = begin + warp * TEAMS * AT_ONCE;
+    Loaded<AT_ONCE> l = load_keys<DIM, AT_ONCE>(ctx, c, b, keys, base, own);
+    after_previous(ctx);
 
     const GPTR(const float) angles = b.angles + (ulong)row * c.pairs * 2;
     for (uint h = warp; h < G + 1; h += ctx.warps()) {
@@ -178,7 +141,6 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
         }
     }
     barrier(ctx);
-    const uint own = lane % TEAM * 8;
     Queries<G> q;
     Gathered<G> g;
 #pragma unroll
@@ -191,17 +153,10 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
     }
     g.maximum = -infinity();
     g.sum = 0.0f;
-    for (uint base = begin + warp * TEAMS * AT_ONCE; base < end; base += ctx.warps() * TEAMS * AT_ONCE) {
-        Loaded<AT_ONCE> l;
-#pragma unroll
-        for (uint u = 0; u < AT_ONCE; ++u) {
-            const uint position = base + u * TEAMS + lane / TEAM;
-            l.seen[u] = position < end;
-            const ulong from = place_of(b.pages, at, l.seen[u] ? position : end - 1, c.kv_heads, kv_head) * DIM + own;
-            l.key[u] = load_u32x4(b.keys + from * 2, 0);
-            l.value[u] = load_u32x4(b.values + from * 2, 0);
-        }
+    for (; base < end; base += step) {
+        const Loaded<AT_ONCE> next = load_keys<DIM, AT_ONCE>(ctx, c, b, keys, base + step, own);
         g = gather<DIM, G, AT_ONCE>(ctx, q, l, g);
+        l = next;
     }
     if (newest && warp == 0) {
         // The new key and value, as they will be read from the cache.
@@ -211,7 +166,6 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
             key.v[j] = m.heads[G * DIM + own + j];
             value.v[j] = b.v[((ulong)row * c.kv_heads + kv_head) * DIM + own + j];
         }
-        Loaded<AT_ONCE> l;
 #pragma unroll
         for (uint u = 0; u < AT_ONCE; ++u) {
             l.key[u] = packed8(key);
@@ -290,7 +244,7 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
 // q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group does G queries of a key head. Grid: (kv_heads ·
 // chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
 #define DECODE(DIM, G)                                                                                          \
-    KERNEL(decode_##DIM##_##G, DecodeConstants, (const float, q), (const float, k), (const float, v),            \
+    KERNEL_AHEAD(decode_##DIM##_##G, DecodeConstants, (const float, q), (const float, k), (const float, v),            \
            (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),      \
            (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats), (float, out)) { \
         SHARED(float, heads, (G + 1) * DIM);                                                                    \

@@ -18,8 +18,8 @@
 // - No words of Metal as names (thread, kernel, half, device, constant, vertex, sampler, …), and of C++ what C++14 has.
 // - No double, no pointers but GPTR and SPTR, no references, no recursion, no virtual functions, no globals but constants.
 // - Barriers and lane operations are reached by all threads of the group (of the warp) or by none.
-// - A KERNEL begins when the dispatches before it have ended. A KERNEL_AHEAD may begin earlier: until it has called
-//   `after_previous` it uses its constants and prefetches weights, and touches no buffer.
+// - A KERNEL begins when the dispatches before it have ended. A KERNEL_AHEAD may begin while the one right before it runs:
+//   until it has called `after_previous`, which every thread does, it writes nothing and reads nothing that that one writes.
 // - Values reach other threads of a group through threadgroup memory and a barrier, or through lane operations; other
 //   groups through device memory and the next dispatch.
 #pragma once
@@ -101,12 +101,15 @@ static __device__ __forceinline__ void after_previous(CTX) {}
 #endif
 
 // Groups that should fit on a multiprocessor bound the registers of a thread.
-#define KERNEL(...) MF_KERNEL(2, after_previous(ctx), __VA_ARGS__)
-#define KERNEL_AHEAD(...) MF_KERNEL(3, (void)0, __VA_ARGS__)
-#define MF_KERNEL(groups, first, name, Constants, ...)                                                           \
+#ifndef GROUPS_AT_ONCE
+#define GROUPS_AT_ONCE 2
+#endif
+#define KERNEL(...) MF_KERNEL(after_previous(ctx), __VA_ARGS__)
+#define KERNEL_AHEAD(...) MF_KERNEL((void)0, __VA_ARGS__)
+#define MF_KERNEL(first, name, Constants, ...)                                                           \
     static __device__ __forceinline__ void name##_body(const Ctx& ctx, const Constants& c,               \
                                                        MF_EACH(MF_ARG, __VA_ARGS__));                    \
-    extern "C" __global__ void __launch_bounds__(256, groups)                                                   \
+    extern "C" __global__ void __launch_bounds__(256, GROUPS_AT_ONCE)                                                \
         name(MF_EACH(MF_ARG, __VA_ARGS__), const __grid_constant__ Constants c) {                        \
         const Ctx ctx;                                                                                   \
         first;                                                                                           \
@@ -123,12 +126,22 @@ DEVICE uint lane_xor(CTX, uint v, uint mask) { return __shfl_xor_sync(0xffffffff
 DEVICE float lane_read(CTX, float v, uint lane) { return __shfl_sync(0xffffffffu, v, lane); }
 DEVICE uint lane_read(CTX, uint v, uint lane) { return __shfl_sync(0xffffffffu, v, lane); }
 
+// Largest and smallest value over the lanes of a warp, in every lane.
+DEVICE uint lane_max(CTX, uint v) { return __reduce_max_sync(0xffffffffu, v); }
+DEVICE uint lane_min(CTX, uint v) { return __reduce_min_sync(0xffffffffu, v); }
+
 DEVICE float as_float(uint v) { return __uint_as_float(v); }
 DEVICE uint as_uint(float v) { return __float_as_uint(v); }
 DEVICE float f16_to_f32(ushort bits) { return __half2float(__ushort_as_half(bits)); }
 DEVICE ushort f32_to_f16(float v) { return __half_as_ushort(__float2half_rn(v)); }
 // a · b over four signed bytes each, plus sum.
 DEVICE int dot4(uint a, uint b, int sum) { return __dp4a((int)a, (int)b, sum); }
+// The same with a's bytes unsigned.
+DEVICE int dot4_unsigned(uint a, uint b, int sum) {
+    int r;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(sum));
+    return r;
+}
 
 DEVICE float exp_of(float x) { return expf(x); }
 DEVICE float exp2_of(float x) { return exp2f(x); }

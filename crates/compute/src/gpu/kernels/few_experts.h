@@ -26,6 +26,8 @@ struct GateUpConstants {
     uint activation;
     float alpha, limit;
     uint has_bias;
+    // Whether the dispatch before leaves x and its norm alone: then they are made ready while it runs.
+    uint early;
 };
 
 struct GateUpBuffers {
@@ -50,59 +52,107 @@ struct GateUpMemory {
     SPTR(float) block;
 };
 
+// Where the expert of a pair begins, or ABSENT, and which it is.
+struct PairExpert {
+    uint expert, slot;
+};
+
+// Table entries of experts lane + 32i.
+struct LaneTable {
+    uint entries[WARP_EXPERTS / 32];
+};
+
+DEVICE LaneTable lane_table(CTX, const GateUpConstants c, const GateUpBuffers b) {
+    LaneTable t;
+#pragma unroll
+    for (uint i = 0; i < WARP_EXPERTS / 32; ++i) {
+        const uint e = ctx.lane() + 32 * i;
+        t.entries[i] = c.routes && e < c.route.experts ? b.table[e] : ABSENT;
+    }
+    return t;
+}
+
+DEVICE uint entry_of(CTX, const LaneTable t, uint expert) {
+    uint entry = t.entries[0];
+#pragma unroll
+    for (uint i = 1; i < WARP_EXPERTS / 32; ++i) entry = expert / 32 == i ? t.entries[i] : entry;
+    return lane_read(ctx, entry, expert % 32);
+}
+
+// The expert of a pair, chosen here or before.
+DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b, const RouteMemory r, const LaneTable t) {
+    const uint pair = ctx.group_y(), rank = pair % c.top_k;
+    const GPTR(const float) logits = b.logits + (ulong)(pair / c.top_k) * c.route.experts;
+    PairExpert of;
+    if (!c.routes) {
+        of.expert = b.ids[pair];
+    } else if (warp_chooses(c.route)) {
+        of.expert = lane_read(ctx, warp_choose(ctx, c.route, logits, rank + 1), rank);
+        of.slot = entry_of(ctx, t, of.expert);
+        return of;
+    } else {
+        choose(ctx, c.route, logits, b.correction, r, false);
+        of.expert = r.chosen[rank];
+    }
+    of.slot = b.table[of.expert];
+    return of;
+}
+
+// The product of gate and up of a row from their sums, the up's eight lanes on.
+DEVICE float gated(CTX, const GateUpConstants c, const GateUpBuffers b, uint expert, uint row, bool is_gate, float sum) {
+    if (c.has_bias) sum += is_gate ? b.gate_bias[expert * c.gate.rows + row] : b.up_bias[expert * c.gate.rows + row];
+    const float up = lane_xor(ctx, sum, 8u);
+    if (c.activation == SWIGLU) return silu(sum) * up;
+    // In this form NaN stays NaN.
+    const float a = sum > c.limit ? c.limit : sum;
+    const float d = up > c.limit ? c.limit : up < -c.limit ? -c.limit : up;
+    return (d + 1.0f) * a * sigmoid(c.alpha * a);
+}
+
+// R rows of gate and of up, in turn.
+template <uint R> DEVICE Rows<2 * R> gate_up_rows(const GateUpConstants c, GPTR(const uchar) slots, uint slot, uint first) {
+    Rows<2 * R> rows;
+#pragma unroll
+    for (uint n = 0; n < R; ++n) {
+        rows.row[2 * n] = part_row(slots, slot, c.gate, first + n);
+        rows.row[2 * n + 1] = part_row(slots, slot, c.up, first + n);
+    }
+    return rows;
+}
+
 // activation(gate · x, up · x) of each pair → bytes and scales (pairs, rows): a group of 8 warps makes a block of 32.
 // x (tokens, cols), normalised if there is a norm. Where it chooses the experts, groups beyond the rows' write ids and
 // weights. Grid: (rows / 32, and one if it chooses, pairs).
 template <uint D>
 DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const RouteMemory r) {
     const uint pair = ctx.group_y(), token = pair / c.top_k, cols = c.gate.format.cols;
-    const GPTR(const float) logits = b.logits + (ulong)token * c.route.experts;
     if (ctx.group_x() == c.gate.rows / 32) {
+        after_previous(ctx);
         if (pair % c.top_k != 0) return;
-        const float poison = choose(ctx, c.route, logits, b.correction, r, true);
+        const float poison = choose(ctx, c.route, b.logits + (ulong)token * c.route.experts, b.correction, r, true);
         if (ctx.thread() == 0) weigh_chosen(ctx, c.route, r, poison, b.ids + pair, b.weights + pair);
         return;
     }
+    if (!c.early) after_previous(ctx);
     const GPTR(const float) from = b.x + (ulong)token * cols;
-    const Entering e = entering(ctx, c.norm, from, b.norm, cols);
-    uint expert;
-    if (c.routes) {
-        choose(ctx, c.route, logits, b.correction, r, false);
-        expert = r.chosen[pair % c.top_k];
-    } else {
-        expert = b.ids[pair];
-    }
-    const uint slot = b.table[expert];
-    if (slot == ABSENT) return;
+    const float factor = enter_bytes(ctx, c.norm, from, b.norm, cols, m.words, m.scales, m.scratch,
+                                     entering(ctx, c.norm, from, b.norm, cols));
+    const LaneTable t = lane_table(ctx, c, b);
+    if (c.early) after_previous(ctx);
+    const PairExpert of = expert_of(ctx, c, b, r, t);
+    if (of.slot == ABSENT) return;
     const uint first = ctx.group_x() * 32 + ctx.warp() * 4;
-    const Row g = part_row(b.slots, slot, c.gate, first), u = part_row(b.slots, slot, c.up, first);
+    const Row g = part_row(b.slots, of.slot, c.gate, first), u = part_row(b.slots, of.slot, c.up, first);
     warp_prefetch(ctx, g.plane0, 4 * c.gate.format.strides[0]);
     warp_prefetch(ctx, u.plane0, 4 * c.up.format.strides[0]);
-    const float factor = enter_bytes(ctx, c.norm, from, b.norm, cols, m.words, m.scales, m.scratch, e);
     const LocalActivations x = {m.words, m.scales};
+    // Two rows of each at a time: gates in lanes 0 and 16, their ups eight lanes on.
     for (uint i = 0; i < 4; i += 2) {
-        Rows<4> rows;
-#pragma unroll
-        for (uint n = 0; n < 2; ++n) {
-            rows.row[2 * n] = part_row(b.slots, slot, c.gate, first + i + n);
-            rows.row[2 * n + 1] = part_row(b.slots, slot, c.up, first + i + n);
-        }
-        // Gates in lanes 0 and 16, their ups eight lanes on.
-        float gate = team_sums<4>(ctx, lane_dots_ahead<D, 4>(ctx, c.gate.format, rows, x), 32) * factor;
-        const uint own = ctx.warp() * 4 + i + ctx.lane() / 16, row = ctx.group_x() * 32 + own;
-        if (c.has_bias) {
-            gate += ctx.lane() % 16 < 8 ? b.gate_bias[expert * c.gate.rows + row] : b.up_bias[expert * c.gate.rows + row];
-        }
-        const float up = lane_xor(ctx, gate, 8u);
-        float v;
-        if (c.activation == SWIGLU) {
-            v = silu(gate) * up;
-        } else {
-            // In this form NaN stays NaN.
-            const float a = gate > c.limit ? c.limit : gate;
-            const float d = up > c.limit ? c.limit : up < -c.limit ? -c.limit : up;
-            v = (d + 1.0f) * a * sigmoid(c.alpha * a);
-        }
+        const Rows<4> rows = gate_up_rows<2>(c, b.slots, of.slot, first + i);
+        const Raws<4, 1> raws = raws_of<D, 4, 1>(c.gate.format, rows, ctx.lane());
+        const float sum = team_sums<4>(ctx, lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x), 32) * factor;
+        const uint own = ctx.warp() * 4 + i + ctx.lane() / 16;
+        const float v = gated(ctx, c, b, of.expert, ctx.group_x() * 32 + own, ctx.lane() % 16 < 8, sum);
         if (ctx.lane() % 16 == 0) m.block[own] = v;
     }
     barrier(ctx);
@@ -131,27 +181,28 @@ struct DownBuffers {
     GPTR(float) out;
 };
 
-// A row of each pair's down · x, from `begin` on, N pairs a team at once: `team` lanes take a pair each. Returns the sum so
-// far, with the router's weights, or the only pair's product; `present` is whether all experts are.
+// A row of each pair's down · x, of `count` pairs from `first` on, N pairs a team at once: TEAM lanes take a pair each.
+// Returns the sum with the router's weights, or the only pair's product; `present` is whether all experts are.
 struct Total {
     float sum;
     bool present;
 };
 
-template <uint D, uint N>
-DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row, uint first, uint count, uint team) {
+template <uint D, uint N, uint TEAM>
+DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row, uint first, uint count) {
+    constexpr uint TEAMS = 32 / TEAM, EACH = N * TEAMS;
     const uint pieces = pieces_of<D>(c.part.format), cols = c.part.format.cols;
-    const uint teams = 32 / team, lane = ctx.lane() % team, own = ctx.lane() / team, each = N * teams;
+    const uint lane = ctx.lane() % TEAM, own = ctx.lane() / TEAM;
     Total total = {0.0f, true};
-    for (uint k = 0; k < count; k += each) {
+    for (uint k = 0; k < count; k += EACH) {
         Rows<N> rows;
         Sums<N> sums;
-        ulong pairs[N];
+        uint pairs[N];
         uint missing = 0;
 #pragma unroll
         for (uint n = 0; n < N; ++n) {
             // Beyond the last one, that again.
-            const uint at = k + n * teams + own;
+            const uint at = k + n * TEAMS + own;
             pairs[n] = first + (at < count ? at : count - 1);
             const uint slot = b.table[b.ids[pairs[n]]];
             missing |= slot == ABSENT ? 1 : 0;
@@ -163,7 +214,7 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
             total.present = false;
             return total;
         }
-        for (uint p = lane; p < pieces; p += team) {
+        for (uint p = lane; p < pieces; p += TEAM) {
             Raw raw[N];
 #pragma unroll
             for (uint n = 0; n < N; ++n) raw[n] = raw_of<D>(c.part.format, rows.row[n], p);
@@ -173,13 +224,17 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
                 sums.v[n] += piece_dot<D>(raw[n], chunk_of<D>(x, p), p);
             }
         }
-        float sum = team_sums<N>(ctx, sums, team);
+        float sum = team_sums<N>(ctx, sums, TEAM);
         // The pair whose sum this lane has.
-        const uint at = k + lane / (team / N) * teams + own;
+        const uint at = k + lane / (TEAM / N) * TEAMS + own;
         if (c.has_bias && at < count) sum += b.bias[b.ids[first + at] * c.part.rows + row];
-        for (uint i = 0; i < each && k + i < count; ++i) {
-            const float one = lane_read(ctx, sum, i % teams * team + i / teams * (team / N));
-            total.sum = c.fused ? fma_of(b.weights[first + k + i], one, total.sum) : one;
+        const float weight = c.fused && at < count ? (float)b.weights[first + at] : 0.0f;
+#pragma unroll
+        for (uint i = 0; i < EACH; ++i) {
+            if (k + i >= count) break;
+            const uint from = i % TEAMS * TEAM + i / TEAMS * (TEAM / N);
+            const float one = lane_read(ctx, sum, from);
+            total.sum = c.fused ? fma_of(lane_read(ctx, weight, from), one, total.sum) : one;
         }
     }
     return total;
@@ -191,20 +246,17 @@ template <uint D> DEVICE void down8(CTX, const DownConstants c, const DownBuffer
     const uint row = ctx.group_x() * ctx.warps() + ctx.warp();
     if (row >= c.part.rows) return;
     const uint count = c.fused ? c.top_k : 1, first = ctx.group_y() * count;
+    const ulong at = (ulong)ctx.group_y() * c.part.rows + row;
+    const float residual = c.fused && c.has_residual ? (float)b.residual[at] : 0.0f;
     // Half a warp has enough lanes for a short row.
     Total total;
-    if (pieces_of<D>(c.part.format) <= 16) total = down_row<D, 4>(ctx, c, b, row, first, count, 16);
-    else if (count > 4) total = down_row<D, 8>(ctx, c, b, row, first, count, 32);
-    else total = down_row<D, 4>(ctx, c, b, row, first, count, 32);
-    if (ctx.lane() != 0 || !total.present) return;
-    const ulong at = (ulong)ctx.group_y() * c.part.rows + row;
-    float sum = total.sum;
-    if (c.fused && c.has_residual) sum += b.residual[at];
-    b.out[at] = sum;
+    if (pieces_of<D>(c.part.format) <= 16) total = down_row<D, 4, 16>(ctx, c, b, row, first, count);
+    else total = down_row<D, 4, 32>(ctx, c, b, row, first, count);
+    if (ctx.lane() == 0 && total.present) b.out[at] = total.sum + residual;
 }
 
 #define ENCODING(name, D)                                                                                      \
-    KERNEL(gate_up8_##name, GateUpConstants, (const uchar, slots), (const uint, table), (const float, logits), \
+    KERNEL_AHEAD(gate_up8_##name, GateUpConstants, (const uchar, slots), (const uint, table), (const float, logits), \
            (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm),    \
            (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales)) {                \
         SHARED(uint, words, MOST_COLUMNS / 4);                                                                 \

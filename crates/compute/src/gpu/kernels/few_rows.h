@@ -14,8 +14,8 @@ struct ProductPart {
     uint planes[3];
     uint bias;
     uint rows;
-    // Groups that make it.
-    uint groups;
+    // Groups that make it, and rows that each of their warps makes.
+    uint groups, span;
 };
 
 struct ProductsConstants {
@@ -23,8 +23,6 @@ struct ProductsConstants {
     NormConstants norm;
     // Of the norm.
     uint weight;
-    // Rows of an output that a warp makes, one after the other.
-    uint span;
     uint has_residual;
 };
 
@@ -32,10 +30,43 @@ DEVICE GPTR(const float) vector_at(GPTR(const uchar) weights, uint at) {
     return GCAST(const float, weights + (ulong)(at == NONE ? 0 : at) * WEIGHT_UNIT);
 }
 
-// Rows row..row + N of a product, the last one again beyond the end.
-template <uint D, uint N, class X>
-DEVICE void product_rows(CTX, const ProductPart part, GPTR(const uchar) weights, const X x, float factor,
-                         GPTR(const float) residual, uint has_residual, uint row, uint token, GPTR(float) out) {
+struct ProductBuffers {
+    GPTR(const uchar) weights;
+    GPTR(const float) x;
+    GPTR(const float) residual;
+    GPTR(float) out0;
+    GPTR(float) out1;
+    GPTR(float) out2;
+};
+
+struct ProductMemory {
+    SPTR(uint) words;
+    SPTR(float) scales;
+    SPTR(float) scratch;
+};
+
+// A group's part of a dispatch: which product, where it goes, and the group's number among those that make it.
+struct OwnPart {
+    ProductPart part;
+    GPTR(float) out;
+    uint group;
+};
+
+DEVICE OwnPart own_part(CTX, const ProductsConstants c, const ProductBuffers b) {
+    OwnPart own = {c.parts[0], b.out0, ctx.group_x()};
+    if (own.group < own.part.groups) return own;
+    own.group -= own.part.groups;
+    own.part = c.parts[1];
+    own.out = b.out1;
+    if (own.group < own.part.groups) return own;
+    own.group -= own.part.groups;
+    own.part = c.parts[2];
+    own.out = b.out2;
+    return own;
+}
+
+// Rows row..row + N of a weight, the last one again beyond the end.
+template <uint N> DEVICE Rows<N> rows_at(const ProductPart part, GPTR(const uchar) weights, uint row) {
     Rows<N> rows;
 #pragma unroll
     for (uint n = 0; n < N; ++n) {
@@ -43,62 +74,90 @@ DEVICE void product_rows(CTX, const ProductPart part, GPTR(const uchar) weights,
         rows.row[n] = row_of(weights + (ulong)part.planes[0] * WEIGHT_UNIT, weights + (ulong)part.planes[1] * WEIGHT_UNIT,
                              weights + (ulong)part.planes[2] * WEIGHT_UNIT, part.format, own);
     }
-    float sum = team_sums<N>(ctx, lane_dots<D, N>(ctx, part.format, rows, x), 32) * factor;
-    const uint each = 32 / N, own = row + ctx.lane() / each;
-    if (ctx.lane() % each != 0 || own >= part.rows) return;
-    const ulong at = (ulong)token * part.rows + own;
-    if (part.bias != NONE) sum += vector_at(weights, part.bias)[own];
-    if (has_residual) sum += residual[at];
-    out[at] = sum;
+    return rows;
 }
 
-// x (tokens, cols), normalised if there is a norm, · weightᵀ + bias + residual → out (tokens, rows), of up to three
-// weights of one width: a warp makes `span` outputs of one token. Grid: (groups of all parts, tokens).
-KERNEL_AHEAD(products, ProductsConstants, (const uchar, weights), (const float, x), (const float, residual),
-             (float, out0), (float, out1), (float, out2)) {
-    SHARED(uint, words, MOST_COLUMNS / 4);
-    SHARED(float, scales, MOST_COLUMNS / 16);
-    SHARED(float, scratch, 8);
-    uint group = ctx.group_x();
-    ProductPart part = c.parts[0];
-    GPTR(float) out = out0;
-    if (group >= part.groups) {
-        group -= part.groups;
-        part = c.parts[1];
-        out = out1;
-        if (group >= part.groups) {
-            group -= part.groups;
-            part = c.parts[2];
-            out = out2;
-        }
-    }
+// A group's outputs of one token: a warp makes `span` of them, N at a time. What it reads first of S times N, P pieces a
+// lane, it reads before the row is there.
+template <uint D, uint N, uint P, uint S>
+DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b, const ProductMemory m) {
+    const ProductPart part = own.part;
     const uint token = ctx.group_y(), cols = part.format.cols;
-    const uint begin = (group * ctx.warps() + ctx.warp()) * c.span;
-    const uint end = begin + c.span < part.rows ? begin + c.span : part.rows;
-    const GPTR(const uchar) plane0 = weights + (ulong)part.planes[0] * WEIGHT_UNIT;
-    // Of one step: where warps go through many rows, groups that come later read ahead for the others.
-    if (begin < end && c.span == 2) {
-        warp_prefetch(ctx, plane0 + (ulong)begin * part.format.strides[0], (end - begin) * part.format.strides[0]);
+    const uint begin = (own.group * ctx.warps() + ctx.warp()) * part.span;
+    const uint end = begin + part.span < part.rows ? begin + part.span : part.rows;
+    Raws<N, P> raws[S];
+#pragma unroll
+    for (uint s = 0; s < S; ++s) {
+        if (s * N < part.span) raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, begin + s * N), ctx.lane());
     }
+    prefetch_norm(ctx, c.norm, vector_at(b.weights, c.weight), cols);
     after_previous(ctx);
-    const GPTR(const float) from = x + (ulong)token * cols;
-    const GPTR(const float) norm = vector_at(weights, c.weight);
-    const float factor = enter_bytes(ctx, c.norm, from, norm, cols, words, scales, scratch,
+    const GPTR(const float) from = b.x + (ulong)token * cols;
+    const GPTR(const float) norm = vector_at(b.weights, c.weight);
+    const float factor = enter_bytes(ctx, c.norm, from, norm, cols, m.words, m.scales, m.scratch,
                                      entering(ctx, c.norm, from, norm, cols));
-    const LocalActivations local = {words, scales};
-    const uint kind = part.format.kind & 255, bits = part.format.kind >> 16 & 15;
-    for (uint row = begin; row < end; row += 2) {
-        switch (kind) {
-        case Q4_K: product_rows<Q4_K, 2>(ctx, part, weights, local, factor, residual, c.has_residual, row, token, out); break;
-        case Q5_K: product_rows<Q5_K, 2>(ctx, part, weights, local, factor, residual, c.has_residual, row, token, out); break;
-        case Q6_K: product_rows<Q6_K, 2>(ctx, part, weights, local, factor, residual, c.has_residual, row, token, out); break;
-        case Q8_0: product_rows<Q8_0, 2>(ctx, part, weights, local, factor, residual, c.has_residual, row, token, out); break;
-        default:
-            if (bits == 4) product_rows<AFFINE, 2>(ctx, part, weights, local, factor, residual, c.has_residual, row, token, out);
-            else product_rows<AFFINE + 256, 2>(ctx, part, weights, local, factor, residual, c.has_residual, row, token, out);
+    const LocalActivations x = {m.words, m.scales};
+    constexpr uint LANES = 32 / N;
+    for (uint base = begin; base < end; base += S * N) {
+#pragma unroll
+        for (uint s = 0; s < S; ++s) {
+            const uint row = base + s * N;
+            if (row >= end) break;
+            const Rows<N> rows = rows_at<N>(part, b.weights, row);
+            float sum = team_sums<N>(ctx, lane_dots<D, N, P>(ctx, part.format, rows, raws[s], x), 32) * factor;
+            // What is made next is read meanwhile.
+            if (row + S * N < end) raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, row + S * N), ctx.lane());
+            const uint to = row + ctx.lane() / LANES;
+            if (ctx.lane() % LANES != 0 || to >= end) continue;
+            const ulong at = (ulong)token * part.rows + to;
+            if (part.bias != NONE) sum += vector_at(b.weights, part.bias)[to];
+            if (c.has_residual) sum += b.residual[at];
+            own.out[at] = sum;
         }
     }
 }
+
+// Two rows at a time, or two pieces of one where a row has that many; few of them before they are needed where a piece is
+// long.
+template <uint D>
+DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b, const ProductMemory m) {
+    constexpr uint AHEAD = D == Q5_K || D == Q6_K ? 1 : 2;
+    if (pieces_of<D>(own.part.format) <= 32) product_rows<D, 2, 1, AHEAD>(ctx, c, own, b, m);
+    else product_rows<D, 1, 2, AHEAD>(ctx, c, own, b, m);
+}
+// x (tokens, cols), normalised if there is a norm, · weightᵀ + bias + residual → out (tokens, rows), of up to three
+// weights of one width: a warp makes `span` outputs of one token. Grid: (groups of all parts, tokens).
+#define PRODUCTS(name, ...)                                                                                    \
+    KERNEL_AHEAD(products_##name, ProductsConstants, (const uchar, weights), (const float, x),                 \
+                 (const float, residual), (float, out0), (float, out1), (float, out2)) {                       \
+        SHARED(uint, words, MOST_COLUMNS / 4);                                                                 \
+        SHARED(float, scales, MOST_COLUMNS / 16);                                                              \
+        SHARED(float, scratch, 8);                                                                             \
+        const ProductBuffers b = {weights, x, residual, out0, out1, out2};                                     \
+        const ProductMemory m = {words, scales, scratch};                                                      \
+        const OwnPart own = own_part(ctx, c, b);                                                               \
+        __VA_ARGS__                                                                                            \
+    }
+#define OF_ONE(name, D) PRODUCTS(name, product_part<D>(ctx, c, own, b, m);)
+
+OF_ONE(q4_k, Q4_K)
+OF_ONE(q5_k, Q5_K)
+OF_ONE(q6_k, Q6_K)
+OF_ONE(q8_0, Q8_0)
+OF_ONE(affine4, AFFINE)
+OF_ONE(affine8, AFFINE + 256)
+// Of weights in several encodings.
+PRODUCTS(mixed, {
+    const uint bits = own.part.format.kind >> 16 & 15;
+    switch (own.part.format.kind & 255) {
+    case Q4_K: return product_part<Q4_K>(ctx, c, own, b, m);
+    case Q5_K: return product_part<Q5_K>(ctx, c, own, b, m);
+    case Q6_K: return product_part<Q6_K>(ctx, c, own, b, m);
+    case Q8_0: return product_part<Q8_0>(ctx, c, own, b, m);
+    }
+    if (bits == 4) product_part<AFFINE>(ctx, c, own, b, m);
+    else product_part<AFFINE + 256>(ctx, c, own, b, m);
+})
 
 struct PlainConstants {
     ProductPart part;
@@ -107,55 +166,90 @@ struct PlainConstants {
     uint has_residual;
 };
 
-// The same with weights of plain floats, one of them, activations not rounded, cols a multiple of 8: a warp makes an
-// output of one token. Grid: (rows / warps, tokens).
-template <uint D>
-DEVICE void product_plain(CTX, const PlainConstants c, GPTR(const uchar) weights, GPTR(const float) x,
-                          GPTR(const float) residual, SPTR(float) values, SPTR(float) scratch, GPTR(float) out) {
-    const uint row = ctx.group_x() * ctx.warps() + ctx.warp(), token = ctx.group_y(), cols = c.part.format.cols;
-    const GPTR(const uchar) w = weights + (ulong)c.part.planes[0] * WEIGHT_UNIT + (ulong)row * c.part.format.strides[0];
-    if (row < c.part.rows) warp_prefetch(ctx, w, c.part.format.strides[0]);
-    after_previous(ctx);
-    const float factor = enter_floats(ctx, c.norm, x + (ulong)token * cols, vector_at(weights, c.weight), cols, values,
-                                      scratch);
-    if (row >= c.part.rows) return;
-    const uint pieces = cols / 8;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (uint p = ctx.lane(); p < pieces; p += 32) {
-        const Float4 a = load_f32x4(values, 8 * p), b = load_f32x4(values, 8 * p + 4);
-        const Word4 q = load_u32x4(w, (D == F32 ? 32 : 16) * p);
-        if (D == F32) {
-            const Word4 r = load_u32x4(w, 32 * p + 16);
-            sum += as_float(q.x) * a.x + as_float(q.y) * a.y + as_float(q.z) * a.z + as_float(q.w) * a.w
-                 + as_float(r.x) * b.x + as_float(r.y) * b.y + as_float(r.z) * b.z + as_float(r.w) * b.w;
-            continue;
-        }
-        const uint pairs[4] = {q.x, q.y, q.z, q.w};
-        const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+// Columns 8i..8i + 8 of a row of plain floats.
+template <uint D> DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
+    if (D == F32) return floats8(GCAST(const float, row), i);
+    const Word4 q = load_u32x4(row, 16 * i);
+    const uint pairs[4] = {q.x, q.y, q.z, q.w};
+    Float8 r;
 #pragma unroll
-        for (uint i = 0; i < 4; ++i) {
-            const float low = D == F16 ? f16_to_f32((ushort)pairs[i]) : as_float(pairs[i] << 16);
-            const float high = D == F16 ? f16_to_f32((ushort)(pairs[i] >> 16)) : as_float(pairs[i] & 0xffff0000u);
-            sum += low * v[2 * i] + high * v[2 * i + 1];
+    for (uint j = 0; j < 4; ++j) {
+        r.v[2 * j] = D == F16 ? f16_to_f32((ushort)pairs[j]) : as_float(pairs[j] << 16);
+        r.v[2 * j + 1] = D == F16 ? f16_to_f32((ushort)(pairs[j] >> 16)) : as_float(pairs[j] & 0xffff0000u);
+    }
+    return r;
+}
+
+template <uint R> struct PlainRows {
+    Float8 of[R];
+};
+
+template <uint D, uint R> DEVICE PlainRows<R> plain_rows(const ProductPart part, GPTR(const uchar) weights, uint row, uint i) {
+    PlainRows<R> w;
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+        const uint own = row + r < part.rows ? row + r : part.rows - 1;
+        w.of[r] = plain8<D>(weights + (ulong)part.planes[0] * WEIGHT_UNIT + (ulong)own * part.format.strides[0], i);
+    }
+    return w;
+}
+
+// The same with a weight of plain floats, activations not rounded, cols a multiple of 8: a group makes R outputs of one
+// token, each thread of the columns that it normalises itself. Grid: (rows / R, tokens).
+template <uint D, uint R>
+DEVICE void product_plain(CTX, const PlainConstants c, GPTR(const uchar) weights, GPTR(const float) x,
+                          GPTR(const float) residual, SPTR(float) scratch, GPTR(float) out) {
+    const uint row = ctx.group_x() * R, token = ctx.group_y(), cols = c.part.format.cols, pieces = cols / 8;
+    const uint first = ctx.thread() < pieces ? ctx.thread() : 0;
+    PlainRows<R> w = plain_rows<D, R>(c.part, weights, row, first);
+    prefetch_norm(ctx, c.norm, vector_at(weights, c.weight), cols);
+    after_previous(ctx);
+    const GPTR(const float) from = x + (ulong)token * cols;
+    const GPTR(const float) norm = vector_at(weights, c.weight);
+    float squares = 0.0f;
+    Sums<R> sums;
+#pragma unroll
+    for (uint r = 0; r < R; ++r) sums.v[r] = 0.0f;
+    for (uint i = ctx.thread(); i < pieces; i += ctx.threads()) {
+        const Entering e = entering_at(ctx, c.norm, from, norm, cols, i);
+        if (i >= ctx.threads()) w = plain_rows<D, R>(c.part, weights, row, i);
+#pragma unroll
+        for (uint j = 0; j < 8; ++j) {
+            squares += e.x.v[j] * e.x.v[j];
+            const float v = e.x.v[j] * e.weight.v[j];
+#pragma unroll
+            for (uint r = 0; r < R; ++r) sums.v[r] += w.of[r].v[j] * v;
         }
     }
-    sum = lane_sum(ctx, sum) * factor;
-    if (ctx.lane() != 0) return;
-    const ulong at = (ulong)token * c.part.rows + row;
-    if (c.part.bias != NONE) sum += vector_at(weights, c.part.bias)[row];
+    squares = lane_sum(ctx, squares);
+    if (ctx.lane() == 0) scratch[ctx.warp()] = squares;
+#pragma unroll
+    for (uint r = 0; r < R; ++r) {
+        const float sum = lane_sum(ctx, sums.v[r]);
+        if (ctx.lane() == 0) scratch[(r + 1) * ctx.warps() + ctx.warp()] = sum;
+    }
+    barrier(ctx);
+    const uint own = row + ctx.thread();
+    if (ctx.thread() >= R || own >= c.part.rows) return;
+    float sum = 0.0f;
+    for (uint i = 0; i < ctx.warps(); ++i) sum += scratch[(ctx.thread() + 1) * ctx.warps() + i];
+    sum *= norm_factor(ctx, c.norm, cols, scratch);
+    const ulong at = (ulong)token * c.part.rows + own;
+    if (c.part.bias != NONE) sum += vector_at(weights, c.part.bias)[own];
     if (c.has_residual) sum += residual[at];
     out[at] = sum;
 }
 
-#define PLAIN(name, D)                                                                                         \
-    KERNEL_AHEAD(product_##name, PlainConstants, (const uchar, weights), (const float, x),                     \
-                 (const float, residual), (float, out)) {                                                      \
-        SHARED(float, values, MOST_COLUMNS);                                                                   \
-        SHARED(float, scratch, 8);                                                                             \
-        product_plain<D>(ctx, c, weights, x, residual, values, scratch, out);                                  \
+// One row a group, for weights of few rows, and four.
+#define PLAIN(name, D, R)                                                                                      \
+    KERNEL_AHEAD(name, PlainConstants, (const uchar, weights), (const float, x), (const float, residual), (float, out)) { \
+        SHARED(float, scratch, 8 * (R + 1));                                                                   \
+        product_plain<D, R>(ctx, c, weights, x, residual, scratch, out);                                       \
     }
 
-PLAIN(f32, F32)
-PLAIN(f16, F16)
-PLAIN(bf16, BF16)
+PLAIN(product_f32, F32, 1)
+PLAIN(product_f16, F16, 1)
+PLAIN(product_bf16, BF16, 1)
+PLAIN(products_f32, F32, 4)
+PLAIN(products_f16, F16, 4)
+PLAIN(products_bf16, BF16, 4)

@@ -6,6 +6,7 @@
 const HEADERS: &[(&str, &str)] = &[
     ("activations.h", include_str!("activations.h")),
     ("cache.h", include_str!("cache.h")),
+    ("heads.h", include_str!("heads.h")),
     ("dialect.h", include_str!("dialect.h")),
     ("metal/dialect.h", include_str!("metal/dialect.h")),
     ("pieces.h", include_str!("pieces.h")),

@@ -1,7 +1,7 @@
 // Pieces of rows of weights times activations of eight bits: what decoding spends its time on.
 //
 // Activations come in blocks of 32 columns: their bytes, and for each block its scale d and d · Σ q. A *piece* of a row
-// is what a lane takes at once: 32 columns, of Q6_K 64.
+// is what a lane takes at once: 32 columns, of Q4_K, Q5_K and Q6_K 64.
 #pragma once
 #include "weights.h"
 
@@ -19,8 +19,21 @@ struct LocalActivations {
 DEVICE Word4 columns16(const Activations x, uint column) { return load_u32x4(x.bytes, column); }
 DEVICE Word4 columns16(const LocalActivations x, uint column) { return load_u32x4(x.words, column / 4); }
 
+// Scale and scaled sum of blocks b and b + 1; b is even.
+DEVICE Float4 scales_of(const Activations x, uint b) {
+    const Word4 w = load_u32x4(GCAST(const uchar, x.scales), 8 * b);
+    Float4 r = {as_float(w.x), as_float(w.y), as_float(w.z), as_float(w.w)};
+    return r;
+}
+DEVICE Float4 scales_of(const LocalActivations x, uint b) { return load_f32x4(x.scales, 2 * b); }
+
 DEVICE int dot16(const Word4 a, const Word4 b) {
     return dot4(a.x, b.x, dot4(a.y, b.y, dot4(a.z, b.z, dot4(a.w, b.w, 0))));
+}
+
+// The same with a's bytes unsigned.
+DEVICE int dot16_unsigned(const Word4 a, const Word4 b) {
+    return dot4_unsigned(a.x, b.x, dot4_unsigned(a.y, b.y, dot4_unsigned(a.z, b.z, dot4_unsigned(a.w, b.w, 0))));
 }
 
 DEVICE Word4 and4(const Word4 a, uint mask) {
@@ -55,19 +68,23 @@ struct Chunk {
     float scales[4], sums[2];
 };
 
-template <uint D> DEVICE uint pieces_of(const Format f) { return D == Q6_K ? f.cols / 64 : f.cols / 32; }
+template <uint D> DEVICE uint pieces_of(const Format f) {
+    return D == Q4_K || D == Q5_K || D == Q6_K ? f.cols / 64 : f.cols / 32;
+}
 
 template <uint D, class X> DEVICE Chunk chunk_of(const X x, uint p) {
     Chunk k;
     if (D == Q4_K || D == Q5_K) {
-        // Half of two sub-blocks that follow each other.
-        const uint first = p / 2 * 2, column = first * 32 + 16 * (p % 2);
-        k.a = columns16(x, column);
-        k.b = columns16(x, column + 32);
-        k.scales[0] = x.scales[2 * first];
-        k.scales[1] = x.scales[2 * first + 2];
-        k.sums[0] = x.scales[2 * first + 1];
-        k.sums[1] = x.scales[2 * first + 3];
+        // Two sub-blocks that follow each other.
+        k.a = columns16(x, 64 * p);
+        k.b = columns16(x, 64 * p + 16);
+        k.c = columns16(x, 64 * p + 32);
+        k.d = columns16(x, 64 * p + 48);
+        const Float4 both = scales_of(x, 2 * p);
+        k.scales[0] = both.x;
+        k.sums[0] = both.y;
+        k.scales[1] = both.z;
+        k.sums[1] = both.w;
     } else if (D == Q6_K) {
         // Sixteen columns of each quarter of half a block.
         const uint first = p / 2 * 4, column = first * 32 + 16 * (p % 2);
@@ -75,8 +92,11 @@ template <uint D, class X> DEVICE Chunk chunk_of(const X x, uint p) {
         k.b = columns16(x, column + 32);
         k.c = columns16(x, column + 64);
         k.d = columns16(x, column + 96);
-#pragma unroll
-        for (uint i = 0; i < 4; ++i) k.scales[i] = x.scales[2 * (first + i)];
+        const Float4 low = scales_of(x, first), high = scales_of(x, first + 2);
+        k.scales[0] = low.x;
+        k.scales[1] = low.z;
+        k.scales[2] = high.x;
+        k.scales[3] = high.z;
     } else {
         k.a = columns16(x, 32 * p);
         k.b = columns16(x, 32 * p + 16);
@@ -95,7 +115,7 @@ DEVICE Word4 six_bits(const Word4 low, const Word4 high) {
 
 // What is read of a row for a piece. Reading is apart from multiplying, so that many reads are under way at once.
 struct Raw {
-    Word4 a, b, c;
+    Word4 a, b, c, d, e;
     // Four scales, a byte each.
     uint bytes;
     float scale, bias;
@@ -105,10 +125,14 @@ template <uint D> DEVICE Raw raw_of(const Format f, const Row row, uint p) {
     Raw r;
     if (D == Q4_K || D == Q5_K) {
         const uint head = D == Q4_K ? 16 : 48;
-        const GPTR(const uchar) b = row.plane0 + (ulong)(p / 8) * (head + 128);
+        const GPTR(const uchar) b = row.plane0 + (ulong)(p / 4) * (head + 128);
         r.a = load_u32x4(b, 0);
-        r.b = load_u32x4(b, head + 16 * (p % 8));
-        if (D == Q5_K) r.c = load_u32x4(b, 16 + 16 * (p % 2));
+        r.b = load_u32x4(b, head + 32 * (p % 4));
+        r.c = load_u32x4(b, head + 32 * (p % 4) + 16);
+        if (D == Q5_K) {
+            r.d = load_u32x4(b, 16);
+            r.e = load_u32x4(b, 32);
+        }
     } else if (D == Q6_K) {
         // Blocks of 210 bytes: every other one begins in the middle of a word.
         const GPTR(const uchar) b = row.plane0 + (ulong)(p / 4) * 210;
@@ -143,12 +167,18 @@ DEVICE Word4 flipped(const Word4 a) {
 // Product of piece p of a row.
 template <uint D> DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
     if (D == Q4_K || D == Q5_K) {
-        // 16 bytes: sub-blocks s (low nibbles) and s + 1 (high ones), their first or second part.
-        const uint s = p % 8 / 2 * 2;
-        Word4 low = and4(r.b, 0x0f0f0f0fu), high = and4(shift4(r.b, 4), 0x0f0f0f0fu);
+        // 32 bytes: sub-blocks s (low nibbles) and s + 1 (high ones).
+        const uint s = p % 4 * 2;
+        Word4 low0 = and4(r.b, 0x0f0f0f0fu), low1 = and4(r.c, 0x0f0f0f0fu);
+        int high;
         if (D == Q5_K) {
-            low = fifth_bits(low, r.c, s);
-            high = fifth_bits(high, r.c, s + 1);
+            low0 = fifth_bits(low0, r.d, s);
+            low1 = fifth_bits(low1, r.e, s);
+            high = dot16(fifth_bits(and4(shift4(r.b, 4), 0x0f0f0f0fu), r.d, s + 1), x.c)
+                 + dot16(fifth_bits(and4(shift4(r.c, 4), 0x0f0f0f0fu), r.e, s + 1), x.d);
+        } else {
+            // Sixteen times as much, where the nibbles are.
+            high = (dot16_unsigned(and4(r.b, 0xf0f0f0f0u), x.c) + dot16_unsigned(and4(r.c, 0xf0f0f0f0u), x.d)) >> 4;
         }
         const float d = f16_to_f32((ushort)r.a.x), dmin = f16_to_f32((ushort)(r.a.x >> 16));
         const uint at = (s & 3) * 8;
@@ -156,10 +186,12 @@ template <uint D> DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
         // Scales and minima of both sub-blocks, a byte each.
         const uint sc = s < 4 ? u & 0x3f3f : (w & 0x0f0f) | (u >> 2 & 0x3030);
         const uint m = s < 4 ? v & 0x3f3f : (w >> 4 & 0x0f0f) | (v >> 2 & 0x3030);
-        const float dot0 = (float)dot16(low, x.a), dot1 = (float)dot16(high, x.b);
-        const float sum = d * ((float)(sc & 255) * dot0 * x.scales[0] + (float)(sc >> 8) * dot1 * x.scales[1]);
-        const float less = dmin * ((float)(m & 255) * x.sums[0] + (float)(m >> 8) * x.sums[1]);
-        return p % 2 == 0 ? sum - less : sum;
+        // Below 2²⁴, so that they are exact as floats.
+        const int dot0 = (int)(sc & 255) * (dot16(low0, x.a) + dot16(low1, x.b));
+        const int dot1 = (int)(sc >> 8) * high;
+        const float sum = fma_of((float)dot0, x.scales[0], (float)dot1 * x.scales[1]);
+        const float less = fma_of((float)(m & 255), x.sums[0], (float)(m >> 8) * x.sums[1]);
+        return fma_of(d, sum, -(dmin * less));
     }
     if (D == Q6_K) {
         const int dots[4] = {dot16(six_bits(and4(r.a, 0x0f0f0f0fu), r.c), x.a),
@@ -168,7 +200,7 @@ template <uint D> DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
                              dot16(six_bits(and4(shift4(r.b, 4), 0x0f0f0f0fu), shift4(r.c, 6)), x.d)};
         float sum = 0.0f;
 #pragma unroll
-        for (uint k = 0; k < 4; ++k) sum += (float)(signed char)(r.bytes >> (8 * k)) * (float)dots[k] * x.scales[k];
+        for (uint k = 0; k < 4; ++k) sum = fma_of((float)((int)(signed char)(r.bytes >> (8 * k)) * dots[k]), x.scales[k], sum);
         return r.scale * sum;
     }
     if (D == Q8_0) return r.scale * (float)(dot16(r.a, x.a) + dot16(r.b, x.b)) * x.scales[0];
@@ -194,42 +226,39 @@ template <uint N> struct Sums {
     float v[N];
 };
 
-// One piece after the other: for products whose many groups hide the reads of each.
-template <uint D, uint N, class X> DEVICE Sums<N> lane_dots(CTX, const Format f, const Rows<N> rows, const X x) {
+// P pieces of N rows that a lane has read: `first`, and those 32 lanes on. Beyond the end of a row, its first one.
+template <uint N, uint P> struct Raws {
+    Raw raw[N][P];
+};
+
+template <uint D, uint N, uint P> DEVICE Raws<N, P> raws_of(const Format f, const Rows<N> rows, uint first) {
     const uint pieces = pieces_of<D>(f);
-    Sums<N> sums;
+    Raws<N, P> r;
 #pragma unroll
-    for (uint n = 0; n < N; ++n) sums.v[n] = 0.0f;
-#pragma unroll 2
-    for (uint p = ctx.lane(); p < pieces; p += 32) {
-        const Chunk k = chunk_of<D>(x, p);
+    for (uint i = 0; i < P; ++i) {
+        const uint p = first + 32 * i;
 #pragma unroll
-        for (uint n = 0; n < N; ++n) sums.v[n] += piece_dot<D>(raw_of<D>(f, rows.row[n], p), k, p);
+        for (uint n = 0; n < N; ++n) r.raw[n][i] = raw_of<D>(f, rows.row[n], p < pieces ? p : 0);
     }
-    return sums;
+    return r;
 }
 
-// The same with two pieces of every row under way at once: for few groups.
-template <uint D, uint N, class X> DEVICE Sums<N> lane_dots_ahead(CTX, const Format f, const Rows<N> rows, const X x) {
+// A lane's shares of the products of N rows, of which it has read its first P pieces; it reads the others P at a time.
+template <uint D, uint N, uint P, class X>
+DEVICE Sums<N> lane_dots(CTX, const Format f, const Rows<N> rows, Raws<N, P> r, const X x) {
     const uint pieces = pieces_of<D>(f);
     Sums<N> sums;
 #pragma unroll
     for (uint n = 0; n < N; ++n) sums.v[n] = 0.0f;
-    for (uint p = ctx.lane(); p < pieces; p += 64) {
-        // Beyond the end, the first one again.
-        const bool inside = p + 32 < pieces;
-        const uint next = inside ? p + 32 : p;
-        Raw first[N], second[N];
+    for (uint first = ctx.lane(); first < pieces; first += 32 * P) {
+        if (first >= 32 * P) r = raws_of<D, N, P>(f, rows, first);
 #pragma unroll
-        for (uint n = 0; n < N; ++n) {
-            first[n] = raw_of<D>(f, rows.row[n], p);
-            second[n] = raw_of<D>(f, rows.row[n], next);
-        }
-        const Chunk a = chunk_of<D>(x, p), b = chunk_of<D>(x, next);
+        for (uint i = 0; i < P; ++i) {
+            const uint p = first + 32 * i;
+            if (p >= pieces) break;
+            const Chunk k = chunk_of<D>(x, p);
 #pragma unroll
-        for (uint n = 0; n < N; ++n) {
-            const float one = piece_dot<D>(first[n], a, p), other = piece_dot<D>(second[n], b, next);
-            sums.v[n] += inside ? one + other : one;
+            for (uint n = 0; n < N; ++n) sums.v[n] += piece_dot<D>(r.raw[n][i], k, p);
         }
     }
     return sums;

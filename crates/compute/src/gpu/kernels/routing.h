@@ -134,3 +134,38 @@ DEVICE void weigh_chosen(CTX, const RouteConstants c, const RouteMemory m, float
         weights[k] = (c.score == SOFTMAX_OF_CHOSEN ? exp_of(s - top) : s) / total * c.scale + poison;
     }
 }
+
+// The most experts that a warp chooses among by itself, and the most that it chooses.
+CONSTANT uint WARP_EXPERTS = 128, WARP_CHOSEN = 32;
+
+// Whether a warp can choose by itself: by the logits as they are.
+DEVICE bool warp_chooses(const RouteConstants c) {
+    return !c.has_bias && c.groups == 0 && c.score != SIGMOID && c.experts <= WARP_EXPERTS && c.top_k <= WARP_CHOSEN;
+}
+
+// The best `count` experts by a row of logits, the n-th of them in lane n and the last one in the lanes from there on: what
+// `choose` chooses. Each warp for itself.
+DEVICE uint warp_choose(CTX, const RouteConstants c, GPTR(const float) logits, uint count) {
+    constexpr uint EACH = WARP_EXPERTS / 32;
+    uint keys[EACH];
+#pragma unroll
+    for (uint i = 0; i < EACH; ++i) {
+        const uint e = ctx.lane() + 32 * i;
+        keys[i] = e < c.experts ? key_of(logits[e]) : 0;
+    }
+    uint mine = 0;
+    for (uint n = 0; n < count; ++n) {
+        uint best = keys[0], at = 0;
+#pragma unroll
+        for (uint i = 1; i < EACH; ++i) {
+            at = keys[i] > best ? i : at;
+            best = keys[i] > best ? keys[i] : best;
+        }
+        const uint top = lane_max(ctx, best);
+        const uint expert = lane_min(ctx, best == top ? ctx.lane() + 32 * at : 0xffffffffu);
+#pragma unroll
+        for (uint i = 0; i < EACH; ++i) keys[i] = ctx.lane() + 32 * i == expert ? 0 : keys[i];
+        mine = ctx.lane() >= n ? expert : mine;
+    }
+    return mine;
+}

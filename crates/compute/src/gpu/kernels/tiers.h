@@ -21,15 +21,17 @@ struct PlaceConstants {
 
 // Gives the chosen experts, ids (pairs), slots in place of the least worthy ones: no more distinct ones than there are
 // slots. table (experts): where each expert's slot begins, or ABSENT. owners (slots): whose each is, or ABSENT. worth
-// (experts, 2): frequencies. fetches: how many experts come from host memory, then expert and slot of each. One group.
-KERNEL(place, PlaceConstants, (const uint, ids), (uint, table), (uint, owners), (float, worth), (uint, fetches)) {
+// (experts, 2): frequencies. fetches: how many experts come from host memory, then expert and slot of each. totals: experts chosen so far, and fetched. One
+// group.
+KERNEL(place, PlaceConstants, (const uint, ids), (uint, table), (uint, owners), (float, worth), (uint, fetches),
+       (uint, totals)) {
     SHARED(uint, counts, MAX_EXPERTS);
     SHARED(uint, scores, MAX_EXPERTS);
     SHARED(uint, keys, MAX_EXPERTS);
     SHARED(uint, missing, MAX_EXPERTS);
     SHARED(float, scratch, 8);
     const Shelf shelf = c.shelf;
-    float absent = 0.0f;
+    float absent = 0.0f, chosen = 0.0f;
     for (uint e = ctx.thread(); e < shelf.experts; e += ctx.threads()) {
         uint count = 0;
         for (uint p = 0; p < c.pairs; ++p) count += ids[p] == e ? 1 : 0;
@@ -43,10 +45,15 @@ KERNEL(place, PlaceConstants, (const uint, ids), (uint, table), (uint, owners), 
         scores[e] = score;
         keys[e] = misses ? score : 0;
         absent += misses ? 1.0f : 0.0f;
+        chosen += count != 0 ? 1.0f : 0.0f;
     }
     pad_keys(ctx, keys, shelf.experts);
-    const uint wanted = (uint)group_sum(ctx, absent, scratch);
-    if (ctx.thread() == 0) fetches[0] = wanted;
+    const uint wanted = (uint)group_sum(ctx, absent, scratch), all = (uint)group_sum(ctx, chosen, scratch);
+    if (ctx.thread() == 0) {
+        fetches[0] = wanted;
+        totals[0] += all;
+        totals[1] += wanted;
+    }
     if (wanted == 0) return;
     for (uint e = ctx.thread(); e < shelf.experts; e += ctx.threads()) {
         if (keys[e] != 0) missing[keys_before(keys, shelf.experts, e)] = e;

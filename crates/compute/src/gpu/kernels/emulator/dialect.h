@@ -113,8 +113,22 @@ DEVICE float lane_read(CTX, float v, uint lane) { return as_float(emulator::exch
 DEVICE uint lane_xor(CTX, uint v, uint mask) { return emulator::exchange(v, ctx.lane() ^ mask); }
 DEVICE float lane_xor(CTX, float v, uint mask) { return as_float(emulator::exchange(as_uint(v), ctx.lane() ^ mask)); }
 
+DEVICE uint lane_max(CTX, uint v) {
+    for (uint mask = 16; mask > 0; mask >>= 1) {
+        const uint other = lane_xor(ctx, v, mask);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+DEVICE uint lane_min(CTX, uint v) { return ~lane_max(ctx, ~v); }
+
 DEVICE int dot4(uint a, uint b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int)(int8_t)(a >> i) * (int)(int8_t)(b >> i);
+    return sum;
+}
+
+DEVICE int dot4_unsigned(uint a, uint b, int sum) {
+    for (int i = 0; i < 32; i += 8) sum += (int)(a >> i & 255) * (int)(int8_t)(b >> i);
     return sum;
 }
 

@@ -25,6 +25,8 @@ struct Stamp {
 // What is running. A mark is a thread within a stretch between barriers: the same mark, the same thread and stretch.
 struct Now {
     uint32_t group, first_group, epoch, thread;
+    // `first_group` of the dispatches right before, which may still be running while threads run ahead.
+    uint32_t before;
     uint32_t mark() const { return epoch << 9 | (thread + 1); }
 };
 extern __thread Now now;
@@ -94,12 +96,18 @@ inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
     return true;
 }
 
-// Threads that run ahead of the dispatches before theirs.
+// Threads that run ahead: the dispatches right before may not have ended.
 extern __thread uint8_t ahead[256];
 [[noreturn]] void fail_ahead(const Memory& memory);
 
+// A thread that runs ahead writes nothing, and reads nothing of what they write.
+inline void check_ahead(const Memory& memory, uint64_t at, uint64_t size, bool write) {
+    if (write) fail_ahead(memory);
+    for (uint64_t i = at; i < at + size && i < memory.bytes; ++i) if (memory.stamps[i].group >= now.before) fail_ahead(memory);
+}
+
 inline void check(Memory& memory, uint64_t at, uint64_t size, bool write) {
-    if (ahead[now.thread] && !memory.element) fail_ahead(memory);
+    if (ahead[now.thread] && !memory.element) check_ahead(memory, at, size, write);
     if (!allowed(memory, at, size, write)) fail_access(memory, at, size, write);
 }
 

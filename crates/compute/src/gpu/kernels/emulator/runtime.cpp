@@ -381,12 +381,14 @@ extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void*) {}
 extern "C" void __tsan_func_exit() {}
 
-// Runs one dispatch, whose groups are numbered from `first_group` on. Returns 0, or 1 with a message of at most `message_bytes` bytes, terminated.
+// Runs one dispatch, whose groups are numbered from `first_group` on, those of the dispatches right before from `before` on.
+// Returns 0, or 1 with a message of at most `message_bytes` bytes, terminated.
 extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const emulator::Binding* bindings,
                                         const void* constants, const uint32_t* grid, uint32_t threads,
-                                        uint32_t first_group, uint64_t seed, char* message,
+                                        uint32_t first_group, uint32_t before, uint64_t seed, char* message,
                                         size_t message_bytes) {
     emulator::now.first_group = first_group;
+    emulator::now.before = before;
     using namespace emulator;
     Machine& m = machine;
     m.kernel = kernel;

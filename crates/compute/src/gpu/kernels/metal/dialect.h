@@ -75,6 +75,14 @@ DEVICE float lane_xor(CTX, float v, uint mask) { return simd_shuffle_xor(v, (ush
 DEVICE uint lane_xor(CTX, uint v, uint mask) { return simd_shuffle_xor(v, (ushort)mask); }
 DEVICE float lane_read(CTX, float v, uint lane) { return simd_shuffle(v, (ushort)lane); }
 DEVICE uint lane_read(CTX, uint v, uint lane) { return simd_shuffle(v, (ushort)lane); }
+DEVICE uint lane_max(CTX, uint v) {
+    for (uint mask = 16; mask > 0; mask >>= 1) {
+        const uint other = simd_shuffle_xor(v, (ushort)mask);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+DEVICE uint lane_min(CTX, uint v) { return ~lane_max(mf_place, ~v); }
 
 DEVICE float as_float(uint v) { return as_type<float>(v); }
 DEVICE uint as_uint(float v) { return as_type<uint>(v); }
@@ -84,6 +92,10 @@ DEVICE int dot4(uint a, uint b, int sum) {
     for (uint shift = 0; shift < 32; shift += 8) {
         sum += ((int)(a << (24 - shift)) >> 24) * ((int)(b << (24 - shift)) >> 24);
     }
+    return sum;
+}
+DEVICE int dot4_unsigned(uint a, uint b, int sum) {
+    for (uint shift = 0; shift < 32; shift += 8) sum += (int)(a >> shift & 255) * ((int)(b << (24 - shift)) >> 24);
     return sum;
 }
 

@@ -1,0 +1,233 @@
+//! Lowering of attention to the kernels of `kernels/attention.h` and `kernels/latent.h`: for prompts, and where the kernels of
+//! decoding do not suit a batch.
+
+use super::decode::Decode;
+use super::device::{Slice, Words};
+use super::lower::{Launch, Lowering, THREADS, WARPS};
+use super::steps::Prepare;
+use crate::graph::{Attention, LatentAttention, LatentWeights, RopeStyle, Value, WeightId};
+
+/// Query heads that a group of the attention kernel handles, and its threads.
+const QUERIES: usize = 8;
+const ATTENTION_THREADS: u32 = 128;
+
+/// What the attention kernel is told.
+struct Attend {
+    heads: usize,
+    kv_heads: usize,
+    /// Channels of a key and of a value, and of a cached row of each.
+    dims: [usize; 4],
+    scale: f32,
+    /// 0 for none.
+    window: usize,
+    sinks: Option<WeightId>,
+}
+
+impl Lowering<'_> {
+    /// Writes x (rows, heads · len) to channels `start..` of a cache of (heads, dim).
+    fn append(&mut self, x: Value, cache: Slice, [heads, dim, start, len]: [usize; 4]) {
+        let buffers = [self.value(x), self.input(self.layout.places), self.pages(), cache];
+        let constants: &[&dyn Words] = &[&heads, &dim, &start, &len, &self.f32_cache()];
+        let dispatch = Launch { unit: "attention", kernel: "append", buffers: &buffers, constants }
+            .over([self.rows, 1, 1], THREADS);
+        self.run.push(dispatch);
+    }
+
+    pub(super) fn attention(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        cache: usize,
+        (sinks, prepare): (Option<WeightId>, Option<Prepare>),
+        out: Value,
+    ) {
+        let shape = self.graph.caches[cache];
+        let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
+        let dim = shape.head_dim;
+        if let Some(prepare) = prepare {
+            let caches = [keys, values];
+            let decode = Decode { shape: &shape, inputs: [q, k, v], prepare, caches, sinks, out };
+            if self.decode_attention(&decode) {
+                return;
+            }
+        }
+        let query = match prepare {
+            Some(prepare) => {
+                let query = Slice::from(self.memory.scratch.attention[2]);
+                self.prepare(&shape, &prepare, [q, k, v], [keys, values, query]);
+                query
+            }
+            None => {
+                self.append(k, keys, [shape.kv_heads, dim, 0, dim]);
+                self.append(v, values, [shape.kv_heads, dim, 0, dim]);
+                self.value(q)
+            }
+        };
+        let slices = [query, keys, values, self.value(out)];
+        if let Some(dispatch) = self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s))) {
+            return self.run.push(dispatch);
+        }
+        let attend = Attend {
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            dims: [dim; 4],
+            scale: shape.scale,
+            window: shape.window.unwrap_or(0),
+            sinks,
+        };
+        self.attend(&attend, [query, keys, values], self.value(out));
+    }
+
+    /// Norms and rotates queries and keys, and appends keys and values to their caches.
+    fn prepare(
+        &mut self,
+        shape: &Attention,
+        how: &Prepare,
+        [q, k, v]: [Value; 3],
+        [keys, values, query]: [Slice; 3],
+    ) {
+        let rotation = &self.graph.ropes[how.rope];
+        let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
+        let Attention { heads, kv_heads, head_dim, .. } = *shape;
+        let (q_norm, k_norm) = (how.q_norm.is_some(), how.k_norm.is_some());
+        let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
+        let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
+        let buffers = [
+            self.value(q),
+            self.value(k),
+            self.value(v),
+            weight(how.q_norm),
+            weight(how.k_norm),
+            self.input(self.layout.angles[how.rope]),
+            self.input(self.layout.places),
+            self.pages(),
+            keys,
+            values,
+            query,
+        ];
+        let (q_eps, k_eps, f32_cache) = (eps(how.q_norm), eps(how.k_norm), self.f32_cache());
+        let constants: &[&dyn Words] = &[
+            &heads,
+            &kv_heads,
+            &head_dim,
+            &q_norm,
+            &k_norm,
+            &q_eps,
+            &k_eps,
+            &pairs,
+            &interleaved,
+            &f32_cache,
+        ];
+        let launch = Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants };
+        let dispatch = launch.over([heads + 2 * kv_heads, self.rows, 1], 32);
+        self.run.push(dispatch);
+    }
+
+    fn attend(&mut self, a: &Attend, [q, keys, values]: [Slice; 3], out: Slice) {
+        let chunks = (a.heads / a.kv_heads).div_ceil(QUERIES);
+        let splits = self.shape.splits;
+        let [key_dim, value_dim, key_stride, value_stride] = a.dims;
+        let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
+        let to = if splits == 1 { out } else { parts };
+        let places = self.input(self.layout.places);
+        let buffers = [q, keys, values, places, self.pages(), self.optional(a.sinks), stats, to];
+        let (f32_cache, has_sinks) = (self.f32_cache(), a.sinks.is_some());
+        let window = u32::try_from(a.window).unwrap_or(0);
+        let constants: &[&dyn Words] = &[
+            &a.heads,
+            &a.kv_heads,
+            &chunks,
+            &key_dim,
+            &value_dim,
+            &key_stride,
+            &value_stride,
+            &a.scale,
+            &window,
+            &f32_cache,
+            &splits,
+            &has_sinks,
+        ];
+        let dispatch = Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants }
+            .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
+        self.run.push(dispatch);
+        if splits > 1 {
+            self.combine([parts, stats, out], a.heads, splits, value_dim);
+        }
+    }
+
+    /// Puts the splits of attention together.
+    pub(super) fn combine(&mut self, buffers: [Slice; 3], heads: usize, splits: usize, value_dim: usize) {
+        let constants: &[&dyn Words] = &[&splits, &value_dim];
+        let launch = Launch { unit: "attention", kernel: "combine", buffers: &buffers, constants };
+        let dispatch = launch.over([self.rows * heads, value_dim.div_ceil(32), 1], ATTENTION_THREADS);
+        self.run.push(dispatch);
+    }
+
+    pub(super) fn latent_attention(
+        &mut self,
+        inputs: [Value; 4],
+        weights: LatentWeights,
+        cache: usize,
+        out: Value,
+    ) {
+        let [q_nope, q_rope, c, k_rope] = inputs;
+        let LatentAttention { heads, nope, rope, rank, value, scale } = self.graph.latent_caches[cache];
+        let latents = self.memory.state.latents[cache].slice();
+        let width = rank + rope;
+        self.append(c, latents, [1, width, 0, rank]);
+        self.append(k_rope, latents, [1, width, rank, rope]);
+        let [_, _, query, mixed] = self.memory.scratch.attention.map(Slice::from);
+        let (q_nope, out) = (self.value(q_nope), self.value(out));
+        match weights {
+            LatentWeights::Joint(weight) => {
+                self.heads(
+                    "latent_transposed",
+                    weight,
+                    [nope + value, 0, nope, rank, width, 0],
+                    [q_nope, query],
+                );
+            }
+            LatentWeights::Split { k, .. } => {
+                self.heads("latent_matvec", k, [rank, 0, nope, rank, width, 0], [q_nope, query]);
+            }
+        }
+        let count = self.rows * heads * rope;
+        let buffers = [self.value(q_rope), query];
+        let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
+        let copy = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants }.each(count);
+        self.run.push(copy);
+        let attend =
+            Attend { heads, kv_heads: 1, dims: [width, rank, width, width], scale, window: 0, sinks: None };
+        self.attend(&attend, [query, latents, latents], mixed);
+        match weights {
+            LatentWeights::Joint(weight) => {
+                self.heads(
+                    "latent_matvec",
+                    weight,
+                    [nope + value, nope, rank, value, value, 0],
+                    [mixed, out],
+                );
+            }
+            LatentWeights::Split { v, .. } => {
+                self.heads("latent_matvec", v, [value, 0, rank, value, value, 0], [mixed, out]);
+            }
+        }
+    }
+
+    /// A product of each head's part of a weight: see `kernels/latent.h` for the sizes.
+    fn heads(&mut self, kernel: &'static str, weight: WeightId, sizes: [usize; 6], [x, result]: [Slice; 2]) {
+        let w = self.weight(weight);
+        let [head_rows, first_row, ins, outs, stride, start] = sizes;
+        // Of all heads: the weight's rows are theirs.
+        let heads = w.matrix.rows / head_rows;
+        let constants: &[&dyn Words] =
+            &[&w.format, &heads, &head_rows, &first_row, &ins, &outs, &stride, &start];
+        let [a, b, c] = w.planes;
+        let launch = Launch { unit: "latent", kernel, buffers: &[a, b, c, x, result], constants };
+        let dispatch = if kernel == "latent_matvec" {
+            launch.over([outs.div_ceil(WARPS), heads, self.rows], THREADS)
+        } else {
+            launch.over([outs.div_ceil(8 * 64), heads, self.rows], 64)
+        };
+        self.run.push(dispatch);
+    }
+}

@@ -1,0 +1,114 @@
+//! What the executor says of drivers that are missing, too old, short of memory or lost: with a library in the driver's
+//! place that a test compiles, every function of which succeeds but those that it spells out.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use super::Cuda;
+use super::driver::{Driver, SYMBOLS};
+use crate::gpu::Device;
+use crate::{Error, Result};
+
+/// A driver whose functions `other` are as given in C, without those of `missing`; `None` without a C compiler.
+fn driver(name: &str, other: &[(&str, &str)], missing: &[&str]) -> Option<PathBuf> {
+    let folder = std::env::temp_dir().join(format!("moeflux-driver-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut text = String::from("#include <stddef.h>\n#include <string.h>\n");
+    for symbol in SYMBOLS.iter().filter(|symbol| !missing.contains(symbol)) {
+        match other.iter().chain(BASE).find(|(function, _)| function == symbol) {
+            Some((_, body)) => text += &format!("int {symbol}{body}\n"),
+            None => text += &format!("int {symbol}() {{ return 0; }}\n"),
+        }
+    }
+    let (source, library) = (folder.join("driver.c"), folder.join("libcuda.so"));
+    std::fs::write(&source, text).unwrap();
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let run =
+        Command::new(compiler).args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status();
+    run.ok().filter(std::process::ExitStatus::success).map(|_| library)
+}
+
+/// One GPU of compute capability 9.0 with 8 GiB.
+const BASE: &[(&str, &str)] = &[
+    ("cuDriverGetVersion", "(int* v) { *v = 13000; return 0; }"),
+    ("cuDeviceGetCount", "(int* n) { *n = 1; return 0; }"),
+    ("cuDeviceGetName", "(char* name, int length, int device) { strcpy(name, \"Test\"); return 0; }"),
+    ("cuDeviceTotalMem_v2", "(size_t* bytes, int device) { *bytes = (size_t)8 << 30; return 0; }"),
+    ("cuDeviceGetAttribute", "(int* value, int what, int device) { *value = what == 75 ? 9 : 0; return 0; }"),
+    (
+        "cuMemGetInfo_v2",
+        "(size_t* free, size_t* total) { *free = 12345; *total = (size_t)8 << 30; return 0; }",
+    ),
+    (
+        "cuMemHostAlloc",
+        "(void** p, size_t bytes, unsigned flags) { extern void* malloc(size_t); *p = malloc(bytes); return 0; }",
+    ),
+    ("cuGetErrorName", "(int code, const char** text) { *text = \"CUDA_ERROR_TEST\"; return 0; }"),
+    ("cuGetErrorString", "(int code, const char** text) { *text = \"as the test wants\"; return 0; }"),
+];
+
+fn open(name: &str, other: &[(&str, &str)], missing: &[&str]) -> Option<Result<Cuda>> {
+    let library = driver(name, other, missing)?;
+    let cuda = Driver::load_from(&library).and_then(|driver| Cuda::with_driver(Arc::new(driver), 0));
+    std::fs::remove_dir_all(library.parent().expect("a folder of its own")).unwrap();
+    Some(cuda)
+}
+
+fn refused(name: &str, other: &[(&str, &str)], missing: &[&str], expected: &str) {
+    let Some(opened) = open(name, other, missing) else { return };
+    match opened {
+        Err(Error::NoDevice { reason }) => assert!(reason.contains(expected), "{name}: {reason}"),
+        Err(error) => panic!("{name}: {error}"),
+        Ok(_) => panic!("{name}: opened"),
+    }
+}
+
+#[test]
+fn a_missing_driver_is_named() {
+    let Err(Error::NoDevice { reason }) = Driver::load_from(std::path::Path::new("libnothing.so.1")) else {
+        panic!("there is such a driver");
+    };
+    assert_eq!(reason, "the NVIDIA driver (libnothing.so.1) is not installed");
+}
+
+#[test]
+fn drivers_that_cannot_be_used_are_refused() {
+    let old = ("cuDriverGetVersion", "(int* v) { *v = 11080; return 0; }");
+    refused("old", &[old], &[], "is for CUDA 11.8; 12.0 (driver 525) or later is needed");
+    refused("older", &[], &["cuGraphInstantiateWithFlags"], "has no cuGraphInstantiateWithFlags: CUDA 12.0");
+    refused("none", &[("cuInit", "(unsigned flags) { return 100; }")], &[], "finds no GPU");
+    refused(
+        "broken",
+        &[("cuInit", "(unsigned flags) { return 3; }")],
+        &[],
+        "does not start: as the test wants",
+    );
+    let capability = "(int* value, int what, int device) { *value = what == 75 ? 7 : 5; return 0; }";
+    refused("turing", &[("cuDeviceGetAttribute", capability)], &[], "compute capability 7.5; 8.0 or later");
+}
+
+#[test]
+fn too_little_memory_is_said_in_bytes() {
+    let full = ("cuMemAlloc_v2", "(void* p, size_t bytes) { return 2; }");
+    let Some(cuda) = open("full", &[full], &[]) else { return };
+    match cuda.unwrap().alloc(1 << 20) {
+        Err(Error::DeviceMemory { wanted, free, device }) => {
+            assert_eq!((wanted, free), (1 << 20, 12345));
+            assert!(device.starts_with("Test (compute capability 9.0)"), "{device}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_lost_device_is_an_error_of_its_own() {
+    for (name, code) in [("fallen", 46), ("address", 700), ("launch", 719)] {
+        let body = format!("(void* stream) {{ return {code}; }}");
+        let Some(cuda) = open(name, &[("cuStreamSynchronize", &body)], &[]) else { return };
+        match cuda.unwrap().synchronize() {
+            Err(Error::DeviceLost { reason }) => assert_eq!(reason, "as the test wants (CUDA_ERROR_TEST)"),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
