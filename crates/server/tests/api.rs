@@ -169,6 +169,12 @@ fn several_answers_and_their_probabilities() {
     let whole = server.ask("/v1/completions", &request);
     assert_eq!(whole["choices"].as_array().unwrap().len(), 2);
     assert_eq!(whole["choices"][1]["logprobs"]["tokens"].as_array().unwrap().len(), 5);
+    let alone = |prompt: &str| {
+        let request = json!({"prompt": prompt, "max_tokens": 1});
+        server.ask("/v1/completions", &request)["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    let both = alone("Once upon") + alone("1, 2,");
+    assert_eq!(whole["usage"]["prompt_tokens"], both);
     let events = server.post("/v1/completions", &merge(request, json!({"stream": true}))).events();
     let text = |index: u64| -> String {
         let own = events.iter().map(|e| &e["choices"][0]).filter(|c| c["index"] == index);

@@ -247,7 +247,7 @@ impl Head {
         };
         let choices = wholes.iter().enumerate().map(choice).collect();
         let mut object = self.object("chat.completion", choices);
-        object["usage"] = usage(wholes.iter().filter_map(|whole| whole.done.as_ref()));
+        object["usage"] = usage(wholes.iter().filter_map(|whole| Some((0, whole.done.as_ref()?))));
         object
     }
 }
@@ -311,7 +311,7 @@ impl Render for Chunks {
     fn end(&mut self, events: &mut Events) {
         if self.with_usage {
             let mut object = self.head.object("chat.completion.chunk", json!([]));
-            object["usage"] = usage(self.dones.iter());
+            object["usage"] = usage(self.dones.iter().map(|done| (0, done)));
             events.data(&object);
         }
         events.raw("data: [DONE]\n\n");

@@ -59,8 +59,9 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     app.check_model(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let with_usage = request.stream_options.as_ref().is_some_and(|options| options.include_usage);
+    let n = request.n.unwrap_or(1);
     let answers = request.ask()?.submit(&app).await?;
-    let head = Head { id: unique("cmpl-"), created: now(), app };
+    let head = Head { id: unique("cmpl-"), created: now(), n, app };
     if stream {
         return Ok(sse::stream(answers, Chunks { head, with_usage, dones: vec![] }));
     }
@@ -70,7 +71,8 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
         head.choice(index, &whole.text, &whole.logprobs, json!(reason))
     });
     let mut object = head.object(choices.collect());
-    object["usage"] = usage(wholes.iter().filter_map(|whole| whole.done.as_ref()));
+    let dones = wholes.iter().enumerate();
+    object["usage"] = usage(dones.filter_map(|(index, whole)| Some((index / n, whole.done.as_ref()?))));
     Ok(Json(object).into_response())
 }
 
@@ -114,6 +116,8 @@ impl CompletionRequest {
 struct Head {
     id: String,
     created: u64,
+    /// Answers to each prompt; not 0.
+    n: usize,
     app: Arc<App>,
 }
 
@@ -158,7 +162,8 @@ impl Head {
 struct Chunks {
     head: Head,
     with_usage: bool,
-    dones: Vec<Done>,
+    /// With the number of its prompt.
+    dones: Vec<(usize, Done)>,
 }
 
 impl Render for Chunks {
@@ -171,7 +176,7 @@ impl Render for Chunks {
             Update::Logprobs(logprobs) => self.head.choice(index, "", &[logprobs], Value::Null),
             Update::Done(done) => {
                 let reason = json!(finish_reason(&done, 0));
-                self.dones.push(done);
+                self.dones.push((index / self.head.n, done));
                 self.head.choice(index, "", &[], reason)
             }
             Update::Failed(error) => return events.data(&error.json(Dialect::OpenAi)),
@@ -182,7 +187,7 @@ impl Render for Chunks {
     fn end(&mut self, events: &mut Events) {
         if self.with_usage {
             let mut object = self.head.object(json!([]));
-            object["usage"] = usage(self.dones.iter());
+            object["usage"] = usage(self.dones.iter().map(|(prompt, done)| (*prompt, done)));
             events.data(&object);
         }
         events.raw("data: [DONE]\n\n");

@@ -5,6 +5,8 @@ pub(crate) mod completions;
 pub(crate) mod models;
 pub(crate) mod responses;
 
+use std::collections::BTreeMap;
+
 use moeflux::Finish;
 use moeflux::decoding::TokenLogprobs;
 use moeflux::scheduler::{Done, Usage};
@@ -39,16 +41,20 @@ pub(crate) fn engine_usage(usage: &Usage) -> Value {
     })
 }
 
-/// `usage` over all answers to a request, which share its prompt.
-fn usage<'a>(dones: impl Iterator<Item = &'a Done>) -> Value {
-    let (mut prompt, mut cached, mut completion) = (0, 0, 0);
+/// `usage` over all answers to a request, each with the number of its prompt: a prompt counts once.
+fn usage<'a>(dones: impl Iterator<Item = (usize, &'a Done)>) -> Value {
+    let mut prompts: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    let mut completion = 0;
     let mut engine = vec![];
-    for done in dones {
-        prompt = prompt.max(done.usage.prompt_tokens);
-        cached = cached.max(done.usage.cached_tokens);
+    for (prompt, done) in dones {
+        let (tokens, cached) = prompts.entry(prompt).or_default();
+        *tokens = done.usage.prompt_tokens.max(*tokens);
+        *cached = done.usage.cached_tokens.max(*cached);
         completion += done.usage.completion_tokens;
         engine.push(engine_usage(&done.usage));
     }
+    let prompt: usize = prompts.values().map(|(tokens, _)| tokens).sum();
+    let cached: usize = prompts.values().map(|(_, cached)| cached).sum();
     let engine = if engine.len() == 1 { engine.remove(0) } else { Value::Array(engine) };
     json!({
         "prompt_tokens": prompt,
