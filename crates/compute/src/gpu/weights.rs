@@ -56,7 +56,8 @@ fn kind(dtype: DType) -> Result<u32> {
             let bf16 = u32::from(scale == Half::BF16);
             14 | u32::from(group) << 8 | u32::from(bits) << 16 | bf16 << 24
         }
-        DType::Fp8 { scale } => 15 | u32::from(scale == BlockScale::BF16) << 24,
+        DType::Fp8 { scale: BlockScale::F32 } => 15,
+        DType::Fp8 { scale: BlockScale::BF16 } => 15 | 1 << 24,
         dtype => return Err(Error::Unsupported { what: "a product on a GPU", dtype }),
     })
 }

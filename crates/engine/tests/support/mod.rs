@@ -78,7 +78,7 @@ pub fn all() -> Vec<Fixture> {
 
 /// At least one fixture of every family in every format.
 pub fn sample() -> Vec<Fixture> {
-    let of_hf = ["basic", "lite", "fp8", "multimodal", "gpt_oss"];
+    let of_hf = ["basic", "lite", "fp8", "multimodal", "gpt_oss", "published"];
     all().into_iter().filter(|f| f.kind != "hf" || of_hf.iter().any(|part| f.name.contains(part))).collect()
 }
 
