@@ -162,7 +162,7 @@ watched() {
 figure() { # row, program, test
   awk -v row="$1" -v program="$2" -v test="$3" '
     { line = $0; gsub(/[|]/, " ", line); n = split(line, word, " ") }
-    { for (i = 1; i <= n; i++) if (word[i] == test || index(word[i], test " ") == 1)
+    { for (i = 1; i <= n; i++) if (word[i] == test || index(word[i], test "@") == 1)
         for (j = n; j > i; j--) if (word[j] == "±") { printf "%s\t%s\t%s\n", row, program, word[j - 1]; next } }'
 }
 measured() { # row, program, test, command…
