@@ -156,8 +156,8 @@ fn moe_experts_of_many_shapes() {
 
 #[test]
 fn moe_experts_that_compute_something_else() {
-    let limited = Activation::LimitedSwiGlu { limit: 0.9 };
-    let clamped = Activation::ClampedSwiGlu { alpha: 1.7, limit: 0.8 };
+    let limited = Activation::LimitedSwiGlu { limit: 6.0 };
+    let clamped = Activation::ClampedSwiGlu { alpha: 0.7, limit: 6.0 };
     for dtype in [DType::F32, DType::Q8_0, DType::MXFP4] {
         for (activation, weighted) in [
             (Activation::SwiGlu, Weighted::Input),

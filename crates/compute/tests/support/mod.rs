@@ -112,8 +112,8 @@ fn random_planes(random: &mut Random, dtype: DType, rows: usize, cols: usize) ->
     let sizes = (0..dtype.planes()).map(|plane| dtype.row_bytes(plane, cols).expect("whole blocks") * rows);
     let mut planes: Vec<Vec<u8>> =
         sizes.map(|bytes| (0..bytes).map(|_| random.next() as u8).collect()).collect();
-    // Powers of two: 2⁻⁹ to 2⁻².
-    let power = |random: &mut Random| 118 + random.below(8) as u8;
+    // Powers of two: 2⁻⁴ to 2⁻².
+    let power = |random: &mut Random| 123 + random.below(3) as u8;
     match dtype {
         DType::MXFP4 => planes[0].chunks_exact_mut(17).for_each(|block| block[0] = power(random)),
         DType::MXFP4_Planes => planes[1].fill_with(|| power(random)),
