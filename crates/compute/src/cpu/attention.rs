@@ -215,14 +215,8 @@ impl Block<'_> {
                 simd.run(Scores { q, keys, dim, scale, out: weights });
                 let sums = &mut sums[r * group * value_dim..(r + 1) * group * value_dim];
                 for (h, weights) in weights.chunks_exact_mut(n).enumerate() {
-                    let (max, total) = &mut states[r * group + h];
-                    let new_max = max.max(vector::max(simd, weights));
-                    if new_max > *max {
-                        let shrink = (*max - new_max).exp();
-                        vector::scale(simd, shrink, &mut sums[h * value_dim..(h + 1) * value_dim]);
-                        (*max, *total) = (new_max, *total * shrink);
-                    }
-                    *total += vector::exp_sum(simd, new_max, weights);
+                    let sums = &mut sums[h * value_dim..(h + 1) * value_dim];
+                    vector::softmax_block(simd, weights, &mut states[r * group + h], sums);
                 }
                 simd.run(WeightedSums { weights, values, dim: value_dim, sums });
             }

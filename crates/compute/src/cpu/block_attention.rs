@@ -98,17 +98,11 @@ impl CompressedCache {
             }
             let scores = &mut scores[..to - from];
             let heads = q.chunks_exact(dim).zip(out.chunks_exact_mut(dim));
-            for ((q, out), (max, total)) in heads.zip(&mut states) {
+            for ((q, out), state) in heads.zip(&mut states) {
                 for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
                     *score = vector::dot_f32(simd, q, key) * shape.scale;
                 }
-                let new_max = max.max(vector::max(simd, scores));
-                if new_max > *max {
-                    let shrink = (*max - new_max).exp();
-                    vector::scale(simd, shrink, out);
-                    (*max, *total) = (new_max, *total * shrink);
-                }
-                *total += vector::exp_sum(simd, new_max, scores);
+                vector::softmax_block(simd, scores, state, out);
                 for (p, value) in scores.iter().zip(values.chunks_exact(dim)) {
                     vector::axpy_f32(simd, *p, value, out);
                 }

@@ -297,19 +297,11 @@ impl CompressedCache {
             let to = (from + KEY_BLOCK).min(count);
             load(from, to, &mut keys);
             let scores = &mut scores[..to - from];
-            for ((q, out), (max, total)) in
-                q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).zip(&mut states)
-            {
+            for ((q, out), state) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).zip(&mut states) {
                 for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
                     *score = vector::dot_f32(simd, q, key) * shape.scale;
                 }
-                let new_max = max.max(vector::max(simd, scores));
-                if new_max > *max {
-                    let shrink = (*max - new_max).exp();
-                    vector::scale(simd, shrink, out);
-                    (*max, *total) = (new_max, *total * shrink);
-                }
-                *total += vector::exp_sum(simd, new_max, scores);
+                vector::softmax_block(simd, scores, state, out);
                 for (p, key) in scores.iter().zip(keys.chunks_exact(dim)) {
                     vector::axpy_f32(simd, *p, key, out);
                 }

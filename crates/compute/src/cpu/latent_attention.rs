@@ -307,15 +307,8 @@ impl LatentCache {
                         *score = vector::dot_f32(simd, query, key) * scale;
                     }
                     let pair = r * heads.len() + h;
-                    let (max, total) = &mut states[pair];
                     let sum = &mut sums[pair * rank..(pair + 1) * rank];
-                    let new_max = scores.iter().fold(*max, |m, s| m.max(*s));
-                    if new_max > *max {
-                        let shrink = (*max - new_max).exp();
-                        vector::scale(simd, shrink, sum);
-                        (*max, *total) = (new_max, *total * shrink);
-                    }
-                    *total += vector::exp_sum(simd, new_max, scores);
+                    vector::softmax_block(simd, scores, &mut states[pair], sum);
                     for (p, key) in scores.iter().zip(keys.chunks_exact(width)) {
                         vector::axpy_f32(simd, *p, &key[..rank], sum);
                     }
