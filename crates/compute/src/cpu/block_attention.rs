@@ -42,11 +42,11 @@ impl CompressedCache {
                 let position = span.start + i;
                 let (page, at) = self.token(span.pages, position);
                 let own = row * kv_width..(row + 1) * kv_width;
-                self.store(page, at, &rows.k[own.clone()]);
-                self.store(page, at + kv_width, &rows.v[own]);
+                self.pages.store(page, at, &rows.k[own.clone()]);
+                self.pages.store(page, at + kv_width, &rows.v[own]);
                 if (position + 1).is_multiple_of(shape.stride) {
                     let (page, at) = self.entry(span.pages, shape.entries(position) - 1);
-                    self.store(page, at, &rows.index.k[row * key_width..(row + 1) * key_width]);
+                    self.pages.store(page, at, &rows.index.k[row * key_width..(row + 1) * key_width]);
                 }
                 queries.push(Query { row, position, pages: span.pages });
             }
@@ -93,8 +93,8 @@ impl CompressedCache {
             let loaded = keys.chunks_exact_mut(dim).zip(values.chunks_exact_mut(dim));
             for ((key, value), i) in loaded.zip(from..to) {
                 let (page, at) = self.token(query.pages, position(i));
-                self.load(page, at + kv_head * dim, key);
-                self.load(page, at + half + kv_head * dim, value);
+                self.pages.load(page, at + kv_head * dim, key);
+                self.pages.load(page, at + half + kv_head * dim, value);
             }
             let scores = &mut scores[..to - from];
             let heads = q.chunks_exact(dim).zip(out.chunks_exact_mut(dim));
