@@ -54,7 +54,8 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     let ask = request.ask()?;
     let answers = Ask { max_tokens: Some(max_tokens), ..ask }.submit(&app).await?;
     let prompt_tokens = answers.prompt_tokens();
-    let mut reply = Reply { id: unique("msg_"), app, prompt_tokens, blocks: 0, open: None, calls: 0, done: None };
+    let mut reply =
+        Reply { id: unique("msg_"), app, prompt_tokens, blocks: 0, open: None, calls: 0, done: None };
     if stream {
         return Ok(sse::stream(answers, reply));
     }
