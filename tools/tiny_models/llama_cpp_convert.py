@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 # Those whose configuration transformers would translate to keys that the converter does not read.
-PUBLISHED_KEYS = ("MiMoV2FlashForCausalLM",)
+PUBLISHED_KEYS = ("MiMoV2FlashForCausalLM", "Qwen4ExpForCausalLM")
 
 
 def exactly_in_q8_0(add_tensor):

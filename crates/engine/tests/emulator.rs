@@ -116,34 +116,19 @@ fn a_budget_that_is_too_small_is_told_what_would_do() {
 }
 
 /// In encodings that only the CPU multiplies with.
-const CPU_ONLY: &str = "gguf/qwen3_moe_codebooks";
-
-/// Families whose operations only the CPU has.
-const NO_KERNELS: &[&str] =
-    &["deepseek_v4", "kimi_linear", "llama4", "mimo_v2_flash", "mistral4", "qwen4_exp"];
-
-fn has_no_kernels(fixture: &Fixture) -> bool {
-    NO_KERNELS.iter().any(|family| fixture.name.contains(family))
-}
+const CPU_ONLY: [&str; 3] = ["hf/deepseek_v4_published", "hf/mistral4_fp8", "hf/qwen4_exp_fp8"];
 
 #[test]
 fn every_fixture_on_an_emulated_device() {
-    let runs = |fixture: &&Fixture| fixture.name != CPU_ONLY && !has_no_kernels(fixture);
-    all().iter().filter(runs).for_each(check);
-}
-
-#[test]
-fn families_without_kernels_are_refused() {
-    for fixture in all().iter().filter(|fixture| has_no_kernels(fixture)) {
-        let opened = Engine::open(&fixture.path, &emulator(None), &Options::default(), |_, _| ());
-        let error = opened.expect_err("no kernels").to_string();
-        assert!(error.contains("there are no GPU kernels of"), "{}: {error}", fixture.name);
-    }
+    all().iter().filter(|fixture| !CPU_ONLY.contains(&fixture.name.as_str())).for_each(check);
 }
 
 #[test]
 fn encodings_without_kernels_are_refused() {
-    let path = Fixture::named(CPU_ONLY).path;
-    let error = Engine::open(&path, &emulator(None), &Options::default(), |_, _| ()).expect_err("no kernels");
-    assert!(error.to_string().contains("a product on a GPU"), "{error}");
+    for name in CPU_ONLY {
+        let path = Fixture::named(name).path;
+        let error = Engine::open(&path, &emulator(None), &Options::default(), |_, _| ());
+        let error = error.expect_err("no kernels").to_string();
+        assert!(error.contains("a product on a GPU"), "{name}: {error}");
+    }
 }

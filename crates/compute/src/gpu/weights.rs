@@ -36,7 +36,7 @@ impl Format {
 /// The code of an encoding in `kernels/weights.h`, with its parameters.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for encodings that only the CPU multiplies with.
+/// [`Error::Unsupported`] for encodings that kernels do not read.
 fn kind(dtype: DType) -> Result<u32> {
     Ok(match dtype {
         DType::F32 => 1,
@@ -58,7 +58,20 @@ fn kind(dtype: DType) -> Result<u32> {
         }
         DType::Fp8 { scale: BlockScale::F32 } => 15,
         DType::Fp8 { scale: BlockScale::BF16 } => 15 | 1 << 24,
-        dtype => return Err(Error::Unsupported { what: "a product on a GPU", dtype }),
+        DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { .. } => {
+            return Err(Error::Unsupported { what: "a product on a GPU", dtype });
+        }
+        DType::Q4_1 => 16,
+        DType::Q5_1 => 17,
+        DType::IQ4_NL => 18,
+        DType::IQ4_XS => 19,
+        DType::IQ2_XXS => 20,
+        DType::IQ2_XS => 21,
+        DType::IQ2_S => 22,
+        DType::IQ3_XXS => 23,
+        DType::IQ3_S => 24,
+        DType::IQ1_S => 25,
+        DType::IQ1_M => 26,
     })
 }
 

@@ -20,12 +20,8 @@ use crate::checkpoint::Format;
 use attention::{Attention, Kind};
 
 /// Registry entry.
-pub(super) const FAMILY: Family = Family {
-    name: "DeepSeek-V4 (CPU only)",
-    model_types: &["deepseek_v4"],
-    gguf_architectures: &["deepseek4"],
-    record,
-};
+pub(super) const FAMILY: Family =
+    Family { name: "DeepSeek-V4", model_types: &["deepseek_v4"], gguf_architectures: &["deepseek4"], record };
 
 /// What names a checkpoint has for modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

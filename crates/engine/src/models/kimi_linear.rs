@@ -18,7 +18,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Kimi-Linear (CPU only)",
+    name: "Kimi-Linear",
     model_types: &["kimi_linear"],
     gguf_architectures: &["kimi-linear"],
     record,

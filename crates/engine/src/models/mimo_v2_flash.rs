@@ -15,12 +15,8 @@ use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family = Family {
-    name: "MiMo-V2-Flash (CPU only)",
-    model_types: &["mimo_v2_flash"],
-    gguf_architectures: &["mimo2"],
-    record,
-};
+pub(super) const FAMILY: Family =
+    Family { name: "MiMo-V2-Flash", model_types: &["mimo_v2_flash"], gguf_architectures: &["mimo2"], record };
 
 /// Attention of one layer.
 #[derive(Debug, Clone, Copy)]

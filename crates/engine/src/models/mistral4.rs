@@ -14,12 +14,8 @@ use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family = Family {
-    name: "Mistral 4 (CPU only)",
-    model_types: &["mistral4"],
-    gguf_architectures: &["mistral4"],
-    record,
-};
+pub(super) const FAMILY: Family =
+    Family { name: "Mistral 4", model_types: &["mistral4"], gguf_architectures: &["mistral4"], record };
 
 /// GGUF's number for softmax.
 const GGUF_SOFTMAX: usize = 1;
