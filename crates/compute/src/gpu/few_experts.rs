@@ -23,7 +23,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 2] {
     let mut products = BLOCK;
     for node in graph.nodes() {
         if let Op::MoeExperts { routing, experts, .. } = node.op {
-            products = products.max(routing.top_k() * graph.expert_sets()[experts.0].gate.rows);
+            products = products.max(routing.top_k() * graph.expert_sets()[experts.0].width());
         }
     }
     let rows = rows.min(FEW_ROWS);
@@ -124,7 +124,9 @@ impl Lowering<'_> {
         let (activation, alpha, limit) = match e.mlp.activation {
             Activation::SwiGlu => (0u32, 0.0, 0.0),
             Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
-            Activation::LimitedSwiGlu { .. } => unreachable!("refused before lowering"),
+            Activation::LimitedSwiGlu { .. } | Activation::CappedSwiGlu { .. } | Activation::SquaredRelu => {
+                unreachable!("refused before lowering")
+            }
         };
         let choice = self.choices.get(&e.routing);
         let logits = choice.map_or(none, |c| self.value(c.logits));

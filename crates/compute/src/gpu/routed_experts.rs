@@ -112,7 +112,9 @@ impl Lowering<'_> {
         let (activation, alpha, limit) = match mlp.activation {
             Activation::SwiGlu => (0u32, 0.0, 0.0),
             Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
-            Activation::LimitedSwiGlu { .. } => unreachable!("refused before lowering"),
+            Activation::LimitedSwiGlu { .. } | Activation::CappedSwiGlu { .. } | Activation::SquaredRelu => {
+                unreachable!("refused before lowering")
+            }
         };
         let count = pairs * inner;
         let constants: &[&dyn Words] = &[&count, &inner, &activation, &alpha, &limit];

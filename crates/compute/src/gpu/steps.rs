@@ -274,7 +274,7 @@ fn step(op: &Op, out: Output) -> Step {
         }
         Op::SigmoidGate { x, gate } => Step::SigmoidGate { x, gate, out },
         Op::Slice { x, groups, start, len } => Step::Slice { x, groups, start, len, out },
-        Op::CausalConv1d { x, weight, kernel, dilation: _, state } => {
+        Op::CausalConv1d { x, weight, bias: _, kernel, dilation: _, state } => {
             Step::CausalConv1d { x, weight, kernel, state, out }
         }
         Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state } => {
@@ -287,6 +287,9 @@ fn step(op: &Op, out: Output) -> Step {
         | Op::GroupedLinear { .. }
         | Op::LimitedSwiGlu { .. }
         | Op::Repeat { .. }
+        | Op::SsmScan { .. }
+        | Op::SquaredRelu { .. }
+        | Op::CappedSwiGlu { .. }
         | Op::HyperWeights { .. }
         | Op::HyperCollapse { .. }
         | Op::HyperExpand { .. }

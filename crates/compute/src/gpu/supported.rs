@@ -3,6 +3,17 @@
 use crate::graph::{Activation, Graph, Op, Score, Weighted};
 use crate::{Error, Result};
 
+const NO_GATE: &str = "experts without a gate";
+
+fn refusal(what: &str) -> Error {
+    Error::Device { reason: format!("there are no GPU kernels of {what}: use the CPU") }
+}
+
+/// That experts have no gate.
+pub(crate) fn no_gate() -> Error {
+    refusal(NO_GATE)
+}
+
 /// The first operation of `graph` that there is no kernel of.
 pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
     let of = |op: &Op| match op {
@@ -35,6 +46,14 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
         Op::NGramEmbed { .. } => Some("embeddings of n-grams"),
         Op::WindowMean { .. } | Op::BlockAttention { .. } => Some("attention over chosen blocks"),
         Op::CausalConv1d { dilation: 2.., .. } => Some("convolutions with dilation"),
+        Op::CausalConv1d { bias: Some(_), .. } => Some("convolutions with a bias"),
+        Op::CappedSwiGlu { .. } => Some("capped SwiGLU"),
+        Op::MoeExperts { mlp, .. } if matches!(mlp.activation, Activation::CappedSwiGlu { .. }) => {
+            Some("experts with a capped SwiGLU")
+        }
+        Op::SsmScan { .. } => Some("state space models"),
+        Op::SquaredRelu { .. } => Some("squared ReLU"),
+        Op::MoeExperts { mlp, .. } if mlp.activation == Activation::SquaredRelu => Some(NO_GATE),
         Op::RmsNorm { x, weight, groups: 2.., .. } if graph.weights()[weight.0].matrix.cols == x.width => {
             Some("norms of parts with a weight each")
         }
@@ -51,9 +70,7 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
 /// Refuses a graph with operations that there are no kernels of.
 pub(crate) fn check(graph: &Graph) -> Result<()> {
     match unsupported(graph) {
-        Some(what) => {
-            Err(Error::Device { reason: format!("there are no GPU kernels of {what}: use the CPU") })
-        }
+        Some(what) => Err(refusal(what)),
         None => Ok(()),
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 3] {
             Op::MoeExperts { x, routing, experts, .. } => {
                 let set = &graph.expert_sets()[experts.0];
                 let pairs = rows * routing.top_k();
-                values = values.max(rows * x.width()).max(pairs * set.gate.rows);
+                values = values.max(rows * x.width()).max(pairs * set.width());
                 scales = scales.max(pairs);
                 tiles = tiles.max(most_tiles(pairs, set.experts));
             }
@@ -171,7 +171,9 @@ impl Lowering<'_> {
         let (clamped, alpha, limit) = match e.mlp.activation {
             Activation::SwiGlu => (false, 0.0, 0.0),
             Activation::ClampedSwiGlu { alpha, limit } => (true, alpha, limit),
-            Activation::LimitedSwiGlu { .. } => unreachable!("refused before lowering"),
+            Activation::LimitedSwiGlu { .. } | Activation::CappedSwiGlu { .. } | Activation::SquaredRelu => {
+                unreachable!("refused before lowering")
+            }
         };
         let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([self.input(0); 3]);
         let has_bias = e.biases.is_some();
