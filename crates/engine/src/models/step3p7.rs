@@ -188,7 +188,17 @@ fn dense_layers(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<
     }
     let first = if config.format() == Format::Mlx { 1 } else { 3 };
     let routed = config.listed_sizes("moe_layers_enum")?.unwrap_or_else(|| (first..layers).collect());
-    Ok((0..layers).map(|layer| !routed.contains(&layer)).collect())
+    let dense: Vec<bool> = (0..layers).map(|layer| !routed.contains(&layer)).collect();
+    let routers =
+        |layer| ["moe.gate", "mlp.gate", "mlp.gate.gate"].map(|name| format!("model.layers.{layer}.{name}"));
+    if let Some(layer) =
+        (0..layers).find(|layer| dense[*layer] && routers(*layer).iter().any(|name| r.has(name)))
+    {
+        return Err(
+            config.unsupported("moe_layers_enum", &format!("a list with layer {layer}, which has a router"))
+        );
+    }
+    Ok(dense)
 }
 
 /// SwiGLU of h.
