@@ -227,7 +227,7 @@ impl GraphBuilder {
         }
         check(op, "heads left over by groups", 0, heads % groups)?;
         // Also if one is not a number.
-        if !(time_steps.0 <= time_steps.1) {
+        if time_steps.0.partial_cmp(&time_steps.1).is_none_or(std::cmp::Ordering::is_gt) {
             return Err(Error::Shape { op, what: "order of the limits of time steps", expected: 1, got: 0 });
         }
         check(op, "width of x", heads.saturating_mul(head_dim), inputs.x.width())?;
