@@ -1,6 +1,9 @@
 //! Hyper-connections, attention over windows and entries, and what goes with them, against `reference` on every
 //! instruction set, and bit for bit the same however sequences are cut into batches.
 
+#[path = "support/devices.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod devices;
 #[path = "support/one_op.rs"]
 #[allow(dead_code, reason = "shared by tests that use different parts")]
 mod one_op;
@@ -8,15 +11,12 @@ mod one_op;
 #[allow(dead_code, reason = "shared by tests that use different parts")]
 mod random;
 
-use moeflux_compute::backend::{Backend, CompileOptions, KvType, PAGE_TOKENS};
-use moeflux_compute::gpu::emulator::Emulator;
-use moeflux_compute::gpu::{GpuBackend, GpuOptions};
+use moeflux_compute::backend::{KvType, PAGE_TOKENS};
 use moeflux_compute::graph::{
     Activation, Attention, BlockInputs, CompressedAttention, CompressedInputs, DeltaInputs, DeltaRule,
     EntryIndex, ExpertMlp, ExpertSet, HeadPairing, HyperConnection, IndexInputs, MatrixSpec, NGrams,
     Placement, PositionScale, Rope, RopeStyle, Route, Score, TokenForm, Weighted, WindowPool,
 };
-use moeflux_compute::plan::Plan;
 use moeflux_compute::{DType, Error, Tensor};
 use one_op::{Case, Recorder, VOCABULARY};
 
@@ -30,14 +30,9 @@ fn recorder() -> Recorder {
 }
 
 fn check(name: &str, case: &Case) {
-    case.check(name, &[(KvType::F32, TOLERANCE), (KvType::F16, TOLERANCE_F16)]);
-    // GPUs refuse what they have no kernels of, by name.
-    let emulator = GpuBackend::new("emulator", GpuOptions::default(), || Ok(Box::new(Emulator::new(7))));
-    let (plan, options) = (Plan::new(&case.graph, |_| true), CompileOptions::default());
-    assert_eq!(emulator.scratch_bytes(&case.graph, &plan, options), 0);
-    let refused = emulator.compile(&case.graph, plan, case.weights.clone(), options).err();
-    let refused = refused.unwrap_or_else(|| panic!("{name}: compiled for a GPU"));
-    assert!(matches!(&refused, Error::Device { reason } if reason.contains("use the CPU")), "{refused}");
+    let tolerances = [(KvType::F32, TOLERANCE), (KvType::F16, TOLERANCE_F16)];
+    case.check(name, &tolerances);
+    case.check_devices(name, &tolerances);
 }
 
 #[test]
@@ -312,11 +307,18 @@ fn chunks_and_values_of_another_width() {
 /// As [`check`], without f16.
 fn check_f32(name: &str, case: &Case) {
     case.check(name, &[(KvType::F32, TOLERANCE)]);
+    case.check_devices(name, &[(KvType::F32, TOLERANCE)]);
 }
 
 fn random_matrix(r: &mut Recorder, matrix: MatrixSpec) -> Tensor {
     let values = r.random.normal(matrix.rows * matrix.cols);
     Tensor::from_f32(matrix.rows, matrix.cols, &values).unwrap()
+}
+
+/// As [`check`], of what devices have no kernels of.
+fn check_cpu(name: &str, case: &Case) {
+    case.check(name, &[(KvType::F32, TOLERANCE), (KvType::F16, TOLERANCE_F16)]);
+    case.check_refused(name);
 }
 
 #[test]
@@ -336,7 +338,7 @@ fn experts_without_a_gate() {
             assert!(r.graph.moe_experts(x, routing, set).is_err(), "SwiGLU needs a gate");
             let mlp = ExpertMlp { activation: Activation::SquaredRelu, biases: None, weighted };
             let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
-            check(&format!("{experts} top {top_k} of {hidden} × {inner}, {weighted:?}"), &r.finish(out));
+            check_cpu(&format!("{experts} top {top_k} of {hidden} × {inner}, {weighted:?}"), &r.finish(out));
         }
     }
 }
@@ -347,7 +349,7 @@ fn capped_swiglu() {
         let mut r = recorder();
         let (gate, up) = (r.input(width), r.input(width));
         let out = r.graph.capped_swiglu(gate, up, limit).unwrap();
-        check(&format!("{width} within {limit}"), &r.finish(out));
+        check_cpu(&format!("{width} within {limit}"), &r.finish(out));
     }
 }
 
@@ -357,7 +359,7 @@ fn squared_relu() {
         let mut r = recorder();
         let x = r.input(width);
         let out = r.graph.squared_relu(x);
-        check(&format!("{width}"), &r.finish(out));
+        check_cpu(&format!("{width}"), &r.finish(out));
     }
 }
 
@@ -396,7 +398,8 @@ fn routes() {
             let weighted = if by_token { Weighted::Output } else { Weighted::Input };
             let mlp = ExpertMlp { activation, biases: None, weighted };
             let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
-            check(&format!("{score:?} by token: {by_token}"), &r.finish(out));
+            let run = if matches!(activation, Activation::CappedSwiGlu { .. }) { check_cpu } else { check };
+            run(&format!("{score:?} by token: {by_token}"), &r.finish(out));
         }
     }
 }

@@ -42,11 +42,11 @@ impl CompressedCache {
                 let position = span.start + i;
                 let (page, at) = self.token(span.pages, position);
                 let own = row * kv_width..(row + 1) * kv_width;
-                self.store(page, at, &rows.k[own.clone()]);
-                self.store(page, at + kv_width, &rows.v[own]);
+                self.pages.store(page, at, &rows.k[own.clone()]);
+                self.pages.store(page, at + kv_width, &rows.v[own]);
                 if (position + 1).is_multiple_of(shape.stride) {
                     let (page, at) = self.entry(span.pages, shape.entries(position) - 1);
-                    self.store(page, at, &rows.index.k[row * key_width..(row + 1) * key_width]);
+                    self.pages.store(page, at, &rows.index.k[row * key_width..(row + 1) * key_width]);
                 }
                 queries.push(Query { row, position, pages: span.pages });
             }
@@ -93,22 +93,16 @@ impl CompressedCache {
             let loaded = keys.chunks_exact_mut(dim).zip(values.chunks_exact_mut(dim));
             for ((key, value), i) in loaded.zip(from..to) {
                 let (page, at) = self.token(query.pages, position(i));
-                self.load(page, at + kv_head * dim, key);
-                self.load(page, at + half + kv_head * dim, value);
+                self.pages.load(page, at + kv_head * dim, key);
+                self.pages.load(page, at + half + kv_head * dim, value);
             }
             let scores = &mut scores[..to - from];
             let heads = q.chunks_exact(dim).zip(out.chunks_exact_mut(dim));
-            for ((q, out), (max, total)) in heads.zip(&mut states) {
+            for ((q, out), state) in heads.zip(&mut states) {
                 for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
                     *score = vector::dot_f32(simd, q, key) * shape.scale;
                 }
-                let new_max = max.max(vector::max(simd, scores));
-                if new_max > *max {
-                    let shrink = (*max - new_max).exp();
-                    vector::scale(simd, shrink, out);
-                    (*max, *total) = (new_max, *total * shrink);
-                }
-                *total += vector::exp_sum(simd, new_max, scores);
+                vector::softmax_block(simd, scores, state, out);
                 for (p, value) in scores.iter().zip(values.chunks_exact(dim)) {
                     vector::axpy_f32(simd, *p, value, out);
                 }

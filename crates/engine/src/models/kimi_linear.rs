@@ -16,7 +16,7 @@ use crate::Result;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Kimi-Linear (CPU only)", model_types: &["kimi_linear"], gguf_architectures: &[], record };
+    Family { name: "Kimi-Linear", model_types: &["kimi_linear"], gguf_architectures: &[], record };
 
 /// Object of published configurations.
 const LINEAR: &str = "linear_attn_config";
