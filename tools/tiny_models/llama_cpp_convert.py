@@ -8,6 +8,7 @@ Prints `OUT.gguf: reason` for those that it cannot convert. The converter knows 
 they do, so it is told what this one is.
 """
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -27,6 +28,14 @@ def main() -> None:
     TextModel._set_vocab_glm = TextModel._set_vocab_gpt2
     for name in ("SolarOpenForCausalLM", "DeepseekV32ForCausalLM", "Ernie4_5_MoeForCausalLM", "HYV3ForCausalLM"):
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
+    load_hparams = ModelBase.load_hparams
+
+    def as_stored(folder: Path, *rest: bool) -> dict:
+        """A configuration as it lies there, where transformers would give its keys other names."""
+        stored = json.loads((Path(folder) / "config.json").read_text())
+        return stored if stored["model_type"] == "step3p5" else load_hparams(folder, *rest)
+
+    ModelBase.load_hparams = staticmethod(as_stored)
     types = {"f32": gguf.LlamaFileType.ALL_F32, "bf16": gguf.LlamaFileType.MOSTLY_BF16}
     for folder, out in zip(paths[::2], paths[1::2], strict=True):
         for fuse in ({"fuse_gate_up_exps": True, "fuse_qkv": True}, {})[0 if fused else 1 :]:

@@ -115,7 +115,23 @@ fn a_budget_that_is_too_small_is_told_what_would_do() {
     assert!(open(wanted - 1).is_err(), "{error}");
 }
 
+/// Families whose operations only the CPU has.
+const NO_KERNELS: &[&str] = &["nemotron_h", "step3p"];
+
+fn has_no_kernels(fixture: &Fixture) -> bool {
+    NO_KERNELS.iter().any(|family| fixture.name.contains(family))
+}
+
 #[test]
 fn every_fixture_on_an_emulated_device() {
-    all().iter().for_each(check);
+    all().iter().filter(|fixture| !has_no_kernels(fixture)).for_each(check);
+}
+
+#[test]
+fn families_without_kernels_are_refused() {
+    for fixture in all().iter().filter(|fixture| has_no_kernels(fixture)) {
+        let opened = Engine::open(&fixture.path, &emulator(None), &Options::default(), |_, _| ());
+        let error = opened.expect_err("no kernels").to_string();
+        assert!(error.contains("there are no GPU kernels of"), "{}: {error}", fixture.name);
+    }
 }
