@@ -114,6 +114,8 @@ def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Pa
     types hold exactly."""
     multimodal = case.family in ("qwen3_5_moe_text", "mistral4")
     exact = case.file_type == "Q8_0"
+    # Keys of published configurations, which converters read.
+    step = case.family == "step3p7"
     source = HfCase(
         case.name,
         case.family,
@@ -121,6 +123,8 @@ def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Pa
         case.config,
         dtype="float32" if exact else "bfloat16",
         q8_0=exact,
+        config_edits={"text_config": case.config["text_config"]} if step else {},
+        text_only=step,
         multimodal=multimodal,
         stacked_experts=multimodal,
         published_keys=case.family in published.REPUBLISHED,

@@ -19,11 +19,14 @@ from compare_logits import compare
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.step3p7 import Step3p7Config, Step3p7ForConditionalGeneration
 
 from .weights import correction_biases
 
 # Published as a part of multimodal models only, so transformers does not list it.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+# Its text model has no class of its own with a head.
+AutoModelForCausalLM.register(Step3p7Config, Step3p7ForConditionalGeneration, exist_ok=True)
 
 # Largest accepted |f32 - f64| / max |f64| and smallest accepted gap, in router logits, between the last
 # expert chosen and the first one left out.
@@ -61,7 +64,7 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
     Of routers with groups or a correction bias: between the scores that they choose by, of groups too; of indexers,
     between the scores of entries.
     """
-    config = model.config
+    config = model.config.get_text_config()
     margin = float("inf")
 
     def choice_of_entries(module: torch.nn.Module, inputs: Any, scores: torch.Tensor) -> None:
@@ -164,7 +167,7 @@ def reference(model: torch.nn.Module, n_tokens: int, seed: int) -> Reference:
     """Logits over random tokens: the first draw whose routing decisions are all clear of a tie."""
     wide = float64_copy(model)
     for attempt in range(MAX_DRAWS):
-        tokens = random_tokens(model.config.vocab_size, n_tokens, seed + 1000 * attempt)
+        tokens = random_tokens(model.config.get_text_config().vocab_size, n_tokens, seed + 1000 * attempt)
         margin = router_margin(model, tokens)
         if margin < MIN_ROUTER_MARGIN:
             continue

@@ -52,6 +52,14 @@ def main() -> None:
     TextModel._set_vocab_glm = TextModel._set_vocab_gpt2
     for name in ("SolarOpenForCausalLM", "DeepseekV32ForCausalLM", "Ernie4_5_MoeForCausalLM", "HYV3ForCausalLM"):
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
+    load_hparams = ModelBase.load_hparams
+
+    def as_stored(folder: Path, *rest: bool) -> dict:
+        """A configuration as it lies there, where transformers would give its keys other names."""
+        stored = json.loads((Path(folder) / "config.json").read_text())
+        return stored if stored["model_type"] == "step3p5" else load_hparams(folder, *rest)
+
+    ModelBase.load_hparams = staticmethod(as_stored)
     types = {name: gguf.LlamaFileType.ALL_F32 for name in ("f32", "q8_0")} | {"bf16": gguf.LlamaFileType.MOSTLY_BF16}
     if file_type == "q8_0":
         gguf.GGUFWriter.add_tensor = exactly_in_q8_0(gguf.GGUFWriter.add_tensor)

@@ -34,7 +34,7 @@ pub use experts::{
 pub use hyper::HyperConnection;
 pub use ngrams::NGrams;
 pub use op::{Node, Op, Output};
-pub use recurrent::{DeltaInputs, DeltaRule, HeadPairing, StateId};
+pub use recurrent::{DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights, StateId};
 
 /// A value in a graph: f32 (rows, width).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

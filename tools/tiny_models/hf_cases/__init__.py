@@ -15,6 +15,8 @@ from . import (
     gpt_oss,
     hybrid,
     latent,
+    state_space,
+    step,
     streams,
 )
 
@@ -26,5 +28,7 @@ HF_CASES = [
     *gpt_oss.CASES,
     *hybrid.CASES,
     *latent.CASES,
+    *state_space.CASES,
+    *step.CASES,
     *streams.CASES,
 ]

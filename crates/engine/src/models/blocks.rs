@@ -57,7 +57,7 @@ impl Decoder {
 /// # Errors
 /// [`crate::Error::Config`] for what is missing or leaves no layer.
 pub fn layers(config: &Config<'_>) -> Result<usize> {
-    let all = config.size("num_hidden_layers")?;
+    let all = config.num_hidden_layers()?;
     if config.format() != Format::Gguf {
         return Ok(all);
     }
@@ -424,13 +424,21 @@ fn shared_expert(r: &mut Recorder, base: &str, h: Value, shared: &SharedExpert) 
 /// # Errors
 /// If weights are missing or do not fit.
 pub fn head(r: &mut Recorder, config: &Config<'_>, x: Value, table: WeightId, eps: f32) -> Result<Value> {
-    r.graph.scope("lm_head");
-    let rows = r.graph.gather_rows(x);
-    let h = r.rms_norm(rows, "model.norm", 1, eps)?;
     let tied = match config.format() {
         Format::Gguf => !r.has("lm_head"),
         _ => config.flag("tie_word_embeddings", false)?,
     };
+    head_of(r, x, (table, tied), eps)
+}
+
+/// As [`head`], whose weights are those of `table` if it is `tied`.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn head_of(r: &mut Recorder, x: Value, (table, tied): (WeightId, bool), eps: f32) -> Result<Value> {
+    r.graph.scope("lm_head");
+    let rows = r.graph.gather_rows(x);
+    let h = r.rms_norm(rows, "model.norm", 1, eps)?;
     let vocab_size = r.graph.matrix(table).rows;
     if tied {
         let bias = r.optional_vector("lm_head", "bias", vocab_size)?;

@@ -95,3 +95,8 @@ pub(crate) fn unclear_message(case: &str, error: &Error, file: &Path, part: &str
     let clear = message.contains(&file.display().to_string()) && message.contains(part);
     (!clear).then(|| format!("{case}: {message}"))
 }
+
+/// Whether a tensor belongs to what a multimodal checkpoint sees with, which is not read.
+pub(crate) fn is_of_vision(name: &str) -> bool {
+    ["visual", "vision_model", "vit_large_projector"].iter().any(|part| name.contains(part))
+}

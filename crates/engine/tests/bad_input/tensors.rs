@@ -6,7 +6,7 @@ use moeflux::checkpoint::Encoding;
 use moeflux_compute::DType;
 
 use crate::editor::{Part, files};
-use crate::supervisor::{Outcome, attempt, record, supervise, unclear_message};
+use crate::supervisor::{Outcome, attempt, is_of_vision, record, supervise, unclear_message};
 use crate::support::{Fixture, sample};
 
 /// What is done to a tensor; false if it does not apply to it.
@@ -56,7 +56,8 @@ fn relatives(name: &str) -> Vec<String> {
         let start = name.find(key)? + key.len();
         Some(name[..start + name[start..].find('.')? + 1].to_owned())
     });
-    let top = ["embed_tokens", "lm_head", "vocab_size", "token_embd", "output."].map(str::to_owned);
+    let top =
+        ["embed_tokens", "embeddings", "lm_head", "vocab_size", "token_embd", "output."].map(str::to_owned);
     let near = layer.map_or(top.to_vec(), |layer| vec![layer]);
     [near, vec!["split.tensors.count".to_owned()]].concat()
 }
@@ -71,7 +72,7 @@ fn may_run(fixture: &Fixture, name: &str, damage: &str, outcome: &Outcome) -> bo
                 // A table may have rows to spare.
                 || name == "per_layer_token_embd.weight"
                 || name.starts_with("mtp.")
-                || name.contains("visual")
+                || is_of_vision(name)
                 // What follows from the configuration, too.
                 || damage == "missing" && name.contains(".ple_embedding.") && !name.ends_with(".weight")
         }
