@@ -180,13 +180,15 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     r.graph.scope("lm_head");
     let x = r.graph.gather_rows(x);
     let collapse = HyperConnection { collapse_only: true, ..hyper };
-    let published = r.has_parameter("model.hc_head_fn");
+    let parts = ["fn", "base", "scale"];
+    let own = parts.iter().any(|part| r.has_parameter(&format!("model.hc_head.hc_{part}")));
+    let published = !own && parts.iter().any(|part| r.has_parameter(&format!("model.hc_head_{part}")));
     let name = |part: &str| match (naming, published) {
         (Naming::Gguf, _) => format!("output_hc_{part}.weight"),
         (_, true) => format!("model.hc_head_{part}"),
         (_, false) => format!("model.hc_head.hc_{part}"),
     };
-    let weights = hyper_weights(r, x, ["fn", "base", "scale"].map(name), collapse)?;
+    let weights = hyper_weights(r, x, parts.map(name), collapse)?;
     let x = r.graph.hyper_collapse(x, weights, hyper.streams)?;
     let h = r.rms_norm(x, "model.norm", 1, eps)?;
     Ok(r.graph.linear(h, head, None, Precision::Fast)?)

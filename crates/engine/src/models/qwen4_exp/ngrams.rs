@@ -162,6 +162,12 @@ impl<'a> LayerEmbeddings<'a> {
     fn embed(&mut self, r: &mut Recorder, layer: usize, place: usize) -> Result<Value> {
         if let Some(ngrams) = self.stored.clone() {
             let table = r.matrix("per_layer_token_embd", None, self.width / self.heads)?;
+            let rows = r.graph.matrix(table).rows;
+            if ngrams.rows() > rows as u64 {
+                let expected = format!("at least {} rows", ngrams.rows());
+                let (path, tensor) = (self.config.path().into(), "per_layer_token_embd.weight".into());
+                return Err(Error::Tensor { path, tensor, expected, got: rows.to_string() });
+            }
             return Ok(r.graph.ngram_embed(vec![table], ngrams)?);
         }
         let vocab_size = self.config.size("vocab_size")? as u64;
