@@ -268,11 +268,6 @@ impl Recorder {
     }
 
     /// Whether the checkpoint has the tensor `module.part`.
-    pub fn has_part(&self, module: &str, part: &str) -> bool {
-        self.contains(module, part)
-    }
-
-    /// Whether the checkpoint has the tensor `module.part`.
     fn contains(&self, module: &str, part: &str) -> bool {
         match &self.outline {
             Some(outline) => outline.has(&format!("{module}.{part}")),
