@@ -132,7 +132,7 @@ fn rotation(config: &Config<'_>, r: &Recorder, head_dim: usize, layer: (usize, b
 /// Channels that rotate: an odd number rotates one more.
 fn rotary_dim(config: &Config<'_>, head_dim: usize, key: &str, part: f64) -> Result<usize> {
     match (head_dim as f64 * part) as usize {
-        dim if dim > 0 && dim.next_multiple_of(2) <= head_dim => Ok(dim),
+        dim if (1..=head_dim).contains(&dim) && dim.next_multiple_of(2) <= head_dim => Ok(dim),
         _ => Err(config.unsupported(key, &format!("a part of {head_dim} channels"))),
     }
 }
