@@ -34,5 +34,11 @@ class HfCase:
     tokenizer_size: int = 0
     # gpt-oss experts as published: MXFP4 blocks and scales.
     mxfp4: bool = False
+    # DeepSeek-V4 as published: "all" for experts in FP4 and the rest in FP8, with powers of two for scales; or "experts".
+    fp4: str = ""
+    # Matrices whose names contain this in FP8 with one scale each.
+    whole_scales: str = ""
+    # Matrices rounded so that Q8_0 holds them, in float32.
+    q8_0: bool = False
     # Number of tokens in the golden; longer than every sliding window here.
     n_tokens: int = 101

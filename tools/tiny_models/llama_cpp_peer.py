@@ -65,7 +65,9 @@ def quantize(source: str, out: str, file_type: str, *overrides: str) -> None:
 def logits(model: str, tokens: str, out: str) -> None:
     """Logits (T, V) f32 of one batch, with the binding's default settings (f16 cache, int8 activations)."""
     ids = json.loads(tokens)
-    llama = llama_cpp.Llama(model, n_ctx=len(ids), logits_all=True, verbose=False)
+    # As the file says: the binding's own defaults would stand for its YaRN parameters.
+    yarn = {f"yarn_{name}": -1.0 for name in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")}
+    llama = llama_cpp.Llama(model, n_ctx=len(ids), logits_all=True, verbose=False, **yarn)
     llama.eval(ids)
     np.save(out, np.array(llama.scores[: len(ids)], dtype=np.float32))
 

@@ -47,7 +47,13 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         scale: config.magnitude("routed_scaling_factor")?.unwrap_or(default(2.5, 1.0)) as f32,
     };
     let style = rope_style(config)?;
-    let defaults = Defaults { eps: 1e-6, dense_layers: default(3.0, 0.0) as usize, shared_experts: 1, style };
+    let defaults = Defaults {
+        eps: 1e-6,
+        dense_layers: default(3.0, 0.0) as usize,
+        shared_experts: 1,
+        style,
+        growth: None,
+    };
     decoder(config, r, route, &defaults)
 }
 
@@ -79,6 +85,8 @@ pub(super) struct Defaults {
     pub(super) shared_experts: usize,
     /// Which channels form a pair.
     pub(super) style: RopeStyle,
+    /// How queries grow with their position, where the configuration does not say.
+    pub(super) growth: Option<f64>,
 }
 
 /// The whole model, with routing as `route` says.
@@ -90,6 +98,10 @@ pub(super) fn decoder(
 ) -> Result<Value> {
     let heads = config.size("num_attention_heads")?;
     let latent = Latent::new(config, r, heads, defaults.style)?;
+    let latent = match defaults.growth {
+        Some(slope) => latent.growing(config, slope)?,
+        None => latent,
+    };
     let d = Decoder {
         hidden_size: config.size("hidden_size")?,
         layers: blocks::layers(config)?,

@@ -57,16 +57,7 @@ impl Latent {
         };
         let rank = config.size("kv_lora_rank")?;
         let shape = LatentAttention { heads, nope, rope, rank, value, scale: scale as f32 };
-        let temperature = match config.number("llama_4_scaling_beta")? {
-            Some(slope) => {
-                let key = "original_max_position_embeddings";
-                let Some(period) = config.positions(key)? else {
-                    return Err(config.unsupported(key, "a number of positions"));
-                };
-                Some(PositionScale { base: 1.0, slope: slope as f32, offset: 0, period })
-            }
-            None => None,
-        };
+        let temperature = temperature(config, None)?;
         Ok(Self { shape, q_lora_rank, rope: Some(r.graph.rotation(rotation)), temperature })
     }
 }
@@ -75,6 +66,26 @@ impl Latent {
     /// The same without a rotation: no position but what causality tells.
     pub fn not_rotated(self) -> Self {
         Self { rope: None, ..self }
+    }
+
+    /// The same with queries that grow by `slope`, if the configuration does not say by how much.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for values that are no numbers.
+    pub fn growing(self, config: &Config<'_>, slope: f64) -> Result<Self> {
+        Ok(Self { temperature: temperature(config, Some(slope))?, ..self })
+    }
+}
+
+/// How queries grow with their position: as the configuration says, else by `slope`.
+fn temperature(config: &Config<'_>, slope: Option<f64>) -> Result<Option<PositionScale>> {
+    let given = config.number("llama_4_scaling_beta")?;
+    let Some(slope) = given.or(slope) else { return Ok(None) };
+    let key = "original_max_position_embeddings";
+    match config.positions("temperature_length")?.or(config.positions(key)?) {
+        Some(period) => Ok(Some(PositionScale { base: 1.0, slope: slope as f32, offset: 0, period })),
+        None if given.is_none() => Ok(None),
+        None => Err(config.unsupported(key, "a number of positions")),
     }
 }
 
