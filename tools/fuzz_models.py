@@ -78,7 +78,8 @@ def forms(cases: list[RandomCase], out: Path, llama_cpp: Path | None) -> list[tu
 
 
 def top_k(case: RandomCase) -> int:
-    return case.hf.config.get("num_experts_per_tok") or case.hf.config["moe_k"]
+    config = case.hf.config.get("text_config", case.hf.config)
+    return config.get("num_experts_per_tok") or config["moe_k"]
 
 
 def write_mlx(case: RandomCase, out: Path) -> tuple[Path, Path]:

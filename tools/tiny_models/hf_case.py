@@ -32,5 +32,8 @@ class HfCase:
     tokenizer_size: int = 0
     # gpt-oss experts as published: MXFP4 blocks and scales.
     mxfp4: bool = False
+    # Patterns in the names of tensors and what is put in their place, where published names are others than those that
+    # transformers writes.
+    renames: tuple[tuple[str, str], ...] = ()
     # Number of tokens in the golden; longer than every sliding window here.
     n_tokens: int = 101

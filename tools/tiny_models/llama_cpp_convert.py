@@ -8,6 +8,7 @@ Prints `OUT.gguf: reason` for those that it cannot convert. The converter knows 
 they do, so it is told what this one is.
 """
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -27,6 +28,17 @@ def main() -> None:
     TextModel._set_vocab_glm = TextModel._set_vocab_gpt2
     for name in ("SolarOpenForCausalLM", "DeepseekV32ForCausalLM", "Ernie4_5_MoeForCausalLM", "HYV3ForCausalLM"):
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
+    load_hparams = ModelBase.load_hparams
+
+    def with_published_keys(folder: Path, is_mistral_format: bool) -> dict:
+        # transformers drops the keys that it puts others in the place of.
+        hparams = load_hparams(folder, is_mistral_format)
+        published = json.loads((Path(folder) / "config.json").read_text())
+        if published["model_type"] in ("minimax_m3_vl", "glm5_next"):
+            hparams["text_config"] |= published["text_config"]
+        return hparams
+
+    ModelBase.load_hparams = staticmethod(with_published_keys)
     types = {"f32": gguf.LlamaFileType.ALL_F32, "bf16": gguf.LlamaFileType.MOSTLY_BF16}
     for folder, out in zip(paths[::2], paths[1::2], strict=True):
         for fuse in ({"fuse_gate_up_exps": True, "fuse_qkv": True}, {})[0 if fused else 1 :]:

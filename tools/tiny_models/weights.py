@@ -26,7 +26,12 @@ TIED_LOGIT_STD = 3.0
 # Decay rates of linear attention: from states that last for the whole golden to ones that last a few tokens.
 DECAY_RANGE = (0.005, 2.0)
 # Norms whose weight is added to one.
-ZERO_CENTRED_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm", "Qwen4ExpTextRMSNorm")
+ZERO_CENTRED_NORMS = (
+    "Qwen3NextRMSNorm",
+    "Qwen3_5MoeRMSNorm",
+    "Qwen4ExpTextRMSNorm",
+    "MiniMaxM3VLRMSNorm",
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,10 @@ CORRECTION_BIASES = {
     "mimo_v2_flash": CorrectionBias(std=0.2, float32=False),
     "kimi_linear": CorrectionBias(std=0.2, float32=False),
     "minimax_m2": CorrectionBias(std=0.3, float32=True),
+    "hy_v4": CorrectionBias(std=0.2, float32=True),
+    "minimax_m3_vl": CorrectionBias(std=0.2, float32=True),
+    "minimax_m3_vl_text": CorrectionBias(std=0.2, float32=True),
+    "glm5_next": CorrectionBias(std=0.2, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
 # Tables of the experts that tokens go to by their id.

@@ -119,8 +119,17 @@ fn a_budget_that_is_too_small_is_told_what_would_do() {
 const CPU_ONLY: &str = "gguf/qwen3_moe_codebooks";
 
 /// Families whose operations only the CPU has.
-const NO_KERNELS: &[&str] =
-    &["deepseek_v4", "kimi_linear", "llama4", "mimo_v2_flash", "mistral4", "qwen4_exp"];
+const NO_KERNELS: &[&str] = &[
+    "deepseek_v4",
+    "glm5_next",
+    "hy_v4",
+    "kimi_linear",
+    "llama4",
+    "mimo_v2_flash",
+    "minimax_m3",
+    "mistral4",
+    "qwen4_exp",
+];
 
 fn has_no_kernels(fixture: &Fixture) -> bool {
     NO_KERNELS.iter().any(|family| fixture.name.contains(family))

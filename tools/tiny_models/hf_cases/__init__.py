@@ -14,6 +14,7 @@ from . import (
     experts_by_softmax,
     gpt_oss,
     hybrid,
+    indexed,
     latent,
     streams,
 )
@@ -25,6 +26,7 @@ HF_CASES = [
     *experts_by_softmax.CASES,
     *gpt_oss.CASES,
     *hybrid.CASES,
+    *indexed.CASES,
     *latent.CASES,
     *streams.CASES,
 ]

@@ -7,6 +7,8 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use super::choose_blocks::best;
+use super::gathered::KEY_BLOCK;
 use super::linear::CpuContext;
 use super::shared::SharedMut;
 use super::vector;
@@ -17,8 +19,6 @@ use crate::graph::{CompressedAttention, TokenForm};
 const HEAD_BLOCK: usize = 16;
 /// Entries of a task of the index.
 const ENTRY_BLOCK: usize = 256;
-/// Keys that are converted at once.
-pub(super) const KEY_BLOCK: usize = 64;
 
 /// Pages of one layer: tokens (PAGE_TOKENS, head_dim), then entries with their keys for the index.
 #[derive(Debug)]
@@ -73,6 +73,7 @@ pub(crate) fn scratch_bytes(shape: &CompressedAttention, rows: usize, threads: u
     let attending = match shape.form {
         TokenForm::Shared => KEY_BLOCK * shape.head_dim + HEAD_BLOCK * (shape.window + chosen),
         TokenForm::Grouped { .. } => 2 * KEY_BLOCK * shape.head_dim,
+        TokenForm::Elsewhere => 0,
     };
     (rows.saturating_mul(ENTRY_BLOCK + chosen) + threads * attending).saturating_mul(size_of::<f32>())
 }
@@ -251,12 +252,7 @@ impl CompressedCache {
         let mut rest = &scores[..];
         for i in choosing {
             let (own, after) = rest.split_at(entries(&queries[i]));
-            let mut order: Vec<u32> = (0..own.len() as u32).collect();
-            let better = |a: &u32, b: &u32| own[*b as usize].total_cmp(&own[*a as usize]).then(a.cmp(b));
-            order.select_nth_unstable_by(index.top_k - 1, better);
-            order.truncate(index.top_k);
-            order.sort_unstable();
-            chosen[i] = Some(order);
+            chosen[i] = Some(best(own, index.top_k));
             rest = after;
         }
         chosen

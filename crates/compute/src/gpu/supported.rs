@@ -1,6 +1,6 @@
 //! What GPUs have kernels for. Other graphs are refused before anything is made ready.
 
-use crate::graph::{Activation, Graph, Op, Score, Weighted};
+use crate::graph::{Activation, Decay, DeltaRule, Graph, LatentInputs, Op, Score, Weighted};
 use crate::{Error, Result};
 
 /// The first operation of `graph` that there is no kernel of.
@@ -18,6 +18,22 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
             Some("a delta rule whose channels decay on their own")
         }
         Op::PositionScale { .. } => Some("factors by position"),
+        Op::ChooseBlocks { .. }
+        | Op::Attention { chosen: Some(_), .. }
+        | Op::LatentAttention { inputs: LatentInputs { chosen: Some(_), .. }, .. } => {
+            Some("attention over chosen tokens")
+        }
+        Op::LatentAttention { inputs: LatentInputs { rotated: None, .. }, .. } => {
+            Some("latent attention without rotated channels")
+        }
+        Op::LatentAttention { inputs: LatentInputs { sinks: Some(_), .. }, .. } => {
+            Some("latent attention with sinks")
+        }
+        Op::LayerNorm { .. } => Some("layer norms"),
+        Op::ClampedSwiGlu { .. } => Some("clamped SwiGLU outside of experts"),
+        Op::GatedDeltaRule { shape: DeltaRule { decay: Decay::Bounded(_), .. }, .. } => {
+            Some("a delta rule whose decay is bounded")
+        }
         Op::Attention { cache, .. } if graph.caches()[cache.0].chunk.is_some() => {
             Some("attention within chunks")
         }

@@ -57,6 +57,21 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("v_head_dim", "attention.value_length_mla"),
     ("value_length", "attention.value_length"),
     ("index_topk", "attention.indexer.top_k"),
+    ("index_topk_blocks", "attention.indexer.top_k"),
+    ("index_n_heads", "attention.indexer.head_count"),
+    ("index_head_dim", "attention.indexer.key_length"),
+    ("index_block_size", "attention.indexer.block_size"),
+    ("index_local_blocks", "attention.indexer.local_blocks"),
+    ("index_kpool", "attention.indexer.kpool"),
+    ("index_kpool_always_select_tail", "attention.indexer.kpool_select_tail"),
+    ("indexer_types", "attention.indexer.types"),
+    ("hc_mult", "hyper_connection.count"),
+    ("hc_sinkhorn_iters", "hyper_connection.sinkhorn_iterations"),
+    ("hc_eps", "hyper_connection.epsilon"),
+    ("linear_head_dim", "kda.head_dim"),
+    ("linear_lower_bound", "kda.gate_lower_bound"),
+    ("swiglu_limits", "swiglu_clamp_exp"),
+    ("swiglu_limits_shared", "swiglu_clamp_shexp"),
     ("interleave_moe_layer_step", "interleave_moe_layer_step"),
 ];
 
@@ -101,7 +116,7 @@ const ROPE_OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
 /// Elements of an array that are looked at; longer ones are not configuration.
 const MAX_ELEMENTS: usize = 4096;
 
-/// A GGUF scalar, or a short list of whole numbers or truth values, as the JSON value that Hugging Face would have for
+/// A GGUF scalar, or a short list of numbers or truth values, as the JSON value that Hugging Face would have for
 /// it. Anything else becomes an object, which no key expects, so that it is an error wherever it is read.
 fn gguf_value(value: &gguf::Value) -> Value {
     let other = || serde_json::json!({ "value": value.describe() });
@@ -121,6 +136,7 @@ fn gguf_value(value: &gguf::Value) -> Value {
         gguf::Value::Array(gguf::Array::Bool(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(gguf::Array::I32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(gguf::Array::U32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
+        gguf::Value::Array(gguf::Array::F32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::F32(_) | gguf::Value::F64(_) | gguf::Value::Array(_) => other(),
     }
 }
@@ -137,13 +153,15 @@ pub struct Config<'a> {
     assumed: Option<(&'static str, bool)>,
     /// The one of several sets of rotary parameters that is read in place of all.
     rope: Option<&'static str>,
+    /// The object whose keys are read in place of the model's.
+    within: Option<&'static str>,
 }
 
 impl<'a> Config<'a> {
     /// The configuration of `checkpoint`, for sequences of `context` positions if that is known; GGUF keys start with
     /// `gguf_prefix`.
     pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str, context: Option<usize>) -> Self {
-        Self { checkpoint, gguf_prefix, context, assumed: None, rope: None }
+        Self { checkpoint, gguf_prefix, context, assumed: None, rope: None, within: None }
     }
 
     /// Positions that sequences may have, if that is known.
@@ -172,10 +190,20 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The configuration of the text model.
+    /// The object `key` of the configuration, to be read as it is; `None` if it is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn within(self, key: &'static str) -> Result<Option<Self>> {
+        let found = self.optional(key, "an object", |v| v.is_object().then_some(()))?;
+        Ok(found.map(|()| Self { within: Some(key), ..self }))
+    }
+
+    /// The configuration of the text model, or the object in it that is read.
     fn text(&self) -> &'a Value {
         let root = self.checkpoint.config();
-        root.get("text_config").filter(|c| c.is_object()).unwrap_or(root)
+        let text = root.get("text_config").filter(|c| c.is_object()).unwrap_or(root);
+        self.within.and_then(|key| text.get(key)).unwrap_or(text)
     }
 
     /// The checkpoint's path, for errors.
@@ -429,6 +457,18 @@ impl<'a> Config<'a> {
     pub fn words(&self, key: &str) -> Result<Option<Vec<String>>> {
         let word = |v: &Value| v.as_str().map(str::to_owned);
         self.optional(key, "a list of strings", |v| v.as_array()?.iter().map(word).collect())
+    }
+
+    /// A list of words, or of the letters of one word; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn letters(&self, key: &str) -> Result<Option<Vec<String>>> {
+        let word = |v: &Value| v.as_str().map(str::to_owned);
+        self.optional(key, "a string or a list of strings", |v| match v {
+            Value::String(letters) => Some(letters.chars().map(String::from).collect()),
+            other => other.as_array()?.iter().map(word).collect(),
+        })
     }
 
     /// An error about this configuration's `key`.

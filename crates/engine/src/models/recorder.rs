@@ -81,6 +81,32 @@ const COMMON_NAMES: NameMap = &[
     ("self_attn.kv_b_proj", "attn_kv_b"),
     ("self_attn.embed_q", "attn_k_b"),
     ("self_attn.unembed_out", "attn_v_b"),
+    ("self_attn.indexer.wq_b", "indexer.attn_q_b"),
+    ("self_attn.indexer.wk", "indexer.attn_k"),
+    ("self_attn.indexer.weights_proj", "indexer.proj"),
+    ("self_attn.indexer.q_proj", "indexer.q_proj"),
+    ("self_attn.indexer.k_proj", "indexer.k_proj"),
+    ("self_attn.indexer.q_norm", "indexer.q_norm"),
+    ("self_attn.indexer.k_norm", "indexer.k_norm"),
+    ("self_attn.indexer.index_kpool_compress_gate", "indexer_compressor_gate.weight"),
+    ("self_attn.indexer.index_kpool_compress_ape", "indexer_compressor_ape.weight"),
+    ("attn_hc.fn", "hc_attn_fn.weight"),
+    ("attn_hc.base", "hc_attn_base.weight"),
+    ("attn_hc.scale", "hc_attn_scale.weight"),
+    ("ffn_hc.fn", "hc_ffn_fn.weight"),
+    ("ffn_hc.base", "hc_ffn_base.weight"),
+    ("ffn_hc.scale", "hc_ffn_scale.weight"),
+    ("self_attn.q_conv1d", "ssm_conv1d_q"),
+    ("self_attn.k_conv1d", "ssm_conv1d_k"),
+    ("self_attn.v_conv1d", "ssm_conv1d_v"),
+    ("self_attn.f_a_proj", "ssm_f_a"),
+    ("self_attn.f_b_proj", "ssm_f_b"),
+    ("self_attn.b_proj", "ssm_beta"),
+    ("self_attn.A_log", "ssm_a"),
+    ("self_attn.dt_bias", "ssm_dt.bias"),
+    ("self_attn.g_a_proj", "ssm_g_a"),
+    ("self_attn.g_b_proj", "ssm_g_b"),
+    ("self_attn.o_norm", "ssm_norm"),
 ];
 
 /// Whether these rows, one after the other, can have the scales that they are stored with: whole blocks, but at the end.
@@ -114,6 +140,8 @@ pub struct Recorder {
     outline: Option<Outline>,
     /// Positions that the model is right for, if fewer than it is made for.
     context_limit: Option<usize>,
+    /// Positions up to which fewer operations would do.
+    simpler_within: Option<usize>,
 }
 
 impl Recorder {
@@ -140,12 +168,18 @@ impl Recorder {
             experts: vec![],
             outline: None,
             context_limit: None,
+            simpler_within: None,
         }
     }
 
     /// Says that the model is right for so many positions only.
     pub fn limit_context(&mut self, positions: Option<usize>) {
         self.context_limit = positions;
+    }
+
+    /// Says that contexts of so many positions would be recorded with fewer operations.
+    pub fn simpler_within(&mut self, positions: usize) {
+        self.simpler_within = Some(positions);
     }
 
     /// `positions`, or those that the model is right for if they are fewer.
@@ -173,8 +207,8 @@ impl Recorder {
             Some(outline) => (ExpertStore::outlined(vec![], self.experts), outline.into_weights()),
             None => (ExpertStore::new(self.checkpoint.files().to_vec(), self.experts)?, vec![]),
         };
-        let (checkpoint, sources) = (self.checkpoint, self.sources);
-        Ok((Model { graph, experts, context_length, checkpoint, sources }, outlined))
+        let Self { checkpoint, sources, simpler_within, .. } = self;
+        Ok((Model { graph, experts, context_length, simpler_within, checkpoint, sources }, outlined))
     }
 
     /// The name that the checkpoint has for a module.
