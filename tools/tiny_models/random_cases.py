@@ -422,7 +422,7 @@ def _indexed(d: Draw) -> dict[str, Any]:
     }
     config.pop("attention_bias", None)
     dense = config["index_topk"] == 256
-    d.only(gguf=dense, mlx=dense and config["n_group"] == 1 and not config["tie_word_embeddings"])
+    d.only(mlx=dense and config["n_group"] == 1 and not config["tie_word_embeddings"])
     return config
 
 

@@ -119,6 +119,10 @@ impl Interpreter {
             }
             for (i, row) in span.rows.clone().enumerate() {
                 let position = span.start + i;
+                if chosen.is_some_and(|(_, blocks)| blocks[row][0].is_nan()) {
+                    out[row].fill(f32::NAN);
+                    continue;
+                }
                 for head in 0..shape.heads {
                     let positions = match chosen {
                         Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, shape.heads),
@@ -249,6 +253,10 @@ impl Interpreter {
                 let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
                 for (i, row) in span.rows.clone().enumerate() {
                     let position = span.start + i;
+                    if chosen.is_some_and(|(_, blocks)| blocks[row][0].is_nan()) {
+                        out[row].fill(f32::NAN);
+                        continue;
+                    }
                     let positions = match chosen {
                         Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, heads),
                         None => (0..position + 1).collect(),

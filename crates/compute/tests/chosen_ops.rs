@@ -9,12 +9,13 @@ mod one_op;
 mod random;
 
 use moeflux_compute::Error;
-use moeflux_compute::backend::{KvType, PAGE_TOKENS, page_bytes};
+use moeflux_compute::backend::{Backend, KvType, PAGE_TOKENS, page_bytes};
+use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::{
     Attention, BlockChoice, BlockScore, Chosen, Decay, DeltaInputs, DeltaRule, EntryIndex, HeadPairing,
     HyperConnection, HyperKind, IndexInputs, LatentAttention, LatentInputs, LatentWeights, Value,
 };
-use moeflux_compute::reference::{kept, layer_norm, seen};
+use moeflux_compute::reference::{Reference, kept, layer_norm, seen};
 use one_op::{Case, Recorder};
 
 /// Largest difference from the reference over the largest result: f32 sums of up to some hundred terms.
@@ -124,6 +125,33 @@ fn a_choice_serves_several_layers() {
     let case = r.finish(out);
     assert_eq!(page_bytes(&case.graph, KvType::F32), PAGE_TOKENS * (2 * (9 + 4) + INDEX.head_dim) * 4);
     check("shared", &case);
+}
+
+/// A score that is no number makes every result that hangs on it one: it must not vanish in a choice.
+#[test]
+fn what_cannot_be_compared_is_seen_in_the_result() {
+    for score in [BlockScore::Sum, BlockScore::BestToken { local: 1 }] {
+        let mut r = Recorder::new(3);
+        let index = EntryIndex { heads: 2, head_dim: 3, top_k: 2 };
+        let choice = BlockChoice { index, block: 2, score };
+        let q = r.weight(one_op::VOCABULARY, 6, &vec![f32::NAN; one_op::VOCABULARY * 6]);
+        let q = r.graph.embed(q);
+        let k = r.input(3);
+        let blocks = r.graph.choose_blocks(IndexInputs { q, k, weights: None }, choice).unwrap();
+        let chosen = Chosen { blocks, groups: choice.groups(), block: 2, tail: false };
+        let [q, k, v] = [8, 8, 8].map(|width| r.input(width));
+        let shape = Attention::grouped(2, 2, 4, 1.0);
+        let out = r.graph.attention_over([q, k, v], shape, None, Some(chosen)).unwrap();
+        let case = r.finish(out);
+        let backends: [Box<dyn Backend>; 2] =
+            [Box::new(Reference), Box::new(CpuBackend::new(2, None).unwrap())];
+        for backend in backends {
+            let [rows, _] = case.run(&*backend, KvType::F32, 1000);
+            // Up to two blocks there is no choice.
+            assert!(rows[..4 * 8].iter().all(|v| v.is_finite()), "{score:?}");
+            assert!(rows[8 * 8..].iter().all(|v| v.is_nan()), "{score:?}");
+        }
+    }
 }
 
 #[test]

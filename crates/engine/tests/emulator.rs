@@ -131,14 +131,41 @@ const NO_KERNELS: &[&str] = &[
     "qwen4_exp",
 ];
 
+/// What choose the tokens that attention sees, for which there are no kernels, once there are more than they choose.
+const SPARSE: &[&str] = &["gguf/glm_dsa_bf16", "hf/deepseek_v32_sparse", "hf/glm_moe_dsa_sparse"];
+
 fn has_no_kernels(fixture: &Fixture) -> bool {
     NO_KERNELS.iter().any(|family| fixture.name.contains(family))
 }
 
 #[test]
 fn every_fixture_on_an_emulated_device() {
-    let runs = |fixture: &&Fixture| fixture.name != CPU_ONLY && !has_no_kernels(fixture);
+    let runs = |fixture: &&Fixture| {
+        fixture.name != CPU_ONLY && !has_no_kernels(fixture) && !SPARSE.contains(&&*fixture.name)
+    };
     all().iter().filter(runs).for_each(check);
+}
+
+/// Unless more positions are asked for.
+#[test]
+fn contexts_that_need_no_choice_of_tokens_are_possible() {
+    for name in SPARSE {
+        let fixture = Fixture::named(name);
+        let golden = fixture.golden();
+        let open = |context| {
+            let options = Options { context, ..f32_options() };
+            Engine::open(&fixture.path, &emulator(None), &options, |_, _| ())
+        };
+        let mut engine = open(None).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(engine.context(), 19, "{name}");
+        let got = logits(&mut engine, &golden.tokens[..TOKENS]);
+        let right = &golden.logits[..got.len()];
+        let largest = right.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let error = got.iter().zip(right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+        assert!(error < RELATIVE_ERROR, "{name}: {error:.1e}");
+        let error = open(Some(20)).expect_err("a choice").to_string();
+        assert!(error.contains("there are no GPU kernels of"), "{name}: {error}");
+    }
 }
 
 #[test]

@@ -188,18 +188,21 @@ impl KvCache {
         pool.run(rows.len() * parts.len(), &|task| {
             let (row, position, span) = rows[task / parts.len()];
             let part = parts[task % parts.len()].clone();
-            let positions = choices.positions(row, position, part.start / seeing);
             let kv_head = part.start / shared;
+            let first = row * heads;
+            let at = (first + part.start) * value_dim..(first + part.end) * value_dim;
+            // SAFETY: a task writes only its row's heads.
+            let out = unsafe { out.part(at) };
+            let Some(positions) = choices.positions(row, position, part.start / seeing) else {
+                return out.fill(f32::NAN);
+            };
             let load = |i: usize, key: &mut [f32], value: &mut [f32]| {
                 let page = span.pages[positions[i] / PAGE_TOKENS] as usize;
                 self.load(page, kv_head * PAGE_TOKENS + positions[i] % PAGE_TOKENS, key, value);
             };
-            let first = row * heads;
             let q = &q[(first + part.start) * dim..(first + part.end) * dim];
-            let at = (first + part.start) * value_dim..(first + part.end) * value_dim;
             let heads = Heads { q, dim, value_dim, scale, sinks: sinks.map(|sinks| &sinks[part]) };
-            // SAFETY: a task writes only its row's heads.
-            heads.attend(simd, positions.len(), true, load, unsafe { out.part(at) });
+            heads.attend(simd, positions.len(), true, load, out);
         });
     }
 

@@ -42,8 +42,8 @@ impl CompressedCache {
                 for (query, chosen) in queries.iter().zip(chosen) {
                     let out = &mut out[query.row * top_k..(query.row + 1) * top_k];
                     match chosen {
-                        Some(chosen) => write(chosen.into_iter(), out),
-                        None => write(0..choice.choosable(query.position) as u32, out),
+                        Some(chosen) => write(chosen.into_iter(), true, out),
+                        None => write(0..choice.choosable(query.position) as u32, false, out),
                     }
                 }
             }
@@ -58,11 +58,11 @@ impl CompressedCache {
                     let out = unsafe { out.part(at..at + top_k) };
                     let blocks = choice.choosable(query.position);
                     match &scores[task / heads] {
-                        None => write(0..blocks as u32, out),
+                        None => write(0..blocks as u32, false, out),
                         Some(scores) => {
                             let mut own = scores[head * blocks..(head + 1) * blocks].to_vec();
                             own[blocks.saturating_sub(local)..].fill(f32::INFINITY);
-                            write(best(&own, top_k).into_iter(), out);
+                            write(best(&own, top_k).into_iter(), true, out);
                         }
                     }
                 });
@@ -122,8 +122,11 @@ impl CompressedCache {
     }
 }
 
-/// The numbers of the `count` largest scores, ascending; ties: the lower number.
+/// The numbers of the `count` largest scores, ascending; ties: the lower number. None if a score is no number.
 pub(super) fn best(scores: &[f32], count: usize) -> Vec<u32> {
+    if scores.iter().any(|score| score.is_nan()) {
+        return vec![];
+    }
     let mut order: Vec<u32> = (0..scores.len() as u32).collect();
     if scores.len() > count {
         let better = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
@@ -134,8 +137,9 @@ pub(super) fn best(scores: &[f32], count: usize) -> Vec<u32> {
     order
 }
 
-/// Block numbers, then −1.
-fn write(blocks: impl Iterator<Item = u32>, out: &mut [f32]) {
-    let blocks = blocks.map(|block| block as f32).chain(std::iter::repeat(-1.0));
-    out.iter_mut().zip(blocks).for_each(|(out, block)| *out = block);
+/// Block numbers, then −1; NaN where a score is no number, so that it does not vanish in a choice.
+fn write(blocks: impl Iterator<Item = u32>, none_is_a_fault: bool, out: &mut [f32]) {
+    let mut blocks = blocks.map(|block| block as f32).peekable();
+    let rest = if none_is_a_fault && blocks.peek().is_none() { f32::NAN } else { -1.0 };
+    out.iter_mut().zip(blocks.chain(std::iter::repeat(rest))).for_each(|(out, block)| *out = block);
 }

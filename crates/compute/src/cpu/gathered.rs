@@ -98,11 +98,14 @@ pub(super) struct Choices<'a> {
 }
 
 impl Choices<'_> {
-    /// Positions that the query of `row` at `position` sees by its choice `group`, ascending.
-    pub(super) fn positions(&self, row: usize, position: usize, group: usize) -> Vec<usize> {
+    /// Positions that the query of `row` at `position` sees by its choice `group`, ascending; nothing if it could not choose.
+    pub(super) fn positions(&self, row: usize, position: usize, group: usize) -> Option<Vec<usize>> {
         let Chosen { blocks, groups, block, tail } = self.how;
         let part = blocks.width() / groups;
         let own = &self.blocks[row * blocks.width() + group * part..][..part];
+        if own[0].is_nan() {
+            return None;
+        }
         let mut positions = Vec::with_capacity((part * block).min(position + 1));
         for number in own.iter().take_while(|number| **number >= 0.0) {
             let start = *number as usize * block;
@@ -111,6 +114,6 @@ impl Choices<'_> {
         if tail {
             positions.extend((position + 1) / block * block..position + 1);
         }
-        positions
+        Some(positions)
     }
 }

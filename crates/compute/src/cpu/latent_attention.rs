@@ -311,8 +311,12 @@ impl LatentCache {
         let Part { queries, all, block: Block { span, rows }, heads, sinks } = part;
         let (width, row) = (self.width(), rows.start);
         let position = span.start + (row - span.rows.start);
-        let positions = choices.positions(row, position, 0);
         let at = |head: usize| head * all.len() + row - all.start;
+        let Some(positions) = choices.positions(row, position, 0) else {
+            // SAFETY: a task writes only its row and heads.
+            let own = |head: usize| unsafe { out.part(at(head) * rank..(at(head) + 1) * rank) };
+            return heads.clone().for_each(|head| own(head).fill(f32::NAN));
+        };
         let q: Vec<f32> = heads
             .clone()
             .flat_map(|head| &queries[at(head) * width..(at(head) + 1) * width])

@@ -65,6 +65,10 @@ impl Interpreter {
                         }
                     };
                     let mut blocks: Vec<usize> = (0..choice.choosable(position)).collect();
+                    if blocks.len() > top_k && blocks.iter().any(|block| score(block).is_nan()) {
+                        out.fill(f32::NAN);
+                        continue;
+                    }
                     blocks.sort_by(|a, b| score(b).total_cmp(&score(a)).then(a.cmp(b)));
                     blocks.truncate(top_k);
                     blocks.sort_unstable();

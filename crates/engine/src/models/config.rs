@@ -164,6 +164,11 @@ impl<'a> Config<'a> {
         Self { checkpoint, gguf_prefix, context, assumed: None, rope: None, within: None }
     }
 
+    /// The architecture's name: `model_type` or `general.architecture`.
+    pub fn architecture(&self) -> &'a str {
+        self.gguf_prefix
+    }
+
     /// Positions that sequences may have, if that is known.
     pub fn context(&self) -> Option<usize> {
         self.context

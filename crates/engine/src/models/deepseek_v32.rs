@@ -2,7 +2,7 @@
 //! Contexts of no more tokens are recorded without the indexer, since it chooses all of them.
 //!
 //! Source: transformers `modeling_deepseek_v32.py`, `modeling_glm_moe_dsa.py`; GGUF architectures `deepseek32`,
-//! `glm-dsa`, for contexts of at most `index_topk` tokens.
+//! `glm-dsa`.
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
@@ -17,7 +17,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "DeepSeek-V3.2, GLM-5 (GPUs and GGUF: contexts up to `index_topk`)",
+    name: "DeepSeek-V3.2, GLM-5 (GPUs: contexts up to `index_topk`)",
     model_types: &["deepseek_v32", "glm_moe_dsa"],
     gguf_architectures: &["deepseek32", "glm-dsa"],
     record,
@@ -32,19 +32,16 @@ fn choice(config: &Config<'_>, r: &mut Recorder) -> Result<Option<Choice>> {
     let seen = config.positions(key)?.unwrap_or(2048);
     let layers = blocks::layers(config)?;
     let chooses = (0..layers).any(|layer| r.has(&format!("model.layers.{layer}.self_attn.indexer.wk")));
-    // What rotates in the files' indexers has another order.
-    if !chooses
-        || config.format() == Format::Gguf
-        || config.context().is_some_and(|positions| positions <= seen)
-    {
+    if !chooses || config.context().is_some_and(|positions| positions <= seen) {
         blocks::limit_positions(r, config, key)?;
         return Ok(None);
     }
     r.simpler_within(seen);
-    let glm = config.word("model_type")?.is_some_and(|name| name == "glm_moe_dsa");
-    let own = match glm {
-        true => indexer::layers_with_indexer(config, layers, indexer::pattern(config, layers)?)?,
-        false => vec![true; layers],
+    let glm = ["glm_moe_dsa", "glm-dsa"].contains(&config.architecture());
+    let own = match (glm, config.format()) {
+        (false, _) => vec![true; layers],
+        (true, Format::Gguf) => indexer::layers_with_indexer(config, layers, vec![true; layers])?,
+        (true, _) => indexer::layers_with_indexer(config, layers, indexer::pattern(config, layers)?)?,
     };
     let indexer = Indexer::new(config, if glm { 32 } else { 64 }, KEY_EPS)?;
     let style = if glm { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };

@@ -5,7 +5,7 @@ use moeflux::Error;
 use moeflux::checkpoint::Encoding;
 use moeflux_compute::DType;
 
-use crate::editor::{Part, files};
+use crate::editor::{Part, files, is_beside_the_text};
 use crate::supervisor::{Outcome, attempt, record, supervise, unclear_message};
 use crate::support::{Fixture, sample};
 
@@ -25,8 +25,10 @@ const DAMAGES: [Damage; 5] = [
     }),
     ("one more dimension", |parts, i| {
         let shape = [&[1], &parts[i].shape[..]].concat();
+        // GGUF has no more than four.
+        let fits = parts[i].safetensors || shape.len() <= 4;
         parts[i].reshape(shape);
-        true
+        fits
     }),
     ("a row too few", |parts, i| {
         let mut shape = parts[i].shape.clone();
@@ -63,8 +65,7 @@ fn may_run(fixture: &Fixture, name: &str, damage: &str, outcome: &Outcome) -> bo
         // Small vectors are taken in any shape, and parts that are not for text are not looked at.
         Outcome::Same => {
             damage == "one more dimension"
-                || name.starts_with("mtp.")
-                || name.contains("visual")
+                || is_beside_the_text(name)
                 // What follows from the configuration, too.
                 || damage == "missing" && name.contains(".ple_embedding.") && !name.ends_with(".weight")
         }

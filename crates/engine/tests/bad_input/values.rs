@@ -4,7 +4,7 @@ use moeflux::Error;
 use moeflux::checkpoint::Encoding;
 use moeflux_compute::DType;
 
-use crate::editor::{Part, files};
+use crate::editor::{Part, files, is_beside_the_text};
 use crate::supervisor::{record, run, supervise, unclear_message};
 use crate::support::sample;
 
@@ -47,8 +47,8 @@ fn named_as(name: &str) -> String {
 /// Whether the model may do without the tensor for a few tokens.
 fn may_be_unused(name: &str) -> bool {
     // An indexer chooses once there are more entries than it keeps.
-    let late = name.contains("indexer");
-    late || name.contains("expert") || name.starts_with("mtp.") || name.contains("visual")
+    let late = name.contains("indexer") || name.contains(".index_");
+    late || name.contains("expert") || is_beside_the_text(name)
 }
 
 #[test]
