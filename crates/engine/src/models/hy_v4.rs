@@ -27,13 +27,12 @@ fn connection(
     [own, published]: [&str; 2],
     [own_prefix, published_prefix]: [&str; 2],
 ) -> [String; 3] {
-    ["fn", "base", "scale"].map(|part| {
-        let part_name = format!("{published_prefix}{part}");
-        let places = [format!("{published}.hc_pre"), format!("hc_pre.{published}"), published.to_owned()];
-        let mut names = places.into_iter().map(|place| format!("{base}.{place}.{part_name}"));
-        let found = names.find(|name| r.has_parameter(name));
-        found.unwrap_or_else(|| format!("{base}.{own}.{own_prefix}{part}"))
-    })
+    let parts = ["fn", "base", "scale"];
+    let within = |place: &str| parts.map(|part| format!("{base}.{place}.{published_prefix}{part}"));
+    let places = [format!("{published}.hc_pre"), format!("hc_pre.{published}"), published.to_owned()];
+    let found =
+        places.iter().map(|place| within(place)).find(|names| names.iter().any(|n| r.has_parameter(n)));
+    found.unwrap_or_else(|| parts.map(|part| format!("{base}.{own}.{own_prefix}{part}")))
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
