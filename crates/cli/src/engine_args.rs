@@ -223,14 +223,19 @@ impl EngineArgs {
     }
 }
 
+/// What `--threads` says, or as many as there are processors.
+pub fn threads(given: Option<usize>) -> Result<usize> {
+    match given {
+        Some(0) => anyhow::bail!("--threads: expected a positive number, got 0"),
+        Some(n) => Ok(n),
+        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+    }
+}
+
 impl EngineArgs {
     /// The backend, and options with `default` precision if none was asked for.
     fn resolve(&self, default: Activations) -> Result<(Box<dyn Backend>, Options)> {
-        let threads = match self.threads {
-            Some(0) => anyhow::bail!("--threads: expected a positive number, got 0"),
-            Some(n) => n,
-            None => std::thread::available_parallelism().map_or(1, usize::from),
-        };
+        let threads = threads(self.threads)?;
         let activations = match self.activations.unwrap_or(default) {
             Activations::F32 => ActivationMode::F32,
             Activations::Int8 => ActivationMode::Int8,

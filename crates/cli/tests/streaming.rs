@@ -42,7 +42,7 @@ fn a_trace_is_replayed() {
     let precision = report["guesses"]["next_router"]["precision"].as_f64().unwrap();
     assert!(precision > 0.5, "the next layer's router is a guess worth having: {precision}");
 
-    fails(folder, &["replay", "t", "--memory", "1MiB"], "needs at least");
+    fails(folder, &["replay", "t", "--memory", "1MiB"], "need at least");
     fails(folder, &["replay", "t", "--policy", "best"], "expected lru");
     fails(folder, &["replay", "t", "--warm-up", "1"], "--warm-up");
     std::fs::write(folder.join("no"), "MOEFLUXT").unwrap();

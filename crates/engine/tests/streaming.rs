@@ -223,7 +223,8 @@ fn sessions_share_the_context_and_give_it_back() {
 
 /// The budget that an engine cannot do without, as its error says.
 fn minimum(fixture: &Fixture, backend: &CpuBackend, options: &Options) -> u64 {
-    let options = Options { memory: Some(1), ..options.clone() };
+    let context = options.context.or_else(|| golden_positions(&fixture.path));
+    let options = Options { memory: Some(1), context, ..options.clone() };
     match Engine::open(&fixture.path, backend, &options, |_, _| ()) {
         Err(Error::Budget { budget: 1, minimum, .. }) => minimum,
         Err(other) => panic!("{}: {other}", fixture.name),

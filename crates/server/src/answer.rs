@@ -31,6 +31,7 @@ pub(crate) struct Answers {
     splitters: Vec<Splitter>,
     ready: VecDeque<(usize, Update)>,
     left: usize,
+    prompt_tokens: usize,
     _tickets: Vec<Ticket>,
 }
 
@@ -44,13 +45,19 @@ impl Answers {
         // As many events as tokens can wait for a slow client; no more than the limits of its request allow.
         let (sender, events) = mpsc::unbounded_channel();
         let left = requests.len();
+        let prompt_tokens = requests.first().map_or(0, |request| request.prompt.len());
         let mut tickets = vec![];
         for (index, request) in requests.into_iter().enumerate() {
             let sender = sender.clone();
             tickets.push(scheduler.submit_to(request, move |event| drop(sender.send((index, event))))?);
         }
         let splitters = (0..left).map(|_| Splitter::new(parts.clone())).collect();
-        Ok(Self { events, splitters, ready: VecDeque::new(), left, _tickets: tickets })
+        Ok(Self { events, splitters, ready: VecDeque::new(), left, prompt_tokens, _tickets: tickets })
+    }
+
+    /// Tokens of the first answer's prompt.
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
     }
 
     /// The next update and which answer it belongs to; `None` after all answers.

@@ -53,7 +53,9 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "is missing"))?;
     let ask = request.ask()?;
     let answers = Ask { max_tokens: Some(max_tokens), ..ask }.submit(&app).await?;
-    let mut reply = Reply { id: unique("msg_"), app, blocks: 0, open: None, calls: 0, done: None };
+    let prompt_tokens = answers.prompt_tokens();
+    let mut reply =
+        Reply { id: unique("msg_"), app, prompt_tokens, blocks: 0, open: None, calls: 0, done: None };
     if stream {
         return Ok(sse::stream(answers, reply));
     }
@@ -192,6 +194,7 @@ enum Block {
 struct Reply {
     id: String,
     app: Arc<App>,
+    prompt_tokens: usize,
     /// Blocks that have been begun.
     blocks: usize,
     /// The block that text is being appended to.
@@ -217,8 +220,11 @@ fn tool_use(call: &Call) -> Value {
 }
 
 impl Reply {
-    fn usage(done: Option<&Done>) -> Value {
-        let Some(Done { usage, .. }) = done else { return json!({"input_tokens": 0, "output_tokens": 0}) };
+    /// Until the answer is complete, nobody knows how much of the prompt is known already.
+    fn usage(&self) -> Value {
+        let Some(Done { usage, .. }) = &self.done else {
+            return json!({"input_tokens": self.prompt_tokens, "output_tokens": 0});
+        };
         json!({
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_read_input_tokens": usage.cached_tokens,
@@ -237,7 +243,7 @@ impl Reply {
             "content": content,
             "stop_reason": self.done.as_ref().map(|done| stop_reason(done, calls)),
             "stop_sequence": self.done.as_ref().and_then(|done| done.stopped_by.clone()),
-            "usage": Self::usage(self.done.as_ref()),
+            "usage": self.usage(),
         })
     }
 

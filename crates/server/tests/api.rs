@@ -100,6 +100,9 @@ fn events_come_in_the_order_that_clients_expect() {
             "message_stop"
         ]
     );
+    let events = server.post("/v1/messages", &chat(json!({"stream": true}))).events();
+    let count = server.ask("/v1/messages/count_tokens", &chat(json!({})));
+    assert_eq!(events[0]["message"]["usage"]["input_tokens"], count["input_tokens"], "known from the start");
     assert_eq!(
         kinds("/v1/responses", json!({"input": "What is 17 + 25?", "temperature": 0})),
         [

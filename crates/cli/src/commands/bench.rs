@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use moeflux::cost::memory_bandwidth;
 use moeflux::error::size;
 use moeflux::experts::CacheStats;
 use moeflux::memory::peak_resident;
@@ -15,7 +16,7 @@ use moeflux_compute::backend::{DeviceCounts, PAGE_TOKENS};
 use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
-use crate::engine_args::{Activations, EngineArgs, Sharing};
+use crate::engine_args::{Activations, EngineArgs, Sharing, threads};
 use crate::model::ModelArg;
 use crate::table::Table;
 
@@ -220,6 +221,24 @@ impl Measured {
         (!counts.is_empty()).then_some(line)
     }
 
+    /// How fast generating reads weights and caches, of the `memory` bytes a second that threads can read.
+    fn memory_line(&self, profile: &Profile, memory: f64) -> Option<String> {
+        let on_gpu = self.repetitions.iter().any(|r| r.device.is_some());
+        if on_gpu || self.test.kind == Kind::Prompt || self.test.sequences > 1 {
+            return None;
+        }
+        let bytes: u64 = profile.entries().iter().map(|entry| entry.work.bytes).sum();
+        let per_token = bytes as f64 / self.tokens.max(1) as f64;
+        let speed = per_token * self.speed.median;
+        Some(format!(
+            "a token reads {} at {:.1} GB/s, {:.0} % of the {:.1} GB/s that memory gives these threads",
+            size(per_token as u64),
+            speed / 1e9,
+            100.0 * speed / memory,
+            memory / 1e9
+        ))
+    }
+
     fn stall_ms_per_token(&self) -> f64 {
         1e3 * self.cache.stall.as_secs_f64() / self.tokens.max(1) as f64
     }
@@ -245,11 +264,17 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     engine_args.context.get_or_insert(positions);
     let kv_tokens = sequences * positions.next_multiple_of(PAGE_TOKENS);
     let sharing = Sharing { sequences, kv_tokens: (sequences > 1).then_some(kv_tokens) };
-    let mut engine = engine_args.open_shared(&args.model.path()?, Activations::Int8, sharing)?;
+    let path = args.model.path()?;
+    // Before the model takes memory.
+    let memory = match args.profile {
+        true => Some(memory_bandwidth(threads(engine_args.threads)?)?),
+        false => None,
+    };
+    let mut engine = engine_args.open_shared(&path, Activations::Int8, sharing)?;
     let results = measure(&mut engine, args, &tests, positions)?;
     crate::print(&match args.json {
-        true => format!("{:#}\n", report(args, &engine_args, &engine, &results)),
-        false => text(args, &engine, &results),
+        true => format!("{:#}\n", report(args, &engine_args, &engine, &results, memory)),
+        false => text(args, &engine, &results, memory),
     })
 }
 
@@ -310,7 +335,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
     Ok(results)
 }
 
-fn text(args: &BenchArgs, engine: &Engine, results: &[Measured]) -> String {
+fn text(args: &BenchArgs, engine: &Engine, results: &[Measured], memory: Option<f64>) -> String {
     let (budget, plan) = (engine.budget(), engine.experts().plan());
     let all = engine.experts().store().total_bytes();
     let mut text = format!("{}, {}, chunks of {} tokens\n", args.model, engine.backend(), engine.chunk());
@@ -351,6 +376,9 @@ fn text(args: &BenchArgs, engine: &Engine, results: &[Measured]) -> String {
         if let Some(profile) = &result.profile {
             let table = profile_table(profile, result.tokens);
             text += &format!("\n{}, {} tokens\n{table}", result.test, result.tokens);
+            if let Some(line) = memory.and_then(|memory| result.memory_line(profile, memory)) {
+                text += &format!("{line}\n");
+            }
         }
     }
     if let Some(peak) = peak_resident() {
@@ -398,7 +426,13 @@ fn profile_json(profile: &Profile) -> Value {
 }
 
 /// Everything that was measured, and with what settings.
-fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: &[Measured]) -> Value {
+fn report(
+    args: &BenchArgs,
+    engine_args: &EngineArgs,
+    engine: &Engine,
+    results: &[Measured],
+    memory: Option<f64>,
+) -> Value {
     let (budget, cache) = (engine.budget(), engine.experts());
     let tests: Vec<Value> = results
         .iter()
@@ -479,6 +513,7 @@ fn report(args: &BenchArgs, engine_args: &EngineArgs, engine: &Engine, results: 
             "expert_bytes": cache.store().total_bytes(),
         },
         "peak_resident_bytes": peak_resident(),
+        "memory_bandwidth": memory,
         "tests": tests,
     })
 }

@@ -10,7 +10,7 @@ use moeflux::checkpoint::{Checkpoint, Format};
 use moeflux::error::size;
 use moeflux::models::{self, Model};
 use moeflux::pack::Loss;
-use moeflux::synth::{Encoding, Plan, Recipe, Shape};
+use moeflux::synth::{Plan, Recipe};
 use moeflux::tokenizer::Tokenizer;
 use moeflux::{Error, Options, Placement, memory};
 use moeflux_compute::DType;
@@ -91,13 +91,8 @@ pub fn run(args: &InspectArgs) -> Result<()> {
 
 /// On a checkpoint that could be made.
 fn described(args: &InspectArgs, shape: &str) -> Result<Report> {
-    let (shape, encoding) = match shape.split_once(':') {
-        Some((shape, encoding)) => (shape, Some(encoding)),
-        None => (shape, None),
-    };
-    let (shape, encoding) = (Shape::by_name(shape)?, Encoding::named(encoding)?);
-    let layers = shape.layers();
-    let plan = Plan::new(Recipe { shape, layers, encoding, seed: 0, router_skew: 0.0 })?;
+    let recipe = Recipe::whole(shape)?;
+    let plan = Plan::new(recipe)?;
     let weight = |(name, dtype, shape, bytes): (&str, DType, &[usize], u64)| Weight {
         name: name.to_owned(),
         encoding: dtype.to_string(),
@@ -107,12 +102,12 @@ fn described(args: &InspectArgs, shape: &str) -> Result<Report> {
     let weights: Vec<Weight> = plan.tensors().map(weight).collect();
     Ok(Report {
         model: args.model.to_string(),
-        format: encoding.format(),
+        format: recipe.encoding.format(),
         files: 0,
         architecture: models::architecture(plan.model().checkpoint())?,
         shares: shares(&weights),
         obstacle: None,
-        tokenizer: format!("{} tokens, made up", shape.vocab_size()),
+        tokenizer: format!("{} tokens, made up", recipe.shape.vocab_size()),
         template: "ChatML".to_owned(),
         lost: None,
         facts: Some(Facts::new(plan.model())),

@@ -75,8 +75,11 @@ fn budget(args: &ReplayArgs, header: &TraceHeader, requests: &[Request], memory:
     let sets = &header.sets;
     let plan = SlotPlan::within(sets, memory.saturating_sub(header.needs), header.top_k);
     let plan = plan.map_err(|experts| {
-        let least = size(header.needs + experts);
-        anyhow::anyhow!("--memory: {} is too small for this model: it needs at least {least}", size(memory))
+        let (least, memory) = (size(header.needs + experts), size(memory));
+        anyhow::anyhow!(
+            "--memory: {memory} is too small for the context and chunk of the recorded run, which need at least {least}; \
+             record with --memory {memory} if `moeflux run` takes it"
+        )
     })?;
     let skip = (requests.len() as f64 * args.warm_up) as usize;
     let tokens: usize = requests[skip..].iter().map(|r| r.rows).sum::<usize>() / sets.len().max(1);

@@ -7,11 +7,9 @@
 
 use std::ops::Range;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-
 use super::gathered::{Choices, Heads, Seen};
 use super::head_group::{Element, Scores, WeightedSums};
+use super::pages::{Pages, Values};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
@@ -23,51 +21,17 @@ use crate::profile::Work;
 /// Rows that read a page one after the other.
 const ROW_BLOCK: usize = 16;
 
-/// Pages of one layer: keys (kv_heads, PAGE_TOKENS, head_dim) and values (kv_heads, PAGE_TOKENS, value_dim).
+/// Pages of one layer: keys (kv_heads, PAGE_TOKENS, head_dim), then values (kv_heads, PAGE_TOKENS, value_dim).
 #[derive(Debug)]
 pub(crate) struct KvCache {
     shape: Attention,
-    pages: Pages,
-}
-
-#[derive(Debug)]
-enum Pages {
-    F16(Vec<[Box<[f16]>; 2]>),
-    F32(Vec<[Box<[f32]>; 2]>),
+    pub(super) pages: Pages,
 }
 
 impl KvCache {
     pub(crate) fn new(shape: Attention, kv_type: KvType) -> Self {
-        let pages = match kv_type {
-            KvType::F16 => Pages::F16(vec![]),
-            KvType::F32 => Pages::F32(vec![]),
-        };
-        Self { shape, pages }
-    }
-
-    pub(crate) fn reserve(&mut self, count: usize) {
-        let Attention { kv_heads, head_dim, value_dim, .. } = self.shape;
-        let elements = [head_dim, value_dim].map(|width| kv_heads * PAGE_TOKENS * width);
-        match &mut self.pages {
-            Pages::F16(pages) => {
-                let page = || elements.map(|n| vec![f16::ZERO; n].into_boxed_slice());
-                pages.resize_with(count.max(pages.len()), page);
-            }
-            Pages::F32(pages) => {
-                let page = || elements.map(|n| vec![0.0; n].into_boxed_slice());
-                pages.resize_with(count.max(pages.len()), page);
-            }
-        }
-    }
-
-    /// Bytes of one page.
-    pub(crate) fn page_bytes(&self) -> usize {
-        let kv_type = match self.pages {
-            Pages::F16(_) => KvType::F16,
-            Pages::F32(_) => KvType::F32,
-        };
-        let Attention { kv_heads, head_dim, value_dim, .. } = self.shape;
-        kv_heads * PAGE_TOKENS * (head_dim + value_dim) * kv_type.bytes()
+        let elements = shape.kv_heads * PAGE_TOKENS * (shape.head_dim + shape.value_dim);
+        Self { shape, pages: Pages::new(elements, kv_type) }
     }
 
     /// What attention of `rows` rows from position `start` on does. Rows of a block share what they read.
@@ -77,56 +41,18 @@ impl KvCache {
         let flops: usize = (0..rows).map(|i| 2 * heads * (head_dim + value_dim) * seen(i).len()).sum();
         let read = |first: usize| seen((first + ROW_BLOCK).min(rows) - 1).end - seen(first).start;
         let positions: usize = (0..rows).step_by(ROW_BLOCK).map(read).sum();
-        Work { bytes: (positions * self.page_bytes() / PAGE_TOKENS) as u64, flops: flops as u64 }
-    }
-
-    /// Appends a page to `out`: keys, then values, little-endian.
-    pub(crate) fn read_page(&self, page: usize, out: &mut Vec<u8>) {
-        match &self.pages {
-            Pages::F16(pages) => {
-                out.extend(pages[page].iter().flat_map(|p| p.iter()).flat_map(|v| v.to_le_bytes()));
-            }
-            Pages::F32(pages) => {
-                out.extend(pages[page].iter().flat_map(|p| p.iter()).flat_map(|v| v.to_le_bytes()));
-            }
-        }
-    }
-
-    /// Replaces a page by what [`KvCache::read_page`] gave: [`KvCache::page_bytes`] bytes.
-    pub(crate) fn write_page(&mut self, page: usize, bytes: &[u8]) {
-        match &mut self.pages {
-            Pages::F16(pages) => {
-                let values = pages[page].iter_mut().flat_map(|p| p.iter_mut());
-                values.zip(bytes.chunks_exact(2)).for_each(|(v, b)| *v = f16::from_le_bytes([b[0], b[1]]));
-            }
-            Pages::F32(pages) => {
-                let values = pages[page].iter_mut().flat_map(|p| p.iter_mut());
-                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                values.zip(bytes.chunks_exact(4)).for_each(|(v, b)| *v = value(b));
-            }
-        }
+        Work { bytes: (positions * self.pages.page_bytes() / PAGE_TOKENS) as u64, flops: flops as u64 }
     }
 
     /// Stores keys and values of all heads of a token.
     fn append(&mut self, page: usize, offset: usize, k: &[f32], v: &[f32]) {
-        for head in 0..self.shape.kv_heads {
-            let part = |width: usize| {
-                let at = (head * PAGE_TOKENS + offset) * width;
-                (head * width..(head + 1) * width, at..at + width)
-            };
-            let [(k_from, k_to), (v_from, v_to)] = [self.shape.head_dim, self.shape.value_dim].map(part);
-            match &mut self.pages {
-                Pages::F16(pages) => {
-                    let [keys, values] = &mut pages[page];
-                    keys[k_to].convert_from_f32_slice(&k[k_from]);
-                    values[v_to].convert_from_f32_slice(&v[v_from]);
-                }
-                Pages::F32(pages) => {
-                    let [keys, values] = &mut pages[page];
-                    keys[k_to].copy_from_slice(&k[k_from]);
-                    values[v_to].copy_from_slice(&v[v_from]);
-                }
-            }
+        let Attention { kv_heads, head_dim, value_dim, .. } = self.shape;
+        let keys = kv_heads * PAGE_TOKENS * head_dim;
+        let heads = k.chunks_exact(head_dim).zip(v.chunks_exact(value_dim)).enumerate();
+        for (head, (k, v)) in heads {
+            let token = head * PAGE_TOKENS + offset;
+            self.pages.store(page, token * head_dim, k);
+            self.pages.store(page, keys + token * value_dim, v);
         }
     }
 
@@ -145,20 +71,10 @@ impl KvCache {
     }
 
     /// A key and a value of one head as f32.
-    fn load(&self, page: usize, row: usize, key: &mut [f32], value: &mut [f32]) {
-        let (from, to) = (row * key.len()..(row + 1) * key.len(), row * value.len()..(row + 1) * value.len());
-        match &self.pages {
-            Pages::F16(pages) => {
-                let [keys, values] = &pages[page];
-                keys[from].convert_to_f32_slice(key);
-                values[to].convert_to_f32_slice(value);
-            }
-            Pages::F32(pages) => {
-                let [keys, values] = &pages[page];
-                key.copy_from_slice(&keys[from]);
-                value.copy_from_slice(&values[to]);
-            }
-        }
+    fn load(&self, page: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
+        let keys = self.shape.kv_heads * PAGE_TOKENS * self.shape.head_dim;
+        self.pages.load(page, token * key.len(), key);
+        self.pages.load(page, keys + token * value.len(), value);
     }
 
     /// Attends to the tokens that are chosen for each query; else as [`KvCache::attend`].
@@ -232,9 +148,9 @@ impl KvCache {
         pool.run(blocks.len() * kv_heads, &|task| {
             let (span, rows) = &blocks[task / kv_heads];
             let block = Block { shape, q, sinks, span, rows: rows.clone(), kv_head: task % kv_heads };
-            match &self.pages {
-                Pages::F16(pages) => block.attend(simd, pages, &out),
-                Pages::F32(pages) => block.attend(simd, pages, &out),
+            match self.pages.values() {
+                Values::F16(pages) => block.attend(simd, pages, &out),
+                Values::F32(pages) => block.attend(simd, pages, &out),
             }
         });
     }
@@ -252,7 +168,7 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    fn attend<E: Element>(&self, simd: Simd, pages: &[[Box<[E]>; 2]], out: &SharedMut<'_, f32>) {
+    fn attend<E: Element>(&self, simd: Simd, pages: &[Box<[E]>], out: &SharedMut<'_, f32>) {
         let Self { span, q, kv_head, .. } = *self;
         let Attention { heads, kv_heads, head_dim: dim, value_dim, scale, .. } = *self.shape;
         let (rows, group) = (self.rows.clone(), heads / kv_heads);
@@ -269,7 +185,7 @@ impl Block<'_> {
         let (first, last) = (visible(rows.start).start, visible(rows.end - 1).end);
         for page in first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS) {
             let start = page * PAGE_TOKENS;
-            let [keys, values] = &pages[span.pages[page] as usize];
+            let (keys, values) = pages[span.pages[page] as usize].split_at(kv_heads * PAGE_TOKENS * dim);
             for (r, row) in rows.clone().enumerate() {
                 let seen = visible(row);
                 let seen = seen.start.max(start)..seen.end.min(start + PAGE_TOKENS);
@@ -285,14 +201,8 @@ impl Block<'_> {
                 simd.run(Scores { q, keys, dim, scale, out: weights });
                 let sums = &mut sums[r * group * value_dim..(r + 1) * group * value_dim];
                 for (h, weights) in weights.chunks_exact_mut(n).enumerate() {
-                    let (max, total) = &mut states[r * group + h];
-                    let new_max = max.max(vector::max(simd, weights));
-                    if new_max > *max {
-                        let shrink = (*max - new_max).exp();
-                        vector::scale(simd, shrink, &mut sums[h * value_dim..(h + 1) * value_dim]);
-                        (*max, *total) = (new_max, *total * shrink);
-                    }
-                    *total += vector::exp_sum(simd, new_max, weights);
+                    let sums = &mut sums[h * value_dim..(h + 1) * value_dim];
+                    vector::softmax_block(simd, weights, &mut states[r * group + h], sums);
                 }
                 simd.run(WeightedSums { weights, values, dim: value_dim, sums });
             }

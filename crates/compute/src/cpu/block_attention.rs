@@ -42,11 +42,11 @@ impl CompressedCache {
                 let position = span.start + i;
                 let (page, at) = self.token(span.pages, position);
                 let own = row * kv_width..(row + 1) * kv_width;
-                self.store(page, at, &rows.k[own.clone()]);
-                self.store(page, at + kv_width, &rows.v[own]);
+                self.pages.store(page, at, &rows.k[own.clone()]);
+                self.pages.store(page, at + kv_width, &rows.v[own]);
                 if (position + 1).is_multiple_of(shape.stride) {
                     let (page, at) = self.entry(span.pages, shape.entries(position) - 1);
-                    self.store(page, at, &rows.index.k[row * key_width..(row + 1) * key_width]);
+                    self.pages.store(page, at, &rows.index.k[row * key_width..(row + 1) * key_width]);
                 }
                 queries.push(Query { row, position, pages: span.pages });
             }
@@ -85,8 +85,8 @@ impl CompressedCache {
         };
         let load = |i: usize, key: &mut [f32], value: &mut [f32]| {
             let (page, at) = self.token(query.pages, position(i));
-            self.load(page, at + kv_head * dim, key);
-            self.load(page, at + half + kv_head * dim, value);
+            self.pages.load(page, at + kv_head * dim, key);
+            self.pages.load(page, at + half + kv_head * dim, value);
         };
         let heads = Heads { q, dim, value_dim: dim, scale: shape.scale, sinks: None };
         heads.attend(simd, count, true, load, out);

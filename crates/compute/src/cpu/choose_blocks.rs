@@ -30,7 +30,7 @@ impl CompressedCache {
                 let position = span.start + i;
                 if (position + 1).is_multiple_of(self.shape.stride) {
                     let (page, at) = self.entry(span.pages, self.shape.entries(position) - 1);
-                    self.store(page, at, &rows.k[row * key_width..(row + 1) * key_width]);
+                    self.pages.store(page, at, &rows.k[row * key_width..(row + 1) * key_width]);
                 }
                 queries.push(Query { row, position, pages: span.pages });
             }
@@ -103,7 +103,7 @@ impl CompressedCache {
                 let end = ((block + 1) * choice.block).min(query.position + 1);
                 for token in block * choice.block..end {
                     let (page, at) = self.entry(query.pages, token);
-                    self.load(page, at, &mut key);
+                    self.pages.load(page, at, &mut key);
                     for (head, q) in q.chunks_exact(dim).enumerate() {
                         let at = head * blocks + block;
                         // SAFETY: a query's blocks are one task's.

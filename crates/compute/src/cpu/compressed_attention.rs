@@ -4,12 +4,10 @@
 //! convert what the row sees to f32 once for all their heads. A row visits tokens, then entries, in order whatever else
 //! is in the batch, so its result does not depend on the batch.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-
 use super::choose_blocks::best;
 use super::gathered::KEY_BLOCK;
 use super::linear::CpuContext;
+use super::pages::Pages;
 use super::shared::SharedMut;
 use super::vector;
 use crate::backend::{KvType, PAGE_TOKENS, Span};
@@ -26,13 +24,7 @@ const SCORES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct CompressedCache {
     pub(super) shape: CompressedAttention,
-    pages: Pages,
-}
-
-#[derive(Debug)]
-enum Pages {
-    F16(Vec<Box<[f16]>>),
-    F32(Vec<Box<[f32]>>),
+    pub(super) pages: Pages,
 }
 
 /// What a layer reads, by row of the batch.
@@ -83,73 +75,7 @@ pub(crate) fn scratch_bytes(shape: &CompressedAttention, rows: usize, threads: u
 
 impl CompressedCache {
     pub(crate) fn new(shape: CompressedAttention, kv_type: KvType) -> Self {
-        let pages = match kv_type {
-            KvType::F16 => Pages::F16(vec![]),
-            KvType::F32 => Pages::F32(vec![]),
-        };
-        Self { shape, pages }
-    }
-
-    pub(crate) fn reserve(&mut self, count: usize) {
-        let elements = self.shape.page_elements();
-        match &mut self.pages {
-            Pages::F16(pages) => {
-                let page = || vec![f16::ZERO; elements].into_boxed_slice();
-                pages.resize_with(count.max(pages.len()), page);
-            }
-            Pages::F32(pages) => {
-                pages.resize_with(count.max(pages.len()), || vec![0.0; elements].into_boxed_slice());
-            }
-        }
-    }
-
-    /// Bytes of one page.
-    pub(crate) fn page_bytes(&self) -> usize {
-        let kv_type = match self.pages {
-            Pages::F16(_) => KvType::F16,
-            Pages::F32(_) => KvType::F32,
-        };
-        self.shape.page_elements() * kv_type.bytes()
-    }
-
-    /// Appends a page to `out`, little-endian.
-    pub(crate) fn read_page(&self, page: usize, out: &mut Vec<u8>) {
-        match &self.pages {
-            Pages::F16(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
-            Pages::F32(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
-        }
-    }
-
-    /// Replaces a page by what [`CompressedCache::read_page`] gave: [`CompressedCache::page_bytes`] bytes.
-    pub(crate) fn write_page(&mut self, page: usize, bytes: &[u8]) {
-        match &mut self.pages {
-            Pages::F16(pages) => {
-                let value = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]);
-                pages[page].iter_mut().zip(bytes.chunks_exact(2)).for_each(|(v, b)| *v = value(b));
-            }
-            Pages::F32(pages) => {
-                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                pages[page].iter_mut().zip(bytes.chunks_exact(4)).for_each(|(v, b)| *v = value(b));
-            }
-        }
-    }
-
-    /// Stores values in a page from element `at` on.
-    pub(super) fn store(&mut self, page: usize, at: usize, values: &[f32]) {
-        let to = at..at + values.len();
-        match &mut self.pages {
-            Pages::F16(pages) => pages[page][to].convert_from_f32_slice(values),
-            Pages::F32(pages) => pages[page][to].copy_from_slice(values),
-        }
-    }
-
-    /// Elements of a page from `at` on, as f32.
-    pub(super) fn load(&self, page: usize, at: usize, out: &mut [f32]) {
-        let from = at..at + out.len();
-        match &self.pages {
-            Pages::F16(pages) => pages[page][from].convert_to_f32_slice(out),
-            Pages::F32(pages) => out.copy_from_slice(&pages[page][from]),
-        }
+        Self { shape, pages: Pages::new(shape.page_elements(), kv_type) }
     }
 
     /// Page and first element of a token.
@@ -177,13 +103,13 @@ impl CompressedCache {
             for (i, row) in span.rows.clone().enumerate() {
                 let position = span.start + i;
                 let (page, at) = self.token(span.pages, position);
-                self.store(page, at, &rows.kv[row * dim..(row + 1) * dim]);
+                self.pages.store(page, at, &rows.kv[row * dim..(row + 1) * dim]);
                 if (position + 1).is_multiple_of(shape.stride) {
                     let (page, at) = self.entry(span.pages, shape.entries(position) - 1);
-                    self.store(page, at, &rows.entries[row * dim..(row + 1) * dim]);
+                    self.pages.store(page, at, &rows.entries[row * dim..(row + 1) * dim]);
                     if let (Some(index), Some(IndexRows { k, .. })) = (shape.index, rows.index) {
                         let k = &k[row * index.head_dim..(row + 1) * index.head_dim];
-                        self.store(page, at + dim, k);
+                        self.pages.store(page, at + dim, k);
                     }
                 }
                 queries.push(Query { row, position, pages: span.pages });
@@ -265,7 +191,7 @@ impl CompressedCache {
             let mut key = vec![0.0; index.head_dim];
             for (score, entry) in scores.iter_mut().zip(first..last) {
                 let (page, at) = self.entry(query.pages, entry);
-                self.load(page, at + self.shape.entry_key(), &mut key);
+                self.pages.load(page, at + self.shape.entry_key(), &mut key);
                 for (q, weight) in q.chunks_exact(index.head_dim).zip(weights) {
                     let product = vector::dot_f32(context.simd, q, &key);
                     // `max` would drop a NaN.
@@ -302,7 +228,7 @@ impl CompressedCache {
                     None => self.token(query.pages, first + i),
                     Some(i) => self.entry(query.pages, entries.map_or(i, |chosen| chosen[i] as usize)),
                 };
-                self.load(page, at, key);
+                self.pages.load(page, at, key);
             }
         };
         let mut states: Vec<(f32, f32)> =
@@ -313,19 +239,11 @@ impl CompressedCache {
             let to = (from + KEY_BLOCK).min(count);
             load(from, to, &mut keys);
             let scores = &mut scores[..to - from];
-            for ((q, out), (max, total)) in
-                q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).zip(&mut states)
-            {
+            for ((q, out), state) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).zip(&mut states) {
                 for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
                     *score = vector::dot_f32(simd, q, key) * shape.scale;
                 }
-                let new_max = max.max(vector::max(simd, scores));
-                if new_max > *max {
-                    let shrink = (*max - new_max).exp();
-                    vector::scale(simd, shrink, out);
-                    (*max, *total) = (new_max, *total * shrink);
-                }
-                *total += vector::exp_sum(simd, new_max, scores);
+                vector::softmax_block(simd, scores, state, out);
                 for (p, key) in scores.iter().zip(keys.chunks_exact(dim)) {
                     vector::axpy_f32(simd, *p, key, out);
                 }

@@ -16,6 +16,7 @@ use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
 use super::linear::{CpuContext, LinearJob, grouped_linear, linear};
 use super::moe_experts::{ExpertBody, MoeScratch, clamped_silu_mul, limited_silu_mul, moe_experts};
 use super::ngrams::ngram_embed;
+use super::pages::Pages;
 use super::rope::Angles;
 use super::route::Choice;
 use super::shared::SharedMut;
@@ -115,6 +116,20 @@ impl CpuExecutable {
 
     fn buffer(&self, value: Value) -> usize {
         self.plan.buffer_of[value.index].expect("only the logits have no buffer, and nothing reads them")
+    }
+
+    /// What every layer's attention keeps, in the order in which pages are saved.
+    fn all_pages(&self) -> impl Iterator<Item = &Pages> {
+        let caches = self.caches.iter().map(|cache| &cache.pages);
+        let latents = self.latent_caches.iter().map(|cache| &cache.pages);
+        caches.chain(latents).chain(self.compressed_caches.iter().map(|cache| &cache.pages))
+    }
+
+    /// [`CpuExecutable::all_pages`], to be changed.
+    fn all_pages_mut(&mut self) -> impl Iterator<Item = &mut Pages> {
+        let caches = self.caches.iter_mut().map(|cache| &mut cache.pages);
+        let latents = self.latent_caches.iter_mut().map(|cache| &mut cache.pages);
+        caches.chain(latents).chain(self.compressed_caches.iter_mut().map(|cache| &mut cache.pages))
     }
 
     /// A value's content.
@@ -701,9 +716,7 @@ impl Executable for CpuExecutable {
     }
 
     fn reserve_pages(&mut self, pages: usize) -> Result<()> {
-        self.caches.iter_mut().for_each(|cache| cache.reserve(pages));
-        self.latent_caches.iter_mut().for_each(|cache| cache.reserve(pages));
-        self.compressed_caches.iter_mut().for_each(|cache| cache.reserve(pages));
+        self.all_pages_mut().for_each(|own| own.reserve(pages));
         Ok(())
     }
 
@@ -713,33 +726,19 @@ impl Executable for CpuExecutable {
     }
 
     fn page_bytes(&self) -> usize {
-        let latents: usize = self.latent_caches.iter().map(LatentCache::page_bytes).sum();
-        let compressed: usize = self.compressed_caches.iter().map(CompressedCache::page_bytes).sum();
-        self.caches.iter().map(KvCache::page_bytes).sum::<usize>() + latents + compressed
+        self.all_pages().map(Pages::page_bytes).sum()
     }
 
     fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()> {
-        self.caches.iter().for_each(|cache| cache.read_page(page as usize, out));
-        self.latent_caches.iter().for_each(|cache| cache.read_page(page as usize, out));
-        self.compressed_caches.iter().for_each(|cache| cache.read_page(page as usize, out));
+        self.all_pages().for_each(|own| own.read_page(page as usize, out));
         Ok(())
     }
 
     fn write_page(&mut self, page: u32, mut bytes: &[u8]) -> Result<()> {
         check_bytes("page", self.page_bytes(), bytes)?;
-        for cache in &mut self.caches {
-            let (own, rest) = bytes.split_at(cache.page_bytes());
-            cache.write_page(page as usize, own);
-            bytes = rest;
-        }
-        for cache in &mut self.latent_caches {
-            let (own, rest) = bytes.split_at(cache.page_bytes());
-            cache.write_page(page as usize, own);
-            bytes = rest;
-        }
-        for cache in &mut self.compressed_caches {
-            let (own, rest) = bytes.split_at(cache.page_bytes());
-            cache.write_page(page as usize, own);
+        for own in self.all_pages_mut() {
+            let (first, rest) = bytes.split_at(own.page_bytes());
+            own.write_page(page as usize, first);
             bytes = rest;
         }
         Ok(())

@@ -52,17 +52,11 @@ impl Heads<'_> {
             }
             let scores = &mut scores[..to - from];
             let heads = q.chunks_exact(dim).zip(out.chunks_exact_mut(value_dim));
-            for ((q, out), (max, total)) in heads.zip(&mut states) {
+            for ((q, out), state) in heads.zip(&mut states) {
                 for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
                     *score = vector::dot_f32(simd, q, key) * scale;
                 }
-                let new_max = max.max(vector::max(simd, scores));
-                if new_max > *max {
-                    let shrink = (*max - new_max).exp();
-                    vector::scale(simd, shrink, out);
-                    (*max, *total) = (new_max, *total * shrink);
-                }
-                *total += vector::exp_sum(simd, new_max, scores);
+                vector::softmax_block(simd, scores, state, out);
                 for (i, p) in scores.iter().enumerate() {
                     let value = match values {
                         true => &own[i * value_dim..(i + 1) * value_dim],

@@ -9,13 +9,11 @@
 
 use std::ops::Range;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-
 use super::activations::Activations;
 use super::gathered::{Choices, Heads, KEY_BLOCK, Seen};
 use super::linear::CpuContext;
 use super::matmul::{OutRows, Tokens, matmul_rows};
+use super::pages::Pages;
 use super::shared::SharedMut;
 use super::vector;
 use crate::backend::{KvType, PAGE_TOKENS, Span};
@@ -33,13 +31,7 @@ const HEAD_BLOCK: usize = 8;
 #[derive(Debug)]
 pub(crate) struct LatentCache {
     shape: LatentAttention,
-    pages: Pages,
-}
-
-#[derive(Debug)]
-enum Pages {
-    F16(Vec<Box<[f16]>>),
-    F32(Vec<Box<[f32]>>),
+    pub(super) pages: Pages,
 }
 
 /// Memory that layers share.
@@ -99,89 +91,19 @@ struct Block<'a> {
 
 impl LatentCache {
     pub(crate) fn new(shape: LatentAttention, kv_type: KvType) -> Self {
-        let pages = match kv_type {
-            KvType::F16 => Pages::F16(vec![]),
-            KvType::F32 => Pages::F32(vec![]),
-        };
-        Self { shape, pages }
+        let elements = PAGE_TOKENS * (shape.rank + shape.rope);
+        Self { shape, pages: Pages::new(elements, kv_type) }
     }
 
     fn width(&self) -> usize {
         self.shape.rank + self.shape.rope
     }
 
-    pub(crate) fn reserve(&mut self, count: usize) {
-        let elements = PAGE_TOKENS * self.width();
-        match &mut self.pages {
-            Pages::F16(pages) => {
-                pages.resize_with(count.max(pages.len()), || vec![f16::ZERO; elements].into_boxed_slice())
-            }
-            Pages::F32(pages) => {
-                pages.resize_with(count.max(pages.len()), || vec![0.0; elements].into_boxed_slice());
-            }
-        }
-    }
-
-    /// Bytes of one page.
-    pub(crate) fn page_bytes(&self) -> usize {
-        let kv_type = match self.pages {
-            Pages::F16(_) => KvType::F16,
-            Pages::F32(_) => KvType::F32,
-        };
-        PAGE_TOKENS * self.width() * kv_type.bytes()
-    }
-
-    /// Appends a page to `out`, little-endian.
-    pub(crate) fn read_page(&self, page: usize, out: &mut Vec<u8>) {
-        match &self.pages {
-            Pages::F16(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
-            Pages::F32(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
-        }
-    }
-
-    /// Replaces a page by what [`LatentCache::read_page`] gave: [`LatentCache::page_bytes`] bytes.
-    pub(crate) fn write_page(&mut self, page: usize, bytes: &[u8]) {
-        match &mut self.pages {
-            Pages::F16(pages) => {
-                let value = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]);
-                pages[page].iter_mut().zip(bytes.chunks_exact(2)).for_each(|(v, b)| *v = value(b));
-            }
-            Pages::F32(pages) => {
-                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                pages[page].iter_mut().zip(bytes.chunks_exact(4)).for_each(|(v, b)| *v = value(b));
-            }
-        }
-    }
-
     /// Stores a token's latent and rotated key.
     fn append(&mut self, page: usize, offset: usize, c: &[f32], k_rope: &[f32]) {
-        let (rank, width) = (self.shape.rank, self.width());
-        let at = offset * width..(offset + 1) * width;
-        match &mut self.pages {
-            Pages::F16(pages) => {
-                let (latent, key) = pages[page][at].split_at_mut(rank);
-                latent.convert_from_f32_slice(c);
-                key.convert_from_f32_slice(k_rope);
-            }
-            Pages::F32(pages) => {
-                let (latent, key) = pages[page][at].split_at_mut(rank);
-                latent.copy_from_slice(c);
-                key.copy_from_slice(k_rope);
-            }
-        }
-    }
-
-    /// The first `count` tokens of a page as f32; `scratch` holds them if need be.
-    fn page<'a>(&'a self, page: usize, count: usize, scratch: &'a mut [f32]) -> &'a [f32] {
-        let elements = count * self.width();
-        match &self.pages {
-            Pages::F32(pages) => &pages[page][..elements],
-            Pages::F16(pages) => {
-                let out = &mut scratch[..elements];
-                pages[page][..elements].convert_to_f32_slice(out);
-                out
-            }
-        }
+        let at = offset * self.width();
+        self.pages.store(page, at, c);
+        self.pages.store(page, at + self.shape.rank, k_rope);
     }
 
     /// Appends the batch's latents, then attends: `out` is (rows, heads · value).
@@ -324,11 +246,7 @@ impl LatentCache {
             .collect();
         let load = |i: usize, key: &mut [f32], _: &mut [f32]| {
             let (page, offset) = (span.pages[positions[i] / PAGE_TOKENS], positions[i] % PAGE_TOKENS);
-            let from = offset * width..(offset + 1) * width;
-            match &self.pages {
-                Pages::F16(pages) => pages[page as usize][from].convert_to_f32_slice(key),
-                Pages::F32(pages) => key.copy_from_slice(&pages[page as usize][from]),
-            }
+            self.pages.load(page as usize, offset * width, key);
         };
         let mut mixed = vec![0.0; heads.len() * rank];
         let sinks = sinks.map(|sinks| &sinks[heads.clone()]);
@@ -360,7 +278,7 @@ impl LatentCache {
         for page in 0..last.div_ceil(PAGE_TOKENS) {
             let start = page * PAGE_TOKENS;
             let count = (last - start).min(PAGE_TOKENS);
-            let keys = self.page(span.pages[page] as usize, count, &mut scratch);
+            let keys = self.pages.get(span.pages[page] as usize, 0..count * self.width(), &mut scratch);
             for (r, row) in block.rows.clone().enumerate() {
                 let seen = (position(row) + 1).saturating_sub(start).min(count);
                 if seen == 0 {
@@ -373,15 +291,8 @@ impl LatentCache {
                         *score = vector::dot_f32(simd, query, key) * scale;
                     }
                     let pair = r * heads.len() + h;
-                    let (max, total) = &mut states[pair];
                     let sum = &mut sums[pair * rank..(pair + 1) * rank];
-                    let new_max = scores.iter().fold(*max, |m, s| m.max(*s));
-                    if new_max > *max {
-                        let shrink = (*max - new_max).exp();
-                        vector::scale(simd, shrink, sum);
-                        (*max, *total) = (new_max, *total * shrink);
-                    }
-                    *total += vector::exp_sum(simd, new_max, scores);
+                    vector::softmax_block(simd, scores, &mut states[pair], sum);
                     for (p, key) in scores.iter().zip(keys.chunks_exact(width)) {
                         vector::axpy_f32(simd, *p, &key[..rank], sum);
                     }

@@ -17,6 +17,7 @@ mod linear;
 pub mod matmul;
 mod moe_experts;
 mod ngrams;
+mod pages;
 pub mod pool;
 mod rope;
 mod route;

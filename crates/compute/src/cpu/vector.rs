@@ -271,6 +271,19 @@ kernel! {
     }
 }
 
+/// One block of a softmax that goes over its scores block by block (Milakov and Gimelshein 2018): `scores` become weights
+/// relative to the greatest score so far; `max`, the sum of weights `total`, and the weighted sums `sums` of the blocks
+/// before follow it.
+pub fn softmax_block(simd: Simd, scores: &mut [f32], (max, total): &mut (f32, f32), sums: &mut [f32]) {
+    let greatest = max.max(self::max(simd, scores));
+    if greatest > *max {
+        let shrink = (*max - greatest).exp();
+        scale(simd, shrink, sums);
+        (*max, *total) = (greatest, *total * shrink);
+    }
+    *total += exp_sum(simd, greatest, scores);
+}
+
 kernel! {
     /// gate = silu(gate) · up, with silu(g) = g / (1 + exp(−g)).
     pub fn silu_mul(isa, gate: &'a mut [f32], up: &'a [f32]) {

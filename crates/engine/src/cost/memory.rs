@@ -6,39 +6,55 @@ use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use crate::io::buffer::HostBuffer;
+use crate::{Error, Result};
+
 /// Bytes that each thread reads in a turn, more than its share of any cache; and turns, of which the fastest counts.
 const BYTES: usize = 96 << 20;
 const TURNS: usize = 4;
 
-/// Bytes per second that `threads` threads read from memory.
-pub fn memory_bandwidth(threads: usize) -> f64 {
+/// Bytes per second that `threads` threads read from memory, which is in large pages where the system gives them, as weights
+/// are.
+///
+/// # Errors
+/// [`Error::Io`] if there is no memory for that.
+pub fn memory_bandwidth(threads: usize) -> Result<f64> {
     let threads = threads.max(1);
+    let buffers = (0..threads).map(|_| HostBuffer::zeroed(BYTES)).collect::<std::io::Result<Vec<_>>>();
+    let buffers = buffers.map_err(|source| Error::Io {
+        action: "find memory for",
+        path: "a trial of memory".into(),
+        source,
+    })?;
     let barrier = Barrier::new(threads);
-    let turn = |words: &[u64]| {
+    let turn = |bytes: &[u8]| {
         barrier.wait();
         let start = Instant::now();
-        read(words);
+        read(bytes);
         barrier.wait();
         start.elapsed().as_secs_f64()
     };
-    let thread = || {
-        let words: Vec<u64> = (0..BYTES as u64 / 8).collect();
-        (0..TURNS).map(|_| turn(&words)).fold(f64::INFINITY, f64::min)
+    let thread = |mut buffer: HostBuffer| {
+        // So that finding memory is not measured.
+        buffer.as_mut_slice().fill(1);
+        (0..TURNS).map(|_| turn(buffer.as_ref())).fold(f64::INFINITY, f64::min)
     };
+    let thread = &thread;
     let seconds: Vec<f64> = std::thread::scope(|scope| {
-        let started: Vec<_> = (0..threads).map(|_| scope.spawn(thread)).collect();
+        let started: Vec<_> = buffers.into_iter().map(|buffer| scope.spawn(move || thread(buffer))).collect();
         started.into_iter().map(|thread| thread.join().expect("reading memory does not panic")).collect()
     });
     let slowest = seconds.into_iter().fold(1e-9, f64::max);
-    (threads * BYTES) as f64 / slowest
+    Ok((threads * BYTES) as f64 / slowest)
 }
 
-/// Reads all of `words`.
-fn read(words: &[u64]) {
-    // Eight sums, so that no addition waits for the one before.
-    let mut sums = [0u64; 8];
-    for chunk in words.as_chunks::<8>().0 {
-        sums.iter_mut().zip(chunk).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
+/// Reads all of `bytes`, a multiple of 128.
+fn read(bytes: &[u8]) {
+    // Sixteen sums, so that no addition waits for the one before.
+    let mut sums = [0u64; 16];
+    for chunk in bytes.as_chunks::<128>().0 {
+        let words = chunk.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        sums.iter_mut().zip(words).for_each(|(sum, word)| *sum = sum.wrapping_add(word));
     }
     black_box(sums);
 }
@@ -52,8 +68,8 @@ pub(super) struct MemoryLoad {
 }
 
 impl MemoryLoad {
-    /// Words of a piece, and pieces that each thread has.
-    const PIECE: usize = 8 << 10;
+    /// Bytes of a piece, and pieces that each thread has.
+    const PIECE: usize = 64 << 10;
     const PIECES: usize = 512;
 
     pub(super) fn start(threads: usize) -> Self {
@@ -61,8 +77,8 @@ impl MemoryLoad {
         let spawn = |_| {
             let (stop, pieces) = (Arc::clone(&stop), Arc::clone(&pieces));
             thread::spawn(move || {
-                let words: Vec<u64> = (0..(Self::PIECE * Self::PIECES) as u64).collect();
-                for piece in words.chunks_exact(Self::PIECE).cycle() {
+                let bytes = vec![1u8; Self::PIECE * Self::PIECES];
+                for piece in bytes.chunks_exact(Self::PIECE).cycle() {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }

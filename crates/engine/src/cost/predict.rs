@@ -15,6 +15,9 @@ use super::disk::Disk;
 use super::popularity::Popularity;
 use crate::experts::SlotPlan;
 
+/// Tokens that choose, together, what the layer before guessed for them.
+const MANY_ROWS: usize = 8;
+
 /// The routed experts of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routed {
@@ -155,7 +158,7 @@ impl CostModel {
             hits += hit_rate * routed.top_k as f64;
             computing += self.copying(routed, popularity, None);
             for (missing, probability) in binomial(routed.top_k, 1.0 - hit_rate).into_iter().enumerate() {
-                let waiting = self.waiting(layer.token, routed, missing as f64);
+                let waiting = self.waiting(layer.token, routed, missing as f64, self.guessed);
                 stall += probability * waiting.seconds;
                 computing += probability * waiting.slowdown;
                 bytes += probability * waiting.bytes;
@@ -177,35 +180,39 @@ impl CostModel {
         while left > 0 {
             let rows = left.min(prompt.chunk.max(1));
             left -= rows;
+            // Nobody guesses what the first layer will need; what a later one does, many tokens together say for sure.
+            let mut guessed = 0.0;
             for layer in &self.layers {
                 let computing = layer.prompt * rows as f64;
                 seconds += computing;
                 let Some(routed) = &layer.routed else { continue };
                 let (_, missing) = popularity.distinct(slots[routed.set], routed.experts, routed.top_k, rows);
                 seconds += self.copying(routed, popularity, Some(rows));
-                let waiting = self.waiting(computing, routed, missing);
+                let waiting = self.waiting(computing, routed, missing, guessed);
                 seconds += waiting.seconds + waiting.slowdown;
+                guessed = if rows >= MANY_ROWS && self.guessed > 0.0 { 1.0 } else { self.guessed };
             }
         }
         prompt.tokens.max(1) as f64 / seconds.max(1e-9)
     }
 
-    /// What a layer reads and waits if `missing` experts are, while it computes for `computing` seconds.
-    fn waiting(&self, computing: f64, routed: &Routed, missing: f64) -> Waiting {
+    /// What a layer reads and waits if `missing` experts are, a share of `guessed` of them read ahead, while it computes for
+    /// `computing` seconds.
+    fn waiting(&self, computing: f64, routed: &Routed, missing: f64, guessed: f64) -> Waiting {
         if missing <= 0.0 {
             return Waiting::default();
         }
         let expert_bytes = routed.expert_bytes as f64;
         let idle = computing * (1.0 - routed.overlapping);
         let ahead = missing.min(1.0 + idle * self.disk.bandwidth / expert_bytes.max(1.0));
-        let in_vain = if self.guessed > 0.0 { (1.0 - self.guessed) * ahead } else { 0.0 };
+        let in_vain = if guessed > 0.0 { (1.0 - guessed) * ahead } else { 0.0 };
         let bytes = (missing + in_vain) * expert_bytes;
         let reading = self.disk.seconds(bytes);
         let slowdown = bytes * self.disk.slowdown;
         let after = |overlapping: f64| (reading - overlapping - slowdown).max(0.0);
-        let (guessed, asked) = (after(computing), after(computing * routed.overlapping));
-        let waiting = self.guessed * guessed + (1.0 - self.guessed) * asked;
-        Waiting { seconds: waiting, slowdown, bytes }
+        let (if_guessed, if_asked) = (after(computing), after(computing * routed.overlapping));
+        let seconds = guessed * if_guessed + (1.0 - guessed) * if_asked;
+        Waiting { seconds, slowdown, bytes }
     }
 
     /// Seconds of copying experts to the device that computes, for one token or for the rows of a prompt.
@@ -281,10 +288,11 @@ mod tests {
         near(1.0 / slowed(1.9).decode, 5e-3 + 2.0 * 0.5 * 1e-3);
         // Reads of 1 ms and 1 ms of idle time: two are read ahead however many are missing, half of them in vain.
         let none = Routed { top_k: 2, ..routed(0) };
-        near(model(1.0, 0.5).waiting(2e-3, &none, 2.0).bytes, 3000.0);
-        near(model(1.0, 0.5).waiting(2e-3, &none, 4.0).bytes, 5000.0);
-        // Two tokens choose 4 · (1 − (3/4)²) = 1.75 experts of a layer; half of them are missing.
-        near(all.prefill, 2.0 / (5e-3 + 2.0 * (0.875 * 10e-3 - 2e-3)));
+        near(model(1.0, 0.5).waiting(2e-3, &none, 2.0, 0.5).bytes, 3000.0);
+        near(model(1.0, 0.5).waiting(2e-3, &none, 4.0, 0.5).bytes, 5000.0);
+        // Two tokens choose 4 · (1 − (3/4)²) = 1.75 experts of a layer; half of them are missing. Those of the first layer are
+        // read when its router has chosen, those of the second while the first computes.
+        near(all.prefill, 2.0 / (5e-3 + 0.875 * 10e-3 - 1e-3 + 0.875 * 10e-3 - 2e-3));
     }
 
     #[test]

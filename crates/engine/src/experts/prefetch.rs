@@ -56,7 +56,9 @@ impl FromStr for Prefetch {
 
 /// Guesses below this are not worth the expert that gives way for them.
 const LEAST_PRECISION: f64 = 0.15;
-/// Without reading anything, one in so many layers is guessed to know how good guesses are.
+/// Guesses that tell how good guesses are.
+const ENOUGH: u32 = 8;
+/// Where guesses are known not to gain, one in so many layers is guessed, without reading, in case that changes.
 const SAMPLE_EVERY: u64 = 16;
 /// 2⁶⁴ divided by the golden ratio. Its multiples are spread evenly however many of them are skipped each time, so that
 /// samples fall on all layers alike whatever number of them a model has.
@@ -117,10 +119,12 @@ impl Forecaster {
     /// could be made, which is not in the last layer.
     pub(crate) fn wants(&mut self) -> bool {
         self.offers += 1;
+        let unknown = self.now().precision.samples < ENOUGH;
+        let sampled = self.offers.wrapping_mul(SPREAD) < u64::MAX / SAMPLE_EVERY;
         match self.mode {
             Prefetch::Off => false,
             Prefetch::Always => true,
-            Prefetch::Auto => self.count(1) > 0 || self.offers.wrapping_mul(SPREAD) < u64::MAX / SAMPLE_EVERY,
+            Prefetch::Auto => unknown || sampled || self.count(1) > 0,
         }
     }
 
@@ -131,7 +135,7 @@ impl Forecaster {
         match self.mode {
             Prefetch::Off => return 0,
             Prefetch::Always => return usize::MAX,
-            Prefetch::Auto if precision.samples < 8 || precision.value < LEAST_PRECISION => return 0,
+            Prefetch::Auto if precision.samples < ENOUGH || precision.value < LEAST_PRECISION => return 0,
             Prefetch::Auto => {}
         }
         // The n-th read has what the others leave of the gap.
@@ -196,6 +200,17 @@ mod tests {
         });
         assert!((95..=105).contains(&wanted.count()));
         assert!((0..100).all(|_| !Forecaster::new(Prefetch::Off).wants()));
+    }
+
+    #[test]
+    fn the_first_layers_tell_how_good_guesses_are() {
+        let mut f = Forecaster::new(Prefetch::Auto);
+        for rows in [1, MANY_ROWS] {
+            f.layer(rows);
+            assert!((0..100).all(|_| f.wants()), "nothing is known yet");
+            f.guessed(ENOUGH as usize, 0);
+            assert!(!(0..100).all(|_| f.wants()));
+        }
     }
 
     /// Models have any number of layers; each of them but the last is to be sampled about as often as the others.

@@ -45,6 +45,19 @@ pub struct Recipe {
     pub router_skew: f32,
 }
 
+impl Recipe {
+    /// All layers of `SHAPE` or `SHAPE:ENCODING`, experts all alike.
+    ///
+    /// # Errors
+    /// [`Error::Option`] listing the shapes or encodings that there are.
+    pub fn whole(name: &str) -> Result<Self> {
+        let (shape, encoding) =
+            name.split_once(':').map_or((name, None), |(shape, encoding)| (shape, Some(encoding)));
+        let (shape, encoding) = (Shape::by_name(shape)?, Encoding::named(encoding)?);
+        Ok(Self { shape, layers: shape.layers(), encoding, seed: 0, router_skew: 0.0 })
+    }
+}
+
 /// How writing ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {

@@ -19,7 +19,7 @@ use moeflux::{Error, Options, Placement, memory};
 use moeflux_compute::backend::{ActivationMode, Backend, KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 
-use crate::engine_args::{BackendKind, parse, parse_size};
+use crate::engine_args::{BackendKind, parse, parse_size, threads};
 use crate::model::ModelArg;
 use machine::{Gpu, Machine};
 use report::Report;
@@ -117,11 +117,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     if !(0.0..=10.0).contains(&args.skew) {
         bail!("--skew: expected a number from 0 to 10, got {}", args.skew);
     }
-    let threads = match args.threads {
-        Some(0) => bail!("--threads: expected a positive number, got 0"),
-        Some(n) => n,
-        None => std::thread::available_parallelism().map_or(1, usize::from),
-    };
+    let threads = threads(args.threads)?;
     let subject = Subject::new(&args.model, args.quant.as_deref(), args.bits)?;
     let model = subject.model();
     let recorded = args.trace.as_ref().map(|path| Recorded::read(path, model)).transpose()?;
@@ -137,7 +133,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let needs = Needs::new(model, &*backend, args)?;
     let bar = machine::bar("trying this machine")?;
     let disk = machine::disk(&subject, threads)?;
-    let bandwidth = memory_bandwidth(threads);
+    let bandwidth = memory_bandwidth(threads)?;
     let options = args.measure_options(model, &*backend, &needs, gpu.as_ref())?;
     let measured = measure(model, &*backend, &options, |done| {
         bar.set_position((1000.0 * done) as u64);

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use moeflux::checkpoint::Checkpoint;
 use moeflux::models::assumed::{self, Storage};
 use moeflux::models::{self, Model};
-use moeflux::synth::{Encoding, Plan, Recipe, SHAPES, Shape};
+use moeflux::synth::{Plan, Recipe, SHAPES};
 
 use crate::hub::{Headers, HubId, Settings, headers};
 use crate::model::ModelArg;
@@ -75,14 +75,9 @@ impl Subject {
 
     /// What `synth` would write.
     fn synthetic(name: &str, shape: &str) -> Result<Self> {
-        let (shape, encoding) = match shape.split_once(':') {
-            Some((shape, encoding)) => (shape, Some(encoding)),
-            None => (shape, None),
-        };
-        let (shape, encoding) = (Shape::by_name(shape)?, Encoding::named(encoding)?);
-        let layers = shape.layers();
-        let plan = Plan::new(Recipe { shape, layers, encoding, seed: 0, router_skew: 0.0 })?;
-        let note = format!("described only, stored in {}", encoding.name());
+        let recipe = Recipe::whole(shape)?;
+        let plan = Plan::new(recipe)?;
+        let note = format!("described only, stored in {}", recipe.encoding.name());
         let recorded = Recorded::Synthetic(Box::new(plan));
         Ok(Self { name: name.to_owned(), recorded, note, on_disk: false, _headers: None })
     }

@@ -226,11 +226,6 @@ pub(super) fn multiply<I: Isa, F: Format>(
             let sums = zeroed(&mut sums, range.len());
             for col in (0..cols).step_by(TILE_COLS) {
                 let n = TILE_COLS.min(cols - col);
-                if start == 0 && unit.is_none() {
-                    for _ in 0..NextRows::STEPS {
-                        next.advance();
-                    }
-                }
                 for (tile, rows) in tiles.iter_mut().zip(&rows) {
                     isa.call(Decode(Scales { format, rows, cols: (col, n), tile }));
                 }
@@ -263,6 +258,7 @@ pub(super) fn multiply<I: Isa, F: Format>(
                     tiles: [&*tiles[0], &*tiles[1]],
                     words,
                     fields,
+                    next: Some(&mut next),
                     sums,
                 });
             }
@@ -306,8 +302,8 @@ impl<S: Shape> Kernel for MultiplyOne<'_, S> {
             isa,
             [self.tile],
             n_subs,
-            words.as_flattened(),
-            fields.as_flattened(),
+            (words.as_flattened(), fields.as_flattened()),
+            None,
             sums,
             0,
         );
@@ -322,6 +318,8 @@ struct MultiplyTiles<'a, S> {
     words: &'a [u32],
     /// As [`Packed::fields`], of these columns.
     fields: &'a [u32],
+    /// Prefetched on the way, if wanted.
+    next: Option<&'a mut NextRows>,
     /// (tokens).
     sums: &'a mut [Sums],
 }
@@ -331,7 +329,8 @@ impl<S: Shape> Kernel for MultiplyTiles<'_, S> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { tiles, mut words, mut fields, sums, .. } = self;
+        let Self { tiles, mut words, mut fields, mut next, sums, .. } = self;
+        let groups = sums.len().div_ceil(I::TOKENS.min(4));
         let n_subs = words.len() / (sums.len() * WORDS);
         assert!(
             n_subs <= TILE_COLS / BLOCK && words.len() == sums.len() * n_subs * WORDS,
@@ -344,11 +343,12 @@ impl<S: Shape> Kernel for MultiplyTiles<'_, S> {
             words = rest;
             let (f, rest) = fields.split_at(N * n_subs * self::fields::<S>());
             fields = rest;
+            let pace = next.as_deref_mut().map(|next| Pace { next, every: groups });
             if I::LANES == 16 {
-                multiply_group::<I, S, 2, N>(isa, tiles, n_subs, w, f, some, 0);
+                multiply_group::<I, S, 2, N>(isa, tiles, n_subs, (w, f), pace, some, 0);
             } else {
-                multiply_group::<I, S, 1, N>(isa, [tiles[0]], n_subs, w, f, some, 0);
-                multiply_group::<I, S, 1, N>(isa, [tiles[1]], n_subs, w, f, some, 1);
+                multiply_group::<I, S, 1, N>(isa, [tiles[0]], n_subs, (w, f), pace, some, 0);
+                multiply_group::<I, S, 1, N>(isa, [tiles[1]], n_subs, (w, f), None, some, 1);
             }
         });
     }
@@ -360,13 +360,13 @@ fn multiply_group<I: Isa, S: Shape, const R: usize, const N: usize>(
     isa: I,
     tiles: [&Tile; R],
     n_subs: usize,
-    words: &[u32],
-    fields: &[u32],
+    (words, fields): (&[u32], &[u32]),
+    pace: Option<Pace<'_>>,
     sums: &mut [Sums; N],
     which: usize,
 ) {
     assert!(words.len() == N * n_subs * WORDS, "all sub-blocks");
-    let dots = Multiplied { shape: PhantomData::<S>, tiles, words, fields };
+    let dots = Multiplied { shape: PhantomData::<S>, tiles, words, fields, pace };
     accumulate::<I, S, _, R, N>(isa, tiles, n_subs, fields, dots, sums, which);
 }
 
@@ -374,7 +374,7 @@ fn multiply_group<I: Isa, S: Shape, const R: usize, const N: usize>(
 pub(super) trait Dots<I: Isa, const R: usize, const N: usize> {
     /// Those of sub-block `sub`, with what zero points add: of all its columns or, if there are scales for 16, of the
     /// first and the last 16.
-    fn dots(&self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2];
+    fn dots(&mut self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2];
 }
 
 /// Multiplied here and now.
@@ -385,11 +385,24 @@ struct Multiplied<'a, S, const R: usize> {
     words: &'a [u32],
     /// N · [`fields`] a sub-block.
     fields: &'a [u32],
+    pace: Option<Pace<'a>>,
+}
+
+/// Which rows are prefetched, and how often: all at once would keep a core from everything else.
+struct Pace<'a> {
+    next: &'a mut NextRows,
+    /// In one of so many sub-blocks, [`NextRows::STEPS`] · so many sub-blocks being a tile's.
+    every: usize,
 }
 
 impl<I: Isa, S: Shape, const R: usize, const N: usize> Dots<I, R, N> for Multiplied<'_, S, R> {
     #[inline(always)]
-    fn dots(&self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2] {
+    fn dots(&mut self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2] {
+        if let Some(Pace { next, every }) = &mut self.pace
+            && sub.is_multiple_of(*every)
+        {
+            next.advance();
+        }
         let halves = if S::HALVES { 2 } else { 1 };
         let n_fields = self::fields::<S>();
         // SAFETY: sub-blocks have N · WORDS words and N · n_fields fields each.
@@ -432,7 +445,7 @@ pub(super) fn accumulate<I: Isa, S: Shape, D: Dots<I, R, N>, const R: usize, con
     tiles: [&Tile; R],
     n_subs: usize,
     fields: &[u32],
-    dots: D,
+    mut dots: D,
     sums: &mut [Sums; N],
     which: usize,
 ) {

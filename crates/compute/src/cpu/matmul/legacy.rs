@@ -1,138 +1,98 @@
 //! Decoders of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0; layouts in [`crate::quant`].
 
+use std::marker::PhantomData;
+
 use super::{
-    int8::{Biased, Centred, Format, Tile, WideCentred},
+    int8::{Biased, Centred, Format, Shape, Tile, WideCentred},
     tile::TileRows,
 };
 use crate::cpu::{activations::BLOCK, simd::Isa};
 
+/// Blocks of `BYTES` bytes: a scale; a bias, if `S` has them; four bytes of fifth bits, if `BITS` is 5; 16 bytes of nibbles.
+#[derive(Clone, Copy)]
+pub(super) struct Nibbles<S, const BITS: u32, const BYTES: usize>(PhantomData<S>);
+
 /// Q4_0.
-#[derive(Clone, Copy)]
-pub(super) struct Q4;
-
-impl Format for Q4 {
-    type Shape = Centred;
-    const BITS: u32 = 4;
-    const BYTES: usize = 18;
-    const ZERO: i32 = 8;
-
-    #[inline(always)]
-    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        scales::<I, 18>(isa, rows, col, n, tile);
-    }
-
-    #[inline(always)]
-    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        nibbles::<I, 18>(isa, rows, (col, n), 2, tile);
-    }
-
-    #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
-        // SAFETY: blocks of this group, by the caller.
-        unsafe { nibble_group::<I, 18>(isa, p, group, 2) }
-    }
-}
-
-/// Q5_0.
-#[derive(Clone, Copy)]
-pub(super) struct Q5;
-
-impl Format for Q5 {
-    type Shape = Centred;
-    const BITS: u32 = 5;
-    const BYTES: usize = 22;
-    const ZERO: i32 = 16;
-
-    #[inline(always)]
-    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        scales::<I, 22>(isa, rows, col, n, tile);
-    }
-
-    #[inline(always)]
-    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        five_bits::<I, 22>(isa, rows, (col, n), 2, tile);
-    }
-
-    #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
-        // SAFETY: blocks of this group, by the caller.
-        unsafe { five_bit_group::<I, 22>(isa, p, group, 2) }
-    }
-}
-
+pub(super) const Q4: Nibbles<Centred, 4, 18> = Nibbles(PhantomData);
 /// Q4_1.
-#[derive(Clone, Copy)]
-pub(super) struct Q41;
-
-impl Format for Q41 {
-    type Shape = Biased;
-    const BITS: u32 = 4;
-    const BYTES: usize = 20;
-
-    #[inline(always)]
-    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        scales_and_biases::<I, 20>(isa, rows, col, n, tile);
-    }
-
-    #[inline(always)]
-    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        nibbles::<I, 20>(isa, rows, (col, n), 4, tile);
-    }
-
-    #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
-        // SAFETY: blocks of this group, by the caller.
-        unsafe { nibble_group::<I, 20>(isa, p, group, 4) }
-    }
-}
-
+pub(super) const Q41: Nibbles<Biased, 4, 20> = Nibbles(PhantomData);
+/// Q5_0.
+pub(super) const Q5: Nibbles<Centred, 5, 22> = Nibbles(PhantomData);
 /// Q5_1.
-#[derive(Clone, Copy)]
-pub(super) struct Q51;
+pub(super) const Q51: Nibbles<Biased, 5, 24> = Nibbles(PhantomData);
 
-impl Format for Q51 {
-    type Shape = Biased;
-    const BITS: u32 = 5;
-    const BYTES: usize = 24;
+impl<S: Shape, const BITS: u32, const BYTES: usize> Nibbles<S, BITS, BYTES> {
+    /// Where fifth bits or, if there are none, nibbles begin.
+    const CODES: usize = if S::BIAS { 4 } else { 2 };
+}
+
+impl<S: Shape, const BITS: u32, const BYTES: usize> Format for Nibbles<S, BITS, BYTES> {
+    type Shape = S;
+    const BITS: u32 = BITS;
+    const BYTES: usize = BYTES;
+    const ZERO: i32 = if S::BIAS { 0 } else { 1 << (BITS - 1) };
 
     #[inline(always)]
     fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        scales_and_biases::<I, 24>(isa, rows, col, n, tile);
-    }
-
-    #[inline(always)]
-    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        five_bits::<I, 24>(isa, rows, (col, n), 4, tile);
-    }
-
-    #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
-        // SAFETY: blocks of this group, by the caller.
-        unsafe { five_bit_group::<I, 24>(isa, p, group, 4) }
-    }
-}
-
-/// Codes of blocks of `BYTES` bytes with 16 bytes of nibbles from byte `at` on.
-#[inline(always)]
-fn nibbles<I: Isa, const BYTES: usize>(
-    isa: I,
-    rows: &TileRows<'_>,
-    (col, n): (usize, usize),
-    at: usize,
-    tile: &mut Tile,
-) {
-    let low = isa.splat_u(0x0f0f_0f0f);
-    for sub in 0..n / BLOCK {
-        let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
-        let codes = tile.codes_mut(sub);
-        for (k, qs) in block.words(isa, at).into_iter().enumerate() {
-            codes.put(isa, k, isa.and(qs, low));
-            codes.put(isa, k + 4, isa.and(isa.shr::<4>(qs), low));
+        for sub in 0..n / BLOCK {
+            let word = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES).words(isa, 0)[0];
+            tile.set_scale(isa, sub, isa.f16_to_f32(word));
+            if S::BIAS {
+                tile.set_bias(isa, sub, isa.f16_to_f32(isa.shr::<16>(word)));
+            }
         }
     }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        let low = isa.splat_u(0x0f0f_0f0f);
+        for sub in 0..n / BLOCK {
+            let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
+            let codes = tile.codes_mut(sub);
+            if BITS == 4 {
+                for (k, qs) in block.words(isa, Self::CODES).into_iter().enumerate() {
+                    codes.put(isa, k, isa.and(qs, low));
+                    codes.put(isa, k + 4, isa.and(isa.shr::<4>(qs), low));
+                }
+                continue;
+            }
+            let mut high = block.words(isa, Self::CODES)[0];
+            let qs = block.words(isa, Self::CODES + 4);
+            // Words 0..4 are low nibbles of qs, words 4..8 high ones; their fifth bits follow each other.
+            for (k, qs) in qs.into_iter().enumerate() {
+                codes.put(isa, k, isa.or(isa.and(qs, low), fifth_bits(isa, high)));
+                high = isa.shr::<4>(high);
+            }
+            for (k, qs) in qs.into_iter().enumerate() {
+                codes.put(isa, k + 4, isa.or(isa.and(isa.shr::<4>(qs), low), fifth_bits(isa, high)));
+                high = isa.shr::<4>(high);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        if BITS == 4 {
+            // SAFETY: blocks of this group, by the caller.
+            return unsafe { nibble_group::<I, BYTES>(isa, p, group, Self::CODES) };
+        }
+        let parts = I::LANES / 8;
+        let mut out = [isa.splat_u(0); 2];
+        for (v, out) in out.iter_mut().enumerate() {
+            // SAFETY: blocks of this group, by the caller.
+            unsafe {
+                let low = p.add((2 * group + v) * parts * BYTES + Self::CODES);
+                let high = low.add((parts - 1) * BYTES);
+                let fifth = |bits: *const u8| u32::from_le(bits.cast::<u32>().read_unaligned());
+                let nibbles = isa.load_low_high_nibbles(low.add(4), high.add(4));
+                *out = isa.or(nibbles, isa.sixteen_where(fifth(low), fifth(high)));
+            }
+        }
+        out
+    }
 }
 
-/// [`Format::group`] of the same blocks.
+/// [`Format::group`] of blocks of `BYTES` bytes with 16 bytes of nibbles from byte `at` on.
 ///
 /// # Safety
 /// As there.
@@ -151,59 +111,6 @@ pub(super) unsafe fn nibble_group<I: Isa, const BYTES: usize>(
             let block = p.add((2 * group + v) * parts * BYTES + at);
             isa.load_low_high_nibbles(block, block.add((parts - 1) * BYTES))
         };
-    }
-    out
-}
-
-/// Codes of blocks of `BYTES` bytes with 4 bytes of fifth bits from byte `at` on, then 16 of nibbles.
-#[inline(always)]
-fn five_bits<I: Isa, const BYTES: usize>(
-    isa: I,
-    rows: &TileRows<'_>,
-    (col, n): (usize, usize),
-    at: usize,
-    tile: &mut Tile,
-) {
-    let low = isa.splat_u(0x0f0f_0f0f);
-    for sub in 0..n / BLOCK {
-        let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
-        let mut high = block.words(isa, at)[0];
-        let qs = block.words(isa, at + 4);
-        let codes = tile.codes_mut(sub);
-        // Words 0..4 are low nibbles of qs, words 4..8 high ones; their fifth bits follow each other.
-        for (k, qs) in qs.into_iter().enumerate() {
-            codes.put(isa, k, isa.or(isa.and(qs, low), fifth_bits(isa, high)));
-            high = isa.shr::<4>(high);
-        }
-        for (k, qs) in qs.into_iter().enumerate() {
-            codes.put(isa, k + 4, isa.or(isa.and(isa.shr::<4>(qs), low), fifth_bits(isa, high)));
-            high = isa.shr::<4>(high);
-        }
-    }
-}
-
-/// [`Format::group`] of the same blocks.
-///
-/// # Safety
-/// As there.
-#[inline(always)]
-unsafe fn five_bit_group<I: Isa, const BYTES: usize>(
-    isa: I,
-    p: *const u8,
-    group: usize,
-    at: usize,
-) -> [I::U; 2] {
-    let parts = I::LANES / 8;
-    let mut out = [isa.splat_u(0); 2];
-    for (v, out) in out.iter_mut().enumerate() {
-        // SAFETY: blocks of this group, by the caller.
-        unsafe {
-            let low = p.add((2 * group + v) * parts * BYTES + at);
-            let high = low.add((parts - 1) * BYTES);
-            let fifth = |bits: *const u8| u32::from_le(bits.cast::<u32>().read_unaligned());
-            let nibbles = isa.load_low_high_nibbles(low.add(4), high.add(4));
-            *out = isa.or(nibbles, isa.sixteen_where(fifth(low), fifth(high)));
-        }
     }
     out
 }
@@ -278,21 +185,5 @@ pub(super) fn scales<I: Isa, const BYTES: usize>(
     for sub in 0..n / BLOCK {
         let block = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES);
         tile.set_scale(isa, sub, isa.f16_to_f32(block.words(isa, 0)[0]));
-    }
-}
-
-/// Scales and biases of blocks of `BYTES` bytes that begin with both.
-#[inline(always)]
-fn scales_and_biases<I: Isa, const BYTES: usize>(
-    isa: I,
-    rows: &TileRows<'_>,
-    col: usize,
-    n: usize,
-    tile: &mut Tile,
-) {
-    for sub in 0..n / BLOCK {
-        let word = rows.plane(0).block::<BYTES>((col / BLOCK + sub) * BYTES).words(isa, 0)[0];
-        tile.set_scale(isa, sub, isa.f16_to_f32(word));
-        tile.set_bias(isa, sub, isa.f16_to_f32(isa.shr::<16>(word)));
     }
 }

@@ -207,7 +207,7 @@ struct Stored<'a, S> {
 
 impl<I: Isa, S: Shape, const R: usize, const N: usize> Dots<I, R, N> for Stored<'_, S> {
     #[inline(always)]
-    fn dots(&self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2] {
+    fn dots(&mut self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2] {
         assert!(sub < SUBS && self.tile + R <= TILES && self.first + N <= TILE_ROWS, "within the products");
         let mut dots = [[[isa.splat_u(0); N]; R]; 2];
         for half in 0..halves::<S>() {
