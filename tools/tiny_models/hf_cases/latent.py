@@ -171,7 +171,7 @@ CASES = [
     HfCase(
         "deepseek_v32_sparse",
         "deepseek_v32",
-        100,
+        110,
         _deepseek(
             num_hidden_layers=2,
             mlp_layer_types=["dense", "sparse"],
@@ -186,7 +186,7 @@ CASES = [
     HfCase(
         "glm_moe_dsa_sparse",
         "glm_moe_dsa",
-        101,
+        120,
         _deepseek(
             num_hidden_layers=4,
             index_topk=19,

@@ -61,7 +61,9 @@ impl Interpreter {
                         BlockScore::BestToken { .. } => {
                             let q = &q[row][group * index.head_dim..(group + 1) * index.head_dim];
                             let tokens = block * choice.block..((block + 1) * choice.block).min(position + 1);
-                            tokens.map(|token| dot(q, key(token))).fold(f32::NEG_INFINITY, f32::max)
+                            // `max` would drop a NaN.
+                            let better = |best: f32, v: f32| if v > best || v.is_nan() { v } else { best };
+                            tokens.map(|token| dot(q, key(token))).fold(f32::NEG_INFINITY, better)
                         }
                     };
                     let mut blocks: Vec<usize> = (0..choice.choosable(position)).collect();
