@@ -1,22 +1,155 @@
 #!/usr/bin/env bash
-# Checks and measures the CUDA backend on a machine with an NVIDIA GPU, beside llama.cpp where its source is given.
+# Checks and measures the CUDA backend on a machine with an NVIDIA GPU, beside llama.cpp where that is given.
 #
-#   bench/cuda.sh OUT MOEFLUX [LLAMA_CPP.tar.xz|LLAMA_BENCH [OPS_TEST]]
+#   bench/cuda.sh [-p PART,PART…] [-w WORK] [-s SECONDS] [-l LLAMA] [-t TEST]… OUT MOEFLUX
 #
-# OUT is a folder for logs, MOEFLUX the binary, OPS_TEST the test binary of the operations
-# (`cargo test -p moeflux-compute --test ops --no-run`). llama.cpp is built while the checks run, without what
-# llama-bench does not need, unless its binary is given; measurements begin when that is done.
+# OUT is a folder for logs, MOEFLUX the binary. LLAMA is llama.cpp's source (tar.xz), of which llama-bench is built
+# without what it does not need, or the binary. TEST is a test binary of operations (`cargo test --workspace --no-run`
+# names them: ops, compressed_ops, recurrent_ops, latent_attention). WORK keeps the synthetic model, llama.cpp and results,
+# so that parts can run in several calls; SECONDS is for all of a call's parts (560), each of which has a limit of its own.
+#
+# Parts, in this order, by default all:
+#   start      devices, and how long the first token takes
+#   backends   logits of every test model on the GPU beside the processor's; experts that come and go change no bit
+#   operations the tests on the GPU alone
+#   memcheck   compute-sanitizer over the tests and over models whose attention is on tensor cores
+#   racecheck  the same for races within groups
+#   bits       logits of the synthetic model with 9 GiB are those with all of its experts resident
+#   resident   speed with everything in the GPU's memory, in turns with llama.cpp
+#   elsewhere  speed with about half of the experts in the GPU's memory, in turns with llama.cpp
+#   plan       what `moeflux plan` predicts beside what is measured
+#   profile    where a token's time goes
+#   limits     logits of 700 positions, budgets that are too small
+#   table      medians of resident and elsewhere, and what failed
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")
-out=$(realpath "$1") moeflux=$(realpath "$2") llama=${3:+$(realpath "$3")} ops=${4:+$(realpath "$4")}
-work=$(mktemp -d)
+usage() { sed -n '2,25s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+
+limits="start:60 backends:240 operations:200 memcheck:240 racecheck:240 bits:90 resident:240 elsewhere:240 plan:240 profile:90 limits:60 table:20"
+parts=$(echo "$limits" | tr ' ' '\n' | cut -d: -f1 | paste -sd,)
+work=/tmp/moeflux-cuda seconds=560 llama="" inner="" tests=()
+while getopts p:w:s:l:t:x: option; do
+  case $option in
+  p) parts=$OPTARG ;;
+  w) work=$OPTARG ;;
+  s) seconds=$OPTARG ;;
+  l) llama=$(realpath "$OPTARG") ;;
+  t) tests+=("$(realpath "$OPTARG")") ;;
+  x) inner=$OPTARG ;; # This call is that part.
+  *) usage ;;
+  esac
+done
+arguments=("$@")
+shift $((OPTIND - 1))
+[ $# = 2 ] || usage
+mkdir -p "$1" "$work"
+out=$(realpath "$1") moeflux=$(realpath "$2") work=$(realpath "$work")
 PATH=$PATH:/usr/local/cuda/bin
-model=$work/model.gguf
 fixtures=$here/../crates/engine/tests/fixtures
+model=$work/model.gguf
+llama_bench=$work/llama/build/bin/llama-bench
+[ -z "$llama" ] || [ ! -x "$llama" ] || llama_bench=$llama
+turns=2
 budget=9GiB
 # Makes as much of the GPU's memory be in use as llama.cpp has with the experts of 24 of 48 layers.
 equal=10.75GiB
-say() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
+
+# --- what parts need ---
+
+wait_for() { # file, log
+  while [ ! -e "$1" ]; do
+    [ -e "$1.failed" ] && { echo "BAD: $1 could not be made: $(tail -3 "$2")"; return 1; }
+    sleep 1
+  done
+}
+need_model() { wait_for "$model" "$work/synth.log"; }
+# Succeeds if there is one to compare with.
+has_peer() { [ -n "$llama" ] && { [ "$llama_bench" = "$llama" ] || wait_for "$llama_bench.done" "$work/llama-build.log"; }; }
+
+make_model() {
+  [ -e "$model" ] && return
+  rm -f "$model.failed"
+  (nice "$moeflux" synth qwen3-30b-a3b "$model.part" --force && mv "$model.part" "$model") >"$work/synth.log" 2>&1 ||
+    touch "$model.failed"
+}
+make_llama() {
+  { [ -z "$llama" ] || [ -x "$llama" ] || [ -e "$llama_bench.done" ]; } && return
+  rm -rf "$work/llama"
+  mkdir -p "$work/llama/build/bin"
+  (tar -C "$work/llama" --strip-components 1 -xf "$llama" &&
+    cmake -S "$work/llama" -B "$work/llama/build" -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_BUILD_TYPE=Release \
+      -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF \
+      -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DBUILD_SHARED_LIBS=OFF &&
+    nice cmake --build "$work/llama/build" --target llama-bench -j "$(nproc)" &&
+    touch "$llama_bench.done") >"$work/llama-build.log" 2>&1 || touch "$llama_bench.done.failed"
+}
+
+# --- parts ---
+
+part_start() {
+  "$moeflux" devices
+  time "$moeflux" run demo "Once upon a time" --backend cuda --max-tokens 8 --temperature 0
+}
+
+part_backends() {
+  python3 "$here/compare_backends.py" "$moeflux" >"$work/backends.log" 2>&1
+  grep -A2 BAD "$work/backends.log" | cut -c1-160 | head -24
+  tail -3 "$work/backends.log"
+}
+
+# Failures of a test binary's log.
+failures() { grep -E "^test .*FAILED|panicked|test result|ERROR SUMMARY|RACECHECK SUMMARY" -A1 "$1" | grep -v "^--" | cut -c1-240 | tail -20; }
+
+part_operations() {
+  local test
+  for test in "${tests[@]}"; do
+    echo "$(basename "$test")"
+    MOEFLUX_TEST_ONLY=CUDA "$test" --test-threads 8 >"$work/operations.log" 2>&1 || echo "BAD: exit $?"
+    failures "$work/operations.log"
+  done
+  [ ${#tests[@]} -gt 0 ] || echo "no tests were given"
+}
+
+sanitize() {
+  local tool=$1 test run name mode chunk log="$work/$1.log"
+  local checked=(compute-sanitizer --tool "$tool" --error-exitcode 9)
+  : >"$log"
+  # Prompts and tokens of small models; then a prompt and tokens beyond 256 keys, whose attention is on tensor cores.
+  for run in "qwen3_moe_q4_k_m int8 48" "qwen3_moe_q4_k_m int8 4" "gpt_oss_mxfp4 int8 4" "gpt_oss_mxfp4 f32 48"; do
+    read -r name mode chunk <<<"$run"
+    timeout 60 "${checked[@]}" "$moeflux" logits "$fixtures/gguf/$name/model.gguf" --backend cuda --chunk "$chunk" \
+      --tokens "$(seq -s, 1 40)" --out "$work/logits.$tool" --activations "$mode" >"$work/$tool.one" 2>&1
+    status "$tool, $run" $? "$work/$tool.one"
+  done
+  timeout 90 "${checked[@]}" "$moeflux" run demo "$(printf 'The cat and the dog went out to play. %.0s' $(seq 32))" \
+    --backend cuda --max-tokens 8 --temperature 0 >"$work/$tool.one" 2>&1
+  status "$tool, attention on tensor cores" $? "$work/$tool.one"
+  for test in "${tests[@]}"; do
+    MOEFLUX_TEST_ONLY=CUDA timeout 100 "${checked[@]}" "$test" --test-threads 4 >"$work/$tool.one" 2>&1
+    status "$tool, $(basename "$test")" $? "$work/$tool.one"
+  done
+}
+status() { # what, exit status, log
+  local verdict=fine
+  [ "$2" = 0 ] || verdict="BAD: exit $2"
+  [ "$2" = 124 ] && verdict="cut off by its limit, nothing found so far"
+  grep -q "ERROR SUMMARY: [1-9]\|RACECHECK SUMMARY: [1-9]" "$3" && verdict="BAD: findings"
+  echo "$1: $verdict, $(grep SUMMARY "$3" | tail -1)"
+  cat "$3" >>"$work/sanitizer.log"
+}
+part_memcheck() { sanitize memcheck; }
+part_racecheck() { sanitize racecheck; }
+
+part_bits() {
+  need_model || return
+  local memory
+  for memory in 100GiB $budget; do
+    "$moeflux" logits "$model" --backend cuda --device-memory $memory --activations int8 --chunk 20 \
+      --tokens "$(seq -s, 1000 7 1300 | cut -d, -f1-43)" --out "$work/$memory" || echo "BAD: $memory"
+  done
+  cmp "$work/100GiB" "$work/$budget" && echo "logits are the same bits" || echo "BAD: other bits"
+}
+
 # Runs a command and says how much memory of the GPU was in use at most.
 watched() {
   nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -l 1 >"$work/used" 2>/dev/null &
@@ -25,90 +158,109 @@ watched() {
   kill "$watcher"
   echo "most memory of the GPU in use: $(sort -n "$work/used" | tail -1) MiB"
 }
+# Figures go to the results by row and program: what the table is made of.
+figure() { # row, program, test
+  awk -v row="$1" -v program="$2" -v test="$3" '
+    { line = $0; gsub(/[|]/, " ", line); n = split(line, word, " ") }
+    { for (i = 1; i <= n; i++) if (word[i] == test || index(word[i], test "@") == 1)
+        for (j = n; j > i; j--) if (word[j] == "±") { printf "%s\t%s\t%s\n", row, program, word[j - 1]; next } }'
+}
+measured() { # row, program, test, command…
+  local row=$1 program=$2 test=$3
+  shift 3
+  "$@" 2>&1 | tee -a "$work/bench.log" | tee >(figure "$row" "$program" "$test" >>"$work/results.tsv") | grep -E "pp|tg|a token|most|rror"
+}
+ours() { local row=$1 test=$2; shift 2; measured "$row" moeflux "$test" "$moeflux" bench "$model" --backend cuda "$@"; }
+theirs() { local row=$1 test=$2; shift 2; has_peer && measured "$row" llama.cpp "$test" "$llama_bench" -m "$model" -fa 1 "$@"; }
 
-# Accesses or races of three models' kernels.
-sanitize() {
-  local tool=$1 run name mode chunk
-  for run in "qwen3_moe_q4_k_m int8 48" "qwen3_moe_q4_k_m int8 4" "gpt_oss_mxfp4 f32 4"; do
-    read -r name mode chunk <<<"$run"
-    timeout 70 compute-sanitizer --tool "$tool" "$moeflux" logits "$fixtures/gguf/$name/model.gguf" --backend cuda \
-      --tokens "$(seq -s, 1 40)" --out "$work/logits.$tool" --activations "$mode" --chunk "$chunk" >"$work/$tool" 2>&1
-    echo "$tool, $run: exit $?, $(tail -1 "$work/$tool")"
-    cat "$work/$tool" >>"$out/sanitizer.log"
+part_resident() {
+  need_model || return
+  local turn
+  for turn in $(seq $turns); do
+    ours "all resident: prefill of 512" pp512 --chunk 2048 -p 512 -n 0 -d 0 -r 3
+    theirs "all resident: prefill of 512" pp512 -r 3 -p 512 -n 0 -ub 2048
+    ours "all resident: prefill of 2048" pp2048 --chunk 2048 -p 2048 -n 0 -d 0 -r 3
+    theirs "all resident: prefill of 2048" pp2048 -r 3 -p 2048 -n 0 -ub 2048
+    ours "all resident: decode of 128" tg128 --chunk 2048 -p 0 -n 128 -d 0 -r 3
+    theirs "all resident: decode of 128" tg128 -r 3 -p 0 -n 128
+    ours "all resident: decode of 64 after 4096" tg64 --chunk 2048 -p 0 -n 64 -d 4096 -r 3
+    theirs "all resident: decode of 64 after 4096" tg64 -r 3 -p 0 -n 64 -d 4096
   done
 }
 
-peer="$work/llama/build/bin/llama-bench"
-if [ -x "$llama" ]; then
-  peer=$llama
-elif [ -n "$llama" ]; then
-  mkdir "$work/llama"
-  tar -C "$work/llama" --strip-components 1 -xf "$llama"
-  (
-    cmake -S "$work/llama" -B "$work/llama/build" -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_BUILD_TYPE=Release \
-      -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF \
-      -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DBUILD_SHARED_LIBS=OFF &&
-      nice cmake --build "$work/llama/build" --target llama-bench -j "$(nproc)"
-  ) >"$out/llama-build.log" 2>&1 &
-  build=$!
-fi
+part_elsewhere() {
+  need_model || return
+  local turn setting memory layers
+  for turn in $(seq $turns); do
+    for setting in "$budget 26" "$equal 24"; do
+      read -r memory layers <<<"$setting"
+      ours "$memory: prefill of 512" pp512 --device-memory "$memory" -p 512 -n 0 -d 0 -r 2
+      watched ours "$memory: decode of 64" tg64 --device-memory "$memory" -p 0 -n 64 -d 0 -r 2
+      theirs "$memory: prefill of 512" pp512 -r 2 -p 512 -n 0 -t "$(nproc)" -ub 2048 -ncmoe "$layers"
+      watched theirs "$memory: decode of 64" tg64 -r 2 -p 0 -n 64 -t "$(nproc)" -ncmoe "$layers"
+    done
+  done
+}
 
-say devices
-"$moeflux" devices
-say a synthetic model, and backends beside each other
-"$moeflux" synth qwen3-30b-a3b "$model" >"$out/synth.log" 2>&1 &
-synth=$!
-sanitizers=()
-for tool in memcheck racecheck; do
-  sanitize $tool >"$work/$tool.txt" &
-  sanitizers+=($!)
-done
-if [ -n "$ops" ]; then
-  timeout 150 "$ops" --nocapture --test-threads 8 >"$out/ops.log" 2>&1 &
-  operations=$!
-fi
-timeout 200 python3 "$here/compare_backends.py" "$moeflux" >"$out/backends.log" 2>&1
-cut -c1-160 "$out/backends.log" | grep -A2 BAD | head -24
-tail -12 "$out/backends.log"
-if [ -n "$ops" ]; then
-  say operations
-  wait "$operations"
-  grep -E "^test .*FAILED|panicked|test result" -A1 "$out/ops.log" | grep -v "^--" | cut -c1-300 | tail -40
-fi
-wait "$synth"
-tail -1 "$out/synth.log"
-say first start
-time "$moeflux" bench "$model" --backend cuda -p 64 -n 8 -r 1 2>&1 | tail -4
-say "bits of streaming with $budget"
-for memory in 100GiB $budget; do
-  "$moeflux" logits "$model" --backend cuda --device-memory $memory --activations int8 --chunk 20 \
-    --tokens "$(seq -s, 1000 7 1300 | cut -d, -f1-43)" --out "$work/$memory" || echo "BAD $memory"
-done
-cmp "$work/100GiB" "$work/$budget" && echo "logits are the same bits"
+part_plan() {
+  need_model || return
+  python3 "$here/validate_plan.py" --moeflux "$moeflux" --cuda "$model" --turns 2 --json "$work/plan.json"
+}
 
-say accesses and races
-wait "${sanitizers[@]}"
-cat "$work"/*check.txt
-[ -z "${build:-}" ] || wait "$build"
-ours() { "$moeflux" bench "$model" --backend cuda "$@" 2>&1 | tee -a "$out/bench.log" | grep -E "pp|tg|a token|most"; }
-theirs() { "$peer" -m "$model" -fa 1 "$@" 2>&1 | tee -a "$out/llama.log" | grep -E "pp|tg|error|most"; }
-for turn in 1 2; do
-  say "turn $turn, all in the GPU's memory"
-  ours --chunk 2048 -p 512,2048 -n 128 -d 0 -r 3
-  [ -z "$llama" ] || theirs -r 3 -p 512,2048 -n 128 -ub 2048
-  ours --chunk 2048 -p 0 -n 64 -d 4096 -r 3
-  [ -z "$llama" ] || theirs -r 3 -p 0 -n 64 -d 4096
-  say "turn $turn, experts elsewhere"
-  watched ours --device-memory $budget -p 512 -n 64 -d 0 -r 2
-  [ -z "$llama" ] || watched theirs -r 2 -p 512 -n 64 -t 16 -ncmoe 26
-  watched ours --device-memory $equal -p 512 -n 64 -d 0 -r 2
-  [ -z "$llama" ] || watched theirs -r 2 -p 512 -n 64 -t 16 -ub 2048 -ncmoe 24
+part_profile() {
+  need_model || return
+  : >"$work/profile.log"
+  "$moeflux" bench "$model" --backend cuda -p 0 -n 64 -d 0,4096 -r 1 --profile 2>&1 | tee -a "$work/profile.log" | grep -v "^$" | head -50
+  "$moeflux" bench "$model" --backend cuda --device-memory $budget -p 0 -n 64 -d 0 -r 1 --profile 2>&1 |
+    tee -a "$work/profile.log" | grep -v "^$" | head -30
+}
+
+part_limits() {
+  need_model || return
+  "$moeflux" logits "$model" --backend cuda --device-memory $budget --activations int8 --chunk 700 \
+    --tokens "$(seq -s, 1 700)" --out "$work/every" && echo "700 positions: $(stat -c %s "$work/every") bytes"
+  local memory
+  for memory in 256MiB 1GiB; do
+    "$moeflux" bench "$model" --backend cuda --device-memory $memory -p 8 -n 1 -r 1 2>&1 | tail -1
+  done
+}
+
+part_table() {
+  touch "$work/results.tsv"
+  echo "| tokens/s, medians of turns | llama.cpp | moeflux | ratio |"
+  echo "| :-- | --: | --: | --: |"
+  sort -t$'\t' -k1,1 -k2,2 -k3,3g "$work/results.tsv" | awk -F'\t' '
+    function median(key) { n = count[key]; return n ? (n % 2 ? value[key, (n + 1) / 2] : (value[key, n / 2] + value[key, n / 2 + 1]) / 2) : 0 }
+    { key = $1 SUBSEP $2; value[key, ++count[key]] = $3; if (!($1 in seen)) { seen[$1] = 1; order[++rows] = $1 } }
+    END { for (i = 1; i <= rows; i++) {
+      peer = median(order[i] SUBSEP "llama.cpp"); own = median(order[i] SUBSEP "moeflux")
+      printf "| %s | %s | %.1f | %s |\n", order[i], peer ? sprintf("%.1f", peer) : "", own, peer ? sprintf("%.2f", own / peer) : "" } }'
+  grep -h "BAD" "$work"/part-*.log | cut -c1-200 | head -20
+  ! grep -qh "BAD" "$work"/part-*.log || echo "something is BAD, see above"
+}
+
+# --- running them ---
+
+if [ -n "$inner" ]; then
+  "part_$inner"
+  exit
+fi
+known=" $(echo "$limits" | tr ' ' '\n' | cut -d: -f1 | tr '\n' ' ')"
+for part in ${parts//,/ }; do
+  [[ $known == *" $part "* ]] || { echo "no part $part" >&2; usage; }
 done
-say where the time goes
-"$moeflux" bench "$model" --backend cuda -p 0 -n 64 -d 0,4096 -r 1 --profile 2>&1 | tee "$out/profile.log" | grep -v "^$" | head -50
-"$moeflux" bench "$model" --backend cuda --device-memory $budget -p 0 -n 64 -d 0 -r 1 --profile 2>&1 | tee -a "$out/profile.log" | grep -v "^$" | head -30
-say logits of every position, and budgets that are too small
-"$moeflux" logits "$model" --backend cuda --device-memory $budget --activations int8 --chunk 700 \
-  --tokens "$(seq -s, 1 700)" --out "$work/every" && echo "700 positions: $(stat -c %s "$work/every") bytes"
-for memory in 256MiB 1GiB; do "$moeflux" bench "$model" --backend cuda --device-memory $memory -p 8 -n 1 -r 1 2>&1 | tail -1; done
-say done
+# What parts wait for is made beside the first of them.
+[[ $parts =~ resident|elsewhere ]] && { make_llama & }
+[[ $parts =~ bits|resident|elsewhere|plan|profile|limits ]] && { make_model & }
+for entry in $limits; do
+  part=${entry%:*} limit=${entry#*:} left=$((seconds - SECONDS))
+  [[ ,$parts, == *,$part,* ]] || continue
+  printf '\n== %s (%s s)\n' "$part" "$SECONDS"
+  [ "$part" = table ] || [ "$left" -gt 20 ] || { echo "no time left: run it with -p $part"; continue; }
+  [ "$part" = table ] || [ "$limit" -le "$left" ] || limit=$left
+  timeout --kill-after=5 "$limit" "$0" -x "$part" "${arguments[@]}" 2>&1 | tee "$work/part-$part.log"
+  [ "${PIPESTATUS[0]}" != 124 ] || echo "cut off after $limit s" | tee -a "$work/part-$part.log"
+done
+cp "$work"/{backends,sanitizer,bench,profile}.log "$work"/{plan.json,results.tsv} "$out" 2>/dev/null
+cat "$work"/part-*.log >"$out/parts.log"
+printf '\n== done (%s s)\n' "$SECONDS"

@@ -30,7 +30,25 @@ mod emulator {
         Fault {
             unit: "linear",
             name: "stride",
-            replace: ("ws[a] = tile_w[k * 65 + my_row", "ws[a] = tile_w[k * 64 + my_row"),
+            replace: ("token0 + line : 0) * c.weight.cols;", "token0 + line : 0) * (c.weight.cols - 1);"),
+        },
+        Fault {
+            unit: "streams",
+            name: "no_barrier",
+            replace: ("        barrier(ctx);\n        if (own < n) {", "        if (own < n) {"),
+        },
+        Fault {
+            unit: "compressed",
+            name: "no_barrier",
+            replace: (
+                "        barrier(ctx);\n        const uint count = end - tile",
+                "        const uint count = end - tile",
+            ),
+        },
+        Fault {
+            unit: "ngrams",
+            name: "bound",
+            replace: ("held + before - own - 1]", "held + before - own]"),
         },
         Fault {
             unit: "metal/gemm",

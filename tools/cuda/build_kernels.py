@@ -31,7 +31,7 @@ FINGERPRINT = "//# "
 PTX_VERSION = "8.0"
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 ENCODINGS = ["q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "mxfp4_planes", "f16", "bf16", "affine4", "affine8",
-             "fp8"]
+             "fp8", "q4_1", "q5_1", "iq4_nl", "iq4_xs"]
 
 
 def toolkit() -> Path:

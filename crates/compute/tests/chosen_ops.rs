@@ -1,6 +1,9 @@
 //! Attention over tokens that an index chooses, and what goes with it, against `reference` on every instruction set, and bit
 //! for bit the same however sequences are cut into batches.
 
+#[path = "support/devices.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod devices;
 #[path = "support/one_op.rs"]
 #[allow(dead_code, reason = "shared by tests that use different parts")]
 mod one_op;

@@ -1,6 +1,9 @@
 //! Hyper-connections, attention over windows and entries, and what goes with them, against `reference` on every
 //! instruction set, and bit for bit the same however sequences are cut into batches.
 
+#[path = "support/devices.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod devices;
 #[path = "support/one_op.rs"]
 #[allow(dead_code, reason = "shared by tests that use different parts")]
 mod one_op;
@@ -27,8 +30,9 @@ fn recorder() -> Recorder {
 }
 
 fn check(name: &str, case: &Case) {
-    case.check(name, &[(KvType::F32, TOLERANCE), (KvType::F16, TOLERANCE_F16)]);
-    case.check_refused_by_gpus(name);
+    let tolerances = [(KvType::F32, TOLERANCE), (KvType::F16, TOLERANCE_F16)];
+    case.check(name, &tolerances);
+    case.check_devices(name, &tolerances);
 }
 
 #[test]
@@ -310,6 +314,7 @@ fn chunks_and_values_of_another_width() {
 /// As [`check`], without f16.
 fn check_f32(name: &str, case: &Case) {
     case.check(name, &[(KvType::F32, TOLERANCE)]);
+    case.check_devices(name, &[(KvType::F32, TOLERANCE)]);
 }
 
 #[test]

@@ -79,7 +79,11 @@ impl Run {
 
 fn norm() -> Run {
     let inputs = vec![bytes(&wave(3 * 300)), bytes(&wave(300))];
-    Run::new("rms_norm", "rms_norm", inputs, 3 * 300).with(constants(&[&300u32, &1e-6f32]), [3, 1, 1], 128)
+    Run::new("rms_norm", "rms_norm", inputs, 3 * 300).with(
+        constants(&[&300u32, &1e-6f32, &1u32]),
+        [3, 1, 1],
+        128,
+    )
 }
 
 fn add() -> Run {
@@ -131,6 +135,56 @@ fn delta_rule() -> Run {
     Run::new("recurrent", "gated_delta_rule", inputs, 128).with(words, [1, 1, 1], 64)
 }
 
+/// Two tokens of two streams of 8.
+fn hyper_weights() -> Run {
+    let inputs = vec![bytes(&wave(32)), bytes(&wave(16)), bytes(&wave(8)), bytes(&wave(3))];
+    let words = constants(&[&2u32, &16u32, &1e-6f32, &1e-3f32, &3u32, &false]);
+    Run::new("streams", "hyper_weights", inputs, 16).with(words, [2, 1, 1], 256)
+}
+
+/// A token at position 69 of two heads of 8, which sees entries of four tokens each.
+fn entries() -> Run {
+    let words = |values: &[u32]| values.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let page = 64 * 8 + 16 * 8;
+    let cache = bytes(&wave(2 * page as usize));
+    let inputs = vec![
+        bytes(&wave(16)),
+        cache,
+        words(&[0]),
+        words(&[69, 0]),
+        words(&[1, 0]),
+        bytes(&[0.3, -0.2]),
+        bytes(&[0.0]),
+    ];
+    let layout: [u32; 5] = [page, 8, 8, 4, 1];
+    let constants = constants(&[&layout, &[2u32, 1, 1, 8], &0.3f32, &[5u32, 0, 0, 1], &true]);
+    Run::new("compressed", "attend_entries", inputs, 16).with(constants, [1, 1, 1], 128)
+}
+
+/// A token and the one before it choose rows of two heads of a table of 11 rows of 8.
+fn ngrams() -> Run {
+    let words = |values: &[u32]| values.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let numbers: [u64; 6] = [3, 5, 4, 7, 0, 4];
+    let numbers = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+    let parts = words(&[0, 0, 0, 0, 0, 11, 0, 0, 0, 0]);
+    let (table, none) = (bytes(&wave(11 * 8)), bytes(&[0.0]));
+    let sequence = words(&[0, 2, 5, 0, 0]);
+    let inputs = vec![
+        table,
+        none.clone(),
+        none,
+        numbers,
+        parts,
+        words(&[1, 2]),
+        bytes(&[4.0]),
+        sequence,
+        words(&[0, 0]),
+    ];
+    let format: [u32; 5] = [1, 8, 32, 0, 0];
+    let words = constants(&[&format, &2u32, &2u32, &9u32, &1u32]);
+    Run::new("ngrams", "ngram_embed", inputs, 32).with(words, [2, 2, 1], 32)
+}
+
 /// Devices whose order of threads differs, with the planted fault `fault` if one is named, on both texts of the kernels.
 fn devices(fault: Option<&'static str>) -> impl Iterator<Item = Emulator> {
     let device = move |seed| fault.map_or_else(|| Emulator::new(seed), |f| Emulator::with_fault(seed, f));
@@ -155,6 +209,9 @@ fn norms_agree_with_the_reference_whatever_the_order_of_threads() {
 fn planted_faults_are_caught() {
     let cases = [
         ("no_barrier", delta_rule(), "kernel gated_delta_rule"),
+        ("no_barrier", hyper_weights(), "kernel hyper_weights"),
+        ("no_barrier", entries(), "kernel attend_entries"),
+        ("bound", ngrams(), "kernel ngram_embed"),
         ("bound", add(), "of 400"),
         ("divergence", norm(), "do not reach"),
         ("unwritten", gather(), "nothing has written"),

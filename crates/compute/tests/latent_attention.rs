@@ -1,6 +1,9 @@
 //! Latent attention of every backend against `reference`, for weights in either form and encoding, and bit for bit
 //! the same however a sequence is cut into batches.
 
+#[path = "support/devices.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod devices;
 #[path = "support/one_op.rs"]
 #[allow(dead_code, reason = "shared by tests that use different parts")]
 mod one_op;
@@ -79,7 +82,9 @@ fn agrees_with_the_reference_however_batches_are_cut() {
     for (shape, form) in cases {
         // Latents round to 11 bits in f16.
         let tolerances = [(KvType::F32, 3e-6), (KvType::F16, 3e-3)];
-        case(shape, form).check(&format!("{shape:?} {form:?}"), &tolerances);
+        let (name, case) = (format!("{shape:?} {form:?}"), case(shape, form));
+        case.check(&name, &tolerances);
+        case.check_devices(&name, &tolerances);
     }
 }
 

@@ -1,6 +1,9 @@
 //! Operations with recurrent state against `reference`, on every instruction set, and what must not depend on how
 //! sequences are cut into batches.
 
+#[path = "support/devices.rs"]
+#[allow(dead_code, reason = "shared by tests that use different parts")]
+mod devices;
 #[path = "support/one_op.rs"]
 #[allow(dead_code, reason = "shared by tests that use different parts")]
 mod one_op;
@@ -109,6 +112,7 @@ fn agrees_with_the_reference() {
             let error = got.iter().zip(&right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
             assert!(error <= TOLERANCE, "{name} on {}: {error:.1e}", backend.describe());
         }
+        case.check_devices(&name, &[(KvType::F32, TOLERANCE)]);
     }
 }
 

@@ -8,8 +8,8 @@ use super::steps::Prepare;
 use crate::graph::{Attention, LatentAttention, LatentWeights, RopeStyle, Value, WeightId};
 
 /// Query heads that a group of the attention kernel handles, and its threads.
-const QUERIES: usize = 8;
-const ATTENTION_THREADS: u32 = 128;
+pub(super) const QUERIES: usize = 8;
+pub(super) const ATTENTION_THREADS: u32 = 128;
 
 /// What the attention kernel is told.
 struct Attend {
@@ -20,6 +20,7 @@ struct Attend {
     scale: f32,
     /// 0 for none.
     window: usize,
+    chunk: usize,
     sinks: Option<WeightId>,
 }
 
@@ -42,7 +43,7 @@ impl Lowering<'_> {
     ) {
         let shape = self.graph.caches[cache];
         let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
-        let dim = shape.head_dim;
+        let (dim, value_dim) = (shape.head_dim, shape.value_dim);
         if let Some(prepare) = prepare {
             let caches = [keys, values];
             let decode = Decode { shape: &shape, inputs: [q, k, v], prepare, caches, sinks, out };
@@ -58,7 +59,7 @@ impl Lowering<'_> {
             }
             None => {
                 self.append(k, keys, [shape.kv_heads, dim, 0, dim]);
-                self.append(v, values, [shape.kv_heads, dim, 0, dim]);
+                self.append(v, values, [shape.kv_heads, value_dim, 0, value_dim]);
                 self.value(q)
             }
         };
@@ -69,9 +70,10 @@ impl Lowering<'_> {
         let attend = Attend {
             heads: shape.heads,
             kv_heads: shape.kv_heads,
-            dims: [dim; 4],
+            dims: [dim, value_dim, dim, value_dim],
             scale: shape.scale,
             window: shape.window.unwrap_or(0),
+            chunk: shape.chunk.unwrap_or(0),
             sinks,
         };
         self.attend(&attend, [query, keys, values], self.value(out));
@@ -87,7 +89,7 @@ impl Lowering<'_> {
     ) {
         let rotation = &self.graph.ropes[how.rope];
         let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
-        let Attention { heads, kv_heads, head_dim, .. } = *shape;
+        let Attention { heads, kv_heads, head_dim, value_dim, .. } = *shape;
         let (q_norm, k_norm) = (how.q_norm.is_some(), how.k_norm.is_some());
         let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
         let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
@@ -109,6 +111,7 @@ impl Lowering<'_> {
             &heads,
             &kv_heads,
             &head_dim,
+            &value_dim,
             &q_norm,
             &k_norm,
             &q_eps,
@@ -131,7 +134,8 @@ impl Lowering<'_> {
         let places = self.input(self.layout.places);
         let buffers = [q, keys, values, places, self.pages(), self.optional(a.sinks), stats, to];
         let (f32_cache, has_sinks) = (self.f32_cache(), a.sinks.is_some());
-        let window = u32::try_from(a.window).unwrap_or(0);
+        // What is not reached is as none.
+        let [window, chunk] = [a.window, a.chunk].map(|n| u32::try_from(n).unwrap_or(0));
         let constants: &[&dyn Words] = &[
             &a.heads,
             &a.kv_heads,
@@ -142,6 +146,7 @@ impl Lowering<'_> {
             &value_stride,
             &a.scale,
             &window,
+            &chunk,
             &f32_cache,
             &splits,
             &has_sinks,
@@ -195,8 +200,8 @@ impl Lowering<'_> {
         let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
         let copy = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants }.each(count);
         self.run.push(copy);
-        let attend =
-            Attend { heads, kv_heads: 1, dims: [width, rank, width, width], scale, window: 0, sinks: None };
+        let dims = [width, rank, width, width];
+        let attend = Attend { heads, kv_heads: 1, dims, scale, window: 0, chunk: 0, sinks: None };
         self.attend(&attend, [query, latents, latents], mixed);
         match weights {
             LatentWeights::Joint(weight) => {
@@ -214,7 +219,13 @@ impl Lowering<'_> {
     }
 
     /// A product of each head's part of a weight: see `kernels/latent.h` for the sizes.
-    fn heads(&mut self, kernel: &'static str, weight: WeightId, sizes: [usize; 6], [x, result]: [Slice; 2]) {
+    pub(super) fn heads(
+        &mut self,
+        kernel: &'static str,
+        weight: WeightId,
+        sizes: [usize; 6],
+        [x, result]: [Slice; 2],
+    ) {
         let w = self.weight(weight);
         let [head_rows, first_row, ins, outs, stride, start] = sizes;
         // Of all heads: the weight's rows are theirs.

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::executable::GpuExecutable;
 use super::lower::scratch_bytes;
-use super::{experts, steps, supported, tensor_cores};
+use super::{compressed, experts, steps, supported, tensor_cores};
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::Graph;
 use crate::plan::Plan;
@@ -82,7 +82,8 @@ pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
     let widths: usize = steps::buffers(graph, &steps).widths.iter().sum();
     let (attention, experts, buckets) = scratch_bytes(graph, rows);
     let tensor = tensor_cores::scratch_bytes(graph, rows);
-    let scratch = attention.iter().chain(&experts).chain(&buckets).chain(&tensor);
+    let chosen = [compressed::chosen_bytes(graph, rows)];
+    let scratch = attention.iter().chain(&experts).chain(&buckets).chain(&tensor).chain(&chosen);
     let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
     scratch.fold(values, |sum, bytes| sum.saturating_add(*bytes))
 }

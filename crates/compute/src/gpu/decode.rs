@@ -26,9 +26,10 @@ pub(super) struct Decode<'a> {
 impl Lowering<'_> {
     /// Queues the attention; false if the kernels do not suit it.
     pub(super) fn decode_attention(&mut self, d: &Decode<'_>) -> bool {
-        let Attention { heads, kv_heads, head_dim, scale, window, .. } = *d.shape;
+        let Attention { heads, kv_heads, head_dim, scale, window, value_dim, chunk } = *d.shape;
         let alone = self.is_few() && self.shape.sequences == self.shape.rows && self.rows == self.shape.rows;
-        if !alone || self.f32_cache() || !matches!(head_dim, 64 | 128 | 256) {
+        let plain = chunk.is_none() && value_dim == head_dim;
+        if !alone || !plain || self.f32_cache() || !matches!(head_dim, 64 | 128 | 256) {
             return false;
         }
         let group = heads / kv_heads;

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::backend::{GpuOptions, device_scratch_bytes};
+use super::compressed::{self, IndexScratch};
 use super::device::{BufferId, Device, Dispatch, RecordingId, Slice};
 use super::experts::{self, DeviceExperts, Room};
 use super::few_experts::{self, Quantized};
-use super::inputs::{FEW_ROWS, InputLayout, Shape, page_numbers};
+use super::inputs::{FEW_ROWS, InputLayout, Shape, Turn, page_numbers, turns};
 use super::lower::{Memory, Piece, Scratch, lower, scratch_bytes};
+use super::ngrams::{self, NGramTable};
 use super::state::State;
 use super::steps::{Buffers, Step, buffers, steps};
 use super::tensor_cores::{self, TensorScratch};
@@ -16,7 +18,7 @@ use super::weights::{self, DeviceWeight};
 use crate::backend::{
     ActivationMode, Batch, CompileOptions, DeviceCounts, Executable, ExpertSource, page_bytes, slot_bytes,
 };
-use crate::graph::{ExpertSetId, Graph, Op};
+use crate::graph::{ExpertSetId, Graph, Op, StateId};
 use crate::profile::{Profile, Work};
 use crate::{Error, Result, Tensor};
 
@@ -25,6 +27,9 @@ const MARGIN: u64 = 512 << 20;
 
 /// Pairs for each expert from which on all experts are taken to be chosen: at 4, chance leaves out one in fifty.
 const ALL_CHOSEN: usize = 4;
+
+/// Entries that rows have room for, at least, where they choose some.
+const MIN_ROOM: usize = 32;
 
 /// Lists of dispatches that are kept, at most.
 const MOST_RECORDINGS: usize = 32;
@@ -48,6 +53,10 @@ pub(crate) struct GpuExecutable {
     simdgroup_matrices: bool,
     quantized: Quantized,
     activations: ActivationMode,
+    turns: Vec<Turn>,
+    ngrams: HashMap<StateId, NGramTable>,
+    index: IndexScratch,
+    max_rows: usize,
     inputs: BufferId,
     /// Buffers that grow, with their bytes.
     page_numbers: (BufferId, usize),
@@ -60,33 +69,6 @@ pub(crate) struct GpuExecutable {
     asked: u64,
 }
 
-/// Kernels keep queries, scores and chosen experts in threadgroup memory, which is limited.
-fn check_limits(graph: &Graph) -> Result<()> {
-    let limit = |op, what, most: usize, got: usize| {
-        if got <= most { Ok(()) } else { Err(Error::Shape { op, what, expected: most, got }) }
-    };
-    for cache in graph.caches() {
-        limit("attention on a GPU", "channels of a head, at most", 512, cache.head_dim)?;
-    }
-    for cache in graph.latent_caches() {
-        limit("latent attention on a GPU", "channels of a latent, at most", 512, cache.rank)?;
-        limit("latent attention on a GPU", "cached channels, at most", 640, cache.rank + cache.rope)?;
-    }
-    for node in graph.nodes() {
-        match &node.op {
-            Op::Route { route, .. } => {
-                limit("route on a GPU", "experts, at most", 1024, route.experts)?;
-                limit("route on a GPU", "chosen experts, at most", 64, route.top_k)?;
-            }
-            Op::GatedDeltaRule { shape, .. } => {
-                limit("gated delta rule on a GPU", "channels of a key, at most", 512, shape.key_dim)?;
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
 impl GpuExecutable {
     pub(crate) fn new(
         mut device: Box<dyn Device>,
@@ -95,7 +77,6 @@ impl GpuExecutable {
         options: CompileOptions,
         gpu: GpuOptions,
     ) -> Result<Self> {
-        check_limits(&graph)?;
         let rows = options.max_rows.max(1);
         let steps = steps(&graph);
         let buffers = buffers(&graph, &steps);
@@ -109,7 +90,9 @@ impl GpuExecutable {
         let trunk: usize = tensors.iter().map(Tensor::bytes).sum();
         let context = options.pages.saturating_mul(page_bytes(&graph, options.kv_type));
         let states = options.state_slots.saturating_mul(slot_bytes(&graph));
-        let taken = [trunk, device_scratch_bytes(&graph, rows), logits_bytes, context, states];
+        let room = compressed::room(&graph, compressed::positions(options.pages)).max(MIN_ROOM);
+        let scores = compressed::score_bytes(room, rows);
+        let taken = [trunk, device_scratch_bytes(&graph, rows), logits_bytes, context, states, scores];
         let taken = taken.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes as u64));
         let total = gpu.memory.unwrap_or(free.saturating_sub(MARGIN));
         let wanted = taken.saturating_add(experts::least_bytes(&graph)?);
@@ -135,13 +118,17 @@ impl GpuExecutable {
         let quantized = Quantized { bytes, scales };
         let mut routings = vec![];
         for node in &graph.nodes {
-            if let Op::Route { route, .. } = node.op {
+            if let Op::Route { route, .. } | Op::RouteByToken { route, .. } = node.op {
                 routings.push([alloc(rows * route.top_k * 4)?, alloc(rows * route.top_k * 4)?]);
             }
         }
-        let inputs = alloc(InputLayout::most_bytes(rows, &graph.ropes))?;
+        let turns = turns(&graph);
+        let inputs = alloc(InputLayout::most_bytes(rows, &graph.ropes, &turns))?;
+        let chosen = alloc(compressed::chosen_bytes(&graph, rows))?;
+        let index = IndexScratch { scores: alloc(scores)?, room, chosen };
         let page_numbers = (alloc(256)?, 256);
         let logits = (alloc(logits_bytes)?, logits_bytes);
+        let ngrams = ngrams::upload(d, &graph, &weights)?;
         let state = State::new(d, &graph, options.kv_type)?;
         let room = match gpu.expert_slots {
             Some(slots) => Room::Slots(slots),
@@ -166,6 +153,10 @@ impl GpuExecutable {
             simdgroup_matrices: info.simdgroup_matrices,
             quantized,
             activations: options.activations,
+            turns,
+            ngrams,
+            index,
+            max_rows: rows,
             inputs,
             page_numbers,
             logits,
@@ -221,13 +212,32 @@ impl GpuExecutable {
             }
             self.forget();
         }
-        let inputs = InputLayout::new(&shape, &self.graph.ropes).pack(batch, &self.graph.ropes);
+        self.make_room(batch)?;
+        let ropes = &self.graph.ropes;
+        let inputs = InputLayout::new(&shape, ropes, &self.turns).pack(batch, ropes, &self.turns);
         let (to, to_pages) = (self.inputs, self.page_numbers.0);
         self.device_mut().upload(to.into(), &inputs)?;
         if !self.held_pages.starts_with(&pages) {
             self.device_mut().upload(to_pages.into(), &pages)?;
             self.held_pages = pages;
         }
+        Ok(())
+    }
+
+    /// Makes scores of entries have room for all that the batch's rows may choose among.
+    fn make_room(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let longest = batch.spans.iter().map(|s| s.start + s.rows.len()).max().unwrap_or(0);
+        let room = compressed::room(&self.graph, longest);
+        if room <= self.index.room {
+            return Ok(());
+        }
+        let (room, old) = (room.next_power_of_two(), self.index.scores);
+        let bytes = compressed::score_bytes(room, self.max_rows);
+        let device = self.device_mut();
+        let scores = device.alloc(bytes)?;
+        device.free(old);
+        self.index = IndexScratch { scores, room, ..self.index };
+        self.forget();
         Ok(())
     }
 
@@ -241,6 +251,9 @@ impl GpuExecutable {
             inputs: self.inputs,
             page_numbers: self.page_numbers.0,
             scratch: &self.scratch,
+            turns: &self.turns,
+            ngrams: &self.ngrams,
+            index: self.index,
             tensor: self.tensor,
             simdgroup_matrices: self.simdgroup_matrices,
             quantized: self.quantized,

@@ -12,7 +12,7 @@ use crate::backend::{ExpertSource, ExpertView};
 use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec, Op};
 use crate::{Error, Result, TensorView};
 
-/// `Part` of `kernels/moe.h`: where one of an expert's matrices lies in its slot.
+/// `Part` of `kernels/experts.h`: where one of an expert's matrices lies in its slot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) matrix: MatrixSpec,
@@ -39,7 +39,7 @@ impl Part {
 /// Most experts that a token chooses.
 pub(crate) fn most_chosen(graph: &Graph) -> usize {
     let chosen = graph.nodes().iter().map(|node| match &node.op {
-        Op::Route { route, .. } => route.top_k,
+        Op::Route { route, .. } | Op::RouteByToken { route, .. } => route.top_k,
         _ => 1,
     });
     chosen.max().unwrap_or(1)

@@ -6,7 +6,9 @@ use super::few_rows::{BLOCK, NormWords};
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering};
 use super::steps::Step;
-use crate::graph::{Activation, ExpertMlp, ExpertSetId, Graph, Op, Route, Routing, Value, WeightId};
+use crate::graph::{
+    Activation, ExpertMlp, ExpertSetId, Graph, Op, Route, Routing, Value, WeightId, Weighted,
+};
 
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
@@ -74,11 +76,13 @@ impl Lowering<'_> {
     /// Leaves a choice to the experts, if they are the only ones to ask for it and can make it.
     pub(super) fn defer_route(&mut self, choice: Choice, routing: Routing) -> bool {
         let mut readers = self.steps.iter().filter_map(|step| match step {
-            Step::MoeExperts { routing: own, experts, .. } if *own == routing => Some(*experts),
+            Step::MoeExperts { routing: own, experts, mlp, .. } if *own == routing => Some((*experts, mlp)),
             _ => None,
         });
         let reader = readers.next().filter(|_| readers.next().is_none());
-        let can = reader.is_some_and(|set| self.few_encodings(set).is_some());
+        // Weights that enter with x are known before.
+        let can = reader
+            .is_some_and(|(set, mlp)| mlp.weighted == Weighted::Output && self.few_encodings(set).is_some());
         let deferred = can && self.memory.experts.resident();
         if deferred {
             self.choices.insert(routing, choice);
@@ -121,11 +125,6 @@ impl Lowering<'_> {
         let none = self.input(0);
         let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([none; 3]);
         let has_bias = e.biases.is_some();
-        let (activation, alpha, limit) = match e.mlp.activation {
-            Activation::SwiGlu => (0u32, 0.0, 0.0),
-            Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
-            Activation::LimitedSwiGlu { .. } => unreachable!("refused before lowering"),
-        };
         let choice = self.choices.get(&e.routing);
         let logits = choice.map_or(none, |c| self.value(c.logits));
         let correction = self.optional(choice.and_then(|c| c.bias));
@@ -135,6 +134,7 @@ impl Lowering<'_> {
         let routes = choice.is_some();
         let route = choice.map(|c| RouteWords { route: c.route, has_bias: c.bias.is_some() });
         let early = self.known_early(e.x);
+        let weighs_input = e.mlp.weighted == Weighted::Input;
         let constants: &[&dyn Words] = &[
             gate,
             up,
@@ -142,11 +142,10 @@ impl Lowering<'_> {
             &routes,
             &route,
             &top_k,
-            &activation,
-            &alpha,
-            &limit,
+            &e.mlp.activation,
             &has_bias,
             &early,
+            &weighs_input,
         ];
         let launch = Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants };
         let first =
@@ -158,10 +157,23 @@ impl Lowering<'_> {
         let residual = e.residual.unwrap_or(none);
         let buffers = [slots, table, ids, bytes, scales, weights, down_bias, residual, to];
         let has_residual = e.residual.is_some();
-        let constants: &[&dyn Words] = &[down, &top_k, &summed, &has_bias, &has_residual];
+        let constants: &[&dyn Words] = &[down, &top_k, &summed, &has_bias, &has_residual, &!weighs_input];
         let launch = Launch { unit: "few_experts", kernel: "down8", buffers: &buffers, constants };
         let second = named(launch.over([down.matrix.rows.div_ceil(WARPS), count, 1], THREADS), down_name);
         Some(FewBody { body: vec![first, second], summed })
+    }
+}
+
+/// `Activation` of `kernels/experts.h`.
+impl Words for Activation {
+    fn append(&self, out: &mut Vec<u8>) {
+        let (kind, alpha, limit) = match *self {
+            Self::SwiGlu => (0u32, 0.0, 0.0),
+            Self::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
+            Self::LimitedSwiGlu { limit } => (2, 0.0, limit),
+        };
+        kind.append(out);
+        [alpha, limit].append(out);
     }
 }
 
@@ -179,7 +191,7 @@ impl Words for RouteWords {
             Score::Softmax => 0u32,
             Score::Sigmoid => 1,
             Score::SoftmaxOfChosen => 2,
-            Score::SqrtSoftplus => unreachable!("refused before lowering"),
+            Score::SqrtSoftplus => 3,
         };
         let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
         let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2u32 } else { 1 };

@@ -35,6 +35,10 @@ pub(super) fn encoding(dtype: DType) -> Option<&'static str> {
         DType::Q5_K => "q5_k",
         DType::Q6_K => "q6_k",
         DType::Q8_0 => "q8_0",
+        DType::Q4_0 => "q4_0",
+        DType::Q5_0 => "q5_0",
+        DType::MXFP4 => "mxfp4",
+        DType::MXFP4_Planes => "mxfp4_planes",
         DType::Affine { bits: 4, .. } => "affine4",
         DType::Affine { bits: 8, .. } => "affine8",
         _ => return None,
@@ -51,6 +55,11 @@ fn plain(dtype: DType) -> Option<[&'static str; 2]> {
     }
 }
 
+/// Whether the kernel for several encodings has one.
+fn mixes(dtype: DType) -> bool {
+    !matches!(dtype, DType::Q4_0 | DType::Q5_0 | DType::MXFP4 | DType::MXFP4_Planes)
+}
+
 /// The kernel for products with weights of one encoding, or of several.
 fn products(mut encodings: impl Iterator<Item = DType>) -> &'static str {
     let first = encodings.next().and_then(encoding);
@@ -59,6 +68,10 @@ fn products(mut encodings: impl Iterator<Item = DType>) -> &'static str {
         Some("q5_k") => "products_q5_k",
         Some("q6_k") => "products_q6_k",
         Some("q8_0") => "products_q8_0",
+        Some("q4_0") => "products_q4_0",
+        Some("q5_0") => "products_q5_0",
+        Some("mxfp4") => "products_mxfp4",
+        Some("mxfp4_planes") => "products_mxfp4_planes",
         Some("affine4") => "products_affine4",
         Some("affine8") => "products_affine8",
         _ => "products_mixed",
@@ -198,8 +211,10 @@ impl Lowering<'_> {
             self.run.push(dispatch);
             return true;
         }
+        let dtype = |p: &FewLinear| self.weight(p.weight).matrix.dtype;
+        let fits = |w: &FewLinear| dtype(w) == dtype(&p) || (mixes(dtype(w)) && mixes(dtype(&p)));
         let joins = self.waiting.len() < MOST_PARTS
-            && self.waiting.iter().chain([&p]).all(|w| w.x == p.x && w.residual.is_none());
+            && self.waiting.iter().chain([&p]).all(|w| w.x == p.x && w.residual.is_none() && fits(w));
         if !joins {
             self.flush_products();
         }

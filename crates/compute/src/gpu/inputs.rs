@@ -2,7 +2,7 @@
 
 use super::device::Words;
 use crate::backend::{Batch, PAGE_TOKENS};
-use crate::graph::Rope;
+use crate::graph::{Graph, Op, Rope};
 
 /// Counts that a list of dispatches is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,6 +33,29 @@ impl Shape {
     }
 }
 
+/// Angles that rows are rotated by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// Index of the rotation in the graph.
+    pub(crate) rope: usize,
+    /// Positions count from the start of the window of so many tokens that they are in.
+    pub(crate) stride: usize,
+}
+
+/// Angles that a graph needs: those of its rotations, then others.
+pub(crate) fn turns(graph: &Graph) -> Vec<Turn> {
+    let mut all: Vec<Turn> = (0..graph.ropes.len()).map(|rope| Turn { rope, stride: 1 }).collect();
+    for node in graph.nodes() {
+        if let Op::PlacedRope { rope, place, .. } = node.op {
+            let turn = Turn { rope, stride: place.stride.max(1) };
+            if !all.contains(&turn) {
+                all.push(turn);
+            }
+        }
+    }
+    all
+}
+
 /// Where the parts of the upload begin.
 #[derive(Debug, Clone)]
 pub(crate) struct InputLayout {
@@ -46,13 +69,13 @@ pub(crate) struct InputLayout {
     pub(crate) outputs: usize,
     /// (sequences, 5), u32: first row, rows, start, slot read, slot written.
     pub(crate) sequences: usize,
-    /// Of each rotation (rows, pairs, 2), f32: cosine, sine.
+    /// Of each turn (rows, pairs, 2), f32: cosine, sine.
     pub(crate) angles: Vec<usize>,
     pub(crate) bytes: usize,
 }
 
 impl InputLayout {
-    pub(crate) fn new(shape: &Shape, ropes: &[Rope]) -> Self {
+    pub(crate) fn new(shape: &Shape, ropes: &[Rope], turns: &[Turn]) -> Self {
         let mut end = 0;
         let mut part = |words: usize| {
             let start = end;
@@ -65,18 +88,18 @@ impl InputLayout {
             owners: part(shape.rows),
             outputs: part(shape.outputs),
             sequences: part(5 * shape.sequences),
-            angles: ropes.iter().map(|rope| part(2 * rope.inv_freq.len() * shape.rows)).collect(),
+            angles: turns.iter().map(|turn| part(2 * ropes[turn.rope].inv_freq.len() * shape.rows)).collect(),
             bytes: end,
         }
     }
 
     /// The most bytes that batches of up to `rows` rows need.
-    pub(crate) fn most_bytes(rows: usize, ropes: &[Rope]) -> usize {
-        Self::new(&Shape { rows, sequences: rows, outputs: rows, splits: 1 }, ropes).bytes
+    pub(crate) fn most_bytes(rows: usize, ropes: &[Rope], turns: &[Turn]) -> usize {
+        Self::new(&Shape { rows, sequences: rows, outputs: rows, splits: 1 }, ropes, turns).bytes
     }
 
     /// The upload for `batch`.
-    pub(crate) fn pack(&self, batch: &Batch<'_>, ropes: &[Rope]) -> Vec<u8> {
+    pub(crate) fn pack(&self, batch: &Batch<'_>, ropes: &[Rope], turns: &[Turn]) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.bytes);
         let pad = |out: &mut Vec<u8>| out.resize(out.len().next_multiple_of(16), 0);
         batch.tokens.iter().for_each(|token| token.append(&mut out));
@@ -100,8 +123,10 @@ impl InputLayout {
             [span.slots.read, span.slots.write].append(&mut out);
         }
         pad(&mut out);
-        for rope in ropes {
+        for turn in turns {
+            let rope = &ropes[turn.rope];
             for position in batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()) {
+                let position = position - position % turn.stride;
                 for freq in &rope.inv_freq {
                     let (sine, cosine) = (position as f32 * freq).sin_cos();
                     [cosine * rope.magnitude, sine * rope.magnitude].append(&mut out);

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 
+use super::compressed::IndexScratch;
 use super::device::{BufferId, Dispatch, Grid, Order, Slice, Words, constants};
 use super::experts::DeviceExperts;
 use super::few_experts::{Choice, Quantized, RouteWords};
 use super::few_rows::{FewLinear, Norm};
-use super::inputs::{FEW_ROWS, InputLayout, Shape};
+use super::inputs::{FEW_ROWS, InputLayout, Shape, Turn};
+use super::ngrams::NGramTable;
 use super::state::State;
 use super::steps::{Buffers, Step};
 use super::tensor_cores::{TensorLinear, TensorScratch};
@@ -14,7 +16,7 @@ use super::weights::DeviceWeight;
 use crate::DType;
 use crate::backend::{ActivationMode, KvType};
 use crate::graph::{
-    DeltaInputs, DeltaRule, ExpertSetId, Graph, HeadPairing, RopeStyle, Route, Routing, Value, WeightId,
+    DeltaInputs, DeltaRule, ExpertSetId, Graph, HeadPairing, Route, Routing, StateId, Value, WeightId,
 };
 
 /// Threads of a group, unless a kernel says otherwise.
@@ -45,6 +47,10 @@ pub(crate) struct Memory<'a> {
     pub(crate) inputs: BufferId,
     pub(crate) page_numbers: BufferId,
     pub(crate) scratch: &'a Scratch,
+    /// Of the inputs' angles.
+    pub(crate) turns: &'a [Turn],
+    pub(crate) ngrams: &'a HashMap<StateId, NGramTable>,
+    pub(crate) index: IndexScratch,
     /// Given if tensor cores may be used.
     pub(crate) tensor: Option<TensorScratch>,
     /// Whether products of many rows may use simdgroup matrices.
@@ -73,6 +79,10 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> ([usize; 4], [usize; 
     let mut grow = |which: usize, elements: usize| attention[which] = attention[which].max(elements * 4);
     for cache in graph.caches() {
         grow(2, rows * cache.heads * cache.head_dim);
+        grow(0, few * cache.heads * most * cache.value_dim);
+        grow(1, few * cache.heads * most * 2);
+    }
+    for cache in graph.compressed_caches() {
         grow(0, few * cache.heads * most * cache.head_dim);
         grow(1, few * cache.heads * most * 2);
     }
@@ -111,7 +121,7 @@ pub(crate) fn lower(
     memory: &Memory<'_>,
     shape: Shape,
 ) -> Vec<Piece<Vec<Dispatch>>> {
-    let layout = InputLayout::new(&shape, &graph.ropes);
+    let layout = InputLayout::new(&shape, &graph.ropes, memory.turns);
     let mut lowering = Lowering {
         graph,
         steps,
@@ -241,6 +251,7 @@ impl Lowering<'_> {
         }
         let before = std::mem::take(&mut self.products);
         let dispatch = match *step {
+            Step::Alone { ref op, out } => return self.alone(op, out),
             Step::Embed { table, out } => {
                 let weight = self.weight(table);
                 let [a, b, c] = weight.planes;
@@ -281,21 +292,10 @@ impl Lowering<'_> {
                 if groups == 1 && self.defer_norm(Norm { x, weight, eps }, out) {
                     return;
                 }
-                let width = x.width() / groups;
-                let buffers = [self.value(x), self.vector(weight), self.value(out)];
-                let threads = if width >= 512 { THREADS } else { 32 };
-                Launch { unit: "rms_norm", kernel: "rms_norm", buffers: &buffers, constants: &[&width, &eps] }
-                    .over([self.rows * groups, 1, 1], threads)
+                self.norm(x, Some(weight), groups, eps, out)
             }
             Step::Rope { x, heads, rope, out } => {
-                let rotation = &self.graph.ropes[rope];
-                let interleaved = rotation.style == RopeStyle::Interleaved;
-                let angles = self.input(self.layout.angles[rope]);
-                let buffers = [self.value(x), angles, self.value(out)];
-                let (dim, pairs) = (x.width() / heads, rotation.inv_freq.len());
-                let constants: &[&dyn Words] = &[&heads, &dim, &pairs, &interleaved];
-                Launch { unit: "rows", kernel: "rope", buffers: &buffers, constants }
-                    .over([self.rows, 1, 1], THREADS)
+                self.rotation(x, heads, Turn { rope, stride: 1 }, [0; 2], out)
             }
             Step::Attention { q, k, v, cache, sinks, prepare, out } => {
                 return self.attention([q, k, v], cache.0, (sinks, prepare), out);
@@ -350,24 +350,16 @@ impl Lowering<'_> {
             Step::MoeExperts { x, routing, experts, mlp, residual, out } => {
                 return self.moe_experts((x, residual, out), routing, experts, mlp);
             }
-            Step::CausalConv1d { x, weight, kernel, state, out } => {
-                let channels = x.width();
-                let sequences = self.input(self.layout.sequences);
-                let held = self.memory.state.states[state.0].slice();
-                let owners = self.input(self.layout.owners);
-                let constants: &[&dyn Words] = &[&channels, &kernel, &self.rows];
-                let buffers = [self.value(x), self.vector(weight), held, sequences, owners, self.value(out)];
-                let blocks = channels.div_ceil(THREADS as usize);
-                let mixed =
-                    Launch { unit: "recurrent", kernel: "causal_conv1d", buffers: &buffers, constants }
-                        .over([blocks, self.rows, 1], THREADS);
+            Step::CausalConv1d { x, weight, kernel, dilation, state, out } => {
+                let weight = self.vector(weight);
+                let mixed = self.window("causal_conv1d", x, Some(weight), [kernel, dilation], state, out);
                 self.run.push(mixed);
-                let buffers = [self.value(x), sequences, held];
-                Launch { unit: "recurrent", kernel: "causal_conv1d_state", buffers: &buffers, constants }
-                    .over([blocks, self.shape.sequences, 1], THREADS)
+                return self.carry([x, x], [x.width(), 0, (kernel - 1) * dilation], state);
             }
             Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out } => {
                 let DeltaInputs { q, k, v, a, b } = inputs;
+                let kernel =
+                    if a.width() == shape.value_heads { "gated_delta_rule" } else { "channel_delta_rule" };
                 let [q, k, v, a, b, out] = [q, k, v, a, b, out].map(|value| self.value(value));
                 let DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, .. } = shape;
                 let sequences = self.input(self.layout.sequences);
@@ -377,7 +369,7 @@ impl Lowering<'_> {
                 let constants: &[&dyn Words] =
                     &[&key_heads, &value_heads, &key_dim, &value_dim, &tiled, &DeltaRule::L2_EPS];
                 let threads = value_dim.next_multiple_of(32).min(128);
-                Launch { unit: "recurrent", kernel: "gated_delta_rule", buffers: &buffers, constants }
+                Launch { unit: "recurrent", kernel, buffers: &buffers, constants }
                     .over([value_dim.div_ceil(threads), value_heads, self.shape.sequences], threads as u32)
             }
         };

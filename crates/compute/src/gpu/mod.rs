@@ -18,6 +18,7 @@
 
 mod attention;
 mod backend;
+mod compressed;
 #[cfg(target_os = "linux")]
 pub mod cuda;
 mod decode;
@@ -33,6 +34,8 @@ pub mod kernels;
 mod lower;
 #[cfg(target_os = "macos")]
 pub mod metal;
+mod ngrams;
+mod operations;
 mod routed_experts;
 mod state;
 mod steps;

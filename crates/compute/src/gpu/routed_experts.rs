@@ -6,7 +6,7 @@ use super::few_experts::FewExperts;
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering, Piece, THREADS, TILE, WARPS, most_blocks};
 use super::tensor_cores::TensorExperts;
-use crate::graph::{Activation, ExpertMlp, ExpertSetId, Routing, Value, WeightId};
+use crate::graph::{ExpertMlp, ExpertSetId, Routing, Value, WeightId, Weighted};
 
 /// One of an expert's matrices with what it multiplies.
 struct Projection<'a> {
@@ -14,6 +14,8 @@ struct Projection<'a> {
     x: Slice,
     /// Pairs that share a row of x.
     share: usize,
+    /// What rows of x count, a pair; all the same when absent.
+    weights: Option<Slice>,
     bias: Option<WeightId>,
     to: Slice,
     /// Which of the two grids.
@@ -33,9 +35,11 @@ impl Lowering<'_> {
         let (top_k, pairs) = (routing.top_k(), self.rows * routing.top_k());
         let [_, _, products, outputs] = self.memory.scratch.experts.map(Slice::from);
         let parts = *experts.parts(set);
+        let input_weights = (mlp.weighted == Weighted::Input).then_some(weights);
         let on_tensor_cores = TensorExperts {
             x,
             ids,
+            weights: input_weights,
             top_k,
             set,
             parts: &parts,
@@ -62,7 +66,7 @@ impl Lowering<'_> {
         } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
             body
         } else {
-            self.common_experts(x, (ids, pairs, top_k), set, mlp)
+            self.common_experts((x, input_weights), (ids, pairs, top_k), set, mlp)
         };
 
         if experts.all_at_hand(set, [self.rows, pairs]) {
@@ -79,7 +83,7 @@ impl Lowering<'_> {
         let has_residual = residual.is_some();
         let residual = residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [outputs, weights, residual, self.value(out)];
-        let constants: &[&dyn Words] = &[&top_k, &out.width(), &has_residual];
+        let constants: &[&dyn Words] = &[&top_k, &out.width(), &has_residual, &input_weights.is_none()];
         let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
         self.run.push(combine.over([self.rows, 1, 1], THREADS));
     }
@@ -87,7 +91,7 @@ impl Lowering<'_> {
     /// Outputs of all pairs whose experts are present.
     fn common_experts(
         &self,
-        x: Value,
+        (x, weights): (Value, Option<Slice>),
         (ids, pairs, top_k): (Slice, usize, usize),
         set: ExpertSetId,
         mlp: ExpertMlp,
@@ -104,21 +108,24 @@ impl Lowering<'_> {
         if self.rows > FEW_ROWS {
             body.push(self.bucket(set, ids, pairs, [inner, down.matrix.rows]));
         }
-        let projection = |part: &Part, x, share, bias, to, grid| {
-            self.projection(set, ids, pairs, Projection { part, x, share, bias, to, grid })
-        };
-        body.push(projection(&gate, x, top_k, bias(0), gates, 0));
-        body.push(Dispatch { order: Order::Beside, ..projection(&up, x, top_k, bias(1), ups, 0) });
-        let (activation, alpha, limit) = match mlp.activation {
-            Activation::SwiGlu => (0u32, 0.0, 0.0),
-            Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
-            Activation::LimitedSwiGlu { .. } => unreachable!("refused before lowering"),
-        };
+        let projection = |p: Projection<'_>| self.projection(set, ids, pairs, p);
+        let first = |part, bias, to| Projection { part, x, share: top_k, weights, bias, to, grid: 0 };
+        body.push(projection(first(&gate, bias(0), gates)));
+        body.push(Dispatch { order: Order::Beside, ..projection(first(&up, bias(1), ups)) });
         let count = pairs * inner;
-        let constants: &[&dyn Words] = &[&count, &inner, &activation, &alpha, &limit];
+        let constants: &[&dyn Words] = &[&count, &inner, &mlp.activation];
         let buffers = [table, ids, gates, ups, products];
         body.push(Launch { unit: "moe", kernel: "moe_activate", buffers: &buffers, constants }.each(count));
-        body.push(projection(&down, products, 1, bias(2), outputs, 1));
+        let (bias, to) = (bias(2), outputs);
+        body.push(projection(Projection {
+            part: &down,
+            x: products,
+            share: 1,
+            weights: None,
+            bias,
+            to,
+            grid: 1,
+        }));
         body
     }
 
@@ -136,17 +143,17 @@ impl Lowering<'_> {
     fn projection(&self, set: ExpertSetId, ids: Slice, pairs: usize, p: Projection<'_>) -> Dispatch {
         let experts = self.memory.experts;
         let (slots, table) = (experts.slots(), experts.table(set, [self.rows, pairs]));
-        let constants: &[&dyn Words] = &[p.part, &p.share, &p.bias.is_some()];
-        let bias = self.optional(p.bias);
+        let constants: &[&dyn Words] = &[p.part, &p.share, &p.bias.is_some(), &p.weights.is_some()];
+        let (weights, bias) = (p.weights.unwrap_or(self.input(0)), self.optional(p.bias));
         let rows = p.part.matrix.rows;
         if self.rows <= FEW_ROWS {
-            let buffers = [slots, table, ids, p.x, bias, p.to];
+            let buffers = [slots, table, ids, p.x, weights, bias, p.to];
             return Launch { unit: "moe", kernel: "moe_matvec_any", buffers: &buffers, constants }
                 .over([rows.div_ceil(WARPS), pairs, 1], THREADS);
         }
         let [list, blocks, grids] = self.memory.scratch.buckets.map(Slice::from);
         let at = grids.at(12 * p.grid);
-        let buffers = [slots, table, list, blocks, at, p.x, bias, p.to];
+        let buffers = [slots, table, list, blocks, at, p.x, weights, bias, p.to];
         let most = most_blocks(pairs, self.graph.expert_sets()[set.0].experts);
         let limit = [rows.div_ceil(TILE), most, 1].map(|n| u32::try_from(n).expect("a grid of 32 bits"));
         let dispatch = Launch { unit: "moe", kernel: "moe_matmul_any", buffers: &buffers, constants }

@@ -46,36 +46,42 @@ impl Pool {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) kv_type: KvType,
-    /// Keys and values of each cache: pages of (kv_heads, PAGE_TOKENS, head_dim).
+    /// Keys and values of each cache: pages of (kv_heads, PAGE_TOKENS, head_dim) and (…, value_dim).
     pub(crate) caches: Vec<[Pool; 2]>,
     /// Latents and rotated keys: pages of (PAGE_TOKENS, rank + rope).
     pub(crate) latents: Vec<Pool>,
+    /// Tokens and entries of compressed attention: pages as [`crate::graph::CompressedAttention`] says.
+    pub(crate) compressed: Vec<Pool>,
     /// Recurrent states, f32.
     pub(crate) states: Vec<Pool>,
 }
 
 impl State {
     pub(crate) fn new(device: &mut dyn Device, graph: &Graph, kv_type: KvType) -> Result<Self> {
-        let mut page = |elements: usize| Pool::new(device, elements * PAGE_TOKENS * kv_type.bytes());
+        let mut page = |elements: usize| Pool::new(device, elements * kv_type.bytes());
         let mut caches = vec![];
         for cache in graph.caches() {
-            let elements = cache.kv_heads * cache.head_dim;
-            caches.push([page(elements)?, page(elements)?]);
+            let rows = cache.kv_heads * PAGE_TOKENS;
+            caches.push([page(rows * cache.head_dim)?, page(rows * cache.value_dim)?]);
         }
-        let latents = graph.latent_caches().iter().map(|c| page(c.rank + c.rope)).collect::<Result<_>>()?;
+        let latents = graph.latent_caches().iter().map(|c| page((c.rank + c.rope) * PAGE_TOKENS));
+        let latents = latents.collect::<Result<_>>()?;
+        let compressed = graph.compressed_caches().iter().map(|c| page(c.page_elements()));
+        let compressed = compressed.collect::<Result<_>>()?;
         let mut slot = |elements: &usize| Pool::new(device, elements * size_of::<f32>());
         let states = graph.states().iter().map(&mut slot).collect::<Result<_>>()?;
-        Ok(Self { kv_type, caches, latents, states })
+        Ok(Self { kv_type, caches, latents, compressed, states })
     }
 
     fn pages(&self) -> impl Iterator<Item = &Pool> + Clone {
-        self.caches.iter().flatten().chain(&self.latents)
+        self.caches.iter().flatten().chain(&self.latents).chain(&self.compressed)
     }
 
     /// True if something moved.
     pub(crate) fn reserve_pages(&mut self, device: &mut dyn Device, pages: usize) -> Result<bool> {
         let mut moved = false;
-        for pool in self.caches.iter_mut().flatten().chain(&mut self.latents) {
+        let pools = self.caches.iter_mut().flatten().chain(&mut self.latents).chain(&mut self.compressed);
+        for pool in pools {
             moved |= pool.reserve(device, pages)?;
         }
         Ok(moved)

@@ -113,6 +113,7 @@ pub(crate) enum Step {
         x: Value,
         weight: WeightId,
         kernel: usize,
+        dilation: usize,
         state: StateId,
         out: Value,
     },
@@ -124,12 +125,18 @@ pub(crate) enum Step {
         state: StateId,
         out: Value,
     },
+    /// An operation that nothing is fused with.
+    Alone {
+        op: Op,
+        out: Output,
+    },
 }
 
 impl Step {
     /// Values that it reads.
     pub(crate) fn inputs(&self) -> Vec<Value> {
         match *self {
+            Self::Alone { ref op, .. } => crate::plan::inputs(op).collect(),
             Self::Embed { .. } => vec![],
             Self::Linear { x, residual, .. } | Self::MoeExperts { x, residual, .. } => {
                 [Some(x), residual].into_iter().flatten().collect()
@@ -153,8 +160,9 @@ impl Step {
     /// The value that it writes; a route writes none.
     pub(crate) fn output(&self) -> Option<Value> {
         match *self {
-            Self::Route { .. } => None,
-            Self::Embed { out, .. }
+            Self::Route { .. } | Self::Alone { out: Output::Routing(_), .. } => None,
+            Self::Alone { out: Output::Value(out), .. }
+            | Self::Embed { out, .. }
             | Self::Linear { out, .. }
             | Self::RmsNorm { out, .. }
             | Self::Rope { out, .. }
@@ -176,7 +184,7 @@ impl Step {
 /// The graph's steps: an addition to the result of a product right before it becomes its residual.
 pub(crate) fn steps(graph: &Graph) -> Vec<Step> {
     let mut uses = vec![0; graph.values];
-    let all: Vec<Step> = graph.nodes.iter().map(|node| step(&node.op, node.out)).collect();
+    let all: Vec<Step> = graph.nodes.iter().map(|node| step(graph, &node.op, node.out)).collect();
     for value in all.iter().flat_map(Step::inputs).chain([graph.logits]) {
         uses[value.index] += 1;
     }
@@ -244,21 +252,23 @@ fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
     });
 }
 
-fn step(op: &Op, out: Output) -> Step {
-    let out = match (op, out) {
+fn step(graph: &Graph, op: &Op, output: Output) -> Step {
+    let alone = || Step::Alone { op: op.clone(), out: output };
+    let out = match (op, output) {
         (Op::Route { logits, bias, route }, Output::Routing(routing)) => {
             return Step::Route { logits: *logits, bias: *bias, route: *route, routing };
         }
+        (_, Output::Routing(_)) => return alone(),
         (_, Output::Value(out)) => out,
-        _ => unreachable!("only a route yields a routing"),
     };
     match *op {
-        Op::Route { .. } => unreachable!("a route yields a routing"),
         Op::Embed { table } => Step::Embed { table, out },
         Op::Linear { x, weight, bias, precision } => {
             Step::Linear { x, weight, bias, precision, residual: None, out }
         }
-        Op::RmsNorm { x, weight, groups, eps } => Step::RmsNorm { x, weight, groups, eps, out },
+        Op::RmsNorm { x, weight, groups, eps } if graph.weights[weight.0].matrix.cols == x.width / groups => {
+            Step::RmsNorm { x, weight, groups, eps, out }
+        }
         Op::Rope { x, heads, rope } => Step::Rope { x, heads, rope, out },
         Op::Attention { q, k, v, cache, sinks, .. } => {
             Step::Attention { q, k, v, cache, sinks, prepare: None, out }
@@ -275,35 +285,14 @@ fn step(op: &Op, out: Output) -> Step {
         }
         Op::SigmoidGate { x, gate } => Step::SigmoidGate { x, gate, out },
         Op::Slice { x, groups, start, len } => Step::Slice { x, groups, start, len, out },
-        Op::CausalConv1d { x, weight, kernel, dilation: _, state } => {
-            Step::CausalConv1d { x, weight, kernel, state, out }
+        Op::CausalConv1d { x, weight, kernel, dilation, state } => {
+            Step::CausalConv1d { x, weight, kernel, dilation, state, out }
         }
         Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state } => {
             Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out }
         }
         Op::GatherRows { x } => Step::GatherRows { x, out },
-        Op::UnitNorm { .. }
-        | Op::PlacedRope { .. }
-        | Op::PositionScale { .. }
-        | Op::GroupedLinear { .. }
-        | Op::LimitedSwiGlu { .. }
-        | Op::Repeat { .. }
-        | Op::HyperWeights { .. }
-        | Op::HyperCollapse { .. }
-        | Op::HyperExpand { .. }
-        | Op::WindowPool { .. }
-        | Op::CompressedAttention { .. }
-        | Op::NGramEmbed { .. }
-        | Op::ScaledSilu { .. }
-        | Op::GatedMean { .. }
-        | Op::StreamAdd { .. }
-        | Op::StreamGate { .. }
-        | Op::WindowMean { .. }
-        | Op::BlockAttention { .. }
-        | Op::RouteByToken { .. }
-        | Op::ChooseBlocks { .. }
-        | Op::LayerNorm { .. }
-        | Op::ClampedSwiGlu { .. } => unreachable!("refused before lowering"),
+        _ => alone(),
     }
 }
 

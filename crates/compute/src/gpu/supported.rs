@@ -1,23 +1,19 @@
 //! What GPUs have kernels for. Other graphs are refused before anything is made ready.
+//!
+//! Kernels keep queries, scores and chosen experts in threadgroup memory, which is limited.
 
-use crate::graph::{Activation, Decay, DeltaRule, Graph, LatentInputs, Op, Score, Weighted};
+use crate::graph::{Decay, DeltaRule, Graph, HyperConnection, HyperKind, LatentInputs, Op};
 use crate::{Error, Result};
 
 /// The first operation of `graph` that there is no kernel of.
 pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
     let of = |op: &Op| match op {
-        Op::UnitNorm { .. } => Some("norms without a weight"),
-        Op::PlacedRope { .. } => Some("rotations of the last channels of a head"),
-        Op::GroupedLinear { .. } => Some("grouped linear layers"),
-        Op::LimitedSwiGlu { .. } => Some("limited SwiGLU"),
-        Op::Repeat { .. } | Op::HyperWeights { .. } | Op::HyperCollapse { .. } | Op::HyperExpand { .. } => {
-            Some("hyper-connections")
+        Op::Attention { cache, .. } if graph.caches()[cache.0].head_dim > 512 => {
+            Some("heads of more than 512 channels")
         }
-        Op::WindowPool { .. } | Op::CompressedAttention { .. } => Some("compressed attention"),
-        Op::GatedDeltaRule { inputs, shape, .. } if inputs.a.width != shape.value_heads => {
-            Some("a delta rule whose channels decay on their own")
+        Op::Attention { cache, .. } if graph.caches()[cache.0].value_dim > 512 => {
+            Some("values of more than 512 channels")
         }
-        Op::PositionScale { .. } => Some("factors by position"),
         Op::ChooseBlocks { .. }
         | Op::Attention { chosen: Some(_), .. }
         | Op::LatentAttention { inputs: LatentInputs { chosen: Some(_), .. }, .. } => {
@@ -29,36 +25,37 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
         Op::LatentAttention { inputs: LatentInputs { sinks: Some(_), .. }, .. } => {
             Some("latent attention with sinks")
         }
+        Op::HyperWeights { shape: HyperConnection { kind: HyperKind::Independent { .. }, .. }, .. } => {
+            Some("residual streams that stay apart")
+        }
         Op::LayerNorm { .. } => Some("layer norms"),
         Op::ClampedSwiGlu { .. } => Some("clamped SwiGLU outside of experts"),
         Op::GatedDeltaRule { shape: DeltaRule { decay: Decay::Bounded(_), .. }, .. } => {
             Some("a delta rule whose decay is bounded")
         }
-        Op::Attention { cache, .. } if graph.caches()[cache.0].chunk.is_some() => {
-            Some("attention within chunks")
+        Op::LatentAttention { cache, .. } if graph.latent_caches()[cache.0].rank > 512 => {
+            Some("latents of more than 512 channels")
         }
-        Op::Attention { cache, .. }
-            if graph.caches()[cache.0].value_dim != graph.caches()[cache.0].head_dim =>
+        Op::LatentAttention { cache, .. }
+            if graph.latent_caches()[cache.0].rank + graph.latent_caches()[cache.0].rope > 640 =>
         {
-            Some("attention with values that are not as wide as keys")
+            Some("latents with rotated keys of more than 640 channels")
         }
-        Op::MoeExperts { mlp, .. } if mlp.weighted == Weighted::Input => {
-            Some("experts whose input is weighted")
+        Op::CompressedAttention { cache, .. } | Op::BlockAttention { cache, .. }
+            if graph.compressed_caches()[cache.0].head_dim > 512 =>
+        {
+            Some("heads of more than 512 channels")
         }
-        Op::ScaledSilu { .. } | Op::GatedMean { .. } | Op::StreamAdd { .. } | Op::StreamGate { .. } => {
-            Some("gated residual streams")
+        Op::Route { route, .. } | Op::RouteByToken { route, .. } if route.experts > 1024 => {
+            Some("routers of more than 1024 experts")
         }
-        Op::NGramEmbed { .. } => Some("embeddings of n-grams"),
-        Op::WindowMean { .. } | Op::BlockAttention { .. } => Some("attention over chosen blocks"),
-        Op::CausalConv1d { dilation: 2.., .. } => Some("convolutions with dilation"),
-        Op::RmsNorm { x, weight, groups: 2.., .. } if graph.weights()[weight.0].matrix.cols == x.width => {
-            Some("norms of parts with a weight each")
+        Op::Route { route, .. } | Op::RouteByToken { route, .. } if route.top_k > 64 => {
+            Some("routers that choose more than 64 experts")
         }
-        Op::RouteByToken { .. } => Some("routing by token"),
-        Op::Route { route, .. } if route.score == Score::SqrtSoftplus => Some("routing by √softplus"),
-        Op::MoeExperts { mlp, .. } if matches!(mlp.activation, Activation::LimitedSwiGlu { .. }) => {
-            Some("experts with a limited SwiGLU")
+        Op::GatedDeltaRule { shape, .. } if shape.key_dim > 512 => {
+            Some("delta rules of more than 512 channels a key")
         }
+        Op::HyperWeights { shape, .. } if shape.streams > 16 => Some("more than 16 parallel streams"),
         _ => None,
     };
     graph.nodes().iter().find_map(|node| of(&node.op))

@@ -9,7 +9,7 @@ use super::experts::Part;
 use super::lower::{Launch, Lowering};
 use super::weights::DeviceWeight;
 use crate::DType;
-use crate::graph::{Activation, Attention, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
+use crate::graph::{Attention, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
 
 /// Tokens and weight rows of a tile.
 const TILE: usize = 128;
@@ -70,6 +70,10 @@ fn encoding(dtype: DType) -> Option<&'static str> {
         DType::Affine { bits: 4, .. } => "affine4",
         DType::Affine { bits: 8, .. } => "affine8",
         DType::Fp8 { .. } => "fp8",
+        DType::Q4_1 => "q4_1",
+        DType::Q5_1 => "q5_1",
+        DType::IQ4_NL => "iq4_nl",
+        DType::IQ4_XS => "iq4_xs",
         _ => return None,
     })
 }
@@ -98,6 +102,8 @@ pub(super) struct TensorLinear<'a> {
 pub(super) struct TensorExperts<'a> {
     pub(super) x: Value,
     pub(super) ids: Slice,
+    /// What rows of x count, a pair; all the same when absent.
+    pub(super) weights: Option<Slice>,
     pub(super) top_k: usize,
     pub(super) set: ExpertSetId,
     pub(super) parts: &'a [Part; 3],
@@ -168,15 +174,12 @@ impl Lowering<'_> {
         let sort = Launch { unit: "cuda/prefill", kernel: "tensor_sort", buffers: &buffers, constants };
         body.push(sort.over([1, 1, 1], 1024));
 
-        let (clamped, alpha, limit) = match e.mlp.activation {
-            Activation::SwiGlu => (false, 0.0, 0.0),
-            Activation::ClampedSwiGlu { alpha, limit } => (true, alpha, limit),
-            Activation::LimitedSwiGlu { .. } => unreachable!("refused before lowering"),
-        };
         let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([self.input(0); 3]);
         let has_bias = e.biases.is_some();
-        let constants: &[&dyn Words] = &[gate, up, &e.top_k, &has_bias, &clamped, &alpha, &limit];
-        let buffers = [x16, scale, list, tiles, slots, table, gate_bias, up_bias, e.products];
+        let weights = e.weights.unwrap_or(self.input(0));
+        let constants: &[&dyn Words] =
+            &[gate, up, &e.top_k, &has_bias, &e.mlp.activation, &e.weights.is_some()];
+        let buffers = [x16, scale, list, tiles, slots, table, weights, gate_bias, up_bias, e.products];
         let launch = Launch { unit: "cuda/gemm", kernel: "", buffers: &buffers, constants };
         body.push(gemm("tensor_gate_up", inner_encoding, launch, [inner.div_ceil(TILE / 2), most, 1]));
 
@@ -203,7 +206,7 @@ impl Lowering<'_> {
             256 => "tensor_attention_256",
             _ => return None,
         };
-        if self.f32_cache() {
+        if self.f32_cache() || shape.chunk.is_some() || shape.value_dim != shape.head_dim {
             return None;
         }
         let (sequences, places) = (self.input(self.layout.sequences), self.input(self.layout.places));

@@ -8,13 +8,12 @@ use moeflux_compute::backend::{
     StateSlots,
 };
 use moeflux_compute::cpu::{CpuBackend, Simd, SimdLevel};
-use moeflux_compute::gpu::emulator::Emulator;
-use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
 
 use crate::case::{Case, Experts, MODES, Mode, POISON, Tested, tolerance};
+use crate::devices::{METAL, MakeDevice, devices, is_tested};
 
 /// Hands over experts in one of several orders and groupings.
 pub struct Source<'a> {
@@ -177,7 +176,8 @@ fn level(simd: Simd) -> Level {
 
 /// Every instruction set of this machine.
 pub fn backends() -> Vec<Level> {
-    SimdLevel::available().into_iter().map(|name| level(Simd::new(name).unwrap())).collect()
+    let tested = SimdLevel::available().into_iter().filter(|_| is_tested("CPU"));
+    tested.map(|name| level(Simd::new(name).unwrap())).collect()
 }
 
 /// Modes that make a difference to an operation.
@@ -199,7 +199,7 @@ pub fn check(cases: impl IntoIterator<Item = Case>) {
         let right = run(&case, &mut *compile(&case, &Reference, MODES[0]), &schedules[0], None, 1);
         for mode in modes(case.tested) {
             let tolerance = tolerance(case.tested, case.dtype, *mode);
-            let product = matches!(case.tested, Tested::Linear | Tested::MoeExperts);
+            let product = matches!(case.tested, Tested::Linear | Tested::MoeExperts) && is_tested("CPU");
             for level in backends.iter().chain(product.then_some(&emulated_tiles)) {
                 let what = format!("{} on {}, {mode:?}", case.name, level.one.describe());
                 let mut executable = compile(&case, &level.one, *mode);
@@ -230,30 +230,6 @@ pub fn check(cases: impl IntoIterator<Item = Case>) {
         }
     }
     largest.iter().for_each(|(key, error)| println!("{key}: largest {error:.1e}"));
-}
-
-/// Makes a backend on a device; what is left to chance follows from the seed.
-pub type MakeDevice = fn(u64) -> GpuBackend;
-
-/// The emulated device with the text that Metal gets.
-pub const METAL: &str = "the emulator with Metal's text";
-
-/// The emulated device with both texts of the kernels, and a GPU where there is one.
-pub fn devices() -> Vec<(&'static str, MakeDevice)> {
-    let emulated: MakeDevice =
-        |seed| GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed))));
-    let metal: MakeDevice = |seed| {
-        GpuBackend::new("metal", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed).metal())))
-    };
-    let mut all = vec![("the emulator", emulated), (METAL, metal)];
-    #[cfg(target_os = "linux")]
-    if moeflux_compute::gpu::cuda::devices().is_ok() {
-        all.push(("CUDA", |_| {
-            let open = || Ok(Box::new(moeflux_compute::gpu::cuda::Cuda::open(0, None)?) as _);
-            GpuBackend::new("cuda", GpuOptions::default(), open)
-        }));
-    }
-    all
 }
 
 /// Results on a device are as close as the table says however sequences are cut into batches, do not depend on the

@@ -1,7 +1,9 @@
 //! Routers and experts.
 
 use moeflux_compute::backend::{Batch, ExpertSource, ExpertView, Span, StateSlots};
-use moeflux_compute::graph::{ExpertSet, ExpertSetId, GroupRank, Groups, MatrixSpec, Route, Score};
+use moeflux_compute::graph::{
+    Activation, ExpertMlp, ExpertSet, ExpertSetId, GroupRank, Groups, MatrixSpec, Route, Score, Weighted,
+};
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{DType, Error, Half, Result, Tensor};
 
@@ -91,6 +93,11 @@ fn route_by_other_scores() {
 
 /// Experts of random weights; the result of a router on random logits.
 fn moe_case(count: usize, top_k: usize, dtypes: [DType; 3], hidden: usize, inner: usize) -> Case {
+    moe_case_of(count, top_k, dtypes, [hidden, inner], ExpertMlp::default())
+}
+
+fn moe_case_of(count: usize, top_k: usize, dtypes: [DType; 3], widths: [usize; 2], mlp: ExpertMlp) -> Case {
+    let [hidden, inner] = widths;
     let mut r = Recorder::new(12);
     let x = r.input(hidden);
     let logits = r.input(count);
@@ -106,8 +113,8 @@ fn moe_case(count: usize, top_k: usize, dtypes: [DType; 3], hidden: usize, inner
     };
     let experts: Experts = (0..count).map(|_| expert()).collect();
     let set = r.graph.expert_set(expert_set(&experts)).unwrap();
-    let out = r.graph.moe_experts(x, routing, set).unwrap();
-    let name = format!("{count} top {top_k}, {gate} {up} {down}, {hidden} × {inner}");
+    let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
+    let name = format!("{count} top {top_k}, {gate} {up} {down}, {hidden} × {inner}, {mlp:?}");
     let plain = |d: &DType| matches!(d, DType::F32 | DType::F16 | DType::BF16);
     let dtype = dtypes.into_iter().find(|d| !plain(d)).unwrap_or(DType::F32);
     r.moe_case(name, Tested::MoeExperts, dtype, out, experts)
@@ -145,6 +152,23 @@ fn moe_experts_of_many_shapes() {
             160,
         ),
     ]);
+}
+
+#[test]
+fn moe_experts_that_compute_something_else() {
+    let limited = Activation::LimitedSwiGlu { limit: 6.0 };
+    let clamped = Activation::ClampedSwiGlu { alpha: 0.7, limit: 6.0 };
+    for dtype in [DType::F32, DType::Q8_0, DType::MXFP4] {
+        for (activation, weighted) in [
+            (Activation::SwiGlu, Weighted::Input),
+            (limited, Weighted::Output),
+            (limited, Weighted::Input),
+            (clamped, Weighted::Output),
+        ] {
+            let mlp = ExpertMlp { activation, weighted, biases: None };
+            check([moe_case_of(5, 2, [dtype; 3], [64, 32], mlp)]);
+        }
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@
 //! (whole sequences alone or together, in other orders, in pieces, token by token). One schedule is compared with the
 //! reference, the others with it bit for bit.
 
+#[path = "../support/devices.rs"]
+mod devices;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -19,7 +21,7 @@ use moeflux_compute::{DType, Half};
 
 use case::{Case, LONG, Recorder, Tested, VOCABULARY};
 use checks::check;
-use support::{affine, dtypes};
+use support::{affine, codebooks, dtypes};
 
 /// Row lengths for an encoding: one block, and several that are no multiple of 256.
 fn columns(dtype: DType) -> [usize; 2] {
@@ -31,9 +33,8 @@ fn columns(dtype: DType) -> [usize; 2] {
 
 #[test]
 fn embed() {
-    let case = |dtype: DType| {
+    let case = |dtype: DType, width: usize| {
         let mut r = Recorder::new(1);
-        let width = columns(dtype)[1];
         let table = r.matrix(dtype, VOCABULARY, width);
         let x = r.graph.embed(table);
         // The table has no NaN: another input brings it in.
@@ -41,7 +42,8 @@ fn embed() {
         let out = r.graph.add(x, zeros).unwrap();
         r.case(format!("{dtype} {width}"), Tested::Embed, dtype, out)
     };
-    check(dtypes().into_iter().map(case));
+    check(dtypes().into_iter().map(|dtype| case(dtype, columns(dtype)[1])));
+    check(codebooks().into_iter().map(|dtype| case(dtype, dtype.block_len())));
 }
 
 /// Recorder and value of a linear layer on normal inputs.

@@ -12,6 +12,7 @@ use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{Error, Result, Tensor};
 
+use crate::devices::{METAL, devices, is_tested};
 use crate::random::Random;
 
 /// Tokens that there are.
@@ -136,7 +137,7 @@ impl Case {
     pub(crate) fn check(&self, name: &str, tolerances: &[(KvType, f32)]) {
         let right = self.run(&Reference, KvType::F32, 1000);
         assert_eq!(self.run(&Reference, KvType::F32, 9), right, "{name}: the reference in steps");
-        for level in SimdLevel::available() {
+        for level in SimdLevel::available().into_iter().filter(|_| is_tested("CPU")) {
             let backend = CpuBackend::new(3, Some(level)).unwrap();
             for (kv_type, tolerance) in tolerances {
                 let whole = self.run(&backend, *kv_type, 1000);
@@ -145,6 +146,24 @@ impl Case {
                 for step in [1, 7, 67] {
                     let same = self.run(&backend, *kv_type, step) == whole;
                     assert!(same, "{name} {level} {kv_type:?}: in steps of {step}");
+                }
+            }
+        }
+    }
+}
+
+impl Case {
+    /// On devices results are within the same tolerances, in one batch and, in f32, in batches of a few
+    /// rows.
+    pub(crate) fn check_devices(&self, name: &str, tolerances: &[(KvType, f32)]) {
+        let right = self.run(&Reference, KvType::F32, 1000);
+        for (kv_type, tolerance) in tolerances {
+            for (device, make) in devices() {
+                let once = device == METAL || *kv_type == KvType::F16;
+                let steps: &[usize] = if once { &[1000] } else { &[1000, 4] };
+                for step in steps {
+                    let error = relative_error(&self.run(&make(7), *kv_type, *step), &right);
+                    assert!(error < *tolerance, "{name} on {device} {kv_type:?} by {step}: {error:.1e}");
                 }
             }
         }

@@ -21,7 +21,7 @@ use attention::{Attention, Kind};
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "DeepSeek-V4 (CPU only)", model_types: &["deepseek_v4"], gguf_architectures: &[], record };
+    Family { name: "DeepSeek-V4", model_types: &["deepseek_v4"], gguf_architectures: &[], record };
 
 /// Names of modules in transformers and in published checkpoints.
 const NAMES: &[(&str, &str)] = &[

@@ -15,7 +15,7 @@ use crate::Result;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Kimi-Linear (CPU only)", model_types: &["kimi_linear"], gguf_architectures: &[], record };
+    Family { name: "Kimi-Linear", model_types: &["kimi_linear"], gguf_architectures: &[], record };
 
 /// For each layer whether its attention is linear: as `layer_types` says, or lists of layers counted from one, else all
 /// but every fourth after the first.

@@ -17,7 +17,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Llama 4 (CPU only)",
+    name: "Llama 4",
     model_types: &["llama4", "llama4_text"],
     gguf_architectures: &["llama4"],
     record,

@@ -13,12 +13,8 @@ use super::rope;
 use crate::Result;
 
 /// Registry entry.
-pub(super) const FAMILY: Family = Family {
-    name: "MiMo-V2-Flash (CPU only)",
-    model_types: &["mimo_v2_flash"],
-    gguf_architectures: &[],
-    record,
-};
+pub(super) const FAMILY: Family =
+    Family { name: "MiMo-V2-Flash", model_types: &["mimo_v2_flash"], gguf_architectures: &[], record };
 
 /// Attention of one kind of layers.
 #[derive(Debug, Clone, Copy)]

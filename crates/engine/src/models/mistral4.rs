@@ -14,7 +14,7 @@ use crate::Result;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Mistral 4 (CPU only)", model_types: &["mistral4"], gguf_architectures: &[], record };
+    Family { name: "Mistral 4", model_types: &["mistral4"], gguf_architectures: &[], record };
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let (experts, top_k) = blocks::expert_counts(config, Some(4))?;

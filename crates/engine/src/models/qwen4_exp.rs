@@ -20,7 +20,7 @@ use ngrams::LayerEmbeddings;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Qwen4-Exp (CPU only)",
+    name: "Qwen4-Exp",
     model_types: &["qwen4_exp", "qwen4_exp_text"],
     gguf_architectures: &[],
     record,

@@ -1,8 +1,5 @@
 // Causal attention over paged keys and values: grouped queries, and latents.
-#include "cache.h"
-
-// Query heads that a group handles, and the most channels of a key.
-CONSTANT uint QUERIES = 8, MAX_DIM = 640;
+#include "scores.h"
 
 struct AppendConstants {
     // Heads of the cache, its channels, and the first and number of those that are written.
@@ -27,8 +24,8 @@ struct AttendConstants {
     // Channels of a key and of a value, and of a cached row of each.
     uint key_dim, value_dim, key_stride, value_stride;
     float scale;
-    // Keys seen, at most: 0 for all.
-    uint window;
+    // Keys seen, at most, and positions of a chunk, which is all that is seen: 0 for all.
+    uint window, chunk;
     uint is_f32;
     // Parts that each row's keys are divided into.
     uint splits;
@@ -37,15 +34,10 @@ struct AttendConstants {
 };
 
 // Attention of queries q (rows, heads · key_dim), 128 threads a group. Grid: (kv_heads · chunks, splits, rows).
-// With one split, `out` (rows, heads · value_dim) is the result. With more, `out` (rows, heads, splits, value_dim) is
-// the sum of values weighted by e^(score − max), and `stats` (rows, heads, splits, 2) is that max and the sum of weights.
+// With one split, `out` (rows, heads · value_dim) is the result; with more, see `end_scores`.
 KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uchar, values), (const Place, places),
        (const uint, pages), (const float, sinks), (float, stats), (float, out)) {
-    SHARED(float, query, QUERIES * MAX_DIM);
-    SHARED(float, scores, 128 * QUERIES);
-    SHARED(float, factors, QUERIES);
-    SHARED(float, maxima, QUERIES);
-    SHARED(float, sums, QUERIES);
+    SCORE_MEMORY(m);
     const uint row = ctx.group_z(), split = ctx.group_y();
     const uint kv_head = ctx.group_x() / c.chunks, group = c.heads / c.kv_heads;
     const uint head0 = kv_head * group + ctx.group_x() % c.chunks * QUERIES;
@@ -53,138 +45,42 @@ KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uc
     const uint queries = left < QUERIES ? left : QUERIES;
     const Place at = places[row];
     const uint seen = at.position + 1;
-    const uint first = c.window != 0 && seen > c.window ? seen - c.window : 0;
+    const uint oldest = c.window != 0 && seen > c.window ? seen - c.window : 0;
+    const uint start = c.chunk != 0 ? at.position - at.position % c.chunk : 0;
+    const uint first = start > oldest ? start : oldest;
     const uint part = (seen - first + c.splits - 1) / c.splits;
     const uint begin = first + split * part;
     const uint end = begin + part < seen ? begin + part : seen;
+    const ulong head = (ulong)row * c.heads + head0;
 
-    for (uint i = ctx.thread(); i < queries * c.key_dim; i += ctx.threads()) {
-        query[i] = q[((ulong)row * c.heads + head0) * c.key_dim + i] * c.scale;
-    }
-    if (ctx.thread() < QUERIES) {
-        const bool sink = c.has_sinks && split == 0 && ctx.thread() < queries;
-        maxima[ctx.thread()] = sink ? (float)sinks[head0 + ctx.thread()] : -infinity();
-        sums[ctx.thread()] = sink ? 1.0f : 0.0f;
-    }
-    // Channels thread, thread + 128, … of each query's value.
-    float mixed[QUERIES][4];
-#pragma unroll
-    for (uint h = 0; h < QUERIES; ++h) {
-#pragma unroll
-        for (uint n = 0; n < 4; ++n) mixed[h][n] = 0.0f;
-    }
-    // Whether keys can be loaded eight at a time.
+    begin_scores(ctx, m, q + head * c.key_dim, queries, c.key_dim, c.scale, sinks + (c.has_sinks ? head0 : 0),
+                 c.has_sinks && split == 0);
+    Mixed mixed = no_values();
     const bool wide = !c.is_f32 && c.key_dim % 8 == 0 && c.key_stride % 8 == 0;
     barrier(ctx);
-
-    for (uint tile = begin; tile < end; tile += 128) {
-        // A thread scores one key.
+    for (uint tile = begin; tile < end; tile += KEYS) {
         const uint position = tile + ctx.thread();
         if (position < end) {
             const ulong key = place_of(pages, at, position, c.kv_heads, kv_head) * c.key_stride;
-            float dots[QUERIES];
-#pragma unroll
-            for (uint h = 0; h < QUERIES; ++h) dots[h] = 0.0f;
-            if (wide) {
-                const GPTR(const uchar) from = keys + key * 2;
-                for (uint d = 0; d < c.key_dim; d += 8) {
-                    const Word4 w = load_u32x4(from, 2 * d);
-                    const float k0 = f16_to_f32((ushort)w.x), k1 = f16_to_f32((ushort)(w.x >> 16));
-                    const float k2 = f16_to_f32((ushort)w.y), k3 = f16_to_f32((ushort)(w.y >> 16));
-                    const float k4 = f16_to_f32((ushort)w.z), k5 = f16_to_f32((ushort)(w.z >> 16));
-                    const float k6 = f16_to_f32((ushort)w.w), k7 = f16_to_f32((ushort)(w.w >> 16));
-#pragma unroll
-                    for (uint h = 0; h < QUERIES; ++h) {
-                        if (h >= queries) continue;
-                        const Float4 a = load_f32x4(query, h * c.key_dim + d);
-                        const Float4 b = load_f32x4(query, h * c.key_dim + d + 4);
-                        dots[h] += a.x * k0 + a.y * k1 + a.z * k2 + a.w * k3 + b.x * k4 + b.y * k5 + b.z * k6 + b.w * k7;
-                    }
-                }
-            } else {
-                for (uint d = 0; d < c.key_dim; ++d) {
-                    const float k = cached(keys, key + d, c.is_f32);
-#pragma unroll
-                    for (uint h = 0; h < QUERIES; ++h) {
-                        if (h < queries) dots[h] += query[h * c.key_dim + d] * k;
-                    }
-                }
-            }
-#pragma unroll
-            for (uint h = 0; h < QUERIES; ++h) {
-                if (h < queries) scores[h * 128 + ctx.thread()] = dots[h];
-            }
+            score_key(ctx, m, keys, key, queries, c.key_dim, wide, c.is_f32);
         }
         barrier(ctx);
-        const uint count = end - tile < 128 ? end - tile : 128;
-        // A warp turns the scores of every fourth query into weights.
-        for (uint h = ctx.warp(); h < queries; h += 4) {
-            float best = -infinity();
-            bool poisoned = false;
-            for (uint i = ctx.lane(); i < count; i += 32) {
-                const float s = scores[h * 128 + i];
-                best = s > best ? s : best;
-                poisoned = poisoned || s != s;
-            }
-            // Read by the lane that writes it.
-            const float old = lane_read(ctx, ctx.lane() == 0 ? (float)maxima[h] : 0.0f, 0);
-            best = lane_max(ctx, best > old ? best : old);
-            float sum = poisoned ? not_a_number() : 0.0f;
-            for (uint i = ctx.lane(); i < count; i += 32) {
-                const float weight = exp_of(scores[h * 128 + i] - best);
-                scores[h * 128 + i] = weight;
-                sum += weight;
-            }
-            sum = lane_sum(ctx, sum);
-            if (ctx.lane() == 0) {
-                factors[h] = best > old ? exp_of(old - best) : 1.0f;
-                sums[h] = sums[h] * factors[h] + sum;
-                maxima[h] = best;
-            }
-        }
+        const uint count = end - tile < KEYS ? end - tile : KEYS;
+        weigh_keys(ctx, m, queries, count);
         barrier(ctx);
-#pragma unroll
-        for (uint h = 0; h < QUERIES; ++h) {
-            if (h >= queries) continue;
-            const float factor = factors[h];
-#pragma unroll
-            for (uint n = 0; n < 4; ++n) mixed[h][n] *= factor;
-        }
+        mixed = faded(m, mixed, queries);
         for (uint i = 0; i < count;) {
             // As far as the page goes.
-            const uint left = PAGE - (tile + i) % PAGE, stop = i + left < count ? i + left : count;
+            const uint rest = PAGE - (tile + i) % PAGE, stop = i + rest < count ? i + rest : count;
             ulong value = place_of(pages, at, tile + i, c.kv_heads, kv_head) * c.value_stride + ctx.thread();
 #pragma unroll 4
             for (; i < stop; ++i, value += c.value_stride) {
-#pragma unroll
-                for (uint n = 0; n < 4; ++n) {
-                    if (ctx.thread() + 128 * n >= c.value_dim) continue;
-                    const float v = cached(values, value + 128 * n, c.is_f32);
-#pragma unroll
-                    for (uint h = 0; h < QUERIES; ++h) {
-                        if (h < queries) mixed[h][n] += scores[h * 128 + i] * v;
-                    }
-                }
+                mixed = with_value(ctx, m, mixed, values, value, i, queries, c.value_dim, c.is_f32);
             }
         }
         barrier(ctx);
     }
-
-#pragma unroll
-    for (uint h = 0; h < QUERIES; ++h) {
-        if (h >= queries) continue;
-        const ulong head = (ulong)row * c.heads + head0 + h;
-        const float divisor = c.splits == 1 ? (float)sums[h] : 1.0f;
-#pragma unroll
-        for (uint n = 0; n < 4; ++n) {
-            const uint d = ctx.thread() + 128 * n;
-            if (d < c.value_dim) out[(head * c.splits + split) * c.value_dim + d] = mixed[h][n] / divisor;
-        }
-        if (c.splits > 1 && ctx.thread() == 0) {
-            stats[(head * c.splits + split) * 2] = maxima[h];
-            stats[(head * c.splits + split) * 2 + 1] = sums[h];
-        }
-    }
+    end_scores(ctx, m, mixed, head, queries, split, c.splits, c.value_dim, stats, out);
 }
 
 struct CombineConstants {
@@ -242,8 +138,8 @@ KERNEL(combine, CombineConstants, (const float, parts), (const float, stats), (f
 }
 
 struct PrepareConstants {
-    // Query and key heads, channels of a head.
-    uint heads, kv_heads, dim;
+    // Query and key heads, channels of a head and of its value.
+    uint heads, kv_heads, dim, value_dim;
     // Whether heads of queries and keys are normalised first.
     uint q_norm, k_norm;
     float q_eps, k_eps;
@@ -252,8 +148,8 @@ struct PrepareConstants {
     uint is_f32;
 };
 
-// Per head: norm and rotation of queries (rows, heads · dim) → out, the same of keys (rows, kv_heads · dim) and values as
-// they are → the caches. A group of 32 threads does a head. Grid: (heads + 2 · kv_heads, rows).
+// Per head: norm and rotation of queries (rows, heads · dim) → out, the same of keys (rows, kv_heads · dim) and values
+// (rows, kv_heads · value_dim) as they are → the caches. A group of 32 threads does a head. Grid: (heads + 2 · kv_heads, rows).
 KERNEL(prepare, PrepareConstants, (const float, q), (const float, k), (const float, v), (const float, q_weight),
        (const float, k_weight), (const float, angles), (const Place, places), (const uint, pages), (uchar, keys),
        (uchar, values), (float, out)) {
@@ -261,26 +157,27 @@ KERNEL(prepare, PrepareConstants, (const float, q), (const float, k), (const flo
     const uint index = ctx.group_x(), row = ctx.group_y(), lane = ctx.lane();
     const bool is_query = index < c.heads, is_value = index >= c.heads + c.kv_heads;
     const uint own = is_query ? index : (index - c.heads) % c.kv_heads;
-    const GPTR(const float) from = is_query ? q + ((ulong)row * c.heads + own) * c.dim
-                                 : is_value ? v + ((ulong)row * c.kv_heads + own) * c.dim
-                                            : k + ((ulong)row * c.kv_heads + own) * c.dim;
+    const uint dim = is_value ? c.value_dim : c.dim;
+    const GPTR(const float) from = is_query ? q + ((ulong)row * c.heads + own) * dim
+                                 : is_value ? v + ((ulong)row * c.kv_heads + own) * dim
+                                            : k + ((ulong)row * c.kv_heads + own) * dim;
     const bool normed = is_query ? c.q_norm : !is_value && c.k_norm;
     float factor = 1.0f;
     if (normed) {
         float sum = 0.0f;
-        for (uint i = lane; i < c.dim; i += 32) sum += from[i] * from[i];
+        for (uint i = lane; i < dim; i += 32) sum += from[i] * from[i];
         sum = lane_sum(ctx, sum);
-        factor = 1.0f / sqrt_of(sum / (float)c.dim + (is_query ? c.q_eps : c.k_eps));
+        factor = 1.0f / sqrt_of(sum / (float)dim + (is_query ? c.q_eps : c.k_eps));
     }
-    for (uint i = lane; i < c.dim; i += 32) {
+    for (uint i = lane; i < dim; i += 32) {
         const float weight = !normed ? 1.0f : is_query ? (float)q_weight[i] : (float)k_weight[i];
         head[i] = normed ? from[i] * factor * weight : (float)from[i];
     }
     barrier(ctx);
     const Place at = places[row];
-    const ulong to = is_query ? ((ulong)row * c.heads + own) * c.dim
-                              : place_of(pages, at, at.position, c.kv_heads, own) * c.dim;
-    for (uint i = lane; i < c.dim; i += 32) {
+    const ulong to = is_query ? ((ulong)row * c.heads + own) * dim
+                              : place_of(pages, at, at.position, c.kv_heads, own) * dim;
+    for (uint i = lane; i < dim; i += 32) {
         float result = head[i];
         if (!is_value && i < 2 * c.pairs) {
             const uint pair = c.interleaved ? i / 2 : i % c.pairs;

@@ -164,7 +164,8 @@ DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) {
 }
 DEVICE void store_u32x4(GPTR(uchar) p, uint offset, Word4 v) { *(uint4*)(p + offset) = make_uint4(v.x, v.y, v.z, v.w); }
 #define GCAST(T, p) ((T*)(p))
-// The sixteen bytes at p + offset, a multiple of 2: two aligned loads, and what lies between shifted out of them.
+// The sixteen bytes at p + offset, a multiple of 2 (of `load_any` not even that): two aligned loads, and what lies between
+// shifted out of them.
 DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
     const uint shift = (uint)(ulong)(p + offset) & 15;
     const uint4* const from = (const uint4*)(p + offset - shift);
@@ -173,10 +174,13 @@ DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
     const uint w0 = two ? a.z : a.x, w1 = two ? a.w : a.y, w2 = two ? b.x : a.z;
     const uint w3 = two ? b.y : a.w, w4 = two ? b.z : b.x, w5 = two ? b.w : b.y;
     const uint v0 = one ? w1 : w0, v1 = one ? w2 : w1, v2 = one ? w3 : w2, v3 = one ? w4 : w3, v4 = one ? w5 : w4;
-    const uint by = shift * 8 & 16;
+    const uint by = shift * 8 & 24;
     return Word4{__funnelshift_r(v0, v1, by), __funnelshift_r(v1, v2, by), __funnelshift_r(v2, v3, by),
                  __funnelshift_r(v3, v4, by)};
 }
+DEVICE Word4 load_any(GPTR(const uchar) p, uint offset) { return load_loose(p, offset); }
+// The bytes of high and low that the low three bits of each of the lowest four nibbles name.
+DEVICE uint pick(uint low, uint high, uint nibbles) { return __byte_perm(low, high, nibbles & 0x7777); }
 // Starts bringing `bytes` bytes from p on nearer; they are of no buffer that kernels write. One lane of a warp asks.
 DEVICE void prefetch(GPTR(const uchar) p, uint bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -246,3 +250,7 @@ DEVICE float group_max(CTX, float v, SPTR(float) scratch) {
 DEVICE float bf16_to_f32(uint bits) { return as_float(bits << 16); }
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
 DEVICE float silu(float x) { return x / (1.0f + exp_of(-x)); }
+// ln(1 + eˣ), without overflow.
+DEVICE float softplus(float x) { return (x > 0.0f ? x : x != x ? x : 0.0f) + log1p_of(exp_of(-abs_of(x))); }
+// Within ±limit; NaN stays NaN.
+DEVICE float clamped(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }

@@ -4,8 +4,9 @@
 struct ElementConstants {
     // Elements in all.
     uint count;
-    // Clamp: the limit. Sigmoid gate: elements that share a gate, as an integer.
-    float limit;
+    // Clamp and limited SwiGLU: the limit. Scaled SiLU: the factor.
+    float number;
+    // Sigmoid gate: elements that share a gate.
     uint shared;
 };
 
@@ -21,10 +22,19 @@ KERNEL(swiglu, ElementConstants, (const float, gate), (const float, up), (float,
 
 KERNEL(clamp_to, ElementConstants, (const float, x), (float, out)) {
     const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i < c.count) out[i] = clamped(x[i], c.number);
+}
+
+KERNEL(limited_swiglu, ElementConstants, (const float, gate), (const float, up), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
     if (i >= c.count) return;
-    const float v = x[i];
-    // In this form NaN stays NaN.
-    out[i] = v > c.limit ? c.limit : v < -c.limit ? -c.limit : v;
+    const float g = gate[i];
+    out[i] = silu(g > c.number ? c.number : g) * clamped(up[i], c.number);
+}
+
+KERNEL(scaled_silu, ElementConstants, (const float, x), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i < c.count) out[i] = silu(c.number * x[i]);
 }
 
 KERNEL(sigmoid_gate, ElementConstants, (const float, x), (const float, gate), (float, out)) {

@@ -1,33 +1,22 @@
-// Routed experts of few rows, with activations of eight bits. A *pair* is a token with one of its experts.
+// Routed experts of few rows, with activations of eight bits.
 #include "activations.h"
+#include "experts.h"
 #include "quantize.h"
 #include "routing.h"
 
-CONSTANT uint SWIGLU = 0, ABSENT = 0xffffffffu, SLOT_UNIT = 256;
-
-struct ExpertPart {
-    Format format;
-    uint offsets[3];
-    uint rows;
-};
-
-DEVICE Row part_row(GPTR(const uchar) slots, uint slot, const ExpertPart part, uint row) {
-    const GPTR(const uchar) base = slots + (ulong)slot * SLOT_UNIT;
-    return row_of(base + part.offsets[0], base + part.offsets[1], base + part.offsets[2], part.format, row);
-}
-
 struct GateUpConstants {
-    ExpertPart gate, up;
+    Part gate, up;
     NormConstants norm;
     // Whether this chooses the experts, and how; else `ids` says which they are.
     uint routes;
     RouteConstants route;
     uint top_k;
-    uint activation;
-    float alpha, limit;
+    Activation activation;
     uint has_bias;
     // Whether the dispatch before leaves x and its norm alone: then they are made ready while it runs.
     uint early;
+    // Whether rows of x count as much as `weights` says, which is then known.
+    uint weighs;
 };
 
 struct GateUpBuffers {
@@ -101,12 +90,7 @@ DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b,
 // The product of gate and up of a row from their sums, the up's eight lanes on.
 DEVICE float gated(CTX, const GateUpConstants c, const GateUpBuffers b, uint expert, uint row, bool is_gate, float sum) {
     if (c.has_bias) sum += is_gate ? b.gate_bias[expert * c.gate.rows + row] : b.up_bias[expert * c.gate.rows + row];
-    const float up = lane_xor(ctx, sum, 8u);
-    if (c.activation == SWIGLU) return silu(sum) * up;
-    // In this form NaN stays NaN.
-    const float a = sum > c.limit ? c.limit : sum;
-    const float d = up > c.limit ? c.limit : up < -c.limit ? -c.limit : up;
-    return (d + 1.0f) * a * sigmoid(c.alpha * a);
+    return activated(c.activation, sum, lane_xor(ctx, sum, 8u));
 }
 
 // R rows of gate and of up, in turn.
@@ -114,8 +98,8 @@ template <uint R> DEVICE Rows<2 * R> gate_up_rows(const GateUpConstants c, GPTR(
     Rows<2 * R> rows;
 #pragma unroll
     for (uint n = 0; n < R; ++n) {
-        rows.row[2 * n] = part_row(slots, slot, c.gate, first + n);
-        rows.row[2 * n + 1] = part_row(slots, slot, c.up, first + n);
+        rows.row[2 * n] = expert_row(slots, slot, c.gate, first + n);
+        rows.row[2 * n + 1] = expert_row(slots, slot, c.up, first + n);
     }
     return rows;
 }
@@ -135,14 +119,15 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
     }
     if (!c.early) after_previous(ctx);
     const GPTR(const float) from = b.x + (ulong)token * cols;
-    const float factor = enter_bytes(ctx, c.norm, from, b.norm, cols, m.words, m.scales, m.scratch,
-                                     entering(ctx, c.norm, from, b.norm, cols));
+    float factor = enter_bytes(ctx, c.norm, from, b.norm, cols, m.words, m.scales, m.scratch,
+                               entering(ctx, c.norm, from, b.norm, cols));
     const LaneTable t = lane_table(ctx, c, b);
     if (c.early) after_previous(ctx);
     const PairExpert of = expert_of(ctx, c, b, r, t);
     if (of.slot == ABSENT) return;
+    if (c.weighs) factor *= b.weights[pair];
     const uint first = ctx.group_x() * 32 + ctx.warp() * 4;
-    const Row g = part_row(b.slots, of.slot, c.gate, first), u = part_row(b.slots, of.slot, c.up, first);
+    const Row g = expert_row(b.slots, of.slot, c.gate, first), u = expert_row(b.slots, of.slot, c.up, first);
     warp_prefetch(ctx, g.plane0, 4 * c.gate.format.strides[0]);
     warp_prefetch(ctx, u.plane0, 4 * c.up.format.strides[0]);
     const LocalActivations x = {m.words, m.scales};
@@ -162,11 +147,13 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
 }
 
 struct DownConstants {
-    ExpertPart part;
+    Part part;
     uint top_k;
     // Whether the pairs of a token are summed; else each has an output of its own.
     uint fused;
     uint has_bias, has_residual;
+    // Whether pairs count as much as `weights` says; else all the same.
+    uint weighs;
 };
 
 struct DownBuffers {
@@ -206,7 +193,7 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
             pairs[n] = first + (at < count ? at : count - 1);
             const uint slot = b.table[b.ids[pairs[n]]];
             missing |= slot == ABSENT ? 1 : 0;
-            rows.row[n] = part_row(b.slots, slot == ABSENT ? 0 : slot, c.part, row);
+            rows.row[n] = expert_row(b.slots, slot == ABSENT ? 0 : slot, c.part, row);
             sums.v[n] = 0.0f;
         }
         // Of all pairs of a token, or of the only one: then for all lanes.
@@ -228,7 +215,7 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
         // The pair whose sum this lane has.
         const uint at = k + lane / (TEAM / N) * TEAMS + own;
         if (c.has_bias && at < count) sum += b.bias[b.ids[first + at] * c.part.rows + row];
-        const float weight = c.fused && at < count ? (float)b.weights[first + at] : 0.0f;
+        const float weight = !c.fused || at >= count ? 0.0f : c.weighs ? (float)b.weights[first + at] : 1.0f;
 #pragma unroll
         for (uint i = 0; i < EACH; ++i) {
             if (k + i >= count) break;
@@ -283,5 +270,9 @@ ENCODING(q4_k, Q4_K)
 ENCODING(q5_k, Q5_K)
 ENCODING(q6_k, Q6_K)
 ENCODING(q8_0, Q8_0)
+ENCODING(q4_0, Q4_0)
+ENCODING(q5_0, Q5_0)
+ENCODING(mxfp4, MXFP4)
+ENCODING(mxfp4_planes, MXFP4_PLANES)
 ENCODING(affine4, AFFINE)
 ENCODING(affine8, AFFINE + 256)

@@ -144,9 +144,13 @@ OF_ONE(q4_k, Q4_K)
 OF_ONE(q5_k, Q5_K)
 OF_ONE(q6_k, Q6_K)
 OF_ONE(q8_0, Q8_0)
+OF_ONE(q4_0, Q4_0)
+OF_ONE(q5_0, Q5_0)
+OF_ONE(mxfp4, MXFP4)
+OF_ONE(mxfp4_planes, MXFP4_PLANES)
 OF_ONE(affine4, AFFINE)
 OF_ONE(affine8, AFFINE + 256)
-// Of weights in several encodings.
+// Of weights in several encodings: not all, so that a thread needs no more registers than the most common ones do.
 PRODUCTS(mixed, {
     const uint bits = own.part.format.kind >> 16 & 15;
     switch (own.part.format.kind & 255) {

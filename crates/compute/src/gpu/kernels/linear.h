@@ -1,5 +1,5 @@
 // Products with one weight matrix, and rows of a table.
-#include "weights.h"
+#include "tiles.h"
 
 struct EmbedConstants {
     Format table;
@@ -15,16 +15,6 @@ KERNEL(embed, EmbedConstants, (const uchar, plane0), (const uchar, plane1), (con
         for (uint j = 0; j < 8 && 8 * i + j < c.table.cols; ++j) out[(ulong)r * c.table.cols + 8 * i + j] = w.v[j];
     }
 }
-
-struct LinearConstants {
-    Format weight;
-    // Output features.
-    uint rows;
-    // Rows of activations.
-    uint tokens;
-    // Whether `bias` and `residual` are added.
-    uint has_bias, has_residual;
-};
 
 // x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows), for few tokens: a warp makes one output of one
 // token. Grid: (rows / warps of a group, tokens).
@@ -53,50 +43,23 @@ MATVEC(any, ANY)
 // tokens / 64).
 KERNEL(matmul_any, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
        (const float, x), (const float, bias), (const float, residual), (float, out)) {
-    SHARED(float, tile_w, 32 * 65);
-    SHARED(float, tile_x, 32 * 65);
-    const uint row0 = ctx.group_x() * 64, token0 = ctx.group_y() * 64;
-    // A thread loads 8 columns of one row of each tile, and sums 4 × 4 outputs.
-    const uint load_row = ctx.thread() / 4, load_part = ctx.thread() % 4;
-    const uint my_row = ctx.thread() % 16, my_token = ctx.thread() / 16;
-    float sums[4][4];
-    for (uint a = 0; a < 4; ++a) for (uint b = 0; b < 4; ++b) sums[a][b] = 0.0f;
-    const bool has_row = row0 + load_row < c.rows, has_token = token0 + load_row < c.tokens;
-    const Row w = row_of(plane0, plane1, plane2, c.weight, has_row ? row0 + load_row : 0);
-    const GPTR(const float) from = x + (ulong)(has_token ? token0 + load_row : 0) * c.weight.cols;
-    for (uint col = 0; col < c.weight.cols; col += 32) {
-        const uint i = col / 8 + load_part;
-        Float8 wv, xv;
-        for (uint j = 0; j < 8; ++j) wv.v[j] = xv.v[j] = 0.0f;
-        if (8 * i < c.weight.cols) {
-            if (has_row) wv = load8<ANY>(c.weight, w, i);
-            if (has_token) xv = activations8(from, c.weight.cols, i);
-        }
-        for (uint j = 0; j < 8; ++j) {
-            tile_w[(8 * load_part + j) * 65 + load_row] = wv.v[j];
-            tile_x[(8 * load_part + j) * 65 + load_row] = xv.v[j];
-        }
-        barrier(ctx);
-        for (uint k = 0; k < 32; ++k) {
-            float ws[4], xs[4];
-            for (uint a = 0; a < 4; ++a) {
-                ws[a] = tile_w[k * 65 + my_row + 16 * a];
-                xs[a] = tile_x[k * 65 + my_token + 16 * a];
-            }
-            for (uint a = 0; a < 4; ++a) for (uint b = 0; b < 4; ++b) sums[a][b] += ws[a] * xs[b];
-        }
-        barrier(ctx);
-    }
+    SHARED(float, tile_w, TILE_FLOATS);
+    SHARED(float, tile_x, TILE_FLOATS);
+    const uint row0 = ctx.group_x() * 64, token0 = ctx.group_y() * 64, line = ctx.thread() / 4;
+    const bool has_row = row0 + line < c.rows, has_token = token0 + line < c.tokens;
+    const Row w = row_of(plane0, plane1, plane2, c.weight, has_row ? row0 + line : 0);
+    const GPTR(const float) from = x + (ulong)(has_token ? token0 + line : 0) * c.weight.cols;
+    const TileSums sums = tile_sums(ctx, c.weight, w, has_row, from, has_token, tile_w, tile_x);
     for (uint a = 0; a < 4; ++a) {
-        const uint row = row0 + my_row + 16 * a;
+        const uint row = row0 + ctx.thread() % 16 + 16 * a;
         for (uint b = 0; b < 4; ++b) {
-            const uint token = token0 + my_token + 16 * b;
+            const uint token = token0 + ctx.thread() / 16 + 16 * b;
             if (row >= c.rows || token >= c.tokens) continue;
-            const ulong at = (ulong)token * c.rows + row;
-            float sum = sums[a][b];
+            const ulong to = (ulong)token * c.rows + row;
+            float sum = sums.v[a][b];
             if (c.has_bias) sum += bias[row];
-            if (c.has_residual) sum += residual[at];
-            out[at] = sum;
+            if (c.has_residual) sum += residual[to];
+            out[to] = sum;
         }
     }
 }

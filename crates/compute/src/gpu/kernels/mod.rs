@@ -6,12 +6,17 @@
 const HEADERS: &[(&str, &str)] = &[
     ("activations.h", include_str!("activations.h")),
     ("cache.h", include_str!("cache.h")),
+    ("codebooks.h", include_str!("codebooks.h")),
+    ("experts.h", include_str!("experts.h")),
     ("heads.h", include_str!("heads.h")),
     ("dialect.h", include_str!("dialect.h")),
     ("metal/dialect.h", include_str!("metal/dialect.h")),
     ("pieces.h", include_str!("pieces.h")),
     ("quantize.h", include_str!("quantize.h")),
     ("routing.h", include_str!("routing.h")),
+    ("scores.h", include_str!("scores.h")),
+    ("sequences.h", include_str!("sequences.h")),
+    ("tiles.h", include_str!("tiles.h")),
     ("weights.h", include_str!("weights.h")),
 ];
 
@@ -25,6 +30,7 @@ macro_rules! units {
 
 units![
     "attention",
+    "compressed",
     "decode",
     "elementwise",
     "few_experts",
@@ -32,10 +38,12 @@ units![
     "latent",
     "linear",
     "moe",
+    "ngrams",
     "recurrent",
     "rms_norm",
     "route",
     "rows",
+    "streams",
     "tiers"
 ];
 

@@ -106,6 +106,38 @@ template <uint D, class X> DEVICE Chunk chunk_of(const X x, uint p) {
     return k;
 }
 
+// Bits of a nibble in the lowest bit of a byte each.
+DEVICE uint spread_bits(uint nibble) { return nibble * 0x00204081u & 0x01010101u; }
+
+// Sixteen nibbles, a byte each, with fifth bits: the lowest ones of `high`.
+DEVICE Word4 with_fifths(const Word4 nibbles, uint high) {
+    Word4 r = {nibbles.x | spread_bits(high & 15) << 4, nibbles.y | spread_bits(high >> 4 & 15) << 4,
+               nibbles.z | spread_bits(high >> 8 & 15) << 4, nibbles.w | spread_bits(high >> 12 & 15) << 4};
+    return r;
+}
+
+// Twice the magnitudes of the four-bit floats (E2M1) of the lowest four nibbles, a byte each.
+DEVICE uint doubled_e2m1(uint nibbles) { return pick(0x03020100u, 0x0c080604u, nibbles); }
+
+// Magnitudes · b, negative where the lowest bit of a byte of `negative` is set: the complement of a magnitude is one less
+// than its negative.
+DEVICE int dot4_signed(uint magnitudes, uint negative, uint b, int sum) {
+    return dot4(magnitudes ^ negative * 255u, b, dot4(negative, b, sum));
+}
+
+// Twice the four-bit floats of a word, whose low nibbles are columns of `low`, the high ones of `high`.
+DEVICE int dot8_e2m1(uint w, uint low, uint high, int sum) {
+    const uint a = doubled_e2m1(w), b = doubled_e2m1(w >> 16);
+    sum = dot4_signed(even_bytes(a, b), w >> 3 & 0x01010101u, low, sum);
+    return dot4_signed(odd_bytes(a, b), w >> 7 & 0x01010101u, high, sum);
+}
+
+// The same of the lowest four nibbles, which are columns of x in order.
+DEVICE int dot4_e2m1(uint nibbles, uint x, int sum) {
+    const uint bits = nibbles >> 3 & 0x1111u, pairs = (bits | bits << 8) & 0x00110011u;
+    return dot4_signed(doubled_e2m1(nibbles), (pairs | pairs << 4) & 0x01010101u, x, sum);
+}
+
 // Six-bit values: low nibbles with bits 0 and 1 of each byte of `high`, less 32.
 DEVICE Word4 six_bits(const Word4 low, const Word4 high) {
     const Word4 h = and4(high, 0x03030303u);
@@ -148,6 +180,19 @@ template <uint D> DEVICE Raw raw_of(const Format f, const Row row, uint p) {
         r.a = load_loose(b, 2);
         r.b = load_loose(b, 18);
         r.scale = half_at(b, 0);
+    } else if (D == Q4_0 || D == Q5_0) {
+        const uint head = D == Q4_0 ? 2 : 6;
+        const GPTR(const uchar) b = row.plane0 + (ulong)p * (head + 16);
+        r.a = load_loose(b, head);
+        if (D == Q5_0) r.bytes = load_u16(b, 2) | load_u16(b, 4) << 16;
+        r.scale = half_at(b, 0);
+    } else if (D == MXFP4) {
+        const GPTR(const uchar) b = row.plane0 + (ulong)p * 17;
+        r.a = load_any(b, 1);
+        r.scale = 0.5f * e8m0(b[0]);
+    } else if (D == MXFP4_PLANES) {
+        r.a = load_u32x4(row.plane0, 16 * p);
+        r.scale = 0.5f * e8m0(row.plane1[p]);
     } else {
         // Affine of 4 bits (AFFINE) or 8 (AFFINE + 256).
         const uint group = f.kind >> 8 & 255, at = 32 * p / group * 2;
@@ -205,6 +250,28 @@ template <uint D> DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
     }
     if (D == Q8_0) return r.scale * (float)(dot16(r.a, x.a) + dot16(r.b, x.b)) * x.scales[0];
     const float d = x.scales[0], total = x.sums[0];
+    if (D == Q4_0) {
+        // The high nibbles sixteen times as much, where they are.
+        const int high = dot16_unsigned(and4(r.a, 0xf0f0f0f0u), x.b) >> 4;
+        return r.scale * fma_of(d, (float)(dot16(and4(r.a, 0x0f0f0f0fu), x.a) + high), -8.0f * total);
+    }
+    if (D == Q5_0) {
+        const Word4 low = with_fifths(and4(r.a, 0x0f0f0f0fu), r.bytes);
+        const Word4 high = with_fifths(and4(shift4(r.a, 4), 0x0f0f0f0fu), r.bytes >> 16);
+        return r.scale * fma_of(d, (float)(dot16(low, x.a) + dot16(high, x.b)), -16.0f * total);
+    }
+    if (D == MXFP4) {
+        const int dot = dot8_e2m1(r.a.x, x.a.x, x.b.x, dot8_e2m1(r.a.y, x.a.y, x.b.y,
+                        dot8_e2m1(r.a.z, x.a.z, x.b.z, dot8_e2m1(r.a.w, x.a.w, x.b.w, 0))));
+        return r.scale * d * (float)dot;
+    }
+    if (D == MXFP4_PLANES) {
+        int dot = dot4_e2m1(r.a.x, x.a.x, dot4_e2m1(r.a.x >> 16, x.a.y, 0));
+        dot = dot4_e2m1(r.a.y, x.a.z, dot4_e2m1(r.a.y >> 16, x.a.w, dot));
+        dot = dot4_e2m1(r.a.z, x.b.x, dot4_e2m1(r.a.z >> 16, x.b.y, dot));
+        dot = dot4_e2m1(r.a.w, x.b.z, dot4_e2m1(r.a.w >> 16, x.b.w, dot));
+        return r.scale * d * (float)dot;
+    }
     if (D == AFFINE) {
         const Word4 low = and4(r.a, 0x0f0f0f0fu), high = and4(shift4(r.a, 4), 0x0f0f0f0fu);
         const Word4 even = {even_bytes(x.a.x, x.a.y), even_bytes(x.a.z, x.a.w), even_bytes(x.b.x, x.b.y),

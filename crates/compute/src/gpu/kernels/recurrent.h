@@ -1,54 +1,112 @@
-// Operations with a state of fixed size a sequence. States are (slots, elements), f32.
-#include "dialect.h"
+// Operations with a state of fixed size a sequence.
+#include "sequences.h"
 
-// A sequence's rows of the batch.
-struct Sequence {
-    uint first_row, rows;
-    // Position of the first row: at 0 the state before is zeros.
-    uint start;
-    // State slots: read before, written after.
-    uint read, write;
+struct WindowConstants {
+    uint channels;
+    // Tokens that a result depends on, and tokens from one of these to the next.
+    uint taps, dilation;
 };
-
-struct ConvConstants {
-    uint channels, taps, rows;
-};
-
-// Input `index`, counted from the oldest that the state holds.
-DEVICE float conv_input(GPTR(const float) x, GPTR(const float) state, const Sequence s, uint channels, uint held,
-                        uint index, uint channel) {
-    if (index >= held) return x[((ulong)s.first_row + index - held) * channels + channel];
-    if (s.start == 0) return 0.0f;
-    return state[((ulong)s.read * held + index) * channels + channel];
-}
 
 // x (rows, channels) → out: silu of the causal convolution with weight (channels, taps). Grid: (channels / threads,
 // rows); `owners` says which sequence a row is of.
-KERNEL(causal_conv1d, ConvConstants, (const float, x), (const float, weight), (const float, state),
+KERNEL(causal_conv1d, WindowConstants, (const float, x), (const float, weight), (const float, state),
        (const Sequence, sequences), (const uint, owners), (float, out)) {
     const uint channel = ctx.group_x() * ctx.threads() + ctx.thread(), row = ctx.group_y();
     if (channel >= c.channels) return;
     const Sequence s = sequences[owners[row]];
+    const uint held = (c.taps - 1) * c.dilation;
     float sum = 0.0f;
     for (uint j = 0; j < c.taps; ++j) {
-        const float v = conv_input(x, state, s, c.channels, c.taps - 1, row - s.first_row + j, channel);
+        const uint index = row - s.first_row + j * c.dilation;
+        const float v = held_input(x, state, s, c.channels, held, index, channel);
         sum += weight[channel * c.taps + j] * v;
     }
     out[(ulong)row * c.channels + channel] = silu(sum);
 }
 
-// The state after: the last taps − 1 inputs. Grid: (channels / threads, sequences).
-KERNEL(causal_conv1d_state, ConvConstants, (const float, x), (const Sequence, sequences), (float, state)) {
-    const uint channel = ctx.group_x() * ctx.threads() + ctx.thread(), held = c.taps - 1;
+// x (rows, channels) → out: the mean of the last `taps` tokens where these are a window that begins at a multiple of
+// their number, else zeros. Grid: (channels / threads, rows).
+KERNEL(window_mean, WindowConstants, (const float, x), (const float, state), (const Sequence, sequences),
+       (const uint, owners), (float, out)) {
+    const uint channel = ctx.group_x() * ctx.threads() + ctx.thread(), row = ctx.group_y();
     if (channel >= c.channels) return;
+    const Sequence s = sequences[owners[row]];
+    const uint own = row - s.first_row;
+    float sum = 0.0f;
+    for (uint j = 0; j < c.taps && (s.start + own + 1) % c.taps == 0; ++j) {
+        sum += held_input(x, state, s, c.channels, c.taps - 1, own + j, channel);
+    }
+    out[(ulong)row * c.channels + channel] = sum / (float)c.taps;
+}
+
+struct PoolConstants {
+    // Channels of an entry, tokens of a window, and whether the window before takes part.
+    uint width, window, overlap;
+};
+
+// For the last token of each window Σ p ⊙ kv over its tokens (with an overlap, also those of the window before), p the
+// softmax over them of gate + bias in each channel → out (rows, width); zeros for other tokens. kv, gate (rows, channels),
+// where with an overlap a token has channels for the window after its own first; bias (window, channels); the state is kv and gate of the
+// tokens before. Grid: (width / threads, rows).
+KERNEL(window_pool, PoolConstants, (const float, kv), (const float, gate), (const float, bias), (const float, state),
+       (const Sequence, sequences), (const uint, owners), (float, out)) {
+    const uint channel = ctx.group_x() * ctx.threads() + ctx.thread(), row = ctx.group_y();
+    if (channel >= c.width) return;
+    const Sequence s = sequences[owners[row]];
+    const uint channels = c.overlap ? 2 * c.width : c.width, held = c.overlap ? 2 * c.window - 1 : c.window - 1;
+    const uint own = row - s.first_row, position = s.start + own;
+    const ulong to = (ulong)row * c.width + channel;
+    if ((position + 1) % c.window != 0) {
+        out[to] = 0.0f;
+        return;
+    }
+    // There is no window before the first one.
+    const uint skipped = c.overlap && position < c.window ? c.window : 0;
+    float best = -infinity(), sum = 0.0f, mixed = 0.0f;
+    for (uint i = skipped; i <= held; ++i) {
+        const uint of = c.overlap && i >= c.window ? c.width + channel : channel, index = own + i;
+        const float weight = bias[i % c.window * channels + of];
+        float value = 0.0f, logit = 0.0f;
+        if (index >= held) {
+            const ulong at = ((ulong)s.first_row + index - held) * channels + of;
+            value = kv[at];
+            logit = gate[at] + weight;
+        } else {
+            const ulong at = ((ulong)s.read * held + index) * 2 * channels + of;
+            value = state[at];
+            logit = state[at + channels] + weight;
+        }
+        // A logit that is not a number makes all that follows such.
+        const float most = logit > best || logit != logit ? logit : best, factor = most == best ? 1.0f : exp_of(best - most);
+        const float share = exp_of(logit - most);
+        sum = sum * factor + share;
+        mixed = mixed * factor + share * value;
+        best = most;
+    }
+    out[to] = mixed / sum;
+}
+
+struct CarryConstants {
+    // Elements of a row of `a` and of `b`, and rows of the state.
+    uint first, second, held;
+};
+
+// The state after: the last `held` rows of a and b side by side. Grid: ((first + second) / threads, sequences).
+KERNEL(carry, CarryConstants, (const float, a), (const float, b), (const Sequence, sequences), (float, state)) {
+    const uint channels = c.first + c.second, channel = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (channel >= channels) return;
     const Sequence s = sequences[ctx.group_y()];
     // Ascending, because the slots may be the same: input rows + i is read before it is overwritten.
-    for (uint i = 0; i < held; ++i) {
+    for (uint i = 0; i < c.held; ++i) {
         float v = 0.0f;
         const uint index = s.rows + i;
-        if (index >= held) v = x[((ulong)s.first_row + index - held) * c.channels + channel];
-        else if (s.start != 0) v = state[((ulong)s.read * held + index) * c.channels + channel];
-        state[((ulong)s.write * held + i) * c.channels + channel] = v;
+        if (index >= c.held) {
+            const ulong row = (ulong)s.first_row + index - c.held;
+            v = channel < c.first ? a[row * c.first + channel] : b[row * c.second + channel - c.first];
+        } else if (s.start != 0) {
+            v = state[((ulong)s.read * c.held + index) * channels + channel];
+        }
+        state[((ulong)s.write * c.held + i) * channels + channel] = v;
     }
 }
 
@@ -61,58 +119,93 @@ struct DeltaConstants {
     float l2_eps;
 };
 
-// The gated delta rule, token by token; a thread does a column of a value head's state (key_dim, value_dim). Grid:
+struct DeltaBuffers {
+    GPTR(const float) q;
+    GPTR(const float) k;
+    GPTR(const float) v;
+    GPTR(const float) a;
+    GPTR(const float) b;
+    GPTR(const float) decay;
+    GPTR(const float) dt_bias;
+    GPTR(const Sequence) sequences;
+    GPTR(float) state;
+    GPTR(float) out;
+};
+
+struct DeltaMemory {
+    SPTR(float) query;
+    SPTR(float) key;
+    // Factors of the state's rows, if each has its own.
+    SPTR(float) decays;
+    SPTR(float) scratch;
+};
+
+// The gated delta rule, token by token; a thread does a column of a value head's state (key_dim, value_dim). With
+// `channels`, a and dt_bias are (…, value_heads, key_dim): each row of the state decays on its own. Grid:
 // (value_dim / threads, value_heads, sequences).
-KERNEL(gated_delta_rule, DeltaConstants, (const float, q), (const float, k), (const float, v), (const float, a),
-       (const float, b), (const float, decay), (const float, dt_bias), (const Sequence, sequences), (float, state),
-       (float, out)) {
-    SHARED(float, query, MAX_KEY_DIM);
-    SHARED(float, key, MAX_KEY_DIM);
-    SHARED(float, scratch, 32);
+template <bool channels> DEVICE void delta_rule(CTX, const DeltaConstants c, const DeltaBuffers d, const DeltaMemory m) {
     const uint column = ctx.group_x() * ctx.threads() + ctx.thread(), head = ctx.group_y();
-    const Sequence s = sequences[ctx.group_z()];
+    const Sequence s = d.sequences[ctx.group_z()];
     const uint key_head = c.tiled ? head % c.key_heads : head / (c.value_heads / c.key_heads);
     const bool active = column < c.value_dim;
     const ulong each = (ulong)c.key_dim * c.value_dim, heads = c.value_heads;
-    const GPTR(float) old = state + ((ulong)s.read * heads + head) * each + column;
-    const GPTR(float) held = state + ((ulong)s.write * heads + head) * each + column;
+    const GPTR(float) old = d.state + ((ulong)s.read * heads + head) * each + column;
+    const GPTR(float) held = d.state + ((ulong)s.write * heads + head) * each + column;
     for (uint t = 0; t < s.rows; ++t) {
-        const ulong row = s.first_row + t;
+        const ulong row = s.first_row + t, at = row * heads + head;
         const ulong keys = (row * c.key_heads + key_head) * c.key_dim;
         float q_sum = 0.0f, k_sum = 0.0f;
         for (uint i = ctx.thread(); i < c.key_dim; i += ctx.threads()) {
-            q_sum += q[keys + i] * q[keys + i];
-            k_sum += k[keys + i] * k[keys + i];
+            q_sum += d.q[keys + i] * d.q[keys + i];
+            k_sum += d.k[keys + i] * d.k[keys + i];
         }
-        q_sum = group_sum(ctx, q_sum, scratch);
-        k_sum = group_sum(ctx, k_sum, scratch);
+        q_sum = group_sum(ctx, q_sum, m.scratch);
+        k_sum = group_sum(ctx, k_sum, m.scratch);
         const float q_factor = 1.0f / sqrt_of(q_sum + c.l2_eps) / sqrt_of((float)c.key_dim);
         const float k_factor = 1.0f / sqrt_of(k_sum + c.l2_eps);
         for (uint i = ctx.thread(); i < c.key_dim; i += ctx.threads()) {
-            query[i] = q[keys + i] * q_factor;
-            key[i] = k[keys + i] * k_factor;
+            m.query[i] = d.q[keys + i] * q_factor;
+            m.key[i] = d.k[keys + i] * k_factor;
+            if (!channels) continue;
+            const float x = d.a[at * c.key_dim + i] + d.dt_bias[head * c.key_dim + i];
+            m.decays[i] = exp_of(d.decay[head] * softplus(x));
         }
         barrier(ctx);
         if (active) {
-            const ulong at = row * heads + head;
-            const float x = a[at] + dt_bias[head];
-            // ln(1 + eˣ), without overflow.
-            const float softplus = (x > 0.0f ? x : x != x ? x : 0.0f) + log1p_of(exp_of(-abs_of(x)));
-            const float g = exp_of(decay[head] * softplus), beta = sigmoid(b[at]);
+            const float g = channels ? 1.0f : exp_of(d.decay[head] * softplus(d.a[at] + d.dt_bias[head]));
+            const float beta = sigmoid(d.b[at]);
             const bool fresh = t == 0 && s.start == 0;
             const GPTR(float) from = t == 0 ? old : held;
             float recalled = 0.0f;
-            for (uint i = 0; i < c.key_dim && !fresh; ++i) recalled += from[i * c.value_dim] * (float)key[i];
-            const float delta = beta * (v[at * c.value_dim + column] - g * recalled);
+            for (uint i = 0; i < c.key_dim && !fresh; ++i) {
+                recalled += channels ? from[i * c.value_dim] * (float)m.decays[i] * (float)m.key[i]
+                                     : from[i * c.value_dim] * (float)m.key[i];
+            }
+            const float delta = beta * (d.v[at * c.value_dim + column] - g * recalled);
             float sum = 0.0f;
             for (uint i = 0; i < c.key_dim; ++i) {
                 const float before = fresh ? 0.0f : (float)from[i * c.value_dim];
-                const float now = g * before + key[i] * delta;
+                const float now = (channels ? (float)m.decays[i] : g) * before + m.key[i] * delta;
                 held[i * c.value_dim] = now;
-                sum += now * query[i];
+                sum += now * m.query[i];
             }
-            out[at * c.value_dim + column] = sum;
+            d.out[at * c.value_dim + column] = sum;
         }
         barrier(ctx);
     }
 }
+
+#define DELTA_RULE(name, channels)                                                                                       \
+    KERNEL(name, DeltaConstants, (const float, q), (const float, k), (const float, v), (const float, a), (const float, b), \
+           (const float, decay), (const float, dt_bias), (const Sequence, sequences), (float, state), (float, out)) {     \
+        SHARED(float, query, MAX_KEY_DIM);                                                                               \
+        SHARED(float, key, MAX_KEY_DIM);                                                                                 \
+        SHARED(float, decays, channels ? MAX_KEY_DIM : 1);                                                               \
+        SHARED(float, scratch, 32);                                                                                      \
+        const DeltaBuffers d = {q, k, v, a, b, decay, dt_bias, sequences, state, out};                                   \
+        const DeltaMemory m = {query, key, decays, scratch};                                                             \
+        delta_rule<channels>(ctx, c, d, m);                                                                              \
+    }
+
+DELTA_RULE(gated_delta_rule, false)
+DELTA_RULE(channel_delta_rule, true)

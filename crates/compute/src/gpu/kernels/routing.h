@@ -4,7 +4,7 @@
 
 CONSTANT uint MAX_EXPERTS = 1024, MAX_CHOSEN = 64;
 // Scores.
-CONSTANT uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_OF_CHOSEN = 2;
+CONSTANT uint SOFTMAX = 0, SIGMOID = 1, SOFTMAX_OF_CHOSEN = 2, SQRT_SOFTPLUS = 3;
 
 struct RouteConstants {
     uint experts, top_k, score;
@@ -25,6 +25,11 @@ struct RouteMemory {
     // (MAX_CHOSEN), best first.
     SPTR(uint) chosen;
 };
+
+// Whether experts are chosen by their logits as they are: softmax keeps their order, without its rounding.
+DEVICE bool by_logits(const RouteConstants c) {
+    return !c.has_bias && c.groups == 0 && (c.score == SOFTMAX || c.score == SOFTMAX_OF_CHOSEN);
+}
 
 // Orders as floats do, with NaN above all; 0 is below all keys.
 DEVICE uint key_of(float v) {
@@ -56,8 +61,7 @@ DEVICE uint keys_before(SPTR(const uint) keys, uint count, uint i) {
 // weights are made of is in m.scores; the result is then zero, or NaN if a logit is not finite.
 DEVICE float choose(CTX, const RouteConstants c, GPTR(const float) logits, GPTR(const float) bias, const RouteMemory m,
                     bool weigh) {
-    // Softmax keeps the order of the logits, without its rounding.
-    const bool plain = !c.has_bias && c.groups == 0 && c.score != SIGMOID;
+    const bool plain = by_logits(c);
     float best = -infinity(), poison = 0.0f, sum = 1.0f;
     // Every warp sums for itself.
     if (weigh || !plain) {
@@ -78,7 +82,10 @@ DEVICE float choose(CTX, const RouteConstants c, GPTR(const float) logits, GPTR(
         const float l = logits[e];
         float score = l;
         if (weigh || !plain) {
-            score = c.score == SOFTMAX ? exp_of(l - best) / sum : c.score == SIGMOID ? sigmoid(l) : l;
+            score = c.score == SOFTMAX         ? exp_of(l - best) / sum
+                  : c.score == SIGMOID       ? sigmoid(l)
+                  : c.score == SQRT_SOFTPLUS ? sqrt_of(softplus(l))
+                                             : l;
             m.scores[e] = score;
         }
         m.keys[e] = key_of((plain ? l : score) + (c.has_bias ? (float)bias[e] : 0.0f));
@@ -140,7 +147,7 @@ CONSTANT uint WARP_EXPERTS = 128, WARP_CHOSEN = 32;
 
 // Whether a warp can choose by itself: by the logits as they are.
 DEVICE bool warp_chooses(const RouteConstants c) {
-    return !c.has_bias && c.groups == 0 && c.score != SIGMOID && c.experts <= WARP_EXPERTS && c.top_k <= WARP_CHOSEN;
+    return by_logits(c) && c.experts <= WARP_EXPERTS && c.top_k <= WARP_CHOSEN;
 }
 
 // The best `count` experts by a row of logits, the n-th of them in lane n and the last one in the lanes from there on: what

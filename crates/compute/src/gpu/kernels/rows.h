@@ -1,5 +1,5 @@
-// Moving rows and columns.
-#include "dialect.h"
+// Moving rows and columns, and what depends on a row's position.
+#include "cache.h"
 
 struct GatherConstants {
     uint width;
@@ -29,13 +29,16 @@ struct RopeConstants {
     uint heads, head_dim, pairs;
     // Whether channels 2i and 2i + 1 form a pair; else i and i + pairs.
     uint interleaved;
+    // Channels of a head before the first one that rotates, and whether by the negative angle.
+    uint first, inverse;
 };
 
 // Rotates heads of x (rows, heads · head_dim) → out. `angles` (rows, pairs, 2): cosine and sine. A group does one row.
 KERNEL(rope, RopeConstants, (const float, x), (const float, angles), (float, out)) {
     const uint row = ctx.group_x(), width = c.heads * c.head_dim;
     for (uint i = ctx.thread(); i < width; i += ctx.threads()) {
-        const uint channel = i % c.head_dim;
+        // Below zero for those before: large.
+        const uint channel = i % c.head_dim - c.first;
         const ulong at = (ulong)row * width + i;
         if (channel >= 2 * c.pairs) {
             out[at] = x[at];
@@ -44,7 +47,35 @@ KERNEL(rope, RopeConstants, (const float, x), (const float, angles), (float, out
         const uint pair = c.interleaved ? channel / 2 : channel % c.pairs;
         const bool second = c.interleaved ? channel % 2 == 1 : channel >= c.pairs;
         const uint step = c.interleaved ? 1 : c.pairs;
-        const float cosine = angles[((ulong)row * c.pairs + pair) * 2], sine = angles[((ulong)row * c.pairs + pair) * 2 + 1];
+        const ulong angle = ((ulong)row * c.pairs + pair) * 2;
+        const float cosine = angles[angle], sine = c.inverse ? -angles[angle + 1] : angles[angle + 1];
         out[at] = second ? x[at] * cosine + x[at - step] * sine : x[at] * cosine - x[at + step] * sine;
     }
+}
+
+struct RepeatConstants {
+    // Elements of the result in all, those of a row of x, copies of it.
+    uint count, width, times;
+};
+
+// Copies of rows of x side by side → out.
+KERNEL(repeat, RepeatConstants, (const float, x), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i < c.count) out[i] = x[(ulong)(i / (c.width * c.times)) * c.width + i % c.width];
+}
+
+struct PositionScaleConstants {
+    // Elements in all, and those of a row.
+    uint count, width;
+    float base, slope;
+    // Added to positions, and positions that have the same factor.
+    uint offset, period;
+};
+
+// Rows of x times base + slope · ln(1 + ⌊(position + offset) / period⌋) → out.
+KERNEL(position_scale, PositionScaleConstants, (const float, x), (const Place, places), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i >= c.count) return;
+    const ulong position = (ulong)places[i / c.width].position + c.offset;
+    out[i] = x[i] * (c.base + c.slope * log1p_of((float)(position / c.period)));
 }

@@ -1,10 +1,13 @@
 // What the bytes of every weight encoding mean. Layouts and their sources: `quant/`.
 #pragma once
 #include "dialect.h"
+#include "codebooks.h"
 
 // Codes of encodings, as in `gpu/weights.rs`. ANY is decided at run time, by the format.
 CONSTANT uint ANY = 0, F32 = 1, F16 = 2, BF16 = 3, Q4_0 = 4, Q5_0 = 5, Q8_0 = 6, Q2_K = 7, Q3_K = 8, Q4_K = 9,
-              Q5_K = 10, Q6_K = 11, MXFP4 = 12, MXFP4_PLANES = 13, AFFINE = 14, FP8 = 15;
+              Q5_K = 10, Q6_K = 11, MXFP4 = 12, MXFP4_PLANES = 13, AFFINE = 14, FP8 = 15, Q4_1 = 16, Q5_1 = 17,
+              IQ4_NL = 18, IQ4_XS = 19, IQ2_XXS = 20, IQ2_XS = 21, IQ2_S = 22, IQ3_XXS = 23, IQ3_S = 24, IQ1_S = 25,
+              IQ1_M = 26;
 
 // A matrix (rows, cols) without its bytes.
 struct Format {
@@ -65,6 +68,103 @@ DEVICE float e4m3(uint code) {
     return code & 128 ? -value : value;
 }
 
+// Values of four-bit codes.
+CONSTANT signed char NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// Signs of eight values from seven bits: the eighth makes their number even.
+DEVICE uint even_signs(uint bits) {
+    const uint seven = bits & 127, folded = seven ^ seven >> 4, pairs = folded ^ folded >> 2;
+    return seven | ((pairs ^ pairs >> 1) & 1) << 7;
+}
+
+// Eight values of entries of a codebook of 2 bits a rank: those of IQ2, or −1, 0 and 1.
+DEVICE float rank2(uint entry, uint j, bool ternary) {
+    const uint rank = entry >> (2 * j) & 3;
+    return ternary ? (float)((int)rank - 1) : rank == 0 ? 8.0f : rank == 1 ? 25.0f : 43.0f;
+}
+
+// Values 8n..8n + 8 of a super-block b of an encoding with a codebook.
+DEVICE Float8 load8_codes(uint kind, GPTR(const uchar) b, uint n) {
+    Float8 out;
+    if (kind == IQ1_S || kind == IQ1_M) {
+        float d = 0.0f;
+        uint code = b[kind == IQ1_S ? 2 + n : n], scale = 0;
+        bool down = false;
+        if (kind == IQ1_S) {
+            const uint word = load_u16(b, 34 + n / 4 * 2);
+            d = half_at(b, 0);
+            code |= (word >> (n % 4 * 3) & 7) << 8;
+            scale = word >> 12 & 7;
+            down = word >> 15;
+        } else {
+            const uint nibble = b[32 + n / 2] >> (n % 2 * 4) & 15;
+            uint bits = 0;
+            for (uint i = 0; i < 4; ++i) bits |= load_u16(b, 48 + 2 * i) >> 12 << (4 * i);
+            d = f16_to_f32((ushort)bits);
+            code |= (nibble & 7) << 8;
+            scale = load_u16(b, 48 + n / 8 * 2) >> (n / 2 % 4 * 3) & 7;
+            down = nibble & 8;
+        }
+        const uint entry = CODEBOOKS[IQ1_BOOK + code];
+        const float factor = d * (float)(2 * scale + 1), shift = down ? -0.125f : 0.125f;
+        for (uint j = 0; j < 8; ++j) out.v[j] = factor * (rank2(entry, j, true) + shift);
+        return out;
+    }
+    const float d = half_at(b, 0);
+    if (kind == IQ3_XXS || kind == IQ3_S) {
+        uint first = b[2 + 2 * n], second = b[3 + 2 * n], signs = 0;
+        float factor = 0.0f;
+        if (kind == IQ3_XXS) {
+            const uint at = 66 + n / 4 * 4, word = load_u16(b, at) | load_u16(b, at + 2) << 16;
+            signs = even_signs(word >> (n % 4 * 7));
+            factor = d * (0.5f + (float)(word >> 28)) * 0.5f;
+            first += IQ3_XXS_BOOK;
+            second += IQ3_XXS_BOOK;
+        } else {
+            const uint high = b[66 + n / 4] >> (n % 4 * 2);
+            signs = b[74 + n];
+            factor = d * (float)(1 + 2 * (b[106 + n / 8] >> (n / 4 % 2 * 4) & 15));
+            first += IQ3_S_BOOK + (high & 1) * 256;
+            second += IQ3_S_BOOK + (high >> 1 & 1) * 256;
+        }
+        const uint entries = CODEBOOKS[first] | (uint)CODEBOOKS[second] << 12;
+        for (uint j = 0; j < 8; ++j) {
+            const uint rank = entries >> (3 * j) & 7;
+            const float magnitude = kind == IQ3_S ? (float)(2 * rank + 1) : rank == 7 ? 62.0f : (float)(4 + 8 * rank);
+            out.v[j] = signs >> j & 1 ? -(factor * magnitude) : factor * magnitude;
+        }
+        return out;
+    }
+    uint entry = 0, signs = 0, scale = 0;
+    if (kind == IQ2_XXS) {
+        const uint at = 2 + n / 4 * 8, word = load_u16(b, at + 4) | load_u16(b, at + 6) << 16;
+        entry = CODEBOOKS[IQ2_XXS_BOOK + b[at + n % 4]];
+        signs = even_signs(word >> (n % 4 * 7));
+        scale = word >> 28;
+    } else if (kind == IQ2_XS) {
+        const uint word = load_u16(b, 2 + 2 * n);
+        entry = CODEBOOKS[IQ2_XS_BOOK + (word & 511)];
+        signs = even_signs(word >> 9);
+        scale = b[66 + n / 4] >> (n / 2 % 2 * 4) & 15;
+    } else {
+        entry = CODEBOOKS[IQ2_S_BOOK + (b[2 + n] | (uint)(b[66 + n / 4] >> (n % 4 * 2) & 3) << 8)];
+        signs = b[34 + n];
+        scale = b[74 + n / 4] >> (n / 2 % 2 * 4) & 15;
+    }
+    const float factor = d * (0.5f + (float)scale) * 0.25f;
+    for (uint j = 0; j < 8; ++j) {
+        const float value = factor * rank2(entry, j, false);
+        out.v[j] = signs >> j & 1 ? -value : value;
+    }
+    return out;
+}
+
+// Bytes of a super-block of an encoding with a codebook.
+DEVICE uint code_block(uint kind) {
+    return kind == IQ2_XXS ? 66 : kind == IQ2_XS ? 74 : kind == IQ2_S ? 82 : kind == IQ3_XXS ? 98 : kind == IQ3_S ? 110
+         : kind == IQ1_S ? 50 : 56;
+}
+
 // Columns 8i..8i + 8 of a row. Only rows of plain floats and FP8 may end within them: then zeros follow.
 template <uint D> DEVICE Float8 load8(const Format f, const Row row, uint i) {
     const uint kind = D == ANY ? f.kind & 255 : D;
@@ -97,6 +197,26 @@ template <uint D> DEVICE Float8 load8(const Format f, const Row row, uint i) {
         const GPTR(const uchar) b = p + i / 4 * 34;
         const float d = half_at(b, 0);
         for (uint j = 0; j < 8; ++j) out.v[j] = d * (float)(signed char)b[2 + 8 * (i % 4) + j];
+    } else if (kind == Q4_1 || kind == Q5_1) {
+        const uint head = kind == Q4_1 ? 4 : 8;
+        const GPTR(const uchar) b = p + i / 4 * (head + 16);
+        const float d = half_at(b, 0), m = half_at(b, 2);
+        const uint high = kind == Q5_1 ? load_u16(b, 4) | load_u16(b, 6) << 16 : 0;
+        const uint at = head + 8 * (i % 2), shift = i % 4 / 2 * 4;
+        for (uint j = 0; j < 8; ++j) {
+            const uint fifth = high >> (8 * (i % 4) + j) & 1;
+            out.v[j] = d * (float)((b[at + j] >> shift & 15) | fifth << 4) + m;
+        }
+    } else if (kind == IQ4_NL || kind == IQ4_XS) {
+        const bool wide = kind == IQ4_XS;
+        const uint sub = i % 32 / 4;
+        const GPTR(const uchar) b = wide ? p + i / 32 * 136 : p + i / 4 * 18;
+        float d = half_at(b, 0);
+        if (wide) d *= (float)((int)((b[4 + sub / 2] >> (sub % 2 * 4) & 15) | (load_u16(b, 2) >> (2 * sub) & 3) << 4) - 32);
+        const uint at = (wide ? 8 + 16 * sub : 2) + 8 * (i % 2), shift = i % 4 / 2 * 4;
+        for (uint j = 0; j < 8; ++j) out.v[j] = d * (float)NON_LINEAR[b[at + j] >> shift & 15];
+    } else if (D == ANY && kind >= IQ2_XXS) {
+        out = load8_codes(kind, p + i / 32 * code_block(kind), i % 32);
     } else if (kind == Q2_K) {
         // Element 128n + 32k + l is bits 2k of qs[32n + l]; scales of 16.
         const GPTR(const uchar) b = p + i / 32 * 84;

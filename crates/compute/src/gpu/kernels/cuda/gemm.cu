@@ -70,17 +70,19 @@ struct GateUpConstants {
     // Pairs that share a row of x.
     u32 share;
     u32 has_bias;
-    // Clamped SwiGLU with `alpha` and `limit` unless zero.
-    u32 clamped;
+    // SwiGLU, clamped with `alpha` and `limit`, or limited: see `../experts.h`.
+    u32 activation;
     float alpha, limit;
+    // Whether rows of x count as much as `weights` (pairs) says.
+    u32 weighs;
 };
 
 DEVICE float activation(float gate, float up, const GateUpConstants& c) {
-    if (!c.clamped) return gate / (1.0f + __expf(-gate)) * up;
+    if (c.activation == 0) return gate / (1.0f + __expf(-gate)) * up;
     // fminf would drop a NaN.
     const float g = gate > c.limit ? c.limit : gate;
     const float u = up > c.limit ? c.limit : up < -c.limit ? -c.limit : up;
-    return (u + 1.0f) * g / (1.0f + __expf(-c.alpha * g));
+    return c.activation == 2 ? g / (1.0f + __expf(-g)) * u : (u + 1.0f) * g / (1.0f + __expf(-c.alpha * g));
 }
 
 // x (tokens, hidden), of which pair p takes row p / share → out (pairs, inner): the activated product of gate and up.
@@ -88,7 +90,7 @@ DEVICE float activation(float gate, float up, const GateUpConstants& c) {
 // column. Grid: (inner / 64, tiles).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     NAME(tensor_gate_up)(const u16* x, const float* scale, const u32* list, const Tile* tiles, const u8* slots,
-                         const u32* table, const float* gate_bias, const float* up_bias, float* out,
+                         const u32* table, const float* weights, const float* gate_bias, const float* up_bias, float* out,
                          const __grid_constant__ GateUpConstants c) {
     extern __shared__ __align__(128) u8 shared[];
     const Tile tile = tiles[blockIdx.y];
@@ -108,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             const u32 token = (2 * m + half) * 16 + lane / 4 + 8 * i;
             if (token >= tile.count) continue;
             const u32 pair = list[tile.first + token];
-            const float factor = scale[pair / c.share];
+            const float factor = c.weighs ? scale[pair / c.share] * weights[pair] : scale[pair / c.share];
 #pragma unroll
             for (u32 n = 0; n < 2; n++)
 #pragma unroll

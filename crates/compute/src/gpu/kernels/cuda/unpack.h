@@ -73,6 +73,10 @@ DEVICE void k_scale(const u32 (&header)[4], u32 j, float& scale, float& min) {
 #define AFFINE4 11
 #define AFFINE8 12
 #define FP8 13
+#define Q4_1 14
+#define Q5_1 15
+#define IQ4_NL 16
+#define IQ4_XS 17
 
 template <int dtype>
 struct Encoding;
@@ -241,6 +245,110 @@ struct Encoding<Q5_0> {
             out.b[i] = h2_mul(h2_sub(b, 0x64106410), scale);
         }
     }
+};
+
+template <>
+struct Encoding<Q4_1> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[4], d, m;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 32 + h) * 20;
+        raw.d = load_u16(block);
+        raw.m = load_u16(block + 2);
+        load_unaligned(raw.qs, block + 4);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = h2_splat(f32_of_f16(raw.d)), min = h2_splat(f32_of_f16(raw.m));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 lanes = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
+            u32 high = h2_fma(high_nibbles(lanes), 0x2c002c00 /* 1/16 */, 0xd400d400 /* -64 */);
+            out.a[i] = h2_fma(h2_sub(low_nibbles(lanes), H1024), scale, min);
+            out.b[i] = h2_fma(high, scale, min);
+        }
+    }
+};
+
+template <>
+struct Encoding<Q5_1> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[4], qh[1], d, m;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 32 + h) * 24;
+        raw.d = load_u16(block);
+        raw.m = load_u16(block + 2);
+        load_unaligned(raw.qh, block + 4);
+        load_unaligned(raw.qs, block + 8);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scale = h2_splat(f32_of_f16(raw.d)), min = h2_splat(f32_of_f16(raw.m));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u32 lanes = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
+            u32 low = raw.qh[0] >> (2 * i), high = raw.qh[0] >> (16 + 2 * i);
+            u32 a = (lanes & 0x000f000f) | ((low & 1) << 4) | ((low & 2) << 19) | H1024;
+            u32 b = ((lanes >> 4) & 0x000f000f) | ((high & 1) << 4) | ((high & 2) << 19) | H1024;
+            out.a[i] = h2_fma(h2_sub(a, H1024), scale, min);
+            out.b[i] = h2_fma(h2_sub(b, H1024), scale, min);
+        }
+    }
+};
+
+// The values of the lowest four nibbles by IQ4's table (`NON_LINEAR` of `../weights.h`), a signed byte each.
+DEVICE u32 non_linear(u32 nibbles) {
+    u32 below = __byte_perm(0xbfad9881, 0xf6eaddcf, nibbles & 0x7777);
+    u32 above = __byte_perm(0x26190d01, 0x71594535, nibbles & 0x7777);
+    // Bytes of ones where bit 3 is set: the permutation then repeats a byte's sign.
+    u32 mask = __byte_perm(0x80808080, 0x80808080, nibbles & 0xffff) & 0x7f7f7f7f;
+    mask |= (mask << 1) & 0x80808080;
+    return (below & ~mask) | (above & mask);
+}
+
+// Sixteen bytes of nibbles as IQ4 means them: low ones, then high ones.
+DEVICE void unpack_non_linear(const u32 (&qs)[4], float d, Columns& out) {
+    u32 scale = h2_splat(d);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        // Low nibbles in bytes 0 and 2, high ones in 1 and 3.
+        u32 values = non_linear(i & 1 ? qs[i / 2] >> 16 : qs[i / 2]) ^ 0x80808080;
+        out.a[i] = h2_mul(h2_sub(__byte_perm(values, 0, 0x4240) | H1024, 0x64806480 /* 1152 */), scale);
+        out.b[i] = h2_mul(h2_sub(__byte_perm(values, 0, 0x4341) | H1024, 0x64806480), scale);
+    }
+}
+
+template <>
+struct Encoding<IQ4_NL> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[4], d;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 32 + h) * 18;
+        raw.d = load_u16(block);
+        load_unaligned(raw.qs, block + 2);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) { unpack_non_linear(raw.qs, f32_of_f16(raw.d), out); }
+};
+
+template <>
+struct Encoding<IQ4_XS> {
+    static const bool SPLIT = false;
+    struct Raw {
+        u32 qs[4];
+        float d;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
+        const u8* block = row.plane[0] + (k / 256) * 136;
+        u32 sub = (k % 256) / 32 + h;
+        u32 low = __ldg(block + 4 + sub / 2) >> (4 * (sub & 1)) & 15, high = load_u16(block + 2) >> (2 * sub) & 3;
+        raw.d = f32_of_f16(load_u16(block)) * (float)((int)(low | high << 4) - 32);
+        load_unaligned(raw.qs, block + 8 + 16 * sub);
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) { unpack_non_linear(raw.qs, raw.d, out); }
 };
 
 // Two E2M1 values from bits 0..4 and 16..20: their bits are those of an f16 that is 2^14 times too small.

@@ -155,6 +155,19 @@ DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
     for (uint i = 0; i < 4; ++i) w[i] = load_u16(p, offset + 4 * i) | load_u16(p, offset + 4 * i + 2) << 16;
     return Word4{w[0], w[1], w[2], w[3]};
 }
+DEVICE Word4 load_any(GPTR(const uchar) p, uint offset) {
+    uint w[4] = {0, 0, 0, 0};
+    for (uint i = 0; i < 16; ++i) w[i / 4] |= (uint)p[offset + i] << (8 * (i % 4));
+    return Word4{w[0], w[1], w[2], w[3]};
+}
+DEVICE uint pick(uint low, uint high, uint nibbles) {
+    uint r = 0;
+    for (uint i = 0; i < 4; ++i) {
+        const uint at = nibbles >> (4 * i) & 7;
+        r |= ((at < 4 ? low >> (8 * at) : high >> (8 * (at - 4))) & 255) << (8 * i);
+    }
+    return r;
+}
 DEVICE void prefetch(GPTR(const uchar), uint) {}
 
 DEVICE Word4 load_u32x4(SPTR(const uint) p, uint index) {

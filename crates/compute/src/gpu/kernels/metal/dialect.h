@@ -127,6 +127,20 @@ DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
                from[6] | (uint)from[7] << 16};
     return v;
 }
+DEVICE Word4 load_any(GPTR(const uchar) p, uint offset) {
+    uint w[4] = {0, 0, 0, 0};
+    for (uint i = 0; i < 16; ++i) w[i / 4] |= (uint)p[offset + i] << (8 * (i % 4));
+    Word4 v = {w[0], w[1], w[2], w[3]};
+    return v;
+}
+DEVICE uint pick(uint low, uint high, uint nibbles) {
+    uint r = 0;
+    for (uint i = 0; i < 4; ++i) {
+        const uint at = nibbles >> (4 * i) & 7;
+        r |= ((at < 4 ? low >> (8 * at) : high >> (8 * (at - 4))) & 255) << (8 * i);
+    }
+    return r;
+}
 DEVICE Word4 load_u32x4(SPTR(const uint) p, uint index) {
     Word4 v = {p[index], p[index + 1], p[index + 2], p[index + 3]};
     return v;

@@ -1,8 +1,7 @@
 // Products of many rows on simdgroup matrices, for every encoding: what `matmul_any` and `moe_matmul_any` do, with their
 // arguments and grids. A group of 256 threads makes a tile of 64 outputs of 64 rows of activations, in f32.
-#include "weights.h"
+#include "tiles.h"
 
-CONSTANT uint SLOT_UNIT = 256;
 // Floats from a line of a tile to the next: weights (32 columns, 64 outputs), then activations (64 rows, 32 columns);
 // at the end the results (64 rows, 64 outputs) in place of both.
 CONSTANT uint W_LINE = 68, X_LINE = 36, TILES = 32 * 68 + 64 * 36;
@@ -50,13 +49,6 @@ DEVICE void tile_product(CTX, const Format f, const Row w, bool has_w, GPTR(cons
     barrier(ctx);
 }
 
-struct LinearConstants {
-    Format weight;
-    // Output features, and rows of activations.
-    uint rows, tokens;
-    uint has_bias, has_residual;
-};
-
 template <uint D>
 DEVICE void matmul(CTX, const LinearConstants c, const Row planes, GPTR(const float) x, GPTR(const float) bias,
                    GPTR(const float) residual, GPTR(float) out, SPTR(float) tiles) {
@@ -75,42 +67,23 @@ DEVICE void matmul(CTX, const LinearConstants c, const Row planes, GPTR(const fl
     }
 }
 
-// Where an expert's matrix lies in its slot.
-struct ExpertPart {
-    Format format;
-    uint offsets[3];
-    uint rows;
-};
-
-// Up to 64 pairs of one expert: `list` from `start` on.
-struct Block {
-    uint expert, start, count;
-};
-
-struct ExpertConstants {
-    ExpertPart part;
-    // Pairs that share a row of x.
-    uint share;
-    uint has_bias;
-};
-
 template <uint D>
 DEVICE void moe_matmul(CTX, const ExpertConstants c, GPTR(const uchar) slots, GPTR(const uint) table,
-                       GPTR(const uint) list, const Block block, GPTR(const float) x, GPTR(const float) bias,
-                       GPTR(float) out, SPTR(float) tiles) {
+                       GPTR(const uint) list, const Block block, GPTR(const float) x, GPTR(const float) weights,
+                       GPTR(const float) bias, GPTR(float) out, SPTR(float) tiles) {
     const uint row0 = ctx.group_x() * 64, line = ctx.thread() / 4;
     const bool has_w = row0 + line < c.part.rows, has_x = line < block.count;
-    const GPTR(const uchar) slot = slots + (ulong)table[block.expert] * SLOT_UNIT;
-    const Row w = row_of(slot + c.part.offsets[0], slot + c.part.offsets[1], slot + c.part.offsets[2], c.part.format,
-                         has_w ? row0 + line : 0);
+    const Row w = expert_row(slots, table[block.expert], c.part, has_w ? row0 + line : 0);
     const uint own = list[block.start + (has_x ? line : 0)];
     tile_product<D>(ctx, c.part.format, w, has_w, x + (ulong)(own / c.share) * c.part.format.cols, has_x, tiles);
     for (uint i = ctx.thread(); i < block.count * 64; i += ctx.threads()) {
         const uint row = row0 + i % 64;
         if (row >= c.part.rows) continue;
+        const uint pair = list[block.start + i / 64];
         float sum = tiles[i / 64 * W_LINE + i % 64];
+        if (c.weighs) sum *= weights[pair];
         if (c.has_bias) sum += bias[block.expert * c.part.rows + row];
-        out[(ulong)list[block.start + i / 64] * c.part.rows + row] = sum;
+        out[(ulong)pair * c.part.rows + row] = sum;
     }
 }
 
@@ -122,11 +95,11 @@ DEVICE void moe_matmul(CTX, const ExpertConstants c, GPTR(const uchar) slots, GP
         matmul<D>(ctx, c, planes, x, bias, residual, out, tiles);                                                \
     }                                                                                                            \
     KERNEL(simdgroup_moe_matmul_##name, ExpertConstants, (const uchar, slots), (const uint, table),              \
-           (const uint, list), (const Block, blocks), (const uint, grid), (const float, x), (const float, bias), \
-           (float, out)) {                                                                                       \
+           (const uint, list), (const Block, blocks), (const uint, grid), (const float, x),        \
+           (const float, weights), (const float, bias), (float, out)) {                                                                                       \
         SHARED(float, tiles, TILES);                                                                             \
         if (ctx.group_y() >= grid[1]) return;                                                                    \
-        moe_matmul<D>(ctx, c, slots, table, list, blocks[ctx.group_y()], x, bias, out, tiles);                   \
+        moe_matmul<D>(ctx, c, slots, table, list, blocks[ctx.group_y()], x, weights, bias, out, tiles);                   \
     }
 
 ENCODING(any, ANY)

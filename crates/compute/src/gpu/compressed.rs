@@ -1,0 +1,189 @@
+//! Lowering of attention over tokens and entries to the kernels of `kernels/compressed.h`.
+
+use super::attention::{ATTENTION_THREADS, QUERIES};
+use super::device::{BufferId, Slice, Words};
+use super::lower::{Launch, Lowering, THREADS};
+use crate::backend::PAGE_TOKENS;
+use crate::graph::{CompressedAttention, EntryIndex, Graph, IndexInputs, TokenForm, Value};
+
+/// Rows whose entries have scores at once.
+const ROWS: usize = 64;
+/// Threads of a group that scores entries.
+const SCORERS: u32 = 128;
+/// Threads of a group that chooses entries, at least.
+const FEWEST_CHOOSERS: usize = 32;
+
+/// Memory of the choice of entries.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IndexScratch {
+    /// (`ROWS`, room), f32.
+    pub(crate) scores: BufferId,
+    /// Entries that a row has room for.
+    pub(crate) room: usize,
+    /// (rows, top_k), u32.
+    pub(crate) chosen: BufferId,
+}
+
+fn indices(graph: &Graph) -> impl Iterator<Item = (CompressedAttention, EntryIndex)> {
+    graph.compressed_caches().iter().filter_map(|shape| Some((*shape, shape.index?)))
+}
+
+/// Bytes of the lists of chosen entries for batches of up to `rows` rows.
+pub(crate) fn chosen_bytes(graph: &Graph, rows: usize) -> usize {
+    indices(graph).map(|(_, index)| rows.saturating_mul(index.top_k) * 4).max().unwrap_or(0)
+}
+
+/// Entries that rows need room for in contexts of `positions` tokens.
+pub(crate) fn room(graph: &Graph, positions: usize) -> usize {
+    indices(graph).map(|(shape, _)| positions / shape.stride).max().unwrap_or(0)
+}
+
+/// Bytes of scores in batches of up to `rows` rows.
+pub(crate) fn score_bytes(room: usize, rows: usize) -> usize {
+    room.saturating_mul(rows.min(ROWS) * 4)
+}
+
+/// What is kept of tokens and entries.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    /// Keys and values; twice the same if a key is its value.
+    pub(super) tokens: [Value; 2],
+    pub(super) entries: Option<Value>,
+    pub(super) index_key: Option<Value>,
+}
+
+/// An attention with what it reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sparse {
+    pub(super) q: Value,
+    pub(super) kept: Kept,
+    pub(super) index: Option<IndexInputs>,
+    pub(super) sinks: Option<Slice>,
+    pub(super) cache: usize,
+    pub(super) out: Value,
+}
+
+/// `Layout` of the kernels.
+struct LayoutWords {
+    shape: CompressedAttention,
+    is_f32: bool,
+}
+
+impl Words for LayoutWords {
+    fn append(&self, out: &mut Vec<u8>) {
+        let shape = &self.shape;
+        [shape.page_elements(), shape.token_width(), shape.entry_width(), shape.stride].append(out);
+        self.is_f32.append(out);
+    }
+}
+
+impl Lowering<'_> {
+    pub(super) fn compressed_attention(&mut self, a: &Sparse) {
+        let shape = self.graph.compressed_caches()[a.cache];
+        let pool = self.memory.state.compressed[a.cache].slice();
+        self.keep(&shape, &a.kept, pool);
+        if let (Some(index), Some(inputs)) = (shape.index, a.index) {
+            for row in (0..self.rows).step_by(ROWS) {
+                self.choose(&shape, index, inputs, pool, row);
+            }
+        }
+        self.attend_entries(&shape, a, pool);
+    }
+
+    fn layout_words(&self, shape: &CompressedAttention) -> LayoutWords {
+        LayoutWords { shape: *shape, is_f32: self.f32_cache() }
+    }
+
+    fn keep(&mut self, shape: &CompressedAttention, kept: &Kept, pool: Slice) {
+        let [k, v] = kept.tokens;
+        let own = |value: Option<Value>| value.map_or(self.input(0), |value| self.value(value));
+        let buffers = [
+            self.value(k),
+            self.value(v),
+            own(kept.entries),
+            own(kept.index_key),
+            self.input(self.layout.places),
+            self.pages(),
+            pool,
+        ];
+        let width = |value: Option<Value>| value.map_or(0, Value::width);
+        let values = if shape.form == TokenForm::Shared { 0 } else { v.width() };
+        let widths = [k.width(), values, width(kept.entries), width(kept.index_key)];
+        let constants: &[&dyn Words] = &[&self.layout_words(shape), &widths];
+        let launch = Launch { unit: "compressed", kernel: "keep", buffers: &buffers, constants };
+        let dispatch = launch.over([self.rows, 1, 1], THREADS);
+        self.run.push(dispatch);
+    }
+
+    /// Chooses the entries of rows `row` and following.
+    fn choose(
+        &mut self,
+        shape: &CompressedAttention,
+        index: EntryIndex,
+        inputs: IndexInputs,
+        pool: Slice,
+        row: usize,
+    ) {
+        let scratch = self.memory.index;
+        let rows = (self.rows - row).min(ROWS);
+        let factor = ((index.head_dim * index.heads) as f32).sqrt().recip();
+        let weights = inputs.weights.map_or(self.input(0), |weights| self.value(weights));
+        let (places, scores) = (self.input(self.layout.places), scratch.scores.into());
+        let constants: &[&dyn Words] = &[
+            &self.layout_words(shape),
+            &[index.heads, index.head_dim, shape.entry_key(), index.top_k],
+            &factor,
+            &inputs.weights.is_some(),
+            &row,
+            &scratch.room,
+        ];
+        let buffers = [self.value(inputs.q), weights, pool, places, self.pages(), scores];
+        let launch = Launch { unit: "compressed", kernel: "index_scores", buffers: &buffers, constants };
+        let scored = launch.over([scratch.room.div_ceil(SCORERS as usize), rows, 1], SCORERS);
+        let buffers = [scores, places, scratch.chosen.into()];
+        let launch = Launch { unit: "compressed", kernel: "choose_entries", buffers: &buffers, constants };
+        let choosers = scratch.room.next_power_of_two().clamp(FEWEST_CHOOSERS, THREADS as usize);
+        let chosen = launch.over([rows, 1, 1], choosers as u32);
+        self.run.extend([scored, chosen]);
+    }
+
+    fn attend_entries(&mut self, shape: &CompressedAttention, a: &Sparse, pool: Slice) {
+        let CompressedAttention { heads, head_dim, scale, window, .. } = *shape;
+        let kv_heads = match shape.form {
+            TokenForm::Shared => 1,
+            TokenForm::Grouped { kv_heads } => kv_heads,
+            TokenForm::Elsewhere => unreachable!("refused before lowering"),
+        };
+        let (chunks, splits) = ((heads / kv_heads).div_ceil(QUERIES), self.shape.splits);
+        let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
+        let out = self.value(a.out);
+        let to = if splits == 1 { out } else { parts };
+        let (places, chosen) = (self.input(self.layout.places), self.memory.index.chosen.into());
+        let sinks = a.sinks.unwrap_or(self.input(0));
+        let buffers = [self.value(a.q), pool, chosen, places, self.pages(), sinks, stats, to];
+        let window = u32::try_from(window).unwrap_or(u32::MAX);
+        let grouped = shape.form != TokenForm::Shared;
+        let top_k = shape.index.map_or(0, |index| index.top_k);
+        let constants: &[&dyn Words] = &[
+            &self.layout_words(shape),
+            &[heads, kv_heads, chunks, head_dim],
+            &scale,
+            &window,
+            &grouped,
+            &top_k,
+            &splits,
+            &a.sinks.is_some(),
+        ];
+        let launch = Launch { unit: "compressed", kernel: "attend_entries", buffers: &buffers, constants };
+        let dispatch = launch.over([kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
+        self.run.push(dispatch);
+        if splits > 1 {
+            self.combine([parts, stats, out], heads, splits, head_dim);
+        }
+    }
+}
+
+/// Positions that a batch's pages reach to.
+pub(crate) fn positions(pages: usize) -> usize {
+    pages.saturating_mul(PAGE_TOKENS)
+}

@@ -1,0 +1,234 @@
+// Attention over tokens and over entries that stand for windows of them: see `graph::CompressedAttention`.
+//
+// A page is PAGE tokens, then the entries that end in it, each with its key for the index.
+#include "scores.h"
+#include "routing.h"
+
+struct Layout {
+    // Elements of a page, of a token and of an entry, tokens that an entry stands for.
+    uint page, token, entry, stride;
+    // Whether elements are f32, else f16.
+    uint is_f32;
+};
+
+DEVICE ulong page_at(const Layout l, GPTR(const uint) pages, const Place at, uint position) {
+    return (ulong)pages[at.first_page + position / PAGE] * l.page;
+}
+
+DEVICE ulong token_at(const Layout l, GPTR(const uint) pages, const Place at, uint position) {
+    return page_at(l, pages, at, position) + position % PAGE * l.token;
+}
+
+DEVICE ulong entry_at(const Layout l, GPTR(const uint) pages, const Place at, uint entry) {
+    const uint last = (entry + 1) * l.stride - 1, place = entry - last / PAGE * PAGE / l.stride;
+    return page_at(l, pages, at, last) + PAGE * l.token + place * l.entry;
+}
+
+struct KeepConstants {
+    Layout layout;
+    // Elements of each input's row.
+    uint first, second, third, fourth;
+};
+
+// Writes rows of a and b to their tokens, and of d and e to the entries that end with these tokens. A group does a row.
+KERNEL(keep, KeepConstants, (const float, a), (const float, b), (const float, d), (const float, e), (const Place, places),
+       (const uint, pages), (uchar, cache)) {
+    const ulong row = ctx.group_x();
+    const Place at = places[row];
+    const ulong token = token_at(c.layout, pages, at, at.position);
+    for (uint i = ctx.thread(); i < c.first; i += ctx.threads()) {
+        store_cached(cache, token + i, a[row * c.first + i], c.layout.is_f32);
+    }
+    for (uint i = ctx.thread(); i < c.second; i += ctx.threads()) {
+        store_cached(cache, token + c.first + i, b[row * c.second + i], c.layout.is_f32);
+    }
+    if ((at.position + 1) % c.layout.stride != 0) return;
+    const ulong entry = entry_at(c.layout, pages, at, at.position / c.layout.stride);
+    for (uint i = ctx.thread(); i < c.third; i += ctx.threads()) {
+        store_cached(cache, entry + i, d[row * c.third + i], c.layout.is_f32);
+    }
+    for (uint i = ctx.thread(); i < c.fourth; i += ctx.threads()) {
+        store_cached(cache, entry + c.third + i, e[row * c.fourth + i], c.layout.is_f32);
+    }
+}
+
+struct IndexConstants {
+    Layout layout;
+    // Query heads, channels of a head and of a key, and where an entry's key begins.
+    uint heads, dim, key;
+    // Entries that a query sees, at most.
+    uint top_k;
+    float factor;
+    // Whether heads have weights.
+    uint weighs;
+    // First row, and scores that a row has room for.
+    uint row, room;
+};
+
+// The entries that a row has a choice of: none if it sees all.
+DEVICE uint entries_to_choose(const IndexConstants c, const Place at) {
+    const uint entries = (at.position + 1) / c.layout.stride;
+    return entries > c.top_k ? entries : 0;
+}
+
+// Σ over heads of weight · relu(q · key) of each entry → scores (rows from c.row on, room). A thread does an entry. Grid:
+// (room / threads, rows).
+KERNEL(index_scores, IndexConstants, (const float, q), (const float, weights), (const uchar, cache),
+       (const Place, places), (const uint, pages), (float, scores)) {
+    const uint entry = ctx.group_x() * ctx.threads() + ctx.thread(), row = c.row + ctx.group_y();
+    const Place at = places[row];
+    if (entry >= entries_to_choose(c, at)) return;
+    const ulong key = entry_at(c.layout, pages, at, entry) + c.key;
+    float score = 0.0f;
+    for (uint h = 0; h < c.heads; ++h) {
+        const GPTR(const float) own = q + ((ulong)row * c.heads + h) * c.dim;
+        float dot = 0.0f;
+        for (uint i = 0; i < c.dim; ++i) dot += own[i] * cached(cache, key + i, c.layout.is_f32);
+        // In this form NaN stays NaN.
+        const float product = dot < 0.0f ? 0.0f : dot;
+        score += c.weighs ? weights[(ulong)row * c.heads + h] * product : product;
+    }
+    scores[(ulong)ctx.group_y() * c.room + entry] = score * c.factor;
+}
+
+CONSTANT uint MAX_CHOOSERS = 256;
+
+// The entries of the largest scores, the earlier of equal ones, ascending → chosen (rows, top_k), for rows that have a
+// choice. A group does a row, of which each thread has a part.
+KERNEL(choose_entries, IndexConstants, (const float, scores), (const Place, places), (uint, chosen)) {
+    SHARED(float, scratch, 32);
+    SHARED(uint, larger, MAX_CHOOSERS);
+    SHARED(uint, equal, MAX_CHOOSERS);
+    const uint row = c.row + ctx.group_x(), count = entries_to_choose(c, places[row]);
+    if (count == 0) return;
+    const GPTR(const float) own = scores + (ulong)ctx.group_x() * c.room;
+    // The largest key that top_k entries reach, bit by bit.
+    uint least = 0;
+    for (uint bit = 0x80000000u; bit > 0; bit >>= 1) {
+        float reach = 0.0f;
+        for (uint i = ctx.thread(); i < count; i += ctx.threads()) reach += key_of(own[i]) >= (least | bit) ? 1.0f : 0.0f;
+        reach = group_sum(ctx, reach, scratch);
+        if (reach < (float)c.top_k) continue;
+        least |= bit;
+        if (reach == (float)c.top_k) break;
+    }
+    const uint each = (count + ctx.threads() - 1) / ctx.threads(), begin = ctx.thread() * each;
+    const uint end = begin + each < count ? begin + each : count;
+    uint above = 0, same = 0;
+    for (uint i = begin; i < end; ++i) {
+        const uint key = key_of(own[i]);
+        above += key > least ? 1 : 0;
+        same += key == least ? 1 : 0;
+    }
+    larger[ctx.thread()] = above;
+    equal[ctx.thread()] = same;
+    barrier(ctx);
+    // Those of the threads before, and of all.
+    uint above_before = 0, same_before = 0, above_all = 0;
+    for (uint t = 0; t < ctx.threads(); ++t) {
+        above_before += t < ctx.thread() ? larger[t] : 0;
+        same_before += t < ctx.thread() ? equal[t] : 0;
+        above_all += larger[t];
+    }
+    const uint rest = c.top_k - above_all;
+    uint to = above_before + (same_before < rest ? same_before : rest);
+    for (uint i = begin; i < end; ++i) {
+        const uint key = key_of(own[i]);
+        const bool takes = key > least || (key == least && same_before < rest);
+        same_before += key == least ? 1 : 0;
+        if (takes) chosen[(ulong)row * c.top_k + to++] = i;
+    }
+}
+
+struct AttendEntriesConstants {
+    Layout layout;
+    // Query heads, key heads, and groups of at most QUERIES query heads that share a key head.
+    uint heads, kv_heads, chunks;
+    uint dim;
+    float scale;
+    // Tokens seen, at most; with `grouped`, those of seen entries and those that no entry stands for yet.
+    uint window, grouped;
+    // Entries that are seen, at most: 0 for all.
+    uint top_k;
+    uint splits;
+    uint has_sinks;
+};
+
+// Keys that a row sees, in order.
+struct Seen {
+    Place at;
+    // Tokens before entries and the first one's position; with `grouped`, tokens of entries, then others from that position on.
+    uint tokens, first;
+    // Whether entries are those of a list.
+    bool listed;
+    uint count;
+};
+
+DEVICE Seen seen_by(const AttendEntriesConstants c, const Place at) {
+    const uint entries = (at.position + 1) / c.layout.stride;
+    const bool listed = c.top_k != 0 && entries > c.top_k;
+    const uint taken = listed ? c.top_k : entries;
+    if (c.grouped) {
+        const uint tokens = taken * c.layout.stride, first = entries * c.layout.stride;
+        const Seen seen = {at, tokens, first, listed, tokens + at.position + 1 - first};
+        return seen;
+    }
+    const uint first = at.position + 1 > c.window ? at.position + 1 - c.window : 0, tokens = at.position + 1 - first;
+    const Seen seen = {at, tokens, first, listed, tokens + taken};
+    return seen;
+}
+
+// Where key i of those that a row sees begins; `list` are the entries of the row.
+DEVICE ulong seen_at(const AttendEntriesConstants c, const Seen s, GPTR(const uint) list, GPTR(const uint) pages, uint i) {
+    if (c.grouped) {
+        const uint stride = c.layout.stride;
+        const uint entry = i < s.tokens ? (s.listed ? list[i / stride] : i / stride) : 0;
+        return token_at(c.layout, pages, s.at, i < s.tokens ? entry * stride + i % stride : s.first + i - s.tokens);
+    }
+    if (i < s.tokens) return token_at(c.layout, pages, s.at, s.first + i);
+    return entry_at(c.layout, pages, s.at, s.listed ? list[i - s.tokens] : i - s.tokens);
+}
+
+// Attention of queries q (rows, heads · dim), 128 threads a group; chosen (rows, top_k). Grid: (kv_heads · chunks, splits,
+// rows). What `out` is, `end_scores` says.
+KERNEL(attend_entries, AttendEntriesConstants, (const float, q), (const uchar, cache), (const uint, chosen),
+       (const Place, places), (const uint, pages), (const float, sinks), (float, stats), (float, out)) {
+    SCORE_MEMORY(m);
+    SHARED(ulong, starts, KEYS);
+    const uint row = ctx.group_z(), split = ctx.group_y();
+    const uint kv_head = ctx.group_x() / c.chunks, group = c.heads / c.kv_heads;
+    const uint head0 = kv_head * group + ctx.group_x() % c.chunks * QUERIES;
+    const uint left = (kv_head + 1) * group - head0;
+    const uint queries = left < QUERIES ? left : QUERIES;
+    const Seen s = seen_by(c, places[row]);
+    const GPTR(const uint) list = chosen + (ulong)row * c.top_k;
+    const uint part = (s.count + c.splits - 1) / c.splits, begin = split * part;
+    const uint end = begin + part < s.count ? begin + part : s.count;
+    const ulong head = (ulong)row * c.heads + head0;
+    // Keys of heads, then values of heads; else a key is its value.
+    const uint value = c.grouped ? c.kv_heads * c.dim : 0;
+
+    begin_scores(ctx, m, q + head * c.dim, queries, c.dim, c.scale, sinks + (c.has_sinks ? head0 : 0),
+                 c.has_sinks && split == 0);
+    Mixed mixed = no_values();
+    const Layout l = c.layout;
+    const bool wide = !l.is_f32 && c.dim % 8 == 0 && l.page % 8 == 0 && l.token % 8 == 0 && (c.grouped || l.entry % 8 == 0);
+    barrier(ctx);
+    for (uint tile = begin; tile < end; tile += KEYS) {
+        if (tile + ctx.thread() < end) {
+            const ulong start = seen_at(c, s, list, pages, tile + ctx.thread()) + kv_head * c.dim;
+            starts[ctx.thread()] = start;
+            score_key(ctx, m, cache, start, queries, c.dim, wide, l.is_f32);
+        }
+        barrier(ctx);
+        const uint count = end - tile < KEYS ? end - tile : KEYS;
+        weigh_keys(ctx, m, queries, count);
+        barrier(ctx);
+        mixed = faded(m, mixed, queries);
+        for (uint i = 0; i < count; ++i) {
+            mixed = with_value(ctx, m, mixed, cache, starts[i] + value + ctx.thread(), i, queries, c.dim, l.is_f32);
+        }
+        barrier(ctx);
+    }
+    end_scores(ctx, m, mixed, head, queries, split, c.splits, c.dim, stats, out);
+}

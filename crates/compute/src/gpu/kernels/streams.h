@@ -1,0 +1,125 @@
+// Parallel residual streams: hyper-connections and gated streams. x (rows, streams · width).
+#include "dialect.h"
+
+CONSTANT uint MAX_STREAMS = 16;
+
+struct HyperConstants {
+    // Elements of all streams of a row.
+    uint streams, width;
+    float norm_eps, floor;
+    uint iterations;
+    // Whether there are weights of collapsing only.
+    uint collapse_only;
+};
+
+// Weights of a hyper-connection from their logits `mix` → out, both (rows, streams · (2 + streams)), or (rows, streams) for
+// collapsing only: see `GraphBuilder::hyper_weights`. A group of 256 threads does a row; a thread has a weight of mixing.
+KERNEL(hyper_weights, HyperConstants, (const float, x), (const float, mix), (const float, base), (const float, factors),
+       (float, out)) {
+    SHARED(float, scratch, 32);
+    SHARED(float, mixing, MAX_STREAMS * MAX_STREAMS);
+    SHARED(float, divisors, MAX_STREAMS);
+    const uint n = c.streams, weights = c.collapse_only ? n : n * (2 + n), own = ctx.thread();
+    const ulong row = ctx.group_x();
+    float squares = 0.0f;
+    for (uint i = own; i < c.width; i += ctx.threads()) squares += x[row * c.width + i] * x[row * c.width + i];
+    const float norm = 1.0f / sqrt_of(group_sum(ctx, squares, scratch) / (float)c.width + c.norm_eps);
+    const uint plain = c.collapse_only ? n : 2 * n;
+    if (own < plain) {
+        const float logit = mix[row * weights + own] * norm * factors[own / n] + base[own];
+        out[row * weights + own] = own < n ? sigmoid(logit) + c.floor : 2.0f * sigmoid(logit);
+    }
+    if (c.collapse_only) return;
+    // From stream to stream.
+    const uint from = own / n, into = own % n, at = 2 * n + own;
+    const bool active = own < n * n;
+    if (active) mixing[own] = mix[row * weights + at] * norm * factors[2] + base[at];
+    barrier(ctx);
+    float best = -infinity(), sum = 0.0f, weight = 0.0f;
+    for (uint i = 0; i < n && active; ++i) {
+        const float logit = mixing[from * n + i];
+        best = logit > best ? logit : best;
+    }
+    for (uint i = 0; i < n && active; ++i) sum += exp_of(mixing[from * n + i] - best);
+    if (active) weight = exp_of(mixing[own] - best) / sum + c.floor;
+    barrier(ctx);
+    if (active) mixing[own] = weight;
+    // Sums over the stream that is mixed from and over that mixed into, in turn.
+    for (uint side = 1; side < 2 * (c.iterations > 0 ? c.iterations : 1); ++side) {
+        barrier(ctx);
+        if (own < n) {
+            float total = 0.0f;
+            for (uint i = 0; i < n; ++i) total += side % 2 == 1 ? mixing[i * n + own] : mixing[own * n + i];
+            divisors[own] = total + c.floor;
+        }
+        barrier(ctx);
+        if (active) mixing[own] = mixing[own] / divisors[side % 2 == 1 ? into : from];
+    }
+    if (active) out[row * weights + at] = mixing[own];
+}
+
+struct StreamConstants {
+    // Elements of the result in all, streams, and the width of one.
+    uint count, streams, width;
+    // Elements of a row of weights.
+    uint weights;
+};
+
+// Σ over streams of weight · stream → out (rows, width).
+KERNEL(hyper_collapse, StreamConstants, (const float, x), (const float, weights), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i >= c.count) return;
+    const ulong row = i / c.width, column = i % c.width;
+    float sum = 0.0f;
+    for (uint s = 0; s < c.streams; ++s) {
+        sum += weights[row * c.weights + s] * x[(row * c.streams + s) * c.width + column];
+    }
+    out[i] = sum;
+}
+
+// The streams after a block (rows, width): its result times its weight of adding, plus the mixture of all → out (rows, streams · width).
+KERNEL(hyper_expand, StreamConstants, (const float, x), (const float, block), (const float, weights), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i >= c.count) return;
+    const uint n = c.streams, column = i % c.width, into = i / c.width % n;
+    const ulong row = i / (c.width * n);
+    const GPTR(const float) own = weights + row * c.weights;
+    float sum = 0.0f;
+    for (uint from = 0; from < n; ++from) sum += own[(2 + from) * n + into] * x[(row * n + from) * c.width + column];
+    out[i] = sum + own[n + into] * block[row * c.width + column];
+}
+
+// Mean over streams of sigmoid(gate) ⊙ stream → out (rows, width).
+KERNEL(gated_mean, StreamConstants, (const float, x), (const float, gate), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i >= c.count) return;
+    const ulong row = i / c.width, column = i % c.width;
+    float sum = 0.0f;
+    for (uint s = 0; s < c.streams; ++s) {
+        const ulong at = (row * c.streams + s) * c.width + column;
+        sum += x[at] * sigmoid(gate[at]);
+    }
+    out[i] = sum / (float)c.streams;
+}
+
+// The streams with 2 · sigmoid(logit / streams) · block (rows, width) added to each → out; logits (rows, streams).
+KERNEL(stream_add, StreamConstants, (const float, x), (const float, block), (const float, logits), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i >= c.count) return;
+    const ulong row = i / (c.width * c.streams);
+    const float logit = logits[i / c.width];
+    out[i] = x[i] + 2.0f * sigmoid(logit / (float)c.streams) * block[row * c.width + i % c.width];
+}
+
+// For each stream the value (rows, width), gated by how well its key and its query fit → out (rows, streams · width). A
+// group does a stream. Grid: (streams, rows).
+KERNEL(stream_gate, StreamConstants, (const float, keys), (const float, queries), (const float, value), (float, out)) {
+    SHARED(float, scratch, 32);
+    const ulong row = ctx.group_y(), at = (row * c.streams + ctx.group_x()) * c.width;
+    float dot = 0.0f;
+    for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) dot += keys[at + i] * queries[at + i];
+    const float score = group_sum(ctx, dot, scratch) / sqrt_of((float)c.width), size = abs_of(score);
+    const float root = sqrt_of(size < 1e-6f ? 1e-6f : size);
+    const float gate = sigmoid(score > 0.0f ? root : score < 0.0f ? -root : score);
+    for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) out[at + i] = gate * value[row * c.width + i];
+}

@@ -1,0 +1,233 @@
+//! Lowering of operations that nothing is fused with: rows and their positions, parallel streams, windows and n-grams.
+
+use super::compressed::{Kept, Sparse};
+use super::device::{Dispatch, Grid, Slice, Words};
+use super::few_experts::RouteWords;
+use super::inputs::Turn;
+use super::lower::{Launch, Lowering, THREADS};
+use crate::graph::{
+    BlockInputs, CompressedInputs, HyperKind, Op, Output, RopeStyle, StateId, Value, WeightId, WindowPool,
+};
+
+/// Elements of rows that a group of threads takes one each of.
+fn blocks(elements: usize) -> usize {
+    elements.div_ceil(THREADS as usize)
+}
+
+/// Threads of a group that sums up so many elements.
+fn summing(elements: usize) -> u32 {
+    if elements >= 512 { THREADS } else { 32 }
+}
+
+impl Lowering<'_> {
+    /// Queues an operation.
+    pub(super) fn alone(&mut self, op: &Op, out: Output) {
+        let to = match (op, out) {
+            (Op::RouteByToken { logits, table, route }, Output::Routing(routing)) => {
+                let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
+                let table = self.weight(*table);
+                let [a, b, c] = table.planes;
+                let buffers = [self.value(*logits), self.input(self.layout.tokens), a, b, c, ids, weights];
+                let route = RouteWords { route: *route, has_bias: false };
+                let constants: &[&dyn Words] = &[&route, &table.format];
+                let launch = Launch { unit: "route", kernel: "route_by_token", buffers: &buffers, constants };
+                let dispatch = launch.over([self.rows, 1, 1], THREADS);
+                return self.run.push(dispatch);
+            }
+            (_, Output::Value(out)) => out,
+            (_, Output::Routing(_)) => unreachable!("only routes yield routings"),
+        };
+        let dispatch = match *op {
+            Op::RmsNorm { x, weight, groups, eps } => self.norm(x, Some(weight), groups, eps, to),
+            Op::UnitNorm { x, groups, eps } => self.norm(x, None, groups, eps, to),
+            Op::PlacedRope { x, heads, rope, place } => {
+                let turn = Turn { rope, stride: place.stride.max(1) };
+                self.rotation(x, heads, turn, [place.first, usize::from(place.inverse)], to)
+            }
+            Op::PositionScale { x, scale } => {
+                let (count, width) = (self.rows * to.width(), to.width());
+                let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+                let (offset, period) = (word(scale.offset), word(scale.period.max(1)));
+                let buffers = [self.value(x), self.input(self.layout.places), self.value(to)];
+                let constants: &[&dyn Words] = &[&count, &width, &scale.base, &scale.slope, &offset, &period];
+                Launch { unit: "rows", kernel: "position_scale", buffers: &buffers, constants }.each(count)
+            }
+            Op::GroupedLinear { x, weight, groups } => {
+                let matrix = self.weight(weight).matrix;
+                let (each, cols) = (matrix.rows / groups, matrix.cols);
+                let slices = [self.value(x), self.value(to)];
+                return self.heads("latent_matvec", weight, [each, 0, cols, each, each, 0], slices);
+            }
+            Op::LimitedSwiGlu { gate, up, limit } => {
+                let buffers = [self.value(gate), self.value(up), self.value(to)];
+                self.elements("limited_swiglu", &buffers, limit, to)
+            }
+            Op::ScaledSilu { x, factor } => {
+                self.elements("scaled_silu", &[self.value(x), self.value(to)], factor, to)
+            }
+            Op::Repeat { x, times } => {
+                let count = self.rows * to.width();
+                let constants: &[&dyn Words] = &[&count, &x.width(), &times];
+                let buffers = [self.value(x), self.value(to)];
+                Launch { unit: "rows", kernel: "repeat", buffers: &buffers, constants }.each(count)
+            }
+            Op::HyperWeights { x, mix, base, factors, shape } => {
+                let buffers =
+                    [self.value(x), self.value(mix), self.vector(base), self.vector(factors), self.value(to)];
+                let (iterations, collapse_only) = match shape.kind {
+                    HyperKind::Collapsed => (1, true),
+                    HyperKind::Mixed { iterations } => (iterations, false),
+                    HyperKind::Independent { .. } => unreachable!("refused before lowering"),
+                };
+                let constants: &[&dyn Words] =
+                    &[&shape.streams, &x.width(), &shape.norm_eps, &shape.floor, &iterations, &collapse_only];
+                Launch { unit: "streams", kernel: "hyper_weights", buffers: &buffers, constants }
+                    .over([self.rows, 1, 1], THREADS)
+            }
+            Op::HyperCollapse { x, weights, streams } => {
+                let shape = [streams, to.width(), weights.width()];
+                self.streams("hyper_collapse", &[x, weights], shape, to)
+            }
+            Op::HyperExpand { x, block, weights, streams } => {
+                let shape = [streams, block.width(), weights.width()];
+                self.streams("hyper_expand", &[x, block, weights], shape, to)
+            }
+            Op::GatedMean { x, gate, streams } => {
+                self.streams("gated_mean", &[x, gate], [streams, to.width(), 0], to)
+            }
+            Op::StreamAdd { x, block, logits } => {
+                let shape = [logits.width(), block.width(), logits.width()];
+                self.streams("stream_add", &[x, block, logits], shape, to)
+            }
+            Op::StreamGate { keys, queries, value } => {
+                let streams = keys.width() / value.width();
+                let dispatch =
+                    self.streams("stream_gate", &[keys, queries, value], [streams, value.width(), 0], to);
+                let grid = [streams, self.rows, 1].map(|n| n as u32);
+                Dispatch { grid: Grid::Fixed(grid), threads: summing(value.width()), ..dispatch }
+            }
+            Op::WindowPool { kv, gate, bias, shape, state } => {
+                return self.window_pool([kv, gate], self.vector(bias), shape, state, to);
+            }
+            Op::WindowMean { x, window, state } => {
+                let dispatch = self.window("window_mean", x, None, [window, 1], state, to);
+                self.run.push(dispatch);
+                return self.carry([x, x], [x.width(), 0, window - 1], state);
+            }
+            Op::CompressedAttention { inputs, cache } => {
+                let CompressedInputs { q, kv, entries, index, sinks } = inputs;
+                let kept = Kept { tokens: [kv, kv], entries: Some(entries), index_key: index.map(|i| i.k) };
+                let sinks = Some(self.vector(sinks));
+                return self.compressed_attention(&Sparse { q, kept, index, sinks, cache: cache.0, out: to });
+            }
+            Op::BlockAttention { inputs, cache } => {
+                let BlockInputs { q, k, v, index } = inputs;
+                let kept = Kept { tokens: [k, v], entries: None, index_key: Some(index.k) };
+                let (index, sinks) = (Some(index), None);
+                return self.compressed_attention(&Sparse { q, kept, index, sinks, cache: cache.0, out: to });
+            }
+            Op::NGramEmbed { ref ngrams, state, .. } => return self.ngram_embed(ngrams, state, to),
+            _ => unreachable!("operations that others are fused with"),
+        };
+        self.run.push(dispatch);
+    }
+
+    /// A norm of equal parts of rows, with weights of one part or of all.
+    pub(super) fn norm(
+        &self,
+        x: Value,
+        weight: Option<WeightId>,
+        groups: usize,
+        eps: f32,
+        out: Value,
+    ) -> Dispatch {
+        let width = x.width() / groups;
+        let weights = weight.map_or(0, |weight| self.weight(weight).matrix.cols / width);
+        let buffers = [self.value(x), self.optional(weight), self.value(out)];
+        let constants: &[&dyn Words] = &[&width, &eps, &weights];
+        Launch { unit: "rms_norm", kernel: "rms_norm", buffers: &buffers, constants }
+            .over([self.rows * groups, 1, 1], summing(width))
+    }
+
+    /// Rotates heads from channel `first` on, by negative angles if `inverse` is one.
+    pub(super) fn rotation(
+        &self,
+        x: Value,
+        heads: usize,
+        turn: Turn,
+        [first, inverse]: [usize; 2],
+        out: Value,
+    ) -> Dispatch {
+        let rotation = &self.graph.ropes[turn.rope];
+        let interleaved = rotation.style == RopeStyle::Interleaved;
+        let place = self.memory.turns.iter().position(|known| *known == turn);
+        let angles = self.input(self.layout.angles[place.expect("a turn of the graph")]);
+        let buffers = [self.value(x), angles, self.value(out)];
+        let (dim, pairs) = (x.width() / heads, rotation.inv_freq.len());
+        let constants: &[&dyn Words] = &[&heads, &dim, &pairs, &interleaved, &first, &inverse];
+        Launch { unit: "rows", kernel: "rope", buffers: &buffers, constants }.over([self.rows, 1, 1], THREADS)
+    }
+
+    /// A kernel of `kernels/elementwise.h` with a number.
+    fn elements(&self, kernel: &'static str, buffers: &[Slice], number: f32, out: Value) -> Dispatch {
+        let count = self.rows * out.width();
+        let constants: &[&dyn Words] = &[&count, &number, &1u32];
+        Launch { unit: "elementwise", kernel, buffers, constants }.each(count)
+    }
+
+    /// A kernel of `kernels/streams.h`: `shape` is the number of streams, their width, and elements of a row of weights.
+    fn streams(&self, kernel: &'static str, inputs: &[Value], shape: [usize; 3], out: Value) -> Dispatch {
+        let count = self.rows * out.width();
+        let buffers: Vec<Slice> = inputs.iter().chain([&out]).map(|value| self.value(*value)).collect();
+        let constants: &[&dyn Words] = &[&count, &shape];
+        Launch { unit: "streams", kernel, buffers: &buffers, constants }.each(count)
+    }
+
+    /// A kernel that makes each row from tokens of its sequence: `taps`, so many apart.
+    pub(super) fn window(
+        &self,
+        kernel: &'static str,
+        x: Value,
+        weight: Option<Slice>,
+        taps: [usize; 2],
+        state: StateId,
+        out: Value,
+    ) -> Dispatch {
+        let held = self.memory.state.states[state.0].slice();
+        let (sequences, owners) = (self.input(self.layout.sequences), self.input(self.layout.owners));
+        let own = [self.value(x)].into_iter().chain(weight);
+        let buffers: Vec<Slice> = own.chain([held, sequences, owners, self.value(out)]).collect();
+        let constants: &[&dyn Words] = &[&x.width(), &taps];
+        Launch { unit: "recurrent", kernel, buffers: &buffers, constants }
+            .over([blocks(x.width()), self.rows, 1], THREADS)
+    }
+
+    fn window_pool(
+        &mut self,
+        [kv, gate]: [Value; 2],
+        bias: Slice,
+        shape: WindowPool,
+        state: StateId,
+        out: Value,
+    ) {
+        let held = self.memory.state.states[state.0].slice();
+        let (sequences, owners) = (self.input(self.layout.sequences), self.input(self.layout.owners));
+        let buffers = [self.value(kv), self.value(gate), bias, held, sequences, owners, self.value(out)];
+        let constants: &[&dyn Words] = &[&shape.width, &shape.window, &shape.overlap];
+        let launch = Launch { unit: "recurrent", kernel: "window_pool", buffers: &buffers, constants };
+        let dispatch = launch.over([blocks(shape.width), self.rows, 1], THREADS);
+        self.run.push(dispatch);
+        self.carry([kv, gate], [shape.channels(), shape.channels(), shape.held()], state);
+    }
+
+    /// Queues the state after rows of two inputs: `sizes` are elements of a row of each, and rows that are held.
+    pub(super) fn carry(&mut self, inputs: [Value; 2], sizes: [usize; 3], state: StateId) {
+        let [a, b] = inputs.map(|value| self.value(value));
+        let held = self.memory.state.states[state.0].slice();
+        let buffers = [a, b, self.input(self.layout.sequences), held];
+        let constants: &[&dyn Words] = &[&sizes];
+        let launch = Launch { unit: "recurrent", kernel: "carry", buffers: &buffers, constants };
+        let dispatch = launch.over([blocks(sizes[0] + sizes[1]), self.shape.sequences, 1], THREADS);
+        self.run.push(dispatch);
+    }
+}
