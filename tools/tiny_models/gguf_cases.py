@@ -226,6 +226,78 @@ def _plain(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _nemotron_h(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        # The converter pads it to a multiple of 8.
+        vocab_size=296,
+        hidden_size=32,
+        layers_block_type=["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        ssm_state_size=16,
+        # The converter wants multiples of 64 channels.
+        mamba_num_heads=8,
+        mamba_head_dim=8,
+        n_groups=2,
+        chunk_size=16,
+        n_routed_experts=6,
+        moe_intermediate_size=12,
+        moe_shared_expert_intermediate_size=20,
+        num_experts_per_tok=2,
+        routed_scaling_factor=2.5,
+        # llama.cpp has no limit.
+        time_step_min=1e-9,
+        rescale_prenorm_residual=False,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _step3p7(**changes: Any) -> dict[str, Any]:
+    text = dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_attention_groups=2,
+        attention_other_setting={"num_attention_heads": 6, "num_attention_groups": 2},
+        head_dim=16,
+        # The parts that rotate are what llama.cpp takes them for.
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        partial_rotary_factors=[0.5, 1.0, 1.0, 0.5],
+        rope_theta=[5000.0, 700.0, 700.0, 5000.0],
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 8.0,
+            "original_max_position_embeddings": 32,
+        },
+        yarn_only_types=["full_attention"],
+        sliding_window=9,
+        max_position_embeddings=512,
+        moe_layers_enum="1,2,3",
+        moe_num_experts=5,
+        moe_top_k=2,
+        moe_intermediate_size=12,
+        share_expert_dim=20,
+        moe_router_scaling_factor=3.0,
+        norm_expert_weight=True,
+        use_head_wise_attn_gate=True,
+        swiglu_limits=[0.0, 0.0, 0.4, 0.7],
+        swiglu_limits_shared=[0.5, 0.0, 0.0, 0.6],
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    vision = dict(width=8, layers=1, heads=1, image_size=28, patch_size=14)
+    return dict(text_config=text | changes, vision_config=vision)
+
+
 # Every block format in one file.
 _MIXED = {
     r"blk\.0\.ffn_gate_exps": "Q3_K",
@@ -644,6 +716,19 @@ SMALL = [
         converted=True,
     ),
     # llama.cpp wants as many key heads as query heads, and a head of its own.
+    GgufCase("nemotron_h_bf16", "nemotron_h", 69, _nemotron_h(), "BF16", n_tokens=96, converted=True),
+    # Experts on fewer channels.
+    GgufCase(
+        "nemotron_h_latent_bf16",
+        "nemotron_h",
+        70,
+        _nemotron_h(moe_latent_size=24, num_key_value_heads=1, conv_kernel=3),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # Divisors of frequencies for full layers only; limits of SwiGLU.
+    GgufCase("step3p5_bf16", "step3p7", 71, _step3p7(), "BF16", n_tokens=96, converted=True),
 ]
 
 

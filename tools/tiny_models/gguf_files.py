@@ -112,11 +112,15 @@ def write_case(
 def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Path) -> dict[str, str]:
     """Has llama.cpp's converter make the file; the golden is that of the folder it was made from."""
     multimodal = case.family == "qwen3_5_moe_text"
+    # Keys of published configurations, which converters read.
+    step = case.family == "step3p7"
     source = HfCase(
         case.name,
         case.family,
         case.seed,
         case.config,
+        config_edits={"text_config": case.config["text_config"]} if step else {},
+        text_only=step,
         multimodal=multimodal,
         stacked_experts=multimodal,
         tokenizer_size=BPE_SIZE,

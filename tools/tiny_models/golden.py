@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.glm5_next import Glm5NextConfig, Glm5NextForConditionalGeneration
 from transformers.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration, MiniMaxM3VLConfig
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.step3p7 import Step3p7Config, Step3p7ForConditionalGeneration
 
 from .weights import correction_biases
 
@@ -29,6 +30,8 @@ from .weights import correction_biases
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Glm5NextConfig, Glm5NextForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(MiniMaxM3VLConfig, MiniMaxM3SparseForConditionalGeneration, exist_ok=True)
+# Its text model has no class of its own with a head.
+AutoModelForCausalLM.register(Step3p7Config, Step3p7ForConditionalGeneration, exist_ok=True)
 
 # Largest accepted |f32 - f64| / max |f64| and smallest accepted gap, in router logits, between the last
 # expert chosen and the first one left out.

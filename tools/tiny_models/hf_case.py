@@ -26,6 +26,8 @@ class HfCase:
     late_edits: dict[str, Any] = field(default_factory=dict)
     # The text model as part of a multimodal checkpoint, beside tensors that are not the text model's.
     multimodal: bool = False
+    # The text model of a multimodal checkpoint by itself, once the golden is made.
+    text_only: bool = False
     # Matrices of the layers but routers in FP8 with scales for blocks of 128 × 128, as DeepSeek publishes.
     fp8: bool = False
     # Size of a byte-level BPE vocabulary written beside the model; none when 0.

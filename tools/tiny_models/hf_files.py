@@ -57,6 +57,8 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
             f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})"
         )
     golden.save(folder, found)
+    if case.text_only:
+        leave_text_model(folder)
     edit_config(folder / "config.json", case.late_edits)
     return found.report
 
@@ -132,6 +134,20 @@ def rename_tensors(folder: Path, renames: tuple[tuple[str, str], ...]) -> None:
             name = re.sub(pattern, replacement, name)
         renamed[name] = tensor
     save_file(renamed, path, metadata={"format": "pt"})
+
+
+def leave_text_model(folder: Path) -> None:
+    """Takes the vision tower out of a multimodal checkpoint, and what is around the text model's configuration."""
+    path = folder / "model.safetensors"
+    tensors = {
+        name: tensor
+        for name, tensor in load_file(path).items()
+        if name.startswith(("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head."))
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"] | {"model_type": "step3p5", "architectures": ["Step3p5ForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(text, indent=2) + "\n")
 
 
 def nest_in_multimodal(folder: Path) -> None:

@@ -30,15 +30,17 @@ def main() -> None:
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
     load_hparams = ModelBase.load_hparams
 
-    def with_published_keys(folder: Path, is_mistral_format: bool) -> dict:
-        # transformers drops the keys that it puts others in the place of.
-        hparams = load_hparams(folder, is_mistral_format)
-        published = json.loads((Path(folder) / "config.json").read_text())
-        if published["model_type"] in ("minimax_m3_vl", "glm5_next"):
-            hparams["text_config"] |= published["text_config"]
+    def as_published(folder: Path, *rest: bool) -> dict:
+        """A configuration with the keys that transformers would drop or give other names."""
+        stored = json.loads((Path(folder) / "config.json").read_text())
+        if stored["model_type"] == "step3p5":
+            return stored
+        hparams = load_hparams(folder, *rest)
+        if stored["model_type"] in ("minimax_m3_vl", "glm5_next"):
+            hparams["text_config"] |= stored["text_config"]
         return hparams
 
-    ModelBase.load_hparams = staticmethod(with_published_keys)
+    ModelBase.load_hparams = staticmethod(as_published)
     types = {"f32": gguf.LlamaFileType.ALL_F32, "bf16": gguf.LlamaFileType.MOSTLY_BF16}
     for folder, out in zip(paths[::2], paths[1::2], strict=True):
         for fuse in ({"fuse_gate_up_exps": True, "fuse_qkv": True}, {})[0 if fused else 1 :]:

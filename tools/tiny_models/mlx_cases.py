@@ -209,6 +209,78 @@ def _minimax_m2(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _nemotron_h(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        layers_block_type=["linear_attention", "moe", "mlp", "full_attention", "linear_attention", "moe"],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        intermediate_size=96,
+        ssm_state_size=24,
+        mamba_num_heads=6,
+        mamba_head_dim=16,
+        n_groups=3,
+        chunk_size=16,
+        n_routed_experts=5,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=64,
+        moe_latent_size=32,
+        num_experts_per_tok=2,
+        routed_scaling_factor=2.5,
+        # mlx-lm has another key for it.
+        time_step_min=1e-9,
+        rescale_prenorm_residual=False,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _step3p7(**changes: Any) -> dict[str, Any]:
+    text = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_attention_groups=2,
+        attention_other_setting={"num_attention_heads": 6, "num_attention_groups": 2},
+        head_dim=32,
+        # The parts that rotate are what llama.cpp takes them for.
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        partial_rotary_factors=[0.5, 1.0, 1.0, 0.5],
+        rope_theta=[5000.0, 700.0, 700.0, 5000.0],
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 8.0,
+            "original_max_position_embeddings": 32,
+        },
+        yarn_only_types=["full_attention"],
+        sliding_window=9,
+        max_position_embeddings=512,
+        moe_layers_enum="1,2,3",
+        moe_num_experts=5,
+        moe_top_k=2,
+        moe_intermediate_size=32,
+        share_expert_dim=32,
+        moe_router_scaling_factor=3.0,
+        norm_expert_weight=True,
+        use_head_wise_attn_gate=True,
+        swiglu_limits=[0.0, 0.0, 0.4, 0.7],
+        swiglu_limits_shared=[0.5, 0.0, 0.0, 0.6],
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    vision = dict(width=8, layers=1, heads=1, image_size=28, patch_size=14)
+    return dict(text_config=text | changes, vision_config=vision)
+
+
 # Every width, every group size, and a projection left as it is.
 _MIXED: dict[str, Affine | None] = {
     r"layers\.0\..*switch_mlp\.gate_proj": Affine(3, 32),
@@ -340,6 +412,10 @@ SMALL = [
         n_tokens=96,
         published={"text_config": {"rotary_dim": 8}},
     ),
+    # Projections of Mamba-2, taken apart in quantised form; experts without a gate, on fewer channels.
+    MlxCase("nemotron_h_4bit", "nemotron_h", 87, _nemotron_h(), Affine(4, 32), n_tokens=101),
+    # Routers at 8 bits, which is mlx-lm's own rule for this family; norms stored around one.
+    MlxCase("step3p5_4bit", "step3p7", 88, _step3p7(), Affine(4, 32), n_tokens=101),
 ]
 
 

@@ -22,7 +22,7 @@ from mlx_lm.utils import load_model
 
 from . import golden
 from .hf_case import HfCase
-from .hf_files import build_model, write_checkpoint
+from .hf_files import build_model, leave_text_model, write_checkpoint
 from .mlx_cases import Affine, MlxCase
 from .weights import correction_biases, zero_centred_norms
 
@@ -51,9 +51,11 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
         case.seed,
         case.config,
         dtype=case.dtype,
-        published_keys=case.family not in ("qwen3_5_moe_text", "minimax_m3_vl"),
+        published_keys=case.family not in ("qwen3_5_moe_text", "minimax_m3_vl", "nemotron_h", "step3p7"),
         # transformers keeps the list of layer kinds instead, which mlx-lm does not read.
-        config_edits={key: case.config[key] for key in ("full_attention_interval",) if key in case.config}
+        config_edits={
+            key: case.config[key] for key in ("full_attention_interval", "text_config") if key in case.config
+        }
         | case.published,
         # mlx-lm knows this family only so.
         multimodal=case.family == "qwen3_5_moe_text",
@@ -63,6 +65,8 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as scratch:
         unquantised = Path(scratch) / "hf"
         write_checkpoint(model, source, unquantised)
+        if case.family == "step3p7":
+            leave_text_model(unquantised)
         with contextlib.redirect_stdout(io.StringIO()):
             mlx_lm.convert(
                 str(unquantised),
@@ -127,7 +131,7 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
     zero_centred = zero_centred_norms(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.startswith(NOT_OF_THE_TEXT):
+            if name.startswith(NOT_OF_THE_TEXT) or "vision_model" in name or "multi_modal_projector" in name:
                 continue
             path = stored_path(name, model.config.model_type)
             if path.endswith("kv_b_proj") and path.replace("kv_b_proj", "embed_q") + ".weight" in raw:
@@ -156,6 +160,13 @@ def stored_path(name: str, family: str) -> str:
         path = path.replace(".gate.e_score", ".e_score")
         path = re.sub(r"\.mlp\.(gate$|e_score|switch_mlp|shared_experts)", r".block_sparse_moe.\1", path)
         return f"language_model.{path}"
+    if family == "nemotron_h":
+        path = path.replace("model.", "backbone.", 1)
+        return path.replace("switch_mlp.up_proj", "switch_mlp.fc1").replace("switch_mlp.down_proj", "switch_mlp.fc2")
+    if family == "step3p7":
+        path = path.replace("model.language_model.", "model.", 1).replace(".shared_experts.", ".share_expert.")
+        path = path.replace("mlp.gate.e_score_correction_bias", "mlp.gate.router_bias")
+        return "mlp.gate.gate".join(path.rsplit("mlp.gate", 1)) if path.endswith("mlp.gate") else path
     if family in ("mixtral", "minimax_m2"):
         path = path.replace(".mlp.", ".block_sparse_moe.")
     return f"language_model.{path}" if family == "qwen3_5_moe_text" else path

@@ -783,6 +783,76 @@ def glm5_next(d: Draw) -> dict[str, Any]:
     return {"text_config": text, "vision_config": tower}
 
 
+def nemotron_h(d: Draw) -> dict[str, Any]:
+    config = d.base(layers=6) | d.heads() | d.groups()
+    groups = d.rng.randint(1, 4)
+    layers = config.pop("num_hidden_layers")
+    kinds = ("linear_attention", "linear_attention", "full_attention", "moe", "moe", "mlp")
+    config |= {
+        "layer_norm_epsilon": config.pop("rms_norm_eps"),
+        "layers_block_type": ["moe", *(d.pick(*kinds) for _ in range(layers))],
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "moe_shared_expert_intermediate_size": d.width(1, 30),
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        "n_groups": groups,
+        "mamba_num_heads": groups * d.rng.randint(1, 3),
+        "mamba_head_dim": d.width(1, 24),
+        "ssm_state_size": d.rng.randint(1, 40),
+        "conv_kernel": d.rng.randint(2, 5),
+        "chunk_size": d.pick(16, 128),
+        "use_conv_bias": d.chance(0.8),
+        "time_step_min": 1e-9,
+        "rescale_prenorm_residual": False,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    }
+    d.maybe(config, "moe_latent_size", d.width(1, 30))
+    d.maybe(config, "time_step_min", d.pick(0.001, 0.2), gguf=False, mlx=False)
+    d.maybe(config, "use_bias", True, gguf=False, mlx=False)
+    d.maybe(config, "mlp_bias", True, gguf=False, mlx=False)
+    # llama.cpp has neither groups of experts nor dense layers here, and wants a convolution's bias; its converter pads
+    # vocabularies.
+    config["vocab_size"] = config["vocab_size"] // 8 * 8 + 8
+    d.only(gguf=config["n_group"] == 1 and "mlp" not in config["layers_block_type"] and config["use_conv_bias"])
+    d.only(gguf=config["mamba_num_heads"] * config["mamba_head_dim"] % 64 == 0)
+    # mlx-lm masks with zeros.
+    d.only(mlx=config["n_group"] == 1)
+    return config
+
+
+def step3p7(d: Draw) -> dict[str, Any]:
+    config = d.base(layers=5) | d.heads() | d.experts("n_routed_experts")
+    layers = config["num_hidden_layers"]
+    ropes = {
+        kind: d.rope(2, kinds=("default", "yarn", "llama3", "linear")) | {"partial_rotary_factor": d.pick(0.5, 1.0)}
+        for kind in ("full_attention", "sliding_attention")
+    }
+    limits = (None, 0.0, 0.3, 1.5)
+    config |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "share_expert_dim": d.width(1, 30),
+        "num_sliding_attention_heads": config["num_key_value_heads"] * d.rng.randint(1, 4),
+        "layer_types": [d.pick(*ropes) for _ in range(layers)],
+        "mlp_layer_types": ["sparse", *(d.pick("sparse", "dense") for _ in range(layers - 1))],
+        "sliding_window": d.pick(1, 9, 33, 129),
+        "rope_parameters": ropes,
+        "moe_router_scaling_factor": d.pick(1.0, 3.0),
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    }
+    d.maybe(config, "swiglu_limits", [d.pick(*limits) for _ in range(layers)])
+    d.maybe(config, "swiglu_limits_shared", [d.pick(*limits) for _ in range(layers)])
+    d.maybe(config, "attention_bias", True)
+    d.maybe(config, "mlp_bias", True)
+    d.maybe(config, "query_pre_attn_scalar", d.rng.randint(1, 40))
+    d.only(gguf=False, mlx=False)
+    vision = dict(width=8, layers=1, heads=1, image_size=28, patch_size=14)
+    return {"text_config": config, "vision_config": vision, "tie_word_embeddings": d.chance(0.3)}
+
+
 FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     draw.__name__: draw
     for draw in (
@@ -813,6 +883,8 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         hy_v4,
         minimax_m3_vl_text,
         glm5_next,
+        nemotron_h,
+        step3p7,
     )
 }
 
@@ -836,7 +908,7 @@ def draw_case(family: str, seed: int) -> RandomCase:
         max_shard_bytes=None if multimodal else d.pick(None, 60_000),
         # Without scaling, keys of older configurations would stand for gpt-oss's own.
         published_keys=d.chance()
-        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa", "qwen4_exp_text", "mimo_v2_flash", "mistral4", "kimi_linear", "hy_v4", "minimax_m3_vl_text", "glm5_next")
+        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa", "qwen4_exp_text", "mimo_v2_flash", "mistral4", "kimi_linear", "hy_v4", "minimax_m3_vl_text", "glm5_next", "nemotron_h", "step3p7")
         and (family != "gpt_oss" or config["rope_parameters"]["rope_type"] != "default"),
         multimodal=multimodal,
         tokenizer_size=TOKENIZER_SIZE,
@@ -851,7 +923,7 @@ def draw_case(family: str, seed: int) -> RandomCase:
     # Converters read experts a tensor each, but for this family.
     readable = multimodal if family == "qwen3_5_moe_text" else not hf.stacked_experts
     # mlx-lm quantises some routers in groups of 64, and reads keys of older configurations only.
-    mlx_keys = hf.published_keys or family in ("qwen3_5_moe_text", "glm_moe_dsa")
+    mlx_keys = hf.published_keys or family in ("qwen3_5_moe_text", "glm_moe_dsa", "nemotron_h")
     d.only(gguf=readable, mlx=readable and mlx_keys and d.aligned != 32)
     if family == "minimax_m2":
         d.only(gguf=hf.published_keys)

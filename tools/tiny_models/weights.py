@@ -31,6 +31,7 @@ ZERO_CENTRED_NORMS = (
     "Qwen3_5MoeRMSNorm",
     "Qwen4ExpTextRMSNorm",
     "MiniMaxM3VLRMSNorm",
+    "Step3p7RMSNorm",
 )
 
 
@@ -62,8 +63,11 @@ CORRECTION_BIASES = {
     "minimax_m3_vl": CorrectionBias(std=0.2, float32=True),
     "minimax_m3_vl_text": CorrectionBias(std=0.2, float32=True),
     "glm5_next": CorrectionBias(std=0.2, float32=True),
+    "nemotron_h": CorrectionBias(std=0.2, float32=True),
+    "step3p7": CorrectionBias(std=0.2, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mixer.gate.weight", "feed_forward.router.weight")
 # Tables of the experts that tokens go to by their id.
 TOKEN_TABLE = "tid2eid"
 
@@ -87,7 +91,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     zero_centred = zero_centred_norms(model)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
-            if name.endswith("norm.weight") or name in zero_centred:
+            if name.endswith(("norm.weight", "norm_f.weight")) or name in zero_centred:
                 uniform = torch.rand(parameter.shape, generator=generator) * 2 - 1
                 parameter.copy_((0 if name in zero_centred else 1) + NORM_SPREAD * uniform)
             elif name.endswith(".A_log"):
@@ -101,9 +105,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 normal(parameter, SINK_STD)
             elif name.endswith((".bias", "_bias")):
                 normal(parameter, BIAS_STD)
-            elif "embed_tokens" in name:
+            elif "embed_tokens" in name or "embeddings" in name:
                 normal(parameter, min(EMBEDDING_STD, TIED_LOGIT_STD / parameter.shape[-1] ** 0.5))
-            elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "feed_forward.router.weight")):
+            elif name.endswith(ROUTERS):
                 normal(parameter, ROUTER_GAIN / parameter.shape[-1] ** 0.5)
             else:
                 normal(parameter, MATRIX_GAIN / parameter.shape[-1] ** 0.5)

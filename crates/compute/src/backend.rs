@@ -102,12 +102,19 @@ pub struct Batch<'a> {
 pub struct ExpertView<'a> {
     /// Id within the layer.
     pub id: u32,
-    /// (moe_intermediate_size, hidden_size).
-    pub gate: TensorView<'a>,
+    /// (moe_intermediate_size, hidden_size), if experts have a gate.
+    pub gate: Option<TensorView<'a>>,
     /// (moe_intermediate_size, hidden_size).
     pub up: TensorView<'a>,
     /// (hidden_size, moe_intermediate_size).
     pub down: TensorView<'a>,
+}
+
+impl<'a> ExpertView<'a> {
+    /// Gate if there is one, up and down.
+    pub fn matrices(&self) -> impl Iterator<Item = &TensorView<'a>> {
+        self.gate.iter().chain([&self.up, &self.down])
+    }
 }
 
 /// Hands over routed experts.

@@ -37,7 +37,7 @@ pub use experts::{
 pub use hyper::{HyperConnection, HyperKind};
 pub use ngrams::NGrams;
 pub use op::{Node, Op, Output};
-pub use recurrent::{Decay, DeltaInputs, DeltaRule, HeadPairing, StateId};
+pub use recurrent::{Decay, DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights, StateId};
 pub use selection::{BlockChoice, BlockScore, Chosen};
 
 /// A value in a graph: f32 (rows, width).

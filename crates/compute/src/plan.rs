@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::graph::{
     BlockInputs, CompressedInputs, DeltaInputs, ExpertSetId, Graph, IndexInputs, LatentInputs, Op, Output,
-    Value,
+    SsmInputs, Value,
 };
 
 /// Nodes that run without the host's attention.
@@ -83,6 +83,7 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         | Op::GroupedLinear { x, .. }
         | Op::Repeat { x, .. }
         | Op::ScaledSilu { x, .. }
+        | Op::SquaredRelu { x }
         | Op::WindowMean { x, .. }
         | Op::GatherRows { x } => [Some(x), None, None],
         Op::Route { logits, .. } | Op::RouteByToken { logits, .. } => [Some(logits), None, None],
@@ -90,9 +91,10 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
             more = [chosen.map(|chosen| chosen.blocks), None, None];
             [Some(q), Some(k), Some(v)]
         }
-        Op::SwiGlu { gate, up } | Op::LimitedSwiGlu { gate, up, .. } | Op::ClampedSwiGlu { gate, up, .. } => {
-            [Some(gate), Some(up), None]
-        }
+        Op::SwiGlu { gate, up }
+        | Op::LimitedSwiGlu { gate, up, .. }
+        | Op::ClampedSwiGlu { gate, up, .. }
+        | Op::CappedSwiGlu { gate, up, .. } => [Some(gate), Some(up), None],
         Op::HyperWeights { x, mix, .. } => [Some(x), Some(mix), None],
         Op::HyperCollapse { x, weights, .. } => [Some(x), Some(weights), None],
         Op::HyperExpand { x, block, weights, .. } => [Some(x), Some(block), Some(weights)],
@@ -109,6 +111,10 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         Op::StreamAdd { x, block, logits } => [Some(x), Some(block), Some(logits)],
         Op::StreamGate { keys, queries, value } => [Some(keys), Some(queries), Some(value)],
         Op::Add { a, b } => [Some(a), Some(b), None],
+        Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, .. } => {
+            more = [Some(dt), None, None];
+            [Some(x), Some(b), Some(c)]
+        }
         Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, .. } => {
             more = [Some(a), Some(b), None];
             [Some(q), Some(k), Some(v)]
@@ -170,8 +176,13 @@ mod tests {
         let (table, router, head) = (weight(8, 4), weight(2, 4), weight(8, 4));
         let mut x = g.embed(table);
         for layer in 0..2 {
-            let set =
-                ExpertSet { layer, experts: 2, gate: matrix(6, 4), up: matrix(6, 4), down: matrix(4, 6) };
+            let set = ExpertSet {
+                layer,
+                experts: 2,
+                gate: Some(matrix(6, 4)),
+                up: matrix(6, 4),
+                down: matrix(4, 6),
+            };
             let set = g.expert_set(set).unwrap();
             let logits = g.linear(x, router, None, Precision::F32).unwrap();
             let routing = g.route(logits, None, Route::softmax(2, 1, true)).unwrap();

@@ -14,10 +14,10 @@ use std::collections::HashMap;
 
 pub use compressed::{index_score, window_pool};
 pub use hyper::{gated_mean, hyper_collapse, hyper_expand, hyper_weights, stream_add, stream_gate};
-pub use recurrent::{DeltaToken, causal_conv1d, gated_delta_rule, kept};
+pub use recurrent::{DeltaToken, SsmToken, causal_conv1d, gated_delta_rule, kept, ssm_scan};
 pub use rows::{
     activate, attend, dot, expert, latent_weights, layer_norm, linear, rms_norm, rope, route, route_by_token,
-    sigmoid, swiglu, visible,
+    sigmoid, squared_relu, swiglu, visible,
 };
 use rows::{softmax, softplus};
 pub use selection::seen;
@@ -28,8 +28,8 @@ use crate::backend::{
 };
 use crate::graph::{
     Activation, BlockInputs, Chosen, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph,
-    IndexInputs, LatentAttention, LatentInputs, LatentWeights, Op, Output, StateId, Value, WeightId,
-    Weighted,
+    IndexInputs, LatentAttention, LatentInputs, LatentWeights, Op, Output, SsmInputs, SsmScan, SsmWeights,
+    StateId, Value, WeightId, Weighted,
 };
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
@@ -154,7 +154,7 @@ impl Interpreter {
     fn conv(
         &mut self,
         x: &Matrix,
-        weight: &[f32],
+        [weight, bias]: [&[f32]; 2],
         [kernel, dilation]: [usize; 2],
         state: StateId,
         spans: &[Span<'_>],
@@ -163,7 +163,7 @@ impl Interpreter {
         for span in spans {
             let mut held = self.state(state, span);
             for row in span.rows.clone() {
-                causal_conv1d(weight, kernel, dilation, &x[row], &mut held, &mut out[row]);
+                causal_conv1d([weight, bias], kernel, dilation, &x[row], &mut held, &mut out[row]);
             }
             self.states.insert((state.0, span.slots.write), held);
         }
@@ -203,6 +203,40 @@ impl Interpreter {
                         kept: if decays > 1 { 1.0 } else { kept(shape.decay, decay[head], own) },
                     };
                     gated_delta_rule(&token, state, &mut out[row][value]);
+                }
+            }
+            self.states.insert((state.0, span.slots.write), held);
+        }
+        out
+    }
+
+    fn ssm_scan(
+        &mut self,
+        [x, b, c, dt]: [&Matrix; 4],
+        [a, d, dt_bias]: &[Vec<f32>; 3],
+        shape: &SsmScan,
+        state: StateId,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let mut out = x.clone();
+        for span in spans {
+            let mut held = self.state(state, span);
+            for row in span.rows.clone() {
+                for (head, state) in held.chunks_mut(shape.head_dim * shape.state_size).enumerate() {
+                    let group =
+                        shape.group(head) * shape.state_size..(shape.group(head) + 1) * shape.state_size;
+                    let own = head * shape.head_dim..(head + 1) * shape.head_dim;
+                    let token = SsmToken {
+                        x: &x[row][own.clone()],
+                        b: &b[row][group.clone()],
+                        c: &c[row][group],
+                        dt: dt[row][head],
+                        dt_bias: dt_bias[head],
+                        time_steps: shape.time_steps,
+                        a: a[head],
+                        d: d[head],
+                    };
+                    ssm_scan(&token, state, &mut out[row][own]);
                 }
             }
             self.states.insert((state.0, span.slots.write), held);
@@ -292,7 +326,7 @@ impl Interpreter {
         source.visit(set, &ids, &mut |group| {
             for weights in group {
                 let spec = &self.graph.expert_sets[set.0];
-                let widths = [spec.gate.rows, spec.up.rows, spec.down.rows];
+                let widths = [spec.up.rows, spec.up.rows, spec.down.rows];
                 let own = |which: usize, all: &'_ [Vec<f32>; 3]| {
                     let start = weights.id as usize * widths[which];
                     start..(start + widths[which]).min(all[which].len())
@@ -419,10 +453,13 @@ impl Executable for Interpreter {
                     let row = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).map(|(a, b)| a + b).collect();
                     of(a).iter().zip(of(b)).map(row).collect()
                 }
+                Op::SquaredRelu { x } => {
+                    of(x).iter().map(|row| row.iter().map(|v| squared_relu(*v)).collect()).collect()
+                }
                 Op::SigmoidGate { x, gate } => {
                     let row = |(x, gate): (&Vec<f32>, &Vec<f32>)| {
-                        let gates = gate.iter().cycle();
-                        x.iter().zip(gates).map(|(x, g)| x * sigmoid(*g)).collect()
+                        let part = x.len() / gate.len();
+                        x.iter().enumerate().map(|(i, x)| x * sigmoid(gate[i / part])).collect()
                     };
                     of(x).iter().zip(of(gate)).map(row).collect()
                 }
@@ -443,9 +480,16 @@ impl Executable for Interpreter {
                 Op::MoeExperts { x, routing, experts: set, mlp } => {
                     self.moe((set, mlp), of(x), &routings[routing.index], experts)?
                 }
-                Op::CausalConv1d { x, weight, kernel, dilation, state } => {
+                Op::CausalConv1d { x, weight, bias, kernel, dilation, state } => {
                     let (x, weight) = (of(x).clone(), self.vector(weight)?);
-                    self.conv(&x, &weight, [kernel, dilation], state, batch.spans)
+                    let bias = bias.map(|bias| self.vector(bias)).transpose()?.unwrap_or_default();
+                    self.conv(&x, [&weight, &bias], [kernel, dilation], state, batch.spans)
+                }
+                Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, weights, shape, state } => {
+                    let SsmWeights { a, d, dt_bias } = weights;
+                    let weights = [self.vector(a)?, self.vector(d)?, self.vector(dt_bias)?];
+                    let inputs = [x, b, c, dt].map(|value| &values[value.index]);
+                    self.ssm_scan(inputs, &weights, &shape, state, batch.spans)
                 }
                 Op::GatedDeltaRule {
                     inputs: DeltaInputs { q, k, v, a, b },
@@ -510,6 +554,11 @@ impl Executable for Interpreter {
                 Op::LimitedSwiGlu { gate, up, limit } => {
                     let element =
                         |(g, u): (&f32, &f32)| activate(Activation::LimitedSwiGlu { limit }, *g, *u);
+                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
+                    of(gate).iter().zip(of(up)).map(row).collect()
+                }
+                Op::CappedSwiGlu { gate, up, limit } => {
+                    let element = |(g, u): (&f32, &f32)| activate(Activation::CappedSwiGlu { limit }, *g, *u);
                     let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
                     of(gate).iter().zip(of(up)).map(row).collect()
                 }

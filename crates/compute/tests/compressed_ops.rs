@@ -317,6 +317,59 @@ fn check_f32(name: &str, case: &Case) {
     case.check_devices(name, &[(KvType::F32, TOLERANCE)]);
 }
 
+fn random_matrix(r: &mut Recorder, matrix: MatrixSpec) -> Tensor {
+    let values = r.random.normal(matrix.rows * matrix.cols);
+    Tensor::from_f32(matrix.rows, matrix.cols, &values).unwrap()
+}
+
+/// As [`check`], of what devices have no kernels of.
+fn check_cpu(name: &str, case: &Case) {
+    case.check(name, &[(KvType::F32, TOLERANCE), (KvType::F16, TOLERANCE_F16)]);
+    case.check_refused(name);
+}
+
+#[test]
+fn experts_without_a_gate() {
+    for (experts, top_k, hidden, inner) in [(1, 1, 1, 1), (7, 3, 6, 5), (5, 2, 33, 40)] {
+        for weighted in [Weighted::Output, Weighted::Input] {
+            let mut r = recorder();
+            let (x, logits) = (r.input(hidden), r.input(experts));
+            let routing = r.graph.route(logits, None, Route::softmax(experts, top_k, true)).unwrap();
+            let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
+            let (up, down) = (matrix(inner, hidden), matrix(hidden, inner));
+            let set = r.graph.expert_set(ExpertSet { layer: 0, experts, gate: None, up, down }).unwrap();
+            for _ in 0..experts {
+                let matrices = [up, down].map(|m| random_matrix(&mut r, m));
+                r.experts.push((None, matrices));
+            }
+            assert!(r.graph.moe_experts(x, routing, set).is_err(), "SwiGLU needs a gate");
+            let mlp = ExpertMlp { activation: Activation::SquaredRelu, biases: None, weighted };
+            let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
+            check_cpu(&format!("{experts} top {top_k} of {hidden} × {inner}, {weighted:?}"), &r.finish(out));
+        }
+    }
+}
+
+#[test]
+fn capped_swiglu() {
+    for (width, limit) in [(1, 0.4), (37, 0.4), (500, 1.3)] {
+        let mut r = recorder();
+        let (gate, up) = (r.input(width), r.input(width));
+        let out = r.graph.capped_swiglu(gate, up, limit).unwrap();
+        check_cpu(&format!("{width} within {limit}"), &r.finish(out));
+    }
+}
+
+#[test]
+fn squared_relu() {
+    for width in [1, 37, 500] {
+        let mut r = recorder();
+        let x = r.input(width);
+        let out = r.graph.squared_relu(x);
+        check_cpu(&format!("{width}"), &r.finish(out));
+    }
+}
+
 #[test]
 fn routes() {
     let (experts, top_k, hidden, inner) = (7, 3, 6, 5);
@@ -337,19 +390,23 @@ fn routes() {
             };
             let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
             let (gate, down) = (matrix(inner, hidden), matrix(hidden, inner));
-            let set = r.graph.expert_set(ExpertSet { layer: 0, experts, gate, up: gate, down }).unwrap();
+            let set = r
+                .graph
+                .expert_set(ExpertSet { layer: 0, experts, gate: Some(gate), up: gate, down })
+                .unwrap();
             for _ in 0..experts {
-                let tensors = [gate, gate, down].map(|m| {
-                    let values = r.random.normal(m.rows * m.cols);
-                    Tensor::from_f32(m.rows, m.cols, &values).unwrap()
-                });
-                r.experts.push(tensors);
+                let [gate, up, down] = [gate, gate, down].map(|m| random_matrix(&mut r, m));
+                r.experts.push((Some(gate), [up, down]));
             }
-            let activation = Activation::LimitedSwiGlu { limit: 0.8 };
+            let activation = match score {
+                Score::Softmax => Activation::CappedSwiGlu { limit: 0.3 },
+                _ => Activation::LimitedSwiGlu { limit: 0.8 },
+            };
             let weighted = if by_token { Weighted::Output } else { Weighted::Input };
             let mlp = ExpertMlp { activation, biases: None, weighted };
             let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
-            check(&format!("{score:?} by token: {by_token}"), &r.finish(out));
+            let run = if matches!(activation, Activation::CappedSwiGlu { .. }) { check_cpu } else { check };
+            run(&format!("{score:?} by token: {by_token}"), &r.finish(out));
         }
     }
 }

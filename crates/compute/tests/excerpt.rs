@@ -51,7 +51,7 @@ fn layer(g: &mut GraphBuilder, layer: usize, dtype: DType, x: Value) -> Value {
     let logits = g.linear(x, router, None, Precision::F32).unwrap();
     let routing = g.route(logits, None, Route::softmax(4, 2, true)).unwrap();
     let matrix = spec(dtype, HIDDEN, HIDDEN);
-    let set = ExpertSet { layer, experts: 4, gate: matrix, up: matrix, down: matrix };
+    let set = ExpertSet { layer, experts: 4, gate: Some(matrix), up: matrix, down: matrix };
     let set = g.expert_set(set).unwrap();
     let out = g.moe_experts(x, routing, set).unwrap();
     g.add(x, out).unwrap()
@@ -86,7 +86,7 @@ fn layers_can_be_taken_out_and_repeated() {
     assert_eq!(matrices.last(), Some(&spec(DType::BF16, 16, HIDDEN)));
     assert_eq!(matrices.len(), 2 + 3 * 4);
     assert_eq!((excerpt.caches().len(), excerpt.expert_sets().len()), (3, 3));
-    assert!(excerpt.expert_sets().iter().all(|set| set.gate.dtype == DType::BF16));
+    assert!(excerpt.expert_sets().iter().all(|set| set.up.dtype == DType::BF16));
     let experts = excerpt.nodes().iter().filter(|node| matches!(node.op, Op::MoeExperts { .. })).count();
     assert_eq!(experts, 3);
     let none = whole.excerpt(&[], 16).unwrap();

@@ -14,7 +14,7 @@ mod random;
 use moeflux_compute::Error;
 use moeflux_compute::backend::{Backend, Batch, Executable, KvType, Span, StateSlots};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
-use moeflux_compute::graph::{Decay, DeltaInputs, DeltaRule, HeadPairing};
+use moeflux_compute::graph::{Decay, DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights};
 use moeflux_compute::reference::Reference;
 use one_op::{Case, Recorder, VOCABULARY};
 
@@ -27,6 +27,31 @@ fn conv(channels: usize, kernel: usize) -> Case {
     let values = r.random.normal(channels * kernel);
     let weight = r.weight(1, channels * kernel, &values);
     let out = r.graph.causal_conv1d(x, weight, kernel).unwrap();
+    r.finish(out)
+}
+
+fn biased_conv(channels: usize, kernel: usize) -> Case {
+    let mut r = Recorder::new((channels * 11 + kernel) as u64);
+    let x = r.input(channels);
+    let values = r.random.normal(channels * kernel);
+    let (weight, bias) = (r.weight(1, channels * kernel, &values), r.vector(channels));
+    let out = r.graph.biased_conv1d(x, weight, bias, kernel).unwrap();
+    r.finish(out)
+}
+
+fn ssm(shape: SsmScan) -> Case {
+    let SsmScan { heads, head_dim, groups, state_size, .. } = shape;
+    let mut r = Recorder::new((heads * 1000 + groups * 100 + head_dim + state_size) as u64);
+    let inputs = SsmInputs {
+        x: r.input(heads * head_dim),
+        b: r.input(groups * state_size),
+        c: r.input(groups * state_size),
+        dt: r.input(heads),
+    };
+    // From states that last to ones that are gone after a few tokens.
+    let a: Vec<f32> = (0..heads).map(|h| -0.01 - 0.7 * h as f32).collect();
+    let weights = SsmWeights { a: r.weight(1, heads, &a), d: r.vector(heads), dt_bias: r.vector(heads) };
+    let out = r.graph.ssm_scan(inputs, weights, shape).unwrap();
     r.finish(out)
 }
 
@@ -52,6 +77,17 @@ fn cases() -> Vec<(String, Case)> {
     let mut cases = vec![];
     for (channels, kernel) in [(1, 1), (7, 2), (48, 4), (530, 4), (33, 5)] {
         cases.push((format!("conv {channels} × {kernel}"), conv(channels, kernel)));
+    }
+    for (channels, kernel) in [(7, 2), (530, 4)] {
+        cases.push((format!("conv {channels} × {kernel} with a bias"), biased_conv(channels, kernel)));
+    }
+    for (heads, groups, head_dim, state_size) in
+        [(1, 1, 1, 1), (4, 2, 12, 8), (3, 3, 17, 5), (6, 2, 33, 20), (2, 1, 64, 128)]
+    {
+        for time_steps in [(0.0, f32::INFINITY), (0.3, 0.9)] {
+            let shape = SsmScan { heads, head_dim, groups, state_size, time_steps };
+            cases.push((format!("{shape:?}"), ssm(shape)));
+        }
     }
     for pairing in [HeadPairing::Grouped, HeadPairing::Tiled] {
         for (key_heads, value_heads, key_dim, value_dim) in
@@ -112,7 +148,10 @@ fn agrees_with_the_reference() {
             let error = got.iter().zip(&right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
             assert!(error <= TOLERANCE, "{name} on {}: {error:.1e}", backend.describe());
         }
-        case.check_devices(&name, &[(KvType::F32, TOLERANCE)]);
+        match name.starts_with("SsmScan") || name.ends_with("with a bias") {
+            true => case.check_refused(&name),
+            false => case.check_devices(&name, &[(KvType::F32, TOLERANCE)]),
+        }
     }
 }
 
@@ -205,4 +244,41 @@ fn shapes_are_checked() {
     assert!(r.graph.causal_conv1d(x, weight, 3).is_ok());
     assert!(r.graph.causal_conv1d(x, weight, 4).unwrap_err().to_string().contains("elements of the weight"));
     assert!(r.graph.causal_conv1d(x, weight, 0).unwrap_err().to_string().contains("kernel"));
+
+    let bias = r.weight(1, 5, &[0.0; 5]);
+    assert!(
+        r.graph.biased_conv1d(x, weight, bias, 3).unwrap_err().to_string().contains("length of the bias")
+    );
+}
+
+#[test]
+fn shapes_of_state_space_models_are_checked() {
+    let shape = SsmScan { heads: 4, head_dim: 5, groups: 2, state_size: 3, time_steps: (0.0, 1.0) };
+    let check = |change: &dyn Fn(&mut [usize; 7], &mut SsmScan), what: &str| {
+        let (mut widths, mut shape) = ([20, 6, 6, 4, 4, 4, 4], shape);
+        change(&mut widths, &mut shape);
+        let mut r = Recorder::new(1);
+        let [x, b, c, dt] = [0, 1, 2, 3].map(|i| r.input(widths[i]));
+        let [a, d, dt_bias] = [4, 5, 6].map(|i| r.weight(1, widths[i], &vec![0.0; widths[i]]));
+        let inputs = SsmInputs { x, b, c, dt };
+        match (r.graph.ssm_scan(inputs, SsmWeights { a, d, dt_bias }, shape), what) {
+            (result, "") => assert!(result.is_ok()),
+            (result, what) => {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains(what), "{error}");
+            }
+        }
+    };
+    check(&|_, _| (), "");
+    check(&|w, _| w[0] = 19, "width of x");
+    check(&|w, _| w[1] = 7, "width of b");
+    check(&|w, _| w[2] = 4, "width of c");
+    check(&|w, _| w[3] = 2, "width of dt");
+    check(&|w, _| w[4] = 3, "length of a");
+    check(&|w, _| w[5] = 3, "length of d");
+    check(&|w, _| w[6] = 3, "length of dt_bias");
+    check(&|_, s| s.groups = 3, "left over by groups");
+    check(&|_, s| s.state_size = 0, "heads and their widths");
+    check(&|_, s| s.time_steps = (1.0, 0.0), "limits of time steps");
+    check(&|_, s| s.time_steps = (f32::NAN, 1.0), "limits of time steps");
 }

@@ -116,7 +116,7 @@ fn a_budget_that_is_too_small_is_told_what_would_do() {
 }
 
 /// Families whose operations only the CPU has.
-const NO_KERNELS: &[&str] = &["glm5_next", "hy_v4", "minimax_m3"];
+const NO_KERNELS: &[&str] = &["glm5_next", "hy_v4", "minimax_m3", "nemotron_h", "step3p"];
 
 /// What choose the tokens that attention sees, for which there are no kernels, once there are more than they choose.
 const SPARSE: &[&str] = &["gguf/glm_dsa_bf16", "hf/deepseek_v32_sparse", "hf/glm_moe_dsa_sparse"];

@@ -116,7 +116,7 @@ fn fast_activations_are_close() {
             let mut engine = open(&fixture.path, &backend, &Options::default());
             let got = logits(&mut engine, &golden.tokens);
             let kl = mean_kl(&got, &golden);
-            let experts = engine.model().graph.expert_sets()[0].gate.dtype;
+            let experts = engine.model().graph.expert_sets()[0].up.dtype;
             let largest = match golden.peer_kl {
                 Some(peer) => MEAN_KL_INT8.max(2.0 * peer),
                 None if accepts_q8(experts, 32) => MEAN_KL_INT8,

@@ -16,6 +16,8 @@ from . import (
     hybrid,
     indexed,
     latent,
+    state_space,
+    step,
     streams,
 )
 
@@ -28,5 +30,7 @@ HF_CASES = [
     *hybrid.CASES,
     *indexed.CASES,
     *latent.CASES,
+    *state_space.CASES,
+    *step.CASES,
     *streams.CASES,
 ]

@@ -229,7 +229,7 @@ impl Facts {
         for (index, set) in graph.expert_sets().iter().enumerate() {
             let id = ExpertSetId(index);
             let top_k = per_layer.get(&id).copied().unwrap_or(0);
-            let expert = count(&set.gate) + count(&set.up) + count(&set.down);
+            let expert: u64 = set.matrices().map(|matrix| count(&matrix)).sum();
             let bytes = model.experts.expert_bytes(id);
             facts.parameters += expert * set.experts as u64;
             facts.active_parameters += expert * top_k as u64;

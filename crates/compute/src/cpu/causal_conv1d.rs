@@ -20,11 +20,11 @@ pub(crate) fn transpose(weight: &[f32], kernel: usize) -> Vec<f32> {
     (0..weight.len()).map(|i| weight[i % channels * kernel + i / channels]).collect()
 }
 
-/// x (rows, channels) → out, the same shape; `weight` is (kernel, channels).
+/// x (rows, channels) → out, the same shape; `weight` is (kernel, channels), `bias` (channels) or empty.
 pub(crate) fn causal_conv1d(
     pool: &ThreadPool,
     simd: Simd,
-    [x, weight]: [&[f32]; 2],
+    [x, weight, bias]: [&[f32]; 3],
     [channels, dilation]: [usize; 2],
     slots: &mut Slots,
     spans: &[Span<'_>],
@@ -55,7 +55,10 @@ pub(crate) fn causal_conv1d(
             for (i, row) in span.rows.clone().enumerate() {
                 // SAFETY: rows and channels are one task's.
                 let out = unsafe { out.part(at(row)) };
-                out.fill(0.0);
+                match bias.get(block.clone()) {
+                    Some(bias) => out.copy_from_slice(bias),
+                    None => out.fill(0.0),
+                }
                 for tap in 0..taps {
                     vector::add_product(simd, &weight[at(tap)], input(i + tap * dilation), out);
                 }

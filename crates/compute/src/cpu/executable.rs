@@ -14,19 +14,23 @@ use super::gathered::{Choices, Seen};
 use super::hyper;
 use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
 use super::linear::{CpuContext, LinearJob, grouped_linear, linear};
-use super::moe_experts::{ExpertBody, MoeScratch, clamped_silu_mul, limited_silu_mul, moe_experts};
+use super::moe_experts::{
+    ExpertBody, MoeScratch, capped_silu_mul, clamped_silu_mul, limited_silu_mul, moe_experts, squared_relu,
+};
 use super::ngrams::ngram_embed;
 use super::pages::Pages;
 use super::rope::Angles;
 use super::route::Choice;
 use super::shared::SharedMut;
 use super::slots::Slots;
+use super::ssm_scan::{SsmRows, ssm_scan};
 use super::steps;
 use super::vector;
 use super::window_pool::{window_mean, window_pool};
 use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
 use crate::graph::{
-    self, BlockInputs, CompressedInputs, DeltaInputs, Graph, IndexInputs, Op, Output, Value, WeightId,
+    self, BlockInputs, CompressedInputs, DeltaInputs, Graph, IndexInputs, Op, Output, SsmInputs, SsmWeights,
+    Value, WeightId,
 };
 use crate::plan::Plan;
 use crate::profile::{Profile, Work};
@@ -397,9 +401,13 @@ impl CpuExecutable {
                 self.map_rows(out, rows, |this, row, out| {
                     out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
                     let gate = &this.value(gate)[row * gate.width()..(row + 1) * gate.width()];
-                    match gate {
-                        [one] => vector::scale(simd, 1.0 / (1.0 + (-one).exp()), out),
-                        each => vector::sigmoid_mul(simd, each, out),
+                    match out.len() / gate.len() {
+                        1 if out.len() > 1 => vector::sigmoid_mul(simd, gate, out),
+                        part => {
+                            for (gate, out) in gate.iter().zip(out.chunks_exact_mut(part)) {
+                                vector::scale(simd, 1.0 / (1.0 + (-gate).exp()), out);
+                            }
+                        }
                     }
                 });
             }
@@ -441,9 +449,10 @@ impl CpuExecutable {
                 self.put(out, buffer);
                 outcome?;
             }
-            Op::CausalConv1d { x, dilation, state, .. } => {
+            Op::CausalConv1d { x, bias, dilation, state, .. } => {
                 let mut buffer = self.take(out, rows);
-                let inputs = [&self.buffers[self.buffer(x)][..], &self.taps[state.0]];
+                let bias = bias.map_or(&[][..], |bias| &self.vectors[bias.0]);
+                let inputs = [&self.buffers[self.buffer(x)][..], &self.taps[state.0], bias];
                 let slots = &mut self.states[state.0];
                 let shape = [x.width(), dilation];
                 causal_conv1d(&self.context.pool, simd, inputs, shape, slots, batch.spans, &mut buffer);
@@ -458,6 +467,23 @@ impl CpuExecutable {
                 let slots = &mut self.states[state.0];
                 gated_delta_rule(&self.context.pool, simd, &inputs, &shape, slots, batch.spans, &mut buffer);
                 self.put(out, buffer);
+            }
+            Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, weights, shape, state } => {
+                let mut buffer = self.take(out, rows);
+                let indices = [x, b, c, dt].map(|value| self.buffer(value));
+                let [x, b, c, dt] = indices.map(|index| &self.buffers[index][..]);
+                let SsmWeights { a, d, dt_bias } = weights;
+                let [a, d, dt_bias] = [a, d, dt_bias].map(|id| &self.vectors[id.0][..]);
+                let inputs = SsmRows { x, b, c, dt, a, d, dt_bias };
+                let slots = &mut self.states[state.0];
+                ssm_scan(&self.context.pool, simd, &inputs, &shape, slots, batch.spans, &mut buffer);
+                self.put(out, buffer);
+            }
+            Op::SquaredRelu { x } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    squared_relu(&this.value(x)[row * x.width()..(row + 1) * x.width()], out);
+                });
             }
             Op::UnitNorm { x, groups, eps } => {
                 let rows = self.value(x).len() / x.width();
@@ -499,6 +525,14 @@ impl CpuExecutable {
                     let at = row * out.len()..(row + 1) * out.len();
                     out.copy_from_slice(&this.value(gate)[at.clone()]);
                     limited_silu_mul(simd, out, &this.value(up)[at], limit);
+                });
+            }
+            Op::CappedSwiGlu { gate, up, limit } => {
+                let rows = self.value(gate).len() / gate.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let at = row * out.len()..(row + 1) * out.len();
+                    out.copy_from_slice(&this.value(gate)[at.clone()]);
+                    capped_silu_mul(simd, out, &this.value(up)[at], limit);
                 });
             }
             Op::Repeat { x, .. } => self.map_rows(out, rows, |this, row, out| {

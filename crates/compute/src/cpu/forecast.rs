@@ -18,7 +18,7 @@ const MOST_ROWS: usize = 128;
 pub(crate) struct Router {
     /// The experts it chooses from.
     pub(crate) set: ExpertSetId,
-    /// What the experts get, which is what the router gets.
+    /// What the router gets.
     pub(crate) x: Value,
     weight: WeightId,
     bias: Option<WeightId>,
@@ -31,7 +31,7 @@ pub(crate) struct Router {
 pub(crate) fn routers(graph: &Graph) -> Vec<Option<Router>> {
     let mut routers = vec![None; graph.routings];
     for node in &graph.nodes {
-        let Op::MoeExperts { x, routing, experts: set, .. } = node.op else { continue };
+        let Op::MoeExperts { routing, experts: set, .. } = node.op else { continue };
         let chosen = graph.nodes.iter().find_map(|node| match (&node.op, node.out) {
             (Op::Route { logits, bias, route }, Output::Routing(r)) if r == routing => {
                 Some((*logits, *bias, *route))
@@ -40,7 +40,7 @@ pub(crate) fn routers(graph: &Graph) -> Vec<Option<Router>> {
         });
         let Some((logits, correction, route)) = chosen else { continue };
         routers[routing.index] = graph.nodes.iter().find_map(|node| match node.op {
-            Op::Linear { weight, bias, .. } if node.out == Output::Value(logits) => {
+            Op::Linear { x, weight, bias, .. } if node.out == Output::Value(logits) => {
                 Some(Router { set, x, weight, bias, correction, route })
             }
             _ => None,

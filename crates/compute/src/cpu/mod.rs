@@ -24,6 +24,7 @@ mod route;
 mod shared;
 pub mod simd;
 mod slots;
+mod ssm_scan;
 mod steps;
 pub mod vector;
 mod window_pool;
@@ -84,7 +85,7 @@ impl Backend for CpuBackend {
         // One more widest row stands for the int8 copy of a value.
         let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2;
         let rows = (plan.row_bytes() + widest).saturating_mul(options.max_rows);
-        let experts = graph.expert_sets().iter().flat_map(|set| [set.gate.cols, set.down.cols]);
+        let experts = graph.expert_sets().iter().flat_map(|set| [set.up.cols, set.down.cols]);
         let cols = graph.weights().iter().map(|w| w.matrix.cols).chain(experts).max().unwrap_or(0);
         let products = self.pool.threads() * matmul::scratch_bytes(options.max_rows, cols);
         let shared = moe.max().unwrap_or(0).saturating_add(latent.chain(compressed).max().unwrap_or(0));

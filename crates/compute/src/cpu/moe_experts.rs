@@ -1,5 +1,5 @@
 //! Routed experts of a batch: for each token Σ weight · down(silu(gate·x) ⊙ up·x), with other activations and
-//! biases where the model has them.
+//! biases, or without a gate, where the model has them.
 //!
 //! Work is expert-major: each expert runs once, over all tokens that chose it, as soon as it is handed over. Every
 //! (token, expert) pair has its own output row, and rows are summed in the router's order at the end, so neither
@@ -70,8 +70,24 @@ impl ExpertBody<'_> {
             Activation::ClampedSwiGlu { alpha, limit } => {
                 clamped_silu_mul(simd, gate, up, alpha, limit);
             }
+            Activation::CappedSwiGlu { limit } => capped_silu_mul(simd, gate, up, limit),
+            Activation::SquaredRelu => squared_relu(up, gate),
         }
     }
+}
+
+/// min(silu(gate), limit) ⊙ up, with up limited to ±limit, in place of gate.
+pub(crate) fn capped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
+    vector::silu(simd, gate);
+    // Comparisons keep a NaN, `min` would drop it.
+    gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
+    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit));
+}
+
+/// relu(x)².
+pub(crate) fn squared_relu(x: &[f32], out: &mut [f32]) {
+    // `max` would drop a NaN.
+    out.iter_mut().zip(x).for_each(|(o, x)| *o = if *x < 0.0 { 0.0 } else { x * x });
 }
 
 /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit, in place of gate.
@@ -93,7 +109,7 @@ pub(crate) fn clamped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], alpha: 
 
 /// Bytes of scratch that a batch of `rows` rows with `top_k` choices each needs.
 pub(crate) fn scratch_bytes(set: &ExpertSet, top_k: usize, rows: usize) -> usize {
-    let pair = (2 * set.gate.rows + set.down.rows) * size_of::<f32>() + set.gate.rows * 2;
+    let pair = (2 * set.width() + set.down.rows) * size_of::<f32>() + set.width() * 2;
     rows.saturating_mul(top_k * pair)
 }
 
@@ -157,7 +173,7 @@ pub(crate) fn moe_experts(
     source: &mut dyn ExpertSource,
     out: &mut [f32],
 ) -> Result<()> {
-    let (hidden, inner) = (set.down.rows, set.gate.rows);
+    let (hidden, inner) = (set.down.rows, set.width());
     let rows = out.len() / hidden;
     let top_k = choice.ids.len() / rows;
     let ids = choice.distinct();
@@ -201,7 +217,9 @@ pub(crate) fn moe_experts(
         context.pool.run(tasks.len(), &|task| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
-            project(view.gate, rows.clone(), pairs.clone(), &gate);
+            if let Some(weight) = view.gate {
+                project(weight, rows.clone(), pairs.clone(), &gate);
+            }
             project(view.up, rows.clone(), pairs.clone(), &up);
             for pair in pairs {
                 let at = pair * inner + rows.start..pair * inner + rows.end;

@@ -385,9 +385,9 @@ pub(crate) trait Isa: Copy {
     #[inline(always)]
     unsafe fn load_first(self, p: *const f32, n: usize) -> Self::F {
         let mut lanes = [0.0f32; MAX_LANES];
-        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller.
+        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller, of any alignment, so bytes are copied.
         unsafe {
-            p.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
+            p.cast::<u8>().copy_to_nonoverlapping(lanes.as_mut_ptr().cast(), n * size_of::<f32>());
             self.load(lanes.as_ptr())
         }
     }
@@ -399,9 +399,9 @@ pub(crate) trait Isa: Copy {
     #[inline(always)]
     unsafe fn load_first_f16(self, p: *const u16, n: usize) -> Self::F {
         let mut lanes = [0u16; MAX_LANES];
-        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller.
+        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller, of any alignment, so bytes are copied.
         unsafe {
-            p.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
+            p.cast::<u8>().copy_to_nonoverlapping(lanes.as_mut_ptr().cast(), n * size_of::<u16>());
             self.load_f16(lanes.as_ptr())
         }
     }
@@ -413,9 +413,9 @@ pub(crate) trait Isa: Copy {
     #[inline(always)]
     unsafe fn load_first_u16(self, p: *const u16, n: usize) -> Self::U {
         let mut lanes = [0u16; MAX_LANES];
-        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller.
+        // SAFETY: n < LANES ≤ MAX_LANES; `p` by the caller, of any alignment, so bytes are copied.
         unsafe {
-            p.copy_to_nonoverlapping(lanes.as_mut_ptr(), n);
+            p.cast::<u8>().copy_to_nonoverlapping(lanes.as_mut_ptr().cast(), n * size_of::<u16>());
             self.load_u16(lanes.as_ptr())
         }
     }

@@ -29,17 +29,20 @@ pub(super) fn name(graph: &Graph, nodes: Range<usize>) -> String {
         Op::SwiGlu { .. } => "swiglu",
         Op::Add { .. } => "add",
         Op::SigmoidGate { .. } => "sigmoid gate",
+        Op::SquaredRelu { .. } => "squared_relu",
         Op::Slice { .. } => "slice",
         Op::Clamp { .. } => "clamp",
         Op::Route { .. } => "route",
         Op::MoeExperts { .. } => "experts, sorting and summing",
         Op::CausalConv1d { .. } => "causal_conv1d",
         Op::GatedDeltaRule { .. } => "gated_delta_rule",
+        Op::SsmScan { .. } => "ssm_scan",
         Op::UnitNorm { .. } => "unit_norm",
         Op::PlacedRope { .. } => "placed_rope",
         Op::PositionScale { .. } => "position_scale",
         Op::GroupedLinear { .. } => "grouped_linear",
         Op::LimitedSwiGlu { .. } => "limited_swiglu",
+        Op::CappedSwiGlu { .. } => "capped_swiglu",
         Op::Repeat { .. } => "repeat",
         Op::HyperWeights { .. } => "hyper_weights",
         Op::HyperCollapse { .. } => "hyper_collapse",
@@ -84,9 +87,10 @@ pub(super) fn linear(graph: &Graph, nodes: Range<usize>, rows: impl Fn(Value) ->
 /// Work of the chosen experts: gate and up projections, then down projections.
 pub(super) fn experts(set: &ExpertSet, choice: &Choice) -> Result<[Work; 2]> {
     let (experts, pairs) = (choice.distinct().len(), choice.ids.len());
-    let [gate, up, down] = [set.gate, set.up, set.down].map(|matrix| product(matrix, experts, pairs));
-    let (gate, up) = (gate?, up?);
-    Ok([Work { bytes: gate.bytes + up.bytes, flops: gate.flops + up.flops }, down?])
+    let gate = set.gate.map(|gate| product(gate, experts, pairs)).transpose()?.unwrap_or_default();
+    let up = product(set.up, experts, pairs)?;
+    let both = Work { bytes: gate.bytes + up.bytes, flops: gate.flops + up.flops };
+    Ok([both, product(set.down, experts, pairs)?])
 }
 
 /// Work of attention.

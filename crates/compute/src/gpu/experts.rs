@@ -6,6 +6,7 @@
 //! different encodings.
 
 use super::device::{BufferId, Device, Dispatch, Slice, Words};
+use super::supported;
 use super::tiers::{ABSENT, TierPlan, Tiers};
 use super::weights::{ALIGNMENT, Format, placed, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
@@ -119,7 +120,8 @@ pub(super) struct Layout {
 
 impl Layout {
     fn new(set: &ExpertSet) -> Result<Self> {
-        let (gate, end) = Part::new(set.gate, 0)?;
+        let gate = set.gate.ok_or_else(supported::no_gate)?;
+        let (gate, end) = Part::new(gate, 0)?;
         let (up, end) = Part::new(set.up, end)?;
         let (down, bytes) = Part::new(set.down, end)?;
         Ok(Self { parts: [gate, up, down], bytes })
@@ -363,7 +365,7 @@ impl DeviceExperts {
             self.sets[set.0].slots[expert as usize] = None;
         }
         let parts = self.sets[id.0].parts;
-        for (part, matrix) in parts.iter().zip([&view.gate, &view.up, &view.down]) {
+        for (part, matrix) in parts.iter().zip(view.matrices()) {
             copy_part(device, Slice { buffer: self.slots, offset: start }, part, matrix)?;
         }
         let set = &mut self.sets[id.0];
@@ -427,7 +429,7 @@ fn read_all(
 
 fn write_expert(set: &Set, view: &ExpertView<'_>, slot: &mut [u8]) -> Result<()> {
     let mut rows = vec![];
-    for (part, matrix) in set.parts.iter().zip([&view.gate, &view.up, &view.down]) {
+    for (part, matrix) in set.parts.iter().zip(view.matrices()) {
         for plane in 0..matrix.dtype().planes() {
             let bytes = plane_bytes(matrix, plane, &mut rows)?;
             slot[part.offsets[plane]..][..bytes.len()].copy_from_slice(bytes);

@@ -25,7 +25,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 2] {
     let mut products = BLOCK;
     for node in graph.nodes() {
         if let Op::MoeExperts { routing, experts, .. } = node.op {
-            products = products.max(routing.top_k() * graph.expert_sets()[experts.0].gate.rows);
+            products = products.max(routing.top_k() * graph.expert_sets()[experts.0].width());
         }
     }
     let rows = rows.min(FEW_ROWS);
@@ -171,6 +171,7 @@ impl Words for Activation {
             Self::SwiGlu => (0u32, 0.0, 0.0),
             Self::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
             Self::LimitedSwiGlu { limit } => (2, 0.0, limit),
+            Self::CappedSwiGlu { .. } | Self::SquaredRelu => unreachable!("refused before lowering"),
         };
         kind.append(out);
         [alpha, limit].append(out);

@@ -98,7 +98,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> ([usize; 4], [usize; 
         if let crate::graph::Op::MoeExperts { routing, experts: set, .. } = node.op {
             let set = &graph.expert_sets()[set.0];
             let pairs = rows * routing.top_k();
-            let inner = pairs * set.gate.rows * 4;
+            let inner = pairs * set.width() * 4;
             let sizes = [inner, inner, inner, pairs * set.down.rows * 4];
             experts.iter_mut().zip(sizes).for_each(|(most, size)| *most = size.max(*most));
             let sizes = [pairs * 4, most_blocks(pairs, set.experts) * 12, 24];

@@ -285,7 +285,7 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
         }
         Op::SigmoidGate { x, gate } => Step::SigmoidGate { x, gate, out },
         Op::Slice { x, groups, start, len } => Step::Slice { x, groups, start, len, out },
-        Op::CausalConv1d { x, weight, kernel, dilation, state } => {
+        Op::CausalConv1d { x, weight, bias: _, kernel, dilation, state } => {
             Step::CausalConv1d { x, weight, kernel, dilation, state, out }
         }
         Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state } => {

@@ -2,8 +2,19 @@
 //!
 //! Kernels keep queries, scores and chosen experts in threadgroup memory, which is limited.
 
-use crate::graph::{Decay, DeltaRule, Graph, HyperConnection, HyperKind, LatentInputs, Op};
+use crate::graph::{Activation, Decay, DeltaRule, Graph, HyperConnection, HyperKind, LatentInputs, Op};
 use crate::{Error, Result};
+
+const NO_GATE: &str = "experts without a gate";
+
+fn refusal(what: &str) -> Error {
+    Error::Device { reason: format!("there are no GPU kernels of {what}: use the CPU") }
+}
+
+/// That experts have no gate.
+pub(crate) fn no_gate() -> Error {
+    refusal(NO_GATE)
+}
 
 /// The first operation of `graph` that there is no kernel of.
 pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
@@ -56,6 +67,14 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
             Some("delta rules of more than 512 channels a key")
         }
         Op::HyperWeights { shape, .. } if shape.streams > 16 => Some("more than 16 parallel streams"),
+        Op::CausalConv1d { bias: Some(_), .. } => Some("convolutions with a bias"),
+        Op::CappedSwiGlu { .. } => Some("capped SwiGLU"),
+        Op::MoeExperts { mlp, .. } if matches!(mlp.activation, Activation::CappedSwiGlu { .. }) => {
+            Some("experts with a capped SwiGLU")
+        }
+        Op::SsmScan { .. } => Some("state space models"),
+        Op::SquaredRelu { .. } => Some("squared ReLU"),
+        Op::MoeExperts { mlp, .. } if mlp.activation == Activation::SquaredRelu => Some(NO_GATE),
         _ => None,
     };
     graph.nodes().iter().find_map(|node| of(&node.op))
@@ -64,9 +83,7 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
 /// Refuses a graph with operations that there are no kernels of.
 pub(crate) fn check(graph: &Graph) -> Result<()> {
     match unsupported(graph) {
-        Some(what) => {
-            Err(Error::Device { reason: format!("there are no GPU kernels of {what}: use the CPU") })
-        }
+        Some(what) => Err(refusal(what)),
         None => Ok(()),
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 3] {
             Op::MoeExperts { x, routing, experts, .. } => {
                 let set = &graph.expert_sets()[experts.0];
                 let pairs = rows * routing.top_k();
-                values = values.max(rows * x.width()).max(pairs * set.gate.rows);
+                values = values.max(rows * x.width()).max(pairs * set.width());
                 scales = scales.max(pairs);
                 tiles = tiles.max(most_tiles(pairs, set.experts));
             }

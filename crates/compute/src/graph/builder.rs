@@ -161,6 +161,15 @@ impl GraphBuilder {
         Ok(self.push(Op::LayerNorm { x, weight, bias, eps }, x.width))
     }
 
+    /// min(silu(gate), limit) ⊙ up, with up limited to ±limit.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ.
+    pub fn capped_swiglu(&mut self, gate: Value, up: Value, limit: f32) -> Result<Value> {
+        check("capped_swiglu", "width of up", gate.width, up.width)?;
+        Ok(self.push(Op::CappedSwiGlu { gate, up, limit: limit.abs() }, gate.width))
+    }
+
     /// silu(gate) ⊙ up.
     ///
     /// # Errors
@@ -168,6 +177,11 @@ impl GraphBuilder {
     pub fn swiglu(&mut self, gate: Value, up: Value) -> Result<Value> {
         check("swiglu", "width of up", gate.width, up.width)?;
         Ok(self.push(Op::SwiGlu { gate, up }, gate.width))
+    }
+
+    /// relu(x)².
+    pub fn squared_relu(&mut self, x: Value) -> Value {
+        self.push(Op::SquaredRelu { x }, x.width)
     }
 
     /// a + b.
@@ -185,14 +199,12 @@ impl GraphBuilder {
         self.push(Op::Clamp { x, limit }, x.width)
     }
 
-    /// x ⊙ sigmoid(gate), with one gate an element or one a row.
+    /// x ⊙ sigmoid(gate), with a gate for each of as many equal parts of a row as the gate has columns.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the gate has another width.
+    /// [`Error::Shape`] if parts are not equal.
     pub fn sigmoid_gate(&mut self, x: Value, gate: Value) -> Result<Value> {
-        if gate.width != 1 {
-            check("sigmoid_gate", "width of the gate", x.width, gate.width)?;
-        }
+        check("sigmoid_gate", "width left over by gates", 0, x.width % gate.width.max(1))?;
         Ok(self.push(Op::SigmoidGate { x, gate }, x.width))
     }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::{
     BlockInputs, CacheId, Chosen, CompressedCacheId, CompressedInputs, DeltaInputs, ExpertBiases, ExpertMlp,
     ExpertSetId, Graph, IndexInputs, LatentCacheId, LatentInputs, LatentWeights, MatrixSpec, Node, Op,
-    Output, Routing, StateId, Value, WeightId, WeightSpec,
+    Output, Routing, SsmInputs, SsmWeights, StateId, Value, WeightId, WeightSpec,
 };
 use crate::{Error, Result};
 
@@ -71,7 +71,7 @@ struct Work {
     latent_caches: Vec<super::LatentAttention>,
     compressed_caches: Vec<super::CompressedAttention>,
     states: Vec<usize>,
-    experts: Vec<(usize, [MatrixSpec; 3])>,
+    experts: Vec<(usize, Vec<MatrixSpec>)>,
 }
 
 impl Work {
@@ -83,7 +83,7 @@ impl Work {
             latent_caches: graph.latent_caches.clone(),
             compressed_caches: graph.compressed_caches.clone(),
             states: graph.states.clone(),
-            experts: graph.expert_sets.iter().map(|s| (s.experts, [s.gate, s.up, s.down])).collect(),
+            experts: graph.expert_sets.iter().map(|s| (s.experts, s.matrices().collect())).collect(),
         }
     }
 }
@@ -293,11 +293,16 @@ impl<'a> Excerpt<'a> {
                     mlp: ExpertMlp { biases, ..mlp },
                 }
             }
+            Op::CappedSwiGlu { gate, up, limit } => {
+                Op::CappedSwiGlu { gate: self.value(gate)?, up: self.value(up)?, limit }
+            }
+            Op::SquaredRelu { x } => Op::SquaredRelu { x: self.value(x)? },
             Op::SigmoidGate { x, gate } => Op::SigmoidGate { x: self.value(x)?, gate: self.value(gate)? },
             Op::Slice { x, groups, start, len } => Op::Slice { x: self.value(x)?, groups, start, len },
-            Op::CausalConv1d { x, weight, kernel, dilation, state } => Op::CausalConv1d {
+            Op::CausalConv1d { x, weight, bias, kernel, dilation, state } => Op::CausalConv1d {
                 x: self.value(x)?,
                 weight: self.weight(weight, false),
+                bias: bias.map(|bias| self.weight(bias, false)),
                 kernel,
                 dilation,
                 state: self.state(state),
@@ -313,6 +318,21 @@ impl<'a> Excerpt<'a> {
                     state: self.state(state),
                 }
             }
+            Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, weights, shape, state } => Op::SsmScan {
+                inputs: SsmInputs {
+                    x: self.value(x)?,
+                    b: self.value(b)?,
+                    c: self.value(c)?,
+                    dt: self.value(dt)?,
+                },
+                weights: SsmWeights {
+                    a: self.weight(weights.a, false),
+                    d: self.weight(weights.d, false),
+                    dt_bias: self.weight(weights.dt_bias, false),
+                },
+                shape,
+                state: self.state(state),
+            },
             Op::UnitNorm { x, groups, eps } => Op::UnitNorm { x: self.value(x)?, groups, eps },
             Op::PositionScale { x, scale } => Op::PositionScale { x: self.value(x)?, scale },
             Op::PlacedRope { x, heads, rope, place } => {

@@ -61,19 +61,31 @@ impl Route {
     }
 }
 
-/// What every expert of one layer looks like: down(silu(gate·x) ⊙ (up·x)).
+/// What every expert of one layer looks like: down(silu(gate·x) ⊙ (up·x)), or without a gate down(relu(up·x)²).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertSet {
     /// Decoder layer.
     pub layer: usize,
     /// Experts in the layer.
     pub experts: usize,
-    /// Gate projection (moe_intermediate_size, hidden_size).
-    pub gate: MatrixSpec,
+    /// Gate projection (moe_intermediate_size, hidden_size), if they have one.
+    pub gate: Option<MatrixSpec>,
     /// Up projection (moe_intermediate_size, hidden_size).
     pub up: MatrixSpec,
     /// Down projection (hidden_size, moe_intermediate_size).
     pub down: MatrixSpec,
+}
+
+impl ExpertSet {
+    /// Gate if there is one, up and down.
+    pub fn matrices(&self) -> impl Iterator<Item = MatrixSpec> {
+        self.gate.into_iter().chain([self.up, self.down])
+    }
+
+    /// Channels between the projections (`moe_intermediate_size`).
+    pub fn width(&self) -> usize {
+        self.up.rows
+    }
 }
 
 /// What an expert does to the outputs of its gate and up projections.
@@ -94,6 +106,13 @@ pub enum Activation {
         /// Limit of gate and up.
         limit: f32,
     },
+    /// min(silu(gate), limit) ⊙ up, with up limited to ±limit (Step-3.5).
+    CappedSwiGlu {
+        /// Limit of silu(gate) and of up.
+        limit: f32,
+    },
+    /// relu(up)², of experts without a gate (So et al., *Primer*, 2021; Nemotron-H).
+    SquaredRelu,
 }
 
 /// Biases of the projections of all experts of a layer, f32.
@@ -135,10 +154,12 @@ impl GraphBuilder {
     /// [`Error::Shape`] if gate, up and down do not fit together.
     pub fn expert_set(&mut self, set: ExpertSet) -> Result<ExpertSetId> {
         let op = "expert set";
-        check(op, "rows of up", set.gate.rows, set.up.rows)?;
-        check(op, "columns of up", set.gate.cols, set.up.cols)?;
-        check(op, "columns of down", set.gate.rows, set.down.cols)?;
-        check(op, "rows of down", set.gate.cols, set.down.rows)?;
+        if let Some(gate) = set.gate {
+            check(op, "rows of up", gate.rows, set.up.rows)?;
+            check(op, "columns of up", gate.cols, set.up.cols)?;
+        }
+        check(op, "columns of down", set.up.rows, set.down.cols)?;
+        check(op, "rows of down", set.up.cols, set.down.rows)?;
         self.expert_sets.push(set);
         Ok(ExpertSetId(self.expert_sets.len() - 1))
     }
@@ -202,8 +223,8 @@ impl GraphBuilder {
     /// As [`GraphBuilder::moe_experts`], for experts with biases or another activation.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the experts do not take x or biases do not fit; [`Error::Unsupported`] if biases are not
-    /// f32.
+    /// [`Error::Shape`] if the experts do not take x, biases do not fit or the activation takes another number of
+    /// projections; [`Error::Unsupported`] if biases are not f32.
     pub fn moe_experts_with(
         &mut self,
         x: Value,
@@ -212,9 +233,12 @@ impl GraphBuilder {
         mlp: ExpertMlp,
     ) -> Result<Value> {
         let (op, set) = ("moe_experts", self.expert_sets[experts.0]);
-        check(op, "columns of gate", x.width, set.gate.cols)?;
+        check(op, "columns of up", x.width, set.up.cols)?;
+        let taken = if mlp.activation == Activation::SquaredRelu { 2 } else { 3 };
+        check(op, "projections of an expert, for its activation", taken, set.matrices().count())?;
         if let Some(ExpertBiases { gate, up, down }) = mlp.biases {
-            self.vector(op, "biases of gate", gate, set.experts * set.gate.rows)?;
+            let gate_rows = set.gate.map_or(0, |gate| gate.rows);
+            self.vector(op, "biases of gate", gate, set.experts * gate_rows)?;
             self.vector(op, "biases of up", up, set.experts * set.up.rows)?;
             self.vector(op, "biases of down", down, set.experts * set.down.rows)?;
         }

@@ -3,7 +3,8 @@
 use super::{
     BlockChoice, BlockInputs, CacheId, Chosen, CompressedCacheId, CompressedInputs, DeltaInputs, DeltaRule,
     ExpertMlp, ExpertSetId, HyperConnection, IndexInputs, LatentCacheId, LatentInputs, LatentWeights, NGrams,
-    Placement, PositionScale, Precision, Route, Routing, StateId, Value, WeightId, WindowPool,
+    Placement, PositionScale, Precision, Route, Routing, SsmInputs, SsmScan, SsmWeights, StateId, Value,
+    WeightId, WindowPool,
 };
 
 /// One recorded operation. Inputs are named; the output is [`Node::out`] or, for a route, its routing.
@@ -115,7 +116,7 @@ pub enum Op {
     SigmoidGate {
         /// (rows, width).
         x: Value,
-        /// (rows, width), or (rows, 1) for one gate a row.
+        /// (rows, gates): one for each of as many equal parts of x, which may be single elements or whole rows.
         gate: Value,
     },
     /// Columns `start..start + len` of each of `groups` equal parts of a row.
@@ -130,12 +131,14 @@ pub enum Op {
         len: usize,
     },
     /// Depthwise causal convolution over the tokens of a sequence, then silu:
-    /// y_t = silu(Σ_j weight\[j\] · x_{t−(kernel−1−j)·dilation}). See [`causal_conv1d`](super::GraphBuilder::causal_conv1d).
+    /// y_t = silu(Σ_j weight\[j\] · x_{t−(kernel−1−j)·dilation} + bias). See [`causal_conv1d`](super::GraphBuilder::causal_conv1d).
     CausalConv1d {
         /// (tokens, channels).
         x: Value,
         /// (channels · kernel), f32: the kernel of each channel, oldest token first.
         weight: WeightId,
+        /// (channels), f32: added before silu.
+        bias: Option<WeightId>,
         /// Tokens that a result depends on.
         kernel: usize,
         /// Tokens from one of these to the next.
@@ -155,6 +158,22 @@ pub enum Op {
         shape: DeltaRule,
         /// S: (value_heads, key_dim, value_dim).
         state: StateId,
+    },
+    /// Mamba-2's state space model. See [`ssm_scan`](super::GraphBuilder::ssm_scan).
+    SsmScan {
+        /// What is written and read.
+        inputs: SsmInputs,
+        /// What is the same for all tokens.
+        weights: SsmWeights,
+        /// Heads and their widths.
+        shape: SsmScan,
+        /// S: (heads, state_size, head_dim).
+        state: StateId,
+    },
+    /// relu(x)² (So et al. 2021).
+    SquaredRelu {
+        /// (rows, width).
+        x: Value,
     },
     /// Root-mean-square norm of each of `groups` equal parts of a row, without a weight.
     UnitNorm {
@@ -199,6 +218,15 @@ pub enum Op {
         /// (rows, width).
         up: Value,
         /// Largest gate, and largest magnitude of up.
+        limit: f32,
+    },
+    /// min(silu(gate), limit) ⊙ up, with up limited to ±limit.
+    CappedSwiGlu {
+        /// (rows, width).
+        gate: Value,
+        /// (rows, width).
+        up: Value,
+        /// Largest silu(gate), and largest magnitude of up.
         limit: f32,
     },
     /// Copies of a row side by side.

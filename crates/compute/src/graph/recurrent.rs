@@ -1,4 +1,4 @@
-//! Operations with a state of fixed size a sequence: causal convolution and the gated delta rule.
+//! Operations with a state of fixed size a sequence: causal convolution, the gated delta rule and state space models.
 //!
 //! A state is f32 and belongs to a *slot*; a batch says for each of its sequences which slot it starts from and which
 //! it leaves the new state in ([`crate::backend::StateSlots`]). A sequence at position 0 starts from zeros.
@@ -75,6 +75,52 @@ pub struct DeltaInputs {
     pub b: Value,
 }
 
+/// Shape of a state space model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SsmScan {
+    /// Heads; each has a state of its own.
+    pub heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Groups of heads that share what they write and read: head h belongs to group h / (heads / groups).
+    pub groups: usize,
+    /// Numbers that a state has for each channel.
+    pub state_size: usize,
+    /// Smallest and largest time step.
+    pub time_steps: (f32, f32),
+}
+
+impl SsmScan {
+    /// The group of a head.
+    pub fn group(&self, head: usize) -> usize {
+        head / (self.heads / self.groups)
+    }
+}
+
+/// What a state space model takes of each token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SsmInputs {
+    /// (tokens, heads · head_dim).
+    pub x: Value,
+    /// (tokens, groups · state_size): where x is written.
+    pub b: Value,
+    /// (tokens, groups · state_size): what is read.
+    pub c: Value,
+    /// (tokens, heads): what time steps are made from.
+    pub dt: Value,
+}
+
+/// What is the same for all tokens; (heads), f32 each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SsmWeights {
+    /// A < 0 of the decay exp(Δ · A).
+    pub a: WeightId,
+    /// Weight of x itself in the result.
+    pub d: WeightId,
+    /// Added to dt.
+    pub dt_bias: WeightId,
+}
+
 impl GraphBuilder {
     pub(super) fn state(&mut self, elements: Option<usize>, op: &'static str) -> Result<StateId> {
         let Some(elements) = elements else {
@@ -89,7 +135,21 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if the weight does not fit.
     pub fn causal_conv1d(&mut self, x: Value, weight: WeightId, kernel: usize) -> Result<Value> {
-        self.dilated_conv1d(x, weight, kernel, 1)
+        self.conv1d(x, weight, None, [kernel, 1])
+    }
+
+    /// As [`GraphBuilder::causal_conv1d`], with `bias` (channels) added before silu.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if weight or bias do not fit.
+    pub fn biased_conv1d(
+        &mut self,
+        x: Value,
+        weight: WeightId,
+        bias: WeightId,
+        kernel: usize,
+    ) -> Result<Value> {
+        self.conv1d(x, weight, Some(bias), [kernel, 1])
     }
 
     /// As [`GraphBuilder::causal_conv1d`], of every `dilation`th token back from the newest one.
@@ -103,14 +163,27 @@ impl GraphBuilder {
         kernel: usize,
         dilation: usize,
     ) -> Result<Value> {
+        self.conv1d(x, weight, None, [kernel, dilation])
+    }
+
+    fn conv1d(
+        &mut self,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        [kernel, dilation]: [usize; 2],
+    ) -> Result<Value> {
         let op = "causal_conv1d";
         if kernel == 0 || dilation == 0 {
             return Err(Error::Shape { op, what: "kernel and dilation", expected: 1, got: 0 });
         }
         self.vector(op, "elements of the weight", weight, x.width().saturating_mul(kernel))?;
+        if let Some(bias) = bias {
+            self.vector(op, "length of the bias", bias, x.width())?;
+        }
         let held = (kernel - 1).checked_mul(dilation).and_then(|held| held.checked_mul(x.width()));
         let state = self.state(held, op)?;
-        Ok(self.push(Op::CausalConv1d { x, weight, kernel, dilation, state }, x.width()))
+        Ok(self.push(Op::CausalConv1d { x, weight, bias, kernel, dilation, state }, x.width()))
     }
 
     /// Linear attention by the gated delta rule (Yang et al., *Gated Delta Networks*, 2024). For each token and value
@@ -147,5 +220,34 @@ impl GraphBuilder {
         self.vector(op, "length of dt_bias", dt_bias, inputs.a.width())?;
         let state = self.state(inputs.v.width().checked_mul(key_dim), op)?;
         Ok(self.push(Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state }, inputs.v.width()))
+    }
+
+    /// Mamba-2's state space model (Dao & Gu, *Transformers are SSMs*, 2024). For each token and head, with
+    /// Δ = ln(1 + e^(dt + dt_bias)) limited to `shape.time_steps`:
+    ///
+    /// S ← exp(Δ·A)·S + Δ·b·xᵀ; out = Sᵀc + d·x.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths and head counts do not fit, or no time step is within its limits.
+    pub fn ssm_scan(&mut self, inputs: SsmInputs, weights: SsmWeights, shape: SsmScan) -> Result<Value> {
+        let op = "ssm_scan";
+        let SsmScan { heads, head_dim, groups, state_size, time_steps } = shape;
+        if heads == 0 || head_dim == 0 || groups == 0 || state_size == 0 {
+            return Err(Error::Shape { op, what: "heads and their widths", expected: 1, got: 0 });
+        }
+        check(op, "heads left over by groups", 0, heads % groups)?;
+        // Also if one is not a number.
+        if time_steps.0.partial_cmp(&time_steps.1).is_none_or(std::cmp::Ordering::is_gt) {
+            return Err(Error::Shape { op, what: "order of the limits of time steps", expected: 1, got: 0 });
+        }
+        check(op, "width of x", heads.saturating_mul(head_dim), inputs.x.width())?;
+        check(op, "width of b", groups.saturating_mul(state_size), inputs.b.width())?;
+        check(op, "width of c", groups.saturating_mul(state_size), inputs.c.width())?;
+        check(op, "width of dt", heads, inputs.dt.width())?;
+        self.vector(op, "length of a", weights.a, heads)?;
+        self.vector(op, "length of d", weights.d, heads)?;
+        self.vector(op, "length of dt_bias", weights.dt_bias, heads)?;
+        let state = self.state(inputs.x.width().checked_mul(state_size), op)?;
+        Ok(self.push(Op::SsmScan { inputs, weights, shape, state }, inputs.x.width()))
     }
 }

@@ -4,9 +4,9 @@ use super::{dot, sigmoid, softplus, swiglu};
 use crate::graph::{Decay, DeltaRule};
 
 /// One token of a causal convolution: `state` ((kernel − 1) · dilation, channels) and x (channels) → out (channels).
-/// `weight` is (channels, kernel).
+/// `weight` is (channels, kernel), `bias` (channels) or empty.
 pub fn causal_conv1d(
-    weight: &[f32],
+    [weight, bias]: [&[f32]; 2],
     kernel: usize,
     dilation: usize,
     x: &[f32],
@@ -17,7 +17,8 @@ pub fn causal_conv1d(
     state.extend(x);
     for (c, o) in out.iter_mut().enumerate() {
         let seen: Vec<f32> = (0..kernel).map(|j| state[j * dilation * channels + c]).collect();
-        *o = swiglu(dot(&seen, &weight[c * kernel..(c + 1) * kernel]), 1.0);
+        let bias = bias.get(c).copied().unwrap_or(0.0);
+        *o = swiglu(dot(&seen, &weight[c * kernel..(c + 1) * kernel]) + bias, 1.0);
     }
     state.drain(..channels);
 }
@@ -70,5 +71,49 @@ pub fn gated_delta_rule(token: &DeltaToken<'_>, state: &mut [f32], out: &mut [f3
             sum += new * f64::from(*q) * scale;
         }
         out[j] = sum as f32;
+    }
+}
+
+/// What one token gives a head of a state space model.
+#[derive(Debug, Clone, Copy)]
+pub struct SsmToken<'a> {
+    /// (head_dim).
+    pub x: &'a [f32],
+    /// (state_size): what is written.
+    pub b: &'a [f32],
+    /// (state_size): what is read.
+    pub c: &'a [f32],
+    /// What the time step is made from.
+    pub dt: f32,
+    /// Added to dt.
+    pub dt_bias: f32,
+    /// Smallest and largest time step.
+    pub time_steps: (f32, f32),
+    /// A of the decay.
+    pub a: f32,
+    /// Weight of x itself.
+    pub d: f32,
+}
+
+/// One token of one head of a Mamba-2 state space model: `state` (state_size, head_dim) → `out` (head_dim).
+pub fn ssm_scan(token: &SsmToken<'_>, state: &mut [f32], out: &mut [f32]) {
+    let (least, most) = (f64::from(token.time_steps.0), f64::from(token.time_steps.1));
+    let time_step = match softplus(f64::from(token.dt) + f64::from(token.dt_bias)) {
+        // Not `clamp`, which panics if limits are no numbers.
+        step if step < least => least,
+        step if step > most => most,
+        step => step,
+    };
+    let decay = (time_step * f64::from(token.a)).exp();
+    for (p, (x, out)) in token.x.iter().zip(out.iter_mut()).enumerate() {
+        let x = f64::from(*x);
+        let mut sum = f64::from(token.d) * x;
+        for (n, (b, c)) in token.b.iter().zip(token.c).enumerate() {
+            let held = &mut state[n * token.x.len() + p];
+            let new = decay * f64::from(*held) + time_step * x * f64::from(*b);
+            *held = new as f32;
+            sum += new * f64::from(*c);
+        }
+        *out = sum as f32;
     }
 }

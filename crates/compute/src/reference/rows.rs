@@ -117,7 +117,7 @@ pub fn swiglu(gate: f32, up: f32) -> f32 {
     (g / (1.0 + (-g).exp())) as f32 * up
 }
 
-/// The product of an expert's gate and up.
+/// The product of an expert's gate and up, or what is made of up alone.
 pub fn activate(activation: Activation, gate: f32, up: f32) -> f32 {
     match activation {
         Activation::SwiGlu => swiglu(gate, up),
@@ -126,7 +126,15 @@ pub fn activate(activation: Activation, gate: f32, up: f32) -> f32 {
             let (g, u) = (f64::from(gate.min(limit)), f64::from(up.clamp(-limit, limit)));
             ((u + 1.0) * g / (1.0 + (-f64::from(alpha) * g).exp())) as f32
         }
+        Activation::CappedSwiGlu { limit } => swiglu(gate, 1.0).min(limit) * up.clamp(-limit, limit),
+        Activation::SquaredRelu => squared_relu(up),
     }
+}
+
+/// relu(x)².
+pub fn squared_relu(x: f32) -> f32 {
+    // `max` would drop a NaN.
+    if x < 0.0 { 0.0 } else { x * x }
 }
 
 /// 1 / (1 + e⁻ˣ).
@@ -209,9 +217,11 @@ pub fn expert(
         out.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
         Ok(())
     };
-    let mut gate = vec![0.0; weights.gate.rows()];
+    let mut gate = vec![0.0; weights.up.rows()];
     let mut up = vec![0.0; weights.up.rows()];
-    project(weights.gate, 0, x, &mut gate)?;
+    if let Some(weight) = weights.gate {
+        project(weight, 0, x, &mut gate)?;
+    }
     project(weights.up, 1, x, &mut up)?;
     for (g, u) in gate.iter_mut().zip(&up) {
         *g = activate(activation, *g, *u);

@@ -39,7 +39,7 @@ impl ExpertSource for Source<'_> {
         }
         let view = |id: &u32| {
             let [gate, up, down] = &self.experts[*id as usize];
-            ExpertView { id: *id, gate: gate.view(), up: up.view(), down: down.view() }
+            ExpertView { id: *id, gate: Some(gate.view()), up: up.view(), down: down.view() }
         };
         let views: Vec<ExpertView<'_>> = ids.iter().map(view).collect();
         views.chunks([views.len().max(1), 1, 2][self.order % 3]).for_each(visitor);

@@ -25,7 +25,7 @@ fn revealing_experts(count: usize) -> Experts {
 fn expert_set(experts: &Experts) -> ExpertSet {
     let spec = |t: &Tensor| MatrixSpec { dtype: t.dtype(), rows: t.rows(), cols: t.cols() };
     let [gate, up, down] = &experts[0];
-    ExpertSet { layer: 0, experts: experts.len(), gate: spec(gate), up: spec(up), down: spec(down) }
+    ExpertSet { layer: 0, experts: experts.len(), gate: Some(spec(gate)), up: spec(up), down: spec(down) }
 }
 
 /// A router on logits from `logit`, whose choices show in the result.

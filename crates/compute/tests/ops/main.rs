@@ -186,11 +186,14 @@ fn elementwise() {
 }
 
 #[test]
-fn one_sigmoid_gate_for_a_row() {
-    let mut r = Recorder::new(14);
-    let (x, gate) = (r.input(37), r.input(1));
-    let out = r.graph.sigmoid_gate(x, gate).unwrap();
-    check([r.case("37 by one gate".into(), Tested::SigmoidGate, DType::F32, out)]);
+fn sigmoid_gates_of_parts_of_a_row() {
+    let case = |(parts, each): (usize, usize)| {
+        let mut r = Recorder::new(14);
+        let (x, gate) = (r.input(parts * each), r.input(parts));
+        let out = r.graph.sigmoid_gate(x, gate).unwrap();
+        r.case(format!("{parts} parts of {each}"), Tested::SigmoidGate, DType::F32, out)
+    };
+    check([(1, 37), (4, 10), (3, 33)].map(case));
 }
 
 #[test]

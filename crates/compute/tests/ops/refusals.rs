@@ -51,7 +51,7 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
         g.route(logits, None, Route::softmax(experts, top_k, false))
     }
     let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
-    let set = |gate, up, down| ExpertSet { layer: 0, experts: 2, gate, up, down };
+    let set = |gate, up, down| ExpertSet { layer: 0, experts: 2, gate: Some(gate), up, down };
     let attention = |heads, kv_heads, head_dim| Attention::grouped(heads, kv_heads, head_dim, 1.0);
 
     refused("linear: columns of the weight: expected 6, got 5", |g, six, _| {
@@ -117,7 +117,9 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
         let bias = vector(g, DType::F32, 5);
         g.route(six, Some(bias), Route::softmax(6, 1, true))
     });
-    refused("sigmoid_gate: width of the gate: expected 6, got 8", |g, six, eight| g.sigmoid_gate(six, eight));
+    refused("sigmoid_gate: width left over by gates: expected 0, got 6", |g, six, eight| {
+        g.sigmoid_gate(six, eight)
+    });
     refused("slice: width left over by groups", |g, six, _| g.slice(six, 4, 0, 1));
     refused("slice: end of the columns: expected 3, got 4", |g, six, _| g.slice(six, 2, 1, 3));
     refused("slice: end of the columns", |g, six, _| g.slice(six, 2, usize::MAX, 2));
@@ -132,7 +134,7 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
     refused("expert set: rows of down", |g, _, _| {
         g.expert_set(set(matrix(5, 8), matrix(5, 8), matrix(6, 5)))
     });
-    refused("moe_experts: columns of gate: expected 6, got 8", |g, six, eight| {
+    refused("moe_experts: columns of up: expected 6, got 8", |g, six, eight| {
         let experts = g.expert_set(set(matrix(5, 8), matrix(5, 8), matrix(8, 5)))?;
         let routing = routing(g, eight, 8, 2)?;
         g.moe_experts(six, routing, experts)

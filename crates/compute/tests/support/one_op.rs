@@ -22,8 +22,8 @@ pub(crate) const VOCABULARY: usize = 61;
 pub(crate) struct Recorder {
     pub(crate) graph: GraphBuilder,
     pub(crate) random: Random,
-    /// Gate, up and down of each expert.
-    pub(crate) experts: Vec<[Tensor; 3]>,
+    /// Gate if there is one, up and down of each expert.
+    pub(crate) experts: Vec<(Option<Tensor>, [Tensor; 2])>,
     weights: Vec<Tensor>,
 }
 
@@ -170,6 +170,21 @@ impl Case {
     }
 }
 
+impl Case {
+    /// Devices refuse the case by name, as there are no kernels of it.
+    pub(crate) fn check_refused(&self, name: &str) {
+        for (device, make) in devices() {
+            let (plan, options) = (Plan::new(&self.graph, |_| true), CompileOptions::default());
+            let refused = make(7).compile(&self.graph, plan, self.weights.clone(), options).err();
+            let refused = refused.unwrap_or_else(|| panic!("{name}: compiled for {device}"));
+            assert!(
+                matches!(&refused, Error::Device { reason } if reason.contains("use the CPU")),
+                "{refused}"
+            );
+        }
+    }
+}
+
 /// Largest difference over the largest value.
 fn relative_error(got: &[Vec<f32>; 2], right: &[Vec<f32>; 2]) -> f32 {
     let largest = right.iter().flatten().fold(0f32, |m, v| m.max(v.abs()));
@@ -177,8 +192,8 @@ fn relative_error(got: &[Vec<f32>; 2], right: &[Vec<f32>; 2]) -> f32 {
     pairs.fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest
 }
 
-/// Gate, up and down of each expert of a case.
-pub(crate) struct Experts(Vec<[Tensor; 3]>);
+/// Gate if there is one, up and down of each expert of a case.
+pub(crate) struct Experts(Vec<(Option<Tensor>, [Tensor; 2])>);
 
 impl ExpertSource for &Experts {
     fn announce(&mut self, _: ExpertSetId, _: &[u32]) -> Result<()> {
@@ -192,8 +207,9 @@ impl ExpertSource for &Experts {
         visitor: &mut dyn FnMut(&[ExpertView<'_>]),
     ) -> Result<()> {
         for id in experts {
-            let [gate, up, down] = &self.0[*id as usize];
-            visitor(&[ExpertView { id: *id, gate: gate.view(), up: up.view(), down: down.view() }]);
+            let (gate, [up, down]) = &self.0[*id as usize];
+            let gate = gate.as_ref().map(Tensor::view);
+            visitor(&[ExpertView { id: *id, gate, up: up.view(), down: down.view() }]);
         }
         Ok(())
     }

@@ -10,6 +10,7 @@
 pub mod elements;
 mod fp8;
 pub mod gguf;
+pub mod json;
 pub mod mlx;
 mod mxfp4;
 pub mod safetensors;

@@ -183,7 +183,7 @@ fn active_bytes(graph: &Graph, layer: usize) -> Result<u64> {
 }
 
 fn expert_bytes(set: &ExpertSet) -> u64 {
-    [set.gate, set.up, set.down].iter().filter_map(|m| m.bytes().ok()).map(|bytes| bytes as u64).sum()
+    set.matrices().filter_map(|m| m.bytes().ok()).map(|bytes| bytes as u64).sum()
 }
 
 fn top_k(graph: &Graph) -> usize {
@@ -260,8 +260,15 @@ fn measure_prompt(
 struct Excerpt {
     graph: Graph,
     weights: Vec<Tensor>,
-    /// Gate, up and down of a few experts of each set, which stand for all of them.
-    experts: Vec<Vec<[Tensor; 3]>>,
+    /// A few experts of each set, which stand for all of them.
+    experts: Vec<Vec<Expert>>,
+}
+
+/// An expert's projections.
+struct Expert {
+    gate: Option<Tensor>,
+    up: Tensor,
+    down: Tensor,
 }
 
 impl Excerpt {
@@ -274,16 +281,19 @@ impl Excerpt {
     ) -> Result<Self> {
         let graph = whole.excerpt(layers, vocab_size)?;
         let weights = random_weights::of_graph(&graph, random)?;
-        let mut experts: Vec<Vec<[Tensor; 3]>> = vec![];
+        let mut experts: Vec<Vec<Expert>> = vec![];
         let share = enough(options) / graph.expert_sets().len().max(1) as u64;
         for set in graph.expert_sets() {
             let least = top_k(&graph).min(set.experts).max(1);
             let kept =
                 (share.div_ceil(expert_bytes(set).max(1)) as usize).clamp(least, set.experts.max(least));
             let expert = |_| {
-                let [gate, up, down] =
-                    [set.gate, set.up, set.down].map(|spec| random_weights::matrix(spec, random));
-                Ok([gate?, up?, down?])
+                let mut matrix = |spec| random_weights::matrix(spec, random);
+                Ok(Expert {
+                    gate: set.gate.map(&mut matrix).transpose()?,
+                    up: matrix(set.up)?,
+                    down: matrix(set.down)?,
+                })
             };
             experts.push((0..kept).map(expert).collect::<Result<_>>()?);
         }
@@ -335,8 +345,8 @@ impl ExpertSource for Resident<'_> {
     ) -> Result<(), ComputeError> {
         let kept = &self.excerpt.experts[set.0];
         let view = |id: &u32| {
-            let [gate, up, down] = &kept[*id as usize % kept.len()];
-            ExpertView { id: *id, gate: gate.view(), up: up.view(), down: down.view() }
+            let Expert { gate, up, down } = &kept[*id as usize % kept.len()];
+            ExpertView { id: *id, gate: gate.as_ref().map(Tensor::view), up: up.view(), down: down.view() }
         };
         visitor(&experts.iter().map(view).collect::<Vec<_>>());
         Ok(())

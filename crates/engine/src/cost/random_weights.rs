@@ -22,9 +22,11 @@ pub(super) fn of_graph(graph: &Graph, random: &mut Random) -> Result<Vec<Tensor>
     let decays: Vec<usize> = graph
         .nodes()
         .iter()
-        .filter_map(
-            |node| if let Op::GatedDeltaRule { decay, .. } = &node.op { Some(decay.index()) } else { None },
-        )
+        .filter_map(|node| match &node.op {
+            Op::GatedDeltaRule { decay, .. } => Some(decay.index()),
+            Op::SsmScan { weights, .. } => Some(weights.a.index()),
+            _ => None,
+        })
         .collect();
     let weight = |(index, spec): (usize, &moeflux_compute::graph::WeightSpec)| {
         let MatrixSpec { dtype, rows, cols } = spec.matrix;

@@ -231,8 +231,8 @@ impl ExpertCache {
         slots.find_map(|(set, (id, slot))| {
             let set = ExpertSetId(set);
             let view = self.store.view(set, id as u32, slot.as_ref()?.as_ref()).ok()?;
-            let matrices = [("gate", view.gate), ("up", view.up), ("down", view.down)];
-            let found = |(name, matrix)| Some((name, find_not_finite(matrix).ok()??));
+            let matrices = [("gate", view.gate), ("up", Some(view.up)), ("down", Some(view.down))];
+            let found = |(name, matrix): (_, Option<_>)| Some((name, find_not_finite(matrix?).ok()??));
             let (name, at) = matrices.into_iter().find_map(found)?;
             Some(format!("{name} of expert {id} of layer {} holds {at}", self.store.set(set).layer))
         })

@@ -37,7 +37,7 @@ pub enum ExpertForm {
 pub struct ExpertLocation {
     /// How gate and up are stored.
     pub form: ExpertForm,
-    /// Planes of the gate projection, or of both.
+    /// Planes of the gate projection, or of both; none for experts without a gate.
     pub gate: Vec<ByteRange>,
     /// Planes of the up projection, if it is stored apart.
     pub up: Vec<ByteRange>,
@@ -124,10 +124,13 @@ impl ExpertStore {
         for (set, experts) in &sets {
             for (expert, location) in experts.iter().enumerate() {
                 let apart = location.form == ExpertForm::Separate;
-                let both = MatrixSpec { rows: 2 * set.gate.rows, ..set.gate };
-                let gate = if apart { ("gate", set.gate) } else { ("gate and up", both) };
+                let both = MatrixSpec { rows: 2 * set.up.rows, ..set.up };
+                let gate = match apart {
+                    true => set.gate.map(|gate| ("gate", gate, &location.gate)),
+                    false => Some(("gate and up", both, &location.gate)),
+                };
                 let matrices = [
-                    Some((gate.0, gate.1, &location.gate)),
+                    gate,
                     apart.then_some(("up", set.up, &location.up)),
                     Some(("down", set.down, &location.down)),
                 ];
@@ -220,10 +223,12 @@ impl ExpertStore {
         let (gate, up, down) = (planes(&location.gate), planes(&location.up), planes(&location.down));
         let matrix =
             |spec: MatrixSpec, planes: &[&'a [u8]]| TensorView::new(spec.dtype, spec.rows, spec.cols, planes);
-        let MatrixSpec { dtype, rows, cols } = spec.gate;
+        let MatrixSpec { dtype, rows, cols } = spec.up;
         let ([gate, up], down) = match location.form {
             ExpertForm::Separate => {
-                ([matrix(spec.gate, &gate)?, matrix(spec.up, &up)?], matrix(spec.down, &down)?)
+                let gate = spec.gate.map(|spec| matrix(spec, &gate)).transpose()?;
+                let (up, down) = (matrix(spec.up, &up)?, matrix(spec.down, &down)?);
+                return Ok(ExpertView { id: expert, gate, up, down });
             }
             ExpertForm::Interleaved => {
                 (TensorView::interleaved(dtype, rows, cols, &gate)?, matrix(spec.down, &down)?)
@@ -239,7 +244,7 @@ impl ExpertStore {
                 TensorView::transposed(spec.down.dtype, spec.down.rows, spec.down.cols, down[0])?,
             ),
         };
-        Ok(ExpertView { id: expert, gate, up, down })
+        Ok(ExpertView { id: expert, gate: Some(gate), up, down })
     }
 }
 

@@ -11,7 +11,7 @@ use moeflux_compute::{BlockScale, DType, Half};
 use serde_json::Value;
 
 use super::{Layout, Model, OutlinedWeight, outline};
-use crate::checkpoint::{Checkpoint, Format, gguf};
+use crate::checkpoint::{Checkpoint, Format, gguf, json};
 use crate::{Error, Result};
 
 /// Bytes of a configuration, at most.
@@ -129,7 +129,7 @@ pub fn describe(path: &Path, storage: Option<Storage>) -> Result<(Model, Storage
         return Err(malformed(format!("{bytes} bytes")));
     }
     let text = std::fs::read(path).map_err(io)?;
-    let config: Value = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
+    let config: Value = json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
     if !config.is_object() {
         return Err(malformed("no object".into()));
     }

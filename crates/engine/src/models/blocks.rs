@@ -59,7 +59,7 @@ impl Decoder {
 /// # Errors
 /// [`crate::Error::Config`] for what is missing or leaves no layer.
 pub fn layers(config: &Config<'_>) -> Result<usize> {
-    let all = config.size("num_hidden_layers")?;
+    let all = config.num_hidden_layers()?;
     if config.format() != Format::Gguf {
         return Ok(all);
     }
@@ -276,11 +276,16 @@ pub fn dense_mlp_of(
     Ok(r.graph.add(x, out)?)
 }
 
-/// Gate and up of h, their product by `activation`, down; gate and up may be one matrix.
+/// Gate and up of h (or up alone), their product by `activation`, down; gate and up may be one matrix.
 ///
 /// # Errors
 /// If weights are missing or do not fit.
 pub fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize, activation: Activation) -> Result<Value> {
+    if activation == Activation::SquaredRelu {
+        let up = r.linear(h, &format!("{module}.up_proj"), width, Precision::Fast)?;
+        let product = r.graph.squared_relu(up);
+        return r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast);
+    }
     let joint = format!("{module}.gate_up_proj");
     let [gate, up] = if r.has(&joint) {
         let mut half = |rows| r.linear_part(h, &joint, 2 * width, &[rows], Precision::Fast);
@@ -295,6 +300,8 @@ pub fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize, activation: A
         Activation::SwiGlu => r.graph.swiglu(gate, up)?,
         Activation::LimitedSwiGlu { limit } => r.graph.limited_swiglu(gate, up, limit)?,
         Activation::ClampedSwiGlu { alpha, limit } => r.graph.clamped_swiglu(gate, up, alpha, limit)?,
+        Activation::CappedSwiGlu { limit } => r.graph.capped_swiglu(gate, up, limit)?,
+        Activation::SquaredRelu => up,
     };
     r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast)
 }
@@ -463,10 +470,19 @@ fn shared_expert(
 /// # Errors
 /// If weights are missing or do not fit.
 pub fn head(r: &mut Recorder, config: &Config<'_>, x: Value, table: WeightId, eps: f32) -> Result<Value> {
+    let tied = is_tied(r, config)?;
+    head_of(r, x, (table, tied), eps)
+}
+
+/// As [`head`], whose weights are those of `table` if it is `tied`.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn head_of(r: &mut Recorder, x: Value, (table, tied): (WeightId, bool), eps: f32) -> Result<Value> {
     r.graph.scope("lm_head");
     let rows = r.graph.gather_rows(x);
     let h = r.rms_norm(rows, "model.norm", 1, eps)?;
-    logits(r, config, h, table)
+    logits_of(r, h, (table, tied))
 }
 
 /// Logits of normed output rows; the head is `table` if the embeddings are tied.
@@ -474,10 +490,18 @@ pub fn head(r: &mut Recorder, config: &Config<'_>, x: Value, table: WeightId, ep
 /// # Errors
 /// If weights are missing or do not fit.
 pub fn logits(r: &mut Recorder, config: &Config<'_>, h: Value, table: WeightId) -> Result<Value> {
-    let tied = match config.format() {
-        Format::Gguf => !r.has("lm_head"),
-        _ => config.flag("tie_word_embeddings", false)?,
-    };
+    let tied = is_tied(r, config)?;
+    logits_of(r, h, (table, tied))
+}
+
+fn is_tied(r: &Recorder, config: &Config<'_>) -> Result<bool> {
+    match config.format() {
+        Format::Gguf => Ok(!r.has("lm_head")),
+        _ => config.flag("tie_word_embeddings", false),
+    }
+}
+
+fn logits_of(r: &mut Recorder, h: Value, (table, tied): (WeightId, bool)) -> Result<Value> {
     let vocab_size = r.graph.matrix(table).rows;
     if tied {
         let bias = r.optional_vector("lm_head", "bias", vocab_size)?;

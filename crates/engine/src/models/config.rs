@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, Format, gguf};
+use crate::checkpoint::{Checkpoint, Format, gguf, json};
 use crate::{Error, Result};
 
 /// Hugging Face key and its GGUF counterpart behind the architecture's prefix.
@@ -70,9 +70,20 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("hc_eps", "hyper_connection.epsilon"),
     ("linear_head_dim", "kda.head_dim"),
     ("linear_lower_bound", "kda.gate_lower_bound"),
+    ("interleave_moe_layer_step", "interleave_moe_layer_step"),
+    ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+    ("moe_latent_size", "moe_latent_size"),
+    ("conv_kernel", "ssm.conv_kernel"),
+    ("ssm_state_size", "ssm.state_size"),
+    ("n_groups", "ssm.group_count"),
+    ("mamba_num_heads", "ssm.time_step_rank"),
+    ("mamba_inner_size", "ssm.inner_size"),
+    ("share_expert_dim", "expert_shared_feed_forward_length"),
+    ("sliding_layers", "attention.sliding_window_pattern"),
+    ("swa_rope_theta", "rope.freq_base_swa"),
+    ("swa_rotary_dim", "rope.dimension_count_swa"),
     ("swiglu_limits", "swiglu_clamp_exp"),
     ("swiglu_limits_shared", "swiglu_clamp_shexp"),
-    ("interleave_moe_layer_step", "interleave_moe_layer_step"),
 ];
 
 /// Other names under which Hugging Face configurations keep a key.
@@ -88,6 +99,15 @@ const ALIASES: &[(&str, &str)] = &[
     ("scoring_func", "moe_router_activation_func"),
     ("max_position_embeddings", "model_max_length"),
     ("rms_norm_eps", "layernorm_epsilon"),
+    ("layers_block_type", "layer_types"),
+    ("n_groups", "mamba_n_groups"),
+    ("conv_kernel", "mamba_d_conv"),
+    ("use_conv_bias", "mamba_conv_bias"),
+    ("time_step_min", "mamba_dt_min"),
+    ("time_step_limit", "mamba_dt_limit"),
+    ("num_key_value_heads", "num_attention_groups"),
+    ("num_experts_per_tok", "moe_top_k"),
+    ("share_expert_dim", "share_expert_dims"),
 ];
 
 /// A Hugging Face configuration's values under GGUF's keys, without the architecture's prefix.
@@ -116,7 +136,7 @@ const ROPE_OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
 /// Elements of an array that are looked at; longer ones are not configuration.
 const MAX_ELEMENTS: usize = 4096;
 
-/// A GGUF scalar, or a short list of numbers or truth values, as the JSON value that Hugging Face would have for
+/// A GGUF scalar, or a short list of finite numbers or truth values, as the JSON value that Hugging Face would have for
 /// it. Anything else becomes an object, which no key expects, so that it is an error wherever it is read.
 fn gguf_value(value: &gguf::Value) -> Value {
     let other = || serde_json::json!({ "value": value.describe() });
@@ -136,7 +156,11 @@ fn gguf_value(value: &gguf::Value) -> Value {
         gguf::Value::Array(gguf::Array::Bool(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(gguf::Array::I32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(gguf::Array::U32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
-        gguf::Value::Array(gguf::Array::F32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
+        gguf::Value::Array(gguf::Array::F32(v))
+            if v.len() <= MAX_ELEMENTS && v.iter().all(|v| v.is_finite()) =>
+        {
+            v.clone().into()
+        }
         gguf::Value::F32(_) | gguf::Value::F64(_) | gguf::Value::Array(_) => other(),
     }
 }
@@ -309,6 +333,22 @@ impl<'a> Config<'a> {
         self.optional_size(key)?.ok_or_else(|| self.error(key, "a positive whole number", None))
     }
 
+    /// Decoder layers, also where only the list of their kinds says how many there are.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if nothing says it, or something else is there.
+    pub fn num_hidden_layers(&self) -> Result<usize> {
+        let key = "num_hidden_layers";
+        if let Some(layers) = self.optional_size(key)? {
+            return Ok(layers);
+        }
+        let listed = match self.words("layers_block_type")? {
+            Some(kinds) => kinds.len(),
+            None => self.letters("hybrid_override_pattern")?.map_or(0, |letters| letters.len()),
+        };
+        if listed > 0 { Ok(listed) } else { self.size(key) }
+    }
+
     /// A number that f32 can hold, or nothing if the key is absent.
     ///
     /// # Errors
@@ -344,6 +384,38 @@ impl<'a> Config<'a> {
     /// [`Error::Config`] if it is something else.
     pub fn word(&self, key: &str) -> Result<Option<String>> {
         self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
+    }
+
+    /// A word's letters, or a list of them; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn letters(&self, key: &str) -> Result<Option<Vec<char>>> {
+        let letter = |text: &str| {
+            let mut letters = text.chars();
+            letters.next().filter(|_| letters.next().is_none())
+        };
+        self.optional(key, "a string or a list of letters", |v| match v {
+            Value::String(text) => Some(text.chars().collect()),
+            Value::Array(all) => all.iter().map(|v| letter(v.as_str()?)).collect(),
+            _ => None,
+        })
+    }
+
+    /// Two numbers, of which the second is not below the first and may be infinite, as [`json`](crate::checkpoint::json)
+    /// has it; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn limits(&self, key: &str) -> Result<Option<(f32, f32)>> {
+        let number = |v: &Value| match v.as_f64() {
+            Some(n) => Some(n as f32).filter(|n| n.is_finite()),
+            None => json::is_infinity(v).then_some(f32::INFINITY),
+        };
+        self.optional(key, "two numbers, the larger one last", |v| match v.as_array()?.as_slice() {
+            [least, most] => Some((number(least)?, number(most)?)).filter(|(least, most)| least <= most),
+            _ => None,
+        })
     }
 
     /// Whether the key is there without a value, which is something else than not being there.
@@ -438,6 +510,21 @@ impl<'a> Config<'a> {
         Ok(self.optional(key, "a list of whole numbers", convert)?.unwrap_or_default())
     }
 
+    /// As [`Config::sizes`], where the list may also be a text with commas; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn listed_sizes(&self, key: &str) -> Result<Option<Vec<usize>>> {
+        let item = |v: &Value| v.as_u64().map(|n| n as usize);
+        self.optional(key, "whole numbers with commas between them", |v| match v {
+            Value::String(text) => {
+                let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+                parts.map(|part| part.parse().ok()).collect()
+            }
+            other => other.as_array()?.iter().map(item).collect(),
+        })
+    }
+
     /// A list of finite numbers; nothing if the key is absent.
     ///
     /// # Errors
@@ -445,6 +532,61 @@ impl<'a> Config<'a> {
     pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
         let item = |v: &Value| v.as_f64().filter(|n| n.is_finite());
         self.optional(key, "a list of numbers", |v| v.as_array()?.iter().map(item).collect())
+    }
+
+    /// A list of numbers that are not negative, or nothing in place of one; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn magnitudes(&self, key: &str) -> Result<Option<Vec<Option<f64>>>> {
+        let item = |v: &Value| match v {
+            Value::Null => Some(None),
+            v => v.as_f64().filter(|n| *n >= 0.0 && (*n as f32).is_finite()).map(Some),
+        };
+        let convert = |v: &Value| v.as_array()?.iter().map(item).collect();
+        self.optional(key, "a list of numbers that are not negative", convert)
+    }
+
+    /// A number for each of several layers, or one for all, which is repeated; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else, or there are too few.
+    pub fn number_by_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<f64>>> {
+        let item = |v: &Value| v.as_f64().filter(|n| (*n as f32).is_finite());
+        let expected = format!("a number, or one for each of {layers} layers");
+        self.optional(key, &expected, |v| match v {
+            Value::Array(all) if all.len() >= layers => all.iter().map(item).collect(),
+            Value::Array(_) => None,
+            one => Some(vec![item(one)?; layers]),
+        })
+    }
+
+    /// A flag of the outermost configuration, of which the text model's may be a part.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn outer_flag(&self, key: &str, default: bool) -> Result<bool> {
+        match self.checkpoint.config().get(key).filter(|v| !v.is_null()) {
+            None => Ok(default),
+            Some(Value::Bool(value)) => Ok(*value),
+            Some(other) => Err(self.error(key, "true or false", Some(&(key.into(), other.clone())))),
+        }
+    }
+
+    /// Whole numbers of the object `key`, whose names are numbers of layers and whose values are objects that may have
+    /// nothing but `name`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn size_of_layers(&self, key: &str, name: &str) -> Result<Vec<(usize, usize)>> {
+        let expected = format!("layers with a whole number {name} each");
+        let layer = |(layer, own): (&String, &Value)| {
+            let own = own.as_object()?;
+            let size = own.get(name)?.as_u64().filter(|n| own.len() == 1 && (1..=MAX_SIZE).contains(n))?;
+            Some((layer.parse().ok()?, size as usize))
+        };
+        let found = self.optional(key, &expected, |v| v.as_object()?.iter().map(layer).collect())?;
+        Ok(found.unwrap_or_default())
     }
 
     /// A list of truth values; nothing if the key is absent.
@@ -468,7 +610,7 @@ impl<'a> Config<'a> {
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
-    pub fn letters(&self, key: &str) -> Result<Option<Vec<String>>> {
+    pub fn words_or_letters(&self, key: &str) -> Result<Option<Vec<String>>> {
         let word = |v: &Value| v.as_str().map(str::to_owned);
         self.optional(key, "a string or a list of strings", |v| match v {
             Value::String(letters) => Some(letters.chars().map(String::from).collect()),

@@ -111,7 +111,7 @@ pub fn layers_with_indexer(config: &Config<'_>, layers: usize, default: Vec<bool
 /// [`crate::Error::Config`] for values that are none.
 pub fn pattern(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let key = "index_topk_pattern";
-    if let Some(pattern) = config.letters(key)? {
+    if let Some(pattern) = config.words_or_letters(key)? {
         let kind = |word: &String| match word.as_str() {
             "F" | "full" => Ok(true),
             "S" | "shared" => Ok(false),

@@ -25,6 +25,7 @@ mod minimax_m3_vl;
 mod mistral4;
 mod mixtral;
 pub mod model;
+mod nemotron_h;
 mod olmoe;
 mod qwen2_moe;
 mod qwen3_5_moe;
@@ -34,6 +35,7 @@ mod qwen4_exp;
 pub mod recorder;
 pub mod rope;
 mod solar_open;
+mod step3p7;
 
 use std::sync::Arc;
 
@@ -87,6 +89,8 @@ pub const FAMILIES: &[Family] = &[
     hy_v4::FAMILY,
     minimax_m3_vl::FAMILY,
     glm5_next::FAMILY,
+    nemotron_h::FAMILY,
+    step3p7::FAMILY,
 ];
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
@@ -181,7 +185,7 @@ fn record_with(
 
 /// Layers that the configuration does not count would be left out without a word.
 fn check_layers(config: &Config<'_>, checkpoint: &Checkpoint) -> Result<()> {
-    let mut layers = config.size("num_hidden_layers")?;
+    let mut layers = config.num_hidden_layers()?;
     if checkpoint.format() != Format::Gguf {
         // Layers that predict further tokens follow the others. GGUF counts them with those.
         let more = ["num_nextn_predict_layers", "num_mtp_modules"].map(|key| config.count(key));
@@ -191,6 +195,7 @@ fn check_layers(config: &Config<'_>, checkpoint: &Checkpoint) -> Result<()> {
         let text = name.strip_prefix("language_model.").unwrap_or(name);
         let text = text.strip_prefix("model.").unwrap_or(text);
         let text = text.strip_prefix("language_model.").unwrap_or(text);
+        let text = text.strip_prefix("backbone.").unwrap_or(text);
         let rest = text.strip_prefix("layers.").or_else(|| text.strip_prefix("blk."))?;
         rest.split('.').next()?.parse().ok()
     };
@@ -208,9 +213,9 @@ fn check_sizes(config: &Config<'_>, model: &Model) -> Result<()> {
         return Err(config.unsupported("vocab_size", &expected));
     }
     if let Some(size) = config.optional_size("moe_intermediate_size")?
-        && let Some(set) = model.graph.expert_sets().iter().find(|set| set.gate.rows != size)
+        && let Some(set) = model.graph.expert_sets().iter().find(|set| set.width() != size)
     {
-        let expected = format!("the {} rows of the experts of layer {}", set.gate.rows, set.layer);
+        let expected = format!("the {} rows of the experts of layer {}", set.width(), set.layer);
         return Err(config.unsupported("moe_intermediate_size", &expected));
     }
     Ok(())

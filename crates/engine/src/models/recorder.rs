@@ -79,6 +79,10 @@ const COMMON_NAMES: NameMap = &[
     ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
     ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
     ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("self_attn.g_proj", "attn_gate"),
+    ("mlp.share_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.share_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.share_expert.down_proj", "ffn_down_shexp"),
     ("self_attn.embed_q", "attn_k_b"),
     ("self_attn.unembed_out", "attn_v_b"),
     ("self_attn.indexer.wq_b", "indexer.attn_q_b"),
@@ -107,6 +111,25 @@ const COMMON_NAMES: NameMap = &[
     ("self_attn.g_a_proj", "ssm_g_a"),
     ("self_attn.g_b_proj", "ssm_g_b"),
     ("self_attn.o_norm", "ssm_norm"),
+    ("norm", "attn_norm"),
+    ("mixer.in_proj", "ssm_in"),
+    ("mixer.conv1d", "ssm_conv1d"),
+    ("mixer.dt_bias", "ssm_dt.bias"),
+    ("mixer.A_log", "ssm_a"),
+    ("mixer.D", "ssm_d"),
+    ("mixer.norm", "ssm_norm"),
+    ("mixer.out_proj", "ssm_out"),
+    ("mixer.q_proj", "attn_q"),
+    ("mixer.k_proj", "attn_k"),
+    ("mixer.v_proj", "attn_v"),
+    ("mixer.o_proj", "attn_output"),
+    ("mixer.up_proj", "ffn_up"),
+    ("mixer.down_proj", "ffn_down"),
+    ("mixer.gate", "ffn_gate_inp"),
+    ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
+    ("mixer.fc1_latent_proj", "ffn_latent_down"),
+    ("mixer.fc2_latent_proj", "ffn_latent_up"),
 ];
 
 /// Whether these rows, one after the other, can have the scales that they are stored with: whole blocks, but at the end.
@@ -130,6 +153,8 @@ pub struct Recorder {
     checkpoint: Arc<Checkpoint>,
     /// What stands for `model.` at the start of names.
     prefix: &'static str,
+    /// Modules behind `model.` that Hugging Face and MLX checkpoints call otherwise.
+    renamed: NameMap,
     /// How norm weights are stored.
     norms: Form,
     /// Names of all biases without the number of their layer.
@@ -163,6 +188,7 @@ impl Recorder {
             biases,
             checkpoint,
             prefix,
+            renamed: &[],
             norms: Form::F32,
             sources: vec![],
             experts: vec![],
@@ -170,6 +196,16 @@ impl Recorder {
             context_limit: None,
             simpler_within: None,
         }
+    }
+
+    /// Says how Hugging Face and MLX checkpoints call what other families call `model.embed_tokens` and `model.norm`: below
+    /// one of `prefixes` (the first, if there are no tensors), by the names that `renamed` has for them.
+    pub fn top_is(&mut self, prefixes: [&'static str; 2], renamed: NameMap) {
+        let names = || renamed.iter().map(|(_, name)| name);
+        let has =
+            |prefix: &&str| names().any(|name| self.checkpoint.contains(&format!("{prefix}{name}.weight")));
+        self.prefix = prefixes.into_iter().find(has).unwrap_or(prefixes[0]);
+        self.renamed = renamed;
     }
 
     /// Says that the model is right for so many positions only.
@@ -227,7 +263,10 @@ impl Recorder {
         }
         let head_prefix = if self.prefix == "language_model.model." { "language_model." } else { "" };
         match module.strip_prefix("model.") {
-            Some(rest) => format!("{}{rest}", self.prefix),
+            Some(rest) => {
+                let renamed = self.renamed.iter().find(|(name, _)| *name == rest).map_or(rest, |(_, to)| to);
+                format!("{}{renamed}", self.prefix)
+            }
             None => format!("{head_prefix}{module}"),
         }
     }
@@ -260,6 +299,11 @@ impl Recorder {
             Some(outline) => outline.find(name, stored, shape, need),
             None => self.checkpoint.weight(stored),
         }
+    }
+
+    /// Whether the checkpoint has the tensor `module.part`.
+    pub fn has_part(&self, module: &str, part: &str) -> bool {
+        self.contains(module, part)
     }
 
     /// Whether the checkpoint has the tensor `module.part`.

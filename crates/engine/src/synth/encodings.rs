@@ -114,7 +114,7 @@ impl Coding {
     /// As llama.cpp's quantiser chooses it (`llama_tensor_get_type` in `llama-quant.cpp`).
     fn gguf(&self, weight: &OutlinedWeight) -> DType {
         let name = weight.stored.as_str();
-        let unquantised = ["_norm.weight", "ffn_gate_inp", "ssm_conv1d", ".bias"];
+        let unquantised = ["_norm.weight", "ffn_gate_inp", "ssm_conv1d", ".ssm_a", ".ssm_d", ".bias"];
         if weight.shape.len() == 1 || unquantised.iter().any(|part| name.contains(part)) {
             return DType::F32;
         }
@@ -153,7 +153,14 @@ impl Coding {
         if is(".A_log") {
             return DType::F32;
         }
-        let router = is("mlp.gate.weight") || is("block_sparse_moe.gate.weight") || is("router.weight");
+        let routers = [
+            "mlp.gate.weight",
+            "mixer.gate.weight",
+            "gate.gate.weight",
+            "block_sparse_moe.gate.weight",
+            "router.weight",
+        ];
+        let router = routers.into_iter().any(is);
         let bits = match self.router_bits {
             _ if weight.shape.len() == 1 || is("_bias") || is(".bias") || is("conv1d.weight") => None,
             own if router || is("shared_expert_gate.weight") => own,

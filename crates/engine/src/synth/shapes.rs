@@ -38,6 +38,8 @@ pub const SHAPES: &[Shape] = shapes![
     "minimax-m2",
     "minimax-m3",
     "gpt-oss-120b",
+    "nemotron-3-nano-30b-a3b",
+    "step-3.5-flash",
     "tiny",
 ];
 
@@ -95,7 +97,7 @@ impl Parsed {
 
     /// Routed experts of a layer.
     pub(super) fn experts(&self) -> usize {
-        self.first_size(&["num_experts", "num_local_experts", "n_routed_experts"])
+        self.first_size(&["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"])
     }
 
     /// Endings of the names of optional tensors.
@@ -136,6 +138,9 @@ fn gguf_value(value: &Value) -> Option<gguf::Value> {
         Value::String(v) => gguf::Value::String(v.clone()),
         Value::Number(v) if v.is_f64() => gguf::Value::F32(v.as_f64()? as f32),
         Value::Number(v) => gguf::Value::U32(v.as_u64()? as u32),
+        Value::Array(v) if v.iter().all(Value::is_boolean) => {
+            gguf::Value::Array(Array::Bool(v.iter().map(|v| v == true).collect()))
+        }
         Value::Array(v) => gguf::Value::Array(Array::I32(
             v.iter().map(|v| v.as_i64().map(|v| v as i32)).collect::<Option<_>>()?,
         )),

@@ -30,6 +30,8 @@ const EXPERTS_VARIANCE: f32 = 0.5;
 const SHARED_VARIANCE: f32 = 0.1;
 /// E\[silu(x)²\] for x of variance 1.
 const SWIGLU_VARIANCE: f32 = 0.356;
+/// E\[relu(x)⁴\] for x of variance 1.
+const SQUARED_RELU_VARIANCE: f32 = 1.5;
 /// Σ w² of a token's k expert weights is about this much more than 1 / k.
 const UNEVEN_WEIGHTS: f32 = 1.9;
 /// Standard deviation of router logits: the last of a token's experts weighs about a tenth of the first.
@@ -150,9 +152,12 @@ impl<'a> Contents<'a> {
     /// If that encoding cannot store its rows.
     pub(super) fn new(recipe: &'a Recipe, shape: &Parsed, embedding: DType) -> Result<Self> {
         let layers = recipe.layers as f32;
-        let factor = shape.config()["routed_scaling_factor"].as_f64().unwrap_or(1.0) as f32;
-        let top_k = shape.size("num_experts_per_tok") as f32;
-        let one_layer = SWIGLU_VARIANCE * factor * factor * UNEVEN_WEIGHTS / top_k;
+        let factors = ["routed_scaling_factor", "moe_router_scaling_factor"];
+        let factor = factors.iter().find_map(|key| shape.config()[*key].as_f64()).unwrap_or(1.0) as f32;
+        let top_k = shape.first_size(&["num_experts_per_tok", "moe_top_k"]) as f32;
+        let squared_relu = shape.config()["mlp_hidden_act"] == "relu2";
+        let variance = if squared_relu { SQUARED_RELU_VARIANCE } else { SWIGLU_VARIANCE };
+        let one_layer = variance * factor * factor * UNEVEN_WEIGHTS / top_k;
         let hidden_size = shape.size("hidden_size");
         Ok(Self {
             recipe,
@@ -161,7 +166,7 @@ impl<'a> Contents<'a> {
             log_decay: recipe.encoding.format() != crate::checkpoint::Format::Gguf,
             attention_gain: (ATTENTION_VARIANCE / layers).sqrt(),
             experts_gain: (EXPERTS_VARIANCE / (layers * one_layer)).sqrt(),
-            shared_gain: (SHARED_VARIANCE / (layers * SWIGLU_VARIANCE)).sqrt(),
+            shared_gain: (SHARED_VARIANCE / (layers * variance)).sqrt(),
             level: constant_level(embedding, hidden_size)?,
         })
     }
@@ -199,7 +204,14 @@ impl<'a> Contents<'a> {
             fill(0, 0.0)
         } else if is("A_log") {
             fill(0, if self.log_decay { (-DECAY).ln() } else { DECAY })
-        } else if is("mlp.gate.weight") || is("block_sparse_moe.gate.weight") || is("router.weight") {
+        } else if is("mixer.D") {
+            fill(0, 1.0)
+        } else if is("mlp.gate.weight")
+            || is("mixer.gate.weight")
+            || is("gate.gate.weight")
+            || is("block_sparse_moe.gate.weight")
+            || is("router.weight")
+        {
             self.router(weight.layer())
         } else if is("conv1d.weight") {
             // Rows of one or of all taps.
@@ -211,7 +223,7 @@ impl<'a> Contents<'a> {
             written(self.attention_gain)
         } else if is("experts.down_proj.weight") && !is("shared_experts.down_proj.weight") {
             written(self.experts_gain)
-        } else if is("down_proj.weight") {
+        } else if is("down_proj.weight") || is("fc2_latent_proj.weight") {
             written(self.shared_gain)
         } else {
             random(fan_in(cols), 0)

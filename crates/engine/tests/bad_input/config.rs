@@ -1,5 +1,6 @@
 //! `config.json` with every value replaced by odd ones.
 
+use moeflux::checkpoint::json;
 use serde_json::{Value, json};
 
 use crate::odd_keys::{Change, Key, check_keys};
@@ -47,7 +48,7 @@ fn every_value_of_every_configuration_may_be_odd() {
     let fixtures = all().into_iter().filter(|fixture| fixture.kind != "gguf").collect();
     check_keys(fixtures, |copy| {
         let file = copy.file("config.json");
-        let config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let config: Value = json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         let change = |pointer: &str, odd: &Value| {
             let mut changed = config.clone();
             let place = changed.pointer_mut(pointer).unwrap();

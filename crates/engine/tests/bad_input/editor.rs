@@ -111,9 +111,3 @@ impl Part {
         self.shape = shape;
     }
 }
-
-/// Whether a tensor of a multimodal checkpoint, or of a predictor of further tokens, is none of the text model's.
-pub(crate) fn is_beside_the_text(name: &str) -> bool {
-    let others = ["visual", "vision_tower", "multi_modal_projector", "patch_merge_mlp"];
-    name.starts_with("mtp.") || others.iter().any(|part| name.contains(part))
-}

@@ -95,3 +95,9 @@ pub(crate) fn unclear_message(case: &str, error: &Error, file: &Path, part: &str
     let clear = message.contains(&file.display().to_string()) && message.contains(part);
     (!clear).then(|| format!("{case}: {message}"))
 }
+
+/// Whether a tensor belongs to what a multimodal checkpoint sees with, which is not read.
+pub(crate) fn is_of_vision(name: &str) -> bool {
+    let parts = ["visual", "vision", "projector", "patch_merge_mlp"];
+    parts.iter().any(|part| name.contains(part))
+}

@@ -5,8 +5,8 @@ use moeflux::Error;
 use moeflux::checkpoint::Encoding;
 use moeflux_compute::DType;
 
-use crate::editor::{Part, files, is_beside_the_text};
-use crate::supervisor::{Outcome, attempt, record, supervise, unclear_message};
+use crate::editor::{Part, files};
+use crate::supervisor::{Outcome, attempt, is_of_vision, record, supervise, unclear_message};
 use crate::support::{Fixture, sample};
 
 /// What is done to a tensor; false if it does not apply to it.
@@ -53,7 +53,8 @@ fn relatives(name: &str) -> Vec<String> {
         let start = name.find(key)? + key.len();
         Some(name[..start + name[start..].find('.')? + 1].to_owned())
     });
-    let top = ["embed_tokens", "lm_head", "vocab_size", "token_embd", "output."].map(str::to_owned);
+    let top =
+        ["embed_tokens", "embeddings", "lm_head", "vocab_size", "token_embd", "output."].map(str::to_owned);
     let near = layer.map_or(top.to_vec(), |layer| vec![layer]);
     [near, vec!["split.tensors.count".to_owned()]].concat()
 }
@@ -65,7 +66,8 @@ fn may_run(fixture: &Fixture, name: &str, damage: &str, outcome: &Outcome) -> bo
         // Small vectors are taken in any shape, and parts that are not for text are not looked at.
         Outcome::Same => {
             damage == "one more dimension"
-                || is_beside_the_text(name)
+                || name.starts_with("mtp.")
+                || is_of_vision(name)
                 // What follows from the configuration, too.
                 || damage == "missing" && name.contains(".ple_embedding.") && !name.ends_with(".weight")
         }

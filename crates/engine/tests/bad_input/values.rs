@@ -4,8 +4,8 @@ use moeflux::Error;
 use moeflux::checkpoint::Encoding;
 use moeflux_compute::DType;
 
-use crate::editor::{Part, files, is_beside_the_text};
-use crate::supervisor::{record, run, supervise, unclear_message};
+use crate::editor::{Part, files};
+use crate::supervisor::{is_of_vision, record, run, supervise, unclear_message};
 use crate::support::sample;
 
 /// Makes the values of a tensor NaN; false for parts of weights that cannot hold one.
@@ -25,10 +25,10 @@ fn spoil(part: &mut Part) -> bool {
 fn named_as(name: &str) -> String {
     let projections = [
         ("gate", "gate_proj|.w1.|ffn_gate_exps|gate_up"),
-        ("up", "up_proj|.w3.|ffn_up_exps"),
-        ("down", "down_proj|.w2.|ffn_down_exps"),
+        ("up", "up_proj|.w3.|ffn_up_exps|switch_mlp.fc1"),
+        ("down", "down_proj|.w2.|ffn_down_exps|switch_mlp.fc2"),
     ];
-    let routed = ["experts.", "switch_mlp", "_exps."].iter().any(|part| name.contains(part))
+    let routed = ["experts.", "switch_mlp", "_exps.", ".moe."].iter().any(|part| name.contains(part))
         && !name.contains("shared");
     let known = projections.iter().find(|(_, names)| routed && names.split('|').any(|n| name.contains(n)));
     match known {
@@ -48,7 +48,7 @@ fn named_as(name: &str) -> String {
 fn may_be_unused(name: &str) -> bool {
     // An indexer chooses once there are more entries than it keeps.
     let late = name.contains("indexer") || name.contains(".index_");
-    late || name.contains("expert") || is_beside_the_text(name)
+    late || name.contains("expert") || name.starts_with("mtp.") || is_of_vision(name)
 }
 
 #[test]

@@ -38,7 +38,7 @@ impl Report<'_> {
         let experts = graph
             .expert_sets()
             .iter()
-            .map(|set| [set.gate, set.up, set.down].iter().map(count).sum::<u64>() * set.experts as u64);
+            .map(|set| set.matrices().map(|matrix| count(&matrix)).sum::<u64>() * set.experts as u64);
         graph.weights().iter().map(|weight| count(&weight.matrix)).sum::<u64>() + experts.sum::<u64>()
     }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::header::Header;
 use crate::{
     Error, Result,
-    checkpoint::{io_error, weight::TensorEntry},
+    checkpoint::{io_error, json, weight::TensorEntry},
     io::file::CheckpointFile,
 };
 
@@ -92,7 +92,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T> {
     }
     let mut bytes = vec![0; file.length() as usize];
     file.read_exact_at(0, &mut bytes)?;
-    serde_json::from_slice(&bytes).map_err(|e| malformed("a valid document", e.to_string()))
+    json::from_slice(&bytes).map_err(|e| malformed("a valid document", e.to_string()))
 }
 
 /// Path of the shard that an index calls `name`: a plain name, because indices come from strangers and must

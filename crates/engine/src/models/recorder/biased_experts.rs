@@ -33,7 +33,7 @@ impl Recorder {
             self.experts(layer, count, hidden, &NAMES)?
         };
         let (set, _) = self.experts.last().expect("experts have just been declared");
-        let (inner, hidden) = (set.gate.rows, set.down.rows);
+        let (inner, hidden) = (set.width(), set.down.rows);
         let biases = match self.checkpoint.format() {
             Format::HuggingFace => {
                 let gate_up = format!("{module}.gate_up_proj_bias");
@@ -138,7 +138,7 @@ impl Recorder {
         let set = ExpertSet {
             layer,
             experts: count,
-            gate,
+            gate: Some(gate),
             up: gate,
             down: MatrixSpec { dtype: down.dtype, rows: hidden, cols: inner },
         };

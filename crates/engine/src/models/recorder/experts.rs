@@ -38,7 +38,67 @@ impl Recorder {
         } else {
             self.separate_experts(layer, count, names)?
         };
-        let [gate, up, down] = &projections;
+        let [gate, up, down] = projections;
+        self.declare_experts((layer, count, hidden), Some(&gate), [&up, &down])
+    }
+
+    /// Declares the routed experts of `layer`, which have no gate and take `hidden` columns, in whichever form they are
+    /// stored: `module` is where they are, below a layer, in Hugging Face checkpoints.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn ungated_experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+        module: &str,
+    ) -> Result<ExpertSetId> {
+        let base = format!("model.layers.{layer}");
+        let parent = module.rsplit_once('.').map_or("mlp", |(parent, _)| parent);
+        let switch = self.resolve(&format!("{base}.{parent}.switch_mlp"));
+        let own = self.resolve(&format!("{base}.{module}"));
+        // The part's name in Hugging Face checkpoints and in MLX ones.
+        let parts = [("up", "fc1"), ("down", "fc2")];
+        let mut found = vec![];
+        for (part, fc) in parts {
+            if let Some(outline) = &self.outline {
+                let inner = outline.expert_width();
+                let shape = if part == "up" { [count, inner, hidden] } else { [count, hidden, inner] };
+                let stored = match self.checkpoint.format() {
+                    Format::Gguf => format!("blk.{layer}.ffn_{part}_exps.weight"),
+                    _ => format!("{switch}.{fc}.weight"),
+                };
+                let name = format!("{base}.mlp.experts.{part}_proj.weight");
+                let stored = self.find_tensor(&name, &stored, &shape, Need::Required)?;
+                let each = stored.iter().flat_map(|s| (0..count).filter_map(|e| s.stack_element(e)));
+                found.push(each.collect::<Vec<_>>());
+                continue;
+            }
+            let stacked = match self.checkpoint.format() {
+                Format::Gguf => vec![format!("blk.{layer}.ffn_{part}_exps.weight")],
+                _ => vec![format!("{switch}.{fc}.weight"), format!("{own}.{part}_proj")],
+            };
+            let mut stacked = stacked.iter().map(|name| self.stack(name, count));
+            let each = match stacked.find_map(Result::transpose).transpose()? {
+                Some(each) => each,
+                None => self.each_expert(count, |expert| match self.checkpoint.format() {
+                    Format::Gguf => format!("blk.{layer}.ffn_{part}_exps.weight"),
+                    _ => format!("{own}.{expert}.{part}_proj.weight"),
+                })?,
+            };
+            found.push(each);
+        }
+        self.declare_experts((layer, count, hidden), None, [&found[0], &found[1]])
+    }
+
+    /// Declares the experts of a layer that take so many columns; of every expert its gate if it has one, up and down.
+    fn declare_experts(
+        &mut self,
+        (layer, count, hidden): (usize, usize, usize),
+        gate: Option<&[StoredWeight]>,
+        [up, down]: [&[StoredWeight]; 2],
+    ) -> Result<ExpertSetId> {
         let spec = |all: &[StoredWeight]| -> Result<MatrixSpec> {
             let first = &all[0];
             for other in all {
@@ -50,14 +110,16 @@ impl Recorder {
             }
             Ok(MatrixSpec { dtype: first.dtype, rows: first.rows(), cols: first.cols() })
         };
-        let set = ExpertSet { layer, experts: count, gate: spec(gate)?, up: spec(up)?, down: spec(down)? };
-        if set.gate.cols != hidden {
-            let (expected, got) = (format!("{hidden} columns"), format!("{}", set.gate.cols));
-            return Err(tensor_error(&self.checkpoint, &gate[0], &expected, got));
+        let gate_spec = gate.map(spec).transpose()?;
+        let set = ExpertSet { layer, experts: count, gate: gate_spec, up: spec(up)?, down: spec(down)? };
+        let first = gate.unwrap_or(up);
+        if first[0].cols() != hidden {
+            let (expected, got) = (format!("{hidden} columns"), format!("{}", first[0].cols()));
+            return Err(tensor_error(&self.checkpoint, &first[0], &expected, got));
         }
         let location = |e: usize| ExpertLocation {
             form: ExpertForm::Separate,
-            gate: gate[e].planes.clone(),
+            gate: gate.map(|gate| gate[e].planes.clone()).unwrap_or_default(),
             up: up[e].planes.clone(),
             down: down[e].planes.clone(),
         };
@@ -65,6 +127,33 @@ impl Recorder {
         let id = self.graph.expert_set(set)?;
         self.experts.push((set, locations));
         Ok(id)
+    }
+
+    /// The tensors that `name` says for every expert.
+    fn each_expert(&self, count: usize, name: impl Fn(usize) -> String) -> Result<Vec<StoredWeight>> {
+        let one = |expert| {
+            let tensor = name(expert);
+            let found = self.checkpoint.weight(&tensor)?;
+            found.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })
+        };
+        (0..count).map(one).collect()
+    }
+
+    /// The tensor `name` of `count` experts, whole or in elements, if there is one.
+    fn stack(&self, name: &str, count: usize) -> Result<Option<Vec<StoredWeight>>> {
+        if let Some(whole) = self.checkpoint.weight(name)? {
+            let each = (0..count).map(|e| whole.stack_element(e)).collect::<Option<Vec<_>>>();
+            let each = each.filter(|_| whole.shape[0] == count).ok_or_else(|| {
+                let expected = format!("shape [{count}, rows, columns]");
+                tensor_error(&self.checkpoint, &whole, &expected, format!("{:?}", whole.shape))
+            });
+            return each.map(Some);
+        }
+        let element = |e| element_name(self.checkpoint.format(), name, e);
+        match self.checkpoint.contains(&element(0)) {
+            true => self.each_expert(count, element).map(Some),
+            false => Ok(None),
+        }
     }
 
     /// Gate, up and down of every expert, from one tensor a projection that does not exist yet.
@@ -104,25 +193,8 @@ impl Recorder {
         names: &ExpertNames,
     ) -> Result<Option<[Vec<StoredWeight>; 3]>> {
         let base = format!("model.layers.{layer}");
-        let split = |stored: &StoredWeight| -> Result<Vec<StoredWeight>> {
-            let each = (0..count).map(|e| stored.stack_element(e)).collect::<Option<Vec<_>>>();
-            each.filter(|_| stored.shape[0] == count).ok_or_else(|| {
-                let expected = format!("shape [{count}, rows, columns]");
-                tensor_error(&self.checkpoint, stored, &expected, format!("{:?}", stored.shape))
-            })
-        };
         let missing = |tensor| Error::MissingTensor { path: self.checkpoint.path().into(), tensor };
-        let stack = |name: &str| -> Result<Option<Vec<StoredWeight>>> {
-            if let Some(whole) = self.checkpoint.weight(name)? {
-                return split(&whole).map(Some);
-            }
-            let element = |e| element_name(self.checkpoint.format(), name, e);
-            if !self.checkpoint.contains(&element(0)) {
-                return Ok(None);
-            }
-            let one = |e| self.checkpoint.weight(&element(e))?.ok_or_else(|| missing(element(e)));
-            (0..count).map(one).collect::<Result<_>>().map(Some)
-        };
+        let stack = |name: &str| self.stack(name, count);
         let three = |name: &dyn Fn(usize) -> String| -> Result<Option<[Vec<StoredWeight>; 3]>> {
             let Some(gate) = stack(&name(0))? else { return Ok(None) };
             let rest = |i: usize| stack(&name(i))?.ok_or_else(|| missing(name(i)));
@@ -171,19 +243,14 @@ impl Recorder {
         count: usize,
         names: &ExpertNames,
     ) -> Result<[Vec<StoredWeight>; 3]> {
-        let one = |expert: usize, which: usize| {
-            let tensor = match self.checkpoint.format() {
+        let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
+        let all = |which: usize| {
+            self.each_expert(count, |expert| match self.checkpoint.format() {
                 // Elements have been looked for; this is the name for errors.
                 Format::Gguf => format!("blk.{layer}.ffn_{}_exps.weight", ["gate", "up", "down"][which]),
-                _ => {
-                    let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
-                    format!("{module}.{expert}.{}.weight", names.projections[which])
-                }
-            };
-            let found = self.checkpoint.weight(&tensor)?;
-            found.ok_or_else(|| Error::MissingTensor { path: self.checkpoint.path().into(), tensor })
+                _ => format!("{module}.{expert}.{}.weight", names.projections[which]),
+            })
         };
-        let all = |which| (0..count).map(|e| one(e, which)).collect::<Result<Vec<_>>>();
         Ok([all(0)?, all(1)?, all(2)?])
     }
 }

@@ -1,0 +1,180 @@
+//! Mamba-2's state space model, token by token.
+//!
+//! A task is one head of one sequence, whose state (32 KiB at 128 × 64) stays in the cache of the core that works on it.
+//! Columns of the state are independent channels of x: a block of them is updated and read in one pass over its rows, with
+//! no sums across lanes. Prefill runs the recurrence too, as for the
+//! [gated delta rule](super::gated_delta_rule), so that results do not depend on where chunks begin.
+
+use super::pool::ThreadPool;
+use super::shared::SharedMut;
+use super::simd::{Isa, Kernel, Simd};
+use super::slots::{Slots, SpanState};
+use crate::backend::Span;
+use crate::graph::SsmScan;
+
+/// What is mixed, (rows, …), and weights of (heads).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SsmRows<'a> {
+    /// (rows, heads · head_dim).
+    pub(crate) x: &'a [f32],
+    /// (rows, groups · state_size).
+    pub(crate) b: &'a [f32],
+    /// (rows, groups · state_size).
+    pub(crate) c: &'a [f32],
+    /// (rows, heads).
+    pub(crate) dt: &'a [f32],
+    /// (heads).
+    pub(crate) a: &'a [f32],
+    /// (heads).
+    pub(crate) d: &'a [f32],
+    /// (heads).
+    pub(crate) dt_bias: &'a [f32],
+}
+
+/// Mixes the batch into `out` (rows, heads · head_dim).
+pub(crate) fn ssm_scan(
+    pool: &ThreadPool,
+    simd: Simd,
+    inputs: &SsmRows<'_>,
+    shape: &SsmScan,
+    slots: &mut Slots,
+    spans: &[Span<'_>],
+    out: &mut [f32],
+) {
+    let SsmScan { heads, head_dim, groups, state_size, .. } = *shape;
+    let each = state_size * head_dim;
+    let out = SharedMut::new(out);
+    for span in spans {
+        let SpanState { old, new, fresh } = slots.of(span);
+        let new = SharedMut::new(new);
+        pool.run(heads, &|head| {
+            // SAFETY: a task touches only its head of the state.
+            let state = unsafe { new.part(head * each..(head + 1) * each) };
+            if fresh {
+                state.fill(0.0);
+            } else if let Some(old) = old {
+                state.copy_from_slice(&old[head * each..(head + 1) * each]);
+            }
+            for row in span.rows.clone() {
+                let at = row * heads + head;
+                let own = at * head_dim..(at + 1) * head_dim;
+                let group = (row * groups + shape.group(head)) * state_size;
+                let time_step = time_step(inputs.dt[at] + inputs.dt_bias[head], shape.time_steps);
+                simd.run(Step {
+                    state,
+                    x: &inputs.x[own.clone()],
+                    b: &inputs.b[group..group + state_size],
+                    c: &inputs.c[group..group + state_size],
+                    time_step,
+                    decay: (time_step * inputs.a[head]).exp(),
+                    d: inputs.d[head],
+                    // SAFETY: rows of a head are one task's.
+                    out: unsafe { out.part(own) },
+                });
+            }
+        });
+    }
+}
+
+/// ln(1 + eˣ) within limits.
+fn time_step(x: f32, (least, most): (f32, f32)) -> f32 {
+    // `max` drops a NaN, comparisons keep it.
+    let positive = if x < 0.0 { 0.0 } else { x };
+    match positive + (-x.abs()).exp().ln_1p() {
+        step if step < least => least,
+        step if step > most => most,
+        step => step,
+    }
+}
+
+/// One token of one head: S ← g·S + Δ·b·xᵀ; out = Sᵀc + d·x.
+struct Step<'a> {
+    /// S: (state_size, head_dim).
+    state: &'a mut [f32],
+    /// (head_dim).
+    x: &'a [f32],
+    /// (state_size).
+    b: &'a [f32],
+    /// (state_size).
+    c: &'a [f32],
+    /// Δ.
+    time_step: f32,
+    /// g.
+    decay: f32,
+    /// Weight of x itself.
+    d: f32,
+    /// (head_dim).
+    out: &'a mut [f32],
+}
+
+impl Kernel for Step<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(mut self, isa: I) {
+        let width = self.x.len();
+        assert_eq!(self.out.len(), width, "lengths agree");
+        assert_eq!(self.b.len(), self.c.len(), "lengths agree");
+        assert_eq!(self.state.len(), width * self.b.len(), "lengths agree");
+        let mut column = 0;
+        while column + 4 * I::LANES <= width {
+            // SAFETY: the columns are within the row; lengths were checked above.
+            unsafe { self.columns::<I, 4>(isa, column) };
+            column += 4 * I::LANES;
+        }
+        while column + I::LANES <= width {
+            // SAFETY: as above.
+            unsafe { self.columns::<I, 1>(isa, column) };
+            column += I::LANES;
+        }
+        (column..width).for_each(|column| self.column(column));
+    }
+}
+
+impl Step<'_> {
+    /// Columns `column..column + N · LANES`.
+    ///
+    /// # Safety
+    /// They are within the head's width, and the slices have the lengths that they are documented to have.
+    #[inline(always)]
+    unsafe fn columns<I: Isa, const N: usize>(&mut self, isa: I, column: usize) {
+        let width = self.x.len();
+        let state = self.state.as_mut_ptr();
+        let (mut written, mut out) = ([isa.splat(0.0); N], [isa.splat(0.0); N]);
+        for (n, (written, out)) in written.iter_mut().zip(&mut out).enumerate() {
+            // SAFETY: by the caller.
+            let x = unsafe { isa.load(self.x.as_ptr().add(column + n * I::LANES)) };
+            *written = isa.mul(isa.splat(self.time_step), x);
+            *out = isa.mul(isa.splat(self.d), x);
+        }
+        let decay = isa.splat(self.decay);
+        for (row, (b, c)) in self.b.iter().zip(self.c).enumerate() {
+            let (b, c) = (isa.splat(*b), isa.splat(*c));
+            for (n, (written, out)) in written.iter().zip(&mut out).enumerate() {
+                // SAFETY: by the caller.
+                unsafe {
+                    let place = state.add(row * width + column + n * I::LANES);
+                    let new = isa.mul_add(b, *written, isa.mul(decay, isa.load(place)));
+                    isa.store(place, new);
+                    *out = isa.mul_add(c, new, *out);
+                }
+            }
+        }
+        for (n, out) in out.into_iter().enumerate() {
+            // SAFETY: by the caller.
+            unsafe { isa.store(self.out.as_mut_ptr().add(column + n * I::LANES), out) };
+        }
+    }
+
+    /// One column, where fewer than a vector's are left.
+    #[inline(always)]
+    fn column(&mut self, column: usize) {
+        let x = self.x[column];
+        let (written, mut out) = (self.time_step * x, self.d * x);
+        for ((b, c), row) in self.b.iter().zip(self.c).zip(self.state.chunks_exact_mut(self.x.len())) {
+            row[column] = b * written + self.decay * row[column];
+            out += c * row[column];
+        }
+        self.out[column] = out;
+    }
+}

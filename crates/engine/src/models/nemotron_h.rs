@@ -1,0 +1,331 @@
+//! Nemotron-H (Nemotron 3 Nano and Super). A layer is one block behind one norm: Mamba-2, attention without positions,
+//! a dense MLP of squared ReLU, or experts of the same kind, which may work on a projection to fewer channels.
+//!
+//! Source: transformers `modeling_nemotron_h.py`; GGUF architecture `nemotron_h_moe`, whose layers say by their numbers of
+//! key heads and of channels what they are.
+
+use moeflux_compute::graph::{
+    Activation, Attention, ExpertMlp, Precision, Route, SsmInputs, SsmScan, SsmWeights, Value,
+};
+
+use super::Family;
+use super::blocks::{self, Decoder};
+use super::config::Config;
+use super::recorder::{Form, NameMap, Recorder};
+use crate::Result;
+use crate::checkpoint::Format;
+
+/// Registry entry.
+pub(super) const FAMILY: Family = Family {
+    name: "Nemotron-H (CPU only)",
+    model_types: &["nemotron_h"],
+    gguf_architectures: &["nemotron_h_moe"],
+    record,
+};
+
+const PREFIXES: [&str; 2] = ["backbone.", "model."];
+const TOP: NameMap = &[("embed_tokens", "embeddings"), ("norm", "norm_f")];
+
+/// What a layer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Mamba,
+    Attention,
+    Mlp,
+    Moe,
+}
+
+/// The kind of each layer.
+fn kinds(config: &Config<'_>, r: &Recorder) -> Result<Vec<Kind>> {
+    let layers = blocks::layers(config)?;
+    if config.format() == Format::Gguf {
+        return gguf_kinds(config, r, layers);
+    }
+    let (key, kinds): (_, Option<Vec<Kind>>) = match config.words("layers_block_type")? {
+        Some(words) => {
+            let kind = |word: &String| match word.as_str() {
+                "linear_attention" | "mamba" => Some(Kind::Mamba),
+                "full_attention" | "attention" => Some(Kind::Attention),
+                "mlp" => Some(Kind::Mlp),
+                "moe" => Some(Kind::Moe),
+                _ => None,
+            };
+            ("layers_block_type", words.iter().map(kind).collect())
+        }
+        None => {
+            let kind = |letter: char| match letter {
+                'M' => Some(Kind::Mamba),
+                '*' => Some(Kind::Attention),
+                '-' => Some(Kind::Mlp),
+                'E' => Some(Kind::Moe),
+                _ => None,
+            };
+            let letters = config.letters("hybrid_override_pattern")?.unwrap_or_default();
+            ("hybrid_override_pattern", letters.into_iter().map(kind).collect())
+        }
+    };
+    match kinds {
+        Some(mut kinds) if kinds.len() >= layers => {
+            kinds.truncate(layers);
+            Ok(kinds)
+        }
+        _ => {
+            let expected =
+                format!("Mamba (M), attention (*), mlp (-) or moe (E) for each of {layers} layers");
+            Err(config.unsupported(key, &expected))
+        }
+    }
+}
+
+/// GGUF files have for each layer key heads, else channels of its MLP or experts, else neither.
+fn gguf_kinds(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<Kind>> {
+    let listed = |key: &str| -> Result<Vec<usize>> {
+        let listed = config.sizes(key)?;
+        match listed.len() >= layers {
+            true => Ok(listed),
+            false => Err(config.unsupported(key, &format!("a number for each of {layers} layers"))),
+        }
+    };
+    let (key_heads, channels) = (listed("num_key_value_heads")?, listed("intermediate_size")?);
+    let kind = |layer: usize| match (key_heads[layer], channels[layer]) {
+        (0, 0) => Kind::Mamba,
+        (_, 0) => Kind::Attention,
+        _ if r.has(&format!("model.layers.{layer}.mixer.up_proj")) => Kind::Mlp,
+        _ => Kind::Moe,
+    };
+    Ok((0..layers).map(kind).collect())
+}
+
+/// A size, or transformers' default where only GGUF files must have it.
+fn size(config: &Config<'_>, key: &str, default: usize) -> Result<usize> {
+    match config.format() {
+        Format::Gguf => config.size(key),
+        _ => Ok(config.optional_size(key)?.unwrap_or(default)),
+    }
+}
+
+/// Mamba-2 layers.
+#[derive(Debug, Clone, Copy)]
+struct Mamba {
+    shape: SsmScan,
+    /// Tokens that the convolution sees.
+    kernel: usize,
+    /// Whether it has a bias.
+    bias: bool,
+}
+
+impl Mamba {
+    fn new(config: &Config<'_>, r: &Recorder, first: usize) -> Result<Self> {
+        let heads = size(config, "mamba_num_heads", 128)?;
+        let head_dim = match config.format() {
+            Format::Gguf => {
+                let width = config.size("mamba_inner_size")?;
+                if !width.is_multiple_of(heads) {
+                    let expected = format!("a multiple of the {heads} heads");
+                    return Err(config.unsupported("mamba_inner_size", &expected));
+                }
+                width / heads
+            }
+            _ => size(config, "mamba_head_dim", 64)?,
+        };
+        let groups = size(config, "n_groups", 8)?;
+        if !heads.is_multiple_of(groups) {
+            return Err(config.unsupported("n_groups", &format!("a divisor of the {heads} heads")));
+        }
+        // What each format's own implementation does.
+        let time_steps = match config.format() {
+            Format::Gguf => (0.0, f32::INFINITY),
+            Format::Mlx => config.limits("time_step_limit")?.unwrap_or((0.0, f32::INFINITY)),
+            Format::HuggingFace => {
+                let least = config.number("time_step_min")?.unwrap_or(0.001);
+                (least as f32, f32::INFINITY)
+            }
+        };
+        let state_size = size(config, "ssm_state_size", 128)?;
+        let bias = match config.format() {
+            Format::Gguf => r.has_part(&format!("model.layers.{first}.mixer.conv1d"), "bias"),
+            _ => config.flag("use_conv_bias", true)?,
+        };
+        let shape = SsmScan { heads, head_dim, groups, state_size, time_steps };
+        Ok(Self { shape, kernel: size(config, "conv_kernel", 4)?, bias })
+    }
+
+    /// Mamba-2 of normed h.
+    fn mix(&self, r: &mut Recorder, d: &Decoder, layer: usize, h: Value) -> Result<Value> {
+        let Self { shape, kernel, bias } = *self;
+        let module = |name: &str| format!("model.layers.{layer}.mixer.{name}");
+        let (inner, group) = (shape.heads * shape.head_dim, shape.groups * shape.state_size);
+        let channels = inner + 2 * group;
+        let rows = inner + channels + shape.heads;
+        let mut part = |part, precision| r.linear_part(h, &module("in_proj"), rows, &[part], precision);
+        let gate = part(0..inner, Precision::Fast)?;
+        let mixed = part(inner..inner + channels, Precision::Fast)?;
+        let dt = part(inner + channels..rows, Precision::F32)?;
+
+        let taps = r.constants(&module("conv1d.weight"), &[channels, kernel], Form::F32)?;
+        let mixed = match bias {
+            true => {
+                let bias = r.vector(&module("conv1d"), "bias", channels)?;
+                r.graph.biased_conv1d(mixed, taps, bias, kernel)?
+            }
+            false => r.graph.causal_conv1d(mixed, taps, kernel)?,
+        };
+        let x = r.graph.slice(mixed, 1, 0, inner)?;
+        let b = r.graph.slice(mixed, 1, inner, group)?;
+        let c = r.graph.slice(mixed, 1, inner + group, group)?;
+        // GGUF keeps A itself.
+        let decay = if r.format() == Format::Gguf { Form::F32 } else { Form::F32NegativeExp };
+        let scalars: &[usize] = if r.format() == Format::Gguf { &[shape.heads, 1] } else { &[shape.heads] };
+        let weights = SsmWeights {
+            a: r.constants(&module("A_log"), scalars, decay)?,
+            d: r.constants(&module("D"), scalars, Form::F32)?,
+            dt_bias: r.constants(&module("dt_bias"), &[shape.heads], Form::F32)?,
+        };
+        let mixed = r.graph.ssm_scan(SsmInputs { x, b, c, dt }, weights, shape)?;
+        let gated = r.graph.swiglu(gate, mixed)?;
+        let norm: &[usize] = match r.format() {
+            Format::Gguf => &[shape.groups, inner / shape.groups],
+            _ => &[inner],
+        };
+        let norm = r.constants(&module("norm.weight"), norm, Form::F32)?;
+        let normed = r.graph.rms_norm(gated, norm, shape.groups, d.eps)?;
+        r.linear(normed, &module("out_proj"), d.hidden_size, Precision::Fast)
+    }
+}
+
+/// Attention of normed h; queries and keys are not rotated.
+fn attention(r: &mut Recorder, d: &Decoder, layer: usize, h: Value) -> Result<Value> {
+    let Decoder { hidden_size, heads, kv_heads, head_dim, .. } = *d;
+    let module = |name: &str| format!("model.layers.{layer}.mixer.{name}");
+    let q = r.linear(h, &module("q_proj"), heads * head_dim, Precision::Fast)?;
+    let k = r.linear(h, &module("k_proj"), kv_heads * head_dim, Precision::Fast)?;
+    let v = r.linear(h, &module("v_proj"), kv_heads * head_dim, Precision::Fast)?;
+    let scale = (head_dim as f32).sqrt().recip();
+    let mixed = r.graph.attention(q, k, v, Attention::grouped(heads, kv_heads, head_dim, scale))?;
+    r.linear(mixed, &module("o_proj"), hidden_size, Precision::Fast)
+}
+
+/// relu(up · h)² through down.
+fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize) -> Result<Value> {
+    let up = r.linear(h, &format!("{module}.up_proj"), width, Precision::Fast)?;
+    let product = r.graph.squared_relu(up);
+    r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast)
+}
+
+/// Layers with experts.
+#[derive(Debug, Clone, Copy)]
+struct Moe {
+    route: Route,
+    /// Width of what experts take, if that is not the residual stream.
+    latent: Option<usize>,
+    /// Width of the MLP that every token passes through besides; none without.
+    shared: usize,
+}
+
+impl Moe {
+    fn new(config: &Config<'_>) -> Result<Self> {
+        let gguf = config.format() == Format::Gguf;
+        if gguf && config.count("n_group")?.unwrap_or(1) > 1 && config.count("topk_group")?.is_none() {
+            return Err(config.unsupported("topk_group", "the number of groups that are kept"));
+        }
+        Ok(Self {
+            route: blocks::sigmoid_route(config)?,
+            latent: config.optional_size("moe_latent_size")?,
+            shared: size(config, "moe_shared_expert_intermediate_size", 7688)?,
+        })
+    }
+
+    /// Router, experts, shared expert of normed h.
+    fn mix(&self, r: &mut Recorder, layer: usize, h: Value) -> Result<Value> {
+        let module = |name: &str| format!("model.layers.{layer}.mixer.{name}");
+        let Self { route, latent, shared } = *self;
+        let logits = r.linear(h, &module("gate"), route.experts, Precision::F32)?;
+        let bias = r.correction_bias(&module("gate"), route.experts)?;
+        let routing = r.graph.route(logits, Some(bias), route)?;
+        let taken = match latent {
+            Some(width) => r.linear(h, &module("fc1_latent_proj"), width, Precision::Fast)?,
+            None => h,
+        };
+        // Before the experts, so that it is computed while they are read.
+        let shared = mlp(r, h, &module("shared_experts"), shared)?;
+        let experts = r.ungated_experts(layer, route.experts, taken.width(), "mixer.experts")?;
+        let body = ExpertMlp { activation: Activation::SquaredRelu, ..ExpertMlp::default() };
+        let mut out = r.graph.moe_experts_with(taken, routing, experts, body)?;
+        if latent.is_some() {
+            out = r.linear(out, &module("fc2_latent_proj"), h.width(), Precision::Fast)?;
+        }
+        Ok(r.graph.add(out, shared)?)
+    }
+}
+
+/// The attention layers' shape.
+fn decoder(config: &Config<'_>, kv_heads: usize) -> Result<Decoder> {
+    let (hidden_size, heads) = (config.size("hidden_size")?, size(config, "num_attention_heads", 32)?);
+    let head_dim = match (config.optional_size("head_dim")?, config.format()) {
+        (Some(dim), _) => dim,
+        (None, Format::Mlx) if hidden_size.is_multiple_of(heads) => hidden_size / heads,
+        (None, _) => size(config, "head_dim", 128)?,
+    };
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(config.unsupported("num_key_value_heads", &format!("a divisor of the {heads} heads")));
+    }
+    let eps = match config.format() {
+        Format::Gguf => config.magnitude("rms_norm_eps")?,
+        _ => config.magnitude("layer_norm_epsilon")?,
+    };
+    let eps = eps.unwrap_or(1e-5) as f32;
+    Ok(Decoder { hidden_size, layers: blocks::layers(config)?, heads, kv_heads, head_dim, eps })
+}
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    r.top_is(PREFIXES, TOP);
+    for (key, expected) in [("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")] {
+        if config.word(key)?.is_some_and(|word| word != expected) {
+            return Err(config.unsupported(key, expected));
+        }
+    }
+    let kinds = kinds(config, r)?;
+    let kv_heads = match config.format() {
+        // A number for each layer; all that have any have the same.
+        Format::Gguf => {
+            let mut all = config.sizes("num_key_value_heads")?;
+            all.retain(|heads| *heads > 0);
+            all.dedup();
+            match all[..] {
+                [] => 1,
+                [heads] => heads,
+                _ => return Err(config.unsupported("num_key_value_heads", "one number for all layers")),
+            }
+        }
+        _ if config.is_null("num_key_value_heads") => size(config, "num_attention_heads", 32)?,
+        _ => size(config, "num_key_value_heads", 8)?,
+    };
+    let d = decoder(config, kv_heads)?;
+    let mamba = match kinds.iter().position(|kind| *kind == Kind::Mamba) {
+        Some(first) => Some(Mamba::new(config, r, first)?),
+        None => None,
+    };
+    let moe = if kinds.contains(&Kind::Moe) { Some(Moe::new(config)?) } else { None };
+
+    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    for (layer, kind) in kinds.into_iter().enumerate() {
+        let base = format!("model.layers.{layer}");
+        let part = match kind {
+            Kind::Mamba => "mamba",
+            Kind::Attention => "self_attn",
+            Kind::Mlp | Kind::Moe => "mlp",
+        };
+        r.graph.scope(format!("layers.{layer}.{part}"));
+        let h = r.rms_norm(x, &format!("{base}.norm"), 1, d.eps)?;
+        let out = match (kind, &mamba, &moe) {
+            (Kind::Mamba, Some(mamba), _) => mamba.mix(r, &d, layer, h)?,
+            (Kind::Moe, _, Some(moe)) => moe.mix(r, layer, h)?,
+            (Kind::Attention, ..) => attention(r, &d, layer, h)?,
+            _ => mlp(r, h, &format!("{base}.mixer"), size(config, "intermediate_size", 21504)?)?,
+        };
+        x = r.graph.add(x, out)?;
+    }
+    // The flag for tied embeddings has no effect on this family.
+    let tied = config.format() == Format::Gguf && !r.has("lm_head");
+    blocks::head_of(r, x, (table, tied), d.eps)
+}
