@@ -101,10 +101,11 @@ part_backends() {
 failures() { grep -E "^test .*FAILED|panicked|test result|ERROR SUMMARY|RACECHECK SUMMARY" -A1 "$1" | grep -v "^--" | cut -c1-240 | tail -20; }
 
 part_operations() {
-  local test
+  local test code
   for test in "${tests[@]}"; do
-    echo "$(basename "$test")"
-    MOEFLUX_TEST_ONLY=CUDA "$test" --test-threads 8 >"$work/operations.log" 2>&1 || echo "BAD: exit $?"
+    MOEFLUX_TEST_ONLY=CUDA "$test" --test-threads 8 >"$work/operations.log" 2>&1
+    code=$?
+    [ $code = 0 ] && echo "$(basename "$test"): fine" || echo "BAD: $(basename "$test"): exit $code"
     failures "$work/operations.log"
   done
   [ ${#tests[@]} -gt 0 ] || echo "no tests were given"

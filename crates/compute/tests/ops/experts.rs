@@ -158,13 +158,10 @@ fn moe_experts_of_many_shapes() {
 fn moe_experts_that_compute_something_else() {
     let limited = Activation::LimitedSwiGlu { limit: 6.0 };
     let clamped = Activation::ClampedSwiGlu { alpha: 0.7, limit: 6.0 };
-    for dtype in [DType::F32, DType::Q8_0, DType::MXFP4] {
-        for (activation, weighted) in [
-            (Activation::SwiGlu, Weighted::Input),
-            (limited, Weighted::Output),
-            (limited, Weighted::Input),
-            (clamped, Weighted::Output),
-        ] {
+    for dtype in [DType::F32, DType::Q8_0] {
+        for (activation, weighted) in
+            [(Activation::SwiGlu, Weighted::Input), (limited, Weighted::Output), (clamped, Weighted::Input)]
+        {
             let mlp = ExpertMlp { activation, weighted, biases: None };
             check([moe_case_of(5, 2, [dtype; 3], [64, 32], mlp)]);
         }
