@@ -247,8 +247,7 @@ impl Interpreter {
     /// Every head's keys and values are made from the latents, as the paper defines them.
     fn latent_attention(
         &mut self,
-        cache: usize,
-        weights: LatentWeights,
+        (cache, weights): (usize, LatentWeights),
         [q_nope, c]: [&Matrix; 2],
         rotated: Option<[&Matrix; 2]>,
         sinks: Option<&[f32]>,
@@ -425,7 +424,7 @@ impl Executable for Interpreter {
                     let chosen = chosen.map(|chosen| (chosen, of(chosen.blocks)));
                     let inputs = [q_nope, c].map(of);
                     let sinks = sinks.as_deref();
-                    self.latent_attention(cache.0, weights, inputs, rotated, sinks, chosen, batch.spans)?
+                    self.latent_attention((cache.0, weights), inputs, rotated, sinks, chosen, batch.spans)?
                 }
                 Op::ChooseBlocks { inputs: IndexInputs { q, k, weights }, choice, cache } => {
                     let inputs = [q, k].map(of);
