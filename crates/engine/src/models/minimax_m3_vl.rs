@@ -36,7 +36,7 @@ fn rotary_dim(config: &Config<'_>, head_dim: usize) -> Result<usize> {
         None => return blocks::rotary_dim(config, head_dim, 0.5),
     };
     let channels = (head_dim as f64 * part) as usize;
-    if channels == 0 || channels % 2 != 0 || channels > head_dim {
+    if channels == 0 || !channels.is_multiple_of(2) || channels > head_dim {
         let expected = format!("an even number of the {head_dim} channels of a head");
         return Err(config.unsupported("partial_rotary_factor", &expected));
     }
