@@ -10,8 +10,9 @@ ggml.safetensors      `NAME.bytes` u8 and `NAME.values` f32 (one row): random an
                       `gguf.quants.dequantize`.
 affine.safetensors    `bB.gG.HALF.{weight,scales,biases}` as MLX stores them (as bytes) and `.values` f32:
                       random bits through `mlx.core.dequantize` with the scales widened to f32.
-fp8.safetensors       `weight` u8, every code of float8_e4m3fn among them, with `KIND.scale_inv` in f32 and bf16 for
-                      blocks of 128 × 128 and edges of 2, and `KIND.values` f32: torch's product.
+fp8.safetensors       `weight` u8, every code of float8_e4m3fn among them, with `KIND.scale_inv` in f32, bf16 and e8m0
+                      for blocks of 128 × 128 and edges of 2, and one f32 for the `whole`, and `KIND.values` f32: torch's
+                      product.
 quantize.safetensors  `input.KIND` f32, one row of weights of each kind, and what the reference quantisers make of
                       it: `q8_0.KIND` and `q4_0.KIND` u8, llama.cpp's blocks; `q4_k.KIND.rms`, `q6_k.KIND.rms`
                       and `affine.BITS.KIND.rms` f64, the root mean square error after dequantisation of
@@ -149,6 +150,13 @@ def write_fp8(rng):
         wide = scales.float().repeat_interleave(block, 0).repeat_interleave(block, 1)[:rows, :cols]
         tensors[f"{kind}.scale_inv"] = scales
         tensors[f"{kind}.values"] = codes.view(torch.float8_e4m3fn).float() * wide
+    exponents = torch.from_numpy(np.random.default_rng(7).integers(0, 255, (2, 2), dtype=np.uint8))
+    wide = torch.exp2(exponents.double() - 127).repeat_interleave(block, 0).repeat_interleave(block, 1)
+    tensors["e8m0.scale_inv"] = exponents
+    values = codes.view(torch.float8_e4m3fn).double() * wide[:rows, :cols]
+    tensors["e8m0.values"] = values.float()
+    tensors["whole.scale_inv"] = torch.tensor([0.0173])
+    tensors["whole.values"] = codes.view(torch.float8_e4m3fn).float() * tensors["whole.scale_inv"]
     save_torch_file(tensors, OUT / "fp8.safetensors")
 
 

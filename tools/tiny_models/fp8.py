@@ -47,7 +47,9 @@ def quantise_folder(folder: Path, model: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".mlp.experts." not in name:
-                parameter.copy_(values[name])
+                # The others are as they were, some under other names.
+                if QUANTISED.search(name):
+                    parameter.copy_(values[name])
                 continue
             module, _, kind = name.rpartition(".")
             parts = ["gate_proj", "up_proj"] if kind == "gate_up_proj" else ["down_proj"]

@@ -30,7 +30,7 @@ class GgufCase:
     joint_kv_b: bool = False
     # Keep llama.cpp's logits whole, not only their distance from the golden.
     keep_peer_logits: bool = False
-    # Made by llama.cpp's own converter from a Hugging Face folder, in bf16: for what `gguf_files` does not write.
+    # Made by llama.cpp's own converter from a Hugging Face folder, in BF16 or Q8_0: for what `gguf_files` does not write.
     converted: bool = False
     # Keys of config.json that the converter wants besides those that transformers writes.
     published: dict[str, Any] = field(default_factory=dict)
@@ -226,6 +226,64 @@ def _plain(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _kimi_linear(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=24,
+        intermediate_size=28,
+        moe_intermediate_size=12,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        kv_lora_rank=20,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=6,
+        v_head_dim=10,
+        # llama.cpp takes both kinds of attention to have as many heads.
+        linear_num_heads=3,
+        linear_head_dim=14,
+        num_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=2,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        routed_scaling_factor=1.8,
+        max_position_embeddings=512,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _mimo_v2_flash(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=24,
+        intermediate_size=28,
+        moe_intermediate_size=12,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=24,
+        v_head_dim=10,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=20,
+        attention_value_scale=0.6,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        max_position_embeddings=512,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 50000.0, "partial_rotary_factor": 0.34},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.34},
+        },
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
 def _nemotron_h(**changes: Any) -> dict[str, Any]:
     base = dict(
         # The converter pads it to a multiple of 8.
@@ -253,6 +311,100 @@ def _nemotron_h(**changes: Any) -> dict[str, Any]:
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=292,
+    )
+    return base | changes
+
+
+def _mistral4(**changes: Any) -> dict[str, Any]:
+    base = _deepseek(
+        n_shared_experts=1,
+        first_k_dense_replace=0,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            # llama.cpp's converter leaves it out, and so does llama.cpp; published models have this one.
+            "llama_4_scaling_beta": 0.1,
+        },
+    )
+    return base | changes
+
+
+def _deepseek_v4(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=32,
+        moe_intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        # llama.cpp turns keys in blocks of 64 channels.
+        head_dim=64,
+        partial_rotary_factor=0.25,
+        q_lora_rank=32,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        mlp_layer_types=["hash_moe", "moe", "moe"],
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+        hc_mult=4,
+        hc_sinkhorn_iters=4,
+        sliding_window=16,
+        swiglu_limit=1.5,
+        o_groups=2,
+        o_lora_rank=32,
+        index_n_heads=8,
+        index_head_dim=64,
+        index_topk=12,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=292,
+        rope_parameters={
+            "main": {"rope_type": "default", "rope_theta": 900.0, "partial_rotary_factor": 0.25},
+            "compress": {
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.0,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+    )
+    return base | changes
+
+
+def _qwen4_exp(**changes: Any) -> dict[str, Any]:
+    base = _hybrid(
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "linear_attention", "indexed_attention"],
+        hc_count=3,
+        hc_lowrank=10,
+        # llama.cpp knows but one layer of them, and this gate.
+        ple_layer_ids=[2],
+        output_gate_type="sigmoid",
+        heads_per_ngram=2,
+        ngram_vocab_size_base=50,
+        make_ngram_vocab_size_divisible_by=8,
+        split_ngram_parts=3,
+        indexer_n_heads=6,
+        indexer_kv_heads=1,
+        indexer_head_dim=12,
+        indexer_budget=24,
+        indexer_compress_ratio=4,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
     )
     return base | changes
 
@@ -716,6 +868,41 @@ SMALL = [
         converted=True,
     ),
     # llama.cpp wants as many key heads as query heads, and a head of its own.
+    # A decay for each channel, convolutions apart; key heads say which layers are linear.
+    GgufCase("kimi_linear_bf16", "kimi_linear", 69, _kimi_linear(), "BF16", n_tokens=101, converted=True),
+    GgufCase(
+        "kimi_linear_q8_0",
+        "kimi_linear",
+        70,
+        _kimi_linear(hidden_size=64, intermediate_size=64, moe_intermediate_size=32, linear_head_dim=32),
+        "Q8_0",
+        n_tokens=96,
+        converted=True,
+    ),
+    # Key heads by layer; sinks where layers slide.
+    GgufCase("mimo_v2_flash_bf16", "mimo_v2_flash", 71, _mimo_v2_flash(), "BF16", n_tokens=101, converted=True),
+    GgufCase(
+        "mimo_v2_flash_q8_0",
+        "mimo_v2_flash",
+        72,
+        _mimo_v2_flash(
+            hidden_size=64,
+            intermediate_size=64,
+            moe_intermediate_size=32,
+            v_head_dim=32,
+            n_group=3,
+            topk_group=2,
+            attention_value_scale=None,
+        ),
+        "Q8_0",
+        n_tokens=96,
+        converted=True,
+    ),
+    GgufCase("mistral4_q8_0", "mistral4", 73, _mistral4(hidden_size=64), "Q8_0", n_tokens=96, converted=True),
+    # Experts in MXFP4 as published.
+    GgufCase("deepseek_v4_mxfp4", "deepseek_v4", 74, _deepseek_v4(), "Q8_0", n_tokens=140, converted=True),
+    # Three value heads to a key head, in another order than in transformers; hashes as the file says.
+    GgufCase("qwen4_exp_bf16", "qwen4_exp_text", 75, _qwen4_exp(), "BF16", n_tokens=96, converted=True),
     GgufCase("nemotron_h_bf16", "nemotron_h", 69, _nemotron_h(), "BF16", n_tokens=96, converted=True),
     # Experts on fewer channels.
     GgufCase(

@@ -21,7 +21,7 @@ from gguf.quants import dequantize
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from . import golden, hf_files
+from . import golden, hf_files, published
 from .gguf_cases import GgufCase
 from .hf_case import HfCase
 from .hf_files import build_model
@@ -110,8 +110,10 @@ def write_case(
 
 
 def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Path) -> dict[str, str]:
-    """Has llama.cpp's converter make the file; the golden is that of the folder it was made from."""
-    multimodal = case.family == "qwen3_5_moe_text"
+    """Has llama.cpp's converter make the file; the golden is that of the folder it was made from, whose weights the file's
+    types hold exactly."""
+    multimodal = case.family in ("qwen3_5_moe_text", "mistral4")
+    exact = case.file_type == "Q8_0"
     # Keys of published configurations, which converters read.
     step = case.family == "step3p7"
     source = HfCase(
@@ -119,10 +121,14 @@ def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Pa
         case.family,
         case.seed,
         case.config,
+        dtype="float32" if exact else "bfloat16",
+        q8_0=exact,
         config_edits={"text_config": case.config["text_config"]} if step else {},
         text_only=step,
         multimodal=multimodal,
         stacked_experts=multimodal,
+        published_keys=case.family in published.REPUBLISHED,
+        fp4="experts" if case.family == "deepseek_v4" else "",
         tokenizer_size=BPE_SIZE,
         n_tokens=case.n_tokens,
         late_edits=case.published,

@@ -37,5 +37,11 @@ class HfCase:
     # Patterns in the names of tensors and what is put in their place, where published names are others than those that
     # transformers writes.
     renames: tuple[tuple[str, str], ...] = ()
+    # DeepSeek-V4 as published: "all" for experts in FP4 and the rest in FP8, with powers of two for scales; or "experts".
+    fp4: str = ""
+    # Matrices whose names contain this in FP8 with one scale each.
+    whole_scales: str = ""
+    # Matrices rounded so that Q8_0 holds them, in float32.
+    q8_0: bool = False
     # Number of tokens in the golden; longer than every sliding window here.
     n_tokens: int = 101

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import golden, mxfp4
-from .fp8 import quantise_folder
+from . import golden, mxfp4, published
+from .fp8 import BLOCK, quantise_folder
 from .hf_case import HfCase
 from .vocabularies import save_byte_level_bpe
-from .weights import CORRECTION_BIASES, correction_biases, randomise, round_to
+from .weights import CORRECTION_BIASES, correction_biases, randomise, round_to, round_to_q8_0
 
 # Of the logits of a folder from those of the model that it was written from, relative to the largest.
 MAX_DIFFERENCE = 1e-6
@@ -40,15 +40,31 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     if folder.exists():
         shutil.rmtree(folder)
     model = build_model(case.family, case.config, getattr(torch, case.dtype), case.seed)
+    if case.q8_0:
+        round_to_q8_0(model)
     packed = mxfp4.pack_experts(model) if case.mxfp4 else {}
+    fp4 = published.publish_deepseek_v4(model, case.fp4 == "experts") if case.fp4 else {}
+    whole = published.publish_whole_scales(model, case.whole_scales) if case.whole_scales else {}
     write_checkpoint(model, case, folder)
     if packed:
         mxfp4.replace_experts(folder, packed)
+    if fp4:
+        block = [BLOCK, BLOCK]
+        scheme = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": block}
+        scheme["activation_scheme"] = "dynamic"
+        published.replace(folder, fp4, scheme, published.deepseek_v4_name)
+        edit_config(folder / "config.json", {"expert_dtype": "fp4"})
+    if whole:
+        scheme = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+        published.replace(folder, whole, scheme)
 
     if case.fp8:
         quantise_folder(folder, model)
-    # transformers would need a GPU to read packed experts.
-    reread = model if packed or case.fp8 else golden.open_model(folder)
+    # transformers would need a GPU to read packed experts, does not know all published keys, and reads multimodal models as
+    # such.
+    unreadable = case.published_keys and case.family in published.UNREADABLE
+    unreadable = unreadable or case.multimodal and case.family == "mistral4"
+    reread = model if packed or fp4 or whole or case.fp8 or unreadable else golden.open_model(folder)
     found = golden.reference(reread, case.n_tokens, case.seed)
     expected = golden.logits_of(model, found.tokens)
     # Not bit for bit: sums depend on how the file's tensors happen to be aligned.
@@ -79,7 +95,11 @@ def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None
     rewrite_config(folder / "config.json", case)
     if case.renames:
         rename_tensors(folder, case.renames)
-    if case.multimodal:
+    if case.published_keys and case.family == "kimi_linear":
+        published.replace(folder, {}, {}, published.kimi_linear_name)
+    if case.multimodal and case.family == "mistral4":
+        nest_in_mistral3(folder)
+    elif case.multimodal:
         nest_in_multimodal(folder)
     if case.tokenizer_size:
         save_byte_level_bpe(folder, case.tokenizer_size)
@@ -88,7 +108,9 @@ def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None
 def rewrite_config(path: Path, case: HfCase) -> None:
     """Applies `published_keys` and `config_edits` to a config.json."""
     config = json.loads(path.read_text())
-    if case.published_keys:
+    if case.published_keys and case.family in published.REPUBLISHED:
+        path.write_text(json.dumps(published.republish(case.family, config), indent=2) + "\n")
+    elif case.published_keys:
         rope = config.pop("rope_parameters")
         config["rope_theta"] = rope.pop("rope_theta")
         kind = rope.pop("rope_type")
@@ -106,7 +128,7 @@ def rewrite_config(path: Path, case: HfCase) -> None:
             config |= {"scoring_func": "sigmoid", "shared_intermediate_size": 0, "use_qk_norm": True}
         if "num_local_experts" in config and case.family in ("qwen3_moe", "qwen3_next"):
             config["num_experts"] = config.pop("num_local_experts")
-    path.write_text(json.dumps(config, indent=2) + "\n")
+        path.write_text(json.dumps(config, indent=2) + "\n")
     edit_config(path, case.config_edits)
 
 
@@ -166,6 +188,24 @@ def nest_in_multimodal(folder: Path) -> None:
     config = {
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
         "model_type": "qwen3_5_moe",
+        "text_config": text,
+        "tie_word_embeddings": text.get("tie_word_embeddings", False),
+        "dtype": text["dtype"],
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def nest_in_mistral3(folder: Path) -> None:
+    """Gives a Mistral 4 checkpoint the form in which it is published, below a multimodal model's `language_model`."""
+    path = folder / "model.safetensors"
+    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(path).items()}
+    tensors["vision_tower.patch_conv.bias"] = torch.full((3,), torch.nan)
+    save_file(tensors, path, metadata={"format": "pt"})
+    text = json.loads((folder / "config.json").read_text())
+    text.pop("architectures", None)
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
         "text_config": text,
         "tie_word_embeddings": text.get("tie_word_embeddings", False),
         "dtype": text["dtype"],

@@ -2,7 +2,8 @@
 
     llama_cpp_convert.py LLAMA_CPP_SOURCE TYPE[,fused] IN OUT.gguf [IN OUT.gguf ...]
 
-`fused` puts q, k and v into one tensor where the architecture knows that, and gate and up of experts, or neither.
+TYPE is f32, bf16, or q8_0: f32, but for matrices that Q8_0 holds exactly. `fused` puts q, k and v into one tensor where the
+architecture knows that, and gate and up of experts, or neither.
 
 Prints `OUT.gguf: reason` for those that it cannot convert. The converter knows published tokenizers by a hash of what
 they do, so it is told what this one is.
@@ -12,6 +13,29 @@ import json
 import logging
 import sys
 from pathlib import Path
+
+
+# Those whose configuration transformers would translate to keys that the converter does not read.
+PUBLISHED_KEYS = ("MiMoV2FlashForCausalLM", "Qwen4ExpForCausalLM")
+
+
+def exactly_in_q8_0(add_tensor):
+    """`add_tensor` for f32 matrices that Q8_0 holds exactly: stored so."""
+    import gguf
+    import numpy as np
+    from gguf.quants import dequantize, quantize
+
+    q8_0 = gguf.GGMLQuantizationType.Q8_0
+
+    def add(writer, name, tensor, raw_shape=None, raw_dtype=None, **rest):
+        plain = raw_dtype in (None, gguf.GGMLQuantizationType.F32) and tensor.dtype == np.float32
+        if plain and tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 and "ffn_gate_inp" not in name:
+            blocks = quantize(np.ascontiguousarray(tensor), q8_0)
+            if (dequantize(blocks, q8_0) == tensor).all():
+                return add_tensor(writer, name, blocks, raw_dtype=q8_0, **rest)
+        return add_tensor(writer, name, tensor, raw_shape, raw_dtype, **rest)
+
+    return add
 
 
 def main() -> None:
@@ -41,7 +65,9 @@ def main() -> None:
         return hparams
 
     ModelBase.load_hparams = staticmethod(as_published)
-    types = {"f32": gguf.LlamaFileType.ALL_F32, "bf16": gguf.LlamaFileType.MOSTLY_BF16}
+    types = {name: gguf.LlamaFileType.ALL_F32 for name in ("f32", "q8_0")} | {"bf16": gguf.LlamaFileType.MOSTLY_BF16}
+    if file_type == "q8_0":
+        gguf.GGUFWriter.add_tensor = exactly_in_q8_0(gguf.GGUFWriter.add_tensor)
     for folder, out in zip(paths[::2], paths[1::2], strict=True):
         for fuse in ({"fuse_gate_up_exps": True, "fuse_qkv": True}, {})[0 if fused else 1 :]:
             try:
@@ -51,7 +77,10 @@ def main() -> None:
                     converter = get_model_class(name)
                     # Layers that predict further tokens are not there.
                     converter.no_mtp = True
-                    converter(Path(folder), types[file_type], Path(out), **fuse).write()
+                    more = {"eager": file_type == "q8_0"} | fuse
+                    if name in PUBLISHED_KEYS:
+                        more["hparams"] = json.loads((Path(folder) / "config.json").read_text())
+                    converter(Path(folder), types[file_type], Path(out), **more).write()
                 break
             except Exception as error:
                 # Not every architecture has tensors for fused projections.

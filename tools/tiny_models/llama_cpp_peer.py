@@ -67,7 +67,9 @@ def logits(model: str, tokens: str, out: str, attention: str = "") -> None:
     attention."""
     ids = json.loads(tokens)
     flash = attention == "flash"
-    llama = llama_cpp.Llama(model, n_ctx=len(ids), logits_all=True, verbose=False, flash_attn=flash)
+    # As the file says: the binding's own defaults would stand for its YaRN parameters.
+    yarn = {f"yarn_{name}": -1.0 for name in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")}
+    llama = llama_cpp.Llama(model, n_ctx=len(ids), logits_all=True, verbose=False, flash_attn=flash, **yarn)
     llama.eval(ids)
     np.save(out, np.array(llama.scores[: len(ids)], dtype=np.float32))
 

@@ -190,6 +190,61 @@ def _glm4_moe(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _kimi_linear(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        linear_head_dim=32,
+        linear_num_heads=3,
+        num_experts=5,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        max_position_embeddings=512,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
+def _mimo_v2_flash(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=24,
+        v_head_dim=16,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=20,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        max_position_embeddings=512,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 50000.0, "partial_rotary_factor": 0.34},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.34},
+        },
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
 def _minimax_m2(**changes: Any) -> dict[str, Any]:
     base = dict(
         vocab_size=297,
@@ -411,6 +466,36 @@ SMALL = [
         Affine(4, 32),
         n_tokens=96,
         published={"text_config": {"rotary_dim": 8}},
+    ),
+    # Convolutions apart, the correction bias beside the router, latent attention in two parts.
+    MlxCase("kimi_linear_4bit", "kimi_linear", 87, _kimi_linear(), Affine(4, 32), n_tokens=101),
+    # Sinks; the window of configurations leaves out the newest token.
+    MlxCase("mimo_v2_flash_6bit", "mimo_v2_flash", 88, _mimo_v2_flash(), Affine(6, 32), n_tokens=96),
+    # Within a multimodal checkpoint; queries that grow; f16.
+    MlxCase(
+        "mistral4_4bit",
+        "mistral4",
+        89,
+        _deepseek(
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=0,
+            routed_scaling_factor=1.5,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 8.0,
+                "beta_slow": 0.5,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        ),
+        Affine(4, 32),
+        dtype="float16",
+        n_tokens=96,
     ),
     # Projections of Mamba-2, taken apart in quantised form; experts without a gate, on fewer channels.
     MlxCase("nemotron_h_4bit", "nemotron_h", 87, _nemotron_h(), Affine(4, 32), n_tokens=101),

@@ -51,15 +51,15 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
         case.seed,
         case.config,
         dtype=case.dtype,
-        published_keys=case.family not in ("qwen3_5_moe_text", "minimax_m3_vl", "nemotron_h", "step3p7"),
+        published_keys=case.family not in ("qwen3_5_moe_text", "minimax_m3_vl", "mistral4", "nemotron_h", "step3p7"),
         # transformers keeps the list of layer kinds instead, which mlx-lm does not read.
         config_edits={
             key: case.config[key] for key in ("full_attention_interval", "text_config") if key in case.config
         }
         | case.published,
         # mlx-lm knows this family only so.
-        multimodal=case.family == "qwen3_5_moe_text",
-        stacked_experts=case.family == "qwen3_5_moe_text",
+        multimodal=case.family in ("qwen3_5_moe_text", "mistral4"),
+        stacked_experts=case.family in ("qwen3_5_moe_text", "mistral4"),
         tokenizer_size=TOKENIZER_SIZE,
     )
     with tempfile.TemporaryDirectory() as scratch:
@@ -140,6 +140,9 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
             elif path.endswith("gate_up_proj"):
                 parts = [read(path.replace("gate_up_proj", part)) for part in ("gate_proj", "up_proj")]
                 parameter.copy_(torch.cat(parts, dim=-2))
+            elif path.endswith("self_attn.conv1d"):
+                parts = [read(path.replace("conv1d", f"{part}_conv.conv")) for part in ("q", "k", "v")]
+                parameter.copy_(torch.cat(parts).swapaxes(1, 2))
             elif path.endswith("conv1d"):
                 parameter.copy_(read(path).swapaxes(1, 2))
             else:
@@ -169,4 +172,8 @@ def stored_path(name: str, family: str) -> str:
         return "mlp.gate.gate".join(path.rsplit("mlp.gate", 1)) if path.endswith("mlp.gate") else path
     if family in ("mixtral", "minimax_m2"):
         path = path.replace(".mlp.", ".block_sparse_moe.")
-    return f"language_model.{path}" if family == "qwen3_5_moe_text" else path
+    if family == "kimi_linear":
+        path = path.replace(".forget_gate.", ".").replace(".gate.e_score", ".e_score")
+    if family == "mimo_v2_flash":
+        path = path.replace("self_attn.sinks", "self_attn.attention_sink_bias")
+    return f"language_model.{path}" if family in ("qwen3_5_moe_text", "mistral4") else path

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 PROJECTIONS = ("gate_up_proj", "down_proj")
@@ -29,6 +30,13 @@ def planes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes = np.concatenate([packed & 15, packed >> 4], axis=-1)
     pairs = codes[..., ::2] | codes[..., 1::2] << 4
     return torch.from_numpy(pairs.copy()), torch.from_numpy(scales.copy())
+
+
+def values(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What blocks and scales of `planes` stand for, in float32: transformers' table of values."""
+    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2).long()
+    table = torch.tensor(Fp8Dequantize._FP4_E2M1_LUT)
+    return (table[codes] * torch.exp2(scales.float() - 127)[..., None]).flatten(-2)
 
 
 def pack_experts(model: torch.nn.Module) -> dict[str, torch.Tensor]:

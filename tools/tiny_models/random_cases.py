@@ -636,8 +636,17 @@ def mimo_v2_flash(d: Draw) -> dict[str, Any]:
         "mlp_layer_types": ["sparse", *(d.pick("sparse", "dense") for _ in range(layers - 1))],
         "rope_parameters": ropes,
     }
-    d.maybe(config, "attention_bias", True)
-    d.only(gguf=False, mlx=False)
+    d.maybe(config, "attention_bias", True, mlx=False)
+    if d.chance(0.6):
+        # What published keys can say: one part for both kinds. Of channels in pairs, as other engines rotate.
+        parts = [part for part in (0.334, 0.5, 1.0) if (n := int(config["head_dim"] * part)) and n % 2 == 0]
+        part = d.pick(*parts)
+        for rope in ropes.values():
+            rope["partial_rotary_factor"] = part
+        both = len(set(config["layer_types"])) == 2
+        d.only(gguf=config["norm_topk_prob"], mlx=both and config["n_group"] == 1 and not config["tie_word_embeddings"])
+    else:
+        d.only(gguf=False, mlx=False)
     return config
 
 
@@ -652,8 +661,9 @@ def mistral4(d: Draw) -> dict[str, Any]:
     rope.setdefault("original_max_position_embeddings", d.rng.randint(8, 64))
     if config["first_k_dense_replace"] == config["num_hidden_layers"]:
         config["first_k_dense_replace"] = 0
-    d.maybe(config, "rope_interleave", False)
-    d.only(gguf=False, mlx=False)
+    d.maybe(config, "rope_interleave", False, gguf=False)
+    # llama.cpp's converter leaves it out; published models have this one.
+    d.only(gguf=rope["llama_4_scaling_beta"] == 0.1, mlx=config["n_group"] == 1)
     return config
 
 
@@ -674,7 +684,16 @@ def kimi_linear(d: Draw) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "pad_token_id": None,
     }
-    d.only(gguf=False, mlx=False)
+    if d.chance(0.6):
+        # What published keys can say, and one number of heads for both kinds of layers.
+        dense = d.rng.randint(0, layers - 1)
+        config["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
+        config["linear_num_heads"] = config["num_attention_heads"]
+        both = len(set(config["layer_types"])) == 2
+        alone = config["q_lora_rank"] is None and config["n_group"] == 1
+        d.only(gguf=config["norm_topk_prob"], mlx=both and alone)
+    else:
+        d.only(gguf=False, mlx=False)
     return config
 
 
@@ -896,7 +915,7 @@ def draw_case(family: str, seed: int) -> RandomCase:
     config = FAMILIES[family](d)
     stacked = d.chance(0.4)
     # Published within a multimodal model, its experts stacked: the form that converters know.
-    multimodal = family == "qwen3_5_moe_text" and d.chance(0.7)
+    multimodal = family in ("qwen3_5_moe_text", "mistral4") and d.chance(0.7)
     stacked = stacked or multimodal
     hf = HfCase(
         f"{family}_{seed}",
@@ -908,7 +927,8 @@ def draw_case(family: str, seed: int) -> RandomCase:
         max_shard_bytes=None if multimodal else d.pick(None, 60_000),
         # Without scaling, keys of older configurations would stand for gpt-oss's own.
         published_keys=d.chance()
-        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa", "qwen4_exp_text", "mimo_v2_flash", "mistral4", "kimi_linear", "hy_v4", "minimax_m3_vl_text", "glm5_next", "nemotron_h", "step3p7")
+        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa", "qwen4_exp_text", "mistral4", "hy_v4", "minimax_m3_vl_text", "glm5_next", "nemotron_h", "step3p7")
+        and (d.gguf or d.mlx or family not in ("mimo_v2_flash", "kimi_linear"))
         and (family != "gpt_oss" or config["rope_parameters"]["rope_type"] != "default"),
         multimodal=multimodal,
         tokenizer_size=TOKENIZER_SIZE,
@@ -921,11 +941,11 @@ def draw_case(family: str, seed: int) -> RandomCase:
         hf = replace(hf, max_shard_bytes=None)
         d.only(gguf=False, mlx=False)
     # Converters read experts a tensor each, but for this family.
-    readable = multimodal if family == "qwen3_5_moe_text" else not hf.stacked_experts
+    readable = multimodal if family in ("qwen3_5_moe_text", "mistral4") else not hf.stacked_experts
     # mlx-lm quantises some routers in groups of 64, and reads keys of older configurations only.
-    mlx_keys = hf.published_keys or family in ("qwen3_5_moe_text", "glm_moe_dsa", "nemotron_h")
+    mlx_keys = hf.published_keys or family in ("qwen3_5_moe_text", "glm_moe_dsa", "mistral4", "nemotron_h")
     d.only(gguf=readable, mlx=readable and mlx_keys and d.aligned != 32)
-    if family == "minimax_m2":
+    if family in ("minimax_m2", "mimo_v2_flash", "kimi_linear"):
         d.only(gguf=hf.published_keys)
     if family in ("qwen3_next", "qwen3_5_moe_text") and hf.dtype != "float32":
         # Norm weights around one are rounded to the type of those around zero: another model.

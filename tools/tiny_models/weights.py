@@ -9,7 +9,9 @@ and not zero.
 import math
 from dataclasses import dataclass
 
+import gguf
 import torch
+from gguf.quants import dequantize, quantize
 
 # Standard deviation of a matrix, as a multiple of 1/sqrt(fan_in).
 MATRIX_GAIN = 1.2
@@ -135,3 +137,14 @@ def round_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
             narrow += [] if CORRECTION_BIASES[model.config.model_type].float32 else biases.values()
         for parameter in narrow:
             parameter.copy_(parameter.to(dtype).to(torch.float32))
+
+
+def round_to_q8_0(model: torch.nn.Module) -> None:
+    """Rounds matrices in place to what Q8_0 stands for, so that it holds them exactly; what chooses experts, what is taken
+    apart and rows that are no whole number of blocks stay as they are."""
+    kinds = ("_proj.weight", "_proj", "embed_tokens.weight", "lm_head.weight", "ngram_embedding.weight")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(kinds) and parameter.ndim > 1 and parameter.shape[-1] % 32 == 0:
+                blocks = quantize(parameter.numpy(), gguf.GGMLQuantizationType.Q8_0)
+                parameter.copy_(torch.from_numpy(dequantize(blocks, gguf.GGMLQuantizationType.Q8_0)))

@@ -5,8 +5,8 @@
 //! apart: weights, scales). Rows are stored one after the other in every plane, so a range of rows is a contiguous byte
 //! range of each plane.
 //!
-//! A row of FP8's scales stands for [`FP8_BLOCK`] rows of weights ([`DType::block_rows`]); the last one may stand for
-//! fewer. A range of rows then has the scales of all blocks that it touches.
+//! A row of FP8's scales stands for [`FP8_BLOCK`] rows of weights or for all of them ([`DType::block_rows`]); the last one
+//! may stand for fewer. A range of rows then has the scales of all blocks that it touches.
 
 use std::fmt;
 
@@ -31,6 +31,19 @@ pub enum BlockScale {
     F32,
     /// bfloat16.
     BF16,
+    /// A power of two, 2^(byte − 127).
+    E8M0,
+}
+
+impl BlockScale {
+    /// Bytes of a scale.
+    const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::BF16 => 2,
+            Self::E8M0 => 1,
+        }
+    }
 }
 
 /// Encoding of a weight matrix. GGUF encodings carry ggml's names.
@@ -101,13 +114,18 @@ pub enum DType {
         /// Encoding of scales.
         scale: BlockScale,
     },
+    /// 8-bit floats (e4m3) times one scale for the whole matrix.
+    Fp8_Whole {
+        /// Encoding of the scale.
+        scale: BlockScale,
+    },
 }
 
 impl DType {
     /// Columns per block; a row holds a whole number of blocks.
     pub const fn block_len(self) -> usize {
         match self {
-            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 { .. } => 1,
+            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 { .. } | Self::Fp8_Whole { .. } => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL => 32,
             Self::MXFP4 | Self::MXFP4_Planes => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
@@ -117,9 +135,13 @@ impl DType {
         }
     }
 
-    /// Rows of weights that one row of `plane` stands for.
+    /// Rows of weights that one row of `plane` stands for; [`usize::MAX`] for however many there are.
     pub const fn block_rows(self, plane: usize) -> usize {
-        if matches!((self, plane), (Self::Fp8 { .. }, 1)) { FP8_BLOCK } else { 1 }
+        match (self, plane) {
+            (Self::Fp8 { .. }, 1) => FP8_BLOCK,
+            (Self::Fp8_Whole { .. }, 1) => usize::MAX,
+            _ => 1,
+        }
     }
 
     /// Bytes of one block in `plane` (0 weights, 1 scales, 2 biases); 0 for planes the encoding lacks.
@@ -127,9 +149,8 @@ impl DType {
         match (self, plane) {
             (Self::Affine { bits, group, .. }, 0) => group as usize * bits as usize / 8,
             (Self::Affine { .. }, 1 | 2) => 2,
-            (Self::Fp8 { .. }, 0) => 1,
-            (Self::Fp8 { scale: BlockScale::F32 }, 1) => 4,
-            (Self::Fp8 { scale: BlockScale::BF16 }, 1) => 2,
+            (Self::Fp8 { .. } | Self::Fp8_Whole { .. }, 0) => 1,
+            (Self::Fp8 { scale } | Self::Fp8_Whole { scale }, 1) => scale.bytes(),
             (Self::F32, 0) => 4,
             (Self::F16 | Self::BF16, 0) => 2,
             (Self::Q4_0, 0) => 18,
@@ -162,7 +183,7 @@ impl DType {
     pub const fn planes(self) -> usize {
         match self {
             Self::Affine { .. } => 3,
-            Self::Fp8 { .. } | Self::MXFP4_Planes => 2,
+            Self::Fp8 { .. } | Self::Fp8_Whole { .. } | Self::MXFP4_Planes => 2,
             _ => 1,
         }
     }
@@ -184,6 +205,7 @@ impl DType {
         }
         let blocks = match (self, plane) {
             (Self::Fp8 { .. }, 1) => cols.div_ceil(FP8_BLOCK),
+            (Self::Fp8_Whole { .. }, 1) => 1,
             _ => cols / self.block_len(),
         };
         blocks.checked_mul(self.block_bytes(plane)).ok_or(err("size overflows"))
@@ -217,6 +239,7 @@ impl fmt::Display for DType {
                 write!(f, "affine {bits}-bit g{group} {}", if *scale == Half::F16 { "f16" } else { "bf16" })
             }
             Self::Fp8 { scale } => write!(f, "FP8 e4m3 {FP8_BLOCK}×{FP8_BLOCK} {scale:?}"),
+            Self::Fp8_Whole { scale } => write!(f, "FP8 e4m3 {scale:?}"),
             Self::MXFP4_Planes => write!(f, "MXFP4"),
             other => write!(f, "{other:?}"),
         }

@@ -320,10 +320,16 @@ fn fp8_dequantises_as_in_torch_wherever_rows_are_cut() {
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let weight = file.tensor("weight").unwrap();
     let (rows, cols) = (weight.shape()[0], weight.shape()[1]);
-    for (name, scale) in [("f32", BlockScale::F32), ("bf16", BlockScale::BF16)] {
+    let block = |scale| DType::Fp8 { scale };
+    for (name, dtype) in [
+        ("f32", block(BlockScale::F32)),
+        ("bf16", block(BlockScale::BF16)),
+        ("e8m0", block(BlockScale::E8M0)),
+        ("whole", DType::Fp8_Whole { scale: BlockScale::F32 }),
+    ] {
         let scales = file.tensor(&format!("{name}.scale_inv")).unwrap();
         let planes = [weight.data(), scales.data()];
-        let view = TensorView::new(DType::Fp8 { scale }, rows, cols, &planes).unwrap();
+        let view = TensorView::new(dtype, rows, cols, &planes).unwrap();
         let values = f32s(&file, &format!("{name}.values"));
         for cut in [0..rows, 1..rows, 127..128, 127..129, 128..rows, 3..rows - 1] {
             let part = view.rows_range(cut.clone());
@@ -337,8 +343,8 @@ fn fp8_dequantises_as_in_torch_wherever_rows_are_cut() {
                 }
             }
         }
-        let short = [weight.data(), &scales.data()[..scales.data().len() - 4]];
-        let error = TensorView::new(DType::Fp8 { scale }, rows, cols, &short).unwrap_err();
+        let short = [weight.data(), &scales.data()[1..]];
+        let error = TensorView::new(dtype, rows, cols, &short).unwrap_err();
         assert!(matches!(error, Error::PlaneSize { plane: 1, .. }), "{error}");
     }
 }

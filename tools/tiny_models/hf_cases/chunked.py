@@ -89,6 +89,24 @@ CASES = [
     ),
     # Full and sliding layers with different key heads, rotations and sinks; values narrower than keys.
     HfCase("mimo_v2_flash_basic", "mimo_v2_flash", 85, _mimo()),
+    # Keys and FP8 as published; heads of a width that blocks end within.
+    HfCase(
+        "mimo_v2_flash_fp8",
+        "mimo_v2_flash",
+        87,
+        _mimo(
+            num_hidden_layers=3,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+            head_dim=50,
+            v_head_dim=36,
+            rope_parameters={
+                "full_attention": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.334},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.334},
+            },
+        ),
+        published_keys=True,
+        fp8=True,
+    ),
     # Groups; values wider than keys, not scaled; weights of experts as they are; biases; tied; stacked.
     HfCase(
         "mimo_v2_flash_wide",

@@ -45,6 +45,30 @@ def _deepseek(**changes: Any) -> dict[str, Any]:
 CASES = [
     # All kinds of layers; an indexer that leaves entries out; names of modules as published.
     HfCase("deepseek_v4_basic", "deepseek_v4", 70, _deepseek()),
+    # As published: keys, experts in FP4, other matrices in FP8 with powers of two for scales, of which one ends within
+    # the groups of the output projection; entries of 4 and 128 tokens.
+    HfCase(
+        "deepseek_v4_published",
+        "deepseek_v4",
+        72,
+        _deepseek(
+            hidden_size=32,
+            moe_intermediate_size=32,
+            q_lora_rank=32,
+            head_dim=34,
+            partial_rotary_factor=0.48,
+            o_lora_rank=70,
+            compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+            index_head_dim=20,
+            rope_parameters={
+                "main": {"rope_type": "default", "rope_theta": 900.0, "partial_rotary_factor": 0.48},
+                "compress": yarn(partial_rotary_factor=0.48, attention_factor=1.0),
+            },
+        ),
+        published_keys=True,
+        fp4="all",
+        n_tokens=140,
+    ),
     # Names and stacked experts as transformers has them; entries of every token; other scores; a tied head; one head a
     # group; an epsilon that shows.
     HfCase(

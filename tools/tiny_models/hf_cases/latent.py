@@ -234,4 +234,20 @@ CASES = [
         dtype="float32",
         stacked_experts=True,
     ),
+    # FP8 with one scale a matrix, one each for stacked experts, as published.
+    HfCase(
+        "mistral4_fp8",
+        "mistral4",
+        90,
+        _deepseek(
+            num_hidden_layers=2,
+            n_shared_experts=1,
+            first_k_dense_replace=0,
+            n_group=1,
+            topk_group=1,
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1),
+        ),
+        stacked_experts=True,
+        whole_scales="_proj",
+    ),
 ]

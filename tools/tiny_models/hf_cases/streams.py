@@ -44,6 +44,15 @@ CASES = [
     # Two layers with n-grams of two and three tokens, whose tables are in parts; an end among the tokens; an indexer
     # that leaves blocks out.
     HfCase("qwen4_exp_basic", "qwen4_exp_text", 81, _qwen4_exp(), config_edits={"layer_types": None, "full_attention_interval": 4}),
+    # Tables of n-grams in FP8, with one scale for all parts of one.
+    HfCase(
+        "qwen4_exp_fp8",
+        "qwen4_exp_text",
+        83,
+        _qwen4_exp(num_hidden_layers=2, layer_types=["linear_attention", "indexed_attention"], ple_layer_ids=[1]),
+        whole_scales="ngram_embedding",
+        published_keys=True,
+    ),
     # Full attention first, by its published name; embeddings wider than the hidden state, of pairs only; several ends; a
     # sigmoid for an output gate; blocks of seven tokens; scaled rotation; tied; stacked; an epsilon that shows.
     HfCase(

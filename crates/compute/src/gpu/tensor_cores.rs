@@ -8,8 +8,8 @@ use super::device::{BufferId, Dispatch, Grid, Slice, Words};
 use super::experts::Part;
 use super::lower::{Launch, Lowering};
 use super::weights::DeviceWeight;
-use crate::DType;
 use crate::graph::{Attention, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
+use crate::{BlockScale, DType};
 
 /// Tokens and weight rows of a tile.
 const TILE: usize = 128;
@@ -69,7 +69,7 @@ fn encoding(dtype: DType) -> Option<&'static str> {
         DType::BF16 => "bf16",
         DType::Affine { bits: 4, .. } => "affine4",
         DType::Affine { bits: 8, .. } => "affine8",
-        DType::Fp8 { .. } => "fp8",
+        DType::Fp8 { scale: BlockScale::F32 | BlockScale::BF16 } => "fp8",
         DType::Q4_1 => "q4_1",
         DType::Q5_1 => "q5_1",
         DType::IQ4_NL => "iq4_nl",

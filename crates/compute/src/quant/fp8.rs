@@ -1,11 +1,11 @@
-//! FP8 (e4m3) with a scale for each block of 128 × 128 weights, as DeepSeek-V3 is published: w = scale · q.
+//! FP8 (e4m3) with a scale for each block of 128 × 128 weights, as DeepSeek-V3 is published, or one for all: w = scale · q.
 //!
 //! e4m3 (Micikevicius et al. 2022, the "fn" variant): sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no
 //! infinities, one NaN of either sign. A product is rounded once, in f32; published code rounds it to bf16 again.
 
 use crate::Half;
 use crate::dtype::{BlockScale, FP8_BLOCK};
-use crate::quant::half_le;
+use crate::quant::{half_le, mxfp4};
 
 /// The value of every code.
 const VALUES: [f32; 256] = {
@@ -35,13 +35,27 @@ pub(crate) fn dequantize_row(kind: BlockScale, codes: &[u8], scales: &[u8], out:
     let size = scales.len().checked_div(out.len().div_ceil(FP8_BLOCK)).unwrap_or(1);
     let blocks = out.chunks_mut(FP8_BLOCK).zip(codes.chunks(FP8_BLOCK));
     for ((out, codes), scale) in blocks.zip(scales.chunks_exact(size)) {
-        let scale = match (kind, scale) {
-            (BlockScale::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-            (BlockScale::BF16, &[a, b]) => half_le(Half::BF16, [a, b]),
-            _ => unreachable!("a scale has the bytes that its encoding says"),
-        };
-        for (o, code) in out.iter_mut().zip(codes) {
-            *o = VALUES[usize::from(*code)] * scale;
-        }
+        scaled(codes, scale_of(kind, scale), out);
+    }
+}
+
+/// Values of a row: `codes` are its weights, `scale` that of the matrix.
+pub(crate) fn dequantize_whole_row(kind: BlockScale, codes: &[u8], scale: &[u8], out: &mut [f32]) {
+    scaled(codes, scale_of(kind, scale), out);
+}
+
+fn scale_of(kind: BlockScale, bytes: &[u8]) -> f32 {
+    match (kind, bytes) {
+        (BlockScale::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        (BlockScale::BF16, &[a, b]) => half_le(Half::BF16, [a, b]),
+        (BlockScale::E8M0, &[255]) => f32::NAN,
+        (BlockScale::E8M0, &[byte]) => 2.0 * mxfp4::half_scale(byte),
+        _ => unreachable!("a scale has the bytes that its encoding says"),
+    }
+}
+
+fn scaled(codes: &[u8], scale: f32, out: &mut [f32]) {
+    for (o, code) in out.iter_mut().zip(codes) {
+        *o = VALUES[usize::from(*code)] * scale;
     }
 }

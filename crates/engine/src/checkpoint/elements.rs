@@ -6,7 +6,7 @@
 use super::Format;
 
 /// What may follow the name of a stack's module, longest first.
-const PARTS: [&str; 5] = [".weight_scale_inv", ".weight", ".scales", ".biases", "_scale_inv"];
+const PARTS: [&str; 6] = [".weight_scale_inv", ".weight", ".scales", ".scale", ".biases", "_scale_inv"];
 
 /// Name of element `index` of the stack `name`: `blk.0.ffn_up.3.weight` for `blk.0.ffn_up_exps.weight` of GGUF files,
 /// `mlp.switch_mlp.up_proj.3.scales` for `mlp.switch_mlp.up_proj.scales` of others.

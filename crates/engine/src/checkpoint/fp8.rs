@@ -1,5 +1,8 @@
-//! FP8 in safetensors folders as DeepSeek-V3 is published: `NAME` (F8_E4M3) and `NAME_scale_inv`, which despite its
-//! name multiplies, with one scale for each block of 128 × 128 weights.
+//! FP8 in safetensors folders: `NAME` (F8_E4M3) and its scales, which despite their usual name multiply.
+//!
+//! DeepSeek-V3 is published with `NAME_scale_inv`, one scale for each block of 128 × 128 weights; DeepSeek-V4 calls them
+//! `MODULE.scale` and has powers of two (F8_E8M0). Other models have one scale for a whole matrix, for each matrix of a
+//! stack, or, under `NAME_scale`, for all shards of a table.
 
 use moeflux_compute::dtype::FP8_BLOCK;
 use moeflux_compute::{BlockScale, DType};
@@ -8,30 +11,38 @@ use serde_json::json;
 use super::{Checkpoint, Encoding, StoredWeight, TensorEntry};
 use crate::{Error, Result};
 
+/// The name of the scales of the weight `name`, and of the one they would have if there are none.
+pub(super) fn scales_of<'a>(
+    checkpoint: &'a Checkpoint,
+    name: &str,
+) -> std::result::Result<&'a TensorEntry, String> {
+    let usual = format!("{name}_scale_inv");
+    let module = name.strip_suffix(".weight");
+    let table = module.and_then(|module| module.rsplit_once(".shard_")).map(|(table, _)| table);
+    let others = [
+        module.map(|module| format!("{module}.scale")),
+        Some(format!("{name}_scale")),
+        table.map(|table| format!("{table}.weight_scale")),
+    ];
+    let mut names = std::iter::once(usual.clone()).chain(others.into_iter().flatten());
+    names.find_map(|name| checkpoint.entry(&name)).ok_or(usual)
+}
+
 /// The weight whose codes are `entry`; `None` if `entry` is not FP8.
-pub(super) fn block_scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Option<StoredWeight>> {
+pub(super) fn scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Option<StoredWeight>> {
     if entry.encoding != Encoding::Other("F8_E4M3".into()) {
         return Ok(None);
     }
-    let name = format!("{}_scale_inv", entry.name);
-    let Some(scales) = checkpoint.entry(&name) else {
+    let scales = scales_of(checkpoint, &entry.name).map_err(|tensor| {
         let path = checkpoint.file_path(entry).to_owned();
-        return Err(Error::MissingTensor { path, tensor: name });
-    };
-    let block = &checkpoint.config()["quantization_config"]["weight_block_size"];
-    if !block.is_null() && *block != json!([FP8_BLOCK, FP8_BLOCK]) {
-        return Err(Error::Config {
-            path: checkpoint.config_path(),
-            key: "quantization_config.weight_block_size".into(),
-            expected: format!("[{FP8_BLOCK}, {FP8_BLOCK}]"),
-            got: block.to_string(),
-        });
-    }
-    let scale = match scales.encoding {
+        Error::MissingTensor { path, tensor }
+    })?;
+    let scale = match &scales.encoding {
         Encoding::Weight(DType::F32) => BlockScale::F32,
         Encoding::Weight(DType::BF16) => BlockScale::BF16,
-        ref other => {
-            return Err(checkpoint.tensor_error(scales, "F32 or BF16".into(), other.to_string()));
+        Encoding::Other(name) if name == "F8_E8M0" => BlockScale::E8M0,
+        other => {
+            return Err(checkpoint.tensor_error(scales, "F32, BF16 or F8_E8M0".into(), other.to_string()));
         }
     };
     let Some((outer, &[rows, cols])) = entry.shape.split_last_chunk::<2>().filter(|(_, last)| last[0] > 0)
@@ -40,12 +51,39 @@ pub(super) fn block_scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Resu
         return Err(checkpoint.tensor_error(entry, "a matrix, as it has scales of blocks".into(), got));
     };
     let blocks = [rows.div_ceil(FP8_BLOCK), cols.div_ceil(FP8_BLOCK)];
-    let expected: Vec<usize> = outer.iter().copied().chain(blocks).collect();
-    if scales.shape != expected {
-        let (expected, got) = (format!("shape {expected:?}"), format!("shape {:?}", scales.shape));
-        return Err(checkpoint.tensor_error(scales, expected, got));
-    }
+    let of_blocks: Vec<usize> = outer.iter().copied().chain(blocks).collect();
+    let stacked = !outer.is_empty() && is_one_each(&scales.shape, outer);
+    let dtype = if scales.shape == of_blocks && !stacked {
+        check_blocks(checkpoint)?;
+        DType::Fp8 { scale }
+    } else if is_one_each(&scales.shape, outer) {
+        DType::Fp8_Whole { scale }
+    } else {
+        let expected = format!("shape {of_blocks:?}, or one scale for each of {outer:?} matrices");
+        return Err(checkpoint.tensor_error(scales, expected, format!("shape {:?}", scales.shape)));
+    };
     let (name, shape) = (entry.name.clone(), entry.shape.clone());
-    let planes = vec![entry.range, scales.range];
-    Ok(Some(StoredWeight { name, dtype: DType::Fp8 { scale }, shape, planes }))
+    Ok(Some(StoredWeight { name, dtype, shape, planes: vec![entry.range, scales.range] }))
+}
+
+/// Whether `scales` is the shape of one scale for each matrix of a stack of shape `outer`.
+fn is_one_each(scales: &[usize], outer: &[usize]) -> bool {
+    match scales.strip_prefix(outer) {
+        Some(rest) => rest.iter().all(|n| *n == 1) && rest.len() <= 2,
+        None => false,
+    }
+}
+
+/// That the configuration, if it says how large blocks are, says what is computed.
+fn check_blocks(checkpoint: &Checkpoint) -> Result<()> {
+    let block = &checkpoint.config()["quantization_config"]["weight_block_size"];
+    if block.is_null() || *block == json!([FP8_BLOCK, FP8_BLOCK]) {
+        return Ok(());
+    }
+    Err(Error::Config {
+        path: checkpoint.config_path(),
+        key: "quantization_config.weight_block_size".into(),
+        expected: format!("[{FP8_BLOCK}, {FP8_BLOCK}]"),
+        got: block.to_string(),
+    })
 }

@@ -212,7 +212,7 @@ impl Checkpoint {
             return Ok(Some(weight));
         }
         if self.format != Format::Gguf
-            && let Some(weight) = fp8::block_scaled(self, entry)?
+            && let Some(weight) = fp8::scaled(self, entry)?
         {
             return Ok(Some(weight));
         }

@@ -56,7 +56,7 @@ pub struct StoredWeight {
     pub dtype: DType,
     /// Row-major logical shape: `[n]`, `[rows, cols]` or `[stack, rows, cols]`.
     pub shape: Vec<usize>,
-    /// One range, three for affine encodings (weights, scales, biases), or two for FP8 (weights, scales).
+    /// One range, three for affine encodings (weights, scales, biases), or two for FP8 and MXFP4 (weights, scales).
     pub planes: Vec<ByteRange>,
 }
 
@@ -95,7 +95,8 @@ impl StoredWeight {
         }
         let whole = |plane| {
             let block = self.dtype.block_rows(plane);
-            rows.start.is_multiple_of(block) && (rows.end.is_multiple_of(block) || rows.end == all)
+            let ends = |row: usize| block == usize::MAX || row.is_multiple_of(block);
+            ends(rows.start) && (ends(rows.end) || rows.end == all)
         };
         if !(0..self.planes.len()).all(whole) {
             return None;

@@ -96,16 +96,19 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         }
         // The values are up to 6.
         (DType::MXFP4_Planes, _) => out.fill((127.0 + (std / 3.0).log2()).clamp(1.0, 254.0) as u8),
-        (DType::Fp8 { .. }, 0) => {
+        (DType::Fp8 { .. } | DType::Fp8_Whole { .. }, 0) => {
             bytes(out);
             // Below two, and no NaN.
             out.iter_mut().for_each(|byte| *byte &= 0xBF);
         }
-        (DType::Fp8 { scale: BlockScale::F32 }, _) => {
+        (DType::Fp8 { scale: BlockScale::F32 } | DType::Fp8_Whole { scale: BlockScale::F32 }, _) => {
             out.as_chunks_mut::<4>().0.iter_mut().for_each(|scale| *scale = std.to_le_bytes());
         }
-        (DType::Fp8 { scale: BlockScale::BF16 }, _) => {
+        (DType::Fp8 { scale: BlockScale::BF16 } | DType::Fp8_Whole { scale: BlockScale::BF16 }, _) => {
             scales::<2>(out, bf16::from_f32(std).to_le_bytes(), &[0]);
+        }
+        (DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { scale: BlockScale::E8M0 }, _) => {
+            out.fill((127.0 + std.log2().round()).clamp(1.0, 254.0) as u8);
         }
         (DType::Q4_0 | DType::IQ4_NL, _) => {
             bytes(out);
@@ -205,6 +208,9 @@ mod tests {
             DType::MXFP4_Planes,
             DType::Fp8 { scale: BlockScale::F32 },
             DType::Fp8 { scale: BlockScale::BF16 },
+            DType::Fp8 { scale: BlockScale::E8M0 },
+            DType::Fp8_Whole { scale: BlockScale::F32 },
+            DType::Fp8_Whole { scale: BlockScale::BF16 },
             affine(4, 64, Half::BF16),
             affine(4, 32, Half::F16),
             affine(2, 128, Half::BF16),

@@ -49,6 +49,7 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
     ("linear_value_width", "ssm.inner_size"),
+    ("linear_head_dim", "kda.head_dim"),
     ("yarn_log_multiplier", "rope.scaling.yarn_log_multiplier"),
     ("q_lora_rank", "attention.q_lora_rank"),
     ("kv_lora_rank", "attention.kv_lora_rank"),
@@ -70,6 +71,31 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("hc_eps", "hyper_connection.epsilon"),
     ("linear_head_dim", "kda.head_dim"),
     ("linear_lower_bound", "kda.gate_lower_bound"),
+    ("o_groups", "attention.output_group_count"),
+    ("o_lora_rank", "attention.output_lora_rank"),
+    ("compress_ratios", "attention.compress_ratios"),
+    ("compress_rope_theta", "attention.compress_rope_freq_base"),
+    ("num_hash_layers", "hash_layer_count"),
+    ("swiglu_limit", "swiglu_clamp_exp"),
+    ("hc_count", "hyper_connection.count"),
+    ("hc_lowrank", "hyper_connection.low_rank"),
+    ("indexer_n_heads", "attention.indexer.head_count"),
+    ("indexer_head_dim", "attention.indexer.key_length"),
+    ("indexer_budget", "attention.indexer.top_k"),
+    ("ple_layers", "ple.layers"),
+    ("ple_conv_kernel_size", "ple.conv_kernel"),
+    ("ple_end", "ple.eos_token_id"),
+    ("ple_row_width", "embedding_length_per_layer_input"),
+    ("ngram_size", "ple.ngram_size"),
+    ("heads_per_ngram", "ple.heads_per_ngram"),
+    ("layer_multipliers", "ple.layer_multipliers"),
+    ("ngram_heads_vocab_sizes", "ple.head_vocab_sizes"),
+    ("ngram_heads_offsets", "ple.head_offsets"),
+    ("swiglu_limit_shared", "swiglu_clamp_shexp"),
+    ("hybrid_layer_pattern", "attention.sliding_window_pattern"),
+    ("attention_value_scale", "attention.value_scale"),
+    ("llama_4_scaling_beta", "attention.temperature_scale"),
+    ("temperature_length", "attention.temperature_length"),
     ("interleave_moe_layer_step", "interleave_moe_layer_step"),
     ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
     ("moe_latent_size", "moe_latent_size"),
@@ -156,6 +182,8 @@ fn gguf_value(value: &gguf::Value) -> Value {
         gguf::Value::Array(gguf::Array::Bool(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(gguf::Array::I32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(gguf::Array::U32(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
+        gguf::Value::Array(gguf::Array::U64(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
+        gguf::Value::Array(gguf::Array::I64(v)) if v.len() <= MAX_ELEMENTS => v.clone().into(),
         gguf::Value::Array(gguf::Array::F32(v))
             if v.len() <= MAX_ELEMENTS && v.iter().all(|v| v.is_finite()) =>
         {
@@ -510,6 +538,37 @@ impl<'a> Config<'a> {
         Ok(self.optional(key, "a list of whole numbers", convert)?.unwrap_or_default())
     }
 
+    /// A list of whole numbers, which may be zero, of each of `layers` layers; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else, or a list of fewer.
+    pub fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
+        let number = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
+        let expected = format!("a list of whole numbers up to {MAX_SIZE}, one for each of {layers} layers");
+        self.optional(key, &expected, |v| {
+            let numbers: Option<Vec<usize>> = v.as_array()?.iter().map(number).collect();
+            numbers.filter(|numbers| numbers.len() >= layers)
+        })
+    }
+
+    /// A number that is not negative of each of `layers` layers: one for all, or in GGUF files a list; nothing if the key is
+    /// absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else, or a list of fewer.
+    pub fn magnitude_per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<f64>>> {
+        let number = |v: &Value| v.as_f64().filter(|n| (*n as f32).is_finite() && *n >= 0.0);
+        if self.format() != Format::Gguf {
+            let one = self.optional(key, "a number that is not negative", number)?;
+            return Ok(one.map(|number| vec![number; layers]));
+        }
+        let expected = format!("a list of numbers that are not negative, one for each of {layers} layers");
+        self.optional(key, &expected, |v| {
+            let numbers: Option<Vec<f64>> = v.as_array()?.iter().map(number).collect();
+            numbers.filter(|numbers| numbers.len() >= layers)
+        })
+    }
+
     /// As [`Config::sizes`], where the list may also be a text with commas; nothing if the key is absent.
     ///
     /// # Errors
@@ -589,12 +648,14 @@ impl<'a> Config<'a> {
         Ok(found.unwrap_or_default())
     }
 
-    /// A list of truth values; nothing if the key is absent.
+    /// A list of truth values, in GGUF files also of numbers of which 0 is false; nothing if the key is absent.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
-        self.optional(key, "a list of true and false", |v| v.as_array()?.iter().map(Value::as_bool).collect())
+        let gguf = self.format() == Format::Gguf;
+        let flag = |v: &Value| v.as_bool().or(v.as_u64().filter(|_| gguf).map(|number| number != 0));
+        self.optional(key, "a list of true and false", |v| v.as_array()?.iter().map(flag).collect())
     }
 
     /// A list of words; nothing if the key is absent.

@@ -44,6 +44,7 @@ pub(super) fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         scale: config.magnitude("routed_scaling_factor")?.filter(|s| *s != 0.0).unwrap_or(1.0) as f32,
     };
     let shared_experts = if gguf { 0 } else { 2 };
-    let defaults = Defaults { eps: 1e-6, dense_layers: 0, shared_experts, style: RopeStyle::Interleaved };
+    let defaults =
+        Defaults { eps: 1e-6, dense_layers: 0, shared_experts, style: RopeStyle::Interleaved, growth: None };
     deepseek_v3::decoder(config, r, route, &defaults)
 }

@@ -49,7 +49,13 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         scale: config.magnitude("routed_scaling_factor")?.unwrap_or(default(2.5, 1.0)) as f32,
     };
     let style = rope_style(config)?;
-    let defaults = Defaults { eps: 1e-6, dense_layers: default(3.0, 0.0) as usize, shared_experts: 1, style };
+    let defaults = Defaults {
+        eps: 1e-6,
+        dense_layers: default(3.0, 0.0) as usize,
+        shared_experts: 1,
+        style,
+        growth: None,
+    };
     decoder(config, r, route, &defaults)
 }
 
@@ -81,6 +87,8 @@ pub(super) struct Defaults {
     pub(super) shared_experts: usize,
     /// Which channels form a pair.
     pub(super) style: RopeStyle,
+    /// How queries grow with their position, where the configuration does not say.
+    pub(super) growth: Option<f64>,
 }
 
 /// What says which tokens each layer's queries see.
@@ -120,6 +128,10 @@ pub(super) fn decoder_over(
         let rope = r.graph.rotation(rope::rotation(config, rope, *style, 1e4)?);
         indexer.rotation = Some(IndexRotation { rope, first: 0 });
     }
+    let latent = match defaults.growth {
+        Some(slope) => latent.growing(config, slope)?,
+        None => latent,
+    };
     let d = Decoder {
         hidden_size: config.size("hidden_size")?,
         layers: blocks::layers(config)?,

@@ -55,6 +55,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let renormalize = config.flag("norm_topk_prob", !gguf)?;
     let route = Route { renormalize, ..blocks::sigmoid_route(config)? };
     let dense_layers = if gguf { 0 } else { 3 };
-    let defaults = Defaults { eps: 1e-6, dense_layers, shared_experts: 1, style: RopeStyle::Interleaved };
+    let defaults =
+        Defaults { eps: 1e-6, dense_layers, shared_experts: 1, style: RopeStyle::Interleaved, growth: None };
     deepseek_v3::decoder_over(config, r, route, &defaults, choice)
 }

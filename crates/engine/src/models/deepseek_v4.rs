@@ -3,7 +3,7 @@
 //! experts chosen by the token's id in the first layers, by √softplus of the router's logits in the others.
 //!
 //! Source: transformers `modeling_deepseek_v4.py`; published checkpoints have other names for modules, which transformers
-//! writes too.
+//! writes too, and GGUF files (architecture `deepseek4`) a third kind.
 
 mod attention;
 
@@ -17,73 +17,101 @@ use super::blocks::streams::{self, Connection};
 use super::config::Config;
 use super::recorder::{ExpertNames, Form, Recorder};
 use crate::Result;
+use crate::checkpoint::Format;
 use attention::{Attention, Kind};
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "DeepSeek-V4", model_types: &["deepseek_v4"], gguf_architectures: &[], record };
+    Family { name: "DeepSeek-V4", model_types: &["deepseek_v4"], gguf_architectures: &["deepseek4"], record };
 
-/// Names of modules in transformers and in published checkpoints.
-const NAMES: &[(&str, &str)] = &[
-    ("input_layernorm", "attn_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("attn_hc.fn", "hc_attn_fn"),
-    ("attn_hc.base", "hc_attn_base"),
-    ("attn_hc.scale", "hc_attn_scale"),
-    ("ffn_hc.fn", "hc_ffn_fn"),
-    ("ffn_hc.base", "hc_ffn_base"),
-    ("ffn_hc.scale", "hc_ffn_scale"),
-    ("self_attn.q_a_proj", "attn.wq_a"),
-    ("self_attn.q_a_norm", "attn.q_norm"),
-    ("self_attn.q_b_proj", "attn.wq_b"),
-    ("self_attn.kv_proj", "attn.wkv"),
-    ("self_attn.kv_norm", "attn.norm"),
-    ("self_attn.o_a_proj", "attn.wo_a"),
-    ("self_attn.o_b_proj", "attn.wo_b"),
-    ("self_attn.sinks", "attn.attn_sink"),
-    ("self_attn.compressor.kv_proj", "attn.compressor.wkv"),
-    ("self_attn.compressor.gate_proj", "attn.compressor.wgate"),
-    ("self_attn.compressor.position_bias", "attn.compressor.ape"),
-    ("self_attn.compressor.kv_norm", "attn.compressor.norm"),
-    ("self_attn.compressor.indexer.kv_proj", "attn.indexer.compressor.wkv"),
-    ("self_attn.compressor.indexer.gate_proj", "attn.indexer.compressor.wgate"),
-    ("self_attn.compressor.indexer.position_bias", "attn.indexer.compressor.ape"),
-    ("self_attn.compressor.indexer.kv_norm", "attn.indexer.compressor.norm"),
-    ("self_attn.compressor.indexer.q_b_proj", "attn.indexer.wq_b"),
-    ("self_attn.compressor.indexer.scorer.weights_proj", "attn.indexer.weights_proj"),
-    ("mlp.gate", "ffn.gate"),
-    ("mlp.gate.tid2eid", "ffn.gate.tid2eid"),
-    ("mlp.gate.e_score_correction_bias", "ffn.gate.bias"),
-    ("mlp.shared_experts.gate_proj", "ffn.shared_experts.w1"),
-    ("mlp.shared_experts.up_proj", "ffn.shared_experts.w3"),
-    ("mlp.shared_experts.down_proj", "ffn.shared_experts.w2"),
+/// What names a checkpoint has for modules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Naming {
+    Transformers,
+    Published,
+    Gguf,
+}
+
+/// Names of modules in transformers, in published checkpoints and in GGUF files.
+const NAMES: &[[&str; 3]] = &[
+    ["input_layernorm", "attn_norm", "attn_norm"],
+    ["post_attention_layernorm", "ffn_norm", "ffn_norm"],
+    ["attn_hc.fn", "hc_attn_fn", "hc_attn_fn.weight"],
+    ["attn_hc.base", "hc_attn_base", "hc_attn_base.weight"],
+    ["attn_hc.scale", "hc_attn_scale", "hc_attn_scale.weight"],
+    ["ffn_hc.fn", "hc_ffn_fn", "hc_ffn_fn.weight"],
+    ["ffn_hc.base", "hc_ffn_base", "hc_ffn_base.weight"],
+    ["ffn_hc.scale", "hc_ffn_scale", "hc_ffn_scale.weight"],
+    ["self_attn.q_a_proj", "attn.wq_a", "attn_q_a"],
+    ["self_attn.q_a_norm", "attn.q_norm", "attn_q_a_norm"],
+    ["self_attn.q_b_proj", "attn.wq_b", "attn_q_b"],
+    ["self_attn.kv_proj", "attn.wkv", "attn_kv"],
+    ["self_attn.kv_norm", "attn.kv_norm", "attn_kv_a_norm"],
+    ["self_attn.o_a_proj", "attn.wo_a", "attn_output_a"],
+    ["self_attn.o_b_proj", "attn.wo_b", "attn_output_b"],
+    ["self_attn.sinks", "attn.attn_sink", "attn_sinks.weight"],
+    ["self_attn.compressor.kv_proj", "attn.compressor.wkv", "attn_compressor_kv"],
+    ["self_attn.compressor.gate_proj", "attn.compressor.wgate", "attn_compressor_gate"],
+    ["self_attn.compressor.position_bias", "attn.compressor.ape", "attn_compressor_ape.weight"],
+    ["self_attn.compressor.kv_norm", "attn.compressor.norm", "attn_compressor_norm"],
+    ["self_attn.compressor.indexer.kv_proj", "attn.indexer.compressor.wkv", "indexer_compressor_kv"],
+    ["self_attn.compressor.indexer.gate_proj", "attn.indexer.compressor.wgate", "indexer_compressor_gate"],
+    [
+        "self_attn.compressor.indexer.position_bias",
+        "attn.indexer.compressor.ape",
+        "indexer_compressor_ape.weight",
+    ],
+    ["self_attn.compressor.indexer.kv_norm", "attn.indexer.compressor.norm", "indexer_compressor_norm"],
+    ["self_attn.compressor.indexer.q_b_proj", "attn.indexer.wq_b", "indexer.attn_q_b"],
+    ["self_attn.compressor.indexer.scorer.weights_proj", "attn.indexer.weights_proj", "indexer.proj"],
+    ["mlp.gate", "ffn.gate", "ffn_gate_inp"],
+    ["mlp.gate.tid2eid", "ffn.gate.tid2eid", "ffn_gate_tid2eid.weight"],
+    ["mlp.gate.e_score_correction_bias", "ffn.gate.bias", "exp_probs_b.bias"],
+    ["mlp.shared_experts.gate_proj", "ffn.shared_experts.w1", "ffn_gate_shexp"],
+    ["mlp.shared_experts.up_proj", "ffn.shared_experts.w3", "ffn_up_shexp"],
+    ["mlp.shared_experts.down_proj", "ffn.shared_experts.w2", "ffn_down_shexp"],
 ];
 
 /// What all layers have in common.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Shape {
     hidden_size: usize,
     vocab_size: usize,
     heads: usize,
     eps: f32,
     hyper: HyperConnection,
-    /// Whether modules have the names of published checkpoints.
-    published: bool,
-    /// Limit of what experts multiply.
-    limit: f32,
+    naming: Naming,
+    /// Limits of what each layer's experts multiply, routed and shared.
+    limits: [Vec<f64>; 2],
 }
 
 impl Shape {
     /// The full name of a layer's module or tensor that transformers calls `name`.
     fn name(&self, layer: usize, name: &str) -> String {
-        let found = NAMES.iter().find(|(own, _)| *own == name).filter(|_| self.published);
-        format!("model.layers.{layer}.{}", found.map_or(name, |(_, published)| published))
+        let found = NAMES.iter().find(|names| names[0] == name);
+        format!("model.layers.{layer}.{}", found.map_or(name, |names| names[self.naming as usize]))
+    }
+
+    /// The norm of a layer's keys, which transformers writes under another name than that of published checkpoints.
+    fn key_norm(&self, r: &Recorder, layer: usize) -> String {
+        let rewritten = format!("model.layers.{layer}.attn.norm");
+        if r.has(&rewritten) { rewritten } else { self.name(layer, "self_attn.kv_norm") }
     }
 }
 
 /// The module that the checkpoint has of two.
 fn either<'a>(r: &Recorder, own: &'a str, published: &'a str) -> &'a str {
     if !r.has(own) && r.has(published) { published } else { own }
+}
+
+/// The limits of what each layer's experts multiply, routed and shared.
+fn limits(config: &Config<'_>, layers: usize) -> Result<[Vec<f64>; 2]> {
+    let routed = config.magnitude_per_layer("swiglu_limit", layers)?.unwrap_or(vec![10.0; layers]);
+    let shared = match config.format() {
+        Format::Gguf => config.magnitude_per_layer("swiglu_limit_shared", layers)?,
+        _ => None,
+    };
+    Ok([routed.clone(), shared.unwrap_or(routed)])
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
@@ -98,18 +126,37 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let hidden_size = config.size("hidden_size")?;
     r.graph.scope("embed_tokens");
     let table = either(r, "model.embed_tokens", "model.embed").to_owned();
-    let vocab_size = config.size("vocab_size")?;
-    let table = r.matrix(&table, Some(vocab_size), hidden_size)?;
+    // GGUF files do not say.
+    let vocab_size = config.optional_size("vocab_size")?;
+    let table = r.matrix(&table, vocab_size, hidden_size)?;
+    let layers = blocks::layers(config)?;
+    let naming = match config.format() {
+        Format::Gguf => Naming::Gguf,
+        _ if r.has("model.layers.0.attn.wq_a") => Naming::Published,
+        _ => Naming::Transformers,
+    };
     let d = Shape {
         hidden_size,
-        vocab_size,
+        vocab_size: r.graph.matrix(table).rows,
         heads: config.size("num_attention_heads")?,
         eps,
         hyper,
-        published: r.has("model.layers.0.attn.wq_a"),
-        limit: config.magnitude("swiglu_limit")?.unwrap_or(10.0) as f32,
+        naming,
+        limits: limits(config, layers)?,
     };
-    let layers = blocks::layers(config)?;
+    // Before what else depends on the vocabulary.
+    r.graph.scope("lm_head");
+    let tied = match naming {
+        Naming::Gguf => !r.has("lm_head"),
+        _ => config.flag("tie_word_embeddings", false)?,
+    };
+    let head = match tied {
+        true => table,
+        false => {
+            let name = either(r, "lm_head", "head").to_owned();
+            r.matrix(&name, Some(d.vocab_size), d.hidden_size)?
+        }
+    };
     let attention = Attention::new(config, r, &d)?;
     let kinds = Kind::of_layers(config, layers)?;
     let route = route(config)?;
@@ -132,27 +179,25 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
 
     r.graph.scope("lm_head");
     let x = r.graph.gather_rows(x);
-    let head = HyperConnection { kind: HyperKind::Collapsed, ..hyper };
+    let collapse = HyperConnection { kind: HyperKind::Collapsed, ..hyper };
     let published = r.has_parameter("model.hc_head_fn");
-    let name = |part: &str| match published {
-        true => format!("model.hc_head_{part}"),
-        false => format!("model.hc_head.hc_{part}"),
+    let name = |part: &str| match (naming, published) {
+        (Naming::Gguf, _) => format!("output_hc_{part}.weight"),
+        (_, true) => format!("model.hc_head_{part}"),
+        (_, false) => format!("model.hc_head.hc_{part}"),
     };
-    let weights = streams::weights(r, x, ["fn", "base", "scale"].map(name), head)?;
+    let weights = streams::weights(r, x, ["fn", "base", "scale"].map(name), collapse)?;
     let x = r.graph.hyper_collapse(x, weights, hyper.streams)?;
     let h = r.rms_norm(x, "model.norm", 1, eps)?;
-    let head = match config.flag("tie_word_embeddings", false)? {
-        true => table,
-        false => {
-            let name = either(r, "lm_head", "head").to_owned();
-            r.matrix(&name, Some(vocab_size), d.hidden_size)?
-        }
-    };
     Ok(r.graph.linear(h, head, None, Precision::Fast)?)
 }
 
 /// How scores of experts become weights.
 fn route(config: &Config<'_>) -> Result<Route> {
+    // llama.cpp's number for it.
+    if config.format() == Format::Gguf && config.count("expert_gating_func")?.is_some_and(|n| n != 4) {
+        return Err(config.unsupported("expert_gating_func", "4, sqrtsoftplus"));
+    }
     let score = match config.word("scoring_func")?.as_deref() {
         None | Some("sqrtsoftplus") => Score::SqrtSoftplus,
         Some("sigmoid") => Score::Sigmoid,
@@ -218,14 +263,16 @@ fn moe(
     };
     let gate = linear(r, h, "mlp.shared_experts.gate_proj", shared)?;
     let up = linear(r, h, "mlp.shared_experts.up_proj", shared)?;
-    let product = r.graph.limited_swiglu(gate, up, d.limit)?;
+    let [limit, shared_limit] = [0, 1].map(|kind| d.limits[kind][layer] as f32);
+    let product = r.graph.limited_swiglu(gate, up, shared_limit)?;
     let shared = linear(r, product, "mlp.shared_experts.down_proj", d.hidden_size)?;
+    let published = d.naming == Naming::Published;
     let names = ExpertNames {
-        module: if d.published { "ffn.experts" } else { "mlp.experts" },
-        projections: if d.published { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] },
+        module: if published { "ffn.experts" } else { "mlp.experts" },
+        projections: if published { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] },
     };
     let experts = r.experts(layer, route.experts, d.hidden_size, &names)?;
-    let mlp = ExpertMlp { activation: Activation::LimitedSwiGlu { limit: d.limit }, ..ExpertMlp::default() };
+    let mlp = ExpertMlp { activation: Activation::LimitedSwiGlu { limit }, ..ExpertMlp::default() };
     let out = r.graph.moe_experts_with(h, routing, experts, mlp)?;
     Ok(r.graph.add(out, shared)?)
 }

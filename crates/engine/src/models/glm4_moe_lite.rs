@@ -22,6 +22,6 @@ pub(super) const FAMILY: Family = Family {
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let route = blocks::sigmoid_route(config)?;
     let style = deepseek_v3::rope_style(config)?;
-    let defaults = Defaults { eps: 1e-5, dense_layers: 1, shared_experts: 1, style };
+    let defaults = Defaults { eps: 1e-5, dense_layers: 1, shared_experts: 1, style, growth: None };
     deepseek_v3::decoder(config, r, route, &defaults)
 }

@@ -1,7 +1,8 @@
 //! Kimi-Linear (48B-A3B). Linear attention whose channels decay on their own, and every few layers multi-head latent
 //! attention without any position; DeepSeek-V3's experts.
 //!
-//! Source: transformers `modeling_kimi_linear.py`; published checkpoints and configurations have names of their own.
+//! Source: transformers `modeling_kimi_linear.py`; published checkpoints and configurations have names of their own, and so
+//! have GGUF files (architecture `kimi-linear`) and what mlx-lm writes.
 
 use moeflux_compute::graph::{Decay, RopeStyle, Route, Value};
 
@@ -12,14 +13,26 @@ use super::config::Config;
 use super::latent::{self, Latent};
 use super::recorder::{ExpertNames, Recorder};
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "Kimi-Linear", model_types: &["kimi_linear"], gguf_architectures: &[], record };
+pub(super) const FAMILY: Family = Family {
+    name: "Kimi-Linear",
+    model_types: &["kimi_linear"],
+    gguf_architectures: &["kimi-linear"],
+    record,
+};
 
 /// For each layer whether its attention is linear: as `layer_types` says, or lists of layers counted from one, else all
-/// but every fourth after the first.
+/// but every fourth after the first. In GGUF files such layers have no key heads.
 fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    if config.format() == Format::Gguf {
+        let Some(kv_heads) = config.per_layer("num_key_value_heads", layers)? else {
+            let expected = format!("a number for each of {layers} layers");
+            return Err(config.unsupported("num_key_value_heads", &expected));
+        };
+        return Ok(kv_heads.iter().take(layers).map(|heads| *heads == 0).collect());
+    }
     if let Some(kinds) = config.words("layer_types")? {
         let known = ["linear_attention", "full_attention"];
         if kinds.len() < layers || kinds.iter().any(|kind| !known.contains(&kind.as_str())) {
@@ -55,17 +68,23 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let linear = KimiDelta::new(config, 32, Decay::Softplus, d.eps)?;
     let is_linear = linear_layers(config, d.layers)?;
     let dense = blocks::dense_layers(config, d.layers, 1)?;
-    let published = (0..d.layers).any(|layer| r.has(&format!("model.layers.{layer}.block_sparse_moe.gate")));
+    let published = config.format() != Format::Gguf
+        && (0..d.layers).any(|layer| r.has(&format!("model.layers.{layer}.block_sparse_moe.gate")));
     let name = |published_name, own| if published { published_name } else { own };
-    let scale = config.magnitude("routed_scaling_factor")?.unwrap_or(2.446) as f32;
+    // What GGUF files leave out scales nothing.
+    let scale = if config.format() == Format::Gguf { 1.0 } else { 2.446 };
+    let scale = config.magnitude("routed_scaling_factor")?.unwrap_or(scale) as f32;
     let mut shared = blocks::shared_experts(config, "n_shared_experts", 1)?;
     if let Some(shared) = &mut shared {
         shared.module = name("block_sparse_moe.shared_experts", "mlp.shared_experts");
     }
+    // mlx-lm keeps the bias beside the router.
+    let beside = (0..d.layers)
+        .any(|layer| r.has_parameter(&format!("model.layers.{layer}.mlp.e_score_correction_bias")));
     let moe = Moe {
         route: Route { scale, ..blocks::sigmoid_route(config)? },
         router: name("block_sparse_moe.gate", "mlp.gate"),
-        correction_bias: Some(name("block_sparse_moe.gate", "mlp.gate")),
+        correction_bias: Some(if beside { "mlp" } else { name("block_sparse_moe.gate", "mlp.gate") }),
         experts: ExpertNames {
             module: name("block_sparse_moe.experts", "mlp.experts"),
             projections: ["w1", "w3", "w2"],

@@ -89,16 +89,7 @@ impl Latent {
         };
         let rank = config.size("kv_lora_rank")?;
         let shape = LatentAttention { heads, nope, rope, rank, value, scale: scale as f32 };
-        let temperature = match config.number("llama_4_scaling_beta")? {
-            Some(slope) => {
-                let key = "original_max_position_embeddings";
-                let Some(period) = config.positions(key)? else {
-                    return Err(config.unsupported(key, "a number of positions"));
-                };
-                Some(PositionScale { base: 1.0, slope: slope as f32, offset: 0, period })
-            }
-            None => None,
-        };
+        let temperature = temperature(config, None)?;
         let more = More::default();
         Ok(Self { shape, q_lora_rank, rope: None, temperature, eps: LATENT_EPS, more })
     }
@@ -123,6 +114,26 @@ impl Latent {
     /// The same with sinks or gates.
     pub fn with(self, more: More) -> Self {
         Self { more, ..self }
+    }
+
+    /// The same with queries that grow by `slope`, if the configuration does not say by how much.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for values that are no numbers.
+    pub fn growing(self, config: &Config<'_>, slope: f64) -> Result<Self> {
+        Ok(Self { temperature: temperature(config, Some(slope))?, ..self })
+    }
+}
+
+/// How queries grow with their position: as the configuration says, else by `slope`.
+fn temperature(config: &Config<'_>, slope: Option<f64>) -> Result<Option<PositionScale>> {
+    let given = config.number("llama_4_scaling_beta")?;
+    let Some(slope) = given.or(slope) else { return Ok(None) };
+    let key = "original_max_position_embeddings";
+    match config.positions("temperature_length")?.or(config.positions(key)?) {
+        Some(period) => Ok(Some(PositionScale { base: 1.0, slope: slope as f32, offset: 0, period })),
+        None if given.is_none() => Ok(None),
+        None => Err(config.unsupported(key, "a number of positions")),
     }
 }
 

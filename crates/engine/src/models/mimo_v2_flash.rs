@@ -1,7 +1,8 @@
 //! MiMo-V2-Flash. Sliding attention with sinks and twice the key heads in most layers, full attention in the others; values
 //! are narrower than keys and scaled; sigmoid routing with a correction bias, no shared experts.
 //!
-//! Source: transformers `modeling_mimo_v2_flash.py`; published configurations have keys of their own.
+//! Source: transformers `modeling_mimo_v2_flash.py`; published configurations have keys of their own. GGUF architecture
+//! `mimo2`.
 
 use moeflux_compute::graph::{Attention, PositionScale, Precision, RopeStyle, Value};
 
@@ -11,36 +12,54 @@ use super::config::Config;
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::rope;
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "MiMo-V2-Flash", model_types: &["mimo_v2_flash"], gguf_architectures: &[], record };
+    Family { name: "MiMo-V2-Flash", model_types: &["mimo_v2_flash"], gguf_architectures: &["mimo2"], record };
 
-/// Attention of one kind of layers.
+/// Attention of one layer.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
     shape: Attention,
     rope: usize,
+    /// Whether there are sinks.
     sinks: bool,
 }
 
 impl Kind {
-    fn new(config: &Config<'_>, r: &mut Recorder, d: &Decoder, sliding: bool) -> Result<Self> {
+    /// Attention of a layer with `listed` key heads, if the configuration lists them by layer.
+    fn new(
+        config: &Config<'_>,
+        r: &mut Recorder,
+        d: &Decoder,
+        sliding: bool,
+        listed: Option<usize>,
+    ) -> Result<Self> {
         // Published configurations have keys of sliding layers beside those of the others.
         let own = |key: &'static str, of_sliding: &'static str| match sliding {
             true => config.optional_size(of_sliding),
             false => config.optional_size(key),
         };
         let heads = own("num_attention_heads", "swa_num_attention_heads")?.unwrap_or(d.heads);
-        let default = if sliding { 2 * d.kv_heads } else { d.kv_heads };
-        let kv_heads = own("num_key_value_heads", "swa_num_key_value_heads")?.unwrap_or(default);
-        if heads % kv_heads != 0 {
-            let key = if sliding { "swa_num_key_value_heads" } else { "num_key_value_heads" };
+        let kv_heads = match listed {
+            Some(listed) => listed,
+            None => {
+                let default = if sliding { 2 * d.kv_heads } else { d.kv_heads };
+                own("num_key_value_heads", "swa_num_key_value_heads")?.unwrap_or(default)
+            }
+        };
+        if kv_heads == 0 || heads % kv_heads != 0 {
+            let key = match sliding && listed.is_none() {
+                true => "swa_num_key_value_heads",
+                false => "num_key_value_heads",
+            };
             return Err(config.unsupported(key, &format!("a divisor of the {heads} heads")));
         }
         let head_dim = own("head_dim", "swa_head_dim")?.unwrap_or(d.head_dim);
         let value_dim = match own("v_head_dim", "swa_v_head_dim")? {
             Some(dim) => dim,
+            None if config.format() == Format::Gguf => config.size("value_length")?,
             None => config.optional_size("v_head_dim")?.unwrap_or(128),
         };
         let window = match (sliding, config.positions("sliding_window_size")?) {
@@ -85,6 +104,10 @@ impl Kind {
         let q = r.graph.rope(q, heads, self.rope)?;
         let k = r.graph.rope(k, kv_heads, self.rope)?;
         let sinks = match self.sinks {
+            true if r.format() == Format::Gguf => {
+                r.require_sinks(layer)?;
+                r.sinks(layer, heads)?
+            }
             true => {
                 let published = r.has_parameter(&module("attention_sink_bias"));
                 let name = module(if published { "attention_sink_bias" } else { "sinks" });
@@ -105,12 +128,17 @@ fn rotation(config: &Config<'_>, r: &mut Recorder, head_dim: usize, sliding: boo
     let set = own.unwrap_or(*config);
     let part = set.number("partial_rotary_factor")?.unwrap_or(0.334);
     // An odd number rotates one channel more.
-    let rotary_dim = (head_dim as f64 * part) as usize;
+    let rotary_dim = config.optional_size("rotary_dim")?.unwrap_or((head_dim as f64 * part) as usize);
     if rotary_dim == 0 || rotary_dim.next_multiple_of(2) > head_dim {
-        return Err(config.unsupported("partial_rotary_factor", &format!("a part of {head_dim} channels")));
+        let gguf = config.format() == Format::Gguf;
+        let key = if gguf { "rotary_dim" } else { "partial_rotary_factor" };
+        return Err(config.unsupported(key, &format!("a part of {head_dim} channels")));
     }
+    let of_sliding = config.number("swa_rope_theta")?;
     let theta = match (own, sliding) {
-        (None, true) => config.number("swa_rope_theta")?.unwrap_or(theta),
+        (None, true) if of_sliding.is_some() || config.format() != Format::Gguf => {
+            of_sliding.unwrap_or(theta)
+        }
         _ => set.number("rope_theta")?.unwrap_or(theta),
     };
     let rope = rope::scaled(&set, rotary_dim, RopeStyle::HalfSplit, theta)?;
@@ -120,16 +148,22 @@ fn rotation(config: &Config<'_>, r: &mut Recorder, head_dim: usize, sliding: boo
 /// For each layer whether it slides: as `layer_types` says, or `hybrid_layer_pattern`, else all but the first and every
 /// sixth.
 fn sliding_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
-    let pattern = config.sizes("hybrid_layer_pattern")?;
+    let key = "hybrid_layer_pattern";
+    let pattern = match config.format() {
+        Format::Gguf => config.flags(key)?.unwrap_or_default(),
+        _ => config.sizes(key)?.into_iter().map(|kind| kind != 0).collect(),
+    };
     let (key, listed) = match config.words("layer_types")? {
         Some(kinds) if kinds.iter().all(|kind| kind == "sliding_attention" || kind == "full_attention") => {
             ("layer_types", kinds.iter().map(|kind| kind == "sliding_attention").collect())
         }
         Some(_) => return Err(config.unsupported("layer_types", "sliding_attention or full_attention")),
-        None => ("hybrid_layer_pattern", pattern.iter().map(|kind| *kind != 0).collect::<Vec<_>>()),
+        None => (key, pattern),
     };
     match listed.len() {
-        0 => Ok((0..layers).map(|layer| layer != 0 && !(layer + 1).is_multiple_of(6)).collect()),
+        0 if config.format() != Format::Gguf => {
+            Ok((0..layers).map(|layer| layer != 0 && !(layer + 1).is_multiple_of(6)).collect())
+        }
         found if found < layers => {
             Err(config.unsupported(key, &format!("an entry for each of {layers} layers")))
         }
@@ -138,8 +172,11 @@ fn sliding_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 }
 
 /// For each layer whether its feed-forward is dense: as `mlp_layer_types` says, or zeros in `moe_layer_freq`, else the
-/// first.
-fn dense_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+/// first. In GGUF files such layers have no router.
+fn dense_layers(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<bool>> {
+    if config.format() == Format::Gguf {
+        return Ok((0..layers).map(|layer| !r.has(&format!("model.layers.{layer}.mlp.gate"))).collect());
+    }
     let listed = config.sizes("moe_layer_freq")?;
     if listed.is_empty() || config.words("mlp_layer_types")?.is_some() {
         return blocks::dense_layers(config, layers, 1);
@@ -151,18 +188,27 @@ fn dense_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
-    let d = Decoder::new(config, 1e-5)?;
+    let gguf = config.format() == Format::Gguf;
+    // GGUF files list key heads by layer.
+    let (layers, heads) = (blocks::layers(config)?, config.size("num_attention_heads")?);
+    let listed = if gguf { config.per_layer("num_key_value_heads", layers)? } else { None };
+    let d = match listed {
+        None => Decoder::new(config, 1e-5)?,
+        Some(_) => Decoder {
+            hidden_size: config.size("hidden_size")?,
+            layers,
+            heads,
+            kv_heads: heads,
+            head_dim: config.size("head_dim")?,
+            eps: config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32,
+        },
+    };
     let scale = match config.is_null("attention_value_scale") {
         true => 1.0,
-        false => config.number("attention_value_scale")?.unwrap_or(0.707) as f32,
+        false => config.number("attention_value_scale")?.unwrap_or(if gguf { 1.0 } else { 0.707 }) as f32,
     };
-    let sliding = sliding_layers(config, d.layers)?;
-    let mut kind = |slides: bool| match sliding.iter().take(d.layers).any(|layer| *layer == slides) {
-        true => Kind::new(config, r, &d, slides).map(Some),
-        false => Ok(None),
-    };
-    let kinds = [kind(false)?, kind(true)?];
-    let dense = dense_layers(config, d.layers)?;
+    let sliding = sliding_layers(config, layers)?;
+    let dense = dense_layers(config, r, layers)?;
     let moe = Moe {
         route: blocks::sigmoid_route(config)?,
         router: "mlp.gate",
@@ -173,9 +219,14 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for layer in 0..d.layers {
-        if let Some(kind) = &kinds[usize::from(sliding[layer])] {
-            x = kind.attention(r, &d, layer, x, scale)?;
+        let kv_heads = listed.as_ref().map(|listed| listed[layer]);
+        let mut kind = Kind::new(config, r, &d, sliding[layer], kv_heads)?;
+        if gguf {
+            // Files do not say which kind has sinks: if one layer of it has, all must.
+            let alike = (0..layers).filter(|other| sliding[*other] == sliding[layer]);
+            kind.sinks = { alike }.any(|other| r.require_sinks(other).is_ok());
         }
+        x = kind.attention(r, &d, layer, x, scale)?;
         x = match dense[layer] {
             true => blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?,
             false => blocks::moe(r, &d, layer, x, &moe)?,

@@ -1,7 +1,7 @@
 //! Mistral 4. DeepSeek-V3's blocks with softmax routing within the best groups of experts, no correction bias, and queries
 //! that grow with their position.
 //!
-//! Source: transformers `modeling_mistral4.py`; published inside multimodal checkpoints.
+//! Source: transformers `modeling_mistral4.py`; published inside multimodal checkpoints. GGUF architecture `mistral4`.
 
 use moeflux_compute::graph::{GroupRank, Route, Value};
 
@@ -11,19 +11,29 @@ use super::config::Config;
 use super::deepseek_v3::{self, Defaults};
 use super::recorder::Recorder;
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Mistral 4", model_types: &["mistral4"], gguf_architectures: &[], record };
+    Family { name: "Mistral 4", model_types: &["mistral4"], gguf_architectures: &["mistral4"], record };
+
+/// GGUF's number for softmax.
+const GGUF_SOFTMAX: usize = 1;
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let gguf = config.format() == Format::Gguf;
+    if gguf && config.count("expert_gating_func")?.is_some_and(|function| function != GGUF_SOFTMAX) {
+        return Err(config.unsupported("expert_gating_func", "1, softmax"));
+    }
     let (experts, top_k) = blocks::expert_counts(config, Some(4))?;
     let route = Route {
         groups: blocks::groups(config, GroupRank::BestTwo, (1, 1))?,
         scale: config.magnitude("routed_scaling_factor")?.unwrap_or(1.0) as f32,
-        ..Route::softmax(experts, top_k, config.flag("norm_topk_prob", true)?)
+        ..Route::softmax(experts, top_k, config.flag("norm_topk_prob", !gguf)?)
     };
     let style = deepseek_v3::rope_style(config)?;
-    let defaults = Defaults { eps: 1e-6, dense_layers: 0, shared_experts: 1, style };
+    // llama.cpp's converter leaves out how queries grow: as published.
+    let growth = gguf.then_some(0.1);
+    let defaults = Defaults { eps: 1e-6, dense_layers: 0, shared_experts: 1, style, growth };
     deepseek_v3::decoder(config, r, route, &defaults)
 }

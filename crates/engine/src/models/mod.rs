@@ -114,7 +114,23 @@ pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
     // Multimodal checkpoints may name another model that their text model is a part of.
     let known = |name: &String| FAMILIES.iter().any(|family| family.model_types.contains(&name.as_str()));
     let own = of(config);
-    let text = config.get("text_config").and_then(of).filter(known);
+    let inner = config.get("text_config").filter(|inner| !inner.is_null());
+    let text = inner.and_then(of).filter(known);
+    if let Some(inner) = inner.filter(|_| !own.as_ref().is_some_and(known)) {
+        let named = inner.get("model_type").unwrap_or(&serde_json::Value::Null);
+        let fault = |key: &str, expected: &str, got: &serde_json::Value| Error::Config {
+            path: checkpoint.config_path(),
+            key: key.into(),
+            expected: expected.into(),
+            got: got.to_string(),
+        };
+        if !inner.is_object() {
+            return Err(fault("text_config", "an object", inner));
+        }
+        if !named.is_null() && !named.is_string() {
+            return Err(fault("text_config.model_type", "a string", named));
+        }
+    }
     own.filter(|own| known(own) || text.is_none()).or(text).ok_or_else(|| missing("model_type"))
 }
 

@@ -1,7 +1,7 @@
 //! Qwen4-Exp. Qwen3.5's layers between parallel residual streams, which are collapsed by learned gates; full attention sees
 //! the tokens of blocks that an indexer chooses; some layers add embeddings of hashed n-grams to the streams.
 //!
-//! Source: transformers `modeling_qwen4_exp.py`.
+//! Source: transformers `modeling_qwen4_exp.py`. GGUF architecture `qwen4exp`, whose files hold what n-grams are hashed with.
 
 mod ngrams;
 
@@ -16,13 +16,14 @@ use super::blocks::{self, Decoder, Moe, SharedExpert};
 use super::config::Config;
 use super::recorder::{ExpertNames, Form, Recorder};
 use crate::Result;
+use crate::checkpoint::Format;
 use ngrams::LayerEmbeddings;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
     name: "Qwen4-Exp",
     model_types: &["qwen4_exp", "qwen4_exp_text"],
-    gguf_architectures: &[],
+    gguf_architectures: &["qwen4exp"],
     record,
 };
 
@@ -74,7 +75,7 @@ struct Indexed {
 impl Indexed {
     fn new(config: &Config<'_>, r: &mut Recorder, d: &Decoder) -> Result<Self> {
         let rotary_dim = blocks::rotary_dim(config, d.head_dim, 1.0)?;
-        let (budget, stride) = (config.size("indexer_budget")?, config.size("indexer_compress_ratio")?);
+        let (budget, stride) = (config.size("indexer_budget")?, stride(config, d.layers)?);
         if !budget.is_multiple_of(stride) {
             let expected = format!("a multiple of the {stride} tokens of a block");
             return Err(config.unsupported("indexer_budget", &expected));
@@ -107,9 +108,14 @@ impl Indexed {
         let (q_width, rows) = (heads * head_dim, (heads + 1) * head_dim);
         let stride = self.shape.stride;
         hybrid::gated_attention(r, d, layer, h, self.rope, |r, [q, k, v]| {
-            let both = module("index_qk_proj");
-            let mut part = |range| r.linear_part(h, &both, rows, &[range], Precision::Fast);
-            let (index_q, index_k) = (part(0..q_width)?, part(q_width..rows)?);
+            let (index_q, index_k) = if r.format() == Format::Gguf {
+                let index_q = r.linear(h, &module("q_proj"), q_width, Precision::Fast)?;
+                (index_q, r.linear(h, &module("k_proj"), head_dim, Precision::Fast)?)
+            } else {
+                let both = module("index_qk_proj");
+                let mut part = |range| r.linear_part(h, &both, rows, &[range], Precision::Fast);
+                (part(0..q_width)?, part(q_width..rows)?)
+            };
             let index_q = r.rms_norm(index_q, &module("q_layernorm"), heads, d.eps)?;
             let index_q = r.graph.rope(index_q, heads, self.rope)?;
             let mean = r.graph.window_mean(index_k, stride)?;
@@ -122,8 +128,25 @@ impl Indexed {
     }
 }
 
+/// Tokens of a block, which GGUF files list by layer, with zero for those of linear attention.
+fn stride(config: &Config<'_>, layers: usize) -> Result<usize> {
+    if config.format() != Format::Gguf {
+        return config.size("indexer_compress_ratio");
+    }
+    let key = "compress_ratios";
+    let listed = config.per_layer(key, layers)?.unwrap_or_default();
+    let mut strides = listed.into_iter().take(layers).filter(|stride| *stride > 0);
+    match strides.next() {
+        Some(first) if strides.all(|stride| stride == first) => Ok(first),
+        _ => Err(config.unsupported(key, "one number for all layers that have an indexer")),
+    }
+}
+
 /// For each layer whether its attention is linear.
 fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    if config.format() == Format::Gguf {
+        return hybrid::linear_layers(config, layers);
+    }
     let Some(kinds) = config.words("layer_types")? else {
         let interval = config.optional_size("full_attention_interval")?.unwrap_or(4);
         return Ok((0..layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect());
@@ -140,6 +163,10 @@ fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 
 /// What gates linear attention.
 fn output_gate(config: &Config<'_>) -> Result<OutputGate> {
+    // GGUF files do not say, and llama.cpp knows but one.
+    if config.format() == Format::Gguf {
+        return Ok(OutputGate::Sigmoid);
+    }
     match config.word("output_gate_type")?.as_deref() {
         None | Some("silu" | "swish") => Ok(OutputGate::Silu),
         Some("sigmoid") => Ok(OutputGate::Sigmoid),
@@ -150,12 +177,16 @@ fn output_gate(config: &Config<'_>) -> Result<OutputGate> {
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
     let mut d = Decoder::new(config, 1e-6)?;
-    if config.optional_size("head_dim")?.is_none() {
+    let gguf = config.format() == Format::Gguf;
+    if config.optional_size("head_dim")?.is_none() && !gguf {
         d.head_dim = 256;
     }
-    r.norms_are(Form::F32PlusOne);
+    if !gguf {
+        r.norms_are(Form::F32PlusOne);
+    }
     let streams = Streams { count: size("hc_count", 4)?, rank: size("hc_lowrank", 320)?, eps: d.eps };
-    let linear = Linear::new(config, HeadPairing::Grouped, output_gate(config)?)?;
+    let pairing = if gguf { HeadPairing::Tiled } else { HeadPairing::Grouped };
+    let linear = Linear::new(config, pairing, output_gate(config)?)?;
     let is_linear = linear_layers(config, d.layers)?;
     let indexed = match is_linear.contains(&false) {
         true => Some(Indexed::new(config, r, &d)?),
@@ -195,7 +226,8 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     r.graph.scope("lm_head");
     let x = r.graph.gather_rows(x);
     let (h, _) = streams.collapse(r, x, "model.hyper_connection_mixer")?;
-    if config.flag("tie_word_embeddings", false)? {
+    let tied = if gguf { !r.has("lm_head") } else { config.flag("tie_word_embeddings", false)? };
+    if tied {
         return Ok(r.graph.linear(h, table, None, Precision::Fast)?);
     }
     let vocab_size = r.graph.matrix(table).rows;

@@ -105,12 +105,31 @@ const COMMON_NAMES: NameMap = &[
     ("self_attn.v_conv1d", "ssm_conv1d_v"),
     ("self_attn.f_a_proj", "ssm_f_a"),
     ("self_attn.f_b_proj", "ssm_f_b"),
-    ("self_attn.b_proj", "ssm_beta"),
-    ("self_attn.A_log", "ssm_a"),
-    ("self_attn.dt_bias", "ssm_dt.bias"),
     ("self_attn.g_a_proj", "ssm_g_a"),
     ("self_attn.g_b_proj", "ssm_g_b"),
+    ("self_attn.b_proj", "ssm_beta"),
     ("self_attn.o_norm", "ssm_norm"),
+    ("self_attn.A_log", "ssm_a"),
+    ("self_attn.dt_bias", "ssm_dt.bias"),
+    ("attn_hyper_connection.hc_norm", "hc_attn_norm"),
+    ("attn_hyper_connection.input_mix_weight_down", "hc_attn_down"),
+    ("attn_hyper_connection.input_mix_weight_up", "hc_attn_up"),
+    ("attn_hyper_connection.block_inject_weight", "hc_attn_inject"),
+    ("mlp_hyper_connection.hc_norm", "hc_ffn_norm"),
+    ("mlp_hyper_connection.input_mix_weight_down", "hc_ffn_down"),
+    ("mlp_hyper_connection.input_mix_weight_up", "hc_ffn_up"),
+    ("mlp_hyper_connection.block_inject_weight", "hc_ffn_inject"),
+    ("model.hyper_connection_mixer.hc_norm", "output_hc_norm"),
+    ("model.hyper_connection_mixer.input_mix_weight_down", "output_hc_down"),
+    ("model.hyper_connection_mixer.input_mix_weight_up", "output_hc_up"),
+    ("self_attn.indexer.q_layernorm", "indexer.q_norm"),
+    ("self_attn.indexer.k_layernorm", "indexer.k_norm"),
+    ("ple.key_proj", "ple_key"),
+    ("ple.value_proj", "ple_value"),
+    ("ple.norm_key", "ple_norm_key"),
+    ("ple.norm_query", "ple_norm_query"),
+    ("ple.norm_conv", "ple_norm_conv"),
+    ("ple.conv1d", "ple_conv1d"),
     ("norm", "attn_norm"),
     ("mixer.in_proj", "ssm_in"),
     ("mixer.conv1d", "ssm_conv1d"),
@@ -132,9 +151,13 @@ const COMMON_NAMES: NameMap = &[
     ("mixer.fc2_latent_proj", "ffn_latent_up"),
 ];
 
-/// Whether these rows, one after the other, can have the scales that they are stored with: whole blocks, but at the end.
+/// Whether these rows, one after the other, can have the scales that they are stored with: whole blocks, but at the end; or
+/// one range of rows that have one scale.
 fn whole_blocks(dtype: DType, parts: &[Range<usize>]) -> bool {
     (0..dtype.planes()).map(|plane| dtype.block_rows(plane)).all(|block| {
+        if block == usize::MAX {
+            return parts.len() == 1;
+        }
         let (starts, ends) = (parts.iter().map(|p| p.start), parts.iter().map(|p| p.end));
         starts.chain(ends.rev().skip(1)).all(|row| row.is_multiple_of(block))
     })

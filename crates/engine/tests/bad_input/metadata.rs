@@ -6,7 +6,7 @@ use moeflux::checkpoint::gguf::{Array, Value};
 
 use crate::editor::files;
 use crate::odd_keys::{Change, Key, check_keys};
-use crate::support::all;
+use crate::support::{Fixture, HAS_INTEGERS, all};
 
 /// Values that no key expects, or that others do not go with; nothing for a key that is left out.
 fn odd_values() -> Vec<Option<Value>> {
@@ -36,7 +36,8 @@ fn same_kind(value: &Value, odd: Option<&Value>) -> bool {
 
 #[test]
 fn every_value_of_every_header_may_be_odd() {
-    let fixtures = all().into_iter().filter(|fixture| fixture.kind == "gguf").collect();
+    let can_be_written = |fixture: &Fixture| fixture.kind == "gguf" && fixture.name != HAS_INTEGERS;
+    let fixtures = all().into_iter().filter(can_be_written).collect();
     check_keys(fixtures, |copy| {
         // The keys of the first shard count.
         let file = Rc::new(files(copy).remove(0));

@@ -40,14 +40,15 @@ fn named_as(name: &str) -> String {
             .trim_end_matches("scales")
             .trim_end_matches("biases")
             .trim_end_matches("_scale_inv")
+            .trim_end_matches("weight_scale")
             .to_owned(),
     }
 }
 
 /// Whether the model may do without the tensor for a few tokens.
 fn may_be_unused(name: &str) -> bool {
-    // An indexer chooses once there are more entries than it keeps.
-    let late = name.contains("indexer") || name.contains(".index_");
+    // An indexer chooses once there are more entries than it keeps, and entries stand for up to 128 tokens.
+    let late = ["indexer", ".index_", "compressor"].iter().any(|part| name.contains(part));
     late || name.contains("expert") || name.starts_with("mtp.") || is_of_vision(name)
 }
 

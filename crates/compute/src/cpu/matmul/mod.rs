@@ -55,7 +55,8 @@ pub const ROW_TILE: usize = 32;
 /// whose codes stand for several values at once, in whole blocks of both.
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
-        DType::F32 | DType::F16 | DType::BF16 | DType::Fp8 { .. } => false,
+        DType::F32 | DType::F16 | DType::BF16 => false,
+        DType::Fp8 { .. } | DType::Fp8_Whole { .. } => false,
         DType::IQ3_XXS | DType::IQ3_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => false,
         DType::IQ1_S | DType::IQ1_M => false,
         DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),

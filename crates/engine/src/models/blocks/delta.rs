@@ -35,8 +35,13 @@ impl KimiDelta {
             let own = config.optional_size(key)?;
             Ok(config.size_in(LINEAR, published)?.or(own).unwrap_or(default))
         };
+        // GGUF files have one number for the heads of both kinds of attention.
+        let heads = match config.format() {
+            Format::Gguf => config.size("num_attention_heads")?,
+            _ => size("linear_num_heads", "num_heads", heads)?,
+        };
         Ok(Self {
-            heads: size("linear_num_heads", "num_heads", heads)?,
+            heads,
             head_dim: size("linear_head_dim", "head_dim", 128)?,
             kernel: size("linear_conv_kernel_dim", "short_conv_kernel_size", 4)?,
             decay,
@@ -58,11 +63,13 @@ impl KimiDelta {
         };
         let mixed = |r: &mut Recorder, place: usize, name: &str| -> Result<Value> {
             let x = r.linear(h, &module(&format!("{name}_proj")), width, Precision::Fast)?;
+            let of_mlx = format!("{name}_conv.conv");
             let taps: WeightId = if r.has(&module("conv1d")) {
                 let part = place * width..(place + 1) * width;
                 r.constants_part(&module("conv1d.weight"), [3 * width, kernel], part)?
             } else {
-                r.constants(&module(&format!("{name}_conv1d.weight")), &[width, kernel], Form::F32)?
+                let name = if r.has(&module(&of_mlx)) { of_mlx } else { format!("{name}_conv1d") };
+                r.constants(&module(&format!("{name}.weight")), &[width, kernel], Form::F32)?
             };
             Ok(r.graph.causal_conv1d(x, taps, kernel)?)
         };

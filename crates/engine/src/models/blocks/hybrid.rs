@@ -176,7 +176,10 @@ pub struct Hybrid {
 }
 
 /// For each layer whether its attention is linear.
-fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+///
+/// # Errors
+/// [`crate::Error::Config`] for unknown kinds or too few of them.
+pub fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let key = if config.format() == Format::Gguf { "recurrent_layers" } else { "layer_types" };
     let listed = match config.format() {
         Format::Gguf => config.flags(key)?,

@@ -7,6 +7,7 @@ use moeflux_compute::graph::{
 
 use super::Shape;
 use crate::Result;
+use crate::checkpoint::Format;
 use crate::models::config::Config;
 use crate::models::recorder::{Form, Recorder};
 use crate::models::rope;
@@ -139,7 +140,7 @@ impl Attention {
         let q = r.linear(latent, &name("q_b_proj"), heads * dim, Precision::Fast)?;
         let q = r.graph.unit_norm(q, heads, d.eps)?;
         let q = r.graph.placed_rope(q, heads, rope, place)?;
-        let kv = r.rms_norm(kv, &name("kv_norm"), 1, d.eps)?;
+        let kv = r.rms_norm(kv, &d.key_norm(r, layer), 1, d.eps)?;
         let kv = r.graph.placed_rope(kv, 1, rope, place)?;
         let sinks = r.constants(&name("sinks"), &[heads], Form::F32)?;
         let scale = (dim as f32).sqrt().recip();
@@ -228,7 +229,8 @@ fn ropes(config: &Config<'_>, rotary_dim: usize) -> Result<[graph::Rope; 2]> {
     let own = rope::plain(config, rotary_dim, style, config.number("rope_theta")?.unwrap_or(main))?;
     let theta = config.number("compress_rope_theta")?.unwrap_or(compress);
     let mut scaled = rope::scaled(config, rotary_dim, style, theta)?;
-    if config.number("attention_factor")?.is_none() {
+    // llama.cpp takes YaRN's magnitude back whatever files say.
+    if config.format() == Format::Gguf || config.number("attention_factor")?.is_none() {
         scaled.magnitude = 1.0;
     }
     Ok([own, scaled])

@@ -3,6 +3,7 @@
 
 use moeflux_compute::graph::{NGrams, Precision, Value, WeightId};
 
+use crate::checkpoint::Format;
 use crate::models::blocks::Decoder;
 use crate::models::config::Config;
 use crate::models::recorder::{Form, Recorder};
@@ -28,6 +29,8 @@ pub(super) struct LayerEmbeddings<'a> {
     /// Tables of heads have as many rows as the primes after this one, each its own.
     last_prime: u64,
     seed: u64,
+    /// How n-grams are hashed, where the checkpoint says so.
+    stored: Option<NGrams>,
     hidden_size: usize,
     streams: usize,
     eps: f32,
@@ -39,6 +42,9 @@ impl<'a> LayerEmbeddings<'a> {
     /// # Errors
     /// [`crate::Error::Config`] for what is missing or does not fit.
     pub(super) fn new(config: &'a Config<'a>, d: &Decoder, streams: usize) -> Result<Option<Self>> {
+        if config.format() == Format::Gguf {
+            return Self::of_gguf(config, d, streams);
+        }
         let mut layers = config.sizes("ple_layer_ids")?;
         layers.sort_unstable();
         layers.dedup();
@@ -73,6 +79,57 @@ impl<'a> LayerEmbeddings<'a> {
             end,
             last_prime: config.positions("ngram_vocab_size_base")?.unwrap_or(20_000_000) as u64 - 1,
             seed: config.seed("seed")?.unwrap_or(1234),
+            stored: None,
+            hidden_size: d.hidden_size,
+            streams,
+            eps: d.eps,
+        }))
+    }
+
+    /// The same from a GGUF file, which has one layer of them, counts layers from zero, and says how n-grams are hashed.
+    fn of_gguf(config: &'a Config<'a>, d: &Decoder, streams: usize) -> Result<Option<Self>> {
+        let layer = match config.sizes("ple_layers")?[..] {
+            [] => return Ok(None),
+            [layer] if layer < d.layers => layer,
+            _ => return Err(config.unsupported("ple_layers", &format!("one layer below {}", d.layers))),
+        };
+        let (size, each) = (config.size("ngram_size")?, config.size("heads_per_ngram")?);
+        let heads = (size - 1).saturating_mul(each);
+        if heads == 0 || heads > MAX_HEADS {
+            let expected = format!("2 or more, for at most {MAX_HEADS} heads");
+            return Err(config.unsupported("ngram_size", &expected));
+        }
+        let Some(end) = config.count("ple_end")? else {
+            return Err(config.unsupported("ple_end", "a token's id"));
+        };
+        let end = end as u32;
+        let numbers = |key: &str, count: usize| -> Result<Vec<u64>> {
+            let found = config.sizes(key)?;
+            match found.len() == count {
+                true => Ok(found.into_iter().map(|number| number as u64).collect()),
+                false => Err(config.unsupported(key, &format!("{count} numbers"))),
+            }
+        };
+        let multipliers = numbers("layer_multipliers", size)?;
+        let head_rows = numbers("ngram_heads_vocab_sizes", heads)?;
+        if head_rows.iter().any(|rows| *rows == 0 || *rows > u32::MAX.into()) {
+            return Err(config.unsupported("ngram_heads_vocab_sizes", "numbers of rows"));
+        }
+        let stored = NGrams { multipliers, head_rows, end };
+        if numbers("ngram_heads_offsets", heads)? != firsts(&stored) {
+            return Err(config.unsupported("ngram_heads_offsets", "the rows of the heads before each"));
+        }
+        Ok(Some(Self {
+            config,
+            layers: vec![layer + 1],
+            width: config.size("ple_row_width")?.saturating_mul(heads),
+            size,
+            heads,
+            kernel: config.size("ple_conv_kernel_size")?,
+            end,
+            last_prime: 0,
+            seed: 0,
+            stored: Some(stored),
             hidden_size: d.hidden_size,
             streams,
             eps: d.eps,
@@ -103,18 +160,18 @@ impl<'a> LayerEmbeddings<'a> {
 
     /// The rows of all n-grams that end with a token, of the table of the `place`th layer that has one.
     fn embed(&mut self, r: &mut Recorder, layer: usize, place: usize) -> Result<Value> {
+        if let Some(ngrams) = self.stored.clone() {
+            let table = r.matrix("per_layer_token_embd", None, self.width / self.heads)?;
+            return Ok(r.graph.ngram_embed(vec![table], ngrams)?);
+        }
         let vocab_size = self.config.size("vocab_size")? as u64;
         let head_rows: Vec<u64> = (0..self.heads).map(|_| self.next_prime()).collect();
         let ngrams = NGrams { multipliers: self.multipliers(place, vocab_size), head_rows, end: self.end };
         // Checkpoints hold what follows from the configuration, too.
-        let firsts = ngrams.head_rows.iter().scan(0, |sum, rows| {
-            *sum += rows;
-            Some(*sum - rows)
-        });
         let stored = [
             ("layer_multipliers", ngrams.multipliers.clone()),
             ("ngram_heads_vocab_sizes", ngrams.head_rows.clone()),
-            ("ngram_heads_offsets", firsts.collect()),
+            ("ngram_heads_offsets", firsts(&ngrams)),
         ];
         for (name, expected) in stored {
             let name = format!("model.layers.{layer}.ple.ple_embedding.{name}");
@@ -169,4 +226,13 @@ impl<'a> LayerEmbeddings<'a> {
         };
         (0..self.size as u64).map(number).collect()
     }
+}
+
+/// The first row of each head.
+fn firsts(ngrams: &NGrams) -> Vec<u64> {
+    let sums = ngrams.head_rows.iter().scan(0, |sum, rows| {
+        *sum += rows;
+        Some(*sum - rows)
+    });
+    sums.collect()
 }
