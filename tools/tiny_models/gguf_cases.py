@@ -32,6 +32,10 @@ class GgufCase:
     keep_peer_logits: bool = False
     # Made by llama.cpp's own converter from a Hugging Face folder, in BF16 or Q8_0: for what `gguf_files` does not write.
     converted: bool = False
+    # Keys of config.json that the converter wants besides those that transformers writes.
+    published: dict[str, Any] = field(default_factory=dict)
+    # Run llama.cpp with flash attention, which some of its sparse attention needs.
+    flash_attention: bool = False
 
 
 def _qwen3_moe(**changes: Any) -> dict[str, Any]:
@@ -651,6 +655,167 @@ SMALL = [
         "BF16",
         n_tokens=96,
         converted=True,
+    ),
+    # Tokens that an indexer leaves out, the choice shared by the next layer.
+    GgufCase(
+        "glm_dsa_bf16",
+        "glm_moe_dsa",
+        102,
+        dict(
+            vocab_size=297,
+            hidden_size=32,
+            intermediate_size=40,
+            moe_intermediate_size=16,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            q_lora_rank=32,
+            kv_lora_rank=32,
+            qk_nope_head_dim=16,
+            qk_rope_head_dim=16,
+            v_head_dim=16,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            first_k_dense_replace=1,
+            index_topk=19,
+            index_n_heads=8,
+            # What llama.cpp can rotate.
+            index_head_dim=64,
+            indexer_types=["full", "full", "shared"],
+            max_position_embeddings=512,
+            bos_token_id=None,
+            eos_token_id=292,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # Blocks that an indexer leaves out; one added to norm weights; the activation's constants are llama.cpp's.
+    GgufCase(
+        "minimax_m3_bf16",
+        "minimax_m3_vl",
+        97,
+        {
+            "text_config": dict(
+                vocab_size=297,
+                hidden_size=32,
+                intermediate_size=16,
+                dense_intermediate_size=24,
+                shared_intermediate_size=16,
+                num_hidden_layers=3,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=32,
+                num_local_experts=5,
+                num_experts_per_tok=2,
+                layer_types=["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+                mlp_layer_types=["dense", "sparse", "sparse"],
+                routed_scaling_factor=1.3,
+                index_n_heads=2,
+                index_head_dim=32,
+                index_block_size=8,
+                index_topk_blocks=4,
+                max_position_embeddings=512,
+                bos_token_id=None,
+                eos_token_id=292,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            ),
+            "vision_config": dict(
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=1,
+                image_size=4,
+                patch_size=2,
+            ),
+            "projector_hidden_size": 8,
+        },
+        "BF16",
+        n_tokens=96,
+        converted=True,
+        flash_attention=True,
+        published={
+            "text_config": {
+                "rotary_dim": 16,
+                "n_shared_experts": 1,
+                "moe_layer_freq": [0, 1, 1],
+                "scoring_func": "sigmoid",
+                "sparse_attention_config": {
+                    "sparse_num_index_heads": 2,
+                    "sparse_index_dim": 32,
+                    "sparse_block_size": 8,
+                    "sparse_topk_blocks": 4,
+                    "sparse_local_block": 1,
+                },
+            }
+        },
+    ),
+    # Pools that an indexer leaves out, their choice shared by the next layer that sees tokens; linear attention; limits of
+    # activations that show.
+    GgufCase(
+        "glm5_next_bf16",
+        "glm5_next",
+        98,
+        {
+            "text_config": dict(
+                vocab_size=297,
+                hidden_size=32,
+                intermediate_size=40,
+                moe_intermediate_size=16,
+                num_hidden_layers=4,
+                num_attention_heads=4,
+                num_key_value_heads=4,
+                q_lora_rank=32,
+                kv_lora_rank=32,
+                qk_nope_head_dim=16,
+                v_head_dim=16,
+                n_routed_experts=6,
+                num_experts_per_tok=2,
+                n_shared_experts=2,
+                layer_types=["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+                indexer_types=["full", "full", "shared", "full"],
+                mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+                index_n_heads=8,
+                index_head_dim=16,
+                index_kpool=4,
+                index_topk=20,
+                linear_num_heads=4,
+                linear_head_dim=16,
+                linear_lower_bound=-2.0,
+                hc_mult=4,
+                hc_sinkhorn_iters=4,
+                swiglu_limit=1.5,
+                max_position_embeddings=512,
+                pad_token_id=None,
+                eos_token_id=292,
+            ),
+            "vision_config": dict(
+                depth=1,
+                hidden_size=8,
+                num_heads=2,
+                intermediate_size=8,
+                out_hidden_size=32,
+                projection_intermediate_size=8,
+                patch_size=2,
+                image_size=4,
+            ),
+        },
+        "BF16",
+        n_tokens=96,
+        converted=True,
+        published={
+            "text_config": {
+                "mla_use_nope": True,
+                "first_k_dense_replace": 1,
+                "linear_attn_config": {
+                    "num_heads": 4,
+                    "head_dim": 16,
+                    "short_conv_kernel_size": 4,
+                    "gate_lower_bound": -2.0,
+                },
+            }
+        },
     ),
     # Its correction bias has no suffix; nothing says which layers are dense.
     GgufCase(

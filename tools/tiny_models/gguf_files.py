@@ -131,6 +131,7 @@ def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Pa
         fp4="experts" if case.family == "deepseek_v4" else "",
         tokenizer_size=BPE_SIZE,
         n_tokens=case.n_tokens,
+        late_edits=case.published,
     )
     with tempfile.TemporaryDirectory() as scratch:
         hf_files.write_case(source, Path(scratch))
@@ -141,16 +142,19 @@ def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Pa
         with safe_open(unconverted / "golden.safetensors", "pt") as file:
             report = json.loads(file.metadata()["report"])
     found = golden.Reference(saved["tokens"].long(), saved["logits"], report)
-    peer = peer_logits(llama_python, path, found.tokens)
+    peer = peer_logits(llama_python, path, found.tokens, case.flash_attention)
     return golden.save_with_peer(path.parent, found, "llama.cpp", peer, case.keep_peer_logits)
 
 
-def peer_logits(llama_python: str, path: Path, tokens: torch.Tensor) -> np.ndarray:
+def peer_logits(
+    llama_python: str, path: Path, tokens: torch.Tensor, flash_attention: bool = False
+) -> np.ndarray:
     """llama.cpp's logits (T, V) f32 on the same file, with its own default settings."""
     with tempfile.TemporaryDirectory() as scratch:
         written = Path(scratch) / "logits.npy"
         subprocess.run(
-            [llama_python, PEER, "logits", path, json.dumps(tokens.tolist()), written],
+            [llama_python, PEER, "logits", path, json.dumps(tokens.tolist()), written]
+            + ["flash"] * flash_attention,
             check=True,
         )
         return np.load(written)

@@ -7,7 +7,8 @@ metadata.
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import transformers
 from compare_logits import compare
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.glm5_next import Glm5NextConfig, Glm5NextForConditionalGeneration
+from transformers.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration, MiniMaxM3VLConfig
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 from transformers.models.step3p7 import Step3p7Config, Step3p7ForConditionalGeneration
 
@@ -25,6 +28,8 @@ from .weights import correction_biases
 
 # Published as a part of multimodal models only, so transformers does not list it.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+AutoModelForCausalLM.register(Glm5NextConfig, Glm5NextForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(MiniMaxM3VLConfig, MiniMaxM3SparseForConditionalGeneration, exist_ok=True)
 # Its text model has no class of its own with a head.
 AutoModelForCausalLM.register(Step3p7Config, Step3p7ForConditionalGeneration, exist_ok=True)
 
@@ -93,10 +98,12 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
     hooks = [module.register_forward_hook(choice_of_entries) for module in scorers]
     indexers = [m for m in model.modules() if type(m).__name__ == "Qwen4ExpTextQSAIndexer"]
     hooks += [module.register_forward_hook(choice_of_blocks) for module in indexers]
-    with torch.no_grad():
+    choosing = [m for m in model.modules() if type(m).__name__ in INDEXERS_BY_TOPK]
+    with torch.no_grad(), watched_topk(choosing) as of_indexers:
         outputs = model(tokens[None], use_cache=False, output_router_logits=True)
     for hook in hooks:
         hook.remove()
+    margin = min([margin, *of_indexers])
     biases = list(correction_biases(model).values())
     for index, ranks in enumerate(outputs.router_logits):
         if biases:
@@ -116,6 +123,50 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
             ranks = groups.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
         margin = min(margin, gap(ranks, config.num_experts_per_tok))
     return margin
+
+
+# Indexers whose only `topk` is of the scores that they choose by.
+INDEXERS_BY_TOPK = (
+    "DeepseekV32Indexer",
+    "GlmMoeDsaIndexer",
+    "Glm5NextTextIndexer",
+    "HYV4Indexer",
+    "MiniMaxM3VLIndexer",
+)
+
+
+@contextmanager
+def watched_topk(modules: Sequence[torch.nn.Module]) -> Iterator[list[float]]:
+    """Gaps, as they come, between the last score that `modules` choose and the best one that they leave out."""
+    gaps: list[float] = []
+    topk = torch.Tensor.topk
+    inside = 0
+
+    def enter(*_: Any) -> None:
+        nonlocal inside
+        inside += 1
+
+    def leave(*_: Any) -> None:
+        nonlocal inside
+        inside -= 1
+
+    def watched(scores: torch.Tensor, k: int, *args: Any, **kwargs: Any) -> Any:
+        if inside and scores.shape[-1] > k:
+            ordered = scores.sort(dim=-1, descending=True).values
+            chosen, left_out = ordered[..., k - 1], ordered[..., k]
+            # What cannot be chosen has the lowest score there is.
+            real = left_out > torch.finfo(scores.dtype).min / 2
+            gaps.extend((chosen - left_out)[real].tolist())
+        return topk(scores, k, *args, **kwargs)
+
+    hooks = [m.register_forward_pre_hook(enter) for m in modules] + [m.register_forward_hook(leave) for m in modules]
+    torch.Tensor.topk = watched
+    try:
+        yield gaps
+    finally:
+        torch.Tensor.topk = topk
+        for hook in hooks:
+            hook.remove()
 
 
 def score_of(config) -> Callable[[torch.Tensor], torch.Tensor]:

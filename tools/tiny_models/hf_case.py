@@ -34,6 +34,9 @@ class HfCase:
     tokenizer_size: int = 0
     # gpt-oss experts as published: MXFP4 blocks and scales.
     mxfp4: bool = False
+    # Patterns in the names of tensors and what is put in their place, where published names are others than those that
+    # transformers writes.
+    renames: tuple[tuple[str, str], ...] = ()
     # DeepSeek-V4 as published: "all" for experts in FP4 and the rest in FP8, with powers of two for scales; or "experts".
     fp4: str = ""
     # Matrices whose names contain this in FP8 with one scale each.

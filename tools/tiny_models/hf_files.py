@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None
     )
     (folder / "generation_config.json").unlink(missing_ok=True)
     rewrite_config(folder / "config.json", case)
+    if case.renames:
+        rename_tensors(folder, case.renames)
     if case.published_keys and case.family == "kimi_linear":
         published.replace(folder, {}, {}, published.kimi_linear_name)
     if case.multimodal and case.family == "mistral4":
@@ -137,9 +140,22 @@ def edit_config(path: Path, edits: dict[str, Any]) -> None:
     for key, value in edits.items():
         if value is None:
             config.pop(key, None)
+        elif key == "text_config":
+            config[key] |= value
         else:
             config[key] = value
     path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def rename_tensors(folder: Path, renames: tuple[tuple[str, str], ...]) -> None:
+    """Gives the tensors of a checkpoint of one file other names."""
+    path = folder / "model.safetensors"
+    renamed = {}
+    for name, tensor in load_file(path).items():
+        for pattern, replacement in renames:
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = tensor
+    save_file(renamed, path, metadata={"format": "pt"})
 
 
 def leave_text_model(folder: Path) -> None:

@@ -54,12 +54,17 @@ def main() -> None:
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
     load_hparams = ModelBase.load_hparams
 
-    def as_stored(folder: Path, *rest: bool) -> dict:
-        """A configuration as it lies there, where transformers would give its keys other names."""
+    def as_published(folder: Path, *rest: bool) -> dict:
+        """A configuration with the keys that transformers would drop or give other names."""
         stored = json.loads((Path(folder) / "config.json").read_text())
-        return stored if stored["model_type"] == "step3p5" else load_hparams(folder, *rest)
+        if stored["model_type"] == "step3p5":
+            return stored
+        hparams = load_hparams(folder, *rest)
+        if stored["model_type"] in ("minimax_m3_vl", "glm5_next"):
+            hparams["text_config"] |= stored["text_config"]
+        return hparams
 
-    ModelBase.load_hparams = staticmethod(as_stored)
+    ModelBase.load_hparams = staticmethod(as_published)
     types = {name: gguf.LlamaFileType.ALL_F32 for name in ("f32", "q8_0")} | {"bf16": gguf.LlamaFileType.MOSTLY_BF16}
     if file_type == "q8_0":
         gguf.GGUFWriter.add_tensor = exactly_in_q8_0(gguf.GGUFWriter.add_tensor)

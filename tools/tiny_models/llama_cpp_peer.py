@@ -4,7 +4,7 @@ Started as its own process with an interpreter that has llama-cpp-python and num
 built from source and need not share an environment with torch.
 
     llama_cpp_peer.py quantize IN.gguf OUT.gguf FILE_TYPE [PATTERN=TYPE ...]
-    llama_cpp_peer.py logits MODEL.gguf '[1, 2, 3]' OUT.npy
+    llama_cpp_peer.py logits MODEL.gguf '[1, 2, 3]' OUT.npy [flash]
 """
 
 import ctypes
@@ -62,12 +62,14 @@ def quantize(source: str, out: str, file_type: str, *overrides: str) -> None:
         raise SystemExit(f"llama_model_quantize gave {status} for {out}")
 
 
-def logits(model: str, tokens: str, out: str) -> None:
-    """Logits (T, V) f32 of one batch, with the binding's default settings (f16 cache, int8 activations)."""
+def logits(model: str, tokens: str, out: str, attention: str = "") -> None:
+    """Logits (T, V) f32 of one batch, with the binding's default settings (f16 cache, int8 activations), or with flash
+    attention."""
     ids = json.loads(tokens)
+    flash = attention == "flash"
     # As the file says: the binding's own defaults would stand for its YaRN parameters.
     yarn = {f"yarn_{name}": -1.0 for name in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")}
-    llama = llama_cpp.Llama(model, n_ctx=len(ids), logits_all=True, verbose=False, **yarn)
+    llama = llama_cpp.Llama(model, n_ctx=len(ids), logits_all=True, verbose=False, flash_attn=flash, **yarn)
     llama.eval(ids)
     np.save(out, np.array(llama.scores[: len(ids)], dtype=np.float32))
 

@@ -29,6 +29,8 @@ class MlxCase:
     # Regular expression over the module path → its own quantisation, or None to leave it unquantised. The
     # first match counts; modules that none matches follow mlx-lm's own rule for the family.
     overrides: dict[str, Affine | None] = field(default_factory=dict)
+    # Keys of config.json that mlx-lm wants besides those that transformers writes.
+    published: dict[str, Any] = field(default_factory=dict)
     n_tokens: int = 32
     keep_peer_logits: bool = False
 
@@ -422,6 +424,49 @@ SMALL = [
     MlxCase("glm4_moe_4bit", "glm4_moe", 85, _glm4_moe(), Affine(4, 32)),
     # The router at 8 bits.
     MlxCase("minimax_m2_4bit", "minimax_m2", 86, _minimax_m2(), Affine(4, 32)),
+    # Within the multimodal model; more tokens than blocks that are chosen have.
+    MlxCase(
+        "minimax_m3_4bit",
+        "minimax_m3_vl",
+        99,
+        {
+            "text_config": dict(
+                vocab_size=297,
+                hidden_size=64,
+                intermediate_size=32,
+                dense_intermediate_size=64,
+                shared_intermediate_size=32,
+                num_hidden_layers=3,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=16,
+                num_local_experts=5,
+                num_experts_per_tok=2,
+                layer_types=["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+                mlp_layer_types=["dense", "sparse", "sparse"],
+                index_n_heads=2,
+                index_head_dim=16,
+                index_block_size=8,
+                index_topk_blocks=4,
+                max_position_embeddings=512,
+                bos_token_id=None,
+                eos_token_id=292,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            ),
+            "vision_config": dict(
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=1,
+                image_size=4,
+                patch_size=2,
+            ),
+            "projector_hidden_size": 8,
+        },
+        Affine(4, 32),
+        n_tokens=96,
+        published={"text_config": {"rotary_dim": 8}},
+    ),
     # Convolutions apart, the correction bias beside the router, latent attention in two parts.
     MlxCase("kimi_linear_4bit", "kimi_linear", 87, _kimi_linear(), Affine(4, 32), n_tokens=101),
     # Sinks; the window of configurations leaves out the newest token.

@@ -51,11 +51,12 @@ def write_case(case: MlxCase, out: Path) -> dict[str, str]:
         case.seed,
         case.config,
         dtype=case.dtype,
-        published_keys=case.family not in ("qwen3_5_moe_text", "mistral4", "nemotron_h", "step3p7"),
+        published_keys=case.family not in ("qwen3_5_moe_text", "minimax_m3_vl", "mistral4", "nemotron_h", "step3p7"),
         # transformers keeps the list of layer kinds instead, which mlx-lm does not read.
         config_edits={
             key: case.config[key] for key in ("full_attention_interval", "text_config") if key in case.config
-        },
+        }
+        | case.published,
         # mlx-lm knows this family only so.
         multimodal=case.family in ("qwen3_5_moe_text", "mistral4"),
         stacked_experts=case.family in ("qwen3_5_moe_text", "mistral4"),
@@ -106,6 +107,12 @@ def peer_logits(folder: Path, tokens: torch.Tensor) -> np.ndarray:
     return np.array(logits)
 
 
+# Modules that mlx-lm leaves out.
+NOT_OF_THE_TEXT = ("model.vision_tower", "model.multi_modal_projector")
+# Families whose norms mlx-lm keeps as they are.
+NORMS_AROUND_ZERO = ("minimax_m3_vl",)
+
+
 def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
     """Replaces the model's weights with those of the folder, dequantised to f32."""
     quantization = json.loads((folder / "config.json").read_text())["quantization"]
@@ -124,7 +131,7 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
     zero_centred = zero_centred_norms(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "vision_model" in name or "multi_modal_projector" in name:
+            if name.startswith(NOT_OF_THE_TEXT) or "vision_model" in name or "multi_modal_projector" in name:
                 continue
             path = stored_path(name, model.config.model_type)
             if path.endswith("kv_b_proj") and path.replace("kv_b_proj", "embed_q") + ".weight" in raw:
@@ -132,7 +139,7 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
                 parameter.copy_(torch.cat([k.transpose(1, 2), v], dim=1).flatten(0, 1))
             elif path.endswith("gate_up_proj"):
                 parts = [read(path.replace("gate_up_proj", part)) for part in ("gate_proj", "up_proj")]
-                parameter.copy_(torch.cat(parts, dim=1))
+                parameter.copy_(torch.cat(parts, dim=-2))
             elif path.endswith("self_attn.conv1d"):
                 parts = [read(path.replace("conv1d", f"{part}_conv.conv")) for part in ("q", "k", "v")]
                 parameter.copy_(torch.cat(parts).swapaxes(1, 2))
@@ -140,7 +147,8 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
                 parameter.copy_(read(path).swapaxes(1, 2))
             else:
                 # Norms around zero in transformers are around one here.
-                parameter.copy_(read(path) - (1 if name in zero_centred else 0))
+                around_one = name in zero_centred and model.config.model_type not in NORMS_AROUND_ZERO
+                parameter.copy_(read(path) - (1 if around_one else 0))
         for name, buffer in correction_biases(model).items():
             buffer.copy_(read(stored_path(name, model.config.model_type)))
     if raw:
@@ -150,6 +158,11 @@ def load_dequantised(model: torch.nn.Module, folder: Path) -> None:
 def stored_path(name: str, family: str) -> str:
     """The path in the file of a weight that transformers calls `name`, without `.weight`."""
     path = name.removesuffix(".weight").replace(".experts.", ".switch_mlp.")
+    if family == "minimax_m3_vl":
+        path = path.replace("model.language_model.", "model.").replace(".indexer.", ".index_")
+        path = path.replace(".gate.e_score", ".e_score")
+        path = re.sub(r"\.mlp\.(gate$|e_score|switch_mlp|shared_experts)", r".block_sparse_moe.\1", path)
+        return f"language_model.{path}"
     if family == "nemotron_h":
         path = path.replace("model.", "backbone.", 1)
         return path.replace("switch_mlp.up_proj", "switch_mlp.fc1").replace("switch_mlp.down_proj", "switch_mlp.fc2")

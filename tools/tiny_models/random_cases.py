@@ -415,13 +415,14 @@ def _indexed(d: Draw) -> dict[str, Any]:
     config |= {
         "norm_topk_prob": d.chance(0.8),
         "routed_scaling_factor": d.pick(1.0, 2.5),
-        # As many keys as there are tokens: sparse attention is dense.
-        "index_topk": 256,
-        "index_n_heads": d.rng.randint(1, 4),
+        # Mostly as many keys as there are tokens: attention is dense.
+        "index_topk": d.pick(9, 256, 256),
+        "index_n_heads": d.rng.randint(3, 9),
         "index_head_dim": config["qk_rope_head_dim"] + d.rng.randint(1, 9),
     }
     config.pop("attention_bias", None)
-    d.only(mlx=config["n_group"] == 1 and not config["tie_word_embeddings"])
+    dense = config["index_topk"] == 256
+    d.only(mlx=dense and config["n_group"] == 1 and not config["tie_word_embeddings"])
     return config
 
 
@@ -696,6 +697,111 @@ def kimi_linear(d: Draw) -> dict[str, Any]:
     return config
 
 
+def _streamed(d: Draw) -> dict[str, Any]:
+    """Latent attention over chosen tokens, between residual streams."""
+    config = _latent(d)
+    layers = config["num_hidden_layers"]
+    config.pop("first_k_dense_replace")
+    config["q_lora_rank"] = config["q_lora_rank"] or d.width(5, 40)
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        "mlp_layer_types": ["sparse", *(d.pick("sparse", "dense") for _ in range(layers - 1))],
+        "index_n_heads": d.rng.randint(3, 12),
+        "indexer_types": ["full", *(d.pick("full", "shared") for _ in range(layers - 1))],
+        "hc_mult": d.rng.randint(1, 5),
+        "hc_eps": d.pick(1e-6, 1e-3),
+        "swiglu_limit": d.pick(10.0, 0.7),
+        "pad_token_id": None,
+    }
+    d.rng.shuffle(config["mlp_layer_types"])
+    return config
+
+
+def hy_v4(d: Draw) -> dict[str, Any]:
+    config = _streamed(d)
+    config |= {
+        "index_topk": d.pick(5, 17, 150, 150),
+        "index_head_dim": config["qk_rope_head_dim"] + d.rng.randint(0, 9),
+        "hc_magnitude": d.pick(2.0, 0.7),
+    }
+    if d.chance(0.3):
+        config["rope_parameters"] = d.rope(config["qk_rope_head_dim"])
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def minimax_m3_vl_text(d: Draw) -> dict[str, Any]:
+    config = d.base(layers=4) | d.heads() | d.experts("num_local_experts")
+    layers = config["num_hidden_layers"]
+    config["head_dim"] = 4 * max(1, config["head_dim"] // 4)
+    while d.aligned > 1 and config["num_attention_heads"] * config["head_dim"] % d.aligned:
+        config["num_attention_heads"] *= 2
+    part = d.pick(0.5, 0.5, 1.0)
+    rotary_dim = int(config["head_dim"] * part)
+    heads = config["num_attention_heads"]
+    topk = d.rng.randint(1, 6)
+    config |= {
+        "intermediate_size": d.width(1, 30),
+        "dense_intermediate_size": d.width(3, 60),
+        "shared_intermediate_size": d.width(1, 30),
+        "layer_types": [d.pick("minimax_m3_sparse", "minimax_m3_sparse", "full_attention") for _ in range(layers)],
+        "mlp_layer_types": ["sparse", *(d.pick("sparse", "dense") for _ in range(layers - 1))],
+        "index_n_heads": d.pick(*(n for n in range(1, heads + 1) if heads % n == 0)),
+        "index_head_dim": rotary_dim + d.rng.randint(0, 9),
+        "index_block_size": d.pick(1, 3, 8, 16, 70),
+        "index_topk_blocks": topk,
+        "index_local_blocks": d.rng.randint(0, min(2, topk)),
+        "swiglu_alpha": d.pick(1.702, 0.9),
+        "swiglu_limit": d.pick(7.0, 0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.0),
+        "rope_parameters": d.rope(rotary_dim),
+    }
+    d.rng.shuffle(config["mlp_layer_types"])
+    if part < 1 or d.chance():
+        config["rope_parameters"]["partial_rotary_factor"] = part
+    d.only(gguf=False, mlx=False)
+    return config
+
+
+def glm5_next(d: Draw) -> dict[str, Any]:
+    text = _streamed(d)
+    layers = text["num_hidden_layers"]
+    for key in ("rope_parameters", "qk_rope_head_dim"):
+        text.pop(key)
+    kinds = [d.pick("linear_attention", "indexed_attention") for _ in range(layers)]
+    pool = d.pick(1, 2, 5, 16)
+    text |= {
+        "layer_types": kinds,
+        # transformers hands a choice on to the next layer only.
+        "indexer_types": [
+            "shared" if layer and kinds[layer - 1] == kinds[layer] and layer % 2 and d.chance() else "full"
+            for layer in range(layers)
+        ],
+        "index_kpool": pool,
+        "index_topk": pool * d.pick(1, 4, 50),
+        "index_head_dim": d.width(1, 20),
+        "linear_num_heads": d.rng.randint(1, 4),
+        "linear_head_dim": d.width(2, 24),
+        "linear_conv_kernel_dim": d.rng.randint(2, 5),
+        "linear_lower_bound": d.pick(-5.0, -0.8, None),
+        "hc_sinkhorn_iters": d.pick(1, 2, 20),
+        "tie_word_embeddings": False,
+    }
+    tower = {
+        "depth": 1,
+        "hidden_size": 8,
+        "num_heads": 2,
+        "intermediate_size": 8,
+        "out_hidden_size": text["hidden_size"],
+        "projection_intermediate_size": 8,
+        "patch_size": 2,
+        "image_size": 4,
+    }
+    d.only(gguf=False, mlx=False)
+    return {"text_config": text, "vision_config": tower}
+
+
 def nemotron_h(d: Draw) -> dict[str, Any]:
     config = d.base(layers=6) | d.heads() | d.groups()
     groups = d.rng.randint(1, 4)
@@ -793,6 +899,9 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         mimo_v2_flash,
         mistral4,
         kimi_linear,
+        hy_v4,
+        minimax_m3_vl_text,
+        glm5_next,
         nemotron_h,
         step3p7,
     )
@@ -818,7 +927,7 @@ def draw_case(family: str, seed: int) -> RandomCase:
         max_shard_bytes=None if multimodal else d.pick(None, 60_000),
         # Without scaling, keys of older configurations would stand for gpt-oss's own.
         published_keys=d.chance()
-        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa", "qwen4_exp_text", "mistral4", "nemotron_h", "step3p7")
+        and family not in ("qwen3_5_moe_text", "deepseek_v4", "glm_moe_dsa", "qwen4_exp_text", "mistral4", "hy_v4", "minimax_m3_vl_text", "glm5_next", "nemotron_h", "step3p7")
         and (d.gguf or d.mlx or family not in ("mimo_v2_flash", "kimi_linear"))
         and (family != "gpt_oss" or config["rope_parameters"]["rope_type"] != "default"),
         multimodal=multimodal,

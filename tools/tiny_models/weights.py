@@ -28,7 +28,13 @@ TIED_LOGIT_STD = 3.0
 # Decay rates of linear attention: from states that last for the whole golden to ones that last a few tokens.
 DECAY_RANGE = (0.005, 2.0)
 # Norms whose weight is added to one.
-ZERO_CENTRED_NORMS = ("Qwen3NextRMSNorm", "Qwen3_5MoeRMSNorm", "Qwen4ExpTextRMSNorm", "Step3p7RMSNorm")
+ZERO_CENTRED_NORMS = (
+    "Qwen3NextRMSNorm",
+    "Qwen3_5MoeRMSNorm",
+    "Qwen4ExpTextRMSNorm",
+    "MiniMaxM3VLRMSNorm",
+    "Step3p7RMSNorm",
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,10 @@ CORRECTION_BIASES = {
     "mimo_v2_flash": CorrectionBias(std=0.2, float32=False),
     "kimi_linear": CorrectionBias(std=0.2, float32=False),
     "minimax_m2": CorrectionBias(std=0.3, float32=True),
+    "hy_v4": CorrectionBias(std=0.2, float32=True),
+    "minimax_m3_vl": CorrectionBias(std=0.2, float32=True),
+    "minimax_m3_vl_text": CorrectionBias(std=0.2, float32=True),
+    "glm5_next": CorrectionBias(std=0.2, float32=True),
     "nemotron_h": CorrectionBias(std=0.2, float32=True),
     "step3p7": CorrectionBias(std=0.2, float32=True),
 }

@@ -184,6 +184,7 @@ fn published_shapes_have_the_parameters_that_they_are_named_after() {
         ("glm-4.5-air:8bit", 106.9, 13.4),
         ("kimi-k2", 1026.4, 32.9),
         ("minimax-m2:f16", 228.7, 11.0),
+        ("minimax-m3", 426.17, 25.96),
         ("nemotron-3-nano-30b-a3b", 31.58, 3.58),
         ("step-3.5-flash:4bit", 196.96, 11.98),
     ] {

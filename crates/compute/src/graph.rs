@@ -21,8 +21,11 @@ mod hyper;
 mod ngrams;
 mod op;
 mod recurrent;
+mod selection;
 
-pub use attention::{Attention, LatentAttention, LatentWeights, PositionScale, Rope, RopeStyle};
+pub use attention::{
+    Attention, LatentAttention, LatentInputs, LatentWeights, PositionScale, Rope, RopeStyle,
+};
 pub use builder::GraphBuilder;
 pub use compressed::{
     BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, IndexInputs, Placement, TokenForm,
@@ -31,10 +34,11 @@ pub use compressed::{
 pub use experts::{
     Activation, ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, Route, Score, Weighted,
 };
-pub use hyper::HyperConnection;
+pub use hyper::{HyperConnection, HyperKind};
 pub use ngrams::NGrams;
 pub use op::{Node, Op, Output};
-pub use recurrent::{DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights, StateId};
+pub use recurrent::{Decay, DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights, StateId};
+pub use selection::{BlockChoice, BlockScore, Chosen};
 
 /// A value in a graph: f32 (rows, width).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

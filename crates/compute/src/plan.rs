@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use crate::graph::{
-    BlockInputs, CompressedInputs, DeltaInputs, ExpertSetId, Graph, Op, Output, SsmInputs, Value,
+    BlockInputs, CompressedInputs, DeltaInputs, ExpertSetId, Graph, IndexInputs, LatentInputs, Op, Output,
+    SsmInputs, Value,
 };
 
 /// Nodes that run without the host's attention.
@@ -62,10 +63,11 @@ fn cut(graph: &Graph, resident: impl Fn(ExpertSetId) -> bool) -> Vec<Segment> {
 pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
     let mut more = [None, None, None];
     let three = match *op {
-        Op::LatentAttention { q_nope, q_rope, c, k_rope, .. } => {
-            more = [Some(k_rope), None, None];
-            [Some(q_nope), Some(q_rope), Some(c)]
+        Op::LatentAttention { inputs: LatentInputs { q_nope, c, rotated, chosen, .. }, .. } => {
+            more = [rotated.map(|r| r[0]), rotated.map(|r| r[1]), None];
+            [Some(q_nope), Some(c), chosen.map(|chosen| chosen.blocks)]
         }
+        Op::ChooseBlocks { inputs: IndexInputs { q, k, weights }, .. } => [Some(q), Some(k), weights],
         Op::Embed { .. } | Op::NGramEmbed { .. } => [None, None, None],
         Op::Linear { x, .. }
         | Op::RmsNorm { x, .. }
@@ -76,6 +78,7 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         | Op::CausalConv1d { x, .. }
         | Op::UnitNorm { x, .. }
         | Op::PlacedRope { x, .. }
+        | Op::LayerNorm { x, .. }
         | Op::PositionScale { x, .. }
         | Op::GroupedLinear { x, .. }
         | Op::Repeat { x, .. }
@@ -84,10 +87,14 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         | Op::WindowMean { x, .. }
         | Op::GatherRows { x } => [Some(x), None, None],
         Op::Route { logits, .. } | Op::RouteByToken { logits, .. } => [Some(logits), None, None],
-        Op::Attention { q, k, v, .. } => [Some(q), Some(k), Some(v)],
-        Op::SwiGlu { gate, up } | Op::LimitedSwiGlu { gate, up, .. } | Op::CappedSwiGlu { gate, up, .. } => {
-            [Some(gate), Some(up), None]
+        Op::Attention { q, k, v, chosen, .. } => {
+            more = [chosen.map(|chosen| chosen.blocks), None, None];
+            [Some(q), Some(k), Some(v)]
         }
+        Op::SwiGlu { gate, up }
+        | Op::LimitedSwiGlu { gate, up, .. }
+        | Op::ClampedSwiGlu { gate, up, .. }
+        | Op::CappedSwiGlu { gate, up, .. } => [Some(gate), Some(up), None],
         Op::HyperWeights { x, mix, .. } => [Some(x), Some(mix), None],
         Op::HyperCollapse { x, weights, .. } => [Some(x), Some(weights), None],
         Op::HyperExpand { x, block, weights, .. } => [Some(x), Some(block), Some(weights)],

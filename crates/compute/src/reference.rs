@@ -8,26 +8,28 @@ mod hyper;
 mod ngrams;
 mod recurrent;
 mod rows;
+mod selection;
 
 use std::collections::HashMap;
 
 pub use compressed::{index_score, window_pool};
 pub use hyper::{gated_mean, hyper_collapse, hyper_expand, hyper_weights, stream_add, stream_gate};
-pub use recurrent::{DeltaToken, SsmToken, causal_conv1d, gated_delta_rule, ssm_scan};
+pub use recurrent::{DeltaToken, SsmToken, causal_conv1d, gated_delta_rule, kept, ssm_scan};
 pub use rows::{
-    activate, attend, dot, expert, latent_weights, linear, rms_norm, rope, route, route_by_token, sigmoid,
-    squared_relu, swiglu, visible,
+    activate, attend, dot, expert, latent_weights, layer_norm, linear, rms_norm, rope, route, route_by_token,
+    sigmoid, squared_relu, swiglu, visible,
 };
 use rows::{softmax, softplus};
+pub use selection::seen;
 
 use crate::backend::{
     Backend, Batch, CompileOptions, Executable, ExpertSource, KvType, PAGE_TOKENS, Span, page_bytes,
     slot_bytes,
 };
 use crate::graph::{
-    Activation, BlockInputs, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph,
-    LatentAttention, LatentWeights, Op, Output, SsmInputs, SsmScan, SsmWeights, StateId, Value, WeightId,
-    Weighted,
+    Activation, BlockInputs, Chosen, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph,
+    IndexInputs, LatentAttention, LatentInputs, LatentWeights, Op, Output, SsmInputs, SsmScan, SsmWeights,
+    StateId, Value, WeightId, Weighted,
 };
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
@@ -103,6 +105,7 @@ impl Interpreter {
         cache: usize,
         [q, k, v]: [&Matrix; 3],
         sinks: Option<&[f32]>,
+        chosen: Option<(Chosen, &Matrix)>,
         spans: &[Span<'_>],
     ) -> Matrix {
         let shape = self.graph.caches[cache];
@@ -115,8 +118,17 @@ impl Interpreter {
                 self.pages.insert(key(span.start + i), (k[row].clone(), v[row].clone()));
             }
             for (i, row) in span.rows.clone().enumerate() {
-                let cached: Vec<_> = visible(&shape, span.start + i).map(|p| &self.pages[&key(p)]).collect();
+                let position = span.start + i;
+                if chosen.is_some_and(|(_, blocks)| blocks[row][0].is_nan()) {
+                    out[row].fill(f32::NAN);
+                    continue;
+                }
                 for head in 0..shape.heads {
+                    let positions = match chosen {
+                        Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, shape.heads),
+                        None => visible(&shape, position).collect(),
+                    };
+                    let cached: Vec<_> = positions.iter().map(|p| &self.pages[&key(*p)]).collect();
                     let part = |head: usize, width: usize| head * width..(head + 1) * width;
                     let (key_at, value_at) = (part(head / group, dim), part(head / group, value_dim));
                     let keys: Vec<&[f32]> = cached.iter().map(|c| &c.0[key_at.clone()]).collect();
@@ -178,20 +190,17 @@ impl Interpreter {
                     if decays > 1 {
                         for (i, channel) in state.chunks_mut(value_dim).enumerate() {
                             let at = head * decays + i;
-                            let g = (f64::from(decay[head]) * softplus(f64::from(a[row][at] + dt_bias[at])))
-                                .exp();
+                            let g = kept(shape.decay, decay[head], a[row][at] + dt_bias[at]);
                             channel.iter_mut().for_each(|s| *s = (f64::from(*s) * g) as f32);
                         }
                     }
-                    let own = if decays > 1 { 0.0 } else { decay[head] };
+                    let own = a[row][head * decays] + dt_bias[head * decays];
                     let token = DeltaToken {
                         q: &q[row][key.clone()],
                         k: &k[row][key],
                         v: &v[row][value.clone()],
-                        a: a[row][head * decays],
                         b: b[row][head],
-                        decay: own,
-                        dt_bias: dt_bias[head * decays],
+                        kept: if decays > 1 { 1.0 } else { kept(shape.decay, decay[head], own) },
                     };
                     gated_delta_rule(&token, state, &mut out[row][value]);
                 }
@@ -238,12 +247,15 @@ impl Interpreter {
     /// Every head's keys and values are made from the latents, as the paper defines them.
     fn latent_attention(
         &mut self,
-        cache: usize,
-        weights: LatentWeights,
-        [q_nope, q_rope]: [&Matrix; 2],
-        [c, k_rope]: [&Matrix; 2],
+        (cache, weights): (usize, LatentWeights),
+        [q_nope, c]: [&Matrix; 2],
+        rotated: Option<[&Matrix; 2]>,
+        sinks: Option<&[f32]>,
+        chosen: Option<(Chosen, &Matrix)>,
         spans: &[Span<'_>],
     ) -> Result<Matrix> {
+        let none = vec![vec![]; c.len()];
+        let [q_rope, k_rope] = rotated.unwrap_or([&none; 2]);
         let shape = self.graph.latent_caches[cache];
         let LatentAttention { heads, nope, rope, value, scale, .. } = shape;
         let mut out = vec![vec![0.0; heads * value]; c.len()];
@@ -273,11 +285,21 @@ impl Interpreter {
                 let keys: Vec<&[f32]> = keys.iter().map(Vec::as_slice).collect();
                 let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
                 for (i, row) in span.rows.clone().enumerate() {
-                    let seen = span.start + i + 1;
+                    let position = span.start + i;
+                    if chosen.is_some_and(|(_, blocks)| blocks[row][0].is_nan()) {
+                        out[row].fill(f32::NAN);
+                        continue;
+                    }
+                    let positions = match chosen {
+                        Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, heads),
+                        None => (0..position + 1).collect(),
+                    };
+                    let [keys, values] =
+                        [&keys, &values].map(|all| positions.iter().map(|p| all[*p]).collect::<Vec<_>>());
                     let q_nope = &q_nope[row][head * nope..(head + 1) * nope];
                     let query = [q_nope, &q_rope[row][head * rope..(head + 1) * rope]].concat();
                     let out = &mut out[row][head * value..(head + 1) * value];
-                    attend(&query, &keys[..seen], &values[..seen], scale, None, out);
+                    attend(&query, &keys, &values, scale, sinks.map(|sinks| sinks[head]), out);
                 }
             }
         }
@@ -390,14 +412,35 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::Attention { q, k, v, cache, sinks } => {
-                    let (q, k, v) = (of(q).clone(), of(k).clone(), of(v).clone());
+                Op::Attention { q, k, v, cache, sinks, chosen } => {
                     let sinks = sinks.map(|s| self.vector(s)).transpose()?;
-                    self.attention(cache.0, [&q, &k, &v], sinks.as_deref(), batch.spans)
+                    let chosen = chosen.map(|chosen| (chosen, of(chosen.blocks)));
+                    self.attention(cache.0, [q, k, v].map(of), sinks.as_deref(), chosen, batch.spans)
                 }
-                Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => {
-                    let [q_nope, q_rope, c, k_rope] = [q_nope, q_rope, c, k_rope].map(|v| of(v).clone());
-                    self.latent_attention(cache.0, weights, [&q_nope, &q_rope], [&c, &k_rope], batch.spans)?
+                Op::LatentAttention { inputs, weights, cache } => {
+                    let LatentInputs { q_nope, c, rotated, sinks, chosen } = inputs;
+                    let sinks = sinks.map(|s| self.vector(s)).transpose()?;
+                    let rotated = rotated.map(|rotated| rotated.map(of));
+                    let chosen = chosen.map(|chosen| (chosen, of(chosen.blocks)));
+                    let inputs = [q_nope, c].map(of);
+                    let sinks = sinks.as_deref();
+                    self.latent_attention((cache.0, weights), inputs, rotated, sinks, chosen, batch.spans)?
+                }
+                Op::ChooseBlocks { inputs: IndexInputs { q, k, weights }, choice, cache } => {
+                    let inputs = [q, k].map(of);
+                    self.choose_blocks(cache.0, inputs, weights.map(of), &choice, batch.spans)
+                }
+                Op::LayerNorm { x, weight, bias, eps } => {
+                    let (weight, bias) = (self.vector(weight)?, self.vector(bias)?);
+                    let mut result = of(x).clone();
+                    result.iter_mut().for_each(|row| layer_norm(row, &weight, &bias, eps));
+                    result
+                }
+                Op::ClampedSwiGlu { gate, up, alpha, limit } => {
+                    let element =
+                        |(g, u): (&f32, &f32)| activate(Activation::ClampedSwiGlu { alpha, limit }, *g, *u);
+                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
+                    of(gate).iter().zip(of(up)).map(row).collect()
                 }
                 Op::SwiGlu { gate, up } => {
                     let row = |(g, u): (&Vec<f32>, &Vec<f32>)| {

@@ -13,9 +13,9 @@ mod random;
 
 use moeflux_compute::backend::{KvType, PAGE_TOKENS};
 use moeflux_compute::graph::{
-    Activation, Attention, BlockInputs, CompressedAttention, CompressedInputs, DeltaInputs, DeltaRule,
-    EntryIndex, ExpertMlp, ExpertSet, HeadPairing, HyperConnection, IndexInputs, MatrixSpec, NGrams,
-    Placement, PositionScale, Rope, RopeStyle, Route, Score, TokenForm, Weighted, WindowPool,
+    Activation, Attention, BlockInputs, CompressedAttention, CompressedInputs, Decay, DeltaInputs, DeltaRule,
+    EntryIndex, ExpertMlp, ExpertSet, HeadPairing, HyperConnection, HyperKind, IndexInputs, MatrixSpec,
+    NGrams, Placement, PositionScale, Rope, RopeStyle, Route, Score, TokenForm, Weighted, WindowPool,
 };
 use moeflux_compute::{DType, Error, Tensor};
 use one_op::{Case, Recorder, VOCABULARY};
@@ -80,7 +80,7 @@ fn hyper_connections() {
         let width = 6;
         let (x, block) = (r.input(streams * width), r.input(width));
         let shape =
-            HyperConnection { streams, norm_eps: 0.01, floor: 1e-3, iterations, collapse_only: false };
+            HyperConnection { streams, norm_eps: 0.01, floor: 1e-3, kind: HyperKind::Mixed { iterations } };
         let mix = r.input(shape.weights());
         let base = [r.vector(shape.weights()), r.vector(3)];
         let weights = r.graph.hyper_weights(x, mix, base, shape).unwrap();
@@ -88,7 +88,7 @@ fn hyper_connections() {
         check("hyper_expand", &r.finish(expanded));
 
         let mut r = recorder();
-        let shape = HyperConnection { collapse_only: true, ..shape };
+        let shape = HyperConnection { kind: HyperKind::Collapsed, ..shape };
         let (x, mix) = (r.input(streams * width), r.input(streams));
         let base = [r.vector(streams), r.vector(1)];
         let weights = r.graph.hyper_weights(x, mix, base, shape).unwrap();
@@ -266,7 +266,14 @@ fn channels_that_decay_on_their_own() {
         let a = r.input(value_heads * key_dim);
         let values: Vec<f32> = r.random.normal(value_heads).iter().map(|v| -v.exp()).collect();
         let (decay, dt_bias) = (r.weight(1, value_heads, &values), r.vector(value_heads * key_dim));
-        let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing: HeadPairing::Grouped };
+        let shape = DeltaRule {
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            pairing: HeadPairing::Grouped,
+            decay: Decay::Softplus,
+        };
         let inputs = DeltaInputs { q, k, v, a, b };
         let out = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape).unwrap();
         check(&format!("{shape:?}"), &r.finish(out));
@@ -443,7 +450,7 @@ fn what_does_not_fit_is_refused_while_recording() {
     let inputs = CompressedInputs { q: a, kv: b, entries: b, index: None, sinks: vector };
     let rope = r.graph.rotation(Rope { style: RopeStyle::HalfSplit, inv_freq: vec![1.0], magnitude: 1.0 });
     let hyper =
-        HyperConnection { streams: 2, norm_eps: 0.0, floor: 0.0, iterations: 1, collapse_only: false };
+        HyperConnection { streams: 2, norm_eps: 0.0, floor: 0.0, kind: HyperKind::Mixed { iterations: 1 } };
     let route = Route::softmax(7, 2, true);
     let pool = WindowPool { window: 2, overlap: false, width: 6 };
     let g = &mut r.graph;

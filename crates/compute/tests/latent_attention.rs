@@ -12,7 +12,7 @@ mod one_op;
 mod random;
 
 use moeflux_compute::backend::{KvType, PAGE_TOKENS};
-use moeflux_compute::graph::{GraphBuilder, LatentAttention, LatentWeights, MatrixSpec};
+use moeflux_compute::graph::{GraphBuilder, LatentAttention, LatentInputs, LatentWeights, MatrixSpec};
 use moeflux_compute::{BlockScale, DType, Error, Half, Tensor, quant};
 use one_op::{Case, Recorder};
 use random::Random;
@@ -38,7 +38,8 @@ fn case(shape: LatentAttention, form: Form) -> Case {
             LatentWeights::Split { k: weight(k, heads * rank, nope), v: weight(v, heads * value, rank) }
         }
     };
-    let out = r.graph.latent_attention([q_nope, q_rope], [c, k_rope], form, shape).unwrap();
+    let inputs = LatentInputs { q_nope, c, rotated: Some([q_rope, k_rope]), sinks: None, chosen: None };
+    let out = r.graph.latent_attention(inputs, form, shape).unwrap();
     r.finish(out)
 }
 
@@ -107,10 +108,12 @@ fn what_does_not_fit_is_refused_while_recording() {
             g.embed(table)
         });
         let [k, v] = weights.map(|(rows, cols)| matrix(&mut g, rows, cols));
-        let outcome = g.latent_attention([q_nope, q_rope], [c, k_rope], LatentWeights::Split { k, v }, shape);
+        let rotated = Some([q_rope, k_rope]);
+        let inputs = LatentInputs { q_nope, c, rotated, sinks: None, chosen: None };
+        let outcome = g.latent_attention(inputs, LatentWeights::Split { k, v }, shape);
         let error = outcome.expect_err(expected);
         assert!(matches!(error, Error::Shape { .. }) && error.to_string().contains(expected), "{error}");
-        let joint = g.latent_attention([q_nope, q_rope], [c, k_rope], LatentWeights::Joint(k), shape);
+        let joint = g.latent_attention(inputs, LatentWeights::Joint(k), shape);
         assert!(joint.is_err(), "{expected}");
     };
     let (widths, weights) = ([8, 4, 6, 2], [(12, 4), (6, 6)]);

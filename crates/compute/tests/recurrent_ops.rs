@@ -14,7 +14,7 @@ mod random;
 use moeflux_compute::Error;
 use moeflux_compute::backend::{Backend, Batch, Executable, KvType, Span, StateSlots};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
-use moeflux_compute::graph::{DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights};
+use moeflux_compute::graph::{Decay, DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights};
 use moeflux_compute::reference::Reference;
 use one_op::{Case, Recorder, VOCABULARY};
 
@@ -93,7 +93,8 @@ fn cases() -> Vec<(String, Case)> {
         for (key_heads, value_heads, key_dim, value_dim) in
             [(1, 1, 1, 1), (2, 4, 8, 12), (3, 3, 5, 17), (2, 6, 20, 33), (1, 2, 128, 128)]
         {
-            let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing };
+            let decay = Decay::Softplus;
+            let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, decay };
             cases.push((format!("{shape:?}"), delta(shape)));
         }
     }
@@ -203,8 +204,14 @@ fn slots_can_be_carried_elsewhere() {
 
 #[test]
 fn shapes_are_checked() {
-    let shape =
-        DeltaRule { key_heads: 2, value_heads: 4, key_dim: 3, value_dim: 5, pairing: HeadPairing::Grouped };
+    let shape = DeltaRule {
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 3,
+        value_dim: 5,
+        pairing: HeadPairing::Grouped,
+        decay: Decay::Softplus,
+    };
     let check = |change: &dyn Fn(&mut [usize; 7], &mut DeltaRule), what: &str| {
         let (mut widths, mut shape) = ([6, 6, 20, 4, 4, 4, 4], shape);
         change(&mut widths, &mut shape);

@@ -171,7 +171,12 @@ impl Engine {
             path: path.into(),
             source,
         })?;
-        let model = models::record_for(checkpoint, options.context)?;
+        let mut model = models::record_for(Arc::clone(&checkpoint), options.context)?;
+        if let (None, Some(positions)) = (options.context, model.simpler_within)
+            && backend.lacks(&model.graph).is_some()
+        {
+            model = models::record_for(checkpoint, Some(positions))?;
+        }
         let mut engine = Self::new(model, backend, options, queue, progress)?;
         engine.reads.queue = Some(kind);
         Ok(engine)

@@ -167,6 +167,38 @@ CASES = [
             rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0),
         ),
     ),
+    # An indexer that leaves keys out; YaRN on its channels too.
+    HfCase(
+        "deepseek_v32_sparse",
+        "deepseek_v32",
+        110,
+        _deepseek(
+            num_hidden_layers=2,
+            mlp_layer_types=["dense", "sparse"],
+            index_topk=19,
+            index_n_heads=9,
+            index_head_dim=14,
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=0.7),
+        ),
+    ),
+    # Layers that see what the one before them chose, by the keys of published configurations; neighbouring channels of the
+    # index form pairs.
+    HfCase(
+        "glm_moe_dsa_sparse",
+        "glm_moe_dsa",
+        120,
+        _deepseek(
+            num_hidden_layers=4,
+            index_topk=19,
+            index_n_heads=9,
+            index_head_dim=8,
+            n_group=1,
+            topk_group=1,
+            rms_norm_eps=0.01,
+            index_topk_pattern="FSFS",
+        ),
+        config_edits={"indexer_types": None, "mlp_layer_types": None, "index_topk_pattern": "FSFS"},
+    ),
     # Softmax routing within groups; queries that grow with their position; YaRN; no dense layer.
     HfCase(
         "mistral4_basic",

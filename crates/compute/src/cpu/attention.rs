@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::gathered::{Choices, Heads, Seen};
 use super::head_group::{Element, Scores, WeightedSums};
 use super::pages::{Pages, Values};
 use super::pool::ThreadPool;
@@ -55,17 +56,8 @@ impl KvCache {
         }
     }
 
-    /// Appends k and v of the batch, then attends: q (rows, heads · head_dim) → out (rows, heads · value_dim). `sinks` are
-    /// logits, one a head, that take their share of the softmax.
-    pub(crate) fn attend(
-        &mut self,
-        pool: &ThreadPool,
-        simd: Simd,
-        [q, k, v]: [&[f32]; 3],
-        sinks: Option<&[f32]>,
-        spans: &[Span<'_>],
-        out: &mut [f32],
-    ) {
+    /// Stores keys and values of all tokens of a batch.
+    fn append_all(&mut self, [k, v]: [&[f32]; 2], spans: &[Span<'_>]) {
         let [k_width, v_width] =
             [self.shape.head_dim, self.shape.value_dim].map(|width| self.shape.kv_heads * width);
         for span in spans {
@@ -75,6 +67,74 @@ impl KvCache {
                 let page = span.pages[position / PAGE_TOKENS] as usize;
                 self.append(page, position % PAGE_TOKENS, &k[at(k_width)], &v[at(v_width)]);
             }
+        }
+    }
+
+    /// A key and a value of one head as f32.
+    fn load(&self, page: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
+        let keys = self.shape.kv_heads * PAGE_TOKENS * self.shape.head_dim;
+        self.pages.load(page, token * key.len(), key);
+        self.pages.load(page, keys + token * value.len(), value);
+    }
+
+    /// Attends to the tokens that are chosen for each query; else as [`KvCache::attend`].
+    fn attend_chosen(
+        &self,
+        (pool, simd): (&ThreadPool, Simd),
+        q: &[f32],
+        (choices, sinks): (Choices<'_>, Option<&[f32]>),
+        spans: &[Span<'_>],
+        out: &mut [f32],
+    ) {
+        let Attention { heads, kv_heads, head_dim: dim, value_dim, scale, .. } = self.shape;
+        let rows: Vec<(usize, usize, &Span<'_>)> = spans
+            .iter()
+            .flat_map(|span| span.rows.clone().enumerate().map(move |(i, row)| (row, span.start + i, span)))
+            .collect();
+        // Heads that read the same keys and see the same tokens.
+        let (shared, seeing) = (heads / kv_heads, heads / choices.how.groups);
+        let mut parts: Vec<Range<usize>> = vec![];
+        for head in 0..heads {
+            match parts.last_mut() {
+                Some(last) if head % shared != 0 && head % seeing != 0 => last.end = head + 1,
+                _ => parts.push(head..head + 1),
+            }
+        }
+        let out = SharedMut::new(out);
+        pool.run(rows.len() * parts.len(), &|task| {
+            let (row, position, span) = rows[task / parts.len()];
+            let part = parts[task % parts.len()].clone();
+            let kv_head = part.start / shared;
+            let first = row * heads;
+            let at = (first + part.start) * value_dim..(first + part.end) * value_dim;
+            // SAFETY: a task writes only its row's heads.
+            let out = unsafe { out.part(at) };
+            let Some(positions) = choices.positions(row, position, part.start / seeing) else {
+                return out.fill(f32::NAN);
+            };
+            let load = |i: usize, key: &mut [f32], value: &mut [f32]| {
+                let page = span.pages[positions[i] / PAGE_TOKENS] as usize;
+                self.load(page, kv_head * PAGE_TOKENS + positions[i] % PAGE_TOKENS, key, value);
+            };
+            let q = &q[(first + part.start) * dim..(first + part.end) * dim];
+            let heads = Heads { q, dim, value_dim, scale, sinks: sinks.map(|sinks| &sinks[part]) };
+            heads.attend(simd, positions.len(), true, load, out);
+        });
+    }
+
+    /// Appends k and v of the batch, then attends: q (rows, heads · head_dim) → out (rows, heads · value_dim).
+    pub(super) fn attend(
+        &mut self,
+        pool: &ThreadPool,
+        simd: Simd,
+        [q, k, v]: [&[f32]; 3],
+        Seen { sinks, choices }: Seen<'_>,
+        spans: &[Span<'_>],
+        out: &mut [f32],
+    ) {
+        self.append_all([k, v], spans);
+        if let Some(choices) = choices {
+            return self.attend_chosen((pool, simd), q, (choices, sinks), spans, out);
         }
         let blocks: Vec<(&Span<'_>, Range<usize>)> = spans
             .iter()

@@ -4,10 +4,10 @@
 //! of that head. A row visits tokens in order of their positions whatever else is in the batch, so its result does not
 //! depend on the batch.
 
-use super::compressed_attention::{CompressedCache, IndexRows, KEY_BLOCK, Query};
+use super::compressed_attention::{CompressedCache, IndexRows, Query};
+use super::gathered::Heads;
 use super::linear::CpuContext;
 use super::shared::SharedMut;
-use super::vector;
 use crate::backend::Span;
 use crate::graph::TokenForm;
 
@@ -83,33 +83,12 @@ impl CompressedCache {
             (Some(blocks), true) => blocks[i / stride] as usize * stride + i % stride,
             _ => finished * stride + i - chosen,
         };
-        let mut keys = vec![0.0; KEY_BLOCK.min(count) * dim];
-        let mut values = keys.clone();
-        let mut states = vec![(f32::NEG_INFINITY, 0.0f32); q.len() / dim];
-        let mut scores = [0.0f32; KEY_BLOCK];
-        out.fill(0.0);
-        for from in (0..count).step_by(KEY_BLOCK) {
-            let to = (from + KEY_BLOCK).min(count);
-            let loaded = keys.chunks_exact_mut(dim).zip(values.chunks_exact_mut(dim));
-            for ((key, value), i) in loaded.zip(from..to) {
-                let (page, at) = self.token(query.pages, position(i));
-                self.pages.load(page, at + kv_head * dim, key);
-                self.pages.load(page, at + half + kv_head * dim, value);
-            }
-            let scores = &mut scores[..to - from];
-            let heads = q.chunks_exact(dim).zip(out.chunks_exact_mut(dim));
-            for ((q, out), state) in heads.zip(&mut states) {
-                for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
-                    *score = vector::dot_f32(simd, q, key) * shape.scale;
-                }
-                vector::softmax_block(simd, scores, state, out);
-                for (p, value) in scores.iter().zip(values.chunks_exact(dim)) {
-                    vector::axpy_f32(simd, *p, value, out);
-                }
-            }
-        }
-        for (out, (_, total)) in out.chunks_exact_mut(dim).zip(states) {
-            out.iter_mut().for_each(|o| *o /= total);
-        }
+        let load = |i: usize, key: &mut [f32], value: &mut [f32]| {
+            let (page, at) = self.token(query.pages, position(i));
+            self.pages.load(page, at + kv_head * dim, key);
+            self.pages.load(page, at + half + kv_head * dim, value);
+        };
+        let heads = Heads { q, dim, value_dim: dim, scale: shape.scale, sinks: None };
+        heads.attend(simd, count, true, load, out);
     }
 }

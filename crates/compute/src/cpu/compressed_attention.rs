@@ -4,6 +4,8 @@
 //! convert what the row sees to f32 once for all their heads. A row visits tokens, then entries, in order whatever else
 //! is in the batch, so its result does not depend on the batch.
 
+use super::choose_blocks::best;
+use super::gathered::KEY_BLOCK;
 use super::linear::CpuContext;
 use super::pages::Pages;
 use super::shared::SharedMut;
@@ -15,8 +17,8 @@ use crate::graph::{CompressedAttention, TokenForm};
 const HEAD_BLOCK: usize = 16;
 /// Entries of a task of the index.
 const ENTRY_BLOCK: usize = 256;
-/// Keys that are converted at once.
-pub(super) const KEY_BLOCK: usize = 64;
+/// Scores that are kept at once, where queries have fewer each.
+const SCORES: usize = 1 << 20;
 
 /// Pages of one layer: tokens (PAGE_TOKENS, head_dim), then entries with their keys for the index.
 #[derive(Debug)]
@@ -59,14 +61,16 @@ pub(super) struct Query<'a> {
     pub(super) pages: &'a [u32],
 }
 
-/// Bytes of scratch of `threads` threads on batches of `rows` rows, for contexts of as many entries as fit a block.
+/// Bytes of scratch of `threads` threads on batches of `rows` rows.
 pub(crate) fn scratch_bytes(shape: &CompressedAttention, rows: usize, threads: usize) -> usize {
     let chosen = shape.index.map_or(0, |index| index.top_k);
+    let scores = if shape.index.is_some() { SCORES } else { 0 };
     let attending = match shape.form {
         TokenForm::Shared => KEY_BLOCK * shape.head_dim + HEAD_BLOCK * (shape.window + chosen),
         TokenForm::Grouped { .. } => 2 * KEY_BLOCK * shape.head_dim,
+        TokenForm::Elsewhere => 0,
     };
-    (rows.saturating_mul(ENTRY_BLOCK + chosen) + threads * attending).saturating_mul(size_of::<f32>())
+    (rows.saturating_mul(chosen) + scores + threads * attending).saturating_mul(size_of::<f32>())
 }
 
 impl CompressedCache {
@@ -136,31 +140,54 @@ impl CompressedCache {
             return vec![None; queries.len()];
         };
         let mut chosen = vec![None; queries.len()];
-        let ones = vec![1.0; index.heads];
-        // Scores of the queries that have a choice, one after the other.
         let entries = |query: &Query<'_>| self.shape.entries(query.position);
         let choosing: Vec<usize> =
             (0..queries.len()).filter(|i| entries(&queries[*i]) > index.top_k).collect();
+        let most = choosing.iter().map(|i| entries(&queries[*i])).max().unwrap_or(1);
+        for some in choosing.chunks((SCORES / most).max(1)) {
+            let counts: Vec<usize> = some.iter().map(|i| entries(&queries[*i])).collect();
+            let scores = self.scores(context, (q, weights.unwrap_or(&[])), some, queries);
+            let mut rest = &scores[..];
+            for (i, count) in some.iter().zip(counts) {
+                let (own, after) = rest.split_at(count);
+                chosen[*i] = Some(best(own, index.top_k));
+                rest = after;
+            }
+        }
+        chosen
+    }
+
+    /// Scores of the entries that `some` queries may see, one query after the other; the weights of heads are ones if
+    /// there are none.
+    fn scores(
+        &self,
+        context: &CpuContext,
+        (q, weights): (&[f32], &[f32]),
+        some: &[usize],
+        queries: &[Query<'_>],
+    ) -> Vec<f32> {
+        let index = self.shape.index.expect("checked by the caller");
+        let ones = vec![1.0; index.heads];
         let mut start = 0;
         let mut parts = vec![];
-        for i in &choosing {
-            let count = entries(&queries[*i]);
-            parts.extend((0..count).step_by(ENTRY_BLOCK).map(|first| (*i, first, start)));
+        for i in some {
+            let count = self.shape.entries(queries[*i].position);
+            parts.extend((0..count).step_by(ENTRY_BLOCK).map(|first| (*i, first, start, count)));
             start += count;
         }
         let mut scores = vec![0.0f32; start];
         let shared = SharedMut::new(&mut scores);
         let factor = ((index.head_dim * index.heads) as f32).sqrt().recip();
         context.pool.run(parts.len(), &|task| {
-            let (i, first, start) = parts[task];
+            let (i, first, start, count) = parts[task];
             let query = queries[i];
-            let last = (first + ENTRY_BLOCK).min(entries(&query));
+            let last = (first + ENTRY_BLOCK).min(count);
             // SAFETY: a task's entries of its query are its own.
             let scores = unsafe { shared.part(start + first..start + last) };
             let width = index.heads * index.head_dim;
             let q = &q[query.row * width..(query.row + 1) * width];
             let own = query.row * index.heads..(query.row + 1) * index.heads;
-            let weights = weights.map_or(&ones[..], |weights| &weights[own]);
+            let weights = weights.get(own).unwrap_or(&ones[..]);
             let mut key = vec![0.0; index.head_dim];
             for (score, entry) in scores.iter_mut().zip(first..last) {
                 let (page, at) = self.entry(query.pages, entry);
@@ -174,18 +201,7 @@ impl CompressedCache {
                 *score *= factor;
             }
         });
-        let mut rest = &scores[..];
-        for i in choosing {
-            let (own, after) = rest.split_at(entries(&queries[i]));
-            let mut order: Vec<u32> = (0..own.len() as u32).collect();
-            let better = |a: &u32, b: &u32| own[*b as usize].total_cmp(&own[*a as usize]).then(a.cmp(b));
-            order.select_nth_unstable_by(index.top_k - 1, better);
-            order.truncate(index.top_k);
-            order.sort_unstable();
-            chosen[i] = Some(order);
-            rest = after;
-        }
-        chosen
+        scores
     }
 
     /// Heads from `first_head` on of one row, as many as `out` has.

@@ -10,11 +10,12 @@ use super::causal_conv1d::{causal_conv1d, transpose};
 use super::compressed_attention::{CompressedCache, CompressedRows, IndexRows};
 use super::forecast::{Forecast, Router, routers};
 use super::gated_delta_rule::{Inputs, gated_delta_rule};
+use super::gathered::{Choices, Seen};
 use super::hyper;
 use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
 use super::linear::{CpuContext, LinearJob, grouped_linear, linear};
 use super::moe_experts::{
-    ExpertBody, MoeScratch, capped_silu_mul, limited_silu_mul, moe_experts, squared_relu,
+    ExpertBody, MoeScratch, capped_silu_mul, clamped_silu_mul, limited_silu_mul, moe_experts, squared_relu,
 };
 use super::ngrams::ngram_embed;
 use super::pages::Pages;
@@ -28,8 +29,8 @@ use super::vector;
 use super::window_pool::{window_mean, window_pool};
 use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
 use crate::graph::{
-    BlockInputs, CompressedInputs, DeltaInputs, Graph, IndexInputs, Op, Output, SsmInputs, SsmWeights, Value,
-    WeightId,
+    self, BlockInputs, CompressedInputs, DeltaInputs, Graph, IndexInputs, Op, Output, SsmInputs, SsmWeights,
+    Value, WeightId,
 };
 use crate::plan::Plan;
 use crate::profile::{Profile, Work};
@@ -343,19 +344,30 @@ impl CpuExecutable {
                 out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
                 this.angles[rope].rotate(&this.graph.ropes[rope], row, out, x.width() / heads);
             }),
-            Op::Attention { q, k, v, cache, sinks } => {
+            Op::Attention { q, k, v, cache, sinks, chosen } => {
                 let mut buffer = self.take(out, rows);
                 let inputs = [q, k, v].map(|value| self.buffer(value));
+                let blocks = chosen.map(|chosen| self.buffer(chosen.blocks));
                 let qkv = inputs.map(|index| &self.buffers[index][..]);
-                let sinks = sinks.map(|s| &self.vectors[s.0][..]);
-                self.caches[cache.0].attend(&self.context.pool, simd, qkv, sinks, batch.spans, &mut buffer);
+                let choices = chosen.zip(blocks);
+                let choices = choices.map(|(how, blocks)| Choices { how, blocks: &self.buffers[blocks] });
+                let seen = Seen { sinks: sinks.map(|s| &self.vectors[s.0][..]), choices };
+                self.caches[cache.0].attend(&self.context.pool, simd, qkv, seen, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => {
+            Op::LatentAttention { inputs, weights, cache } => {
                 let mut buffer = self.take(out, rows);
-                let inputs = [q_nope, q_rope, c, k_rope].map(|value| self.buffer(value));
-                let [q_nope, q_rope, c, k_rope] = inputs.map(|index| &self.buffers[index][..]);
-                let inputs = LatentInputs { q_nope, q_rope, c, k_rope, weights, tensors: &self.weights };
+                let graph::LatentInputs { q_nope, c, rotated, sinks, chosen } = inputs;
+                let indices = [q_nope, c].map(|value| self.buffer(value));
+                let rotated = rotated.map(|rotated| rotated.map(|value| self.buffer(value)));
+                let blocks = chosen.map(|chosen| self.buffer(chosen.blocks));
+                let of = |index: usize| &self.buffers[index][..];
+                let ([q_nope, c], rotated) = (indices.map(of), rotated.map(|rotated| rotated.map(of)));
+                let [q_rope, k_rope] = rotated.unwrap_or_default();
+                let choices = chosen.zip(blocks).map(|(how, blocks)| Choices { how, blocks: of(blocks) });
+                let seen = Seen { sinks: sinks.map(|s| &self.vectors[s.0][..]), choices };
+                let inputs =
+                    LatentInputs { q_nope, q_rope, c, k_rope, seen, weights, tensors: &self.weights };
                 let outcome = self.latent_caches[cache.0].attend(
                     &self.context,
                     &mut self.latent,
@@ -631,6 +643,35 @@ impl CpuExecutable {
                     &mut buffer,
                 );
                 self.put(out, buffer);
+            }
+            Op::ChooseBlocks { inputs, choice, cache } => {
+                let mut buffer = self.take(out, rows);
+                let (q, k, weights) = self.index_buffers(inputs);
+                let of = |index: usize| &self.buffers[index][..];
+                let inputs = IndexRows { q: of(q), k: of(k), weights: weights.map(of) };
+                let cache = &mut self.compressed_caches[cache.0];
+                cache.choose_blocks(&self.context, inputs, &choice, batch.spans, &mut buffer);
+                self.put(out, buffer);
+            }
+            Op::LayerNorm { x, weight, bias, eps } => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
+                    let mean = vector::sum(simd, x) / x.len() as f32;
+                    out.iter_mut().zip(x).for_each(|(o, v)| *o = v - mean);
+                    let variance = vector::sum_of_squares(simd, out) / out.len() as f32;
+                    vector::scale(simd, 1.0 / (variance + eps).sqrt(), out);
+                    let affine = this.vectors[weight.0].iter().zip(&this.vectors[bias.0]);
+                    out.iter_mut().zip(affine).for_each(|(o, (w, b))| *o = *o * w + b);
+                });
+            }
+            Op::ClampedSwiGlu { gate, up, alpha, limit } => {
+                let rows = self.value(gate).len() / gate.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    let at = row * out.len()..(row + 1) * out.len();
+                    out.copy_from_slice(&this.value(gate)[at.clone()]);
+                    clamped_silu_mul(simd, out, &this.value(up)[at], alpha, limit);
+                });
             }
             Op::GatherRows { x } => {
                 let outputs = batch.outputs;

@@ -11,7 +11,7 @@ use super::simd::{Isa, Kernel, Simd};
 use super::slots::{Slots, SpanState};
 use super::vector;
 use crate::backend::Span;
-use crate::graph::DeltaRule;
+use crate::graph::{Decay, DeltaRule};
 
 /// What is mixed; all (rows, …).
 #[derive(Debug, Clone, Copy)]
@@ -65,8 +65,11 @@ pub(crate) fn gated_delta_rule(
                 normalize(simd, &inputs.k[key..key + key_dim], 1.0, &mut k);
                 let at = row * value_heads + head;
                 let decay = |i: usize| {
-                    let softplus = softplus(inputs.a[at * decays + i] + inputs.dt_bias[head * decays + i]);
-                    (inputs.decay[head] * softplus).exp()
+                    let x = inputs.a[at * decays + i] + inputs.dt_bias[head * decays + i];
+                    match shape.decay {
+                        Decay::Softplus => (inputs.decay[head] * softplus(x)).exp(),
+                        Decay::Bounded(bound) => (bound / (1.0 + (inputs.decay[head] * x).exp())).exp(),
+                    }
                 };
                 if decays > 1 {
                     let rows = state.chunks_exact_mut(value_dim).enumerate();

@@ -2,7 +2,7 @@
 
 use super::simd::Simd;
 use super::vector;
-use crate::graph::HyperConnection;
+use crate::graph::{HyperConnection, HyperKind};
 
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
@@ -19,22 +19,26 @@ pub(crate) fn weights(
     let n = shape.streams;
     let mean = vector::sum_of_squares(simd, x) / x.len() as f32;
     let norm = 1.0 / (mean + shape.norm_eps).sqrt();
+    let (magnitude, floor) = match shape.kind {
+        HyperKind::Independent { magnitude } => (magnitude, shape.floor),
+        _ => (2.0, 0.0),
+    };
     for (i, ((out, mix), base)) in out.iter_mut().zip(mix).zip(base).enumerate() {
         let kind = (i / n).min(2);
         *out = mix * norm * factors[kind] + base;
         match kind {
             0 => *out = sigmoid(*out) + shape.floor,
-            1 => *out = 2.0 * sigmoid(*out),
+            1 => *out = magnitude * sigmoid(*out) + floor,
             _ => {}
         }
     }
-    if !shape.collapse_only {
-        balance(&mut out[2 * n..], shape);
+    if let HyperKind::Mixed { iterations } = shape.kind {
+        balance(&mut out[2 * n..], shape, iterations);
     }
 }
 
 /// Mixing weights (from, into) from their logits.
-fn balance(mixing: &mut [f32], shape: &HyperConnection) {
+fn balance(mixing: &mut [f32], shape: &HyperConnection, iterations: usize) {
     let (n, floor) = (shape.streams, shape.floor);
     for row in mixing.chunks_exact_mut(n) {
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -49,7 +53,7 @@ fn balance(mixing: &mut [f32], shape: &HyperConnection) {
         }
     };
     columns(mixing);
-    for _ in 1..shape.iterations {
+    for _ in 1..iterations {
         for row in mixing.chunks_exact_mut(n) {
             let sum: f32 = row.iter().sum();
             row.iter_mut().for_each(|w| *w /= sum + floor);
@@ -70,7 +74,11 @@ pub(crate) fn collapse(simd: Simd, x: &[f32], weights: &[f32], out: &mut [f32]) 
 pub(crate) fn expand(simd: Simd, streams: usize, [x, block, weights]: [&[f32]; 3], out: &mut [f32]) {
     let (adding, mixing) = weights[streams..].split_at(streams);
     for (into, (out, add)) in out.chunks_exact_mut(block.len()).zip(adding).enumerate() {
-        out.fill(0.0);
+        if mixing.is_empty() {
+            out.copy_from_slice(&x[into * block.len()..(into + 1) * block.len()]);
+        } else {
+            out.fill(0.0);
+        }
         for (stream, weights) in x.chunks_exact(block.len()).zip(mixing.chunks_exact(streams)) {
             vector::axpy_f32(simd, weights[into], stream, out);
         }

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use super::activations::Activations;
+use super::gathered::{Choices, Heads, KEY_BLOCK, Seen};
 use super::linear::CpuContext;
 use super::matmul::{OutRows, Tokens, matmul_rows};
 use super::pages::Pages;
@@ -47,7 +48,8 @@ pub(crate) fn scratch_bytes(shape: &LatentAttention, rows: usize, threads: usize
     let LatentAttention { heads, nope, rope, rank, .. } = *shape;
     let queries_and_mixed = heads * rows.min(ROWS) * (2 * rank + rope);
     let absorbing = (nope + 1) * rank + ROWS * nope;
-    let attending = PAGE_TOKENS * (rank + rope) + ROW_BLOCK * HEAD_BLOCK * (rank + 2);
+    let attending =
+        PAGE_TOKENS.max(KEY_BLOCK + HEAD_BLOCK) * (rank + rope) + ROW_BLOCK * HEAD_BLOCK * (rank + 2);
     (queries_and_mixed + threads * absorbing.max(attending)) * size_of::<f32>()
 }
 
@@ -62,10 +64,23 @@ pub(crate) struct LatentInputs<'a> {
     pub(crate) c: &'a [f32],
     /// (rows, rope).
     pub(crate) k_rope: &'a [f32],
+    pub(super) seen: Seen<'a>,
     /// Which of `tensors` hold W_k and W_v.
     pub(crate) weights: LatentWeights,
     /// The graph's weights.
     pub(crate) tensors: &'a [Tensor],
+}
+
+/// What a task computes.
+struct Part<'a> {
+    /// (heads, rows of `all`, rank + rope).
+    queries: &'a [f32],
+    /// The rows that queries and results are of.
+    all: &'a Range<usize>,
+    block: &'a Block<'a>,
+    heads: Range<usize>,
+    /// (all heads).
+    sinks: Option<&'a [f32]>,
 }
 
 /// Consecutive rows of one sequence.
@@ -105,8 +120,9 @@ impl LatentCache {
             for (i, row) in span.rows.clone().enumerate() {
                 let position = span.start + i;
                 let page = span.pages[position / PAGE_TOKENS] as usize;
-                let (c, k_rope) = (&inputs.c[row * rank..], &inputs.k_rope[row * rope..]);
-                self.append(page, position % PAGE_TOKENS, &c[..rank], &k_rope[..rope]);
+                let c = &inputs.c[row * rank..(row + 1) * rank];
+                let k_rope = &inputs.k_rope[row * rope..(row + 1) * rope];
+                self.append(page, position % PAGE_TOKENS, c, k_rope);
             }
         }
         let total = out.len() / (heads * value);
@@ -128,13 +144,24 @@ impl LatentCache {
                 let queries = unsafe { queries.part(head * len..(head + 1) * len) };
                 keep(self.absorb(context, inputs, rows.clone(), head, queries));
             });
-            let blocks = blocks(spans, &rows);
+            // Rows with a choice of tokens share no keys.
+            let block = if inputs.seen.choices.is_some() { 1 } else { ROW_BLOCK };
+            let blocks = blocks(spans, &rows, block);
             let head_blocks = heads.div_ceil(HEAD_BLOCK);
             let mixed = SharedMut::new(&mut scratch.mixed);
             context.pool.run(blocks.len() * head_blocks, &|task| {
                 let first = task % head_blocks * HEAD_BLOCK;
-                let heads = first..(first + HEAD_BLOCK).min(heads);
-                self.mix(context, &scratch.queries, &blocks[task / head_blocks], &rows, heads, &mixed);
+                let part = Part {
+                    queries: &scratch.queries,
+                    all: &rows,
+                    block: &blocks[task / head_blocks],
+                    heads: first..(first + HEAD_BLOCK).min(heads),
+                    sinks: inputs.seen.sinks,
+                };
+                match inputs.seen.choices {
+                    Some(choices) => self.mix_chosen(context, &part, choices, &mixed),
+                    None => self.mix(context, &part, &mixed),
+                }
             });
             let out = SharedMut::new(&mut out[start * heads * value..][..count * heads * value]);
             context.pool.run(heads, &|head| {
@@ -194,21 +221,56 @@ impl LatentCache {
         Ok(())
     }
 
-    /// Weighted sums of latents for a block of rows and heads; `all` are the rows that `queries` and `out` hold.
-    fn mix(
+    /// Weighted sums of the latents that a row's heads see.
+    fn mix_chosen(
         &self,
         context: &CpuContext,
-        queries: &[f32],
-        block: &Block<'_>,
-        all: &Range<usize>,
-        heads: Range<usize>,
+        part: &Part<'_>,
+        choices: Choices<'_>,
         out: &SharedMut<'_, f32>,
     ) {
         let LatentAttention { rank, scale, .. } = self.shape;
+        let Part { queries, all, block: Block { span, rows }, heads, sinks } = part;
+        let (width, row) = (self.width(), rows.start);
+        let position = span.start + (row - span.rows.start);
+        let at = |head: usize| head * all.len() + row - all.start;
+        let Some(positions) = choices.positions(row, position, 0) else {
+            // SAFETY: a task writes only its row and heads.
+            let own = |head: usize| unsafe { out.part(at(head) * rank..(at(head) + 1) * rank) };
+            return heads.clone().for_each(|head| own(head).fill(f32::NAN));
+        };
+        let q: Vec<f32> = heads
+            .clone()
+            .flat_map(|head| &queries[at(head) * width..(at(head) + 1) * width])
+            .copied()
+            .collect();
+        let load = |i: usize, key: &mut [f32], _: &mut [f32]| {
+            let (page, offset) = (span.pages[positions[i] / PAGE_TOKENS], positions[i] % PAGE_TOKENS);
+            self.pages.load(page as usize, offset * width, key);
+        };
+        let mut mixed = vec![0.0; heads.len() * rank];
+        let sinks = sinks.map(|sinks| &sinks[heads.clone()]);
+        let own = Heads { q: &q, dim: width, value_dim: rank, scale, sinks };
+        own.attend(context.simd, positions.len(), false, load, &mut mixed);
+        for (head, mixed) in heads.clone().zip(mixed.chunks_exact(rank)) {
+            // SAFETY: a task writes only its row and heads.
+            unsafe { out.part(at(head) * rank..(at(head) + 1) * rank) }.copy_from_slice(mixed);
+        }
+    }
+
+    /// Weighted sums of latents for a block of rows and heads.
+    fn mix(&self, context: &CpuContext, part: &Part<'_>, out: &SharedMut<'_, f32>) {
+        let LatentAttention { rank, scale, .. } = self.shape;
+        let Part { queries, all, block, heads, sinks } = part;
         let (simd, width, span) = (context.simd, self.width(), block.span);
         let position = |row: usize| span.start + (row - span.rows.start);
         let pairs = block.rows.len() * heads.len();
         let mut states = vec![(f32::NEG_INFINITY, 0.0f32); pairs];
+        if let Some(sinks) = sinks {
+            // As if a first key had this score and a value of zero.
+            let sinks = sinks[heads.clone()].iter().cycle();
+            states.iter_mut().zip(sinks).for_each(|(state, sink)| *state = (*sink, 1.0));
+        }
         let mut sums = vec![0.0f32; pairs * rank];
         let mut scratch = vec![0.0; PAGE_TOKENS * width];
         let mut scores = [0.0f32; PAGE_TOKENS];
@@ -251,13 +313,13 @@ impl LatentCache {
     }
 }
 
-/// The rows `rows` of the batch in blocks of one sequence each.
-fn blocks<'a>(spans: &'a [Span<'a>], rows: &Range<usize>) -> Vec<Block<'a>> {
+/// The rows `rows` of the batch in blocks of one sequence each, of `size` rows at most.
+fn blocks<'a>(spans: &'a [Span<'a>], rows: &Range<usize>, size: usize) -> Vec<Block<'a>> {
     let mut blocks = vec![];
     for span in spans {
         let (start, end) = (span.rows.start.max(rows.start), span.rows.end.min(rows.end));
-        for first in (start..end).step_by(ROW_BLOCK) {
-            blocks.push(Block { span, rows: first..(first + ROW_BLOCK).min(end) });
+        for first in (start..end).step_by(size) {
+            blocks.push(Block { span, rows: first..(first + size).min(end) });
         }
     }
     blocks

@@ -68,12 +68,7 @@ impl ExpertBody<'_> {
             Activation::SwiGlu => vector::silu_mul(simd, gate, up),
             Activation::LimitedSwiGlu { limit } => limited_silu_mul(simd, gate, up, limit),
             Activation::ClampedSwiGlu { alpha, limit } => {
-                for (g, u) in gate.iter_mut().zip(up) {
-                    let (clamped, u) = (g.min(limit), u.clamp(-limit, limit));
-                    // `min` would drop a NaN.
-                    let clamped = if g.is_nan() { *g } else { clamped };
-                    *g = (u + 1.0) * clamped / (1.0 + (-alpha * clamped).exp());
-                }
+                clamped_silu_mul(simd, gate, up, alpha, limit);
             }
             Activation::CappedSwiGlu { limit } => capped_silu_mul(simd, gate, up, limit),
             Activation::SquaredRelu => squared_relu(up, gate),
@@ -101,6 +96,15 @@ pub(crate) fn limited_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: 
     gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
     vector::silu(simd, gate);
     gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit));
+}
+
+/// (up + 1) · gate · sigmoid(alpha · gate), with gate up to limit and up within ±limit, in place of gate.
+pub(crate) fn clamped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    // Comparisons keep a NaN, `min` would drop it.
+    gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
+    let logits: Vec<f32> = gate.iter().map(|g| alpha * g).collect();
+    vector::sigmoid_mul(simd, &logits, gate);
+    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit) + 1.0);
 }
 
 /// Bytes of scratch that a batch of `rows` rows with `top_k` choices each needs.

@@ -57,6 +57,9 @@ pub(super) fn name(graph: &Graph, nodes: Range<usize>) -> String {
         Op::StreamGate { .. } => "stream_gate",
         Op::WindowMean { .. } => "window_mean",
         Op::BlockAttention { .. } => "block attention",
+        Op::ChooseBlocks { .. } => "choose_blocks",
+        Op::LayerNorm { .. } => "layer_norm",
+        Op::ClampedSwiGlu { .. } => "clamped_swiglu",
         Op::GatherRows { .. } => "gather_rows",
     };
     name.to_owned()

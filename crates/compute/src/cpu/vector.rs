@@ -204,6 +204,24 @@ kernel! {
 }
 
 kernel! {
+    /// Σ x.
+    pub fn sum(isa, x: &'a [f32]) -> f32 {
+        let mut sum = isa.splat(0.0);
+        let mut i = 0;
+        while i + I::LANES <= x.len() {
+            // SAFETY: i + LANES ≤ the length.
+            sum = isa.add(sum, unsafe { isa.load(x.as_ptr().add(i)) });
+            i += I::LANES;
+        }
+        if i < x.len() {
+            // SAFETY: the rest ends where x does.
+            sum = isa.add(sum, unsafe { isa.load_first(x.as_ptr().add(i), x.len() - i) });
+        }
+        isa.reduce_add(sum)
+    }
+}
+
+kernel! {
     /// The greatest element; −∞ if there is none. NaN elements may be passed over.
     pub fn max(isa, x: &'a [f32]) -> f32 {
         if x.len() < I::LANES {

@@ -152,6 +152,7 @@ impl Lowering<'_> {
         let kv_heads = match shape.form {
             TokenForm::Shared => 1,
             TokenForm::Grouped { kv_heads } => kv_heads,
+            TokenForm::Elsewhere => unreachable!("refused before lowering"),
         };
         let (chunks, splits) = ((heads / kv_heads).div_ceil(QUERIES), self.shape.splits);
         let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);

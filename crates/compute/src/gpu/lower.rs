@@ -361,7 +361,7 @@ impl Lowering<'_> {
                 let kernel =
                     if a.width() == shape.value_heads { "gated_delta_rule" } else { "channel_delta_rule" };
                 let [q, k, v, a, b, out] = [q, k, v, a, b, out].map(|value| self.value(value));
-                let DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing } = shape;
+                let DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, .. } = shape;
                 let sequences = self.input(self.layout.sequences);
                 let held = self.memory.state.states[state.0].slice();
                 let buffers = [q, k, v, a, b, self.vector(decay), self.vector(dt_bias), sequences, held, out];

@@ -6,7 +6,7 @@ use super::few_experts::RouteWords;
 use super::inputs::Turn;
 use super::lower::{Launch, Lowering, THREADS};
 use crate::graph::{
-    BlockInputs, CompressedInputs, Op, Output, RopeStyle, StateId, Value, WeightId, WindowPool,
+    BlockInputs, CompressedInputs, HyperKind, Op, Output, RopeStyle, StateId, Value, WeightId, WindowPool,
 };
 
 /// Elements of rows that a group of threads takes one each of.
@@ -74,14 +74,13 @@ impl Lowering<'_> {
             Op::HyperWeights { x, mix, base, factors, shape } => {
                 let buffers =
                     [self.value(x), self.value(mix), self.vector(base), self.vector(factors), self.value(to)];
-                let constants: &[&dyn Words] = &[
-                    &shape.streams,
-                    &x.width(),
-                    &shape.norm_eps,
-                    &shape.floor,
-                    &shape.iterations,
-                    &shape.collapse_only,
-                ];
+                let (iterations, collapse_only) = match shape.kind {
+                    HyperKind::Collapsed => (1, true),
+                    HyperKind::Mixed { iterations } => (iterations, false),
+                    HyperKind::Independent { .. } => unreachable!("refused before lowering"),
+                };
+                let constants: &[&dyn Words] =
+                    &[&shape.streams, &x.width(), &shape.norm_eps, &shape.floor, &iterations, &collapse_only];
                 Launch { unit: "streams", kernel: "hyper_weights", buffers: &buffers, constants }
                     .over([self.rows, 1, 1], THREADS)
             }

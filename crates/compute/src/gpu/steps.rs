@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use crate::graph::{
-    CacheId, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, LatentCacheId, LatentWeights, Op, Output,
-    Precision, Route, Routing, StateId, Value, WeightId,
+    CacheId, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, LatentCacheId, LatentInputs,
+    LatentWeights, Op, Output, Precision, Route, Routing, StateId, Value, WeightId,
 };
 
 /// What is done to heads of queries and keys before they are attended with.
@@ -270,10 +270,11 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
             Step::RmsNorm { x, weight, groups, eps, out }
         }
         Op::Rope { x, heads, rope } => Step::Rope { x, heads, rope, out },
-        Op::Attention { q, k, v, cache, sinks } => {
+        Op::Attention { q, k, v, cache, sinks, .. } => {
             Step::Attention { q, k, v, cache, sinks, prepare: None, out }
         }
-        Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => {
+        Op::LatentAttention { inputs: LatentInputs { q_nope, c, rotated, .. }, weights, cache } => {
+            let [q_rope, k_rope] = rotated.expect("refused without");
             Step::LatentAttention { inputs: [q_nope, q_rope, c, k_rope], weights, cache, out }
         }
         Op::SwiGlu { gate, up } => Step::SwiGlu { gate, up, out },

@@ -2,7 +2,7 @@
 //!
 //! Kernels keep queries, scores and chosen experts in threadgroup memory, which is limited.
 
-use crate::graph::{Activation, Graph, Op};
+use crate::graph::{Activation, Decay, DeltaRule, Graph, HyperConnection, HyperKind, LatentInputs, Op};
 use crate::{Error, Result};
 
 const NO_GATE: &str = "experts without a gate";
@@ -24,6 +24,25 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
         }
         Op::Attention { cache, .. } if graph.caches()[cache.0].value_dim > 512 => {
             Some("values of more than 512 channels")
+        }
+        Op::ChooseBlocks { .. }
+        | Op::Attention { chosen: Some(_), .. }
+        | Op::LatentAttention { inputs: LatentInputs { chosen: Some(_), .. }, .. } => {
+            Some("attention over chosen tokens")
+        }
+        Op::LatentAttention { inputs: LatentInputs { rotated: None, .. }, .. } => {
+            Some("latent attention without rotated channels")
+        }
+        Op::LatentAttention { inputs: LatentInputs { sinks: Some(_), .. }, .. } => {
+            Some("latent attention with sinks")
+        }
+        Op::HyperWeights { shape: HyperConnection { kind: HyperKind::Independent { .. }, .. }, .. } => {
+            Some("residual streams that stay apart")
+        }
+        Op::LayerNorm { .. } => Some("layer norms"),
+        Op::ClampedSwiGlu { .. } => Some("clamped SwiGLU outside of experts"),
+        Op::GatedDeltaRule { shape: DeltaRule { decay: Decay::Bounded(_), .. }, .. } => {
+            Some("a delta rule whose decay is bounded")
         }
         Op::LatentAttention { cache, .. } if graph.latent_caches()[cache.0].rank > 512 => {
             Some("latents of more than 512 channels")

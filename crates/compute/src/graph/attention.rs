@@ -1,7 +1,7 @@
 //! Rotary embedding, and attention over keys and values or over latents.
 
 use super::builder::check;
-use super::{CacheId, GraphBuilder, LatentCacheId, Op, Value, WeightId};
+use super::{CacheId, Chosen, GraphBuilder, LatentCacheId, Op, Value, WeightId};
 use crate::{Error, Result};
 
 /// How pairs of channels are formed for rotary embedding.
@@ -95,6 +95,21 @@ pub struct LatentAttention {
     pub scale: f32,
 }
 
+/// What a latent attention reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LatentInputs {
+    /// (tokens, heads · nope).
+    pub q_nope: Value,
+    /// (tokens, rank).
+    pub c: Value,
+    /// Of queries (tokens, heads · rope) and of keys (tokens, rope), rotated; absent if no channel is.
+    pub rotated: Option<[Value; 2]>,
+    /// (heads), f32: a logit of each head that joins its softmax and whose probability is dropped.
+    pub sinks: Option<WeightId>,
+    /// The tokens that are seen; all when absent.
+    pub chosen: Option<Chosen>,
+}
+
 /// Where W_k and W_v of all heads are, in the forms that checkpoints have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatentWeights {
@@ -158,7 +173,25 @@ impl GraphBuilder {
         shape: Attention,
         sinks: Option<WeightId>,
     ) -> Result<Value> {
+        self.attention_over([q, k, v], shape, sinks, None)
+    }
+
+    /// As [`GraphBuilder::attention_with_sinks`], over the tokens that were chosen for each query.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::attention_with_sinks`], and if the choice is for another number of heads.
+    pub fn attention_over(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        shape: Attention,
+        sinks: Option<WeightId>,
+        chosen: Option<Chosen>,
+    ) -> Result<Value> {
         let op = "attention";
+        self.check_chosen(op, chosen, shape.heads)?;
+        if chosen.is_some() && (shape.window.is_some() || shape.chunk.is_some()) {
+            return Err(Error::Shape { op, what: "windows over chosen tokens", expected: 0, got: 1 });
+        }
         if let Some(sinks) = sinks {
             self.vector(op, "sinks", sinks, shape.heads)?;
         }
@@ -171,25 +204,32 @@ impl GraphBuilder {
         }
         self.caches.push(shape);
         let cache = CacheId(self.caches.len() - 1);
-        Ok(self.push(Op::Attention { q, k, v, cache, sinks }, shape.heads * shape.value_dim))
+        Ok(self.push(Op::Attention { q, k, v, cache, sinks, chosen }, shape.heads * shape.value_dim))
     }
 
-    /// Appends c and k_rope to a new cache and attends over it: (tokens, heads · value).
+    /// Appends c and the rotated key to a new cache and attends over it: (tokens, heads · value).
     ///
     /// # Errors
-    /// [`Error::Shape`] if widths or weights do not fit the shape.
+    /// [`Error::Shape`] if widths or weights do not fit the shape; [`Error::Unsupported`] if sinks are not f32.
     pub fn latent_attention(
         &mut self,
-        [q_nope, q_rope]: [Value; 2],
-        [c, k_rope]: [Value; 2],
+        inputs: LatentInputs,
         weights: LatentWeights,
         shape: LatentAttention,
     ) -> Result<Value> {
         let op = "latent_attention";
-        check(op, "width of q_nope", shape.heads * shape.nope, q_nope.width)?;
-        check(op, "width of q_rope", shape.heads * shape.rope, q_rope.width)?;
-        check(op, "width of c", shape.rank, c.width)?;
-        check(op, "width of k_rope", shape.rope, k_rope.width)?;
+        let [q_rope, k_rope] = inputs.rotated.map_or([0, 0], |rotated| rotated.map(|x| x.width));
+        check(op, "width of q_nope", shape.heads * shape.nope, inputs.q_nope.width)?;
+        check(op, "width of q_rope", shape.heads * shape.rope, q_rope)?;
+        check(op, "width of c", shape.rank, inputs.c.width)?;
+        check(op, "width of k_rope", shape.rope, k_rope)?;
+        self.check_chosen(op, inputs.chosen, shape.heads)?;
+        if let Some(Chosen { groups: 2.., .. }) = inputs.chosen {
+            return Err(Error::Shape { op, what: "choices of a query", expected: 1, got: 2 });
+        }
+        if let Some(sinks) = inputs.sinks {
+            self.vector(op, "sinks", sinks, shape.heads)?;
+        }
         let matrix = |id: WeightId, rows: &'static str, expected: usize, cols: &'static str, width: usize| {
             let weight = self.matrix(id);
             check(op, rows, expected, weight.rows)?;
@@ -208,7 +248,6 @@ impl GraphBuilder {
         }
         self.latent_caches.push(shape);
         let cache = LatentCacheId(self.latent_caches.len() - 1);
-        let op = Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache };
-        Ok(self.push(op, shape.heads * shape.value))
+        Ok(self.push(Op::LatentAttention { inputs, weights, cache }, shape.heads * shape.value))
     }
 }

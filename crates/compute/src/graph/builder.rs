@@ -142,6 +142,25 @@ impl GraphBuilder {
         Ok(self.push(Op::LimitedSwiGlu { gate, up, limit: limit.abs() }, gate.width))
     }
 
+    /// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit (gpt-oss).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ.
+    pub fn clamped_swiglu(&mut self, gate: Value, up: Value, alpha: f32, limit: f32) -> Result<Value> {
+        check("clamped_swiglu", "width of up", gate.width, up.width)?;
+        Ok(self.push(Op::ClampedSwiGlu { gate, up, alpha, limit: limit.abs() }, gate.width))
+    }
+
+    /// (x − mean(x)) / √(variance(x) + eps) ⊙ weight + bias of each row.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if weight or bias do not fit; [`Error::Unsupported`] if they are not f32.
+    pub fn layer_norm(&mut self, x: Value, weight: WeightId, bias: WeightId, eps: f32) -> Result<Value> {
+        self.vector("layer_norm", "length of the weight", weight, x.width)?;
+        self.vector("layer_norm", "length of the bias", bias, x.width)?;
+        Ok(self.push(Op::LayerNorm { x, weight, bias, eps }, x.width))
+    }
+
     /// min(silu(gate), limit) ⊙ up, with up limited to ±limit.
     ///
     /// # Errors

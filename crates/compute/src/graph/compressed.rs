@@ -78,6 +78,8 @@ pub enum TokenForm {
         /// Key and value heads.
         kv_heads: usize,
     },
+    /// Nothing: other attention keeps tokens. Entries only have a key for the index, which chooses for it.
+    Elsewhere,
 }
 
 /// Shape of a compressed attention.
@@ -111,6 +113,7 @@ impl CompressedAttention {
         match self.form {
             TokenForm::Shared => self.head_dim,
             TokenForm::Grouped { kv_heads } => 2 * kv_heads * self.head_dim,
+            TokenForm::Elsewhere => 0,
         }
     }
 
@@ -118,7 +121,7 @@ impl CompressedAttention {
     pub fn entry_key(&self) -> usize {
         match self.form {
             TokenForm::Shared => self.head_dim,
-            TokenForm::Grouped { .. } => 0,
+            TokenForm::Grouped { .. } | TokenForm::Elsewhere => 0,
         }
     }
 

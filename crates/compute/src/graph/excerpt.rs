@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 
 use super::{
-    BlockInputs, CacheId, CompressedCacheId, CompressedInputs, DeltaInputs, ExpertBiases, ExpertMlp,
-    ExpertSetId, Graph, IndexInputs, LatentCacheId, LatentWeights, MatrixSpec, Node, Op, Output, Routing,
-    SsmInputs, SsmWeights, StateId, Value, WeightId, WeightSpec,
+    BlockInputs, CacheId, Chosen, CompressedCacheId, CompressedInputs, DeltaInputs, ExpertBiases, ExpertMlp,
+    ExpertSetId, Graph, IndexInputs, LatentCacheId, LatentInputs, LatentWeights, MatrixSpec, Node, Op,
+    Output, Routing, SsmInputs, SsmWeights, StateId, Value, WeightId, WeightSpec,
 };
 use crate::{Error, Result};
 
@@ -212,6 +212,12 @@ impl<'a> Excerpt<'a> {
         ExpertSetId(self.graph.expert_sets.len() - 1)
     }
 
+    /// A choice of this part. Without that of an earlier layer, everything is seen, which takes no less.
+    fn chosen(&self, chosen: Option<Chosen>) -> Option<Chosen> {
+        let chosen = chosen?;
+        self.values.get(&chosen.blocks.index).map(|blocks| Chosen { blocks: *blocks, ..chosen })
+    }
+
     fn index(&mut self, IndexInputs { q, k, weights }: IndexInputs) -> Result<IndexInputs> {
         Ok(IndexInputs {
             q: self.value(q)?,
@@ -239,18 +245,25 @@ impl<'a> Excerpt<'a> {
                 Op::RmsNorm { x: self.value(x)?, weight: self.weight(weight, false), groups, eps }
             }
             Op::Rope { x, heads, rope } => Op::Rope { x: self.value(x)?, heads, rope },
-            Op::Attention { q, k, v, cache, sinks } => Op::Attention {
+            Op::Attention { q, k, v, cache, sinks, chosen } => Op::Attention {
                 q: self.value(q)?,
                 k: self.value(k)?,
                 v: self.value(v)?,
                 cache: self.cache(cache),
                 sinks: sinks.map(|sinks| self.weight(sinks, false)),
+                chosen: self.chosen(chosen),
             },
-            Op::LatentAttention { q_nope, q_rope, c, k_rope, weights, cache } => Op::LatentAttention {
-                q_nope: self.value(q_nope)?,
-                q_rope: self.value(q_rope)?,
-                c: self.value(c)?,
-                k_rope: self.value(k_rope)?,
+            Op::LatentAttention { inputs, weights, cache } => Op::LatentAttention {
+                inputs: LatentInputs {
+                    q_nope: self.value(inputs.q_nope)?,
+                    c: self.value(inputs.c)?,
+                    rotated: match inputs.rotated {
+                        Some([q, k]) => Some([self.value(q)?, self.value(k)?]),
+                        None => None,
+                    },
+                    sinks: inputs.sinks.map(|sinks| self.weight(sinks, false)),
+                    chosen: self.chosen(inputs.chosen),
+                },
                 weights: match weights {
                     LatentWeights::Joint(id) => LatentWeights::Joint(self.weight(id, false)),
                     LatentWeights::Split { k, v } => {
@@ -400,6 +413,18 @@ impl<'a> Excerpt<'a> {
                 },
                 cache: self.compressed_cache(cache),
             },
+            Op::ChooseBlocks { inputs, choice, cache } => {
+                Op::ChooseBlocks { inputs: self.index(inputs)?, choice, cache: self.compressed_cache(cache) }
+            }
+            Op::LayerNorm { x, weight, bias, eps } => Op::LayerNorm {
+                x: self.value(x)?,
+                weight: self.weight(weight, false),
+                bias: self.weight(bias, false),
+                eps,
+            },
+            Op::ClampedSwiGlu { gate, up, alpha, limit } => {
+                Op::ClampedSwiGlu { gate: self.value(gate)?, up: self.value(up)?, alpha, limit }
+            }
             Op::GatherRows { x } => Op::GatherRows { x: self.value(x)? },
         })
     }

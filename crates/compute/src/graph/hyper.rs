@@ -17,21 +17,44 @@ pub struct HyperConnection {
     pub norm_eps: f32,
     /// Added to weights of collapsing and mixing, and to the sums that mixing weights are divided by.
     pub floor: f32,
-    /// Normalisations of columns (Sinkhorn & Knopp 1967), the first one included.
-    pub iterations: usize,
-    /// Only weights of collapsing: what the end of the model needs.
-    pub collapse_only: bool,
+    /// What weights are made.
+    pub kind: HyperKind,
+}
+
+/// What a hyper-connection does to its streams.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum HyperKind {
+    /// They are collapsed, at the end of the model.
+    Collapsed,
+    /// The block's result is added to each; they stay apart (Hunyuan 4).
+    Independent {
+        /// Largest weight of adding.
+        magnitude: f32,
+    },
+    /// They are mixed too, by doubly stochastic weights.
+    Mixed {
+        /// Normalisations of columns (Sinkhorn & Knopp 1967), the first one included.
+        iterations: usize,
+    },
 }
 
 impl HyperConnection {
     /// Weights of a row: N of collapsing, then N of adding and N · N of mixing, from stream to stream.
     pub fn weights(&self) -> usize {
-        if self.collapse_only { self.streams } else { self.streams * (2 + self.streams) }
+        match self.kind {
+            HyperKind::Collapsed => self.streams,
+            HyperKind::Independent { .. } => 2 * self.streams,
+            HyperKind::Mixed { .. } => self.streams * (2 + self.streams),
+        }
     }
 
     /// Kinds of weights, each of which has a factor.
     pub fn kinds(&self) -> usize {
-        if self.collapse_only { 1 } else { 3 }
+        match self.kind {
+            HyperKind::Collapsed => 1,
+            HyperKind::Independent { .. } => 2,
+            HyperKind::Mixed { .. } => 3,
+        }
     }
 }
 
@@ -48,6 +71,7 @@ impl GraphBuilder {
     ///
     /// collapsing: sigmoid(s) + floor; adding: 2 · sigmoid(s); mixing: softmax(s) over the stream that is mixed into,
     /// plus floor, divided by the sums over either side in turn, those over the stream that is mixed from first and last.
+    /// Where streams are not mixed, adding is magnitude · sigmoid(s) + floor.
     ///
     /// # Errors
     /// [`Error::Shape`] if widths do not fit; [`Error::Unsupported`] if `base` and `factors` are not f32.
@@ -80,14 +104,16 @@ impl GraphBuilder {
     }
 
     /// The streams after a block: each is the block's result times its weight of adding, plus the mixture of all
-    /// streams of x.
+    /// streams of x, or plus itself if there are no weights of mixing.
     ///
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn hyper_expand(&mut self, x: Value, block: Value, weights: Value, streams: usize) -> Result<Value> {
         let op = "hyper_expand";
         check(op, "width of the streams", block.width * streams, x.width)?;
-        check(op, "weights", streams * (2 + streams), weights.width)?;
+        if weights.width != 2 * streams {
+            check(op, "weights", streams * (2 + streams), weights.width)?;
+        }
         Ok(self.push(Op::HyperExpand { x, block, weights, streams }, x.width))
     }
 

@@ -1,9 +1,10 @@
 //! What a graph is made of: one operation a node.
 
 use super::{
-    BlockInputs, CacheId, CompressedCacheId, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp,
-    ExpertSetId, HyperConnection, LatentCacheId, LatentWeights, NGrams, Placement, PositionScale, Precision,
-    Route, Routing, SsmInputs, SsmScan, SsmWeights, StateId, Value, WeightId, WindowPool,
+    BlockChoice, BlockInputs, CacheId, Chosen, CompressedCacheId, CompressedInputs, DeltaInputs, DeltaRule,
+    ExpertMlp, ExpertSetId, HyperConnection, IndexInputs, LatentCacheId, LatentInputs, LatentWeights, NGrams,
+    Placement, PositionScale, Precision, Route, Routing, SsmInputs, SsmScan, SsmWeights, StateId, Value,
+    WeightId, WindowPool,
 };
 
 /// One recorded operation. Inputs are named; the output is [`Node::out`] or, for a route, its routing.
@@ -57,17 +58,13 @@ pub enum Op {
         cache: CacheId,
         /// (heads), f32: a logit of each head that joins its softmax and whose probability is dropped.
         sinks: Option<WeightId>,
+        /// The tokens that are seen; all when absent.
+        chosen: Option<Chosen>,
     },
-    /// Appends c and k_rope to the cache, then causal multi-head latent attention over it.
+    /// Appends latents and rotated keys to the cache, then causal multi-head latent attention over it.
     LatentAttention {
-        /// (tokens, heads · nope).
-        q_nope: Value,
-        /// (tokens, heads · rope), rotated.
-        q_rope: Value,
-        /// (tokens, rank).
-        c: Value,
-        /// (tokens, rope), rotated.
-        k_rope: Value,
+        /// What is read.
+        inputs: LatentInputs,
         /// W_k and W_v.
         weights: LatentWeights,
         /// Where latents and rotated keys live.
@@ -361,6 +358,37 @@ pub enum Op {
         inputs: BlockInputs,
         /// Where tokens and keys of windows live.
         cache: CompressedCacheId,
+    },
+    /// Blocks of tokens for attention to see. See [`choose_blocks`](super::GraphBuilder::choose_blocks).
+    ChooseBlocks {
+        /// What is compared.
+        inputs: IndexInputs,
+        /// How.
+        choice: BlockChoice,
+        /// Where keys live.
+        cache: CompressedCacheId,
+    },
+    /// (x − mean(x)) / √(variance(x) + eps) ⊙ weight + bias (Ba et al. 2016).
+    LayerNorm {
+        /// (rows, width).
+        x: Value,
+        /// (width), f32.
+        weight: WeightId,
+        /// (width), f32.
+        bias: WeightId,
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit.
+    ClampedSwiGlu {
+        /// (rows, width).
+        gate: Value,
+        /// (rows, width).
+        up: Value,
+        /// Factor within the sigmoid.
+        alpha: f32,
+        /// Largest gate, and largest magnitude of up.
+        limit: f32,
     },
     /// Keeps the rows whose logits were asked for.
     GatherRows {

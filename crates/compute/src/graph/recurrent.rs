@@ -20,8 +20,17 @@ pub enum HeadPairing {
     Tiled,
 }
 
+/// How fast a state is forgotten: the logarithm of its factor g for A < 0 and x = a + dt_bias.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Decay {
+    /// A · softplus(x).
+    Softplus,
+    /// bound · sigmoid(−A · x), never below the bound (Kimi Delta Attention's safe gate).
+    Bounded(f32),
+}
+
 /// Shape of a gated delta rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaRule {
     /// Query and key heads.
     pub key_heads: usize,
@@ -33,6 +42,8 @@ pub struct DeltaRule {
     pub value_dim: usize,
     /// Which key head a value head belongs to.
     pub pairing: HeadPairing,
+    /// What is forgotten.
+    pub decay: Decay,
 }
 
 impl DeltaRule {
@@ -176,12 +187,11 @@ impl GraphBuilder {
     }
 
     /// Linear attention by the gated delta rule (Yang et al., *Gated Delta Networks*, 2024). For each token and value
-    /// head, with q and k divided by their length (√(Σx² + 1e-6)), q scaled by key_dim^−½, β = sigmoid(b) and
-    /// g = exp(decay · softplus(a + dt_bias)):
+    /// head, with q and k divided by their length (√(Σx² + 1e-6)), q scaled by key_dim^−½ and β = sigmoid(b):
     ///
     /// S ← g·S; δ = β(v − Sᵀk); S ← S + kδᵀ; out = Sᵀq.
     ///
-    /// With an `a` for each channel of a key, `dt_bias` has as many and g is that of a row of S (Kimi Delta Attention, Kimi
+    /// g is the exponential of what [`Decay`] says. With an `a` for each channel of a key, `dt_bias` has as many and g is that of a row of S (Kimi Delta Attention, Kimi
     /// Team, *Kimi Linear*, 2025).
     ///
     /// # Errors

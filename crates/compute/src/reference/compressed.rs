@@ -25,7 +25,9 @@ pub fn window_pool(shape: &WindowPool, bias: &[f32], tokens: &[(&[f32], &[f32])]
 /// What the index gives an entry with this key.
 pub fn index_score(q: &[f32], weights: &[f32], key: &[f32]) -> f32 {
     let heads = q.chunks_exact(key.len()).zip(weights);
-    let sum: f64 = heads.map(|(q, w)| f64::from(*w) * f64::from(dot(q, key)).max(0.0)).sum();
+    // `max` would drop a NaN.
+    let relu = |v: f64| if v < 0.0 { 0.0 } else { v };
+    let sum: f64 = heads.map(|(q, w)| f64::from(*w) * relu(f64::from(dot(q, key)))).sum();
     (sum / (q.len() as f64).sqrt()) as f32
 }
 

@@ -1,7 +1,7 @@
 //! The scalar meaning of hyper-connections: see [`HyperConnection`].
 
 use super::sigmoid;
-use crate::graph::HyperConnection;
+use crate::graph::{HyperConnection, HyperKind};
 
 /// Weights of a row from its streams x and their logits.
 pub fn hyper_weights(
@@ -16,9 +16,14 @@ pub fn hyper_weights(
     let norm = 1.0 / (mean + f64::from(shape.norm_eps)).sqrt();
     let logit = |i: usize| (f64::from(mix[i]) * norm * f64::from(factors[(i / n).min(2)])) as f32 + base[i];
     let mut out: Vec<f32> = (0..n).map(|i| sigmoid(logit(i)) + shape.floor).collect();
-    if shape.collapse_only {
-        return out;
-    }
+    let iterations = match shape.kind {
+        HyperKind::Collapsed => return out,
+        HyperKind::Independent { magnitude } => {
+            out.extend((n..2 * n).map(|i| magnitude * sigmoid(logit(i)) + shape.floor));
+            return out;
+        }
+        HyperKind::Mixed { iterations } => iterations,
+    };
     out.extend((n..2 * n).map(|i| 2.0 * sigmoid(logit(i))));
     let floor = f64::from(shape.floor);
     let row = |from: usize| {
@@ -26,7 +31,7 @@ pub fn hyper_weights(
         super::softmax(&logits).iter().map(|w| w + floor).collect::<Vec<f64>>()
     };
     let mut mixing: Vec<Vec<f64>> = (0..n).map(row).collect();
-    for iteration in 0..shape.iterations.max(1) {
+    for iteration in 0..iterations.max(1) {
         if iteration > 0 {
             for row in &mut mixing {
                 let sum: f64 = row.iter().sum();
@@ -55,7 +60,10 @@ pub fn hyper_expand(x: &[f32], block: &[f32], weights: &[f32], streams: usize) -
     let width = block.len();
     let weight = |i: usize| f64::from(weights[i]);
     let element = |into: usize, c: usize| {
-        let mixed = |from: usize| weight((2 + from) * streams + into) * f64::from(x[from * width + c]);
+        let mixed = |from: usize| match weights.len() == 2 * streams {
+            true => f64::from(x[from * width + c]) * f64::from(u8::from(from == into)),
+            false => weight((2 + from) * streams + into) * f64::from(x[from * width + c]),
+        };
         let added = weight(streams + into) * f64::from(block[c]);
         ((0..streams).map(mixed).sum::<f64>() + added) as f32
     };

@@ -1,7 +1,7 @@
 //! The scalar meaning of operations with recurrent state. States are f32 between tokens.
 
 use super::{dot, sigmoid, softplus, swiglu};
-use crate::graph::DeltaRule;
+use crate::graph::{Decay, DeltaRule};
 
 /// One token of a causal convolution: `state` ((kernel − 1) · dilation, channels) and x (channels) → out (channels).
 /// `weight` is (channels, kernel), `bias` (channels) or empty.
@@ -39,25 +39,26 @@ pub struct DeltaToken<'a> {
     pub k: &'a [f32],
     /// (value_dim).
     pub v: &'a [f32],
-    /// What the decay is made from.
-    pub a: f32,
     /// Logit of the writing strength.
     pub b: f32,
-    /// A of the decay.
-    pub decay: f32,
-    /// Added to a.
-    pub dt_bias: f32,
+    /// g: what part of the state is kept.
+    pub kept: f64,
+}
+
+/// What part of a state is kept, for A and x = a + dt_bias.
+pub fn kept(decay: Decay, a: f32, x: f32) -> f64 {
+    let (a, x) = (f64::from(a), f64::from(x));
+    match decay {
+        Decay::Softplus => (a * softplus(x)).exp(),
+        Decay::Bounded(bound) => (f64::from(bound) / (1.0 + (a * x).exp())).exp(),
+    }
 }
 
 /// One token of one value head by the gated delta rule: `state` (key_dim, value_dim) → `out` (value_dim).
 pub fn gated_delta_rule(token: &DeltaToken<'_>, state: &mut [f32], out: &mut [f32]) {
-    let DeltaToken { v, a, b, decay, dt_bias, .. } = *token;
+    let DeltaToken { v, b, kept: g, .. } = *token;
     let (q, k) = (l2_normalized(token.q), l2_normalized(token.k));
     let scale = 1.0 / (q.len() as f64).sqrt();
-    // ln(1 + eˣ), without overflow.
-    let x = f64::from(a) + f64::from(dt_bias);
-    let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();
-    let g = (f64::from(decay) * softplus).exp();
     let beta = f64::from(sigmoid(b));
     for j in 0..v.len() {
         let column = |i: usize| i * v.len() + j;

@@ -36,6 +36,17 @@ pub fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
+/// (x − mean) / √(variance + eps) ⊙ weight + bias, in place.
+pub fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+    let n = x.len() as f64;
+    let mean = x.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
+    let variance = x.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n;
+    let factor = 1.0 / (variance + f64::from(eps)).sqrt();
+    for ((v, w), b) in x.iter_mut().zip(weight).zip(bias) {
+        *v = ((f64::from(*v) - mean) * factor) as f32 * w + b;
+    }
+}
+
 /// Rotates one head in place.
 pub fn rope(head: &mut [f32], rotation: &Rope, position: usize) {
     let pairs = rotation.inv_freq.len();
@@ -57,7 +68,8 @@ pub fn visible(shape: &Attention, position: usize) -> Range<usize> {
     first.max(start)..position + 1
 }
 
-/// Attention of one query head over keys and values (n_keys, head_dim); a sink takes its share of the softmax.
+/// Attention of one query head over keys and values (n_keys, head_dim); a sink takes its share of the softmax. Nothing to
+/// see gives zeros.
 pub fn attend(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32, sink: Option<f32>, out: &mut [f32]) {
     let scores: Vec<f32> = keys.iter().map(|k| dot(q, k) * scale).chain(sink).collect();
     let probabilities = softmax(&scores);

@@ -5,6 +5,8 @@ use moeflux_compute::backend::{
     PAGE_TOKENS, Span, StateSlots,
 };
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::{ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Value, WeightId};
 use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
@@ -118,6 +120,16 @@ impl Case {
             (at, batches) = (at + step, batches + 1);
         }
         results
+    }
+
+    /// GPUs refuse what they have no kernels of, by name.
+    pub(crate) fn check_refused_by_gpus(&self, name: &str) {
+        let emulator = GpuBackend::new("emulator", GpuOptions::default(), || Ok(Box::new(Emulator::new(7))));
+        let (plan, options) = (Plan::new(&self.graph, |_| true), CompileOptions::default());
+        assert_eq!(emulator.scratch_bytes(&self.graph, &plan, options), 0);
+        let refused = emulator.compile(&self.graph, plan, self.weights.clone(), options).err();
+        let refused = refused.unwrap_or_else(|| panic!("{name}: compiled for a GPU"));
+        assert!(matches!(&refused, Error::Device { reason } if reason.contains("use the CPU")), "{refused}");
     }
 
     /// On every instruction set results are within a tolerance of the reference's, by the precision of keys and values,

@@ -1,7 +1,7 @@
 //! Parts that families share: embedding, attention, dense and routed feed-forward, head.
 
 use moeflux_compute::graph::{
-    Attention, GroupRank, Groups, Precision, RopeStyle, Route, Score, Value, WeightId,
+    Activation, Attention, ExpertMlp, GroupRank, Groups, Precision, RopeStyle, Route, Score, Value, WeightId,
 };
 
 use super::config::Config;
@@ -10,7 +10,9 @@ use super::rope;
 use crate::Result;
 use crate::checkpoint::Format;
 
+pub mod delta;
 pub mod hybrid;
+pub mod streams;
 
 /// What every decoder's configuration says.
 #[derive(Debug, Clone, Copy)]
@@ -270,11 +272,38 @@ pub fn dense_mlp_of(
     let base = format!("model.layers.{layer}");
     r.graph.scope(format!("layers.{layer}.mlp"));
     let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
-    let gate = r.linear(h, &format!("{base}.{module}.gate_proj"), width, Precision::Fast)?;
-    let up = r.linear(h, &format!("{base}.{module}.up_proj"), width, Precision::Fast)?;
-    let product = r.graph.swiglu(gate, up)?;
-    let out = r.linear(product, &format!("{base}.{module}.down_proj"), d.hidden_size, Precision::Fast)?;
+    let out = mlp(r, h, &format!("{base}.{module}"), width, Activation::SwiGlu)?;
     Ok(r.graph.add(x, out)?)
+}
+
+/// Gate and up of h (or up alone), their product by `activation`, down; gate and up may be one matrix.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize, activation: Activation) -> Result<Value> {
+    if activation == Activation::SquaredRelu {
+        let up = r.linear(h, &format!("{module}.up_proj"), width, Precision::Fast)?;
+        let product = r.graph.squared_relu(up);
+        return r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast);
+    }
+    let joint = format!("{module}.gate_up_proj");
+    let [gate, up] = if r.has(&joint) {
+        let mut half = |rows| r.linear_part(h, &joint, 2 * width, &[rows], Precision::Fast);
+        [half(0..width)?, half(width..2 * width)?]
+    } else {
+        // What transformers writes for published checkpoints of Hunyuan 4.
+        let gate = if r.has(&format!("{module}.linear_gate")) { "linear_gate" } else { "gate_proj" };
+        let mut all = |name| r.linear(h, &format!("{module}.{name}"), width, Precision::Fast);
+        [all(gate)?, all("up_proj")?]
+    };
+    let product = match activation {
+        Activation::SwiGlu => r.graph.swiglu(gate, up)?,
+        Activation::LimitedSwiGlu { limit } => r.graph.limited_swiglu(gate, up, limit)?,
+        Activation::ClampedSwiGlu { alpha, limit } => r.graph.clamped_swiglu(gate, up, alpha, limit)?,
+        Activation::CappedSwiGlu { limit } => r.graph.capped_swiglu(gate, up, limit)?,
+        Activation::SquaredRelu => up,
+    };
+    r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast)
 }
 
 /// A routed feed-forward block.
@@ -387,6 +416,20 @@ pub fn moe(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, moe: &Moe) -> 
 /// # Errors
 /// If weights are missing or do not fit.
 pub fn moe_of(r: &mut Recorder, layer: usize, h: Value, moe: &Moe) -> Result<Value> {
+    moe_with(r, layer, h, moe, [Activation::SwiGlu; 2])
+}
+
+/// As [`moe_of`], with the activation of routed experts and that of the shared one.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn moe_with(
+    r: &mut Recorder,
+    layer: usize,
+    h: Value,
+    moe: &Moe,
+    [routed, of_shared]: [Activation; 2],
+) -> Result<Value> {
     let base = format!("model.layers.{layer}");
     let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
     let bias = match moe.correction_bias {
@@ -396,24 +439,27 @@ pub fn moe_of(r: &mut Recorder, layer: usize, h: Value, moe: &Moe) -> Result<Val
     let routing = r.graph.route(logits, bias, moe.route)?;
     // Before the experts, so that it is computed while they are read.
     let shared = match &moe.shared {
-        Some(shared) => Some(shared_expert(r, &base, h, shared)?),
+        Some(shared) => Some(shared_expert(r, &base, h, shared, of_shared)?),
         None => None,
     };
     let experts = r.experts(layer, moe.route.experts, h.width(), &moe.experts)?;
-    let out = r.graph.moe_experts(h, routing, experts)?;
+    let mlp = ExpertMlp { activation: routed, ..ExpertMlp::default() };
+    let out = r.graph.moe_experts_with(h, routing, experts, mlp)?;
     match shared {
         Some(shared) => Ok(r.graph.add(out, shared)?),
         None => Ok(out),
     }
 }
 
-/// SwiGLU of all tokens, scaled by its gate if it has one.
-fn shared_expert(r: &mut Recorder, base: &str, h: Value, shared: &SharedExpert) -> Result<Value> {
-    let module = |name: &str| format!("{base}.{}.{name}", shared.module);
-    let gate = r.linear(h, &module("gate_proj"), shared.width, Precision::Fast)?;
-    let up = r.linear(h, &module("up_proj"), shared.width, Precision::Fast)?;
-    let product = r.graph.swiglu(gate, up)?;
-    let out = r.linear(product, &module("down_proj"), h.width(), Precision::Fast)?;
+/// The MLP of all tokens, scaled by its gate if it has one.
+fn shared_expert(
+    r: &mut Recorder,
+    base: &str,
+    h: Value,
+    shared: &SharedExpert,
+    activation: Activation,
+) -> Result<Value> {
+    let out = mlp(r, h, &format!("{base}.{}", shared.module), shared.width, activation)?;
     let Some(gate) = shared.gate else { return Ok(out) };
     let gate = r.linear(h, &format!("{base}.{gate}"), 1, Precision::F32)?;
     Ok(r.graph.sigmoid_gate(out, gate)?)
@@ -424,10 +470,7 @@ fn shared_expert(r: &mut Recorder, base: &str, h: Value, shared: &SharedExpert) 
 /// # Errors
 /// If weights are missing or do not fit.
 pub fn head(r: &mut Recorder, config: &Config<'_>, x: Value, table: WeightId, eps: f32) -> Result<Value> {
-    let tied = match config.format() {
-        Format::Gguf => !r.has("lm_head"),
-        _ => config.flag("tie_word_embeddings", false)?,
-    };
+    let tied = is_tied(r, config)?;
     head_of(r, x, (table, tied), eps)
 }
 
@@ -439,6 +482,26 @@ pub fn head_of(r: &mut Recorder, x: Value, (table, tied): (WeightId, bool), eps:
     r.graph.scope("lm_head");
     let rows = r.graph.gather_rows(x);
     let h = r.rms_norm(rows, "model.norm", 1, eps)?;
+    logits_of(r, h, (table, tied))
+}
+
+/// Logits of normed output rows; the head is `table` if the embeddings are tied.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn logits(r: &mut Recorder, config: &Config<'_>, h: Value, table: WeightId) -> Result<Value> {
+    let tied = is_tied(r, config)?;
+    logits_of(r, h, (table, tied))
+}
+
+fn is_tied(r: &Recorder, config: &Config<'_>) -> Result<bool> {
+    match config.format() {
+        Format::Gguf => Ok(!r.has("lm_head")),
+        _ => config.flag("tie_word_embeddings", false),
+    }
+}
+
+fn logits_of(r: &mut Recorder, h: Value, (table, tied): (WeightId, bool)) -> Result<Value> {
     let vocab_size = r.graph.matrix(table).rows;
     if tied {
         let bias = r.optional_vector("lm_head", "bias", vocab_size)?;

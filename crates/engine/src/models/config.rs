@@ -58,15 +58,23 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("v_head_dim", "attention.value_length_mla"),
     ("value_length", "attention.value_length"),
     ("index_topk", "attention.indexer.top_k"),
+    ("index_topk_blocks", "attention.indexer.top_k"),
     ("index_n_heads", "attention.indexer.head_count"),
     ("index_head_dim", "attention.indexer.key_length"),
+    ("index_block_size", "attention.indexer.block_size"),
+    ("index_local_blocks", "attention.indexer.local_blocks"),
+    ("index_kpool", "attention.indexer.kpool"),
+    ("index_kpool_always_select_tail", "attention.indexer.kpool_select_tail"),
+    ("indexer_types", "attention.indexer.types"),
+    ("hc_mult", "hyper_connection.count"),
+    ("hc_sinkhorn_iters", "hyper_connection.sinkhorn_iterations"),
+    ("hc_eps", "hyper_connection.epsilon"),
+    ("linear_head_dim", "kda.head_dim"),
+    ("linear_lower_bound", "kda.gate_lower_bound"),
     ("o_groups", "attention.output_group_count"),
     ("o_lora_rank", "attention.output_lora_rank"),
     ("compress_ratios", "attention.compress_ratios"),
     ("compress_rope_theta", "attention.compress_rope_freq_base"),
-    ("hc_mult", "hyper_connection.count"),
-    ("hc_sinkhorn_iters", "hyper_connection.sinkhorn_iterations"),
-    ("hc_eps", "hyper_connection.epsilon"),
     ("num_hash_layers", "hash_layer_count"),
     ("swiglu_limit", "swiglu_clamp_exp"),
     ("hc_count", "hyper_connection.count"),
@@ -197,13 +205,20 @@ pub struct Config<'a> {
     assumed: Option<(&'static str, bool)>,
     /// The one of several sets of rotary parameters that is read in place of all.
     rope: Option<&'static str>,
+    /// The object whose keys are read in place of the model's.
+    within: Option<&'static str>,
 }
 
 impl<'a> Config<'a> {
     /// The configuration of `checkpoint`, for sequences of `context` positions if that is known; GGUF keys start with
     /// `gguf_prefix`.
     pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str, context: Option<usize>) -> Self {
-        Self { checkpoint, gguf_prefix, context, assumed: None, rope: None }
+        Self { checkpoint, gguf_prefix, context, assumed: None, rope: None, within: None }
+    }
+
+    /// The architecture's name: `model_type` or `general.architecture`.
+    pub fn architecture(&self) -> &'a str {
+        self.gguf_prefix
     }
 
     /// Positions that sequences may have, if that is known.
@@ -232,10 +247,20 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The configuration of the text model.
+    /// The object `key` of the configuration, to be read as it is; `None` if it is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn within(self, key: &'static str) -> Result<Option<Self>> {
+        let found = self.optional(key, "an object", |v| v.is_object().then_some(()))?;
+        Ok(found.map(|()| Self { within: Some(key), ..self }))
+    }
+
+    /// The configuration of the text model, or the object in it that is read.
     fn text(&self) -> &'a Value {
         let root = self.checkpoint.config();
-        root.get("text_config").filter(|c| c.is_object()).unwrap_or(root)
+        let text = root.get("text_config").filter(|c| c.is_object()).unwrap_or(root);
+        self.within.and_then(|key| text.get(key)).unwrap_or(text)
     }
 
     /// The checkpoint's path, for errors.
@@ -640,6 +665,18 @@ impl<'a> Config<'a> {
     pub fn words(&self, key: &str) -> Result<Option<Vec<String>>> {
         let word = |v: &Value| v.as_str().map(str::to_owned);
         self.optional(key, "a list of strings", |v| v.as_array()?.iter().map(word).collect())
+    }
+
+    /// A list of words, or of the letters of one word; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn words_or_letters(&self, key: &str) -> Result<Option<Vec<String>>> {
+        let word = |v: &Value| v.as_str().map(str::to_owned);
+        self.optional(key, "a string or a list of strings", |v| match v {
+            Value::String(letters) => Some(letters.chars().map(String::from).collect()),
+            other => other.as_array()?.iter().map(word).collect(),
+        })
     }
 
     /// An error about this configuration's `key`.

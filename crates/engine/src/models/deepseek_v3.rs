@@ -9,8 +9,10 @@ use super::Family;
 use super::blocks::{self, Decoder, Moe};
 use super::config::Config;
 use super::deepseek_v2;
+use super::indexer::{IndexRotation, Indexer};
 use super::latent::{self, Latent};
 use super::recorder::{ExpertNames, Recorder};
+use super::rope;
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -89,6 +91,15 @@ pub(super) struct Defaults {
     pub(super) growth: Option<f64>,
 }
 
+/// What says which tokens each layer's queries see.
+pub(super) struct Choice {
+    pub(super) indexer: Indexer,
+    /// Which channels of the index form a pair.
+    pub(super) style: RopeStyle,
+    /// For each layer whether it has an indexer; the others see what the last one before them chose.
+    pub(super) own: Vec<bool>,
+}
+
 /// The whole model, with routing as `route` says.
 pub(super) fn decoder(
     config: &Config<'_>,
@@ -96,8 +107,27 @@ pub(super) fn decoder(
     route: Route,
     defaults: &Defaults,
 ) -> Result<Value> {
+    decoder_over(config, r, route, defaults, None)
+}
+
+/// As [`decoder`], over the tokens of a choice, if there is one.
+pub(super) fn decoder_over(
+    config: &Config<'_>,
+    r: &mut Recorder,
+    route: Route,
+    defaults: &Defaults,
+    mut choice: Option<Choice>,
+) -> Result<Value> {
     let heads = config.size("num_attention_heads")?;
     let latent = Latent::new(config, r, heads, defaults.style)?;
+    if let Some(Choice { indexer, style, .. }) = &mut choice {
+        let rope = config.size("qk_rope_head_dim")?;
+        if indexer.index.head_dim < rope {
+            return Err(config.unsupported("index_head_dim", &format!("at least {rope} channels")));
+        }
+        let rope = r.graph.rotation(rope::rotation(config, rope, *style, 1e4)?);
+        indexer.rotation = Some(IndexRotation { rope, first: 0 });
+    }
     let latent = match defaults.growth {
         Some(slope) => latent.growing(config, slope)?,
         None => latent,
@@ -121,8 +151,18 @@ pub(super) fn decoder(
     };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
+    let mut chosen = None;
     for (layer, dense) in dense.into_iter().enumerate() {
-        x = latent::attention(r, &d, layer, x, &latent)?;
+        x = latent::attention_over(r, &d, layer, x, &latent, |r, inputs| match &choice {
+            Some(Choice { indexer, own, .. }) => {
+                if own[layer] {
+                    chosen = Some(indexer.choose(r, layer, inputs)?);
+                }
+                let shared = || config.unsupported("indexer_types", "full before the first shared");
+                chosen.map(Some).ok_or_else(shared)
+            }
+            None => Ok(None),
+        })?;
         // transformers does not read moe_layer_freq: where a layer has a router, it is used.
         let router = format!("model.layers.{layer}.mlp.gate");
         if dense || layer % step != 0 && !r.has(&router) {

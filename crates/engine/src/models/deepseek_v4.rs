@@ -8,11 +8,12 @@
 mod attention;
 
 use moeflux_compute::graph::{
-    Activation, ExpertMlp, HyperConnection, Precision, Route, Routing, Score, Value, WeightId,
+    Activation, ExpertMlp, HyperConnection, HyperKind, Precision, Route, Routing, Score, Value, WeightId,
 };
 
 use super::Family;
 use super::blocks;
+use super::blocks::streams::{self, Connection};
 use super::config::Config;
 use super::recorder::{ExpertNames, Form, Recorder};
 use crate::Result;
@@ -120,8 +121,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         streams: size("hc_mult", 4)?,
         norm_eps: eps,
         floor: config.magnitude("hc_eps")?.unwrap_or(1e-6) as f32,
-        iterations: size("hc_sinkhorn_iters", 20)?,
-        collapse_only: false,
+        kind: HyperKind::Mixed { iterations: size("hc_sinkhorn_iters", 20)? },
     };
     let hidden_size = config.size("hidden_size")?;
     r.graph.scope("embed_tokens");
@@ -179,7 +179,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
 
     r.graph.scope("lm_head");
     let x = r.graph.gather_rows(x);
-    let collapse = HyperConnection { collapse_only: true, ..hyper };
+    let collapse = HyperConnection { kind: HyperKind::Collapsed, ..hyper };
     let parts = ["fn", "base", "scale"];
     let own = parts.iter().any(|part| r.has_parameter(&format!("model.hc_head.hc_{part}")));
     let published = !own && parts.iter().any(|part| r.has_parameter(&format!("model.hc_head_{part}")));
@@ -188,7 +188,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         (_, true) => format!("model.hc_head_{part}"),
         (_, false) => format!("model.hc_head.hc_{part}"),
     };
-    let weights = hyper_weights(r, x, parts.map(name), collapse)?;
+    let weights = streams::weights(r, x, parts.map(name), collapse)?;
     let x = r.graph.hyper_collapse(x, weights, hyper.streams)?;
     let h = r.rms_norm(x, "model.norm", 1, eps)?;
     Ok(r.graph.linear(h, head, None, Precision::Fast)?)
@@ -224,15 +224,6 @@ fn layers_by_token(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok(kinds.iter().take(layers).map(|kind| kind == "hash_moe").collect())
 }
 
-/// The weights of a hyper-connection with the tensors `names`: matrix, base and factors.
-fn hyper_weights(r: &mut Recorder, x: Value, names: [String; 3], shape: HyperConnection) -> Result<Value> {
-    let matrix = r.parameter(&names[0], shape.weights(), x.width())?;
-    let base = r.constants(&names[1], &[shape.weights()], Form::F32)?;
-    let factors = r.constants(&names[2], &[shape.kinds()], Form::F32)?;
-    let mix = r.graph.linear(x, matrix, None, Precision::F32)?;
-    Ok(r.graph.hyper_weights(x, mix, [base, factors], shape)?)
-}
-
 /// The streams x after `block`, which takes their normed collapse.
 fn joined(
     r: &mut Recorder,
@@ -243,11 +234,8 @@ fn joined(
     block: impl FnOnce(&mut Recorder, Value) -> Result<Value>,
 ) -> Result<Value> {
     let names = ["fn", "base", "scale"].map(|part| d.name(layer, &format!("{connection}.{part}")));
-    let weights = hyper_weights(r, x, names, d.hyper)?;
-    let h = r.graph.hyper_collapse(x, weights, d.hyper.streams)?;
-    let h = r.rms_norm(h, &d.name(layer, norm), 1, d.eps)?;
-    let out = block(r, h)?;
-    Ok(r.graph.hyper_expand(x, out, weights, d.hyper.streams)?)
+    let connection = Connection { names, norm: d.name(layer, norm), eps: d.eps, shape: d.hyper };
+    connection.around(r, x, block)
 }
 
 /// Router, experts, shared expert.

@@ -4,15 +4,14 @@
 //! Source: transformers `modeling_kimi_linear.py`; published checkpoints and configurations have names of their own, and so
 //! have GGUF files (architecture `kimi-linear`) and what mlx-lm writes.
 
-use moeflux_compute::graph::{
-    DeltaInputs, DeltaRule, HeadPairing, Precision, RopeStyle, Route, Value, WeightId,
-};
+use moeflux_compute::graph::{Decay, RopeStyle, Route, Value};
 
 use super::Family;
+use super::blocks::delta::{KimiDelta, LINEAR};
 use super::blocks::{self, Decoder, Moe};
 use super::config::Config;
 use super::latent::{self, Latent};
-use super::recorder::{ExpertNames, Form, Recorder};
+use super::recorder::{ExpertNames, Recorder};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -23,87 +22,6 @@ pub(super) const FAMILY: Family = Family {
     gguf_architectures: &["kimi-linear"],
     record,
 };
-
-/// Object of published configurations.
-const LINEAR: &str = "linear_attn_config";
-
-/// Linear attention of all layers.
-#[derive(Debug, Clone, Copy)]
-struct Linear {
-    heads: usize,
-    head_dim: usize,
-    /// Tokens that convolutions see.
-    kernel: usize,
-}
-
-impl Linear {
-    fn new(config: &Config<'_>) -> Result<Self> {
-        let size = |key: &str, published: &str, default: usize| -> Result<usize> {
-            let own = config.optional_size(key)?;
-            Ok(config.size_in(LINEAR, published)?.or(own).unwrap_or(default))
-        };
-        // GGUF files have one number for the heads of both kinds of attention.
-        let heads = match config.format() {
-            Format::Gguf => config.size("num_attention_heads")?,
-            _ => size("linear_num_heads", "num_heads", 32)?,
-        };
-        Ok(Self {
-            heads,
-            head_dim: size("linear_head_dim", "head_dim", 128)?,
-            kernel: size("linear_conv_kernel_dim", "short_conv_kernel_size", 4)?,
-        })
-    }
-
-    /// Norm, linear attention, residual.
-    fn attention(&self, r: &mut Recorder, d: &Decoder, layer: usize, x: Value) -> Result<Value> {
-        let Self { heads, head_dim, kernel } = *self;
-        let width = heads * head_dim;
-        let base = format!("model.layers.{layer}");
-        let module = |name: &str| format!("{base}.self_attn.{name}");
-        r.graph.scope(format!("layers.{layer}.self_attn"));
-        let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
-        // transformers keeps what makes the decay in a module, and the three kernels in one tensor.
-        let of_gate = |r: &Recorder, name: &str| match r.has(&module("forget_gate.f_a_proj")) {
-            true => module(&format!("forget_gate.{name}")),
-            false => module(name),
-        };
-        let mixed = |r: &mut Recorder, place: usize, name: &str| -> Result<Value> {
-            let x = r.linear(h, &module(&format!("{name}_proj")), width, Precision::Fast)?;
-            let of_mlx = format!("{name}_conv.conv");
-            let taps: WeightId = if r.has(&module("conv1d")) {
-                let part = place * width..(place + 1) * width;
-                r.constants_part(&module("conv1d.weight"), [3 * width, kernel], part)?
-            } else {
-                let name = if r.has(&module(&of_mlx)) { of_mlx } else { format!("{name}_conv1d") };
-                r.constants(&module(&format!("{name}.weight")), &[width, kernel], Form::F32)?
-            };
-            Ok(r.graph.causal_conv1d(x, taps, kernel)?)
-        };
-        let (q, k, v) = (mixed(r, 0, "q")?, mixed(r, 1, "k")?, mixed(r, 2, "v")?);
-        let low = r.linear(h, &of_gate(r, "f_a_proj"), head_dim, Precision::F32)?;
-        let a = r.linear(low, &of_gate(r, "f_b_proj"), width, Precision::F32)?;
-        let b = r.linear(h, &module("b_proj"), heads, Precision::F32)?;
-        // GGUF keeps A itself.
-        let form = if r.format() == Format::Gguf { Form::F32 } else { Form::F32NegativeExp };
-        let decay = r.constants(&of_gate(r, "A_log"), &[heads], form)?;
-        let dt_bias = r.constants(&of_gate(r, "dt_bias"), &[width], Form::F32)?;
-        let pairing = HeadPairing::Grouped;
-        let shape = DeltaRule {
-            key_heads: heads,
-            value_heads: heads,
-            key_dim: head_dim,
-            value_dim: head_dim,
-            pairing,
-        };
-        let mixed = r.graph.gated_delta_rule(DeltaInputs { q, k, v, a, b }, decay, dt_bias, shape)?;
-        let normed = r.rms_norm(mixed, &module("o_norm"), heads, d.eps)?;
-        let low = r.linear(h, &module("g_a_proj"), head_dim, Precision::Fast)?;
-        let gate = r.linear(low, &module("g_b_proj"), width, Precision::Fast)?;
-        let gated = r.graph.sigmoid_gate(normed, gate)?;
-        let out = r.linear(gated, &module("o_proj"), d.hidden_size, Precision::Fast)?;
-        Ok(r.graph.add(x, out)?)
-    }
-}
 
 /// For each layer whether its attention is linear: as `layer_types` says, or lists of layers counted from one, else all
 /// but every fourth after the first. In GGUF files such layers have no key heads.
@@ -147,7 +65,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         head_dim: config.size("qk_rope_head_dim")?,
         eps: config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32,
     };
-    let linear = Linear::new(config)?;
+    let linear = KimiDelta::new(config, 32, Decay::Softplus, d.eps)?;
     let is_linear = linear_layers(config, d.layers)?;
     let dense = blocks::dense_layers(config, d.layers, 1)?;
     let published = config.format() != Format::Gguf
@@ -177,7 +95,12 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for (layer, linear_layer) in is_linear.into_iter().enumerate() {
         x = match linear_layer {
-            true => linear.attention(r, &d, layer, x)?,
+            true => {
+                r.graph.scope(format!("layers.{layer}.self_attn"));
+                let h = r.rms_norm(x, &format!("model.layers.{layer}.input_layernorm"), 1, d.eps)?;
+                let out = linear.attention(r, layer, h)?;
+                r.graph.add(x, out)?
+            }
             false => latent::attention(r, &d, layer, x, &latent)?,
         };
         x = match dense[layer] {

@@ -1,15 +1,17 @@
 //! Multi-head latent attention (DeepSeek-V2, 2024) as families record it: projections, norms, rotation.
 
-use moeflux_compute::graph::{LatentAttention, LatentWeights, PositionScale, Precision, RopeStyle, Value};
+use moeflux_compute::graph::{
+    Chosen, LatentAttention, LatentInputs, LatentWeights, PositionScale, Precision, RopeStyle, Value,
+};
 
 use super::blocks::{self, Decoder};
 use super::config::Config;
-use super::recorder::Recorder;
+use super::recorder::{Form, Recorder};
 use super::rope;
 use crate::Result;
 use crate::checkpoint::Format;
 
-/// Epsilon of the norms of the query's and the keys' latents, whatever `rms_norm_eps` says.
+/// Epsilon of the norms of the query's and the keys' latents in most families, whatever `rms_norm_eps` says.
 const LATENT_EPS: f32 = 1e-6;
 
 /// The attention of all layers of a model.
@@ -22,6 +24,19 @@ pub struct Latent {
     rope: Option<usize>,
     /// Factor on queries (Mistral 4).
     temperature: Option<PositionScale>,
+    /// Epsilon of the norms of latents.
+    eps: f32,
+    /// Names of what some families have besides.
+    more: More,
+}
+
+/// Modules and tensors of an attention that few families have, below its module.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct More {
+    /// A logit of each head that joins its softmax.
+    pub sinks: Option<&'static str>,
+    /// A linear layer of the hidden state whose sigmoid gates what heads give.
+    pub gate: Option<&'static str>,
 }
 
 impl Latent {
@@ -31,6 +46,24 @@ impl Latent {
     /// [`crate::Error::Config`] for what is missing or does not fit.
     pub fn new(config: &Config<'_>, r: &mut Recorder, heads: usize, style: RopeStyle) -> Result<Self> {
         let rope = config.size("qk_rope_head_dim")?;
+        let mut latent = Self::of(config, r, heads, rope)?;
+        let factor = rope::latent_score_factor(config)?;
+        let LatentAttention { nope, .. } = latent.shape;
+        latent.shape.scale = (((nope + rope) as f64).sqrt().recip() * factor) as f32;
+        latent.rope = Some(r.graph.rotation(rope::rotation(config, rope, style, 1e4)?));
+        Ok(latent)
+    }
+
+    /// Reads the shape of attention whose heads have no channels for positions.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for what is missing or does not fit.
+    pub fn without_positions(config: &Config<'_>, r: &mut Recorder, heads: usize) -> Result<Self> {
+        Self::of(config, r, heads, 0)
+    }
+
+    /// Reads the shape with `rope` channels for positions, which are not rotated yet.
+    fn of(config: &Config<'_>, r: &Recorder, heads: usize, rope: usize) -> Result<Self> {
         let gguf = config.format() == Format::Gguf;
         let (nope, value) = if gguf {
             // Files from before the split of kv_b describe expanded heads under the plain keys.
@@ -47,8 +80,7 @@ impl Latent {
         } else {
             (config.size("qk_nope_head_dim")?, config.size("v_head_dim")?)
         };
-        let scale = ((nope + rope) as f64).sqrt().recip() * rope::latent_score_factor(config)?;
-        let rotation = rope::rotation(config, rope, style, 1e4)?;
+        let scale = ((nope + rope) as f64).sqrt().recip();
         let mut layers = 0..blocks::layers(config)?;
         let q_lora_rank = match layers.any(|layer| r.has(&format!("model.layers.{layer}.self_attn.q_a_proj")))
         {
@@ -58,7 +90,13 @@ impl Latent {
         let rank = config.size("kv_lora_rank")?;
         let shape = LatentAttention { heads, nope, rope, rank, value, scale: scale as f32 };
         let temperature = temperature(config, None)?;
-        Ok(Self { shape, q_lora_rank, rope: Some(r.graph.rotation(rotation)), temperature })
+        let more = More::default();
+        Ok(Self { shape, q_lora_rank, rope: None, temperature, eps: LATENT_EPS, more })
+    }
+
+    /// Channels of a head that are rotated, and the rotation.
+    pub fn rotation(&self) -> Option<(usize, usize)> {
+        Some((self.shape.rope, self.rope?))
     }
 }
 
@@ -66,6 +104,16 @@ impl Latent {
     /// The same without a rotation: no position but what causality tells.
     pub fn not_rotated(self) -> Self {
         Self { rope: None, ..self }
+    }
+
+    /// The same with `eps` in the norms of latents.
+    pub fn with_eps(self, eps: f32) -> Self {
+        Self { eps, ..self }
+    }
+
+    /// The same with sinks or gates.
+    pub fn with(self, more: More) -> Self {
+        Self { more, ..self }
     }
 
     /// The same with queries that grow by `slope`, if the configuration does not say by how much.
@@ -94,41 +142,76 @@ fn temperature(config: &Config<'_>, slope: Option<f64>) -> Result<Option<Positio
 /// # Errors
 /// If weights are missing or do not fit.
 pub fn attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, latent: &Latent) -> Result<Value> {
-    let base = format!("model.layers.{layer}");
-    let module = |name: &str| format!("{base}.self_attn.{name}");
-    let shape = latent.shape;
-    let LatentAttention { heads, nope, rope, rank, value, .. } = shape;
+    attention_over(r, d, layer, x, latent, |_, _| Ok(None))
+}
+
+/// As [`attention`], over what `choose` says (see [`attention_of`]).
+///
+/// # Errors
+/// As [`attention_of`].
+pub fn attention_over(
+    r: &mut Recorder,
+    d: &Decoder,
+    layer: usize,
+    x: Value,
+    latent: &Latent,
+    choose: impl FnOnce(&mut Recorder, [Value; 2]) -> Result<Option<Chosen>>,
+) -> Result<Value> {
     r.graph.scope(format!("layers.{layer}.self_attn"));
-    let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
+    let h = r.rms_norm(x, &format!("model.layers.{layer}.input_layernorm"), 1, d.eps)?;
+    let out = attention_of(r, layer, h, latent, choose)?;
+    Ok(r.graph.add(x, out)?)
+}
+
+/// Multi-head latent attention of normed h; `choose` says by h and the normed latent of queries what is seen, everything
+/// unless it does.
+///
+/// # Errors
+/// If weights are missing or do not fit, and what `choose` returns.
+pub fn attention_of(
+    r: &mut Recorder,
+    layer: usize,
+    h: Value,
+    latent: &Latent,
+    choose: impl FnOnce(&mut Recorder, [Value; 2]) -> Result<Option<Chosen>>,
+) -> Result<Value> {
+    let base = format!("model.layers.{layer}.self_attn");
+    let module = |name: &str| format!("{base}.{name}");
+    let (shape, eps) = (latent.shape, latent.eps);
+    let LatentAttention { heads, nope, rope, rank, value, .. } = shape;
     let q_width = heads * (nope + rope);
     let kv_a = module("kv_a_proj_with_mqa");
-    let (q, kv) = match latent.q_lora_rank {
+    let (q, kv, chosen) = match latent.q_lora_rank {
         Some(q_rank) => {
             let q = r.linear(h, &module("q_a_proj"), q_rank, Precision::Fast)?;
             let kv = r.linear(h, &kv_a, rank + rope, Precision::Fast)?;
-            let q = r.rms_norm(q, &module("q_a_layernorm"), 1, LATENT_EPS)?;
-            (r.linear(q, &module("q_b_proj"), q_width, Precision::Fast)?, kv)
+            let q = r.rms_norm(q, &module("q_a_layernorm"), 1, eps)?;
+            let chosen = choose(r, [h, q])?;
+            (r.linear(q, &module("q_b_proj"), q_width, Precision::Fast)?, kv, chosen)
         }
         None => {
             let q = r.linear(h, &module("q_proj"), q_width, Precision::Fast)?;
-            (q, r.linear(h, &kv_a, rank + rope, Precision::Fast)?)
+            (q, r.linear(h, &kv_a, rank + rope, Precision::Fast)?, None)
         }
     };
     let q = match latent.temperature {
         Some(temperature) => r.graph.position_scale(q, temperature),
         None => q,
     };
-    let q_nope = r.graph.slice(q, heads, 0, nope)?;
-    let q_rope = r.graph.slice(q, heads, nope, rope)?;
     let rotate = |r: &mut Recorder, x, heads| match latent.rope {
         Some(rope) => r.graph.rope(x, heads, rope),
         None => Ok(x),
     };
-    let q_rope = rotate(r, q_rope, heads)?;
-    let c = r.graph.slice(kv, 1, 0, rank)?;
-    let c = r.rms_norm(c, &module("kv_a_layernorm"), 1, LATENT_EPS)?;
-    let k_rope = r.graph.slice(kv, 1, rank, rope)?;
-    let k_rope = rotate(r, k_rope, 1)?;
+    let (mut q_nope, mut c, mut rotated) = (q, kv, None);
+    if rope > 0 {
+        q_nope = r.graph.slice(q, heads, 0, nope)?;
+        let q_rope = r.graph.slice(q, heads, nope, rope)?;
+        let q_rope = rotate(r, q_rope, heads)?;
+        c = r.graph.slice(kv, 1, 0, rank)?;
+        let k_rope = r.graph.slice(kv, 1, rank, rope)?;
+        rotated = Some([q_rope, rotate(r, k_rope, 1)?]);
+    }
+    let c = r.rms_norm(c, &module("kv_a_layernorm"), 1, eps)?;
     let joint = module("kv_b_proj");
     let weights = match r.has(&joint) {
         true => LatentWeights::Joint(r.matrix(&joint, Some(heads * (nope + value)), rank)?),
@@ -137,7 +220,15 @@ pub fn attention(r: &mut Recorder, d: &Decoder, layer: usize, x: Value, latent: 
             v: r.head_matrices(&module("unembed_out"), heads, value, rank)?,
         },
     };
-    let mixed = r.graph.latent_attention([q_nope, q_rope], [c, k_rope], weights, shape)?;
-    let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;
-    Ok(r.graph.add(x, out)?)
+    let sinks = match latent.more.sinks {
+        Some(name) => Some(r.constants(&module(name), &[heads], Form::F32)?),
+        None => None,
+    };
+    let inputs = LatentInputs { q_nope, c, rotated, sinks, chosen };
+    let mut mixed = r.graph.latent_attention(inputs, weights, shape)?;
+    if let Some(name) = latent.more.gate {
+        let gate = r.linear(h, &module(name), heads * value, Precision::Fast)?;
+        mixed = r.graph.sigmoid_gate(mixed, gate)?;
+    }
+    r.linear(mixed, &module("o_proj"), h.width(), Precision::Fast)
 }

@@ -129,7 +129,7 @@ fn rotation(config: &Config<'_>, r: &mut Recorder, head_dim: usize, sliding: boo
     let part = set.number("partial_rotary_factor")?.unwrap_or(0.334);
     // An odd number rotates one channel more.
     let rotary_dim = config.optional_size("rotary_dim")?.unwrap_or((head_dim as f64 * part) as usize);
-    if rotary_dim == 0 || rotary_dim.next_multiple_of(2) > head_dim {
+    if !(1..=head_dim).contains(&rotary_dim) || rotary_dim.next_multiple_of(2) > head_dim {
         let gguf = config.format() == Format::Gguf;
         let key = if gguf { "rotary_dim" } else { "partial_rotary_factor" };
         return Err(config.unsupported(key, &format!("a part of {head_dim} channels")));

@@ -11,13 +11,17 @@ mod dots1;
 mod ernie4_5_moe;
 mod glm4_moe;
 mod glm4_moe_lite;
+mod glm5_next;
 mod gpt_oss;
 mod hy_v3;
+mod hy_v4;
+mod indexer;
 mod kimi_linear;
 pub mod latent;
 mod llama4;
 mod mimo_v2_flash;
 mod minimax_m2;
+mod minimax_m3_vl;
 mod mistral4;
 mod mixtral;
 pub mod model;
@@ -82,6 +86,9 @@ pub const FAMILIES: &[Family] = &[
     mimo_v2_flash::FAMILY,
     mistral4::FAMILY,
     kimi_linear::FAMILY,
+    hy_v4::FAMILY,
+    minimax_m3_vl::FAMILY,
+    glm5_next::FAMILY,
     nemotron_h::FAMILY,
     step3p7::FAMILY,
 ];

@@ -115,7 +115,7 @@ struct Mamba {
 }
 
 impl Mamba {
-    fn new(config: &Config<'_>, r: &Recorder, first: usize) -> Result<Self> {
+    fn new(config: &Config<'_>) -> Result<Self> {
         let heads = size(config, "mamba_num_heads", 128)?;
         let head_dim = match config.format() {
             Format::Gguf => {
@@ -142,10 +142,8 @@ impl Mamba {
             }
         };
         let state_size = size(config, "ssm_state_size", 128)?;
-        let bias = match config.format() {
-            Format::Gguf => r.has_part(&format!("model.layers.{first}.mixer.conv1d"), "bias"),
-            _ => config.flag("use_conv_bias", true)?,
-        };
+        // llama.cpp adds it whatever the file says.
+        let bias = config.format() == Format::Gguf || config.flag("use_conv_bias", true)?;
         let shape = SsmScan { heads, head_dim, groups, state_size, time_steps };
         Ok(Self { shape, kernel: size(config, "conv_kernel", 4)?, bias })
     }
@@ -301,10 +299,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         _ => size(config, "num_key_value_heads", 8)?,
     };
     let d = decoder(config, kv_heads)?;
-    let mamba = match kinds.iter().position(|kind| *kind == Kind::Mamba) {
-        Some(first) => Some(Mamba::new(config, r, first)?),
-        None => None,
-    };
+    let mamba = if kinds.contains(&Kind::Mamba) { Some(Mamba::new(config)?) } else { None };
     let moe = if kinds.contains(&Kind::Moe) { Some(Moe::new(config)?) } else { None };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;

@@ -85,6 +85,21 @@ const COMMON_NAMES: NameMap = &[
     ("mlp.share_expert.down_proj", "ffn_down_shexp"),
     ("self_attn.embed_q", "attn_k_b"),
     ("self_attn.unembed_out", "attn_v_b"),
+    ("self_attn.indexer.wq_b", "indexer.attn_q_b"),
+    ("self_attn.indexer.wk", "indexer.attn_k"),
+    ("self_attn.indexer.weights_proj", "indexer.proj"),
+    ("self_attn.indexer.q_proj", "indexer.q_proj"),
+    ("self_attn.indexer.k_proj", "indexer.k_proj"),
+    ("self_attn.indexer.q_norm", "indexer.q_norm"),
+    ("self_attn.indexer.k_norm", "indexer.k_norm"),
+    ("self_attn.indexer.index_kpool_compress_gate", "indexer_compressor_gate.weight"),
+    ("self_attn.indexer.index_kpool_compress_ape", "indexer_compressor_ape.weight"),
+    ("attn_hc.fn", "hc_attn_fn.weight"),
+    ("attn_hc.base", "hc_attn_base.weight"),
+    ("attn_hc.scale", "hc_attn_scale.weight"),
+    ("ffn_hc.fn", "hc_ffn_fn.weight"),
+    ("ffn_hc.base", "hc_ffn_base.weight"),
+    ("ffn_hc.scale", "hc_ffn_scale.weight"),
     ("self_attn.q_conv1d", "ssm_conv1d_q"),
     ("self_attn.k_conv1d", "ssm_conv1d_k"),
     ("self_attn.v_conv1d", "ssm_conv1d_v"),
@@ -107,8 +122,6 @@ const COMMON_NAMES: NameMap = &[
     ("model.hyper_connection_mixer.hc_norm", "output_hc_norm"),
     ("model.hyper_connection_mixer.input_mix_weight_down", "output_hc_down"),
     ("model.hyper_connection_mixer.input_mix_weight_up", "output_hc_up"),
-    ("self_attn.indexer.q_proj", "indexer.q_proj"),
-    ("self_attn.indexer.k_proj", "indexer.k_proj"),
     ("self_attn.indexer.q_layernorm", "indexer.q_norm"),
     ("self_attn.indexer.k_layernorm", "indexer.k_norm"),
     ("ple.key_proj", "ple_key"),
@@ -175,6 +188,8 @@ pub struct Recorder {
     outline: Option<Outline>,
     /// Positions that the model is right for, if fewer than it is made for.
     context_limit: Option<usize>,
+    /// Positions up to which fewer operations would do.
+    simpler_within: Option<usize>,
 }
 
 impl Recorder {
@@ -202,6 +217,7 @@ impl Recorder {
             experts: vec![],
             outline: None,
             context_limit: None,
+            simpler_within: None,
         }
     }
 
@@ -218,6 +234,11 @@ impl Recorder {
     /// Says that the model is right for so many positions only.
     pub fn limit_context(&mut self, positions: Option<usize>) {
         self.context_limit = positions;
+    }
+
+    /// Says that contexts of so many positions would be recorded with fewer operations.
+    pub fn simpler_within(&mut self, positions: usize) {
+        self.simpler_within = Some(positions);
     }
 
     /// `positions`, or those that the model is right for if they are fewer.
@@ -245,8 +266,8 @@ impl Recorder {
             Some(outline) => (ExpertStore::outlined(vec![], self.experts), outline.into_weights()),
             None => (ExpertStore::new(self.checkpoint.files().to_vec(), self.experts)?, vec![]),
         };
-        let (checkpoint, sources) = (self.checkpoint, self.sources);
-        Ok((Model { graph, experts, context_length, checkpoint, sources }, outlined))
+        let Self { checkpoint, sources, simpler_within, .. } = self;
+        Ok((Model { graph, experts, context_length, simpler_within, checkpoint, sources }, outlined))
     }
 
     /// The name that the checkpoint has for a module.
@@ -301,11 +322,6 @@ impl Recorder {
             Some(outline) => outline.find(name, stored, shape, need),
             None => self.checkpoint.weight(stored),
         }
-    }
-
-    /// Whether the checkpoint has the tensor `module.part`.
-    pub fn has_part(&self, module: &str, part: &str) -> bool {
-        self.contains(module, part)
     }
 
     /// Whether the checkpoint has the tensor `module.part`.

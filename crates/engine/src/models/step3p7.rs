@@ -108,7 +108,13 @@ fn rotation(config: &Config<'_>, r: &Recorder, head_dim: usize, layer: (usize, b
     }
     let theta = config.number_by_layer("rope_theta", index + 1)?.map_or(1e4, |all| all[index]);
     let key = "partial_rotary_factors";
-    let part = config.number_by_layer(key, index + 1)?.map_or(1.0, |all| all[index]);
+    let part = match config.numbers(key)? {
+        None => 1.0,
+        Some(all) => {
+            let of_layer = all.get(index).copied();
+            of_layer.ok_or_else(|| config.unsupported(key, &format!("a number for layer {index}")))?
+        }
+    };
     let dim = rotary_dim(config, head_dim, key, part)?;
     let scaled = match config.words("yarn_only_types")? {
         Some(kinds) if config.format() == Format::Mlx => {
@@ -126,7 +132,7 @@ fn rotation(config: &Config<'_>, r: &Recorder, head_dim: usize, layer: (usize, b
 /// Channels that rotate: an odd number rotates one more.
 fn rotary_dim(config: &Config<'_>, head_dim: usize, key: &str, part: f64) -> Result<usize> {
     match (head_dim as f64 * part) as usize {
-        dim if dim > 0 && dim.next_multiple_of(2) <= head_dim => Ok(dim),
+        dim if (1..=head_dim).contains(&dim) && dim.next_multiple_of(2) <= head_dim => Ok(dim),
         _ => Err(config.unsupported(key, &format!("a part of {head_dim} channels"))),
     }
 }
@@ -135,9 +141,9 @@ fn rotary_dim(config: &Config<'_>, head_dim: usize, key: &str, part: f64) -> Res
 fn gguf_rotation(config: &Config<'_>, r: &Recorder, head_dim: usize, sliding: bool) -> Result<Rope> {
     let all = config.optional_size("rotary_dim")?.unwrap_or(head_dim);
     let theta = config.number("rope_theta")?.unwrap_or(1e4);
+    let most = config.optional_size("swa_rotary_dim")?.unwrap_or(all);
     if sliding {
-        let all = config.optional_size("swa_rotary_dim")?.unwrap_or(all);
-        let dim = rotary_dim(config, head_dim, "swa_rotary_dim", all as f64 / head_dim as f64)?;
+        let dim = rotary_dim(config, head_dim, "swa_rotary_dim", most as f64 / head_dim as f64)?;
         let theta = config.number("swa_rope_theta")?.unwrap_or(theta);
         return rope::plain(config, dim, RopeStyle::HalfSplit, theta);
     }
@@ -145,16 +151,17 @@ fn gguf_rotation(config: &Config<'_>, r: &Recorder, head_dim: usize, sliding: bo
     let mut rope = rope::scaled(config, dim, RopeStyle::HalfSplit, theta)?;
     let name = "rope_freqs.weight";
     if let Some(divisors) = r.values(name)? {
-        let used = &divisors[..rope.inv_freq.len().min(divisors.len())];
-        if used.len() < rope.inv_freq.len() || used.iter().any(|f| !f.is_finite() || *f == 0.0) {
+        // As many as the layers that rotate most would need.
+        let (count, needed) = (most.max(dim) / 2, rope.inv_freq.len());
+        if divisors.len() != count || needed > count || divisors.iter().any(|f| !f.is_finite() || *f == 0.0) {
             return Err(Error::Tensor {
                 path: config.path().into(),
                 tensor: name.into(),
-                expected: format!("at least {} finite divisors", rope.inv_freq.len()),
+                expected: format!("{count} finite divisors"),
                 got: format!("{divisors:?}"),
             });
         }
-        rope.inv_freq.iter_mut().zip(used).for_each(|(freq, divisor)| *freq /= divisor);
+        rope.inv_freq.iter_mut().zip(&divisors).for_each(|(freq, divisor)| *freq /= divisor);
     }
     Ok(rope)
 }
@@ -372,7 +379,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         return Err(config.unsupported("sliding_window", "a number of positions"));
     }
     let gated = match format {
-        Format::Gguf => r.has("model.layers.0.self_attn.g_proj"),
+        Format::Gguf => (0..layers).any(|layer| r.has(&format!("model.layers.{layer}.self_attn.g_proj"))),
         Format::Mlx => config.flag("use_head_wise_attn_gate", true)?,
         Format::HuggingFace => true,
     };

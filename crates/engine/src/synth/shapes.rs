@@ -36,6 +36,7 @@ pub const SHAPES: &[Shape] = shapes![
     "kimi-k2",
     "glm-4.5-air",
     "minimax-m2",
+    "minimax-m3",
     "gpt-oss-120b",
     "nemotron-3-nano-30b-a3b",
     "step-3.5-flash",

@@ -48,7 +48,7 @@ fn named_as(name: &str) -> String {
 /// Whether the model may do without the tensor for a few tokens.
 fn may_be_unused(name: &str) -> bool {
     // An indexer chooses once there are more entries than it keeps, and entries stand for up to 128 tokens.
-    let late = name.contains("indexer") || name.contains("compressor");
+    let late = ["indexer", ".index_", "compressor"].iter().any(|part| name.contains(part));
     late || name.contains("expert") || name.starts_with("mtp.") || is_of_vision(name)
 }
 

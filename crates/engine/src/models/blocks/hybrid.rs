@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use moeflux_compute::graph::{
-    Attention, DeltaInputs, DeltaRule, HeadPairing, Precision, RopeStyle, Route, Value,
+    Attention, Decay, DeltaInputs, DeltaRule, HeadPairing, Precision, RopeStyle, Route, Value,
 };
 
 use super::{Decoder, Moe, SharedExpert};
@@ -57,7 +57,8 @@ impl Linear {
             None => size("linear_value_head_dim", 128)?,
         };
         let key_dim = size("linear_key_head_dim", 128)?;
-        let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing };
+        let decay = Decay::Softplus;
+        let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, decay };
         Ok(Self { shape, kernel: size("linear_conv_kernel_dim", 4)?, gate })
     }
 

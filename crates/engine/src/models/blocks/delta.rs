@@ -1,0 +1,101 @@
+//! Kimi Delta Attention (Kimi Team, *Kimi Linear*, 2025) as families record it: a gated delta rule whose channels decay on
+//! their own, behind causal convolutions, normed and gated.
+//!
+//! transformers keeps what makes the decay in a module, and the three kernels in one tensor; published checkpoints do not.
+
+use moeflux_compute::graph::{Decay, DeltaInputs, DeltaRule, HeadPairing, Precision, Value, WeightId};
+
+use crate::Result;
+use crate::checkpoint::Format;
+use crate::models::config::Config;
+use crate::models::recorder::{Form, Recorder};
+
+/// Object of published configurations.
+pub const LINEAR: &str = "linear_attn_config";
+
+/// Linear attention of all layers.
+#[derive(Debug, Clone, Copy)]
+pub struct KimiDelta {
+    heads: usize,
+    head_dim: usize,
+    /// Tokens that convolutions see.
+    kernel: usize,
+    decay: Decay,
+    /// Epsilon of the norm of what heads give.
+    eps: f32,
+}
+
+impl KimiDelta {
+    /// Reads the shape; `heads` is the family's default.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for what does not fit.
+    pub fn new(config: &Config<'_>, heads: usize, decay: Decay, eps: f32) -> Result<Self> {
+        let size = |key: &str, published: &str, default: usize| -> Result<usize> {
+            let own = config.optional_size(key)?;
+            Ok(config.size_in(LINEAR, published)?.or(own).unwrap_or(default))
+        };
+        // GGUF files have one number for the heads of both kinds of attention.
+        let heads = match config.format() {
+            Format::Gguf => config.size("num_attention_heads")?,
+            _ => size("linear_num_heads", "num_heads", heads)?,
+        };
+        Ok(Self {
+            heads,
+            head_dim: size("linear_head_dim", "head_dim", 128)?,
+            kernel: size("linear_conv_kernel_dim", "short_conv_kernel_size", 4)?,
+            decay,
+            eps,
+        })
+    }
+
+    /// Linear attention of normed h.
+    ///
+    /// # Errors
+    /// If weights are missing or do not fit.
+    pub fn attention(&self, r: &mut Recorder, layer: usize, h: Value) -> Result<Value> {
+        let Self { heads, head_dim, kernel, decay, eps } = *self;
+        let width = heads * head_dim;
+        let module = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
+        let of_gate = |r: &Recorder, name: &str| match r.has(&module("forget_gate.f_a_proj")) {
+            true => module(&format!("forget_gate.{name}")),
+            false => module(name),
+        };
+        let mixed = |r: &mut Recorder, place: usize, name: &str| -> Result<Value> {
+            let x = r.linear(h, &module(&format!("{name}_proj")), width, Precision::Fast)?;
+            let of_mlx = format!("{name}_conv.conv");
+            let taps: WeightId = if r.has(&module("conv1d")) {
+                let part = place * width..(place + 1) * width;
+                r.constants_part(&module("conv1d.weight"), [3 * width, kernel], part)?
+            } else {
+                let name = if r.has(&module(&of_mlx)) { of_mlx } else { format!("{name}_conv1d") };
+                r.constants(&module(&format!("{name}.weight")), &[width, kernel], Form::F32)?
+            };
+            Ok(r.graph.causal_conv1d(x, taps, kernel)?)
+        };
+        let (q, k, v) = (mixed(r, 0, "q")?, mixed(r, 1, "k")?, mixed(r, 2, "v")?);
+        let low = r.linear(h, &of_gate(r, "f_a_proj"), head_dim, Precision::F32)?;
+        let a = r.linear(low, &of_gate(r, "f_b_proj"), width, Precision::F32)?;
+        let b = r.linear(h, &module("b_proj"), heads, Precision::F32)?;
+        // GGUF keeps A itself.
+        let form = if r.format() == Format::Gguf { Form::F32 } else { Form::F32NegativeExp };
+        let rate = r.constants(&of_gate(r, "A_log"), &[heads], form)?;
+        let dt_bias = r.constants(&of_gate(r, "dt_bias"), &[width], Form::F32)?;
+        let shape = DeltaRule {
+            key_heads: heads,
+            value_heads: heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            pairing: HeadPairing::Grouped,
+            decay,
+        };
+        let mixed = r.graph.gated_delta_rule(DeltaInputs { q, k, v, a, b }, rate, dt_bias, shape)?;
+        let normed = r.rms_norm(mixed, &module("o_norm"), heads, eps)?;
+        let low = r.linear(h, &module("g_a_proj"), head_dim, Precision::Fast)?;
+        let gate = r.linear(low, &module("g_b_proj"), width, Precision::Fast)?;
+        let gated = r.graph.sigmoid_gate(normed, gate)?;
+        // Other attention's layer of this name may have a bias.
+        let out = r.matrix(&module("o_proj"), Some(h.width()), width)?;
+        Ok(r.graph.linear(gated, out, None, Precision::Fast)?)
+    }
+}

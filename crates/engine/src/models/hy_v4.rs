@@ -1,0 +1,122 @@
+//! Hunyuan 4 (Hy4). Residual streams joined by hyper-connections that keep them apart; gated multi-head latent attention
+//! with sinks over the tokens that an indexer chooses, which layers share; DeepSeek-V3's routing over experts with a limited
+//! SwiGLU; a dense first layer.
+//!
+//! Source: transformers `modeling_hy_v4.py`; published checkpoints have other names for modules.
+
+use moeflux_compute::graph::{Activation, HyperConnection, HyperKind, RopeStyle, Route, Value};
+
+use super::Family;
+use super::blocks::streams::{self, Connection};
+use super::blocks::{self, Moe};
+use super::config::Config;
+use super::indexer::{self, IndexRotation, Indexer};
+use super::latent::{self, Latent, More};
+use super::recorder::{ExpertNames, Recorder};
+use crate::Result;
+
+/// Registry entry.
+pub(super) const FAMILY: Family =
+    Family { name: "Hy4 (CPU only)", model_types: &["hy_v4"], gguf_architectures: &[], record };
+
+/// The tensors of a hyper-connection: `own` in transformers, or `published` within `base`; what transformers writes for
+/// published ones has their parts in another order.
+fn connection(
+    r: &Recorder,
+    base: &str,
+    [own, published]: [&str; 2],
+    [own_prefix, published_prefix]: [&str; 2],
+) -> [String; 3] {
+    let parts = ["fn", "base", "scale"];
+    let within = |place: &str| parts.map(|part| format!("{base}.{place}.{published_prefix}{part}"));
+    let places = [format!("{published}.hc_pre"), format!("hc_pre.{published}"), published.to_owned()];
+    let found =
+        places.iter().map(|place| within(place)).find(|names| names.iter().any(|n| r.has_parameter(n)));
+    found.unwrap_or_else(|| parts.map(|part| format!("{base}.{own}.{own_prefix}{part}")))
+}
+
+fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
+    let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32;
+    let (hidden_size, layers) = (config.size("hidden_size")?, blocks::layers(config)?);
+    let hyper = HyperConnection {
+        streams: size("hc_mult", 4)?,
+        norm_eps: eps,
+        floor: config.magnitude("hc_eps")?.unwrap_or(1e-6) as f32,
+        kind: HyperKind::Independent { magnitude: config.number("hc_magnitude")?.unwrap_or(2.0) as f32 },
+    };
+    let published = r.has("model.layers.0.self_attn.linear_gate");
+    let latent =
+        Latent::new(config, r, config.size("num_attention_heads")?, RopeStyle::HalfSplit)?.with(More {
+            sinks: Some(if published { "learnable_sink_param" } else { "sinks" }),
+            gate: Some(if published { "linear_gate" } else { "gate_proj" }),
+        });
+    let mut indexer = Indexer::new(config, 16, eps)?;
+    if let Some((channels, rope)) = latent.rotation() {
+        let first = indexer.index.head_dim.checked_sub(channels);
+        let narrow = || config.unsupported("index_head_dim", &format!("at least {channels} channels"));
+        indexer.rotation = Some(IndexRotation { rope, first: first.ok_or_else(narrow)? });
+    }
+    let own_index = (0..layers).map(|layer| layer == 0 || (layer - 1).is_multiple_of(4)).collect();
+    let own_index = indexer::layers_with_indexer(config, layers, own_index)?;
+    let dense = blocks::dense_layers(config, layers, 1)?;
+    let limit = config.number("swiglu_limit")?.unwrap_or(10.0) as f32;
+    if limit <= 0.0 {
+        return Err(config.unsupported("swiglu_limit", "a number above 0"));
+    }
+    let scale = config.magnitude("routed_scaling_factor")?.unwrap_or(2.827) as f32;
+    let moe = Moe {
+        route: Route { scale, ..blocks::sigmoid_route(config)? },
+        router: "mlp.gate",
+        correction_bias: Some("mlp.gate"),
+        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
+        shared: blocks::shared_experts(config, "n_shared_experts", 1)?,
+    };
+
+    let (x, table) = blocks::embed(r, hidden_size)?;
+    let mut x = r.graph.repeat(x, hyper.streams);
+    let mut chosen = None;
+    for layer in 0..layers {
+        let base = format!("model.layers.{layer}");
+        let around = |r: &Recorder, own: &str, published: &str, norm: &str| Connection {
+            names: connection(r, &base, [own, published], ["", "hc_"]),
+            norm: format!("{base}.{norm}"),
+            eps,
+            shape: hyper,
+        };
+        r.graph.scope(format!("layers.{layer}.self_attn"));
+        x = around(r, "attn_hc", "hc_attn_layer", "input_layernorm").around(r, x, |r, h| {
+            latent::attention_of(r, layer, h, &latent, |r, inputs| {
+                if own_index[layer] {
+                    chosen = Some(indexer.choose(r, layer, inputs)?);
+                }
+                let shared = || config.unsupported("indexer_types", "full before the first shared");
+                chosen.map(Some).ok_or_else(shared)
+            })
+        })?;
+        r.graph.scope(format!("layers.{layer}.mlp"));
+        x = around(r, "ffn_hc", "hc_mlp_layer", "post_attention_layernorm").around(
+            r,
+            x,
+            |r, h| match dense[layer] {
+                true => {
+                    let width = config.size("intermediate_size")?;
+                    blocks::mlp(r, h, &format!("{base}.mlp"), width, Activation::SwiGlu)
+                }
+                false => {
+                    let limited = Activation::LimitedSwiGlu { limit };
+                    blocks::moe_with(r, layer, h, &moe, [limited, Activation::SwiGlu])
+                }
+            },
+        )?;
+    }
+
+    r.graph.scope("lm_head");
+    let x = r.graph.gather_rows(x);
+    let head = HyperConnection { kind: HyperKind::Collapsed, ..hyper };
+    let names = connection(r, "model", ["hc_head"; 2], ["hc_", "hc_head_"]);
+    let weights = streams::weights(r, x, names, head)?;
+    let x = r.graph.hyper_collapse(x, weights, head.streams)?;
+    let h = r.rms_norm(x, "model.norm", 1, eps)?;
+    blocks::logits(r, config, h, table)
+}
