@@ -360,6 +360,11 @@ impl Recorder {
         Ok(id)
     }
 
+    /// Whether there is only an outline of the checkpoint, which knows names by their endings, whatever the layer.
+    pub fn is_outline(&self) -> bool {
+        self.outline.is_some()
+    }
+
     /// Whether the checkpoint has the module.
     pub fn has(&self, module: &str) -> bool {
         self.contains(module, "weight")
