@@ -6,7 +6,7 @@
 
 use moeflux_compute::dtype::FP8_BLOCK;
 use moeflux_compute::{BlockScale, DType};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Checkpoint, Encoding, StoredWeight, TensorEntry};
 use crate::{Error, Result};
@@ -52,14 +52,20 @@ pub(super) fn scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
     };
     let blocks = [rows.div_ceil(FP8_BLOCK), cols.div_ceil(FP8_BLOCK)];
     let of_blocks: Vec<usize> = outer.iter().copied().chain(blocks).collect();
-    let stacked = !outer.is_empty() && is_one_each(&scales.shape, outer);
-    let dtype = if scales.shape == of_blocks && !stacked {
+    let one_each = is_one_each(&scales.shape, outer);
+    // A shape of ones may mean either.
+    let said = weight_block_size(checkpoint);
+    let whole = one_each && (scales.name.ends_with("weight_scale") || said.is_null() && !outer.is_empty());
+    let dtype = if scales.shape == of_blocks && !whole {
         check_blocks(checkpoint)?;
         DType::Fp8 { scale }
-    } else if is_one_each(&scales.shape, outer) {
+    } else if whole || one_each && said.is_null() {
         DType::Fp8_Whole { scale }
     } else {
-        let expected = format!("shape {of_blocks:?}, or one scale for each of {outer:?} matrices");
+        let expected = match said.is_null() {
+            true => format!("shape {of_blocks:?}, or one scale for each of {outer:?} matrices"),
+            false => format!("shape {of_blocks:?}"),
+        };
         return Err(checkpoint.tensor_error(scales, expected, format!("shape {:?}", scales.shape)));
     };
     let (name, shape) = (entry.name.clone(), entry.shape.clone());
@@ -74,9 +80,14 @@ fn is_one_each(scales: &[usize], outer: &[usize]) -> bool {
     }
 }
 
+/// How large blocks are, if the configuration says so.
+fn weight_block_size(checkpoint: &Checkpoint) -> &Value {
+    &checkpoint.config()["quantization_config"]["weight_block_size"]
+}
+
 /// That the configuration, if it says how large blocks are, says what is computed.
 fn check_blocks(checkpoint: &Checkpoint) -> Result<()> {
-    let block = &checkpoint.config()["quantization_config"]["weight_block_size"];
+    let block = weight_block_size(checkpoint);
     if block.is_null() || *block == json!([FP8_BLOCK, FP8_BLOCK]) {
         return Ok(());
     }
