@@ -430,7 +430,7 @@ impl<'a> Config<'a> {
         })
     }
 
-    /// Two numbers, of which the second is not below the first and may be infinite, as [`json`](crate::checkpoint::json)
+    /// Two numbers, of which the second is not below the first and may be infinite, as [`json`]
     /// has it; nothing if the key is absent.
     ///
     /// # Errors
