@@ -340,13 +340,12 @@ impl Pack {
             got: tensor.encoding.to_string(),
         };
         if self.checkpoint.format() == Format::Gguf {
-            let spec = |tensor: &Tensor| match tensor.encoding {
-                Encoding::Weight(dtype) => {
-                    Ok(gguf::TensorSpec { name: tensor.name.clone(), dtype, shape: tensor.shape.clone() })
-                }
-                Encoding::Other(_) => Err(fault(tensor, "an encoding that weights can be used in")),
+            let spec = |tensor: &Tensor| gguf::TensorSpec {
+                name: tensor.name.clone(),
+                encoding: tensor.encoding.clone(),
+                shape: tensor.shape.clone(),
             };
-            let specs = tensors.map(spec).collect::<Result<Vec<_>>>()?;
+            let specs: Vec<_> = tensors.map(spec).collect();
             return Ok(Writer::Gguf(gguf::Writer::new(out, path, &self.metadata(loss), &specs)?));
         }
         let spec = |tensor: &Tensor| match element_type(&tensor.encoding) {

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::vocabulary::{CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PRE_TOKENIZER, Vocabulary};
 use super::weights::Weight;
 use super::{Outcome, Plan, Recipe, pieces};
+use crate::checkpoint::Encoding;
 use crate::checkpoint::gguf::{Array, Metadata, TensorSpec, Value, Writer};
 use crate::{Error, Result};
 
@@ -18,7 +19,11 @@ pub(super) fn write(
 ) -> Result<Outcome> {
     let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
     let file = File::create(path).map_err(io("create"))?;
-    let spec = |w: &Weight| TensorSpec { name: w.name.clone(), dtype: w.dtype, shape: w.shape.clone() };
+    let spec = |w: &Weight| TensorSpec {
+        name: w.name.clone(),
+        encoding: Encoding::Weight(w.dtype),
+        shape: w.shape.clone(),
+    };
     let specs: Vec<TensorSpec> = plan.weights.iter().map(spec).collect();
     let mut writer = Writer::new(&file, path, &metadata(&plan.recipe, path), &specs)?;
     let outcome = pieces::for_each(plan, threads, &mut |bytes| writer.append(bytes), progress)?;

@@ -74,9 +74,10 @@ impl Parts {
             Kind::Gguf => {
                 let mut metadata = Metadata::new(&self.path);
                 key_values.iter().for_each(|(k, v)| drop(metadata.insert(k.clone(), v.clone())));
-                let spec = |t: &Part| {
-                    let Encoding::Weight(dtype) = t.encoding else { panic!("{}: {}", t.name, t.encoding) };
-                    gguf::TensorSpec { name: t.name.clone(), dtype, shape: t.shape.clone() }
+                let spec = |t: &Part| gguf::TensorSpec {
+                    name: t.name.clone(),
+                    encoding: t.encoding.clone(),
+                    shape: t.shape.clone(),
                 };
                 let specs: Vec<_> = self.tensors.iter().map(spec).collect();
                 let mut writer = gguf::Writer::new(vec![], &self.path, &metadata, &specs).expect("a header");

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use moeflux::checkpoint::{
+    Encoding,
     gguf::{self, Array, Metadata, Value},
     mlx,
     safetensors::{self, ElementType},
@@ -15,7 +16,7 @@ use crate::support::{Folder, check_error};
 const PATH: &str = "out.gguf";
 
 fn spec(name: &str, dtype: DType, shape: &[usize]) -> gguf::TensorSpec {
-    gguf::TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec() }
+    gguf::TensorSpec { name: name.to_owned(), encoding: Encoding::Weight(dtype), shape: shape.to_vec() }
 }
 
 /// Some bytes for a tensor, different for every tensor.
@@ -105,7 +106,7 @@ proptest! {
         prop_assert!(checkpoint.names().eq(specs.iter().map(|s| s.name.as_str())));
         for (i, spec) in specs.iter().enumerate() {
             let weight = checkpoint.weight(&spec.name).expect("usable").expect("there");
-            prop_assert_eq!(weight.dtype, spec.dtype);
+            prop_assert_eq!(Encoding::Weight(weight.dtype), spec.encoding.clone());
             prop_assert_eq!(&weight.shape, &spec.shape);
             let tensor = checkpoint.read_weight(&weight).expect("in the file");
             prop_assert_eq!(tensor.view().plane(0), data(i, spec.bytes().expect("a size")));

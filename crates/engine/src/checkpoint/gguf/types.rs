@@ -28,6 +28,19 @@ pub(crate) fn by_dtype(dtype: DType) -> Option<&'static GgmlType> {
     TYPES.iter().find(|t| t.dtype == Some(dtype))
 }
 
+/// The type that ggml calls `name`.
+pub(crate) fn by_name(name: &str) -> Option<&'static GgmlType> {
+    TYPES.iter().find(|t| t.name == name)
+}
+
+impl GgmlType {
+    /// Bytes of `rows` rows of `cols` elements; `None` if those are no whole blocks or too many.
+    pub(crate) fn matrix_bytes(&self, rows: usize, cols: usize) -> Option<u64> {
+        let blocks = (cols as u64).is_multiple_of(self.block_len).then_some(cols as u64 / self.block_len)?;
+        (rows as u64).checked_mul(blocks)?.checked_mul(self.block_bytes)
+    }
+}
+
 const fn plain(id: u32, name: &'static str, block_len: u64, block_bytes: u64) -> GgmlType {
     GgmlType { id, name, block_len, block_bytes, dtype: None }
 }

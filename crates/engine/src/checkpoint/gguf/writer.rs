@@ -2,14 +2,15 @@
 
 use std::{collections::HashSet, io::Write, path::Path};
 
-use moeflux_compute::DType;
-
 use super::{
     header::{self, MAGIC, value_type},
     metadata::{Array, Metadata, Value},
-    types,
+    types::{self, GgmlType},
 };
-use crate::{Error, Result, checkpoint::stream::TensorStream};
+use crate::{
+    Error, Result,
+    checkpoint::{Encoding, stream::TensorStream},
+};
 
 const VERSION: u32 = 3;
 
@@ -18,8 +19,8 @@ const VERSION: u32 = 3;
 pub struct TensorSpec {
     /// Name.
     pub name: String,
-    /// Encoding; GGUF has none of the affine ones.
-    pub dtype: DType,
+    /// Encoding; GGUF has none of the affine ones. Others than weights are called as GGUF calls them: `I32`.
+    pub encoding: Encoding,
     /// Row-major shape, slowest dimension first; 1 to 4 dimensions, none of them 0.
     pub shape: Vec<usize>,
 }
@@ -27,12 +28,19 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// Bytes of its data; `None` if GGUF cannot store it.
     pub fn bytes(&self) -> Option<u64> {
-        types::by_dtype(self.dtype)?;
+        let ggml_type = self.ggml_type()?;
         let (&cols, outer) = self.shape.split_last()?;
         let rows = outer.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim))?;
         let fits = self.shape.len() <= 4 && cols > 0 && rows > 0;
-        let bytes = self.dtype.matrix_bytes(rows, cols).ok().filter(|_| fits)?;
-        u64::try_from(bytes).ok().filter(|&n| i64::try_from(n).is_ok())
+        let bytes = ggml_type.matrix_bytes(rows, cols).filter(|_| fits)?;
+        i64::try_from(bytes).is_ok().then_some(bytes)
+    }
+
+    fn ggml_type(&self) -> Option<&'static GgmlType> {
+        match &self.encoding {
+            Encoding::Weight(dtype) => types::by_dtype(*dtype),
+            Encoding::Other(name) => types::by_name(name),
+        }
     }
 }
 
@@ -75,10 +83,10 @@ impl<W: Write> Writer<W> {
             if !names.insert(spec.name.as_str()) {
                 return Err(fault("a name of its own", "it twice".into()));
             }
-            let stored_as = types::by_dtype(spec.dtype).zip(spec.bytes());
+            let stored_as = spec.ggml_type().zip(spec.bytes());
             let end = stored_as.and_then(|(_, n)| n.checked_next_multiple_of(alignment)?.checked_add(offset));
             let (Some((ggml_type, bytes)), Some(end)) = (stored_as, end) else {
-                let got = format!("{} of shape {:?}", spec.dtype, spec.shape);
+                let got = format!("{} of shape {:?}", spec.encoding, spec.shape);
                 return Err(fault("an encoding and a shape that GGUF can store", got));
             };
             header.string(&spec.name);
