@@ -29,7 +29,7 @@ use moeflux_compute::graph::ExpertSetId;
 use serde_json::{Value as Json, json};
 
 use crate::checkpoint::gguf::{self, Metadata, Value};
-use crate::checkpoint::{ByteRange, Checkpoint, Encoding, Format, safetensors};
+use crate::checkpoint::{ByteRange, Checkpoint, Format, safetensors};
 use crate::io::buffer::PAGE_BYTES;
 use crate::models::Model;
 use crate::{Error, Result};
