@@ -52,15 +52,14 @@ pub(super) fn scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
     };
     let blocks = [rows.div_ceil(FP8_BLOCK), cols.div_ceil(FP8_BLOCK)];
     let of_blocks: Vec<usize> = outer.iter().copied().chain(blocks).collect();
-    let one_each = is_one_each(&scales.shape, outer);
     // A shape of ones may mean either.
     let said = weight_block_size(checkpoint);
-    let whole = one_each && (scales.name.ends_with("weight_scale") || said.is_null() && !outer.is_empty());
-    let dtype = if scales.shape == of_blocks && !whole {
+    let may_be_whole = scales.name.ends_with("weight_scale") || said.is_null();
+    let dtype = if may_be_whole && is_one_each(&scales.shape, outer) {
+        DType::Fp8_Whole { scale }
+    } else if scales.shape == of_blocks {
         check_blocks(checkpoint)?;
         DType::Fp8 { scale }
-    } else if whole || one_each && said.is_null() {
-        DType::Fp8_Whole { scale }
     } else {
         let expected = match said.is_null() {
             true => format!("shape {of_blocks:?}, or one scale for each of {outer:?} matrices"),
