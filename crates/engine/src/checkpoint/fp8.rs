@@ -53,7 +53,7 @@ pub(super) fn scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
     let blocks = [rows.div_ceil(FP8_BLOCK), cols.div_ceil(FP8_BLOCK)];
     let of_blocks: Vec<usize> = outer.iter().copied().chain(blocks).collect();
     // A shape of ones may mean either.
-    let said = weight_block_size(checkpoint);
+    let said = weight_block_size(checkpoint)?;
     let may_be_whole = scales.name.ends_with("weight_scale") || said.is_null();
     let dtype = if may_be_whole && is_one_each(&scales.shape, outer) {
         DType::Fp8_Whole { scale }
@@ -80,20 +80,29 @@ fn is_one_each(scales: &[usize], outer: &[usize]) -> bool {
 }
 
 /// How large blocks are, if the configuration says so.
-fn weight_block_size(checkpoint: &Checkpoint) -> &Value {
-    &checkpoint.config()["quantization_config"]["weight_block_size"]
+fn weight_block_size(checkpoint: &Checkpoint) -> Result<&Value> {
+    let about = &checkpoint.config()["quantization_config"];
+    match about.is_null() || about.is_object() {
+        true => Ok(&about["weight_block_size"]),
+        false => Err(config_error(checkpoint, "quantization_config", "an object", about)),
+    }
 }
 
 /// That the configuration, if it says how large blocks are, says what is computed.
 fn check_blocks(checkpoint: &Checkpoint) -> Result<()> {
-    let block = weight_block_size(checkpoint);
+    let block = weight_block_size(checkpoint)?;
     if block.is_null() || *block == json!([FP8_BLOCK, FP8_BLOCK]) {
         return Ok(());
     }
-    Err(Error::Config {
+    let expected = format!("[{FP8_BLOCK}, {FP8_BLOCK}]");
+    Err(config_error(checkpoint, "quantization_config.weight_block_size", &expected, block))
+}
+
+fn config_error(checkpoint: &Checkpoint, key: &str, expected: &str, got: &Value) -> Error {
+    Error::Config {
         path: checkpoint.config_path(),
-        key: "quantization_config.weight_block_size".into(),
-        expected: format!("[{FP8_BLOCK}, {FP8_BLOCK}]"),
-        got: block.to_string(),
-    })
+        key: key.into(),
+        expected: expected.into(),
+        got: got.to_string(),
+    }
 }
