@@ -3,6 +3,9 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
 use moeflux::{Engine, Options, Outputs};
 use moeflux_compute::backend::{ActivationMode, Backend};
 use moeflux_compute::gpu::emulator::Emulator;
@@ -144,7 +147,16 @@ fn every_fixture_on_an_emulated_device() {
         let name = fixture.name.as_str();
         !has_no_kernels(fixture) && !CPU_ONLY.contains(&name) && !SPARSE.contains(&name)
     };
-    all().iter().filter(others).for_each(check);
+    let fixtures = all();
+    let fixtures: Vec<&Fixture> = fixtures.iter().filter(others).collect();
+    // A device is emulated by one thread.
+    let next = AtomicUsize::new(0);
+    let take = || fixtures.get(next.fetch_add(1, Ordering::Relaxed));
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| std::iter::from_fn(take).for_each(|fixture| check(fixture)));
+        }
+    });
 }
 
 /// Unless more positions are asked for.
