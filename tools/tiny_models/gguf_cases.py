@@ -8,6 +8,8 @@ demand.
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import gguf_configs as configs
+
 
 @dataclass(frozen=True)
 class GgufCase:
@@ -36,418 +38,6 @@ class GgufCase:
     published: dict[str, Any] = field(default_factory=dict)
     # Run llama.cpp with flash attention, which some of its sparse attention needs.
     flash_attention: bool = False
-
-
-def _qwen3_moe(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=297,
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_experts=5,
-        num_experts_per_tok=2,
-        # llama.cpp normalises this family's expert weights whatever the file says.
-        norm_topk_prob=True,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    return base | changes
-
-
-def _mixtral(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=331,
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=5,
-        num_experts_per_tok=2,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-        sliding_window=None,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return base | changes
-
-
-def _olmoe(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=297,
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        # llama.cpp reads this family's k norm with the width of q.
-        num_key_value_heads=4,
-        num_experts=7,
-        num_experts_per_tok=3,
-        # llama.cpp never normalises this family's expert weights.
-        norm_topk_prob=False,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        bos_token_id=None,
-        eos_token_id=292,
-        pad_token_id=290,
-    )
-    return base | changes
-
-
-def _deepseek(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=297,
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        # llama.cpp expects a query latent but in models of as many layers as V2-Lite has.
-        q_lora_rank=32,
-        kv_lora_rank=32,
-        qk_nope_head_dim=32,
-        qk_rope_head_dim=16,
-        v_head_dim=32,
-        n_routed_experts=6,
-        num_experts_per_tok=2,
-        n_shared_experts=2,
-        first_k_dense_replace=1,
-        max_position_embeddings=128,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 5000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 32,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-        },
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    return base | changes
-
-
-def _glm4_moe(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=297,
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        n_routed_experts=6,
-        num_experts_per_tok=2,
-        n_shared_experts=2,
-        first_k_dense_replace=1,
-        norm_topk_prob=True,
-        routed_scaling_factor=1.5,
-        attention_bias=True,
-        use_qk_norm=True,
-        num_mtp_layers=0,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    return base | changes
-
-
-def _minimax_m2(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=297,
-        hidden_size=64,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_local_experts=6,
-        num_experts_per_tok=2,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    return base | changes
-
-
-def _hybrid(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=297,
-        hidden_size=32,
-        moe_intermediate_size=12,
-        shared_expert_intermediate_size=20,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=6,
-        linear_key_head_dim=8,
-        # llama.cpp takes both for one.
-        linear_value_head_dim=8,
-        num_experts=5,
-        num_experts_per_tok=2,
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    return base | changes
-
-
-def _plain(**changes: Any) -> dict[str, Any]:
-    """What families that the converter writes have in common."""
-    base = dict(
-        vocab_size=297,
-        hidden_size=32,
-        intermediate_size=40,
-        moe_intermediate_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_experts_per_tok=2,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    return base | changes
-
-
-def _kimi_linear(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=297,
-        hidden_size=24,
-        intermediate_size=28,
-        moe_intermediate_size=12,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        kv_lora_rank=20,
-        qk_nope_head_dim=12,
-        qk_rope_head_dim=6,
-        v_head_dim=10,
-        # llama.cpp takes both kinds of attention to have as many heads.
-        linear_num_heads=3,
-        linear_head_dim=14,
-        num_experts=6,
-        num_experts_per_tok=2,
-        n_shared_experts=2,
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
-        mlp_layer_types=["dense", "sparse", "sparse"],
-        routed_scaling_factor=1.8,
-        max_position_embeddings=512,
-        pad_token_id=None,
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    return base | changes
-
-
-def _mimo_v2_flash(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=297,
-        hidden_size=24,
-        intermediate_size=28,
-        moe_intermediate_size=12,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=24,
-        v_head_dim=10,
-        n_routed_experts=6,
-        num_experts_per_tok=2,
-        sliding_window=20,
-        attention_value_scale=0.6,
-        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
-        mlp_layer_types=["dense", "sparse", "sparse"],
-        max_position_embeddings=512,
-        rope_parameters={
-            "full_attention": {"rope_type": "default", "rope_theta": 50000.0, "partial_rotary_factor": 0.34},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.34},
-        },
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    return base | changes
-
-
-def _nemotron_h(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        # The converter pads it to a multiple of 8.
-        vocab_size=296,
-        hidden_size=32,
-        layers_block_type=["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        ssm_state_size=16,
-        # The converter wants multiples of 64 channels.
-        mamba_num_heads=8,
-        mamba_head_dim=8,
-        n_groups=2,
-        chunk_size=16,
-        n_routed_experts=6,
-        moe_intermediate_size=12,
-        moe_shared_expert_intermediate_size=20,
-        num_experts_per_tok=2,
-        routed_scaling_factor=2.5,
-        # llama.cpp has no limit.
-        time_step_min=1e-9,
-        rescale_prenorm_residual=False,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    return base | changes
-
-
-def _mistral4(**changes: Any) -> dict[str, Any]:
-    base = _deepseek(
-        n_shared_experts=1,
-        first_k_dense_replace=0,
-        n_group=3,
-        topk_group=2,
-        routed_scaling_factor=1.5,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 5000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            # llama.cpp's converter leaves it out, and so does llama.cpp; published models have this one.
-            "llama_4_scaling_beta": 0.1,
-        },
-    )
-    return base | changes
-
-
-def _deepseek_v4(**changes: Any) -> dict[str, Any]:
-    base = dict(
-        vocab_size=297,
-        hidden_size=32,
-        moe_intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        # llama.cpp turns keys in blocks of 64 channels.
-        head_dim=64,
-        partial_rotary_factor=0.25,
-        q_lora_rank=32,
-        n_routed_experts=6,
-        num_experts_per_tok=2,
-        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
-        mlp_layer_types=["hash_moe", "moe", "moe"],
-        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
-        hc_mult=4,
-        hc_sinkhorn_iters=4,
-        sliding_window=16,
-        swiglu_limit=1.5,
-        o_groups=2,
-        o_lora_rank=32,
-        index_n_heads=8,
-        index_head_dim=64,
-        index_topk=12,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=292,
-        rope_parameters={
-            "main": {"rope_type": "default", "rope_theta": 900.0, "partial_rotary_factor": 0.25},
-            "compress": {
-                "rope_type": "yarn",
-                "rope_theta": 5000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-                "attention_factor": 1.0,
-                "partial_rotary_factor": 0.25,
-            },
-        },
-    )
-    return base | changes
-
-
-def _qwen4_exp(**changes: Any) -> dict[str, Any]:
-    base = _hybrid(
-        num_hidden_layers=3,
-        layer_types=["linear_attention", "linear_attention", "indexed_attention"],
-        hc_count=3,
-        hc_lowrank=10,
-        # llama.cpp knows but one layer of them, and this gate.
-        ple_layer_ids=[2],
-        output_gate_type="sigmoid",
-        heads_per_ngram=2,
-        ngram_vocab_size_base=50,
-        make_ngram_vocab_size_divisible_by=8,
-        split_ngram_parts=3,
-        indexer_n_heads=6,
-        indexer_kv_heads=1,
-        indexer_head_dim=12,
-        indexer_budget=24,
-        indexer_compress_ratio=4,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [2, 1, 1],
-            "mrope_interleaved": True,
-        },
-    )
-    return base | changes
-
-
-def _step3p7(**changes: Any) -> dict[str, Any]:
-    text = dict(
-        vocab_size=297,
-        hidden_size=32,
-        intermediate_size=24,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_attention_groups=2,
-        attention_other_setting={"num_attention_heads": 6, "num_attention_groups": 2},
-        head_dim=16,
-        # The parts that rotate are what llama.cpp takes them for.
-        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-        partial_rotary_factors=[0.5, 1.0, 1.0, 0.5],
-        rope_theta=[5000.0, 700.0, 700.0, 5000.0],
-        rope_scaling={
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 8.0,
-            "original_max_position_embeddings": 32,
-        },
-        yarn_only_types=["full_attention"],
-        sliding_window=9,
-        max_position_embeddings=512,
-        moe_layers_enum="1,2,3",
-        moe_num_experts=5,
-        moe_top_k=2,
-        moe_intermediate_size=12,
-        share_expert_dim=20,
-        moe_router_scaling_factor=3.0,
-        norm_expert_weight=True,
-        use_head_wise_attn_gate=True,
-        swiglu_limits=[0.0, 0.0, 0.4, 0.7],
-        swiglu_limits_shared=[0.5, 0.0, 0.0, 0.6],
-        bos_token_id=None,
-        eos_token_id=292,
-    )
-    vision = dict(width=8, layers=1, heads=1, image_size=28, patch_size=14)
-    return dict(text_config=text | changes, vision_config=vision)
 
 
 # Every block format in one file.
@@ -481,13 +71,13 @@ _CODEBOOKS = {
 }
 
 SMALL = [
-    GgufCase("qwen3_moe_q8_0", "qwen3_moe", 51, _qwen3_moe(rms_norm_eps=0.01), "Q8_0"),
+    GgufCase("qwen3_moe_q8_0", "qwen3_moe", 51, configs.qwen3_moe(rms_norm_eps=0.01), "Q8_0"),
     # Rows of 256 everywhere but in ffn_down_exps and attn_output, which llama.cpp gives another type.
     GgufCase(
         "qwen3_moe_q4_k_m",
         "qwen3_moe",
         52,
-        _qwen3_moe(hidden_size=256, moe_intermediate_size=64, head_dim=32, num_experts=4),
+        configs.qwen3_moe(hidden_size=256, moe_intermediate_size=64, head_dim=32, num_experts=4),
         "Q4_K_M",
     ),
     # Tied embeddings, every block format.
@@ -495,7 +85,7 @@ SMALL = [
         "qwen3_moe_mixed",
         "qwen3_moe",
         53,
-        _qwen3_moe(
+        configs.qwen3_moe(
             hidden_size=256,
             moe_intermediate_size=256,
             num_attention_heads=2,
@@ -511,7 +101,7 @@ SMALL = [
         "qwen3_moe_codebooks",
         "qwen3_moe",
         91,
-        _qwen3_moe(
+        configs.qwen3_moe(
             hidden_size=256,
             moe_intermediate_size=256,
             num_attention_heads=2,
@@ -528,7 +118,7 @@ SMALL = [
         "qwen3_moe_yarn_f16",
         "qwen3_moe",
         54,
-        _qwen3_moe(
+        configs.qwen3_moe(
             hidden_size=32,
             moe_intermediate_size=20,
             head_dim=16,
@@ -549,7 +139,7 @@ SMALL = [
         "mixtral_llama3_f32",
         "mixtral",
         55,
-        _mixtral(
+        configs.mixtral(
             hidden_size=32,
             intermediate_size=20,
             head_dim=16,
@@ -567,13 +157,13 @@ SMALL = [
         "F32",
         vocabulary="spm",
     ),
-    GgufCase("mixtral_q8_0", "mixtral", 56, _mixtral(rms_norm_eps=0.02), "Q8_0", vocabulary="spm"),
+    GgufCase("mixtral_q8_0", "mixtral", 56, configs.mixtral(rms_norm_eps=0.02), "Q8_0", vocabulary="spm"),
     # Three files; linear rope scaling.
     GgufCase(
         "olmoe_split_f16",
         "olmoe",
         57,
-        _olmoe(
+        configs.olmoe(
             hidden_size=32,
             intermediate_size=20,
             rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
@@ -586,7 +176,7 @@ SMALL = [
         "deepseek_v3_q8_0",
         "deepseek_v3",
         58,
-        _deepseek(n_group=3, topk_group=2),
+        configs.deepseek(n_group=3, topk_group=2),
         "Q8_0",
         n_tokens=96,
     ),
@@ -595,7 +185,7 @@ SMALL = [
         "deepseek_v2_joint_f16",
         "deepseek_v2",
         59,
-        _deepseek(
+        configs.deepseek(
             hidden_size=24,
             moe_intermediate_size=12,
             kv_lora_rank=24,
@@ -616,24 +206,24 @@ SMALL = [
         joint_kv_b=True,
         n_tokens=96,
     ),
-    GgufCase("glm4_moe_q8_0", "glm4_moe", 58, _glm4_moe(), "Q8_0"),
+    GgufCase("glm4_moe_q8_0", "glm4_moe", 58, configs.glm4_moe(), "Q8_0"),
     # Groups, and no query and key norms.
     GgufCase(
         "glm4_moe_f16",
         "glm4_moe",
         59,
-        _glm4_moe(
+        configs.glm4_moe(
             hidden_size=32, head_dim=16, intermediate_size=40, use_qk_norm=False, n_group=3, topk_group=2
         ),
         "F16",
     ),
-    GgufCase("minimax_m2_q8_0", "minimax_m2", 60, _minimax_m2(), "Q8_0"),
+    GgufCase("minimax_m2_q8_0", "minimax_m2", 60, configs.minimax_m2(), "Q8_0"),
     # Value heads grouped by key head.
     GgufCase(
         "qwen3_next_bf16",
         "qwen3_next",
         61,
-        _hybrid(intermediate_size=24, norm_topk_prob=True),
+        configs.hybrid(intermediate_size=24, norm_topk_prob=True),
         "BF16",
         n_tokens=96,
         converted=True,
@@ -643,7 +233,7 @@ SMALL = [
         "qwen3_5_moe_bf16",
         "qwen3_5_moe_text",
         62,
-        _hybrid(
+        configs.hybrid(
             rope_parameters={
                 "rope_type": "default",
                 "rope_theta": 10000.0,
@@ -822,7 +412,7 @@ SMALL = [
         "hy_v3_bf16",
         "hy_v3",
         63,
-        _plain(
+        configs.plain(
             head_dim=16,
             num_experts=6,
             num_shared_experts=2,
@@ -840,7 +430,7 @@ SMALL = [
         "glm4_moe_lite_bf16",
         "glm4_moe_lite",
         67,
-        _deepseek(
+        configs.deepseek(
             hidden_size=24,
             moe_intermediate_size=12,
             mlp_layer_types=["dense", "sparse"],
@@ -855,7 +445,7 @@ SMALL = [
         "solar_open_bf16",
         "solar_open",
         68,
-        _plain(
+        configs.plain(
             head_dim=16,
             n_routed_experts=6,
             n_shared_experts=2,
@@ -869,23 +459,23 @@ SMALL = [
     ),
     # llama.cpp wants as many key heads as query heads, and a head of its own.
     # A decay for each channel, convolutions apart; key heads say which layers are linear.
-    GgufCase("kimi_linear_bf16", "kimi_linear", 69, _kimi_linear(), "BF16", n_tokens=101, converted=True),
+    GgufCase("kimi_linear_bf16", "kimi_linear", 69, configs.kimi_linear(), "BF16", n_tokens=101, converted=True),
     GgufCase(
         "kimi_linear_q8_0",
         "kimi_linear",
         70,
-        _kimi_linear(hidden_size=64, intermediate_size=64, moe_intermediate_size=32, linear_head_dim=32),
+        configs.kimi_linear(hidden_size=64, intermediate_size=64, moe_intermediate_size=32, linear_head_dim=32),
         "Q8_0",
         n_tokens=96,
         converted=True,
     ),
     # Key heads by layer; sinks where layers slide.
-    GgufCase("mimo_v2_flash_bf16", "mimo_v2_flash", 71, _mimo_v2_flash(), "BF16", n_tokens=101, converted=True),
+    GgufCase("mimo_v2_flash_bf16", "mimo_v2_flash", 71, configs.mimo_v2_flash(), "BF16", n_tokens=101, converted=True),
     GgufCase(
         "mimo_v2_flash_q8_0",
         "mimo_v2_flash",
         72,
-        _mimo_v2_flash(
+        configs.mimo_v2_flash(
             hidden_size=64,
             intermediate_size=64,
             moe_intermediate_size=32,
@@ -898,33 +488,33 @@ SMALL = [
         n_tokens=96,
         converted=True,
     ),
-    GgufCase("mistral4_q8_0", "mistral4", 73, _mistral4(hidden_size=64), "Q8_0", n_tokens=96, converted=True),
+    GgufCase("mistral4_q8_0", "mistral4", 73, configs.mistral4(hidden_size=64), "Q8_0", n_tokens=96, converted=True),
     # Experts in MXFP4 as published.
-    GgufCase("deepseek_v4_mxfp4", "deepseek_v4", 74, _deepseek_v4(), "Q8_0", n_tokens=140, converted=True),
+    GgufCase("deepseek_v4_mxfp4", "deepseek_v4", 74, configs.deepseek_v4(), "Q8_0", n_tokens=140, converted=True),
     # Three value heads to a key head, in another order than in transformers; hashes as the file says.
-    GgufCase("qwen4_exp_bf16", "qwen4_exp_text", 75, _qwen4_exp(), "BF16", n_tokens=96, converted=True),
-    GgufCase("nemotron_h_bf16", "nemotron_h", 69, _nemotron_h(), "BF16", n_tokens=96, converted=True),
+    GgufCase("qwen4_exp_bf16", "qwen4_exp_text", 75, configs.qwen4_exp(), "BF16", n_tokens=96, converted=True),
+    GgufCase("nemotron_h_bf16", "nemotron_h", 69, configs.nemotron_h(), "BF16", n_tokens=96, converted=True),
     # Experts on fewer channels.
     GgufCase(
         "nemotron_h_latent_bf16",
         "nemotron_h",
         70,
-        _nemotron_h(moe_latent_size=24, num_key_value_heads=1, conv_kernel=3),
+        configs.nemotron_h(moe_latent_size=24, num_key_value_heads=1, conv_kernel=3),
         "BF16",
         n_tokens=96,
         converted=True,
     ),
     # Divisors of frequencies for full layers only; limits of SwiGLU.
-    GgufCase("step3p5_bf16", "step3p7", 71, _step3p7(), "BF16", n_tokens=96, converted=True),
+    GgufCase("step3p5_bf16", "step3p7", 71, configs.step3p7(), "BF16", n_tokens=96, converted=True),
 ]
 
 
 def _wide() -> list[GgufCase]:
     wide = dict(hidden_size=256)
     families = [
-        ("qwen3_moe", "bpe", _qwen3_moe(**wide, moe_intermediate_size=256, head_dim=128, num_experts=6)),
-        ("mixtral", "spm", _mixtral(**wide, intermediate_size=256, num_local_experts=4)),
-        ("olmoe", "bpe", _olmoe(**wide, intermediate_size=256, num_experts=5)),
+        ("qwen3_moe", "bpe", configs.qwen3_moe(**wide, moe_intermediate_size=256, head_dim=128, num_experts=6)),
+        ("mixtral", "spm", configs.mixtral(**wide, intermediate_size=256, num_local_experts=4)),
+        ("olmoe", "bpe", configs.olmoe(**wide, intermediate_size=256, num_experts=5)),
     ]
     encodings: list[tuple[str, str, dict[str, str]]] = [
         ("f32", "F32", {}),

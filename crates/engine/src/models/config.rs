@@ -69,7 +69,6 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("hc_mult", "hyper_connection.count"),
     ("hc_sinkhorn_iters", "hyper_connection.sinkhorn_iterations"),
     ("hc_eps", "hyper_connection.epsilon"),
-    ("linear_head_dim", "kda.head_dim"),
     ("linear_lower_bound", "kda.gate_lower_bound"),
     ("o_groups", "attention.output_group_count"),
     ("o_lora_rank", "attention.output_lora_rank"),

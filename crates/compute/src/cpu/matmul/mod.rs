@@ -1,10 +1,10 @@
 //! Products of weight matrices with rows of activations: y\[t, r\] = Σ_c w\[r, c\] · x\[t, c\].
 //!
-//! Weights are decoded from their blocks, `Isa::LANES` rows and 256 columns at a
-//! time, into a tile whose lanes are rows, and the tile is multiplied with every token: one set of decoders serves
-//! every instruction set. Several tokens' int8 activations are packed, so that two tiles are multiplied with four tokens
-//! at a time, or 16 with a unit for small matrices. For a single token transposing would cost more than multiplying, so lanes are columns until integers have
-//! been added up; from there on both ways are the same.
+//! Weights are decoded from their blocks, `Isa::LANES` rows and 256 columns at a time, into a tile whose lanes are rows, and
+//! the tile is multiplied with every token: one set of decoders serves every instruction set. Several tokens' int8
+//! activations are packed, so that two tiles are multiplied with four tokens at a time, or 16 with a unit for small
+//! matrices. For a single token transposing would cost more than multiplying, so lanes are columns until integers have been
+//! added up; from there on both ways are the same.
 //!
 //! - int8 activations: dot products of a sub-block (32 columns, or 16) are exact integers, so it does not matter in
 //!   which order they are summed; then, in order of columns, acc ← acc + dot · (w scale · x scale) and, for encodings
