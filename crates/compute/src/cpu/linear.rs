@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::activations::{Activations, Q8Rows};
-use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows};
+use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows, matmul_rows_before};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
@@ -87,9 +87,10 @@ pub(crate) fn linear(context: &CpuContext, jobs: &[LinearJob<'_>], x: &[f32], x_
     }
     let count = context.threads() * if rows < MANY { TASKS } else { TASKS_OF_MANY };
     let tasks = row_tasks(jobs.iter().map(|j| j.weight.rows()), count, ROW_TILE);
-    context.pool.run(tasks.len(), &|task| {
+    context.pool.run_in_order(tasks.len(), &|task, next| {
         let (index, range) = &tasks[task];
         let job = &jobs[*index];
+        let next = next.map(|next| (jobs[tasks[next].0].weight.view(), tasks[next].1.start));
         let width = job.weight.rows();
         let input = match job.q8 {
             true => Activations::Q8(x_q8),
@@ -97,8 +98,8 @@ pub(crate) fn linear(context: &CpuContext, jobs: &[LinearJob<'_>], x: &[f32], x_
         };
         // SAFETY: `out` is (rows, width), and a task writes only its range of columns.
         let out = unsafe { OutRows::new(job.out.as_ptr(), width, rows, width) };
-        let product =
-            matmul_rows(context.simd, job.weight.view(), range.clone(), input, Tokens::Range(0..rows), out);
+        let (view, tokens) = (job.weight.view(), Tokens::Range(0..rows));
+        let product = matmul_rows_before(context.simd, view, range.clone(), input, tokens, out, next);
         product.expect("the graph's widths agree");
         if let Some(bias) = job.bias {
             for row in 0..rows {

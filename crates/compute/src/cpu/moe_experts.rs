@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::activations::{Activations, BLOCK, Q8Rows};
 use super::linear::{CpuContext, TASKS, row_tasks};
-use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows};
+use super::matmul::{NextJob, OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows_before};
 use super::route::Choice;
 use super::shared::SharedMut;
 use super::simd::Simd;
@@ -195,32 +195,39 @@ pub(crate) fn moe_experts(
         let pairs_of = |view: &ExpertView<'_>| {
             pairs_of[ids.binary_search(&view.id).expect("only experts asked for are handed over")].clone()
         };
-        let project =
-            |weight: TensorView<'_>, task: Range<usize>, pairs: Range<usize>, to: &SharedMut<'_, f32>| {
-                let input = if int8 && accepts_q8(weight.dtype(), hidden) {
-                    Activations::Q8(x_q8)
-                } else {
-                    Activations::F32 { rows: x, cols: hidden }
-                };
-                // SAFETY: a task writes only its rows of its expert's pairs.
-                let start = unsafe { to.as_ptr().add(pairs.start * inner) };
-                // SAFETY: as above.
-                let out = unsafe { OutRows::new(start, inner, pairs.len(), inner) };
-                let tokens = Tokens::List(&pair_rows[pairs]);
-                matmul_rows(context.simd, weight, task, input, tokens, out)
-                    .expect("the graph's widths agree");
+        let project = |weight: TensorView<'_>,
+                       task: Range<usize>,
+                       pairs: Range<usize>,
+                       to: &SharedMut<'_, f32>,
+                       next: Option<NextJob<'_>>| {
+            let input = if int8 && accepts_q8(weight.dtype(), hidden) {
+                Activations::Q8(x_q8)
+            } else {
+                Activations::F32 { rows: x, cols: hidden }
             };
+            // SAFETY: a task writes only its rows of its expert's pairs.
+            let start = unsafe { to.as_ptr().add(pairs.start * inner) };
+            // SAFETY: as above.
+            let out = unsafe { OutRows::new(start, inner, pairs.len(), inner) };
+            let tokens = Tokens::List(&pair_rows[pairs]);
+            matmul_rows_before(context.simd, weight, task, input, tokens, out, next)
+                .expect("the graph's widths agree");
+        };
         // Rows of gate and up in blocks of whole activation blocks, so that a task can quantise what it computed.
         let start = Instant::now();
         let tasks = row_tasks(group.iter().map(|_| inner), TASKS * context.threads(), BLOCK.max(ROW_TILE));
         let quantized = product.writer();
-        context.pool.run(tasks.len(), &|task| {
+        context.pool.run_in_order(tasks.len(), &|task, next| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
             if let Some(weight) = view.gate {
-                project(weight, rows.clone(), pairs.clone(), &gate);
+                project(weight, rows.clone(), pairs.clone(), &gate, Some((view.up, rows.start)));
             }
-            project(view.up, rows.clone(), pairs.clone(), &up);
+            let next = next.map(|next| {
+                let (index, rows) = &tasks[next];
+                (group[*index].gate.unwrap_or(group[*index].up), rows.start)
+            });
+            project(view.up, rows.clone(), pairs.clone(), &up, next);
             for pair in pairs {
                 let at = pair * inner + rows.start..pair * inner + rows.end;
                 // SAFETY: as above.
@@ -242,9 +249,10 @@ pub(crate) fn moe_experts(
         spent[0] += start.elapsed();
         let start = Instant::now();
         let tasks = row_tasks(group.iter().map(|_| hidden), TASKS * context.threads(), ROW_TILE);
-        context.pool.run(tasks.len(), &|task| {
+        context.pool.run_in_order(tasks.len(), &|task, next| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
+            let next = next.map(|next| (group[tasks[next].0].down, tasks[next].1.start));
             let input = if int8_down {
                 Activations::Q8(&*product)
             } else {
@@ -254,8 +262,8 @@ pub(crate) fn moe_experts(
             // SAFETY: a task writes only its rows of its expert's pairs.
             let out =
                 unsafe { OutRows::new(down.as_ptr().add(pairs.start * hidden), hidden, pairs.len(), hidden) };
-            let product =
-                matmul_rows(context.simd, view.down, rows.clone(), input, Tokens::Range(pairs.clone()), out);
+            let tokens = Tokens::Range(pairs.clone());
+            let product = matmul_rows_before(context.simd, view.down, rows.clone(), input, tokens, out, next);
             product.expect("the graph's widths agree");
             for pair in pairs {
                 let at = pair * hidden + rows.start..pair * hidden + rows.end;

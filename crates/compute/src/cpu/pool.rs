@@ -10,6 +10,9 @@
 //! where an emulator takes a sequentially consistent store for a mere release (qemu 7.2 does so for aarch64 on x86-64,
 //! and a wake-up was lost).
 //!
+//! Tasks may also be walked in order: each thread has a span of neighbouring tasks, is told which it will run next, and
+//! when its own are done takes those of others from the end.
+//!
 //! One region runs at a time: `run` called from within a task, or while another thread's region is running,
 //! does its tasks on the calling thread alone.
 
@@ -17,6 +20,7 @@ use std::{
     any::Any,
     cell::UnsafeCell,
     hint,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
@@ -39,6 +43,8 @@ pub struct ThreadPool {
 
 #[derive(Debug)]
 struct Shared {
+    /// Tasks of each span that nobody has taken: the first in the high half, the end in the low half.
+    spans: Box<[Line<AtomicU64>]>,
     /// Number of the region in the high half, tasks that nobody has claimed in the low half.
     unclaimed: Line<AtomicU64>,
     /// Tasks that have not ended.
@@ -84,6 +90,7 @@ impl ThreadPool {
     pub fn new(n_threads: usize) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
+            spans: (0..n_threads.max(1)).map(|_| Line(AtomicU64::new(0))).collect(),
             unclaimed: Line(AtomicU64::new(0)),
             unfinished: Line(AtomicU32::new(0)),
             job: UnsafeCell::new(Job { task: &|_| {}, n_tasks: 0 }),
@@ -120,17 +127,55 @@ impl ThreadPool {
     /// With the payload of the first task that panicked, after all tasks have ended; the pool stays
     /// usable. If `n_tasks` exceeds `u32::MAX`.
     pub fn run(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        let n_tasks = u32::try_from(n_tasks).expect("tasks are counted in 32 bits");
-        let region = match self.region.try_lock() {
+        match self.enter(n_tasks) {
+            Some(region) => self.run_region(region, n_tasks, task),
+            None => (0..n_tasks).for_each(task),
+        }
+    }
+
+    /// As [`ThreadPool::run`], but each thread runs neighbouring tasks one after the other as far as others leave them to it.
+    /// `task` is given the number of the task that the same thread will probably run next, if there is one.
+    ///
+    /// # Panics
+    /// As [`ThreadPool::run`].
+    pub fn run_in_order(&self, n_tasks: usize, task: &(dyn Fn(usize, Option<usize>) + Sync)) {
+        let Some(region) = self.enter(n_tasks) else {
+            (0..n_tasks).for_each(|i| task(i, Some(i + 1).filter(|next| *next < n_tasks)));
+            return;
+        };
+        let spans = &self.shared.spans;
+        for (i, span) in spans.iter().enumerate() {
+            let at = |i: usize| (i * n_tasks / spans.len()) as u64;
+            // The region's start publishes it.
+            span.0.store(at(i) << 32 | at(i + 1), Ordering::Relaxed);
+        }
+        self.run_region(region, spans.len(), &|own| {
+            while let Some((i, rest)) = take(&spans[own].0, true) {
+                task(i, Some(rest.start).filter(|_| !rest.is_empty()));
+            }
+            for other in 1..spans.len() {
+                while let Some((i, _)) = take(&spans[(own + other) % spans.len()].0, false) {
+                    task(i, None);
+                }
+            }
+        });
+    }
+
+    /// Begins a region of so many tasks; none if the caller has to do them alone.
+    fn enter(&self, n_tasks: usize) -> Option<MutexGuard<'_, ()>> {
+        assert!(u32::try_from(n_tasks).is_ok(), "tasks are counted in 32 bits");
+        if n_tasks < 2 || self.workers.is_empty() {
+            return None;
+        }
+        match self.region.try_lock() {
             Ok(region) => Some(region),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
-        };
-        if n_tasks < 2 || self.workers.is_empty() || region.is_none() {
-            (0..n_tasks as usize).for_each(task);
-            return;
         }
+    }
 
+    fn run_region(&self, region: MutexGuard<'_, ()>, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        let n_tasks = n_tasks as u32;
         // SAFETY: only the lifetime changes; nobody uses the reference after the region's last task has ended,
         // which this function awaits.
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
@@ -244,6 +289,24 @@ impl Shared {
     }
 }
 
+/// Takes the first or the last task of a span, and says what is left of it then.
+fn take(span: &AtomicU64, first: bool) -> Option<(usize, Range<usize>)> {
+    let mut state = span.load(Ordering::Relaxed);
+    loop {
+        let (start, end) = ((state >> 32) as usize, state as u32 as usize);
+        if start >= end {
+            return None;
+        }
+        let rest = if first { start + 1..end } else { start..end - 1 };
+        let left = (rest.start as u64) << 32 | rest.end as u64;
+        // What tasks wrote is handed over by the region's end.
+        match span.compare_exchange_weak(state, left, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return Some((if first { start } else { end - 1 }, rest)),
+            Err(changed) => state = changed,
+        }
+    }
+}
+
 /// Locks; no data here can be left inconsistent by a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -276,6 +339,30 @@ mod tests {
             assert_eq!(pool.threads(), threads.max(1));
             for n_tasks in [0, 1, 2, 3, 7, 100, 1000] {
                 check(&pool, n_tasks);
+            }
+        }
+    }
+
+    #[test]
+    fn every_task_in_order_runs_once() {
+        for threads in [1, 2, 3, 9] {
+            let pool = ThreadPool::new(threads);
+            for n_tasks in [0, 1, 2, 3, 7, 100, 1000] {
+                let counts: Vec<AtomicUsize> = (0..n_tasks).map(|_| AtomicUsize::new(0)).collect();
+                let announced = AtomicUsize::new(0);
+                pool.run_in_order(n_tasks, &|task, next| {
+                    counts[task].fetch_add(1, Ordering::Relaxed);
+                    if let Some(next) = next {
+                        assert_eq!(next, task + 1, "neighbours follow each other");
+                        announced.fetch_add(1, Ordering::Relaxed);
+                    }
+                    if task == 0 && n_tasks == 100 {
+                        // Others take what is left of the first span.
+                        thread::sleep(Duration::from_millis(5));
+                    }
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{n_tasks} tasks");
+                assert!(announced.load(Ordering::Relaxed) < n_tasks.max(1));
             }
         }
     }

@@ -222,7 +222,7 @@ pub(super) fn multiply<I: Isa, F: Format>(
             let second = if row + first < job.rows.end { row + first } else { row };
             let rows = [rows, TileRows::new(job.w, I::LANES, second)];
             let second = rows[1].lanes().len().min(job.rows.end - row - first);
-            let mut next = NextRows::new(job.w, TILES * I::LANES, row + first + second, job.rows.end);
+            let mut next = NextRows::after(job, TILES * I::LANES, row + first + second);
             let sums = zeroed(&mut sums, range.len());
             for col in (0..cols).step_by(TILE_COLS) {
                 let n = TILE_COLS.min(cols - col);

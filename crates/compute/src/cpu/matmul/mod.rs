@@ -180,6 +180,25 @@ pub fn matmul_rows(
     tokens: Tokens<'_>,
     out: OutRows<'_>,
 ) -> Result<()> {
+    matmul_rows_before(simd, w, rows, x, tokens, out, None)
+}
+
+/// The weights that a thread will probably read next: those of a matrix from a row on.
+pub(crate) type NextJob<'a> = (TensorView<'a>, usize);
+
+/// As [`matmul_rows`]; the first rows of `next` are fetched while the last ones of this product are multiplied.
+///
+/// # Errors
+/// As [`matmul_rows`].
+pub(crate) fn matmul_rows_before(
+    simd: Simd,
+    w: TensorView<'_>,
+    rows: Range<usize>,
+    x: Activations<'_>,
+    tokens: Tokens<'_>,
+    out: OutRows<'_>,
+    next: Option<NextJob<'_>>,
+) -> Result<()> {
     let fits = |what, expected, got| Err(Error::Shape { op: "matmul", what, expected, got });
     if rows.end > w.rows() {
         return fits("end of the range of rows", w.rows(), rows.end);
@@ -199,7 +218,7 @@ pub fn matmul_rows(
     if rows.is_empty() || tokens.is_empty() {
         return Ok(());
     }
-    let job = Job { w, rows, tokens: &tokens, out };
+    let job = Job { w, rows, tokens: &tokens, out, next };
     if w.cols() == 0 {
         job.write_zeros();
         return Ok(());
@@ -227,8 +246,10 @@ pub fn matmul(
     let out = unsafe { OutRows::new(out.as_mut_ptr(), n_rows, n_tokens, n_rows) };
     let tasks = RowTasks::new(n_rows, pool.threads());
     let failure = std::sync::Mutex::new(None);
-    pool.run(tasks.len(), &|task| {
-        if let Err(error) = matmul_rows(simd, w, tasks.rows(task), x, Tokens::Range(0..n_tokens), out)
+    pool.run_in_order(tasks.len(), &|task, next| {
+        let (rows, tokens) = (tasks.rows(task), Tokens::Range(0..n_tokens));
+        let next = next.map(|next| (w, tasks.rows(next).start));
+        if let Err(error) = matmul_rows_before(simd, w, rows, x, tokens, out, next)
             && let Ok(mut failure) = failure.lock()
         {
             *failure = Some(error);
@@ -274,6 +295,7 @@ struct Job<'a> {
     rows: Range<usize>,
     tokens: &'a Tokens<'a>,
     out: OutRows<'a>,
+    next: Option<NextJob<'a>>,
 }
 
 impl Job<'_> {

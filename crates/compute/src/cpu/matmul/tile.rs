@@ -98,7 +98,7 @@ pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P)
     while row < job.rows.end {
         let rows = TileRows::new(job.w, I::LANES, row);
         let valid = (rows.lanes.len()).min(job.rows.end - row);
-        let mut next = NextRows::new(job.w, I::LANES, rows.first + I::LANES, job.rows.end);
+        let mut next = NextRows::after(job, I::LANES, rows.first + I::LANES);
         for first in (0..n_tokens).step_by(TOKEN_BLOCK) {
             let sums = zeroed(&mut sums, TOKEN_BLOCK.min(n_tokens - first));
             for col in (0..cols).step_by(TILE_COLS) {
@@ -221,9 +221,18 @@ impl NextRows {
     /// Calls of [`NextRows::advance`] a tile.
     pub(super) const STEPS: usize = 8;
 
+    /// The `n_rows` rows of `job` from `row` on or, if it has none, the first ones of what comes after it.
+    #[inline(always)]
+    pub(super) fn after(job: &Job<'_>, n_rows: usize, row: usize) -> Self {
+        match job.next {
+            Some((w, first)) if row >= job.rows.end => Self::new(w, n_rows, first, w.rows()),
+            _ => Self::new(job.w, n_rows, row, job.rows.end),
+        }
+    }
+
     /// The `n_lanes` rows from `row` on, as far as they are before row `end`.
     #[inline(always)]
-    pub(super) fn new(w: TensorView<'_>, n_lanes: usize, row: usize, end: usize) -> Self {
+    fn new(w: TensorView<'_>, n_lanes: usize, row: usize, end: usize) -> Self {
         let n_rows = n_lanes.min(end.saturating_sub(row));
         let steps = w.cols().div_ceil(TILE_COLS) * Self::STEPS;
         Self {
