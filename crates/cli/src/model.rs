@@ -32,15 +32,15 @@ impl fmt::Display for ModelArg {
 }
 
 impl ModelArg {
-    /// Where the checkpoint is; what is not there yet is unpacked or downloaded first. What exists as a path is that
-    /// path, whatever it looks like.
+    /// Where the checkpoint is; what is not there yet is unpacked or downloaded first. `demo` is the model in the binary
+    /// (`./demo` a file of that name); anything else that exists as a path is that path, whatever it looks like.
     pub fn path(&self) -> Result<PathBuf> {
+        if self.0 == "demo" {
+            return unpack_demo();
+        }
         let path = PathBuf::from(&self.0);
         if path.exists() {
             return Ok(path);
-        }
-        if self.0 == "demo" {
-            return unpack_demo();
         }
         match HubId::parse(&self.0) {
             Some(id) => hub::pull(&id, &hub::Settings::from_environment()),

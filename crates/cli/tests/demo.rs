@@ -5,8 +5,11 @@ use assert_cmd::Command;
 /// The answer to `prompt` with these further arguments.
 fn answer(prompt: &str, arguments: &[&str]) -> String {
     let cache = tempfile::tempdir().unwrap();
+    // A folder of that name is no model.
+    std::fs::create_dir(cache.path().join("demo")).unwrap();
     let mut command = Command::cargo_bin("moeflux").unwrap();
     command
+        .current_dir(cache.path())
         .env("XDG_CACHE_HOME", cache.path())
         .args(["run", "demo", prompt, "--temperature", "0"])
         .args(arguments);
