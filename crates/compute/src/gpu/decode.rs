@@ -43,8 +43,16 @@ impl Lowering<'_> {
         } else {
             4
         };
-        let splits = if short { 1 } else { self.shape.splits / 2 };
         let chunks = group.div_ceil(queries);
+        let splits = if short {
+            1
+        } else if on_tensor_cores {
+            // So many that every multiprocessor has a group, where there are keys enough.
+            let groups = kv_heads * chunks * self.rows;
+            (self.memory.multiprocessors / groups).clamp(2, self.shape.splits)
+        } else {
+            self.shape.splits / 2
+        };
         let rotation = &self.graph.ropes[d.prepare.rope];
         let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
         let (q_norm, k_norm) = (d.prepare.q_norm, d.prepare.k_norm);
@@ -52,7 +60,7 @@ impl Lowering<'_> {
         let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
         let [q, k, v] = d.inputs.map(|value| self.value(value));
         let out = self.value(d.out);
-        let buffers = [
+        let mut buffers = vec![
             q,
             k,
             v,
@@ -65,8 +73,11 @@ impl Lowering<'_> {
             d.caches[0],
             d.caches[1],
             stats,
-            if splits == 1 { out } else { parts },
+            if splits == 1 && !on_tensor_cores { out } else { parts },
         ];
+        // There the last group of a head puts its splits together.
+        let counts = self.memory.tensor.filter(|_| on_tensor_cores).map(|scratch| scratch.counts.into());
+        buffers.extend(counts.into_iter().flat_map(|counts| [out, counts]));
         let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
         let (q_eps, k_eps) = (eps(q_norm), eps(k_norm));
         let window = window.and_then(|w| u32::try_from(w).ok()).unwrap_or(0);
@@ -99,7 +110,7 @@ impl Lowering<'_> {
         let launch = Launch { unit, kernel, buffers: &buffers, constants };
         let dispatch = launch.over([kv_heads * chunks, splits, self.rows], THREADS);
         self.run.push(dispatch);
-        if splits > 1 {
+        if splits > 1 && !on_tensor_cores {
             self.combine([parts, stats, out], heads, splits, head_dim);
         }
         true

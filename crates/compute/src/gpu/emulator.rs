@@ -256,6 +256,7 @@ impl Device for Emulator {
             largest_buffer: 1 << 40,
             unified: self.metal,
             tensor_cores: false,
+            multiprocessors: 8,
             simdgroup_matrices: self.metal,
         }
     }

@@ -51,6 +51,7 @@ pub(crate) struct GpuExecutable {
     scratch: Scratch,
     tensor: Option<TensorScratch>,
     simdgroup_matrices: bool,
+    multiprocessors: usize,
     quantized: Quantized,
     activations: ActivationMode,
     turns: Vec<Turn>,
@@ -109,8 +110,9 @@ impl GpuExecutable {
             buckets: all(buckets, &mut alloc)?,
         };
         let tensor = if tensor_cores {
-            let [x, scale, tiles] = all(tensor_cores::scratch_bytes(&graph, rows), &mut alloc)?;
-            Some(TensorScratch { x, scale, tiles })
+            let sizes = tensor_cores::scratch_bytes(&graph, rows);
+            let [x, scale, tiles, counts] = all(sizes, &mut alloc)?;
+            Some((TensorScratch { x, scale, tiles, counts }, sizes[3]))
         } else {
             None
         };
@@ -128,6 +130,10 @@ impl GpuExecutable {
         let index = IndexScratch { scores: alloc(scores)?, room, chosen };
         let page_numbers = (alloc(256)?, 256);
         let logits = (alloc(logits_bytes)?, logits_bytes);
+        if let Some((scratch, bytes)) = &tensor {
+            d.clear(scratch.counts.into(), *bytes)?;
+        }
+        let tensor = tensor.map(|(scratch, _)| scratch);
         let ngrams = ngrams::upload(d, &graph, &weights)?;
         let state = State::new(d, &graph, options.kv_type)?;
         let room = match gpu.expert_slots {
@@ -151,6 +157,7 @@ impl GpuExecutable {
             scratch,
             tensor,
             simdgroup_matrices: info.simdgroup_matrices,
+            multiprocessors: info.multiprocessors,
             quantized,
             activations: options.activations,
             turns,
@@ -256,6 +263,7 @@ impl GpuExecutable {
             index: self.index,
             tensor: self.tensor,
             simdgroup_matrices: self.simdgroup_matrices,
+            multiprocessors: self.multiprocessors,
             quantized: self.quantized,
             activations: self.activations,
             logits: self.logits.0,

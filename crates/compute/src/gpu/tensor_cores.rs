@@ -6,6 +6,7 @@
 
 use super::device::{BufferId, Dispatch, Grid, Slice, Words};
 use super::experts::Part;
+use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering};
 use super::weights::DeviceWeight;
 use crate::graph::{Attention, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
@@ -29,10 +30,12 @@ pub(crate) struct TensorScratch {
     pub(crate) scale: BufferId,
     /// Tiles of pairs: (tiles, 4), u32.
     pub(crate) tiles: BufferId,
+    /// Of few rows, how many groups have ended that share a head's keys: zeros between dispatches.
+    pub(crate) counts: BufferId,
 }
 
 /// Bytes of [`TensorScratch`]'s buffers for batches of up to `rows` rows.
-pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 3] {
+pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 4] {
     let (mut values, mut scales, mut tiles) = (4, rows, 1);
     for node in graph.nodes() {
         match node.op {
@@ -47,7 +50,8 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 3] {
             _ => {}
         }
     }
-    [values * 2, scales * 4, tiles * 16]
+    let heads = graph.caches().iter().map(|cache| cache.heads).max().unwrap_or(1);
+    [values * 2, scales * 4, tiles * 16, rows.min(FEW_ROWS) * heads * 4]
 }
 
 fn most_tiles(pairs: usize, experts: usize) -> usize {
@@ -227,6 +231,6 @@ impl Lowering<'_> {
 
     /// Memory for these kernels, if they are to be used for the batch.
     fn tensor_scratch(&self) -> Option<TensorScratch> {
-        self.memory.tensor.filter(|_| self.rows > super::inputs::FEW_ROWS)
+        self.memory.tensor.filter(|_| self.rows > FEW_ROWS)
     }
 }

@@ -64,6 +64,7 @@ pub struct Cuda {
     ordinal: c_int,
     name: String,
     memory: u64,
+    multiprocessors: usize,
     /// Most bytes that buffers may take together.
     limit: u64,
     used: u64,
@@ -135,6 +136,7 @@ impl Cuda {
             call!(driver, device_attribute(&mut value, what, device)).map(|()| value)
         };
         let (major, minor) = (read(attribute::CAPABILITY_MAJOR)?, read(attribute::CAPABILITY_MINOR)?);
+        let multiprocessors = read(attribute::MULTIPROCESSORS)?;
         let name = String::from_utf8_lossy(&name);
         if major < 8 {
             return Err(Error::NoDevice {
@@ -148,6 +150,7 @@ impl Cuda {
             name: format!("{name} (compute capability {major}.{minor})"),
             ordinal: device,
             memory: memory as u64,
+            multiprocessors: multiprocessors.max(1) as usize,
             limit: u64::MAX,
             used: 0,
             context,
@@ -360,6 +363,7 @@ impl Device for Cuda {
             memory: self.memory,
             free,
             largest_buffer: self.memory,
+            multiprocessors: self.multiprocessors,
             unified: false,
             tensor_cores: true,
             simdgroup_matrices: false,

@@ -290,6 +290,8 @@ impl Device for Metal {
             largest_buffer: self.device.maxBufferLength() as u64,
             unified: true,
             tensor_cores: false,
+            // Metal does not say.
+            multiprocessors: 32,
             simdgroup_matrices: true,
         }
     }

@@ -3,6 +3,9 @@
 //
 // A warp takes 16 keys at a time. The fragments of keys and values come straight from the cache: which channel stands where in
 // a product's sum is free as long as both sides agree, so that a lane reads 16 bytes that follow each other.
+// Where keys are divided among groups, the last of a key head's groups to end puts their results together, always in the
+// same order.
+//
 // A group of its own on a multiprocessor: registers for all keys and values that it has under way.
 #define GROUPS_AT_ONCE 1
 #include "activations.h"
@@ -60,6 +63,16 @@ DEVICE Tile<DIM> load_tile(CTX, const DecodeConstants c, const DecodeBuffers b, 
         for (uint j = 0; j < DIM / 64; ++j) tile.values[i][j] = __ldg((const uint4*)(b.values + (from + DIM / 8 * g + 8 * j) * 2));
     }
     return tile;
+}
+
+// Brings keys first..first + 16 and their values nearer, half a key and half of its values a lane.
+template <uint DIM>
+DEVICE void ask_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place at, uint kv_head, uint first, uint end) {
+    const uint position = first + ctx.lane() / 2;
+    if (position >= end) return;
+    const ulong from = (place_of(b.pages, at, position, c.kv_heads, kv_head) * 2 + ctx.lane() % 2) * DIM;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(b.keys + from));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(b.values + from));
 }
 
 DEVICE uint word(uint4 v, uint i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
@@ -170,11 +183,78 @@ DEVICE void put_newest(CTX, const float* key, const float* value, uint place, Ti
     }
 }
 
-// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group does up to eight queries of a key head. Grid:
-// (kv_heads · chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
+// Whether a group is the last of its `groups` to come here, for all of its threads; what the others wrote before can then
+// be read. `count` is zero before the first one and after the last.
+DEVICE bool comes_last(CTX, uint* count, uint groups, uint* shared) {
+    __threadfence();
+    barrier(ctx);
+    if (ctx.thread() == 0) *shared = atomicInc(count, groups - 1);
+    barrier(ctx);
+    if (*shared != groups - 1) return false;
+    __threadfence();
+    return true;
+}
+
+// Puts the splits of `queries` heads from head0 on together: parts (heads, splits, DIM) and stats (heads, splits, 2) → out
+// (heads, DIM), heads being those of all rows. A split without keys counts nothing; NaN passes. `factors` holds QUERIES ·
+// MAX_SPLITS floats.
 template <uint DIM>
-DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, float* heads, float* mixed, float* maxima,
-                          float* sums, float* factors) {
+DEVICE void combine_splits(CTX, uint splits, ulong head0, uint queries, const float* parts, const float* stats, float* out,
+                           float* factors) {
+    constexpr uint AT_ONCE = 8;
+    const uint lane = ctx.lane(), warp = ctx.warp();
+    if (warp < queries) {
+        float maxima[2], own[2], best = -infinity(), total = 0.0f;
+#pragma unroll
+        for (uint i = 0; i < 2; ++i) {
+            const uint s = lane + 32 * i;
+            const float2 of = s < splits ? __ldcg((const float2*)(stats + ((head0 + warp) * splits + s) * 2))
+                                         : make_float2(-infinity(), 0.0f);
+            maxima[i] = of.x;
+            own[i] = of.y;
+            best = of.x > best ? of.x : best;
+        }
+        best = lane_max(ctx, best);
+#pragma unroll
+        for (uint i = 0; i < 2; ++i) {
+            maxima[i] = maxima[i] == -infinity() ? 1.0f : exp_of(maxima[i] - best);
+            total += own[i] * maxima[i];
+        }
+        total = lane_sum(ctx, total);
+#pragma unroll
+        for (uint i = 0; i < 2; ++i) factors[warp * MAX_SPLITS + lane + 32 * i] = maxima[i] / total;
+    }
+    barrier(ctx);
+    for (uint i = 4 * ctx.thread(); i < queries * DIM; i += 4 * ctx.threads()) {
+        const uint h = i / DIM, d = i % DIM;
+        const float* const from = parts + (head0 + h) * splits * DIM + d;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (uint base = 0; base < splits; base += AT_ONCE) {
+            float4 part[AT_ONCE];
+#pragma unroll
+            for (uint n = 0; n < AT_ONCE; ++n) {
+                part[n] = __ldcg((const float4*)(from + (ulong)(base + n < splits ? base + n : base) * DIM));
+            }
+#pragma unroll
+            for (uint n = 0; n < AT_ONCE; ++n) {
+                if (base + n >= splits) break;
+                const float factor = factors[h * MAX_SPLITS + base + n];
+                sum.x += part[n].x * factor;
+                sum.y += part[n].y * factor;
+                sum.z += part[n].z * factor;
+                sum.w += part[n].w * factor;
+            }
+        }
+        *(float4*)(out + (head0 + h) * DIM + d) = sum;
+    }
+}
+
+// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache → out (rows, heads · DIM). A group does up to eight
+// queries of a key head; the newest key is in the last split. Grid: (kv_heads · chunks, splits, rows). With several splits
+// `b.out` and `b.stats` are as those of `attend`, and `counts` (rows, kv_heads · chunks) is zero before and after.
+template <uint DIM>
+DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, float* out, uint* counts, float* heads,
+                          float* mixed, float* maxima, float* sums, float* factors) {
     constexpr float LOG2_E = 1.44269504f;
     // Lines of threadgroup memory, so that lanes of a warp meet different banks.
     constexpr uint HEAD_LINE = DIM + 4, MIXED_LINE = DIM + 20;
@@ -191,7 +271,9 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     const bool newest = begin <= held && held < end;
     // What is in the cache has been there since before this token.
     uint first = begin + warp * TILE_KEYS;
+    const uint step = ctx.warps() * TILE_KEYS;
     Tile<DIM> tile = load_tile<DIM>(ctx, c, b, at, kv_head, first, in_cache);
+    ask_tile<DIM>(ctx, c, b, at, kv_head, first + step, in_cache);
     if (warp == 0 && c.q_norm) warp_prefetch(ctx, (const uchar*)b.q_weight, 4 * DIM);
     if (warp == 1 && c.k_norm) warp_prefetch(ctx, (const uchar*)b.k_weight, 4 * DIM);
     after_previous(ctx);
@@ -231,11 +313,11 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     for (uint j = 0; j < DIM / 16; ++j) for (uint i = 0; i < 4; ++i) m.mixed[j][i] = 0.0f;
     m.maximum = -infinity();
     m.sum = 0.0f;
-    const uint step = ctx.warps() * TILE_KEYS;
     for (; first < end; first += step) {
         if (held < end && held < first + TILE_KEYS) put_newest<DIM>(ctx, heads + QUERIES * HEAD_LINE, heads + (QUERIES + 1) * HEAD_LINE, held - first, tile);
         gather<DIM>(ctx, q, tile, first, end, m);
         tile = load_tile<DIM>(ctx, c, b, at, kv_head, first + step, in_cache);
+        ask_tile<DIM>(ctx, c, b, at, kv_head, first + 2 * step, in_cache);
     }
     if (newest && chunk == 0) {
         const ulong to = place_of(b.pages, at, held, c.kv_heads, kv_head) * DIM;
@@ -285,21 +367,28 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
         float sum = 0.0f;
 #pragma unroll
         for (uint w = 0; w < 8; ++w) sum += mixed[(w * QUERIES + h) * MIXED_LINE + d + d / (DIM / 8) * 2] * factors[w * QUERIES + h];
-        b.out[(((ulong)row * c.heads + head0 + h) * c.splits + split) * DIM + d] = sum;
+        float* const to = c.splits > 1 ? b.out : out;
+        to[(((ulong)row * c.heads + head0 + h) * c.splits + split) * DIM + d] = sum;
     }
+    if (c.splits == 1) return;
+    // No thread reads `maxima` and `heads` any more.
+    uint* const count = counts + row * ctx.groups_x() + ctx.group_x();
+    if (!comes_last(ctx, count, c.splits, (uint*)maxima)) return;
+    combine_splits<DIM>(ctx, c.splits, (ulong)row * c.heads + head0, queries, b.out, b.stats, out, heads);
 }
 
-#define TENSOR_DECODE(DIM)                                                                                        \
-    KERNEL_AHEAD(tensor_decode_##DIM, DecodeConstants, (const float, q), (const float, k), (const float, v),       \
-                 (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),  \
-                 (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats), (float, out)) { \
-        SHARED(float, heads, (QUERIES + 2) * (DIM + 4));                                                                \
-        SHARED(float, mixed, 8 * QUERIES * (DIM + 20));                                                                  \
-        SHARED(float, maxima, 8 * QUERIES);                                                                       \
-        SHARED(float, sums, 8 * QUERIES);                                                                         \
-        SHARED(float, factors, 8 * QUERIES);                                                                      \
-        const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, out}; \
-        tensor_decode<DIM>(ctx, c, b, heads, mixed, maxima, sums, factors);                                                \
+#define TENSOR_DECODE(DIM)                                                                                           \
+    KERNEL_AHEAD(tensor_decode_##DIM, DecodeConstants, (const float, q), (const float, k), (const float, v),         \
+                 (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),     \
+                 (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats), (float, parts), \
+                 (float, out), (uint, counts)) {                                                                     \
+        SHARED(float, heads, (QUERIES + 2) * (DIM + 4));                                                             \
+        SHARED(float, mixed, 8 * QUERIES * (DIM + 20));                                                              \
+        SHARED(float, maxima, 8 * QUERIES);                                                                          \
+        SHARED(float, sums, 8 * QUERIES);                                                                            \
+        SHARED(float, factors, 8 * QUERIES);                                                                         \
+        const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, parts}; \
+        tensor_decode<DIM>(ctx, c, b, out, counts, heads, mixed, maxima, sums, factors);                             \
     }
 
 TENSOR_DECODE(64)
