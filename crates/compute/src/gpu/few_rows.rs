@@ -152,11 +152,10 @@ fn unit(at: Slice) -> u32 {
 
 impl Lowering<'_> {
     /// Whether the kernels for few rows may be used: they find weights by where they begin in one buffer, in which those
-    /// that a device uses where they are do not lie.
+    /// that a device uses where they are do not lie. No product is made with those that are far.
     pub(super) fn is_few(&self) -> bool {
-        let mut buffers = self.memory.weights.iter().map(|weight| weight.planes[0].buffer);
-        let first = buffers.next();
-        self.rows <= FEW_ROWS && buffers.all(|buffer| Some(buffer) == first)
+        let suits = |weight: &DeviceWeight| weight.common || weight.far;
+        self.rows <= FEW_ROWS && self.memory.weights.iter().all(suits)
     }
 
     /// Whether products of a width may take activations of eight bits.
@@ -224,7 +223,7 @@ impl Lowering<'_> {
 
     /// A product whose groups make `each` outputs, or whose warps make `span`.
     fn part(&self, p: &FewLinear, each: usize, span: usize) -> PartWords {
-        let DeviceWeight { matrix, format, planes } = *self.weight(p.weight);
+        let DeviceWeight { matrix, format, planes, .. } = *self.weight(p.weight);
         let bias = p.bias.map_or(NONE, |bias| unit(self.weight(bias).planes[0]));
         let groups = matrix.rows.div_ceil(each);
         PartWords { format: Some(format), planes: planes.map(unit), bias, rows: matrix.rows, groups, span }

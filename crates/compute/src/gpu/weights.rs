@@ -82,6 +82,10 @@ pub(crate) struct DeviceWeight {
     pub(crate) format: Format,
     /// Those the encoding lacks are the first one.
     pub(crate) planes: [Slice; 3],
+    /// Whether it lies in the buffer that most weights share.
+    pub(crate) common: bool,
+    /// Whether it is in host memory.
+    pub(crate) far: bool,
 }
 
 /// Bytes of a matrix with every plane aligned, and where planes begin.
@@ -95,21 +99,26 @@ pub(crate) fn placed(matrix: MatrixSpec) -> Result<(usize, [usize; 3])> {
     Ok((end, offsets))
 }
 
-/// Gives the device the weights: in one buffer, but for those that it can use where they are.
-pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor]) -> Result<Vec<DeviceWeight>> {
+/// Gives the device the weights: in one buffer, but for those that it can use where they are, and those that are `far`,
+/// which stay in host memory.
+pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor], far: &[bool]) -> Result<Vec<DeviceWeight>> {
     let mut adopted = vec![];
     let mut total = 0;
-    for tensor in weights {
+    for (tensor, far) in weights.iter().zip(far) {
+        if *far {
+            adopted.push((matrix_of(tensor), Some(host_planes(device, tensor)?)));
+            continue;
+        }
         let planes = (0..tensor.dtype().planes()).map(|plane| device.adopt(tensor.plane(plane)));
         let planes = planes.collect::<Result<Option<Vec<_>>>>()?;
-        let matrix = MatrixSpec { dtype: tensor.dtype(), rows: tensor.rows(), cols: tensor.cols() };
+        let matrix = matrix_of(tensor);
         total += if planes.is_some() { 0 } else { placed(matrix)?.0 };
         adopted.push((matrix, planes));
     }
     let buffer = device.alloc(total.max(ALIGNMENT))?;
     let mut start = 0;
     let mut all = vec![];
-    for (tensor, (matrix, adopted)) in weights.iter().zip(adopted) {
+    for ((tensor, far), (matrix, adopted)) in weights.iter().zip(far).zip(adopted) {
         let planes = if let Some(held) = adopted {
             [0, 1, 2].map(|plane| *held.get(plane).unwrap_or(&held[0]))
         } else {
@@ -121,9 +130,27 @@ pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor]) -> Result<Vec<
             start += bytes;
             planes
         };
-        all.push(DeviceWeight { matrix, format: Format::new(matrix)?, planes });
+        let common = planes[0].buffer == buffer;
+        all.push(DeviceWeight { matrix, format: Format::new(matrix)?, planes, common, far: *far });
     }
     Ok(all)
+}
+
+fn matrix_of(tensor: &Tensor) -> MatrixSpec {
+    MatrixSpec { dtype: tensor.dtype(), rows: tensor.rows(), cols: tensor.cols() }
+}
+
+/// A copy of a weight in host memory that the device can read: its planes.
+fn host_planes(device: &mut dyn Device, tensor: &Tensor) -> Result<Vec<Slice>> {
+    let (bytes, offsets) = placed(matrix_of(tensor))?;
+    let buffer = device.alloc_host(bytes)?;
+    let mut planes = vec![];
+    for (plane, offset) in offsets.into_iter().enumerate().take(tensor.dtype().planes()) {
+        let from = tensor.view().plane(plane);
+        device.host_bytes(buffer)?[offset..][..from.len()].copy_from_slice(from);
+        planes.push(Slice { buffer, offset });
+    }
+    Ok(planes)
 }
 
 /// The bytes of a plane with its rows one after the other; `scratch` is used if they are not stored so.

@@ -195,6 +195,18 @@ DEVICE bool comes_last(CTX, uint* count, uint groups, uint* shared) {
     return true;
 }
 
+// What other groups wrote, read when this is called: not before, as `__ldcg` may be.
+DEVICE float4 written4(const float* p) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
+    return v;
+}
+DEVICE float2 written2(const float* p) {
+    float2 v;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+    return v;
+}
+
 // Puts the splits of `queries` heads from head0 on together: parts (heads, splits, DIM) and stats (heads, splits, 2) → out
 // (heads, DIM), heads being those of all rows. A split without keys counts nothing; NaN passes. `factors` holds QUERIES ·
 // MAX_SPLITS floats.
@@ -208,7 +220,7 @@ DEVICE void combine_splits(CTX, uint splits, ulong head0, uint queries, const fl
 #pragma unroll
         for (uint i = 0; i < 2; ++i) {
             const uint s = lane + 32 * i;
-            const float2 of = s < splits ? __ldcg((const float2*)(stats + ((head0 + warp) * splits + s) * 2))
+            const float2 of = s < splits ? written2(stats + ((head0 + warp) * splits + s) * 2)
                                          : make_float2(-infinity(), 0.0f);
             maxima[i] = of.x;
             own[i] = of.y;
@@ -233,7 +245,7 @@ DEVICE void combine_splits(CTX, uint splits, ulong head0, uint queries, const fl
             float4 part[AT_ONCE];
 #pragma unroll
             for (uint n = 0; n < AT_ONCE; ++n) {
-                part[n] = __ldcg((const float4*)(from + (ulong)(base + n < splits ? base + n : base) * DIM));
+                part[n] = written4(from + (ulong)(base + n < splits ? base + n : base) * DIM);
             }
 #pragma unroll
             for (uint n = 0; n < AT_ONCE; ++n) {
