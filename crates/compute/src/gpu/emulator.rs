@@ -257,6 +257,7 @@ impl Device for Emulator {
             unified: self.metal,
             tensor_cores: false,
             multiprocessors: 8,
+            copies_ahead: false,
             simdgroup_matrices: self.metal,
         }
     }

@@ -25,6 +25,7 @@ use host::{Pinned, Staging};
 use profile::Profile;
 
 use super::decode::TENSOR_UNIT;
+use super::few_experts::EARLY_DOWN_UNIT;
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
@@ -301,8 +302,9 @@ impl Cuda {
             }
             let beside = dispatches.get(index + 1).is_some_and(|next| next.order == Order::Beside);
             let alone = dispatch.order == Order::After && !beside && before.len() == 1;
-            // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of one unit.
-            let common = !dispatch.unit.starts_with("cuda/") || dispatch.unit == TENSOR_UNIT;
+            // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of two units.
+            let common =
+                !dispatch.unit.starts_with("cuda/") || [TENSOR_UNIT, EARLY_DOWN_UNIT].contains(&dispatch.unit);
             let waits = self.kernels[&*dispatch.kernel].waits && common;
             let early = alone && waits && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.function, launch.grid, launch.threads);
@@ -364,6 +366,7 @@ impl Device for Cuda {
             free,
             largest_buffer: self.memory,
             multiprocessors: self.multiprocessors,
+            copies_ahead: self.archive.has_code() && self.driver.has_early_edges(),
             unified: false,
             tensor_cores: true,
             simdgroup_matrices: false,

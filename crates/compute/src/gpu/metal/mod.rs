@@ -292,6 +292,7 @@ impl Device for Metal {
             tensor_cores: false,
             // Metal does not say.
             multiprocessors: 32,
+            copies_ahead: false,
             simdgroup_matrices: true,
         }
     }

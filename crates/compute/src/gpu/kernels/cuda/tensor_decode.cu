@@ -148,7 +148,7 @@ DEVICE void place_head(CTX, const DecodeConstants c, const float (&own)[DIM / 32
         sines[i] = rotates ? angles[2 * pair + 1] : 0.0f;
         squares += own[i] * own[i];
     }
-    const float factor = normed ? 1.0f / sqrt_of(lane_sum(ctx, squares) / (float)DIM + eps) : 1.0f;
+    const float factor = normed ? inverse_sqrt(lane_sum(ctx, squares) * (1.0f / (float)DIM) + eps) : 1.0f;
 #pragma unroll
     for (uint i = 0; i < EACH; ++i) to[ctx.lane() + 32 * i] = v[i] = own[i] * factor * weights[i];
     __syncwarp();
