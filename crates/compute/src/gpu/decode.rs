@@ -60,7 +60,7 @@ impl Lowering<'_> {
         let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
         let [q, k, v] = d.inputs.map(|value| self.value(value));
         let out = self.value(d.out);
-        let mut buffers = vec![
+        let buffers = [
             q,
             k,
             v,
@@ -73,11 +73,8 @@ impl Lowering<'_> {
             d.caches[0],
             d.caches[1],
             stats,
-            if splits == 1 && !on_tensor_cores { out } else { parts },
+            if splits == 1 { out } else { parts },
         ];
-        // There the last group of a head puts its splits together.
-        let counts = self.memory.tensor.filter(|_| on_tensor_cores).map(|scratch| scratch.counts.into());
-        buffers.extend(counts.into_iter().flat_map(|counts| [out, counts]));
         let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
         let (q_eps, k_eps) = (eps(q_norm), eps(k_norm));
         let window = window.and_then(|w| u32::try_from(w).ok()).unwrap_or(0);
@@ -110,7 +107,7 @@ impl Lowering<'_> {
         let launch = Launch { unit, kernel, buffers: &buffers, constants };
         let dispatch = launch.over([kv_heads * chunks, splits, self.rows], THREADS);
         self.run.push(dispatch);
-        if splits > 1 && !on_tensor_cores {
+        if splits > 1 {
             self.combine([parts, stats, out], heads, splits, head_dim);
         }
         true

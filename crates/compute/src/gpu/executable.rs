@@ -119,9 +119,8 @@ impl GpuExecutable {
             buckets: all(buckets, &mut alloc)?,
         };
         let tensor = if tensor_cores {
-            let sizes = tensor_cores::scratch_bytes(&graph, rows);
-            let [x, scale, tiles, counts] = all(sizes, &mut alloc)?;
-            Some((TensorScratch { x, scale, tiles, counts }, sizes[3]))
+            let [x, scale, tiles] = all(tensor_cores::scratch_bytes(&graph, rows), &mut alloc)?;
+            Some(TensorScratch { x, scale, tiles })
         } else {
             None
         };
@@ -139,10 +138,6 @@ impl GpuExecutable {
         let index = IndexScratch { scores: alloc(scores)?, room, chosen };
         let page_numbers = (alloc(256)?, 256);
         let logits = (alloc(logits_bytes)?, logits_bytes);
-        if let Some((scratch, bytes)) = &tensor {
-            d.clear(scratch.counts.into(), *bytes)?;
-        }
-        let tensor = tensor.map(|(scratch, _)| scratch);
         let ngrams = ngrams::upload(d, &graph, &weights)?;
         let state = State::new(d, &graph, options.kv_type)?;
         let room = match gpu.expert_slots {

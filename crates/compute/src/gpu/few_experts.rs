@@ -1,6 +1,7 @@
 //! Lowering to the kernels of `kernels/few_experts.h`: routed experts of few rows, with activations of eight bits.
 
 use super::device::{BufferId, Dispatch, Slice, Words};
+use super::early::{EARLY_UNIT, MOST_COPIED};
 use super::experts::Part;
 use super::few_rows::{BLOCK, NormWords};
 use super::inputs::FEW_ROWS;
@@ -14,11 +15,6 @@ use crate::graph::{
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
 
-/// The unit of kernels that choose experts themselves and copy their down weights while gate and up run; they wait for the
-/// dispatch before them by themselves, as the common ones do.
-pub(super) const EARLY_DOWN_UNIT: &str = "cuda/early_down";
-/// Threadgroup memory for such copies, at most: two groups should have a multiprocessor together.
-const MOST_COPIED: usize = 96 << 10;
 /// As `WARP_EXPERTS` and `WARP_CHOSEN` of `kernels/routing.h`.
 const WARP_EXPERTS: usize = 128;
 const WARP_CHOSEN: usize = 32;
@@ -192,7 +188,7 @@ impl Lowering<'_> {
             let route = RouteWords { route: choice.route, has_bias: false };
             let buffers = [slots, table, bytes, scales, weights, residual, to, logits];
             let constants: &[&dyn Words] = &[down, &top_k, &e.residual.is_some(), &!weighs_input, &route];
-            let launch = Launch { unit: EARLY_DOWN_UNIT, kernel: "early_down8", buffers: &buffers, constants };
+            let launch = Launch { unit: EARLY_UNIT, kernel: "early_down8", buffers: &buffers, constants };
             let second = named(launch.over([down.matrix.rows / WARPS, count, 1], THREADS), down_name);
             let second = Dispatch { shared: copied, ..second };
             return Some(FewBody { body: vec![first, second], summed });

@@ -6,11 +6,10 @@
 
 use super::device::{BufferId, Dispatch, Grid, Slice, Words};
 use super::experts::Part;
-use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering};
 use super::weights::DeviceWeight;
-use crate::graph::{Attention, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
-use crate::{BlockScale, DType};
+use crate::DType;
+use crate::graph::{Activation, Attention, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
 
 /// Tokens and weight rows of a tile.
 const TILE: usize = 128;
@@ -30,12 +29,10 @@ pub(crate) struct TensorScratch {
     pub(crate) scale: BufferId,
     /// Tiles of pairs: (tiles, 4), u32.
     pub(crate) tiles: BufferId,
-    /// Of few rows, how many groups have ended that share a head's keys: zeros between dispatches.
-    pub(crate) counts: BufferId,
 }
 
 /// Bytes of [`TensorScratch`]'s buffers for batches of up to `rows` rows.
-pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 4] {
+pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 3] {
     let (mut values, mut scales, mut tiles) = (4, rows, 1);
     for node in graph.nodes() {
         match node.op {
@@ -50,8 +47,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 4] {
             _ => {}
         }
     }
-    let heads = graph.caches().iter().map(|cache| cache.heads).max().unwrap_or(1);
-    [values * 2, scales * 4, tiles * 16, rows.min(FEW_ROWS) * heads * 4]
+    [values * 2, scales * 4, tiles * 16]
 }
 
 fn most_tiles(pairs: usize, experts: usize) -> usize {
@@ -73,7 +69,7 @@ fn encoding(dtype: DType) -> Option<&'static str> {
         DType::BF16 => "bf16",
         DType::Affine { bits: 4, .. } => "affine4",
         DType::Affine { bits: 8, .. } => "affine8",
-        DType::Fp8 { scale: BlockScale::F32 | BlockScale::BF16 } => "fp8",
+        DType::Fp8 { .. } | DType::Fp8_Whole { .. } => "fp8",
         DType::Q4_1 => "q4_1",
         DType::Q5_1 => "q5_1",
         DType::IQ4_NL => "iq4_nl",
@@ -185,7 +181,8 @@ impl Lowering<'_> {
             &[gate, up, &e.top_k, &has_bias, &e.mlp.activation, &e.weights.is_some()];
         let buffers = [x16, scale, list, tiles, slots, table, weights, gate_bias, up_bias, e.products];
         let launch = Launch { unit: "cuda/gemm", kernel: "", buffers: &buffers, constants };
-        body.push(gemm("tensor_gate_up", inner_encoding, launch, [inner.div_ceil(TILE / 2), most, 1]));
+        let outputs = if e.mlp.activation == Activation::SquaredRelu { TILE } else { TILE / 2 };
+        body.push(gemm("tensor_gate_up", inner_encoding, launch, [inner.div_ceil(outputs), most, 1]));
 
         self.converted = None;
         body.push(self.to_f16(scratch, e.products, [pairs, inner]));
@@ -231,6 +228,6 @@ impl Lowering<'_> {
 
     /// Memory for these kernels, if they are to be used for the batch.
     fn tensor_scratch(&self) -> Option<TensorScratch> {
-        self.memory.tensor.filter(|_| self.rows > FEW_ROWS)
+        self.memory.tensor.filter(|_| self.rows > super::inputs::FEW_ROWS)
     }
 }

@@ -3,9 +3,6 @@
 //
 // A warp takes 16 keys at a time. The fragments of keys and values come straight from the cache: which channel stands where in
 // a product's sum is free as long as both sides agree, so that a lane reads 16 bytes that follow each other.
-// Where keys are divided among groups, the last of a key head's groups to end puts their results together, always in the
-// same order.
-//
 // A group of its own on a multiprocessor: registers for all keys and values that it has under way.
 #define GROUPS_AT_ONCE 1
 #include "activations.h"
@@ -183,90 +180,11 @@ DEVICE void put_newest(CTX, const float* key, const float* value, uint place, Ti
     }
 }
 
-// Whether a group is the last of its `groups` to come here, for all of its threads; what the others wrote before can then
-// be read. `count` is zero before the first one and after the last.
-DEVICE bool comes_last(CTX, uint* count, uint groups, uint* shared) {
-    __threadfence();
-    barrier(ctx);
-    if (ctx.thread() == 0) *shared = atomicInc(count, groups - 1);
-    barrier(ctx);
-    if (*shared != groups - 1) return false;
-    __threadfence();
-    return true;
-}
-
-// What other groups wrote, read when this is called: not before, as `__ldcg` may be.
-DEVICE float4 written4(const float* p) {
-    float4 v;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
-    return v;
-}
-DEVICE float2 written2(const float* p) {
-    float2 v;
-    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
-    return v;
-}
-
-// Puts the splits of `queries` heads from head0 on together: parts (heads, splits, DIM) and stats (heads, splits, 2) → out
-// (heads, DIM), heads being those of all rows. A split without keys counts nothing; NaN passes. `factors` holds QUERIES ·
-// MAX_SPLITS floats.
+// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group does up to eight queries of a key head. Grid:
+// (kv_heads · chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
 template <uint DIM>
-DEVICE void combine_splits(CTX, uint splits, ulong head0, uint queries, const float* parts, const float* stats, float* out,
-                           float* factors) {
-    constexpr uint AT_ONCE = 8;
-    const uint lane = ctx.lane(), warp = ctx.warp();
-    if (warp < queries) {
-        float maxima[2], own[2], best = -infinity(), total = 0.0f;
-#pragma unroll
-        for (uint i = 0; i < 2; ++i) {
-            const uint s = lane + 32 * i;
-            const float2 of = s < splits ? written2(stats + ((head0 + warp) * splits + s) * 2)
-                                         : make_float2(-infinity(), 0.0f);
-            maxima[i] = of.x;
-            own[i] = of.y;
-            best = of.x > best ? of.x : best;
-        }
-        best = lane_max(ctx, best);
-#pragma unroll
-        for (uint i = 0; i < 2; ++i) {
-            maxima[i] = maxima[i] == -infinity() ? 1.0f : exp_of(maxima[i] - best);
-            total += own[i] * maxima[i];
-        }
-        total = lane_sum(ctx, total);
-#pragma unroll
-        for (uint i = 0; i < 2; ++i) factors[warp * MAX_SPLITS + lane + 32 * i] = maxima[i] / total;
-    }
-    barrier(ctx);
-    for (uint i = 4 * ctx.thread(); i < queries * DIM; i += 4 * ctx.threads()) {
-        const uint h = i / DIM, d = i % DIM;
-        const float* const from = parts + (head0 + h) * splits * DIM + d;
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (uint base = 0; base < splits; base += AT_ONCE) {
-            float4 part[AT_ONCE];
-#pragma unroll
-            for (uint n = 0; n < AT_ONCE; ++n) {
-                part[n] = written4(from + (ulong)(base + n < splits ? base + n : base) * DIM);
-            }
-#pragma unroll
-            for (uint n = 0; n < AT_ONCE; ++n) {
-                if (base + n >= splits) break;
-                const float factor = factors[h * MAX_SPLITS + base + n];
-                sum.x += part[n].x * factor;
-                sum.y += part[n].y * factor;
-                sum.z += part[n].z * factor;
-                sum.w += part[n].w * factor;
-            }
-        }
-        *(float4*)(out + (head0 + h) * DIM + d) = sum;
-    }
-}
-
-// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache → out (rows, heads · DIM). A group does up to eight
-// queries of a key head; the newest key is in the last split. Grid: (kv_heads · chunks, splits, rows). With several splits
-// `b.out` and `b.stats` are as those of `attend`, and `counts` (rows, kv_heads · chunks) is zero before and after.
-template <uint DIM>
-DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, float* out, uint* counts, float* heads,
-                          float* mixed, float* maxima, float* sums, float* factors) {
+DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, float* heads, float* mixed, float* maxima,
+                          float* sums, float* factors) {
     constexpr float LOG2_E = 1.44269504f;
     // Lines of threadgroup memory, so that lanes of a warp meet different banks.
     constexpr uint HEAD_LINE = DIM + 4, MIXED_LINE = DIM + 20;
@@ -379,28 +297,21 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
         float sum = 0.0f;
 #pragma unroll
         for (uint w = 0; w < 8; ++w) sum += mixed[(w * QUERIES + h) * MIXED_LINE + d + d / (DIM / 8) * 2] * factors[w * QUERIES + h];
-        float* const to = c.splits > 1 ? b.out : out;
-        to[(((ulong)row * c.heads + head0 + h) * c.splits + split) * DIM + d] = sum;
+        b.out[(((ulong)row * c.heads + head0 + h) * c.splits + split) * DIM + d] = sum;
     }
-    if (c.splits == 1) return;
-    // No thread reads `maxima` and `heads` any more.
-    uint* const count = counts + row * ctx.groups_x() + ctx.group_x();
-    if (!comes_last(ctx, count, c.splits, (uint*)maxima)) return;
-    combine_splits<DIM>(ctx, c.splits, (ulong)row * c.heads + head0, queries, b.out, b.stats, out, heads);
 }
 
-#define TENSOR_DECODE(DIM)                                                                                           \
-    KERNEL_AHEAD(tensor_decode_##DIM, DecodeConstants, (const float, q), (const float, k), (const float, v),         \
-                 (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),     \
-                 (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats), (float, parts), \
-                 (float, out), (uint, counts)) {                                                                     \
-        SHARED(float, heads, (QUERIES + 2) * (DIM + 4));                                                             \
-        SHARED(float, mixed, 8 * QUERIES * (DIM + 20));                                                              \
-        SHARED(float, maxima, 8 * QUERIES);                                                                          \
-        SHARED(float, sums, 8 * QUERIES);                                                                            \
-        SHARED(float, factors, 8 * QUERIES);                                                                         \
-        const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, parts}; \
-        tensor_decode<DIM>(ctx, c, b, out, counts, heads, mixed, maxima, sums, factors);                             \
+#define TENSOR_DECODE(DIM)                                                                                        \
+    KERNEL_AHEAD(tensor_decode_##DIM, DecodeConstants, (const float, q), (const float, k), (const float, v),       \
+                 (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),  \
+                 (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats), (float, out)) { \
+        SHARED(float, heads, (QUERIES + 2) * (DIM + 4));                                                                \
+        SHARED(float, mixed, 8 * QUERIES * (DIM + 20));                                                                  \
+        SHARED(float, maxima, 8 * QUERIES);                                                                       \
+        SHARED(float, sums, 8 * QUERIES);                                                                         \
+        SHARED(float, factors, 8 * QUERIES);                                                                      \
+        const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, out}; \
+        tensor_decode<DIM>(ctx, c, b, heads, mixed, maxima, sums, factors);                                                \
     }
 
 TENSOR_DECODE(64)
