@@ -2,7 +2,7 @@
 
 use super::device::{Device, Slice, Words};
 use crate::graph::MatrixSpec;
-use crate::{BlockScale, DType, Error, Half, Result, Tensor, TensorView};
+use crate::{BlockScale, DType, Half, Result, Tensor, TensorView};
 
 /// Where planes begin, so that kernels can load vectors.
 pub(crate) const ALIGNMENT: usize = 256;
@@ -29,16 +29,22 @@ impl Format {
         for (plane, stride) in strides.iter_mut().enumerate().take(matrix.dtype.planes()) {
             *stride = matrix.dtype.row_bytes(plane, matrix.cols)?;
         }
-        Ok(Self { kind: kind(matrix.dtype)?, cols: matrix.cols, strides })
+        Ok(Self { kind: kind(matrix.dtype), cols: matrix.cols, strides })
+    }
+}
+
+/// What tells scales of FP8 apart.
+fn scale_bit(scale: BlockScale) -> u32 {
+    match scale {
+        BlockScale::F32 => 0,
+        BlockScale::BF16 => 1 << 24,
+        BlockScale::E8M0 => 1 << 25,
     }
 }
 
 /// The code of an encoding in `kernels/weights.h`, with its parameters.
-///
-/// # Errors
-/// [`Error::Unsupported`] for encodings that kernels do not read.
-fn kind(dtype: DType) -> Result<u32> {
-    Ok(match dtype {
+fn kind(dtype: DType) -> u32 {
+    match dtype {
         DType::F32 => 1,
         DType::F16 => 2,
         DType::BF16 => 3,
@@ -56,11 +62,8 @@ fn kind(dtype: DType) -> Result<u32> {
             let bf16 = u32::from(scale == Half::BF16);
             14 | u32::from(group) << 8 | u32::from(bits) << 16 | bf16 << 24
         }
-        DType::Fp8 { scale: BlockScale::F32 } => 15,
-        DType::Fp8 { scale: BlockScale::BF16 } => 15 | 1 << 24,
-        DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { .. } => {
-            return Err(Error::Unsupported { what: "a product on a GPU", dtype });
-        }
+        DType::Fp8 { scale } => 15 | scale_bit(scale),
+        DType::Fp8_Whole { scale } => 15 | scale_bit(scale) | 1 << 26,
         DType::Q4_1 => 16,
         DType::Q5_1 => 17,
         DType::IQ4_NL => 18,
@@ -72,7 +75,7 @@ fn kind(dtype: DType) -> Result<u32> {
         DType::IQ3_S => 24,
         DType::IQ1_S => 25,
         DType::IQ1_M => 26,
-    })
+    }
 }
 
 /// A resident weight.

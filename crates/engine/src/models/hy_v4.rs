@@ -17,7 +17,7 @@ use crate::Result;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Hy4 (CPU only)", model_types: &["hy_v4"], gguf_architectures: &[], record };
+    Family { name: "Hy4", model_types: &["hy_v4"], gguf_architectures: &[], record };
 
 /// The tensors of a hyper-connection: `own` in transformers, or `published` within `base`; what transformers writes for
 /// published ones has their parts in another order.
