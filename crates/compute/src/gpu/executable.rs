@@ -102,8 +102,10 @@ impl GpuExecutable {
         let crowded = options.keep_experts
             && gpu.host_memory
             && (gpu.expert_slots.is_some() || total < taken.saturating_add(experts::all_bytes(&graph)?));
-        let far: Vec<bool> = (0..tensors.len()).map(|w| crowded && only_embeds(&graph, WeightId(w))).collect();
-        let elsewhere = tensors.iter().zip(&far).filter(|(_, far)| **far).map(|(tensor, _)| tensor.bytes() as u64);
+        let far: Vec<bool> =
+            (0..tensors.len()).map(|w| crowded && only_embeds(&graph, WeightId(w))).collect();
+        let elsewhere =
+            tensors.iter().zip(&far).filter(|(_, far)| **far).map(|(tensor, _)| tensor.bytes() as u64);
         let taken = taken.saturating_sub(elsewhere.sum());
         let wanted = taken.saturating_add(experts::least_bytes(&graph)?);
         if gpu.expert_slots.is_none() && total < wanted {

@@ -25,8 +25,8 @@ use host::{Pinned, Staging};
 use profile::Profile;
 
 use super::decode::TENSOR_UNIT;
-use super::early::EARLY_UNIT;
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
+use super::early::EARLY_UNIT;
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
@@ -242,7 +242,12 @@ impl Cuda {
             let symbol = CString::new(name).expect("a name has no zero byte");
             let mut function = Function::NULL;
             call!(self.driver, module_function(&mut function, module, symbol.as_ptr()))?;
-            let kernel = Kernel { function, shared_bytes: DEFAULT_SHARED_BYTES, waits: loaded.is_some(), divided: false };
+            let kernel = Kernel {
+                function,
+                shared_bytes: DEFAULT_SHARED_BYTES,
+                waits: loaded.is_some(),
+                divided: false,
+            };
             self.kernels.insert(name.to_owned(), kernel);
         }
         let kernel = self.kernels.get_mut(name).expect("it was just put there");
