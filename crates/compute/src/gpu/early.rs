@@ -7,8 +7,8 @@ use crate::DType;
 
 /// The unit of these kernels, which wait for the dispatch before them by themselves, as the common ones do.
 pub(super) const EARLY_UNIT: &str = "cuda/early";
-/// Threadgroup memory for copies, at most: two groups should have a multiprocessor together.
-pub(super) const MOST_COPIED: usize = 48 << 10;
+/// Threadgroup memory for copies, at most: with what kernels have besides, no more than a group gets without asking.
+pub(super) const MOST_COPIED: usize = 44 << 10;
 /// Copies begin and end at such bytes.
 pub(super) const COPY_UNIT: usize = 16;
 
