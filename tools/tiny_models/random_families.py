@@ -509,7 +509,9 @@ def mimo_v2_flash(d: Draw) -> dict[str, Any]:
         for rope in ropes.values():
             rope["partial_rotary_factor"] = part
         both = len(set(config["layer_types"])) == 2
-        d.only(gguf=config["norm_topk_prob"], mlx=both and config["n_group"] == 1 and not config["tie_word_embeddings"])
+        # llama.cpp's converter leaves the factor out, which published models do not have.
+        d.only(gguf=config["norm_topk_prob"] and config["routed_scaling_factor"] == 1.0)
+        d.only(mlx=both and config["n_group"] == 1 and not config["tie_word_embeddings"])
     else:
         d.only(gguf=False, mlx=False)
     return config

@@ -160,6 +160,36 @@ CASES = [
             "projector_hidden_size": 8,
         },
     ),
+    # MXFP8 as published; the first layer's MLP too.
+    HfCase(
+        "minimax_m3_vl_mxfp8",
+        "minimax_m3_vl",
+        101,
+        {
+            "text_config": _minimax_m3(
+                hidden_size=64,
+                intermediate_size=32,
+                dense_intermediate_size=64,
+                shared_intermediate_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                head_dim=16,
+                num_local_experts=5,
+                layer_types=["full_attention", "minimax_m3_sparse"],
+                mlp_layer_types=["dense", "sparse"],
+            ),
+            "vision_config": dict(
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=1,
+                image_size=4,
+                patch_size=2,
+            ),
+            "projector_hidden_size": 8,
+        },
+        eight_bits="mxfp8",
+    ),
     # Choices of heads that do not share keys; blocks of a page's length and one token more; whole heads rotate, by linear
     # scaling; keys as published; tied; an epsilon that shows.
     HfCase(

@@ -58,7 +58,7 @@ fn kind(dtype: DType) -> Result<u32> {
         }
         DType::Fp8 { scale: BlockScale::F32 } => 15,
         DType::Fp8 { scale: BlockScale::BF16 } => 15 | 1 << 24,
-        DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { .. } => {
+        DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => {
             return Err(Error::Unsupported { what: "a product on a GPU", dtype });
         }
         DType::Q4_1 => 16,
