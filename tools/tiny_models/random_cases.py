@@ -60,9 +60,10 @@ def draw_case(family: str, seed: int) -> RandomCase:
         hf = replace(hf, fp8=False, mxfp4=False, published_keys=False, multimodal=False)
         hf = replace(hf, **d.case)
         return RandomCase(hf, d.gguf and not hf.stacked_experts, d.mlx and not hf.stacked_experts, d.aligned)
-    if hf.fp8:
+    if hf.fp8 or hf.published_keys and family == "kimi_linear":
         # Rewritten as one file.
         hf = replace(hf, max_shard_bytes=None)
+    if hf.fp8:
         d.only(gguf=False, mlx=False)
     # Converters read experts a tensor each, but for this family.
     readable = multimodal if family in ("qwen3_5_moe_text", "mistral4") else not hf.stacked_experts

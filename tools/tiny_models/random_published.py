@@ -121,7 +121,7 @@ def minimax_m3_vl(d: Draw) -> dict[str, Any]:
     # One is added to norm weights in the type that they are stored in.
     d.case["dtype"] = d.pick("bfloat16", "float32")
     tied = text.pop("tie_word_embeddings")
-    d.only(gguf=not tied, mlx=not tied)
+    d.only(gguf=not tied, mlx=not tied and d.aligned != 32)
     return {
         "text_config": text,
         "vision_config": VISION,
@@ -179,7 +179,8 @@ def step3p5(d: Draw) -> dict[str, Any]:
             },
             "yarn_only_types": ["full_attention"],
         }
-    d.only(gguf=layers > 1)
+    # mlx-lm quantises routers in groups of 64.
+    d.only(gguf=layers > 1, mlx=d.aligned != 32)
     d.case = {
         "family": "step3p7",
         "text_only": True,

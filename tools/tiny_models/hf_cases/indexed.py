@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..hf_case import HfCase
+from ..published import HY_V4_RENAMES
 from .shapes import yarn
 
 
@@ -110,11 +111,17 @@ CASES = [
             max_position_embeddings=128,
             rope_parameters=yarn(mscale=1.0, mscale_all_dim=0.7, beta_fast=8.0, beta_slow=0.5),
         ),
-        renames=(
-            (r"\.hc_pre\.(hc_attn_layer|hc_mlp_layer|hc_head)\.", r".\1.hc_pre."),
-            (r"hc_head\.hc_pre", "hc_head"),
-            (r"(mlp.*)\.linear_gate", r"\1.gate_proj"),
-        ),
+        renames=HY_V4_RENAMES,
+    ),
+    # Channels in the published order, with a configuration that says so.
+    HfCase(
+        "hy_v4_published",
+        "hy_v4",
+        102,
+        _hy_v4(num_hidden_layers=2, indexer_types=["full", "shared"], mlp_layer_types=["dense", "sparse"]),
+        renames=HY_V4_RENAMES,
+        interleaved=True,
+        late_edits={"gated_mla": True},
     ),
     # Names and stacked experts as transformers has them; every token chosen; a tied head; biases; an epsilon that shows, as
     # the norms of latents do not use it; two shared experts; unnormalised weights; the default order of indexers.
