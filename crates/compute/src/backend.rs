@@ -164,11 +164,6 @@ pub trait Backend {
     /// to say it.
     fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize;
 
-    /// What `graph` needs that the backend cannot do; nothing if it can run it.
-    fn lacks(&self, _graph: &Graph) -> Option<&'static str> {
-        None
-    }
-
     /// Bytes of host memory in which a compiled graph could keep all routed experts in a form of its own, and then ask its
     /// source for each only once; `None` if it would have no use for that.
     fn expert_bytes(&self, _graph: &Graph) -> Option<u64> {

@@ -322,12 +322,6 @@ fn random_matrix(r: &mut Recorder, matrix: MatrixSpec) -> Tensor {
     Tensor::from_f32(matrix.rows, matrix.cols, &values).unwrap()
 }
 
-/// As [`check`], of what devices have no kernels of.
-fn check_cpu(name: &str, case: &Case) {
-    case.check(name, &[(KvType::F32, TOLERANCE), (KvType::F16, TOLERANCE_F16)]);
-    case.check_refused(name);
-}
-
 #[test]
 fn experts_without_a_gate() {
     for (experts, top_k, hidden, inner) in [(1, 1, 1, 1), (7, 3, 6, 5), (5, 2, 33, 40)] {
@@ -345,7 +339,7 @@ fn experts_without_a_gate() {
             assert!(r.graph.moe_experts(x, routing, set).is_err(), "SwiGLU needs a gate");
             let mlp = ExpertMlp { activation: Activation::SquaredRelu, biases: None, weighted };
             let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
-            check_cpu(&format!("{experts} top {top_k} of {hidden} × {inner}, {weighted:?}"), &r.finish(out));
+            check_f32(&format!("{experts} top {top_k} of {hidden} × {inner}, {weighted:?}"), &r.finish(out));
         }
     }
 }
@@ -356,7 +350,7 @@ fn capped_swiglu() {
         let mut r = recorder();
         let (gate, up) = (r.input(width), r.input(width));
         let out = r.graph.capped_swiglu(gate, up, limit).unwrap();
-        check_cpu(&format!("{width} within {limit}"), &r.finish(out));
+        check_f32(&format!("{width} within {limit}"), &r.finish(out));
     }
 }
 
@@ -366,7 +360,7 @@ fn squared_relu() {
         let mut r = recorder();
         let x = r.input(width);
         let out = r.graph.squared_relu(x);
-        check_cpu(&format!("{width}"), &r.finish(out));
+        check_f32(&format!("{width}"), &r.finish(out));
     }
 }
 
@@ -405,8 +399,7 @@ fn routes() {
             let weighted = if by_token { Weighted::Output } else { Weighted::Input };
             let mlp = ExpertMlp { activation, biases: None, weighted };
             let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
-            let run = if matches!(activation, Activation::CappedSwiGlu { .. }) { check_cpu } else { check };
-            run(&format!("{score:?} by token: {by_token}"), &r.finish(out));
+            check(&format!("{score:?} by token: {by_token}"), &r.finish(out));
         }
     }
 }

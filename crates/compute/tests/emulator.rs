@@ -131,14 +131,14 @@ fn delta_rule() -> Run {
     let state = vec![0; 40 * 64 * 4];
     let one = bytes(&[-0.5]);
     let inputs = vec![keys.clone(), keys, values, head.clone(), head, one.clone(), one, sequence, state];
-    let words = constants(&[&1u32, &1u32, &40u32, &64u32, &false, &1e-6f32]);
+    let words = constants(&[&1u32, &1u32, &40u32, &64u32, &false, &1e-6f32, &false, &0.0f32]);
     Run::new("recurrent", "gated_delta_rule", inputs, 128).with(words, [1, 1, 1], 64)
 }
 
 /// Two tokens of two streams of 8.
 fn hyper_weights() -> Run {
     let inputs = vec![bytes(&wave(32)), bytes(&wave(16)), bytes(&wave(8)), bytes(&wave(3))];
-    let words = constants(&[&2u32, &16u32, &1e-6f32, &1e-3f32, &3u32, &false]);
+    let words = constants(&[&2u32, &16u32, &1e-6f32, &1e-3f32, &3u32, &2u32, &0.0f32]);
     Run::new("streams", "hyper_weights", inputs, 16).with(words, [2, 1, 1], 256)
 }
 

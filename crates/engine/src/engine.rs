@@ -171,12 +171,7 @@ impl Engine {
             path: path.into(),
             source,
         })?;
-        let mut model = models::record_for(Arc::clone(&checkpoint), options.context)?;
-        if let (None, Some(positions)) = (options.context, model.simpler_within)
-            && backend.lacks(&model.graph).is_some()
-        {
-            model = models::record_for(checkpoint, Some(positions))?;
-        }
+        let model = models::record_for(checkpoint, options.context)?;
         let mut engine = Self::new(model, backend, options, queue, progress)?;
         engine.reads.queue = Some(kind);
         Ok(engine)

@@ -5,7 +5,9 @@ use super::decode::Decode;
 use super::device::{Slice, Words};
 use super::lower::{Launch, Lowering, THREADS, WARPS};
 use super::steps::Prepare;
-use crate::graph::{Attention, LatentAttention, LatentWeights, RopeStyle, Value, WeightId};
+use crate::graph::{
+    Attention, Chosen, LatentAttention, LatentInputs, LatentWeights, RopeStyle, Value, WeightId,
+};
 
 /// Query heads that a group of the attention kernel handles, and its threads.
 pub(super) const QUERIES: usize = 8;
@@ -22,6 +24,12 @@ struct Attend {
     window: usize,
     chunk: usize,
     sinks: Option<WeightId>,
+    /// The tokens that are seen; all when absent.
+    chosen: Option<Chosen>,
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl Lowering<'_> {
@@ -38,13 +46,13 @@ impl Lowering<'_> {
         &mut self,
         [q, k, v]: [Value; 3],
         cache: usize,
-        (sinks, prepare): (Option<WeightId>, Option<Prepare>),
+        (sinks, chosen, prepare): (Option<WeightId>, Option<Chosen>, Option<Prepare>),
         out: Value,
     ) {
         let shape = self.graph.caches[cache];
         let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
         let (dim, value_dim) = (shape.head_dim, shape.value_dim);
-        if let Some(prepare) = prepare {
+        if let (Some(prepare), None) = (prepare, chosen) {
             let caches = [keys, values];
             let decode = Decode { shape: &shape, inputs: [q, k, v], prepare, caches, sinks, out };
             if self.decode_attention(&decode) {
@@ -64,7 +72,8 @@ impl Lowering<'_> {
             }
         };
         let slices = [query, keys, values, self.value(out)];
-        if let Some(dispatch) = self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s))) {
+        let on_tensor_cores = || self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s)));
+        if let Some(dispatch) = chosen.map_or_else(on_tensor_cores, |_| None) {
             return self.run.push(dispatch);
         }
         let attend = Attend {
@@ -75,6 +84,7 @@ impl Lowering<'_> {
             window: shape.window.unwrap_or(0),
             chunk: shape.chunk.unwrap_or(0),
             sinks,
+            chosen,
         };
         self.attend(&attend, [query, keys, values], self.value(out));
     }
@@ -126,6 +136,9 @@ impl Lowering<'_> {
     }
 
     fn attend(&mut self, a: &Attend, [q, keys, values]: [Slice; 3], out: Slice) {
+        if let Some(chosen) = a.chosen {
+            return self.attend_chosen(a, chosen, [q, keys, values], out);
+        }
         let chunks = (a.heads / a.kv_heads).div_ceil(QUERIES);
         let splits = self.shape.splits;
         let [key_dim, value_dim, key_stride, value_stride] = a.dims;
@@ -159,6 +172,32 @@ impl Lowering<'_> {
         }
     }
 
+    fn attend_chosen(&mut self, a: &Attend, chosen: Chosen, [q, keys, values]: [Slice; 3], out: Slice) {
+        // Heads that share a key head and a choice.
+        let share = gcd(a.heads / a.kv_heads, a.heads / chosen.groups);
+        let (chunks, splits) = (share.div_ceil(QUERIES), self.shape.splits);
+        let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
+        let to = if splits == 1 { out } else { parts };
+        let (blocks, places) = (self.value(chosen.blocks), self.input(self.layout.places));
+        let buffers = [q, keys, values, blocks, places, self.pages(), self.optional(a.sinks), stats, to];
+        let constants: &[&dyn Words] = &[
+            &[a.heads, a.kv_heads, share, chunks],
+            &a.dims,
+            &a.scale,
+            &self.f32_cache(),
+            &splits,
+            &a.sinks.is_some(),
+            &[chosen.groups, chosen.blocks.width() / chosen.groups, chosen.block],
+            &chosen.tail,
+        ];
+        let dispatch = Launch { unit: "attention", kernel: "attend_chosen", buffers: &buffers, constants }
+            .over([a.heads / share * chunks, splits, self.rows], ATTENTION_THREADS);
+        self.run.push(dispatch);
+        if splits > 1 {
+            self.combine([parts, stats, out], a.heads, splits, a.dims[1]);
+        }
+    }
+
     /// Puts the splits of attention together.
     pub(super) fn combine(&mut self, buffers: [Slice; 3], heads: usize, splits: usize, value_dim: usize) {
         let constants: &[&dyn Words] = &[&splits, &value_dim];
@@ -169,17 +208,19 @@ impl Lowering<'_> {
 
     pub(super) fn latent_attention(
         &mut self,
-        inputs: [Value; 4],
+        inputs: LatentInputs,
         weights: LatentWeights,
         cache: usize,
         out: Value,
     ) {
-        let [q_nope, q_rope, c, k_rope] = inputs;
+        let LatentInputs { q_nope, c, rotated, sinks, chosen } = inputs;
         let LatentAttention { heads, nope, rope, rank, value, scale } = self.graph.latent_caches[cache];
         let latents = self.memory.state.latents[cache].slice();
         let width = rank + rope;
         self.append(c, latents, [1, width, 0, rank]);
-        self.append(k_rope, latents, [1, width, rank, rope]);
+        if let Some([_, k_rope]) = rotated {
+            self.append(k_rope, latents, [1, width, rank, rope]);
+        }
         let [_, _, query, mixed] = self.memory.scratch.attention.map(Slice::from);
         let (q_nope, out) = (self.value(q_nope), self.value(out));
         match weights {
@@ -195,13 +236,16 @@ impl Lowering<'_> {
                 self.heads("latent_matvec", k, [rank, 0, nope, rank, width, 0], [q_nope, query]);
             }
         }
-        let count = self.rows * heads * rope;
-        let buffers = [self.value(q_rope), query];
-        let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
-        let copy = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants }.each(count);
-        self.run.push(copy);
+        if let Some([q_rope, _]) = rotated {
+            let count = self.rows * heads * rope;
+            let buffers = [self.value(q_rope), query];
+            let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
+            let launch = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants };
+            let copy = launch.each(count);
+            self.run.push(copy);
+        }
         let dims = [width, rank, width, width];
-        let attend = Attend { heads, kv_heads: 1, dims, scale, window: 0, chunk: 0, sinks: None };
+        let attend = Attend { heads, kv_heads: 1, dims, scale, window: 0, chunk: 0, sinks, chosen };
         self.attend(&attend, [query, latents, latents], mixed);
         match weights {
             LatentWeights::Joint(weight) => {

@@ -50,10 +50,6 @@ impl Backend for GpuBackend {
         device_scratch_bytes(graph, options.max_rows)
     }
 
-    fn lacks(&self, graph: &Graph) -> Option<&'static str> {
-        supported::unsupported(graph)
-    }
-
     fn expert_bytes(&self, graph: &Graph) -> Option<u64> {
         experts::all_bytes(graph).ok().filter(|bytes| self.options.host_memory && *bytes > 0)
     }

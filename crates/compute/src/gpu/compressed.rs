@@ -1,10 +1,12 @@
-//! Lowering of attention over tokens and entries to the kernels of `kernels/compressed.h`.
+//! Lowering of attention over tokens and entries, and of choices of blocks, to the kernels of `kernels/compressed.h`.
 
 use super::attention::{ATTENTION_THREADS, QUERIES};
 use super::device::{BufferId, Slice, Words};
-use super::lower::{Launch, Lowering, THREADS};
+use super::lower::{Launch, Lowering, THREADS, WARPS};
 use crate::backend::PAGE_TOKENS;
-use crate::graph::{CompressedAttention, EntryIndex, Graph, IndexInputs, TokenForm, Value};
+use crate::graph::{
+    BlockChoice, BlockScore, CompressedAttention, EntryIndex, Graph, IndexInputs, Op, TokenForm, Value,
+};
 
 /// Rows whose entries have scores at once.
 const ROWS: usize = 64;
@@ -18,14 +20,16 @@ const FEWEST_CHOOSERS: usize = 32;
 pub(crate) struct IndexScratch {
     /// (`ROWS`, room), f32.
     pub(crate) scores: BufferId,
-    /// Entries that a row has room for.
+    /// Scores that a row has room for.
     pub(crate) room: usize,
     /// (rows, top_k), u32.
     pub(crate) chosen: BufferId,
 }
 
+/// Attentions that choose entries themselves.
 fn indices(graph: &Graph) -> impl Iterator<Item = (CompressedAttention, EntryIndex)> {
-    graph.compressed_caches().iter().filter_map(|shape| Some((*shape, shape.index?)))
+    let own = graph.compressed_caches().iter().filter(|shape| shape.form != TokenForm::Elsewhere);
+    own.filter_map(|shape| Some((*shape, shape.index?)))
 }
 
 /// Bytes of the lists of chosen entries for batches of up to `rows` rows.
@@ -33,9 +37,16 @@ pub(crate) fn chosen_bytes(graph: &Graph, rows: usize) -> usize {
     indices(graph).map(|(_, index)| rows.saturating_mul(index.top_k) * 4).max().unwrap_or(0)
 }
 
-/// Entries that rows need room for in contexts of `positions` tokens.
+/// Scores that rows need room for in contexts of `positions` tokens.
 pub(crate) fn room(graph: &Graph, positions: usize) -> usize {
-    indices(graph).map(|(shape, _)| positions / shape.stride).max().unwrap_or(0)
+    let entries = indices(graph).map(|(shape, _)| positions / shape.stride);
+    let blocks = graph.nodes().iter().filter_map(|node| match &node.op {
+        Op::ChooseBlocks { choice, .. } => {
+            Some(positions.div_ceil(choice.block).saturating_mul(choice.groups()))
+        }
+        _ => None,
+    });
+    entries.chain(blocks).max().unwrap_or(0)
 }
 
 /// Bytes of scores in batches of up to `rows` rows.
@@ -46,8 +57,8 @@ pub(crate) fn score_bytes(room: usize, rows: usize) -> usize {
 /// What is kept of tokens and entries.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept {
-    /// Keys and values; twice the same if a key is its value.
-    pub(super) tokens: [Value; 2],
+    /// Keys and values; twice the same if a key is its value. Nothing if other attention keeps them.
+    pub(super) tokens: Option<[Value; 2]>,
     pub(super) entries: Option<Value>,
     pub(super) index_key: Option<Value>,
 }
@@ -61,6 +72,16 @@ pub(super) struct Sparse {
     pub(super) sinks: Option<Slice>,
     pub(super) cache: usize,
     pub(super) out: Value,
+}
+
+/// A choice of entries, or of blocks of tokens.
+struct Choice<'a> {
+    shape: &'a CompressedAttention,
+    how: BlockChoice,
+    inputs: IndexInputs,
+    pool: Slice,
+    /// Where blocks go; entries of an attention go to memory of their own.
+    blocks: Option<Slice>,
 }
 
 /// `Layout` of the kernels.
@@ -83,9 +104,15 @@ impl Lowering<'_> {
         let pool = self.memory.state.compressed[a.cache].slice();
         self.keep(&shape, &a.kept, pool);
         if let (Some(index), Some(inputs)) = (shape.index, a.index) {
-            for row in (0..self.rows).step_by(ROWS) {
-                self.choose(&shape, index, inputs, pool, row);
-            }
+            let (block, score) = (shape.stride, BlockScore::Sum);
+            let choice = Choice {
+                shape: &shape,
+                how: BlockChoice { index, block, score },
+                inputs,
+                pool,
+                blocks: None,
+            };
+            self.choose(&choice);
         }
         self.attend_entries(&shape, a, pool);
     }
@@ -95,11 +122,11 @@ impl Lowering<'_> {
     }
 
     fn keep(&mut self, shape: &CompressedAttention, kept: &Kept, pool: Slice) {
-        let [k, v] = kept.tokens;
         let own = |value: Option<Value>| value.map_or(self.input(0), |value| self.value(value));
+        let [k, v] = [0, 1].map(|which| kept.tokens.map(|tokens| tokens[which]));
         let buffers = [
-            self.value(k),
-            self.value(v),
+            own(k),
+            own(v),
             own(kept.entries),
             own(kept.index_key),
             self.input(self.layout.places),
@@ -107,44 +134,63 @@ impl Lowering<'_> {
             pool,
         ];
         let width = |value: Option<Value>| value.map_or(0, Value::width);
-        let values = if shape.form == TokenForm::Shared { 0 } else { v.width() };
-        let widths = [k.width(), values, width(kept.entries), width(kept.index_key)];
+        let values = if shape.form == TokenForm::Shared { 0 } else { width(v) };
+        let widths = [width(k), values, width(kept.entries), width(kept.index_key)];
         let constants: &[&dyn Words] = &[&self.layout_words(shape), &widths];
         let launch = Launch { unit: "compressed", kernel: "keep", buffers: &buffers, constants };
         let dispatch = launch.over([self.rows, 1, 1], THREADS);
         self.run.push(dispatch);
     }
 
-    /// Chooses the entries of rows `row` and following.
-    fn choose(
-        &mut self,
-        shape: &CompressedAttention,
-        index: EntryIndex,
-        inputs: IndexInputs,
-        pool: Slice,
-        row: usize,
-    ) {
+    /// Appends keys, then chooses blocks: see [`crate::graph::GraphBuilder::choose_blocks`].
+    pub(super) fn choose_blocks(&mut self, inputs: IndexInputs, how: &BlockChoice, cache: usize, out: Value) {
+        let shape = self.graph.compressed_caches()[cache];
+        let pool = self.memory.state.compressed[cache].slice();
+        self.keep(&shape, &Kept { tokens: None, entries: None, index_key: Some(inputs.k) }, pool);
+        self.choose(&Choice { shape: &shape, how: *how, inputs, pool, blocks: Some(self.value(out)) });
+    }
+
+    /// Chooses entries of all rows.
+    fn choose(&mut self, choice: &Choice<'_>) {
+        let Choice { shape, how: BlockChoice { index, block, score }, inputs, pool, blocks } = *choice;
         let scratch = self.memory.index;
-        let rows = (self.rows - row).min(ROWS);
+        let (groups, by_token) = (choice.how.groups(), score != BlockScore::Sum);
+        let local = match score {
+            BlockScore::Sum => 0,
+            BlockScore::BestToken { local } => local,
+        };
+        let room = scratch.room / groups;
         let factor = ((index.head_dim * index.heads) as f32).sqrt().recip();
         let weights = inputs.weights.map_or(self.input(0), |weights| self.value(weights));
         let (places, scores) = (self.input(self.layout.places), scratch.scores.into());
-        let constants: &[&dyn Words] = &[
-            &self.layout_words(shape),
-            &[index.heads, index.head_dim, shape.entry_key(), index.top_k],
-            &factor,
-            &inputs.weights.is_some(),
-            &row,
-            &scratch.room,
-        ];
-        let buffers = [self.value(inputs.q), weights, pool, places, self.pages(), scores];
-        let launch = Launch { unit: "compressed", kernel: "index_scores", buffers: &buffers, constants };
-        let scored = launch.over([scratch.room.div_ceil(SCORERS as usize), rows, 1], SCORERS);
-        let buffers = [scores, places, scratch.chosen.into()];
-        let launch = Launch { unit: "compressed", kernel: "choose_entries", buffers: &buffers, constants };
-        let choosers = scratch.room.next_power_of_two().clamp(FEWEST_CHOOSERS, THREADS as usize);
-        let chosen = launch.over([rows, 1, 1], choosers as u32);
-        self.run.extend([scored, chosen]);
+        for row in (0..self.rows).step_by(ROWS) {
+            let rows = (self.rows - row).min(ROWS);
+            let constants: &[&dyn Words] = &[
+                &self.layout_words(shape),
+                &[index.heads, index.head_dim, shape.entry_key(), index.top_k],
+                &factor,
+                &inputs.weights.is_some(),
+                &[row, groups, room, block],
+                &by_token,
+                &local,
+            ];
+            let q = self.value(inputs.q);
+            let scored = if by_token {
+                let buffers = [q, pool, places, self.pages(), scores];
+                Launch { unit: "compressed", kernel: "block_scores", buffers: &buffers, constants }
+                    .over([room.div_ceil(WARPS), groups, rows], THREADS)
+            } else {
+                let buffers = [q, weights, pool, places, self.pages(), scores];
+                Launch { unit: "compressed", kernel: "index_scores", buffers: &buffers, constants }
+                    .over([room.div_ceil(SCORERS as usize), rows, 1], SCORERS)
+            };
+            let kernel = if blocks.is_some() { "choose_blocks" } else { "choose_entries" };
+            let buffers = [scores, places, blocks.unwrap_or(scratch.chosen.into())];
+            let launch = Launch { unit: "compressed", kernel, buffers: &buffers, constants };
+            let choosers = room.next_power_of_two().clamp(FEWEST_CHOOSERS, THREADS as usize);
+            let chosen = launch.over([rows, groups, 1], choosers as u32);
+            self.run.extend([scored, chosen]);
+        }
     }
 
     fn attend_entries(&mut self, shape: &CompressedAttention, a: &Sparse, pool: Slice) {
@@ -152,7 +198,7 @@ impl Lowering<'_> {
         let kv_heads = match shape.form {
             TokenForm::Shared => 1,
             TokenForm::Grouped { kv_heads } => kv_heads,
-            TokenForm::Elsewhere => unreachable!("refused before lowering"),
+            TokenForm::Elsewhere => unreachable!("other attention has heads"),
         };
         let (chunks, splits) = ((heads / kv_heads).div_ceil(QUERIES), self.shape.splits);
         let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);

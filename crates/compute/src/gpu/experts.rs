@@ -6,7 +6,6 @@
 //! different encodings.
 
 use super::device::{BufferId, Device, Dispatch, Slice, Words};
-use super::supported;
 use super::tiers::{ABSENT, TierPlan, Tiers};
 use super::weights::{ALIGNMENT, Format, placed, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
@@ -55,8 +54,9 @@ pub(crate) fn least_bytes(graph: &Graph) -> Result<u64> {
 /// Experts of one layer.
 #[derive(Debug)]
 struct Set {
-    /// gate, up, down.
+    /// gate, up, down; up in place of a gate that experts do not have.
     parts: [Part; 3],
+    gated: bool,
     class: usize,
     /// Where its part of the table begins, in entries.
     table: usize,
@@ -109,22 +109,30 @@ struct SlotPlan {
     resident: bool,
 }
 
+impl Set {
+    /// What an expert's matrices are copied to, in their order.
+    fn stored(&self) -> &[Part] {
+        &self.parts[usize::from(!self.gated)..]
+    }
+}
+
 /// How an expert of a set lies in its slot.
 #[derive(Debug)]
 pub(super) struct Layout {
-    /// gate, up, down.
+    /// gate, up, down; up in place of a gate that experts do not have.
     parts: [Part; 3],
+    gated: bool,
     /// Of the slot.
     pub(super) bytes: usize,
 }
 
 impl Layout {
     fn new(set: &ExpertSet) -> Result<Self> {
-        let gate = set.gate.ok_or_else(supported::no_gate)?;
-        let (gate, end) = Part::new(gate, 0)?;
-        let (up, end) = Part::new(set.up, end)?;
+        let gate = set.gate.map(|gate| Part::new(gate, 0)).transpose()?;
+        let (up, end) = Part::new(set.up, gate.map_or(0, |(_, end)| end))?;
         let (down, bytes) = Part::new(set.down, end)?;
-        Ok(Self { parts: [gate, up, down], bytes })
+        let parts = [gate.map_or(up, |(gate, _)| gate), up, down];
+        Ok(Self { parts, gated: gate.is_some(), bytes })
     }
 }
 
@@ -202,7 +210,13 @@ impl DeviceExperts {
             _ => None,
         };
         if let Some(plan) = tier_plan {
-            let set = |layout: Layout| Set { parts: layout.parts, class: 0, table: 0, slots: vec![] };
+            let set = |layout: Layout| Set {
+                parts: layout.parts,
+                gated: layout.gated,
+                class: 0,
+                table: 0,
+                slots: vec![],
+            };
             let tiers = Tiers::new(device, graph, &plan)?;
             return Ok(Self {
                 slots: device.alloc(plan.slot_bytes)?,
@@ -225,7 +239,8 @@ impl DeviceExperts {
         let mut entries = 0;
         let mut sets = vec![];
         for ((layout, class), experts) in layouts.into_iter().zip(plan.class_of).zip(experts) {
-            sets.push(Set { parts: layout.parts, class, table: entries, slots: vec![None; experts] });
+            let (Layout { parts, gated, .. }, slots) = (layout, vec![None; experts]);
+            sets.push(Set { parts, gated, class, table: entries, slots });
             entries += experts;
         }
         let slots = device.alloc(end.max(ALIGNMENT))?;
@@ -276,7 +291,7 @@ impl DeviceExperts {
         Slice { buffer: self.table, offset: self.sets[set.0].table * 4 }
     }
 
-    /// gate, up and down of a set.
+    /// gate, up and down of a set; up in place of a gate that its experts do not have.
     pub(crate) fn parts(&self, set: ExpertSetId) -> &[Part; 3] {
         &self.sets[set.0].parts
     }
@@ -364,8 +379,7 @@ impl DeviceExperts {
         if let (Some((set, expert)), _) = std::mem::take(&mut class.slots[slot]) {
             self.sets[set.0].slots[expert as usize] = None;
         }
-        let parts = self.sets[id.0].parts;
-        for (part, matrix) in parts.iter().zip(view.matrices()) {
+        for (part, matrix) in self.sets[id.0].stored().iter().zip(view.matrices()) {
             copy_part(device, Slice { buffer: self.slots, offset: start }, part, matrix)?;
         }
         let set = &mut self.sets[id.0];
@@ -429,7 +443,7 @@ fn read_all(
 
 fn write_expert(set: &Set, view: &ExpertView<'_>, slot: &mut [u8]) -> Result<()> {
     let mut rows = vec![];
-    for (part, matrix) in set.parts.iter().zip(view.matrices()) {
+    for (part, matrix) in set.stored().iter().zip(view.matrices()) {
         for plane in 0..matrix.dtype().planes() {
             let bytes = plane_bytes(matrix, plane, &mut rows)?;
             slot[part.offsets[plane]..][..bytes.len()].copy_from_slice(bytes);

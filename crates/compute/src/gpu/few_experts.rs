@@ -164,14 +164,15 @@ impl Lowering<'_> {
     }
 }
 
-/// `Activation` of `kernels/experts.h`.
+/// `Activation` of `kernels/activate.h`.
 impl Words for Activation {
     fn append(&self, out: &mut Vec<u8>) {
         let (kind, alpha, limit) = match *self {
             Self::SwiGlu => (0u32, 0.0, 0.0),
             Self::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
             Self::LimitedSwiGlu { limit } => (2, 0.0, limit),
-            Self::CappedSwiGlu { .. } | Self::SquaredRelu => unreachable!("refused before lowering"),
+            Self::CappedSwiGlu { limit } => (3, 0.0, limit),
+            Self::SquaredRelu => (4, 0.0, 0.0),
         };
         kind.append(out);
         [alpha, limit].append(out);

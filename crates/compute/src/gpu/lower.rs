@@ -16,7 +16,7 @@ use super::weights::DeviceWeight;
 use crate::DType;
 use crate::backend::{ActivationMode, KvType};
 use crate::graph::{
-    DeltaInputs, DeltaRule, ExpertSetId, Graph, HeadPairing, Route, Routing, StateId, Value, WeightId,
+    Decay, DeltaInputs, DeltaRule, ExpertSetId, Graph, HeadPairing, Route, Routing, StateId, Value, WeightId,
 };
 
 /// Threads of a group, unless a kernel says otherwise.
@@ -297,8 +297,8 @@ impl Lowering<'_> {
             Step::Rope { x, heads, rope, out } => {
                 self.rotation(x, heads, Turn { rope, stride: 1 }, [0; 2], out)
             }
-            Step::Attention { q, k, v, cache, sinks, prepare, out } => {
-                return self.attention([q, k, v], cache.0, (sinks, prepare), out);
+            Step::Attention { q, k, v, cache, sinks, chosen, prepare, out } => {
+                return self.attention([q, k, v], cache.0, (sinks, chosen, prepare), out);
             }
             Step::LatentAttention { inputs, weights, cache, out } => {
                 return self.latent_attention(inputs, weights, cache.0, out);
@@ -350,9 +350,10 @@ impl Lowering<'_> {
             Step::MoeExperts { x, routing, experts, mlp, residual, out } => {
                 return self.moe_experts((x, residual, out), routing, experts, mlp);
             }
-            Step::CausalConv1d { x, weight, kernel, dilation, state, out } => {
-                let weight = self.vector(weight);
-                let mixed = self.window("causal_conv1d", x, Some(weight), [kernel, dilation], state, out);
+            Step::CausalConv1d { x, weight, bias, kernel, dilation, state, out } => {
+                let weights = [self.vector(weight), self.optional(bias)];
+                let taps = [kernel, dilation, usize::from(bias.is_some())];
+                let mixed = self.window("causal_conv1d", x, &weights, taps, state, out);
                 self.run.push(mixed);
                 return self.carry([x, x], [x.width(), 0, (kernel - 1) * dilation], state);
             }
@@ -366,8 +367,12 @@ impl Lowering<'_> {
                 let held = self.memory.state.states[state.0].slice();
                 let buffers = [q, k, v, a, b, self.vector(decay), self.vector(dt_bias), sequences, held, out];
                 let tiled = pairing == HeadPairing::Tiled;
-                let constants: &[&dyn Words] =
-                    &[&key_heads, &value_heads, &key_dim, &value_dim, &tiled, &DeltaRule::L2_EPS];
+                let (bounded, bound) = match shape.decay {
+                    Decay::Softplus => (false, 0.0),
+                    Decay::Bounded(bound) => (true, bound),
+                };
+                let sizes = [key_heads, value_heads, key_dim, value_dim];
+                let constants: &[&dyn Words] = &[&sizes, &tiled, &DeltaRule::L2_EPS, &bounded, &bound];
                 let threads = value_dim.next_multiple_of(32).min(128);
                 Launch { unit: "recurrent", kernel, buffers: &buffers, constants }
                     .over([value_dim.div_ceil(threads), value_heads, self.shape.sequences], threads as u32)

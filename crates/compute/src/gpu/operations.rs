@@ -6,7 +6,8 @@ use super::few_experts::RouteWords;
 use super::inputs::Turn;
 use super::lower::{Launch, Lowering, THREADS};
 use crate::graph::{
-    BlockInputs, CompressedInputs, HyperKind, Op, Output, RopeStyle, StateId, Value, WeightId, WindowPool,
+    Activation, BlockInputs, CompressedInputs, HyperKind, Op, Output, RopeStyle, SsmInputs, SsmScan,
+    SsmWeights, StateId, Value, WeightId, WindowPool,
 };
 
 /// Elements of rows that a group of threads takes one each of.
@@ -59,8 +60,26 @@ impl Lowering<'_> {
                 return self.heads("latent_matvec", weight, [each, 0, cols, each, each, 0], slices);
             }
             Op::LimitedSwiGlu { gate, up, limit } => {
-                let buffers = [self.value(gate), self.value(up), self.value(to)];
-                self.elements("limited_swiglu", &buffers, limit, to)
+                self.activate([gate, up], Activation::LimitedSwiGlu { limit }, to)
+            }
+            Op::ClampedSwiGlu { gate, up, alpha, limit } => {
+                self.activate([gate, up], Activation::ClampedSwiGlu { alpha, limit }, to)
+            }
+            Op::CappedSwiGlu { gate, up, limit } => {
+                self.activate([gate, up], Activation::CappedSwiGlu { limit }, to)
+            }
+            Op::SquaredRelu { x } => self.activate([x, x], Activation::SquaredRelu, to),
+            Op::LayerNorm { x, weight, bias, eps } => {
+                let buffers = [self.value(x), self.vector(weight), self.vector(bias), self.value(to)];
+                let constants: &[&dyn Words] = &[&x.width(), &eps];
+                Launch { unit: "rms_norm", kernel: "layer_norm", buffers: &buffers, constants }
+                    .over([self.rows, 1, 1], summing(x.width()))
+            }
+            Op::SsmScan { inputs, weights, shape, state } => {
+                self.ssm_scan(inputs, weights, &shape, state, to)
+            }
+            Op::ChooseBlocks { inputs, choice, cache } => {
+                return self.choose_blocks(inputs, &choice, cache.0, to);
             }
             Op::ScaledSilu { x, factor } => {
                 self.elements("scaled_silu", &[self.value(x), self.value(to)], factor, to)
@@ -74,13 +93,14 @@ impl Lowering<'_> {
             Op::HyperWeights { x, mix, base, factors, shape } => {
                 let buffers =
                     [self.value(x), self.value(mix), self.vector(base), self.vector(factors), self.value(to)];
-                let (iterations, collapse_only) = match shape.kind {
-                    HyperKind::Collapsed => (1, true),
-                    HyperKind::Mixed { iterations } => (iterations, false),
-                    HyperKind::Independent { .. } => unreachable!("refused before lowering"),
+                let (iterations, kind, magnitude) = match shape.kind {
+                    HyperKind::Collapsed => (0, 0u32, 0.0),
+                    HyperKind::Independent { magnitude } => (0, 1, magnitude),
+                    HyperKind::Mixed { iterations } => (iterations, 2, 0.0),
                 };
-                let constants: &[&dyn Words] =
-                    &[&shape.streams, &x.width(), &shape.norm_eps, &shape.floor, &iterations, &collapse_only];
+                let sizes = [shape.streams, x.width()];
+                let numbers = [shape.norm_eps, shape.floor];
+                let constants: &[&dyn Words] = &[&sizes, &numbers, &iterations, &kind, &magnitude];
                 Launch { unit: "streams", kernel: "hyper_weights", buffers: &buffers, constants }
                     .over([self.rows, 1, 1], THREADS)
             }
@@ -110,19 +130,20 @@ impl Lowering<'_> {
                 return self.window_pool([kv, gate], self.vector(bias), shape, state, to);
             }
             Op::WindowMean { x, window, state } => {
-                let dispatch = self.window("window_mean", x, None, [window, 1], state, to);
+                let dispatch = self.window("window_mean", x, &[], [window, 1, 0], state, to);
                 self.run.push(dispatch);
                 return self.carry([x, x], [x.width(), 0, window - 1], state);
             }
             Op::CompressedAttention { inputs, cache } => {
                 let CompressedInputs { q, kv, entries, index, sinks } = inputs;
-                let kept = Kept { tokens: [kv, kv], entries: Some(entries), index_key: index.map(|i| i.k) };
+                let kept =
+                    Kept { tokens: Some([kv, kv]), entries: Some(entries), index_key: index.map(|i| i.k) };
                 let sinks = Some(self.vector(sinks));
                 return self.compressed_attention(&Sparse { q, kept, index, sinks, cache: cache.0, out: to });
             }
             Op::BlockAttention { inputs, cache } => {
                 let BlockInputs { q, k, v, index } = inputs;
-                let kept = Kept { tokens: [k, v], entries: None, index_key: Some(index.k) };
+                let kept = Kept { tokens: Some([k, v]), entries: None, index_key: Some(index.k) };
                 let (index, sinks) = (Some(index), None);
                 return self.compressed_attention(&Sparse { q, kept, index, sinks, cache: cache.0, out: to });
             }
@@ -183,19 +204,48 @@ impl Lowering<'_> {
         Launch { unit: "streams", kernel, buffers: &buffers, constants }.each(count)
     }
 
-    /// A kernel that makes each row from tokens of its sequence: `taps`, so many apart.
+    /// A product of gate and up.
+    fn activate(&self, inputs: [Value; 2], how: Activation, out: Value) -> Dispatch {
+        let count = self.rows * out.width();
+        let [gate, up] = inputs.map(|value| self.value(value));
+        let constants: &[&dyn Words] = &[&count, &how];
+        let buffers = [gate, up, self.value(out)];
+        Launch { unit: "elementwise", kernel: "activate", buffers: &buffers, constants }.each(count)
+    }
+
+    fn ssm_scan(
+        &self,
+        inputs: SsmInputs,
+        weights: SsmWeights,
+        shape: &SsmScan,
+        state: StateId,
+        out: Value,
+    ) -> Dispatch {
+        let [x, b, c, dt] = [inputs.x, inputs.b, inputs.c, inputs.dt].map(|value| self.value(value));
+        let [a, d, dt_bias] = [weights.a, weights.d, weights.dt_bias].map(|weight| self.vector(weight));
+        let sequences = self.input(self.layout.sequences);
+        let held = self.memory.state.states[state.0].slice();
+        let buffers = [x, b, c, dt, a, d, dt_bias, sequences, held, self.value(out)];
+        let SsmScan { heads, head_dim, groups, state_size, time_steps: (least, most) } = *shape;
+        let constants: &[&dyn Words] = &[&[heads, head_dim, groups, state_size], &[least, most]];
+        Launch { unit: "recurrent", kernel: "ssm_scan", buffers: &buffers, constants }
+            .over([head_dim.div_ceil(32), heads, self.shape.sequences], THREADS)
+    }
+
+    /// A kernel that makes each row from tokens of its sequence: `taps` are their number, how far apart they are, and whether
+    /// there is a bias among the weights.
     pub(super) fn window(
         &self,
         kernel: &'static str,
         x: Value,
-        weight: Option<Slice>,
-        taps: [usize; 2],
+        weights: &[Slice],
+        taps: [usize; 3],
         state: StateId,
         out: Value,
     ) -> Dispatch {
         let held = self.memory.state.states[state.0].slice();
         let (sequences, owners) = (self.input(self.layout.sequences), self.input(self.layout.owners));
-        let own = [self.value(x)].into_iter().chain(weight);
+        let own = [self.value(x)].into_iter().chain(weights.iter().copied());
         let buffers: Vec<Slice> = own.chain([held, sequences, owners, self.value(out)]).collect();
         let constants: &[&dyn Words] = &[&x.width(), &taps];
         Launch { unit: "recurrent", kernel, buffers: &buffers, constants }

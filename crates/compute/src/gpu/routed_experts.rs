@@ -6,7 +6,7 @@ use super::few_experts::FewExperts;
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering, Piece, THREADS, TILE, WARPS, most_blocks};
 use super::tensor_cores::TensorExperts;
-use crate::graph::{ExpertMlp, ExpertSetId, Routing, Value, WeightId, Weighted};
+use crate::graph::{Activation, ExpertMlp, ExpertSetId, Routing, Value, WeightId, Weighted};
 
 /// One of an expert's matrices with what it multiplies.
 struct Projection<'a> {
@@ -110,11 +110,15 @@ impl Lowering<'_> {
         }
         let projection = |p: Projection<'_>| self.projection(set, ids, pairs, p);
         let first = |part, bias, to| Projection { part, x, share: top_k, weights, bias, to, grid: 0 };
-        body.push(projection(first(&gate, bias(0), gates)));
-        body.push(Dispatch { order: Order::Beside, ..projection(first(&up, bias(1), ups)) });
+        let gated = mlp.activation != Activation::SquaredRelu;
+        let order = if gated { Order::Beside } else { Order::After };
+        if gated {
+            body.push(projection(first(&gate, bias(0), gates)));
+        }
+        body.push(Dispatch { order, ..projection(first(&up, bias(1), ups)) });
         let count = pairs * inner;
         let constants: &[&dyn Words] = &[&count, &inner, &mlp.activation];
-        let buffers = [table, ids, gates, ups, products];
+        let buffers = [table, ids, if gated { gates } else { ups }, ups, products];
         body.push(Launch { unit: "moe", kernel: "moe_activate", buffers: &buffers, constants }.each(count));
         let (bias, to) = (bias(2), outputs);
         body.push(projection(Projection {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::graph::{
-    CacheId, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, LatentCacheId, LatentInputs,
+    CacheId, Chosen, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, LatentCacheId, LatentInputs,
     LatentWeights, Op, Output, Precision, Route, Routing, StateId, Value, WeightId,
 };
 
@@ -53,12 +53,14 @@ pub(crate) enum Step {
         v: Value,
         cache: CacheId,
         sinks: Option<WeightId>,
+        /// The tokens that are seen; all when absent.
+        chosen: Option<Chosen>,
         /// What is done to queries and keys before.
         prepare: Option<Prepare>,
         out: Value,
     },
     LatentAttention {
-        inputs: [Value; 4],
+        inputs: LatentInputs,
         weights: LatentWeights,
         cache: LatentCacheId,
         out: Value,
@@ -112,6 +114,7 @@ pub(crate) enum Step {
     CausalConv1d {
         x: Value,
         weight: WeightId,
+        bias: Option<WeightId>,
         kernel: usize,
         dilation: usize,
         state: StateId,
@@ -147,8 +150,13 @@ impl Step {
             | Self::Slice { x, .. }
             | Self::GatherRows { x, .. }
             | Self::CausalConv1d { x, .. } => vec![x],
-            Self::Attention { q, k, v, .. } => vec![q, k, v],
-            Self::LatentAttention { inputs, .. } => inputs.to_vec(),
+            Self::Attention { q, k, v, chosen, .. } => {
+                [q, k, v].into_iter().chain(chosen.map(|chosen| chosen.blocks)).collect()
+            }
+            Self::LatentAttention { inputs: LatentInputs { q_nope, c, rotated, chosen, .. }, .. } => {
+                let more = rotated.into_iter().flatten().chain(chosen.map(|chosen| chosen.blocks));
+                [q_nope, c].into_iter().chain(more).collect()
+            }
             Self::SwiGlu { gate, up, .. } => vec![gate, up],
             Self::Add { a, b, .. } => vec![a, b],
             Self::SigmoidGate { x, gate, .. } => vec![x, gate],
@@ -270,12 +278,11 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
             Step::RmsNorm { x, weight, groups, eps, out }
         }
         Op::Rope { x, heads, rope } => Step::Rope { x, heads, rope, out },
-        Op::Attention { q, k, v, cache, sinks, .. } => {
-            Step::Attention { q, k, v, cache, sinks, prepare: None, out }
+        Op::Attention { q, k, v, cache, sinks, chosen } => {
+            Step::Attention { q, k, v, cache, sinks, chosen, prepare: None, out }
         }
-        Op::LatentAttention { inputs: LatentInputs { q_nope, c, rotated, .. }, weights, cache } => {
-            let [q_rope, k_rope] = rotated.expect("refused without");
-            Step::LatentAttention { inputs: [q_nope, q_rope, c, k_rope], weights, cache, out }
+        Op::LatentAttention { inputs, weights, cache } => {
+            Step::LatentAttention { inputs, weights, cache, out }
         }
         Op::SwiGlu { gate, up } => Step::SwiGlu { gate, up, out },
         Op::Add { a, b } => Step::Add { a, b, out },
@@ -285,8 +292,8 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
         }
         Op::SigmoidGate { x, gate } => Step::SigmoidGate { x, gate, out },
         Op::Slice { x, groups, start, len } => Step::Slice { x, groups, start, len, out },
-        Op::CausalConv1d { x, weight, bias: _, kernel, dilation, state } => {
-            Step::CausalConv1d { x, weight, kernel, dilation, state, out }
+        Op::CausalConv1d { x, weight, bias, kernel, dilation, state } => {
+            Step::CausalConv1d { x, weight, bias, kernel, dilation, state, out }
         }
         Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state } => {
             Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out }

@@ -8,8 +8,8 @@ use super::device::{BufferId, Dispatch, Grid, Slice, Words};
 use super::experts::Part;
 use super::lower::{Launch, Lowering};
 use super::weights::DeviceWeight;
-use crate::graph::{Attention, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
-use crate::{BlockScale, DType};
+use crate::DType;
+use crate::graph::{Activation, Attention, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
 
 /// Tokens and weight rows of a tile.
 const TILE: usize = 128;
@@ -69,7 +69,7 @@ fn encoding(dtype: DType) -> Option<&'static str> {
         DType::BF16 => "bf16",
         DType::Affine { bits: 4, .. } => "affine4",
         DType::Affine { bits: 8, .. } => "affine8",
-        DType::Fp8 { scale: BlockScale::F32 | BlockScale::BF16 } => "fp8",
+        DType::Fp8 { .. } | DType::Fp8_Whole { .. } => "fp8",
         DType::Q4_1 => "q4_1",
         DType::Q5_1 => "q5_1",
         DType::IQ4_NL => "iq4_nl",
@@ -181,7 +181,8 @@ impl Lowering<'_> {
             &[gate, up, &e.top_k, &has_bias, &e.mlp.activation, &e.weights.is_some()];
         let buffers = [x16, scale, list, tiles, slots, table, weights, gate_bias, up_bias, e.products];
         let launch = Launch { unit: "cuda/gemm", kernel: "", buffers: &buffers, constants };
-        body.push(gemm("tensor_gate_up", inner_encoding, launch, [inner.div_ceil(TILE / 2), most, 1]));
+        let outputs = if e.mlp.activation == Activation::SquaredRelu { TILE } else { TILE / 2 };
+        body.push(gemm("tensor_gate_up", inner_encoding, launch, [inner.div_ceil(outputs), most, 1]));
 
         self.converted = None;
         body.push(self.to_f16(scratch, e.products, [pairs, inner]));

@@ -33,10 +33,16 @@ impl Format {
     }
 }
 
+/// What tells scales of FP8 apart.
+fn scale_bit(scale: BlockScale) -> u32 {
+    match scale {
+        BlockScale::F32 => 0,
+        BlockScale::BF16 => 1 << 24,
+        BlockScale::E8M0 => 1 << 25,
+    }
+}
+
 /// The code of an encoding in `kernels/weights.h`, with its parameters.
-///
-/// # Errors
-/// [`Error::Unsupported`] for encodings that kernels do not read.
 fn kind(dtype: DType) -> Result<u32> {
     Ok(match dtype {
         DType::F32 => 1,
@@ -56,11 +62,9 @@ fn kind(dtype: DType) -> Result<u32> {
             let bf16 = u32::from(scale == Half::BF16);
             14 | u32::from(group) << 8 | u32::from(bits) << 16 | bf16 << 24
         }
-        DType::Fp8 { scale: BlockScale::F32 } => 15,
-        DType::Fp8 { scale: BlockScale::BF16 } => 15 | 1 << 24,
-        DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => {
-            return Err(Error::Unsupported { what: "a product on a GPU", dtype });
-        }
+        DType::Fp8 { scale } => 15 | scale_bit(scale),
+        DType::Fp8_Whole { scale } => 15 | scale_bit(scale) | 1 << 26,
+        DType::MXFP8_Planes => return Err(Error::Unsupported { what: "a product on a GPU", dtype }),
         DType::Q4_1 => 16,
         DType::Q5_1 => 17,
         DType::IQ4_NL => 18,

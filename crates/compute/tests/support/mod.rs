@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use half::f16;
-use moeflux_compute::{Bytes, DType, Error, Half, Tensor, quant};
+use moeflux_compute::{BlockScale, Bytes, DType, Error, Half, Tensor, quant};
 
 /// A fixed sequence for each seed (splitmix64: Steele, Lea & Flood 2014).
 pub struct Random(u64);
@@ -45,7 +45,7 @@ pub fn affine(bits: u8, group: u8, scale: Half) -> DType {
     DType::Affine { bits, group, scale }
 }
 
-/// Every encoding; of affine every width, every group and both kinds of scales.
+/// Every encoding; of affine every width, every group and both kinds of scales; of FP8 every kind of scales.
 pub fn dtypes() -> Vec<DType> {
     use DType::{
         BF16, F16, F32, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0,
@@ -55,6 +55,9 @@ pub fn dtypes() -> Vec<DType> {
     for (i, bits) in [2, 3, 4, 5, 6, 8].into_iter().enumerate() {
         all.push(affine(bits, [32, 64, 128][i % 3], Half::BF16));
         all.push(affine(bits, [64, 128, 32][i % 3], Half::F16));
+    }
+    for scale in [BlockScale::F32, BlockScale::BF16, BlockScale::E8M0] {
+        all.extend([DType::Fp8 { scale }, DType::Fp8_Whole { scale }]);
     }
     all
 }
@@ -109,7 +112,7 @@ fn integers(dtype: DType) -> f32 {
 }
 
 fn random_planes(random: &mut Random, dtype: DType, rows: usize, cols: usize) -> Vec<Vec<u8>> {
-    let sizes = (0..dtype.planes()).map(|plane| dtype.row_bytes(plane, cols).expect("whole blocks") * rows);
+    let sizes = (0..dtype.planes()).map(|plane| dtype.plane_bytes(plane, rows, cols).expect("whole blocks"));
     let mut planes: Vec<Vec<u8>> =
         sizes.map(|bytes| (0..bytes).map(|_| random.next() as u8).collect()).collect();
     // Powers of two: 2⁻⁴ to 2⁻².
@@ -117,6 +120,21 @@ fn random_planes(random: &mut Random, dtype: DType, rows: usize, cols: usize) ->
     match dtype {
         DType::MXFP4 => planes[0].chunks_exact_mut(17).for_each(|block| block[0] = power(random)),
         DType::MXFP4_Planes => planes[1].fill_with(|| power(random)),
+        DType::Fp8 { scale } | DType::Fp8_Whole { scale } => {
+            // Magnitudes of 1/4 to 4.
+            planes[0].fill_with(|| 0x28 + random.below(0x20) as u8 + 128 * random.below(2) as u8);
+            let mut scales = |n: usize| {
+                planes[1].chunks_exact_mut(n).for_each(|bytes| {
+                    let value = (0.3 + 0.3 * random.uniform()).to_le_bytes();
+                    bytes.copy_from_slice(&value[4 - n..]);
+                });
+            };
+            match scale {
+                BlockScale::F32 => scales(4),
+                BlockScale::BF16 => scales(2),
+                BlockScale::E8M0 => planes[1].fill_with(|| power(random)),
+            }
+        }
         _ => {
             for block in planes[0].chunks_exact_mut(dtype.block_bytes(0)) {
                 set_scales(random, dtype, block);

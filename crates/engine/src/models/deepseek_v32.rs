@@ -17,7 +17,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "DeepSeek-V3.2, GLM-5 (GPUs: contexts up to `index_topk`)",
+    name: "DeepSeek-V3.2, GLM-5",
     model_types: &["deepseek_v32", "glm_moe_dsa"],
     gguf_architectures: &["deepseek32", "glm-dsa"],
     record,
@@ -36,7 +36,6 @@ fn choice(config: &Config<'_>, r: &mut Recorder) -> Result<Option<Choice>> {
         blocks::limit_positions(r, config, key)?;
         return Ok(None);
     }
-    r.simpler_within(seen);
     let glm = ["glm_moe_dsa", "glm-dsa"].contains(&config.architecture());
     let own = match (glm, config.format()) {
         (false, _) => vec![true; layers],

@@ -20,7 +20,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "GLM-5.3-Flash (CPU only)",
+    name: "GLM-5.3-Flash",
     model_types: &["glm5_next", "glm5_next_text"],
     gguf_architectures: &["glm5-next"],
     record,

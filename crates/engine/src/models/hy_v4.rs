@@ -20,7 +20,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Hy4 (CPU only)", model_types: &["hy_v4"], gguf_architectures: &["hy_v4"], record };
+    Family { name: "Hy4", model_types: &["hy_v4"], gguf_architectures: &["hy_v4"], record };
 
 /// The tensors of a hyper-connection: `own` in transformers, or `published` within `base`; what transformers writes for
 /// published ones has their parts in another order.

@@ -19,7 +19,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "MiniMax-M3 (CPU only)",
+    name: "MiniMax-M3",
     model_types: &["minimax_m3_vl", "minimax_m3_vl_text"],
     gguf_architectures: &["minimax-m3"],
     record,

@@ -22,8 +22,6 @@ pub struct Model {
     pub experts: ExpertStore,
     /// Positions it was made for.
     pub context_length: usize,
-    /// Positions up to which the model can be recorded with fewer operations, if it was not.
-    pub simpler_within: Option<usize>,
     pub(super) checkpoint: Arc<Checkpoint>,
     pub(super) sources: Vec<Source>,
 }

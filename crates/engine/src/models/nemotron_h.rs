@@ -17,7 +17,7 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Nemotron-H (CPU only)",
+    name: "Nemotron-H",
     model_types: &["nemotron_h"],
     gguf_architectures: &["nemotron_h_moe"],
     record,

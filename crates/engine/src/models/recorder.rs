@@ -189,8 +189,6 @@ pub struct Recorder {
     outline: Option<Outline>,
     /// Positions that the model is right for, if fewer than it is made for.
     context_limit: Option<usize>,
-    /// Positions up to which fewer operations would do.
-    simpler_within: Option<usize>,
 }
 
 impl Recorder {
@@ -218,7 +216,6 @@ impl Recorder {
             experts: vec![],
             outline: None,
             context_limit: None,
-            simpler_within: None,
         }
     }
 
@@ -235,11 +232,6 @@ impl Recorder {
     /// Says that the model is right for so many positions only.
     pub fn limit_context(&mut self, positions: Option<usize>) {
         self.context_limit = positions;
-    }
-
-    /// Says that contexts of so many positions would be recorded with fewer operations.
-    pub fn simpler_within(&mut self, positions: usize) {
-        self.simpler_within = Some(positions);
     }
 
     /// `positions`, or those that the model is right for if they are fewer.
@@ -267,8 +259,8 @@ impl Recorder {
             Some(outline) => (ExpertStore::outlined(vec![], self.experts), outline.into_weights()),
             None => (ExpertStore::new(self.checkpoint.files().to_vec(), self.experts)?, vec![]),
         };
-        let Self { checkpoint, sources, simpler_within, .. } = self;
-        Ok((Model { graph, experts, context_length, simpler_within, checkpoint, sources }, outlined))
+        let Self { checkpoint, sources, .. } = self;
+        Ok((Model { graph, experts, context_length, checkpoint, sources }, outlined))
     }
 
     /// The name that the checkpoint has for a module.

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Step-3.5 and Step-3.7 (CPU only)",
+    name: "Step-3.5 and Step-3.7",
     model_types: &["step3p7", "step3p5"],
     gguf_architectures: &["step35"],
     record,

@@ -83,6 +83,81 @@ KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uc
     end_scores(ctx, m, mixed, head, queries, split, c.splits, c.value_dim, stats, out);
 }
 
+struct AttendChosenConstants {
+    // Query heads, key heads, heads that share a key head and a choice, and groups of at most QUERIES of these.
+    uint heads, kv_heads, share, chunks;
+    // Channels of a key and of a value, and of a cached row of each.
+    uint key_dim, value_dim, key_stride, value_stride;
+    float scale;
+    uint is_f32;
+    // Parts that each row's keys are divided into.
+    uint splits;
+    // Whether `sinks` holds a logit for each head.
+    uint has_sinks;
+    // Choices of a row, columns of one, tokens of a block, and whether those of a block that is not complete are seen too.
+    uint groups, top_k, block, tail;
+};
+
+// As `attend`, over the tokens that were chosen: `blocks` (rows, groups · top_k), each part ascending, then −1; not a number if
+// nothing could be compared, which is then the result. Grid: (heads / share · chunks, splits, rows).
+KERNEL(attend_chosen, AttendChosenConstants, (const float, q), (const uchar, keys), (const uchar, values),
+       (const float, blocks), (const Place, places), (const uint, pages), (const float, sinks), (float, stats), (float, out)) {
+    SCORE_MEMORY(m);
+    // Where rows of the cache are.
+    SHARED(ulong, starts, KEYS);
+    const uint row = ctx.group_z(), split = ctx.group_y(), head0 = ctx.group_x() / c.chunks * c.share
+                                                                  + ctx.group_x() % c.chunks * QUERIES;
+    const uint left = (ctx.group_x() / c.chunks + 1) * c.share - head0;
+    const uint queries = left < QUERIES ? left : QUERIES;
+    const uint kv_head = head0 / (c.heads / c.kv_heads), choice = head0 / (c.heads / c.groups);
+    const GPTR(const float) list = blocks + ((ulong)row * c.groups + choice) * c.top_k;
+    const Place at = places[row];
+    const uint seen = at.position + 1;
+    // Blocks of the list, whose last one may go beyond the row.
+    uint listed = 0, most = c.top_k;
+    while (listed < most) {
+        const uint middle = (listed + most) / 2;
+        if (list[middle] >= 0.0f) listed = middle + 1;
+        else most = middle;
+    }
+    const uint last = listed == 0 ? 0 : ((uint)(float)list[listed - 1] + 1) * c.block;
+    const uint tokens = listed * c.block - (last > seen ? last - seen : 0);
+    const uint tail = seen / c.block * c.block, count = tokens + (c.tail ? seen - tail : 0);
+    const uint part = (count + c.splits - 1) / c.splits, begin = split * part;
+    const uint end = begin + part < count ? begin + part : count;
+    const ulong head = (ulong)row * c.heads + head0;
+
+    begin_scores(ctx, m, q + head * c.key_dim, queries, c.key_dim, c.scale, sinks + (c.has_sinks ? head0 : 0),
+                 c.has_sinks && split == 0);
+    if (ctx.thread() < QUERIES && (list[0] != list[0] || (count == 0 && split == 0))) {
+        // Of nothing, zeros.
+        m.sums[ctx.thread()] = list[0] != list[0] ? not_a_number() : 1.0f;
+    }
+    Mixed mixed = no_values();
+    const bool wide = !c.is_f32 && c.key_dim % 8 == 0 && c.key_stride % 8 == 0;
+    barrier(ctx);
+    for (uint tile = begin; tile < end; tile += KEYS) {
+        const uint i = tile + ctx.thread();
+        if (i < end) {
+            const uint position = i < tokens ? (uint)(float)list[i / c.block] * c.block + i % c.block : tail + i - tokens;
+            const ulong start = place_of(pages, at, position, c.kv_heads, kv_head);
+            starts[ctx.thread()] = start;
+            score_key(ctx, m, keys, start * c.key_stride, queries, c.key_dim, wide, c.is_f32);
+        }
+        barrier(ctx);
+        const uint count_now = end - tile < KEYS ? end - tile : KEYS;
+        weigh_keys(ctx, m, queries, count_now);
+        barrier(ctx);
+        mixed = faded(m, mixed, queries);
+        for (uint k = 0; k < count_now; ++k) {
+            const ulong value = starts[k] * c.value_stride + ctx.thread();
+            mixed = with_value(ctx, m, mixed, values, value, k, queries, c.value_dim, c.is_f32);
+        }
+        barrier(ctx);
+    }
+    end_scores(ctx, m, mixed, head, queries, split, c.splits, c.value_dim, stats, out);
+}
+
 struct CombineConstants {
     uint splits, value_dim;
 };

@@ -61,13 +61,21 @@ struct IndexConstants {
     float factor;
     // Whether heads have weights.
     uint weighs;
-    // First row, and scores that a row has room for.
-    uint row, room;
+    // First row, choices of a row, and scores that each has room for.
+    uint row, groups, room;
+    // Tokens that are chosen together, and whether one that is not complete may be: then by its best token, and so many up to
+    // the row's own whatever their score.
+    uint block, by_token, local;
 };
 
-// The entries that a row has a choice of: none if it sees all.
+// The blocks that a row may choose from.
+DEVICE uint choosable(const IndexConstants c, const Place at) {
+    return c.by_token ? at.position / c.block + 1 : (at.position + 1) / c.block;
+}
+
+// The same if it has a choice: none if it sees all.
 DEVICE uint entries_to_choose(const IndexConstants c, const Place at) {
-    const uint entries = (at.position + 1) / c.layout.stride;
+    const uint entries = choosable(c, at);
     return entries > c.top_k ? entries : 0;
 }
 
@@ -91,26 +99,55 @@ KERNEL(index_scores, IndexConstants, (const float, q), (const float, weights), (
     scores[(ulong)ctx.group_y() * c.room + entry] = score * c.factor;
 }
 
+// The largest q · key of each block's tokens up to the row → scores (rows from c.row on, groups, room), infinity for those that
+// are always chosen. A warp does a block. Grid: (room / warps, groups, rows).
+KERNEL(block_scores, IndexConstants, (const float, q), (const uchar, cache), (const Place, places), (const uint, pages),
+       (float, scores)) {
+    const uint block = ctx.group_x() * ctx.warps() + ctx.warp(), group = ctx.group_y(), row = c.row + ctx.group_z();
+    const Place at = places[row];
+    if (block >= entries_to_choose(c, at)) return;
+    const GPTR(const float) own = q + ((ulong)row * c.heads + group) * c.dim;
+    const bool always = block + c.local > at.position / c.block;
+    const uint begin = block * c.block, seen = at.position + 1, end = begin + c.block < seen ? begin + c.block : seen;
+    float best = always ? infinity() : -infinity();
+    uint poisoned = 0;
+    for (uint token = begin + ctx.lane(); token < end && !always; token += 32) {
+        const ulong key = entry_at(c.layout, pages, at, token) + c.key;
+        float dot = 0.0f;
+        for (uint i = 0; i < c.dim; ++i) dot += own[i] * cached(cache, key + i, c.layout.is_f32);
+        poisoned |= dot != dot ? 1 : 0;
+        best = dot > best ? dot : best;
+    }
+    best = lane_max(ctx, best);
+    poisoned = lane_max(ctx, poisoned);
+    if (ctx.lane() != 0) return;
+    scores[((ulong)ctx.group_z() * c.groups + group) * c.room + block] = poisoned ? not_a_number() : best;
+}
+
 CONSTANT uint MAX_CHOOSERS = 256;
 
-// The entries of the largest scores, the earlier of equal ones, ascending → chosen (rows, top_k), for rows that have a
-// choice. A group does a row, of which each thread has a part.
-KERNEL(choose_entries, IndexConstants, (const float, scores), (const Place, places), (uint, chosen)) {
-    SHARED(float, scratch, 32);
-    SHARED(uint, larger, MAX_CHOOSERS);
-    SHARED(uint, equal, MAX_CHOOSERS);
-    const uint row = c.row + ctx.group_x(), count = entries_to_choose(c, places[row]);
-    if (count == 0) return;
-    const GPTR(const float) own = scores + (ulong)ctx.group_x() * c.room;
+// Threadgroup memory of a choice.
+struct ChoiceMemory {
+    // A float a warp.
+    SPTR(float) scratch;
+    // (MAX_CHOOSERS): of each thread's part, those that are chosen whatever others there are, and those of the least score that is.
+    SPTR(uint) larger;
+    SPTR(uint) equal;
+};
+
+// The `top_k` largest of `count` scores, the earlier of equal ones, ascending → to. All threads of a group take part; each has a
+// part of the scores.
+template <class T>
+DEVICE void choose_best(CTX, const ChoiceMemory m, GPTR(const float) own, uint count, uint top_k, GPTR(T) to) {
     // The largest key that top_k entries reach, bit by bit.
     uint least = 0;
     for (uint bit = 0x80000000u; bit > 0; bit >>= 1) {
         float reach = 0.0f;
         for (uint i = ctx.thread(); i < count; i += ctx.threads()) reach += key_of(own[i]) >= (least | bit) ? 1.0f : 0.0f;
-        reach = group_sum(ctx, reach, scratch);
-        if (reach < (float)c.top_k) continue;
+        reach = group_sum(ctx, reach, m.scratch);
+        if (reach < (float)top_k) continue;
         least |= bit;
-        if (reach == (float)c.top_k) break;
+        if (reach == (float)top_k) break;
     }
     const uint each = (count + ctx.threads() - 1) / ctx.threads(), begin = ctx.thread() * each;
     const uint end = begin + each < count ? begin + each : count;
@@ -120,24 +157,58 @@ KERNEL(choose_entries, IndexConstants, (const float, scores), (const Place, plac
         above += key > least ? 1 : 0;
         same += key == least ? 1 : 0;
     }
-    larger[ctx.thread()] = above;
-    equal[ctx.thread()] = same;
+    m.larger[ctx.thread()] = above;
+    m.equal[ctx.thread()] = same;
     barrier(ctx);
     // Those of the threads before, and of all.
     uint above_before = 0, same_before = 0, above_all = 0;
     for (uint t = 0; t < ctx.threads(); ++t) {
-        above_before += t < ctx.thread() ? larger[t] : 0;
-        same_before += t < ctx.thread() ? equal[t] : 0;
-        above_all += larger[t];
+        above_before += t < ctx.thread() ? (uint)m.larger[t] : 0;
+        same_before += t < ctx.thread() ? (uint)m.equal[t] : 0;
+        above_all += m.larger[t];
     }
-    const uint rest = c.top_k - above_all;
-    uint to = above_before + (same_before < rest ? same_before : rest);
+    const uint rest = top_k - above_all;
+    uint at = above_before + (same_before < rest ? same_before : rest);
     for (uint i = begin; i < end; ++i) {
         const uint key = key_of(own[i]);
         const bool takes = key > least || (key == least && same_before < rest);
         same_before += key == least ? 1 : 0;
-        if (takes) chosen[(ulong)row * c.top_k + to++] = i;
+        if (takes) to[at++] = (T)i;
     }
+}
+
+// The entries of the largest scores → chosen (rows, top_k), for rows that have a choice. A group does a row.
+KERNEL(choose_entries, IndexConstants, (const float, scores), (const Place, places), (uint, chosen)) {
+    SHARED(float, scratch, 32);
+    SHARED(uint, larger, MAX_CHOOSERS);
+    SHARED(uint, equal, MAX_CHOOSERS);
+    const ChoiceMemory m = {scratch, larger, equal};
+    const uint row = c.row + ctx.group_x(), count = entries_to_choose(c, places[row]);
+    if (count == 0) return;
+    choose_best<uint>(ctx, m, scores + (ulong)ctx.group_x() * c.room, count, c.top_k, chosen + (ulong)row * c.top_k);
+}
+
+// The blocks of the largest scores, or all where there is no choice, then −1 → chosen (rows, groups, top_k); where scores cannot
+// be compared, what is not a number. A group does a choice. Grid: (rows, groups).
+KERNEL(choose_blocks, IndexConstants, (const float, scores), (const Place, places), (float, chosen)) {
+    SHARED(float, scratch, 32);
+    SHARED(uint, larger, MAX_CHOOSERS);
+    SHARED(uint, equal, MAX_CHOOSERS);
+    const ChoiceMemory m = {scratch, larger, equal};
+    const uint row = c.row + ctx.group_x(), all = choosable(c, places[row]);
+    const GPTR(float) to = chosen + ((ulong)row * c.groups + ctx.group_y()) * c.top_k;
+    if (all <= c.top_k) {
+        for (uint i = ctx.thread(); i < c.top_k; i += ctx.threads()) to[i] = i < all ? (float)i : -1.0f;
+        return;
+    }
+    const GPTR(const float) own = scores + ((ulong)ctx.group_x() * c.groups + ctx.group_y()) * c.room;
+    float poisoned = 0.0f;
+    for (uint i = ctx.thread(); i < all; i += ctx.threads()) poisoned += own[i] != own[i] ? 1.0f : 0.0f;
+    if (group_sum(ctx, poisoned, scratch) > 0.0f) {
+        for (uint i = ctx.thread(); i < c.top_k; i += ctx.threads()) to[i] = not_a_number();
+        return;
+    }
+    choose_best<float>(ctx, m, own, all, c.top_k, to);
 }
 
 struct AttendEntriesConstants {

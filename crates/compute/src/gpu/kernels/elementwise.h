@@ -1,10 +1,10 @@
 // Operations on each element of rows.
-#include "dialect.h"
+#include "activate.h"
 
 struct ElementConstants {
     // Elements in all.
     uint count;
-    // Clamp and limited SwiGLU: the limit. Scaled SiLU: the factor.
+    // Clamp: the limit. Scaled SiLU: the factor.
     float number;
     // Sigmoid gate: elements that share a gate.
     uint shared;
@@ -25,11 +25,15 @@ KERNEL(clamp_to, ElementConstants, (const float, x), (float, out)) {
     if (i < c.count) out[i] = clamped(x[i], c.number);
 }
 
-KERNEL(limited_swiglu, ElementConstants, (const float, gate), (const float, up), (float, out)) {
+struct ActivateConstants {
+    // Elements in all.
+    uint count;
+    Activation activation;
+};
+
+KERNEL(activate, ActivateConstants, (const float, gate), (const float, up), (float, out)) {
     const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
-    if (i >= c.count) return;
-    const float g = gate[i];
-    out[i] = silu(g > c.number ? c.number : g) * clamped(up[i], c.number);
+    if (i < c.count) out[i] = activated(c.activation, gate[i], up[i]);
 }
 
 KERNEL(scaled_silu, ElementConstants, (const float, x), (float, out)) {

@@ -4,6 +4,7 @@
 // Experts live in slots of one buffer. `table` says for each expert of the layer where its slot begins, in units of
 // SLOT_UNIT bytes, or ABSENT. Pairs of absent experts are left alone.
 #pragma once
+#include "activate.h"
 #include "weights.h"
 
 CONSTANT uint ABSENT = 0xffffffffu, SLOT_UNIT = 256;
@@ -20,19 +21,4 @@ struct Part {
 DEVICE Row expert_row(GPTR(const uchar) slots, uint slot, const Part part, uint row) {
     const GPTR(const uchar) base = slots + (ulong)slot * SLOT_UNIT;
     return row_of(base + part.offsets[0], base + part.offsets[1], base + part.offsets[2], part.format, row);
-}
-
-// Kinds of activation.
-CONSTANT uint SWIGLU = 0, CLAMPED_SWIGLU = 1, LIMITED_SWIGLU = 2;
-
-struct Activation {
-    uint kind;
-    float alpha, limit;
-};
-
-// The product of gate and up. In these forms NaN stays NaN.
-DEVICE float activated(const Activation how, float gate, float up) {
-    if (how.kind == SWIGLU) return silu(gate) * up;
-    const float g = gate > how.limit ? how.limit : gate, u = clamped(up, how.limit);
-    return how.kind == LIMITED_SWIGLU ? silu(g) * u : (u + 1.0f) * g * sigmoid(how.alpha * g);
 }

@@ -87,19 +87,23 @@ DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b,
     return of;
 }
 
+// Whether there is a gate; else `gate` is up.
+DEVICE bool has_gate(const GateUpConstants c) { return c.activation.kind != SQUARED_RELU; }
+
 // The product of gate and up of a row from their sums, the up's eight lanes on.
 DEVICE float gated(CTX, const GateUpConstants c, const GateUpBuffers b, uint expert, uint row, bool is_gate, float sum) {
+    if (!has_gate(c)) return activated(c.activation, 0.0f, c.has_bias ? sum + b.up_bias[expert * c.up.rows + row] : sum);
     if (c.has_bias) sum += is_gate ? b.gate_bias[expert * c.gate.rows + row] : b.up_bias[expert * c.gate.rows + row];
     return activated(c.activation, sum, lane_xor(ctx, sum, 8u));
 }
 
-// R rows of gate and of up, in turn.
+// R rows of gate and of up, in turn; 2R of up if there is no gate.
 template <uint R> DEVICE Rows<2 * R> gate_up_rows(const GateUpConstants c, GPTR(const uchar) slots, uint slot, uint first) {
     Rows<2 * R> rows;
 #pragma unroll
     for (uint n = 0; n < R; ++n) {
-        rows.row[2 * n] = expert_row(slots, slot, c.gate, first + n);
-        rows.row[2 * n + 1] = expert_row(slots, slot, c.up, first + n);
+        rows.row[2 * n] = expert_row(slots, slot, c.gate, first + (has_gate(c) ? n : 2 * n));
+        rows.row[2 * n + 1] = expert_row(slots, slot, c.up, first + (has_gate(c) ? n : 2 * n + 1));
     }
     return rows;
 }
@@ -131,14 +135,15 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
     warp_prefetch(ctx, g.plane0, 4 * c.gate.format.strides[0]);
     warp_prefetch(ctx, u.plane0, 4 * c.up.format.strides[0]);
     const LocalActivations x = {m.words, m.scales};
-    // Two rows of each at a time: gates in lanes 0 and 16, their ups eight lanes on.
-    for (uint i = 0; i < 4; i += 2) {
+    // Two rows of each at a time: gates in lanes 0 and 16, their ups eight lanes on. Without a gate, four rows.
+    const uint each = has_gate(c) ? 16 : 8;
+    for (uint i = 0; i < 4; i += 32 / each) {
         const Rows<4> rows = gate_up_rows<2>(c, b.slots, of.slot, first + i);
         const Raws<4, 1> raws = raws_of<D, 4, 1>(c.gate.format, rows, ctx.lane());
         const float sum = team_sums<4>(ctx, lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x), 32) * factor;
-        const uint own = ctx.warp() * 4 + i + ctx.lane() / 16;
+        const uint own = ctx.warp() * 4 + i + ctx.lane() / each;
         const float v = gated(ctx, c, b, of.expert, ctx.group_x() * 32 + own, ctx.lane() % 16 < 8, sum);
-        if (ctx.lane() % 16 == 0) m.block[own] = v;
+        if (ctx.lane() % each == 0) m.block[own] = v;
     }
     barrier(ctx);
     if (ctx.warp() != 0) return;

@@ -4,6 +4,7 @@
 
 /// Files that units include, by the name they are included with.
 const HEADERS: &[(&str, &str)] = &[
+    ("activate.h", include_str!("activate.h")),
     ("activations.h", include_str!("activations.h")),
     ("cache.h", include_str!("cache.h")),
     ("codebooks.h", include_str!("codebooks.h")),

@@ -5,11 +5,13 @@ struct WindowConstants {
     uint channels;
     // Tokens that a result depends on, and tokens from one of these to the next.
     uint taps, dilation;
+    // Convolution: whether there is a bias.
+    uint has_bias;
 };
 
-// x (rows, channels) → out: silu of the causal convolution with weight (channels, taps). Grid: (channels / threads,
-// rows); `owners` says which sequence a row is of.
-KERNEL(causal_conv1d, WindowConstants, (const float, x), (const float, weight), (const float, state),
+// x (rows, channels) → out: silu of the causal convolution with weight (channels, taps), plus bias (channels). Grid:
+// (channels / threads, rows); `owners` says which sequence a row is of.
+KERNEL(causal_conv1d, WindowConstants, (const float, x), (const float, weight), (const float, bias), (const float, state),
        (const Sequence, sequences), (const uint, owners), (float, out)) {
     const uint channel = ctx.group_x() * ctx.threads() + ctx.thread(), row = ctx.group_y();
     if (channel >= c.channels) return;
@@ -21,7 +23,7 @@ KERNEL(causal_conv1d, WindowConstants, (const float, x), (const float, weight), 
         const float v = held_input(x, state, s, c.channels, held, index, channel);
         sum += weight[channel * c.taps + j] * v;
     }
-    out[(ulong)row * c.channels + channel] = silu(sum);
+    out[(ulong)row * c.channels + channel] = silu(c.has_bias ? sum + bias[channel] : sum);
 }
 
 // x (rows, channels) → out: the mean of the last `taps` tokens where these are a window that begins at a multiple of
@@ -117,7 +119,15 @@ struct DeltaConstants {
     // Whether value head h reads key head h % key_heads; else h / (value_heads / key_heads).
     uint tiled;
     float l2_eps;
+    // The least logarithm of what is kept of a state, if there is one.
+    uint bounded;
+    float bound;
 };
+
+// What is kept of a state, for A and x = a + dt_bias.
+DEVICE float kept_of(const DeltaConstants c, float a, float x) {
+    return exp_of(c.bounded ? c.bound * sigmoid(-a * x) : a * softplus(x));
+}
 
 struct DeltaBuffers {
     GPTR(const float) q;
@@ -168,11 +178,11 @@ template <bool channels> DEVICE void delta_rule(CTX, const DeltaConstants c, con
             m.key[i] = d.k[keys + i] * k_factor;
             if (!channels) continue;
             const float x = d.a[at * c.key_dim + i] + d.dt_bias[head * c.key_dim + i];
-            m.decays[i] = exp_of(d.decay[head] * softplus(x));
+            m.decays[i] = kept_of(c, d.decay[head], x);
         }
         barrier(ctx);
         if (active) {
-            const float g = channels ? 1.0f : exp_of(d.decay[head] * softplus(d.a[at] + d.dt_bias[head]));
+            const float g = channels ? 1.0f : kept_of(c, d.decay[head], d.a[at] + d.dt_bias[head]);
             const float beta = sigmoid(d.b[at]);
             const bool fresh = t == 0 && s.start == 0;
             const GPTR(float) from = t == 0 ? old : held;
@@ -209,3 +219,59 @@ template <bool channels> DEVICE void delta_rule(CTX, const DeltaConstants c, con
 
 DELTA_RULE(gated_delta_rule, false)
 DELTA_RULE(channel_delta_rule, true)
+
+// Numbers of a channel's state that a thread holds, and warps of a group.
+CONSTANT uint SSM_HELD = 32, SSM_WARPS = 8;
+
+struct SsmConstants {
+    // Heads, their channels, groups of heads that share what they write and read, numbers of a channel's state.
+    uint heads, head_dim, groups, state_size;
+    // Smallest and largest time step.
+    float least, most;
+};
+
+// Mamba-2's state space model, token by token: see `GraphBuilder::ssm_scan`. x (rows, heads · head_dim); what is written and
+// read (rows, groups · state_size); dt (rows, heads); state (slots, heads, state_size, head_dim). A group of 8 warps does 32
+// channels of a head: a lane has a channel, a warp a part of its numbers, which stay in registers from token to token. Grid:
+// (head_dim / 32, heads, sequences).
+KERNEL(ssm_scan, SsmConstants, (const float, x), (const float, written), (const float, read), (const float, dt),
+       (const float, a), (const float, d), (const float, dt_bias), (const Sequence, sequences), (float, state), (float, out)) {
+    SHARED(float, parts, SSM_WARPS * 32);
+    const uint column = ctx.group_x() * 32 + ctx.lane(), head = ctx.group_y();
+    const Sequence s = sequences[ctx.group_z()];
+    const uint each = (c.state_size + SSM_WARPS - 1) / SSM_WARPS, begin = ctx.warp() * each;
+    const uint end = begin + each < c.state_size ? begin + each : c.state_size;
+    const uint count = begin < end ? end - begin : 0;
+    const bool active = column < c.head_dim;
+    const ulong size = (ulong)c.state_size * c.head_dim, first = (ulong)begin * c.head_dim + column;
+    const GPTR(float) old = state + ((ulong)s.read * c.heads + head) * size + first;
+    const GPTR(float) after = state + ((ulong)s.write * c.heads + head) * size + first;
+    float held[SSM_HELD];
+#pragma unroll
+    for (uint i = 0; i < SSM_HELD; ++i) held[i] = active && i < count && s.start != 0 ? (float)old[i * c.head_dim] : 0.0f;
+    for (uint t = 0; t < s.rows; ++t) {
+        const ulong row = s.first_row + t, at = row * c.heads + head;
+        const ulong from = (row * c.groups + head / (c.heads / c.groups)) * c.state_size + begin;
+        const float raw = softplus(dt[at] + dt_bias[head]), step = raw < c.least ? c.least : raw > c.most ? c.most : raw;
+        const float decay = exp_of(step * a[head]), own = active ? (float)x[at * c.head_dim + column] : 0.0f;
+        float sum = 0.0f;
+#pragma unroll
+        for (uint i = 0; i < SSM_HELD; ++i) {
+            if (i >= count) continue;
+            held[i] = decay * held[i] + step * own * written[from + i];
+            sum += held[i] * read[from + i];
+        }
+        parts[ctx.thread()] = sum;
+        barrier(ctx);
+        if (ctx.warp() == 0 && active) {
+            float total = d[head] * own;
+            for (uint w = 0; w < SSM_WARPS; ++w) total += parts[w * 32 + ctx.lane()];
+            out[at * c.head_dim + column] = total;
+        }
+        barrier(ctx);
+    }
+#pragma unroll
+    for (uint i = 0; i < SSM_HELD; ++i) {
+        if (active && i < count) after[i * c.head_dim] = held[i];
+    }
+}

@@ -8,28 +8,36 @@ struct HyperConstants {
     uint streams, width;
     float norm_eps, floor;
     uint iterations;
-    // Whether there are weights of collapsing only.
-    uint collapse_only;
+    // Whether there are weights of collapsing only, or of collapsing and of adding; else of mixing too.
+    uint kind;
+    // Largest weight of adding where there are none of mixing.
+    float magnitude;
 };
 
-// Weights of a hyper-connection from their logits `mix` → out, both (rows, streams · (2 + streams)), or (rows, streams) for
-// collapsing only: see `GraphBuilder::hyper_weights`. A group of 256 threads does a row; a thread has a weight of mixing.
+// Kinds of hyper-connections.
+CONSTANT uint COLLAPSED = 0, INDEPENDENT = 1, MIXED = 2;
+
+// Weights of a hyper-connection from their logits `mix` → out, both (rows, streams · (2 + streams)), without mixing (rows, 2 ·
+// streams), or (rows, streams) for collapsing only: see `GraphBuilder::hyper_weights`. A group of 256 threads does a row; a thread has a weight of mixing.
 KERNEL(hyper_weights, HyperConstants, (const float, x), (const float, mix), (const float, base), (const float, factors),
        (float, out)) {
     SHARED(float, scratch, 32);
     SHARED(float, mixing, MAX_STREAMS * MAX_STREAMS);
     SHARED(float, divisors, MAX_STREAMS);
-    const uint n = c.streams, weights = c.collapse_only ? n : n * (2 + n), own = ctx.thread();
+    const uint n = c.streams, own = ctx.thread(), plain = c.kind == COLLAPSED ? n : 2 * n;
+    const uint weights = c.kind == MIXED ? n * (2 + n) : plain;
     const ulong row = ctx.group_x();
     float squares = 0.0f;
     for (uint i = own; i < c.width; i += ctx.threads()) squares += x[row * c.width + i] * x[row * c.width + i];
     const float norm = 1.0f / sqrt_of(group_sum(ctx, squares, scratch) / (float)c.width + c.norm_eps);
-    const uint plain = c.collapse_only ? n : 2 * n;
     if (own < plain) {
         const float logit = mix[row * weights + own] * norm * factors[own / n] + base[own];
-        out[row * weights + own] = own < n ? sigmoid(logit) + c.floor : 2.0f * sigmoid(logit);
+        const float weight = own < n ? sigmoid(logit) + c.floor
+                           : c.kind == INDEPENDENT ? c.magnitude * sigmoid(logit) + c.floor
+                                                   : 2.0f * sigmoid(logit);
+        out[row * weights + own] = weight;
     }
-    if (c.collapse_only) return;
+    if (c.kind != MIXED) return;
     // From stream to stream.
     const uint from = own / n, into = own % n, at = 2 * n + own;
     const bool active = own < n * n;
@@ -77,7 +85,8 @@ KERNEL(hyper_collapse, StreamConstants, (const float, x), (const float, weights)
     out[i] = sum;
 }
 
-// The streams after a block (rows, width): its result times its weight of adding, plus the mixture of all → out (rows, streams · width).
+// The streams after a block (rows, width): its result times its weight of adding, plus the mixture of all, or the stream
+// itself where there are no weights of mixing → out (rows, streams · width).
 KERNEL(hyper_expand, StreamConstants, (const float, x), (const float, block), (const float, weights), (float, out)) {
     const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
     if (i >= c.count) return;
@@ -85,7 +94,8 @@ KERNEL(hyper_expand, StreamConstants, (const float, x), (const float, block), (c
     const ulong row = i / (c.width * n);
     const GPTR(const float) own = weights + row * c.weights;
     float sum = 0.0f;
-    for (uint from = 0; from < n; ++from) sum += own[(2 + from) * n + into] * x[(row * n + from) * c.width + column];
+    if (c.weights == 2 * n) sum = x[i];
+    else for (uint from = 0; from < n; ++from) sum += own[(2 + from) * n + into] * x[(row * n + from) * c.width + column];
     out[i] = sum + own[n + into] * block[row * c.width + column];
 }
 

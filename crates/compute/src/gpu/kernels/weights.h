@@ -12,7 +12,7 @@ CONSTANT uint ANY = 0, F32 = 1, F16 = 2, BF16 = 3, Q4_0 = 4, Q5_0 = 5, Q8_0 = 6,
 // A matrix (rows, cols) without its bytes.
 struct Format {
     // Bits 0..8 the encoding; affine: 8..16 the group, 16..20 the bits; bit 24: scales are bfloat16 (else f16; f32 for
-    // FP8).
+    // FP8); FP8: bit 25: scales are powers of two; bit 26: there is one for the whole matrix.
     uint kind;
     uint cols;
     // Bytes from a row to the next in each plane.
@@ -28,7 +28,7 @@ struct Row {
 
 DEVICE Row row_of(GPTR(const uchar) plane0, GPTR(const uchar) plane1, GPTR(const uchar) plane2, const Format f,
                   uint row) {
-    const uint scale_row = (f.kind & 255) == FP8 ? row / 128 : row;
+    const uint scale_row = (f.kind & 255) != FP8 ? row : f.kind >> 26 & 1 ? 0 : row / 128;
     Row r = {plane0 + (ulong)row * f.strides[0], plane1 + (ulong)scale_row * f.strides[1],
              plane2 + (ulong)row * f.strides[2]};
     return r;
@@ -272,8 +272,9 @@ template <uint D> DEVICE Float8 load8(const Format f, const Row row, uint i) {
             out.v[j] = scale * (float)((uint)(word >> (j * bits)) & ((1u << bits) - 1)) + bias;
         }
     } else {
-        const uint block = 8 * i / 128;
+        const uint block = f.kind >> 26 & 1 ? 0 : 8 * i / 128;
         const float scale = f.kind >> 24 & 1 ? bf16_to_f32(load_u16(row.plane1, 2 * block))
+                          : f.kind >> 25 & 1 ? e8m0(row.plane1[block])
                                              : as_float(load_u32(row.plane1, 4 * block));
         for (uint j = 0; j < 8; ++j) {
             const uint col = 8 * i + j;

@@ -70,24 +70,32 @@ struct GateUpConstants {
     // Pairs that share a row of x.
     u32 share;
     u32 has_bias;
-    // SwiGLU, clamped with `alpha` and `limit`, or limited: see `../experts.h`.
+    // See `../activate.h`.
     u32 activation;
     float alpha, limit;
     // Whether rows of x count as much as `weights` (pairs) says.
     u32 weighs;
 };
 
+// Kinds of activation.
+const u32 SWIGLU = 0, CAPPED_SWIGLU = 3, SQUARED_RELU = 4;
+
 DEVICE float activation(float gate, float up, const GateUpConstants& c) {
-    if (c.activation == 0) return gate / (1.0f + __expf(-gate)) * up;
+    if (c.activation == SWIGLU) return gate / (1.0f + __expf(-gate)) * up;
     // fminf would drop a NaN.
-    const float g = gate > c.limit ? c.limit : gate;
+    if (c.activation == SQUARED_RELU) return up < 0.0f ? 0.0f : up * up;
     const float u = up > c.limit ? c.limit : up < -c.limit ? -c.limit : up;
+    if (c.activation == CAPPED_SWIGLU) {
+        const float s = gate / (1.0f + __expf(-gate));
+        return (s > c.limit ? c.limit : s) * u;
+    }
+    const float g = gate > c.limit ? c.limit : gate;
     return c.activation == 2 ? g / (1.0f + __expf(-g)) * u : (u + 1.0f) * g / (1.0f + __expf(-c.alpha * g));
 }
 
 // x (tokens, hidden), of which pair p takes row p / share → out (pairs, inner): the activated product of gate and up.
 // A tile's 128 weight rows are 64 of gate and the same of up, 16 of each in turn, so that a lane holds both of a
-// column. Grid: (inner / 64, tiles).
+// column; of experts without a gate, 128 of up. Grid: (inner / 64, or inner / 128 without a gate, tiles).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     NAME(tensor_gate_up)(const u16* x, const float* scale, const u32* list, const Tile* tiles, const u8* slots,
                          const u32* table, const float* weights, const float* gate_bias, const float* up_bias, float* out,
@@ -95,12 +103,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     extern __shared__ __align__(128) u8 shared[];
     const Tile tile = tiles[blockIdx.y];
     if (tile.count == 0) return;
-    const u32 inner = c.gate.rows, first_row = blockIdx.x * 64, thread_row = threadIdx.x % 128;
-    const u32 row = min(first_row + thread_row / 32 * 16 + thread_row % 16, inner - 1);
+    const bool gated = c.activation != SQUARED_RELU;
+    const u32 inner = c.up.rows, first_row = blockIdx.x * (gated ? 64 : 128), thread_row = threadIdx.x % 128;
+    const u32 row = min(first_row + (gated ? thread_row / 32 * 16 + thread_row % 16 : thread_row), inner - 1);
     Acc acc;
     clear(acc);
-    multiply(acc, shared, x, c.gate.format.cols, tile.count, [&](u32 i) { return list[tile.first + i] / c.share; },
-             expert_row(slots, table[tile.expert], thread_row % 32 < 16 ? c.gate : c.up, row), c.gate.format.kind);
+    multiply(acc, shared, x, c.up.format.cols, tile.count, [&](u32 i) { return list[tile.first + i] / c.share; },
+             expert_row(slots, table[tile.expert], gated && thread_row % 32 < 16 ? c.gate : c.up, row), c.up.format.kind);
+    if (!gated) {
+        for_results(acc, tile.count, [&](u32 token, u32 r, float v0, float v1) {
+            r += first_row;
+            const u32 pair = list[tile.first + token];
+            const float factor = c.weighs ? scale[pair / c.share] * weights[pair] : scale[pair / c.share];
+            const float* b = up_bias + (u64)tile.expert * inner + r;
+            float* to = out + (u64)pair * inner + r;
+            if (r < inner) to[0] = activation(0.0f, v0 * factor + (c.has_bias ? b[0] : 0.0f), c);
+            if (r + 1 < inner) to[1] = activation(0.0f, v1 * factor + (c.has_bias ? b[1] : 0.0f), c);
+        });
+        return;
+    }
 
     const u32 lane = threadIdx.x & 31, half = (threadIdx.x >> 5) & 1, quarter = threadIdx.x >> 6;
 #pragma unroll

@@ -138,6 +138,6 @@ struct Format {
 };
 
 DEVICE RowAddress row_address(const u8* p0, const u8* p1, const u8* p2, const Format& f, u32 row) {
-    const u32 scales_row = DTYPE == FP8 ? row / 128 : row;
+    const u32 scales_row = DTYPE != FP8 ? row : f.kind >> 26 & 1 ? 0 : row / 128;
     return {{p0 + (u64)row * f.strides[0], p1 + (u64)scales_row * f.strides[1], p2 + (u64)row * f.strides[2]}};
 }

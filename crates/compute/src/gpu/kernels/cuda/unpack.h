@@ -521,10 +521,11 @@ struct Encoding<FP8> {
         float scale;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
-        u32 block = (k + 32 * h) / 128;
+        u32 block = kind >> 26 & 1 ? 0 : (k + 32 * h) / 128;
         load_unaligned(raw.qs, row.plane[0] + k + 32 * h);
         raw.scale = kind >> 24 & 1 ? f32_of_bf16(load_u16(row.plane[1] + 2 * block))
-                                      : __ldg((const float*)row.plane[1] + block);
+                  : kind >> 25 & 1 ? __uint_as_float((u32)__ldg(row.plane[1] + block) << 23)
+                                   : __ldg((const float*)row.plane[1] + block);
     }
     // e4m3 bits are those of an f16 that is 2^8 times too small; NaN (all ones) becomes 480.
     static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
