@@ -2,7 +2,7 @@
 
 use super::device::{Device, Slice, Words};
 use crate::graph::MatrixSpec;
-use crate::{BlockScale, DType, Half, Result, Tensor, TensorView};
+use crate::{BlockScale, DType, Error, Half, Result, Tensor, TensorView};
 
 /// Where planes begin, so that kernels can load vectors.
 pub(crate) const ALIGNMENT: usize = 256;
@@ -29,7 +29,7 @@ impl Format {
         for (plane, stride) in strides.iter_mut().enumerate().take(matrix.dtype.planes()) {
             *stride = matrix.dtype.row_bytes(plane, matrix.cols)?;
         }
-        Ok(Self { kind: kind(matrix.dtype), cols: matrix.cols, strides })
+        Ok(Self { kind: kind(matrix.dtype)?, cols: matrix.cols, strides })
     }
 }
 
@@ -43,8 +43,8 @@ fn scale_bit(scale: BlockScale) -> u32 {
 }
 
 /// The code of an encoding in `kernels/weights.h`, with its parameters.
-fn kind(dtype: DType) -> u32 {
-    match dtype {
+fn kind(dtype: DType) -> Result<u32> {
+    Ok(match dtype {
         DType::F32 => 1,
         DType::F16 => 2,
         DType::BF16 => 3,
@@ -64,6 +64,7 @@ fn kind(dtype: DType) -> u32 {
         }
         DType::Fp8 { scale } => 15 | scale_bit(scale),
         DType::Fp8_Whole { scale } => 15 | scale_bit(scale) | 1 << 26,
+        DType::MXFP8_Planes => return Err(Error::Unsupported { what: "a product on a GPU", dtype }),
         DType::Q4_1 => 16,
         DType::Q5_1 => 17,
         DType::IQ4_NL => 18,
@@ -75,7 +76,7 @@ fn kind(dtype: DType) -> u32 {
         DType::IQ3_S => 24,
         DType::IQ1_S => 25,
         DType::IQ1_M => 26,
-    }
+    })
 }
 
 /// A resident weight.
