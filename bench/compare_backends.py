@@ -27,7 +27,7 @@ FIXTURES = Path(__file__).resolve().parents[1] / "crates/engine/tests/fixtures"
 LARGEST_ERROR = {"f32": 1e-3, "int8": 0.5}
 LARGEST_KL = {"f32": 1e-6, "int8": 2e-2}
 # Beside the embedded one, of which the experts stream.
-STREAMED = ["qwen3_moe_q4_k_m", "gpt_oss_mxfp4"]
+STREAMED = ["qwen3_moe_q4_k_m", "gpt_oss_mxfp4", "nemotron_h_bf16"]
 
 
 def logits(binary: str, model: str, backend: str, mode: str, chunk: int, out: Path, *more: str) -> np.ndarray | str:

@@ -54,8 +54,8 @@ def forms(cases: list[RandomCase], out: Path, llama_cpp: Path | None) -> list[tu
 
     found = [(f"{c.hf.name} hf", out / c.hf.name, out / c.hf.name, top_k(c)) for c in written]
     ggufs = [c for c in written if c.gguf] if llama_cpp else []
-    # Every second one with projections fused, where there are no biases of experts.
-    fused = [c for c in ggufs[1::2] if c.hf.family != "gpt_oss"]
+    # Every second one with projections fused, but where experts have biases or llama.cpp does not read it.
+    fused = [c for c in ggufs[1::2] if c.hf.family not in ("gpt_oss", "qwen4_exp_text")]
     for kind, some in (("f32", [c for c in ggufs if c not in fused]), ("f32,fused", fused)):
         if not some:
             continue
@@ -79,7 +79,7 @@ def forms(cases: list[RandomCase], out: Path, llama_cpp: Path | None) -> list[tu
 
 def top_k(case: RandomCase) -> int:
     config = case.hf.config.get("text_config", case.hf.config)
-    return config.get("num_experts_per_tok") or config["moe_k"]
+    return config.get("num_experts_per_tok") or config.get("moe_k") or config["moe_top_k"]
 
 
 def write_mlx(case: RandomCase, out: Path) -> tuple[Path, Path]:

@@ -4,7 +4,7 @@
     pip install numpy safetensors gguf==0.19.0 "mlx[cpu]==0.32.4" llama-cpp-python==0.3.36 torch
     python tools/make_quant_goldens.py
 
-Four files in crates/compute/tests/goldens/quant/:
+Five files in crates/compute/tests/goldens/quant/:
 
 ggml.safetensors      `NAME.bytes` u8 and `NAME.values` f32 (one row): random and extreme blocks through
                       `gguf.quants.dequantize`.
@@ -13,6 +13,7 @@ affine.safetensors    `bB.gG.HALF.{weight,scales,biases}` as MLX stores them (as
 fp8.safetensors       `weight` u8, every code of float8_e4m3fn among them, with `KIND.scale_inv` in f32, bf16 and e8m0
                       for blocks of 128 × 128 and edges of 2, and one f32 for the `whole`, and `KIND.values` f32: torch's
                       product.
+mxfp8.safetensors     `weight` u8 and `scales` u8, and `values` f32 through `mlx.core.dequantize`.
 quantize.safetensors  `input.KIND` f32, one row of weights of each kind, and what the reference quantisers make of
                       it: `q8_0.KIND` and `q4_0.KIND` u8, llama.cpp's blocks; `q4_k.KIND.rms`, `q6_k.KIND.rms`
                       and `affine.BITS.KIND.rms` f64, the root mean square error after dequantisation of
@@ -160,6 +161,18 @@ def write_fp8(rng):
     save_torch_file(tensors, OUT / "fp8.safetensors")
 
 
+def write_mxfp8(rng):
+    codes = np.arange(256, dtype=np.uint8).repeat(2)
+    # Without NaN, which MLX does not have here.
+    codes[(codes & 127) == 127] = 0
+    codes = rng.permutation(codes).reshape(8, 64)
+    scales = rng.integers(100, 150, (8, 2), dtype=np.uint8)
+    words = mx.array(codes.view(np.uint32))
+    values = mx.dequantize(words, mx.array(scales), group_size=32, bits=8, mode="mxfp8", dtype=mx.float32)
+    tensors = {"weight": codes, "scales": scales, "values": np.array(values)}
+    save_file(tensors, OUT / "mxfp8.safetensors")
+
+
 def write_quantize(rng):
     tensors = {}
     for kind, values in inputs(rng).items():
@@ -189,5 +202,6 @@ if __name__ == "__main__":
     write_affine(np.random.default_rng(2))
     write_quantize(np.random.default_rng(3))
     write_fp8(np.random.default_rng(4))
+    write_mxfp8(np.random.default_rng(8))
     for path in sorted(OUT.iterdir()):
         print(f"{path.stat().st_size:8} {path.name}")

@@ -61,7 +61,8 @@ def units() -> list[tuple[str, list[str]]]:
     names = re.findall(r'"(\w+)"', listed.group(1)) if listed else []
     common = [(f'#include "{name}.h"\n', []) for name in names]
     gemm = [('#include "cuda/gemm.cu"\n', [f"-DDTYPE={e.upper()}", f"-DNAME(f)=f##_{e}"]) for e in ENCODINGS]
-    return common + gemm + [(f'#include "cuda/{file}"\n', []) for file in ["prefill.cu", "flash_attention.cu", "tensor_decode.cu"]]
+    others = ["prefill.cu", "flash_attention.cu", "tensor_decode.cu", "early.cu"]
+    return common + gemm + [(f'#include "cuda/{file}"\n', []) for file in others]
 
 
 def compile_unit(tools: Path, folder: Path, index: int, text: str, definitions: list[str]) -> tuple[str, bytes]:

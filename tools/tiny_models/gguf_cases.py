@@ -493,6 +493,18 @@ SMALL = [
     GgufCase("deepseek_v4_mxfp4", "deepseek_v4", 74, configs.deepseek_v4(), "Q8_0", n_tokens=140, converted=True),
     # Three value heads to a key head, in another order than in transformers; hashes as the file says.
     GgufCase("qwen4_exp_bf16", "qwen4_exp_text", 75, configs.qwen4_exp(), "BF16", n_tokens=96, converted=True),
+    # Neighbouring channels rotate; layers share a choice of tokens.
+    GgufCase(
+        "hy_v4_bf16",
+        "hy_v4",
+        103,
+        configs.hy_v4(),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+        flash_attention=True,
+        published={"gated_mla": True},
+    ),
     GgufCase("nemotron_h_bf16", "nemotron_h", 69, configs.nemotron_h(), "BF16", n_tokens=96, converted=True),
     # Experts on fewer channels.
     GgufCase(

@@ -374,6 +374,41 @@ def qwen4_exp(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def hy_v4(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=32,
+        intermediate_size=24,
+        moe_intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=24,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=16,
+        v_head_dim=16,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        hc_mult=4,
+        hc_magnitude=1.7,
+        indexer_types=["full", "shared", "full"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        index_n_heads=8,
+        index_head_dim=32,
+        index_topk=20,
+        swiglu_limit=1.5,
+        max_position_embeddings=512,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=292,
+        rope_parameters={"rope_type": "default", "rope_theta": 900.0},
+    )
+    return base | changes
+
+
 def step3p7(**changes: Any) -> dict[str, Any]:
     text = dict(
         vocab_size=297,

@@ -129,6 +129,8 @@ def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Pa
         stacked_experts=multimodal,
         published_keys=case.family in published.REPUBLISHED,
         fp4="experts" if case.family == "deepseek_v4" else "",
+        interleaved=case.family == "hy_v4",
+        renames=published.HY_V4_RENAMES if case.family == "hy_v4" else (),
         tokenizer_size=BPE_SIZE,
         n_tokens=case.n_tokens,
         late_edits=case.published,

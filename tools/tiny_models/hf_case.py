@@ -30,6 +30,8 @@ class HfCase:
     text_only: bool = False
     # Matrices of the layers but routers in FP8 with scales for blocks of 128 × 128, as DeepSeek publishes.
     fp8: bool = False
+    # Matrices of the layers but routers in 8-bit floats: "mxfp8" as MiniMax-M3 is published, "modelopt" as Nemotron 3.
+    eight_bits: str = ""
     # Size of a byte-level BPE vocabulary written beside the model; none when 0.
     tokenizer_size: int = 0
     # gpt-oss experts as published: MXFP4 blocks and scales.
@@ -37,6 +39,8 @@ class HfCase:
     # Patterns in the names of tensors and what is put in their place, where published names are others than those that
     # transformers writes.
     renames: tuple[tuple[str, str], ...] = ()
+    # Hy4 with channels in the order of published checkpoints, which rotate neighbours; and said so by `late_edits`.
+    interleaved: bool = False
     # DeepSeek-V4 as published: "all" for experts in FP4 and the rest in FP8, with powers of two for scales; or "experts".
     fp4: str = ""
     # Matrices whose names contain this in FP8 with one scale each.

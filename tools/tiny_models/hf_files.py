@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import golden, mxfp4, published
+from . import eight_bits, golden, mxfp4, published
 from .fp8 import BLOCK, quantise_folder
 from .hf_case import HfCase
 from .vocabularies import save_byte_level_bpe
@@ -60,11 +60,14 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
 
     if case.fp8:
         quantise_folder(folder, model)
+    if case.eight_bits:
+        model = eight_bits.quantise_folder(folder, case.eight_bits)
     # transformers would need a GPU to read packed experts, does not know all published keys, and reads multimodal models as
     # such.
     unreadable = case.published_keys and case.family in published.UNREADABLE
     unreadable = unreadable or case.multimodal and case.family == "mistral4"
-    reread = model if packed or fp4 or whole or case.fp8 or unreadable else golden.open_model(folder)
+    rewritten = packed or fp4 or whole or case.fp8 or case.eight_bits
+    reread = model if rewritten or unreadable else golden.open_model(folder)
     found = golden.reference(reread, case.n_tokens, case.seed)
     expected = golden.logits_of(model, found.tokens)
     # Not bit for bit: sums depend on how the file's tensors happen to be aligned.
@@ -73,6 +76,8 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
             f"{case.name}: the folder gives other logits than the model in memory ({difference:.2e})"
         )
     golden.save(folder, found)
+    if case.interleaved:
+        published.interleave_channels(folder)
     if case.text_only:
         leave_text_model(folder)
     edit_config(folder / "config.json", case.late_edits)

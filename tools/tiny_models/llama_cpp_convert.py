@@ -54,12 +54,12 @@ def main() -> None:
         get_model_class(name).set_vocab = TextModel._set_vocab_gpt2
     load_hparams = ModelBase.load_hparams
 
-    def as_published(folder: Path, *rest: bool) -> dict:
+    def as_published(folder: Path, *rest: bool, **more: bool) -> dict:
         """A configuration with the keys that transformers would drop or give other names."""
         stored = json.loads((Path(folder) / "config.json").read_text())
         if stored["model_type"] == "step3p5":
             return stored
-        hparams = load_hparams(folder, *rest)
+        hparams = load_hparams(folder, *rest, **more)
         if stored["model_type"] in ("minimax_m3_vl", "glm5_next"):
             hparams["text_config"] |= stored["text_config"]
         return hparams

@@ -223,6 +223,38 @@ def in_shards(stored: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor])
     return found
 
 
+# Published names of Hy4's modules, where transformers writes others.
+HY_V4_RENAMES = (
+    (r"\.hc_pre\.(hc_attn_layer|hc_mlp_layer|hc_head)\.", r".\1.hc_pre."),
+    (r"hc_head\.hc_pre", "hc_head"),
+    (r"(mlp.*)\.linear_gate", r"\1.gate_proj"),
+)
+
+
+def interleave_channels(folder: Path) -> None:
+    """Puts the rotated channels of a Hy4 checkpoint in the order in which neighbours rotate, where transformers rotates
+    halves: the same model to what rotates neighbours."""
+    config = json.loads((folder / "config.json").read_text())
+    rotary = config["qk_rope_head_dim"]
+    heads = {
+        "self_attn.q_b_proj.": config["qk_nope_head_dim"] + rotary,
+        "self_attn.kv_a_proj_with_mqa.": config["kv_lora_rank"] + rotary,
+        "self_attn.indexer.wq_b.": config["index_head_dim"],
+        "self_attn.indexer.wk.": config["index_head_dim"],
+        "self_attn.indexer.k_norm.": config["index_head_dim"],
+    }
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        for module, width in heads.items():
+            if module in name:
+                rows = tensor.unflatten(0, (-1, width))
+                # They are a head's last.
+                turned = rows[:, -rotary:].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+                tensors[name] = torch.cat([rows[:, :-rotary], turned], dim=1).flatten(0, 1).contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 def kimi_linear_name(name: str) -> str:
     """The published name of a tensor; transformers writes most, but for dense layers."""
     module, _, kind = name.rpartition(".block_sparse_moe.")

@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 
 from .hf_case import HfCase
 from .random_draw import TOKENIZER_SIZE, Draw
-from .random_families import FAMILIES
+from . import random_families
+from .random_published import PUBLISHED
+
+FAMILIES = random_families.FAMILIES | PUBLISHED
 
 N_TOKENS = (97, 140)
 
@@ -53,9 +56,14 @@ def draw_case(family: str, seed: int) -> RandomCase:
         fp8=family.startswith(("deepseek_v2", "deepseek_v3", "glm4", "qwen3_next")) and not stacked and d.chance(0.25),
         n_tokens=rng.randint(*N_TOKENS),
     )
-    if hf.fp8:
+    if d.case:
+        hf = replace(hf, fp8=False, mxfp4=False, published_keys=False, multimodal=False)
+        hf = replace(hf, **d.case)
+        return RandomCase(hf, d.gguf and not hf.stacked_experts, d.mlx and not hf.stacked_experts, d.aligned)
+    if hf.fp8 or hf.mxfp4 or hf.published_keys and family == "kimi_linear":
         # Rewritten as one file.
         hf = replace(hf, max_shard_bytes=None)
+    if hf.fp8:
         d.only(gguf=False, mlx=False)
     # Converters read experts a tensor each, but for this family.
     readable = multimodal if family in ("qwen3_5_moe_text", "mistral4") else not hf.stacked_experts

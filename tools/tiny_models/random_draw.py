@@ -1,7 +1,7 @@
 """Draw: what is drawn for a random configuration, and the parts that families have in common."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 # Ids of the tokenizer that converters want beside a model; vocabularies are at least as large.
@@ -20,6 +20,8 @@ class Draw:
     aligned: int
     gguf: bool = True
     mlx: bool = True
+    # What else is said of the case, by the names of `HfCase`; the forms are then as drawn.
+    case: dict[str, Any] = field(default_factory=dict)
 
     def width(self, low: int, high: int) -> int:
         """A width of rows."""

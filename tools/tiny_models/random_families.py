@@ -509,7 +509,9 @@ def mimo_v2_flash(d: Draw) -> dict[str, Any]:
         for rope in ropes.values():
             rope["partial_rotary_factor"] = part
         both = len(set(config["layer_types"])) == 2
-        d.only(gguf=config["norm_topk_prob"], mlx=both and config["n_group"] == 1 and not config["tie_word_embeddings"])
+        # llama.cpp's converter leaves the factor out, which published models do not have.
+        d.only(gguf=config["norm_topk_prob"] and config["routed_scaling_factor"] == 1.0)
+        d.only(mlx=both and config["n_group"] == 1 and not config["tie_word_embeddings"])
     else:
         d.only(gguf=False, mlx=False)
     return config
@@ -556,7 +558,8 @@ def kimi_linear(d: Draw) -> dict[str, Any]:
         config["linear_num_heads"] = config["num_attention_heads"]
         both = len(set(config["layer_types"])) == 2
         alone = config["q_lora_rank"] is None and config["n_group"] == 1
-        d.only(gguf=config["norm_topk_prob"], mlx=both and alone)
+        # llama.cpp's converter leaves the number of groups out.
+        d.only(gguf=config["norm_topk_prob"] and config["n_group"] == 1, mlx=both and alone)
     else:
         d.only(gguf=False, mlx=False)
     return config

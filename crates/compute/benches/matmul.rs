@@ -14,7 +14,7 @@ use moeflux_compute::{
     Bytes, DType, Half, Tensor,
     cpu::{
         activations::{Activations, Q8Rows},
-        matmul::{accepts_q8, matmul},
+        matmul::{accepts_q8, matmul, takes_second_term},
         pool::ThreadPool,
         simd::{Simd, SimdLevel},
     },
@@ -38,7 +38,12 @@ const fn affine(bits: u8) -> DType {
     DType::Affine { bits, group: 64, scale: Half::BF16 }
 }
 
-const DTYPES: [DType; 17] = [
+/// Of files whose activations have two terms.
+const fn affine_f16(bits: u8) -> DType {
+    DType::Affine { bits, group: 64, scale: Half::F16 }
+}
+
+const DTYPES: [DType; 19] = [
     DType::Q2_K,
     DType::Q3_K,
     DType::Q4_K,
@@ -53,6 +58,8 @@ const DTYPES: [DType; 17] = [
     affine(5),
     affine(6),
     affine(8),
+    affine_f16(4),
+    affine_f16(8),
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -122,7 +129,7 @@ fn print_row(pool: &ThreadPool, level: SimdLevel, dtype: DType) {
     let weights: Vec<Tensor> = (0..TOTAL / size).map(copy).collect();
 
     let x = Random::new(2).normal(BATCH * COLS);
-    let (mut one, mut batch) = (Q8Rows::new(), Q8Rows::new());
+    let [mut one, mut batch] = [(); 2].map(|()| Q8Rows::with_second_term(takes_second_term(dtype)));
     one.quantize_from(simd, &x[..COLS], 1, COLS);
     batch.quantize_from(simd, &x, BATCH, COLS);
     let f32 = |n: usize| Activations::F32 { rows: &x[..n * COLS], cols: COLS };

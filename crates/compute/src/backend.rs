@@ -18,7 +18,8 @@ pub const PAGE_TOKENS: usize = 64;
 /// Precision of matrix products whose weights are quantised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ActivationMode {
-    /// Activations are quantised to int8 per 32 columns where an integer kernel exists.
+    /// Activations are quantised to int8 per 32 columns where an integer kernel exists; on the CPU to two terms of int8 for
+    /// affine weights with scales in f16.
     #[default]
     Int8,
     /// Activations stay f32.

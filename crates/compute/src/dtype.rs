@@ -100,6 +100,9 @@ pub enum DType {
     /// The same values with scales in a plane of their own and elements in order, low nibble first: the layout of
     /// Hugging Face's gpt-oss and of MLX.
     MXFP4_Planes,
+    /// 8-bit floats (e4m3) in blocks of 32 with one power of two (E8M0) in a plane of their own: the Open Compute Project's
+    /// MX format.
+    MXFP8_Planes,
     /// MLX affine: unsigned `bits`-wide values, w = q · scale + bias per group of `group` columns.
     Affine {
         /// 2, 3, 4, 5, 6 or 8.
@@ -127,7 +130,7 @@ impl DType {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 { .. } | Self::Fp8_Whole { .. } => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL => 32,
-            Self::MXFP4 | Self::MXFP4_Planes => 32,
+            Self::MXFP4 | Self::MXFP4_Planes | Self::MXFP8_Planes => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
             Self::IQ1_S | Self::IQ1_M | Self::IQ2_XXS | Self::IQ2_XS | Self::IQ2_S => 256,
             Self::IQ3_XXS | Self::IQ3_S | Self::IQ4_XS => 256,
@@ -160,7 +163,8 @@ impl DType {
             (Self::Q8_0, 0) => 34,
             (Self::MXFP4, 0) => 17,
             (Self::MXFP4_Planes, 0) => 16,
-            (Self::MXFP4_Planes, 1) => 1,
+            (Self::MXFP8_Planes, 0) => 32,
+            (Self::MXFP4_Planes | Self::MXFP8_Planes, 1) => 1,
             (Self::Q2_K, 0) => 84,
             (Self::Q3_K, 0) => 110,
             (Self::Q4_K, 0) => 144,
@@ -183,7 +187,7 @@ impl DType {
     pub const fn planes(self) -> usize {
         match self {
             Self::Affine { .. } => 3,
-            Self::Fp8 { .. } | Self::Fp8_Whole { .. } | Self::MXFP4_Planes => 2,
+            Self::Fp8 { .. } | Self::Fp8_Whole { .. } | Self::MXFP4_Planes | Self::MXFP8_Planes => 2,
             _ => 1,
         }
     }
@@ -241,6 +245,7 @@ impl fmt::Display for DType {
             Self::Fp8 { scale } => write!(f, "FP8 e4m3 {FP8_BLOCK}×{FP8_BLOCK} {scale:?}"),
             Self::Fp8_Whole { scale } => write!(f, "FP8 e4m3 {scale:?}"),
             Self::MXFP4_Planes => write!(f, "MXFP4"),
+            Self::MXFP8_Planes => write!(f, "MXFP8"),
             other => write!(f, "{other:?}"),
         }
     }

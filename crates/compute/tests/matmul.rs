@@ -45,7 +45,7 @@ fn affine() -> impl Iterator<Item = DType> {
 }
 
 fn all_dtypes() -> impl Iterator<Item = DType> {
-    FLOATS.into_iter().chain(GGUF).chain([DType::MXFP4_Planes]).chain(affine())
+    FLOATS.into_iter().chain(GGUF).chain([DType::MXFP4_Planes, DType::MXFP8_Planes]).chain(affine())
 }
 
 /// Every level, and the lowest and the best with emulated tiles.
@@ -88,10 +88,18 @@ fn assert_close(what: &str, got: &[f32], w: &[f32], x: &[f32], cols: usize) {
     }
 }
 
-fn q8(simd: Simd, x: &[f32], cols: usize) -> Q8Rows {
-    let mut rows = Q8Rows::new();
-    rows.quantize_from(simd, x, x.len() / cols, cols);
-    rows
+/// In one term and in two.
+fn q8(simd: Simd, x: &[f32], cols: usize) -> [Q8Rows; 2] {
+    [false, true].map(|second| {
+        let mut rows = Q8Rows::with_second_term(second);
+        rows.quantize_from(simd, x, x.len() / cols, cols);
+        rows
+    })
+}
+
+/// [`q8`] where weights take it, else nothing.
+fn accepted_q8(dtype: DType, simd: Simd, x: &[f32], cols: usize) -> Vec<Q8Rows> {
+    if accepts_q8(dtype, cols) { q8(simd, x, cols).into() } else { vec![] }
 }
 
 fn dequantized(x: &Q8Rows) -> Vec<f32> {
@@ -126,10 +134,10 @@ fn products_are_close_to_f64() {
                     let exact = Activations::F32 { rows: &x, cols };
                     let got = product(&pool, simd, w.view(), exact);
                     assert_close(&format!("{what}, f32"), &got, &values, &x, cols);
-                    if accepts_q8(dtype, cols) {
-                        let x = q8(simd, &x, cols);
+                    for x in accepted_q8(dtype, simd, &x, cols) {
                         let got = product(&pool, simd, w.view(), Activations::Q8(&x));
-                        assert_close(&format!("{what}, int8"), &got, &values, &dequantized(&x), cols);
+                        let what = format!("{what}, int8 in {} terms", x.terms());
+                        assert_close(&what, &got, &values, &dequantized(&x), cols);
                     }
                 }
             }
@@ -161,10 +169,10 @@ fn products_of_views_are_close_to_f64() {
                     let what = format!("{dtype} view {i}, {} × {cols}, {n_tokens} tokens", w.rows());
                     let got = product(&pool, simd, w, Activations::F32 { rows: &x, cols });
                     assert_close(&format!("{what}, f32"), &got, &values, &x, cols);
-                    if accepts_q8(dtype, cols) {
-                        let x = q8(simd, &x, cols);
+                    for x in accepted_q8(dtype, simd, &x, cols) {
                         let got = product(&pool, simd, w, Activations::Q8(&x));
-                        assert_close(&format!("{what}, int8"), &got, &values, &dequantized(&x), cols);
+                        let what = format!("{what}, int8 in {} terms", x.terms());
+                        assert_close(&what, &got, &values, &dequantized(&x), cols);
                     }
                 }
             }
@@ -186,8 +194,7 @@ fn many_tokens_are_close_to_f64() {
             let what = format!("{dtype}, {n_tokens} tokens, {}", simd);
             let got = product(&pool, simd, w.view(), Activations::F32 { rows: &x, cols });
             assert_close(&what, &got, &values, &x, cols);
-            if accepts_q8(dtype, cols) {
-                let x = q8(simd, &x, cols);
+            for x in accepted_q8(dtype, simd, &x, cols) {
                 let got = product(&pool, simd, w.view(), Activations::Q8(&x));
                 assert_close(&what, &got, &values, &dequantized(&x), cols);
                 let mut last = vec![f32::NAN; 3 * rows];
@@ -221,10 +228,11 @@ fn outputs_depend_on_their_row_and_token_only() {
         let w = w.view();
         let x = random.normal(n_tokens * cols);
         for simd in levels() {
-            let quantized = accepts_q8(dtype, cols).then(|| q8(simd, &x, cols));
+            let quantized = accepted_q8(dtype, simd, &x, cols);
             let exact = Activations::F32 { rows: &x, cols };
-            for (kind, x) in [("f32", Some(exact)), ("int8", quantized.as_ref().map(Activations::Q8))] {
-                let Some(x) = x else { continue };
+            let quantized =
+                ["int8", "int8 in two terms"].into_iter().zip(quantized.iter().map(Activations::Q8));
+            for (kind, x) in [("f32", exact)].into_iter().chain(quantized) {
                 let what = format!("{dtype}, {kind}, {}", simd);
                 let all = product(&pools[0], simd, w, x);
                 for pool in &pools[1..] {
@@ -279,16 +287,16 @@ fn tiles_change_no_bit() {
                 // AMX computes everything else as AVX-512 does.
                 let plain = if level == SimdLevel::Amx { SimdLevel::Avx512 } else { level };
                 let plain = Simd::new(plain).unwrap();
-                let x = q8(plain, &x, cols);
-                let expected = product(&pool, plain, w.view(), Activations::Q8(&x));
                 let simd = Simd::new(level).unwrap();
-                for simd in [simd, simd.with_emulated_tiles()] {
-                    let got = product(&pool, simd, w.view(), Activations::Q8(&x));
-                    assert_same(
-                        &format!("{dtype}, {rows} × {cols}, {n_tokens} tokens, {simd}"),
-                        &got,
-                        &expected,
-                    );
+                for x in q8(plain, &x, cols) {
+                    let expected = product(&pool, plain, w.view(), Activations::Q8(&x));
+                    let terms = x.terms();
+                    for simd in [simd, simd.with_emulated_tiles()] {
+                        let got = product(&pool, simd, w.view(), Activations::Q8(&x));
+                        let what =
+                            format!("{dtype}, {rows} × {cols}, {n_tokens} tokens of {terms} terms, {simd}");
+                        assert_same(&what, &got, &expected);
+                    }
                 }
             }
         }
@@ -396,7 +404,7 @@ fn integer_dot_products_are_exact() {
             ];
             let x: Vec<f32> = patterns.iter().flat_map(|p| (0..256).map(p)).collect();
             for simd in levels() {
-                let quantized = q8(simd, &x, 256);
+                let [quantized, _] = q8(simd, &x, 256);
                 assert_eq!(dequantized(&quantized), x);
                 let got = product(&pool, simd, w.view(), Activations::Q8(&quantized));
                 for (token, got) in got.chunks_exact(17).enumerate() {
@@ -426,11 +434,11 @@ fn activations_are_rounded_alike_at_every_level() {
     x[4 * BLOCK] = -3e38;
     x[5 * BLOCK] = 1e-45;
     let mut all = levels().map(|simd| (simd, q8(simd, &x, 2 * BLOCK)));
-    let (_, first) = all.next().unwrap();
+    let (_, [first, first_of_two]) = all.next().unwrap();
     // 127 gives the scale 1: ties go to even numbers.
-    assert_eq!(first.row(0)[..8], [-4, -4, -2, 127, 0, 0, 2, 2]);
+    assert_eq!(first.term(0)[..8], [-4, -4, -2, 127, 0, 0, 2, 2]);
     assert_eq!(first.scales(0).collect::<Vec<_>>(), [1.0, 0.0]);
-    assert!(first.row(0)[BLOCK..].iter().chain(&first.row(1)[..BLOCK]).all(|&q| q == 0));
+    assert!(first.term(0)[BLOCK..].iter().chain(&first.term(1)[..BLOCK]).all(|&q| q == 0));
     for (row, x) in x.chunks_exact(2 * BLOCK).enumerate() {
         let mut back = vec![0.0; 2 * BLOCK];
         first.dequantize_row(row, &mut back);
@@ -440,12 +448,21 @@ fn activations_are_rounded_alike_at_every_level() {
             let allowed = scales[i / BLOCK] * 0.50002 + 1e-30;
             assert!((x - back).abs() <= allowed, "row {row}, column {i}: {x} became {back}");
         }
+        // What the first term left is at most half its step, and half of a 127th of that is left of it.
+        first_of_two.dequantize_row(row, &mut back);
+        for (i, (&x, &back)) in x.iter().zip(&back).enumerate() {
+            let allowed = scales[i / BLOCK] * (0.5001 / 254.0) + 1e-30;
+            assert!((x - back).abs() <= allowed, "two terms of row {row}, column {i}: {x} became {back}");
+        }
+        assert_eq!(first_of_two.term(2 * row), first.term(row), "the first term is that of one");
     }
     for (level, got) in all {
-        for row in 0..first.n_rows() {
-            assert_eq!(got.row(row), first.row(row), "{level}, row {row}");
-            let bits = |rows: &Q8Rows| rows.scales(row).map(f32::to_bits).collect::<Vec<_>>();
-            assert_eq!(bits(&got), bits(&first), "{level}, row {row}");
+        for (got, first) in got.iter().zip([&first, &first_of_two]) {
+            for term in 0..first.n_rows() * first.terms() {
+                assert_eq!(got.term(term), first.term(term), "{level}, term {term}");
+                let bits = |rows: &Q8Rows| rows.scales(term).map(f32::to_bits).collect::<Vec<_>>();
+                assert_eq!(bits(got), bits(first), "{level}, term {term}");
+            }
         }
     }
 }
@@ -456,8 +473,8 @@ fn rows_can_be_written_in_parts() {
     let (n_rows, cols) = (5, 4 * BLOCK);
     let x = random.normal(n_rows * cols);
     for simd in levels() {
-        let whole = q8(simd, &x, cols);
-        let mut parts = Q8Rows::new();
+        let [_, whole] = q8(simd, &x, cols);
+        let mut parts = Q8Rows::with_second_term(true);
         parts.resize(9, 2 * BLOCK);
         parts.resize(n_rows, cols);
         let writer = parts.writer();
@@ -467,9 +484,9 @@ fn rows_can_be_written_in_parts() {
             // SAFETY: every task has columns of its own.
             unsafe { writer.write(simd, row, col, &x[row * cols + col..][..n]) };
         });
-        for row in 0..n_rows {
-            assert_eq!(parts.row(row), whole.row(row));
-            assert!(parts.scales(row).eq(whole.scales(row)));
+        for term in 0..2 * n_rows {
+            assert_eq!(parts.term(term), whole.term(term));
+            assert!(parts.scales(term).eq(whole.scales(term)));
         }
         let w = random.tensor(DType::Q4_K, 3, 2 * cols);
         assert!(matches!(
@@ -491,9 +508,9 @@ fn what_is_not_finite_stays_so() {
             x[cols + 77] = bad;
             for simd in levels() {
                 let what = format!("{dtype}, {bad}, {}", simd);
-                let quantized = accepts_q8(dtype, cols).then(|| q8(simd, &x, cols));
+                let quantized = accepted_q8(dtype, simd, &x, cols);
                 let exact = Activations::F32 { rows: &x, cols };
-                for x in [Some(exact), quantized.as_ref().map(Activations::Q8)].into_iter().flatten() {
+                for x in [exact].into_iter().chain(quantized.iter().map(Activations::Q8)) {
                     let got = product(&pool, simd, w.view(), x);
                     assert!(got[..rows].iter().all(|y| y.is_finite()), "{what}: token before");
                     assert!(got[2 * rows..].iter().all(|y| y.is_finite()), "{what}: token after");
@@ -509,9 +526,9 @@ fn what_is_not_finite_stays_so() {
         let w = TensorView::new(dtype, rows, cols, &slices).unwrap();
         let x = random.normal(cols);
         for simd in levels() {
-            let quantized = accepts_q8(dtype, cols).then(|| q8(simd, &x, cols));
+            let quantized = accepted_q8(dtype, simd, &x, cols);
             let exact = Activations::F32 { rows: &x, cols };
-            for x in [Some(exact), quantized.as_ref().map(Activations::Q8)].into_iter().flatten() {
+            for x in [exact].into_iter().chain(quantized.iter().map(Activations::Q8)) {
                 let got = product(&pool, simd, w, x);
                 assert!(got[0].is_nan(), "{dtype}, {}: {}", simd, got[0]);
                 assert!(got[1..].iter().all(|y| y.is_finite()), "{dtype}, {}", simd);
@@ -544,7 +561,7 @@ fn misfits_are_errors() {
     shape(call(&x, 8, 0..4, Tokens::Range(0..3), 2, 4), "tokens of the output");
     shape(call(&x, 8, 0..4, Tokens::Range(0..3), 3, 3), "rows of the output");
 
-    let q = q8(simd, &[1.0; 32], 32);
+    let [q, _] = q8(simd, &[1.0; 32], 32);
     let w = Random::new(8).tensor(DType::BF16, 4, 32);
     let result = matmul(&ThreadPool::new(1), simd, w.view(), Activations::Q8(&q), &mut [0.0; 4]);
     assert!(matches!(result, Err(Error::Unsupported { dtype: DType::BF16, .. })), "{result:?}");

@@ -315,6 +315,19 @@ proptest! {
 }
 
 #[test]
+fn mxfp8_dequantises_as_in_mlx() {
+    let bytes = golden("mxfp8.safetensors");
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (weight, scales) = (file.tensor("weight").unwrap(), file.tensor("scales").unwrap());
+    let (rows, cols) = (weight.shape()[0], weight.shape()[1]);
+    let view = TensorView::new(DType::MXFP8_Planes, rows, cols, &[weight.data(), scales.data()]).unwrap();
+    let got = quant::dequantize(view).unwrap();
+    for (i, (got, expected)) in got.iter().zip(f32s(&file, "values")).enumerate() {
+        assert_eq!(got.to_bits(), expected.to_bits(), "{i}: got {got:e}, expected {expected:e}");
+    }
+}
+
+#[test]
 fn fp8_dequantises_as_in_torch_wherever_rows_are_cut() {
     let bytes = golden("fp8.safetensors");
     let file = SafeTensors::deserialize(&bytes).unwrap();

@@ -328,7 +328,10 @@ impl Engine {
             // The state before is kept; the new one belongs to this evaluation.
             slots.read = slots.write;
             position += chunk.len();
-            all.extend_from_slice(&logits);
+            match all.is_empty() {
+                true => std::mem::swap(all, &mut logits),
+                false => all.extend_from_slice(&logits),
+            }
         }
         self.logits = logits;
         Ok(state)

@@ -5,6 +5,7 @@ use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use crate::App;
 use crate::error::ApiError;
@@ -21,8 +22,53 @@ pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Re
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let bytes = read(app, body).await?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::new(StatusCode::BAD_REQUEST, format!("request body: {error}")))
+    serde_json::from_slice(&bytes).map_err(|error| match wrong_field::<T>(&bytes) {
+        Some((field, reason)) => ApiError::invalid(&field, reason),
+        None => {
+            ApiError::new(StatusCode::BAD_REQUEST, format!("request body: {}", plain(&error.to_string())))
+        }
+    })
+}
+
+/// The field that keeps `body` from being a `T`, and what is wrong with it. Large bodies are not worth the search.
+fn wrong_field<T: DeserializeOwned>(body: &[u8]) -> Option<(String, String)> {
+    const MOST_BYTES: usize = 64 << 10;
+    const MOST_FIELDS: usize = 64;
+    if body.len() > MOST_BYTES {
+        return None;
+    }
+    let whole: Map<String, Value> = serde_json::from_slice(body).ok()?;
+    if whole.len() > MOST_FIELDS {
+        return None;
+    }
+    let error_of = |fields: Map<String, Value>| serde_json::from_value::<T>(fields.into()).err();
+    let reason = error_of(whole.clone())?.to_string();
+    // Without it there is no error, or only that it is missing.
+    let is_wrong = |field: &&String| {
+        let mut rest = whole.clone();
+        rest.remove(*field);
+        error_of(rest).is_none_or(|error| error.to_string() == format!("missing field `{field}`"))
+    };
+    let field = whole.keys().find(is_wrong)?;
+    Some((field.clone(), plain(&reason)))
+}
+
+/// `reason` without the names of this program's types.
+fn plain(reason: &str) -> String {
+    let (before, expected) = reason.split_once("expected ").unwrap_or((reason, ""));
+    let (what, after) = expected.split_once(' ').unwrap_or((expected, ""));
+    let plain = match what {
+        "usize" | "u64" | "u32" => "a whole number from 0",
+        "i64" | "i32" => "a whole number",
+        "f32" | "f64" => "a number",
+        "struct" => {
+            let after = after.split_once(' ').map(|(_, after)| format!(" {after}")).unwrap_or_default();
+            return format!("{before}expected an object{after}");
+        }
+        _ => return reason.to_owned(),
+    };
+    let space = if after.is_empty() { "" } else { " " };
+    format!("{before}expected {plain}{space}{after}")
 }
 
 async fn read(app: &App, body: Body) -> Result<axum::body::Bytes, ApiError> {
@@ -35,5 +81,41 @@ async fn read(app: &App, body: Body) -> Result<axum::body::Bytes, ApiError> {
         }
         Ok(Err(error)) => Err(ApiError::new(StatusCode::BAD_REQUEST, format!("request body: {error}"))),
         Ok(Ok(body)) => Ok(body.to_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_name_fields_and_no_types() {
+        #[derive(Debug, serde::Deserialize)]
+        #[allow(dead_code, reason = "read by nobody")]
+        struct Asked {
+            messages: Vec<String>,
+            max_tokens: Option<usize>,
+            temperature: Option<f32>,
+        }
+        for (body, expected) in [
+            (r#"{"messages": []}"#, None),
+            (r#"{"messages": [], "max_tokens": -1}"#, Some(("max_tokens", "expected a whole number from 0"))),
+            (r#"{"messages": [], "temperature": "hot"}"#, Some(("temperature", "expected a number"))),
+            (r#"{"messages": 1}"#, Some(("messages", "expected a sequence"))),
+            (r#"{"max_tokens": 1}"#, None),
+        ] {
+            let found = wrong_field::<Asked>(body.as_bytes());
+            let short = found.as_ref().map(|(field, reason)| (&field[..], reason));
+            match (short, expected) {
+                (None, None) => {}
+                (Some((field, reason)), Some((wanted, end))) => {
+                    assert!(field == wanted && reason.ends_with(end), "{body}: {field}: {reason}");
+                }
+                other => panic!("{body}: {other:?}"),
+            }
+        }
+        let whole = "invalid type: sequence, expected struct Asked at line 1 column 0";
+        assert_eq!(plain(whole), "invalid type: sequence, expected an object at line 1 column 0");
+        assert_eq!(plain("EOF while parsing"), "EOF while parsing");
     }
 }

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..hf_case import HfCase
+from ..published import HY_V4_RENAMES
 from .shapes import yarn
 
 
@@ -110,11 +111,17 @@ CASES = [
             max_position_embeddings=128,
             rope_parameters=yarn(mscale=1.0, mscale_all_dim=0.7, beta_fast=8.0, beta_slow=0.5),
         ),
-        renames=(
-            (r"\.hc_pre\.(hc_attn_layer|hc_mlp_layer|hc_head)\.", r".\1.hc_pre."),
-            (r"hc_head\.hc_pre", "hc_head"),
-            (r"(mlp.*)\.linear_gate", r"\1.gate_proj"),
-        ),
+        renames=HY_V4_RENAMES,
+    ),
+    # Channels in the published order, with a configuration that says so.
+    HfCase(
+        "hy_v4_published",
+        "hy_v4",
+        102,
+        _hy_v4(num_hidden_layers=2, indexer_types=["full", "shared"], mlp_layer_types=["dense", "sparse"]),
+        renames=HY_V4_RENAMES,
+        interleaved=True,
+        late_edits={"gated_mla": True},
     ),
     # Names and stacked experts as transformers has them; every token chosen; a tied head; biases; an epsilon that shows, as
     # the norms of latents do not use it; two shared experts; unnormalised weights; the default order of indexers.
@@ -159,6 +166,36 @@ CASES = [
             ),
             "projector_hidden_size": 8,
         },
+    ),
+    # MXFP8 as published; the first layer's MLP too.
+    HfCase(
+        "minimax_m3_vl_mxfp8",
+        "minimax_m3_vl",
+        101,
+        {
+            "text_config": _minimax_m3(
+                hidden_size=64,
+                intermediate_size=32,
+                dense_intermediate_size=64,
+                shared_intermediate_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                head_dim=16,
+                num_local_experts=5,
+                layer_types=["full_attention", "minimax_m3_sparse"],
+                mlp_layer_types=["dense", "sparse"],
+            ),
+            "vision_config": dict(
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=1,
+                image_size=4,
+                patch_size=2,
+            ),
+            "projector_hidden_size": 8,
+        },
+        eight_bits="mxfp8",
     ),
     # Choices of heads that do not share keys; blocks of a page's length and one token more; whole heads rotate, by linear
     # scaling; keys as published; tied; an epsilon that shows.

@@ -49,6 +49,14 @@ CASES = [
             "time_step_limit": [0.0, float("inf")],
         },
     ),
+    # FP8 with one scale a matrix, as published; projections of Mamba-2 too.
+    HfCase(
+        "nemotron_h_fp8",
+        "nemotron_h",
+        173,
+        _nemotron_h(hidden_size=28, layers_block_type=["mamba", "moe", "attention"], moe_latent_size=18),
+        eight_bits="modelopt",
+    ),
     # Experts on fewer channels, in groups, unnormalised; a dense layer; biases everywhere but in the convolution over 3
     # tokens; one group of heads, one key head; time steps at their limit; an epsilon that shows; names and stacked tensors
     # as transformers has them; kinds of layers only as a list.

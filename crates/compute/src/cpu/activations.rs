@@ -5,6 +5,9 @@
 //! scale per 32 rather than per 256 columns costs a multiplication per 32 columns and row of weights and keeps
 //! an outlier from flattening its neighbours. Bits are the same at every SIMD level.
 //!
+//! Rows may have a second term, x − d · q rounded in the same way: x ≈ d · q + d₂ · q₂, off by at most max|x| / 64516, which is
+//! half of what rounding to f16 may do to the largest value. Products add up both terms, for twice the multiplications.
+//!
 //! Blocks that hold an infinity or a NaN get the scale NaN, so every output that reads them is NaN. Blocks
 //! whose values are all below 1e-30 in magnitude become zero.
 
@@ -67,9 +70,11 @@ pub(crate) struct Q8Block {
 pub struct Q8Rows {
     n_rows: usize,
     cols: usize,
-    /// (n_rows, cols), in −127..=127.
+    /// Rows have a second term.
+    second: bool,
+    /// (n_rows, terms, cols), in −127..=127.
     q: Vec<i8>,
-    /// (n_rows, cols / 32).
+    /// (n_rows, terms, cols / 32).
     blocks: Vec<Q8Block>,
 }
 
@@ -77,6 +82,16 @@ impl Q8Rows {
     /// No rows.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// No rows; those to come have two terms if `second`.
+    pub fn with_second_term(second: bool) -> Self {
+        Self { second, ..Self::default() }
+    }
+
+    /// Terms of a row: one or two.
+    pub fn terms(&self) -> usize {
+        1 + usize::from(self.second)
     }
 
     /// Rows (tokens).
@@ -89,37 +104,40 @@ impl Q8Rows {
         self.cols
     }
 
-    /// Integers of row `row`: (cols), i8.
+    /// Integers of a term: (cols), i8. Term `t` of row `row` is `row` · [`Q8Rows::terms`] + `t`.
     ///
     /// # Panics
-    /// If there is no such row.
-    pub fn row(&self, row: usize) -> &[i8] {
-        &self.q[row * self.cols..(row + 1) * self.cols]
+    /// If there is no such term.
+    pub fn term(&self, term: usize) -> &[i8] {
+        &self.q[term * self.cols..(term + 1) * self.cols]
     }
 
-    /// Scales of row `row`, one every [`BLOCK`] columns.
+    /// Scales of a term, one every [`BLOCK`] columns.
     ///
     /// # Panics
-    /// If there is no such row.
-    pub fn scales(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
-        self.row_blocks(row).iter().map(|block| block.scale)
+    /// If there is no such term.
+    pub fn scales(&self, term: usize) -> impl Iterator<Item = f32> + '_ {
+        self.term_blocks(term).iter().map(|block| block.scale)
     }
 
-    pub(crate) fn row_blocks(&self, row: usize) -> &[Q8Block] {
+    pub(crate) fn term_blocks(&self, term: usize) -> &[Q8Block] {
         let n = self.cols / BLOCK;
-        &self.blocks[row * n..(row + 1) * n]
+        &self.blocks[term * n..(term + 1) * n]
     }
 
-    /// Writes the values that row `row` stands for, d · q, to `out`.
+    /// Writes the values that row `row` stands for, the sum of its terms' d · q, to `out`.
     ///
     /// # Panics
     /// If there is no such row or `out` is not [`Q8Rows::cols`] long.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols, "one value a column");
-        let blocks = self.row(row).chunks_exact(BLOCK).zip(self.scales(row));
-        for (out, (q, scale)) in out.chunks_exact_mut(BLOCK).zip(blocks) {
-            for (out, &q) in out.iter_mut().zip(q) {
-                *out = scale * f32::from(q);
+        out.fill(0.0);
+        for term in row * self.terms()..(row + 1) * self.terms() {
+            let blocks = self.term(term).chunks_exact(BLOCK).zip(self.scales(term));
+            for (out, (q, scale)) in out.chunks_exact_mut(BLOCK).zip(blocks) {
+                for (out, &q) in out.iter_mut().zip(q) {
+                    *out += scale * f32::from(q);
+                }
             }
         }
     }
@@ -130,7 +148,8 @@ impl Q8Rows {
     /// If `cols` is not a multiple of [`BLOCK`].
     pub fn resize(&mut self, n_rows: usize, cols: usize) {
         assert!(cols.is_multiple_of(BLOCK), "{cols} columns are no whole number of blocks");
-        let len = n_rows.checked_mul(cols).expect("activations fit the address space");
+        let len = n_rows.checked_mul(cols).and_then(|n| n.checked_mul(self.terms()));
+        let len = len.expect("activations fit the address space");
         self.n_rows = n_rows;
         self.cols = cols;
         self.q.resize(len, 0);
@@ -144,7 +163,11 @@ impl Q8Rows {
     pub fn quantize_from(&mut self, simd: Simd, x: &[f32], n_rows: usize, cols: usize) {
         self.resize(n_rows, cols);
         assert_eq!(x.len(), n_rows * cols, "n_rows rows of cols columns");
-        simd.run(Quantize { x, q: &mut self.q, blocks: &mut self.blocks });
+        let writer = self.writer();
+        for (row, x) in x.chunks_exact(cols.max(1)).enumerate() {
+            // SAFETY: a row after the other.
+            unsafe { writer.write(simd, row, 0, x) };
+        }
     }
 
     /// A handle through which several threads fill different rows.
@@ -152,6 +175,7 @@ impl Q8Rows {
         Q8Writer {
             n_rows: self.n_rows,
             cols: self.cols,
+            terms: self.terms(),
             q: self.q.as_mut_ptr(),
             blocks: self.blocks.as_mut_ptr(),
             rows: PhantomData,
@@ -164,6 +188,7 @@ impl Q8Rows {
 pub struct Q8Writer<'a> {
     n_rows: usize,
     cols: usize,
+    terms: usize,
     q: *mut i8,
     blocks: *mut Q8Block,
     rows: PhantomData<&'a mut Q8Rows>,
@@ -186,23 +211,31 @@ impl Q8Writer<'_> {
     pub unsafe fn write(&self, simd: Simd, row: usize, col: usize, x: &[f32]) {
         assert!(row < self.n_rows && col <= self.cols && x.len() <= self.cols - col, "columns within a row");
         assert!(col.is_multiple_of(BLOCK) && x.len().is_multiple_of(BLOCK), "whole blocks");
-        let start = row * self.cols + col;
-        // SAFETY: within the buffers by the assertions, which `resize` gave these lengths; not aliased by the
-        // contract of this function and the borrow that `self` stands for.
-        let (q, blocks) = unsafe {
-            let q = std::slice::from_raw_parts_mut(self.q.add(start), x.len());
-            let blocks = self.blocks.add(start / BLOCK);
-            (q, std::slice::from_raw_parts_mut(blocks, x.len() / BLOCK))
+        let term = |term: usize| {
+            let start = (row * self.terms + term) * self.cols + col;
+            // SAFETY: within the buffers by the assertions, which `resize` gave these lengths; not aliased by the
+            // contract of this function, the borrow that `self` stands for, and as terms lie apart.
+            unsafe {
+                let q = std::slice::from_raw_parts_mut(self.q.add(start), x.len());
+                let blocks = self.blocks.add(start / BLOCK);
+                Term { q, blocks: std::slice::from_raw_parts_mut(blocks, x.len() / BLOCK) }
+            }
         };
-        simd.run(Quantize { x, q, blocks });
+        simd.run(Quantize { x, first: term(0), second: (self.terms == 2).then(|| term(1)) });
     }
+}
+
+/// Some columns of a term, in whole blocks.
+struct Term<'a> {
+    q: &'a mut [i8],
+    blocks: &'a mut [Q8Block],
 }
 
 /// Quantises `x`, whose length is a whole number of blocks.
 struct Quantize<'a> {
     x: &'a [f32],
-    q: &'a mut [i8],
-    blocks: &'a mut [Q8Block],
+    first: Term<'a>,
+    second: Option<Term<'a>>,
 }
 
 impl Kernel for Quantize<'_> {
@@ -211,9 +244,17 @@ impl Kernel for Quantize<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let (x, _) = self.x.as_chunks::<BLOCK>();
-        let (q, _) = self.q.as_chunks_mut::<BLOCK>();
-        for ((x, q), block) in x.iter().zip(q).zip(self.blocks) {
+        let (q, _) = self.first.q.as_chunks_mut::<BLOCK>();
+        for ((x, q), block) in x.iter().zip(&mut *q).zip(&mut *self.first.blocks) {
             *block = quantize_block(isa, x, q);
+        }
+        let Some(second) = self.second else { return };
+        let (q2, _) = second.q.as_chunks_mut::<BLOCK>();
+        let first = q.iter().zip(self.first.blocks);
+        for (((x, (q, block)), q2), block2) in x.iter().zip(first).zip(q2).zip(second.blocks) {
+            // Not fused, which not every SIMD level can.
+            let left = std::array::from_fn(|i| x[i] - block.scale * f32::from(q[i]));
+            *block2 = quantize_block(isa, &left, q2);
         }
     }
 }

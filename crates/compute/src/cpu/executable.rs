@@ -98,7 +98,6 @@ impl CpuExecutable {
             buffers: vec![vec![]; plan.buffer_widths.len()],
             choices: vec![Choice::default(); graph.routings],
             angles: graph.ropes.iter().map(|_| Angles::default()).collect(),
-            context,
             vectors,
             routers: routers(&graph),
             forecast: Forecast::default(),
@@ -111,10 +110,11 @@ impl CpuExecutable {
             graph,
             plan,
             weights,
-            q8: Q8Rows::default(),
+            q8: Q8Rows::with_second_term(context.second_term),
             q8_of: None,
-            moe: MoeScratch::default(),
+            moe: MoeScratch::new(context.second_term),
             profile: None,
+            context,
         })
     }
 

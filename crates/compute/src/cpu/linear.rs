@@ -18,6 +18,8 @@ pub(crate) struct CpuContext {
     pub(crate) pool: Arc<ThreadPool>,
     pub(crate) simd: Simd,
     pub(crate) activations: ActivationMode,
+    /// Int8 activations have a second term.
+    pub(crate) second_term: bool,
 }
 
 /// Elements below which waking the other threads costs more than it saves.

@@ -73,8 +73,11 @@ impl Backend for CpuBackend {
             .iter()
             .map(|n| if let Output::Routing(routing) = n.out { routing.top_k() } else { 0 });
         let top_k = top_k.max().unwrap_or(0);
-        let moe =
-            graph.expert_sets().iter().map(|set| moe_experts::scratch_bytes(set, top_k, options.max_rows));
+        let terms = 1 + usize::from(has_second_term(graph));
+        let moe = graph
+            .expert_sets()
+            .iter()
+            .map(|set| moe_experts::scratch_bytes(set, top_k, options.max_rows, terms));
         let latent = graph.latent_caches().iter();
         let latent =
             latent.map(|c| latent_attention::scratch_bytes(c, options.max_rows, self.pool.threads()));
@@ -83,11 +86,12 @@ impl Backend for CpuBackend {
             compressed.map(|c| compressed_attention::scratch_bytes(c, options.max_rows, self.pool.threads()));
         let logits = graph.vocab_size() * size_of::<f32>();
         // One more widest row stands for the int8 copy of a value.
-        let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2;
+        let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2 * terms;
         let rows = (plan.row_bytes() + widest).saturating_mul(options.max_rows);
         let experts = graph.expert_sets().iter().flat_map(|set| [set.up.cols, set.down.cols]);
         let cols = graph.weights().iter().map(|w| w.matrix.cols).chain(experts).max().unwrap_or(0);
-        let products = self.pool.threads() * matmul::scratch_bytes(options.max_rows, cols);
+        let products =
+            self.pool.threads() * matmul::scratch_bytes(options.max_rows.saturating_mul(terms), cols);
         let shared = moe.max().unwrap_or(0).saturating_add(latent.chain(compressed).max().unwrap_or(0));
         rows.saturating_add(shared).saturating_add(products).saturating_add(logits)
     }
@@ -99,8 +103,18 @@ impl Backend for CpuBackend {
         weights: Vec<Tensor>,
         options: CompileOptions,
     ) -> Result<Box<dyn Executable>> {
-        let context =
-            CpuContext { pool: Arc::clone(&self.pool), simd: self.simd, activations: options.activations };
+        let context = CpuContext {
+            pool: Arc::clone(&self.pool),
+            simd: self.simd,
+            activations: options.activations,
+            second_term: has_second_term(graph),
+        };
         Ok(Box::new(CpuExecutable::new(context, graph.clone(), plan, weights, options)?))
     }
+}
+
+/// Whether int8 activations have a second term: all of a model's have if those of any of its weights are to.
+fn has_second_term(graph: &Graph) -> bool {
+    let experts = graph.expert_sets().iter().flat_map(|set| [set.up.dtype, set.down.dtype]);
+    graph.weights().iter().map(|w| w.matrix.dtype).chain(experts).any(matmul::takes_second_term)
 }

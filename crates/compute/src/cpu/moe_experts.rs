@@ -108,8 +108,10 @@ pub(crate) fn clamped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], alpha: 
 }
 
 /// Bytes of scratch that a batch of `rows` rows with `top_k` choices each needs.
-pub(crate) fn scratch_bytes(set: &ExpertSet, top_k: usize, rows: usize) -> usize {
-    let pair = (2 * set.width() + set.down.rows) * size_of::<f32>() + set.width() * 2;
+///
+/// `terms` are those of int8 activations.
+pub(crate) fn scratch_bytes(set: &ExpertSet, top_k: usize, rows: usize, terms: usize) -> usize {
+    let pair = (2 * set.width() + set.down.rows) * size_of::<f32>() + set.width() * 2 * terms;
     rows.saturating_mul(top_k * pair)
 }
 
@@ -122,6 +124,11 @@ fn grow(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 }
 
 impl MoeScratch {
+    /// For int8 activations that have a second term, if so.
+    pub(crate) fn new(second_term: bool) -> Self {
+        Self { product: Q8Rows::with_second_term(second_term), ..Self::default() }
+    }
+
     /// Time spent on gate and up projections and on down projections since the last call.
     pub(crate) fn take_spent(&mut self) -> [Duration; 2] {
         std::mem::take(&mut self.spent)

@@ -43,8 +43,16 @@ impl Lowering<'_> {
         } else {
             4
         };
-        let splits = if short { 1 } else { self.shape.splits / 2 };
         let chunks = group.div_ceil(queries);
+        let splits = if short {
+            1
+        } else if on_tensor_cores {
+            // So many that every multiprocessor has a group, where there are keys enough.
+            let groups = kv_heads * chunks * self.rows;
+            (self.memory.multiprocessors / groups).clamp(2, self.shape.splits)
+        } else {
+            self.shape.splits / 2
+        };
         let rotation = &self.graph.ropes[d.prepare.rope];
         let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
         let (q_norm, k_norm) = (d.prepare.q_norm, d.prepare.k_norm);

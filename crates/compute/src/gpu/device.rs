@@ -138,6 +138,10 @@ pub struct DeviceInfo {
     pub free: u64,
     /// Bytes of a buffer, at most.
     pub largest_buffer: u64,
+    /// Groups that run beside each other, each with a multiprocessor of its own.
+    pub multiprocessors: usize,
+    /// Whether kernels copy weights to a group's memory beside other work, before the dispatch in front has ended.
+    pub copies_ahead: bool,
     /// Whether its memory is that of the processor.
     pub unified: bool,
     /// Whether it runs the kernels of `kernels/cuda`.

@@ -256,6 +256,8 @@ impl Device for Emulator {
             largest_buffer: 1 << 40,
             unified: self.metal,
             tensor_cores: false,
+            multiprocessors: 8,
+            copies_ahead: false,
             simdgroup_matrices: self.metal,
         }
     }

@@ -18,7 +18,7 @@ use super::weights::{self, DeviceWeight};
 use crate::backend::{
     ActivationMode, Batch, CompileOptions, DeviceCounts, Executable, ExpertSource, page_bytes, slot_bytes,
 };
-use crate::graph::{ExpertSetId, Graph, Op, StateId};
+use crate::graph::{ExpertSetId, Graph, Op, StateId, WeightId};
 use crate::profile::{Profile, Work};
 use crate::{Error, Result, Tensor};
 
@@ -51,6 +51,8 @@ pub(crate) struct GpuExecutable {
     scratch: Scratch,
     tensor: Option<TensorScratch>,
     simdgroup_matrices: bool,
+    multiprocessors: usize,
+    copies_ahead: bool,
     quantized: Quantized,
     activations: ActivationMode,
     turns: Vec<Turn>,
@@ -95,11 +97,21 @@ impl GpuExecutable {
         let taken = [trunk, device_scratch_bytes(&graph, rows), logits_bytes, context, states, scores];
         let taken = taken.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes as u64));
         let total = gpu.memory.unwrap_or(free.saturating_sub(MARGIN));
+        // Of a table of embeddings a token needs a row: where device memory does not hold all experts, some more of them
+        // are worth more.
+        let crowded = options.keep_experts
+            && gpu.host_memory
+            && (gpu.expert_slots.is_some() || total < taken.saturating_add(experts::all_bytes(&graph)?));
+        let far: Vec<bool> =
+            (0..tensors.len()).map(|w| crowded && only_embeds(&graph, WeightId(w))).collect();
+        let elsewhere =
+            tensors.iter().zip(&far).filter(|(_, far)| **far).map(|(tensor, _)| tensor.bytes() as u64);
+        let taken = taken.saturating_sub(elsewhere.sum());
         let wanted = taken.saturating_add(experts::least_bytes(&graph)?);
         if gpu.expert_slots.is_none() && total < wanted {
             return Err(Error::DeviceMemory { device: info.name, wanted, free: total });
         }
-        let weights = weights::upload(d, tensors)?;
+        let weights = weights::upload(d, tensors, &far)?;
         let mut alloc = |bytes: usize| d.alloc(bytes.max(4));
         let values = buffers.widths.iter().map(|width| alloc(width * rows * 4)).collect::<Result<_>>()?;
         let (attention, moe, buckets) = scratch_bytes(&graph, rows);
@@ -151,6 +163,8 @@ impl GpuExecutable {
             scratch,
             tensor,
             simdgroup_matrices: info.simdgroup_matrices,
+            multiprocessors: info.multiprocessors,
+            copies_ahead: info.copies_ahead,
             quantized,
             activations: options.activations,
             turns,
@@ -256,6 +270,8 @@ impl GpuExecutable {
             index: self.index,
             tensor: self.tensor,
             simdgroup_matrices: self.simdgroup_matrices,
+            multiprocessors: self.multiprocessors,
+            copies_ahead: self.copies_ahead,
             quantized: self.quantized,
             activations: self.activations,
             logits: self.logits.0,
@@ -359,6 +375,14 @@ impl GpuExecutable {
         }
         Ok(())
     }
+}
+
+/// Whether a weight is a table of embeddings, and no product's too.
+fn only_embeds(graph: &Graph, weight: WeightId) -> bool {
+    let embeds = |op: &Op| matches!(*op, Op::Embed { table } if table == weight);
+    let multiplies = |op: &Op| matches!(*op, Op::Linear { weight: own, .. } if own == weight);
+    let mut ops = graph.nodes().iter().map(|node| &node.op);
+    ops.clone().any(embeds) && !ops.any(multiplies)
 }
 
 /// The bytes of floats, little-endian as on every GPU.

@@ -141,7 +141,7 @@ fn layouts(graph: &Graph) -> Result<Vec<Layout>> {
 }
 
 /// Bytes of all experts of a graph in the form of slots.
-pub(super) fn all_bytes(graph: &Graph) -> Result<u64> {
+pub(crate) fn all_bytes(graph: &Graph) -> Result<u64> {
     let sets = layouts(graph)?.into_iter().zip(graph.expert_sets());
     Ok(sets.map(|(layout, set)| layout.bytes as u64 * set.experts as u64).sum())
 }

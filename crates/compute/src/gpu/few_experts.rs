@@ -1,17 +1,23 @@
 //! Lowering to the kernels of `kernels/few_experts.h`: routed experts of few rows, with activations of eight bits.
 
 use super::device::{BufferId, Dispatch, Slice, Words};
+use super::early::{EARLY_UNIT, MOST_COPIED};
 use super::experts::Part;
 use super::few_rows::{BLOCK, NormWords};
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering};
 use super::steps::Step;
+use crate::DType;
 use crate::graph::{
-    Activation, ExpertMlp, ExpertSetId, Graph, Op, Route, Routing, Value, WeightId, Weighted,
+    Activation, ExpertMlp, ExpertSetId, Graph, Op, Route, Routing, Score, Value, WeightId, Weighted,
 };
 
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
+
+/// As `WARP_EXPERTS` and `WARP_CHOSEN` of `kernels/routing.h`.
+const WARP_EXPERTS: usize = 128;
+const WARP_CHOSEN: usize = 32;
 
 /// Memory for the experts' products in eight bits: their bytes, then scale and sum of each block.
 #[derive(Debug, Clone, Copy)]
@@ -111,6 +117,26 @@ impl Lowering<'_> {
         !written(last.output()) && !beside.map(Step::output).any(written)
     }
 
+    /// Bytes of threadgroup memory that the kernel takes whose groups copy their down weights ahead; nothing if it does not
+    /// suit the choice or the weights.
+    fn copied_ahead(&self, choice: &Choice, down: &Part) -> Option<u32> {
+        let Choice { bias, route, .. } = *choice;
+        let by_logits = matches!(route.score, Score::Softmax | Score::SoftmaxOfChosen)
+            && bias.is_none()
+            && route.groups.is_none()
+            && route.experts <= WARP_EXPERTS
+            && route.top_k <= WARP_CHOSEN;
+        let encoded = matches!(down.matrix.dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K | DType::Q8_0);
+        let each = WARPS * down.matrix.dtype.row_bytes(0, down.matrix.cols).ok()?;
+        let suits = self.memory.copies_ahead
+            && by_logits
+            && encoded
+            && down.matrix.rows.is_multiple_of(WARPS)
+            && each.is_multiple_of(16)
+            && each * route.top_k <= MOST_COPIED;
+        suits.then_some((each * route.top_k) as u32)
+    }
+
     pub(super) fn few_experts(&mut self, e: &FewExperts<'_>) -> Option<FewBody> {
         let [gate, up, down] = e.parts;
         let [name, down_name] = self.few_encodings(e.set)?;
@@ -155,6 +181,18 @@ impl Lowering<'_> {
         let summed = self.memory.experts.all_at_once(e.set, counts);
         let (to, count) = if summed { (e.out, self.rows) } else { (e.outputs, pairs) };
         let residual = e.residual.unwrap_or(none);
+        if let Some((choice, copied)) = choice.filter(|_| summed && !has_bias).and_then(|choice| {
+            let copied = self.copied_ahead(choice, down)?;
+            Some((choice, copied))
+        }) {
+            let route = RouteWords { route: choice.route, has_bias: false };
+            let buffers = [slots, table, bytes, scales, weights, residual, to, logits];
+            let constants: &[&dyn Words] = &[down, &top_k, &e.residual.is_some(), &!weighs_input, &route];
+            let launch = Launch { unit: EARLY_UNIT, kernel: "early_down8", buffers: &buffers, constants };
+            let second = named(launch.over([down.matrix.rows / WARPS, count, 1], THREADS), down_name);
+            let second = Dispatch { shared: copied, ..second };
+            return Some(FewBody { body: vec![first, second], summed });
+        }
         let buffers = [slots, table, ids, bytes, scales, weights, down_bias, residual, to];
         let has_residual = e.residual.is_some();
         let constants: &[&dyn Words] = &[down, &top_k, &summed, &has_bias, &has_residual, &!weighs_input];
@@ -187,7 +225,7 @@ pub(super) struct RouteWords {
 
 impl Words for RouteWords {
     fn append(&self, out: &mut Vec<u8>) {
-        use crate::graph::{GroupRank, Score};
+        use crate::graph::GroupRank;
         let Self { route, has_bias } = self;
         let score = match route.score {
             Score::Softmax => 0u32,

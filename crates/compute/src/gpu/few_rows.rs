@@ -4,6 +4,7 @@
 //! read becomes part of each of them: every group normalises the row for itself, which is cheaper than a dispatch.
 
 use super::device::{Dispatch, Slice, Words};
+use super::early::EARLY_UNIT;
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering};
 use super::steps::Step;
@@ -15,7 +16,7 @@ use crate::graph::{Precision, Value, WeightId};
 /// Columns that share a scale.
 pub(super) const BLOCK: usize = 32;
 const THREADS: u32 = 256;
-const WARPS: usize = 8;
+pub(super) const WARPS: usize = 8;
 /// Outputs of a group of a product of plain floats: one where there are few rows, else so many.
 const PLAIN_ROWS: usize = 4;
 const FEW_PLAIN_ROWS: usize = 512;
@@ -79,7 +80,7 @@ fn products(mut encodings: impl Iterator<Item = DType>) -> &'static str {
 }
 
 /// Columns of which a warp's lanes have a piece each.
-fn columns_at_once(dtype: DType) -> usize {
+pub(super) fn columns_at_once(dtype: DType) -> usize {
     if matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) { 2048 } else { 1024 }
 }
 
@@ -152,11 +153,10 @@ fn unit(at: Slice) -> u32 {
 
 impl Lowering<'_> {
     /// Whether the kernels for few rows may be used: they find weights by where they begin in one buffer, in which those
-    /// that a device uses where they are do not lie.
+    /// that a device uses where they are do not lie. No product is made with those that are far.
     pub(super) fn is_few(&self) -> bool {
-        let mut buffers = self.memory.weights.iter().map(|weight| weight.planes[0].buffer);
-        let first = buffers.next();
-        self.rows <= FEW_ROWS && buffers.all(|buffer| Some(buffer) == first)
+        let suits = |weight: &DeviceWeight| weight.common || weight.far;
+        self.rows <= FEW_ROWS && self.memory.weights.iter().all(suits)
     }
 
     /// Whether products of a width may take activations of eight bits.
@@ -224,7 +224,7 @@ impl Lowering<'_> {
 
     /// A product whose groups make `each` outputs, or whose warps make `span`.
     fn part(&self, p: &FewLinear, each: usize, span: usize) -> PartWords {
-        let DeviceWeight { matrix, format, planes } = *self.weight(p.weight);
+        let DeviceWeight { matrix, format, planes, .. } = *self.weight(p.weight);
         let bias = p.bias.map_or(NONE, |bias| unit(self.weight(bias).planes[0]));
         let groups = matrix.rows.div_ceil(each);
         PartWords { format: Some(format), planes: planes.map(unit), bias, rows: matrix.rows, groups, span }
@@ -260,14 +260,15 @@ impl Lowering<'_> {
         let matrices = waiting.iter().map(|p| self.weight(p.weight).matrix);
         let kernel = products(matrices.clone().map(|matrix| matrix.dtype));
         let work: usize = matrices.map(|matrix| matrix.rows * cost(matrix.dtype)).sum();
-        let part = |p: &FewLinear| {
+        let span = |p: &FewLinear| {
             let dtype = self.weight(p.weight).matrix.dtype;
             // A warp has two rows at a time, but one of a long row.
             let at_once = if first.x.width() > columns_at_once(dtype) { 1 } else { 2 };
-            let span = work.div_ceil(WARPS * GROUPS * cost(dtype)).next_multiple_of(at_once);
-            self.part(p, WARPS * span, span)
+            work.div_ceil(WARPS * GROUPS * cost(dtype)).next_multiple_of(at_once)
         };
-        let mut parts: Vec<PartWords> = waiting.iter().map(part).collect();
+        let spans: Vec<(FewLinear, usize)> = waiting.iter().map(|p| (*p, span(p))).collect();
+        let mut parts: Vec<PartWords> =
+            spans.iter().map(|(p, span)| self.part(p, WARPS * span, *span)).collect();
         let groups = parts.iter().map(|part| part.groups).sum();
         parts.resize_with(MOST_PARTS, || PartWords::ABSENT);
         let out = |i: usize| self.value(waiting.get(i).unwrap_or(first).out);
@@ -276,8 +277,12 @@ impl Lowering<'_> {
         let weight = self.norm_unit(norm);
         let constants: &[&dyn Words] =
             &[&parts[0], &parts[1], &parts[2], &NormWords(norm), &weight, &first.residual.is_some()];
-        let launch = Launch { unit: "few_rows", kernel, buffers: &buffers, constants };
-        let dispatch = launch.over([groups, self.rows, 1], THREADS);
+        let (unit, kernel, shared) = match self.early_products(&spans) {
+            Some((early, shared)) => (EARLY_UNIT, early, shared),
+            None => ("few_rows", kernel, 0),
+        };
+        let launch = Launch { unit, kernel, buffers: &buffers, constants };
+        let dispatch = Dispatch { shared, ..launch.over([groups, self.rows, 1], THREADS) };
         self.run.push(dispatch);
     }
 }

@@ -55,6 +55,8 @@ pub(crate) struct Memory<'a> {
     pub(crate) tensor: Option<TensorScratch>,
     /// Whether products of many rows may use simdgroup matrices.
     pub(crate) simdgroup_matrices: bool,
+    pub(crate) multiprocessors: usize,
+    pub(crate) copies_ahead: bool,
     /// The experts' products in eight bits.
     pub(crate) quantized: Quantized,
     pub(crate) activations: ActivationMode,

@@ -23,6 +23,7 @@ mod compressed;
 pub mod cuda;
 mod decode;
 pub mod device;
+mod early;
 #[cfg(feature = "emulator")]
 pub mod emulator;
 mod executable;

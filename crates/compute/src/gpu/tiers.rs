@@ -19,7 +19,7 @@ use crate::graph::{ExpertSetId, Graph, Op};
 pub(super) const ABSENT: u32 = u32::MAX;
 /// Parts of the ring, and the most experts of one.
 const PARTS: usize = 4;
-const PART_EXPERTS: usize = 16;
+const PART_EXPERTS: usize = 8;
 /// The ring takes this part of the memory for experts, at most.
 const RING_SHARE: u64 = 8;
 /// Half-lives of an expert's frequencies in tokens, and the shorter one's part.

@@ -2,7 +2,7 @@
 
 use super::device::{Device, Slice, Words};
 use crate::graph::MatrixSpec;
-use crate::{BlockScale, DType, Half, Result, Tensor, TensorView};
+use crate::{BlockScale, DType, Error, Half, Result, Tensor, TensorView};
 
 /// Where planes begin, so that kernels can load vectors.
 pub(crate) const ALIGNMENT: usize = 256;
@@ -29,7 +29,7 @@ impl Format {
         for (plane, stride) in strides.iter_mut().enumerate().take(matrix.dtype.planes()) {
             *stride = matrix.dtype.row_bytes(plane, matrix.cols)?;
         }
-        Ok(Self { kind: kind(matrix.dtype), cols: matrix.cols, strides })
+        Ok(Self { kind: kind(matrix.dtype)?, cols: matrix.cols, strides })
     }
 }
 
@@ -43,8 +43,8 @@ fn scale_bit(scale: BlockScale) -> u32 {
 }
 
 /// The code of an encoding in `kernels/weights.h`, with its parameters.
-fn kind(dtype: DType) -> u32 {
-    match dtype {
+fn kind(dtype: DType) -> Result<u32> {
+    Ok(match dtype {
         DType::F32 => 1,
         DType::F16 => 2,
         DType::BF16 => 3,
@@ -64,6 +64,7 @@ fn kind(dtype: DType) -> u32 {
         }
         DType::Fp8 { scale } => 15 | scale_bit(scale),
         DType::Fp8_Whole { scale } => 15 | scale_bit(scale) | 1 << 26,
+        DType::MXFP8_Planes => return Err(Error::Unsupported { what: "a product on a GPU", dtype }),
         DType::Q4_1 => 16,
         DType::Q5_1 => 17,
         DType::IQ4_NL => 18,
@@ -75,7 +76,7 @@ fn kind(dtype: DType) -> u32 {
         DType::IQ3_S => 24,
         DType::IQ1_S => 25,
         DType::IQ1_M => 26,
-    }
+    })
 }
 
 /// A resident weight.
@@ -85,6 +86,10 @@ pub(crate) struct DeviceWeight {
     pub(crate) format: Format,
     /// Those the encoding lacks are the first one.
     pub(crate) planes: [Slice; 3],
+    /// Whether it lies in the buffer that most weights share.
+    pub(crate) common: bool,
+    /// Whether it is in host memory.
+    pub(crate) far: bool,
 }
 
 /// Bytes of a matrix with every plane aligned, and where planes begin.
@@ -98,21 +103,26 @@ pub(crate) fn placed(matrix: MatrixSpec) -> Result<(usize, [usize; 3])> {
     Ok((end, offsets))
 }
 
-/// Gives the device the weights: in one buffer, but for those that it can use where they are.
-pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor]) -> Result<Vec<DeviceWeight>> {
+/// Gives the device the weights: in one buffer, but for those that it can use where they are, and those that are `far`,
+/// which stay in host memory.
+pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor], far: &[bool]) -> Result<Vec<DeviceWeight>> {
     let mut adopted = vec![];
     let mut total = 0;
-    for tensor in weights {
+    for (tensor, far) in weights.iter().zip(far) {
+        if *far {
+            adopted.push((matrix_of(tensor), Some(host_planes(device, tensor)?)));
+            continue;
+        }
         let planes = (0..tensor.dtype().planes()).map(|plane| device.adopt(tensor.plane(plane)));
         let planes = planes.collect::<Result<Option<Vec<_>>>>()?;
-        let matrix = MatrixSpec { dtype: tensor.dtype(), rows: tensor.rows(), cols: tensor.cols() };
+        let matrix = matrix_of(tensor);
         total += if planes.is_some() { 0 } else { placed(matrix)?.0 };
         adopted.push((matrix, planes));
     }
     let buffer = device.alloc(total.max(ALIGNMENT))?;
     let mut start = 0;
     let mut all = vec![];
-    for (tensor, (matrix, adopted)) in weights.iter().zip(adopted) {
+    for ((tensor, far), (matrix, adopted)) in weights.iter().zip(far).zip(adopted) {
         let planes = if let Some(held) = adopted {
             [0, 1, 2].map(|plane| *held.get(plane).unwrap_or(&held[0]))
         } else {
@@ -124,9 +134,27 @@ pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor]) -> Result<Vec<
             start += bytes;
             planes
         };
-        all.push(DeviceWeight { matrix, format: Format::new(matrix)?, planes });
+        let common = planes[0].buffer == buffer;
+        all.push(DeviceWeight { matrix, format: Format::new(matrix)?, planes, common, far: *far });
     }
     Ok(all)
+}
+
+fn matrix_of(tensor: &Tensor) -> MatrixSpec {
+    MatrixSpec { dtype: tensor.dtype(), rows: tensor.rows(), cols: tensor.cols() }
+}
+
+/// A copy of a weight in host memory that the device can read: its planes.
+fn host_planes(device: &mut dyn Device, tensor: &Tensor) -> Result<Vec<Slice>> {
+    let (bytes, offsets) = placed(matrix_of(tensor))?;
+    let buffer = device.alloc_host(bytes)?;
+    let mut planes = vec![];
+    for (plane, offset) in offsets.into_iter().enumerate().take(tensor.dtype().planes()) {
+        let from = tensor.view().plane(plane);
+        device.host_bytes(buffer)?[offset..][..from.len()].copy_from_slice(from);
+        planes.push(Slice { buffer, offset });
+    }
+    Ok(planes)
 }
 
 /// The bytes of a plane with its rows one after the other; `scratch` is used if they are not stored so.

@@ -1,4 +1,5 @@
-//! FP8 (e4m3) with a scale for each block of 128 × 128 weights, as DeepSeek-V3 is published, or one for all: w = scale · q.
+//! FP8 (e4m3) with a scale for each block of 128 × 128 weights, as DeepSeek-V3 is published, for 32 weights of a row, or one
+//! for all: w = scale · q.
 //!
 //! e4m3 (Micikevicius et al. 2022, the "fn" variant): sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no
 //! infinities, one NaN of either sign. A product is rounded once, in f32; published code rounds it to bf16 again.
@@ -42,6 +43,13 @@ pub(crate) fn dequantize_row(kind: BlockScale, codes: &[u8], scales: &[u8], out:
 /// Values of a row: `codes` are its weights, `scale` that of the matrix.
 pub(crate) fn dequantize_whole_row(kind: BlockScale, codes: &[u8], scale: &[u8], out: &mut [f32]) {
     scaled(codes, scale_of(kind, scale), out);
+}
+
+/// Values of a row: `codes` are its weights, `scales` a power of two for each 32 of them.
+pub(crate) fn dequantize_mx_row(codes: &[u8], scales: &[u8], out: &mut [f32]) {
+    for ((out, codes), scale) in out.chunks_mut(32).zip(codes.chunks(32)).zip(scales.chunks(1)) {
+        scaled(codes, scale_of(BlockScale::E8M0, scale), out);
+    }
 }
 
 fn scale_of(kind: BlockScale, bytes: &[u8]) -> f32 {

@@ -105,6 +105,7 @@ pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Re
         DType::IQ4_NL => blocks(bytes, out, codebook::dequantize_iq4_nl),
         DType::IQ4_XS => blocks(bytes, out, codebook::dequantize_iq4_xs),
         DType::Fp8 { scale } => fp8::dequantize_row(scale, bytes, weight.row(1, row), out),
+        DType::MXFP8_Planes => fp8::dequantize_mx_row(bytes, weight.row(1, row), out),
         DType::Fp8_Whole { scale } => fp8::dequantize_whole_row(scale, bytes, weight.row(1, row), out),
         dtype @ DType::Affine { bits, group, scale } => {
             let (group, planes) = (group.into(), [bytes, weight.row(1, row), weight.row(2, row)]);

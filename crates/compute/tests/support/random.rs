@@ -54,6 +54,11 @@ impl Random {
                 }
             }
             DType::MXFP4_Planes => planes[1].fill_with(|| self.power_of_two()),
+            DType::MXFP8_Planes => {
+                // Below two, and no NaN.
+                planes[0].iter_mut().for_each(|code| *code &= 0xBF);
+                planes[1].fill_with(|| self.power_of_two());
+            }
             blocks => {
                 for &at in scale_offsets(blocks) {
                     self.fill(&mut planes[0], blocks.block_bytes(0), at, |v| half(Half::F16, v));
@@ -66,7 +71,8 @@ impl Random {
     /// Plane and offset of the first 16-bit scale; none for plain floats and MXFP4.
     pub(crate) fn scale_at(&self, dtype: DType) -> Option<(usize, usize)> {
         match dtype {
-            DType::F32 | DType::F16 | DType::BF16 | DType::MXFP4 | DType::MXFP4_Planes => None,
+            DType::F32 | DType::F16 | DType::BF16 => None,
+            DType::MXFP4 | DType::MXFP4_Planes | DType::MXFP8_Planes => None,
             DType::Affine { .. } => Some((1, 0)),
             blocks => Some((0, scale_offsets(blocks)[0])),
         }

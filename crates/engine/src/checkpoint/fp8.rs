@@ -1,7 +1,8 @@
 //! FP8 in safetensors folders: `NAME` (F8_E4M3) and its scales, which despite their usual name multiply.
 //!
 //! DeepSeek-V3 is published with `NAME_scale_inv`, one scale for each block of 128 × 128 weights; DeepSeek-V4 calls them
-//! `MODULE.scale` and has powers of two (F8_E8M0). Other models have one scale for a whole matrix, for each matrix of a
+//! `MODULE.scale` and has powers of two (F8_E8M0). MiniMax-M3's MXFP8 has a power of two for each 32 weights of a row, as
+//! bytes (U8) or F8_E8M0; MLX's the same as `MODULE.scales`, and four codes in a word. Other models have one scale for a whole matrix, for each matrix of a
 //! stack, or, under `NAME_scale`, for all shards of a table.
 
 use moeflux_compute::dtype::FP8_BLOCK;
@@ -10,6 +11,9 @@ use serde_json::{Value, json};
 
 use super::{Checkpoint, Encoding, StoredWeight, TensorEntry};
 use crate::{Error, Result};
+
+/// Columns that share a power of two in MXFP8.
+const MX_BLOCK: usize = 32;
 
 /// The name of the scales of the weight `name`, and of the one they would have if there are none.
 pub(super) fn scales_of<'a>(
@@ -37,12 +41,16 @@ pub(super) fn scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
         let path = checkpoint.file_path(entry).to_owned();
         Error::MissingTensor { path, tensor }
     })?;
+    if let Some(weight) = mx(entry, scales) {
+        return Ok(Some(weight));
+    }
     let scale = match &scales.encoding {
         Encoding::Weight(DType::F32) => BlockScale::F32,
         Encoding::Weight(DType::BF16) => BlockScale::BF16,
         Encoding::Other(name) if name == "F8_E8M0" => BlockScale::E8M0,
         other => {
-            return Err(checkpoint.tensor_error(scales, "F32, BF16 or F8_E8M0".into(), other.to_string()));
+            let expected = "F32, BF16, F8_E8M0, or U8 for each 32 columns".to_owned();
+            return Err(checkpoint.tensor_error(scales, expected, other.to_string()));
         }
     };
     let Some((outer, &[rows, cols])) = entry.shape.split_last_chunk::<2>().filter(|(_, last)| last[0] > 0)
@@ -69,6 +77,41 @@ pub(super) fn scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
     };
     let (name, shape) = (entry.name.clone(), entry.shape.clone());
     Ok(Some(StoredWeight { name, dtype, shape, planes: vec![entry.range, scales.range] }))
+}
+
+/// The weight of codes `entry` if `scales` are powers of two for each 32 columns.
+fn mx(entry: &TensorEntry, scales: &TensorEntry) -> Option<StoredWeight> {
+    let powers = ["U8", "F8_E8M0"].iter().any(|name| scales.encoding == Encoding::Other((*name).into()));
+    let (cols, outer) = entry.shape.split_last()?;
+    let of_rows: Vec<usize> = outer.iter().copied().chain([cols / MX_BLOCK]).collect();
+    let fits = !outer.is_empty() && cols.is_multiple_of(MX_BLOCK) && scales.shape == of_rows;
+    // Scales of blocks of 128 × 128 have the same shape if there is one row.
+    (powers && fits).then(|| StoredWeight {
+        name: entry.name.clone(),
+        dtype: DType::MXFP8_Planes,
+        shape: entry.shape.clone(),
+        planes: vec![entry.range, scales.range],
+    })
+}
+
+/// The MLX weight whose codes are `entry`, four to a word, and whose scales are `scales`.
+///
+/// # Errors
+/// [`Error::Tensor`] if they do not fit each other.
+pub(super) fn mx_words(
+    checkpoint: &Checkpoint,
+    entry: &TensorEntry,
+    scales: &TensorEntry,
+) -> Result<StoredWeight> {
+    let mut codes = entry.clone();
+    if let Some(words) = codes.shape.last_mut() {
+        *words = words.saturating_mul(4);
+    }
+    let found = (entry.encoding == Encoding::Other("U32".into())).then(|| mx(&codes, scales)).flatten();
+    found.ok_or_else(|| {
+        let expected = format!("U32 with 8 words for each of the scales {:?}", scales.shape);
+        checkpoint.tensor_error(entry, expected, format!("{} of shape {:?}", entry.encoding, entry.shape))
+    })
 }
 
 /// Whether `scales` is the shape of one scale for each matrix of a stack of shape `outer`.

@@ -56,8 +56,10 @@ pub(super) fn affine(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
         Err(checkpoint.tensor_error(entry, expected, got))
     };
     if scales.encoding == Encoding::Other("U8".into()) {
-        check_mxfp4(checkpoint, module)?;
-        return super::mxfp4::weight(checkpoint, entry);
+        return match microscaling_bits(checkpoint, module)? {
+            4 => super::mxfp4::weight(checkpoint, entry),
+            _ => super::fp8::mx_words(checkpoint, entry, scales).map(Some),
+        };
     }
     let Quantization { bits, group } = quantization(checkpoint, module)?;
     let Some(biases) = checkpoint.entry(&format!("{module}.biases")) else {
@@ -104,16 +106,19 @@ pub(super) fn affine(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
     }))
 }
 
-/// That a module whose scales are bytes is one of 4-bit floats in blocks of 32.
-fn check_mxfp4(checkpoint: &Checkpoint, module: &str) -> Result<()> {
+/// Bits of a module whose scales are bytes: 4 or 8, in blocks of 32.
+fn microscaling_bits(checkpoint: &Checkpoint, module: &str) -> Result<u8> {
     let (_, settings) = settings_of(checkpoint, module);
-    if settings["mode"] == "mxfp4" && settings["bits"] == 4 && settings["group_size"] == 32 {
-        return Ok(());
+    for (mode, bits) in [("mxfp4", 4), ("mxfp8", 8)] {
+        if settings["mode"] == mode && settings["bits"] == bits && settings["group_size"] == 32 {
+            return Ok(bits);
+        }
     }
     Err(Error::Config {
         path: checkpoint.config_path(),
         key: format!("quantization of {module}"),
-        expected: "mode mxfp4, 4 bits, group_size 32, as its scales are bytes".into(),
+        expected: "mode mxfp4, 4 bits or mode mxfp8, 8 bits, and group_size 32, as its scales are bytes"
+            .into(),
         got: settings.to_string(),
     })
 }

@@ -96,7 +96,7 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         }
         // The values are up to 6.
         (DType::MXFP4_Planes, _) => out.fill((127.0 + (std / 3.0).log2()).clamp(1.0, 254.0) as u8),
-        (DType::Fp8 { .. } | DType::Fp8_Whole { .. }, 0) => {
+        (DType::Fp8 { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes, 0) => {
             bytes(out);
             // Below two, and no NaN.
             out.iter_mut().for_each(|byte| *byte &= 0xBF);
@@ -107,7 +107,8 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         (DType::Fp8 { scale: BlockScale::BF16 } | DType::Fp8_Whole { scale: BlockScale::BF16 }, _) => {
             scales::<2>(out, bf16::from_f32(std).to_le_bytes(), &[0]);
         }
-        (DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { scale: BlockScale::E8M0 }, _) => {
+        (DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { scale: BlockScale::E8M0 }, _)
+        | (DType::MXFP8_Planes, _) => {
             out.fill((127.0 + std.log2().round()).clamp(1.0, 254.0) as u8);
         }
         (DType::Q4_0 | DType::IQ4_NL, _) => {
@@ -211,6 +212,7 @@ mod tests {
             DType::Fp8 { scale: BlockScale::E8M0 },
             DType::Fp8_Whole { scale: BlockScale::F32 },
             DType::Fp8_Whole { scale: BlockScale::BF16 },
+            DType::MXFP8_Planes,
             affine(4, 64, Half::BF16),
             affine(4, 32, Half::F16),
             affine(2, 128, Half::BF16),

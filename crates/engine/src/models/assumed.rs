@@ -24,6 +24,8 @@ pub enum Storage {
     BF16,
     /// e4m3 with a scale for 128 × 128 values, but what is small or chooses experts.
     FP8,
+    /// The same with experts in MXFP4, as DeepSeek-V4 is published.
+    FP4,
     /// Experts in MXFP4, everything else in bf16.
     MXFP4,
     /// llama.cpp's mix of Q4_K and Q6_K.
@@ -41,7 +43,7 @@ pub enum Storage {
 
 impl Storage {
     /// Names on the command line.
-    pub const NAMES: &str = "bf16, fp8, mxfp4, q4_k_m, q8_0, 2bit to 8bit";
+    pub const NAMES: &str = "bf16, fp8, fp4, mxfp4, q4_k_m, q8_0, 2bit to 8bit";
 
     /// The one called `name`.
     ///
@@ -51,6 +53,7 @@ impl Storage {
         Ok(match name {
             "bf16" => Self::BF16,
             "fp8" => Self::FP8,
+            "fp4" => Self::FP4,
             "mxfp4" => Self::MXFP4,
             "q4_k_m" => Self::Q4KM,
             "q8_0" => Self::Q8_0,
@@ -91,6 +94,7 @@ impl Storage {
         let method = &config["quantization_config"]["quant_method"];
         match method.as_str() {
             None => Ok(None),
+            Some("fp8") if config["expert_dtype"] == "fp4" => Ok(Some(Self::FP4)),
             Some("fp8") => Ok(Some(Self::FP8)),
             Some("mxfp4") => Ok(Some(Self::MXFP4)),
             Some(_) => Err(fault("quantization_config.quant_method", "fp8 or mxfp4", method)),
@@ -103,6 +107,7 @@ impl std::fmt::Display for Storage {
         match self {
             Self::BF16 => f.write_str("bf16"),
             Self::FP8 => f.write_str("fp8"),
+            Self::FP4 => f.write_str("fp4"),
             Self::MXFP4 => f.write_str("mxfp4"),
             Self::Q4KM => f.write_str("q4_k_m"),
             Self::Q8_0 => f.write_str("q8_0"),
@@ -195,8 +200,9 @@ impl Assumed {
         let ends = is("lm_head.weight") || is("embed_tokens.weight");
         match self.storage {
             Storage::BF16 => [DType::BF16; 2],
-            Storage::FP8 if ends => [DType::BF16; 2],
-            Storage::FP8 => [DType::Fp8 { scale: BlockScale::F32 }, DType::BF16],
+            Storage::FP8 | Storage::FP4 if ends => [DType::BF16; 2],
+            Storage::FP4 if routed => [DType::MXFP4, DType::BF16],
+            Storage::FP8 | Storage::FP4 => [DType::Fp8 { scale: BlockScale::F32 }, DType::BF16],
             Storage::MXFP4 if routed => [DType::MXFP4, DType::BF16],
             Storage::MXFP4 => [DType::BF16; 2],
             Storage::Q8_0 => [DType::Q8_0, DType::F16],
@@ -299,7 +305,14 @@ mod tests {
         assert!(message.contains("quantization.bits") && message.contains("got 7"), "{message}");
         config["quantization"] = Value::Null;
         config["quantization_config"] = serde_json::json!({ "quant_method": "fp8" });
-        assert_eq!(described(&config, None).unwrap().1, Storage::FP8);
+        let (fp8, found) = described(&config, None).unwrap();
+        assert_eq!(found, Storage::FP8);
+        config["expert_dtype"] = "fp4".into();
+        let (fp4, found) = described(&config, None).unwrap();
+        assert_eq!(found, Storage::FP4);
+        // Of 32 weights 17 bytes.
+        let ratio = fp4.experts.total_bytes() as f64 / fp8.experts.total_bytes() as f64;
+        assert!((0.53..0.54).contains(&ratio) && fp4.trunk_bytes() == fp8.trunk_bytes(), "{ratio}");
         config["quantization_config"]["quant_method"] = "awq".into();
         assert!(
             described(&config, None).unwrap_err().to_string().contains("expected fp8 or mxfp4, got \"awq\"")
@@ -312,7 +325,7 @@ mod tests {
 
     #[test]
     fn names() {
-        for name in ["bf16", "fp8", "mxfp4", "q4_k_m", "q8_0", "3bit", "8bit"] {
+        for name in ["bf16", "fp8", "fp4", "mxfp4", "q4_k_m", "q8_0", "3bit", "8bit"] {
             assert_eq!(Storage::by_name(name).unwrap().to_string(), name);
         }
         for name in ["q3_k_s", "7bit", "bit", ""] {

@@ -494,11 +494,18 @@ pub fn logits(r: &mut Recorder, config: &Config<'_>, h: Value, table: WeightId) 
     logits_of(r, h, (table, tied))
 }
 
-fn is_tied(r: &Recorder, config: &Config<'_>) -> Result<bool> {
-    match config.format() {
-        Format::Gguf => Ok(!r.has("lm_head")),
-        _ => config.flag("tie_word_embeddings", false),
+/// Whether the head is the table of embeddings. Of multimodal models either configuration may say so; where they differ,
+/// checkpoints without a head mean the one that does.
+///
+/// # Errors
+/// [`crate::Error::Config`] if one says neither true nor false.
+pub fn is_tied(r: &Recorder, config: &Config<'_>) -> Result<bool> {
+    if config.format() == Format::Gguf {
+        return Ok(!r.has("lm_head"));
     }
+    let key = "tie_word_embeddings";
+    let (own, outer) = (config.flag(key, false)?, config.outer_flag(key, false)?);
+    Ok(if own == outer { own } else { !r.has("lm_head") })
 }
 
 fn logits_of(r: &mut Recorder, h: Value, (table, tied): (WeightId, bool)) -> Result<Value> {

@@ -69,6 +69,7 @@ const GGUF_KEYS: &[(&str, &str)] = &[
     ("hc_mult", "hyper_connection.count"),
     ("hc_sinkhorn_iters", "hyper_connection.sinkhorn_iterations"),
     ("hc_eps", "hyper_connection.epsilon"),
+    ("hc_magnitude", "hyper_connection.magnitude"),
     ("linear_lower_bound", "kda.gate_lower_bound"),
     ("o_groups", "attention.output_group_count"),
     ("o_lora_rank", "attention.output_lora_rank"),

@@ -2,7 +2,9 @@
 //! with sinks over the tokens that an indexer chooses, which layers share; DeepSeek-V3's routing over experts with a limited
 //! SwiGLU; a dense first layer.
 //!
-//! Source: transformers `modeling_hy_v4.py`; published checkpoints have other names for modules.
+//! Source: transformers `modeling_hy_v4.py`; published checkpoints have other names for modules, and GGUF files (architecture
+//! `hy_v4`) a third kind. Published checkpoints rotate neighbouring channels: so do vLLM's `hy_v4` and llama.cpp, with the
+//! weights as they are. transformers rotates halves, which is another model; what it saves of its own is read that way.
 
 use moeflux_compute::graph::{Activation, HyperConnection, HyperKind, RopeStyle, Route, Value};
 
@@ -14,10 +16,11 @@ use super::indexer::{self, IndexRotation, Indexer};
 use super::latent::{self, Latent, More};
 use super::recorder::{ExpertNames, Recorder};
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Hy4", model_types: &["hy_v4"], gguf_architectures: &[], record };
+    Family { name: "Hy4", model_types: &["hy_v4"], gguf_architectures: &["hy_v4"], record };
 
 /// The tensors of a hyper-connection: `own` in transformers, or `published` within `base`; what transformers writes for
 /// published ones has their parts in another order.
@@ -35,7 +38,31 @@ fn connection(
     found.unwrap_or_else(|| parts.map(|part| format!("{base}.{own}.{own_prefix}{part}")))
 }
 
+/// Which channels form a pair. Published configurations say that attention is gated, which transformers does not ask.
+fn rope_style(config: &Config<'_>) -> Result<RopeStyle> {
+    let published = config.format() == Format::Gguf || config.flag("gated_mla", false)?;
+    Ok(match config.flag("rope_interleave", published)? {
+        true => RopeStyle::Interleaved,
+        false => RopeStyle::HalfSplit,
+    })
+}
+
+/// The activation of each layer's routed experts: GGUF files may leave the limit out.
+fn activations(config: &Config<'_>, layers: usize) -> Result<Vec<Activation>> {
+    let key = "swiglu_limit";
+    let gguf = config.format() == Format::Gguf;
+    let default = if gguf { 0.0 } else { 10.0 };
+    let limits = config.magnitude_per_layer(key, layers)?.unwrap_or_else(|| vec![default; layers]);
+    let activation = |limit: &f64| match *limit > 0.0 {
+        true => Ok(Activation::LimitedSwiGlu { limit: *limit as f32 }),
+        false if gguf => Ok(Activation::SwiGlu),
+        false => Err(config.unsupported(key, "a number above 0")),
+    };
+    limits.iter().take(layers).map(activation).collect()
+}
+
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let gguf = config.format() == Format::Gguf;
     let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
     let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32;
     let (hidden_size, layers) = (config.size("hidden_size")?, blocks::layers(config)?);
@@ -47,9 +74,13 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     };
     let published = r.has("model.layers.0.self_attn.linear_gate");
     let latent =
-        Latent::new(config, r, config.size("num_attention_heads")?, RopeStyle::HalfSplit)?.with(More {
+        Latent::new(config, r, config.size("num_attention_heads")?, rope_style(config)?)?.with(More {
             sinks: Some(if published { "learnable_sink_param" } else { "sinks" }),
-            gate: Some(if published { "linear_gate" } else { "gate_proj" }),
+            gate: Some(match published {
+                true => "linear_gate",
+                false if gguf => "g_proj",
+                false => "gate_proj",
+            }),
         });
     let mut indexer = Indexer::new(config, 16, eps)?;
     if let Some((channels, rope)) = latent.rotation() {
@@ -59,14 +90,13 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     }
     let own_index = (0..layers).map(|layer| layer == 0 || (layer - 1).is_multiple_of(4)).collect();
     let own_index = indexer::layers_with_indexer(config, layers, own_index)?;
-    let dense = blocks::dense_layers(config, layers, 1)?;
-    let limit = config.number("swiglu_limit")?.unwrap_or(10.0) as f32;
-    if limit <= 0.0 {
-        return Err(config.unsupported("swiglu_limit", "a number above 0"));
-    }
-    let scale = config.magnitude("routed_scaling_factor")?.unwrap_or(2.827) as f32;
+    let dense = blocks::dense_layers(config, layers, if gguf { 0 } else { 1 })?;
+    let activations = activations(config, layers)?;
+    let scale = config.magnitude("routed_scaling_factor")?.unwrap_or(if gguf { 1.0 } else { 2.827 }) as f32;
+    // GGUF files leave it out where it is false.
+    let renormalize = config.flag("norm_topk_prob", !gguf)?;
     let moe = Moe {
-        route: Route { scale, ..blocks::sigmoid_route(config)? },
+        route: Route { scale, renormalize, ..blocks::sigmoid_route(config)? },
         router: "mlp.gate",
         correction_bias: Some("mlp.gate"),
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
@@ -103,10 +133,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
                     let width = config.size("intermediate_size")?;
                     blocks::mlp(r, h, &format!("{base}.mlp"), width, Activation::SwiGlu)
                 }
-                false => {
-                    let limited = Activation::LimitedSwiGlu { limit };
-                    blocks::moe_with(r, layer, h, &moe, [limited, Activation::SwiGlu])
-                }
+                false => blocks::moe_with(r, layer, h, &moe, [activations[layer], Activation::SwiGlu]),
             },
         )?;
     }
@@ -114,7 +141,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     r.graph.scope("lm_head");
     let x = r.graph.gather_rows(x);
     let head = HyperConnection { kind: HyperKind::Collapsed, ..hyper };
-    let names = connection(r, "model", ["hc_head"; 2], ["hc_", "hc_head_"]);
+    let names = match gguf {
+        true => ["fn", "base", "scale"].map(|part| format!("output_hc_{part}.weight")),
+        false => connection(r, "model", ["hc_head"; 2], ["hc_", "hc_head_"]),
+    };
     let weights = streams::weights(r, x, names, head)?;
     let x = r.graph.hyper_collapse(x, weights, head.streams)?;
     let h = r.rms_norm(x, "model.norm", 1, eps)?;

@@ -62,7 +62,7 @@ impl Kind {
             None if config.format() == Format::Gguf => config.size("value_length")?,
             None => config.optional_size("v_head_dim")?.unwrap_or(128),
         };
-        let window = match (sliding, config.positions("sliding_window_size")?) {
+        let window = match (sliding, config.count("sliding_window_size")?) {
             (false, _) => None,
             // The newest token is not counted.
             (true, Some(before)) => Some(before + 1),

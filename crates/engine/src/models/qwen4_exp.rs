@@ -226,7 +226,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     r.graph.scope("lm_head");
     let x = r.graph.gather_rows(x);
     let (h, _) = streams.collapse(r, x, "model.hyper_connection_mixer")?;
-    let tied = if gguf { !r.has("lm_head") } else { config.flag("tie_word_embeddings", false)? };
+    let tied = blocks::is_tied(r, config)?;
     if tied {
         return Ok(r.graph.linear(h, table, None, Precision::Fast)?);
     }

@@ -80,6 +80,7 @@ const COMMON_NAMES: NameMap = &[
     ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
     ("self_attn.kv_b_proj", "attn_kv_b"),
     ("self_attn.g_proj", "attn_gate"),
+    ("self_attn.sinks", "attn_sinks.weight"),
     ("mlp.share_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.share_expert.up_proj", "ffn_up_shexp"),
     ("mlp.share_expert.down_proj", "ffn_down_shexp"),

@@ -49,7 +49,8 @@ fn named_as(name: &str) -> String {
 fn may_be_unused(name: &str) -> bool {
     // An indexer chooses once there are more entries than it keeps, and entries stand for up to 128 tokens.
     let late = ["indexer", ".index_", "compressor"].iter().any(|part| name.contains(part));
-    late || name.contains("expert") || name.starts_with("mtp.") || is_of_vision(name)
+    let activations = name.ends_with(".input_scale");
+    late || activations || name.contains("expert") || name.starts_with("mtp.") || is_of_vision(name)
 }
 
 #[test]

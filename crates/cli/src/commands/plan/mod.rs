@@ -47,7 +47,7 @@ pub struct PlanArgs {
     /// Tokens of the prompt whose evaluation is predicted
     #[arg(long, value_name = "N", default_value_t = 512)]
     prompt: usize,
-    /// How weights of a config.json are stored: bf16, fp8, mxfp4, q4_k_m, q8_0, 2bit to 8bit [default: as it says, or bf16]
+    /// How weights of a config.json are stored: bf16, fp8, fp4, mxfp4, q4_k_m, q8_0, 2bit to 8bit [default: as it says, or bf16]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// The same as --quant Nbit

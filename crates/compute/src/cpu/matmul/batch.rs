@@ -12,7 +12,7 @@ use super::{
     int8::{
         Decode, Format, Scales, Shape, Tile, add_biases, add_products, begin, dot, end, x_sums, zero_point,
     },
-    tile::{FEW, NextRows, Sums, TILE_COLS, TileRows, zeroed},
+    tile::{FEW, NextRows, Sums, TILE_COLS, TileRows, of_all_terms, zeroed},
     tiled::{self, Centre, MultiplyTiled, Products, Rows},
 };
 use crate::cpu::{
@@ -20,7 +20,7 @@ use crate::cpu::{
     simd::{Isa, Kernel, TileUnit},
 };
 
-/// Tokens that columns are decoded for at a time. Of 2048 columns their activations take half of a second-level cache
+/// Terms of tokens that columns are decoded for at a time. Of 2048 columns their activations take half of a second-level cache
 /// of 1 MiB.
 const TOKEN_BLOCK: usize = 128;
 
@@ -64,7 +64,7 @@ pub(super) struct Packed {
     fields: Vec<u32>,
 }
 
-/// Packs the tokens `range` of a job.
+/// Packs the terms of tokens `range` of a job.
 struct Pack<'a, S> {
     shape: PhantomData<S>,
     job: &'a Job<'a>,
@@ -123,9 +123,9 @@ impl<S: Shape> Kernel for Pack<'_, S> {
                 let mut rows = [&[][..]; N];
                 let mut blocks = [&[][..]; N];
                 for t in 0..N {
-                    let token = job.tokens.get(range.start + first + t);
-                    rows[t] = x.row(token)[col..col + n].as_chunks::<4>().0;
-                    blocks[t] = &x.row_blocks(token)[col / BLOCK..(col + n) / BLOCK];
+                    let term = job.term(range.start + first + t);
+                    rows[t] = x.term(term)[col..col + n].as_chunks::<4>().0;
+                    blocks[t] = &x.term_blocks(term)[col / BLOCK..(col + n) / BLOCK];
                 }
                 if !for_tiles {
                     let (some, rest) = words.split_at_mut(N * n / 4);
@@ -194,7 +194,7 @@ pub(super) fn multiply<I: Isa, F: Format>(
     x: &Q8Rows,
     unit: Option<TileUnit>,
 ) {
-    let (cols, n_tokens) = (job.w.cols(), job.tokens.len());
+    let (cols, n_terms) = (job.w.cols(), job.n_terms());
     let zero = zero_point::<I, F>();
     let mut packed = Packed { words: vec![], rows: vec![], fields: vec![] };
     let mut products = unit.map(|_| Products::new());
@@ -202,8 +202,8 @@ pub(super) fn multiply<I: Isa, F: Format>(
     let [first, second] = &mut tiles;
     let mut tiles = [Tile::clear::<F>(first), Tile::clear::<F>(second)];
     let mut sums = [MaybeUninit::uninit(); TOKEN_BLOCK];
-    for start in (0..n_tokens).step_by(TOKEN_BLOCK) {
-        let range = start..(start + TOKEN_BLOCK).min(n_tokens);
+    for start in (0..n_terms).step_by(TOKEN_BLOCK) {
+        let range = start..(start + TOKEN_BLOCK).min(n_terms);
         isa.call(Pack {
             shape: PhantomData::<F::Shape>,
             job,
@@ -262,10 +262,12 @@ pub(super) fn multiply<I: Isa, F: Format>(
                     sums,
                 });
             }
-            for (token, sums) in sums.iter().enumerate() {
+            for (token, sums) in sums.chunks_exact(1 << job.shift).enumerate() {
+                let token = (start >> job.shift) + token;
                 for (i, (row, n)) in [(row, first), (row + first, second)].into_iter().enumerate() {
                     let lane = rows[i].lanes().start;
-                    job.out.store(isa, start + token, row, sums.get(isa, i), lane..lane + n);
+                    let sum = of_all_terms(isa, sums, |sums| sums.get(isa, i));
+                    job.out.store(isa, token, row, sum, lane..lane + n);
                 }
             }
             row += first + second;

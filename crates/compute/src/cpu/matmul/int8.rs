@@ -253,7 +253,7 @@ impl<F: Format> Kernel for Multiply<'_, F> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        if self.job.tokens.len() > FEW {
+        if self.job.n_terms() > FEW {
             return batch::multiply(isa, self.job, self.format, self.x, self.unit);
         }
         let mut lanes = Lanes([[[0; MAX_LANES]; 4]; SUBS]);
@@ -322,8 +322,8 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
                 shape: PhantomData::<F::Shape>,
                 tile: self.tile,
                 zero: zero_point::<I, F>(),
-                x: &self.x.row(token)[col..col + n],
-                blocks: &self.x.row_blocks(token)[col / BLOCK..(col + n) / BLOCK],
+                x: &self.x.term(token)[col..col + n],
+                blocks: &self.x.term_blocks(token)[col / BLOCK..(col + n) / BLOCK],
                 sums,
             });
         }
@@ -348,9 +348,9 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
         let first = plane.span(col / F::COLS * F::BYTES, TILE_COLS / F::COLS * F::BYTES);
         let (format, stride) = (self.format, plane.stride());
         for (&token, sums) in tokens.iter().zip(sums) {
-            let x = self.x.row(token)[col..col + TILE_COLS].as_ptr();
+            let x = self.x.term(token)[col..col + TILE_COLS].as_ptr();
             isa.call(DotRows { format, first, stride, x, lanes: &mut *self.lanes, next: &mut *next });
-            let blocks = &self.x.row_blocks(token)[col / BLOCK..][..SUBS];
+            let blocks = &self.x.term_blocks(token)[col / BLOCK..][..SUBS];
             let format = PhantomData::<F>;
             isa.call(AddQuads { format, tile: self.tile, lanes: self.lanes, blocks, sums });
         }

@@ -39,7 +39,7 @@ use super::{
     vector,
 };
 use crate::quant::dequantize_row;
-use crate::{DType, Error, Result, TensorView};
+use crate::{DType, Error, Half, Result, TensorView};
 use affine::{Affine4, Affine8, AffineOdd};
 use int8::Format;
 use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
@@ -56,7 +56,7 @@ pub const ROW_TILE: usize = 32;
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
         DType::F32 | DType::F16 | DType::BF16 => false,
-        DType::Fp8 { .. } | DType::Fp8_Whole { .. } => false,
+        DType::Fp8 { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => false,
         DType::IQ3_XXS | DType::IQ3_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => false,
         DType::IQ1_S | DType::IQ1_M => false,
         DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),
@@ -65,7 +65,13 @@ pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     has_kernel && cols.is_multiple_of(dtype.block_len()) && cols.is_multiple_of(BLOCK)
 }
 
-/// Bytes that each thread takes while it computes products of up to `tokens` tokens of `cols` columns.
+/// Whether int8 activations for weights of `dtype` have a second term: where the files come from programs that compute in
+/// f16, whose rounding is finer than that to one int8 (which is finer than that to bf16).
+pub fn takes_second_term(dtype: DType) -> bool {
+    matches!(dtype, DType::Affine { scale: Half::F16, .. })
+}
+
+/// Bytes that each thread takes while it computes products of up to `tokens` tokens, times terms, of `cols` columns.
 pub fn scratch_bytes(tokens: usize, cols: usize) -> usize {
     batch::scratch_bytes(tokens, cols)
 }
@@ -218,7 +224,8 @@ pub(crate) fn matmul_rows_before(
     if rows.is_empty() || tokens.is_empty() {
         return Ok(());
     }
-    let job = Job { w, rows, tokens: &tokens, out, next };
+    let terms = if let Activations::Q8(x) = x { x.terms() } else { 1 };
+    let job = Job { w, rows, tokens: &tokens, shift: terms.trailing_zeros(), out, next };
     if w.cols() == 0 {
         job.write_zeros();
         return Ok(());
@@ -294,11 +301,25 @@ struct Job<'a> {
     w: TensorView<'a>,
     rows: Range<usize>,
     tokens: &'a Tokens<'a>,
+    /// Binary logarithm of the terms of an activation row.
+    shift: u32,
     out: OutRows<'a>,
     next: Option<NextJob<'a>>,
 }
 
 impl Job<'_> {
+    /// Terms of all tokens: a token's follow each other.
+    fn n_terms(&self) -> usize {
+        self.tokens.len() << self.shift
+    }
+
+    /// Where the activations have the `i`-th term.
+    #[inline(always)]
+    fn term(&self, i: usize) -> usize {
+        let row = self.tokens.get(i >> self.shift);
+        (row << self.shift) + (i & ((1 << self.shift) - 1))
+    }
+
     fn run(&self, simd: Simd, x: Activations<'_>) -> Result<()> {
         let dtype = self.w.dtype();
         match (dtype, x) {

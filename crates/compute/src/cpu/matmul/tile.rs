@@ -11,10 +11,10 @@ use crate::{
 /// Columns that are decoded at a time.
 pub(super) const TILE_COLS: usize = 256;
 
-/// Tokens whose sums are kept while the columns of a tile of rows pass by; more tokens decode it again.
+/// Terms of tokens whose sums are kept while the columns of a tile of rows pass by; more decode it again.
 const TOKEN_BLOCK: usize = 64;
 
-/// Tokens for which transposing a tile costs more than it saves: of 256 columns and sixteen rows it is some 350 instructions
+/// Terms of tokens for which transposing a tile costs more than it saves: of 256 columns and sixteen rows it is some 350 instructions
 /// of about 300 for a token without and 100 with it.
 pub(super) const FEW: usize = 2;
 
@@ -87,11 +87,11 @@ pub(super) trait Product<I: Isa> {
 /// Computes all of `job`.
 #[inline(always)]
 pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P) {
-    let (cols, n_tokens) = (job.w.cols(), job.tokens.len());
+    let (cols, n_terms) = (job.w.cols(), job.n_terms());
     let mut few = [0; FEW];
-    let few = &mut few[..if n_tokens <= FEW { n_tokens } else { 0 }];
-    for (i, token) in few.iter_mut().enumerate() {
-        *token = job.tokens.get(i);
+    let few = &mut few[..if n_terms <= FEW { n_terms } else { 0 }];
+    for (i, term) in few.iter_mut().enumerate() {
+        *term = job.term(i);
     }
     let mut sums = [MaybeUninit::uninit(); TOKEN_BLOCK];
     let mut row = job.rows.start;
@@ -99,8 +99,8 @@ pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P)
         let rows = TileRows::new(job.w, I::LANES, row);
         let valid = (rows.lanes.len()).min(job.rows.end - row);
         let mut next = NextRows::after(job, I::LANES, rows.first + I::LANES);
-        for first in (0..n_tokens).step_by(TOKEN_BLOCK) {
-            let sums = zeroed(&mut sums, TOKEN_BLOCK.min(n_tokens - first));
+        for first in (0..n_terms).step_by(TOKEN_BLOCK) {
+            let sums = zeroed(&mut sums, TOKEN_BLOCK.min(n_terms - first));
             for col in (0..cols).step_by(TILE_COLS) {
                 let n = TILE_COLS.min(cols - col);
                 if !few.is_empty() && product.multiply_few(isa, &rows, few, (col, n), sums, &mut next) {
@@ -114,17 +114,27 @@ pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P)
                 product.decode(isa, &rows, col, n);
                 multiply_all(isa, job, &product, first, (col, n), sums);
             }
-            for (token, sums) in sums.iter().enumerate() {
-                let sum = isa.add(sums.get(isa, 0), sums.get(isa, 1));
+            for (token, sums) in sums.chunks_exact(1 << job.shift).enumerate() {
+                let sum = of_all_terms(isa, sums, |sums| isa.add(sums.get(isa, 0), sums.get(isa, 1)));
                 let lanes = rows.lanes.start..rows.lanes.start + valid;
-                job.out.store(isa, first + token, row, sum, lanes);
+                job.out.store(isa, (first >> job.shift) + token, row, sum, lanes);
             }
         }
         row += valid;
     }
 }
 
-/// Multiplies the tokens from the `first` on, as many at a time as fit registers.
+/// What the terms of a token have come to, `sum` being that of one.
+#[inline(always)]
+pub(super) fn of_all_terms<I: Isa>(isa: I, terms: &[Sums], sum: impl Fn(&Sums) -> I::F) -> I::F {
+    let mut all = sum(&terms[0]);
+    for term in &terms[1..] {
+        all = isa.add(all, sum(term));
+    }
+    all
+}
+
+/// Multiplies the terms of tokens from the `first` on, as many at a time as fit registers.
 #[inline(always)]
 fn multiply_all<I: Isa, P: Product<I>>(
     isa: I,
@@ -141,7 +151,7 @@ fn multiply_all<I: Isa, P: Product<I>>(
                     std::mem::take(&mut sums).split_first_chunk_mut::<$n>().expect("as many tokens");
                 let mut tokens = [0; $n];
                 for (i, token) in tokens.iter_mut().enumerate() {
-                    *token = job.tokens.get(first + i);
+                    *token = job.term(first + i);
                 }
                 product.multiply(isa, tokens, col, n, some);
                 (first, sums) = (first + $n, rest);

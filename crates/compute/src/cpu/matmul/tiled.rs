@@ -35,7 +35,7 @@ pub(super) const fn padded(tokens: usize) -> usize {
     if tokens > TILE_ROWS { tokens.next_multiple_of(TILE_ROWS) } else { tokens }
 }
 
-/// Copies the tokens `range` of a job to `packed`: (256 columns, [`padded`] tokens).
+/// Copies the terms of tokens `range` of a job to `packed`: (256 columns, [`padded`] terms).
 pub(super) fn pack_rows(job: &Job<'_>, x: &Q8Rows, range: Range<usize>, packed: &mut Vec<Rows>) {
     let cols = job.w.cols();
     packed.clear();
@@ -44,7 +44,7 @@ pub(super) fn pack_rows(job: &Job<'_>, x: &Q8Rows, range: Range<usize>, packed: 
         let n = TILE_COLS.min(cols - col);
         for i in range.clone() {
             let mut row = Rows([0; TILE_COLS]);
-            row.0[..n].copy_from_slice(&x.row(job.tokens.get(i))[col..col + n]);
+            row.0[..n].copy_from_slice(&x.term(job.term(i))[col..col + n]);
             packed.push(row);
         }
         packed.resize(packed.len() + padded(range.len()) - range.len(), Rows([0; TILE_COLS]));

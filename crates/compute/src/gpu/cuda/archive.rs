@@ -61,6 +61,11 @@ impl Archive {
         Ok(Self { code, units, texts: None })
     }
 
+    /// Whether there is machine code for the GPU.
+    pub(super) fn has_code(&self) -> bool {
+        !self.units.is_empty()
+    }
+
     fn texts(&mut self) -> Result<&Texts> {
         if self.texts.is_none() {
             let all = String::from_utf8(inflate(TEXTS)?).map_err(|_| damaged())?;

@@ -90,9 +90,11 @@ type AddEdges =
 /// `CUdevice_attribute` and `CUfunction_attribute` values.
 pub(super) mod attribute {
     use std::ffi::c_int;
+    pub(crate) const MULTIPROCESSORS: c_int = 16;
     pub(crate) const CAPABILITY_MAJOR: c_int = 75;
     pub(crate) const CAPABILITY_MINOR: c_int = 76;
     pub(crate) const FUNCTION_DYNAMIC_SHARED_BYTES: c_int = 8;
+    pub(crate) const FUNCTION_SHARED_PERCENT: c_int = 9;
 }
 
 macro_rules! functions {

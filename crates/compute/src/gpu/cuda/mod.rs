@@ -26,6 +26,7 @@ use profile::Profile;
 
 use super::decode::TENSOR_UNIT;
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
+use super::early::EARLY_UNIT;
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
@@ -36,12 +37,19 @@ const NO_TIMING: c_uint = 2;
 /// A block has this much shared memory without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
+/// Units whose kernels a token of decoding takes, and the part of a multiprocessor's memory that their groups get; the rest
+/// is a cache.
+const DECODING_UNITS: &[&str] = &["few_rows", "few_experts", "decode", "attention", TENSOR_UNIT, EARLY_UNIT];
+const SHARED_PERCENT: c_int = 50;
+
 struct Kernel {
     function: Function,
     /// Dynamic shared memory that it may have by now.
     shared_bytes: u32,
     /// Whether it waits for the kernel before it by itself.
     waits: bool,
+    /// Whether it has been told how much of a multiprocessor's memory is for groups.
+    divided: bool,
 }
 
 struct Allocation {
@@ -64,6 +72,7 @@ pub struct Cuda {
     ordinal: c_int,
     name: String,
     memory: u64,
+    multiprocessors: usize,
     /// Most bytes that buffers may take together.
     limit: u64,
     used: u64,
@@ -135,6 +144,7 @@ impl Cuda {
             call!(driver, device_attribute(&mut value, what, device)).map(|()| value)
         };
         let (major, minor) = (read(attribute::CAPABILITY_MAJOR)?, read(attribute::CAPABILITY_MINOR)?);
+        let multiprocessors = read(attribute::MULTIPROCESSORS)?;
         let name = String::from_utf8_lossy(&name);
         if major < 8 {
             return Err(Error::NoDevice {
@@ -148,6 +158,7 @@ impl Cuda {
             name: format!("{name} (compute capability {major}.{minor})"),
             ordinal: device,
             memory: memory as u64,
+            multiprocessors: multiprocessors.max(1) as usize,
             limit: u64::MAX,
             used: 0,
             context,
@@ -231,7 +242,12 @@ impl Cuda {
             let symbol = CString::new(name).expect("a name has no zero byte");
             let mut function = Function::NULL;
             call!(self.driver, module_function(&mut function, module, symbol.as_ptr()))?;
-            let kernel = Kernel { function, shared_bytes: DEFAULT_SHARED_BYTES, waits: loaded.is_some() };
+            let kernel = Kernel {
+                function,
+                shared_bytes: DEFAULT_SHARED_BYTES,
+                waits: loaded.is_some(),
+                divided: false,
+            };
             self.kernels.insert(name.to_owned(), kernel);
         }
         let kernel = self.kernels.get_mut(name).expect("it was just put there");
@@ -243,6 +259,15 @@ impl Cuda {
         Ok(kernel.function)
     }
 
+    /// Gives a kernel of decoding as much of a multiprocessor's memory for its groups as all others of them: kernels that
+    /// ask for different parts are not there together.
+    fn divide_memory(&mut self, dispatch: &Dispatch) -> Result<()> {
+        let kernel = self.kernels.get_mut(&*dispatch.kernel).filter(|kernel| !kernel.divided);
+        let Some(kernel) = kernel.filter(|_| DECODING_UNITS.contains(&dispatch.unit)) else { return Ok(()) };
+        kernel.divided = true;
+        call!(self.driver, function_set(kernel.function, attribute::FUNCTION_SHARED_PERCENT, SHARED_PERCENT))
+    }
+
     /// Everything that launching a dispatch takes; nothing if its grid is empty.
     fn launch(&mut self, dispatch: &Dispatch) -> Result<Option<Launch>> {
         let grid = match dispatch.grid {
@@ -252,6 +277,7 @@ impl Cuda {
             return Ok(None);
         }
         let function = self.function(&dispatch.kernel, dispatch.shared)?;
+        self.divide_memory(dispatch)?;
         let buffers = dispatch.buffers.iter().map(|slice| self.address(*slice, 0));
         Ok(Some(Launch {
             function,
@@ -298,8 +324,9 @@ impl Cuda {
             }
             let beside = dispatches.get(index + 1).is_some_and(|next| next.order == Order::Beside);
             let alone = dispatch.order == Order::After && !beside && before.len() == 1;
-            // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of one unit.
-            let common = !dispatch.unit.starts_with("cuda/") || dispatch.unit == TENSOR_UNIT;
+            // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of two units.
+            let common =
+                !dispatch.unit.starts_with("cuda/") || [TENSOR_UNIT, EARLY_UNIT].contains(&dispatch.unit);
             let waits = self.kernels[&*dispatch.kernel].waits && common;
             let early = alone && waits && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.function, launch.grid, launch.threads);
@@ -360,6 +387,8 @@ impl Device for Cuda {
             memory: self.memory,
             free,
             largest_buffer: self.memory,
+            multiprocessors: self.multiprocessors,
+            copies_ahead: self.archive.has_code() && self.driver.has_early_edges(),
             unified: false,
             tensor_cores: true,
             simdgroup_matrices: false,

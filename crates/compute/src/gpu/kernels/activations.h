@@ -20,6 +20,13 @@ DEVICE float quad_max(CTX, float v) {
     return third > v ? third : v;
 }
 
+DEVICE uint quad_max(CTX, uint v) {
+    const uint other = lane_xor(ctx, v, 1u);
+    v = other > v ? other : v;
+    const uint third = lane_xor(ctx, v, 2u);
+    return third > v ? third : v;
+}
+
 DEVICE float quad_sum(CTX, float v) {
     v += lane_xor(ctx, v, 1u);
     return v + lane_xor(ctx, v, 2u);
@@ -44,11 +51,12 @@ DEVICE void prefetch_norm(CTX, const NormConstants c, GPTR(const float) weight, 
     if (c.has_norm && ctx.group_x() == 0 && ctx.warp() == 0) warp_prefetch(ctx, GCAST(const uchar, weight), 4 * cols);
 }
 
-// Factor of a norm from the squares that each warp has summed.
+// Factor of a norm from the squares that each of eight warps has summed.
 DEVICE float norm_factor(CTX, const NormConstants c, uint cols, SPTR(const float) scratch) {
-    float sum = 0.0f;
-    for (uint i = 0; i < ctx.warps(); ++i) sum += scratch[i];
-    return c.has_norm ? 1.0f / sqrt_of(sum / (float)cols + c.eps) : 1.0f;
+    if (!c.has_norm) return 1.0f;
+    const Float4 a = load_f32x4(scratch, 0), b = load_f32x4(scratch, 4);
+    const float sum = a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
+    return inverse_sqrt(quotient(sum, (float)cols) + c.eps);
 }
 
 // The first eight columns that a thread enters, and their weights in the norm: read before other work, so as not to wait
@@ -69,6 +77,47 @@ DEVICE Entering entering(CTX, const NormConstants c, GPTR(const float) x, GPTR(c
     return entering_at(ctx, c, x, weight, cols, ctx.thread());
 }
 
+DEVICE uint larger(uint a, uint b) { return a > b ? a : b; }
+DEVICE uint magnitude_bits(float v) { return as_uint(v) & 0x7fffffffu; }
+
+// Piece i of a row's columns, eight, as `enter_bytes` keeps them. Returns their squares without the norm's weights. All lanes
+// of a warp take part.
+DEVICE float enter_piece(CTX, const Entering e, uint i, uint pieces, SPTR(uint) words, SPTR(float) scales) {
+    Float8 v = e.x;
+    float squares = 0.0f;
+#pragma unroll
+    for (uint j = 0; j < 8; ++j) {
+        squares = fma_of(v.v[j], v.v[j], squares);
+        v.v[j] *= e.weight.v[j];
+    }
+    const uint low = larger(larger(magnitude_bits(v.v[0]), magnitude_bits(v.v[1])),
+                            larger(magnitude_bits(v.v[2]), magnitude_bits(v.v[3])));
+    const uint high = larger(larger(magnitude_bits(v.v[4]), magnitude_bits(v.v[5])),
+                             larger(magnitude_bits(v.v[6]), magnitude_bits(v.v[7])));
+    const uint most = quad_max(ctx, larger(low, high));
+    // NaN if an element is not finite.
+    const float d = most >= 0x7f800000u ? not_a_number() : as_float(most) * (1.0f / 127.0f);
+    const float inverse = most > 0 ? quotient(127.0f, as_float(most)) : 0.0f;
+    uint packed[2];
+#pragma unroll
+    for (uint j = 0; j < 2; ++j) {
+        packed[j] = packed_codes(v.v[4 * j] * inverse, v.v[4 * j + 1] * inverse, v.v[4 * j + 2] * inverse,
+                                 v.v[4 * j + 3] * inverse);
+    }
+    int total = dot4(packed[0], 0x01010101u, dot4(packed[1], 0x01010101u, 0));
+    total += (int)lane_xor(ctx, (uint)total, 1u);
+    total += (int)lane_xor(ctx, (uint)total, 2u);
+    if (i < pieces) {
+        words[2 * i] = packed[0];
+        words[2 * i + 1] = packed[1];
+        if (i % 4 == 0) {
+            scales[i / 2] = d;
+            scales[i / 2 + 1] = d * (float)total;
+        }
+    }
+    return squares;
+}
+
 // A row x of `cols` columns, a multiple of 32, as bytes with scales: of x ⊙ weight if there is a norm. Products are to be
 // multiplied by the result, the norm's factor, which all elements share. `scratch` holds a float a warp. `e` is what
 // `entering` gave. All threads of the group take part.
@@ -76,37 +125,15 @@ DEVICE float enter_bytes(CTX, const NormConstants c, GPTR(const float) x, GPTR(c
                          SPTR(uint) words, SPTR(float) scales, SPTR(float) scratch, Entering e) {
     const uint pieces = cols / 8;
     float squares = 0.0f;
-    for (uint base = ctx.warp() * 32; base < pieces; base += ctx.threads()) {
-        const uint i = base + ctx.lane();
-        Float8 v = e.x;
-        float own = 0.0f, most = 0.0f;
-#pragma unroll
-        for (uint j = 0; j < 8; ++j) {
-            own = fma_of(v.v[j], v.v[j], own);
-            v.v[j] *= e.weight.v[j];
-            const float magnitude = abs_of(v.v[j]);
-            most = magnitude > most ? magnitude : most;
-        }
-        squares += own;
-        e = entering_at(ctx, c, x, weight, cols, i + ctx.threads());
-        most = quad_max(ctx, most);
-        // Zero, or NaN if an element is not finite.
-        const float poison = quad_sum(ctx, own * 0.0f);
-        const float d = most * (1.0f / 127.0f) + poison, inverse = most > 0.0f ? 127.0f / most : 0.0f;
-        uint packed[2];
-#pragma unroll
-        for (uint j = 0; j < 2; ++j) {
-            packed[j] = packed_codes(v.v[4 * j] * inverse, v.v[4 * j + 1] * inverse, v.v[4 * j + 2] * inverse,
-                                     v.v[4 * j + 3] * inverse);
-        }
-        const float total = quad_sum(ctx, (float)dot4(packed[0], 0x01010101u, dot4(packed[1], 0x01010101u, 0)));
-        if (i < pieces) {
-            words[2 * i] = packed[0];
-            words[2 * i + 1] = packed[1];
-            if (i % 4 == 0) {
-                scales[i / 2] = d;
-                scales[i / 2 + 1] = d * total;
-            }
+    if (pieces <= ctx.threads()) {
+        // At once, with no branch in between.
+        squares = enter_piece(ctx, e, ctx.thread(), pieces, words, scales);
+    } else {
+        for (uint base = ctx.warp() * 32; base < pieces; base += ctx.threads()) {
+            const uint i = base + ctx.lane();
+            const Entering own = e;
+            e = entering_at(ctx, c, x, weight, cols, i + ctx.threads());
+            squares += enter_piece(ctx, own, i, pieces, words, scales);
         }
     }
     squares = lane_sum(ctx, squares);

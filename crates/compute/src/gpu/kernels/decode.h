@@ -111,7 +111,7 @@ DEVICE Loaded<U> load_keys(CTX, const DecodeConstants c, const DecodeBuffers b, 
 }
 
 template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const DecodeMemory m) {
-    constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM, AT_ONCE = G == 4 ? 2 : 4;
+    constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM, AT_ONCE = G == 4 ? 2 : 4, WARPS = 8;
     constexpr float LOG2_E = 1.44269504f;
     const uint row = ctx.group_z(), split = ctx.group_y(), lane = ctx.lane(), warp = ctx.warp();
     const uint kv_head = ctx.group_x() / c.chunks, chunk = ctx.group_x() % c.chunks, group = c.heads / c.kv_heads;
@@ -158,7 +158,8 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
         g = gather<DIM, G, AT_ONCE>(ctx, q, l, g);
         l = next;
     }
-    if (newest && warp == 0) {
+    // The last warp has the fewest keys of the cache.
+    if (newest && warp == ctx.warps() - 1) {
         // The new key and value, as they will be read from the cache.
         Float8 key, value;
 #pragma unroll
@@ -225,9 +226,11 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
         const uint h = i / DIM, d = i % DIM;
         const bool sink = c.has_sinks && split == 0;
         float best = sink ? b.sinks[head0 + h] * LOG2_E : -infinity();
-        for (uint w = 0; w < ctx.warps(); ++w) best = m.maxima[w * G + h] > best ? (float)m.maxima[w * G + h] : best;
+#pragma unroll
+        for (uint w = 0; w < WARPS; ++w) best = m.maxima[w * G + h] > best ? (float)m.maxima[w * G + h] : best;
         float sum = sink ? exp2_of(b.sinks[head0 + h] * LOG2_E - best) : 0.0f, mixed = 0.0f;
-        for (uint w = 0; w < ctx.warps(); ++w) {
+#pragma unroll
+        for (uint w = 0; w < WARPS; ++w) {
             const float own_max = m.maxima[w * G + h], factor = own_max < best ? exp2_of(own_max - best) : 1.0f;
             sum += m.sums[w * G + h] * factor;
             mixed += m.mixed[(w * G + h) * DIM + d] * factor;
@@ -241,8 +244,8 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
     }
 }
 
-// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group does G queries of a key head. Grid: (kv_heads ·
-// chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
+// q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group, of eight warps, does G queries of a key head.
+// Grid: (kv_heads · chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
 #define DECODE(DIM, G)                                                                                          \
     KERNEL_AHEAD(decode_##DIM##_##G, DecodeConstants, (const float, q), (const float, k), (const float, v),            \
            (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),      \

@@ -130,6 +130,9 @@ DEVICE uint lane_read(CTX, uint v, uint lane) { return __shfl_sync(0xffffffffu, 
 DEVICE uint lane_max(CTX, uint v) { return __reduce_max_sync(0xffffffffu, v); }
 DEVICE uint lane_min(CTX, uint v) { return __reduce_min_sync(0xffffffffu, v); }
 
+// Sum over the lanes of a warp, in every lane.
+DEVICE int lane_add(CTX, int v) { return __reduce_add_sync(0xffffffffu, v); }
+
 DEVICE float as_float(uint v) { return __uint_as_float(v); }
 DEVICE uint as_uint(float v) { return __float_as_uint(v); }
 DEVICE float f16_to_f32(ushort bits) { return __half2float(__ushort_as_half(bits)); }
@@ -147,6 +150,9 @@ DEVICE float exp_of(float x) { return expf(x); }
 DEVICE float exp2_of(float x) { return exp2f(x); }
 DEVICE float log1p_of(float x) { return log1pf(x); }
 DEVICE float sqrt_of(float x) { return sqrtf(x); }
+// 1 / √x and a / b within two units in the last place; a / b is 0 for a b beyond 2¹²⁶.
+DEVICE float inverse_sqrt(float x) { return rsqrtf(x); }
+DEVICE float quotient(float a, float b) { return __fdividef(a, b); }
 DEVICE float abs_of(float x) { return fabsf(x); }
 DEVICE float round_of(float x) { return rintf(x); }
 DEVICE float fma_of(float a, float b, float d) { return fmaf(a, b, d); }
@@ -154,12 +160,18 @@ DEVICE bool is_finite(float x) { return isfinite(x); }
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
 
+// Loads of what no dispatch writes while this one runs; kernels that copy weights to shared memory first load from there.
+#ifdef WEIGHTS_IN_SHARED_MEMORY
+#define MF_LOAD(p) (*(p))
+#else
+#define MF_LOAD(p) __ldg(p)
+#endif
 // Little-endian words at p + offset bytes; the address is a multiple of the word's size.
 struct Word4 { uint x, y, z, w; };
-DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return __ldg((const ushort*)(p + offset)); }
-DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return __ldg((const uint*)(p + offset)); }
+DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return MF_LOAD((const ushort*)(p + offset)); }
+DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return MF_LOAD((const uint*)(p + offset)); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) {
-    const uint4 v = __ldg((const uint4*)(p + offset));
+    const uint4 v = MF_LOAD((const uint4*)(p + offset));
     return Word4{v.x, v.y, v.z, v.w};
 }
 DEVICE void store_u32x4(GPTR(uchar) p, uint offset, Word4 v) { *(uint4*)(p + offset) = make_uint4(v.x, v.y, v.z, v.w); }
@@ -169,7 +181,7 @@ DEVICE void store_u32x4(GPTR(uchar) p, uint offset, Word4 v) { *(uint4*)(p + off
 DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
     const uint shift = (uint)(ulong)(p + offset) & 15;
     const uint4* const from = (const uint4*)(p + offset - shift);
-    const uint4 a = __ldg(from), b = __ldg(from + (shift != 0));
+    const uint4 a = MF_LOAD(from), b = MF_LOAD(from + (shift != 0));
     const bool two = shift & 8, one = shift & 4;
     const uint w0 = two ? a.z : a.x, w1 = two ? a.w : a.y, w2 = two ? b.x : a.z;
     const uint w3 = two ? b.y : a.w, w4 = two ? b.z : b.x, w5 = two ? b.w : b.y;

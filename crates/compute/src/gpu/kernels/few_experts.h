@@ -127,7 +127,22 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
                                entering(ctx, c.norm, from, b.norm, cols));
     const LaneTable t = lane_table(ctx, c, b);
     if (c.early) after_previous(ctx);
-    const PairExpert of = expert_of(ctx, c, b, r, t);
+    PairExpert of;
+    if (c.routes && warp_chooses(c.route)) {
+        // One warp for all.
+        if (ctx.warp() == 0) {
+            of = expert_of(ctx, c, b, r, t);
+            if (ctx.lane() == 0) {
+                r.chosen[0] = of.expert;
+                r.chosen[1] = of.slot;
+            }
+        }
+        barrier(ctx);
+        of.expert = r.chosen[0];
+        of.slot = r.chosen[1];
+    } else {
+        of = expert_of(ctx, c, b, r, t);
+    }
     if (of.slot == ABSENT) return;
     if (c.weighs) factor *= b.weights[pair];
     const uint first = ctx.group_x() * 32 + ctx.warp() * 4;
@@ -247,6 +262,7 @@ template <uint D> DEVICE void down8(CTX, const DownConstants c, const DownBuffer
     if (ctx.lane() == 0 && total.present) b.out[at] = total.sum + residual;
 }
 
+#ifndef WITHOUT_KERNELS
 #define ENCODING(name, D)                                                                                      \
     KERNEL_AHEAD(gate_up8_##name, GateUpConstants, (const uchar, slots), (const uint, table), (const float, logits), \
            (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm),    \
@@ -281,3 +297,4 @@ ENCODING(mxfp4, MXFP4)
 ENCODING(mxfp4_planes, MXFP4_PLANES)
 ENCODING(affine4, AFFINE)
 ENCODING(affine8, AFFINE + 256)
+#endif

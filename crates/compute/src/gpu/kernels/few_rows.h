@@ -125,6 +125,7 @@ DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, cons
     if (pieces_of<D>(own.part.format) <= 32) product_rows<D, 2, 1, AHEAD>(ctx, c, own, b, m);
     else product_rows<D, 1, 2, AHEAD>(ctx, c, own, b, m);
 }
+#ifndef WITHOUT_KERNELS
 // x (tokens, cols), normalised if there is a norm, · weightᵀ + bias + residual → out (tokens, rows), of up to three
 // weights of one width: a warp makes `span` outputs of one token. Grid: (groups of all parts, tokens).
 #define PRODUCTS(name, ...)                                                                                    \
@@ -257,3 +258,4 @@ PLAIN(product_bf16, BF16, 1)
 PLAIN(products_f32, F32, 4)
 PLAIN(products_f16, F16, 4)
 PLAIN(products_bf16, BF16, 4)
+#endif

@@ -29,7 +29,7 @@ DEVICE void prepare_head(CTX, const DecodeConstants c, GPTR(const float) from, b
         float squares = 0.0f;
 #pragma unroll
         for (uint i = ctx.lane(); i < DIM; i += 32) squares += from[i] * from[i];
-        factor = 1.0f / sqrt_of(lane_sum(ctx, squares) / (float)DIM + eps);
+        factor = inverse_sqrt(lane_sum(ctx, squares) * (1.0f / (float)DIM) + eps);
     }
     for (uint i = ctx.lane(); i < c.pairs; i += 32) {
         const uint first = c.interleaved ? 2 * i : i, second = c.interleaved ? 2 * i + 1 : i + c.pairs;

@@ -4,16 +4,15 @@
 
 // Rounds a block, one element a lane, to eight bits.
 DEVICE void quantize_block(CTX, float v, GPTR(uchar) bytes, GPTR(float) scales) {
-    const float most = lane_max(ctx, abs_of(v));
-    // Zero, or NaN if an element is not finite.
-    const float poison = lane_sum(ctx, v * 0.0f);
-    const float d = most / 127.0f + poison;
-    const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
+    const uint most = lane_max(ctx, as_uint(v) & 0x7fffffffu);
+    // NaN if an element is not finite.
+    const float d = most >= 0x7f800000u ? not_a_number() : as_float(most) * (1.0f / 127.0f);
+    const float inverse = most > 0 ? quotient(127.0f, as_float(most)) : 0.0f;
     const float q = round_of(v * inverse);
     const bool fits = q >= -127.0f && q <= 127.0f;
     const int code = fits ? (int)q : 0;
     bytes[ctx.lane()] = (uchar)(signed char)code;
-    const float sum = lane_sum(ctx, (float)code);
+    const float sum = (float)lane_add(ctx, code);
     if (ctx.lane() == 0) {
         scales[0] = d;
         scales[1] = d * sum;

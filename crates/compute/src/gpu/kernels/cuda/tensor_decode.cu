@@ -62,6 +62,16 @@ DEVICE Tile<DIM> load_tile(CTX, const DecodeConstants c, const DecodeBuffers b, 
     return tile;
 }
 
+// Brings keys first..first + 16 and their values nearer, half a key and half of its values a lane.
+template <uint DIM>
+DEVICE void ask_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place at, uint kv_head, uint first, uint end) {
+    const uint position = first + ctx.lane() / 2;
+    if (position >= end) return;
+    const ulong from = (place_of(b.pages, at, position, c.kv_heads, kv_head) * 2 + ctx.lane() % 2) * DIM;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(b.keys + from));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(b.values + from));
+}
+
 DEVICE uint word(uint4 v, uint i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 // Adds the keys first..end of a tile. NaN passes.
@@ -135,7 +145,7 @@ DEVICE void place_head(CTX, const DecodeConstants c, const float (&own)[DIM / 32
         sines[i] = rotates ? angles[2 * pair + 1] : 0.0f;
         squares += own[i] * own[i];
     }
-    const float factor = normed ? 1.0f / sqrt_of(lane_sum(ctx, squares) / (float)DIM + eps) : 1.0f;
+    const float factor = normed ? inverse_sqrt(lane_sum(ctx, squares) * (1.0f / (float)DIM) + eps) : 1.0f;
 #pragma unroll
     for (uint i = 0; i < EACH; ++i) to[ctx.lane() + 32 * i] = v[i] = own[i] * factor * weights[i];
     __syncwarp();
@@ -191,7 +201,9 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     const bool newest = begin <= held && held < end;
     // What is in the cache has been there since before this token.
     uint first = begin + warp * TILE_KEYS;
+    const uint step = ctx.warps() * TILE_KEYS;
     Tile<DIM> tile = load_tile<DIM>(ctx, c, b, at, kv_head, first, in_cache);
+    ask_tile<DIM>(ctx, c, b, at, kv_head, first + step, in_cache);
     if (warp == 0 && c.q_norm) warp_prefetch(ctx, (const uchar*)b.q_weight, 4 * DIM);
     if (warp == 1 && c.k_norm) warp_prefetch(ctx, (const uchar*)b.k_weight, 4 * DIM);
     after_previous(ctx);
@@ -231,11 +243,11 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     for (uint j = 0; j < DIM / 16; ++j) for (uint i = 0; i < 4; ++i) m.mixed[j][i] = 0.0f;
     m.maximum = -infinity();
     m.sum = 0.0f;
-    const uint step = ctx.warps() * TILE_KEYS;
     for (; first < end; first += step) {
         if (held < end && held < first + TILE_KEYS) put_newest<DIM>(ctx, heads + QUERIES * HEAD_LINE, heads + (QUERIES + 1) * HEAD_LINE, held - first, tile);
         gather<DIM>(ctx, q, tile, first, end, m);
         tile = load_tile<DIM>(ctx, c, b, at, kv_head, first + step, in_cache);
+        ask_tile<DIM>(ctx, c, b, at, kv_head, first + 2 * step, in_cache);
     }
     if (newest && chunk == 0) {
         const ulong to = place_of(b.pages, at, held, c.kv_heads, kv_head) * DIM;

@@ -122,6 +122,11 @@ DEVICE uint lane_max(CTX, uint v) {
 }
 DEVICE uint lane_min(CTX, uint v) { return ~lane_max(ctx, ~v); }
 
+DEVICE int lane_add(CTX, int v) {
+    for (uint mask = 16; mask > 0; mask >>= 1) v += (int)lane_xor(ctx, (uint)v, mask);
+    return v;
+}
+
 DEVICE int dot4(uint a, uint b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int)(int8_t)(a >> i) * (int)(int8_t)(b >> i);
     return sum;
@@ -136,6 +141,8 @@ DEVICE float exp_of(float x) { return std::exp(x); }
 DEVICE float exp2_of(float x) { return std::exp2(x); }
 DEVICE float log1p_of(float x) { return std::log1p(x); }
 DEVICE float sqrt_of(float x) { return std::sqrt(x); }
+DEVICE float inverse_sqrt(float x) { return 1.0f / std::sqrt(x); }
+DEVICE float quotient(float a, float b) { return a / b; }
 DEVICE float abs_of(float x) { return std::fabs(x); }
 DEVICE float round_of(float x) { return std::nearbyint(x); }
 DEVICE float fma_of(float a, float b, float d) { return std::fma(a, b, d); }

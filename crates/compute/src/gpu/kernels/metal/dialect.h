@@ -84,6 +84,11 @@ DEVICE uint lane_max(CTX, uint v) {
 }
 DEVICE uint lane_min(CTX, uint v) { return ~lane_max(mf_place, ~v); }
 
+DEVICE int lane_add(CTX, int v) {
+    for (uint mask = 16; mask > 0; mask >>= 1) v += (int)simd_shuffle_xor((uint)v, (ushort)mask);
+    return v;
+}
+
 DEVICE float as_float(uint v) { return as_type<float>(v); }
 DEVICE uint as_uint(float v) { return as_type<uint>(v); }
 DEVICE float f16_to_f32(ushort bits) { return (float)as_type<half>(bits); }
@@ -108,6 +113,8 @@ DEVICE float log1p_of(float x) {
     return u == 1.0f ? x : precise::log(u) * (x / (u - 1.0f));
 }
 DEVICE float sqrt_of(float x) { return precise::sqrt(x); }
+DEVICE float inverse_sqrt(float x) { return 1.0f / precise::sqrt(x); }
+DEVICE float quotient(float a, float b) { return a / b; }
 DEVICE float abs_of(float x) { return metal::fabs(x); }
 DEVICE float round_of(float x) { return metal::rint(x); }
 DEVICE float fma_of(float a, float b, float d) { return metal::fma(a, b, d); }
