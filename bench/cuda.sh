@@ -92,7 +92,7 @@ part_start() {
 }
 
 part_backends() {
-  python3 "$here/compare_backends.py" "$moeflux" >"$work/backends.log" 2>&1
+  python3 "$here/compare_backends.py" "$moeflux" --jobs "$(nproc)" >"$work/backends.log" 2>&1
   grep -A2 BAD "$work/backends.log" | cut -c1-160 | head -24
   tail -3 "$work/backends.log"
 }

@@ -302,10 +302,8 @@ struct Encoding<Q5_1> {
 DEVICE u32 non_linear(u32 nibbles) {
     u32 below = __byte_perm(0xbfad9881, 0xf6eaddcf, nibbles & 0x7777);
     u32 above = __byte_perm(0x26190d01, 0x71594535, nibbles & 0x7777);
-    // Bytes of ones where bit 3 is set: the permutation then repeats a byte's sign.
-    u32 mask = __byte_perm(0x80808080, 0x80808080, nibbles & 0xffff) & 0x7f7f7f7f;
-    mask |= (mask << 1) & 0x80808080;
-    return (below & ~mask) | (above & mask);
+    // Bytes 0 to 3 of one of the two, by bit 3 of each nibble.
+    return __byte_perm(below, above, 0x3210 + (nibbles >> 1 & 0x4444));
 }
 
 // Sixteen bytes of nibbles as IQ4 means them: low ones, then high ones.
