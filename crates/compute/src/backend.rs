@@ -170,6 +170,15 @@ pub trait Backend {
         None
     }
 
+    /// Bytes a second at which experts that are kept in host memory come to what computes, by a short trial; `None` if
+    /// nothing lies in between.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn link_bandwidth(&self) -> Result<Option<f64>> {
+        Ok(None)
+    }
+
     /// Makes `graph` ready to run with `weights`, one tensor for each of [`Graph::weights`].
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! [`GpuBackend`]: graphs on a [`Device`].
 
+use std::time::Instant;
+
 use super::device::Device;
 use super::executable::GpuExecutable;
 use super::lower::scratch_bytes;
@@ -8,6 +10,9 @@ use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::Graph;
 use crate::plan::Plan;
 use crate::{Result, Tensor};
+
+/// Bytes of a trial copy from host memory.
+const LINK_TRIAL: usize = 64 << 20;
 
 /// How device memory is used.
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,6 +57,24 @@ impl Backend for GpuBackend {
 
     fn expert_bytes(&self, graph: &Graph) -> Option<u64> {
         experts::all_bytes(graph).ok().filter(|bytes| self.options.host_memory && *bytes > 0)
+    }
+
+    fn link_bandwidth(&self) -> Result<Option<f64>> {
+        if !self.options.host_memory {
+            return Ok(None);
+        }
+        let mut device = (self.open)()?;
+        let (from, to) = (device.alloc_host(LINK_TRIAL)?, device.alloc(LINK_TRIAL)?);
+        let mut seconds = f64::INFINITY;
+        // The first copy may wake the link.
+        for _ in 0..3 {
+            let start = Instant::now();
+            device.copy_from_host(from.into(), to.into(), LINK_TRIAL)?;
+            device.finish_copies()?;
+            device.synchronize()?;
+            seconds = seconds.min(start.elapsed().as_secs_f64());
+        }
+        Ok(Some(LINK_TRIAL as f64 / seconds.max(1e-9)))
     }
 
     fn compile(

@@ -123,12 +123,12 @@ fn moe_case_of(count: usize, top_k: usize, dtypes: [DType; 3], widths: [usize; 2
 #[test]
 fn moe_experts_of_every_encoding() {
     check(dtypes().into_iter().map(|dtype| {
-        let [short, long] = match dtype.block_len() {
-            1 => [20, 33],
-            32 => [96, 64],
-            n => [n, n],
-        };
-        moe_case(4, 2, [dtype; 3], long, short)
+        match dtype.block_len() {
+            1 => moe_case(4, 2, [dtype; 3], 33, 20),
+            32 => moe_case(4, 2, [dtype; 3], 64, 96),
+            // Matrices so large take emulated devices long.
+            n => moe_case(2, 1, [dtype; 3], n, n),
+        }
     }));
 }
 

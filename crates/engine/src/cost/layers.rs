@@ -120,14 +120,13 @@ pub fn measure(
     let small = Excerpt::new(graph, &[], SMALL_HEAD, &mut random, options)?;
     let overhead = small.compile(backend, options, 1)?.tokens(0)?;
     let mut times: Vec<LayerTimes> = vec![];
-    let mut link = None;
+    let link = if options.device { backend.link_bandwidth()? } else { None };
     for (index, layers) in kinds.into_iter().enumerate() {
         let active_bytes = active_bytes(graph, layers[0])?;
         if index < runs {
             progress(index as f64 / runs as f64);
-            let kind = measure_kind(graph, backend, options, &mut random, (layers, active_bytes, overhead))?;
-            times.push(kind.0);
-            link = link.or(kind.1);
+            let kind = (layers, active_bytes, overhead);
+            times.push(measure_kind(graph, backend, options, &mut random, kind)?);
             continue;
         }
         let like = &times[0];
@@ -191,14 +190,14 @@ fn top_k(graph: &Graph) -> usize {
     graph.nodes().iter().map(|node| route(&node.op)).max().unwrap_or(0)
 }
 
-/// Runs layers that are like the first of `layers`; also the bandwidth of copies to a device.
+/// Runs layers that are like the first of `layers`.
 fn measure_kind(
     graph: &Graph,
     backend: &dyn Backend,
     options: &MeasureOptions,
     random: &mut Random,
     (layers, active_bytes, overhead): (Vec<usize>, u64, f64),
-) -> Result<(LayerTimes, Option<f64>)> {
+) -> Result<LayerTimes> {
     let one = graph.excerpt(&layers[..1], 1)?;
     let stored: u64 = one.expert_sets().iter().map(|set| expert_bytes(set) * set.experts as u64).sum();
     let on_device = if options.device { stored } else { 0 };
@@ -216,8 +215,8 @@ fn measure_kind(
     };
     drop(running);
     let single = Excerpt::new(graph, &layers[..1], SMALL_HEAD, random, options)?;
-    let (prompt, link) = measure_prompt(&single, backend, options, overhead)?;
-    Ok((LayerTimes { layers, active_bytes, token, position, prompt, measured: true }, link))
+    let prompt = measure_prompt(&single, backend, options, overhead)?;
+    Ok(LayerTimes { layers, active_bytes, token, position, prompt, measured: true })
 }
 
 /// Seconds that a token of the prompt takes in the layer of `excerpt`.
@@ -226,21 +225,13 @@ fn measure_prompt(
     backend: &dyn Backend,
     options: &MeasureOptions,
     overhead: f64,
-) -> Result<(f64, Option<f64>)> {
+) -> Result<f64> {
     let Prompt { tokens, chunk } = options.prompt;
     let rows = tokens.min(chunk).max(1);
     let mut running = excerpt.compile(backend, options, rows)?;
     let short = rows.min(SHORT_PROMPT);
-    let first = running.prompt(0, short)?;
+    running.prompt(0, short)?;
     let second = running.prompt(0, short)?;
-    let mut link = None;
-    if options.device {
-        // Kernels are there now, so a new executable's first batch is its experts' way to the device.
-        let mut again = excerpt.compile(backend, options, rows)?;
-        let loading = again.prompt(0, short)?.min(first) - second;
-        let bytes: u64 = excerpt.graph.expert_sets().iter().map(|s| expert_bytes(s) * s.experts as u64).sum();
-        link = (bytes > 0 && loading > 0.0).then(|| bytes as f64 / loading);
-    }
     let mut fits = rows;
     while fits > short && second / short as f64 * fits as f64 > PROMPT_TIME {
         fits = (fits / 2).max(short);
@@ -253,7 +244,7 @@ fn measure_prompt(
     let beginning = at(0)?;
     let last = tokens.min(options.context).saturating_sub(rows);
     let end = if last > 0 { at(last)? } else { beginning };
-    Ok(((beginning + end) / 2.0, link))
+    Ok((beginning + end) / 2.0)
 }
 
 /// Layers of a graph with weights.

@@ -229,7 +229,11 @@ impl PlanArgs {
         let mut rows = vec![];
         for memory in self.budgets(needs) {
             let placement = Placement::new(model, backend, &self.options(Some(memory)))?;
-            let plan = &placement.slots;
+            // What a backend keeps needs no slots in front of it.
+            let plan = match placement.keep_experts {
+                true => &SlotPlan::of_slots(&shapes, all),
+                false => &placement.slots,
+            };
             for device_memory in &device_budgets {
                 let device_held = device_memory.map(|bytes| {
                     let left = bytes.saturating_sub(needs.beside_experts());
@@ -277,20 +281,21 @@ impl Needs {
     fn new(model: &Model, backend: &dyn Backend, args: &PlanArgs) -> Result<Self> {
         let place = |memory| Placement::new(model, backend, &args.options(Some(memory)));
         let whole = place(u64::MAX)?;
-        let beside = whole.budget.total - whole.budget.experts;
+        let memory::Needs { trunk, kv, scratch, overhead, kept } = whole.budget.needs;
         let minimum = match place(0) {
             Err(Error::Budget { minimum, .. }) => minimum,
             Err(error) => return Err(error.into()),
             Ok(_) => 0,
         };
-        let kv = page_bytes(&model.graph, whole.kv_type) as u64 * whole.context.div_ceil(PAGE_TOKENS) as u64;
+        let pages =
+            page_bytes(&model.graph, whole.kv_type) as u64 * whole.context.div_ceil(PAGE_TOKENS) as u64;
         Ok(Self {
-            trunk: whole.budget.needs.trunk,
+            trunk,
             experts: model.experts.total_bytes(),
-            kv: kv.max(whole.budget.needs.kv),
-            scratch: whole.budget.needs.scratch,
-            overhead: whole.budget.needs.overhead,
-            all_resident: beside + whole.slots.bytes(),
+            kv: kv.max(pages),
+            scratch,
+            overhead,
+            all_resident: trunk + kv + scratch + overhead + kept + whole.slots.bytes(),
             minimum,
             context: whole.context,
             // As the engine takes it if nothing is asked for.
