@@ -184,10 +184,13 @@ impl CostModel {
             let mut guessed = 0.0;
             for layer in &self.layers {
                 let computing = layer.prompt * rows as f64;
-                seconds += computing;
-                let Some(routed) = &layer.routed else { continue };
+                let Some(routed) = &layer.routed else {
+                    seconds += computing;
+                    continue;
+                };
                 let (_, missing) = popularity.distinct(slots[routed.set], routed.experts, routed.top_k, rows);
-                seconds += self.copying(routed, popularity, Some(rows));
+                // A prompt's experts are copied while others are computed.
+                seconds += computing.max(self.copying(routed, popularity, Some(rows)));
                 let waiting = self.waiting(computing, routed, missing, guessed);
                 seconds += waiting.seconds + waiting.slowdown;
                 guessed = if rows >= MANY_ROWS && self.guessed > 0.0 { 1.0 } else { self.guessed };
@@ -312,7 +315,11 @@ mod tests {
         let p = model.predict(&plan, Popularity::Uniform, PROMPT, 0);
         // The first layer lacks half of its experts, and copies 1 kB in 1 ms.
         near(p.decode, 1.0 / (5e-3 + 0.5e-3));
-        near(p.prefill, 2.0 / (5e-3 + 0.875e-3));
+        // A prompt computes meanwhile, for 2 ms a layer.
+        near(p.prefill, 2.0 / 5e-3);
+        let link = Link { bandwidth: 1e5, slots: vec![2.0, 4.0] };
+        let p = CostModel { link: Some(link), ..model }.predict(&plan, Popularity::Uniform, PROMPT, 0);
+        near(p.prefill, 2.0 / (3e-3 + 8.75e-3));
     }
 
     #[test]
