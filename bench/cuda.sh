@@ -25,7 +25,7 @@ set -uo pipefail
 here=$(dirname "$(realpath "$0")")
 usage() { sed -n '2,25s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-limits="start:60 backends:240 operations:200 memcheck:240 racecheck:240 bits:90 resident:240 elsewhere:240 plan:240 profile:90 limits:60 table:20"
+limits="start:60 backends:240 operations:200 memcheck:450 racecheck:450 bits:90 resident:240 elsewhere:240 plan:240 profile:90 limits:60 table:20"
 parts=$(echo "$limits" | tr ' ' '\n' | cut -d: -f1 | paste -sd,)
 work=/tmp/moeflux-cuda seconds=560 llama="" inner="" tests=()
 while getopts p:w:s:l:t:x: option; do
@@ -112,31 +112,66 @@ part_operations() {
 }
 
 sanitize() {
-  local tool=$1 test run name mode chunk log="$work/$1.log"
+  local tool=$1 test run name mode chunk part parts kept="$work/$1"
   local checked=(compute-sanitizer --tool "$tool" --error-exitcode 9)
-  : >"$log"
+  mkdir -p "$kept"
+  # What is still running then is ended, so that the rest can be told.
+  export kept deadline=$(($(date +%s) + (seconds < 450 ? seconds : 450) - 20))
   # Prompts and tokens of small models; then a prompt and tokens beyond 256 keys, whose attention is on tensor cores.
   for run in "qwen3_moe_q4_k_m int8 48" "qwen3_moe_q4_k_m int8 4" "gpt_oss_mxfp4 int8 4" "gpt_oss_mxfp4 f32 48"; do
     read -r name mode chunk <<<"$run"
-    timeout 60 "${checked[@]}" "$moeflux" logits "$fixtures/gguf/$name/model.gguf" --backend cuda --chunk "$chunk" \
-      --tokens "$(seq -s, 1 40)" --out "$work/logits.$tool" --activations "$mode" >"$work/$tool.one" 2>&1
-    status "$tool, $run" $? "$work/$tool.one"
+    checked_run "${run// /-}" "${checked[@]}" "$moeflux" logits "$fixtures/gguf/$name/model.gguf" --backend cuda \
+      --chunk "$chunk" --tokens "$(seq -s, 1 40)" --out "$kept/logits" --activations "$mode" &
   done
-  timeout 90 "${checked[@]}" "$moeflux" run demo "$(printf 'The cat and the dog went out to play. %.0s' $(seq 32))" \
-    --backend cuda --max-tokens 8 --temperature 0 >"$work/$tool.one" 2>&1
-  status "$tool, attention on tensor cores" $? "$work/$tool.one"
+  # Experts that come and go.
+  for mode in 1300KiB 800KiB; do
+    checked_run "qwen3_moe_q4_k_m-in-$mode" "${checked[@]}" "$moeflux" logits \
+      "$fixtures/gguf/qwen3_moe_q4_k_m/model.gguf" --backend cuda --device-memory $mode --chunk 4 \
+      --tokens "$(seq -s, 1 40)" --out "$kept/logits" --activations int8 &
+  done
+  checked_run attention-on-tensor-cores "${checked[@]}" "$moeflux" run demo \
+    "$(printf 'The cat and the dog went out to play. %.0s' $(seq 32))" --backend cuda --max-tokens 8 --temperature 0 &
+  # Every test of operations is a process of its own, of the binary with most cases several.
+  export MOEFLUX_TEST_ONLY=CUDA
+  export -f checked_run checked_test
   for test in "${tests[@]}"; do
-    MOEFLUX_TEST_ONLY=CUDA timeout 100 "${checked[@]}" "$test" --test-threads 4 >"$work/$tool.one" 2>&1
-    status "$tool, $(basename "$test")" $? "$work/$tool.one"
+    [[ $(basename "$test") == ops* ]] && parts=4 || parts=1
+    "$test" --list --format terse | sed -n "s|: test\$||p" | while read -r name; do
+      for part in $(seq 0 $((parts - 1)) | sed "s|$|/$parts|"); do echo "$test $name $part"; done
+    done
+  done | xargs -P "$(nproc)" -L 1 bash -c 'checked_test "$@"' - "${checked[@]}"
+  wait
+  for run in "$kept"/*.status; do
+    verdict "$tool" "${run%.status}"
+  done | tee "$kept/verdicts" | grep -v ": fine"
+  for run in $(for test in "${tests[@]}"; do basename "$test" | sed "s/-[0-9a-f]*$//"; done) qwen3_moe gpt_oss attention-on; do
+    echo "$tool, $run: $(grep -c ", $run.*: fine" "$kept/verdicts") of $(grep -c ", $run" "$kept/verdicts") runs are fine"
   done
 }
-status() { # what, exit status, log
-  local verdict=fine
-  [ "$2" = 0 ] || verdict="BAD: exit $2"
-  [ "$2" = 124 ] && verdict="cut off by its limit, nothing found so far"
-  grep -q "ERROR SUMMARY: [1-9]\|RACECHECK SUMMARY: [1-9]" "$3" && verdict="BAD: findings"
-  echo "$1: $verdict, $(grep SUMMARY "$3" | tail -1)"
-  cat "$3" >>"$work/sanitizer.log"
+# Runs a command until the deadline, unless an earlier call has; its output and exit status go to files.
+checked_run() { # name, command…
+  local at="$kept/$1" left=$((deadline - $(date +%s)))
+  shift
+  [ "$(cat "$at.status" 2>/dev/null)" != 0 ] || return 0
+  echo 124 >"$at.status"
+  [ $left -gt 0 ] || return 0
+  timeout $left "$@" >"$at.log" 2>&1
+  echo $? >"$at.status"
+}
+checked_test() { # checker…, test binary, name of the test, part of its cases
+  local checker=("${@:1:$#-3}") test="${*: -3:1}" name="${*: -2:1}" part="${*: -1}"
+  MOEFLUX_TEST_PART=$part checked_run "$(basename "$test" | sed "s/-[0-9a-f]*$//")-$name-${part%/*}" \
+    "${checker[@]}" "$test" --exact "$name" --test-threads 1
+}
+verdict() { # tool, files
+  local code verdict=fine
+  code=$(cat "$2.status")
+  [ "$code" = 0 ] || verdict="BAD: exit $code"
+  grep -qs "before first instrumented API call" "$2.log" && grep -q "test result: ok" "$2.log" && verdict="fine, without the GPU"
+  [ "$code" = 124 ] && verdict="cut off by its limit, nothing found so far"
+  grep -qs "ERROR SUMMARY: [1-9]\|RACECHECK SUMMARY: [1-9]" "$2.log" && verdict="BAD: findings"
+  echo "$1, $(basename "$2"): $verdict, $(grep -s SUMMARY "$2.log" | tail -1)"
+  cat "$2.log" >>"$work/sanitizer.log" 2>/dev/null
 }
 part_memcheck() { sanitize memcheck; }
 part_racecheck() { sanitize racecheck; }

@@ -6,7 +6,7 @@
 //! different encodings.
 
 use super::device::{BufferId, Device, Dispatch, Slice, Words};
-use super::tiers::{ABSENT, TierPlan, Tiers};
+use super::tiers::{ABSENT, Chosen, Fetches, TierPlan, Tiers};
 use super::weights::{ALIGNMENT, Format, placed, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec, Op};
@@ -29,6 +29,11 @@ impl Words for Part {
 }
 
 impl Part {
+    /// Bytes from the start of the slot.
+    pub(crate) fn start(&self) -> usize {
+        self.offsets[0]
+    }
+
     fn new(matrix: MatrixSpec, start: usize) -> Result<(Self, usize)> {
         let (bytes, offsets) = placed(matrix)?;
         let offsets = offsets.map(|offset| start + offset);
@@ -261,8 +266,8 @@ impl DeviceExperts {
     }
 
     /// Whether kernels for so many pairs of so many rows find all their experts without the host.
-    pub(crate) fn all_at_hand(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> bool {
-        self.resident || self.tiers.as_ref().is_some_and(|tiers| tiers.places(set, rows, pairs))
+    pub(crate) fn all_at_hand(&self, set: ExpertSetId, counts: [usize; 2]) -> bool {
+        self.resident || self.places(set, counts)
     }
 
     /// Whether the outputs of so many pairs of so many rows can be summed as they are made: their experts are there at once.
@@ -273,10 +278,22 @@ impl DeviceExperts {
         }
     }
 
-    /// What brings the experts of `ids` (pairs) to the device before kernels read them, where the device does that.
-    pub(crate) fn place(&self, set: ExpertSetId, ids: Slice, counts: [usize; 2]) -> Vec<Dispatch> {
-        let tiers = self.tiers.as_ref().filter(|tiers| tiers.places(set, counts[0], counts[1]));
-        tiers.map_or(vec![], |tiers| tiers.place(set, ids, counts, self.slots()).into())
+    /// Whether the device itself brings the experts of so many pairs of so many rows.
+    pub(crate) fn places(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> bool {
+        self.tiers.as_ref().is_some_and(|tiers| tiers.places(set, rows, pairs))
+    }
+
+    /// What brings a batch's experts to the device before kernels read them, where the device does that: the first `ready`
+    /// bytes of each.
+    pub(super) fn place(&self, set: ExpertSetId, chosen: &Chosen, ready: usize) -> Vec<Dispatch> {
+        let tiers = self.tiers.as_ref().filter(|tiers| tiers.places(set, chosen.rows, chosen.pairs));
+        tiers.map_or(vec![], |tiers| tiers.place(set, chosen, self.slots(), ready).into())
+    }
+
+    /// What is then left of them for kernels to bring.
+    pub(super) fn rest(&self, set: ExpertSetId, [rows, pairs]: [usize; 2], ready: usize) -> Option<Fetches> {
+        let tiers = self.tiers.as_ref().filter(|tiers| tiers.places(set, rows, pairs));
+        tiers.map(|tiers| tiers.rest(set, ready))
     }
 
     /// The table of a set, for kernels of so many pairs of so many rows.

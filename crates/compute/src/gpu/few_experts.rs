@@ -7,6 +7,7 @@ use super::few_rows::{BLOCK, NormWords};
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering};
 use super::steps::Step;
+use super::tiers::FETCH_GROUPS;
 use crate::DType;
 use crate::graph::{
     Activation, ExpertMlp, ExpertSetId, Graph, Op, Route, Routing, Score, Value, WeightId, Weighted,
@@ -38,7 +39,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 2] {
     [rows * products, rows * products.div_ceil(BLOCK) * 8]
 }
 
-/// A choice that the experts' first kernel makes.
+/// A choice that the experts' first kernel makes, or what brings the experts to the device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Choice {
     pub(super) logits: Value,
@@ -64,6 +65,8 @@ pub(super) struct FewExperts<'a> {
 /// Dispatches of routed experts.
 pub(super) struct FewBody {
     pub(super) body: Vec<Dispatch>,
+    /// What they need of experts that the device brings, in bytes; they bring the rest.
+    pub(super) ready: usize,
     /// Whether they make the weighted sum; else the outputs of pairs.
     pub(super) summed: bool,
 }
@@ -79,17 +82,20 @@ impl Lowering<'_> {
         Some([first, second])
     }
 
-    /// Leaves a choice to the experts, if they are the only ones to ask for it and can make it.
+    /// Leaves a choice to the experts or to what brings them, if they are the only ones to ask for it and can make it.
     pub(super) fn defer_route(&mut self, choice: Choice, routing: Routing) -> bool {
         let mut readers = self.steps.iter().filter_map(|step| match step {
             Step::MoeExperts { routing: own, experts, mlp, .. } if *own == routing => Some((*experts, mlp)),
             _ => None,
         });
         let reader = readers.next().filter(|_| readers.next().is_none());
-        // Weights that enter with x are known before.
-        let can = reader
-            .is_some_and(|(set, mlp)| mlp.weighted == Weighted::Output && self.few_encodings(set).is_some());
-        let deferred = can && self.memory.experts.resident();
+        let experts = self.memory.experts;
+        let counts = [self.rows, self.rows * routing.top_k()];
+        let deferred = reader.is_some_and(|(set, mlp)| match experts.resident() {
+            // Weights that enter with x are known before.
+            true => mlp.weighted == Weighted::Output && self.few_encodings(set).is_some(),
+            false => experts.places(set, counts),
+        });
         if deferred {
             self.choices.insert(routing, choice);
         }
@@ -151,12 +157,17 @@ impl Lowering<'_> {
         let none = self.input(0);
         let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([none; 3]);
         let has_bias = e.biases.is_some();
-        let choice = self.choices.get(&e.routing);
+        let choice = self.choices.get(&e.routing).filter(|_| self.memory.experts.resident());
         let logits = choice.map_or(none, |c| self.value(c.logits));
         let correction = self.optional(choice.and_then(|c| c.bias));
         let weight = norm.map_or(none, |norm| self.vector(norm.weight));
-        let buffers =
-            [slots, table, logits, correction, ids, weights, x, weight, gate_bias, up_bias, bytes, scales];
+        let rest = self.memory.experts.rest(e.set, counts, down.start());
+        let [fetches, host] = rest.map_or([none; 2], |rest| [rest.list, rest.host]);
+        let bringing = if rest.is_some() { FETCH_GROUPS } else { 0 };
+        let buffers = [
+            slots, table, logits, correction, ids, weights, x, weight, gate_bias, up_bias, bytes, scales,
+            fetches, host,
+        ];
         let routes = choice.is_some();
         let route = choice.map(|c| RouteWords { route: c.route, has_bias: c.bias.is_some() });
         let early = self.known_early(e.x);
@@ -172,10 +183,13 @@ impl Lowering<'_> {
             &has_bias,
             &early,
             &weighs_input,
+            &bringing,
+            &rest.map(|rest| rest.rest),
         ];
         let launch = Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants };
-        let first =
-            named(launch.over([gate.matrix.rows / BLOCK + usize::from(routes), pairs, 1], THREADS), name);
+        let groups = bringing + gate.matrix.rows / BLOCK + usize::from(routes);
+        let first = named(launch.over([groups, pairs, 1], THREADS), name);
+        let ready = down.start();
 
         // Where not all experts of a token may be there at once, their outputs are summed when all have been.
         let summed = self.memory.experts.all_at_once(e.set, counts);
@@ -191,14 +205,14 @@ impl Lowering<'_> {
             let launch = Launch { unit: EARLY_UNIT, kernel: "early_down8", buffers: &buffers, constants };
             let second = named(launch.over([down.matrix.rows / WARPS, count, 1], THREADS), down_name);
             let second = Dispatch { shared: copied, ..second };
-            return Some(FewBody { body: vec![first, second], summed });
+            return Some(FewBody { body: vec![first, second], ready, summed });
         }
         let buffers = [slots, table, ids, bytes, scales, weights, down_bias, residual, to];
         let has_residual = e.residual.is_some();
         let constants: &[&dyn Words] = &[down, &top_k, &summed, &has_bias, &has_residual, &!weighs_input];
         let launch = Launch { unit: "few_experts", kernel: "down8", buffers: &buffers, constants };
         let second = named(launch.over([down.matrix.rows.div_ceil(WARPS), count, 1], THREADS), down_name);
-        Some(FewBody { body: vec![first, second], summed })
+        Some(FewBody { body: vec![first, second], ready, summed })
     }
 }
 
@@ -218,6 +232,7 @@ impl Words for Activation {
 }
 
 /// `RouteConstants` of the kernels.
+#[derive(Clone, Copy)]
 pub(super) struct RouteWords {
     pub(super) route: Route,
     pub(super) has_bias: bool,

@@ -2,10 +2,11 @@
 
 use super::device::{Dispatch, Grid, Order, Slice, Words};
 use super::experts::Part;
-use super::few_experts::FewExperts;
+use super::few_experts::{FewExperts, RouteWords};
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering, Piece, THREADS, TILE, WARPS, most_blocks};
 use super::tensor_cores::TensorExperts;
+use super::tiers::Chosen;
 use crate::graph::{Activation, ExpertMlp, ExpertSetId, Routing, Value, WeightId, Weighted};
 
 /// One of an expert's matrices with what it multiplies.
@@ -59,9 +60,9 @@ impl Lowering<'_> {
             outputs,
             out: self.value(out),
         };
-        let mut summed = false;
+        let (mut summed, mut ready) = (false, usize::MAX);
         let mut body = if let Some(few) = self.few_experts(&few) {
-            summed = few.summed;
+            (summed, ready) = (few.summed, few.ready);
             few.body
         } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
             body
@@ -70,7 +71,12 @@ impl Lowering<'_> {
         };
 
         if experts.all_at_hand(set, [self.rows, pairs]) {
-            self.run.extend(experts.place(set, ids, [self.rows, pairs]));
+            let route = self.choices.get(&routing).map(|c| {
+                let words = RouteWords { route: c.route, has_bias: c.bias.is_some() };
+                ([self.value(c.logits), self.optional(c.bias)], words)
+            });
+            let chosen = Chosen { rows: self.rows, pairs, ids, weights, route };
+            self.run.extend(experts.place(set, &chosen, ready));
             self.run.append(&mut body);
         } else {
             let run = std::mem::take(&mut self.run);

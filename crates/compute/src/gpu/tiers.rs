@@ -9,6 +9,7 @@
 
 use super::device::{BufferId, Device, Dispatch, Slice, Words};
 use super::experts::Layout;
+use super::few_experts::RouteWords;
 use super::inputs::FEW_ROWS;
 use super::lower::Launch;
 use super::weights::ALIGNMENT;
@@ -20,6 +21,8 @@ pub(super) const ABSENT: u32 = u32::MAX;
 /// Parts of the ring, and the most experts of one.
 const PARTS: usize = 4;
 const PART_EXPERTS: usize = 8;
+/// Bytes for tables and other small buffers, where slots would otherwise fill the memory.
+const SMALL_BUFFERS: u64 = 16 << 20;
 /// The ring takes this part of the memory for experts, at most.
 const RING_SHARE: u64 = 8;
 /// Half-lives of an expert's frequencies in tokens, and the shorter one's part.
@@ -27,7 +30,7 @@ const LONG: f32 = 256.0;
 const SHORT: f32 = 8.0;
 const SHORT_PART: f32 = 0.3;
 /// Groups that fetch an expert: a dozen in all keep the bus busy.
-const FETCH_GROUPS: usize = 8;
+pub(super) const FETCH_GROUPS: usize = 8;
 
 /// A layer's slots and experts, in bytes from the start of the device's and the host's memory for experts.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +51,52 @@ impl Words for Shelf {
         [self.experts, self.slots].append(out);
         units.append(out);
     }
+}
+
+/// What is brought of experts that are on their way: `Brought` of the kernels.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Brought {
+    shelf: Shelf,
+    /// Bytes of a slot, multiples of 16.
+    from: usize,
+    to: usize,
+}
+
+impl Words for Brought {
+    fn append(&self, out: &mut Vec<u8>) {
+        self.shelf.append(out);
+        [self.from / 16, (self.to - self.from) / 16].append(out);
+    }
+}
+
+/// Nothing: seven zeros.
+impl Words for Option<Brought> {
+    fn append(&self, out: &mut Vec<u8>) {
+        match self {
+            Some(brought) => brought.append(out),
+            None => [0u32; 7].append(out),
+        }
+    }
+}
+
+/// Where kernels find which experts are on their way, and where from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fetches {
+    pub(super) list: Slice,
+    pub(super) host: Slice,
+    /// What is left to be brought.
+    pub(super) rest: Brought,
+}
+
+/// A batch's choice of experts: known, or to be made by `place`.
+pub(super) struct Chosen {
+    pub(super) rows: usize,
+    pub(super) pairs: usize,
+    /// (pairs): experts, and how much each counts.
+    pub(super) ids: Slice,
+    pub(super) weights: Slice,
+    /// Logits and their correction.
+    pub(super) route: Option<([Slice; 2], RouteWords)>,
 }
 
 /// How device memory for experts is divided.
@@ -82,21 +131,27 @@ impl TierPlan {
             share.min(experts as u128) as usize
         };
         let enough = experts.iter().all(|n| slots(*n) >= minimum.min(*n));
-        enough.then(|| Self::with(layouts, experts, part_bytes, slots))
+        // What rounding leaves is a slot more for the first layers, but for what small buffers take.
+        let mut slots: Vec<usize> = experts.iter().map(|n| slots(*n)).collect();
+        let taken: u64 = layouts.iter().zip(&slots).map(|(layout, n)| (layout.bytes * n) as u64).sum();
+        let mut left = left.saturating_sub(taken + SMALL_BUFFERS);
+        for ((layout, slots), experts) in layouts.iter().zip(&mut slots).zip(experts) {
+            if *slots < *experts && layout.bytes as u64 <= left {
+                *slots += 1;
+                left -= layout.bytes as u64;
+            }
+        }
+        enough.then(|| Self::with(layouts, experts, part_bytes, &slots))
     }
 
     /// So many slots in every layer, and a ring whose parts hold one expert.
     pub(super) fn of_slots(layouts: &[Layout], experts: &[usize], slots: usize) -> Self {
         let largest = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(ALIGNMENT);
-        Self::with(layouts, experts, largest, |experts| slots.min(experts))
+        let slots: Vec<usize> = experts.iter().map(|experts| slots.min(*experts)).collect();
+        Self::with(layouts, experts, largest, &slots)
     }
 
-    fn with(
-        layouts: &[Layout],
-        experts: &[usize],
-        part_bytes: usize,
-        slots_for: impl Fn(usize) -> usize,
-    ) -> Self {
+    fn with(layouts: &[Layout], experts: &[usize], part_bytes: usize, slots: &[usize]) -> Self {
         let mut plan = Self {
             shelves: vec![],
             ring: Ring { start: 0, part_bytes, next: 0 },
@@ -104,8 +159,9 @@ impl TierPlan {
             host_bytes: 0,
         };
         let (mut expert_entry, mut slot_entry) = (0, 0);
-        for (layout, experts) in layouts.iter().zip(experts.iter().copied()) {
-            let slots = slots_for(experts);
+        for ((layout, experts), slots) in
+            layouts.iter().zip(experts.iter().copied()).zip(slots.iter().copied())
+        {
             plan.shelves.push(Shelf {
                 experts,
                 slots,
@@ -163,7 +219,7 @@ impl Tiers {
             shown: device.alloc(experts * 4)?,
             owners: device.alloc((slots * 4).max(4))?,
             worth: device.alloc(experts * 8)?,
-            fetches: device.alloc((1 + 2 * most_fetches) * 4)?,
+            fetches: device.alloc((most_fetches * 4).max(4))?,
             totals: device.alloc(8)?,
             streamed: [0; 2],
             known: None,
@@ -219,30 +275,44 @@ impl Tiers {
         Slice { buffer, offset: 4 * self.shelves[set.0].expert_entry }
     }
 
-    /// Gives slots to the experts of `ids` (pairs) and fetches those that have none.
+    /// Gives slots to the experts of a batch and fetches those that have none: the first `ready` bytes of each.
     pub(super) fn place(
         &self,
         set: ExpertSetId,
-        ids: Slice,
-        [rows, pairs]: [usize; 2],
+        chosen: &Chosen,
         slots: Slice,
+        ready: usize,
     ) -> [Dispatch; 2] {
         let shelf = &self.shelves[set.0];
         let owners = Slice { buffer: self.owners, offset: 4 * shelf.slot_entry };
         let worth = Slice { buffer: self.worth, offset: 8 * shelf.expert_entry };
+        let Chosen { rows, pairs, ids, weights, ref route } = *chosen;
         let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
         // A sum over all tokens to come tends to 1 / (1 - decay).
         let parts = [(1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)), SHORT_PART * (1.0 - decay(SHORT, 1))];
         let decays = [decay(LONG, rows), decay(SHORT, rows)];
-        let buffers = [ids, self.table(set, true), owners, worth, self.fetches.into(), self.totals.into()];
-        let constants: &[&dyn Words] = &[shelf, &pairs, &decays, &parts];
+        let [logits, bias] = route.as_ref().map_or([ids; 2], |(slices, _)| *slices);
+        let route = route.as_ref().map(|(_, words)| *words);
+        let groups = 1 + if route.is_some() { rows } else { 0 };
+        let table = self.table(set, true);
+        let buffers =
+            [logits, bias, ids, weights, table, owners, worth, self.fetches.into(), self.totals.into()];
+        let constants: &[&dyn Words] = &[shelf, &pairs, &decays, &parts, &route.is_some(), &route];
         let place =
-            Launch { unit: "tiers", kernel: "place", buffers: &buffers, constants }.over([1, 1, 1], 256);
+            Launch { unit: "tiers", kernel: "place", buffers: &buffers, constants }.over([groups, 1, 1], 256);
         let buffers = [self.fetches.into(), self.host.into(), slots];
-        let constants: &[&dyn Words] = &[shelf, &(shelf.slot_bytes / 16)];
+        let brought = Brought { shelf: *shelf, from: 0, to: ready.min(shelf.slot_bytes) };
+        let constants: &[&dyn Words] = &[&brought];
         let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
             .over([FETCH_GROUPS, pairs.min(shelf.experts), 1], 256);
         [place, fetch]
+    }
+
+    /// What is left to bring of the experts that a batch fetches, when the first `ready` bytes are there.
+    pub(super) fn rest(&self, set: ExpertSetId, ready: usize) -> Fetches {
+        let shelf = self.shelves[set.0];
+        let rest = Brought { shelf, from: ready, to: shelf.slot_bytes };
+        Fetches { list: self.fetches.into(), host: self.host.into(), rest }
     }
 
     /// Experts that batches chose so far, and those of them that came over the bus.

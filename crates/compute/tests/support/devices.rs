@@ -1,5 +1,9 @@
 //! The devices that operations are tested on.
 
+use std::cell::Cell;
+#[cfg(target_os = "linux")]
+use std::sync::{Mutex, OnceLock};
+
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 
@@ -11,6 +15,18 @@ pub(crate) const METAL: &str = "the emulator with Metal's text";
 
 /// The variable that limits tests of operations to the backend of this name, for tools that are slow or blind beside it.
 const ONLY: &str = "MOEFLUX_TEST_ONLY";
+
+/// The variable that limits each test to a part of its cases, for tools that are slow: `1/4` are the 2nd, the 6th and so on.
+const PART: &str = "MOEFLUX_TEST_PART";
+
+/// Whether the test's next case is of the part that is tested.
+pub(crate) fn is_in_part() -> bool {
+    thread_local!(static NEXT: Cell<usize> = const { Cell::new(0) });
+    let Ok(part) = std::env::var(PART) else { return true };
+    let (which, of) = part.split_once('/').expect("two numbers");
+    let [which, of] = [which, of].map(|n| n.parse::<usize>().expect("a number"));
+    NEXT.replace(NEXT.get() + 1) % of == which
+}
 
 /// Whether the backend is one that is tested.
 pub(crate) fn is_tested(name: &str) -> bool {
@@ -26,7 +42,10 @@ pub(crate) fn devices() -> Vec<(&'static str, MakeDevice)> {
     };
     let mut all = vec![("the emulator", emulated), (METAL, metal)];
     #[cfg(target_os = "linux")]
-    if moeflux_compute::gpu::cuda::devices().is_ok() {
+    if let Ok(device) = moeflux_compute::gpu::cuda::Cuda::open(0, None) {
+        // As long as one is open, others open quickly.
+        static KEPT: OnceLock<Mutex<moeflux_compute::gpu::cuda::Cuda>> = OnceLock::new();
+        KEPT.get_or_init(|| Mutex::new(device));
         all.push(("CUDA", |_| {
             let open = || Ok(Box::new(moeflux_compute::gpu::cuda::Cuda::open(0, None)?) as _);
             GpuBackend::new("cuda", GpuOptions::default(), open)

@@ -39,7 +39,8 @@ const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 
 /// Units whose kernels a token of decoding takes, and the part of a multiprocessor's memory that their groups get; the rest
 /// is a cache.
-const DECODING_UNITS: &[&str] = &["few_rows", "few_experts", "decode", "attention", TENSOR_UNIT, EARLY_UNIT];
+const DECODING_UNITS: &[&str] =
+    &["few_rows", "few_experts", "decode", "attention", "tiers", TENSOR_UNIT, EARLY_UNIT];
 const SHARED_PERCENT: c_int = 50;
 
 struct Kernel {

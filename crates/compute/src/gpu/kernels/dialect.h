@@ -20,6 +20,7 @@
 // - Barriers and lane operations are reached by all threads of the group (of the warp) or by none.
 // - A KERNEL begins when the dispatches before it have ended. A KERNEL_AHEAD may begin while the one right before it runs:
 //   until it has called `after_previous`, which every thread does, it writes nothing and reads nothing that that one writes.
+//   From `writes_apart` on it may write what that one neither reads nor writes.
 // - Values reach other threads of a group through threadgroup memory and a barrier, or through lane operations; other
 //   groups through device memory and the next dispatch.
 #pragma once
@@ -99,6 +100,7 @@ static __device__ __forceinline__ void after_previous(CTX) {
 #else
 static __device__ __forceinline__ void after_previous(CTX) {}
 #endif
+DEVICE void writes_apart(CTX) {}
 
 // Groups that should fit on a multiprocessor bound the registers of a thread.
 #ifndef GROUPS_AT_ONCE

@@ -1,6 +1,7 @@
 // Routed experts of few rows, with activations of eight bits.
 #include "activations.h"
 #include "experts.h"
+#include "fetch.h"
 #include "quantize.h"
 #include "routing.h"
 
@@ -17,10 +18,13 @@ struct GateUpConstants {
     uint early;
     // Whether rows of x count as much as `weights` says, which is then known.
     uint weighs;
+    // Groups, of those for each pair, that bring what is only needed later of an expert from host memory.
+    uint bringing;
+    Brought brought;
 };
 
 struct GateUpBuffers {
-    GPTR(const uchar) slots;
+    GPTR(uchar) slots;
     GPTR(const uint) table;
     GPTR(const float) logits;
     GPTR(const float) correction;
@@ -32,6 +36,8 @@ struct GateUpBuffers {
     GPTR(const float) up_bias;
     GPTR(uchar) bytes;
     GPTR(float) scales;
+    GPTR(const uint) fetches;
+    GPTR(const uchar) host;
 };
 
 struct GateUpMemory {
@@ -110,11 +116,16 @@ template <uint R> DEVICE Rows<2 * R> gate_up_rows(const GateUpConstants c, GPTR(
 
 // activation(gate · x, up · x) of each pair → bytes and scales (pairs, rows): a group of 8 warps makes a block of 32.
 // x (tokens, cols), normalised if there is a norm. Where it chooses the experts, groups beyond the rows' write ids and
-// weights. Grid: (rows / 32, and one if it chooses, pairs).
+// weights. Where `place` did, groups before the rows' may bring the experts' last part, beside the others.
+// Grid: (bringing groups, rows / 32, and one if it chooses, pairs).
 template <uint D>
 DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const GateUpMemory m, const RouteMemory r) {
     const uint pair = ctx.group_y(), token = pair / c.top_k, cols = c.gate.format.cols;
-    if (ctx.group_x() == c.gate.rows / 32) {
+    if (ctx.group_x() < c.bringing) {
+        return bring_rest(ctx, c.brought, b.fetches, b.host, b.slots, pair, ctx.group_x(), c.bringing);
+    }
+    const uint group = ctx.group_x() - c.bringing;
+    if (group == c.gate.rows / 32) {
         after_previous(ctx);
         if (pair % c.top_k != 0) return;
         const float poison = choose(ctx, c.route, b.logits + (ulong)token * c.route.experts, b.correction, r, true);
@@ -145,7 +156,7 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
     }
     if (of.slot == ABSENT) return;
     if (c.weighs) factor *= b.weights[pair];
-    const uint first = ctx.group_x() * 32 + ctx.warp() * 4;
+    const uint first = group * 32 + ctx.warp() * 4;
     const Row g = expert_row(b.slots, of.slot, c.gate, first), u = expert_row(b.slots, of.slot, c.up, first);
     warp_prefetch(ctx, g.plane0, 4 * c.gate.format.strides[0]);
     warp_prefetch(ctx, u.plane0, 4 * c.up.format.strides[0]);
@@ -157,12 +168,12 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
         const Raws<4, 1> raws = raws_of<D, 4, 1>(c.gate.format, rows, ctx.lane());
         const float sum = team_sums<4>(ctx, lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x), 32) * factor;
         const uint own = ctx.warp() * 4 + i + ctx.lane() / each;
-        const float v = gated(ctx, c, b, of.expert, ctx.group_x() * 32 + own, ctx.lane() % 16 < 8, sum);
+        const float v = gated(ctx, c, b, of.expert, group * 32 + own, ctx.lane() % 16 < 8, sum);
         if (ctx.lane() % each == 0) m.block[own] = v;
     }
     barrier(ctx);
     if (ctx.warp() != 0) return;
-    const ulong to = (ulong)pair * c.gate.rows + ctx.group_x() * 32;
+    const ulong to = (ulong)pair * c.gate.rows + group * 32;
     quantize_block(ctx, m.block[ctx.lane()], b.bytes + to, b.scales + to / 32 * 2);
 }
 
@@ -264,9 +275,10 @@ template <uint D> DEVICE void down8(CTX, const DownConstants c, const DownBuffer
 
 #ifndef WITHOUT_KERNELS
 #define ENCODING(name, D)                                                                                      \
-    KERNEL_AHEAD(gate_up8_##name, GateUpConstants, (const uchar, slots), (const uint, table), (const float, logits), \
+    KERNEL_AHEAD(gate_up8_##name, GateUpConstants, (uchar, slots), (const uint, table), (const float, logits), \
            (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm),    \
-           (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales)) {                \
+           (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales),                  \
+           (const uint, fetches), (const uchar, host)) {                                                       \
         SHARED(uint, words, MOST_COLUMNS / 4);                                                                 \
         SHARED(float, x_scales, MOST_COLUMNS / 16);                                                            \
         SHARED(float, scratch, 8);                                                                             \
@@ -275,7 +287,8 @@ template <uint D> DEVICE void down8(CTX, const DownConstants c, const DownBuffer
         SHARED(uint, keys, MAX_EXPERTS);                                                                       \
         SHARED(uint, group_keys, MAX_EXPERTS);                                                                 \
         SHARED(uint, chosen, MAX_CHOSEN);                                                                      \
-        const GateUpBuffers b = {slots, table, logits, correction, ids, weights, x, norm, gate_bias, up_bias, bytes, scales}; \
+        const GateUpBuffers b = {slots,     table,   logits, correction, ids,     weights, x,                  \
+                                 norm,      gate_bias, up_bias, bytes,   scales,  fetches, host};              \
         const GateUpMemory m = {words, x_scales, scratch, block};                                              \
         const RouteMemory r = {scores, keys, group_keys, chosen};                                              \
         gate_up8<D>(ctx, c, b, m, r);                                                                          \

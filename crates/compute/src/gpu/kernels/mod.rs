@@ -9,6 +9,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("cache.h", include_str!("cache.h")),
     ("codebooks.h", include_str!("codebooks.h")),
     ("experts.h", include_str!("experts.h")),
+    ("fetch.h", include_str!("fetch.h")),
     ("heads.h", include_str!("heads.h")),
     ("dialect.h", include_str!("dialect.h")),
     ("metal/dialect.h", include_str!("metal/dialect.h")),

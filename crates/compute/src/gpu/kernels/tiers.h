@@ -1,15 +1,7 @@
 // Which experts have slots of the device, decided here for every token: the choice is known here, and the host is not
-// waited for. A layer has slots of its own; all its experts lie in host memory, each in the form of a slot.
+// waited for. A layer has slots of its own.
+#include "fetch.h"
 #include "routing.h"
-
-CONSTANT uint ABSENT = 0xffffffffu, SLOT_UNIT = 256;
-
-// A layer's experts and slots: how many there are, where the first is and how far apart they are, in units of SLOT_UNIT
-// bytes.
-struct Shelf {
-    uint experts, slots;
-    uint first_expert, first_slot, stride;
-};
 
 struct PlaceConstants {
     Shelf shelf;
@@ -17,92 +9,132 @@ struct PlaceConstants {
     // What an expert is worth: how often tokens chose it, where earlier ones count less, over a long and a short while;
     // factors by which this batch makes earlier tokens count less, and of both sums.
     float long_decay, short_decay, long_part, short_part;
+    // Whether this chooses the experts, and how; else `ids` says which they are.
+    uint routes;
+    RouteConstants route;
 };
 
-// Gives the chosen experts, ids (pairs), slots in place of the least worthy ones: no more distinct ones than there are
-// slots. table (experts): where each expert's slot begins, or ABSENT. owners (slots): whose each is, or ABSENT. worth
-// (experts, 2): frequencies. fetches: how many experts come from host memory, then expert and slot of each. totals: experts chosen so far, and fetched. One
-// group.
-KERNEL(place, PlaceConstants, (const uint, ids), (uint, table), (uint, owners), (float, worth), (uint, fetches),
-       (uint, totals)) {
+// Threads of a group, experts and slots of each, and the most pairs.
+CONSTANT uint PLACERS = 256, PLACED_EACH = MAX_EXPERTS / PLACERS, MAX_PAIRS = 8 * MAX_CHOSEN;
+// Two counts of experts in one sum: the second is so many times as large.
+CONSTANT uint SECOND_COUNT = 4096;
+
+// The experts of all pairs: `chosen`, which all threads of the group then see.
+DEVICE void all_chosen(CTX, const PlaceConstants c, GPTR(const float) logits, GPTR(const float) bias, GPTR(const uint) ids,
+                       const RouteMemory r, SPTR(uint) chosen) {
+    const uint top_k = c.route.top_k, experts = c.route.experts;
+    if (!c.routes) {
+        for (uint p = ctx.thread(); p < c.pairs; p += ctx.threads()) chosen[p] = ids[p];
+    } else if (warp_chooses(c.route)) {
+        // A warp a row.
+        for (uint row = ctx.warp(); row * top_k < c.pairs; row += ctx.warps()) {
+            const uint own = warp_choose(ctx, c.route, logits + row * experts, top_k);
+            if (ctx.lane() < top_k) chosen[row * top_k + ctx.lane()] = own;
+        }
+    } else {
+        for (uint row = 0; row * top_k < c.pairs; ++row) {
+            choose(ctx, c.route, logits + row * experts, bias, r, false);
+            for (uint k = ctx.thread(); k < top_k; k += ctx.threads()) chosen[row * top_k + k] = r.chosen[k];
+            barrier(ctx);
+        }
+    }
+    barrier(ctx);
+}
+
+// Gives the chosen experts slots in place of the least worthy ones: no more distinct ones than there are slots. ids
+// (pairs): which they are; where this chooses them by logits (rows, experts), groups beyond the first write ids and weights
+// (rows, top_k). table (experts): where each expert's slot begins, or ABSENT. owners (slots): whose each is, or ABSENT.
+// worth (experts, 2): frequencies. fetches (pairs, or experts if those are fewer): the experts to come from host memory,
+// then ABSENT. totals: experts chosen so far, and fetched. Grid: (1, and one a row if it chooses).
+KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), (uint, ids), (float, weights), (uint, table),
+             (uint, owners), (float, worth), (uint, fetches), (uint, totals)) {
     SHARED(uint, counts, MAX_EXPERTS);
     SHARED(uint, scores, MAX_EXPERTS);
     SHARED(uint, keys, MAX_EXPERTS);
     SHARED(uint, missing, MAX_EXPERTS);
+    SHARED(float, route_scores, MAX_EXPERTS);
+    SHARED(uint, best, MAX_CHOSEN);
+    SHARED(uint, chosen, MAX_PAIRS);
     SHARED(float, scratch, 8);
+    const RouteMemory r = {route_scores, keys, missing, best};
     const Shelf shelf = c.shelf;
-    float absent = 0.0f, chosen = 0.0f;
-    for (uint e = ctx.thread(); e < shelf.experts; e += ctx.threads()) {
+    if (ctx.group_x() != 0) {
+        after_previous(ctx);
+        const uint row = ctx.group_x() - 1;
+        const float poison = choose(ctx, c.route, logits + row * c.route.experts, bias, r, true);
+        const uint first = row * c.route.top_k;
+        if (ctx.thread() == 0) weigh_chosen(ctx, c.route, r, poison, ids + first, weights + first);
+        return;
+    }
+    // What the layer's last batch left, before the logits are there.
+    float of_long[PLACED_EACH], of_short[PLACED_EACH];
+    uint entries[PLACED_EACH], held[PLACED_EACH];
+#pragma unroll
+    for (uint i = 0; i < PLACED_EACH; ++i) {
+        const uint at = ctx.thread() + i * PLACERS;
+        of_long[i] = at < shelf.experts ? worth[2 * at] * c.long_decay : 0.0f;
+        of_short[i] = at < shelf.experts ? worth[2 * at + 1] * c.short_decay : 0.0f;
+        entries[i] = at < shelf.experts ? (uint)table[at] : ABSENT;
+        held[i] = at < shelf.slots ? (uint)owners[at] : ABSENT;
+    }
+    after_previous(ctx);
+    all_chosen(ctx, c, logits, bias, ids, r, chosen);
+    float tally = 0.0f;
+#pragma unroll
+    for (uint i = 0; i < PLACED_EACH; ++i) {
+        const uint e = ctx.thread() + i * PLACERS;
+        if (e >= shelf.experts) continue;
         uint count = 0;
-        for (uint p = 0; p < c.pairs; ++p) count += ids[p] == e ? 1 : 0;
-        const float of_long = worth[2 * e] * c.long_decay + (float)count;
-        const float of_short = worth[2 * e + 1] * c.short_decay + (float)count;
-        worth[2 * e] = of_long;
-        worth[2 * e + 1] = of_short;
-        const bool misses = count != 0 && table[e] == ABSENT;
-        const uint score = key_of(of_long * c.long_part + of_short * c.short_part);
+        for (uint p = 0; p < c.pairs; ++p) count += chosen[p] == e ? 1 : 0;
+        of_long[i] += (float)count;
+        of_short[i] += (float)count;
+        worth[2 * e] = of_long[i];
+        worth[2 * e + 1] = of_short[i];
+        const bool misses = count != 0 && entries[i] == ABSENT;
+        const uint score = key_of(of_long[i] * c.long_part + of_short[i] * c.short_part);
         counts[e] = count;
         scores[e] = score;
         keys[e] = misses ? score : 0;
-        absent += misses ? 1.0f : 0.0f;
-        chosen += count != 0 ? 1.0f : 0.0f;
+        tally += (misses ? 1.0f : 0.0f) + (count != 0 ? (float)SECOND_COUNT : 0.0f);
     }
     pad_keys(ctx, keys, shelf.experts);
-    const uint wanted = (uint)group_sum(ctx, absent, scratch), all = (uint)group_sum(ctx, chosen, scratch);
+    const uint both = (uint)group_sum(ctx, tally, scratch), wanted = both % SECOND_COUNT;
     if (ctx.thread() == 0) {
-        fetches[0] = wanted;
-        totals[0] += all;
+        totals[0] += both / SECOND_COUNT;
         totals[1] += wanted;
     }
+    const uint most = c.pairs < shelf.experts ? c.pairs : shelf.experts;
+    for (uint at = wanted + ctx.thread(); at < most; at += PLACERS) fetches[at] = ABSENT;
     if (wanted == 0) return;
-    for (uint e = ctx.thread(); e < shelf.experts; e += ctx.threads()) {
+    for (uint e = ctx.thread(); e < shelf.experts; e += PLACERS) {
         if (keys[e] != 0) missing[keys_before(keys, shelf.experts, e)] = e;
     }
     barrier(ctx);
     // The least worthy first; none that is needed now.
-    for (uint s = ctx.thread(); s < shelf.slots; s += ctx.threads()) {
-        const uint owner = owners[s];
+#pragma unroll
+    for (uint i = 0; i < PLACED_EACH; ++i) {
+        const uint s = ctx.thread() + i * PLACERS;
+        if (s >= shelf.slots) continue;
+        const uint owner = held[i];
         keys[s] = owner == ABSENT ? 0xffffffffu : counts[owner] != 0 ? 0 : ~scores[owner];
     }
     pad_keys(ctx, keys, shelf.slots);
     barrier(ctx);
-    for (uint s = ctx.thread(); s < shelf.slots; s += ctx.threads()) {
-        if (keys[s] == 0) continue;
+#pragma unroll
+    for (uint i = 0; i < PLACED_EACH; ++i) {
+        const uint s = ctx.thread() + i * PLACERS;
+        if (s >= shelf.slots || keys[s] == 0) continue;
         const uint before = keys_before(keys, shelf.slots, s);
         if (before >= wanted) continue;
-        const uint owner = owners[s], expert = missing[before];
-        if (owner != ABSENT) table[owner] = ABSENT;
+        const uint expert = missing[before];
+        if (held[i] != ABSENT) table[held[i]] = ABSENT;
         table[expert] = shelf.first_slot + s * shelf.stride;
         owners[s] = expert;
-        fetches[1 + 2 * before] = expert;
-        fetches[2 + 2 * before] = s;
+        fetches[before] = fetch_of(expert, s);
     }
 }
 
-struct FetchConstants {
-    Shelf shelf;
-    // Sixteen bytes each, of an expert.
-    uint words;
-};
-
-// Copies what `place` says from host memory into slots. Grid: (any, most experts).
-KERNEL(fetch, FetchConstants, (const uint, fetches), (const uchar, host), (uchar, slots)) {
-    if (ctx.group_y() >= fetches[0]) return;
-    const uint expert = fetches[1 + 2 * ctx.group_y()], slot = fetches[2 + 2 * ctx.group_y()];
-    const GPTR(const uchar) from = host + (ulong)(c.shelf.first_expert + expert * c.shelf.stride) * SLOT_UNIT;
-    const GPTR(uchar) to = slots + (ulong)(c.shelf.first_slot + slot * c.shelf.stride) * SLOT_UNIT;
-    for (uint i = ctx.group_x() * 4 * ctx.threads() + ctx.thread(); i < c.words; i += ctx.groups_x() * 4 * ctx.threads()) {
-        // Several reads under way at once; beyond the end, the last one again.
-        Word4 v[4];
-#pragma unroll
-        for (uint n = 0; n < 4; ++n) {
-            const uint at = i + n * ctx.threads();
-            v[n] = load_u32x4(from, 16 * (at < c.words ? at : c.words - 1));
-        }
-#pragma unroll
-        for (uint n = 0; n < 4; ++n) {
-            const uint at = i + n * ctx.threads();
-            if (at < c.words) store_u32x4(to, 16 * at, v[n]);
-        }
-    }
+// Brings what `place` says from host memory into slots. Grid: (any, pairs or experts).
+KERNEL(fetch, Brought, (const uint, fetches), (const uchar, host), (uchar, slots)) {
+    bring(ctx, c, fetches, host, slots, ctx.group_y(), ctx.group_x(), ctx.groups_x());
 }

@@ -102,6 +102,7 @@ static inline void barrier(const Ctx&, const char* file = __builtin_FILE(), int 
 }
 
 DEVICE void after_previous(CTX) { emulator::ahead[emulator::now.thread] = 0; }
+DEVICE void writes_apart(CTX) { emulator::ahead[emulator::now.thread] = 2; }
 
 using emulator::as_float;
 using emulator::as_uint;

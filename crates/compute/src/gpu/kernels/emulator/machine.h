@@ -96,13 +96,13 @@ inline bool allowed(Memory& memory, uint64_t at, uint64_t size, bool write) {
     return true;
 }
 
-// Threads that run ahead: the dispatches right before may not have ended.
+// Threads that run ahead, 1, and those that also write, 2: the dispatches right before may not have ended.
 extern __thread uint8_t ahead[256];
 [[noreturn]] void fail_ahead(const Memory& memory);
 
-// A thread that runs ahead writes nothing, and reads nothing of what they write.
+// A thread that runs ahead writes nothing, or nothing of what they write, and reads nothing of that.
 inline void check_ahead(const Memory& memory, uint64_t at, uint64_t size, bool write) {
-    if (write) fail_ahead(memory);
+    if (write && ahead[now.thread] == 1) fail_ahead(memory);
     for (uint64_t i = at; i < at + size && i < memory.bytes; ++i) if (memory.stamps[i].group >= now.before) fail_ahead(memory);
 }
 

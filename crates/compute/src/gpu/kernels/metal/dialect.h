@@ -67,6 +67,7 @@ DEVICE Ctx mf_context(Ctx given, uint, uint, uint) { return given; }
 // Dispatches of a queue follow each other: none begins early, and nothing is brought nearer ahead of use.
 #define KERNEL_AHEAD(...) KERNEL(__VA_ARGS__)
 #define after_previous(place)
+#define writes_apart(place)
 #define prefetch(from, bytes)
 
 // Orders device memory within the group too, as CUDA's barrier does.
