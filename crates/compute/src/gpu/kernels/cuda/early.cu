@@ -113,16 +113,19 @@ DEVICE void early_down8(CTX, const EarlyDownConstants& c, const DownBuffers& b, 
 // The widest rows.
 CONSTANT uint EARLY_COLUMNS = 2048;
 
-// A group's outputs of one token, two at a time: a warp makes `span` of them, of which `mine` gets the weights.
+// A group's outputs of one token, two at a time: a warp makes `span` of them, of which `mine` gets the weights. `bars`:
+// one a warp.
 template <uint D>
 DEVICE void early_part(CTX, const ProductsConstants& c, const OwnPart& own, const ProductBuffers& b, const ProductMemory& m,
-                       uchar* mine, ulong* bar) {
+                       uchar* mine, ulong* bars) {
     constexpr uint N = 2, LANES = 32 / N;
     const ProductPart& part = own.part;
     const uint token = ctx.group_y(), cols = part.format.cols, stride = part.format.strides[0];
     const uint begin = (own.group * ctx.warps() + ctx.warp()) * part.span;
     const uint end = begin + part.span < part.rows ? begin + part.span : part.rows;
-    if (ctx.lane() == 0) expect_copies(bar, 1);
+    ulong* const bar = bars + ctx.warp();
+    if (ctx.thread() < ctx.warps()) expect_copies(bars + ctx.thread(), 1);
+    barrier(ctx);
     if (begin < end) {
         const uchar* const from = b.weights + (ulong)part.planes[0] * WEIGHT_UNIT + (ulong)begin * stride;
         copy_ahead(ctx, mine, from, (end - begin) * stride, bar);
@@ -169,10 +172,9 @@ extern __shared__ __align__(128) uchar dynamic[];
         const ProductMemory m = {words, scales, scratch};                                                        \
         const OwnPart own = own_part(ctx, c, b);                                                                 \
         uchar* const mine = dynamic + ctx.warp() * own.part.span * own.part.format.strides[0];                   \
-        ulong* const bar = bars + ctx.warp();                                                                    \
         __VA_ARGS__                                                                                              \
     }
-#define EARLY_OF_ONE(name, D) EARLY_PRODUCTS(name, early_part<D>(ctx, c, own, b, m, mine, bar);)
+#define EARLY_OF_ONE(name, D) EARLY_PRODUCTS(name, early_part<D>(ctx, c, own, b, m, mine, bars);)
 
 EARLY_OF_ONE(q4_k, Q4_K)
 EARLY_OF_ONE(q5_k, Q5_K)
@@ -180,9 +182,9 @@ EARLY_OF_ONE(q6_k, Q6_K)
 EARLY_OF_ONE(q8_0, Q8_0)
 EARLY_PRODUCTS(mixed, {
     switch (own.part.format.kind & 255) {
-    case Q4_K: return early_part<Q4_K>(ctx, c, own, b, m, mine, bar);
-    case Q5_K: return early_part<Q5_K>(ctx, c, own, b, m, mine, bar);
-    default: return early_part<Q6_K>(ctx, c, own, b, m, mine, bar);
+    case Q4_K: return early_part<Q4_K>(ctx, c, own, b, m, mine, bars);
+    case Q5_K: return early_part<Q5_K>(ctx, c, own, b, m, mine, bars);
+    default: return early_part<Q6_K>(ctx, c, own, b, m, mine, bars);
     }
 })
 
