@@ -58,9 +58,6 @@ fn dot_products() {
             |b: &[f32]| -> Vec<f64> { a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).collect() };
         assert_sum(simd, vector::dot_f32(simd, a, b), terms(b).into_iter());
         assert_sum(simd, vector::sum_of_squares(simd, a), terms(a).into_iter());
-        let halves = f16s(b);
-        let b: Vec<f32> = halves.iter().map(|b| b.to_f32()).collect();
-        assert_sum(simd, vector::dot_f16(simd, a, &halves), terms(&b).into_iter());
     });
 }
 
@@ -78,12 +75,6 @@ fn elementwise() {
         let mut out = b.to_vec();
         vector::axpy_f32(simd, 0.3, a, &mut out);
         close(&out, pairs().map(|(a, b)| f64::from(0.3f32) * a + b).collect());
-
-        let halves = f16s(a);
-        let mut out = b.to_vec();
-        vector::axpy_f16(simd, -1.7, &halves, &mut out);
-        let halves = halves.iter().zip(b);
-        close(&out, halves.map(|(a, &b)| f64::from(-1.7f32) * a.to_f64() + f64::from(b)).collect());
 
         let mut out = a.to_vec();
         vector::scale(simd, 1.1, &mut out);

@@ -8,12 +8,11 @@
 use std::ops::Range;
 
 use super::gathered::{Choices, Heads, Seen};
-use super::head_group::{Element, Scores, WeightedSums};
+use super::head_group::{Ahead, Element, HeadSums, KeyBlock, Queries};
 use super::pages::{Pages, Values};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
-use super::vector;
 use crate::backend::{KvType, PAGE_TOKENS, Span};
 use crate::graph::Attention;
 use crate::profile::Work;
@@ -183,9 +182,15 @@ impl Block<'_> {
         let mut sums = vec![0.0f32; rows.len() * group * value_dim];
         let mut scores = vec![0.0f32; group * PAGE_TOKENS];
         let (first, last) = (visible(rows.start).start, visible(rows.end - 1).end);
+        let keys_of = |page: usize| {
+            let n = PAGE_TOKENS.min(last - page * PAGE_TOKENS);
+            &pages[span.pages[page] as usize][kv_head * PAGE_TOKENS * dim..][..n * dim]
+        };
+        Ahead::fetch(keys_of(first / PAGE_TOKENS));
         for page in first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS) {
             let start = page * PAGE_TOKENS;
             let (keys, values) = pages[span.pages[page] as usize].split_at(kv_heads * PAGE_TOKENS * dim);
+            let next_keys = if start + PAGE_TOKENS < last { keys_of(page + 1) } else { &[] };
             for (r, row) in rows.clone().enumerate() {
                 let seen = visible(row);
                 let seen = seen.start.max(start)..seen.end.min(start + PAGE_TOKENS);
@@ -197,14 +202,18 @@ impl Block<'_> {
                 let (keys, values) =
                     (&keys[at * dim..(at + n) * dim], &values[at * value_dim..(at + n) * value_dim]);
                 let at = row * heads * dim + kv_head * group * dim;
-                let (q, weights) = (&q[at..at + group * dim], &mut scores[..group * n]);
-                simd.run(Scores { q, keys, dim, scale, out: weights });
-                let sums = &mut sums[r * group * value_dim..(r + 1) * group * value_dim];
-                for (h, weights) in weights.chunks_exact_mut(n).enumerate() {
-                    let sums = &mut sums[h * value_dim..(h + 1) * value_dim];
-                    vector::softmax_block(simd, weights, &mut states[r * group + h], sums);
-                }
-                simd.run(WeightedSums { weights, values, dim: value_dim, sums });
+                let q = &q[at..at + group * dim];
+                // Later rows find what the first has fetched.
+                let ahead = |next| if r == 0 { Ahead::of(next, n) } else { Ahead::NONE };
+                let own = r * group..(r + 1) * group;
+                let sums = &mut sums[own.start * value_dim..own.end * value_dim];
+                HeadSums { states: &mut states[own], sums }.add(
+                    simd,
+                    Queries { q, stride: dim, dim, scale },
+                    KeyBlock { keys, values, stride: value_dim },
+                    &mut scores,
+                    [ahead(values), ahead(next_keys)],
+                );
             }
         }
         for (r, row) in rows.enumerate() {

@@ -6,6 +6,7 @@
 
 use super::choose_blocks::best;
 use super::gathered::KEY_BLOCK;
+use super::head_group::{Ahead, HeadSums, KeyBlock, Queries};
 use super::linear::CpuContext;
 use super::pages::Pages;
 use super::shared::SharedMut;
@@ -233,21 +234,19 @@ impl CompressedCache {
         };
         let mut states: Vec<(f32, f32)> =
             rows.sinks[first_head..first_head + heads].iter().map(|sink| (*sink, 1.0)).collect();
-        let mut scores = [0.0f32; KEY_BLOCK];
+        let mut scores = vec![0.0f32; heads * KEY_BLOCK];
         out.fill(0.0);
         for from in (0..count).step_by(KEY_BLOCK) {
             let to = (from + KEY_BLOCK).min(count);
             load(from, to, &mut keys);
-            let scores = &mut scores[..to - from];
-            for ((q, out), state) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).zip(&mut states) {
-                for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
-                    *score = vector::dot_f32(simd, q, key) * shape.scale;
-                }
-                vector::softmax_block(simd, scores, state, out);
-                for (p, key) in scores.iter().zip(keys.chunks_exact(dim)) {
-                    vector::axpy_f32(simd, *p, key, out);
-                }
-            }
+            let keys = &keys[..(to - from) * dim];
+            HeadSums { states: &mut states, sums: out }.add(
+                simd,
+                Queries { q, stride: dim, dim, scale: shape.scale },
+                KeyBlock { keys, values: keys, stride: dim },
+                &mut scores,
+                [Ahead::NONE; 2],
+            );
         }
         for (out, (_, total)) in out.chunks_exact_mut(dim).zip(states) {
             out.iter_mut().for_each(|o| *o /= total);

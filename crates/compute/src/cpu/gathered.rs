@@ -2,8 +2,8 @@
 //! time, once for all heads. Softmax is computed online, block by block (Milakov & Gimelshein 2018). The order of
 //! operations depends on the query alone.
 
+use super::head_group::{Ahead, HeadSums, KeyBlock, Queries};
 use super::simd::Simd;
-use super::vector;
 use crate::graph::Chosen;
 
 /// Keys that are converted at once.
@@ -42,7 +42,7 @@ impl Heads<'_> {
             // As if a first key had this score and a value of zero.
             states.iter_mut().zip(sinks).for_each(|(state, sink)| *state = (*sink, 1.0));
         }
-        let mut scores = [0.0f32; KEY_BLOCK];
+        let mut scores = vec![0.0f32; states.len() * KEY_BLOCK];
         out.fill(0.0);
         for from in (0..count).step_by(KEY_BLOCK) {
             let to = (from + KEY_BLOCK).min(count);
@@ -50,21 +50,15 @@ impl Heads<'_> {
                 let value = if values { at * value_dim..(at + 1) * value_dim } else { 0..0 };
                 load(i, &mut keys[at * dim..(at + 1) * dim], &mut own[value]);
             }
-            let scores = &mut scores[..to - from];
-            let heads = q.chunks_exact(dim).zip(out.chunks_exact_mut(value_dim));
-            for ((q, out), state) in heads.zip(&mut states) {
-                for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
-                    *score = vector::dot_f32(simd, q, key) * scale;
-                }
-                vector::softmax_block(simd, scores, state, out);
-                for (i, p) in scores.iter().enumerate() {
-                    let value = match values {
-                        true => &own[i * value_dim..(i + 1) * value_dim],
-                        false => &keys[i * dim..i * dim + value_dim],
-                    };
-                    vector::axpy_f32(simd, *p, value, out);
-                }
-            }
+            let keys = &keys[..(to - from) * dim];
+            let (values, stride) = if values { (&own[..], value_dim) } else { (keys, dim) };
+            HeadSums { states: &mut states, sums: out }.add(
+                simd,
+                Queries { q, stride: dim, dim, scale },
+                KeyBlock { keys, values, stride },
+                &mut scores,
+                [Ahead::NONE; 2],
+            );
         }
         if count > 0 {
             for (out, (_, total)) in out.chunks_exact_mut(value_dim).zip(states) {

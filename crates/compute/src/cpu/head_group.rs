@@ -1,12 +1,13 @@
-//! The two products of attention for query heads that share keys and values: scores of a page's keys, and the weighted
-//! sum of its values. A key or value is loaded once for several heads; each head's sums have an order of their own, so
-//! that results depend on nothing else.
+//! Attention of query heads that share keys and values, a block of keys after the other: scores of its keys, their softmax
+//! so far, and the weighted sum of its values. A key or value is loaded once for several heads; each head's sums have an order
+//! of their own, so that results depend on nothing else.
 
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of registers")]
 
 use half::f16;
 
-use super::simd::{Isa, Kernel};
+use super::simd::{Isa, Kernel, Simd, prefetch};
+use super::vector;
 
 /// What keys and values are stored as.
 pub(super) trait Element: Copy {
@@ -33,16 +34,105 @@ impl Element for f16 {
     }
 }
 
-/// out\[h, k\] = scale · Σ q\[h\] · keys\[k\].
-pub(super) struct Scores<'a, E> {
-    /// (heads, dim), f32.
+/// Query heads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Queries<'a> {
+    /// Channels `dim` of head h begin at h · `stride`.
     pub(super) q: &'a [f32],
-    /// (n, dim).
-    pub(super) keys: &'a [E],
+    pub(super) stride: usize,
+    /// Of a query, and of a key.
     pub(super) dim: usize,
+    /// Of scores.
     pub(super) scale: f32,
+}
+
+/// Keys, and their values.
+pub(super) struct KeyBlock<'a, E> {
+    /// (n, `dim` of the queries).
+    pub(super) keys: &'a [E],
+    /// Channels of value k begin at k · `stride`.
+    pub(super) values: &'a [E],
+    pub(super) stride: usize,
+}
+
+/// What heads have made of the keys so far.
+pub(super) struct HeadSums<'a> {
+    /// (heads): greatest score and sum of weights; −∞ and 0 before the first block.
+    pub(super) states: &'a mut [(f32, f32)],
+    /// (heads, channels of a value), f32; zeros before the first block.
+    pub(super) sums: &'a mut [f32],
+}
+
+impl HeadSums<'_> {
+    /// Adds a block. `scores` holds (heads, n) at least; `ahead` is fetched on the way through keys, and through values.
+    pub(super) fn add<E: Element>(
+        &mut self,
+        simd: Simd,
+        queries: Queries<'_>,
+        block: KeyBlock<'_, E>,
+        scores: &mut [f32],
+        [while_keys, while_values]: [Ahead; 2],
+    ) {
+        let KeyBlock { keys, values, stride } = block;
+        let (heads, n) = (self.states.len(), keys.len() / queries.dim);
+        let (dim, scores) = (self.sums.len() / heads, &mut scores[..heads * n]);
+        simd.run(Scores { queries, heads, keys, out: scores, ahead: while_keys });
+        let each = scores.chunks_exact_mut(n).zip(self.sums.chunks_exact_mut(dim));
+        for ((weights, sums), state) in each.zip(&mut *self.states) {
+            vector::softmax_block(simd, weights, state, sums);
+        }
+        let sums = &mut *self.sums;
+        simd.run(WeightedSums { weights: scores, values, stride, dim, sums, ahead: while_values });
+    }
+}
+
+/// Memory that is read after what is being read, fetched on the way: what comes in short runs from here and there is over
+/// before a processor sees that it is read in order.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    at: *const u8,
+    left: usize,
+    /// Bytes for each key or value that is read.
+    each: usize,
+}
+
+impl Ahead {
+    /// Nothing.
+    pub(super) const NONE: Self = Self { at: std::ptr::null(), left: 0, each: 0 };
+
+    /// All of `next` on the way through `n` keys or values.
+    pub(super) fn of<E>(next: &[E], n: usize) -> Self {
+        let left = size_of_val(next);
+        Self { at: next.as_ptr().cast(), left, each: left.div_ceil(n.max(1)) }
+    }
+
+    /// All of `next` at once, where nothing else can be done before it is there.
+    pub(super) fn fetch<E>(next: &[E]) {
+        Self::of(next, 1).advance(1);
+    }
+
+    /// `n` keys or values were read.
+    #[inline(always)]
+    fn advance(&mut self, n: usize) {
+        let bytes = (n * self.each).min(self.left);
+        for at in (0..bytes).step_by(64) {
+            prefetch(self.at.wrapping_add(at));
+        }
+        self.at = self.at.wrapping_add(bytes);
+        self.left -= bytes;
+    }
+}
+
+/// out\[h, k\] = scale · Σ q\[h\] · keys\[k\].
+struct Scores<'a, E> {
+    queries: Queries<'a>,
+    heads: usize,
+    /// (n, dim).
+    keys: &'a [E],
     /// (heads, n), f32.
-    pub(super) out: &'a mut [f32],
+    out: &'a mut [f32],
+    /// Fetched on the way.
+    ahead: Ahead,
 }
 
 impl<E: Element> Kernel for Scores<'_, E> {
@@ -50,9 +140,12 @@ impl<E: Element> Kernel for Scores<'_, E> {
 
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
-        let heads = self.q.len() / self.dim;
-        let n = self.keys.len() / self.dim;
-        assert!(self.q.len() == heads * self.dim && self.keys.len() == n * self.dim, "whole heads and keys");
+        let Queries { q, stride, dim, .. } = self.queries;
+        let (heads, n) = (self.heads, self.keys.len() / dim);
+        assert!(
+            heads > 0 && q.len() >= (heads - 1) * stride + dim && self.keys.len() == n * dim,
+            "whole vectors"
+        );
         assert!(self.out.len() == heads * n, "a score for every head and key");
         let mut head = 0;
         // Sixteen sums fit registers, and are added up crosswise.
@@ -85,10 +178,12 @@ impl<E: Element> Scores<'_, E> {
     fn heads<I: Isa, const H: usize, const K: usize>(&mut self, isa: I, head: usize, n: usize) {
         let mut key = 0;
         while key + K <= n {
+            self.ahead.advance(K);
             self.tile::<I, H, K>(isa, head, key, n);
             key += K;
         }
         while key < n {
+            self.ahead.advance(1);
             self.tile::<I, H, 1>(isa, head, key, n);
             key += 1;
         }
@@ -96,7 +191,7 @@ impl<E: Element> Scores<'_, E> {
 
     #[inline(always)]
     fn tile<I: Isa, const H: usize, const K: usize>(&mut self, isa: I, head: usize, key: usize, n: usize) {
-        let dim = self.dim;
+        let Queries { q: queries, stride, dim, scale } = self.queries;
         let mut sums = [[isa.splat(0.0); H]; K];
         let mut i = 0;
         while i < dim {
@@ -108,8 +203,9 @@ impl<E: Element> Scores<'_, E> {
             }
             for h in 0..H {
                 // SAFETY: within head `head` + h, one of the heads.
-                let q =
-                    unsafe { <f32 as Element>::load(isa, self.q.as_ptr().add((head + h) * dim + i), count) };
+                let q = unsafe {
+                    <f32 as Element>::load(isa, queries.as_ptr().add((head + h) * stride + i), count)
+                };
                 for k in 0..K {
                     sums[k][h] = isa.mul_add(q, keys[k], sums[k][h]);
                 }
@@ -127,13 +223,13 @@ impl<E: Element> Scores<'_, E> {
             for (h, totals) in totals.chunks_exact(K).enumerate() {
                 let out = &mut self.out[(head + h) * n + key..][..K];
                 for k in 0..K {
-                    out[k] = totals[k] * self.scale;
+                    out[k] = totals[k] * scale;
                 }
             }
         } else {
             for h in 0..H {
                 for k in 0..K {
-                    self.out[(head + h) * n + key + k] = isa.reduce_add(sums[k][h]) * self.scale;
+                    self.out[(head + h) * n + key + k] = isa.reduce_add(sums[k][h]) * scale;
                 }
             }
         }
@@ -141,14 +237,17 @@ impl<E: Element> Scores<'_, E> {
 }
 
 /// sums\[h\] += Σ weights\[h, k\] · values\[k\], in order of k.
-pub(super) struct WeightedSums<'a, E> {
+struct WeightedSums<'a, E> {
     /// (heads, n), f32.
-    pub(super) weights: &'a [f32],
-    /// (n, dim).
-    pub(super) values: &'a [E],
-    pub(super) dim: usize,
+    weights: &'a [f32],
+    /// Value k begins at k · `stride`.
+    values: &'a [E],
+    stride: usize,
+    dim: usize,
     /// (heads, dim), f32.
-    pub(super) sums: &'a mut [f32],
+    sums: &'a mut [f32],
+    /// Fetched on the way.
+    ahead: Ahead,
 }
 
 impl<E: Element> Kernel for WeightedSums<'_, E> {
@@ -157,9 +256,9 @@ impl<E: Element> Kernel for WeightedSums<'_, E> {
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let heads = self.sums.len() / self.dim;
-        let n = self.values.len() / self.dim;
-        assert!(self.sums.len() == heads * self.dim && self.values.len() == n * self.dim, "whole vectors");
-        assert!(self.weights.len() == heads * n, "a weight for every head and value");
+        let n = self.weights.len() / heads;
+        assert!(self.sums.len() == heads * self.dim && self.weights.len() == heads * n, "whole heads");
+        assert!(n == 0 || self.values.len() >= (n - 1) * self.stride + self.dim, "a value for every weight");
         let mut head = 0;
         while I::LANES == 16 && head + 8 <= heads {
             self.heads::<I, 8>(isa, head, n);
@@ -211,10 +310,11 @@ impl<E: Element> WeightedSums<'_, E> {
             }
         }
         for k in 0..n {
+            self.ahead.advance(1);
             let mut values = [isa.splat(0.0); C];
             for c in 0..C {
                 // SAFETY: columns of value k < n.
-                let from = unsafe { self.values.as_ptr().add(k * dim + i + c * I::LANES) };
+                let from = unsafe { self.values.as_ptr().add(k * self.stride + i + c * I::LANES) };
                 // SAFETY: as above.
                 values[c] = unsafe { E::load(isa, from, count) };
             }

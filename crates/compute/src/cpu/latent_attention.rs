@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use super::activations::Activations;
 use super::gathered::{Choices, Heads, KEY_BLOCK, Seen};
+use super::head_group::{Ahead, HeadSums, KeyBlock, Queries};
 use super::linear::CpuContext;
 use super::matmul::{OutRows, Tokens, matmul_rows};
 use super::pages::Pages;
@@ -273,7 +274,7 @@ impl LatentCache {
         }
         let mut sums = vec![0.0f32; pairs * rank];
         let mut scratch = vec![0.0; PAGE_TOKENS * width];
-        let mut scores = [0.0f32; PAGE_TOKENS];
+        let mut scores = vec![0.0f32; heads.len() * PAGE_TOKENS];
         let last = position(block.rows.end - 1) + 1;
         for page in 0..last.div_ceil(PAGE_TOKENS) {
             let start = page * PAGE_TOKENS;
@@ -284,19 +285,17 @@ impl LatentCache {
                 if seen == 0 {
                     continue;
                 }
-                for (h, head) in heads.clone().enumerate() {
-                    let query = &queries[(head * all.len() + row - all.start) * width..][..width];
-                    let scores = &mut scores[..seen];
-                    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(width)) {
-                        *score = vector::dot_f32(simd, query, key) * scale;
-                    }
-                    let pair = r * heads.len() + h;
-                    let sum = &mut sums[pair * rank..(pair + 1) * rank];
-                    vector::softmax_block(simd, scores, &mut states[pair], sum);
-                    for (p, key) in scores.iter().zip(keys.chunks_exact(width)) {
-                        vector::axpy_f32(simd, *p, &key[..rank], sum);
-                    }
-                }
+                let own = r * heads.len()..(r + 1) * heads.len();
+                let sums = &mut sums[own.start * rank..own.end * rank];
+                let q = &queries[(heads.start * all.len() + row - all.start) * width..];
+                let keys = &keys[..seen * width];
+                HeadSums { states: &mut states[own], sums }.add(
+                    simd,
+                    Queries { q, stride: all.len() * width, dim: width, scale },
+                    KeyBlock { keys, values: keys, stride: width },
+                    &mut scores,
+                    [Ahead::NONE; 2],
+                );
             }
         }
         for (r, row) in block.rows.clone().enumerate() {

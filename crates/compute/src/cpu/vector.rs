@@ -7,64 +7,21 @@ use half::f16;
 
 use super::simd::{Isa, Kernel, MAX_LANES, Simd};
 
-/// What slices hold that become f32 vectors.
-trait Element: Copy {
-    /// `LANES` elements from `p`.
-    ///
-    /// # Safety
-    /// `p` is valid for reads of as many.
-    unsafe fn load<I: Isa>(isa: I, p: *const Self) -> I::F;
-
-    /// `n` < `LANES` elements from `p`, then zeros.
-    ///
-    /// # Safety
-    /// `p` is valid for reads of as many.
-    unsafe fn load_first<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    unsafe fn load<I: Isa>(isa: I, p: *const Self) -> I::F {
-        // SAFETY: by the caller.
-        unsafe { isa.load(p) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_first<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F {
-        // SAFETY: by the caller.
-        unsafe { isa.load_first(p, n) }
-    }
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    unsafe fn load<I: Isa>(isa: I, p: *const Self) -> I::F {
-        // SAFETY: by the caller; `f16` is a transparent wrapper of its bits.
-        unsafe { isa.load_f16(p.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_first<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F {
-        // SAFETY: as above.
-        unsafe { isa.load_first_f16(p.cast(), n) }
-    }
-}
-
 /// Defines a function that runs its body as a [`Kernel`], with `isa` in scope.
 macro_rules! kernel {
     (
         $(#[$attribute:meta])*
-        $visibility:vis fn $name:ident $(<$element:ident>)? ($isa:ident, $($argument:ident: $type:ty),*)
+        $visibility:vis fn $name:ident($isa:ident, $($argument:ident: $type:ty),*)
         $(-> $output:ty)? $body:block
     ) => {
         $(#[$attribute])*
         #[allow(clippy::needless_lifetimes, reason = "the lifetime is that of the kernel's struct")]
-        $visibility fn $name<'a $(, $element: Element)?>(simd: Simd, $($argument: $type),*) $(-> $output)? {
-            struct Call<'a $(, $element)?> {
+        $visibility fn $name<'a>(simd: Simd, $($argument: $type),*) $(-> $output)? {
+            struct Call<'a> {
                 $($argument: $type),*
             }
 
-            impl<'a $(, $element: Element)?> Kernel for Call<'a $(, $element)?> {
+            impl<'a> Kernel for Call<'a> {
                 #[allow(unused_parens, reason = "functions without a result")]
                 type Output = ($($output)?);
 
@@ -90,7 +47,7 @@ macro_rules! update {
         while i + I::LANES <= n {
             // SAFETY: i + LANES is at most the length of all slices.
             unsafe {
-                let ($to, $($from),*) = ($isa.load(to.add(i)), $(Element::load($isa, $from.as_ptr().add(i))),*);
+                let ($to, $($from),*) = ($isa.load(to.add(i)), $($isa.load($from.as_ptr().add(i))),*);
                 $isa.store(to.add(i), $value);
             }
             i += I::LANES;
@@ -101,7 +58,7 @@ macro_rules! update {
             unsafe {
                 let ($to, $($from),*) = (
                     $isa.load_first(to.add(i), rest),
-                    $(Element::load_first($isa, $from.as_ptr().add(i), rest)),*
+                    $($isa.load_first($from.as_ptr().add(i), rest)),*
                 );
                 $isa.store_first(to.add(i), $value, rest);
             }
@@ -110,7 +67,8 @@ macro_rules! update {
 }
 
 kernel! {
-    fn dot<E>(isa, a: &'a [f32], b: &'a [E]) -> f32 {
+    /// Σ a · b.
+    pub fn dot_f32(isa, a: &'a [f32], b: &'a [f32]) -> f32 {
         let n = a.len();
         assert_eq!(b.len(), n, "lengths agree");
         let (a, b) = (a.as_ptr(), b.as_ptr());
@@ -120,51 +78,33 @@ kernel! {
             for (k, sum) in sums.iter_mut().enumerate() {
                 let at = i + k * I::LANES;
                 // SAFETY: at + LANES ≤ n.
-                *sum = unsafe { isa.mul_add(isa.load(a.add(at)), E::load(isa, b.add(at)), *sum) };
+                *sum = unsafe { isa.mul_add(isa.load(a.add(at)), isa.load(b.add(at)), *sum) };
             }
             i += 4 * I::LANES;
         }
         while i + I::LANES <= n {
             // SAFETY: i + LANES ≤ n.
-            sums[0] = unsafe { isa.mul_add(isa.load(a.add(i)), E::load(isa, b.add(i)), sums[0]) };
+            sums[0] = unsafe { isa.mul_add(isa.load(a.add(i)), isa.load(b.add(i)), sums[0]) };
             i += I::LANES;
         }
         if i < n {
             let rest = n - i;
             // SAFETY: i + rest = n.
-            let (a, b) = unsafe { (isa.load_first(a.add(i), rest), E::load_first(isa, b.add(i), rest)) };
+            let (a, b) = unsafe { (isa.load_first(a.add(i), rest), isa.load_first(b.add(i), rest)) };
             sums[1] = isa.mul_add(a, b, sums[1]);
         }
         isa.reduce_add(isa.add(isa.add(sums[0], sums[1]), isa.add(sums[2], sums[3])))
     }
 }
 
-/// Σ a · b.
-pub fn dot_f32(simd: Simd, a: &[f32], b: &[f32]) -> f32 {
-    dot(simd, a, b)
-}
-
-/// Σ a · b, such as of a query and a cached key.
-pub fn dot_f16(simd: Simd, a: &[f32], b: &[f16]) -> f32 {
-    dot(simd, a, b)
-}
-
 /// Σ x².
 pub fn sum_of_squares(simd: Simd, x: &[f32]) -> f32 {
-    dot(simd, x, x)
+    dot_f32(simd, x, x)
 }
 
 kernel! {
     /// out += a · v.
     pub fn axpy_f32(isa, a: f32, v: &'a [f32], out: &'a mut [f32]) {
-        let a = isa.splat(a);
-        update!(isa, out, v; isa.mul_add(a, v, out));
-    }
-}
-
-kernel! {
-    /// out += a · v, such as of an attention weight and a cached value.
-    pub fn axpy_f16(isa, a: f32, v: &'a [f16], out: &'a mut [f32]) {
         let a = isa.splat(a);
         update!(isa, out, v; isa.mul_add(a, v, out));
     }

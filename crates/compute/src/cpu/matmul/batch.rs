@@ -12,12 +12,12 @@ use super::{
     int8::{
         Decode, Format, Scales, Shape, Tile, add_biases, add_products, begin, dot, end, x_sums, zero_point,
     },
-    tile::{FEW, NextRows, Sums, TILE_COLS, TileRows, of_all_terms, zeroed},
+    tile::{FEW, NextBlock, NextRows, Sums, TILE_COLS, TileRows, of_all_terms, zeroed},
     tiled::{self, Centre, MultiplyTiled, Products, Rows},
 };
 use crate::cpu::{
     activations::{BLOCK, Q8Block, Q8Rows},
-    simd::{Isa, Kernel, TileUnit},
+    simd::{Isa, Kernel, TILE_ROWS, TileUnit},
 };
 
 /// Terms of tokens that columns are decoded for at a time. Of 2048 columns their activations take half of a second-level cache
@@ -77,27 +77,46 @@ struct Pack<'a, S> {
     packed: &'a mut Packed,
 }
 
+/// Most tokens that are multiplied together: their integer and float sums fit registers.
+pub(super) const fn most_tokens<I: Isa, S: Shape>() -> usize {
+    if I::TOKENS < 4 {
+        I::TOKENS
+    } else if I::LANES == 16 && !S::HALVES {
+        6
+    } else {
+        4
+    }
+}
+
+/// Tokens of the next group if `left` are left: groups of about the same size, as a small one takes almost as long as a large
+/// one.
+#[inline(always)]
+pub(super) fn group_len<I: Isa, S: Shape>(left: usize) -> usize {
+    let left = left as u32;
+    left.div_ceil(left.div_ceil(const { most_tokens::<I, S>() as u32 })) as usize
+}
+
 /// Calls `$body` with `$n` and `$first` for groups of tokens that cover 0..`$len`.
 macro_rules! for_groups {
-    ($isa:ty, $len:expr, $first:ident, $n:ident, $body:block) => {{
+    ($isa:ty, $shape:ty, $len:expr, $first:ident, $n:ident, $body:block) => {{
         let len: usize = $len;
         let mut $first = 0;
-        while <$isa>::TOKENS >= 4 && $first + 4 <= len {
-            const $n: usize = 4;
-            $body
-            $first += $n;
-        }
-        while <$isa>::TOKENS >= 2 && $first + 2 <= len {
-            const $n: usize = 2;
-            $body
-            $first += $n;
-        }
         while $first < len {
-            const $n: usize = 1;
-            $body
-            $first += $n;
+            for_groups!(@ $isa, $shape, len, $first, $n, $body, 1 2 3 4 5 6);
         }
     }};
+    (@ $isa:ty, $shape:ty, $len:ident, $first:ident, $n:ident, $body:block, $($size:literal)*) => {
+        match $crate::cpu::matmul::batch::group_len::<$isa, $shape>($len - $first) {
+            $(
+                $size if const { $size <= $crate::cpu::matmul::batch::most_tokens::<$isa, $shape>() } => {
+                    const $n: usize = $size;
+                    $body
+                    $first += $n;
+                }
+            )*
+            _ => unreachable!("groups are not larger than that"),
+        }
+    };
 }
 pub(super) use for_groups;
 
@@ -119,23 +138,26 @@ impl<S: Shape> Kernel for Pack<'_, S> {
         let (mut words, mut fields) = (&mut packed.words[..], &mut packed.fields[..]);
         for col in (0..cols).step_by(TILE_COLS) {
             let n = TILE_COLS.min(cols - col);
-            for_groups!(I, range.len(), first, N, {
-                let mut rows = [&[][..]; N];
-                let mut blocks = [&[][..]; N];
-                for t in 0..N {
-                    let term = job.term(range.start + first + t);
-                    rows[t] = x.term(term)[col..col + n].as_chunks::<4>().0;
-                    blocks[t] = &x.term_blocks(term)[col / BLOCK..(col + n) / BLOCK];
-                }
-                if !for_tiles {
-                    let (some, rest) = words.split_at_mut(N * n / 4);
-                    pack_words(rows, some.as_chunks_mut::<N>().0);
-                    words = rest;
-                }
-                let (some, rest) = fields.split_at_mut(N * n / BLOCK * self::fields::<S>());
-                pack_fields::<S, N>(blocks, zero, some.as_chunks_mut::<N>().0);
-                fields = rest;
-            });
+            for tile in range.clone().step_by(if for_tiles { TILE_ROWS } else { TOKEN_BLOCK }) {
+                let end = range.end.min(tile + if for_tiles { TILE_ROWS } else { TOKEN_BLOCK });
+                for_groups!(I, S, end - tile, first, N, {
+                    let mut rows = [&[][..]; N];
+                    let mut blocks = [&[][..]; N];
+                    for t in 0..N {
+                        let term = job.term(tile + first + t);
+                        rows[t] = x.term(term)[col..col + n].as_chunks::<4>().0;
+                        blocks[t] = &x.term_blocks(term)[col / BLOCK..(col + n) / BLOCK];
+                    }
+                    if !for_tiles {
+                        let (some, rest) = words.split_at_mut(N * n / 4);
+                        pack_words(rows, some.as_chunks_mut::<N>().0);
+                        words = rest;
+                    }
+                    let (some, rest) = fields.split_at_mut(N * n / BLOCK * self::fields::<S>());
+                    pack_fields::<S, N>(blocks, zero, some.as_chunks_mut::<N>().0);
+                    fields = rest;
+                });
+            }
         }
     }
 }
@@ -222,7 +244,11 @@ pub(super) fn multiply<I: Isa, F: Format>(
             let second = if row + first < job.rows.end { row + first } else { row };
             let rows = [rows, TileRows::new(job.w, I::LANES, second)];
             let second = rows[1].lanes().len().min(job.rows.end - row - first);
-            let mut next = NextRows::after(job, TILES * I::LANES, row + first + second);
+            let steps = match unit {
+                Some(_) => NextRows::STEPS,
+                None => steps::<I, F::Shape>(range.len()),
+            };
+            let mut next = NextRows::after(job, TILES * I::LANES, row + first + second, steps);
             let sums = zeroed(&mut sums, range.len());
             for col in (0..cols).step_by(TILE_COLS) {
                 let n = TILE_COLS.min(cols - col);
@@ -253,12 +279,16 @@ pub(super) fn multiply<I: Isa, F: Format>(
                     continue;
                 }
                 let words = &packed.words[len * col / 4..][..len * n / 4];
+                let next_block = if col + n < cols { (job.w, row) } else { job.from(row + first + second) };
+                let at = if col + n < cols { (col + n) / F::COLS * F::BYTES } else { 0 };
+                let bytes = TILE_COLS / F::COLS * F::BYTES;
+                let block = NextBlock::new(next_block, (at, bytes), TILES * I::LANES, steps);
                 isa.call(MultiplyTiles {
                     shape: PhantomData::<F::Shape>,
                     tiles: [&*tiles[0], &*tiles[1]],
                     words,
                     fields,
-                    next: Some(&mut next),
+                    ahead: Ahead { rows: &mut next, block },
                     sums,
                 });
             }
@@ -320,10 +350,29 @@ struct MultiplyTiles<'a, S> {
     words: &'a [u32],
     /// As [`Packed::fields`], of these columns.
     fields: &'a [u32],
-    /// Prefetched on the way, if wanted.
-    next: Option<&'a mut NextRows>,
+    ahead: Ahead<'a>,
     /// (tokens).
     sums: &'a mut [Sums],
+}
+
+/// What is fetched while tiles are multiplied, a little with every sub-block: all at once would keep a core from everything
+/// else.
+struct Ahead<'a> {
+    rows: &'a mut NextRows,
+    block: NextBlock,
+}
+
+/// How often [`Ahead::advance`] is called for a tile and so many tokens.
+fn steps<I: Isa, S: Shape>(tokens: usize) -> usize {
+    tokens.div_ceil(const { most_tokens::<I, S>() }) * (TILE_COLS / BLOCK)
+}
+
+impl Ahead<'_> {
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.rows.advance_to_second();
+        self.block.advance();
+    }
 }
 
 impl<S: Shape> Kernel for MultiplyTiles<'_, S> {
@@ -331,25 +380,23 @@ impl<S: Shape> Kernel for MultiplyTiles<'_, S> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Self { tiles, mut words, mut fields, mut next, sums, .. } = self;
-        let groups = sums.len().div_ceil(I::TOKENS.min(4));
+        let Self { tiles, mut words, mut fields, mut ahead, sums, .. } = self;
         let n_subs = words.len() / (sums.len() * WORDS);
         assert!(
             n_subs <= TILE_COLS / BLOCK && words.len() == sums.len() * n_subs * WORDS,
             "a tile's activations"
         );
         assert!(fields.len() == sums.len() * n_subs * self::fields::<S>(), "a tile's scales");
-        for_groups!(I, sums.len(), first, N, {
+        for_groups!(I, S, sums.len(), first, N, {
             let some = sums[first..].first_chunk_mut::<N>().expect("a group of tokens");
             let (w, rest) = words.split_at(N * n_subs * WORDS);
             words = rest;
             let (f, rest) = fields.split_at(N * n_subs * self::fields::<S>());
             fields = rest;
-            let pace = next.as_deref_mut().map(|next| Pace { next, every: groups });
             if I::LANES == 16 {
-                multiply_group::<I, S, 2, N>(isa, tiles, n_subs, (w, f), pace, some, 0);
+                multiply_group::<I, S, 2, N>(isa, tiles, n_subs, (w, f), Some(&mut ahead), some, 0);
             } else {
-                multiply_group::<I, S, 1, N>(isa, [tiles[0]], n_subs, (w, f), pace, some, 0);
+                multiply_group::<I, S, 1, N>(isa, [tiles[0]], n_subs, (w, f), Some(&mut ahead), some, 0);
                 multiply_group::<I, S, 1, N>(isa, [tiles[1]], n_subs, (w, f), None, some, 1);
             }
         });
@@ -363,12 +410,12 @@ fn multiply_group<I: Isa, S: Shape, const R: usize, const N: usize>(
     tiles: [&Tile; R],
     n_subs: usize,
     (words, fields): (&[u32], &[u32]),
-    pace: Option<Pace<'_>>,
+    ahead: Option<&mut Ahead<'_>>,
     sums: &mut [Sums; N],
     which: usize,
 ) {
     assert!(words.len() == N * n_subs * WORDS, "all sub-blocks");
-    let dots = Multiplied { shape: PhantomData::<S>, tiles, words, fields, pace };
+    let dots = Multiplied { shape: PhantomData::<S>, tiles, words, fields, ahead };
     accumulate::<I, S, _, R, N>(isa, tiles, n_subs, fields, dots, sums, which);
 }
 
@@ -380,30 +427,21 @@ pub(super) trait Dots<I: Isa, const R: usize, const N: usize> {
 }
 
 /// Multiplied here and now.
-struct Multiplied<'a, S, const R: usize> {
+struct Multiplied<'a, 'b, S, const R: usize> {
     shape: PhantomData<S>,
     tiles: [&'a Tile; R],
     /// N · [`WORDS`] a sub-block.
     words: &'a [u32],
     /// N · [`fields`] a sub-block.
     fields: &'a [u32],
-    pace: Option<Pace<'a>>,
+    ahead: Option<&'a mut Ahead<'b>>,
 }
 
-/// Which rows are prefetched, and how often: all at once would keep a core from everything else.
-struct Pace<'a> {
-    next: &'a mut NextRows,
-    /// In one of so many sub-blocks, [`NextRows::STEPS`] · so many sub-blocks being a tile's.
-    every: usize,
-}
-
-impl<I: Isa, S: Shape, const R: usize, const N: usize> Dots<I, R, N> for Multiplied<'_, S, R> {
+impl<I: Isa, S: Shape, const R: usize, const N: usize> Dots<I, R, N> for Multiplied<'_, '_, S, R> {
     #[inline(always)]
     fn dots(&mut self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2] {
-        if let Some(Pace { next, every }) = &mut self.pace
-            && sub.is_multiple_of(*every)
-        {
-            next.advance();
+        if let Some(ahead) = &mut self.ahead {
+            ahead.advance();
         }
         let halves = if S::HALVES { 2 } else { 1 };
         let n_fields = self::fields::<S>();

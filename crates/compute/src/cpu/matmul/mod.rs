@@ -320,6 +320,15 @@ impl Job<'_> {
         (row << self.shift) + (i & ((1 << self.shift) - 1))
     }
 
+    /// The weights from row `row` of this product on: if it has no such row, those that come after it, if that is known.
+    #[inline(always)]
+    fn from(&self, row: usize) -> NextJob<'_> {
+        match self.next {
+            Some(next) if row >= self.rows.end => next,
+            _ => (self.w, row),
+        }
+    }
+
     fn run(&self, simd: Simd, x: Activations<'_>) -> Result<()> {
         let dtype = self.w.dtype();
         match (dtype, x) {

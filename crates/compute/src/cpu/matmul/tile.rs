@@ -98,7 +98,7 @@ pub(super) fn walk<I: Isa, P: Product<I>>(isa: I, job: &Job<'_>, mut product: P)
     while row < job.rows.end {
         let rows = TileRows::new(job.w, I::LANES, row);
         let valid = (rows.lanes.len()).min(job.rows.end - row);
-        let mut next = NextRows::after(job, I::LANES, rows.first + I::LANES);
+        let mut next = NextRows::after(job, I::LANES, rows.first + I::LANES, NextRows::STEPS);
         for first in (0..n_terms).step_by(TOKEN_BLOCK) {
             let sums = zeroed(&mut sums, TOKEN_BLOCK.min(n_terms - first));
             for col in (0..cols).step_by(TILE_COLS) {
@@ -219,6 +219,52 @@ pub(super) struct NextRows {
     planes: [NextBytes; 3],
 }
 
+/// Brings what is decoded next from the second-level cache, where [`NextRows`] has put it, to the first.
+pub(super) struct NextBlock {
+    at: *const u8,
+    /// From a row to the next.
+    stride: usize,
+    /// Rows that are left, and those that a step fetches.
+    rows: usize,
+    each: usize,
+    /// Bytes of a row.
+    len: usize,
+}
+
+impl NextBlock {
+    /// Bytes `at`..`at` + `len` of `n_rows` rows from `row` on, in `steps` steps. Rows need not exist.
+    #[inline(always)]
+    pub(super) fn new(
+        (w, row): (TensorView<'_>, usize),
+        (at, len): (usize, usize),
+        n_rows: usize,
+        steps: usize,
+    ) -> Self {
+        let stride = w.stride(0);
+        Self {
+            at: w.plane(0).as_ptr().wrapping_add(row * stride + at),
+            stride,
+            rows: n_rows,
+            each: (n_rows as u32).div_ceil(steps as u32) as usize,
+            len,
+        }
+    }
+
+    /// A step.
+    #[inline(always)]
+    pub(super) fn advance(&mut self) {
+        let n = self.each.min(self.rows);
+        for _ in 0..n {
+            for byte in (0..self.len).step_by(64) {
+                prefetch(self.at.wrapping_add(byte));
+            }
+            prefetch(self.at.wrapping_add(self.len - 1));
+            self.at = self.at.wrapping_add(self.stride);
+        }
+        self.rows -= n;
+    }
+}
+
 #[derive(Clone, Copy)]
 struct NextBytes {
     at: *const u8,
@@ -228,23 +274,23 @@ struct NextBytes {
 }
 
 impl NextRows {
-    /// Calls of [`NextRows::advance`] a tile.
+    /// Calls of [`NextRows::advance`] a tile where tokens are few.
     pub(super) const STEPS: usize = 8;
 
-    /// The `n_rows` rows of `job` from `row` on or, if it has none, the first ones of what comes after it.
+    /// The `n_rows` rows of `job` from `row` on or, if it has none, the first ones of what comes after it; `steps` is how
+    /// often [`NextRows::advance`] is called for a tile of rows and columns.
     #[inline(always)]
-    pub(super) fn after(job: &Job<'_>, n_rows: usize, row: usize) -> Self {
-        match job.next {
-            Some((w, first)) if row >= job.rows.end => Self::new(w, n_rows, first, w.rows()),
-            _ => Self::new(job.w, n_rows, row, job.rows.end),
-        }
+    pub(super) fn after(job: &Job<'_>, n_rows: usize, row: usize, steps: usize) -> Self {
+        let (w, row) = job.from(row);
+        let end = if row < job.rows.end { job.rows.end } else { w.rows() };
+        Self::new(w, n_rows, row, end, steps)
     }
 
     /// The `n_lanes` rows from `row` on, as far as they are before row `end`.
     #[inline(always)]
-    fn new(w: TensorView<'_>, n_lanes: usize, row: usize, end: usize) -> Self {
+    fn new(w: TensorView<'_>, n_lanes: usize, row: usize, end: usize, steps: usize) -> Self {
         let n_rows = n_lanes.min(end.saturating_sub(row));
-        let steps = w.cols().div_ceil(TILE_COLS) * Self::STEPS;
+        let steps = w.cols().div_ceil(TILE_COLS) * steps;
         Self {
             planes: [
                 NextBytes::new(w.plane(0), w.stride(0), row, n_rows, steps),
@@ -254,7 +300,7 @@ impl NextRows {
         }
     }
 
-    /// A part of what [`NextRows::STEPS`] calls in each tile prefetch.
+    /// A part of what is prefetched.
     #[inline(always)]
     pub(super) fn advance(&mut self) {
         self.advance_by(prefetch);

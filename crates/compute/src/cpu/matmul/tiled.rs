@@ -134,7 +134,7 @@ impl<F: Format> Kernel for MultiplyTiled<'_, F> {
         assert!(rows.len() == padded(sums.len()), "a row of each token");
         for (rows, sums) in rows.chunks(TILE_ROWS).zip(sums.chunks_mut(TILE_ROWS)) {
             multiply_rows::<I, F>(unit, tiles, n_subs, rows, products, next.take());
-            for_groups!(I, sums.len(), first, N, {
+            for_groups!(I, F::Shape, sums.len(), first, N, {
                 let some = sums[first..].first_chunk_mut::<N>().expect("a group of tokens");
                 let (f, rest) = fields.split_at(N * n_subs * n_fields);
                 fields = rest;
