@@ -9,7 +9,7 @@
 //! The guessed share g weighs the two. The engine reads ahead only as many as fit the time in which the disk would be idle,
 //! (1 − H / C) · C, and one more; so many of the wrong guesses are read in vain. Reading slows computing too, by P
 //! seconds, which adds to C and shortens the waiting. For one token m is binomial with the hit rate; for a prompt it is the
-//! expected number of distinct experts that are missing.
+//! expected number of distinct experts that are missing, where two layers' experts take the room of others that were kept.
 
 use super::disk::Disk;
 use super::popularity::Popularity;
@@ -180,6 +180,7 @@ impl CostModel {
         while left > 0 {
             let rows = left.min(prompt.chunk.max(1));
             left -= rows;
+            let kept = self.kept(slots, popularity, rows);
             // Nobody guesses what the first layer will need; what a later one does, many tokens together say for sure.
             let mut guessed = 0.0;
             for layer in &self.layers {
@@ -188,7 +189,8 @@ impl CostModel {
                     seconds += computing;
                     continue;
                 };
-                let (_, missing) = popularity.distinct(slots[routed.set], routed.experts, routed.top_k, rows);
+                let slots = kept * slots[routed.set];
+                let (_, missing) = popularity.distinct(slots, routed.experts, routed.top_k, rows);
                 // A prompt's experts are copied while others are computed.
                 seconds += computing.max(self.copying(routed, popularity, Some(rows)));
                 let waiting = self.waiting(computing, routed, missing, guessed);
@@ -197,6 +199,20 @@ impl CostModel {
             }
         }
         prompt.tokens.max(1) as f64 / seconds.max(1e-9)
+    }
+
+    /// Share of `slots` that keeps experts from one pass through the layers to the next: in the others are all that `rows`
+    /// tokens need of the layer that is computed and of the one that is read.
+    fn kept(&self, slots: &[f64], popularity: Popularity, rows: usize) -> f64 {
+        let routed: Vec<&Routed> = self.layers.iter().filter_map(|layer| layer.routed.as_ref()).collect();
+        if routed.len() <= 2 || rows < MANY_ROWS {
+            return 1.0;
+        }
+        let all: f64 = routed.iter().map(|routed| slots[routed.set]).sum();
+        let needed = |routed: &&Routed| popularity.distinct(0.0, routed.experts, routed.top_k, rows).0;
+        let passing = 2.0 * routed.iter().map(needed).sum::<f64>() / routed.len() as f64;
+        let others = all * (routed.len() - 2) as f64 / routed.len() as f64;
+        ((all - passing) / others.max(1.0)).clamp(0.0, 1.0)
     }
 
     /// What a layer reads and waits if `missing` experts are, a share of `guessed` of them read ahead, while it computes for

@@ -4,6 +4,10 @@
 //! is *held* while a batch needs it, *reserved* if it was read because a batch will probably need it soon, or idle. Idle
 //! experts give way first, the least worthy one of the size class before others; reserved ones only if there is no other
 //! way; held ones never.
+//!
+//! Many tokens together need almost every expert of a layer, so what they will need is known: the layers' experts in turn. Who
+//! has just been used is then used last of all, and gives way first, the least worthy of a layer before others, until the layer
+//! has only its share left. So every layer keeps its worthiest experts, however long the prompt.
 
 use super::policy::{Demand, Policy, PolicyKind};
 use super::slots::{SetShape, SlotPlan};
@@ -55,8 +59,15 @@ pub(crate) struct Residency {
     sets: Vec<Set>,
     /// Slots of each class that nobody has.
     free: Vec<usize>,
+    /// Of each class: experts that each of its sets keeps while two others have all of theirs in slots.
+    shares: Vec<usize>,
     policy: Box<dyn Policy>,
+    /// The set that a batch is at that goes through almost all experts of every set.
+    sweep: Option<usize>,
 }
+
+/// Tokens from which on a batch may go through almost all experts of a set.
+const SWEEP_ROWS: usize = 8;
 
 impl Residency {
     pub(crate) fn new(shapes: &[SetShape], plan: &SlotPlan, policy: PolicyKind) -> Self {
@@ -68,10 +79,17 @@ impl Residency {
             weakest: None,
         };
         let experts: Vec<usize> = shapes.iter().map(|s| s.experts).collect();
+        let share = |(class, slots): (usize, usize)| {
+            let own = experts.iter().zip(plan.class_of()).filter(|(_, of)| **of == class);
+            let (sets, most) = own.fold((0usize, 0), |(sets, most), (n, _)| (sets + 1, most.max(*n)));
+            slots.saturating_sub(2 * most) / sets.saturating_sub(2).max(1)
+        };
         Self {
             sets: shapes.iter().zip(plan.class_of()).map(set).collect(),
             free: plan.classes().iter().map(|c| c.slots).collect(),
+            shares: plan.classes().iter().map(|c| c.slots).enumerate().map(share).collect(),
             policy: policy.policy(&experts),
+            sweep: None,
         }
     }
 
@@ -89,6 +107,8 @@ impl Residency {
     /// them is idle again.
     pub(crate) fn asked(&mut self, index: usize, demand: Demand<'_>) {
         let set = &mut self.sets[index];
+        let almost_all = 4 * demand.experts.len() >= 3 * set.entries.len();
+        self.sweep = (demand.rows >= SWEEP_ROWS && almost_all).then_some(index);
         self.policy.asked(index, demand, &mut set.worth);
         set.weakest = None;
         for id in set.reserved.drain(..) {
@@ -124,7 +144,9 @@ impl Residency {
         if self.free[class] > 0 {
             self.free[class] -= 1;
         } else {
-            let found = self.weakest(class).or_else(|| self.any_reserved(class)).ok_or(())?;
+            let passed = self.passed(class);
+            let found =
+                passed.or_else(|| self.weakest(class)).or_else(|| self.any_reserved(class)).ok_or(())?;
             *self.entry(found) = Default::default();
             victim = Some(found);
         }
@@ -152,6 +174,18 @@ impl Residency {
 
     pub(crate) fn class(&self, set: usize) -> usize {
         self.sets[set].class
+    }
+
+    /// The least worthy idle expert of the set that a batch passed last on its way through all of them, or of one before if
+    /// that has only its share.
+    fn passed(&mut self, class: usize) -> Option<Key> {
+        let (at, n, share) = (self.sweep?, self.sets.len(), self.shares[class]);
+        (1..n).map(|back| (at + n - back) % n).find_map(|index| {
+            let set = &mut self.sets[index];
+            let there = set.entries.iter().filter(|(place, _)| *place != Place::Absent).count();
+            let id = if set.class == class && there > share { set.weakest() } else { None };
+            id.map(|id| (index, id))
+        })
     }
 
     fn weakest(&mut self, class: usize) -> Option<Key> {
