@@ -167,7 +167,7 @@ impl CostModel {
         Prediction {
             decode: 1.0 / (computing + stall).max(1e-9),
             decode_at_end: 1.0 / (computing + growing + stall).max(1e-9),
-            prefill: self.prefill(&slots, popularity, prompt),
+            prefill: self.prefill(plan, &slots, popularity, prompt),
             hit_rate: if asked > 0.0 { hits / asked } else { 1.0 },
             bytes_per_token: bytes,
             stall,
@@ -175,12 +175,13 @@ impl CostModel {
     }
 
     /// Tokens of a prompt per second.
-    fn prefill(&self, slots: &[f64], popularity: Popularity, prompt: Prompt) -> f64 {
+    fn prefill(&self, plan: &SlotPlan, slots: &[f64], popularity: Popularity, prompt: Prompt) -> f64 {
         let (mut seconds, mut left) = (self.head, prompt.tokens.max(1));
         while left > 0 {
             let rows = left.min(prompt.chunk.max(1));
             left -= rows;
-            let kept = self.kept(slots, popularity, rows);
+            let kept: Vec<f64> =
+                (0..plan.classes().len()).map(|class| self.kept(plan, class, popularity, rows)).collect();
             // Nobody guesses what the first layer will need; what a later one does, many tokens together say for sure.
             let mut guessed = 0.0;
             for layer in &self.layers {
@@ -189,7 +190,7 @@ impl CostModel {
                     seconds += computing;
                     continue;
                 };
-                let slots = kept * slots[routed.set];
+                let slots = kept[plan.class_of()[routed.set]] * slots[routed.set];
                 let (_, missing) = popularity.distinct(slots, routed.experts, routed.top_k, rows);
                 // A prompt's experts are copied while others are computed.
                 seconds += computing.max(self.copying(routed, popularity, Some(rows)));
@@ -201,18 +202,18 @@ impl CostModel {
         prompt.tokens.max(1) as f64 / seconds.max(1e-9)
     }
 
-    /// Share of `slots` that keeps experts from one pass through the layers to the next: in the others are all that `rows`
-    /// tokens need of the layer that is computed and of the one that is read.
-    fn kept(&self, slots: &[f64], popularity: Popularity, rows: usize) -> f64 {
-        let routed: Vec<&Routed> = self.layers.iter().filter_map(|layer| layer.routed.as_ref()).collect();
-        if routed.len() <= 2 || rows < MANY_ROWS {
+    /// Share of the slots of class `class` that keeps experts from one pass through the layers to the next: in the others are
+    /// all that `rows` tokens need of the layer that is computed and of the one that is read.
+    fn kept(&self, plan: &SlotPlan, class: usize, popularity: Popularity, rows: usize) -> f64 {
+        let layers = self.layers.iter().filter_map(|layer| layer.routed.as_ref());
+        let own: Vec<&Routed> = layers.filter(|routed| plan.class_of()[routed.set] == class).collect();
+        if own.len() <= 2 || rows < MANY_ROWS {
             return 1.0;
         }
-        let all: f64 = routed.iter().map(|routed| slots[routed.set]).sum();
         let needed = |routed: &&Routed| popularity.distinct(0.0, routed.experts, routed.top_k, rows).0;
-        let passing = 2.0 * routed.iter().map(needed).sum::<f64>() / routed.len() as f64;
-        let others = all * (routed.len() - 2) as f64 / routed.len() as f64;
-        ((all - passing) / others.max(1.0)).clamp(0.0, 1.0)
+        let (layers, slots) = (own.len() as f64, plan.classes()[class].slots as f64);
+        let passing = 2.0 * own.iter().map(needed).sum::<f64>() / layers;
+        ((slots - passing) / (slots * (layers - 2.0) / layers).max(1.0)).clamp(0.0, 1.0)
     }
 
     /// What a layer reads and waits if `missing` experts are, a share of `guessed` of them read ahead, while it computes for
