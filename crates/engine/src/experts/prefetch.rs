@@ -63,8 +63,8 @@ const SAMPLE_EVERY: u64 = 16;
 /// 2⁶⁴ divided by the golden ratio. Its multiples are spread evenly however many of them are skipped each time, so that
 /// samples fall on all layers alike whatever number of them a model has.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Batches of at least this many tokens are measured apart: their guesses are of another kind.
-const MANY_ROWS: usize = 8;
+/// Batches of at least this many tokens may need almost every expert; their guesses are of another kind, and measured apart.
+pub(super) const MANY_ROWS: usize = 8;
 
 /// A mean that forgets.
 #[derive(Debug, Clone, Copy, Default)]

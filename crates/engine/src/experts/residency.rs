@@ -10,6 +10,7 @@
 //! has only its share left. So every layer keeps its worthiest experts, however long the prompt.
 
 use super::policy::{Demand, Policy, PolicyKind};
+use super::prefetch::MANY_ROWS;
 use super::slots::{SetShape, SlotPlan};
 
 /// An expert: its set and its id there.
@@ -66,9 +67,6 @@ pub(crate) struct Residency {
     sweep: Option<usize>,
 }
 
-/// Tokens from which on a batch may go through almost all experts of a set.
-const SWEEP_ROWS: usize = 8;
-
 impl Residency {
     pub(crate) fn new(shapes: &[SetShape], plan: &SlotPlan, policy: PolicyKind) -> Self {
         let set = |(shape, class): (&SetShape, &usize)| Set {
@@ -108,7 +106,7 @@ impl Residency {
     pub(crate) fn asked(&mut self, index: usize, demand: Demand<'_>) {
         let set = &mut self.sets[index];
         let almost_all = 4 * demand.experts.len() >= 3 * set.entries.len();
-        self.sweep = (demand.rows >= SWEEP_ROWS && almost_all).then_some(index);
+        self.sweep = (demand.rows >= MANY_ROWS && almost_all).then_some(index);
         self.policy.asked(index, demand, &mut set.worth);
         set.weakest = None;
         for id in set.reserved.drain(..) {
@@ -182,8 +180,8 @@ impl Residency {
         let (at, n, share) = (self.sweep?, self.sets.len(), self.shares[class]);
         (1..n).map(|back| (at + n - back) % n).find_map(|index| {
             let set = &mut self.sets[index];
-            let there = set.entries.iter().filter(|(place, _)| *place != Place::Absent).count();
-            let id = if set.class == class && there > share { set.weakest() } else { None };
+            let there = |set: &Set| set.entries.iter().filter(|(place, _)| *place != Place::Absent).count();
+            let id = if set.class == class && there(set) > share { set.weakest() } else { None };
             id.map(|id| (index, id))
         })
     }
