@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use assert_cmd::cargo::CommandCargoExt;
 use expectrl::session::OsSession;
-use expectrl::{ControlCode, Eof, Expect, Session};
+use expectrl::{ControlCode, Eof, Expect, Regex, Session};
 
 fn moeflux(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::cargo_bin("moeflux").unwrap();
@@ -190,14 +190,20 @@ fn lines_are_edited_and_kept() {
 fn ctrl_c_stops_an_answer_and_then_leaves() {
     let folder = tempfile::tempdir().unwrap();
     let mut session = terminal(folder.path(), "xterm", &[]);
-    session.send("Tell me a short story about a fox.\r").unwrap();
-    session.expect("Once upon").unwrap();
-    session.send(ControlCode::EndOfText).unwrap();
-    session.expect("(stopped)").unwrap();
+    // On a busy machine an answer may be complete before the key arrives.
+    let mut answers = 0..20;
+    let stopped = answers.any(|_| {
+        session.send("Tell me a short story about a fox.\r").unwrap();
+        session.expect("Once upon").unwrap();
+        session.send(ControlCode::EndOfText).unwrap();
+        let statistics = session.expect(Regex("tokens/s[^;]*; experts:")).unwrap();
+        statistics.as_bytes().ends_with(b"tokens/s (stopped); experts:")
+    });
+    assert!(stopped, "not one of 20 answers was stopped");
     session.expect("> ").unwrap();
     // The part that was said is part of the conversation.
     session.send("/stats\r").unwrap();
-    session.expect("1 answer:").unwrap();
+    session.expect(if answers.start == 1 { "1 answer:" } else { "answers:" }).unwrap();
     session.expect("> ").unwrap();
     session.send("something").unwrap();
     session.send(ControlCode::EndOfText).unwrap();

@@ -2,26 +2,27 @@
 //!
 //! One stream runs everything in order; a second one copies experts from host memory beside it. A recording is a CUDA
 //! graph, built node by node from the dispatches' [`Order`], so that a token costs one launch. The driver is loaded when
-//! a device is asked for (`driver.rs`); kernels are loaded when they are first used (`archive.rs`).
+//! a device is asked for (`driver.rs`); kernels are loaded when they are first used (`kernels.rs`),
+//! from the archive in the binary (`archive.rs`).
 
 mod archive;
 mod driver;
 mod host;
+mod kernels;
 mod profile;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use archive::{Archive, ImageId};
+use archive::Archive;
 use driver::{
-    Context, DevicePointer, Driver, Event, Function, Graph, GraphExec, GraphNode, KernelNode, Module, Stream,
-    attribute, call,
+    Context, DevicePointer, Driver, Event, Graph, GraphExec, GraphNode, KernelNode, Stream, attribute, call,
 };
 use host::{Pinned, Staging};
+use kernels::{Kernel, Kernels};
 use profile::Profile;
 
 use super::decode::TENSOR_UNIT;
@@ -34,24 +35,6 @@ use crate::{Error, Result};
 const STAGING_BYTES: usize = 4 << 20;
 /// Events that only order work.
 const NO_TIMING: c_uint = 2;
-/// A block has this much shared memory without asking.
-const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
-
-/// Units whose kernels a token of decoding takes, and the part of a multiprocessor's memory that their groups get; the rest
-/// is a cache.
-const DECODING_UNITS: &[&str] =
-    &["few_rows", "few_experts", "decode", "attention", "tiers", TENSOR_UNIT, EARLY_UNIT];
-const SHARED_PERCENT: c_int = 50;
-
-struct Kernel {
-    function: Function,
-    /// Dynamic shared memory that it may have by now.
-    shared_bytes: u32,
-    /// Whether it waits for the kernel before it by itself.
-    waits: bool,
-    /// Whether it has been told how much of a multiprocessor's memory is for groups.
-    divided: bool,
-}
 
 struct Allocation {
     pointer: DevicePointer,
@@ -83,9 +66,8 @@ pub struct Cuda {
     copied: Event,
     /// What [`Device::mark_work`] remembers.
     marks: Vec<Event>,
-    archive: Archive,
-    kernels: HashMap<String, Kernel>,
-    modules: HashMap<ImageId, Module>,
+    /// `None` only while this is dropped.
+    kernels: Option<Arc<Kernels>>,
     buffers: Vec<Option<Allocation>>,
     recordings: Vec<Option<Recording>>,
     staging: Staging,
@@ -167,9 +149,7 @@ impl Cuda {
             copies: Stream::NULL,
             copied: Event::NULL,
             marks: vec![],
-            archive: Archive::open(major)?,
-            kernels: HashMap::new(),
-            modules: HashMap::new(),
+            kernels: Some(Kernels::of(&driver, device, major)?),
             buffers: vec![],
             recordings: vec![],
             staging: Staging::empty(),
@@ -183,6 +163,10 @@ impl Cuda {
         call!(cuda.driver, event_create(&mut cuda.copied, NO_TIMING))?;
         cuda.staging = Staging::new(&cuda.driver, STAGING_BYTES)?;
         Ok(cuda)
+    }
+
+    fn kernels(&self) -> &Kernels {
+        self.kernels.as_ref().expect("they are there until the end")
     }
 
     /// Makes the device's context that of the calling thread: an executable may move between threads.
@@ -214,74 +198,18 @@ impl Cuda {
         BufferId(index)
     }
 
-    /// The module of an image, loaded when it is first asked for.
-    fn module(&mut self, id: ImageId) -> Result<Module> {
-        if let Some(module) = self.modules.get(&id) {
-            return Ok(*module);
-        }
-        let mut module = Module::NULL;
-        let image = self.archive.image(id.clone())?;
-        call!(self.driver, module_load(&mut module, image.as_ptr().cast()))?;
-        self.modules.insert(id, module);
-        Ok(module)
-    }
-
-    /// The kernel `name`, allowed `shared` bytes of dynamic shared memory.
-    fn function(&mut self, name: &str, shared: u32) -> Result<Function> {
-        if !self.kernels.contains_key(name) {
-            let failed = |error| Error::Device { reason: format!("kernel {name}: {error}") };
-            let [compiled, text] = self.archive.find(name)?;
-            // An older driver may not know the form of machine code.
-            let loaded = compiled.and_then(|id| self.module(id).ok());
-            let module = match (loaded, text) {
-                (Some(module), _) => module,
-                (None, Some(id)) => self.module(id).map_err(failed)?,
-                (None, None) => {
-                    return Err(Error::Device { reason: format!("there is no kernel {name}") });
-                }
-            };
-            let symbol = CString::new(name).expect("a name has no zero byte");
-            let mut function = Function::NULL;
-            call!(self.driver, module_function(&mut function, module, symbol.as_ptr()))?;
-            let kernel = Kernel {
-                function,
-                shared_bytes: DEFAULT_SHARED_BYTES,
-                waits: loaded.is_some(),
-                divided: false,
-            };
-            self.kernels.insert(name.to_owned(), kernel);
-        }
-        let kernel = self.kernels.get_mut(name).expect("it was just put there");
-        if kernel.shared_bytes < shared {
-            let attribute = attribute::FUNCTION_DYNAMIC_SHARED_BYTES;
-            call!(self.driver, function_set(kernel.function, attribute, shared as c_int))?;
-            kernel.shared_bytes = shared;
-        }
-        Ok(kernel.function)
-    }
-
-    /// Gives a kernel of decoding as much of a multiprocessor's memory for its groups as all others of them: kernels that
-    /// ask for different parts are not there together.
-    fn divide_memory(&mut self, dispatch: &Dispatch) -> Result<()> {
-        let kernel = self.kernels.get_mut(&*dispatch.kernel).filter(|kernel| !kernel.divided);
-        let Some(kernel) = kernel.filter(|_| DECODING_UNITS.contains(&dispatch.unit)) else { return Ok(()) };
-        kernel.divided = true;
-        call!(self.driver, function_set(kernel.function, attribute::FUNCTION_SHARED_PERCENT, SHARED_PERCENT))
-    }
-
     /// Everything that launching a dispatch takes; nothing if its grid is empty.
-    fn launch(&mut self, dispatch: &Dispatch) -> Result<Option<Launch>> {
+    fn launch(&self, dispatch: &Dispatch) -> Result<Option<Launch>> {
         let grid = match dispatch.grid {
             Grid::Fixed(grid) | Grid::Indirect { limit: grid, .. } => grid,
         };
         if grid.contains(&0) {
             return Ok(None);
         }
-        let function = self.function(&dispatch.kernel, dispatch.shared)?;
-        self.divide_memory(dispatch)?;
+        let kernel = self.kernels().get(dispatch)?;
         let buffers = dispatch.buffers.iter().map(|slice| self.address(*slice, 0));
         Ok(Some(Launch {
-            function,
+            kernel,
             grid,
             threads: dispatch.threads,
             shared: dispatch.shared,
@@ -293,7 +221,7 @@ impl Cuda {
     fn queue(&mut self, dispatch: &Dispatch) -> Result<()> {
         let Some(mut launch) = self.launch(dispatch)? else { return Ok(()) };
         let (grid, shared) = (launch.grid, launch.shared);
-        let (function, threads) = (launch.function, launch.threads);
+        let (function, threads) = (launch.kernel.function, launch.threads);
         let mut parameters = launch.parameters();
         call!(
             self.driver,
@@ -328,9 +256,9 @@ impl Cuda {
             // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of two units.
             let common =
                 !dispatch.unit.starts_with("cuda/") || [TENSOR_UNIT, EARLY_UNIT].contains(&dispatch.unit);
-            let waits = self.kernels[&*dispatch.kernel].waits && common;
+            let waits = launch.kernel.waits && common;
             let early = alone && waits && self.driver.has_early_edges();
-            let (function, grid, threads) = (launch.function, launch.grid, launch.threads);
+            let (function, grid, threads) = (launch.kernel.function, launch.grid, launch.threads);
             let shared_bytes = launch.shared;
             let mut parameters = launch.parameters();
             let node = KernelNode {
@@ -359,7 +287,7 @@ impl Cuda {
 
 /// A launch with the memory that its parameters are in.
 struct Launch {
-    function: Function,
+    kernel: Kernel,
     grid: [u32; 3],
     threads: u32,
     shared: u32,
@@ -389,7 +317,7 @@ impl Device for Cuda {
             free,
             largest_buffer: self.memory,
             multiprocessors: self.multiprocessors,
-            copies_ahead: self.archive.has_code() && self.driver.has_early_edges(),
+            copies_ahead: self.kernels().has_code() && self.driver.has_early_edges(),
             unified: false,
             tensor_cores: true,
             simdgroup_matrices: false,
@@ -606,9 +534,7 @@ impl Drop for Cuda {
         for index in 0..self.buffers.len() {
             self.free(BufferId(index));
         }
-        for module in self.modules.values() {
-            let _ = call!(self.driver, module_unload(*module));
-        }
+        self.kernels = None;
         self.staging.release(&self.driver);
         for event in self.marks.iter().chain([&self.copied]) {
             let _ = call!(self.driver, event_destroy(*event));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Cuda;
 use super::driver::{Driver, SYMBOLS};
 use crate::gpu::Device;
+use crate::gpu::device::{Dispatch, Grid, Order};
 use crate::{Error, Result};
 
 /// A driver whose functions `other` are as given in C, without those of `missing`; `None` without a C compiler.
@@ -111,4 +112,42 @@ fn a_lost_device_is_an_error_of_its_own() {
             other => panic!("{name}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn what_is_loaded_is_shared_and_unloaded_with_the_last_user() {
+    // One module is all that this driver has room for.
+    let room = [
+        (
+            "cuModuleLoadData",
+            "(void** m, const void* image) { extern int room; *m = &room; return room-- > 0 ? 0 : 2; }",
+        ),
+        ("cuModuleUnload", "(void* m) { return ++*(int*)m > 1; }\nint room = 1;"),
+    ];
+    let Some(library) = driver("shared", &room, &[]) else { return };
+    let driver = Arc::new(Driver::load_from(&library).unwrap());
+    let open = || Cuda::with_driver(Arc::clone(&driver), 0).unwrap();
+    let add = Dispatch {
+        unit: "elementwise",
+        kernel: "add".into(),
+        buffers: vec![],
+        constants: vec![0; 4],
+        grid: Grid::Fixed([1, 1, 1]),
+        threads: 32,
+        shared: 0,
+        order: Order::After,
+    };
+    let other = Dispatch { kernel: "route".into(), unit: "route", ..add.clone() };
+
+    let mut first = open();
+    first.run(std::slice::from_ref(&add)).unwrap();
+    let mut second = open();
+    second.run(std::slice::from_ref(&add)).unwrap();
+    drop(first);
+    second.run(std::slice::from_ref(&add)).unwrap();
+    drop(second);
+    let mut third = open();
+    third.run(std::slice::from_ref(&add)).expect("room for what the others had");
+    assert!(third.run(&[other]).is_err(), "there is no room for two");
+    std::fs::remove_dir_all(library.parent().expect("a folder of its own")).unwrap();
 }

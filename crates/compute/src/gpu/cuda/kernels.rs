@@ -1,0 +1,149 @@
+//! [`Kernels`]: what is loaded of the archive on a GPU, by all of the process's [`super::Cuda`] together, as modules and
+//! what they allow their functions belong to the GPU's context, which is one for a process.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::archive::{Archive, ImageId};
+use super::driver::{Driver, Function, Module, attribute, call};
+use crate::gpu::decode::TENSOR_UNIT;
+use crate::gpu::device::Dispatch;
+use crate::gpu::early::EARLY_UNIT;
+use crate::{Error, Result};
+
+/// A block has this much shared memory without asking.
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+
+/// Units whose kernels a token of decoding takes.
+const DECODING_UNITS: &[&str] =
+    &["few_rows", "few_experts", "decode", "attention", "tiers", TENSOR_UNIT, EARLY_UNIT];
+
+/// The part of a multiprocessor's memory, in percent, that groups of their kernels get; the rest is a cache.
+const SHARED_PERCENT: c_int = 50;
+
+/// A kernel that can be launched.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kernel {
+    pub(super) function: Function,
+    /// Whether it waits for the kernel before it by itself.
+    pub(super) waits: bool,
+    /// Dynamic shared memory that it may have by now.
+    shared_bytes: u32,
+    /// Whether it has been told how much of a multiprocessor's memory is for groups.
+    divided: bool,
+}
+
+/// Kernels of a GPU, loaded when they are first asked for and unloaded with the last of their users.
+pub(super) struct Kernels {
+    driver: Arc<Driver>,
+    /// Whether there is machine code for the GPU.
+    has_code: bool,
+    loaded: Mutex<Loaded>,
+}
+
+struct Loaded {
+    archive: Archive,
+    kernels: HashMap<String, Kernel>,
+    modules: HashMap<ImageId, Module>,
+}
+
+/// Goes on after a thread that panicked: what is loaded is right at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Kernels {
+    /// Those of the GPU number `ordinal`, of major compute capability `major`.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the archive is damaged.
+    pub(super) fn of(driver: &Arc<Driver>, ordinal: c_int, major: c_int) -> Result<Arc<Self>> {
+        // By where the driver's library is in memory, and GPU.
+        type Users = HashMap<(usize, c_int), Weak<Kernels>>;
+        static SHARED: Mutex<Option<Users>> = Mutex::new(None);
+        let mut shared = lock(&SHARED);
+        let shared = shared.get_or_insert_default();
+        let key = (driver.module_load as usize, ordinal);
+        if let Some(kernels) = shared.get(&key).and_then(Weak::upgrade) {
+            return Ok(kernels);
+        }
+        let archive = Archive::open(major)?;
+        let kernels = Arc::new(Self {
+            driver: Arc::clone(driver),
+            has_code: archive.has_code(),
+            loaded: Mutex::new(Loaded { archive, kernels: HashMap::new(), modules: HashMap::new() }),
+        });
+        shared.insert(key, Arc::downgrade(&kernels));
+        Ok(kernels)
+    }
+
+    /// Whether there is machine code for the GPU.
+    pub(super) fn has_code(&self) -> bool {
+        self.has_code
+    }
+
+    /// The kernel of a dispatch, allowed the dynamic shared memory that the dispatch wants. The GPU's context is the calling
+    /// thread's.
+    pub(super) fn get(&self, dispatch: &Dispatch) -> Result<Kernel> {
+        let mut loaded = lock(&self.loaded);
+        let name = &*dispatch.kernel;
+        if !loaded.kernels.contains_key(name) {
+            let kernel = loaded.load(&self.driver, name)?;
+            loaded.kernels.insert(name.to_owned(), kernel);
+        }
+        let kernel = loaded.kernels.get_mut(name).expect("it was just put there");
+        let set = |what, value| call!(self.driver, function_set(kernel.function, what, value));
+        if kernel.shared_bytes < dispatch.shared {
+            set(attribute::FUNCTION_DYNAMIC_SHARED_BYTES, dispatch.shared as c_int)?;
+            kernel.shared_bytes = dispatch.shared;
+        }
+        // As much for all kernels of decoding: such as ask for different parts are not there together.
+        if !kernel.divided && DECODING_UNITS.contains(&dispatch.unit) {
+            set(attribute::FUNCTION_SHARED_PERCENT, SHARED_PERCENT)?;
+            kernel.divided = true;
+        }
+        Ok(*kernel)
+    }
+}
+
+impl Loaded {
+    fn load(&mut self, driver: &Driver, name: &str) -> Result<Kernel> {
+        let failed = |error| Error::Device { reason: format!("kernel {name}: {error}") };
+        let [compiled, text] = self.archive.find(name)?;
+        // An older driver may not know the form of machine code.
+        let loaded = compiled.and_then(|id| self.module(driver, id).ok());
+        let module = match (loaded, text) {
+            (Some(module), _) => module,
+            (None, Some(id)) => self.module(driver, id).map_err(failed)?,
+            (None, None) => {
+                return Err(Error::Device { reason: format!("there is no kernel {name}") });
+            }
+        };
+        let symbol = CString::new(name).expect("a name has no zero byte");
+        let mut function = Function::NULL;
+        call!(driver, module_function(&mut function, module, symbol.as_ptr()))?;
+        Ok(Kernel { function, waits: loaded.is_some(), shared_bytes: DEFAULT_SHARED_BYTES, divided: false })
+    }
+
+    /// The module of an image, loaded when it is first asked for.
+    fn module(&mut self, driver: &Driver, id: ImageId) -> Result<Module> {
+        if let Some(module) = self.modules.get(&id) {
+            return Ok(*module);
+        }
+        let mut module = Module::NULL;
+        let image = self.archive.image(id.clone())?;
+        call!(driver, module_load(&mut module, image.as_ptr().cast()))?;
+        self.modules.insert(id, module);
+        Ok(module)
+    }
+}
+
+impl Drop for Kernels {
+    /// Its last user has made the context the calling thread's.
+    fn drop(&mut self) {
+        for module in lock(&self.loaded).modules.values() {
+            let _ = call!(self.driver, module_unload(*module));
+        }
+    }
+}
