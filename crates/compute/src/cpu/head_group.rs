@@ -77,10 +77,7 @@ impl HeadSums<'_> {
         let (heads, n) = (self.states.len(), keys.len() / queries.dim);
         let (dim, scores) = (self.sums.len() / heads, &mut scores[..heads * n]);
         simd.run(Scores { queries, heads, keys, out: scores, ahead: while_keys });
-        let each = scores.chunks_exact_mut(n).zip(self.sums.chunks_exact_mut(dim));
-        for ((weights, sums), state) in each.zip(&mut *self.states) {
-            vector::softmax_block(simd, weights, state, sums);
-        }
+        vector::softmax_blocks(simd, scores, self.states, self.sums);
         let sums = &mut *self.sums;
         simd.run(WeightedSums { weights: scores, values, stride, dim, sums, ahead: while_values });
     }
@@ -149,10 +146,6 @@ impl<E: Element> Kernel for Scores<'_, E> {
         assert!(self.out.len() == heads * n, "a score for every head and key");
         let mut head = 0;
         // Sixteen sums fit registers, and are added up crosswise.
-        while I::LANES == 16 && head + 8 <= heads {
-            self.heads::<I, 8, 2>(isa, head, n);
-            head += 8;
-        }
         while head + 4 <= heads {
             if I::LANES == 16 {
                 self.heads::<I, 4, 4>(isa, head, n);
@@ -220,10 +213,12 @@ impl<E: Element> Scores<'_, E> {
                 }
             }
             let totals = isa.reduce_add_16(all);
-            for (h, totals) in totals.chunks_exact(K).enumerate() {
-                let out = &mut self.out[(head + h) * n + key..][..K];
+            for h in 0..H {
                 for k in 0..K {
-                    out[k] = totals[k] * scale;
+                    // SAFETY: K scores from key `key` on of one of the heads, which have n each.
+                    unsafe {
+                        *self.out.as_mut_ptr().add((head + h) * n + key + k) = totals[h * K + k] * scale
+                    };
                 }
             }
         } else {

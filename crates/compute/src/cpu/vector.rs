@@ -164,64 +164,91 @@ kernel! {
 kernel! {
     /// The greatest element; −∞ if there is none. NaN elements may be passed over.
     pub fn max(isa, x: &'a [f32]) -> f32 {
-        if x.len() < I::LANES {
-            return x.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
-        }
-        let last = x.len() - I::LANES;
-        // SAFETY: last + LANES is the length.
-        let mut max = unsafe { isa.load(x.as_ptr().add(last)) };
-        for i in (0..last).step_by(I::LANES) {
-            // SAFETY: i < last.
-            max = isa.max(max, unsafe { isa.load(x.as_ptr().add(i)) });
-        }
-        let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
-        // SAFETY: LANES ≤ MAX_LANES.
-        unsafe { isa.store(lanes.as_mut_ptr(), max) };
-        lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+        greatest(isa, x)
     }
+}
+
+/// [`max`].
+#[inline(always)]
+fn greatest<I: Isa>(isa: I, x: &[f32]) -> f32 {
+    if x.len() < I::LANES {
+        return x.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+    }
+    let last = x.len() - I::LANES;
+    // SAFETY: last + LANES is the length.
+    let mut max = unsafe { isa.load(x.as_ptr().add(last)) };
+    for i in (0..last).step_by(I::LANES) {
+        // SAFETY: i < last.
+        max = isa.max(max, unsafe { isa.load(x.as_ptr().add(i)) });
+    }
+    let mut lanes = [f32::NEG_INFINITY; MAX_LANES];
+    // SAFETY: LANES ≤ MAX_LANES.
+    unsafe { isa.store(lanes.as_mut_ptr(), max) };
+    // Halves with each other, which is done sooner than one element after the other.
+    let mut half = MAX_LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = lanes[i].max(lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 kernel! {
     /// x = exp(x − max); returns Σx. With the maximum of x: a softmax, short of the division.
     pub fn exp_sum(isa, max: f32, x: &'a mut [f32]) -> f32 {
-        let n = x.len();
-        let x = x.as_mut_ptr();
-        let max = isa.splat(max);
-        let mut sum = isa.splat(0.0);
-        let mut i = 0;
-        while i + I::LANES <= n {
-            // SAFETY: i + LANES ≤ n.
-            unsafe {
-                let e = exp(isa, isa.sub(isa.load(x.add(i)), max));
-                isa.store(x.add(i), e);
-                sum = isa.add(sum, e);
-            }
-            i += I::LANES;
-        }
-        if i < n {
-            let rest = n - i;
-            // SAFETY: i + rest = n. Loaded again so that lanes past the end count as zero.
-            unsafe {
-                let e = exp(isa, isa.sub(isa.load_first(x.add(i), rest), max));
-                isa.store_first(x.add(i), e, rest);
-                sum = isa.add(sum, isa.load_first(x.add(i), rest));
-            }
-        }
-        isa.reduce_add(sum)
+        sum_of_exp(isa, max, x)
     }
 }
 
-/// One block of a softmax that goes over its scores block by block (Milakov and Gimelshein 2018): `scores` become weights
-/// relative to the greatest score so far; `max`, the sum of weights `total`, and the weighted sums `sums` of the blocks
-/// before follow it.
-pub fn softmax_block(simd: Simd, scores: &mut [f32], (max, total): &mut (f32, f32), sums: &mut [f32]) {
-    let greatest = max.max(self::max(simd, scores));
-    if greatest > *max {
-        let shrink = (*max - greatest).exp();
-        scale(simd, shrink, sums);
-        (*max, *total) = (greatest, *total * shrink);
+/// [`exp_sum`].
+#[inline(always)]
+fn sum_of_exp<I: Isa>(isa: I, max: f32, x: &mut [f32]) -> f32 {
+    let n = x.len();
+    let x = x.as_mut_ptr();
+    let max = isa.splat(max);
+    let mut sum = isa.splat(0.0);
+    let mut i = 0;
+    while i + I::LANES <= n {
+        // SAFETY: i + LANES ≤ n.
+        unsafe {
+            let e = exp(isa, isa.sub(isa.load(x.add(i)), max));
+            isa.store(x.add(i), e);
+            sum = isa.add(sum, e);
+        }
+        i += I::LANES;
     }
-    *total += exp_sum(simd, greatest, scores);
+    if i < n {
+        let rest = n - i;
+        // SAFETY: i + rest = n. Loaded again so that lanes past the end count as zero.
+        unsafe {
+            let e = exp(isa, isa.sub(isa.load_first(x.add(i), rest), max));
+            isa.store_first(x.add(i), e, rest);
+            sum = isa.add(sum, isa.load_first(x.add(i), rest));
+        }
+    }
+    isa.reduce_add(sum)
+}
+
+kernel! {
+    /// A block of each of some softmaxes that go over their scores block by block (Milakov and Gimelshein 2018). `scores`
+    /// (softmaxes, n) become weights relative to the greatest score so far; `states`, which are the greatest score and the sum
+    /// of weights, and the weighted sums `sums` (softmaxes, width) of the blocks before follow it.
+    pub fn softmax_blocks(isa, scores: &'a mut [f32], states: &'a mut [(f32, f32)], sums: &'a mut [f32]) {
+        let (n, width) = (scores.len() / states.len(), sums.len() / states.len());
+        let each = scores.chunks_exact_mut(n).zip(sums.chunks_exact_mut(width)).zip(states);
+        for ((scores, sums), (max, total)) in each {
+            let greatest = max.max(greatest(isa, scores));
+            if greatest > *max {
+                let shrink = (*max - greatest).exp();
+                let by = isa.splat(shrink);
+                update!(isa, sums; isa.mul(sums, by));
+                (*max, *total) = (greatest, *total * shrink);
+            }
+            *total += sum_of_exp(isa, greatest, scores);
+        }
+    }
 }
 
 kernel! {

@@ -69,8 +69,8 @@ fn add_quarters(a: __m512i, b: __m512i) -> __m512i {
 fn reduce_rows(v: [__m512; 16]) -> __m512 {
     // Lanes i + 8 to lanes i of two vectors, then i + 4 to i of four.
     let halves = |a, b| {
-        let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
-        _mm512_add_ps(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+        let outer = _mm512_mask_blend_ps(0xff00, a, b);
+        _mm512_add_ps(outer, _mm512_shuffle_f32x4::<0b01_00_11_10>(a, b))
     };
     let quarters = |i: usize| {
         let (a, b) = (halves(v[i], v[i + 4]), halves(v[i + 8], v[i + 12]));
