@@ -101,6 +101,10 @@ CASES = [
                         "partial_rotary_factor": 0.8,
                         "factor": 4.0,
                         "original_max_position_embeddings": 32,
+                        "beta_fast": 2.0,
+                        "beta_slow": 0.5,
+                        # transformers looks for it beside the kinds of layers, so it says nothing here.
+                        "truncate": False,
                     },
                     "sliding_attention": {
                         "rope_type": "default",

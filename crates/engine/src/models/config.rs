@@ -247,6 +247,11 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// Without what [`Config::with_rope`] put first.
+    pub fn without_rope(self) -> Self {
+        Self { rope: None, ..self }
+    }
+
     /// The object `key` of the configuration, to be read as it is; `None` if it is absent.
     ///
     /// # Errors

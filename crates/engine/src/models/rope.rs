@@ -214,7 +214,8 @@ fn yarn(
         |key, default| -> Result<f64> { Ok(config.number(key)?.filter(|b| *b != 0.0).unwrap_or(default)) };
     let at = |beta: f64| dim * (original / (beta * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (at(beta("beta_fast", 32.0)?), at(beta("beta_slow", 1.0)?));
-    if config.flag("truncate", true)? {
+    // Where kinds of layers have rotations of their own, transformers looks for this key beside them only.
+    if config.without_rope().flag("truncate", true)? {
         (low, high) = (low.floor(), high.ceil());
     }
     (low, high) = (low.max(0.0), high.min(dim - 1.0));
