@@ -131,7 +131,8 @@ sanitize() {
   done
   checked_run attention-on-tensor-cores "${checked[@]}" "$moeflux" run demo \
     "$(printf 'The cat and the dog went out to play. %.0s' $(seq 32))" --backend cuda --max-tokens 8 --temperature 0 &
-  # Every test of operations is a process of its own, of the binary with most cases several; racecheck takes 15 minutes.
+  # Every test of operations is a process of its own, of the binary with most cases several. racecheck takes longer than
+  # a call may: it goes on where the last call in WORK ended.
   export MOEFLUX_TEST_ONLY=CUDA
   export -f checked_run checked_test
   for test in "${tests[@]}"; do
