@@ -100,20 +100,36 @@ fn elementwise() {
 }
 
 #[test]
-fn maximum() {
-    check(|simd, a, _| {
-        let expected = a.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        assert_eq!(vector::max(simd, a), expected);
-        let negative: Vec<f32> = a.iter().map(|a| -a.abs() - 1.0).collect();
-        let expected = negative.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        assert_eq!(vector::max(simd, &negative), expected);
+fn softmaxes_go_on_from_block_to_block() {
+    check(|simd, a, b| {
+        if a.is_empty() {
+            return;
+        }
+        let (a, b): (Vec<f32>, Vec<f32>) = (a.iter().map(|a| 9.0 * a).collect(), b.to_vec());
+        // Two softmaxes, one of them of small scores in the second block; each has a weighted sum so far.
+        let mut scores = [a.clone(), b.clone()].concat();
+        let (mut states, mut sums) = ([(0.5, 1.0), (-40.0, 3.0)], [1.0, 2.0]);
+        vector::softmax_blocks(simd, &mut scores, &mut states, &mut sums);
+        for (k, (x, (max, total))) in [(&a, (0.5f32, 1.0f32)), (&b, (-40.0, 3.0))].into_iter().enumerate() {
+            let greatest = x.iter().copied().fold(max, f32::max);
+            let shrink = f64::from(max - greatest).exp();
+            let weights = &scores[k * a.len()..][..a.len()];
+            assert_each(simd, weights, x.iter().map(|&x| f64::from(x - greatest).exp()), 2.0);
+            assert_eq!(states[k].0, greatest);
+            assert_sum(
+                simd,
+                states[k].1,
+                weights.iter().map(|&w| f64::from(w)).chain([f64::from(total) * shrink]),
+            );
+            assert_each(simd, &sums[k..k + 1], [f64::from(k as f32 + 1.0) * shrink].into_iter(), 2.0);
+        }
     });
 }
 
 #[test]
 fn exponentials() {
     check(|simd, a, _| {
-        let max = vector::max(simd, a);
+        let max = a.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut out = a.to_vec();
         let sum = vector::exp_sum(simd, max, &mut out);
         assert_each(simd, &out, a.iter().map(|&a| f64::from(a - max).exp()), 2.0);

@@ -161,14 +161,7 @@ kernel! {
     }
 }
 
-kernel! {
-    /// The greatest element; −∞ if there is none. NaN elements may be passed over.
-    pub fn max(isa, x: &'a [f32]) -> f32 {
-        greatest(isa, x)
-    }
-}
-
-/// [`max`].
+/// The greatest element; −∞ if there is none. NaN elements may be passed over.
 #[inline(always)]
 fn greatest<I: Isa>(isa: I, x: &[f32]) -> f32 {
     if x.len() < I::LANES {
