@@ -36,7 +36,7 @@ pub enum SimdLevel {
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI on top of [`SimdLevel::Avx2`].
     Avx512,
     /// Linux on x86-64 with AMX for 8-bit integers on top of [`SimdLevel::Avx512`], whose results it gives bit for bit.
-    /// Not chosen unless asked for: it was not faster where it was measured.
+    /// Not chosen unless asked for: it gains little, and some machines slow down while they use it.
     Amx,
 }
 

@@ -218,6 +218,7 @@ pub(super) fn multiply<I: Isa, F: Format>(
 ) {
     let (cols, n_terms) = (job.w.cols(), job.n_terms());
     let zero = zero_point::<I, F>();
+    let unit = unit.filter(|_| tiled::gains::<F::Shape>() && n_terms >= tiled::MANY);
     let mut packed = Packed { words: vec![], rows: vec![], fields: vec![] };
     let mut products = unit.map(|_| Products::new());
     let mut tiles = [MaybeUninit::uninit(), MaybeUninit::uninit()];
@@ -235,7 +236,7 @@ pub(super) fn multiply<I: Isa, F: Format>(
             for_tiles: unit.is_some(),
             packed: &mut packed,
         });
-        let unit = unit.map(|unit| unit.configure(tiled::shape::<I, F::Shape>(range.len())));
+        let unit = unit.map(|unit| unit.configure(tiled::shape::<I>(range.len())));
         let mut row = job.rows.start;
         while row < job.rows.end {
             let rows = TileRows::new(job.w, I::LANES, row);

@@ -1,14 +1,15 @@
 //! Integer products of several tokens on a unit for small matrices ([`crate::cpu::simd::Tiles`]).
 //!
-//! Rows of a tile are 16 tokens, lanes two times 16 rows of weights, and its depth is what shares a scale: 32 columns or
-//! 16. All sub-blocks of 256 columns are multiplied first, then their sums are scaled and added up in groups of tokens by
-//! the code that does so without such a unit ([`super::batch`]); since integers are exact, results have the same bits.
+//! Rows of a tile are 16 tokens, lanes two times 16 rows of weights, and its depth is what shares a scale, 32 columns: with
+//! scales for 16, vectors are faster ([`gains`]). All sub-blocks of 256 columns are multiplied first, then their sums are
+//! scaled and added up in groups of tokens by the code that does so without such a unit ([`super::batch`]); since integers
+//! are exact, results have the same bits.
 //!
-//! Half or a quarter of a tile's depth is used, and that is not what limits the speed: scaling 16 × 16 sums of 32 columns
-//! takes 48 vector operations (conversion, scale of weights, scale of activations), 64 with biases, for the 16 cycles of
-//! the product itself. Ways to scale less: converting by adding a large number saves the conversion and costs a load of
-//! initial sums (not faster in a loop); weights times their scales do not fit 8 bits; in bf16, which needs no scaling, decoding
-//! a token alone would have to round as the unit does.
+//! Half of a tile's depth is used, and that is not what limits the speed: scaling 16 × 16 sums of 32 columns takes 48 vector
+//! operations (conversion, scale of weights, scale of activations), 64 with biases, for the 16 cycles of the product itself.
+//! Ways to scale less: converting by adding a large number saves the conversion and costs a load of initial sums (not faster
+//! in a loop); weights times their scales do not fit 8 bits; in bf16, which needs no scaling, decoding a token alone would
+//! have to round as the unit does.
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of registers")]
 
 use std::marker::PhantomData;
@@ -24,6 +25,14 @@ use crate::cpu::{
     activations::{BLOCK, Q8Rows},
     simd::{Isa, Kernel, MAX_LANES, RESULTS, Step, TILE_ROWS, TileShape, Tiles},
 };
+
+/// Terms of tokens from which on the unit is faster than vectors.
+pub(super) const MANY: usize = 64;
+
+/// Whether the unit is ever faster: scaling sums of 16 columns takes longer than vectors need for all.
+pub(super) const fn gains<S: Shape>() -> bool {
+    !S::HALVES
+}
 
 /// 256 columns of a token's activations.
 #[derive(Clone, Copy)]
@@ -51,28 +60,23 @@ pub(super) fn pack_rows(job: &Job<'_>, x: &Q8Rows, range: Range<usize>, packed: 
     }
 }
 
-/// Parts of a sub-block that have sums of their own.
-const fn halves<S: Shape>() -> usize {
-    if S::HALVES { 2 } else { 1 }
-}
-
 /// Tiles for `tokens` tokens.
-pub(super) fn shape<I: Isa, S: Shape>(tokens: usize) -> TileShape {
-    TileShape { rows: tokens.min(TILE_ROWS), depth: BLOCK / halves::<S>(), lanes: I::LANES }
+pub(super) fn shape<I: Isa>(tokens: usize) -> TileShape {
+    TileShape { rows: tokens.min(TILE_ROWS), depth: BLOCK, lanes: I::LANES }
 }
 
-/// Sums of 256 columns: (32 or 16 columns, tile of weights, token, row of weights), i32; rows are those of a vector.
+/// Sums of 256 columns: (32 columns, tile of weights, token, row of weights), i32; rows are those of a vector.
 #[repr(C, align(64))]
-pub(super) struct Products([u32; 2 * SUBS * TILES * RESULTS]);
+pub(super) struct Products([u32; SUBS * TILES * RESULTS]);
 
 impl Products {
     pub(super) fn new() -> Box<Self> {
-        Box::new(Self([0; 2 * SUBS * TILES * RESULTS]))
+        Box::new(Self([0; SUBS * TILES * RESULTS]))
     }
 
-    /// Where the sums of part `part` (32 or 16 columns) and tile `tile` begin.
-    fn at(part: usize, tile: usize) -> usize {
-        (part * TILES + tile) * RESULTS
+    /// Where the sums of sub-block `sub` and tile `tile` begin.
+    fn at(sub: usize, tile: usize) -> usize {
+        (sub * TILES + tile) * RESULTS
     }
 }
 
@@ -127,6 +131,7 @@ impl<F: Format> Kernel for MultiplyTiled<'_, F> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
+        assert!(gains::<F::Shape>(), "a scale for 32 columns");
         let Self { unit, tiles, rows, mut fields, products, mut next, sums, .. } = self;
         let n_fields = self::fields::<F::Shape>();
         let n_subs = fields.len() / (sums.len() * n_fields);
@@ -162,21 +167,17 @@ fn multiply_rows<I: Isa, F: Format>(
     products: &mut Products,
     mut next: Option<&mut NextRows>,
 ) {
-    let halves = halves::<F::Shape>();
-    let (depth, parts) = (BLOCK / halves, n_subs * halves);
     assert!(n_subs <= SUBS && I::LANES <= MAX_LANES, "within buffers");
     let (a, c) = (rows.as_ptr().cast::<i8>(), products.0.as_mut_ptr());
-    for part in (0..parts).step_by(2) {
-        let step = |part: usize| {
-            let b = |r: usize| {
-                tiles[r].codes(part / halves).words().wrapping_add(part % halves * depth / 4 * I::LANES)
-            };
-            let c = c.wrapping_add(Products::at(part, 0));
-            Step { a: a.wrapping_add(part * depth), stride: size_of::<Rows>(), b: [b(0), b(1)], c }
+    for sub in (0..n_subs).step_by(2) {
+        let step = |sub: usize| {
+            let c = c.wrapping_add(Products::at(sub, 0));
+            let b = tiles.map(|tile| tile.codes(sub).words());
+            Step { a: a.wrapping_add(sub * BLOCK), stride: size_of::<Rows>(), b, c }
         };
         // If they are odd, the last is computed twice.
-        let steps = [step(part), step((part + 1).min(parts - 1))];
-        // SAFETY: parts are below 2 · SUBS, so columns are below those of `Rows`, words within the codes of a sub-block,
+        let steps = [step(sub), step((sub + 1).min(n_subs - 1))];
+        // SAFETY: sub-blocks are below SUBS, so columns are below those of `Rows`, words within the codes of a sub-block,
         // and results within `Products`, which has RESULTS for each. `unit` is configured for as many tokens as there are
         // rows, this depth and these lanes.
         unsafe {
@@ -188,7 +189,7 @@ fn multiply_rows<I: Isa, F: Format>(
         }
         if let Some(next) = &mut next {
             // A little at a time: loads wait while a core waits for as many lines as it can.
-            for _ in 0..NextRows::STEPS.div_ceil(parts.div_ceil(2)) {
+            for _ in 0..NextRows::STEPS.div_ceil(n_subs.div_ceil(2)) {
                 next.advance_to_second();
             }
         }
@@ -210,13 +211,11 @@ impl<I: Isa, S: Shape, const R: usize, const N: usize> Dots<I, R, N> for Stored<
     fn dots(&mut self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2] {
         assert!(sub < SUBS && self.tile + R <= TILES && self.first + N <= TILE_ROWS, "within the products");
         let mut dots = [[[isa.splat_u(0); N]; R]; 2];
-        for half in 0..halves::<S>() {
-            for r in 0..R {
-                let at = Products::at(halves::<S>() * sub + half, self.tile + r) + self.first * I::LANES;
-                for t in 0..N {
-                    // SAFETY: within the tile's sums by the assertion, as LANES ≤ MAX_LANES.
-                    dots[half][r][t] = unsafe { isa.load_u(self.products.0.as_ptr().add(at + t * I::LANES)) };
-                }
+        for r in 0..R {
+            let at = Products::at(sub, self.tile + r) + self.first * I::LANES;
+            for t in 0..N {
+                // SAFETY: within the tile's sums by the assertion, as LANES ≤ MAX_LANES.
+                dots[0][r][t] = unsafe { isa.load_u(self.products.0.as_ptr().add(at + t * I::LANES)) };
             }
         }
         dots

@@ -2,7 +2,7 @@
 //! that everything around it can be tested anywhere.
 //!
 //! A tile has up to 16 rows of up to 64 bytes. What is asked for here are two steps of a product: in each a tile of
-//! activations times two tiles of weights, exact sums of 32 bits. Two, as tiles are not renamed: the first step's results
+//! activations times two tiles of weights, exact sums of 32 bits. Two, so that the first step's results
 //! are stored while the second's are computed. The instructions are written as assembly since Rust's intrinsics
 //! for them are not stable. No tile lives from one step to the next: only the configuration does, as long as [`Tiles`].
 
