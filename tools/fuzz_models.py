@@ -61,7 +61,11 @@ def forms(cases: list[RandomCase], out: Path, llama_cpp: Path | None) -> list[tu
             continue
         paths = [str(p) for c in some for p in (out / c.hf.name, out / f"{c.hf.name}.gguf")]
         command = [sys.executable, CONVERT, llama_cpp, kind, *paths]
-        print(subprocess.run(command, capture_output=True, text=True).stdout, end="", flush=True)
+        converter = subprocess.run(command, capture_output=True, text=True)
+        print(converter.stdout, end="", flush=True)
+        if converter.returncode != 0:
+            reason = converter.stderr.strip().splitlines()[-1:]
+            sys.exit(f"{llama_cpp}: its converter fails: {' '.join(reason)}")
     for c in ggufs:
         file = out / f"{c.hf.name}.gguf"
         if file.exists():

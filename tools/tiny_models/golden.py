@@ -67,10 +67,12 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
     """Smallest gap between the last router logit chosen and the first left out, over layers and positions.
 
     Of routers with groups or a correction bias: between the scores that they choose by, of groups too; of indexers,
-    between the scores of entries.
+    between the scores of entries. Infinite where no layer has experts.
     """
     config = model.config.get_text_config()
     margin = float("inf")
+    if not any(".experts." in name for name, _ in model.named_parameters()):
+        return margin
 
     def choice_of_entries(module: torch.nn.Module, inputs: Any, scores: torch.Tensor) -> None:
         nonlocal margin
