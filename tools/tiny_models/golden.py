@@ -67,12 +67,10 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
     """Smallest gap between the last router logit chosen and the first left out, over layers and positions.
 
     Of routers with groups or a correction bias: between the scores that they choose by, of groups too; of indexers,
-    between the scores of entries. Infinite where no layer has experts.
+    between the scores of entries. Infinite where nothing is chosen.
     """
     config = model.config.get_text_config()
     margin = float("inf")
-    if not any(".experts." in name for name, _ in model.named_parameters()):
-        return margin
 
     def choice_of_entries(module: torch.nn.Module, inputs: Any, scores: torch.Tensor) -> None:
         nonlocal margin
@@ -102,12 +100,14 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
     hooks += [module.register_forward_hook(choice_of_blocks) for module in indexers]
     choosing = [m for m in model.modules() if type(m).__name__ in INDEXERS_BY_TOPK]
     with torch.no_grad(), watched_topk(choosing) as of_indexers:
-        outputs = model(tokens[None], use_cache=False, output_router_logits=True)
+        # Asked for logits of routers that are not there, some models fail.
+        has_experts = any("experts" in name for name, _ in model.named_parameters())
+        outputs = model(tokens[None], use_cache=False, output_router_logits=has_experts)
     for hook in hooks:
         hook.remove()
     margin = min([margin, *of_indexers])
     biases = list(correction_biases(model).values())
-    for index, ranks in enumerate(outputs.router_logits):
+    for index, ranks in enumerate(outputs.router_logits if has_experts else ()):
         if biases:
             ranks = score_of(config)(ranks) + biases[index]
             best = 2

@@ -228,6 +228,9 @@ kernel! {
     /// A block of each of some softmaxes that go over their scores block by block (Milakov and Gimelshein 2018). `scores`
     /// (softmaxes, n) become weights relative to the greatest score so far; `states`, which are the greatest score and the sum
     /// of weights, and the weighted sums `sums` (softmaxes, width) of the blocks before follow it.
+    ///
+    /// # Panics
+    /// If there is no softmax, or one has no score or no sum.
     pub fn softmax_blocks(isa, scores: &'a mut [f32], states: &'a mut [(f32, f32)], sums: &'a mut [f32]) {
         let (n, width) = (scores.len() / states.len(), sums.len() / states.len());
         let each = scores.chunks_exact_mut(n).zip(sums.chunks_exact_mut(width)).zip(states);
