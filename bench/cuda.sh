@@ -4,8 +4,8 @@
 #   bench/cuda.sh [-p PART,PART…] [-w WORK] [-s SECONDS] [-l LLAMA] [-t TEST]… OUT MOEFLUX
 #
 # OUT is a folder for logs, MOEFLUX the binary. LLAMA is llama.cpp's source (tar.xz), of which llama-bench is built
-# without what it does not need, or the binary. TEST is a test binary of operations (`cargo test --workspace --no-run`
-# names them: ops, compressed_ops, recurrent_ops, latent_attention). WORK keeps the synthetic model, llama.cpp and results,
+# without what it does not need, or the binary. TEST is the test binary of kernels (`cargo test -p moeflux-compute --test it
+# --no-run` names it). WORK keeps the synthetic model, llama.cpp and results,
 # so that parts can run in several calls; SECONDS is for all of a call's parts (560), each of which has a limit of its own.
 #
 # Parts, in this order, by default all:
@@ -28,6 +28,8 @@ usage() { sed -n '2,25s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 limits="start:60 backends:240 operations:200 memcheck:450 racecheck:450 bits:90 resident:240 elsewhere:240 plan:240 profile:90 limits:60 table:20"
 parts=$(echo "$limits" | tr ' ' '\n' | cut -d: -f1 | paste -sd,)
 work=/tmp/moeflux-cuda seconds=560 llama="" inner="" tests=()
+# The modules of the test binary that run operations on devices.
+operations=(ops:: chosen_ops:: compressed_ops:: latent_attention:: recurrent_ops::)
 while getopts p:w:s:l:t:x: option; do
   case $option in
   p) parts=$OPTARG ;;
@@ -103,7 +105,7 @@ failures() { grep -E "^test .*FAILED|panicked|test result|ERROR SUMMARY|RACECHEC
 part_operations() {
   local test code
   for test in "${tests[@]}"; do
-    MOEFLUX_TEST_ONLY=CUDA "$test" --test-threads 8 >"$work/operations.log" 2>&1
+    MOEFLUX_TEST_ONLY=CUDA "$test" "${operations[@]}" --test-threads 8 >"$work/operations.log" 2>&1
     code=$?
     [ $code = 0 ] && echo "$(basename "$test"): fine" || echo "BAD: $(basename "$test"): exit $code"
     failures "$work/operations.log"
@@ -136,10 +138,10 @@ sanitize() {
   export MOEFLUX_TEST_ONLY=CUDA
   export -f checked_run checked_test
   for test in "${tests[@]}"; do
-    "$test" --list --format terse | sed -n "s|: test\$||p" | while read -r name; do
-      case $(basename "$test")/$name in
-      ops*/linear | ops*/embed | ops*/*every_encoding) parts=16 ;;
-      ops*) parts=4 ;;
+    "$test" "${operations[@]}" --list --format terse | sed -n "s|: test\$||p" | while read -r name; do
+      case $name in
+      ops::linear | ops::embed | ops::*every_encoding) parts=16 ;;
+      ops::*) parts=4 ;;
       *) parts=1 ;;
       esac
       for part in $(seq 0 $((parts - 1)) | sed "s|$|/$parts|"); do echo "$test $name $part"; done
@@ -149,7 +151,7 @@ sanitize() {
   for run in "$kept"/*.status; do
     verdict "$tool" "${run%.status}"
   done | tee "$kept/verdicts" | grep -v ": fine"
-  for run in $(for test in "${tests[@]}"; do basename "$test" | sed "s/-[0-9a-f]*$//"; done) qwen3_moe gpt_oss attention-on; do
+  for run in "${operations[@]}" qwen3_moe gpt_oss attention-on; do
     echo "$tool, $run: $(grep -c ", $run.*: fine" "$kept/verdicts") of $(grep -c ", $run" "$kept/verdicts") runs are fine"
   done
 }
@@ -165,7 +167,7 @@ checked_run() { # name, command…
 }
 checked_test() { # checker…, test binary, name of the test, part of its cases
   local checker=("${@:1:$#-3}") test="${*: -3:1}" name="${*: -2:1}" part="${*: -1}"
-  MOEFLUX_TEST_PART=$part checked_run "$(basename "$test" | sed "s/-[0-9a-f]*$//")-$name-${part%/*}" \
+  MOEFLUX_TEST_PART=$part checked_run "$name-${part%/*}" \
     "${checker[@]}" "$test" --exact "$name" --test-threads 1
 }
 verdict() { # tool, files

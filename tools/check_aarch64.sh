@@ -20,4 +20,4 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu max -L /
 export MOEFLUX_TEST_ONLY=CPU
 # Should threads stand still, the check must end.
 timeout 1200 cargo test --target "$target" -p moeflux-compute --locked \
-  --test vector --test matmul --test quant --test latent_attention --test recurrent_ops "$@"
+  --test it "$@" -- vector:: matmul:: quant:: latent_attention:: recurrent_ops::

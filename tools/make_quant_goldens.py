@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the goldens of crates/compute/tests/quant.rs from independent implementations.
+"""Writes the goldens of crates/compute/tests/it/quant.rs from independent implementations.
 
     pip install numpy safetensors gguf==0.19.0 "mlx[cpu]==0.32.4" llama-cpp-python==0.3.36 torch
     python tools/make_quant_goldens.py

@@ -20,7 +20,7 @@ use moeflux_compute::{
     },
 };
 
-#[path = "../tests/support/random.rs"]
+#[path = "../tests/it/support/random.rs"]
 #[allow(dead_code)]
 mod random;
 use random::Random;
@@ -128,7 +128,7 @@ fn print_row(pool: &ThreadPool, level: SimdLevel, dtype: DType) {
     };
     let weights: Vec<Tensor> = (0..TOTAL / size).map(copy).collect();
 
-    let x = Random::new(2).normal(BATCH * COLS);
+    let x = Random::new(2).normals(BATCH * COLS);
     let [mut one, mut batch] = [(); 2].map(|()| Q8Rows::with_second_term(takes_second_term(dtype)));
     one.quantize_from(simd, &x[..COLS], 1, COLS);
     batch.quantize_from(simd, &x, BATCH, COLS);

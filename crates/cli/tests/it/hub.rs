@@ -1,0 +1,196 @@
+//! Models of the hub, against a small hub on the loopback interface.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::hub::{Fault, File, Hub};
+use assert_cmd::Command;
+
+const MODEL: &str = "org/model";
+
+/// `moeflux` with a cache of its own.
+struct User {
+    folder: tempfile::TempDir,
+    endpoint: String,
+}
+
+impl User {
+    fn of(hub: &Hub) -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), endpoint: hub.endpoint() }
+    }
+
+    fn moeflux(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::cargo_bin("moeflux").unwrap();
+        for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HF_HUB_OFFLINE"] {
+            command.env_remove(name);
+        }
+        command.env("HF_HOME", self.folder.path()).env("HF_ENDPOINT", &self.endpoint).args(arguments);
+        command
+    }
+
+    /// The file that `pull` prints.
+    fn pulled(&self, model: &str) -> PathBuf {
+        let output = self.moeflux(&["pull", model]).assert().success().get_output().stdout.clone();
+        PathBuf::from(String::from_utf8(output).unwrap().trim())
+    }
+
+    /// What `pull` says when it fails.
+    fn refused(&self, model: &str) -> String {
+        refusal(&mut self.moeflux(&["pull", model]))
+    }
+
+    /// Files in the cache that are complete content.
+    fn blobs(&self) -> Vec<String> {
+        let folder = self.folder.path().join("hub/models--org--model/blobs");
+        let Ok(entries) = std::fs::read_dir(folder) else { return vec![] };
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+fn refusal(command: &mut Command) -> String {
+    let output = command.assert().failure().get_output().clone();
+    assert!(output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// 20 MB that are nowhere alike: three ranges.
+fn noise() -> Vec<u8> {
+    let mut state = 1u32;
+    let next = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    (0..20_000_000).map(next).collect()
+}
+
+fn demo() -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.gguf")).unwrap()
+}
+
+#[test]
+fn a_model_is_downloaded_once_and_runs_offline() {
+    let hub = Hub::start(vec![
+        File::large("demo-Q4_K_M.gguf", demo()),
+        File::small("README.md", b"hello".to_vec()),
+    ]);
+    let user = User::of(&hub);
+    let run = ["run", "org/model:Q4_K_M", "What is 17 + 25?", "--temperature", "0"];
+    user.moeflux(&run).assert().success().stdout("17 + 25 = 42\n");
+    let requests = hub.requests();
+    let path = user.pulled(MODEL);
+    assert_eq!(std::fs::read(&path).unwrap(), demo());
+    assert_eq!(hub.requests(), requests + 1, "only the listing is asked for again");
+    assert!(path.ends_with(format!("hub/models--org--model/snapshots/{}/demo-Q4_K_M.gguf", Hub::COMMIT)));
+    drop(hub);
+    user.moeflux(&run).env("HF_HUB_OFFLINE", "1").assert().success().stdout("17 + 25 = 42\n");
+    let unreachable = user.moeflux(&["pull", MODEL]).assert().success().get_output().stderr.clone();
+    assert!(String::from_utf8(unreachable).unwrap().contains("cannot reach"));
+    let message = refusal(user.moeflux(&["pull", "org/other"]).env("HF_HUB_OFFLINE", "1"));
+    assert!(message.contains("org/other is not in") && message.contains("offline"), "{message}");
+}
+
+#[test]
+fn a_folder_of_safetensors_is_downloaded_whole() {
+    let files =
+        [("config.json", "{}"), ("tokenizer.json", "{}"), ("model.safetensors", "x"), ("pytorch.bin", "y")];
+    let files = files.map(|(name, text)| File::small(name, text.into())).into_iter().collect();
+    let hub = Hub::start(files);
+    let user = User::of(&hub);
+    let folder = user.pulled(MODEL);
+    assert_eq!(std::fs::read_to_string(folder.join("model.safetensors")).unwrap(), "x");
+    assert!(folder.join("tokenizer.json").exists() && !folder.join("pytorch.bin").exists());
+}
+
+#[test]
+fn an_interrupted_download_goes_on_where_it_ended() {
+    let content = noise();
+    let hub = Hub::start(vec![File::large("model.gguf", content.clone())]);
+    let user = User::of(&hub);
+    // The second range never comes whole, so the first is what is kept.
+    hub.fault(Fault::CutAfter { offset: 9_000_000 });
+    let message = user.refused(MODEL);
+    assert!(message.contains("cannot reach") && message.contains("model.gguf"), "{message}");
+    let blobs = user.blobs();
+    assert!(blobs.len() == 1 && blobs[0].ends_with(".incomplete"), "{blobs:?}");
+    hub.fault(Fault::None);
+    let served = hub.bytes_served();
+    assert_eq!(std::fs::read(user.pulled(MODEL)).unwrap(), content);
+    assert!(hub.bytes_served() - served < 13_000_000, "the first range is not fetched again");
+    assert_eq!(user.blobs().len(), 1);
+}
+
+#[test]
+fn a_moment_without_answers_is_waited_out() {
+    let hub = Hub::start(vec![File::large("model.gguf", noise())]);
+    hub.fault(Fault::Unavailable { times: 2 });
+    assert_eq!(std::fs::read(User::of(&hub).pulled(MODEL)).unwrap(), noise());
+}
+
+#[test]
+fn what_is_not_what_the_hub_said_is_not_kept() {
+    let mut file = File::large("model.gguf", noise());
+    file.content[12_345_678] ^= 1;
+    let hub = Hub::start(vec![file]);
+    let user = User::of(&hub);
+    let message = user.refused(MODEL);
+    assert!(message.contains("model.gguf: checksum: the hub said"), "{message}");
+    assert_eq!(user.blobs(), Vec::<String>::new());
+}
+
+#[test]
+fn a_file_of_another_size_is_refused() {
+    let mut file = File::large("model.gguf", noise());
+    file.content.truncate(15_000_000);
+    let hub = Hub::start(vec![file]);
+    let message = User::of(&hub).refused(MODEL);
+    assert!(message.contains("model.gguf") && message.contains("got"), "{message}");
+}
+
+#[test]
+fn who_may_not_have_it_is_told_why() {
+    let hub = Hub::start(vec![File::large("model.gguf", b"secret".to_vec())]);
+    hub.require_token("right");
+    let user = User::of(&hub);
+    let message = user.refused(MODEL);
+    assert!(message.contains("401") && message.contains("HF_TOKEN"), "{message}");
+    assert!(refusal(user.moeflux(&["pull", MODEL]).env("HF_TOKEN", "wrong")).contains("401"));
+    user.moeflux(&["pull", MODEL]).env("HF_TOKEN", "right").assert().success();
+    let other = User::of(&hub);
+    std::fs::write(other.folder.path().join("token"), "right\n").unwrap();
+    assert_eq!(std::fs::read(other.pulled(MODEL)).unwrap(), b"secret");
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let hub = Hub::start(vec![
+        File::large("m-Q8_0.gguf", b"8".to_vec()),
+        File::large("m-Q4_K_M.gguf", b"4".to_vec()),
+    ]);
+    let user = User::of(&hub);
+    assert!(user.refused("org/nothing").contains("org/nothing is not on the hub"));
+    let ambiguous = user.refused(MODEL);
+    assert!(
+        ambiguous.contains("leaves a choice") && ambiguous.contains("org/model:m-Q8_0.gguf"),
+        "{ambiguous}"
+    );
+    assert_eq!(std::fs::read(user.pulled("org/model:q8_0")).unwrap(), b"8");
+    assert!(user.refused("model.gguf").contains("expected a model such as"));
+}
+
+#[test]
+fn too_little_room_is_noticed_before_and_while_writing() {
+    let mut huge = File::large("model.gguf", b"x".to_vec());
+    huge.size = 1 << 60;
+    let message = User::of(&Hub::start(vec![huge])).refused(MODEL);
+    assert!(message.contains("more on disk") && message.contains("free"), "{message}");
+
+    let hub = Hub::start(vec![File::large("model.gguf", noise())]);
+    let user = User::of(&hub);
+    // A limit on the size of files stands in for a full disk: writing fails the same way.
+    let binary = assert_cmd::cargo::cargo_bin("moeflux");
+    let script = format!("trap '' XFSZ; ulimit -f 10000; exec {} pull {MODEL}", binary.display());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).env("HF_HOME", user.folder.path()).env("HF_ENDPOINT", hub.endpoint());
+    let message = refusal(&mut shell);
+    assert!(message.contains("cannot write") && message.contains("the next try goes on"), "{message}");
+    assert_eq!(std::fs::read(user.pulled(MODEL)).unwrap(), noise());
+}

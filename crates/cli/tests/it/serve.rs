@@ -1,0 +1,30 @@
+//! `moeflux serve`, from the command line to its end.
+
+use crate::support::server::serve;
+
+#[test]
+fn says_what_run_says_and_ends_in_order() {
+    let prompt = "Tell me a short story about a fox.";
+    let served = serve(0, &[]);
+    for seed in [3, 4] {
+        let cache = tempfile::tempdir().unwrap();
+        let mut run = assert_cmd::Command::cargo_bin("moeflux").unwrap();
+        run.env("XDG_CACHE_HOME", cache.path()).args(["run", "demo", prompt, "--max-tokens", "40", "--seed"]);
+        let output =
+            run.arg(seed.to_string()).args(["--temperature", "1", "--top-p", "1"]).assert().success();
+        let expected = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+        let request = serde_json::json!({
+            "messages": [{"role": "user", "content": prompt}], "max_tokens": 40, "seed": seed, "temperature": 1
+        });
+        assert_eq!(served.ask(&request), expected.trim_end_matches('\n'));
+    }
+    assert_eq!(served.terminate(), Some(0));
+}
+
+#[test]
+fn an_open_server_without_a_key_is_refused() {
+    let mut command = assert_cmd::Command::cargo_bin("moeflux").unwrap();
+    let output = command.args(["serve", "demo", "--host", "0.0.0.0"]).assert().failure();
+    let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(said.contains("--api-key"), "{said}");
+}

@@ -1,0 +1,274 @@
+//! Attention over tokens that an index chooses, and what goes with it, against `reference` on every instruction set, and bit
+//! for bit the same however sequences are cut into batches.
+
+use crate::support::one_op::{self, Case, Recorder};
+use moeflux_compute::Error;
+use moeflux_compute::backend::{Backend, KvType, PAGE_TOKENS, page_bytes};
+use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::graph::{
+    Attention, BlockChoice, BlockScore, Chosen, Decay, DeltaInputs, DeltaRule, EntryIndex, HeadPairing,
+    HyperConnection, HyperKind, IndexInputs, LatentAttention, LatentInputs, LatentWeights, Value,
+};
+use moeflux_compute::reference::{Reference, kept, layer_norm, seen};
+
+/// Largest difference from the reference over the largest result: f32 sums of up to some hundred terms.
+const TOLERANCE: f32 = 5e-6;
+
+fn check(name: &str, case: &Case) {
+    check_cpu(name, case);
+    case.check_devices(name, &[(KvType::F32, TOLERANCE)]);
+}
+
+/// As [`check`], without the devices, which are slow where they are emulated.
+fn check_cpu(name: &str, case: &Case) {
+    case.check(name, &[(KvType::F32, TOLERANCE)]);
+}
+
+const INDEX: EntryIndex = EntryIndex { heads: 3, head_dim: 5, top_k: 4 };
+
+/// Ways of choosing: single tokens, pools, blocks that end within pages and beyond, more blocks than there are.
+fn choices() -> Vec<BlockChoice> {
+    let choice = BlockChoice { index: INDEX, block: 1, score: BlockScore::Sum };
+    let best = BlockChoice { block: 7, score: BlockScore::BestToken { local: 1 }, ..choice };
+    vec![
+        choice,
+        BlockChoice { index: EntryIndex { top_k: 200, ..INDEX }, ..choice },
+        BlockChoice { block: 5, ..choice },
+        BlockChoice {
+            block: PAGE_TOKENS + 1,
+            index: EntryIndex { top_k: 1, heads: 1, head_dim: 2 },
+            ..choice
+        },
+        best,
+        BlockChoice { score: BlockScore::BestToken { local: 0 }, ..best },
+        BlockChoice { score: BlockScore::BestToken { local: 4 }, block: 3, ..best },
+        BlockChoice { block: 1, ..best },
+        BlockChoice { block: PAGE_TOKENS + 1, index: EntryIndex { top_k: 1, heads: 6, ..INDEX }, ..best },
+    ]
+}
+
+/// A choice of a recorder's own inputs.
+fn chosen(r: &mut Recorder, choice: BlockChoice) -> Chosen {
+    let index = choice.index;
+    let (q, k) = (r.input(index.heads * index.head_dim), r.input(index.head_dim));
+    let weights = (choice.score == BlockScore::Sum).then(|| r.input(index.heads));
+    let blocks = r.graph.choose_blocks(IndexInputs { q, k, weights }, choice).unwrap();
+    Chosen { blocks, groups: choice.groups(), block: choice.block, tail: choice.score == BlockScore::Sum }
+}
+
+#[test]
+fn the_same_blocks_are_chosen() {
+    for choice in choices() {
+        let mut r = Recorder::new(5);
+        let blocks = chosen(&mut r, choice).blocks;
+        assert_eq!(blocks.width(), choice.groups() * choice.index.top_k);
+        check(&format!("{choice:?}"), &r.finish(blocks));
+    }
+}
+
+#[test]
+fn attention_sees_what_was_chosen() {
+    let shape = Attention::grouped(6, 2, 8, 0.4);
+    for (i, choice) in choices().into_iter().enumerate() {
+        // One key head for all, and keys that heads with different choices share.
+        for (j, (kv_heads, value_dim)) in [(1, 8), (2, 5), (6, 8)].into_iter().enumerate() {
+            let shape = Attention { kv_heads, value_dim, ..shape };
+            let mut r = Recorder::new(6);
+            let [q, k, v] = [6 * 8, kv_heads * 8, kv_heads * value_dim].map(|width| r.input(width));
+            let sinks = (kv_heads == 2).then(|| r.vector(6));
+            let chosen = chosen(&mut r, choice);
+            let out = r.graph.attention_over([q, k, v], shape, sinks, Some(chosen)).unwrap();
+            let run = if (i + j) % 3 == 0 { check } else { check_cpu };
+            run(&format!("{shape:?} {choice:?}"), &r.finish(out));
+        }
+    }
+}
+
+/// Latent attention of `heads` heads, with what few models have.
+fn latent(r: &mut Recorder, rope: usize, sinks: bool, chosen: Option<Chosen>) -> Value {
+    let shape = LatentAttention { heads: 10, nope: 6, rope, rank: 9, value: 7, scale: 0.3 };
+    let [q_nope, c] = [10 * 6, 9].map(|width| r.input(width));
+    let rotated = (rope > 0).then(|| [r.input(10 * rope), r.input(rope)]);
+    let sinks = sinks.then(|| r.vector(10));
+    let values = r.random.normals(10 * 13 * 9);
+    let weights = LatentWeights::Joint(r.weight(10 * 13, 9, &values));
+    let inputs = LatentInputs { q_nope, c, rotated, sinks, chosen };
+    r.graph.latent_attention(inputs, weights, shape).unwrap()
+}
+
+#[test]
+fn latent_attention_sees_what_was_chosen() {
+    for (i, choice) in choices().into_iter().filter(|choice| choice.groups() == 1).enumerate() {
+        for (j, (rope, sinks)) in [(4, true), (0, false)].into_iter().enumerate() {
+            let mut r = Recorder::new(7);
+            let chosen = chosen(&mut r, choice);
+            let out = latent(&mut r, rope, sinks, Some(chosen));
+            let run = if (i + j) % 2 == 0 { check } else { check_cpu };
+            run(&format!("rope {rope}, sinks {sinks}, {choice:?}"), &r.finish(out));
+        }
+    }
+    for (rope, sinks) in [(4, true), (0, false), (0, true)] {
+        let mut r = Recorder::new(8);
+        let out = latent(&mut r, rope, sinks, None);
+        check(&format!("rope {rope}, sinks {sinks}"), &r.finish(out));
+    }
+}
+
+/// Two layers that share a choice have one cache of keys.
+#[test]
+fn a_choice_serves_several_layers() {
+    let mut r = Recorder::new(9);
+    let chosen = chosen(&mut r, BlockChoice { index: INDEX, block: 1, score: BlockScore::Sum });
+    let first = latent(&mut r, 4, true, Some(chosen));
+    let second = latent(&mut r, 4, false, Some(chosen));
+    let out = r.graph.add(first, second).unwrap();
+    let case = r.finish(out);
+    assert_eq!(page_bytes(&case.graph, KvType::F32), PAGE_TOKENS * (2 * (9 + 4) + INDEX.head_dim) * 4);
+    check("shared", &case);
+}
+
+/// A score that is no number makes every result that hangs on it one: it must not vanish in a choice.
+#[test]
+fn what_cannot_be_compared_is_seen_in_the_result() {
+    for score in [BlockScore::Sum, BlockScore::BestToken { local: 1 }] {
+        let mut r = Recorder::new(3);
+        let index = EntryIndex { heads: 2, head_dim: 3, top_k: 2 };
+        let choice = BlockChoice { index, block: 2, score };
+        let q = r.weight(one_op::VOCABULARY, 6, &vec![f32::NAN; one_op::VOCABULARY * 6]);
+        let q = r.graph.embed(q);
+        let k = r.input(3);
+        let blocks = r.graph.choose_blocks(IndexInputs { q, k, weights: None }, choice).unwrap();
+        let chosen = Chosen { blocks, groups: choice.groups(), block: 2, tail: false };
+        let [q, k, v] = [8, 8, 8].map(|width| r.input(width));
+        let shape = Attention::grouped(2, 2, 4, 1.0);
+        let out = r.graph.attention_over([q, k, v], shape, None, Some(chosen)).unwrap();
+        let case = r.finish(out);
+        let mut backends: Vec<Box<dyn Backend>> =
+            vec![Box::new(Reference), Box::new(CpuBackend::new(2, None).unwrap())];
+        backends
+            .extend(crate::support::devices::devices().into_iter().map(|(_, make)| Box::new(make(7)) as _));
+        for backend in backends {
+            let [rows, _] = case.run(&*backend, KvType::F32, 1000);
+            // Up to two blocks there is no choice.
+            assert!(rows[..4 * 8].iter().all(|v| v.is_finite()), "{score:?}");
+            assert!(rows[8 * 8..].iter().all(|v| v.is_nan()), "{score:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_query_sees() {
+    let mut r = Recorder::new(1);
+    let blocks = r.input(6);
+    let chosen = Chosen { blocks, groups: 2, block: 3, tail: true };
+    let row = [0.0, 1.0, -1.0, 2.0, -1.0, -1.0];
+    assert_eq!(seen(&chosen, &row, 7, 1, 4), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(seen(&chosen, &row, 8, 2, 4), [6, 7, 8]);
+    assert_eq!(seen(&Chosen { tail: false, ..chosen }, &row, 7, 2, 4), [6, 7]);
+    assert_eq!(seen(&Chosen { tail: false, ..chosen }, &row, 4, 0, 4), [0, 1, 2, 3, 4]);
+    assert!(seen(&Chosen { tail: false, ..chosen }, &[-1.0; 6], 4, 0, 4).is_empty());
+}
+
+#[test]
+fn rows() {
+    for width in [1, 7, 33] {
+        let mut r = Recorder::new(2);
+        let (x, weight, bias) = (r.input(width), r.vector(width), r.vector(width));
+        let out = r.graph.layer_norm(x, weight, bias, 0.1).unwrap();
+        check("layer_norm", &r.finish(out));
+
+        let mut r = Recorder::new(3);
+        let (gate, up) = (r.input(width), r.input(width));
+        let out = r.graph.clamped_swiglu(gate, up, 1.7, 0.7).unwrap();
+        check("clamped_swiglu", &r.finish(out));
+    }
+    let mut x = [1.0, 3.0];
+    layer_norm(&mut x, &[2.0, 4.0], &[0.5, 0.25], 0.0);
+    assert_eq!(x, [-1.5, 4.25]);
+}
+
+#[test]
+fn streams_that_stay_apart() {
+    for streams in [1, 2, 4] {
+        let kind = HyperKind::Independent { magnitude: 1.7 };
+        let shape = HyperConnection { streams, norm_eps: 0.01, floor: 0.1, kind };
+        let mut r = Recorder::new(4);
+        let (x, block) = (r.input(streams * 6), r.input(6));
+        let mix = r.input(shape.weights());
+        let base = [r.vector(shape.weights()), r.vector(2)];
+        let weights = r.graph.hyper_weights(x, mix, base, shape).unwrap();
+        assert_eq!(weights.width(), 2 * streams);
+        let expanded = r.graph.hyper_expand(x, block, weights, streams).unwrap();
+        let collapsed = r.graph.hyper_collapse(expanded, weights, streams).unwrap();
+        check("independent streams", &r.finish(collapsed));
+    }
+}
+
+#[test]
+fn decays_with_a_bound() {
+    for by_channel in [false, true] {
+        let (heads, key_dim, value_dim) = (3, 6, 9);
+        let mut r = Recorder::new(5);
+        let [q, k, v, b] = [18, 18, 27, 3].map(|width| r.input(width));
+        let each = if by_channel { key_dim } else { 1 };
+        let a = r.input(heads * each);
+        let (decay, dt_bias) = (r.weight(1, 3, &[-0.1, -1.0, -3.0]), r.vector(heads * each));
+        let shape = DeltaRule {
+            key_heads: heads,
+            value_heads: heads,
+            key_dim,
+            value_dim,
+            pairing: HeadPairing::Grouped,
+            decay: Decay::Bounded(-2.0),
+        };
+        let inputs = DeltaInputs { q, k, v, a, b };
+        let out = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape).unwrap();
+        let case = r.finish(out);
+        case.check("bounded decay", &[(KvType::F32, 2e-5)]);
+        case.check_devices("bounded decay", &[(KvType::F32, 2e-5)]);
+    }
+    // From nothing lost to the bound.
+    assert!((kept(Decay::Bounded(-2.0), -1.0, -50.0) - 1.0).abs() < 1e-12);
+    assert!((kept(Decay::Bounded(-2.0), -1.0, 50.0) - (-2f64).exp()).abs() < 1e-12);
+    assert!((kept(Decay::Bounded(-2.0), -1.0, 0.0) - (-1f64).exp()).abs() < 1e-12);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_while_recording() {
+    let mut r = Recorder::new(1);
+    let (a, b, weights) = (r.input(15), r.input(5), r.input(3));
+    let choice = BlockChoice { index: INDEX, block: 2, score: BlockScore::Sum };
+    let best = BlockChoice { score: BlockScore::BestToken { local: 2 }, ..choice };
+    let inputs = IndexInputs { q: a, k: b, weights: None };
+    let vector = r.vector(5);
+    let shape = Attention::grouped(5, 1, 3, 1.0);
+    let [q, k, v] = [15, 3, 3].map(|width| r.input(width));
+    let g = &mut r.graph;
+    let blocks = g.choose_blocks(inputs, best).unwrap();
+    let chosen = Chosen { blocks, groups: 3, block: 2, tail: false };
+    let one = Chosen { groups: 1, ..chosen };
+    let windowed = Attention { window: Some(3), ..shape };
+    let latent = LatentAttention { heads: 3, nope: 5, rope: 0, rank: 5, value: 1, scale: 1.0 };
+    let latent_inputs = LatentInputs { q_nope: a, c: b, rotated: None, sinks: None, chosen: None };
+    let joint = LatentWeights::Joint(vector);
+    let refused = [
+        g.choose_blocks(inputs, BlockChoice { block: 0, ..choice }).err(),
+        g.choose_blocks(inputs, BlockChoice { index: EntryIndex { top_k: 0, ..INDEX }, ..choice }).err(),
+        g.choose_blocks(inputs, BlockChoice { score: BlockScore::BestToken { local: 5 }, ..choice }).err(),
+        g.choose_blocks(IndexInputs { weights: Some(weights), ..inputs }, best).err(),
+        g.choose_blocks(IndexInputs { weights: Some(b), ..inputs }, choice).err(),
+        g.choose_blocks(IndexInputs { q: b, ..inputs }, choice).err(),
+        g.choose_blocks(IndexInputs { k: a, ..inputs }, choice).err(),
+        g.attention_over([q, k, v], shape, None, Some(chosen)).err(),
+        g.attention_over([q, k, v], windowed, None, Some(one)).err(),
+        g.attention_over([q, k, v], shape, None, Some(Chosen { block: 0, ..one })).err(),
+        g.latent_attention(LatentInputs { chosen: Some(chosen), ..latent_inputs }, joint, latent).err(),
+        g.latent_attention(LatentInputs { sinks: Some(vector), ..latent_inputs }, joint, latent).err(),
+        g.latent_attention(LatentInputs { rotated: Some([a, b]), ..latent_inputs }, joint, latent).err(),
+        g.layer_norm(a, vector, vector, 0.1).err(),
+        g.clamped_swiglu(a, b, 1.0, 1.0).err(),
+    ];
+    for (i, error) in refused.iter().enumerate() {
+        assert!(matches!(error, Some(Error::Shape { .. })), "{i}: {error:?}");
+    }
+}

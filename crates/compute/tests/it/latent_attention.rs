@@ -1,0 +1,118 @@
+//! Latent attention of every backend against `reference`, for weights in either form and encoding, and bit for bit
+//! the same however a sequence is cut into batches.
+
+use crate::support::one_op::{Case, Recorder};
+use crate::support::random::Random;
+use moeflux_compute::backend::{KvType, PAGE_TOKENS};
+use moeflux_compute::graph::{GraphBuilder, LatentAttention, LatentInputs, LatentWeights, MatrixSpec};
+use moeflux_compute::{BlockScale, DType, Error, Half, Tensor, quant};
+
+/// W_k and W_v in one weight or two, with their encodings.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    Joint(DType),
+    Split(DType, DType),
+}
+
+fn case(shape: LatentAttention, form: Form) -> Case {
+    let mut r = Recorder::new(7);
+    let LatentAttention { heads, nope, rope, rank, value, .. } = shape;
+    let [q_nope, q_rope, c, k_rope] = [heads * nope, heads * rope, rank, rope].map(|width| r.input(width));
+    let mut weight = |dtype, rows, cols| {
+        let tensor = random_weight(&mut r.random, dtype, rows, cols);
+        r.declare(tensor)
+    };
+    let form = match form {
+        Form::Joint(dtype) => LatentWeights::Joint(weight(dtype, heads * (nope + value), rank)),
+        Form::Split(k, v) => {
+            LatentWeights::Split { k: weight(k, heads * rank, nope), v: weight(v, heads * value, rank) }
+        }
+    };
+    let inputs = LatentInputs { q_nope, c, rotated: Some([q_rope, k_rope]), sinks: None, chosen: None };
+    let out = r.graph.latent_attention(inputs, form, shape).unwrap();
+    r.finish(out)
+}
+
+/// Weights of about 1/sqrt(cols).
+fn random_weight(random: &mut Random, dtype: DType, rows: usize, cols: usize) -> Tensor {
+    if let DType::Fp8 { .. } = dtype {
+        let codes: Vec<u8> = (0..rows * cols).map(|_| (random.uniform() * 120.0) as u8).collect();
+        let signed = codes.iter().map(|c| c | if random.uniform() < 0.5 { 128 } else { 0 });
+        let codes: Vec<u8> = signed.collect();
+        let blocks = rows.div_ceil(128) * cols.div_ceil(128);
+        let scales: Vec<u8> =
+            (0..blocks).flat_map(|_| (0.002 + 0.001 * random.uniform()).to_le_bytes()).collect();
+        let planes = [codes, scales].map(moeflux_compute::Bytes::new).to_vec();
+        return Tensor::new(dtype, rows, cols, planes).unwrap();
+    }
+    let scale = (cols as f32).sqrt().recip();
+    let values: Vec<f32> = random.normals(rows * cols).iter().map(|v| v * scale).collect();
+    let planes = quant::quantize(dtype, &values, cols).unwrap();
+    Tensor::new(dtype, rows, cols, planes.into_iter().map(moeflux_compute::Bytes::new).collect()).unwrap()
+}
+
+#[test]
+fn agrees_with_the_reference_however_batches_are_cut() {
+    let small = LatentAttention { heads: 3, nope: 12, rope: 6, rank: 20, value: 9, scale: 0.3 };
+    let wide = LatentAttention { heads: 10, nope: 32, rope: 16, rank: 64, value: 32, scale: 0.15 };
+    let fp8 = DType::Fp8 { scale: BlockScale::F32 };
+    let affine = DType::Affine { bits: 4, group: 32, scale: Half::F16 };
+    let cases = [
+        (small, Form::Joint(DType::F32)),
+        (small, Form::Split(DType::F32, DType::BF16)),
+        (
+            LatentAttention { heads: 1, nope: 1, rope: 2, rank: 1, value: 1, scale: 1.0 },
+            Form::Joint(DType::F16),
+        ),
+        // Heads of 37 rows, so that blocks of 128 end within them.
+        (LatentAttention { heads: 7, nope: 20, value: 17, rank: 130, ..wide }, Form::Joint(fp8)),
+        (wide, Form::Joint(DType::Q8_0)),
+        (wide, Form::Split(DType::Q8_0, affine)),
+    ];
+    for (shape, form) in cases {
+        // Latents round to 11 bits in f16.
+        let tolerances = [(KvType::F32, 3e-6), (KvType::F16, 3e-3)];
+        let (name, case) = (format!("{shape:?} {form:?}"), case(shape, form));
+        case.check(&name, &tolerances);
+        case.check_devices(&name, &tolerances);
+    }
+}
+
+#[test]
+fn pages_hold_latents_and_nothing_a_head() {
+    let shape = LatentAttention { heads: 10, nope: 32, rope: 16, rank: 64, value: 32, scale: 1.0 };
+    let graph = case(shape, Form::Joint(DType::F32)).graph;
+    let bytes = moeflux_compute::backend::page_bytes(&graph, KvType::F16);
+    assert_eq!(bytes, PAGE_TOKENS * (64 + 16) * 2);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_while_recording() {
+    let shape = LatentAttention { heads: 2, nope: 4, rope: 2, rank: 6, value: 3, scale: 1.0 };
+    let refused = |widths: [usize; 4], weights: [(usize, usize); 2], expected: &str| {
+        let mut g = GraphBuilder::new();
+        let matrix =
+            |g: &mut GraphBuilder, rows, cols| g.weight("w", MatrixSpec { dtype: DType::F32, rows, cols });
+        let [q_nope, q_rope, c, k_rope] = widths.map(|width| {
+            let table = matrix(&mut g, 5, width);
+            g.embed(table)
+        });
+        let [k, v] = weights.map(|(rows, cols)| matrix(&mut g, rows, cols));
+        let rotated = Some([q_rope, k_rope]);
+        let inputs = LatentInputs { q_nope, c, rotated, sinks: None, chosen: None };
+        let outcome = g.latent_attention(inputs, LatentWeights::Split { k, v }, shape);
+        let error = outcome.expect_err(expected);
+        assert!(matches!(error, Error::Shape { .. }) && error.to_string().contains(expected), "{error}");
+        let joint = g.latent_attention(inputs, LatentWeights::Joint(k), shape);
+        assert!(joint.is_err(), "{expected}");
+    };
+    let (widths, weights) = ([8, 4, 6, 2], [(12, 4), (6, 6)]);
+    refused([7, 4, 6, 2], weights, "width of q_nope: expected 8, got 7");
+    refused([8, 5, 6, 2], weights, "width of q_rope: expected 4, got 5");
+    refused([8, 4, 5, 2], weights, "width of c: expected 6, got 5");
+    refused([8, 4, 6, 3], weights, "width of k_rope: expected 2, got 3");
+    refused(widths, [(11, 4), (6, 6)], "rows of the key weight: expected 12, got 11");
+    refused(widths, [(12, 5), (6, 6)], "columns of the key weight: expected 4, got 5");
+    refused(widths, [(12, 4), (7, 6)], "rows of the value weight: expected 6, got 7");
+    refused(widths, [(12, 4), (6, 5)], "columns of the value weight: expected 6, got 5");
+}

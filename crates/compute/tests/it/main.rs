@@ -1,0 +1,13 @@
+//! Kernels and graphs against `reference`, on every backend.
+
+mod chosen_ops;
+mod compressed_ops;
+mod emulator;
+mod excerpt;
+mod latent_attention;
+mod matmul;
+mod ops;
+mod quant;
+mod recurrent_ops;
+mod support;
+mod vector;

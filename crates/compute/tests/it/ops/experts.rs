@@ -1,0 +1,238 @@
+//! Routers and experts.
+
+use moeflux_compute::backend::{Batch, ExpertSource, ExpertView, Span, StateSlots};
+use moeflux_compute::graph::{
+    Activation, ExpertMlp, ExpertSet, ExpertSetId, GroupRank, Groups, MatrixSpec, Route, Score, Weighted,
+};
+use moeflux_compute::reference::Reference;
+use moeflux_compute::{DType, Error, Half, Result, Tensor};
+
+use super::case::{Case, Experts, MODES, Recorder, SHORT, Tested, VOCABULARY};
+use super::checks::{Results, Source, assert_same_bits, backends, check, compile, run, schedules};
+use crate::support::random::Random;
+use crate::support::weights::{affine, dtypes, weight};
+
+/// Experts that ignore their weights' input but for column 0, which is 1: expert e yields a constant in column e, so
+/// that their sum shows the router's weights by expert.
+fn revealing_experts(count: usize) -> Experts {
+    let first = |value: f32| {
+        let row: Vec<f32> = (0..count).map(|column| if column == 0 { value } else { 0.0 }).collect();
+        Tensor::from_f32(1, count, &row).unwrap()
+    };
+    let unit = |e: usize| (0..count).map(|row| if row == e { 1.0 } else { 0.0 }).collect::<Vec<f32>>();
+    (0..count).map(|e| [first(3.0), first(0.4), Tensor::from_f32(count, 1, &unit(e)).unwrap()]).collect()
+}
+
+fn expert_set(experts: &Experts) -> ExpertSet {
+    let spec = |t: &Tensor| MatrixSpec { dtype: t.dtype(), rows: t.rows(), cols: t.cols() };
+    let [gate, up, down] = &experts[0];
+    ExpertSet { layer: 0, experts: experts.len(), gate: Some(spec(gate)), up: spec(up), down: spec(down) }
+}
+
+/// A router on logits from `logit`, whose choices show in the result.
+fn route_case(route: Route, name: &str, logit: impl FnMut(&mut Random) -> f32) -> Case {
+    biased_route_case(route, false, name, logit)
+}
+
+fn biased_route_case(route: Route, bias: bool, name: &str, logit: impl FnMut(&mut Random) -> f32) -> Case {
+    let mut r = Recorder::new(11);
+    let logits = r.input_of(route.experts, logit);
+    let bias = bias.then(|| r.vector(route.experts));
+    let ones: Vec<f32> =
+        (0..VOCABULARY).flat_map(|_| (0..route.experts).map(|c| f32::from(c == 0))).collect();
+    let ones = r.declare(Tensor::from_f32(VOCABULARY, route.experts, &ones).unwrap());
+    let x = r.graph.embed(ones);
+    let routing = r.graph.route(logits, bias, route).unwrap();
+    assert_eq!(routing.top_k(), route.top_k);
+    let experts = revealing_experts(route.experts);
+    let set = r.graph.expert_set(expert_set(&experts)).unwrap();
+    let out = r.graph.moe_experts(x, routing, set).unwrap();
+    r.moe_case(format!("{name}: {route:?}"), Tested::Route, DType::F32, out, experts)
+}
+
+#[test]
+fn route() {
+    let route = |(experts, top_k)| Route::softmax(experts, top_k, top_k % 2 == 1);
+    for shape in [(1, 1), (2, 1), (5, 2), (7, 3), (8, 8), (40, 6), (130, 9)] {
+        check([route_case(route(shape), "normal", Random::normal)]);
+    }
+    for shape in [(5, 2), (12, 5)] {
+        check([
+            // Ties, which the lower id wins.
+            route_case(route(shape), "few levels", |random| random.below(3) as f32),
+            // Where a softmax without its maximum taken off overflows.
+            route_case(route(shape), "large", |random| 200.0 + 30.0 * random.normal()),
+        ]);
+    }
+}
+
+#[test]
+fn route_by_other_scores() {
+    let base = Route { scale: 2.5, ..Route::softmax(24, 5, true) };
+    let groups = |count, keep, rank| Some(Groups { count, keep, rank });
+    for score in [Score::Softmax, Score::Sigmoid, Score::SoftmaxOfChosen] {
+        for (bias, renormalize) in [(false, true), (true, false), (true, true)] {
+            check([biased_route_case(Route { score, renormalize, ..base }, bias, "normal", Random::normal)]);
+        }
+    }
+    for groups in [
+        groups(1, 1, GroupRank::Best),
+        groups(4, 1, GroupRank::BestTwo),
+        groups(4, 2, GroupRank::Best),
+        groups(8, 4, GroupRank::BestTwo),
+        groups(24, 5, GroupRank::BestTwo),
+    ] {
+        for bias in [false, true] {
+            let route = Route { groups, score: Score::Sigmoid, ..base };
+            check([biased_route_case(route, bias, "normal", Random::normal)]);
+        }
+    }
+    // Biases that push scores below zero, where a mask of zeros would choose what is masked.
+    let route = Route { groups: groups(4, 2, GroupRank::BestTwo), score: Score::Sigmoid, ..base };
+    check([biased_route_case(route, true, "far below zero", |random| random.normal() - 9.0)]);
+}
+
+/// Experts of random weights; the result of a router on random logits.
+fn moe_case(count: usize, top_k: usize, dtypes: [DType; 3], hidden: usize, inner: usize) -> Case {
+    moe_case_of(count, top_k, dtypes, [hidden, inner], ExpertMlp::default())
+}
+
+fn moe_case_of(count: usize, top_k: usize, dtypes: [DType; 3], widths: [usize; 2], mlp: ExpertMlp) -> Case {
+    let [hidden, inner] = widths;
+    let mut r = Recorder::new(12);
+    let x = r.input(hidden);
+    let logits = r.input(count);
+    let routing = r.graph.route(logits, None, Route::softmax(count, top_k, top_k.is_multiple_of(2))).unwrap();
+    let [gate, up, down] = dtypes;
+    let mut expert = || {
+        let random = &mut r.random;
+        [
+            weight(random, gate, inner, hidden),
+            weight(random, up, inner, hidden),
+            weight(random, down, hidden, inner),
+        ]
+    };
+    let experts: Experts = (0..count).map(|_| expert()).collect();
+    let set = r.graph.expert_set(expert_set(&experts)).unwrap();
+    let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
+    let name = format!("{count} top {top_k}, {gate} {up} {down}, {hidden} × {inner}, {mlp:?}");
+    let plain = |d: &DType| matches!(d, DType::F32 | DType::F16 | DType::BF16);
+    let dtype = dtypes.into_iter().find(|d| !plain(d)).unwrap_or(DType::F32);
+    r.moe_case(name, Tested::MoeExperts, dtype, out, experts)
+}
+
+#[test]
+fn moe_experts_of_every_encoding() {
+    check(dtypes().into_iter().map(|dtype| {
+        match dtype.block_len() {
+            1 => moe_case(4, 2, [dtype; 3], 33, 20),
+            32 => moe_case(4, 2, [dtype; 3], 64, 96),
+            // Matrices so large take emulated devices long.
+            n => moe_case(2, 1, [dtype; 3], n, n),
+        }
+    }));
+}
+
+#[test]
+fn moe_experts_of_many_shapes() {
+    use DType::{BF16, F16, F32, Q4_K, Q5_0, Q6_K, Q8_0};
+    check([
+        moe_case(1, 1, [F32; 3], 1, 1),
+        moe_case(3, 3, [F32, F16, BF16], 17, 5),
+        moe_case(40, 6, [F32; 3], 24, 12),
+        // A projection that takes int8 beside one that does not, either way round.
+        moe_case(5, 2, [Q8_0, F16, Q5_0], 32, 96),
+        moe_case(5, 1, [F32, Q8_0, F32], 64, 50),
+        moe_case(5, 3, [F32, F32, Q8_0], 50, 64),
+        moe_case(3, 2, [Q4_K, Q6_K, Q8_0], 256, 32),
+        moe_case(
+            3,
+            1,
+            [affine(4, 64, Half::BF16), affine(8, 32, Half::F16), affine(3, 32, Half::BF16)],
+            192,
+            160,
+        ),
+    ]);
+}
+
+#[test]
+fn moe_experts_that_compute_something_else() {
+    let limited = Activation::LimitedSwiGlu { limit: 6.0 };
+    let clamped = Activation::ClampedSwiGlu { alpha: 0.7, limit: 6.0 };
+    for dtype in [DType::F32, DType::Q8_0] {
+        for (activation, weighted) in
+            [(Activation::SwiGlu, Weighted::Input), (limited, Weighted::Output), (clamped, Weighted::Input)]
+        {
+            let mlp = ExpertMlp { activation, weighted, biases: None };
+            check([moe_case_of(5, 2, [dtype; 3], [64, 32], mlp)]);
+        }
+    }
+}
+
+#[test]
+fn a_router_logit_that_is_not_finite_is_not_lost() {
+    for renormalize in [false, true] {
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let score = if renormalize { Score::Sigmoid } else { Score::Softmax };
+            let route = Route { score, ..Route::softmax(6, 2, renormalize) };
+            let mut n = 0;
+            // Expert 2's logit is bad for every third token, and far below the others for all.
+            let logit = |random: &mut Random| {
+                n += 1;
+                let (token, expert) = ((n - 1) / 6, (n - 1) % 6);
+                match expert {
+                    2 if token % 3 == 0 => bad,
+                    2 => -50.0,
+                    _ => random.normal(),
+                }
+            };
+            let case = route_case(route, "bad logit", logit);
+            let schedule = &schedules(SHORT)[0];
+            let reference = run(&case, &mut *compile(&case, &Reference, MODES[0]), schedule, None, 1);
+            let lost = |rows: &Results| rows.values().filter(|row| row.iter().all(|v| v.is_nan())).count();
+            let expected = lost(&reference);
+            assert!(expected > 0 && expected < reference.len(), "{bad}: some tokens are bad, some are not");
+            for backend in backends() {
+                let got = run(&case, &mut *compile(&case, &backend.one, MODES[1]), schedule, None, 1);
+                for (key, row) in &got {
+                    let bad_row = reference[key].iter().all(|v| v.is_nan());
+                    assert_eq!(row.iter().any(|v| v.is_nan()), bad_row, "{bad}, {route:?}, {key:?}: {row:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failing_source_of_experts_fails_the_run_and_nothing_else() {
+    struct Failing<'a>(Source<'a>);
+    impl ExpertSource for Failing<'_> {
+        fn announce(&mut self, _: ExpertSetId, _: &[u32]) -> Result<()> {
+            Ok(())
+        }
+
+        fn visit(
+            &mut self,
+            set: ExpertSetId,
+            experts: &[u32],
+            visitor: &mut dyn FnMut(&[ExpertView<'_>]),
+        ) -> Result<()> {
+            // Some experts come before the failure.
+            self.0.visit(set, &experts[..1], visitor)?;
+            Err(Error::Expert { layer: 0, expert: experts[1] as usize, reason: "lost".into() })
+        }
+    }
+    let case = moe_case(5, 2, [DType::Q8_0; 3], 64, 32);
+    for backend in backends() {
+        let mut executable = compile(&case, &backend.several, MODES[1]);
+        let schedule = &schedules(SHORT)[0];
+        let before = run(&case, &mut *executable, schedule, None, 1);
+        let tokens: Vec<u32> = (0..20).collect();
+        let spans = [Span { rows: 0..20, start: 0, pages: &[0], slots: StateSlots::default() }];
+        let batch = Batch { tokens: &tokens, spans: &spans, outputs: &[19] };
+        let mut source = Failing(Source { experts: &case.experts, order: 0 });
+        let error = executable.run(&batch, &mut source, &mut vec![]).unwrap_err();
+        assert!(matches!(&error, Error::Expert { reason, .. } if reason == "lost"), "{error}");
+        assert_same_bits(&run(&case, &mut *executable, schedule, None, 1), &before, "after a failure");
+    }
+}

@@ -1,0 +1,122 @@
+//! Seeded random values and weights.
+
+use moeflux_compute::{Bytes, DType, Half, Tensor};
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// The same values for the same seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// In 0..1.
+    pub(crate) fn uniform(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 24) as f32
+    }
+
+    /// Below `n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// A value that looks normal: the sum of twelve uniform ones, variance 1.
+    pub(crate) fn normal(&mut self) -> f32 {
+        (0..12).map(|_| self.uniform()).sum::<f32>() - 6.0
+    }
+
+    /// `n` of them.
+    pub(crate) fn normals(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+
+    /// A weight of random codes with scales (and minima or biases) of either sign below 0.1.
+    pub(crate) fn tensor(&mut self, dtype: DType, rows: usize, cols: usize) -> Tensor {
+        let planes = self.planes(dtype, rows, cols).into_iter().map(Bytes::new).collect();
+        Tensor::new(dtype, rows, cols, planes).expect("planes of the right sizes")
+    }
+
+    /// The planes of such a weight.
+    pub(crate) fn planes(&mut self, dtype: DType, rows: usize, cols: usize) -> Vec<Vec<u8>> {
+        let sizes = (0..dtype.planes()).map(|p| rows * dtype.row_bytes(p, cols).expect("whole blocks"));
+        let mut planes: Vec<Vec<u8>> = sizes.map(|n| (0..n).map(|_| self.next() as u8).collect()).collect();
+        match dtype {
+            DType::F32 => self.fill(&mut planes[0], 4, 0, |v| v.to_le_bytes().to_vec()),
+            DType::F16 => self.fill(&mut planes[0], 2, 0, |v| half(Half::F16, v)),
+            DType::BF16 => self.fill(&mut planes[0], 2, 0, |v| half(Half::BF16, v)),
+            DType::Affine { scale, .. } => {
+                for plane in &mut planes[1..] {
+                    self.fill(plane, 2, 0, |v| half(scale, v));
+                }
+            }
+            DType::MXFP4 => {
+                for block in planes[0].chunks_exact_mut(17) {
+                    block[0] = self.power_of_two();
+                }
+            }
+            DType::MXFP4_Planes => planes[1].fill_with(|| self.power_of_two()),
+            DType::MXFP8_Planes => {
+                // Below two, and no NaN.
+                planes[0].iter_mut().for_each(|code| *code &= 0xBF);
+                planes[1].fill_with(|| self.power_of_two());
+            }
+            blocks => {
+                for &at in scale_offsets(blocks) {
+                    self.fill(&mut planes[0], blocks.block_bytes(0), at, |v| half(Half::F16, v));
+                }
+            }
+        }
+        planes
+    }
+
+    /// Plane and offset of the first 16-bit scale; none for plain floats and MXFP4.
+    pub(crate) fn scale_at(&self, dtype: DType) -> Option<(usize, usize)> {
+        match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => None,
+            DType::MXFP4 | DType::MXFP4_Planes | DType::MXFP8_Planes => None,
+            DType::Affine { .. } => Some((1, 0)),
+            blocks => Some((0, scale_offsets(blocks)[0])),
+        }
+    }
+
+    /// A scale of MXFP4, 2^−9 to 2^−2.
+    fn power_of_two(&mut self) -> u8 {
+        118 + (self.next() & 7) as u8
+    }
+
+    /// Writes a random float at offset `at` of every `step` bytes.
+    fn fill(&mut self, plane: &mut [u8], step: usize, at: usize, to_bytes: impl Fn(f32) -> Vec<u8>) {
+        for block in plane.chunks_exact_mut(step) {
+            let bytes = to_bytes(0.2 * self.uniform() - 0.1);
+            block[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+    }
+}
+
+fn half(kind: Half, v: f32) -> Vec<u8> {
+    match kind {
+        Half::F16 => half::f16::from_f32(v).to_le_bytes().to_vec(),
+        Half::BF16 => half::bf16::from_f32(v).to_le_bytes().to_vec(),
+    }
+}
+
+/// Where blocks keep their f16 scales.
+fn scale_offsets(dtype: DType) -> &'static [usize] {
+    match dtype {
+        DType::Q4_0 | DType::Q5_0 | DType::Q8_0 | DType::IQ4_NL | DType::IQ4_XS => &[0],
+        DType::Q2_K => &[80, 82],
+        DType::Q3_K => &[108],
+        DType::Q4_K | DType::Q5_K | DType::Q4_1 | DType::Q5_1 => &[0, 2],
+        DType::Q6_K => &[208],
+        other => panic!("{other} has no blocks"),
+    }
+}

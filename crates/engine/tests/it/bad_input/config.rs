@@ -1,0 +1,70 @@
+//! `config.json` with every value replaced by odd ones.
+
+use moeflux::checkpoint::json;
+use serde_json::{Value, json};
+
+use super::odd_keys::{Change, Key, check_keys};
+use crate::support::all;
+
+/// Values that no key expects, or that others do not go with.
+fn odd_values() -> Vec<Value> {
+    let numbers =
+        [json!(3), json!(0), json!(1), json!(1_000_003), json!(1u64 << 32), json!(0.5), json!(1e300)];
+    let others = [Value::Null, json!("odd"), json!([]), json!([1, 1]), json!(true)];
+    [json!(-1), json!({})].into_iter().chain(numbers).chain(others).collect()
+}
+
+/// JSON pointers of everything below `value`.
+fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
+    if !at.is_empty() {
+        found.push(at.to_owned());
+    }
+    match value {
+        Value::Object(map) => map.iter().for_each(|(key, v)| pointers(v, &format!("{at}/{key}"), found)),
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(i, v)| pointers(v, &format!("{at}/{i}"), found));
+        }
+        _ => {}
+    }
+}
+
+/// Whether `odd` can be what `value` should have been: of the same kind, or absent.
+fn same_kind(value: &Value, odd: &Value) -> bool {
+    use Value::{Array, Bool, Null, Number, Object, String};
+    match (value, odd) {
+        (_, Null)
+        | (Null, _)
+        | (Bool(_), Bool(_))
+        | (String(_), String(_))
+        | (Array(_), Array(_))
+        | (Object(_), Object(_)) => true,
+        (Number(value), Number(odd)) => value.is_f64() || !odd.is_f64(),
+        _ => false,
+    }
+}
+
+#[test]
+fn every_value_of_every_configuration_may_be_odd() {
+    let fixtures = all().into_iter().filter(|fixture| fixture.kind != "gguf").collect();
+    check_keys(fixtures, |copy| {
+        let file = copy.file("config.json");
+        let config: Value = json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let change = |pointer: &str, odd: &Value| {
+            let mut changed = config.clone();
+            let place = changed.pointer_mut(pointer).unwrap();
+            let fits = same_kind(place, odd);
+            *place = odd.clone();
+            let file = file.clone();
+            let write = Box::new(move || std::fs::write(&file, changed.to_string()).unwrap());
+            Change { value: odd.to_string(), fits, write }
+        };
+        let key = |place: String| Key {
+            name: place.rsplit('/').find(|part| part.parse::<usize>().is_err()).unwrap().to_owned(),
+            changes: odd_values().iter().map(|odd| change(&place, odd)).collect(),
+            place,
+        };
+        let mut found = vec![];
+        pointers(&config, "", &mut found);
+        (copy.path().into(), found.into_iter().map(key).collect())
+    });
+}

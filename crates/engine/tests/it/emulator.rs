@@ -1,0 +1,156 @@
+//! Every fixture through the whole engine on an emulated GPU: logits agree with the goldens, with both texts of the kernels,
+//! and are bit for bit the same whether all experts are on the device or two of them.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use crate::support::{Fixture, all, bits, f32_options, open};
+use moeflux::{Engine, Options, Outputs};
+use moeflux_compute::DType;
+use moeflux_compute::backend::Backend;
+use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::{GpuBackend, GpuOptions};
+use moeflux_compute::graph::ExpertSet;
+
+/// Tokens of a prompt: more than are evaluated row by row.
+const PROMPT: usize = 9;
+/// Tokens after it, one at a time: the second of a shape is recorded, and the third is the recording once more.
+const SINGLE: usize = 3;
+/// Models whose attention sees some tokens only: their prompts have more than those.
+const CHOOSING: &[&str] = &["_dsa_", "v32_sparse", "glm5_next", "hy_v4", "minimax_m3"];
+const LONG_PROMPT: usize = 36;
+/// In MXFP8, which is refused.
+const WITHOUT_KERNELS: &str = "hf/minimax_m3_vl_mxfp8";
+/// As between the reference and transformers: f32 sums in another order.
+const RELATIVE_ERROR: f32 = 5e-5;
+
+fn emulator(expert_slots: Option<usize>) -> GpuBackend {
+    let options = GpuOptions { expert_slots, ..GpuOptions::default() };
+    GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
+}
+
+/// A device with so many experts of each layer; the host has all.
+fn tiered(slots: usize) -> GpuBackend {
+    let options = GpuOptions { expert_slots: Some(slots), host_memory: true, ..GpuOptions::default() };
+    GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
+}
+
+/// The device with the kernels' Metal text.
+fn metal() -> GpuBackend {
+    GpuBackend::new("metal", GpuOptions::default(), || Ok(Box::new(Emulator::new(7).metal())))
+}
+
+/// Logits of a prompt, then of single tokens.
+fn logits(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
+    let mut session = engine.session();
+    let (prompt, rest) = tokens.split_at(tokens.len() - SINGLE);
+    let mut out = engine.eval(&mut session, prompt, Outputs::All).unwrap_or_else(|e| panic!("{e}"));
+    for token in rest {
+        out.extend(engine.eval(&mut session, &[*token], Outputs::All).unwrap_or_else(|e| panic!("{e}")));
+    }
+    out
+}
+
+fn check(fixture: &Fixture) {
+    if fixture.name == WITHOUT_KERNELS {
+        let refused = Engine::open(&fixture.path, &emulator(None), &f32_options(), |_, _| ());
+        let error = refused.expect_err("an encoding without kernels").to_string();
+        assert!(error.contains("GPU") && error.contains("MXFP8"), "{error}");
+        return;
+    }
+    let golden = fixture.golden();
+    let chooses = CHOOSING.iter().any(|part| fixture.name.contains(part));
+    let tokens = &golden.tokens[..SINGLE + if chooses { LONG_PROMPT } else { PROMPT }];
+    let right = &golden.logits[..tokens.len() * golden.vocab_size];
+    let largest = right.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let agrees = |backend: &GpuBackend| {
+        let got = logits(&mut open(&fixture.path, backend, &f32_options()), tokens);
+        assert_eq!(got.len(), right.len());
+        let error = got.iter().zip(right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+        println!("{}, {}: relative error {error:.1e}", fixture.name, backend.describe());
+        assert!(got.iter().all(|v| v.is_finite()) && error < RELATIVE_ERROR, "{}: {error:.1e}", fixture.name);
+        got
+    };
+    agrees(&metal());
+    let got = agrees(&emulator(None));
+    // With activations of eight bits, where the encoding has them: plain floats' experts are the same kernels.
+    let fast = Options::default();
+    let mut engine = open(&fixture.path, &emulator(None), &fast);
+    let got_fast = logits(&mut engine, tokens);
+    assert!(got_fast.iter().all(|v| v.is_finite()), "{}", fixture.name);
+    let mut matrices = engine.model().graph.expert_sets().iter().flat_map(ExpertSet::matrices);
+    let quantised = matrices.any(|matrix| !matches!(matrix.dtype, DType::F32 | DType::F16 | DType::BF16));
+    // Each way of streaming once: the host brings experts two at a time, or the device does.
+    let few = Options { expert_cache: Some(2), ..f32_options() };
+    same_bits(fixture, tokens, (&emulator(Some(2)), &few), &got);
+    if quantised {
+        // Four are enough for a token of most models, so that the device decides; with fewer the host does.
+        same_bits(fixture, tokens, (&tiered(4), &fast), &got_fast);
+    } else {
+        same_bits(fixture, tokens, (&tiered(2), &f32_options()), &got);
+    }
+}
+
+/// Logits are `resident` when few experts are on the device.
+fn same_bits(
+    fixture: &Fixture,
+    tokens: &[u32],
+    (backend, options): (&GpuBackend, &Options),
+    resident: &[f32],
+) {
+    let streamed = logits(&mut open(&fixture.path, backend, options), tokens);
+    let differ = bits(&streamed).iter().zip(bits(resident)).position(|(a, b)| *a != b);
+    assert_eq!(
+        differ, None,
+        "{}, {:?}, {:?} experts",
+        fixture.name, options.activations, options.expert_cache
+    );
+}
+
+#[test]
+fn what_experts_cost_a_device_is_counted() {
+    let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
+    let mut engine = open(&fixture.path, &tiered(2), &Options { expert_cache: None, ..f32_options() });
+    let sets: usize = engine.model().graph.expert_sets().len();
+    let tokens = &fixture.golden().tokens[..8];
+    let mut session = engine.session();
+    for token in tokens {
+        engine.eval(&mut session, &[*token], Outputs::Last).unwrap_or_else(|e| panic!("{e}"));
+    }
+    let counts = engine.device_counts().expect("a device");
+    let chosen = counts.experts as usize;
+    assert!(chosen > 0 && chosen.is_multiple_of(sets * tokens.len()), "{counts:?}");
+    assert!(0 < counts.fetched && counts.fetched <= counts.experts, "{counts:?}");
+    let mut resident = open(&fixture.path, &emulator(None), &f32_options());
+    let mut session = resident.session();
+    resident.eval(&mut session, tokens, Outputs::Last).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(resident.device_counts().map(|counts| (counts.experts, counts.fetched)), Some((0, 0)));
+}
+
+#[test]
+fn a_budget_that_is_too_small_is_told_what_would_do() {
+    let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
+    let backend = |memory| {
+        let options = GpuOptions { memory: Some(memory), ..GpuOptions::default() };
+        GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
+    };
+    let open = |memory| Engine::open(&fixture.path, &backend(memory), &f32_options(), |_, _| ());
+    let error = open(1000).expect_err("a thousand bytes").to_string();
+    let wanted = error.split(", ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+    let wanted: u64 = wanted.unwrap_or_else(|| panic!("{error}"));
+    assert!(open(wanted).is_ok(), "{error}");
+    assert!(open(wanted - 1).is_err(), "{error}");
+}
+
+#[test]
+fn every_fixture_on_an_emulated_device() {
+    let fixtures = all();
+    // A device is emulated by one thread.
+    let next = AtomicUsize::new(0);
+    let take = || fixtures.get(next.fetch_add(1, Ordering::Relaxed));
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| std::iter::from_fn(take).for_each(check));
+        }
+    });
+}

@@ -1,0 +1,20 @@
+//! The engine on small models of every family, against goldens and against itself.
+
+mod bad_input;
+mod batches;
+mod chat_template;
+mod checkpoint;
+mod deepseek;
+mod demo_model;
+mod emulator;
+mod faults;
+mod generation_faults;
+mod pack;
+mod parity;
+mod sampler;
+mod scheduler;
+mod sessions;
+mod streaming;
+mod support;
+mod synth;
+mod tokenizer;
