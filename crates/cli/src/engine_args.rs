@@ -7,14 +7,12 @@ use std::str::FromStr;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use moeflux::error::size;
 use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::queue::QueueKind;
-use moeflux::{Engine, Options, TextModel};
-use moeflux_compute::backend::{ActivationMode, Backend, KvType};
-use moeflux_compute::cpu::{CpuBackend, SimdLevel};
-use moeflux_compute::gpu::{Device, DeviceInfo, GpuBackend, GpuOptions};
+use moeflux::{Compute, Engine, OpenOptions, Options, TextModel};
+use moeflux_compute::backend::{ActivationMode, KvType};
+use moeflux_compute::cpu::SimdLevel;
 
 /// Precision of activations in products with quantised weights.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -48,38 +46,6 @@ pub enum BackendKind {
     #[cfg(target_os = "macos")]
     Metal,
 }
-
-/// What GPUs are called here, how they are found, and how the first is opened with at most that much memory.
-pub struct Gpus {
-    pub name: &'static str,
-    pub find: fn() -> moeflux_compute::Result<Vec<DeviceInfo>>,
-    open: fn(Option<u64>) -> moeflux_compute::Result<Box<dyn Device>>,
-}
-
-impl Gpus {
-    /// The first GPU, which is `device`, with at most `memory` bytes of its memory.
-    pub fn backend(self, device: DeviceInfo, memory: Option<u64>) -> Box<dyn Backend> {
-        let options = GpuOptions { memory, host_memory: !device.unified, ..GpuOptions::default() };
-        Box::new(GpuBackend::new(device.name, options, move || (self.open)(memory)))
-    }
-}
-
-#[cfg(target_os = "linux")]
-pub const GPUS: Option<Gpus> = Some(Gpus {
-    name: "cuda",
-    find: moeflux_compute::gpu::cuda::devices,
-    open: |memory| Ok(Box::new(moeflux_compute::gpu::cuda::Cuda::open(0, memory)?)),
-});
-
-#[cfg(target_os = "macos")]
-pub const GPUS: Option<Gpus> = Some(Gpus {
-    name: "metal",
-    find: moeflux_compute::gpu::metal::devices,
-    open: |memory| Ok(Box::new(moeflux_compute::gpu::metal::Metal::open(memory)?)),
-});
-
-#[cfg(not(any(target_os = "linux", target_os = "macos")))]
-pub const GPUS: Option<Gpus> = None;
 
 /// How many sequences share a model.
 #[derive(Debug, Clone, Copy)]
@@ -171,71 +137,22 @@ pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
 }
 
 impl BackendKind {
-    /// The first GPU, if there is one and this means it, and how it is opened.
-    ///
-    /// # Errors
-    /// If only a GPU would do and there is none.
-    pub fn gpu(self) -> Result<Option<(DeviceInfo, Gpus)>> {
-        let Some(gpus) = GPUS.filter(|_| self != Self::Cpu) else { return Ok(None) };
-        let must = self != Self::Auto;
-        match (gpus.find)() {
-            Ok(devices) => match devices.into_iter().next() {
-                None if must => anyhow::bail!("--backend {}: there is no GPU", gpus.name),
-                first => Ok(first.map(|device| (device, gpus))),
-            },
-            Err(error) if must => Err(error.into()),
-            Err(_) => Ok(None),
+    /// What the engine calls it.
+    pub fn compute(self) -> Compute {
+        match self {
+            Self::Auto => Compute::Auto,
+            Self::Cpu => Compute::Cpu,
+            #[cfg(target_os = "linux")]
+            Self::Cuda => Compute::Gpu,
+            #[cfg(target_os = "macos")]
+            Self::Metal => Compute::Gpu,
         }
     }
 }
 
 impl EngineArgs {
-    /// What computes, for `auto` a GPU if one can be used, and the memory that is left for the processor.
-    fn backend(&self, threads: usize) -> Result<(Box<dyn Backend>, Option<u64>)> {
-        if let Some((gpu, gpus)) = self.backend.gpu()? {
-            let (memory, host) = if gpu.unified {
-                let (memory, host) = self.shared_memory(gpu.free)?;
-                (Some(memory), Some(host))
-            } else {
-                (self.device_memory, self.memory)
-            };
-            return Ok((gpus.backend(gpu, memory), host));
-        }
-        if self.device_memory.is_some() {
-            anyhow::bail!("--device-memory: there is no GPU to use");
-        }
-        Ok((Box::new(CpuBackend::new(threads, self.simd)?), self.memory))
-    }
-
-    /// Divides memory between a GPU that shares the processor's and may have `free` bytes of it, and the processor.
-    fn shared_memory(&self, free: u64) -> Result<(u64, u64)> {
-        let granted = || moeflux::memory::available().map(|bytes| bytes / 10 * 9);
-        let total = self.memory.or_else(granted).unwrap_or(free);
-        let gpu = self.device_memory.unwrap_or_else(|| free.min(total / 4 * 3));
-        let host = total.checked_sub(gpu).filter(|host| *host > 0).with_context(|| {
-            format!(
-                "the GPU's memory is the processor's: {} for it leave nothing of {}",
-                size(gpu),
-                size(total)
-            )
-        })?;
-        Ok((gpu, host))
-    }
-}
-
-/// What `--threads` says, or as many as there are processors.
-pub fn threads(given: Option<usize>) -> Result<usize> {
-    match given {
-        Some(0) => anyhow::bail!("--threads: expected a positive number, got 0"),
-        Some(n) => Ok(n),
-        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
-    }
-}
-
-impl EngineArgs {
-    /// The backend, and options with `default` precision if none was asked for.
-    fn resolve(&self, default: Activations) -> Result<(Box<dyn Backend>, Options)> {
-        let threads = threads(self.threads)?;
+    /// How to open a model, with `default` precision if none was asked for.
+    fn open_options(&self, default: Activations, sharing: Sharing) -> OpenOptions {
         let activations = match self.activations.unwrap_or(default) {
             Activations::F32 => ActivationMode::F32,
             Activations::Int8 => ActivationMode::Int8,
@@ -244,12 +161,14 @@ impl EngineArgs {
             Kv::F16 => KvType::F16,
             Kv::F32 => KvType::F32,
         });
-        let (backend, memory) = self.backend(threads)?;
-        let options = Options {
-            memory,
+        let Sharing { sequences, kv_tokens } = sharing;
+        let engine = Options {
+            memory: self.memory,
             expert_cache: self.expert_cache,
             chunk: self.chunk,
             context: self.context,
+            sequences,
+            kv_tokens,
             activations,
             kv_type,
             read_mode: self.read_mode,
@@ -259,7 +178,10 @@ impl EngineArgs {
             prefetch: self.prefetch,
             ..Options::default()
         };
-        Ok((backend, options))
+        let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());
+        options = self.device_memory.into_iter().fold(options, OpenOptions::device_memory);
+        options = self.threads.into_iter().fold(options, OpenOptions::threads);
+        self.simd.into_iter().fold(options, OpenOptions::simd)
     }
 
     /// Opens a model without its tokenizer, with a progress bar where a person watches.
@@ -269,11 +191,9 @@ impl EngineArgs {
 
     /// As [`EngineArgs::open`], for several sequences at the same time.
     pub fn open_shared(&self, model: &Path, default: Activations, sharing: Sharing) -> Result<Engine> {
-        let (backend, options) = self.resolve(default)?;
-        let Sharing { sequences, kv_tokens } = sharing;
-        let options = Options { sequences, kv_tokens, ..options };
         let bar = loading_bar()?;
-        let engine = Engine::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        let options = self.open_options(default, sharing);
+        let engine = options.open_engine(model, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         Ok(engine)
     }
@@ -285,12 +205,9 @@ impl EngineArgs {
 
     /// Opens a model for several sequences at the same time.
     pub fn open_text_shared(&self, model: &Path, sharing: Sharing) -> Result<TextModel> {
-        let (backend, options) = self.resolve(Activations::Int8)?;
-        let Sharing { sequences, kv_tokens } = sharing;
-        let options = Options { sequences, kv_tokens, ..options };
         let bar = loading_bar()?;
-        let model =
-            TextModel::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
+        let options = self.open_options(Activations::Int8, sharing);
+        let model = options.open_with_progress(model, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         Ok(model)
     }
@@ -309,32 +226,7 @@ fn advance(bar: &ProgressBar, loaded: u64, total: u64) {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
-    use super::{EngineArgs, parse_size};
-
-    #[derive(Parser)]
-    struct Command {
-        #[command(flatten)]
-        engine: EngineArgs,
-    }
-
-    #[test]
-    fn shared_memory_is_divided() {
-        let divide = |arguments: &[&str], free| {
-            let arguments = ["moeflux"].iter().chain(arguments);
-            let command = Command::try_parse_from(arguments).expect("arguments are right");
-            command.engine.shared_memory(free).map_err(|error| error.to_string())
-        };
-        assert_eq!(divide(&["--memory", "16GiB"], 64 << 30), Ok((12 << 30, 4 << 30)));
-        assert_eq!(divide(&["--memory", "16GiB"], 8 << 30), Ok((8 << 30, 8 << 30)));
-        assert_eq!(
-            divide(&["--memory", "16GiB", "--device-memory", "1GiB"], 8 << 30),
-            Ok((1 << 30, 15 << 30))
-        );
-        let error = divide(&["--memory", "4GiB", "--device-memory", "4GiB"], 8 << 30).unwrap_err();
-        assert!(error.contains("4.0 GiB for it leave nothing"), "{error}");
-    }
+    use super::parse_size;
 
     #[test]
     fn sizes() {

@@ -1,6 +1,5 @@
 //! The `moeflux` command: runs Mixture-of-Experts language models that are bigger than memory.
 
-mod atomic_file;
 mod chat;
 mod commands;
 mod engine_args;

@@ -4,19 +4,19 @@
 
 use std::error::Error;
 
-use moeflux::generation::Conversation;
-use moeflux::{DecodingOptions, Options, Request, Scheduler, SchedulerOptions, TextModel};
-use moeflux_compute::cpu::CpuBackend;
+use moeflux::generation::ChatPrompt;
+use moeflux::{DecodingOptions, OpenOptions, Request, Scheduler, SchedulerOptions};
 use serde_json::json;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let model = open(&Options { sequences: 8, ..Options::default() })?;
+    let model = std::env::args().nth(1).unwrap_or("demo".into());
+    let model = OpenOptions::new().sequences(8).open(model)?;
     let scheduler = Scheduler::start(model, SchedulerOptions::default())?;
     let mut answers = vec![];
     for animal in ["fox", "bear", "bird", "cat", "dog", "fish", "owl", "hen"] {
         let messages =
             [json!({"role": "user", "content": format!("Tell me a short story about a {animal}.")})];
-        let conversation = Conversation { messages: &messages, ..Conversation::default() };
+        let conversation = ChatPrompt { messages: &messages, ..ChatPrompt::default() };
         let prompt = scheduler.encode_chat(&conversation)?.tokens;
         let options = DecodingOptions { max_tokens: 60, ..DecodingOptions::default() };
         let request = Request { prompt, options, ..Request::default() };
@@ -29,12 +29,4 @@ fn main() -> Result<(), Box<dyn Error>> {
     let figures = scheduler.figures();
     eprintln!("{} tokens in {} steps", figures.generated_tokens, figures.steps);
     Ok(())
-}
-
-/// Opens the model that the command line names.
-fn open(options: &Options) -> Result<TextModel, Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("expected the path of a model")?;
-    let threads = std::thread::available_parallelism()?.get();
-    let backend = CpuBackend::new(threads, None)?;
-    Ok(TextModel::open(path.as_ref(), &backend, options, |_, _| ())?)
 }

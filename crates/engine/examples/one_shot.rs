@@ -5,28 +5,20 @@
 use std::error::Error;
 use std::io::Write;
 
-use moeflux::{DecodingOptions, Options, TextModel};
-use moeflux_compute::cpu::CpuBackend;
-use serde_json::json;
+use moeflux::{AnswerOptions, Passage};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut model = open(&Options::default())?;
-    let prompt = model.encode_chat(&[json!({"role": "user", "content": "What is 17 + 25?"})])?;
-    let mut session = model.engine.session();
-    let options = DecodingOptions { max_tokens: 100, ..DecodingOptions::default() };
-    let generated = model.generate(&mut session, &prompt, options, |text| {
-        print!("{text}");
-        std::io::stdout().flush().is_ok()
-    })?;
+    let mut model = moeflux::open(std::env::args().nth(1).unwrap_or("demo".into()))?;
+    let mut conversation = model.conversation();
+    let mut answer = conversation.stream(&mut model, "What is 17 + 25?", &AnswerOptions::default())?;
+    for passage in &mut answer {
+        if let Passage::Text(text) = passage? {
+            print!("{text}");
+            std::io::stdout().flush()?;
+        }
+    }
     println!();
-    eprintln!("{} tokens, {:?}", generated.tokens.len(), generated.finish);
+    let answered = answer.finish();
+    eprintln!("{} tokens, {:?}", answered.generated.tokens.len(), answered.generated.finish);
     Ok(())
-}
-
-/// Opens the model that the command line names.
-fn open(options: &Options) -> Result<TextModel, Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("expected the path of a model")?;
-    let threads = std::thread::available_parallelism()?.get();
-    let backend = CpuBackend::new(threads, None)?;
-    Ok(TextModel::open(path.as_ref(), &backend, options, |_, _| ())?)
 }

@@ -4,12 +4,12 @@
 
 use std::error::Error;
 
-use moeflux::{Options, Outputs, TextModel};
-use moeflux_compute::cpu::CpuBackend;
+use moeflux::Outputs;
 use serde_json::json;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut model = open(&Options::default())?;
+    let model = std::env::args().nth(1).unwrap_or("demo".into());
+    let mut model = moeflux::open(model)?;
     let path = std::env::temp_dir().join("moeflux-example.session");
 
     let prompt = model.encode_chat(&[json!({"role": "user", "content": "What is 17 + 25?"})])?;
@@ -25,12 +25,4 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} tokens came back, with the note {note:?}", loaded.position());
     std::fs::remove_file(path)?;
     Ok(())
-}
-
-/// Opens the model that the command line names.
-fn open(options: &Options) -> Result<TextModel, Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("expected the path of a model")?;
-    let threads = std::thread::available_parallelism()?.get();
-    let backend = CpuBackend::new(threads, None)?;
-    Ok(TextModel::open(path.as_ref(), &backend, options, |_, _| ())?)
 }

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, DeviceCounts, Executable, KvType, Span, StateSlots,
 };
+use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::plan::Plan;
 use moeflux_compute::profile::Profile;
 
 use crate::checkpoint::Checkpoint;
 use crate::experts::probe::{Probe, probe};
+use crate::experts::routing::{Recording, RouterChoices};
 use crate::experts::trace::TraceHeader;
 use crate::experts::usage::Counting;
 use crate::experts::{CacheOptions, CacheStats, ExpertCache, ExpertUse, PolicyKind, Prefetch};
@@ -142,6 +144,8 @@ pub struct Engine {
     sequences: usize,
     pool: Arc<Pool>,
     expert_use: ExpertUse,
+    /// What routers choose, a set each, while somebody asks for it.
+    routing: Option<Vec<RouterChoices>>,
     stats: Stats,
     /// Of the last batch: its memory is used again.
     pub(crate) logits: Vec<f32>,
@@ -238,6 +242,7 @@ impl Engine {
             sequences: options.sequences.max(1),
             pool,
             expert_use,
+            routing: None,
             stats: Stats::default(),
             logits: vec![],
         })
@@ -267,6 +272,36 @@ impl Engine {
             }
         }
         Ok(logits)
+    }
+
+    /// As [`Engine::eval`], and which experts every layer's router chose for each token, layers ascending.
+    ///
+    /// # Errors
+    /// As [`Engine::eval`]; [`Error::Option`] if the backend does not tell what its routers choose, as GPUs do not.
+    pub fn eval_with_routing(
+        &mut self,
+        session: &mut Session,
+        tokens: &[u32],
+        outputs: Outputs,
+    ) -> Result<(Vec<f32>, Vec<RouterChoices>)> {
+        let store = self.experts.store();
+        let of_set = |set| RouterChoices {
+            layer: store.set(ExpertSetId(set)).layer,
+            experts: vec![],
+            num_experts_per_tok: 0,
+        };
+        self.routing = Some((0..store.sets()).map(of_set).collect());
+        let outcome = self.eval(session, tokens, outputs);
+        let routing = self.routing.take().unwrap_or_default();
+        let logits = outcome?;
+        if !tokens.is_empty() && routing.iter().any(|choices| choices.experts.is_empty()) {
+            return Err(Error::Option {
+                option: "backend",
+                expected: "one that tells what routers choose: the processor".to_owned(),
+                got: self.backend.clone(),
+            });
+        }
+        Ok((logits, routing))
     }
 
     /// Forgets the tokens of `session` from `position` on; does nothing if there are not that many. A recurrent state
@@ -353,7 +388,8 @@ impl Engine {
     /// Runs one batch, and counts what it did.
     pub(crate) fn run(&mut self, batch: &Batch<'_>, logits: &mut Vec<f32>) -> Result<()> {
         let start = Instant::now();
-        let mut experts = Counting { source: &mut self.experts, uses: &self.expert_use };
+        let mut counting = Counting { source: &mut self.experts, uses: &self.expert_use };
+        let mut experts = Recording { source: &mut counting, choices: self.routing.as_deref_mut() };
         let outcome = self.executable.run(batch, &mut experts, logits);
         self.stats.cache += self.experts.take_stats();
         outcome?;

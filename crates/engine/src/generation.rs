@@ -7,13 +7,14 @@ use moeflux_compute::backend::Backend;
 use serde_json::{Map, Value};
 
 use crate::chat_template::ChatTemplate;
+use crate::conversation::Conversation;
 use crate::decoding::{Decoding, DecodingOptions, Piece};
 use crate::engine::{Engine, Options, Outputs, Stats};
 use crate::session::Session;
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 
-/// A model that reads and writes text.
+/// A model that reads and writes text; [`open`](crate::open()) opens one.
 #[derive(Debug)]
 pub struct TextModel {
     /// The model itself.
@@ -81,15 +82,20 @@ impl TextModel {
     /// # Errors
     /// If the template refuses the messages.
     pub fn encode_chat(&self, messages: &[Value]) -> Result<Vec<u32>> {
-        let conversation = Conversation { messages, ..Conversation::default() };
+        let conversation = ChatPrompt { messages, ..ChatPrompt::default() };
         Ok(encode_chat(&self.tokenizer, self.template.as_ref(), &conversation)?.tokens)
+    }
+
+    /// An empty conversation.
+    pub fn conversation(&self) -> Conversation {
+        Conversation::new(self.engine.session())
     }
 
     /// Evaluates `prompt` and generates an answer; `on_text` gets text as soon as it is certain and says whether to go
     /// on. It also gets an empty text between the chunks of a long prompt; the answer to a prompt that it stops is empty.
     ///
     /// # Errors
-    /// As [`Engine::eval`] and [`Decoding::next`]. The session then holds what had been evaluated.
+    /// As [`TextModel::start`] and [`Generation::step`]. The session then holds what had been evaluated.
     pub fn generate(
         &mut self,
         session: &mut Session,
@@ -97,57 +103,151 @@ impl TextModel {
         options: DecodingOptions,
         mut on_text: impl FnMut(&str) -> bool,
     ) -> Result<Generated> {
-        let mut decoding = Decoding::new(&self.tokenizer, prompt, options, None)?;
-        self.engine.take_stats();
-        self.engine.check_tokens(session.position(), prompt)?;
-        let chunks = prompt.chunks(self.engine.chunk());
-        let last = chunks.len().saturating_sub(1);
-        let mut logits = vec![];
-        for (index, chunk) in chunks.enumerate() {
-            logits = self.engine.eval(session, chunk, Outputs::Last)?;
-            if index < last && !on_text("") {
-                return Ok(Generated {
-                    tokens: vec![],
-                    finish: Finish::Stopped,
-                    prefill: self.engine.take_stats(),
-                    decode: Stats::default(),
-                    first_token: Duration::ZERO,
-                });
+        let mut generation = self.start(session, prompt, options)?;
+        while let Some(step) = generation.step()? {
+            let go_on = match &step {
+                Step::Prefill { .. } => on_text(""),
+                Step::Text(text) => on_text(text),
+            };
+            if !go_on && !generation.is_finished() {
+                on_text(&generation.stop()?);
             }
         }
-        // Templates may show an answer otherwise once it is past: the conversation then goes on from here.
-        session.checkpoint();
-        let prefill = self.engine.take_stats();
-        let finish = loop {
-            let mut piece = decoding.next(&logits)?;
-            if piece.finish.is_none() && session.position() == self.engine.context() {
-                piece = decoding.finish(piece, Finish::ContextFull)?;
-            }
-            let go_on = on_text(&piece.text);
-            match (piece.finish, piece.token) {
-                (Some(finish), _) => break finish,
-                (None, Some(token)) if go_on => {
-                    logits = self.engine.eval(session, &[token], Outputs::Last)?;
-                }
-                _ => {
-                    on_text(&decoding.finish(Piece::default(), Finish::Stopped)?.text);
-                    break Finish::Stopped;
-                }
-            }
-        };
-        Ok(Generated {
-            tokens: decoding.tokens().to_vec(),
-            finish,
-            prefill,
-            decode: self.engine.take_stats(),
-            first_token: decoding.first_token(),
+        Ok(generation.finish())
+    }
+
+    /// Begins to generate an answer to `prompt`, appended to what `session` holds.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for an empty prompt, [`Error::Token`] and [`Error::ContextFull`], and as [`Decoding::new`].
+    pub fn start<'a>(
+        &'a mut self,
+        session: &'a mut Session,
+        prompt: &[u32],
+        options: DecodingOptions,
+    ) -> Result<Generation<'a>> {
+        if prompt.is_empty() {
+            return Err(Error::Option {
+                option: "prompt",
+                expected: "at least one token".to_owned(),
+                got: "none".to_owned(),
+            });
+        }
+        let decoding = Decoding::new(&self.tokenizer, prompt, options, None)?;
+        self.engine.take_stats();
+        self.engine.check_tokens(session.position(), prompt)?;
+        Ok(Generation {
+            engine: &mut self.engine,
+            session,
+            decoding,
+            prompt: prompt.to_vec(),
+            evaluated: 0,
+            logits: vec![],
+            prefill: None,
+            next: None,
+            finish: None,
         })
+    }
+}
+
+/// What one step of a [`Generation`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// A chunk of the prompt was evaluated, not the last.
+    Prefill {
+        /// Tokens of the prompt evaluated so far.
+        evaluated: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
+    /// A token was generated; the text that is certain by now, which may be empty.
+    Text(String),
+}
+
+/// An answer while it is being generated, a step at a time.
+#[derive(Debug)]
+pub struct Generation<'a> {
+    engine: &'a mut Engine,
+    session: &'a mut Session,
+    decoding: Decoding<'a>,
+    prompt: Vec<u32>,
+    /// Tokens of the prompt that were evaluated.
+    evaluated: usize,
+    logits: Vec<f32>,
+    /// What the prompt took, once it is evaluated.
+    prefill: Option<Stats>,
+    /// The token to evaluate next.
+    next: Option<u32>,
+    finish: Option<Finish>,
+}
+
+impl Generation<'_> {
+    /// Evaluates a chunk of the prompt or a token; `None` at the end.
+    ///
+    /// # Errors
+    /// As [`Engine::eval`] and [`Decoding::next`].
+    pub fn step(&mut self) -> Result<Option<Step>> {
+        if self.finish.is_some() {
+            return Ok(None);
+        }
+        let total = self.prompt.len();
+        if self.evaluated < total || self.prefill.is_none() {
+            let end = total.min(self.evaluated + self.engine.chunk());
+            let chunk = &self.prompt[self.evaluated..end];
+            self.logits = self.engine.eval(self.session, chunk, Outputs::Last)?;
+            self.evaluated = end;
+            if end < total {
+                return Ok(Some(Step::Prefill { evaluated: end, total }));
+            }
+            // Templates may show an answer otherwise once it is past: the conversation then goes on from here.
+            self.session.checkpoint();
+            self.prefill = Some(self.engine.take_stats());
+        }
+        if let Some(token) = self.next.take() {
+            self.logits = self.engine.eval(self.session, &[token], Outputs::Last)?;
+        }
+        let mut piece = self.decoding.next(&self.logits)?;
+        if piece.finish.is_none() && self.session.position() == self.engine.context() {
+            piece = self.decoding.finish(piece, Finish::ContextFull)?;
+        }
+        (self.finish, self.next) = (piece.finish, piece.token);
+        Ok(Some(Step::Text(piece.text)))
+    }
+
+    /// Whether the answer is complete.
+    pub fn is_finished(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    /// Ends the answer here; returns text that was held back.
+    ///
+    /// # Errors
+    /// If the last tokens cannot be decoded.
+    pub fn stop(&mut self) -> Result<String> {
+        self.finish = Some(Finish::Stopped);
+        Ok(self.decoding.finish(Piece::default(), Finish::Stopped)?.text)
+    }
+
+    /// What was generated. An answer that was not complete counts as stopped.
+    pub fn finish(self) -> Generated {
+        let rest = self.engine.take_stats();
+        let (prefill, decode) = match self.prefill {
+            Some(prefill) => (prefill, rest),
+            None => (rest, Stats::default()),
+        };
+        Generated {
+            tokens: self.decoding.tokens().to_vec(),
+            finish: self.finish.unwrap_or(Finish::Stopped),
+            prefill,
+            decode,
+            first_token: self.decoding.first_token(),
+        }
     }
 }
 
 /// What a chat template turns into a prompt.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Conversation<'a> {
+pub struct ChatPrompt<'a> {
     /// Objects with `role` and `content`.
     pub messages: &'a [Value],
     /// JSON array of the functions that the model may call.
@@ -172,9 +272,9 @@ pub struct EncodedChat {
 pub fn encode_chat(
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
-    conversation: &Conversation<'_>,
+    conversation: &ChatPrompt<'_>,
 ) -> Result<EncodedChat> {
-    let Conversation { messages, tools, variables } = *conversation;
+    let ChatPrompt { messages, tools, variables } = *conversation;
     let Some(template) = template else {
         let text = messages.last().and_then(|m| m.get("content")).and_then(Value::as_str).unwrap_or_default();
         return Ok(EncodedChat { tokens: tokenizer.encode(text, AddSpecial::Yes)?, text: text.to_owned() });

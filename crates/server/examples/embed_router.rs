@@ -8,15 +8,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::get;
-use moeflux::{Options, Scheduler, SchedulerOptions, TextModel};
-use moeflux_compute::cpu::CpuBackend;
+use moeflux::{OpenOptions, Scheduler, SchedulerOptions};
 use moeflux_server::{Limits, ServerOptions, router, serve};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("expected the path of a model")?;
-    let backend = CpuBackend::new(std::thread::available_parallelism()?.get(), None)?;
-    let options = Options { sequences: 4, ..Options::default() };
-    let model = TextModel::open(path.as_ref(), &backend, &options, |_, _| ())?;
+    let model = std::env::args().nth(1).ok_or("expected the path of a model")?;
+    let model = OpenOptions::new().sequences(4).open(model)?;
     let scheduler = Arc::new(Scheduler::start(model, SchedulerOptions::default())?);
 
     let routes = Router::new()

@@ -1,26 +1,27 @@
 //! Talking with a model: what `run` and `chat` have in common.
 //!
-//! [`Conversation`] knows messages and session, [`Screen`] what an answer looks like, [`Input`] where messages come from;
+//! [`Screen`] knows what an answer looks like, [`Input`] where messages come from;
 //! [`talk`] joins them.
 
 mod command;
-mod conversation;
 mod history;
 mod input;
 mod interrupt;
 mod screen;
 mod settings;
+mod totals;
 
-pub use conversation::Conversation;
 pub use input::Input;
 pub use interrupt::Interrupt;
 pub use screen::{Screen, describe};
 pub use settings::{ConversationArgs, Settings};
+pub use totals::Totals;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use moeflux::TextModel;
+use moeflux::conversation::Event as AnswerEvent;
+use moeflux::{Conversation, TextModel};
 
 use command::{Command, CommandError};
 use input::Event;
@@ -29,6 +30,7 @@ use input::Event;
 pub struct Chat {
     pub model: TextModel,
     pub conversation: Conversation,
+    pub totals: Totals,
     pub settings: Settings,
     pub screen: Screen,
     pub interrupt: Interrupt,
@@ -89,8 +91,13 @@ impl Chat {
     pub fn answer(&mut self, message: &str) -> Result<bool> {
         self.interrupt.begin();
         let (screen, interrupt) = (&mut self.screen, &self.interrupt);
-        let outcome = self.conversation.ask(&mut self.model, message, &self.settings, |passage| {
-            passage.is_none_or(|passage| screen.show(passage)) && !interrupt.stopped()
+        let options = self.settings.answer_options();
+        let outcome = self.conversation.ask_with(&mut self.model, message, &options, |event| {
+            let shown = match event {
+                AnswerEvent::Passage(passage) => screen.show(passage),
+                AnswerEvent::Prefill { .. } => true,
+            };
+            shown && !interrupt.stopped()
         });
         let stopped = self.interrupt.end();
         self.screen.end_answer(outcome.is_ok())?;
@@ -100,6 +107,7 @@ impl Chat {
             }
             error => error.into(),
         })?;
+        self.totals.add(&answered.generated);
         self.screen.statistics(&answered, &self.conversation, self.model.engine.context());
         if let Some(file) = &self.file {
             self.conversation.save(&self.model, file)?;
@@ -127,7 +135,7 @@ impl Chat {
                     false => "system message set; the conversation is read again with it",
                 });
             }
-            Command::Stats => screen.note(&self.conversation.totals(&self.model)),
+            Command::Stats => screen.note(&self.totals.describe(&self.conversation, &self.model)),
             Command::Set(None) => screen.note(&self.settings.to_string()),
             Command::Set(Some((name, value))) => {
                 self.settings.set(&name, &value, &self.model)?;
@@ -168,7 +176,8 @@ pub fn open_conversation(
     if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
         bail!("cannot keep the conversation: there is no folder {}", folder.display());
     }
-    let mut conversation = Conversation::new(model, args.system.as_deref());
+    let mut conversation = model.conversation();
+    conversation.set_system(args.system.as_deref().unwrap_or_default());
     if let Some(file) = args.session.as_deref().filter(|file| file.exists()) {
         conversation.load(model, file)?;
         screen.note(&format!("continuing after {} tokens of {}", conversation.position(), file.display()));

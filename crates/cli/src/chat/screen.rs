@@ -8,9 +8,9 @@ use std::io::{IsTerminal, Write};
 use anyhow::{Context, Result};
 use moeflux::error::size;
 use moeflux::experts::CacheStats;
-use moeflux::{Finish, Passage, TextModel};
+use moeflux::{Answered, Conversation, Finish, Passage, TextModel};
 
-use super::conversation::{Answered, Conversation, speed};
+use super::totals::speed;
 
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
@@ -144,7 +144,7 @@ impl Screen {
 
     /// The line after an answer.
     pub fn statistics(&self, answered: &Answered, conversation: &Conversation, context: usize) {
-        let Answered { generated, reused } = answered;
+        let Answered { generated, reused, .. } = answered;
         let (prefill, decode) = (&generated.prefill, &generated.decode);
         let mut cache = CacheStats::default();
         cache += prefill.cache;

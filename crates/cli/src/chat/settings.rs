@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use moeflux::sampler::{Sampler, SamplerOptions};
-use moeflux::{DecodingOptions, TextModel};
+use moeflux::{AnswerOptions, DecodingOptions, TextModel};
 use serde_json::{Map, Value, json};
 
 use super::command::CommandError;
@@ -134,6 +134,10 @@ impl Settings {
         Ok(Self { sampler, max_tokens: args.max_tokens, stop: args.stop.clone(), thinking: None })
     }
 
+    pub fn answer_options(&self) -> AnswerOptions {
+        AnswerOptions { decoding: self.decoding_options(), variables: self.template_variables() }
+    }
+
     pub fn decoding_options(&self) -> DecodingOptions {
         DecodingOptions {
             sampler: self.sampler.clone(),
@@ -144,7 +148,7 @@ impl Settings {
     }
 
     /// Variables for the chat template.
-    pub fn template_variables(&self) -> Map<String, Value> {
+    fn template_variables(&self) -> Map<String, Value> {
         self.thinking.map(|on| ("enable_thinking".to_owned(), json!(on))).into_iter().collect()
     }
 

@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use moeflux::cost::memory_bandwidth;
 use moeflux::error::size;
 use moeflux::experts::CacheStats;
+use moeflux::hardware::threads;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
 use moeflux::{Engine, Outputs, Part, Session, Stats};
@@ -16,7 +17,7 @@ use moeflux_compute::backend::{DeviceCounts, PAGE_TOKENS};
 use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
-use crate::engine_args::{Activations, EngineArgs, Sharing, threads};
+use crate::engine_args::{Activations, EngineArgs, Sharing};
 use crate::model::ModelArg;
 use crate::table::Table;
 

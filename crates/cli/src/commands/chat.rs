@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::chat::{
-    Chat, ConversationArgs, Input, Interrupt, Screen, Settings, describe, open_conversation, talk,
+    Chat, ConversationArgs, Input, Interrupt, Screen, Settings, Totals, describe, open_conversation, talk,
 };
 use crate::model::ModelArg;
 
@@ -39,5 +39,6 @@ pub fn chat(model: &ModelArg, args: &ConversationArgs, keep_history: bool) -> Re
     let interrupt = Interrupt::install()?;
     let mut input = Input::open(keep_history, &screen)?;
     let file = args.session.clone();
-    talk(&mut Chat { model, conversation, settings, screen, interrupt, file }, &mut input)
+    let totals = Totals::default();
+    talk(&mut Chat { model, conversation, totals, settings, screen, interrupt, file }, &mut input)
 }

@@ -3,12 +3,12 @@
 use anyhow::Result;
 use clap::Args;
 use moeflux::error::size;
+use moeflux::hardware::GPUS;
 use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::gpu::DeviceInfo;
 use serde_json::json;
 
-use crate::engine_args::GPUS;
 use crate::table::Table;
 
 /// List what can compute here: the processor, and GPUs with their memory.

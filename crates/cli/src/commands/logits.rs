@@ -7,7 +7,6 @@ use clap::Args;
 use moeflux::Outputs;
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::atomic_file;
 use crate::engine_args::{Activations, EngineArgs};
 use crate::model::ModelArg;
 
@@ -39,5 +38,6 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let shape = vec![args.tokens.len(), engine.model().graph.vocab_size()];
     let view = TensorView::new(Dtype::F32, shape, &bytes)?;
     let file = safetensors::serialize([("logits", view)], None)?;
-    atomic_file::write(&args.out, &file).with_context(|| format!("cannot write {}", args.out.display()))
+    moeflux::io::atomic_file::write(&args.out, &file)
+        .with_context(|| format!("cannot write {}", args.out.display()))
 }

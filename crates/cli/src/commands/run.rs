@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use moeflux::Passage;
 
-use crate::chat::{Chat, ConversationArgs, Interrupt, Screen, Settings, describe, open_conversation};
+use crate::chat::{Chat, ConversationArgs, Interrupt, Screen, Settings, Totals, describe, open_conversation};
 use crate::commands::chat::chat;
 use crate::model::ModelArg;
 
@@ -53,7 +53,8 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let conversation = open_conversation(&mut model, &args.conversation, &screen)?;
     let file = args.conversation.session.clone();
-    let mut chat = Chat { model, conversation, settings, screen, interrupt, file };
+    let totals = Totals::default();
+    let mut chat = Chat { model, conversation, totals, settings, screen, interrupt, file };
     match args.raw {
         true => continue_text(&mut chat, &prompt),
         false => chat.answer(&prompt).map(drop),
@@ -63,15 +64,16 @@ pub fn run(args: &RunArgs) -> Result<()> {
 /// Writes what follows `text`, without a template.
 fn continue_text(chat: &mut Chat, text: &str) -> Result<()> {
     chat.interrupt.begin();
+    let options = chat.settings.decoding_options();
     let (screen, interrupt) = (&mut chat.screen, &chat.interrupt);
-    let outcome = chat.conversation.continue_text(&mut chat.model, text, &chat.settings, |piece| {
+    let outcome = chat.conversation.continue_text(&mut chat.model, text, &options, |piece| {
         screen.show(&Passage::Text(piece.to_owned())) && !interrupt.stopped()
     });
     chat.interrupt.end();
     chat.screen.end_answer(outcome.is_ok())?;
     chat.screen.statistics(&outcome?, &chat.conversation, chat.model.engine.context());
     match &chat.file {
-        Some(file) => chat.conversation.save(&chat.model, file),
+        Some(file) => Ok(chat.conversation.save(&chat.model, file)?),
         None => Ok(()),
     }
 }

@@ -11,7 +11,6 @@ use moeflux::synth::random_tokens;
 use moeflux::{DecodingOptions, Engine, Outputs, Stats};
 use serde_json::json;
 
-use crate::atomic_file;
 use crate::engine_args::{Activations, EngineArgs};
 use crate::model::ModelArg;
 
@@ -43,7 +42,8 @@ pub fn run(args: &TraceArgs) -> Result<()> {
         bail!("--tokens: expected a positive number, got 0");
     }
     let bytes = if args.prompt.is_empty() { random(args)? } else { answers(args)? };
-    atomic_file::write(&args.out, &bytes).with_context(|| format!("cannot write {}", args.out.display()))?;
+    moeflux::io::atomic_file::write(&args.out, &bytes)
+        .with_context(|| format!("cannot write {}", args.out.display()))?;
     eprintln!("{} in {}", size(bytes.len() as u64), args.out.display());
     Ok(())
 }

@@ -16,7 +16,6 @@ use rustix::fs::statvfs;
 use super::id::HubId;
 use super::listing::RemoteFile;
 use super::settings::Settings;
-use crate::atomic_file;
 
 /// A repository's folder.
 #[derive(Debug)]
@@ -100,7 +99,7 @@ impl RepoCache {
         let path = self.folder.join("refs").join(revision);
         let write = || {
             fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
-            atomic_file::write(&path, commit.as_bytes())
+            moeflux::io::atomic_file::write(&path, commit.as_bytes())
         };
         write().with_context(|| format!("cannot write {}", path.display()))
     }

@@ -4,7 +4,7 @@
 use std::env;
 use std::path::PathBuf;
 
-use crate::model::cache_home;
+use moeflux::demo::cache_home;
 
 const ENDPOINT: &str = "https://huggingface.co";
 

@@ -8,6 +8,7 @@ pub mod prefetch;
 pub mod probe;
 pub mod replay;
 mod residency;
+pub mod routing;
 pub mod slots;
 mod stock;
 pub mod store;

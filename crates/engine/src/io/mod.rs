@@ -1,7 +1,8 @@
-//! Memory for weights and reading of checkpoint files.
+//! Memory for weights, reading of checkpoint files, and writing of files.
 
 #[cfg(target_vendor = "apple")]
 pub(crate) mod apple_memory;
+pub mod atomic_file;
 pub mod buffer;
 pub mod file;
 pub mod pread;

@@ -24,7 +24,7 @@ use crate::chat_template::ChatTemplate;
 use crate::decoding::{Constraint, Decoding, DecodingOptions, Piece};
 use crate::engine::Engine;
 use crate::experts::{CacheStats, ExpertUse};
-use crate::generation::{Conversation, EncodedChat, Finish, TextModel, encode_chat};
+use crate::generation::{ChatPrompt, EncodedChat, Finish, TextModel, encode_chat};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -352,7 +352,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// As [`encode_chat`].
-    pub fn encode_chat(&self, conversation: &Conversation<'_>) -> Result<EncodedChat> {
+    pub fn encode_chat(&self, conversation: &ChatPrompt<'_>) -> Result<EncodedChat> {
         encode_chat(&self.shared.tokenizer, self.shared.template.as_ref(), conversation)
     }
 

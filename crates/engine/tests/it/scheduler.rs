@@ -116,7 +116,7 @@ fn answers_do_not_depend_on_company_or_memory() {
                 .map(|index| {
                     let conversation = chat(QUESTIONS[index]);
                     let conversation =
-                        moeflux::generation::Conversation { messages: &conversation, ..Default::default() };
+                        moeflux::generation::ChatPrompt { messages: &conversation, ..Default::default() };
                     let prompt = scheduler.encode_chat(&conversation).unwrap().tokens;
                     scheduler.submit(request(prompt, index, 95)).unwrap()
                 })
@@ -227,7 +227,7 @@ fn full_queues_and_bad_requests_are_refused() {
 fn stop_texts_end_answers_and_are_left_out() {
     let scheduler = start(&demo(), &options());
     let conversation = chat(QUESTIONS[0]);
-    let conversation = moeflux::generation::Conversation { messages: &conversation, ..Default::default() };
+    let conversation = moeflux::generation::ChatPrompt { messages: &conversation, ..Default::default() };
     let prompt = scheduler.encode_chat(&conversation).unwrap().tokens;
     let answer = |stop: &[&str]| {
         let mut request = request(prompt.clone(), 0, 80);

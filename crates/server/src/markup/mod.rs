@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use moeflux::Scheduler;
 use moeflux::chat_template::ChatTemplate;
-use moeflux::generation::{Conversation, EncodedChat};
+use moeflux::generation::{ChatPrompt, EncodedChat};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
@@ -182,7 +182,7 @@ impl Markup {
             None => None,
         };
         let conversation =
-            Conversation { messages: &messages, tools: json.as_ref(), variables: Some(variables) };
+            ChatPrompt { messages: &messages, tools: json.as_ref(), variables: Some(variables) };
         Ok(scheduler.encode_chat(&conversation)?)
     }
 

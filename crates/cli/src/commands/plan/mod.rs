@@ -14,12 +14,13 @@ use moeflux::cost::{
 use moeflux::experts::replay::{guesses, replay};
 use moeflux::experts::trace::{Request, Trace, TraceHeader};
 use moeflux::experts::{PolicyKind, SlotPlan};
+use moeflux::hardware::threads;
 use moeflux::models::Model;
 use moeflux::{Error, Options, Placement, memory};
 use moeflux_compute::backend::{ActivationMode, Backend, KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 
-use crate::engine_args::{BackendKind, parse, parse_size, threads};
+use crate::engine_args::{BackendKind, parse, parse_size};
 use crate::model::ModelArg;
 use machine::{Gpu, Machine};
 use report::Report;
@@ -121,7 +122,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let subject = Subject::new(&args.model, args.quant.as_deref(), args.bits)?;
     let model = subject.model();
     let recorded = args.trace.as_ref().map(|path| Recorded::read(path, model)).transpose()?;
-    let found = args.backend.gpu()?;
+    let found = args.backend.compute().gpu()?;
     let gpu = found.as_ref().map(|(device, _)| Gpu { name: device.name.clone(), free: device.free });
     if gpu.is_none() && !args.device_memory.is_empty() {
         bail!("--device-memory: there is no GPU to use");

@@ -1,0 +1,136 @@
+//! The front door: [`open`], and [`OpenOptions`] for backend, memory and precision.
+
+use std::path::{Path, PathBuf};
+
+use moeflux_compute::backend::{ActivationMode, KvType};
+use moeflux_compute::cpu::SimdLevel;
+
+use crate::hardware::{Compute, Hardware};
+use crate::{Engine, Options, Result, TextModel};
+
+/// Opens a model with its tokenizer and chat template: a GGUF file, a safetensors folder, or `demo`, the small model
+/// that comes with the library (feature `demo`). It runs on the first GPU if there is one, else on the processor, within
+/// the memory that the system grants.
+///
+/// # Errors
+/// As [`TextModel::open`].
+pub fn open(model: impl AsRef<Path>) -> Result<TextModel> {
+    OpenOptions::new().open(model)
+}
+
+/// How a model is opened. What is not set is chosen by the machine and the model.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    hardware: Hardware,
+    options: Options,
+}
+
+impl OpenOptions {
+    /// Everything chosen by the machine and the model.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What computes.
+    pub fn compute(mut self, compute: Compute) -> Self {
+        self.hardware.compute = compute;
+        self
+    }
+
+    /// Bytes for everything that the processor's memory holds: weights, context, scratch, experts.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.hardware.memory = Some(bytes);
+        self
+    }
+
+    /// Bytes of the GPU's memory to use.
+    pub fn device_memory(mut self, bytes: u64) -> Self {
+        self.hardware.device_memory = Some(bytes);
+        self
+    }
+
+    /// Threads that compute.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.hardware.threads = Some(threads);
+        self
+    }
+
+    /// The best instruction set to use.
+    pub fn simd(mut self, level: SimdLevel) -> Self {
+        self.hardware.simd = Some(level);
+        self
+    }
+
+    /// Positions of the context.
+    pub fn context(mut self, positions: usize) -> Self {
+        self.options.context = Some(positions);
+        self
+    }
+
+    /// Sequences that are evaluated at the same time.
+    pub fn sequences(mut self, sequences: usize) -> Self {
+        self.options.sequences = sequences;
+        self
+    }
+
+    /// Precision of activations in products with quantised weights.
+    pub fn activations(mut self, activations: ActivationMode) -> Self {
+        self.options.activations = activations;
+        self
+    }
+
+    /// Precision of cached keys and values.
+    pub fn kv_type(mut self, kv_type: KvType) -> Self {
+        self.options.kv_type = Some(kv_type);
+        self
+    }
+
+    /// Everything else that [`Options`] has. Its `memory` counts only if [`OpenOptions::memory`] was not called; call this
+    /// before the other methods, which change single fields.
+    pub fn engine_options(mut self, options: Options) -> Self {
+        self.hardware.memory = self.hardware.memory.or(options.memory);
+        self.options = options;
+        self
+    }
+
+    /// Opens a model with its tokenizer and chat template; see [`open`].
+    ///
+    /// # Errors
+    /// As [`TextModel::open`]; [`Error::Option`](crate::Error::Option) if the hardware asked for is not there.
+    pub fn open(&self, model: impl AsRef<Path>) -> Result<TextModel> {
+        self.open_with_progress(model, |_, _| ())
+    }
+
+    /// As [`OpenOptions::open`]; `progress` gets (bytes loaded, bytes in all).
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`].
+    pub fn open_with_progress(
+        &self,
+        model: impl AsRef<Path>,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<TextModel> {
+        let (backend, memory) = self.hardware.backend()?;
+        let options = Options { memory, ..self.options.clone() };
+        TextModel::open(&locate(model.as_ref())?, &*backend, &options, progress)
+    }
+
+    /// Opens a model without its tokenizer; `progress` gets (bytes loaded, bytes in all).
+    ///
+    /// # Errors
+    /// As [`Engine::open`]; [`Error::Option`](crate::Error::Option) if the hardware asked for is not there.
+    pub fn open_engine(&self, model: impl AsRef<Path>, progress: impl FnMut(u64, u64)) -> Result<Engine> {
+        let (backend, memory) = self.hardware.backend()?;
+        let options = Options { memory, ..self.options.clone() };
+        Engine::open(&locate(model.as_ref())?, &*backend, &options, progress)
+    }
+}
+
+/// Where the checkpoint is. `demo` is the model that comes with the library (`./demo` a file of that name).
+fn locate(model: &Path) -> Result<PathBuf> {
+    #[cfg(feature = "demo")]
+    if model == Path::new("demo") {
+        return crate::demo::unpack();
+    }
+    Ok(model.to_owned())
+}
