@@ -6,10 +6,7 @@
 
 use std::ops::Range;
 
-use crate::graph::{
-    BlockInputs, CompressedInputs, DeltaInputs, ExpertSetId, Graph, IndexInputs, LatentInputs, Op, Output,
-    SsmInputs, Value,
-};
+use crate::graph::*;
 
 /// Nodes that run without the host's attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +45,7 @@ fn cut(graph: &Graph, resident: impl Fn(ExpertSetId) -> bool) -> Vec<Segment> {
     let mut segments = vec![];
     let (mut start, mut waits_for) = (0, None);
     for (index, node) in graph.nodes.iter().enumerate() {
-        if let Op::MoeExperts { experts, .. } = node.op
+        if let Op::MoeExperts(MoeExpertsOp { experts, .. }) = node.op
             && !resident(experts)
         {
             segments.push(Segment { nodes: start..index, waits_for });
@@ -63,59 +60,71 @@ fn cut(graph: &Graph, resident: impl Fn(ExpertSetId) -> bool) -> Vec<Segment> {
 pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
     let mut more = [None, None, None];
     let three = match *op {
-        Op::LatentAttention { inputs: LatentInputs { q_nope, c, rotated, chosen, .. }, .. } => {
+        Op::LatentAttention(LatentAttentionOp {
+            inputs: LatentInputs { q_nope, c, rotated, chosen, .. },
+            ..
+        }) => {
             more = [rotated.map(|r| r[0]), rotated.map(|r| r[1]), None];
             [Some(q_nope), Some(c), chosen.map(|chosen| chosen.blocks)]
         }
-        Op::ChooseBlocks { inputs: IndexInputs { q, k, weights }, .. } => [Some(q), Some(k), weights],
-        Op::Embed { .. } | Op::NGramEmbed { .. } => [None, None, None],
-        Op::Linear { x, .. }
-        | Op::RmsNorm { x, .. }
-        | Op::Rope { x, .. }
-        | Op::Clamp { x, .. }
-        | Op::MoeExperts { x, .. }
-        | Op::Slice { x, .. }
-        | Op::CausalConv1d { x, .. }
-        | Op::UnitNorm { x, .. }
-        | Op::PlacedRope { x, .. }
-        | Op::LayerNorm { x, .. }
-        | Op::PositionScale { x, .. }
-        | Op::GroupedLinear { x, .. }
-        | Op::Repeat { x, .. }
-        | Op::ScaledSilu { x, .. }
-        | Op::SquaredRelu { x }
-        | Op::WindowMean { x, .. }
-        | Op::GatherRows { x } => [Some(x), None, None],
-        Op::Route { logits, .. } | Op::RouteByToken { logits, .. } => [Some(logits), None, None],
-        Op::Attention { q, k, v, chosen, .. } => {
+        Op::ChooseBlocks(ChooseBlocksOp { inputs: IndexInputs { q, k, weights }, .. }) => {
+            [Some(q), Some(k), weights]
+        }
+        Op::Embed(_) | Op::NGramEmbed(_) => [None, None, None],
+        Op::Linear(LinearOp { x, .. })
+        | Op::RmsNorm(RmsNormOp { x, .. })
+        | Op::Rope(RopeOp { x, .. })
+        | Op::Clamp(ClampOp { x, .. })
+        | Op::MoeExperts(MoeExpertsOp { x, .. })
+        | Op::Slice(SliceOp { x, .. })
+        | Op::CausalConv1d(CausalConv1dOp { x, .. })
+        | Op::UnitNorm(UnitNormOp { x, .. })
+        | Op::PlacedRope(PlacedRopeOp { x, .. })
+        | Op::LayerNorm(LayerNormOp { x, .. })
+        | Op::PositionScale(PositionScaleOp { x, .. })
+        | Op::GroupedLinear(GroupedLinearOp { x, .. })
+        | Op::Repeat(RepeatOp { x, .. })
+        | Op::ScaledSilu(ScaledSiluOp { x, .. })
+        | Op::SquaredRelu(SquaredReluOp { x })
+        | Op::WindowMean(WindowMeanOp { x, .. })
+        | Op::GatherRows(GatherRowsOp { x }) => [Some(x), None, None],
+        Op::Route(RouteOp { logits, .. }) | Op::RouteByToken(RouteByTokenOp { logits, .. }) => {
+            [Some(logits), None, None]
+        }
+        Op::Attention(AttentionOp { q, k, v, chosen, .. }) => {
             more = [chosen.map(|chosen| chosen.blocks), None, None];
             [Some(q), Some(k), Some(v)]
         }
-        Op::SwiGlu { gate, up }
-        | Op::LimitedSwiGlu { gate, up, .. }
-        | Op::ClampedSwiGlu { gate, up, .. }
-        | Op::CappedSwiGlu { gate, up, .. } => [Some(gate), Some(up), None],
-        Op::HyperWeights { x, mix, .. } => [Some(x), Some(mix), None],
-        Op::HyperCollapse { x, weights, .. } => [Some(x), Some(weights), None],
-        Op::HyperExpand { x, block, weights, .. } => [Some(x), Some(block), Some(weights)],
-        Op::WindowPool { kv, gate, .. } => [Some(kv), Some(gate), None],
-        Op::CompressedAttention { inputs: CompressedInputs { q, kv, entries, index, .. }, .. } => {
+        Op::SwiGlu(SwiGluOp { gate, up })
+        | Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, .. })
+        | Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, .. })
+        | Op::CappedSwiGlu(CappedSwiGluOp { gate, up, .. }) => [Some(gate), Some(up), None],
+        Op::HyperWeights(HyperWeightsOp { x, mix, .. }) => [Some(x), Some(mix), None],
+        Op::HyperCollapse(HyperCollapseOp { x, weights, .. }) => [Some(x), Some(weights), None],
+        Op::HyperExpand(HyperExpandOp { x, block, weights, .. }) => [Some(x), Some(block), Some(weights)],
+        Op::WindowPool(WindowPoolOp { kv, gate, .. }) => [Some(kv), Some(gate), None],
+        Op::CompressedAttention(CompressedAttentionOp {
+            inputs: CompressedInputs { q, kv, entries, index, .. },
+            ..
+        }) => {
             more = index.map_or(more, |index| [Some(index.q), Some(index.k), index.weights]);
             [Some(q), Some(kv), Some(entries)]
         }
-        Op::BlockAttention { inputs: BlockInputs { q, k, v, index }, .. } => {
+        Op::BlockAttention(BlockAttentionOp { inputs: BlockInputs { q, k, v, index }, .. }) => {
             more = [Some(index.q), Some(index.k), index.weights];
             [Some(q), Some(k), Some(v)]
         }
-        Op::SigmoidGate { x, gate } | Op::GatedMean { x, gate, .. } => [Some(x), Some(gate), None],
-        Op::StreamAdd { x, block, logits } => [Some(x), Some(block), Some(logits)],
-        Op::StreamGate { keys, queries, value } => [Some(keys), Some(queries), Some(value)],
-        Op::Add { a, b } => [Some(a), Some(b), None],
-        Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, .. } => {
+        Op::SigmoidGate(SigmoidGateOp { x, gate }) | Op::GatedMean(GatedMeanOp { x, gate, .. }) => {
+            [Some(x), Some(gate), None]
+        }
+        Op::StreamAdd(StreamAddOp { x, block, logits }) => [Some(x), Some(block), Some(logits)],
+        Op::StreamGate(StreamGateOp { keys, queries, value }) => [Some(keys), Some(queries), Some(value)],
+        Op::Add(AddOp { a, b }) => [Some(a), Some(b), None],
+        Op::SsmScan(SsmScanOp { inputs: SsmInputs { x, b, c, dt }, .. }) => {
             more = [Some(dt), None, None];
             [Some(x), Some(b), Some(c)]
         }
-        Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, .. } => {
+        Op::GatedDeltaRule(GatedDeltaRuleOp { inputs: DeltaInputs { q, k, v, a, b }, .. }) => {
             more = [Some(a), Some(b), None];
             [Some(q), Some(k), Some(v)]
         }
@@ -207,7 +216,7 @@ mod tests {
         let plan = Plan::new(&graph, |set| set == ExpertSetId(0));
         assert_eq!(plan.segments.len(), 2);
         assert_eq!(plan.segments[1].waits_for, Some(ExpertSetId(1)));
-        assert!(matches!(graph.nodes[plan.segments[1].nodes.start].op, Op::MoeExperts { .. }));
+        assert!(matches!(graph.nodes[plan.segments[1].nodes.start].op, Op::MoeExperts(_)));
         assert_eq!(plan.segments[0].nodes.end, plan.segments[1].nodes.start);
     }
 

@@ -26,11 +26,7 @@ use crate::backend::{
     Backend, Batch, CompileOptions, Executable, ExpertSource, KvType, PAGE_TOKENS, Span, page_bytes,
     slot_bytes,
 };
-use crate::graph::{
-    Activation, BlockInputs, Chosen, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph,
-    IndexInputs, LatentAttention, LatentInputs, LatentWeights, Op, Output, SsmInputs, SsmScan, SsmWeights,
-    StateId, Value, WeightId, Weighted,
-};
+use crate::graph::*;
 use crate::plan::Plan;
 use crate::quant::dequantize_row;
 use crate::{Error, Result, Tensor};
@@ -371,7 +367,7 @@ impl Executable for Interpreter {
             let node = self.graph.nodes[index].clone();
             let of = |value: Value| &values[value.index];
             let result = match node.op {
-                Op::Embed { table } => {
+                Op::Embed(EmbedOp { table }) => {
                     let table = self.weights[table.0].view();
                     let row = |token: &u32| {
                         let mut out = vec![0.0; table.cols()];
@@ -379,7 +375,7 @@ impl Executable for Interpreter {
                     };
                     batch.tokens.iter().map(row).collect::<Result<Matrix>>()?
                 }
-                Op::Linear { x, weight, bias, precision: _ } => {
+                Op::Linear(LinearOp { x, weight, bias, precision: _ }) => {
                     let weight = self.weights[weight.0].view();
                     let bias = bias.map(|b| self.vector(b)).transpose()?;
                     let mut result = vec![];
@@ -391,7 +387,7 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::RmsNorm { x, weight, groups, eps } => {
+                Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => {
                     let weight = self.vector(weight)?;
                     let mut result = of(x).clone();
                     for row in &mut result {
@@ -401,7 +397,7 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::Rope { x, heads, rope: rotation } => {
+                Op::Rope(RopeOp { x, heads, rope: rotation }) => {
                     let mut result = of(x).clone();
                     for span in batch.spans {
                         for (i, row) in span.rows.clone().enumerate() {
@@ -412,12 +408,12 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::Attention { q, k, v, cache, sinks, chosen } => {
+                Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => {
                     let sinks = sinks.map(|s| self.vector(s)).transpose()?;
                     let chosen = chosen.map(|chosen| (chosen, of(chosen.blocks)));
                     self.attention(cache.0, [q, k, v].map(of), sinks.as_deref(), chosen, batch.spans)
                 }
-                Op::LatentAttention { inputs, weights, cache } => {
+                Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {
                     let LatentInputs { q_nope, c, rotated, sinks, chosen } = inputs;
                     let sinks = sinks.map(|s| self.vector(s)).transpose()?;
                     let rotated = rotated.map(|rotated| rotated.map(of));
@@ -426,82 +422,82 @@ impl Executable for Interpreter {
                     let sinks = sinks.as_deref();
                     self.latent_attention((cache.0, weights), inputs, rotated, sinks, chosen, batch.spans)?
                 }
-                Op::ChooseBlocks { inputs: IndexInputs { q, k, weights }, choice, cache } => {
+                Op::ChooseBlocks(ChooseBlocksOp { inputs: IndexInputs { q, k, weights }, choice, cache }) => {
                     let inputs = [q, k].map(of);
                     self.choose_blocks(cache.0, inputs, weights.map(of), &choice, batch.spans)
                 }
-                Op::LayerNorm { x, weight, bias, eps } => {
+                Op::LayerNorm(LayerNormOp { x, weight, bias, eps }) => {
                     let (weight, bias) = (self.vector(weight)?, self.vector(bias)?);
                     let mut result = of(x).clone();
                     result.iter_mut().for_each(|row| layer_norm(row, &weight, &bias, eps));
                     result
                 }
-                Op::ClampedSwiGlu { gate, up, alpha, limit } => {
+                Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, alpha, limit }) => {
                     let element =
                         |(g, u): (&f32, &f32)| activate(Activation::ClampedSwiGlu { alpha, limit }, *g, *u);
                     let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
                     of(gate).iter().zip(of(up)).map(row).collect()
                 }
-                Op::SwiGlu { gate, up } => {
+                Op::SwiGlu(SwiGluOp { gate, up }) => {
                     let row = |(g, u): (&Vec<f32>, &Vec<f32>)| {
                         g.iter().zip(u).map(|(g, u)| swiglu(*g, *u)).collect()
                     };
                     of(gate).iter().zip(of(up)).map(row).collect()
                 }
-                Op::Add { a, b } => {
+                Op::Add(AddOp { a, b }) => {
                     let row = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).map(|(a, b)| a + b).collect();
                     of(a).iter().zip(of(b)).map(row).collect()
                 }
-                Op::SquaredRelu { x } => {
+                Op::SquaredRelu(SquaredReluOp { x }) => {
                     of(x).iter().map(|row| row.iter().map(|v| squared_relu(*v)).collect()).collect()
                 }
-                Op::SigmoidGate { x, gate } => {
+                Op::SigmoidGate(SigmoidGateOp { x, gate }) => {
                     let row = |(x, gate): (&Vec<f32>, &Vec<f32>)| {
                         let part = x.len() / gate.len();
                         x.iter().enumerate().map(|(i, x)| x * sigmoid(gate[i / part])).collect()
                     };
                     of(x).iter().zip(of(gate)).map(row).collect()
                 }
-                Op::Slice { x, groups, start, len } => {
+                Op::Slice(SliceOp { x, groups, start, len }) => {
                     let part = |p: &[f32]| p[start..start + len].to_vec();
                     of(x).iter().map(|row| row.chunks(row.len() / groups).flat_map(part).collect()).collect()
                 }
-                Op::Clamp { x, limit } => {
+                Op::Clamp(ClampOp { x, limit }) => {
                     of(x).iter().map(|row| row.iter().map(|v| v.clamp(-limit, limit)).collect()).collect()
                 }
-                Op::Route { logits, bias, route: how } => {
+                Op::Route(RouteOp { logits, bias, route: how }) => {
                     let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
                     let bias = bias.map(|b| self.vector(b)).transpose()?;
                     let row = |row: &Vec<f32>| route(row, bias.as_deref(), &how);
                     routings[out.index] = of(logits).iter().map(row).collect();
                     continue;
                 }
-                Op::MoeExperts { x, routing, experts: set, mlp } => {
+                Op::MoeExperts(MoeExpertsOp { x, routing, experts: set, mlp }) => {
                     self.moe((set, mlp), of(x), &routings[routing.index], experts)?
                 }
-                Op::CausalConv1d { x, weight, bias, kernel, dilation, state } => {
+                Op::CausalConv1d(CausalConv1dOp { x, weight, bias, kernel, dilation, state }) => {
                     let (x, weight) = (of(x).clone(), self.vector(weight)?);
                     let bias = bias.map(|bias| self.vector(bias)).transpose()?.unwrap_or_default();
                     self.conv(&x, [&weight, &bias], [kernel, dilation], state, batch.spans)
                 }
-                Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, weights, shape, state } => {
+                Op::SsmScan(SsmScanOp { inputs: SsmInputs { x, b, c, dt }, weights, shape, state }) => {
                     let SsmWeights { a, d, dt_bias } = weights;
                     let weights = [self.vector(a)?, self.vector(d)?, self.vector(dt_bias)?];
                     let inputs = [x, b, c, dt].map(|value| &values[value.index]);
                     self.ssm_scan(inputs, &weights, &shape, state, batch.spans)
                 }
-                Op::GatedDeltaRule {
+                Op::GatedDeltaRule(GatedDeltaRuleOp {
                     inputs: DeltaInputs { q, k, v, a, b },
                     decay,
                     dt_bias,
                     shape,
                     state,
-                } => {
+                }) => {
                     let weights = [&self.vector(decay)?[..], &self.vector(dt_bias)?];
                     let inputs = [q, k, v, a, b].map(|value| &values[value.index]);
                     self.delta_rule(inputs, weights, &shape, state, batch.spans)
                 }
-                Op::UnitNorm { x, groups, eps } => {
+                Op::UnitNorm(UnitNormOp { x, groups, eps }) => {
                     let mut result = of(x).clone();
                     for row in &mut result {
                         let part = row.len() / groups;
@@ -509,7 +505,7 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::PositionScale { x, scale } => {
+                Op::PositionScale(PositionScaleOp { x, scale }) => {
                     let mut result = of(x).clone();
                     for span in batch.spans {
                         for (i, row) in span.rows.clone().enumerate() {
@@ -519,7 +515,7 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::PlacedRope { x, heads, rope: rotation, place } => {
+                Op::PlacedRope(PlacedRopeOp { x, heads, rope: rotation, place }) => {
                     let mut result = of(x).clone();
                     let mut rotation = self.graph.ropes[rotation].clone();
                     if place.inverse {
@@ -536,7 +532,7 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::GroupedLinear { x, weight, groups } => {
+                Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => {
                     let view = self.weights[weight.0].view();
                     let each = view.rows() / groups;
                     let mut result = vec![];
@@ -550,43 +546,43 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::LimitedSwiGlu { gate, up, limit } => {
+                Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, limit }) => {
                     let element =
                         |(g, u): (&f32, &f32)| activate(Activation::LimitedSwiGlu { limit }, *g, *u);
                     let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
                     of(gate).iter().zip(of(up)).map(row).collect()
                 }
-                Op::CappedSwiGlu { gate, up, limit } => {
+                Op::CappedSwiGlu(CappedSwiGluOp { gate, up, limit }) => {
                     let element = |(g, u): (&f32, &f32)| activate(Activation::CappedSwiGlu { limit }, *g, *u);
                     let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
                     of(gate).iter().zip(of(up)).map(row).collect()
                 }
-                Op::Repeat { x, times } => of(x).iter().map(|row| row.repeat(times)).collect(),
-                Op::HyperWeights { x, mix, base, factors, shape } => {
+                Op::Repeat(RepeatOp { x, times }) => of(x).iter().map(|row| row.repeat(times)).collect(),
+                Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }) => {
                     let (base, factors) = (self.vector(base)?, self.vector(factors)?);
                     let rows = of(x).iter().zip(of(mix));
                     rows.map(|(x, mix)| hyper_weights(&shape, x, mix, &base, &factors)).collect()
                 }
-                Op::HyperCollapse { x, weights, streams } => {
+                Op::HyperCollapse(HyperCollapseOp { x, weights, streams }) => {
                     let rows = of(x).iter().zip(of(weights));
                     rows.map(|(x, weights)| hyper_collapse(x, weights, streams)).collect()
                 }
-                Op::HyperExpand { x, block, weights, streams } => {
+                Op::HyperExpand(HyperExpandOp { x, block, weights, streams }) => {
                     let rows = of(x).iter().zip(of(block)).zip(of(weights));
                     rows.map(|((x, block), weights)| hyper_expand(x, block, weights, streams)).collect()
                 }
-                Op::WindowPool { kv, gate, bias, shape, state } => {
+                Op::WindowPool(WindowPoolOp { kv, gate, bias, shape, state }) => {
                     let (kv, gate, bias) = (of(kv).clone(), of(gate).clone(), self.vector(bias)?);
                     self.pool([&kv, &gate], &bias, &shape, state, batch.spans)
                 }
-                Op::CompressedAttention { inputs, cache } => {
+                Op::CompressedAttention(CompressedAttentionOp { inputs, cache }) => {
                     let CompressedInputs { q, kv, entries, index, sinks } = inputs;
                     let sinks = self.vector(sinks)?;
                     let index = index.map(|index| ([index.q, index.k].map(of), index.weights.map(of)));
                     let inputs = [q, kv, entries].map(of);
                     self.compressed_attention(cache.0, inputs, index, &sinks, batch.spans)
                 }
-                Op::RouteByToken { logits, table, route } => {
+                Op::RouteByToken(RouteByTokenOp { logits, table, route }) => {
                     let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
                     let table = self.weights[table.0].view();
                     for (logits, token) in of(logits).clone().iter().zip(batch.tokens) {
@@ -596,34 +592,34 @@ impl Executable for Interpreter {
                     }
                     continue;
                 }
-                Op::NGramEmbed { tables, ngrams, state } => {
+                Op::NGramEmbed(NGramEmbedOp { tables, ngrams, state }) => {
                     self.ngram_embed(&tables, &ngrams, state, batch)?
                 }
-                Op::ScaledSilu { x, factor } => {
+                Op::ScaledSilu(ScaledSiluOp { x, factor }) => {
                     of(x).iter().map(|row| row.iter().map(|v| swiglu(v * factor, 1.0)).collect()).collect()
                 }
-                Op::GatedMean { x, gate, streams } => {
+                Op::GatedMean(GatedMeanOp { x, gate, streams }) => {
                     of(x).iter().zip(of(gate)).map(|(x, gate)| gated_mean(x, gate, streams)).collect()
                 }
-                Op::StreamAdd { x, block, logits } => {
+                Op::StreamAdd(StreamAddOp { x, block, logits }) => {
                     let rows = of(x).iter().zip(of(block)).zip(of(logits));
                     rows.map(|((x, block), logits)| stream_add(x, block, logits)).collect()
                 }
-                Op::StreamGate { keys, queries, value } => {
+                Op::StreamGate(StreamGateOp { keys, queries, value }) => {
                     let rows = of(keys).iter().zip(of(queries)).zip(of(value));
                     rows.map(|((keys, queries), value)| stream_gate(keys, queries, value)).collect()
                 }
-                Op::WindowMean { x, window, state } => {
+                Op::WindowMean(WindowMeanOp { x, window, state }) => {
                     let x = of(x).clone();
                     self.window_mean(&x, window, state, batch.spans)
                 }
-                Op::BlockAttention { inputs, cache } => {
+                Op::BlockAttention(BlockAttentionOp { inputs, cache }) => {
                     let BlockInputs { q, k, v, index } = inputs;
                     let weights = index.weights.map(of);
                     let inputs = [q, k, v, index.q, index.k].map(of);
                     self.block_attention(cache.0, inputs, weights, batch.spans)
                 }
-                Op::GatherRows { x } => {
+                Op::GatherRows(GatherRowsOp { x }) => {
                     batch.outputs.iter().map(|row| of(x)[*row as usize].clone()).collect()
                 }
             };

@@ -3,7 +3,7 @@
 use moeflux_compute::backend::{
     ActivationMode, Backend, CompileOptions, KvType, PAGE_TOKENS, page_bytes, slot_bytes,
 };
-use moeflux_compute::graph::Op;
+use moeflux_compute::graph::{Op, RouteOp};
 use moeflux_compute::plan::Plan;
 
 use crate::engine::Options;
@@ -131,7 +131,7 @@ fn default_memory() -> Option<u64> {
 
 /// Experts that one token needs in a layer, at most.
 pub(crate) fn top_k(model: &Model) -> usize {
-    let route = |op: &Op| if let Op::Route { route, .. } = op { route.top_k } else { 0 };
+    let route = |op: &Op| if let Op::Route(RouteOp { route, .. }) = op { route.top_k } else { 0 };
     model.graph.nodes().iter().map(|n| route(&n.op)).max().unwrap_or(0)
 }
 

@@ -28,10 +28,7 @@ use super::steps;
 use super::vector;
 use super::window_pool::{window_mean, window_pool};
 use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
-use crate::graph::{
-    self, BlockInputs, CompressedInputs, DeltaInputs, Graph, IndexInputs, Op, Output, SsmInputs, SsmWeights,
-    Value, WeightId,
-};
+use crate::graph::{self, *};
 use crate::plan::Plan;
 use crate::profile::{Profile, Work};
 use crate::quant::{dequantize, dequantize_row};
@@ -84,7 +81,7 @@ impl CpuExecutable {
         let vectors: Vec<Vec<f32>> = weights.iter().map(vector).collect::<Result<_>>()?;
         let mut taps = vec![vec![]; graph.states.len()];
         for node in &graph.nodes {
-            if let Op::CausalConv1d { weight, kernel, state, .. } = node.op {
+            if let Op::CausalConv1d(CausalConv1dOp { weight, kernel, state, .. }) = node.op {
                 taps[state.0] = transpose(&vectors[weight.0], kernel);
             }
         }
@@ -195,7 +192,9 @@ impl CpuExecutable {
         let mut layers: Vec<(Value, WeightId, Option<WeightId>, bool)> = vec![];
         let mut input = None;
         for node in &self.graph.nodes[nodes] {
-            let (Op::Linear { x, weight, bias, precision }, Output::Value(out)) = (&node.op, node.out) else {
+            let (Op::Linear(LinearOp { x, weight, bias, precision }), Output::Value(out)) =
+                (&node.op, node.out)
+            else {
                 unreachable!("a step of linear layers")
             };
             let q8 = self.context.takes_q8(*precision, self.weights[weight.0].dtype(), x.width());
@@ -272,11 +271,9 @@ impl CpuExecutable {
     ) -> Result<()> {
         let name = steps::name(&self.graph, nodes.clone());
         let work = match &self.graph.nodes[nodes.start].op {
-            Op::Linear { .. } => {
-                steps::linear(&self.graph, nodes, |x| self.value(x).len() / x.width().max(1))?
-            }
-            Op::Attention { cache, .. } => steps::attention(&self.caches[cache.0], batch),
-            Op::MoeExperts { routing, experts, .. } => {
+            Op::Linear(_) => steps::linear(&self.graph, nodes, |x| self.value(x).len() / x.width().max(1))?,
+            Op::Attention(AttentionOp { cache, .. }) => steps::attention(&self.caches[cache.0], batch),
+            Op::MoeExperts(MoeExpertsOp { routing, experts, .. }) => {
                 let set = &self.graph.expert_sets[experts.0];
                 let work = steps::experts(set, &self.choices[routing.index])?;
                 let spent = self.moe.take_spent();
@@ -295,14 +292,16 @@ impl CpuExecutable {
         let (op, out) = (self.graph.nodes[index].op.clone(), self.graph.nodes[index].out);
         let simd = self.context.simd;
         let rows = batch.tokens.len();
-        if let (Op::Route { logits, bias, route }, Output::Routing(routing)) = (&op, out) {
+        if let (Op::Route(RouteOp { logits, bias, route }), Output::Routing(routing)) = (&op, out) {
             let mut choice = std::mem::take(&mut self.choices[routing.index]);
             choice.route(self.value(*logits), bias.map(|b| &self.vectors[b.0][..]), route);
             let announced = self.announce(routing.index, &choice, rows, experts);
             self.choices[routing.index] = choice;
             return announced;
         }
-        if let (Op::RouteByToken { logits, table, route }, Output::Routing(routing)) = (&op, out) {
+        if let (Op::RouteByToken(RouteByTokenOp { logits, table, route }), Output::Routing(routing)) =
+            (&op, out)
+        {
             let mut choice = std::mem::take(&mut self.choices[routing.index]);
             let mut ids = vec![0.0; rows * route.top_k];
             for (ids, token) in ids.chunks_exact_mut(route.top_k).zip(batch.tokens) {
@@ -316,17 +315,17 @@ impl CpuExecutable {
         }
         let Output::Value(out) = out else { unreachable!("only a route yields a routing") };
         match op {
-            Op::Linear { .. } | Op::Route { .. } | Op::RouteByToken { .. } => {
+            Op::Linear(_) | Op::Route(_) | Op::RouteByToken(_) => {
                 unreachable!("run as steps of their own")
             }
-            Op::Embed { table } => {
+            Op::Embed(EmbedOp { table }) => {
                 let mut buffer = self.take(out, rows);
                 for (row, token) in buffer.chunks_exact_mut(out.width()).zip(batch.tokens) {
                     dequantize_row(self.weights[table.0].view(), *token as usize, row)?;
                 }
                 self.put(out, buffer);
             }
-            Op::RmsNorm { x, weight, groups, eps } => {
+            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
@@ -340,11 +339,11 @@ impl CpuExecutable {
                     }
                 });
             }
-            Op::Rope { x, heads, rope } => self.map_rows(out, rows, |this, row, out| {
+            Op::Rope(RopeOp { x, heads, rope }) => self.map_rows(out, rows, |this, row, out| {
                 out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
                 this.angles[rope].rotate(&this.graph.ropes[rope], row, out, x.width() / heads);
             }),
-            Op::Attention { q, k, v, cache, sinks, chosen } => {
+            Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => {
                 let mut buffer = self.take(out, rows);
                 let inputs = [q, k, v].map(|value| self.buffer(value));
                 let blocks = chosen.map(|chosen| self.buffer(chosen.blocks));
@@ -355,7 +354,7 @@ impl CpuExecutable {
                 self.caches[cache.0].attend(&self.context.pool, simd, qkv, seen, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::LatentAttention { inputs, weights, cache } => {
+            Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {
                 let mut buffer = self.take(out, rows);
                 let graph::LatentInputs { q_nope, c, rotated, sinks, chosen } = inputs;
                 let indices = [q_nope, c].map(|value| self.buffer(value));
@@ -378,7 +377,7 @@ impl CpuExecutable {
                 self.put(out, buffer);
                 outcome?;
             }
-            Op::SwiGlu { gate, up } => {
+            Op::SwiGlu(SwiGluOp { gate, up }) => {
                 let rows = self.value(gate).len() / gate.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let at = row * out.len()..(row + 1) * out.len();
@@ -386,7 +385,7 @@ impl CpuExecutable {
                     vector::silu_mul(simd, out, &this.value(up)[at]);
                 });
             }
-            Op::Add { a, b } => {
+            Op::Add(AddOp { a, b }) => {
                 let rows = self.value(a).len() / a.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let at = row * out.len()..(row + 1) * out.len();
@@ -396,7 +395,7 @@ impl CpuExecutable {
                     }
                 });
             }
-            Op::SigmoidGate { x, gate } => {
+            Op::SigmoidGate(SigmoidGateOp { x, gate }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
@@ -411,7 +410,7 @@ impl CpuExecutable {
                     }
                 });
             }
-            Op::Slice { x, groups, start, len } => {
+            Op::Slice(SliceOp { x, groups, start, len }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
@@ -421,14 +420,14 @@ impl CpuExecutable {
                     }
                 });
             }
-            Op::Clamp { x, limit } => {
+            Op::Clamp(ClampOp { x, limit }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let x = &this.value(x)[row * out.len()..(row + 1) * out.len()];
                     out.iter_mut().zip(x).for_each(|(o, v)| *o = v.clamp(-limit, limit));
                 });
             }
-            Op::MoeExperts { x, routing, experts: set, mlp } => {
+            Op::MoeExperts(MoeExpertsOp { x, routing, experts: set, mlp }) => {
                 if self.context.activations == ActivationMode::Int8 {
                     self.quantize(x);
                 }
@@ -449,7 +448,7 @@ impl CpuExecutable {
                 self.put(out, buffer);
                 outcome?;
             }
-            Op::CausalConv1d { x, bias, dilation, state, .. } => {
+            Op::CausalConv1d(CausalConv1dOp { x, bias, dilation, state, .. }) => {
                 let mut buffer = self.take(out, rows);
                 let bias = bias.map_or(&[][..], |bias| &self.vectors[bias.0]);
                 let inputs = [&self.buffers[self.buffer(x)][..], &self.taps[state.0], bias];
@@ -458,7 +457,13 @@ impl CpuExecutable {
                 causal_conv1d(&self.context.pool, simd, inputs, shape, slots, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, decay, dt_bias, shape, state } => {
+            Op::GatedDeltaRule(GatedDeltaRuleOp {
+                inputs: DeltaInputs { q, k, v, a, b },
+                decay,
+                dt_bias,
+                shape,
+                state,
+            }) => {
                 let mut buffer = self.take(out, rows);
                 let indices = [q, k, v, a, b].map(|value| self.buffer(value));
                 let [q, k, v, a, b] = indices.map(|index| &self.buffers[index][..]);
@@ -468,7 +473,7 @@ impl CpuExecutable {
                 gated_delta_rule(&self.context.pool, simd, &inputs, &shape, slots, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, weights, shape, state } => {
+            Op::SsmScan(SsmScanOp { inputs: SsmInputs { x, b, c, dt }, weights, shape, state }) => {
                 let mut buffer = self.take(out, rows);
                 let indices = [x, b, c, dt].map(|value| self.buffer(value));
                 let [x, b, c, dt] = indices.map(|index| &self.buffers[index][..]);
@@ -479,13 +484,13 @@ impl CpuExecutable {
                 ssm_scan(&self.context.pool, simd, &inputs, &shape, slots, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::SquaredRelu { x } => {
+            Op::SquaredRelu(SquaredReluOp { x }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     squared_relu(&this.value(x)[row * x.width()..(row + 1) * x.width()], out);
                 });
             }
-            Op::UnitNorm { x, groups, eps } => {
+            Op::UnitNorm(UnitNormOp { x, groups, eps }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
@@ -495,7 +500,7 @@ impl CpuExecutable {
                     }
                 });
             }
-            Op::PositionScale { x, scale } => {
+            Op::PositionScale(PositionScaleOp { x, scale }) => {
                 let positions: Vec<usize> =
                     batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
                 self.map_rows(out, rows, |this, row, out| {
@@ -503,7 +508,7 @@ impl CpuExecutable {
                     vector::scale(simd, scale.at(positions[row]), out);
                 });
             }
-            Op::PlacedRope { x, heads, rope, place } => {
+            Op::PlacedRope(PlacedRopeOp { x, heads, rope, place }) => {
                 let positions: Vec<usize> =
                     batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
                 self.map_rows(out, rows, |this, row, out| {
@@ -512,14 +517,14 @@ impl CpuExecutable {
                     this.angles[rope].rotate_placed(rotation, place, at, out, x.width() / heads);
                 });
             }
-            Op::GroupedLinear { x, weight, groups } => {
+            Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => {
                 let mut buffer = self.take(out, rows);
                 let weight = &self.weights[weight.0];
                 let outcome = grouped_linear(&self.context, weight, groups, self.value(x), &mut buffer);
                 self.put(out, buffer);
                 outcome?;
             }
-            Op::LimitedSwiGlu { gate, up, limit } => {
+            Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, limit }) => {
                 let rows = self.value(gate).len() / gate.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let at = row * out.len()..(row + 1) * out.len();
@@ -527,7 +532,7 @@ impl CpuExecutable {
                     limited_silu_mul(simd, out, &this.value(up)[at], limit);
                 });
             }
-            Op::CappedSwiGlu { gate, up, limit } => {
+            Op::CappedSwiGlu(CappedSwiGluOp { gate, up, limit }) => {
                 let rows = self.value(gate).len() / gate.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let at = row * out.len()..(row + 1) * out.len();
@@ -535,11 +540,11 @@ impl CpuExecutable {
                     capped_silu_mul(simd, out, &this.value(up)[at], limit);
                 });
             }
-            Op::Repeat { x, .. } => self.map_rows(out, rows, |this, row, out| {
+            Op::Repeat(RepeatOp { x, .. }) => self.map_rows(out, rows, |this, row, out| {
                 let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
                 out.chunks_exact_mut(x.len()).for_each(|out| out.copy_from_slice(x));
             }),
-            Op::HyperWeights { x, mix, base, factors, shape } => {
+            Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let inputs = [x, mix].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
@@ -547,19 +552,21 @@ impl CpuExecutable {
                     hyper::weights(simd, &shape, inputs, vectors, out);
                 });
             }
-            Op::HyperCollapse { x, weights, .. } => {
+            Op::HyperCollapse(HyperCollapseOp { x, weights, .. }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let [x, w] = [x, weights].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
                     hyper::collapse(simd, x, w, out);
                 });
             }
-            Op::HyperExpand { x, block, weights, streams } => self.map_rows(out, rows, |this, row, out| {
-                let inputs =
-                    [x, block, weights].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
-                hyper::expand(simd, streams, inputs, out);
-            }),
-            Op::WindowPool { kv, gate, bias, shape, state } => {
+            Op::HyperExpand(HyperExpandOp { x, block, weights, streams }) => {
+                self.map_rows(out, rows, |this, row, out| {
+                    let inputs =
+                        [x, block, weights].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
+                    hyper::expand(simd, streams, inputs, out);
+                })
+            }
+            Op::WindowPool(WindowPoolOp { kv, gate, bias, shape, state }) => {
                 let mut buffer = self.take(out, rows);
                 let [kv, gate] = [kv, gate].map(|value| self.buffer(value));
                 let [kv, gate] = [kv, gate].map(|index| &self.buffers[index][..]);
@@ -568,7 +575,7 @@ impl CpuExecutable {
                 window_pool(&self.context, &shape, inputs, slots, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::CompressedAttention { inputs, cache } => {
+            Op::CompressedAttention(CompressedAttentionOp { inputs, cache }) => {
                 let mut buffer = self.take(out, rows);
                 let CompressedInputs { q, kv, entries, index, sinks } = inputs;
                 let [q, kv, entries] = [q, kv, entries].map(|value| self.buffer(value));
@@ -588,7 +595,7 @@ impl CpuExecutable {
                 self.compressed_caches[cache.0].attend(&self.context, inputs, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::NGramEmbed { tables, ngrams, state } => {
+            Op::NGramEmbed(NGramEmbedOp { tables, ngrams, state }) => {
                 let mut buffer = self.take(out, rows);
                 let tables: Vec<&Tensor> = tables.iter().map(|table| &self.weights[table.0]).collect();
                 let slots = &mut self.states[state.0];
@@ -596,7 +603,7 @@ impl CpuExecutable {
                 self.put(out, buffer);
                 outcome?;
             }
-            Op::ScaledSilu { x, factor } => {
+            Op::ScaledSilu(ScaledSiluOp { x, factor }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
@@ -604,31 +611,33 @@ impl CpuExecutable {
                     vector::silu(simd, out);
                 });
             }
-            Op::GatedMean { x, gate, streams } => {
+            Op::GatedMean(GatedMeanOp { x, gate, streams }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let inputs = [x, gate].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
                     hyper::gated_mean(simd, streams, inputs, out);
                 });
             }
-            Op::StreamAdd { x, block, logits } => self.map_rows(out, rows, |this, row, out| {
+            Op::StreamAdd(StreamAddOp { x, block, logits }) => self.map_rows(out, rows, |this, row, out| {
                 let inputs =
                     [x, block, logits].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
                 hyper::stream_add(simd, inputs, out);
             }),
-            Op::StreamGate { keys, queries, value } => self.map_rows(out, rows, |this, row, out| {
-                let inputs =
-                    [keys, queries, value].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
-                hyper::stream_gate(simd, inputs, out);
-            }),
-            Op::WindowMean { x, window, state } => {
+            Op::StreamGate(StreamGateOp { keys, queries, value }) => {
+                self.map_rows(out, rows, |this, row, out| {
+                    let inputs = [keys, queries, value]
+                        .map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
+                    hyper::stream_gate(simd, inputs, out);
+                })
+            }
+            Op::WindowMean(WindowMeanOp { x, window, state }) => {
                 let mut buffer = self.take(out, rows);
                 let input = &self.buffers[self.buffer(x)][..];
                 let slots = &mut self.states[state.0];
                 window_mean(&self.context, window, input, x.width(), slots, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::BlockAttention { inputs: BlockInputs { q, k, v, index }, cache } => {
+            Op::BlockAttention(BlockAttentionOp { inputs: BlockInputs { q, k, v, index }, cache }) => {
                 let mut buffer = self.take(out, rows);
                 let inputs = [q, k, v].map(|value| self.buffer(value));
                 let (index_q, index_k, weights) = self.index_buffers(index);
@@ -644,7 +653,7 @@ impl CpuExecutable {
                 );
                 self.put(out, buffer);
             }
-            Op::ChooseBlocks { inputs, choice, cache } => {
+            Op::ChooseBlocks(ChooseBlocksOp { inputs, choice, cache }) => {
                 let mut buffer = self.take(out, rows);
                 let (q, k, weights) = self.index_buffers(inputs);
                 let of = |index: usize| &self.buffers[index][..];
@@ -653,7 +662,7 @@ impl CpuExecutable {
                 cache.choose_blocks(&self.context, inputs, &choice, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::LayerNorm { x, weight, bias, eps } => {
+            Op::LayerNorm(LayerNormOp { x, weight, bias, eps }) => {
                 let rows = self.value(x).len() / x.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
@@ -665,7 +674,7 @@ impl CpuExecutable {
                     out.iter_mut().zip(affine).for_each(|(o, (w, b))| *o = *o * w + b);
                 });
             }
-            Op::ClampedSwiGlu { gate, up, alpha, limit } => {
+            Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, alpha, limit }) => {
                 let rows = self.value(gate).len() / gate.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let at = row * out.len()..(row + 1) * out.len();
@@ -673,7 +682,7 @@ impl CpuExecutable {
                     clamped_silu_mul(simd, out, &this.value(up)[at], alpha, limit);
                 });
             }
-            Op::GatherRows { x } => {
+            Op::GatherRows(GatherRowsOp { x }) => {
                 let outputs = batch.outputs;
                 self.map_rows(out, outputs.len(), |this, row, out| {
                     let from = outputs[row] as usize;
@@ -695,7 +704,7 @@ fn check_bytes(op: &'static str, expected: usize, bytes: &[u8]) -> Result<()> {
 /// Groups consecutive linear layers with the same input.
 fn group_linears(graph: &Graph) -> Vec<Range<usize>> {
     let input = |index: usize| match graph.nodes[index].op {
-        Op::Linear { x, .. } => Some(x),
+        Op::Linear(LinearOp { x, .. }) => Some(x),
         _ => None,
     };
     let mut steps: Vec<Range<usize>> = vec![];
@@ -723,7 +732,7 @@ impl Executable for CpuExecutable {
         for step in 0..self.steps.len() {
             let nodes = self.steps[step].clone();
             let start = Instant::now();
-            if matches!(self.graph.nodes[nodes.start].op, Op::Linear { .. }) {
+            if matches!(self.graph.nodes[nodes.start].op, Op::Linear(_)) {
                 self.linears(nodes.clone(), logits);
             } else {
                 self.node(nodes.start, batch, experts)?;

@@ -4,26 +4,6 @@ use super::builder::check;
 use super::{CacheId, Chosen, GraphBuilder, LatentCacheId, Op, Value, WeightId};
 use crate::{Error, Result};
 
-/// How pairs of channels are formed for rotary embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// Channel i rotates with channel i + rotary_dim / 2 (GPT-NeoX, Hugging Face default).
-    HalfSplit,
-    /// Channel 2i rotates with channel 2i + 1 (original RoFormer).
-    Interleaved,
-}
-
-/// Rotary position embedding (Su et al., RoFormer, 2021) of the first `2 · inv_freq.len()` channels of a head.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rope {
-    /// Which channels form a pair.
-    pub style: RopeStyle,
-    /// Radians per position for each pair.
-    pub inv_freq: Vec<f32>,
-    /// Factor on cos and sin (YaRN's attention factor; 1 without scaling).
-    pub magnitude: f32,
-}
-
 /// Shape of a causal grouped-query attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
@@ -47,33 +27,6 @@ impl Attention {
     /// Over everything before, with values as wide as keys.
     pub fn grouped(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> Self {
         Self { heads, kv_heads, head_dim, scale, value_dim: head_dim, window: None, chunk: None }
-    }
-}
-
-/// Factors that depend on a token's position: base + slope · ln(1 + ⌊(position + offset) / period⌋), as the temperature of
-/// attention in Llama 4.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PositionScale {
-    /// Factor of early positions.
-    pub base: f32,
-    /// Growth.
-    pub slope: f32,
-    /// Added to positions.
-    pub offset: usize,
-    /// Positions that have the same factor.
-    pub period: usize,
-}
-
-impl PositionScale {
-    /// The same factor everywhere.
-    pub fn constant(base: f32) -> Self {
-        Self { base, slope: 0.0, offset: 0, period: 1 }
-    }
-
-    /// The factor at `position`.
-    pub fn at(&self, position: usize) -> f32 {
-        let steps = (position.saturating_add(self.offset) / self.period.max(1)) as f32;
-        self.base + self.slope * steps.ln_1p()
     }
 }
 
@@ -124,34 +77,35 @@ pub enum LatentWeights {
     },
 }
 
+/// Appends k and v to the cache, then causal attention over it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionOp {
+    /// (tokens, heads · head_dim).
+    pub q: Value,
+    /// (tokens, kv_heads · head_dim).
+    pub k: Value,
+    /// (tokens, kv_heads · value_dim).
+    pub v: Value,
+    /// Where keys and values live.
+    pub cache: CacheId,
+    /// (heads), f32: a logit of each head that joins its softmax and whose probability is dropped.
+    pub sinks: Option<WeightId>,
+    /// The tokens that are seen; all when absent.
+    pub chosen: Option<Chosen>,
+}
+
+/// Appends latents and rotated keys to the cache, then causal multi-head latent attention over it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentAttentionOp {
+    /// What is read.
+    pub inputs: LatentInputs,
+    /// W_k and W_v.
+    pub weights: LatentWeights,
+    /// Where latents and rotated keys live.
+    pub cache: LatentCacheId,
+}
+
 impl GraphBuilder {
-    /// Adds a rotation that [`GraphBuilder::rope`] can use; layers with the same rotation share it.
-    pub fn rotation(&mut self, rope: Rope) -> usize {
-        if let Some(index) = self.ropes.iter().position(|r| *r == rope) {
-            return index;
-        }
-        self.ropes.push(rope);
-        self.ropes.len() - 1
-    }
-
-    /// Rotary embedding of each of `heads` heads of a row, by a rotation from [`GraphBuilder::rotation`].
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if a head is narrower than the rotation.
-    pub fn rope(&mut self, x: Value, heads: usize, rope: usize) -> Result<Value> {
-        check("rope", "width left over by heads", 0, x.width % heads.max(1))?;
-        let (head_dim, rotary) = (x.width / heads.max(1), 2 * self.ropes[rope].inv_freq.len());
-        if rotary > head_dim {
-            return Err(Error::Shape { op: "rope", what: "rotary width", expected: head_dim, got: rotary });
-        }
-        Ok(self.push(Op::Rope { x, heads, rope }, x.width))
-    }
-
-    /// Rows times a factor that depends on their position.
-    pub fn position_scale(&mut self, x: Value, scale: PositionScale) -> Value {
-        self.push(Op::PositionScale { x, scale }, x.width)
-    }
-
     /// Appends k and v to a new cache and attends over it.
     ///
     /// # Errors
@@ -204,7 +158,10 @@ impl GraphBuilder {
         }
         self.caches.push(shape);
         let cache = CacheId(self.caches.len() - 1);
-        Ok(self.push(Op::Attention { q, k, v, cache, sinks, chosen }, shape.heads * shape.value_dim))
+        Ok(self.push(
+            Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }),
+            shape.heads * shape.value_dim,
+        ))
     }
 
     /// Appends c and the rotated key to a new cache and attends over it: (tokens, heads · value).
@@ -248,6 +205,9 @@ impl GraphBuilder {
         }
         self.latent_caches.push(shape);
         let cache = LatentCacheId(self.latent_caches.len() - 1);
-        Ok(self.push(Op::LatentAttention { inputs, weights, cache }, shape.heads * shape.value))
+        Ok(self.push(
+            Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }),
+            shape.heads * shape.value,
+        ))
     }
 }

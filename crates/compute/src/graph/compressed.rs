@@ -9,24 +9,6 @@ use super::{CompressedCacheId, GraphBuilder, Op, StateId, Value, WeightId};
 use crate::backend::PAGE_TOKENS;
 use crate::{Error, Result};
 
-/// Where and how channels of a head are rotated, other than from the first on by the token's position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placement {
-    /// Channels of a head before the rotated ones.
-    pub first: usize,
-    /// By the negative angle.
-    pub inverse: bool,
-    /// Positions count from the start of the window of so many tokens that they are in.
-    pub stride: usize,
-}
-
-impl Placement {
-    /// The position whose angles a token gets.
-    pub fn position(&self, position: usize) -> usize {
-        position - position % self.stride.max(1)
-    }
-}
-
 /// Pooling of tokens by windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowPool {
@@ -186,21 +168,52 @@ pub struct CompressedInputs {
     pub sinks: WeightId,
 }
 
-impl GraphBuilder {
-    /// As [`GraphBuilder::rope`], at other channels or by other angles.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if a head is too narrow.
-    pub fn placed_rope(&mut self, x: Value, heads: usize, rope: usize, place: Placement) -> Result<Value> {
-        let op = "placed_rope";
-        check(op, "width left over by heads", 0, x.width % heads.max(1))?;
-        let (head_dim, end) = (x.width / heads.max(1), place.first + 2 * self.ropes[rope].inv_freq.len());
-        if end > head_dim {
-            return Err(Error::Shape { op, what: "rotary width", expected: head_dim, got: end });
-        }
-        Ok(self.push(Op::PlacedRope { x, heads, rope, place }, x.width))
-    }
+/// Pools the tokens of each window. See [`window_pool`](super::GraphBuilder::window_pool).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WindowPoolOp {
+    /// (tokens, channels).
+    pub kv: Value,
+    /// (tokens, channels).
+    pub gate: Value,
+    /// (window · channels), f32.
+    pub bias: WeightId,
+    /// Windows and channels.
+    pub shape: WindowPool,
+    /// kv and gate of the tokens before, oldest first: (held, 2 · channels).
+    pub state: StateId,
+}
 
+/// Mean of the tokens of each window. See [`window_mean`](super::GraphBuilder::window_mean).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WindowMeanOp {
+    /// (tokens, width).
+    pub x: Value,
+    /// Tokens of a window.
+    pub window: usize,
+    /// The tokens before, oldest first: (window − 1, width).
+    pub state: StateId,
+}
+
+/// Attention over recent tokens and over entries. See
+/// [`compressed_attention`](super::GraphBuilder::compressed_attention).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CompressedAttentionOp {
+    /// What is read.
+    pub inputs: CompressedInputs,
+    /// Where tokens and entries live.
+    pub cache: CompressedCacheId,
+}
+
+/// Attention over the tokens of chosen windows. See [`block_attention`](super::GraphBuilder::block_attention).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BlockAttentionOp {
+    /// What is read.
+    pub inputs: BlockInputs,
+    /// Where tokens and keys of windows live.
+    pub cache: CompressedCacheId,
+}
+
+impl GraphBuilder {
     /// For the last token of each window Σ p ⊙ kv over its tokens (with an overlap, also those of the window before),
     /// where p is the softmax over them of gate + bias in each channel; zeros for other tokens. `bias` holds
     /// (window, channels) values.
@@ -223,7 +236,7 @@ impl GraphBuilder {
         check(op, "width of the gate", channels, gate.width)?;
         self.vector(op, "elements of the bias", bias, shape.window.saturating_mul(channels))?;
         let state: StateId = self.state(shape.held().checked_mul(2 * channels), op)?;
-        Ok(self.push(Op::WindowPool { kv, gate, bias, shape, state }, shape.width))
+        Ok(self.push(Op::WindowPool(WindowPoolOp { kv, gate, bias, shape, state }), shape.width))
     }
 
     /// Appends tokens and entries to a new cache, then attends over both: (tokens, heads · head_dim). Of entries, those
@@ -256,7 +269,7 @@ impl GraphBuilder {
         self.vector(op, "sinks", inputs.sinks, shape.heads)?;
         self.compressed_caches.push(shape);
         let cache = CompressedCacheId(self.compressed_caches.len() - 1);
-        Ok(self.push(Op::CompressedAttention { inputs, cache }, inputs.q.width))
+        Ok(self.push(Op::CompressedAttention(CompressedAttentionOp { inputs, cache }), inputs.q.width))
     }
 
     /// For the last token of each window of so many the mean of its tokens; zeros for other tokens.
@@ -269,7 +282,7 @@ impl GraphBuilder {
             return Err(Error::Shape { op, what: "window", expected: 1, got: 0 });
         }
         let state = self.state((window - 1).checked_mul(x.width), op)?;
-        Ok(self.push(Op::WindowMean { x, window, state }, x.width))
+        Ok(self.push(Op::WindowMean(WindowMeanOp { x, window, state }), x.width))
     }
 
     /// Appends tokens and keys of windows to a new cache, then attends over the tokens of the windows with the largest
@@ -297,6 +310,6 @@ impl GraphBuilder {
         check(op, "weights of the index", index.heads, weights)?;
         self.compressed_caches.push(shape);
         let cache = CompressedCacheId(self.compressed_caches.len() - 1);
-        Ok(self.push(Op::BlockAttention { inputs, cache }, inputs.q.width))
+        Ok(self.push(Op::BlockAttention(BlockAttentionOp { inputs, cache }), inputs.q.width))
     }
 }

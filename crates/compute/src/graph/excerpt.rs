@@ -7,11 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::{
-    BlockInputs, CacheId, Chosen, CompressedCacheId, CompressedInputs, DeltaInputs, ExpertBiases, ExpertMlp,
-    ExpertSetId, Graph, IndexInputs, LatentCacheId, LatentInputs, LatentWeights, MatrixSpec, Node, Op,
-    Output, Routing, SsmInputs, SsmWeights, StateId, Value, WeightId, WeightSpec,
-};
+use super::*;
 use crate::{Error, Result};
 
 /// The number in `layers.3.mlp`.
@@ -157,7 +153,7 @@ impl<'a> Excerpt<'a> {
 
     /// Whether a node is the product that makes the logits.
     fn is_head(&self, node: &Node) -> bool {
-        node.out == Output::Value(self.from.logits) && matches!(node.op, Op::Linear { .. })
+        node.out == Output::Value(self.from.logits) && matches!(node.op, Op::Linear(_))
     }
 
     /// The copy of a value, or the residual stream for the only one from before this part.
@@ -230,202 +226,249 @@ impl<'a> Excerpt<'a> {
         let head = self.is_head(node);
         Ok(match node.op.clone() {
             // Reading a row costs nothing, so encodings need not be kept; a table of its own also where the head has it.
-            Op::Embed { table } => {
+            Op::Embed(EmbedOp { table }) => {
                 let table = self.weight(table, true);
                 self.graph.weights[table.0].matrix.dtype = crate::DType::F32;
-                Op::Embed { table }
+                Op::Embed(EmbedOp { table })
             }
-            Op::Linear { x, weight, bias, precision } => Op::Linear {
+            Op::Linear(LinearOp { x, weight, bias, precision }) => Op::Linear(LinearOp {
                 x: self.value(x)?,
                 weight: self.weight(weight, head),
                 bias: bias.map(|bias| self.weight(bias, head)),
                 precision,
-            },
-            Op::RmsNorm { x, weight, groups, eps } => {
-                Op::RmsNorm { x: self.value(x)?, weight: self.weight(weight, false), groups, eps }
+            }),
+            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => {
+                Op::RmsNorm(RmsNormOp { x: self.value(x)?, weight: self.weight(weight, false), groups, eps })
             }
-            Op::Rope { x, heads, rope } => Op::Rope { x: self.value(x)?, heads, rope },
-            Op::Attention { q, k, v, cache, sinks, chosen } => Op::Attention {
+            Op::Rope(RopeOp { x, heads, rope }) => Op::Rope(RopeOp { x: self.value(x)?, heads, rope }),
+            Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => Op::Attention(AttentionOp {
                 q: self.value(q)?,
                 k: self.value(k)?,
                 v: self.value(v)?,
                 cache: self.cache(cache),
                 sinks: sinks.map(|sinks| self.weight(sinks, false)),
                 chosen: self.chosen(chosen),
-            },
-            Op::LatentAttention { inputs, weights, cache } => Op::LatentAttention {
-                inputs: LatentInputs {
-                    q_nope: self.value(inputs.q_nope)?,
-                    c: self.value(inputs.c)?,
-                    rotated: match inputs.rotated {
-                        Some([q, k]) => Some([self.value(q)?, self.value(k)?]),
-                        None => None,
+            }),
+            Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {
+                Op::LatentAttention(LatentAttentionOp {
+                    inputs: LatentInputs {
+                        q_nope: self.value(inputs.q_nope)?,
+                        c: self.value(inputs.c)?,
+                        rotated: match inputs.rotated {
+                            Some([q, k]) => Some([self.value(q)?, self.value(k)?]),
+                            None => None,
+                        },
+                        sinks: inputs.sinks.map(|sinks| self.weight(sinks, false)),
+                        chosen: self.chosen(inputs.chosen),
                     },
-                    sinks: inputs.sinks.map(|sinks| self.weight(sinks, false)),
-                    chosen: self.chosen(inputs.chosen),
-                },
-                weights: match weights {
-                    LatentWeights::Joint(id) => LatentWeights::Joint(self.weight(id, false)),
-                    LatentWeights::Split { k, v } => {
-                        LatentWeights::Split { k: self.weight(k, false), v: self.weight(v, false) }
-                    }
-                },
-                cache: self.latent_cache(cache),
-            },
-            Op::SwiGlu { gate, up } => Op::SwiGlu { gate: self.value(gate)?, up: self.value(up)? },
-            Op::Add { a, b } => Op::Add { a: self.value(a)?, b: self.value(b)? },
-            Op::Clamp { x, limit } => Op::Clamp { x: self.value(x)?, limit },
-            Op::Route { logits, bias, route } => Op::Route {
+                    weights: match weights {
+                        LatentWeights::Joint(id) => LatentWeights::Joint(self.weight(id, false)),
+                        LatentWeights::Split { k, v } => {
+                            LatentWeights::Split { k: self.weight(k, false), v: self.weight(v, false) }
+                        }
+                    },
+                    cache: self.latent_cache(cache),
+                })
+            }
+            Op::SwiGlu(SwiGluOp { gate, up }) => {
+                Op::SwiGlu(SwiGluOp { gate: self.value(gate)?, up: self.value(up)? })
+            }
+            Op::Add(AddOp { a, b }) => Op::Add(AddOp { a: self.value(a)?, b: self.value(b)? }),
+            Op::Clamp(ClampOp { x, limit }) => Op::Clamp(ClampOp { x: self.value(x)?, limit }),
+            Op::Route(RouteOp { logits, bias, route }) => Op::Route(RouteOp {
                 logits: self.value(logits)?,
                 bias: bias.map(|bias| self.weight(bias, false)),
                 route,
-            },
-            Op::MoeExperts { x, routing, experts, mlp } => {
+            }),
+            Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp }) => {
                 let biases = mlp.biases.map(|biases| ExpertBiases {
                     gate: self.weight(biases.gate, false),
                     up: self.weight(biases.up, false),
                     down: self.weight(biases.down, false),
                 });
-                Op::MoeExperts {
+                Op::MoeExperts(MoeExpertsOp {
                     x: self.value(x)?,
                     routing: *self.routings.get(&routing.index).ok_or(Error::Excerpt)?,
                     experts: self.experts(experts),
                     mlp: ExpertMlp { biases, ..mlp },
-                }
+                })
             }
-            Op::CappedSwiGlu { gate, up, limit } => {
-                Op::CappedSwiGlu { gate: self.value(gate)?, up: self.value(up)?, limit }
+            Op::CappedSwiGlu(CappedSwiGluOp { gate, up, limit }) => {
+                Op::CappedSwiGlu(CappedSwiGluOp { gate: self.value(gate)?, up: self.value(up)?, limit })
             }
-            Op::SquaredRelu { x } => Op::SquaredRelu { x: self.value(x)? },
-            Op::SigmoidGate { x, gate } => Op::SigmoidGate { x: self.value(x)?, gate: self.value(gate)? },
-            Op::Slice { x, groups, start, len } => Op::Slice { x: self.value(x)?, groups, start, len },
-            Op::CausalConv1d { x, weight, bias, kernel, dilation, state } => Op::CausalConv1d {
-                x: self.value(x)?,
-                weight: self.weight(weight, false),
-                bias: bias.map(|bias| self.weight(bias, false)),
-                kernel,
-                dilation,
-                state: self.state(state),
-            },
-            Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, decay, dt_bias, shape, state } => {
+            Op::SquaredRelu(SquaredReluOp { x }) => Op::SquaredRelu(SquaredReluOp { x: self.value(x)? }),
+            Op::SigmoidGate(SigmoidGateOp { x, gate }) => {
+                Op::SigmoidGate(SigmoidGateOp { x: self.value(x)?, gate: self.value(gate)? })
+            }
+            Op::Slice(SliceOp { x, groups, start, len }) => {
+                Op::Slice(SliceOp { x: self.value(x)?, groups, start, len })
+            }
+            Op::CausalConv1d(CausalConv1dOp { x, weight, bias, kernel, dilation, state }) => {
+                Op::CausalConv1d(CausalConv1dOp {
+                    x: self.value(x)?,
+                    weight: self.weight(weight, false),
+                    bias: bias.map(|bias| self.weight(bias, false)),
+                    kernel,
+                    dilation,
+                    state: self.state(state),
+                })
+            }
+            Op::GatedDeltaRule(GatedDeltaRuleOp {
+                inputs: DeltaInputs { q, k, v, a, b },
+                decay,
+                dt_bias,
+                shape,
+                state,
+            }) => {
                 let [q, k, v, a, b] =
                     [self.value(q)?, self.value(k)?, self.value(v)?, self.value(a)?, self.value(b)?];
-                Op::GatedDeltaRule {
+                Op::GatedDeltaRule(GatedDeltaRuleOp {
                     inputs: DeltaInputs { q, k, v, a, b },
                     decay: self.weight(decay, false),
                     dt_bias: self.weight(dt_bias, false),
                     shape,
                     state: self.state(state),
-                }
+                })
             }
-            Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, weights, shape, state } => Op::SsmScan {
-                inputs: SsmInputs {
-                    x: self.value(x)?,
-                    b: self.value(b)?,
-                    c: self.value(c)?,
-                    dt: self.value(dt)?,
-                },
-                weights: SsmWeights {
-                    a: self.weight(weights.a, false),
-                    d: self.weight(weights.d, false),
-                    dt_bias: self.weight(weights.dt_bias, false),
-                },
-                shape,
-                state: self.state(state),
-            },
-            Op::UnitNorm { x, groups, eps } => Op::UnitNorm { x: self.value(x)?, groups, eps },
-            Op::PositionScale { x, scale } => Op::PositionScale { x: self.value(x)?, scale },
-            Op::PlacedRope { x, heads, rope, place } => {
-                Op::PlacedRope { x: self.value(x)?, heads, rope, place }
+            Op::SsmScan(SsmScanOp { inputs: SsmInputs { x, b, c, dt }, weights, shape, state }) => {
+                Op::SsmScan(SsmScanOp {
+                    inputs: SsmInputs {
+                        x: self.value(x)?,
+                        b: self.value(b)?,
+                        c: self.value(c)?,
+                        dt: self.value(dt)?,
+                    },
+                    weights: SsmWeights {
+                        a: self.weight(weights.a, false),
+                        d: self.weight(weights.d, false),
+                        dt_bias: self.weight(weights.dt_bias, false),
+                    },
+                    shape,
+                    state: self.state(state),
+                })
             }
-            Op::GroupedLinear { x, weight, groups } => {
-                Op::GroupedLinear { x: self.value(x)?, weight: self.weight(weight, false), groups }
+            Op::UnitNorm(UnitNormOp { x, groups, eps }) => {
+                Op::UnitNorm(UnitNormOp { x: self.value(x)?, groups, eps })
             }
-            Op::LimitedSwiGlu { gate, up, limit } => {
-                Op::LimitedSwiGlu { gate: self.value(gate)?, up: self.value(up)?, limit }
+            Op::PositionScale(PositionScaleOp { x, scale }) => {
+                Op::PositionScale(PositionScaleOp { x: self.value(x)?, scale })
             }
-            Op::Repeat { x, times } => Op::Repeat { x: self.value(x)?, times },
-            Op::HyperWeights { x, mix, base, factors, shape } => Op::HyperWeights {
+            Op::PlacedRope(PlacedRopeOp { x, heads, rope, place }) => {
+                Op::PlacedRope(PlacedRopeOp { x: self.value(x)?, heads, rope, place })
+            }
+            Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => Op::GroupedLinear(GroupedLinearOp {
                 x: self.value(x)?,
-                mix: self.value(mix)?,
-                base: self.weight(base, false),
-                factors: self.weight(factors, false),
-                shape,
-            },
-            Op::HyperCollapse { x, weights, streams } => {
-                Op::HyperCollapse { x: self.value(x)?, weights: self.value(weights)?, streams }
+                weight: self.weight(weight, false),
+                groups,
+            }),
+            Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, limit }) => {
+                Op::LimitedSwiGlu(LimitedSwiGluOp { gate: self.value(gate)?, up: self.value(up)?, limit })
             }
-            Op::HyperExpand { x, block, weights, streams } => Op::HyperExpand {
+            Op::Repeat(RepeatOp { x, times }) => Op::Repeat(RepeatOp { x: self.value(x)?, times }),
+            Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }) => {
+                Op::HyperWeights(HyperWeightsOp {
+                    x: self.value(x)?,
+                    mix: self.value(mix)?,
+                    base: self.weight(base, false),
+                    factors: self.weight(factors, false),
+                    shape,
+                })
+            }
+            Op::HyperCollapse(HyperCollapseOp { x, weights, streams }) => {
+                Op::HyperCollapse(HyperCollapseOp {
+                    x: self.value(x)?,
+                    weights: self.value(weights)?,
+                    streams,
+                })
+            }
+            Op::HyperExpand(HyperExpandOp { x, block, weights, streams }) => Op::HyperExpand(HyperExpandOp {
                 x: self.value(x)?,
                 block: self.value(block)?,
                 weights: self.value(weights)?,
                 streams,
-            },
-            Op::WindowPool { kv, gate, bias, shape, state } => Op::WindowPool {
+            }),
+            Op::WindowPool(WindowPoolOp { kv, gate, bias, shape, state }) => Op::WindowPool(WindowPoolOp {
                 kv: self.value(kv)?,
                 gate: self.value(gate)?,
                 bias: self.weight(bias, false),
                 shape,
                 state: self.state(state),
-            },
-            Op::CompressedAttention { inputs, cache } => Op::CompressedAttention {
-                inputs: CompressedInputs {
-                    q: self.value(inputs.q)?,
-                    kv: self.value(inputs.kv)?,
-                    entries: self.value(inputs.entries)?,
-                    index: inputs.index.map(|index| self.index(index)).transpose()?,
-                    sinks: self.weight(inputs.sinks, false),
-                },
-                cache: self.compressed_cache(cache),
-            },
-            Op::RouteByToken { logits, table, route } => {
-                Op::RouteByToken { logits: self.value(logits)?, table: self.weight(table, true), route }
+            }),
+            Op::CompressedAttention(CompressedAttentionOp { inputs, cache }) => {
+                Op::CompressedAttention(CompressedAttentionOp {
+                    inputs: CompressedInputs {
+                        q: self.value(inputs.q)?,
+                        kv: self.value(inputs.kv)?,
+                        entries: self.value(inputs.entries)?,
+                        index: inputs.index.map(|index| self.index(index)).transpose()?,
+                        sinks: self.weight(inputs.sinks, false),
+                    },
+                    cache: self.compressed_cache(cache),
+                })
             }
+            Op::RouteByToken(RouteByTokenOp { logits, table, route }) => Op::RouteByToken(RouteByTokenOp {
+                logits: self.value(logits)?,
+                table: self.weight(table, true),
+                route,
+            }),
             // Reading rows costs nothing here either, so one small table stands for all.
-            Op::NGramEmbed { tables, mut ngrams, state } => {
+            Op::NGramEmbed(NGramEmbedOp { tables, mut ngrams, state }) => {
                 ngrams.head_rows.iter_mut().for_each(|rows| *rows = self.vocab_size as u64);
                 let table = self.weight(tables[0], false);
                 let matrix = &mut self.graph.weights[table.0].matrix;
                 (matrix.rows, matrix.dtype) = (ngrams.rows() as usize, crate::DType::F32);
-                Op::NGramEmbed { tables: vec![table], ngrams, state: self.state(state) }
+                Op::NGramEmbed(NGramEmbedOp { tables: vec![table], ngrams, state: self.state(state) })
             }
-            Op::ScaledSilu { x, factor } => Op::ScaledSilu { x: self.value(x)?, factor },
-            Op::GatedMean { x, gate, streams } => {
-                Op::GatedMean { x: self.value(x)?, gate: self.value(gate)?, streams }
+            Op::ScaledSilu(ScaledSiluOp { x, factor }) => {
+                Op::ScaledSilu(ScaledSiluOp { x: self.value(x)?, factor })
             }
-            Op::StreamAdd { x, block, logits } => {
-                Op::StreamAdd { x: self.value(x)?, block: self.value(block)?, logits: self.value(logits)? }
+            Op::GatedMean(GatedMeanOp { x, gate, streams }) => {
+                Op::GatedMean(GatedMeanOp { x: self.value(x)?, gate: self.value(gate)?, streams })
             }
-            Op::StreamGate { keys, queries, value } => Op::StreamGate {
+            Op::StreamAdd(StreamAddOp { x, block, logits }) => Op::StreamAdd(StreamAddOp {
+                x: self.value(x)?,
+                block: self.value(block)?,
+                logits: self.value(logits)?,
+            }),
+            Op::StreamGate(StreamGateOp { keys, queries, value }) => Op::StreamGate(StreamGateOp {
                 keys: self.value(keys)?,
                 queries: self.value(queries)?,
                 value: self.value(value)?,
-            },
-            Op::WindowMean { x, window, state } => {
-                Op::WindowMean { x: self.value(x)?, window, state: self.state(state) }
+            }),
+            Op::WindowMean(WindowMeanOp { x, window, state }) => {
+                Op::WindowMean(WindowMeanOp { x: self.value(x)?, window, state: self.state(state) })
             }
-            Op::BlockAttention { inputs: BlockInputs { q, k, v, index }, cache } => Op::BlockAttention {
-                inputs: BlockInputs {
-                    q: self.value(q)?,
-                    k: self.value(k)?,
-                    v: self.value(v)?,
-                    index: self.index(index)?,
-                },
+            Op::BlockAttention(BlockAttentionOp { inputs: BlockInputs { q, k, v, index }, cache }) => {
+                Op::BlockAttention(BlockAttentionOp {
+                    inputs: BlockInputs {
+                        q: self.value(q)?,
+                        k: self.value(k)?,
+                        v: self.value(v)?,
+                        index: self.index(index)?,
+                    },
+                    cache: self.compressed_cache(cache),
+                })
+            }
+            Op::ChooseBlocks(ChooseBlocksOp { inputs, choice, cache }) => Op::ChooseBlocks(ChooseBlocksOp {
+                inputs: self.index(inputs)?,
+                choice,
                 cache: self.compressed_cache(cache),
-            },
-            Op::ChooseBlocks { inputs, choice, cache } => {
-                Op::ChooseBlocks { inputs: self.index(inputs)?, choice, cache: self.compressed_cache(cache) }
-            }
-            Op::LayerNorm { x, weight, bias, eps } => Op::LayerNorm {
+            }),
+            Op::LayerNorm(LayerNormOp { x, weight, bias, eps }) => Op::LayerNorm(LayerNormOp {
                 x: self.value(x)?,
                 weight: self.weight(weight, false),
                 bias: self.weight(bias, false),
                 eps,
-            },
-            Op::ClampedSwiGlu { gate, up, alpha, limit } => {
-                Op::ClampedSwiGlu { gate: self.value(gate)?, up: self.value(up)?, alpha, limit }
+            }),
+            Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, alpha, limit }) => {
+                Op::ClampedSwiGlu(ClampedSwiGluOp {
+                    gate: self.value(gate)?,
+                    up: self.value(up)?,
+                    alpha,
+                    limit,
+                })
             }
-            Op::GatherRows { x } => Op::GatherRows { x: self.value(x)? },
+            Op::GatherRows(GatherRowsOp { x }) => Op::GatherRows(GatherRowsOp { x: self.value(x)? }),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Routers and routed experts.
 
 use super::builder::check;
-use super::{ExpertSetId, GraphBuilder, MatrixSpec, Node, Op, Output, Routing, Value, WeightId};
+use super::{Activation, ExpertSetId, GraphBuilder, MatrixSpec, Node, Op, Output, Routing, Value, WeightId};
 use crate::{Error, Result};
 
 /// What a router's logits are turned into before experts are chosen.
@@ -88,33 +88,6 @@ impl ExpertSet {
     }
 }
 
-/// What an expert does to the outputs of its gate and up projections.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub enum Activation {
-    /// silu(gate) ⊙ up.
-    #[default]
-    SwiGlu,
-    /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit (DeepSeek-V4).
-    LimitedSwiGlu {
-        /// Limit of gate and up.
-        limit: f32,
-    },
-    /// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit (gpt-oss).
-    ClampedSwiGlu {
-        /// Factor within the sigmoid.
-        alpha: f32,
-        /// Limit of gate and up.
-        limit: f32,
-    },
-    /// min(silu(gate), limit) ⊙ up, with up limited to ±limit (Step-3.5).
-    CappedSwiGlu {
-        /// Limit of silu(gate) and of up.
-        limit: f32,
-    },
-    /// relu(up)², of experts without a gate (So et al., *Primer*, 2021; Nemotron-H).
-    SquaredRelu,
-}
-
 /// Biases of the projections of all experts of a layer, f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertBiases {
@@ -145,6 +118,42 @@ pub struct ExpertMlp {
     pub biases: Option<ExpertBiases>,
     /// Where the router's weights enter.
     pub weighted: Weighted,
+}
+
+/// Scores, then the `top_k` largest of score + bias (ties: the lower id first), weighted by their scores.
+/// If a logit is not finite, the weights are NaN.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouteOp {
+    /// (tokens, experts).
+    pub logits: Value,
+    /// (experts), f32: added to scores for choosing only (`e_score_correction_bias`).
+    pub bias: Option<WeightId>,
+    /// How.
+    pub route: Route,
+}
+
+/// Experts that a table has for each token, weighted by their scores as [`Op::Route`] does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouteByTokenOp {
+    /// (tokens, experts).
+    pub logits: Value,
+    /// (vocab_size, top_k): expert ids.
+    pub table: WeightId,
+    /// How scores become weights.
+    pub route: Route,
+}
+
+/// Σ over the chosen experts, in the router's order, of weight · expert(x).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MoeExpertsOp {
+    /// (tokens, hidden_size).
+    pub x: Value,
+    /// Which experts, with what weight.
+    pub routing: Routing,
+    /// The layer's experts.
+    pub experts: ExpertSetId,
+    /// What they compute.
+    pub mlp: ExpertMlp,
 }
 
 impl GraphBuilder {
@@ -189,7 +198,7 @@ impl GraphBuilder {
         }
         let out = Routing { index: self.routings, top_k: route.top_k };
         self.routings += 1;
-        let op = Op::Route { logits, bias, route };
+        let op = Op::Route(RouteOp { logits, bias, route });
         self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
         Ok(out)
     }
@@ -207,7 +216,7 @@ impl GraphBuilder {
         }
         let out = Routing { index: self.routings, top_k: route.top_k };
         self.routings += 1;
-        let op = Op::RouteByToken { logits, table, route };
+        let op = Op::RouteByToken(RouteByTokenOp { logits, table, route });
         self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
         Ok(out)
     }
@@ -242,6 +251,6 @@ impl GraphBuilder {
             self.vector(op, "biases of up", up, set.experts * set.up.rows)?;
             self.vector(op, "biases of down", down, set.experts * set.down.rows)?;
         }
-        Ok(self.push(Op::MoeExperts { x, routing, experts, mlp }, x.width))
+        Ok(self.push(Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp }), x.width))
     }
 }

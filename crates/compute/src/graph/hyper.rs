@@ -58,13 +58,80 @@ impl HyperConnection {
     }
 }
 
-impl GraphBuilder {
-    /// `times` copies of a row side by side.
-    pub fn repeat(&mut self, x: Value, times: usize) -> Value {
-        let times = times.max(1);
-        self.push(Op::Repeat { x, times }, x.width * times)
-    }
+/// Weights of collapsing, adding to and mixing residual streams. See
+/// [`hyper_weights`](super::GraphBuilder::hyper_weights).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HyperWeightsOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// (rows, weights): their logits.
+    pub mix: Value,
+    /// (weights), f32: added to logits.
+    pub base: WeightId,
+    /// (kinds), f32: factors on logits.
+    pub factors: WeightId,
+    /// How.
+    pub shape: HyperConnection,
+}
 
+/// Σ over streams of weight · stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HyperCollapseOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// (rows, at least streams).
+    pub weights: Value,
+    /// Residual streams.
+    pub streams: usize,
+}
+
+/// Mixes streams and adds a block's result to each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HyperExpandOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// (rows, width).
+    pub block: Value,
+    /// (rows, streams · (2 + streams)).
+    pub weights: Value,
+    /// Residual streams.
+    pub streams: usize,
+}
+
+/// Mean over streams of sigmoid(gate) ⊙ stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GatedMeanOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// The same shape.
+    pub gate: Value,
+    /// Residual streams.
+    pub streams: usize,
+}
+
+/// Adds 2 · sigmoid(logit / streams) · block to each stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StreamAddOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// (rows, width).
+    pub block: Value,
+    /// (rows, streams).
+    pub logits: Value,
+}
+
+/// Gates a value for each stream. See [`stream_gate`](super::GraphBuilder::stream_gate).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StreamGateOp {
+    /// (rows, streams · width).
+    pub keys: Value,
+    /// (rows, streams · width).
+    pub queries: Value,
+    /// (rows, width).
+    pub value: Value,
+}
+
+impl GraphBuilder {
     /// The weights of a hyper-connection: (rows, [`HyperConnection::weights`]). `mix` are their logits, a linear function
     /// of x (rows, streams · width), which are divided by the root mean square of x, multiplied by the factor of their
     /// kind and added to `base`. With s of that:
@@ -87,7 +154,7 @@ impl GraphBuilder {
         check(op, "logits", shape.weights(), mix.width)?;
         self.vector(op, "length of the base", base, shape.weights())?;
         self.vector(op, "factors", factors, shape.kinds())?;
-        Ok(self.push(Op::HyperWeights { x, mix, base, factors, shape }, shape.weights()))
+        Ok(self.push(Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }), shape.weights()))
     }
 
     /// Σ over streams of weight · stream: (rows, width).
@@ -100,7 +167,7 @@ impl GraphBuilder {
         if weights.width < streams {
             return Err(Error::Shape { op, what: "weights", expected: streams, got: weights.width });
         }
-        Ok(self.push(Op::HyperCollapse { x, weights, streams }, x.width / streams.max(1)))
+        Ok(self.push(Op::HyperCollapse(HyperCollapseOp { x, weights, streams }), x.width / streams.max(1)))
     }
 
     /// The streams after a block: each is the block's result times its weight of adding, plus the mixture of all
@@ -114,12 +181,7 @@ impl GraphBuilder {
         if weights.width != 2 * streams {
             check(op, "weights", streams * (2 + streams), weights.width)?;
         }
-        Ok(self.push(Op::HyperExpand { x, block, weights, streams }, x.width))
-    }
-
-    /// silu(factor · x).
-    pub fn scaled_silu(&mut self, x: Value, factor: f32) -> Value {
-        self.push(Op::ScaledSilu { x, factor }, x.width)
+        Ok(self.push(Op::HyperExpand(HyperExpandOp { x, block, weights, streams }), x.width))
     }
 
     /// The mean over streams of sigmoid(gate) ⊙ stream (Qwen4-Exp's gated residual, transformers'
@@ -131,7 +193,7 @@ impl GraphBuilder {
         let op = "gated_mean";
         check(op, "width left over by streams", 0, x.width % streams.max(1))?;
         check(op, "width of the gate", x.width, gate.width)?;
-        Ok(self.push(Op::GatedMean { x, gate, streams }, x.width / streams.max(1)))
+        Ok(self.push(Op::GatedMean(GatedMeanOp { x, gate, streams }), x.width / streams.max(1)))
     }
 
     /// The streams with 2 · sigmoid(logit / streams) times the block's result added to each; `logits` has one a stream.
@@ -140,7 +202,7 @@ impl GraphBuilder {
     /// [`Error::Shape`] if widths do not fit.
     pub fn stream_add(&mut self, x: Value, block: Value, logits: Value) -> Result<Value> {
         check("stream_add", "width of the streams", block.width * logits.width, x.width)?;
-        Ok(self.push(Op::StreamAdd { x, block, logits }, x.width))
+        Ok(self.push(Op::StreamAdd(StreamAddOp { x, block, logits }), x.width))
     }
 
     /// For each stream sigmoid(g) · value, where with s = key · query / √width of its own key and query
@@ -152,6 +214,6 @@ impl GraphBuilder {
         let op = "stream_gate";
         check(op, "width left over by streams", 0, keys.width % value.width.max(1))?;
         check(op, "width of queries", keys.width, queries.width)?;
-        Ok(self.push(Op::StreamGate { keys, queries, value }, keys.width))
+        Ok(self.push(Op::StreamGate(StreamGateOp { keys, queries, value }), keys.width))
     }
 }

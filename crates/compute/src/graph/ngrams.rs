@@ -2,7 +2,7 @@
 //!
 //! Source: transformers' `modeling_qwen4_exp.py`.
 
-use super::{GraphBuilder, Op, Value, WeightId};
+use super::{GraphBuilder, Op, StateId, Value, WeightId};
 use crate::{Error, Result};
 
 /// How the last tokens of a sequence become rows of a table.
@@ -50,6 +50,17 @@ impl NGrams {
     }
 }
 
+/// Rows of a table in parts that the last tokens choose. See [`ngram_embed`](super::GraphBuilder::ngram_embed).
+#[derive(Debug, Clone, PartialEq)]
+pub struct NGramEmbedOp {
+    /// (rows, width) each.
+    pub tables: Vec<WeightId>,
+    /// How tokens become rows.
+    pub ngrams: NGrams,
+    /// The tokens before, newest first, plus one each; 0 where there are none.
+    pub state: StateId,
+}
+
 impl GraphBuilder {
     /// The rows that [`NGrams::rows_of`] names, side by side: (tokens, heads · width). `tables` are parts of one table,
     /// each of so many rows of the same width.
@@ -73,7 +84,7 @@ impl GraphBuilder {
             return Err(shape("rows of the tables", ngrams.rows() as usize, rows));
         }
         let state = self.state(Some(lengths), op)?;
-        Ok(self.push(Op::NGramEmbed { tables, ngrams, state }, heads * width))
+        Ok(self.push(Op::NGramEmbed(NGramEmbedOp { tables, ngrams, state }), heads * width))
     }
 }
 

@@ -121,6 +121,52 @@ pub struct SsmWeights {
     pub dt_bias: WeightId,
 }
 
+/// Depthwise causal convolution over the tokens of a sequence, then silu:
+/// y_t = silu(Σ_j weight\[j\] · x_{t−(kernel−1−j)·dilation} + bias). See [`causal_conv1d`](super::GraphBuilder::causal_conv1d).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CausalConv1dOp {
+    /// (tokens, channels).
+    pub x: Value,
+    /// (channels · kernel), f32: the kernel of each channel, oldest token first.
+    pub weight: WeightId,
+    /// (channels), f32: added before silu.
+    pub bias: Option<WeightId>,
+    /// Tokens that a result depends on.
+    pub kernel: usize,
+    /// Tokens from one of these to the next.
+    pub dilation: usize,
+    /// The last (kernel − 1) · dilation inputs, channels each, oldest first.
+    pub state: StateId,
+}
+
+/// Linear attention by the gated delta rule. See [`gated_delta_rule`](super::GraphBuilder::gated_delta_rule).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GatedDeltaRuleOp {
+    /// What is mixed.
+    pub inputs: DeltaInputs,
+    /// (value_heads), f32: A < 0 of the decay exp(A · softplus(a + dt_bias)).
+    pub decay: WeightId,
+    /// As wide as a, f32.
+    pub dt_bias: WeightId,
+    /// Heads and their widths.
+    pub shape: DeltaRule,
+    /// S: (value_heads, key_dim, value_dim).
+    pub state: StateId,
+}
+
+/// Mamba-2's state space model. See [`ssm_scan`](super::GraphBuilder::ssm_scan).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SsmScanOp {
+    /// What is written and read.
+    pub inputs: SsmInputs,
+    /// What is the same for all tokens.
+    pub weights: SsmWeights,
+    /// Heads and their widths.
+    pub shape: SsmScan,
+    /// S: (heads, state_size, head_dim).
+    pub state: StateId,
+}
+
 impl GraphBuilder {
     pub(super) fn state(&mut self, elements: Option<usize>, op: &'static str) -> Result<StateId> {
         let Some(elements) = elements else {
@@ -183,7 +229,8 @@ impl GraphBuilder {
         }
         let held = (kernel - 1).checked_mul(dilation).and_then(|held| held.checked_mul(x.width()));
         let state = self.state(held, op)?;
-        Ok(self.push(Op::CausalConv1d { x, weight, bias, kernel, dilation, state }, x.width()))
+        Ok(self
+            .push(Op::CausalConv1d(CausalConv1dOp { x, weight, bias, kernel, dilation, state }), x.width()))
     }
 
     /// Linear attention by the gated delta rule (Yang et al., *Gated Delta Networks*, 2024). For each token and value
@@ -219,7 +266,10 @@ impl GraphBuilder {
         self.vector(op, "length of the decay", decay, value_heads)?;
         self.vector(op, "length of dt_bias", dt_bias, inputs.a.width())?;
         let state = self.state(inputs.v.width().checked_mul(key_dim), op)?;
-        Ok(self.push(Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state }, inputs.v.width()))
+        Ok(self.push(
+            Op::GatedDeltaRule(GatedDeltaRuleOp { inputs, decay, dt_bias, shape, state }),
+            inputs.v.width(),
+        ))
     }
 
     /// Mamba-2's state space model (Dao & Gu, *Transformers are SSMs*, 2024). For each token and head, with
@@ -248,6 +298,6 @@ impl GraphBuilder {
         self.vector(op, "length of d", weights.d, heads)?;
         self.vector(op, "length of dt_bias", weights.dt_bias, heads)?;
         let state = self.state(inputs.x.width().checked_mul(state_size), op)?;
-        Ok(self.push(Op::SsmScan { inputs, weights, shape, state }, inputs.x.width()))
+        Ok(self.push(Op::SsmScan(SsmScanOp { inputs, weights, shape, state }), inputs.x.width()))
     }
 }

@@ -87,6 +87,17 @@ pub struct Chosen {
     pub tail: bool,
 }
 
+/// Blocks of tokens for attention to see. See [`choose_blocks`](super::GraphBuilder::choose_blocks).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ChooseBlocksOp {
+    /// What is compared.
+    pub inputs: IndexInputs,
+    /// How.
+    pub choice: BlockChoice,
+    /// Where keys live.
+    pub cache: CompressedCacheId,
+}
+
 impl GraphBuilder {
     /// Appends keys to a new cache, then chooses blocks for each query: the best `top_k`, or as many as there are (ties:
     /// the earlier one). In each of [`BlockChoice::groups`] equal parts of a row, `top_k` columns of block numbers in
@@ -113,7 +124,7 @@ impl GraphBuilder {
         let width = choice.groups().saturating_mul(index.top_k);
         self.compressed_caches.push(choice.cache());
         let cache = CompressedCacheId(self.compressed_caches.len() - 1);
-        Ok(self.push(Op::ChooseBlocks { inputs, choice, cache }, width))
+        Ok(self.push(Op::ChooseBlocks(ChooseBlocksOp { inputs, choice, cache }), width))
     }
 
     /// Checks that a choice fits `heads` query heads.
