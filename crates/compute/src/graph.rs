@@ -28,10 +28,7 @@ mod rope;
 mod rows;
 mod selection;
 
-pub use activation::{
-    Activation, CappedSwiGluOp, ClampedSwiGluOp, LimitedSwiGluOp, ScaledSiluOp, SigmoidGateOp, SquaredReluOp,
-    SwiGluOp,
-};
+pub use activation::{ActivateOp, Activation, ScaledSiluOp, SigmoidGateOp};
 pub use attention::{
     Attention, AttentionOp, LatentAttention, LatentAttentionOp, LatentInputs, LatentWeights,
 };
@@ -41,8 +38,8 @@ pub use compressed::{
     IndexInputs, TokenForm, WindowMeanOp, WindowPool, WindowPoolOp,
 };
 pub use experts::{
-    ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, MoeExpertsOp, Route, RouteByTokenOp, RouteOp,
-    Score, Weighted,
+    ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, MoeExpertsOp, Route, RouteBy, RouteOp, Score,
+    Weighted,
 };
 pub use hyper::{
     GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, StreamAddOp,
@@ -50,13 +47,13 @@ pub use hyper::{
 };
 pub use linear::{GroupedLinearOp, LinearOp};
 pub use ngrams::{NGramEmbedOp, NGrams};
-pub use norm::{LayerNormOp, RmsNormOp, UnitNormOp};
+pub use norm::{LayerNormOp, RmsNormOp};
 pub use op::{Node, Op, Output};
 pub use recurrent::{
     CausalConv1dOp, Decay, DeltaInputs, DeltaRule, GatedDeltaRuleOp, HeadPairing, SsmInputs, SsmScan,
     SsmScanOp, SsmWeights, StateId,
 };
-pub use rope::{PlacedRopeOp, Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
+pub use rope::{Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
 pub use rows::{AddOp, ClampOp, EmbedOp, GatherRowsOp, RepeatOp, SliceOp};
 pub use selection::{BlockChoice, BlockScore, ChooseBlocksOp, Chosen};
 

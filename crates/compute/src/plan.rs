@@ -78,27 +78,19 @@ pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
         | Op::MoeExperts(MoeExpertsOp { x, .. })
         | Op::Slice(SliceOp { x, .. })
         | Op::CausalConv1d(CausalConv1dOp { x, .. })
-        | Op::UnitNorm(UnitNormOp { x, .. })
-        | Op::PlacedRope(PlacedRopeOp { x, .. })
         | Op::LayerNorm(LayerNormOp { x, .. })
         | Op::PositionScale(PositionScaleOp { x, .. })
         | Op::GroupedLinear(GroupedLinearOp { x, .. })
         | Op::Repeat(RepeatOp { x, .. })
         | Op::ScaledSilu(ScaledSiluOp { x, .. })
-        | Op::SquaredRelu(SquaredReluOp { x })
         | Op::WindowMean(WindowMeanOp { x, .. })
         | Op::GatherRows(GatherRowsOp { x }) => [Some(x), None, None],
-        Op::Route(RouteOp { logits, .. }) | Op::RouteByToken(RouteByTokenOp { logits, .. }) => {
-            [Some(logits), None, None]
-        }
+        Op::Route(RouteOp { logits, .. }) => [Some(logits), None, None],
         Op::Attention(AttentionOp { q, k, v, chosen, .. }) => {
             more = [chosen.map(|chosen| chosen.blocks), None, None];
             [Some(q), Some(k), Some(v)]
         }
-        Op::SwiGlu(SwiGluOp { gate, up })
-        | Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, .. })
-        | Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, .. })
-        | Op::CappedSwiGlu(CappedSwiGluOp { gate, up, .. }) => [Some(gate), Some(up), None],
+        Op::Activate(ActivateOp { gate, up, .. }) => [gate, Some(up), None],
         Op::HyperWeights(HyperWeightsOp { x, mix, .. }) => [Some(x), Some(mix), None],
         Op::HyperCollapse(HyperCollapseOp { x, weights, .. }) => [Some(x), Some(weights), None],
         Op::HyperExpand(HyperExpandOp { x, block, weights, .. }) => [Some(x), Some(block), Some(weights)],

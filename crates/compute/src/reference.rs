@@ -387,27 +387,6 @@ impl Executable for Interpreter {
                     }
                     result
                 }
-                Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => {
-                    let weight = self.vector(weight)?;
-                    let mut result = of(x).clone();
-                    for row in &mut result {
-                        let part = row.len() / groups;
-                        let weights = weight.chunks(part).cycle();
-                        row.chunks_mut(part).zip(weights).for_each(|(part, w)| rms_norm(part, w, eps));
-                    }
-                    result
-                }
-                Op::Rope(RopeOp { x, heads, rope: rotation }) => {
-                    let mut result = of(x).clone();
-                    for span in batch.spans {
-                        for (i, row) in span.rows.clone().enumerate() {
-                            let dim = result[row].len() / heads;
-                            let rotation = &self.graph.ropes[rotation];
-                            result[row].chunks_mut(dim).for_each(|h| rope(h, rotation, span.start + i));
-                        }
-                    }
-                    result
-                }
                 Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => {
                     let sinks = sinks.map(|s| self.vector(s)).transpose()?;
                     let chosen = chosen.map(|chosen| (chosen, of(chosen.blocks)));
@@ -432,24 +411,64 @@ impl Executable for Interpreter {
                     result.iter_mut().for_each(|row| layer_norm(row, &weight, &bias, eps));
                     result
                 }
-                Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, alpha, limit }) => {
-                    let element =
-                        |(g, u): (&f32, &f32)| activate(Activation::ClampedSwiGlu { alpha, limit }, *g, *u);
-                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
-                    of(gate).iter().zip(of(up)).map(row).collect()
-                }
-                Op::SwiGlu(SwiGluOp { gate, up }) => {
+                Op::Activate(ActivateOp { activation, gate, up }) => {
+                    let up = of(up);
+                    let gates = gate.map_or(up, of);
                     let row = |(g, u): (&Vec<f32>, &Vec<f32>)| {
-                        g.iter().zip(u).map(|(g, u)| swiglu(*g, *u)).collect()
+                        g.iter().zip(u).map(|(g, u)| activate(activation, *g, *u)).collect()
                     };
-                    of(gate).iter().zip(of(up)).map(row).collect()
+                    gates.iter().zip(up).map(row).collect()
+                }
+                Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => {
+                    let weight = weight.map(|weight| self.vector(weight)).transpose()?;
+                    let mut result = of(x).clone();
+                    for row in &mut result {
+                        let part = row.len() / groups;
+                        let weight = weight.clone().unwrap_or_else(|| vec![1.0; part]);
+                        let weights = weight.chunks(part).cycle();
+                        row.chunks_mut(part).zip(weights).for_each(|(part, w)| rms_norm(part, w, eps));
+                    }
+                    result
+                }
+                Op::Rope(RopeOp { x, heads, rope: rotation, place }) => {
+                    let mut result = of(x).clone();
+                    let mut rotation = self.graph.ropes[rotation].clone();
+                    if place.inverse {
+                        rotation.inv_freq.iter_mut().for_each(|freq| *freq = -*freq);
+                    }
+                    for span in batch.spans {
+                        for (i, row) in span.rows.clone().enumerate() {
+                            let dim = result[row].len() / heads;
+                            let position = place.position(span.start + i);
+                            let rotate =
+                                |head: &mut [f32]| rope(&mut head[place.first..], &rotation, position);
+                            result[row].chunks_mut(dim).for_each(rotate);
+                        }
+                    }
+                    result
+                }
+                Op::Route(RouteOp { logits, by, route: how }) => {
+                    let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
+                    match by {
+                        RouteBy::Scores { bias } => {
+                            let bias = bias.map(|b| self.vector(b)).transpose()?;
+                            let row = |row: &Vec<f32>| route(row, bias.as_deref(), &how);
+                            routings[out.index] = of(logits).iter().map(row).collect();
+                        }
+                        RouteBy::Tokens { table } => {
+                            let table = self.weights[table.0].view();
+                            for (logits, token) in of(logits).clone().iter().zip(batch.tokens) {
+                                let mut ids = vec![0.0; table.cols()];
+                                dequantize_row(table, *token as usize, &mut ids)?;
+                                routings[out.index].push(route_by_token(logits, &ids, &how));
+                            }
+                        }
+                    }
+                    continue;
                 }
                 Op::Add(AddOp { a, b }) => {
                     let row = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).map(|(a, b)| a + b).collect();
                     of(a).iter().zip(of(b)).map(row).collect()
-                }
-                Op::SquaredRelu(SquaredReluOp { x }) => {
-                    of(x).iter().map(|row| row.iter().map(|v| squared_relu(*v)).collect()).collect()
                 }
                 Op::SigmoidGate(SigmoidGateOp { x, gate }) => {
                     let row = |(x, gate): (&Vec<f32>, &Vec<f32>)| {
@@ -464,13 +483,6 @@ impl Executable for Interpreter {
                 }
                 Op::Clamp(ClampOp { x, limit }) => {
                     of(x).iter().map(|row| row.iter().map(|v| v.clamp(-limit, limit)).collect()).collect()
-                }
-                Op::Route(RouteOp { logits, bias, route: how }) => {
-                    let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
-                    let bias = bias.map(|b| self.vector(b)).transpose()?;
-                    let row = |row: &Vec<f32>| route(row, bias.as_deref(), &how);
-                    routings[out.index] = of(logits).iter().map(row).collect();
-                    continue;
                 }
                 Op::MoeExperts(MoeExpertsOp { x, routing, experts: set, mlp }) => {
                     self.moe((set, mlp), of(x), &routings[routing.index], experts)?
@@ -497,37 +509,12 @@ impl Executable for Interpreter {
                     let inputs = [q, k, v, a, b].map(|value| &values[value.index]);
                     self.delta_rule(inputs, weights, &shape, state, batch.spans)
                 }
-                Op::UnitNorm(UnitNormOp { x, groups, eps }) => {
-                    let mut result = of(x).clone();
-                    for row in &mut result {
-                        let part = row.len() / groups;
-                        row.chunks_mut(part).for_each(|p| rms_norm(p, &vec![1.0; part], eps));
-                    }
-                    result
-                }
                 Op::PositionScale(PositionScaleOp { x, scale }) => {
                     let mut result = of(x).clone();
                     for span in batch.spans {
                         for (i, row) in span.rows.clone().enumerate() {
                             let factor = scale.at(span.start + i);
                             result[row].iter_mut().for_each(|v| *v *= factor);
-                        }
-                    }
-                    result
-                }
-                Op::PlacedRope(PlacedRopeOp { x, heads, rope: rotation, place }) => {
-                    let mut result = of(x).clone();
-                    let mut rotation = self.graph.ropes[rotation].clone();
-                    if place.inverse {
-                        rotation.inv_freq.iter_mut().for_each(|freq| *freq = -*freq);
-                    }
-                    for span in batch.spans {
-                        for (i, row) in span.rows.clone().enumerate() {
-                            let dim = result[row].len() / heads;
-                            let position = place.position(span.start + i);
-                            let rotate =
-                                |head: &mut [f32]| rope(&mut head[place.first..], &rotation, position);
-                            result[row].chunks_mut(dim).for_each(rotate);
                         }
                     }
                     result
@@ -545,17 +532,6 @@ impl Executable for Interpreter {
                         result.push(out);
                     }
                     result
-                }
-                Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, limit }) => {
-                    let element =
-                        |(g, u): (&f32, &f32)| activate(Activation::LimitedSwiGlu { limit }, *g, *u);
-                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
-                    of(gate).iter().zip(of(up)).map(row).collect()
-                }
-                Op::CappedSwiGlu(CappedSwiGluOp { gate, up, limit }) => {
-                    let element = |(g, u): (&f32, &f32)| activate(Activation::CappedSwiGlu { limit }, *g, *u);
-                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
-                    of(gate).iter().zip(of(up)).map(row).collect()
                 }
                 Op::Repeat(RepeatOp { x, times }) => of(x).iter().map(|row| row.repeat(times)).collect(),
                 Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }) => {
@@ -581,16 +557,6 @@ impl Executable for Interpreter {
                     let index = index.map(|index| ([index.q, index.k].map(of), index.weights.map(of)));
                     let inputs = [q, kv, entries].map(of);
                     self.compressed_attention(cache.0, inputs, index, &sinks, batch.spans)
-                }
-                Op::RouteByToken(RouteByTokenOp { logits, table, route }) => {
-                    let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
-                    let table = self.weights[table.0].view();
-                    for (logits, token) in of(logits).clone().iter().zip(batch.tokens) {
-                        let mut ids = vec![0.0; table.cols()];
-                        dequantize_row(table, *token as usize, &mut ids)?;
-                        routings[out.index].push(route_by_token(logits, &ids, &route));
-                    }
-                    continue;
                 }
                 Op::NGramEmbed(NGramEmbedOp { tables, ngrams, state }) => {
                     self.ngram_embed(&tables, &ngrams, state, batch)?

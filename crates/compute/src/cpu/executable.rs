@@ -14,9 +14,7 @@ use super::gathered::{Choices, Seen};
 use super::hyper;
 use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
 use super::linear::{CpuContext, LinearJob, grouped_linear, linear};
-use super::moe_experts::{
-    ExpertBody, MoeScratch, capped_silu_mul, clamped_silu_mul, limited_silu_mul, moe_experts, squared_relu,
-};
+use super::moe_experts::{ExpertBody, MoeScratch, activate, moe_experts};
 use super::ngrams::ngram_embed;
 use super::pages::Pages;
 use super::rope::Angles;
@@ -288,36 +286,46 @@ impl CpuExecutable {
         Ok(())
     }
 
+    fn route(
+        &mut self,
+        op: &RouteOp,
+        routing: usize,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+    ) -> Result<()> {
+        let RouteOp { logits, by, route } = op;
+        let rows = batch.tokens.len();
+        let mut choice = std::mem::take(&mut self.choices[routing]);
+        let outcome = match by {
+            RouteBy::Scores { bias } => {
+                choice.route(self.value(*logits), bias.map(|b| &self.vectors[b.0][..]), route);
+                self.announce(routing, &choice, rows, experts)
+            }
+            RouteBy::Tokens { table } => {
+                let mut ids = vec![0.0; rows * route.top_k];
+                for (ids, token) in ids.chunks_exact_mut(route.top_k).zip(batch.tokens) {
+                    dequantize_row(self.weights[table.0].view(), *token as usize, ids)?;
+                }
+                let last = route.experts as u32 - 1;
+                let ids: Vec<u32> = ids.iter().map(|id| (*id as u32).min(last)).collect();
+                choice.route_to(self.value(*logits), &ids, route);
+                Ok(())
+            }
+        };
+        self.choices[routing] = choice;
+        outcome
+    }
+
     fn node(&mut self, index: usize, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
         let (op, out) = (self.graph.nodes[index].op.clone(), self.graph.nodes[index].out);
         let simd = self.context.simd;
         let rows = batch.tokens.len();
-        if let (Op::Route(RouteOp { logits, bias, route }), Output::Routing(routing)) = (&op, out) {
-            let mut choice = std::mem::take(&mut self.choices[routing.index]);
-            choice.route(self.value(*logits), bias.map(|b| &self.vectors[b.0][..]), route);
-            let announced = self.announce(routing.index, &choice, rows, experts);
-            self.choices[routing.index] = choice;
-            return announced;
-        }
-        if let (Op::RouteByToken(RouteByTokenOp { logits, table, route }), Output::Routing(routing)) =
-            (&op, out)
-        {
-            let mut choice = std::mem::take(&mut self.choices[routing.index]);
-            let mut ids = vec![0.0; rows * route.top_k];
-            for (ids, token) in ids.chunks_exact_mut(route.top_k).zip(batch.tokens) {
-                dequantize_row(self.weights[table.0].view(), *token as usize, ids)?;
-            }
-            let last = route.experts as u32 - 1;
-            let ids: Vec<u32> = ids.iter().map(|id| (*id as u32).min(last)).collect();
-            choice.route_to(self.value(*logits), &ids, route);
-            self.choices[routing.index] = choice;
-            return Ok(());
+        if let (Op::Route(op), Output::Routing(routing)) = (&op, out) {
+            return self.route(op, routing.index, batch, experts);
         }
         let Output::Value(out) = out else { unreachable!("only a route yields a routing") };
         match op {
-            Op::Linear(_) | Op::Route(_) | Op::RouteByToken(_) => {
-                unreachable!("run as steps of their own")
-            }
+            Op::Linear(_) | Op::Route(_) => unreachable!("run as steps of their own"),
             Op::Embed(EmbedOp { table }) => {
                 let mut buffer = self.take(out, rows);
                 for (row, token) in buffer.chunks_exact_mut(out.width()).zip(batch.tokens) {
@@ -325,24 +333,6 @@ impl CpuExecutable {
                 }
                 self.put(out, buffer);
             }
-            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    let weights = this.vectors[weight.0].chunks_exact(x.width() / groups).cycle();
-                    for (part, weights) in out.chunks_exact_mut(x.width() / groups).zip(weights) {
-                        let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
-                        let factor = 1.0 / (mean + eps).sqrt();
-                        for (v, w) in part.iter_mut().zip(weights) {
-                            *v = *v * factor * w;
-                        }
-                    }
-                });
-            }
-            Op::Rope(RopeOp { x, heads, rope }) => self.map_rows(out, rows, |this, row, out| {
-                out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                this.angles[rope].rotate(&this.graph.ropes[rope], row, out, x.width() / heads);
-            }),
             Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => {
                 let mut buffer = self.take(out, rows);
                 let inputs = [q, k, v].map(|value| self.buffer(value));
@@ -377,12 +367,46 @@ impl CpuExecutable {
                 self.put(out, buffer);
                 outcome?;
             }
-            Op::SwiGlu(SwiGluOp { gate, up }) => {
-                let rows = self.value(gate).len() / gate.width();
+            Op::Activate(ActivateOp { activation, gate, up }) => {
+                let rows = self.value(up).len() / up.width();
                 self.map_rows(out, rows, |this, row, out| {
                     let at = row * out.len()..(row + 1) * out.len();
-                    out.copy_from_slice(&this.value(gate)[at.clone()]);
-                    vector::silu_mul(simd, out, &this.value(up)[at]);
+                    if let Some(gate) = gate {
+                        out.copy_from_slice(&this.value(gate)[at.clone()]);
+                    }
+                    activate(simd, activation, out, &this.value(up)[at]);
+                });
+            }
+            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => {
+                let rows = self.value(x).len() / x.width();
+                self.map_rows(out, rows, |this, row, out| {
+                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                    let part = x.width() / groups;
+                    let factor = |part: &[f32]| {
+                        let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
+                        1.0 / (mean + eps).sqrt()
+                    };
+                    let Some(weight) = weight else {
+                        return out
+                            .chunks_exact_mut(part)
+                            .for_each(|part| vector::scale(simd, factor(part), part));
+                    };
+                    let weights = this.vectors[weight.0].chunks_exact(part).cycle();
+                    for (part, weights) in out.chunks_exact_mut(part).zip(weights) {
+                        let factor = factor(part);
+                        for (v, w) in part.iter_mut().zip(weights) {
+                            *v = *v * factor * w;
+                        }
+                    }
+                });
+            }
+            Op::Rope(RopeOp { x, heads, rope, place }) => {
+                let positions: Vec<usize> =
+                    batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
+                self.map_rows(out, rows, |this, row, out| {
+                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
+                    let (rotation, at) = (&this.graph.ropes[rope], (row, positions[row]));
+                    this.angles[rope].rotate(rotation, place, at, out, x.width() / heads);
                 });
             }
             Op::Add(AddOp { a, b }) => {
@@ -484,22 +508,6 @@ impl CpuExecutable {
                 ssm_scan(&self.context.pool, simd, &inputs, &shape, slots, batch.spans, &mut buffer);
                 self.put(out, buffer);
             }
-            Op::SquaredRelu(SquaredReluOp { x }) => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    squared_relu(&this.value(x)[row * x.width()..(row + 1) * x.width()], out);
-                });
-            }
-            Op::UnitNorm(UnitNormOp { x, groups, eps }) => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    for part in out.chunks_exact_mut(x.width() / groups) {
-                        let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
-                        vector::scale(simd, 1.0 / (mean + eps).sqrt(), part);
-                    }
-                });
-            }
             Op::PositionScale(PositionScaleOp { x, scale }) => {
                 let positions: Vec<usize> =
                     batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
@@ -508,37 +516,12 @@ impl CpuExecutable {
                     vector::scale(simd, scale.at(positions[row]), out);
                 });
             }
-            Op::PlacedRope(PlacedRopeOp { x, heads, rope, place }) => {
-                let positions: Vec<usize> =
-                    batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
-                self.map_rows(out, rows, |this, row, out| {
-                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    let (rotation, at) = (&this.graph.ropes[rope], (row, positions[row]));
-                    this.angles[rope].rotate_placed(rotation, place, at, out, x.width() / heads);
-                });
-            }
             Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => {
                 let mut buffer = self.take(out, rows);
                 let weight = &self.weights[weight.0];
                 let outcome = grouped_linear(&self.context, weight, groups, self.value(x), &mut buffer);
                 self.put(out, buffer);
                 outcome?;
-            }
-            Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, limit }) => {
-                let rows = self.value(gate).len() / gate.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let at = row * out.len()..(row + 1) * out.len();
-                    out.copy_from_slice(&this.value(gate)[at.clone()]);
-                    limited_silu_mul(simd, out, &this.value(up)[at], limit);
-                });
-            }
-            Op::CappedSwiGlu(CappedSwiGluOp { gate, up, limit }) => {
-                let rows = self.value(gate).len() / gate.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let at = row * out.len()..(row + 1) * out.len();
-                    out.copy_from_slice(&this.value(gate)[at.clone()]);
-                    capped_silu_mul(simd, out, &this.value(up)[at], limit);
-                });
             }
             Op::Repeat(RepeatOp { x, .. }) => self.map_rows(out, rows, |this, row, out| {
                 let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
@@ -672,14 +655,6 @@ impl CpuExecutable {
                     vector::scale(simd, 1.0 / (variance + eps).sqrt(), out);
                     let affine = this.vectors[weight.0].iter().zip(&this.vectors[bias.0]);
                     out.iter_mut().zip(affine).for_each(|(o, (w, b))| *o = *o * w + b);
-                });
-            }
-            Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, alpha, limit }) => {
-                let rows = self.value(gate).len() / gate.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let at = row * out.len()..(row + 1) * out.len();
-                    out.copy_from_slice(&this.value(gate)[at.clone()]);
-                    clamped_silu_mul(simd, out, &this.value(up)[at], alpha, limit);
                 });
             }
             Op::GatherRows(GatherRowsOp { x }) => {

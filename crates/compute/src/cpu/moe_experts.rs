@@ -61,23 +61,21 @@ impl ExpertBody<'_> {
             values.iter_mut().zip(&biases[which][start..]).for_each(|(v, b)| *v += b);
         }
     }
+}
 
-    /// The product of gate and up, in place of gate.
-    fn activate(&self, simd: Simd, gate: &mut [f32], up: &[f32]) {
-        match self.activation {
-            Activation::SwiGlu => vector::silu_mul(simd, gate, up),
-            Activation::LimitedSwiGlu { limit } => limited_silu_mul(simd, gate, up, limit),
-            Activation::ClampedSwiGlu { alpha, limit } => {
-                clamped_silu_mul(simd, gate, up, alpha, limit);
-            }
-            Activation::CappedSwiGlu { limit } => capped_silu_mul(simd, gate, up, limit),
-            Activation::SquaredRelu => squared_relu(up, gate),
-        }
+/// What `activation` makes of gate and up, or of up alone, in place of gate.
+pub(crate) fn activate(simd: Simd, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    match activation {
+        Activation::SwiGlu => vector::silu_mul(simd, gate, up),
+        Activation::LimitedSwiGlu { limit } => limited_silu_mul(simd, gate, up, limit),
+        Activation::ClampedSwiGlu { alpha, limit } => clamped_silu_mul(simd, gate, up, alpha, limit),
+        Activation::CappedSwiGlu { limit } => capped_silu_mul(simd, gate, up, limit),
+        Activation::SquaredRelu => squared_relu(up, gate),
     }
 }
 
 /// min(silu(gate), limit) ⊙ up, with up limited to ±limit, in place of gate.
-pub(crate) fn capped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
+fn capped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
     vector::silu(simd, gate);
     // Comparisons keep a NaN, `min` would drop it.
     gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
@@ -85,13 +83,13 @@ pub(crate) fn capped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f
 }
 
 /// relu(x)².
-pub(crate) fn squared_relu(x: &[f32], out: &mut [f32]) {
+fn squared_relu(x: &[f32], out: &mut [f32]) {
     // `max` would drop a NaN.
     out.iter_mut().zip(x).for_each(|(o, x)| *o = if *x < 0.0 { 0.0 } else { x * x });
 }
 
 /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit, in place of gate.
-pub(crate) fn limited_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
+fn limited_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
     // Comparisons keep a NaN, `min` would drop it.
     gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
     vector::silu(simd, gate);
@@ -99,7 +97,7 @@ pub(crate) fn limited_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: 
 }
 
 /// (up + 1) · gate · sigmoid(alpha · gate), with gate up to limit and up within ±limit, in place of gate.
-pub(crate) fn clamped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+fn clamped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
     // Comparisons keep a NaN, `min` would drop it.
     gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
     let logits: Vec<f32> = gate.iter().map(|g| alpha * g).collect();
@@ -246,7 +244,7 @@ pub(crate) fn moe_experts(
                 }
                 body.add_bias(0, (view.id, inner, rows.start), gate);
                 body.add_bias(1, (view.id, inner, rows.start), up);
-                body.activate(context.simd, gate, up);
+                activate(context.simd, body.activation, gate, up);
                 if int8_down {
                     // SAFETY: as above; tasks are cut at multiples of the quantisation block.
                     unsafe { quantized.write(context.simd, pair, rows.start, gate) };

@@ -21,8 +21,8 @@ impl Angles {
         }
     }
 
-    /// Rotates channels `place` says of every head of row `row`, which is at `position`, in place.
-    pub(crate) fn rotate_placed(
+    /// Rotates the channels that `place` says of every head of row `row`, which is at `position`, in place.
+    pub(crate) fn rotate(
         &self,
         rope: &Rope,
         place: Placement,
@@ -31,27 +31,22 @@ impl Angles {
         head_dim: usize,
     ) {
         let pairs = rope.inv_freq.len();
+        let mut own = Self::default();
         let mut angles = match place.position(position) {
-            same if same == position => self.table[row * pairs..(row + 1) * pairs].to_vec(),
+            same if same == position => &self.table[row * pairs..(row + 1) * pairs],
             other => {
-                let mut own = Self::default();
                 own.set(rope, std::iter::once(other));
-                own.table
+                &own.table[..]
             }
         };
+        let inverse: Vec<(f32, f32)>;
         if place.inverse {
-            angles.iter_mut().for_each(|(_, sin)| *sin = -*sin);
+            inverse = angles.iter().map(|(cos, sin)| (*cos, -*sin)).collect();
+            angles = &inverse;
         }
         for head in heads.chunks_exact_mut(head_dim) {
-            rotate(rope.style, &angles, &mut head[place.first..]);
+            rotate(rope.style, angles, &mut head[place.first..]);
         }
-    }
-
-    /// Rotates every head of row `row` in place.
-    pub(crate) fn rotate(&self, rope: &Rope, row: usize, heads: &mut [f32], head_dim: usize) {
-        let pairs = rope.inv_freq.len();
-        let angles = &self.table[row * pairs..(row + 1) * pairs];
-        heads.chunks_exact_mut(head_dim).for_each(|head| rotate(rope.style, angles, head));
     }
 }
 

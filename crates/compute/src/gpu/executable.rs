@@ -18,7 +18,7 @@ use super::weights::{self, DeviceWeight};
 use crate::backend::{
     ActivationMode, Batch, CompileOptions, DeviceCounts, Executable, ExpertSource, page_bytes, slot_bytes,
 };
-use crate::graph::{EmbedOp, ExpertSetId, Graph, LinearOp, Op, RouteByTokenOp, RouteOp, StateId, WeightId};
+use crate::graph::{EmbedOp, ExpertSetId, Graph, LinearOp, Op, RouteOp, StateId, WeightId};
 use crate::profile::{Profile, Work};
 use crate::{Error, Result, Tensor};
 
@@ -130,8 +130,7 @@ impl GpuExecutable {
         let quantized = Quantized { bytes, scales };
         let mut routings = vec![];
         for node in &graph.nodes {
-            if let Op::Route(RouteOp { route, .. }) | Op::RouteByToken(RouteByTokenOp { route, .. }) = node.op
-            {
+            if let Op::Route(RouteOp { route, .. }) = node.op {
                 routings.push([alloc(rows * route.top_k * 4)?, alloc(rows * route.top_k * 4)?]);
             }
         }

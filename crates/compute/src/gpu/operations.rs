@@ -6,12 +6,11 @@ use super::few_experts::RouteWords;
 use super::inputs::Turn;
 use super::lower::{Launch, Lowering, THREADS};
 use crate::graph::{
-    Activation, BlockAttentionOp, BlockInputs, CappedSwiGluOp, ChooseBlocksOp, ClampedSwiGluOp,
-    CompressedAttentionOp, CompressedInputs, GatedMeanOp, GroupedLinearOp, HyperCollapseOp, HyperExpandOp,
-    HyperKind, HyperWeightsOp, LayerNormOp, LimitedSwiGluOp, NGramEmbedOp, Op, Output, PlacedRopeOp,
-    PositionScaleOp, RepeatOp, RmsNormOp, RopeStyle, RouteByTokenOp, ScaledSiluOp, SquaredReluOp, SsmInputs,
-    SsmScan, SsmScanOp, SsmWeights, StateId, StreamAddOp, StreamGateOp, UnitNormOp, Value, WeightId,
-    WindowMeanOp, WindowPool, WindowPoolOp,
+    ActivateOp, Activation, BlockAttentionOp, BlockInputs, ChooseBlocksOp, CompressedAttentionOp,
+    CompressedInputs, GatedMeanOp, GroupedLinearOp, HyperCollapseOp, HyperExpandOp, HyperKind,
+    HyperWeightsOp, LayerNormOp, NGramEmbedOp, Op, Output, PositionScaleOp, RepeatOp, RmsNormOp, RopeOp,
+    RopeStyle, RouteBy, RouteOp, ScaledSiluOp, SsmInputs, SsmScan, SsmScanOp, SsmWeights, StateId,
+    StreamAddOp, StreamGateOp, Value, WeightId, WindowMeanOp, WindowPool, WindowPoolOp,
 };
 
 /// Elements of rows that a group of threads takes one each of.
@@ -28,7 +27,10 @@ impl Lowering<'_> {
     /// Queues an operation.
     pub(super) fn alone(&mut self, op: &Op, out: Output) {
         let to = match (op, out) {
-            (Op::RouteByToken(RouteByTokenOp { logits, table, route }), Output::Routing(routing)) => {
+            (
+                Op::Route(RouteOp { logits, by: RouteBy::Tokens { table }, route }),
+                Output::Routing(routing),
+            ) => {
                 let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
                 let table = self.weight(*table);
                 let [a, b, c] = table.planes;
@@ -43,11 +45,13 @@ impl Lowering<'_> {
             (_, Output::Routing(_)) => unreachable!("only routes yield routings"),
         };
         let dispatch = match *op {
-            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => self.norm(x, Some(weight), groups, eps, to),
-            Op::UnitNorm(UnitNormOp { x, groups, eps }) => self.norm(x, None, groups, eps, to),
-            Op::PlacedRope(PlacedRopeOp { x, heads, rope, place }) => {
+            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => self.norm(x, weight, groups, eps, to),
+            Op::Rope(RopeOp { x, heads, rope, place }) => {
                 let turn = Turn { rope, stride: place.stride.max(1) };
                 self.rotation(x, heads, turn, [place.first, usize::from(place.inverse)], to)
+            }
+            Op::Activate(ActivateOp { activation, gate, up }) => {
+                self.activate([gate.unwrap_or(up), up], activation, to)
             }
             Op::PositionScale(PositionScaleOp { x, scale }) => {
                 let (count, width) = (self.rows * to.width(), to.width());
@@ -63,16 +67,6 @@ impl Lowering<'_> {
                 let slices = [self.value(x), self.value(to)];
                 return self.heads("latent_matvec", weight, [each, 0, cols, each, each, 0], slices);
             }
-            Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, limit }) => {
-                self.activate([gate, up], Activation::LimitedSwiGlu { limit }, to)
-            }
-            Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, alpha, limit }) => {
-                self.activate([gate, up], Activation::ClampedSwiGlu { alpha, limit }, to)
-            }
-            Op::CappedSwiGlu(CappedSwiGluOp { gate, up, limit }) => {
-                self.activate([gate, up], Activation::CappedSwiGlu { limit }, to)
-            }
-            Op::SquaredRelu(SquaredReluOp { x }) => self.activate([x, x], Activation::SquaredRelu, to),
             Op::LayerNorm(LayerNormOp { x, weight, bias, eps }) => {
                 let buffers = [self.value(x), self.vector(weight), self.vector(bias), self.value(to)];
                 let constants: &[&dyn Words] = &[&x.width(), &eps];

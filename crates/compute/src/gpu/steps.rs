@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use crate::graph::{
-    AddOp, AttentionOp, CacheId, CausalConv1dOp, Chosen, ClampOp, DeltaInputs, DeltaRule, EmbedOp, ExpertMlp,
-    ExpertSetId, GatedDeltaRuleOp, GatherRowsOp, Graph, LatentAttentionOp, LatentCacheId, LatentInputs,
-    LatentWeights, LinearOp, MoeExpertsOp, Op, Output, Precision, RmsNormOp, RopeOp, Route, RouteOp, Routing,
-    SigmoidGateOp, SliceOp, StateId, SwiGluOp, Value, WeightId,
+    ActivateOp, Activation, AddOp, AttentionOp, CacheId, CausalConv1dOp, Chosen, ClampOp, DeltaInputs,
+    DeltaRule, EmbedOp, ExpertMlp, ExpertSetId, GatedDeltaRuleOp, GatherRowsOp, Graph, LatentAttentionOp,
+    LatentCacheId, LatentInputs, LatentWeights, LinearOp, MoeExpertsOp, Op, Output, Placement, Precision,
+    RmsNormOp, RopeOp, Route, RouteBy, RouteOp, Routing, SigmoidGateOp, SliceOp, StateId, Value, WeightId,
 };
 
 /// What is done to heads of queries and keys before they are attended with.
@@ -265,7 +265,7 @@ fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
 fn step(graph: &Graph, op: &Op, output: Output) -> Step {
     let alone = || Step::Alone { op: op.clone(), out: output };
     let out = match (op, output) {
-        (Op::Route(RouteOp { logits, bias, route }), Output::Routing(routing)) => {
+        (Op::Route(RouteOp { logits, by: RouteBy::Scores { bias }, route }), Output::Routing(routing)) => {
             return Step::Route { logits: *logits, bias: *bias, route: *route, routing };
         }
         (_, Output::Routing(_)) => return alone(),
@@ -276,19 +276,23 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
         Op::Linear(LinearOp { x, weight, bias, precision }) => {
             Step::Linear { x, weight, bias, precision, residual: None, out }
         }
-        Op::RmsNorm(RmsNormOp { x, weight, groups, eps })
+        Op::RmsNorm(RmsNormOp { x, weight: Some(weight), groups, eps })
             if graph.weights[weight.0].matrix.cols == x.width / groups =>
         {
             Step::RmsNorm { x, weight, groups, eps, out }
         }
-        Op::Rope(RopeOp { x, heads, rope }) => Step::Rope { x, heads, rope, out },
+        Op::Rope(RopeOp { x, heads, rope, place }) if place == Placement::default() => {
+            Step::Rope { x, heads, rope, out }
+        }
         Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => {
             Step::Attention { q, k, v, cache, sinks, chosen, prepare: None, out }
         }
         Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {
             Step::LatentAttention { inputs, weights, cache, out }
         }
-        Op::SwiGlu(SwiGluOp { gate, up }) => Step::SwiGlu { gate, up, out },
+        Op::Activate(ActivateOp { activation: Activation::SwiGlu, gate: Some(gate), up }) => {
+            Step::SwiGlu { gate, up, out }
+        }
         Op::Add(AddOp { a, b }) => Step::Add { a, b, out },
         Op::Clamp(ClampOp { x, limit }) => Step::Clamp { x, limit, out },
         Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp }) => {

@@ -4,7 +4,7 @@
 
 use crate::graph::{
     AttentionOp, BlockAttentionOp, CompressedAttentionOp, GatedDeltaRuleOp, Graph, HyperWeightsOp,
-    LatentAttentionOp, Op, RouteByTokenOp, RouteOp, SsmScanOp,
+    LatentAttentionOp, Op, RouteOp, SsmScanOp,
 };
 use crate::{Error, Result};
 
@@ -31,14 +31,8 @@ pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
         {
             Some("heads of more than 512 channels")
         }
-        Op::Route(RouteOp { route, .. }) | Op::RouteByToken(RouteByTokenOp { route, .. })
-            if route.experts > 1024 =>
-        {
-            Some("routers of more than 1024 experts")
-        }
-        Op::Route(RouteOp { route, .. }) | Op::RouteByToken(RouteByTokenOp { route, .. })
-            if route.top_k > 64 =>
-        {
+        Op::Route(RouteOp { route, .. }) if route.experts > 1024 => Some("routers of more than 1024 experts"),
+        Op::Route(RouteOp { route, .. }) if route.top_k > 64 => {
             Some("routers that choose more than 64 experts")
         }
         Op::GatedDeltaRule(GatedDeltaRuleOp { shape, .. }) if shape.key_dim > 512 => {

@@ -2,12 +2,14 @@
 
 use super::builder::check;
 use super::{GraphBuilder, Op, Value};
+#[cfg(doc)]
+use crate::Error;
 use crate::Result;
 
-/// What an expert does to the outputs of its gate and up projections.
+/// What is made of the outputs of a gate and an up projection, or of up alone.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Activation {
-    /// silu(gate) ⊙ up.
+    /// silu(gate) ⊙ up (Shazeer 2020).
     #[default]
     SwiGlu,
     /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit (DeepSeek-V4).
@@ -27,59 +29,47 @@ pub enum Activation {
         /// Limit of silu(gate) and of up.
         limit: f32,
     },
-    /// relu(up)², of experts without a gate (So et al., *Primer*, 2021; Nemotron-H).
+    /// relu(up)², without a gate (So et al., *Primer*, 2021; Nemotron-H).
     SquaredRelu,
 }
 
-/// silu(gate) ⊙ up (Shazeer 2020).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SwiGluOp {
-    /// (rows, width).
-    pub gate: Value,
-    /// (rows, width).
-    pub up: Value,
+impl Activation {
+    /// Name, for errors and profiles.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::SwiGlu => "swiglu",
+            Self::LimitedSwiGlu { .. } => "limited_swiglu",
+            Self::ClampedSwiGlu { .. } => "clamped_swiglu",
+            Self::CappedSwiGlu { .. } => "capped_swiglu",
+            Self::SquaredRelu => "squared_relu",
+        }
+    }
+
+    /// Whether it takes a gate.
+    pub fn is_gated(&self) -> bool {
+        !matches!(self, Self::SquaredRelu)
+    }
+
+    /// The same with limits that are not negative.
+    fn with_magnitudes(self) -> Self {
+        match self {
+            Self::LimitedSwiGlu { limit } => Self::LimitedSwiGlu { limit: limit.abs() },
+            Self::ClampedSwiGlu { alpha, limit } => Self::ClampedSwiGlu { alpha, limit: limit.abs() },
+            Self::CappedSwiGlu { limit } => Self::CappedSwiGlu { limit: limit.abs() },
+            Self::SwiGlu | Self::SquaredRelu => self,
+        }
+    }
 }
 
-/// silu(min(gate, limit)) ⊙ up, with up limited to ±limit.
+/// What an [`Activation`] makes of gate and up, or of up alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LimitedSwiGluOp {
-    /// (rows, width).
-    pub gate: Value,
+pub struct ActivateOp {
+    /// What is made.
+    pub activation: Activation,
+    /// (rows, width), if the activation takes a gate.
+    pub gate: Option<Value>,
     /// (rows, width).
     pub up: Value,
-    /// Largest gate, and largest magnitude of up.
-    pub limit: f32,
-}
-
-/// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ClampedSwiGluOp {
-    /// (rows, width).
-    pub gate: Value,
-    /// (rows, width).
-    pub up: Value,
-    /// Factor within the sigmoid.
-    pub alpha: f32,
-    /// Largest gate, and largest magnitude of up.
-    pub limit: f32,
-}
-
-/// min(silu(gate), limit) ⊙ up, with up limited to ±limit.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CappedSwiGluOp {
-    /// (rows, width).
-    pub gate: Value,
-    /// (rows, width).
-    pub up: Value,
-    /// Largest silu(gate), and largest magnitude of up.
-    pub limit: f32,
-}
-
-/// relu(x)² (So et al. 2021).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SquaredReluOp {
-    /// (rows, width).
-    pub x: Value,
 }
 
 /// silu(factor · x).
@@ -101,45 +91,32 @@ pub struct SigmoidGateOp {
 }
 
 impl GraphBuilder {
+    /// What `activation` makes of `gate` and `up`, or of `up` alone. The signs of its limits do not count.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ, or there is a gate and should be none, or the other way round.
+    pub fn activate(&mut self, activation: Activation, gate: Option<Value>, up: Value) -> Result<Value> {
+        let op = activation.name();
+        check(op, "gates", usize::from(activation.is_gated()), gate.iter().len())?;
+        if let Some(gate) = gate {
+            check(op, "width of up", gate.width, up.width)?;
+        }
+        let activation = activation.with_magnitudes();
+        Ok(self.push(Op::Activate(ActivateOp { activation, gate, up }), up.width))
+    }
+
     /// silu(gate) ⊙ up.
     ///
     /// # Errors
     /// [`Error::Shape`] if widths differ.
     pub fn swiglu(&mut self, gate: Value, up: Value) -> Result<Value> {
-        check("swiglu", "width of up", gate.width, up.width)?;
-        Ok(self.push(Op::SwiGlu(SwiGluOp { gate, up }), gate.width))
-    }
-
-    /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if widths differ.
-    pub fn limited_swiglu(&mut self, gate: Value, up: Value, limit: f32) -> Result<Value> {
-        check("limited_swiglu", "width of up", gate.width, up.width)?;
-        Ok(self.push(Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, limit: limit.abs() }), gate.width))
-    }
-
-    /// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit (gpt-oss).
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if widths differ.
-    pub fn clamped_swiglu(&mut self, gate: Value, up: Value, alpha: f32, limit: f32) -> Result<Value> {
-        check("clamped_swiglu", "width of up", gate.width, up.width)?;
-        Ok(self.push(Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, alpha, limit: limit.abs() }), gate.width))
-    }
-
-    /// min(silu(gate), limit) ⊙ up, with up limited to ±limit.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if widths differ.
-    pub fn capped_swiglu(&mut self, gate: Value, up: Value, limit: f32) -> Result<Value> {
-        check("capped_swiglu", "width of up", gate.width, up.width)?;
-        Ok(self.push(Op::CappedSwiGlu(CappedSwiGluOp { gate, up, limit: limit.abs() }), gate.width))
+        self.activate(Activation::SwiGlu, Some(gate), up)
     }
 
     /// relu(x)².
     pub fn squared_relu(&mut self, x: Value) -> Value {
-        self.push(Op::SquaredRelu(SquaredReluOp { x }), x.width)
+        let op = ActivateOp { activation: Activation::SquaredRelu, gate: None, up: x };
+        self.push(Op::Activate(op), x.width)
     }
 
     /// silu(factor · x).

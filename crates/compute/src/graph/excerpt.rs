@@ -237,10 +237,6 @@ impl<'a> Excerpt<'a> {
                 bias: bias.map(|bias| self.weight(bias, head)),
                 precision,
             }),
-            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => {
-                Op::RmsNorm(RmsNormOp { x: self.value(x)?, weight: self.weight(weight, false), groups, eps })
-            }
-            Op::Rope(RopeOp { x, heads, rope }) => Op::Rope(RopeOp { x: self.value(x)?, heads, rope }),
             Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => Op::Attention(AttentionOp {
                 q: self.value(q)?,
                 k: self.value(k)?,
@@ -270,16 +266,32 @@ impl<'a> Excerpt<'a> {
                     cache: self.latent_cache(cache),
                 })
             }
-            Op::SwiGlu(SwiGluOp { gate, up }) => {
-                Op::SwiGlu(SwiGluOp { gate: self.value(gate)?, up: self.value(up)? })
+            Op::Activate(ActivateOp { activation, gate, up }) => Op::Activate(ActivateOp {
+                activation,
+                gate: gate.map(|gate| self.value(gate)).transpose()?,
+                up: self.value(up)?,
+            }),
+            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => Op::RmsNorm(RmsNormOp {
+                x: self.value(x)?,
+                weight: weight.map(|weight| self.weight(weight, false)),
+                groups,
+                eps,
+            }),
+            Op::Rope(RopeOp { x, heads, rope, place }) => {
+                Op::Rope(RopeOp { x: self.value(x)?, heads, rope, place })
             }
-            Op::Add(AddOp { a, b }) => Op::Add(AddOp { a: self.value(a)?, b: self.value(b)? }),
-            Op::Clamp(ClampOp { x, limit }) => Op::Clamp(ClampOp { x: self.value(x)?, limit }),
-            Op::Route(RouteOp { logits, bias, route }) => Op::Route(RouteOp {
+            Op::Route(RouteOp { logits, by, route }) => Op::Route(RouteOp {
                 logits: self.value(logits)?,
-                bias: bias.map(|bias| self.weight(bias, false)),
+                by: match by {
+                    RouteBy::Scores { bias } => {
+                        RouteBy::Scores { bias: bias.map(|bias| self.weight(bias, false)) }
+                    }
+                    RouteBy::Tokens { table } => RouteBy::Tokens { table: self.weight(table, true) },
+                },
                 route,
             }),
+            Op::Add(AddOp { a, b }) => Op::Add(AddOp { a: self.value(a)?, b: self.value(b)? }),
+            Op::Clamp(ClampOp { x, limit }) => Op::Clamp(ClampOp { x: self.value(x)?, limit }),
             Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp }) => {
                 let biases = mlp.biases.map(|biases| ExpertBiases {
                     gate: self.weight(biases.gate, false),
@@ -293,10 +305,6 @@ impl<'a> Excerpt<'a> {
                     mlp: ExpertMlp { biases, ..mlp },
                 })
             }
-            Op::CappedSwiGlu(CappedSwiGluOp { gate, up, limit }) => {
-                Op::CappedSwiGlu(CappedSwiGluOp { gate: self.value(gate)?, up: self.value(up)?, limit })
-            }
-            Op::SquaredRelu(SquaredReluOp { x }) => Op::SquaredRelu(SquaredReluOp { x: self.value(x)? }),
             Op::SigmoidGate(SigmoidGateOp { x, gate }) => {
                 Op::SigmoidGate(SigmoidGateOp { x: self.value(x)?, gate: self.value(gate)? })
             }
@@ -347,23 +355,14 @@ impl<'a> Excerpt<'a> {
                     state: self.state(state),
                 })
             }
-            Op::UnitNorm(UnitNormOp { x, groups, eps }) => {
-                Op::UnitNorm(UnitNormOp { x: self.value(x)?, groups, eps })
-            }
             Op::PositionScale(PositionScaleOp { x, scale }) => {
                 Op::PositionScale(PositionScaleOp { x: self.value(x)?, scale })
-            }
-            Op::PlacedRope(PlacedRopeOp { x, heads, rope, place }) => {
-                Op::PlacedRope(PlacedRopeOp { x: self.value(x)?, heads, rope, place })
             }
             Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => Op::GroupedLinear(GroupedLinearOp {
                 x: self.value(x)?,
                 weight: self.weight(weight, false),
                 groups,
             }),
-            Op::LimitedSwiGlu(LimitedSwiGluOp { gate, up, limit }) => {
-                Op::LimitedSwiGlu(LimitedSwiGluOp { gate: self.value(gate)?, up: self.value(up)?, limit })
-            }
             Op::Repeat(RepeatOp { x, times }) => Op::Repeat(RepeatOp { x: self.value(x)?, times }),
             Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }) => {
                 Op::HyperWeights(HyperWeightsOp {
@@ -406,11 +405,6 @@ impl<'a> Excerpt<'a> {
                     cache: self.compressed_cache(cache),
                 })
             }
-            Op::RouteByToken(RouteByTokenOp { logits, table, route }) => Op::RouteByToken(RouteByTokenOp {
-                logits: self.value(logits)?,
-                table: self.weight(table, true),
-                route,
-            }),
             // Reading rows costs nothing here either, so one small table stands for all.
             Op::NGramEmbed(NGramEmbedOp { tables, mut ngrams, state }) => {
                 ngrams.head_rows.iter_mut().for_each(|rows| *rows = self.vocab_size as u64);
@@ -460,14 +454,6 @@ impl<'a> Excerpt<'a> {
                 bias: self.weight(bias, false),
                 eps,
             }),
-            Op::ClampedSwiGlu(ClampedSwiGluOp { gate, up, alpha, limit }) => {
-                Op::ClampedSwiGlu(ClampedSwiGluOp {
-                    gate: self.value(gate)?,
-                    up: self.value(up)?,
-                    alpha,
-                    limit,
-                })
-            }
             Op::GatherRows(GatherRowsOp { x }) => Op::GatherRows(GatherRowsOp { x: self.value(x)? }),
         })
     }

@@ -120,26 +120,30 @@ pub struct ExpertMlp {
     pub weighted: Weighted,
 }
 
-/// Scores, then the `top_k` largest of score + bias (ties: the lower id first), weighted by their scores.
-/// If a logit is not finite, the weights are NaN.
+/// What decides which experts a token gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouteBy {
+    /// The `top_k` largest of score + bias (ties: the lower id first).
+    Scores {
+        /// (experts), f32: added to scores for choosing only (`e_score_correction_bias`).
+        bias: Option<WeightId>,
+    },
+    /// What a table has for the token's id (DeepSeek-V4's hash routing).
+    Tokens {
+        /// (vocab_size, top_k): expert ids.
+        table: WeightId,
+    },
+}
+
+/// Scores of experts, and a choice of `top_k` of them, weighted by their scores. If a logit is not finite, the weights are
+/// NaN.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RouteOp {
     /// (tokens, experts).
     pub logits: Value,
-    /// (experts), f32: added to scores for choosing only (`e_score_correction_bias`).
-    pub bias: Option<WeightId>,
-    /// How.
-    pub route: Route,
-}
-
-/// Experts that a table has for each token, weighted by their scores as [`Op::Route`] does.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RouteByTokenOp {
-    /// (tokens, experts).
-    pub logits: Value,
-    /// (vocab_size, top_k): expert ids.
-    pub table: WeightId,
-    /// How scores become weights.
+    /// What is chosen by.
+    pub by: RouteBy,
+    /// How scores are made and become weights.
     pub route: Route,
 }
 
@@ -198,7 +202,7 @@ impl GraphBuilder {
         }
         let out = Routing { index: self.routings, top_k: route.top_k };
         self.routings += 1;
-        let op = Op::Route(RouteOp { logits, bias, route });
+        let op = Op::Route(RouteOp { logits, by: RouteBy::Scores { bias }, route });
         self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
         Ok(out)
     }
@@ -216,7 +220,7 @@ impl GraphBuilder {
         }
         let out = Routing { index: self.routings, top_k: route.top_k };
         self.routings += 1;
-        let op = Op::RouteByToken(RouteByTokenOp { logits, table, route });
+        let op = Op::Route(RouteOp { logits, by: RouteBy::Tokens { table }, route });
         self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
         Ok(out)
     }
@@ -243,7 +247,7 @@ impl GraphBuilder {
     ) -> Result<Value> {
         let (op, set) = ("moe_experts", self.expert_sets[experts.0]);
         check(op, "columns of up", x.width, set.up.cols)?;
-        let taken = if mlp.activation == Activation::SquaredRelu { 2 } else { 3 };
+        let taken = 2 + usize::from(mlp.activation.is_gated());
         check(op, "projections of an expert, for its activation", taken, set.matrices().count())?;
         if let Some(ExpertBiases { gate, up, down }) = mlp.biases {
             let gate_rows = set.gate.map_or(0, |gate| gate.rows);

@@ -9,20 +9,9 @@ use crate::Result;
 pub struct RmsNormOp {
     /// (rows, width).
     pub x: Value,
-    /// (width / groups) for all parts, or (width), f32.
-    pub weight: WeightId,
+    /// (width / groups) for all parts, or (width), f32; all ones when absent.
+    pub weight: Option<WeightId>,
     /// Parts that are normalised on their own: 1 for a whole row, the head count for per-head norms.
-    pub groups: usize,
-    /// Added to the mean square.
-    pub eps: f32,
-}
-
-/// Root-mean-square norm of each of `groups` equal parts of a row, without a weight.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct UnitNormOp {
-    /// (rows, width).
-    pub x: Value,
-    /// Parts that are normalised on their own.
     pub groups: usize,
     /// Added to the mean square.
     pub eps: f32,
@@ -52,7 +41,7 @@ impl GraphBuilder {
             self.vector("rms_norm", "length of the weight", weight, x.width / groups.max(1))?;
         }
         self.vector("rms_norm", "length of the weight", weight, self.matrix(weight).cols)?;
-        Ok(self.push(Op::RmsNorm(RmsNormOp { x, weight, groups, eps }), x.width))
+        Ok(self.push(Op::RmsNorm(RmsNormOp { x, weight: Some(weight), groups, eps }), x.width))
     }
 
     /// Root-mean-square norm of each of `groups` equal parts of a row, without a weight.
@@ -60,8 +49,8 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if parts are not equal.
     pub fn unit_norm(&mut self, x: Value, groups: usize, eps: f32) -> Result<Value> {
-        check("unit_norm", "width left over by groups", 0, x.width % groups.max(1))?;
-        Ok(self.push(Op::UnitNorm(UnitNormOp { x, groups, eps }), x.width))
+        check("rms_norm", "width left over by groups", 0, x.width % groups.max(1))?;
+        Ok(self.push(Op::RmsNorm(RmsNormOp { x, weight: None, groups, eps }), x.width))
     }
 
     /// (x − mean(x)) / √(variance(x) + eps) ⊙ weight + bias of each row.

@@ -2,18 +2,16 @@
 //!
 //! Every operation is a struct in the file of its subject. [`Op`] is one of them.
 
-use super::activation::{
-    CappedSwiGluOp, ClampedSwiGluOp, LimitedSwiGluOp, ScaledSiluOp, SigmoidGateOp, SquaredReluOp, SwiGluOp,
-};
+use super::activation::{ActivateOp, ScaledSiluOp, SigmoidGateOp};
 use super::attention::{AttentionOp, LatentAttentionOp};
 use super::compressed::{BlockAttentionOp, CompressedAttentionOp, WindowMeanOp, WindowPoolOp};
-use super::experts::{MoeExpertsOp, RouteByTokenOp, RouteOp};
+use super::experts::{MoeExpertsOp, RouteOp};
 use super::hyper::{GatedMeanOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp, StreamAddOp, StreamGateOp};
 use super::linear::{GroupedLinearOp, LinearOp};
 use super::ngrams::NGramEmbedOp;
-use super::norm::{LayerNormOp, RmsNormOp, UnitNormOp};
+use super::norm::{LayerNormOp, RmsNormOp};
 use super::recurrent::{CausalConv1dOp, GatedDeltaRuleOp, SsmScanOp};
-use super::rope::{PlacedRopeOp, PositionScaleOp, RopeOp};
+use super::rope::{PositionScaleOp, RopeOp};
 use super::rows::{AddOp, ClampOp, EmbedOp, GatherRowsOp, RepeatOp, SliceOp};
 use super::selection::ChooseBlocksOp;
 use super::{Routing, Value};
@@ -39,17 +37,11 @@ ops! {
     Linear(LinearOp),
     GroupedLinear(GroupedLinearOp),
     RmsNorm(RmsNormOp),
-    UnitNorm(UnitNormOp),
     LayerNorm(LayerNormOp),
-    SwiGlu(SwiGluOp),
-    LimitedSwiGlu(LimitedSwiGluOp),
-    ClampedSwiGlu(ClampedSwiGluOp),
-    CappedSwiGlu(CappedSwiGluOp),
-    SquaredRelu(SquaredReluOp),
+    Activate(ActivateOp),
     ScaledSilu(ScaledSiluOp),
     SigmoidGate(SigmoidGateOp),
     Rope(RopeOp),
-    PlacedRope(PlacedRopeOp),
     PositionScale(PositionScaleOp),
     Attention(AttentionOp),
     LatentAttention(LatentAttentionOp),
@@ -59,7 +51,6 @@ ops! {
     BlockAttention(BlockAttentionOp),
     ChooseBlocks(ChooseBlocksOp),
     Route(RouteOp),
-    RouteByToken(RouteByTokenOp),
     MoeExperts(MoeExpertsOp),
     CausalConv1d(CausalConv1dOp),
     GatedDeltaRule(GatedDeltaRuleOp),

@@ -24,7 +24,7 @@ pub struct Rope {
     pub magnitude: f32,
 }
 
-/// Where and how channels of a head are rotated, other than from the first on by the token's position.
+/// Which channels of a head are rotated, by which angles. The default: from the first on, by the token's position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
     /// Channels of a head before the rotated ones.
@@ -33,6 +33,12 @@ pub struct Placement {
     pub inverse: bool,
     /// Positions count from the start of the window of so many tokens that they are in.
     pub stride: usize,
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self { first: 0, inverse: false, stride: 1 }
+    }
 }
 
 impl Placement {
@@ -78,18 +84,7 @@ pub struct RopeOp {
     pub heads: usize,
     /// Index of the rotation in the graph.
     pub rope: usize,
-}
-
-/// Rotary position embedding at other channels or by other angles than [`Op::Rope`].
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PlacedRopeOp {
-    /// (rows, heads · head_dim).
-    pub x: Value,
-    /// Heads in a row.
-    pub heads: usize,
-    /// Index of the rotation in the graph.
-    pub rope: usize,
-    /// Where and by which angles.
+    /// Which channels, by which angles.
     pub place: Placement,
 }
 
@@ -117,12 +112,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if a head is narrower than the rotation.
     pub fn rope(&mut self, x: Value, heads: usize, rope: usize) -> Result<Value> {
-        check("rope", "width left over by heads", 0, x.width % heads.max(1))?;
-        let (head_dim, rotary) = (x.width / heads.max(1), 2 * self.ropes[rope].inv_freq.len());
-        if rotary > head_dim {
-            return Err(Error::Shape { op: "rope", what: "rotary width", expected: head_dim, got: rotary });
-        }
-        Ok(self.push(Op::Rope(RopeOp { x, heads, rope }), x.width))
+        self.placed_rope(x, heads, rope, Placement::default())
     }
 
     /// As [`GraphBuilder::rope`], at other channels or by other angles.
@@ -130,13 +120,13 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if a head is too narrow.
     pub fn placed_rope(&mut self, x: Value, heads: usize, rope: usize, place: Placement) -> Result<Value> {
-        let op = "placed_rope";
+        let op = "rope";
         check(op, "width left over by heads", 0, x.width % heads.max(1))?;
         let (head_dim, end) = (x.width / heads.max(1), place.first + 2 * self.ropes[rope].inv_freq.len());
         if end > head_dim {
             return Err(Error::Shape { op, what: "rotary width", expected: head_dim, got: end });
         }
-        Ok(self.push(Op::PlacedRope(PlacedRopeOp { x, heads, rope, place }), x.width))
+        Ok(self.push(Op::Rope(RopeOp { x, heads, rope, place }), x.width))
     }
 
     /// Rows times a factor that depends on their position.
