@@ -23,6 +23,7 @@ mod linear;
 mod ngrams;
 mod norm;
 mod op;
+pub(crate) mod operation;
 mod recurrent;
 mod rope;
 mod rows;

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::graph::*;
+use crate::graph::{ExpertSetId, Graph, MoeExpertsOp, Op, Output};
 
 /// Nodes that run without the host's attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,80 +56,12 @@ fn cut(graph: &Graph, resident: impl Fn(ExpertSetId) -> bool) -> Vec<Segment> {
     segments
 }
 
-/// Values that a node reads.
-pub(crate) fn inputs(op: &Op) -> impl Iterator<Item = Value> {
-    let mut more = [None, None, None];
-    let three = match *op {
-        Op::LatentAttention(LatentAttentionOp {
-            inputs: LatentInputs { q_nope, c, rotated, chosen, .. },
-            ..
-        }) => {
-            more = [rotated.map(|r| r[0]), rotated.map(|r| r[1]), None];
-            [Some(q_nope), Some(c), chosen.map(|chosen| chosen.blocks)]
-        }
-        Op::ChooseBlocks(ChooseBlocksOp { inputs: IndexInputs { q, k, weights }, .. }) => {
-            [Some(q), Some(k), weights]
-        }
-        Op::Embed(_) | Op::NGramEmbed(_) => [None, None, None],
-        Op::Linear(LinearOp { x, .. })
-        | Op::RmsNorm(RmsNormOp { x, .. })
-        | Op::Rope(RopeOp { x, .. })
-        | Op::Clamp(ClampOp { x, .. })
-        | Op::MoeExperts(MoeExpertsOp { x, .. })
-        | Op::Slice(SliceOp { x, .. })
-        | Op::CausalConv1d(CausalConv1dOp { x, .. })
-        | Op::LayerNorm(LayerNormOp { x, .. })
-        | Op::PositionScale(PositionScaleOp { x, .. })
-        | Op::GroupedLinear(GroupedLinearOp { x, .. })
-        | Op::Repeat(RepeatOp { x, .. })
-        | Op::ScaledSilu(ScaledSiluOp { x, .. })
-        | Op::WindowMean(WindowMeanOp { x, .. })
-        | Op::GatherRows(GatherRowsOp { x }) => [Some(x), None, None],
-        Op::Route(RouteOp { logits, .. }) => [Some(logits), None, None],
-        Op::Attention(AttentionOp { q, k, v, chosen, .. }) => {
-            more = [chosen.map(|chosen| chosen.blocks), None, None];
-            [Some(q), Some(k), Some(v)]
-        }
-        Op::Activate(ActivateOp { gate, up, .. }) => [gate, Some(up), None],
-        Op::HyperWeights(HyperWeightsOp { x, mix, .. }) => [Some(x), Some(mix), None],
-        Op::HyperCollapse(HyperCollapseOp { x, weights, .. }) => [Some(x), Some(weights), None],
-        Op::HyperExpand(HyperExpandOp { x, block, weights, .. }) => [Some(x), Some(block), Some(weights)],
-        Op::WindowPool(WindowPoolOp { kv, gate, .. }) => [Some(kv), Some(gate), None],
-        Op::CompressedAttention(CompressedAttentionOp {
-            inputs: CompressedInputs { q, kv, entries, index, .. },
-            ..
-        }) => {
-            more = index.map_or(more, |index| [Some(index.q), Some(index.k), index.weights]);
-            [Some(q), Some(kv), Some(entries)]
-        }
-        Op::BlockAttention(BlockAttentionOp { inputs: BlockInputs { q, k, v, index }, .. }) => {
-            more = [Some(index.q), Some(index.k), index.weights];
-            [Some(q), Some(k), Some(v)]
-        }
-        Op::SigmoidGate(SigmoidGateOp { x, gate }) | Op::GatedMean(GatedMeanOp { x, gate, .. }) => {
-            [Some(x), Some(gate), None]
-        }
-        Op::StreamAdd(StreamAddOp { x, block, logits }) => [Some(x), Some(block), Some(logits)],
-        Op::StreamGate(StreamGateOp { keys, queries, value }) => [Some(keys), Some(queries), Some(value)],
-        Op::Add(AddOp { a, b }) => [Some(a), Some(b), None],
-        Op::SsmScan(SsmScanOp { inputs: SsmInputs { x, b, c, dt }, .. }) => {
-            more = [Some(dt), None, None];
-            [Some(x), Some(b), Some(c)]
-        }
-        Op::GatedDeltaRule(GatedDeltaRuleOp { inputs: DeltaInputs { q, k, v, a, b }, .. }) => {
-            more = [Some(a), Some(b), None];
-            [Some(q), Some(k), Some(v)]
-        }
-    };
-    three.into_iter().chain(more).flatten()
-}
-
 /// First-fit over values in execution order: a value takes the narrowest free buffer that is wide enough, else
 /// widens the widest free one, else a fresh one. A node's output never shares a buffer with its inputs.
 fn assign_buffers(graph: &Graph) -> (Vec<Option<usize>>, Vec<usize>) {
     let mut last_use = vec![0; graph.values];
     for (index, node) in graph.nodes.iter().enumerate() {
-        for value in inputs(&node.op) {
+        for value in node.op.values() {
             last_use[value.index] = index;
         }
     }
@@ -152,7 +84,7 @@ fn assign_buffers(graph: &Graph) -> (Vec<Option<usize>>, Vec<usize>) {
             widths[buffer] = widths[buffer].max(value.width());
             buffer_of[value.index] = Some(buffer);
         }
-        let mut ended: Vec<usize> = inputs(&node.op)
+        let mut ended: Vec<usize> = (node.op.values().into_iter())
             .filter(|v| last_use[v.index] == index)
             .filter_map(|v| buffer_of[v.index])
             .collect();
@@ -222,7 +154,7 @@ mod tests {
             let Some(buffer) = plan.buffer_of[out.index] else { continue };
             assert!(plan.buffer_widths[buffer] >= out.width());
             let used_later =
-                |v: &usize| graph.nodes[index..].iter().any(|n| inputs(&n.op).any(|i| i.index == *v));
+                |v: &usize| graph.nodes[index..].iter().any(|n| n.op.values().iter().any(|i| i.index == *v));
             for earlier in (0..out.index).filter(used_later) {
                 assert_ne!(plan.buffer_of[earlier], Some(buffer), "node {index}");
             }

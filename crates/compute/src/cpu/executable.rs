@@ -277,7 +277,8 @@ impl CpuExecutable {
                 let spent = self.moe.take_spent();
                 profile.add("experts, gate and up", spent[0], work[0]);
                 profile.add("experts, down", spent[1], work[1]);
-                profile.add(&name, time.saturating_sub(spent[0] + spent[1]), Work::default());
+                let rest = time.saturating_sub(spent[0] + spent[1]);
+                profile.add("experts, sorting and summing", rest, Work::default());
                 return Ok(());
             }
             _ => Work::default(),

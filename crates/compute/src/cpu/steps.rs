@@ -6,7 +6,7 @@ use super::attention::KvCache;
 use super::route::Choice;
 use crate::Result;
 use crate::backend::Batch;
-use crate::graph::{ExpertSet, Graph, LinearOp, MatrixSpec, Op, RmsNormOp, Value, WeightId};
+use crate::graph::{ExpertSet, Graph, LinearOp, MatrixSpec, Op, Value, WeightId};
 use crate::profile::Work;
 
 /// Name of the step of `nodes`: an operation, or the linear layers that run together.
@@ -18,44 +18,7 @@ pub(super) fn name(graph: &Graph, nodes: Range<usize>) -> String {
     if let Some(names) = nodes.clone().map(linear).collect::<Option<Vec<_>>>() {
         return names.join(" + ");
     }
-    let name = match &graph.nodes[nodes.start].op {
-        Op::Linear(_) => unreachable!("named above"),
-        Op::Embed(_) => "embed",
-        Op::RmsNorm(RmsNormOp { groups: 1, .. }) => "rms_norm",
-        Op::RmsNorm(_) => "rms_norm of heads",
-        Op::Rope(_) => "rope",
-        Op::Attention(_) => "attention",
-        Op::LatentAttention(_) => "latent attention",
-        Op::Activate(op) => op.activation.name(),
-        Op::Add(_) => "add",
-        Op::SigmoidGate(_) => "sigmoid gate",
-        Op::Slice(_) => "slice",
-        Op::Clamp(_) => "clamp",
-        Op::Route(_) => "route",
-        Op::MoeExperts(_) => "experts, sorting and summing",
-        Op::CausalConv1d(_) => "causal_conv1d",
-        Op::GatedDeltaRule(_) => "gated_delta_rule",
-        Op::SsmScan(_) => "ssm_scan",
-        Op::PositionScale(_) => "position_scale",
-        Op::GroupedLinear(_) => "grouped_linear",
-        Op::Repeat(_) => "repeat",
-        Op::HyperWeights(_) => "hyper_weights",
-        Op::HyperCollapse(_) => "hyper_collapse",
-        Op::HyperExpand(_) => "hyper_expand",
-        Op::WindowPool(_) => "window_pool",
-        Op::CompressedAttention(_) => "compressed attention",
-        Op::NGramEmbed(_) => "ngram_embed",
-        Op::ScaledSilu(_) => "scaled_silu",
-        Op::GatedMean(_) => "gated_mean",
-        Op::StreamAdd(_) => "stream_add",
-        Op::StreamGate(_) => "stream_gate",
-        Op::WindowMean(_) => "window_mean",
-        Op::BlockAttention(_) => "block attention",
-        Op::ChooseBlocks(_) => "choose_blocks",
-        Op::LayerNorm(_) => "layer_norm",
-        Op::GatherRows(_) => "gather_rows",
-    };
-    name.to_owned()
+    graph.nodes[nodes.start].op.label().to_owned()
 }
 
 /// The last part of a weight's name: `q_proj` of `model.layers.3.self_attn.q_proj.weight`.

@@ -141,7 +141,7 @@ impl Step {
     /// Values that it reads.
     pub(crate) fn inputs(&self) -> Vec<Value> {
         match *self {
-            Self::Alone { ref op, .. } => crate::plan::inputs(op).collect(),
+            Self::Alone { ref op, .. } => op.values(),
             Self::Embed { .. } => vec![],
             Self::Linear { x, residual, .. } | Self::MoeExperts { x, residual, .. } => {
                 [Some(x), residual].into_iter().flatten().collect()

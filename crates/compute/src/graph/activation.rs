@@ -1,7 +1,8 @@
 //! What is computed element by element between products: activations and gates.
 
 use super::builder::check;
-use super::{GraphBuilder, Op, Value};
+use super::operation::{Operation, refers};
+use super::{GraphBuilder, Value};
 #[cfg(doc)]
 use crate::Error;
 use crate::Result;
@@ -72,6 +73,25 @@ pub struct ActivateOp {
     pub up: Value,
 }
 
+refers!(ActivateOp { activation, gate, up });
+
+impl Operation for ActivateOp {
+    const NAME: &'static str = "activate";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let op = self.label();
+        check(op, "gates", usize::from(self.activation.is_gated()), self.gate.iter().len())?;
+        if let Some(gate) = self.gate {
+            check(op, "width of up", gate.width, self.up.width)?;
+        }
+        Ok(self.up.width)
+    }
+
+    fn label(&self) -> &'static str {
+        self.activation.name()
+    }
+}
+
 /// silu(factor · x).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScaledSiluOp {
@@ -79,6 +99,16 @@ pub struct ScaledSiluOp {
     pub x: Value,
     /// Factor.
     pub factor: f32,
+}
+
+refers!(ScaledSiluOp { x, factor });
+
+impl Operation for ScaledSiluOp {
+    const NAME: &'static str = "scaled_silu";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width)
+    }
 }
 
 /// x ⊙ sigmoid(gate).
@@ -90,19 +120,24 @@ pub struct SigmoidGateOp {
     pub gate: Value,
 }
 
+refers!(SigmoidGateOp { x, gate });
+
+impl Operation for SigmoidGateOp {
+    const NAME: &'static str = "sigmoid_gate";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        check(Self::NAME, "width left over by gates", 0, self.x.width % self.gate.width.max(1))?;
+        Ok(self.x.width)
+    }
+}
+
 impl GraphBuilder {
     /// What `activation` makes of `gate` and `up`, or of `up` alone. The signs of its limits do not count.
     ///
     /// # Errors
     /// [`Error::Shape`] if widths differ, or there is a gate and should be none, or the other way round.
     pub fn activate(&mut self, activation: Activation, gate: Option<Value>, up: Value) -> Result<Value> {
-        let op = activation.name();
-        check(op, "gates", usize::from(activation.is_gated()), gate.iter().len())?;
-        if let Some(gate) = gate {
-            check(op, "width of up", gate.width, up.width)?;
-        }
-        let activation = activation.with_magnitudes();
-        Ok(self.push(Op::Activate(ActivateOp { activation, gate, up }), up.width))
+        self.record(ActivateOp { activation: activation.with_magnitudes(), gate, up })
     }
 
     /// silu(gate) ⊙ up.
@@ -115,13 +150,12 @@ impl GraphBuilder {
 
     /// relu(x)².
     pub fn squared_relu(&mut self, x: Value) -> Value {
-        let op = ActivateOp { activation: Activation::SquaredRelu, gate: None, up: x };
-        self.push(Op::Activate(op), x.width)
+        self.activate(Activation::SquaredRelu, None, x).expect("any input fits")
     }
 
     /// silu(factor · x).
     pub fn scaled_silu(&mut self, x: Value, factor: f32) -> Value {
-        self.push(Op::ScaledSilu(ScaledSiluOp { x, factor }), x.width)
+        self.record(ScaledSiluOp { x, factor }).expect("any input fits")
     }
 
     /// x ⊙ sigmoid(gate), with a gate for each of as many equal parts of a row as the gate has columns.
@@ -129,7 +163,6 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if parts are not equal.
     pub fn sigmoid_gate(&mut self, x: Value, gate: Value) -> Result<Value> {
-        check("sigmoid_gate", "width left over by gates", 0, x.width % gate.width.max(1))?;
-        Ok(self.push(Op::SigmoidGate(SigmoidGateOp { x, gate }), x.width))
+        self.record(SigmoidGateOp { x, gate })
     }
 }

@@ -1,7 +1,9 @@
 //! Rotary embedding, and attention over keys and values or over latents.
 
 use super::builder::check;
-use super::{CacheId, Chosen, GraphBuilder, LatentCacheId, Op, Value, WeightId};
+use super::operation::{Operation, Refers, Visitor, refers};
+use super::selection::check_chosen;
+use super::{CacheId, Chosen, GraphBuilder, LatentCacheId, Value, WeightId};
 use crate::{Error, Result};
 
 /// Shape of a causal grouped-query attention.
@@ -94,6 +96,32 @@ pub struct AttentionOp {
     pub chosen: Option<Chosen>,
 }
 
+refers!(AttentionOp { q, k, v, cache, sinks, chosen });
+
+impl Operation for AttentionOp {
+    const NAME: &'static str = "attention";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, Self { q, k, v, sinks, chosen, .. }) = (Self::NAME, *self);
+        let shape = graph.caches[self.cache.0];
+        check_chosen(op, chosen, shape.heads)?;
+        if chosen.is_some() && (shape.window.is_some() || shape.chunk.is_some()) {
+            return Err(Error::Shape { op, what: "windows over chosen tokens", expected: 0, got: 1 });
+        }
+        if let Some(sinks) = sinks {
+            graph.vector(op, "sinks", sinks, shape.heads)?;
+        }
+        check(op, "query heads left over by kv heads", 0, shape.heads % shape.kv_heads.max(1))?;
+        check(op, "width of q", shape.heads * shape.head_dim, q.width)?;
+        check(op, "width of k", shape.kv_heads * shape.head_dim, k.width)?;
+        check(op, "width of v", shape.kv_heads * shape.value_dim, v.width)?;
+        if shape.chunk == Some(0) {
+            return Err(Error::Shape { op, what: "chunk", expected: 1, got: 0 });
+        }
+        Ok(shape.heads * shape.value_dim)
+    }
+}
+
 /// Appends latents and rotated keys to the cache, then causal multi-head latent attention over it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LatentAttentionOp {
@@ -103,6 +131,57 @@ pub struct LatentAttentionOp {
     pub weights: LatentWeights,
     /// Where latents and rotated keys live.
     pub cache: LatentCacheId,
+}
+
+refers!(LatentAttentionOp { inputs, weights, cache });
+
+impl Operation for LatentAttentionOp {
+    const NAME: &'static str = "latent_attention";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, inputs) = (Self::NAME, self.inputs);
+        let shape = graph.latent_caches[self.cache.0];
+        let [q_rope, k_rope] = inputs.rotated.map_or([0, 0], |rotated| rotated.map(|x| x.width));
+        check(op, "width of q_nope", shape.heads * shape.nope, inputs.q_nope.width)?;
+        check(op, "width of q_rope", shape.heads * shape.rope, q_rope)?;
+        check(op, "width of c", shape.rank, inputs.c.width)?;
+        check(op, "width of k_rope", shape.rope, k_rope)?;
+        check_chosen(op, inputs.chosen, shape.heads)?;
+        if let Some(Chosen { groups: 2.., .. }) = inputs.chosen {
+            return Err(Error::Shape { op, what: "choices of a query", expected: 1, got: 2 });
+        }
+        if let Some(sinks) = inputs.sinks {
+            graph.vector(op, "sinks", sinks, shape.heads)?;
+        }
+        let matrix = |id: WeightId, rows: &'static str, expected: usize, cols: &'static str, width: usize| {
+            let weight = graph.matrix(id);
+            check(op, rows, expected, weight.rows)?;
+            check(op, cols, width, weight.cols)
+        };
+        match self.weights {
+            LatentWeights::Joint(id) => {
+                let rows = shape.heads * (shape.nope + shape.value);
+                matrix(id, "rows of the joint weight", rows, "columns of the joint weight", shape.rank)?;
+            }
+            LatentWeights::Split { k, v } => {
+                let (k_rows, v_rows) = (shape.heads * shape.rank, shape.heads * shape.value);
+                matrix(k, "rows of the key weight", k_rows, "columns of the key weight", shape.nope)?;
+                matrix(v, "rows of the value weight", v_rows, "columns of the value weight", shape.rank)?;
+            }
+        }
+        Ok(shape.heads * shape.value)
+    }
+}
+
+refers!(LatentInputs { q_nope, c, rotated, sinks, chosen });
+
+impl Refers for LatentWeights {
+    fn visit(&mut self, visitor: &mut dyn Visitor) {
+        match self {
+            Self::Joint(id) => visitor.weight(id),
+            Self::Split { k, v } => [k, v].into_iter().for_each(|id| visitor.weight(id)),
+        }
+    }
 }
 
 impl GraphBuilder {
@@ -141,27 +220,9 @@ impl GraphBuilder {
         sinks: Option<WeightId>,
         chosen: Option<Chosen>,
     ) -> Result<Value> {
-        let op = "attention";
-        self.check_chosen(op, chosen, shape.heads)?;
-        if chosen.is_some() && (shape.window.is_some() || shape.chunk.is_some()) {
-            return Err(Error::Shape { op, what: "windows over chosen tokens", expected: 0, got: 1 });
-        }
-        if let Some(sinks) = sinks {
-            self.vector(op, "sinks", sinks, shape.heads)?;
-        }
-        check(op, "query heads left over by kv heads", 0, shape.heads % shape.kv_heads.max(1))?;
-        check(op, "width of q", shape.heads * shape.head_dim, q.width)?;
-        check(op, "width of k", shape.kv_heads * shape.head_dim, k.width)?;
-        check(op, "width of v", shape.kv_heads * shape.value_dim, v.width)?;
-        if shape.chunk == Some(0) {
-            return Err(Error::Shape { op, what: "chunk", expected: 1, got: 0 });
-        }
         self.caches.push(shape);
         let cache = CacheId(self.caches.len() - 1);
-        Ok(self.push(
-            Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }),
-            shape.heads * shape.value_dim,
-        ))
+        self.record(AttentionOp { q, k, v, cache, sinks, chosen })
     }
 
     /// Appends c and the rotated key to a new cache and attends over it: (tokens, heads · value).
@@ -174,40 +235,8 @@ impl GraphBuilder {
         weights: LatentWeights,
         shape: LatentAttention,
     ) -> Result<Value> {
-        let op = "latent_attention";
-        let [q_rope, k_rope] = inputs.rotated.map_or([0, 0], |rotated| rotated.map(|x| x.width));
-        check(op, "width of q_nope", shape.heads * shape.nope, inputs.q_nope.width)?;
-        check(op, "width of q_rope", shape.heads * shape.rope, q_rope)?;
-        check(op, "width of c", shape.rank, inputs.c.width)?;
-        check(op, "width of k_rope", shape.rope, k_rope)?;
-        self.check_chosen(op, inputs.chosen, shape.heads)?;
-        if let Some(Chosen { groups: 2.., .. }) = inputs.chosen {
-            return Err(Error::Shape { op, what: "choices of a query", expected: 1, got: 2 });
-        }
-        if let Some(sinks) = inputs.sinks {
-            self.vector(op, "sinks", sinks, shape.heads)?;
-        }
-        let matrix = |id: WeightId, rows: &'static str, expected: usize, cols: &'static str, width: usize| {
-            let weight = self.matrix(id);
-            check(op, rows, expected, weight.rows)?;
-            check(op, cols, width, weight.cols)
-        };
-        match weights {
-            LatentWeights::Joint(id) => {
-                let rows = shape.heads * (shape.nope + shape.value);
-                matrix(id, "rows of the joint weight", rows, "columns of the joint weight", shape.rank)?;
-            }
-            LatentWeights::Split { k, v } => {
-                let (k_rows, v_rows) = (shape.heads * shape.rank, shape.heads * shape.value);
-                matrix(k, "rows of the key weight", k_rows, "columns of the key weight", shape.nope)?;
-                matrix(v, "rows of the value weight", v_rows, "columns of the value weight", shape.rank)?;
-            }
-        }
         self.latent_caches.push(shape);
         let cache = LatentCacheId(self.latent_caches.len() - 1);
-        Ok(self.push(
-            Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }),
-            shape.heads * shape.value,
-        ))
+        self.record(LatentAttentionOp { inputs, weights, cache })
     }
 }

@@ -1,12 +1,13 @@
 //! Recording: weights, and the operations on rows that every model has.
 
+use super::operation::Operation;
 use super::{
     Attention, CompressedAttention, ExpertSet, Graph, LatentAttention, MatrixSpec, Node, Op, Output, Rope,
     Value, WeightId, WeightSpec,
 };
 use crate::{DType, Error, Result};
 
-/// Records a [`Graph`]; every method checks widths and returns the value it adds.
+/// Records a [`Graph`]; every method checks widths and returns the value it adds. After an error the recording is of no use.
 #[derive(Debug, Default)]
 pub struct GraphBuilder {
     pub(super) nodes: Vec<Node>,
@@ -53,13 +54,21 @@ impl GraphBuilder {
         self.weights[id.0].matrix
     }
 
-    pub(super) fn push(&mut self, op: Op, width: usize) -> Value {
+    /// Adds an operation whose inputs fit by its shape rule.
+    pub(super) fn record(&mut self, op: impl Operation + Into<Op>) -> Result<Value> {
+        let width = op.width(self)?;
+        Ok(self.push(op, width))
+    }
+
+    /// Adds an operation with a result of `width` columns.
+    pub(super) fn push(&mut self, op: impl Into<Op>, width: usize) -> Value {
         let out = Value { index: self.values, width };
         self.values += 1;
-        self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Value(out) });
+        self.nodes.push(Node { name: self.scope.clone(), op: op.into(), out: Output::Value(out) });
         out
     }
 
+    /// Checks that a weight is f32 of `len` elements.
     pub(super) fn vector(
         &self,
         op: &'static str,

@@ -7,8 +7,13 @@
 
 use std::collections::HashMap;
 
-use super::*;
-use crate::{Error, Result};
+use super::operation::Visitor;
+use super::{
+    Attention, CacheId, Chosen, CompressedAttention, CompressedCacheId, ExpertSet, ExpertSetId, Graph,
+    LatentAttention, LatentCacheId, MatrixSpec, NGrams, Node, Op, Output, Routing, StateId, Value, WeightId,
+    WeightSpec,
+};
+use crate::{DType, Error, Result};
 
 /// The number in `layers.3.mlp`.
 fn layer(name: &str) -> Option<usize> {
@@ -63,9 +68,9 @@ impl Graph {
 struct Work {
     ops: Vec<Op>,
     weights: Vec<MatrixSpec>,
-    caches: Vec<super::Attention>,
-    latent_caches: Vec<super::LatentAttention>,
-    compressed_caches: Vec<super::CompressedAttention>,
+    caches: Vec<Attention>,
+    latent_caches: Vec<LatentAttention>,
+    compressed_caches: Vec<CompressedAttention>,
     states: Vec<usize>,
     experts: Vec<(usize, Vec<MatrixSpec>)>,
 }
@@ -97,6 +102,10 @@ struct Excerpt<'a> {
     residual: Option<Value>,
     /// Index in the whole graph of what stands for that in the part that is being copied, once it has been used.
     stream: Option<usize>,
+    /// Whether the operation that is being copied is the product that makes the logits.
+    in_head: bool,
+    /// Whether it reads what the excerpt does not have.
+    failed: bool,
 }
 
 impl<'a> Excerpt<'a> {
@@ -116,7 +125,8 @@ impl<'a> Excerpt<'a> {
             logits: Value { index: 0, width: vocab_size },
         };
         let (values, weights, routings) = Default::default();
-        Self { from, vocab_size, graph, values, weights, routings, residual: None, stream: None }
+        let (residual, stream, in_head, failed) = Default::default();
+        Self { from, vocab_size, graph, values, weights, routings, residual, stream, in_head, failed }
     }
 
     /// Copies nodes that belong together.
@@ -124,10 +134,15 @@ impl<'a> Excerpt<'a> {
         self.values.clear();
         self.stream = None;
         for node in nodes {
-            let op = self.op(node)?;
+            let mut op = node.op.clone();
+            self.in_head = self.is_head(node);
+            op.visit(self);
+            if self.failed {
+                return Err(Error::Excerpt);
+            }
             let out = match node.out {
                 Output::Value(value) => {
-                    let width = if self.is_head(node) { self.vocab_size } else { value.width };
+                    let width = if self.in_head { self.vocab_size } else { value.width };
                     let copy = Value { index: self.graph.values, width };
                     self.graph.values += 1;
                     self.values.insert(value.index, copy);
@@ -157,16 +172,16 @@ impl<'a> Excerpt<'a> {
     }
 
     /// The copy of a value, or the residual stream for the only one from before this part.
-    fn value(&mut self, value: Value) -> Result<Value> {
+    fn copy_of(&mut self, value: Value) -> Option<Value> {
         if let Some(copy) = self.values.get(&value.index) {
-            return Ok(*copy);
+            return Some(*copy);
         }
         let is_stream = *self.stream.get_or_insert(value.index) == value.index;
-        self.residual.filter(|residual| is_stream && residual.width == value.width).ok_or(Error::Excerpt)
+        self.residual.filter(|residual| is_stream && residual.width == value.width)
     }
 
     /// The copy of a weight; of one with a row a token, as many rows as there are tokens here.
-    fn weight(&mut self, id: WeightId, by_token: bool) -> WeightId {
+    fn copy_weight(&mut self, id: WeightId, by_token: bool) -> WeightId {
         if let Some(copy) = self.weights.get(&id.0) {
             return *copy;
         }
@@ -181,280 +196,77 @@ impl<'a> Excerpt<'a> {
         self.weights.insert(id.0, copy);
         copy
     }
+}
 
-    fn cache(&mut self, id: CacheId) -> CacheId {
-        self.graph.caches.push(self.from.caches[id.0]);
-        CacheId(self.graph.caches.len() - 1)
+/// Exchanges what operations refer to for its copies.
+impl Visitor for Excerpt<'_> {
+    fn value(&mut self, value: &mut Value) {
+        match self.copy_of(*value) {
+            Some(copy) => *value = copy,
+            None => self.failed = true,
+        }
     }
 
-    fn latent_cache(&mut self, id: LatentCacheId) -> LatentCacheId {
-        self.graph.latent_caches.push(self.from.latent_caches[id.0]);
-        LatentCacheId(self.graph.latent_caches.len() - 1)
+    /// Without a choice of an earlier layer, everything is seen, which takes no less.
+    fn chosen(&mut self, chosen: &mut Option<Chosen>) {
+        *chosen = chosen.and_then(|chosen| {
+            self.values.get(&chosen.blocks.index).map(|blocks| Chosen { blocks: *blocks, ..chosen })
+        });
     }
 
-    fn compressed_cache(&mut self, id: CompressedCacheId) -> CompressedCacheId {
-        self.graph.compressed_caches.push(self.from.compressed_caches[id.0]);
-        CompressedCacheId(self.graph.compressed_caches.len() - 1)
+    fn routing(&mut self, routing: &mut Routing) {
+        match self.routings.get(&routing.index) {
+            Some(copy) => *routing = *copy,
+            None => self.failed = true,
+        }
     }
 
-    fn state(&mut self, id: StateId) -> StateId {
+    fn weight(&mut self, id: &mut WeightId) {
+        *id = self.copy_weight(*id, self.in_head);
+    }
+
+    fn token_table(&mut self, table: &mut WeightId) {
+        *table = self.copy_weight(*table, true);
+    }
+
+    /// Reading a row costs nothing, so encodings need not be kept; a table of its own also where the head has it.
+    fn embeddings(&mut self, table: &mut WeightId) {
+        self.token_table(table);
+        self.graph.weights[table.0].matrix.dtype = DType::F32;
+    }
+
+    /// Reading rows costs nothing here either, so one small table stands for all.
+    fn ngram_tables(&mut self, tables: &mut Vec<WeightId>, ngrams: &mut NGrams) {
+        ngrams.head_rows.iter_mut().for_each(|rows| *rows = self.vocab_size as u64);
+        let table = self.copy_weight(tables[0], false);
+        let matrix = &mut self.graph.weights[table.0].matrix;
+        (matrix.rows, matrix.dtype) = (ngrams.rows() as usize, DType::F32);
+        *tables = vec![table];
+    }
+
+    fn state(&mut self, id: &mut StateId) {
         self.graph.states.push(self.from.states[id.0]);
-        StateId(self.graph.states.len() - 1)
+        *id = StateId(self.graph.states.len() - 1);
     }
 
-    fn experts(&mut self, id: ExpertSetId) -> ExpertSetId {
+    fn cache(&mut self, id: &mut CacheId) {
+        self.graph.caches.push(self.from.caches[id.0]);
+        *id = CacheId(self.graph.caches.len() - 1);
+    }
+
+    fn latent_cache(&mut self, id: &mut LatentCacheId) {
+        self.graph.latent_caches.push(self.from.latent_caches[id.0]);
+        *id = LatentCacheId(self.graph.latent_caches.len() - 1);
+    }
+
+    fn compressed_cache(&mut self, id: &mut CompressedCacheId) {
+        self.graph.compressed_caches.push(self.from.compressed_caches[id.0]);
+        *id = CompressedCacheId(self.graph.compressed_caches.len() - 1);
+    }
+
+    fn experts(&mut self, id: &mut ExpertSetId) {
         let set = self.from.expert_sets[id.0];
-        self.graph.expert_sets.push(super::ExpertSet { layer: self.graph.expert_sets.len(), ..set });
-        ExpertSetId(self.graph.expert_sets.len() - 1)
-    }
-
-    /// A choice of this part. Without that of an earlier layer, everything is seen, which takes no less.
-    fn chosen(&self, chosen: Option<Chosen>) -> Option<Chosen> {
-        let chosen = chosen?;
-        self.values.get(&chosen.blocks.index).map(|blocks| Chosen { blocks: *blocks, ..chosen })
-    }
-
-    fn index(&mut self, IndexInputs { q, k, weights }: IndexInputs) -> Result<IndexInputs> {
-        Ok(IndexInputs {
-            q: self.value(q)?,
-            k: self.value(k)?,
-            weights: weights.map(|weights| self.value(weights)).transpose()?,
-        })
-    }
-
-    fn op(&mut self, node: &Node) -> Result<Op> {
-        let head = self.is_head(node);
-        Ok(match node.op.clone() {
-            // Reading a row costs nothing, so encodings need not be kept; a table of its own also where the head has it.
-            Op::Embed(EmbedOp { table }) => {
-                let table = self.weight(table, true);
-                self.graph.weights[table.0].matrix.dtype = crate::DType::F32;
-                Op::Embed(EmbedOp { table })
-            }
-            Op::Linear(LinearOp { x, weight, bias, precision }) => Op::Linear(LinearOp {
-                x: self.value(x)?,
-                weight: self.weight(weight, head),
-                bias: bias.map(|bias| self.weight(bias, head)),
-                precision,
-            }),
-            Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => Op::Attention(AttentionOp {
-                q: self.value(q)?,
-                k: self.value(k)?,
-                v: self.value(v)?,
-                cache: self.cache(cache),
-                sinks: sinks.map(|sinks| self.weight(sinks, false)),
-                chosen: self.chosen(chosen),
-            }),
-            Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {
-                Op::LatentAttention(LatentAttentionOp {
-                    inputs: LatentInputs {
-                        q_nope: self.value(inputs.q_nope)?,
-                        c: self.value(inputs.c)?,
-                        rotated: match inputs.rotated {
-                            Some([q, k]) => Some([self.value(q)?, self.value(k)?]),
-                            None => None,
-                        },
-                        sinks: inputs.sinks.map(|sinks| self.weight(sinks, false)),
-                        chosen: self.chosen(inputs.chosen),
-                    },
-                    weights: match weights {
-                        LatentWeights::Joint(id) => LatentWeights::Joint(self.weight(id, false)),
-                        LatentWeights::Split { k, v } => {
-                            LatentWeights::Split { k: self.weight(k, false), v: self.weight(v, false) }
-                        }
-                    },
-                    cache: self.latent_cache(cache),
-                })
-            }
-            Op::Activate(ActivateOp { activation, gate, up }) => Op::Activate(ActivateOp {
-                activation,
-                gate: gate.map(|gate| self.value(gate)).transpose()?,
-                up: self.value(up)?,
-            }),
-            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => Op::RmsNorm(RmsNormOp {
-                x: self.value(x)?,
-                weight: weight.map(|weight| self.weight(weight, false)),
-                groups,
-                eps,
-            }),
-            Op::Rope(RopeOp { x, heads, rope, place }) => {
-                Op::Rope(RopeOp { x: self.value(x)?, heads, rope, place })
-            }
-            Op::Route(RouteOp { logits, by, route }) => Op::Route(RouteOp {
-                logits: self.value(logits)?,
-                by: match by {
-                    RouteBy::Scores { bias } => {
-                        RouteBy::Scores { bias: bias.map(|bias| self.weight(bias, false)) }
-                    }
-                    RouteBy::Tokens { table } => RouteBy::Tokens { table: self.weight(table, true) },
-                },
-                route,
-            }),
-            Op::Add(AddOp { a, b }) => Op::Add(AddOp { a: self.value(a)?, b: self.value(b)? }),
-            Op::Clamp(ClampOp { x, limit }) => Op::Clamp(ClampOp { x: self.value(x)?, limit }),
-            Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp }) => {
-                let biases = mlp.biases.map(|biases| ExpertBiases {
-                    gate: self.weight(biases.gate, false),
-                    up: self.weight(biases.up, false),
-                    down: self.weight(biases.down, false),
-                });
-                Op::MoeExperts(MoeExpertsOp {
-                    x: self.value(x)?,
-                    routing: *self.routings.get(&routing.index).ok_or(Error::Excerpt)?,
-                    experts: self.experts(experts),
-                    mlp: ExpertMlp { biases, ..mlp },
-                })
-            }
-            Op::SigmoidGate(SigmoidGateOp { x, gate }) => {
-                Op::SigmoidGate(SigmoidGateOp { x: self.value(x)?, gate: self.value(gate)? })
-            }
-            Op::Slice(SliceOp { x, groups, start, len }) => {
-                Op::Slice(SliceOp { x: self.value(x)?, groups, start, len })
-            }
-            Op::CausalConv1d(CausalConv1dOp { x, weight, bias, kernel, dilation, state }) => {
-                Op::CausalConv1d(CausalConv1dOp {
-                    x: self.value(x)?,
-                    weight: self.weight(weight, false),
-                    bias: bias.map(|bias| self.weight(bias, false)),
-                    kernel,
-                    dilation,
-                    state: self.state(state),
-                })
-            }
-            Op::GatedDeltaRule(GatedDeltaRuleOp {
-                inputs: DeltaInputs { q, k, v, a, b },
-                decay,
-                dt_bias,
-                shape,
-                state,
-            }) => {
-                let [q, k, v, a, b] =
-                    [self.value(q)?, self.value(k)?, self.value(v)?, self.value(a)?, self.value(b)?];
-                Op::GatedDeltaRule(GatedDeltaRuleOp {
-                    inputs: DeltaInputs { q, k, v, a, b },
-                    decay: self.weight(decay, false),
-                    dt_bias: self.weight(dt_bias, false),
-                    shape,
-                    state: self.state(state),
-                })
-            }
-            Op::SsmScan(SsmScanOp { inputs: SsmInputs { x, b, c, dt }, weights, shape, state }) => {
-                Op::SsmScan(SsmScanOp {
-                    inputs: SsmInputs {
-                        x: self.value(x)?,
-                        b: self.value(b)?,
-                        c: self.value(c)?,
-                        dt: self.value(dt)?,
-                    },
-                    weights: SsmWeights {
-                        a: self.weight(weights.a, false),
-                        d: self.weight(weights.d, false),
-                        dt_bias: self.weight(weights.dt_bias, false),
-                    },
-                    shape,
-                    state: self.state(state),
-                })
-            }
-            Op::PositionScale(PositionScaleOp { x, scale }) => {
-                Op::PositionScale(PositionScaleOp { x: self.value(x)?, scale })
-            }
-            Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => Op::GroupedLinear(GroupedLinearOp {
-                x: self.value(x)?,
-                weight: self.weight(weight, false),
-                groups,
-            }),
-            Op::Repeat(RepeatOp { x, times }) => Op::Repeat(RepeatOp { x: self.value(x)?, times }),
-            Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }) => {
-                Op::HyperWeights(HyperWeightsOp {
-                    x: self.value(x)?,
-                    mix: self.value(mix)?,
-                    base: self.weight(base, false),
-                    factors: self.weight(factors, false),
-                    shape,
-                })
-            }
-            Op::HyperCollapse(HyperCollapseOp { x, weights, streams }) => {
-                Op::HyperCollapse(HyperCollapseOp {
-                    x: self.value(x)?,
-                    weights: self.value(weights)?,
-                    streams,
-                })
-            }
-            Op::HyperExpand(HyperExpandOp { x, block, weights, streams }) => Op::HyperExpand(HyperExpandOp {
-                x: self.value(x)?,
-                block: self.value(block)?,
-                weights: self.value(weights)?,
-                streams,
-            }),
-            Op::WindowPool(WindowPoolOp { kv, gate, bias, shape, state }) => Op::WindowPool(WindowPoolOp {
-                kv: self.value(kv)?,
-                gate: self.value(gate)?,
-                bias: self.weight(bias, false),
-                shape,
-                state: self.state(state),
-            }),
-            Op::CompressedAttention(CompressedAttentionOp { inputs, cache }) => {
-                Op::CompressedAttention(CompressedAttentionOp {
-                    inputs: CompressedInputs {
-                        q: self.value(inputs.q)?,
-                        kv: self.value(inputs.kv)?,
-                        entries: self.value(inputs.entries)?,
-                        index: inputs.index.map(|index| self.index(index)).transpose()?,
-                        sinks: self.weight(inputs.sinks, false),
-                    },
-                    cache: self.compressed_cache(cache),
-                })
-            }
-            // Reading rows costs nothing here either, so one small table stands for all.
-            Op::NGramEmbed(NGramEmbedOp { tables, mut ngrams, state }) => {
-                ngrams.head_rows.iter_mut().for_each(|rows| *rows = self.vocab_size as u64);
-                let table = self.weight(tables[0], false);
-                let matrix = &mut self.graph.weights[table.0].matrix;
-                (matrix.rows, matrix.dtype) = (ngrams.rows() as usize, crate::DType::F32);
-                Op::NGramEmbed(NGramEmbedOp { tables: vec![table], ngrams, state: self.state(state) })
-            }
-            Op::ScaledSilu(ScaledSiluOp { x, factor }) => {
-                Op::ScaledSilu(ScaledSiluOp { x: self.value(x)?, factor })
-            }
-            Op::GatedMean(GatedMeanOp { x, gate, streams }) => {
-                Op::GatedMean(GatedMeanOp { x: self.value(x)?, gate: self.value(gate)?, streams })
-            }
-            Op::StreamAdd(StreamAddOp { x, block, logits }) => Op::StreamAdd(StreamAddOp {
-                x: self.value(x)?,
-                block: self.value(block)?,
-                logits: self.value(logits)?,
-            }),
-            Op::StreamGate(StreamGateOp { keys, queries, value }) => Op::StreamGate(StreamGateOp {
-                keys: self.value(keys)?,
-                queries: self.value(queries)?,
-                value: self.value(value)?,
-            }),
-            Op::WindowMean(WindowMeanOp { x, window, state }) => {
-                Op::WindowMean(WindowMeanOp { x: self.value(x)?, window, state: self.state(state) })
-            }
-            Op::BlockAttention(BlockAttentionOp { inputs: BlockInputs { q, k, v, index }, cache }) => {
-                Op::BlockAttention(BlockAttentionOp {
-                    inputs: BlockInputs {
-                        q: self.value(q)?,
-                        k: self.value(k)?,
-                        v: self.value(v)?,
-                        index: self.index(index)?,
-                    },
-                    cache: self.compressed_cache(cache),
-                })
-            }
-            Op::ChooseBlocks(ChooseBlocksOp { inputs, choice, cache }) => Op::ChooseBlocks(ChooseBlocksOp {
-                inputs: self.index(inputs)?,
-                choice,
-                cache: self.compressed_cache(cache),
-            }),
-            Op::LayerNorm(LayerNormOp { x, weight, bias, eps }) => Op::LayerNorm(LayerNormOp {
-                x: self.value(x)?,
-                weight: self.weight(weight, false),
-                bias: self.weight(bias, false),
-                eps,
-            }),
-            Op::GatherRows(GatherRowsOp { x }) => Op::GatherRows(GatherRowsOp { x: self.value(x)? }),
-        })
+        self.graph.expert_sets.push(ExpertSet { layer: self.graph.expert_sets.len(), ..set });
+        *id = ExpertSetId(self.graph.expert_sets.len() - 1);
     }
 }

@@ -5,7 +5,8 @@
 //! `modeling_deepseek_v4.py` computes it.
 
 use super::builder::check;
-use super::{GraphBuilder, Op, Value, WeightId};
+use super::operation::{Operation, refers};
+use super::{GraphBuilder, Value, WeightId};
 use crate::{Error, Result};
 
 /// How many streams there are, and how their weights are made.
@@ -74,6 +75,21 @@ pub struct HyperWeightsOp {
     pub shape: HyperConnection,
 }
 
+refers!(HyperWeightsOp { x, mix, base, factors, shape });
+
+impl Operation for HyperWeightsOp {
+    const NAME: &'static str = "hyper_weights";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, shape) = (Self::NAME, self.shape);
+        check(op, "width left over by streams", 0, self.x.width % shape.streams.max(1))?;
+        check(op, "logits", shape.weights(), self.mix.width)?;
+        graph.vector(op, "length of the base", self.base, shape.weights())?;
+        graph.vector(op, "factors", self.factors, shape.kinds())?;
+        Ok(shape.weights())
+    }
+}
+
 /// Σ over streams of weight · stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HyperCollapseOp {
@@ -83,6 +99,21 @@ pub struct HyperCollapseOp {
     pub weights: Value,
     /// Residual streams.
     pub streams: usize,
+}
+
+refers!(HyperCollapseOp { x, weights, streams });
+
+impl Operation for HyperCollapseOp {
+    const NAME: &'static str = "hyper_collapse";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { x, weights, streams }) = (Self::NAME, *self);
+        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
+        if weights.width < streams {
+            return Err(Error::Shape { op, what: "weights", expected: streams, got: weights.width });
+        }
+        Ok(x.width / streams.max(1))
+    }
 }
 
 /// Mixes streams and adds a block's result to each.
@@ -98,6 +129,21 @@ pub struct HyperExpandOp {
     pub streams: usize,
 }
 
+refers!(HyperExpandOp { x, block, weights, streams });
+
+impl Operation for HyperExpandOp {
+    const NAME: &'static str = "hyper_expand";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { x, block, weights, streams }) = (Self::NAME, *self);
+        check(op, "width of the streams", block.width * streams, x.width)?;
+        if weights.width != 2 * streams {
+            check(op, "weights", streams * (2 + streams), weights.width)?;
+        }
+        Ok(x.width)
+    }
+}
+
 /// Mean over streams of sigmoid(gate) ⊙ stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GatedMeanOp {
@@ -107,6 +153,19 @@ pub struct GatedMeanOp {
     pub gate: Value,
     /// Residual streams.
     pub streams: usize,
+}
+
+refers!(GatedMeanOp { x, gate, streams });
+
+impl Operation for GatedMeanOp {
+    const NAME: &'static str = "gated_mean";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { x, gate, streams }) = (Self::NAME, *self);
+        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
+        check(op, "width of the gate", x.width, gate.width)?;
+        Ok(x.width / streams.max(1))
+    }
 }
 
 /// Adds 2 · sigmoid(logit / streams) · block to each stream.
@@ -120,6 +179,18 @@ pub struct StreamAddOp {
     pub logits: Value,
 }
 
+refers!(StreamAddOp { x, block, logits });
+
+impl Operation for StreamAddOp {
+    const NAME: &'static str = "stream_add";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let Self { x, block, logits } = *self;
+        check(Self::NAME, "width of the streams", block.width * logits.width, x.width)?;
+        Ok(x.width)
+    }
+}
+
 /// Gates a value for each stream. See [`stream_gate`](super::GraphBuilder::stream_gate).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StreamGateOp {
@@ -129,6 +200,19 @@ pub struct StreamGateOp {
     pub queries: Value,
     /// (rows, width).
     pub value: Value,
+}
+
+refers!(StreamGateOp { keys, queries, value });
+
+impl Operation for StreamGateOp {
+    const NAME: &'static str = "stream_gate";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { keys, queries, value }) = (Self::NAME, *self);
+        check(op, "width left over by streams", 0, keys.width % value.width.max(1))?;
+        check(op, "width of queries", keys.width, queries.width)?;
+        Ok(keys.width)
+    }
 }
 
 impl GraphBuilder {
@@ -149,12 +233,7 @@ impl GraphBuilder {
         [base, factors]: [WeightId; 2],
         shape: HyperConnection,
     ) -> Result<Value> {
-        let op = "hyper_weights";
-        check(op, "width left over by streams", 0, x.width % shape.streams.max(1))?;
-        check(op, "logits", shape.weights(), mix.width)?;
-        self.vector(op, "length of the base", base, shape.weights())?;
-        self.vector(op, "factors", factors, shape.kinds())?;
-        Ok(self.push(Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }), shape.weights()))
+        self.record(HyperWeightsOp { x, mix, base, factors, shape })
     }
 
     /// Σ over streams of weight · stream: (rows, width).
@@ -162,12 +241,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if there are fewer weights than streams.
     pub fn hyper_collapse(&mut self, x: Value, weights: Value, streams: usize) -> Result<Value> {
-        let op = "hyper_collapse";
-        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
-        if weights.width < streams {
-            return Err(Error::Shape { op, what: "weights", expected: streams, got: weights.width });
-        }
-        Ok(self.push(Op::HyperCollapse(HyperCollapseOp { x, weights, streams }), x.width / streams.max(1)))
+        self.record(HyperCollapseOp { x, weights, streams })
     }
 
     /// The streams after a block: each is the block's result times its weight of adding, plus the mixture of all
@@ -176,12 +250,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn hyper_expand(&mut self, x: Value, block: Value, weights: Value, streams: usize) -> Result<Value> {
-        let op = "hyper_expand";
-        check(op, "width of the streams", block.width * streams, x.width)?;
-        if weights.width != 2 * streams {
-            check(op, "weights", streams * (2 + streams), weights.width)?;
-        }
-        Ok(self.push(Op::HyperExpand(HyperExpandOp { x, block, weights, streams }), x.width))
+        self.record(HyperExpandOp { x, block, weights, streams })
     }
 
     /// The mean over streams of sigmoid(gate) ⊙ stream (Qwen4-Exp's gated residual, transformers'
@@ -190,10 +259,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn gated_mean(&mut self, x: Value, gate: Value, streams: usize) -> Result<Value> {
-        let op = "gated_mean";
-        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
-        check(op, "width of the gate", x.width, gate.width)?;
-        Ok(self.push(Op::GatedMean(GatedMeanOp { x, gate, streams }), x.width / streams.max(1)))
+        self.record(GatedMeanOp { x, gate, streams })
     }
 
     /// The streams with 2 · sigmoid(logit / streams) times the block's result added to each; `logits` has one a stream.
@@ -201,8 +267,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn stream_add(&mut self, x: Value, block: Value, logits: Value) -> Result<Value> {
-        check("stream_add", "width of the streams", block.width * logits.width, x.width)?;
-        Ok(self.push(Op::StreamAdd(StreamAddOp { x, block, logits }), x.width))
+        self.record(StreamAddOp { x, block, logits })
     }
 
     /// For each stream sigmoid(g) · value, where with s = key · query / √width of its own key and query
@@ -211,9 +276,6 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn stream_gate(&mut self, keys: Value, queries: Value, value: Value) -> Result<Value> {
-        let op = "stream_gate";
-        check(op, "width left over by streams", 0, keys.width % value.width.max(1))?;
-        check(op, "width of queries", keys.width, queries.width)?;
-        Ok(self.push(Op::StreamGate(StreamGateOp { keys, queries, value }), keys.width))
+        self.record(StreamGateOp { keys, queries, value })
     }
 }

@@ -1,7 +1,8 @@
 //! Products with weights.
 
 use super::builder::check;
-use super::{GraphBuilder, MatrixSpec, Op, Precision, Value, WeightId};
+use super::operation::{Operation, refers};
+use super::{GraphBuilder, MatrixSpec, Precision, Value, WeightId};
 use crate::Result;
 
 /// x · weightᵀ + bias.
@@ -17,6 +18,21 @@ pub struct LinearOp {
     pub precision: Precision,
 }
 
+refers!(LinearOp { x, weight, bias, precision });
+
+impl Operation for LinearOp {
+    const NAME: &'static str = "linear";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let MatrixSpec { rows, cols, .. } = graph.matrix(self.weight);
+        check(Self::NAME, "columns of the weight", self.x.width, cols)?;
+        if let Some(bias) = self.bias {
+            graph.vector(Self::NAME, "length of the bias", bias, rows)?;
+        }
+        Ok(rows)
+    }
+}
+
 /// Part g of a row through rows g of the weight, for each of `groups` equal parts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupedLinearOp {
@@ -26,6 +42,20 @@ pub struct GroupedLinearOp {
     pub weight: WeightId,
     /// Parts.
     pub groups: usize,
+}
+
+refers!(GroupedLinearOp { x, weight, groups });
+
+impl Operation for GroupedLinearOp {
+    const NAME: &'static str = "grouped_linear";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, groups) = (Self::NAME, self.groups);
+        let MatrixSpec { rows, cols, .. } = graph.matrix(self.weight);
+        check(op, "columns of the weight, of all groups", self.x.width, cols.saturating_mul(groups))?;
+        check(op, "rows left over by groups", 0, rows % groups.max(1))?;
+        Ok(rows)
+    }
 }
 
 impl GraphBuilder {
@@ -40,12 +70,7 @@ impl GraphBuilder {
         bias: Option<WeightId>,
         precision: Precision,
     ) -> Result<Value> {
-        let MatrixSpec { rows, cols, .. } = self.matrix(weight);
-        check("linear", "columns of the weight", x.width, cols)?;
-        if let Some(bias) = bias {
-            self.vector("linear", "length of the bias", bias, rows)?;
-        }
-        Ok(self.push(Op::Linear(LinearOp { x, weight, bias, precision }), rows))
+        self.record(LinearOp { x, weight, bias, precision })
     }
 
     /// Each of `groups` equal parts of a row through a linear layer of its own, which are the equal parts of the weight's
@@ -54,9 +79,6 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if the weight does not fit the parts.
     pub fn grouped_linear(&mut self, x: Value, weight: WeightId, groups: usize) -> Result<Value> {
-        let (op, MatrixSpec { rows, cols, .. }) = ("grouped_linear", self.matrix(weight));
-        check(op, "columns of the weight, of all groups", x.width, cols.saturating_mul(groups))?;
-        check(op, "rows left over by groups", 0, rows % groups.max(1))?;
-        Ok(self.push(Op::GroupedLinear(GroupedLinearOp { x, weight, groups }), rows))
+        self.record(GroupedLinearOp { x, weight, groups })
     }
 }

@@ -1,7 +1,8 @@
 //! Norms of rows and of parts of rows.
 
 use super::builder::check;
-use super::{GraphBuilder, Op, Value, WeightId};
+use super::operation::{Operation, refers};
+use super::{GraphBuilder, Value, WeightId};
 use crate::Result;
 
 /// Root-mean-square norm (Zhang & Sennrich 2019) of each of `groups` equal parts of a row.
@@ -17,6 +18,27 @@ pub struct RmsNormOp {
     pub eps: f32,
 }
 
+refers!(RmsNormOp { x, weight, groups, eps });
+
+impl Operation for RmsNormOp {
+    const NAME: &'static str = "rms_norm";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, x, groups) = (Self::NAME, self.x, self.groups.max(1));
+        check(op, "width left over by groups", 0, x.width % groups)?;
+        if let Some(weight) = self.weight {
+            let own = graph.matrix(weight).cols;
+            let len = if own == x.width { own } else { x.width / groups };
+            graph.vector(op, "length of the weight", weight, len)?;
+        }
+        Ok(x.width)
+    }
+
+    fn label(&self) -> &'static str {
+        if self.groups == 1 { Self::NAME } else { "rms_norm of heads" }
+    }
+}
+
 /// (x − mean(x)) / √(variance(x) + eps) ⊙ weight + bias (Ba et al. 2016).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNormOp {
@@ -30,18 +52,25 @@ pub struct LayerNormOp {
     pub eps: f32,
 }
 
+refers!(LayerNormOp { x, weight, bias, eps });
+
+impl Operation for LayerNormOp {
+    const NAME: &'static str = "layer_norm";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        graph.vector(Self::NAME, "length of the weight", self.weight, self.x.width)?;
+        graph.vector(Self::NAME, "length of the bias", self.bias, self.x.width)?;
+        Ok(self.x.width)
+    }
+}
+
 impl GraphBuilder {
     /// Root-mean-square norm of each of `groups` equal parts of a row.
     ///
     /// # Errors
     /// [`Error::Shape`] if the weight does not fit a part.
     pub fn rms_norm(&mut self, x: Value, weight: WeightId, groups: usize, eps: f32) -> Result<Value> {
-        check("rms_norm", "width left over by groups", 0, x.width % groups.max(1))?;
-        if self.matrix(weight).cols != x.width {
-            self.vector("rms_norm", "length of the weight", weight, x.width / groups.max(1))?;
-        }
-        self.vector("rms_norm", "length of the weight", weight, self.matrix(weight).cols)?;
-        Ok(self.push(Op::RmsNorm(RmsNormOp { x, weight: Some(weight), groups, eps }), x.width))
+        self.record(RmsNormOp { x, weight: Some(weight), groups, eps })
     }
 
     /// Root-mean-square norm of each of `groups` equal parts of a row, without a weight.
@@ -49,8 +78,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if parts are not equal.
     pub fn unit_norm(&mut self, x: Value, groups: usize, eps: f32) -> Result<Value> {
-        check("rms_norm", "width left over by groups", 0, x.width % groups.max(1))?;
-        Ok(self.push(Op::RmsNorm(RmsNormOp { x, weight: None, groups, eps }), x.width))
+        self.record(RmsNormOp { x, weight: None, groups, eps })
     }
 
     /// (x − mean(x)) / √(variance(x) + eps) ⊙ weight + bias of each row.
@@ -58,8 +86,6 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if weight or bias do not fit; [`Error::Unsupported`] if they are not f32.
     pub fn layer_norm(&mut self, x: Value, weight: WeightId, bias: WeightId, eps: f32) -> Result<Value> {
-        self.vector("layer_norm", "length of the weight", weight, x.width)?;
-        self.vector("layer_norm", "length of the bias", bias, x.width)?;
-        Ok(self.push(Op::LayerNorm(LayerNormOp { x, weight, bias, eps }), x.width))
+        self.record(LayerNormOp { x, weight, bias, eps })
     }
 }

@@ -10,24 +10,40 @@ use super::hyper::{GatedMeanOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp, 
 use super::linear::{GroupedLinearOp, LinearOp};
 use super::ngrams::NGramEmbedOp;
 use super::norm::{LayerNormOp, RmsNormOp};
+use super::operation::{Operation, Refers, Visitor};
 use super::recurrent::{CausalConv1dOp, GatedDeltaRuleOp, SsmScanOp};
 use super::rope::{PositionScaleOp, RopeOp};
 use super::rows::{AddOp, ClampOp, EmbedOp, GatherRowsOp, RepeatOp, SliceOp};
 use super::selection::ChooseBlocksOp;
 use super::{Routing, Value};
 
-/// Declares [`Op`] from the list of operations.
+/// Declares [`Op`] from the list of operations, and `with_op`.
 macro_rules! ops {
-    ($($name:ident($op:ident),)*) => {
+    ($d:tt $($name:ident($op:ident),)*) => {
         /// One recorded operation. Inputs are named; the output is [`Node::out`].
         #[derive(Debug, Clone, PartialEq)]
         pub enum Op {
             $(#[doc = concat!("See [`", stringify!($op), "`].")] $name($op),)*
         }
+
+        $(impl From<$op> for Op {
+            fn from(op: $op) -> Self {
+                Self::$name(op)
+            }
+        })*
+
+        /// Evaluates an expression in which a name stands for the operation's structure.
+        macro_rules! with_op {
+            ($d on:expr, $d op:ident => $d body:expr) => {
+                match $d on {
+                    $($crate::graph::Op::$name($d op) => $d body,)*
+                }
+            };
+        }
     };
 }
 
-ops! {
+ops! { $
     Embed(EmbedOp),
     Add(AddOp),
     Clamp(ClampOp),
@@ -62,6 +78,34 @@ ops! {
     GatedMean(GatedMeanOp),
     StreamAdd(StreamAddOp),
     StreamGate(StreamGateOp),
+}
+
+impl Op {
+    /// What errors and profiles call it.
+    pub fn label(&self) -> &'static str {
+        with_op!(self, op => op.label())
+    }
+
+    /// The values that it reads.
+    pub fn values(&self) -> Vec<Value> {
+        let mut values = Values(vec![]);
+        self.clone().visit(&mut values);
+        values.0
+    }
+
+    /// Shows what it refers to.
+    pub(crate) fn visit(&mut self, visitor: &mut dyn Visitor) {
+        with_op!(self, op => op.visit(visitor));
+    }
+}
+
+/// Collects values.
+struct Values(Vec<Value>);
+
+impl Visitor for Values {
+    fn value(&mut self, value: &mut Value) {
+        self.0.push(*value);
+    }
 }
 
 /// What a node yields.

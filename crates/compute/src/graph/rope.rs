@@ -1,7 +1,8 @@
 //! What depends on a token's position: rotary embedding and factors.
 
 use super::builder::check;
-use super::{GraphBuilder, Op, Value};
+use super::operation::{Operation, refers};
+use super::{GraphBuilder, Value};
 use crate::{Error, Result};
 
 /// How pairs of channels are formed for rotary embedding.
@@ -88,6 +89,23 @@ pub struct RopeOp {
     pub place: Placement,
 }
 
+refers!(RopeOp { x, heads, rope, place });
+
+impl Operation for RopeOp {
+    const NAME: &'static str = "rope";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, heads) = (Self::NAME, self.heads.max(1));
+        check(op, "width left over by heads", 0, self.x.width % heads)?;
+        let (head_dim, pairs) = (self.x.width / heads, graph.ropes[self.rope].inv_freq.len());
+        let end = self.place.first + 2 * pairs;
+        if end > head_dim {
+            return Err(Error::Shape { op, what: "rotary width", expected: head_dim, got: end });
+        }
+        Ok(self.x.width)
+    }
+}
+
 /// Rows times a factor that depends on the token's position.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PositionScaleOp {
@@ -95,6 +113,16 @@ pub struct PositionScaleOp {
     pub x: Value,
     /// Factors.
     pub scale: PositionScale,
+}
+
+refers!(PositionScaleOp { x, scale });
+
+impl Operation for PositionScaleOp {
+    const NAME: &'static str = "position_scale";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width)
+    }
 }
 
 impl GraphBuilder {
@@ -120,17 +148,11 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if a head is too narrow.
     pub fn placed_rope(&mut self, x: Value, heads: usize, rope: usize, place: Placement) -> Result<Value> {
-        let op = "rope";
-        check(op, "width left over by heads", 0, x.width % heads.max(1))?;
-        let (head_dim, end) = (x.width / heads.max(1), place.first + 2 * self.ropes[rope].inv_freq.len());
-        if end > head_dim {
-            return Err(Error::Shape { op, what: "rotary width", expected: head_dim, got: end });
-        }
-        Ok(self.push(Op::Rope(RopeOp { x, heads, rope, place }), x.width))
+        self.record(RopeOp { x, heads, rope, place })
     }
 
     /// Rows times a factor that depends on their position.
     pub fn position_scale(&mut self, x: Value, scale: PositionScale) -> Value {
-        self.push(Op::PositionScale(PositionScaleOp { x, scale }), x.width)
+        self.record(PositionScaleOp { x, scale }).expect("any input fits")
     }
 }
