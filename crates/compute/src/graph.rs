@@ -49,6 +49,7 @@ pub use hyper::{
 pub use linear::{GroupedLinearOp, LinearOp};
 pub use ngrams::{NGramEmbedOp, NGrams};
 pub use norm::{LayerNormOp, RmsNormOp};
+pub(crate) use op::with_op;
 pub use op::{Node, Op, Output};
 pub use recurrent::{
     CausalConv1dOp, Decay, DeltaInputs, DeltaRule, GatedDeltaRuleOp, HeadPairing, SsmInputs, SsmScan,

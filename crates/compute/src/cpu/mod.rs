@@ -1,5 +1,6 @@
 //! The CPU backend: SIMD kernels chosen at run time, on a persistent thread pool.
 
+mod activate;
 pub mod activations;
 mod attention;
 mod block_attention;
@@ -17,15 +18,18 @@ mod linear;
 pub mod matmul;
 mod moe_experts;
 mod ngrams;
+mod norm;
 mod pages;
 pub mod pool;
 mod rope;
 mod route;
+mod rows;
 mod shared;
 pub mod simd;
 mod slots;
 mod ssm_scan;
 mod steps;
+mod values;
 pub mod vector;
 mod window_pool;
 

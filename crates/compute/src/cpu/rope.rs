@@ -1,6 +1,35 @@
 //! Rotary position embedding, with angles computed once a batch and shared by all layers.
 
-use crate::graph::{Placement, Rope, RopeStyle};
+use super::executable::{Call, CpuExecutable, CpuOp};
+use super::vector;
+use crate::Result;
+use crate::graph::{Placement, PositionScaleOp, Rope, RopeOp, RopeStyle};
+
+impl CpuOp for RopeOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+        let Self { x, heads, rope, place } = *self;
+        let rows = call.tokens();
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, row));
+            let (rotation, at) = (&cpu.graph.ropes[rope], (row, cpu.positions[row]));
+            cpu.angles[rope].rotate(rotation, place, at, out, x.width() / heads);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for PositionScaleOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+        let Self { x, scale } = *self;
+        let simd = cpu.context.simd;
+        let rows = call.tokens();
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, row));
+            vector::scale(simd, scale.at(cpu.positions[row]), out);
+        });
+        Ok(())
+    }
+}
 
 /// cos and sin of every pair at every row of a batch.
 #[derive(Debug, Default)]

@@ -40,6 +40,7 @@ macro_rules! ops {
                 }
             };
         }
+        pub(crate) use with_op;
     };
 }
 
