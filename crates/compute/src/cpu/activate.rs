@@ -1,13 +1,13 @@
 //! What is computed element by element between products: activations and gates.
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::simd::Simd;
 use super::vector;
 use crate::Result;
 use crate::graph::{ActivateOp, Activation, ScaledSiluOp, SigmoidGateOp};
 
 impl CpuOp for ActivateOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { activation, gate, up } = *self;
         let simd = cpu.context.simd;
         let rows = cpu.values.rows(up);
@@ -22,7 +22,7 @@ impl CpuOp for ActivateOp {
 }
 
 impl CpuOp for ScaledSiluOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, factor } = *self;
         let simd = cpu.context.simd;
         let rows = cpu.values.rows(x);
@@ -36,7 +36,7 @@ impl CpuOp for ScaledSiluOp {
 }
 
 impl CpuOp for SigmoidGateOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, gate } = *self;
         let simd = cpu.context.simd;
         let rows = cpu.values.rows(x);

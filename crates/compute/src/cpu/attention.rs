@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::gathered::{Choices, Heads, Seen};
 use super::head_group::{Ahead, Element, HeadSums, KeyBlock, Queries};
 use super::pages::{Pages, Values};
@@ -20,7 +20,7 @@ use crate::graph::{Attention, AttentionOp};
 use crate::profile::Work;
 
 impl CpuOp for AttentionOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { q, k, v, cache, sinks, chosen } = *self;
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let (pool, simd) = (&cpu.context.pool, cpu.context.simd);

@@ -5,7 +5,7 @@
 //! depend on the batch.
 
 use super::compressed_attention::{CompressedCache, IndexRows, Query};
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::gathered::Heads;
 use super::linear::CpuContext;
 use super::shared::SharedMut;
@@ -14,7 +14,7 @@ use crate::backend::Span;
 use crate::graph::{BlockAttentionOp, BlockInputs, TokenForm};
 
 impl CpuOp for BlockAttentionOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let BlockInputs { q, k, v, index } = self.inputs;
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let [q, k, v] = [q, k, v].map(|value| cpu.values.of(value));

@@ -4,7 +4,7 @@
 //! result is the same sequence of operations wherever its inputs come from (batch or state), so it does not depend on
 //! how a sequence is cut into batches.
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
@@ -15,7 +15,7 @@ use crate::backend::Span;
 use crate::graph::CausalConv1dOp;
 
 impl CpuOp for CausalConv1dOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, bias, dilation, state, .. } = *self;
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let bias = bias.map_or(&[][..], |bias| &cpu.vectors[bias.0]);

@@ -5,7 +5,7 @@
 //! is in the batch, so its result does not depend on the batch.
 
 use super::choose_blocks::best;
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::gathered::KEY_BLOCK;
 use super::head_group::{Ahead, HeadSums, KeyBlock, Queries};
 use super::linear::CpuContext;
@@ -18,7 +18,7 @@ use crate::backend::{KvType, PAGE_TOKENS, Span};
 use crate::graph::{CompressedAttention, CompressedAttentionOp, CompressedInputs, IndexInputs, TokenForm};
 
 impl CpuOp for CompressedAttentionOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let CompressedInputs { q, kv, entries, index, sinks } = self.inputs;
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let inputs = CompressedRows {

@@ -27,7 +27,7 @@ use crate::quant::dequantize;
 use crate::{DType, Error, Result, Tensor};
 
 /// What an operation is run with.
-pub(super) struct Call<'a> {
+pub(super) struct CpuCall<'a> {
     pub(super) batch: &'a Batch<'a>,
     pub(super) experts: &'a mut dyn ExpertSource,
     pub(super) logits: &'a mut Vec<f32>,
@@ -37,7 +37,7 @@ pub(super) struct Call<'a> {
     pub(super) out: Output,
 }
 
-impl Call<'_> {
+impl CpuCall<'_> {
     /// The value that an operation yields.
     pub(super) fn out(&self) -> Value {
         match self.out {
@@ -58,7 +58,7 @@ pub(super) trait CpuOp {
     ///
     /// # Errors
     /// If a weight cannot be read or experts do not come.
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()>;
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()>;
 }
 
 /// A graph ready to run on the CPU.
@@ -276,7 +276,7 @@ impl Executable for CpuExecutable {
                 self.linears(nodes.clone(), logits);
             } else {
                 let (graph, node) = (Arc::clone(&self.graph), nodes.start);
-                let mut call = Call { batch, experts, logits, node, out: graph.nodes[node].out };
+                let mut call = CpuCall { batch, experts, logits, node, out: graph.nodes[node].out };
                 with_op!(&graph.nodes[node].op, op => op.run(self, &mut call))?;
             }
             if let Some(mut profile) = self.profile.take() {

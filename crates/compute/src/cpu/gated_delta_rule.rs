@@ -5,7 +5,7 @@
 //! the first-level cache. Prefill runs the recurrence too; the chunked form (matrix products within chunks of tokens)
 //! would do more arithmetic to need fewer passes, and would make results depend on where chunks begin.
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::{Isa, Kernel, Simd};
@@ -16,7 +16,7 @@ use crate::backend::Span;
 use crate::graph::{Decay, DeltaInputs, DeltaRule, GatedDeltaRuleOp};
 
 impl CpuOp for GatedDeltaRuleOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let DeltaInputs { q, k, v, a, b } = self.inputs;
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let [q, k, v, a, b] = [q, k, v, a, b].map(|value| cpu.values.of(value));

@@ -1,6 +1,6 @@
 //! Hyper-connections, a row at a time: see [`crate::graph::HyperConnection`].
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::simd::Simd;
 use super::vector;
 use crate::Result;
@@ -10,7 +10,7 @@ use crate::graph::{
 };
 
 impl CpuOp for HyperWeightsOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (op, simd) = (*self, cpu.context.simd);
         let rows = cpu.values.rows(op.x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -23,7 +23,7 @@ impl CpuOp for HyperWeightsOp {
 }
 
 impl CpuOp for HyperCollapseOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (op, simd) = (*self, cpu.context.simd);
         let rows = cpu.values.rows(op.x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -35,7 +35,7 @@ impl CpuOp for HyperCollapseOp {
 }
 
 impl CpuOp for HyperExpandOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (op, simd) = (*self, cpu.context.simd);
         let rows = cpu.values.rows(op.x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -47,7 +47,7 @@ impl CpuOp for HyperExpandOp {
 }
 
 impl CpuOp for GatedMeanOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (op, simd) = (*self, cpu.context.simd);
         let rows = cpu.values.rows(op.x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -59,7 +59,7 @@ impl CpuOp for GatedMeanOp {
 }
 
 impl CpuOp for StreamAddOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (op, simd) = (*self, cpu.context.simd);
         let rows = cpu.values.rows(op.x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -71,7 +71,7 @@ impl CpuOp for StreamAddOp {
 }
 
 impl CpuOp for StreamGateOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (op, simd) = (*self, cpu.context.simd);
         let rows = cpu.values.rows(op.keys);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::activations::Activations;
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::gathered::{Choices, Heads, KEY_BLOCK, Seen};
 use super::head_group::{Ahead, HeadSums, KeyBlock, Queries};
 use super::linear::CpuContext;
@@ -24,7 +24,7 @@ use crate::quant::dequantize_row;
 use crate::{Result, Tensor};
 
 impl CpuOp for LatentAttentionOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (weights, graph::LatentInputs { q_nope, c, rotated, sinks, chosen }) =
             (self.weights, self.inputs);
         cpu.write(call.out(), call.tokens(), |cpu, out| {

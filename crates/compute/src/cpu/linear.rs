@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::activations::{Activations, Q8Rows};
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows, matmul_rows_before};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
@@ -14,14 +14,14 @@ use crate::graph::{GroupedLinearOp, LinearOp, Op, Output, Precision, Value, Weig
 use crate::{DType, Result, Tensor};
 
 impl CpuOp for LinearOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         cpu.linears(call.node..call.node + 1, call.logits);
         Ok(())
     }
 }
 
 impl CpuOp for GroupedLinearOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let weight = &cpu.weights[self.weight.0];
             grouped_linear(&cpu.context, weight, self.groups, cpu.values.of(self.x), out)

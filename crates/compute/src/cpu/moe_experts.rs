@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::activate::activate;
 use super::activations::{Activations, BLOCK, Q8Rows};
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::linear::{CpuContext, TASKS, row_tasks};
 use super::matmul::{NextJob, OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows_before};
 use super::route::Choice;
@@ -21,7 +21,7 @@ use crate::graph::{Activation, ExpertSet, ExpertSetId, MoeExpertsOp, Weighted};
 use crate::{Result, TensorView};
 
 impl CpuOp for MoeExpertsOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, routing, experts: set, mlp } = *self;
         if cpu.context.activations == ActivationMode::Int8 {
             cpu.quantize(x);

@@ -1,6 +1,6 @@
 //! Embeddings of n-grams: see [`crate::graph::NGrams`].
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::slots::{Slots, SpanState};
 use crate::backend::Batch;
 use crate::graph::{NGramEmbedOp, NGrams};
@@ -8,7 +8,7 @@ use crate::quant::dequantize_row;
 use crate::{Result, Tensor};
 
 impl CpuOp for NGramEmbedOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let tables: Vec<&Tensor> = self.tables.iter().map(|table| &cpu.weights[table.0]).collect();
             ngram_embed(&tables, &self.ngrams, &mut cpu.states[self.state.0], call.batch, out)

@@ -1,12 +1,12 @@
 //! Norms of rows and of parts of rows.
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::vector;
 use crate::Result;
 use crate::graph::{LayerNormOp, RmsNormOp};
 
 impl CpuOp for RmsNormOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, weight, groups, eps } = *self;
         let (simd, width) = (cpu.context.simd, x.width() / groups);
         let factor = |part: &[f32]| {
@@ -33,7 +33,7 @@ impl CpuOp for RmsNormOp {
 }
 
 impl CpuOp for LayerNormOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, weight, bias, eps } = *self;
         let simd = cpu.context.simd;
         let rows = cpu.values.rows(x);

@@ -1,12 +1,12 @@
 //! Rotary position embedding, with angles computed once a batch and shared by all layers.
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::vector;
 use crate::Result;
 use crate::graph::{Placement, PositionScaleOp, Rope, RopeOp, RopeStyle};
 
 impl CpuOp for RopeOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, heads, rope, place } = *self;
         let rows = call.tokens();
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -19,7 +19,7 @@ impl CpuOp for RopeOp {
 }
 
 impl CpuOp for PositionScaleOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, scale } = *self;
         let simd = cpu.context.simd;
         let rows = call.tokens();

@@ -1,12 +1,12 @@
 //! The router: scores of all experts, then the best `top_k`.
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use crate::graph::{GroupRank, Groups, Output, Route, RouteBy, RouteOp, Score};
 use crate::quant::dequantize_row;
 use crate::{Result, TensorView};
 
 impl CpuOp for RouteOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Output::Routing(routing) = call.out else { unreachable!("a route yields a routing") };
         let Self { logits, by, route } = self;
         let mut choice = std::mem::take(&mut cpu.choices[routing.index]);
@@ -36,7 +36,7 @@ fn ids_of_tokens(table: TensorView<'_>, tokens: &[u32], route: &Route) -> Result
 }
 
 /// Tells the source of experts what a router chose, and what the next one will probably choose.
-fn announce(cpu: &mut CpuExecutable, routing: usize, choice: &Choice, call: &mut Call<'_>) -> Result<()> {
+fn announce(cpu: &mut CpuExecutable, routing: usize, choice: &Choice, call: &mut CpuCall<'_>) -> Result<()> {
     let Some(router) = cpu.routers[routing] else { return Ok(()) };
     call.experts.routed(router.set, &choice.ids, call.tokens());
     call.experts.announce(router.set, &choice.distinct())?;

@@ -1,12 +1,12 @@
 //! Operations on rows alone: embeddings, sums, columns and copies.
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use crate::Result;
 use crate::graph::{AddOp, ClampOp, EmbedOp, GatherRowsOp, RepeatOp, SliceOp};
 use crate::quant::dequantize_row;
 
 impl CpuOp for EmbedOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let out = call.out();
         cpu.write(out, call.tokens(), |cpu, buffer| {
             let table = cpu.weights[self.table.0].view();
@@ -18,7 +18,7 @@ impl CpuOp for EmbedOp {
 }
 
 impl CpuOp for AddOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { a, b } = *self;
         let rows = cpu.values.rows(a);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -32,7 +32,7 @@ impl CpuOp for AddOp {
 }
 
 impl CpuOp for ClampOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, limit } = *self;
         let rows = cpu.values.rows(x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -44,7 +44,7 @@ impl CpuOp for ClampOp {
 }
 
 impl CpuOp for SliceOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Self { x, groups, start, len } = *self;
         let rows = cpu.values.rows(x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -59,7 +59,7 @@ impl CpuOp for SliceOp {
 }
 
 impl CpuOp for RepeatOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let x = self.x;
         let rows = cpu.values.rows(x);
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
@@ -71,7 +71,7 @@ impl CpuOp for RepeatOp {
 }
 
 impl CpuOp for GatherRowsOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (x, outputs) = (self.x, call.batch.outputs);
         let rows = outputs.len();
         cpu.map_rows(call.out(), rows, |cpu, row, out| {

@@ -5,7 +5,7 @@
 //! no sums across lanes. Prefill runs the recurrence too, as for the
 //! [gated delta rule](super::gated_delta_rule), so that results do not depend on where chunks begin.
 
-use super::executable::{Call, CpuExecutable, CpuOp};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::{Isa, Kernel, Simd};
@@ -15,7 +15,7 @@ use crate::backend::Span;
 use crate::graph::{SsmInputs, SsmScan, SsmScanOp, SsmWeights};
 
 impl CpuOp for SsmScanOp {
-    fn run(&self, cpu: &mut CpuExecutable, call: &mut Call<'_>) -> Result<()> {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let (SsmInputs { x, b, c, dt }, SsmWeights { a, d, dt_bias }) = (self.inputs, self.weights);
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let [x, b, c, dt] = [x, b, c, dt].map(|value| cpu.values.of(value));

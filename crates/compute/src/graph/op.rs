@@ -89,7 +89,7 @@ impl Op {
 
     /// The values that it reads.
     pub fn values(&self) -> Vec<Value> {
-        let mut values = Values(vec![]);
+        let mut values = ReadValues(vec![]);
         self.clone().visit(&mut values);
         values.0
     }
@@ -101,9 +101,9 @@ impl Op {
 }
 
 /// Collects values.
-struct Values(Vec<Value>);
+struct ReadValues(Vec<Value>);
 
-impl Visitor for Values {
+impl Visitor for ReadValues {
     fn value(&mut self, value: &mut Value) {
         self.0.push(*value);
     }
