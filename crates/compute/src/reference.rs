@@ -35,7 +35,6 @@ use crate::backend::{
     Backend, Batch, CompileOptions, Executable, ExpertSource, KvType, PAGE_TOKENS, page_bytes, slot_bytes,
 };
 use crate::graph::{Graph, Output, Value, WeightId, with_op};
-use crate::plan::Plan;
 use crate::quant::dequantize_row;
 use crate::{Error, Result, Tensor};
 
@@ -48,17 +47,13 @@ impl Backend for Reference {
         "reference (scalar)".into()
     }
 
-    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
-        (plan.row_bytes() + graph.vocab_size() * size_of::<f32>()).saturating_mul(options.max_rows)
+    fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
+        let width = |out| if let Output::Value(value) = out { value.width() } else { 0 };
+        let widths: usize = graph.nodes.iter().map(|node| width(node.out)).sum();
+        (widths * size_of::<f32>()).saturating_mul(options.max_rows)
     }
 
-    fn compile(
-        &self,
-        graph: &Graph,
-        _: Plan,
-        weights: Vec<Tensor>,
-        _: CompileOptions,
-    ) -> Result<Box<dyn Executable>> {
+    fn compile(&self, graph: &Graph, weights: Vec<Tensor>, _: CompileOptions) -> Result<Box<dyn Executable>> {
         graph.check_weights(&weights)?;
         Ok(Box::new(Interpreter {
             graph: Arc::new(graph.clone()),

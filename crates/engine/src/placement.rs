@@ -4,7 +4,6 @@ use moeflux_compute::backend::{
     ActivationMode, Backend, CompileOptions, KvType, PAGE_TOKENS, page_bytes, slot_bytes,
 };
 use moeflux_compute::graph::{Op, RouteOp};
-use moeflux_compute::plan::Plan;
 
 use crate::engine::Options;
 use crate::experts::SlotPlan;
@@ -85,8 +84,7 @@ impl Placement {
                 max_rows: chunk,
                 ..CompileOptions::default()
             };
-            let plan = Plan::new(&model.graph, |_| true);
-            let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
+            let scratch = backend.scratch_bytes(&model.graph, compile) as u64;
             let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages(context) as u64);
             let kv = kv.saturating_add(states);
             Needs { kept, ..Needs::new(trunk, kv, scratch, model.graph.vocab_size()) }

@@ -21,7 +21,6 @@ use super::steps;
 use super::values::Values;
 use crate::backend::{Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
 use crate::graph::{AttentionOp, CausalConv1dOp, Graph, LinearOp, MoeExpertsOp, Op, Output, Value, with_op};
-use crate::plan::Plan;
 use crate::profile::{Profile, Work};
 use crate::quant::dequantize;
 use crate::{DType, Error, Result, Tensor};
@@ -97,7 +96,6 @@ impl CpuExecutable {
     pub(crate) fn new(
         context: CpuContext,
         graph: Graph,
-        plan: Plan,
         weights: Vec<Tensor>,
         options: CompileOptions,
     ) -> Result<Self> {
@@ -120,7 +118,7 @@ impl CpuExecutable {
         let compressed_caches = compressed.map(|c| CompressedCache::new(*c, options.kv_type)).collect();
         Ok(Self {
             steps: group_linears(&graph),
-            values: Values::new(plan),
+            values: Values::new(&graph),
             choices: vec![Choice::default(); graph.routings],
             angles: graph.ropes.iter().map(|_| Angles::default()).collect(),
             vectors,

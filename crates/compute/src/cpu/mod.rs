@@ -37,12 +37,12 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::{Graph, Output};
-use crate::plan::Plan;
 use crate::{Result, Tensor};
 use executable::CpuExecutable;
 use linear::CpuContext;
 use pool::ThreadPool;
 pub use simd::{Simd, SimdLevel};
+use values::ValueBuffers;
 
 /// Runs graphs on the CPU.
 #[derive(Debug, Clone)]
@@ -71,7 +71,7 @@ impl Backend for CpuBackend {
         format!("cpu ({}, {} threads)", self.simd, self.pool.threads())
     }
 
-    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
+    fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
         let top_k = graph
             .nodes()
             .iter()
@@ -90,8 +90,9 @@ impl Backend for CpuBackend {
             compressed.map(|c| compressed_attention::scratch_bytes(c, options.max_rows, self.pool.threads()));
         let logits = graph.vocab_size() * size_of::<f32>();
         // One more widest row stands for the int8 copy of a value.
-        let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2 * terms;
-        let rows = (plan.row_bytes() + widest).saturating_mul(options.max_rows);
+        let values = ValueBuffers::new(graph);
+        let widest = values.widest() * 2 * terms;
+        let rows = (values.row_bytes() + widest).saturating_mul(options.max_rows);
         let experts = graph.expert_sets().iter().flat_map(|set| [set.up.cols, set.down.cols]);
         let cols = graph.weights().iter().map(|w| w.matrix.cols).chain(experts).max().unwrap_or(0);
         let products =
@@ -103,7 +104,6 @@ impl Backend for CpuBackend {
     fn compile(
         &self,
         graph: &Graph,
-        plan: Plan,
         weights: Vec<Tensor>,
         options: CompileOptions,
     ) -> Result<Box<dyn Executable>> {
@@ -113,7 +113,7 @@ impl Backend for CpuBackend {
             activations: options.activations,
             second_term: has_second_term(graph),
         };
-        Ok(Box::new(CpuExecutable::new(context, graph.clone(), plan, weights, options)?))
+        Ok(Box::new(CpuExecutable::new(context, graph.clone(), weights, options)?))
     }
 }
 

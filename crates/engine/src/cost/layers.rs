@@ -7,7 +7,6 @@ use moeflux_compute::backend::{
     PAGE_TOKENS, Span, StateSlots,
 };
 use moeflux_compute::graph::{ExpertSet, ExpertSetId, Graph, LinearOp, Op, RouteOp};
-use moeflux_compute::plan::Plan;
 use moeflux_compute::{Error as ComputeError, Tensor};
 
 use super::predict::{Layer, Prompt, Routed};
@@ -302,8 +301,7 @@ impl Excerpt {
             state_slots: 1,
             keep_experts: false,
         };
-        let plan = Plan::new(&self.graph, |_| true);
-        let mut executable = backend.compile(&self.graph, plan, self.weights.clone(), compile)?;
+        let mut executable = backend.compile(&self.graph, self.weights.clone(), compile)?;
         executable.reserve_pages(pages)?;
         executable.reserve_slots(1)?;
         let tokens = self.graph.weights().first().map_or(1, |table| table.matrix.rows);
