@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::graph::{ExpertSetId, Graph};
-use crate::plan::Plan;
 use crate::profile::Profile;
 use crate::{Result, Tensor, TensorView};
 
@@ -162,7 +161,7 @@ pub trait Backend {
 
     /// Bytes that a compiled graph takes besides its weights and key-value pages; `usize::MAX` if that is not enough
     /// to say it.
-    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize;
+    fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize;
 
     /// Bytes of host memory in which a compiled graph could keep all routed experts in a form of its own, and then ask its
     /// source for each only once; `None` if it would have no use for that.
@@ -186,7 +185,6 @@ pub trait Backend {
     fn compile(
         &self,
         graph: &Graph,
-        plan: Plan,
         weights: Vec<Tensor>,
         options: CompileOptions,
     ) -> Result<Box<dyn Executable>>;

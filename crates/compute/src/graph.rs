@@ -12,33 +12,52 @@
 
 use crate::{DType, Error, Result, Tensor};
 
+mod activation;
 mod attention;
 mod builder;
 mod compressed;
 mod excerpt;
 mod experts;
 mod hyper;
+mod linear;
 mod ngrams;
+mod norm;
 mod op;
+pub(crate) mod operation;
 mod recurrent;
+mod rope;
+mod rows;
 mod selection;
 
+pub use activation::{ActivateOp, Activation, ScaledSiluOp, SigmoidGateOp};
 pub use attention::{
-    Attention, LatentAttention, LatentInputs, LatentWeights, PositionScale, Rope, RopeStyle,
+    Attention, AttentionOp, LatentAttention, LatentAttentionOp, LatentInputs, LatentWeights,
 };
 pub use builder::GraphBuilder;
 pub use compressed::{
-    BlockInputs, CompressedAttention, CompressedInputs, EntryIndex, IndexInputs, Placement, TokenForm,
-    WindowPool,
+    BlockAttentionOp, BlockInputs, CompressedAttention, CompressedAttentionOp, CompressedInputs, EntryIndex,
+    IndexInputs, TokenForm, WindowMeanOp, WindowPool, WindowPoolOp,
 };
 pub use experts::{
-    Activation, ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, Route, Score, Weighted,
+    ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, MoeExpertsOp, Route, RouteBy, RouteOp, Score,
+    Weighted,
 };
-pub use hyper::{HyperConnection, HyperKind};
-pub use ngrams::NGrams;
+pub use hyper::{
+    GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, StreamAddOp,
+    StreamGateOp,
+};
+pub use linear::{GroupedLinearOp, LinearOp};
+pub use ngrams::{NGramEmbedOp, NGrams};
+pub use norm::{LayerNormOp, RmsNormOp};
+pub(crate) use op::with_op;
 pub use op::{Node, Op, Output};
-pub use recurrent::{Decay, DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights, StateId};
-pub use selection::{BlockChoice, BlockScore, Chosen};
+pub use recurrent::{
+    CausalConv1dOp, Decay, DeltaInputs, DeltaRule, GatedDeltaRuleOp, HeadPairing, SsmInputs, SsmScan,
+    SsmScanOp, SsmWeights, StateId,
+};
+pub use rope::{Placement, PositionScale, PositionScaleOp, Rope, RopeOp, RopeStyle};
+pub use rows::{AddOp, ClampOp, EmbedOp, GatherRowsOp, RepeatOp, SliceOp};
+pub use selection::{BlockChoice, BlockScore, ChooseBlocksOp, Chosen};
 
 /// A value in a graph: f32 (rows, width).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

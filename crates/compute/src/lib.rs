@@ -11,7 +11,6 @@ pub mod dtype;
 pub mod error;
 pub mod gpu;
 pub mod graph;
-pub mod plan;
 pub mod profile;
 pub mod quant;
 pub mod reference;

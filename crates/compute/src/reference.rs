@@ -3,35 +3,38 @@
 //! Nothing here is fast. Sums are accumulated in f64 so that the oracle's own rounding stays far below any
 //! tolerance; activations are never quantised and keys and values are cached as f32.
 
+mod activation;
+mod attention;
 mod compressed;
+mod experts;
 mod hyper;
+mod linear;
 mod ngrams;
+mod norm;
 mod recurrent;
+mod rope;
 mod rows;
 mod selection;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use activation::softplus;
+pub use activation::{activate, sigmoid, squared_relu, swiglu};
+pub use attention::{attend, latent_weights, visible};
 pub use compressed::{index_score, window_pool};
+pub use experts::{expert, route, route_by_token};
 pub use hyper::{gated_mean, hyper_collapse, hyper_expand, hyper_weights, stream_add, stream_gate};
+pub use linear::{dot, linear};
+pub use norm::{layer_norm, rms_norm};
 pub use recurrent::{DeltaToken, SsmToken, causal_conv1d, gated_delta_rule, kept, ssm_scan};
-pub use rows::{
-    activate, attend, dot, expert, latent_weights, layer_norm, linear, rms_norm, rope, route, route_by_token,
-    sigmoid, squared_relu, swiglu, visible,
-};
-use rows::{softmax, softplus};
+pub use rope::rope;
 pub use selection::seen;
 
 use crate::backend::{
-    Backend, Batch, CompileOptions, Executable, ExpertSource, KvType, PAGE_TOKENS, Span, page_bytes,
-    slot_bytes,
+    Backend, Batch, CompileOptions, Executable, ExpertSource, KvType, PAGE_TOKENS, page_bytes, slot_bytes,
 };
-use crate::graph::{
-    Activation, BlockInputs, Chosen, CompressedInputs, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph,
-    IndexInputs, LatentAttention, LatentInputs, LatentWeights, Op, Output, SsmInputs, SsmScan, SsmWeights,
-    StateId, Value, WeightId, Weighted,
-};
-use crate::plan::Plan;
+use crate::graph::{Graph, Output, Value, WeightId, with_op};
 use crate::quant::dequantize_row;
 use crate::{Error, Result, Tensor};
 
@@ -44,20 +47,16 @@ impl Backend for Reference {
         "reference (scalar)".into()
     }
 
-    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
-        (plan.row_bytes() + graph.vocab_size() * size_of::<f32>()).saturating_mul(options.max_rows)
+    fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
+        let width = |out| if let Output::Value(value) = out { value.width() } else { 0 };
+        let widths: usize = graph.nodes.iter().map(|node| width(node.out)).sum();
+        (widths * size_of::<f32>()).saturating_mul(options.max_rows)
     }
 
-    fn compile(
-        &self,
-        graph: &Graph,
-        _: Plan,
-        weights: Vec<Tensor>,
-        _: CompileOptions,
-    ) -> Result<Box<dyn Executable>> {
+    fn compile(&self, graph: &Graph, weights: Vec<Tensor>, _: CompileOptions) -> Result<Box<dyn Executable>> {
         graph.check_weights(&weights)?;
         Ok(Box::new(Interpreter {
-            graph: graph.clone(),
+            graph: Arc::new(graph.clone()),
             weights,
             pages: HashMap::new(),
             latents: HashMap::new(),
@@ -79,7 +78,7 @@ fn floats<'a>(op: &'static str, bytes: &'a [u8], expected: usize) -> Result<impl
 type KvKey = (usize, u32, usize);
 
 struct Interpreter {
-    graph: Graph,
+    graph: Arc<Graph>,
     weights: Vec<Tensor>,
     pages: HashMap<KvKey, (Vec<f32>, Vec<f32>)>,
     /// By state and slot.
@@ -92,269 +91,45 @@ struct Interpreter {
 
 type Matrix = Vec<Vec<f32>>;
 
+/// For each token the chosen experts with their weights.
+type Routed = Vec<Vec<(u32, f32)>>;
+
+/// What an operation yields.
+enum Outcome {
+    Rows(Matrix),
+    Routing(Routed),
+}
+
+/// What an operation is run with.
+struct ReferenceCall<'a> {
+    batch: &'a Batch<'a>,
+    experts: &'a mut dyn ExpertSource,
+    values: &'a [Matrix],
+    routings: &'a [Routed],
+}
+
+impl<'a> ReferenceCall<'a> {
+    fn of(&self, value: Value) -> &'a Matrix {
+        &self.values[value.index]
+    }
+
+    /// Of the batch's tokens.
+    fn positions(&self) -> impl Iterator<Item = usize> + use<'a> {
+        self.batch.spans.iter().flat_map(|span| span.start..span.start + span.rows.len())
+    }
+}
+
+/// An operation's meaning.
+trait ReferenceOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome>;
+}
+
 impl Interpreter {
     fn vector(&self, id: WeightId) -> Result<Vec<f32>> {
         let view = self.weights[id.0].view();
         let mut out = vec![0.0; view.cols()];
         dequantize_row(view, 0, &mut out)?;
         Ok(out)
-    }
-
-    fn attention(
-        &mut self,
-        cache: usize,
-        [q, k, v]: [&Matrix; 3],
-        sinks: Option<&[f32]>,
-        chosen: Option<(Chosen, &Matrix)>,
-        spans: &[Span<'_>],
-    ) -> Matrix {
-        let shape = self.graph.caches[cache];
-        let (dim, value_dim) = (shape.head_dim, shape.value_dim);
-        let group = shape.heads / shape.kv_heads;
-        let mut out = vec![vec![0.0; shape.heads * value_dim]; q.len()];
-        for span in spans {
-            let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
-            for (i, row) in span.rows.clone().enumerate() {
-                self.pages.insert(key(span.start + i), (k[row].clone(), v[row].clone()));
-            }
-            for (i, row) in span.rows.clone().enumerate() {
-                let position = span.start + i;
-                if chosen.is_some_and(|(_, blocks)| blocks[row][0].is_nan()) {
-                    out[row].fill(f32::NAN);
-                    continue;
-                }
-                for head in 0..shape.heads {
-                    let positions = match chosen {
-                        Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, shape.heads),
-                        None => visible(&shape, position).collect(),
-                    };
-                    let cached: Vec<_> = positions.iter().map(|p| &self.pages[&key(*p)]).collect();
-                    let part = |head: usize, width: usize| head * width..(head + 1) * width;
-                    let (key_at, value_at) = (part(head / group, dim), part(head / group, value_dim));
-                    let keys: Vec<&[f32]> = cached.iter().map(|c| &c.0[key_at.clone()]).collect();
-                    let values: Vec<&[f32]> = cached.iter().map(|c| &c.1[value_at.clone()]).collect();
-                    let sink = sinks.map(|s| s[head]);
-                    let out = &mut out[row][part(head, value_dim)];
-                    attend(&q[row][part(head, dim)], &keys, &values, shape.scale, sink, out);
-                }
-            }
-        }
-        out
-    }
-
-    /// Takes the state that `span` starts from.
-    fn state(&self, state: StateId, span: &Span<'_>) -> Vec<f32> {
-        let zeros = || vec![0.0; self.graph.states[state.0]];
-        match span.start {
-            0 => zeros(),
-            _ => self.states.get(&(state.0, span.slots.read)).cloned().unwrap_or_else(zeros),
-        }
-    }
-
-    fn conv(
-        &mut self,
-        x: &Matrix,
-        [weight, bias]: [&[f32]; 2],
-        [kernel, dilation]: [usize; 2],
-        state: StateId,
-        spans: &[Span<'_>],
-    ) -> Matrix {
-        let mut out = x.clone();
-        for span in spans {
-            let mut held = self.state(state, span);
-            for row in span.rows.clone() {
-                causal_conv1d([weight, bias], kernel, dilation, &x[row], &mut held, &mut out[row]);
-            }
-            self.states.insert((state.0, span.slots.write), held);
-        }
-        out
-    }
-
-    fn delta_rule(
-        &mut self,
-        [q, k, v, a, b]: [&Matrix; 5],
-        [decay, dt_bias]: [&[f32]; 2],
-        shape: &DeltaRule,
-        state: StateId,
-        spans: &[Span<'_>],
-    ) -> Matrix {
-        let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
-        let mut out = v.clone();
-        for span in spans {
-            let mut held = self.state(state, span);
-            for row in span.rows.clone() {
-                for (head, state) in held.chunks_mut(key_dim * value_dim).enumerate() {
-                    let key = shape.key_head(head) * key_dim..(shape.key_head(head) + 1) * key_dim;
-                    let value = head * value_dim..(head + 1) * value_dim;
-                    let decays = dt_bias.len() / shape.value_heads;
-                    if decays > 1 {
-                        for (i, channel) in state.chunks_mut(value_dim).enumerate() {
-                            let at = head * decays + i;
-                            let g = kept(shape.decay, decay[head], a[row][at] + dt_bias[at]);
-                            channel.iter_mut().for_each(|s| *s = (f64::from(*s) * g) as f32);
-                        }
-                    }
-                    let own = a[row][head * decays] + dt_bias[head * decays];
-                    let token = DeltaToken {
-                        q: &q[row][key.clone()],
-                        k: &k[row][key],
-                        v: &v[row][value.clone()],
-                        b: b[row][head],
-                        kept: if decays > 1 { 1.0 } else { kept(shape.decay, decay[head], own) },
-                    };
-                    gated_delta_rule(&token, state, &mut out[row][value]);
-                }
-            }
-            self.states.insert((state.0, span.slots.write), held);
-        }
-        out
-    }
-
-    fn ssm_scan(
-        &mut self,
-        [x, b, c, dt]: [&Matrix; 4],
-        [a, d, dt_bias]: &[Vec<f32>; 3],
-        shape: &SsmScan,
-        state: StateId,
-        spans: &[Span<'_>],
-    ) -> Matrix {
-        let mut out = x.clone();
-        for span in spans {
-            let mut held = self.state(state, span);
-            for row in span.rows.clone() {
-                for (head, state) in held.chunks_mut(shape.head_dim * shape.state_size).enumerate() {
-                    let group =
-                        shape.group(head) * shape.state_size..(shape.group(head) + 1) * shape.state_size;
-                    let own = head * shape.head_dim..(head + 1) * shape.head_dim;
-                    let token = SsmToken {
-                        x: &x[row][own.clone()],
-                        b: &b[row][group.clone()],
-                        c: &c[row][group],
-                        dt: dt[row][head],
-                        dt_bias: dt_bias[head],
-                        time_steps: shape.time_steps,
-                        a: a[head],
-                        d: d[head],
-                    };
-                    ssm_scan(&token, state, &mut out[row][own]);
-                }
-            }
-            self.states.insert((state.0, span.slots.write), held);
-        }
-        out
-    }
-
-    /// Every head's keys and values are made from the latents, as the paper defines them.
-    fn latent_attention(
-        &mut self,
-        (cache, weights): (usize, LatentWeights),
-        [q_nope, c]: [&Matrix; 2],
-        rotated: Option<[&Matrix; 2]>,
-        sinks: Option<&[f32]>,
-        chosen: Option<(Chosen, &Matrix)>,
-        spans: &[Span<'_>],
-    ) -> Result<Matrix> {
-        let none = vec![vec![]; c.len()];
-        let [q_rope, k_rope] = rotated.unwrap_or([&none; 2]);
-        let shape = self.graph.latent_caches[cache];
-        let LatentAttention { heads, nope, rope, value, scale, .. } = shape;
-        let mut out = vec![vec![0.0; heads * value]; c.len()];
-        for span in spans {
-            let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
-            for (i, row) in span.rows.clone().enumerate() {
-                self.latents.insert(key(span.start + i), (c[row].clone(), k_rope[row].clone()));
-            }
-        }
-        for head in 0..heads {
-            let view = |id: WeightId| {
-                let view = self.weights[id.0].view();
-                let row = |r| {
-                    let mut row = vec![0.0; view.cols()];
-                    dequantize_row(view, r, &mut row).map(|()| row)
-                };
-                (0..view.rows()).map(row).collect()
-            };
-            let [w_k, w_v] = latent_weights(&shape, weights, view, head)?;
-            for span in spans {
-                let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
-                let times = |w: &Matrix, c: &[f32]| w.iter().map(|row| dot(row, c)).collect::<Vec<f32>>();
-                let cached = (0..span.start + span.rows.len()).map(|p| &self.latents[&key(p)]);
-                let (keys, values): (Matrix, Matrix) = cached
-                    .map(|(c, k_rope)| ([times(&w_k, c), k_rope.clone()].concat(), times(&w_v, c)))
-                    .unzip();
-                let keys: Vec<&[f32]> = keys.iter().map(Vec::as_slice).collect();
-                let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
-                for (i, row) in span.rows.clone().enumerate() {
-                    let position = span.start + i;
-                    if chosen.is_some_and(|(_, blocks)| blocks[row][0].is_nan()) {
-                        out[row].fill(f32::NAN);
-                        continue;
-                    }
-                    let positions = match chosen {
-                        Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, heads),
-                        None => (0..position + 1).collect(),
-                    };
-                    let [keys, values] =
-                        [&keys, &values].map(|all| positions.iter().map(|p| all[*p]).collect::<Vec<_>>());
-                    let q_nope = &q_nope[row][head * nope..(head + 1) * nope];
-                    let query = [q_nope, &q_rope[row][head * rope..(head + 1) * rope]].concat();
-                    let out = &mut out[row][head * value..(head + 1) * value];
-                    attend(&query, &keys, &values, scale, sinks.map(|sinks| sinks[head]), out);
-                }
-            }
-        }
-        Ok(out)
-    }
-
-    fn moe(
-        &self,
-        (set, mlp): (ExpertSetId, ExpertMlp),
-        x: &Matrix,
-        chosen: &[Vec<(u32, f32)>],
-        source: &mut dyn ExpertSource,
-    ) -> Result<Matrix> {
-        let biases = match mlp.biases {
-            Some(b) => Some([self.vector(b.gate)?, self.vector(b.up)?, self.vector(b.down)?]),
-            None => None,
-        };
-        let mut ids: Vec<u32> = chosen.iter().flatten().map(|(id, _)| *id).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let mut parts: HashMap<(usize, u32), Vec<f32>> = HashMap::new();
-        let mut failed = Ok(());
-        source.visit(set, &ids, &mut |group| {
-            for weights in group {
-                let spec = &self.graph.expert_sets[set.0];
-                let widths = [spec.up.rows, spec.up.rows, spec.down.rows];
-                let own = |which: usize, all: &'_ [Vec<f32>; 3]| {
-                    let start = weights.id as usize * widths[which];
-                    start..(start + widths[which]).min(all[which].len())
-                };
-                let own = biases.as_ref().map(|b| [0, 1, 2].map(|which| &b[which][own(which, b)]));
-                let weight =
-                    |chosen: &Vec<(u32, f32)>| chosen.iter().find(|c| c.0 == weights.id).map(|c| c.1);
-                for (row, weight) in chosen.iter().enumerate().filter_map(|(r, c)| Some((r, weight(c)?))) {
-                    let mut out = vec![0.0; weights.down.rows()];
-                    let mut x = x[row].clone();
-                    if mlp.weighted == Weighted::Input {
-                        x.iter_mut().for_each(|v| *v *= weight);
-                    }
-                    if let Err(error) = expert(weights, mlp.activation, own, &x, &mut out) {
-                        failed = Err(error);
-                    }
-                    parts.insert((row, weights.id), out);
-                }
-            }
-        })?;
-        failed?;
-        let sum = |row: usize, column: usize| -> f32 {
-            chosen[row]
-                .iter()
-                .map(|(id, w)| if mlp.weighted == Weighted::Input { (id, &1.0) } else { (id, w) })
-                .map(|(id, w)| f64::from(*w) * f64::from(parts[&(row, *id)][column]))
-                .sum::<f64>() as f32
-        };
-        Ok((0..x.len()).map(|row| (0..x[row].len()).map(|column| sum(row, column)).collect()).collect())
     }
 }
 
@@ -365,273 +140,20 @@ impl Executable for Interpreter {
         experts: &mut dyn ExpertSource,
         logits: &mut Vec<f32>,
     ) -> Result<()> {
-        let mut values: Vec<Matrix> = vec![vec![]; self.graph.values];
-        let mut routings: Vec<Vec<Vec<(u32, f32)>>> = vec![vec![]; self.graph.routings];
-        for index in 0..self.graph.nodes.len() {
-            let node = self.graph.nodes[index].clone();
-            let of = |value: Value| &values[value.index];
-            let result = match node.op {
-                Op::Embed { table } => {
-                    let table = self.weights[table.0].view();
-                    let row = |token: &u32| {
-                        let mut out = vec![0.0; table.cols()];
-                        dequantize_row(table, *token as usize, &mut out).map(|()| out)
-                    };
-                    batch.tokens.iter().map(row).collect::<Result<Matrix>>()?
-                }
-                Op::Linear { x, weight, bias, precision: _ } => {
-                    let weight = self.weights[weight.0].view();
-                    let bias = bias.map(|b| self.vector(b)).transpose()?;
-                    let mut result = vec![];
-                    for x in of(x) {
-                        let mut out = vec![0.0; weight.rows()];
-                        linear(weight, x, &mut out)?;
-                        out.iter_mut().zip(bias.iter().flatten()).for_each(|(o, b)| *o += b);
-                        result.push(out);
-                    }
-                    result
-                }
-                Op::RmsNorm { x, weight, groups, eps } => {
-                    let weight = self.vector(weight)?;
-                    let mut result = of(x).clone();
-                    for row in &mut result {
-                        let part = row.len() / groups;
-                        let weights = weight.chunks(part).cycle();
-                        row.chunks_mut(part).zip(weights).for_each(|(part, w)| rms_norm(part, w, eps));
-                    }
-                    result
-                }
-                Op::Rope { x, heads, rope: rotation } => {
-                    let mut result = of(x).clone();
-                    for span in batch.spans {
-                        for (i, row) in span.rows.clone().enumerate() {
-                            let dim = result[row].len() / heads;
-                            let rotation = &self.graph.ropes[rotation];
-                            result[row].chunks_mut(dim).for_each(|h| rope(h, rotation, span.start + i));
-                        }
-                    }
-                    result
-                }
-                Op::Attention { q, k, v, cache, sinks, chosen } => {
-                    let sinks = sinks.map(|s| self.vector(s)).transpose()?;
-                    let chosen = chosen.map(|chosen| (chosen, of(chosen.blocks)));
-                    self.attention(cache.0, [q, k, v].map(of), sinks.as_deref(), chosen, batch.spans)
-                }
-                Op::LatentAttention { inputs, weights, cache } => {
-                    let LatentInputs { q_nope, c, rotated, sinks, chosen } = inputs;
-                    let sinks = sinks.map(|s| self.vector(s)).transpose()?;
-                    let rotated = rotated.map(|rotated| rotated.map(of));
-                    let chosen = chosen.map(|chosen| (chosen, of(chosen.blocks)));
-                    let inputs = [q_nope, c].map(of);
-                    let sinks = sinks.as_deref();
-                    self.latent_attention((cache.0, weights), inputs, rotated, sinks, chosen, batch.spans)?
-                }
-                Op::ChooseBlocks { inputs: IndexInputs { q, k, weights }, choice, cache } => {
-                    let inputs = [q, k].map(of);
-                    self.choose_blocks(cache.0, inputs, weights.map(of), &choice, batch.spans)
-                }
-                Op::LayerNorm { x, weight, bias, eps } => {
-                    let (weight, bias) = (self.vector(weight)?, self.vector(bias)?);
-                    let mut result = of(x).clone();
-                    result.iter_mut().for_each(|row| layer_norm(row, &weight, &bias, eps));
-                    result
-                }
-                Op::ClampedSwiGlu { gate, up, alpha, limit } => {
-                    let element =
-                        |(g, u): (&f32, &f32)| activate(Activation::ClampedSwiGlu { alpha, limit }, *g, *u);
-                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
-                    of(gate).iter().zip(of(up)).map(row).collect()
-                }
-                Op::SwiGlu { gate, up } => {
-                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| {
-                        g.iter().zip(u).map(|(g, u)| swiglu(*g, *u)).collect()
-                    };
-                    of(gate).iter().zip(of(up)).map(row).collect()
-                }
-                Op::Add { a, b } => {
-                    let row = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).map(|(a, b)| a + b).collect();
-                    of(a).iter().zip(of(b)).map(row).collect()
-                }
-                Op::SquaredRelu { x } => {
-                    of(x).iter().map(|row| row.iter().map(|v| squared_relu(*v)).collect()).collect()
-                }
-                Op::SigmoidGate { x, gate } => {
-                    let row = |(x, gate): (&Vec<f32>, &Vec<f32>)| {
-                        let part = x.len() / gate.len();
-                        x.iter().enumerate().map(|(i, x)| x * sigmoid(gate[i / part])).collect()
-                    };
-                    of(x).iter().zip(of(gate)).map(row).collect()
-                }
-                Op::Slice { x, groups, start, len } => {
-                    let part = |p: &[f32]| p[start..start + len].to_vec();
-                    of(x).iter().map(|row| row.chunks(row.len() / groups).flat_map(part).collect()).collect()
-                }
-                Op::Clamp { x, limit } => {
-                    of(x).iter().map(|row| row.iter().map(|v| v.clamp(-limit, limit)).collect()).collect()
-                }
-                Op::Route { logits, bias, route: how } => {
-                    let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
-                    let bias = bias.map(|b| self.vector(b)).transpose()?;
-                    let row = |row: &Vec<f32>| route(row, bias.as_deref(), &how);
-                    routings[out.index] = of(logits).iter().map(row).collect();
-                    continue;
-                }
-                Op::MoeExperts { x, routing, experts: set, mlp } => {
-                    self.moe((set, mlp), of(x), &routings[routing.index], experts)?
-                }
-                Op::CausalConv1d { x, weight, bias, kernel, dilation, state } => {
-                    let (x, weight) = (of(x).clone(), self.vector(weight)?);
-                    let bias = bias.map(|bias| self.vector(bias)).transpose()?.unwrap_or_default();
-                    self.conv(&x, [&weight, &bias], [kernel, dilation], state, batch.spans)
-                }
-                Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, weights, shape, state } => {
-                    let SsmWeights { a, d, dt_bias } = weights;
-                    let weights = [self.vector(a)?, self.vector(d)?, self.vector(dt_bias)?];
-                    let inputs = [x, b, c, dt].map(|value| &values[value.index]);
-                    self.ssm_scan(inputs, &weights, &shape, state, batch.spans)
-                }
-                Op::GatedDeltaRule {
-                    inputs: DeltaInputs { q, k, v, a, b },
-                    decay,
-                    dt_bias,
-                    shape,
-                    state,
-                } => {
-                    let weights = [&self.vector(decay)?[..], &self.vector(dt_bias)?];
-                    let inputs = [q, k, v, a, b].map(|value| &values[value.index]);
-                    self.delta_rule(inputs, weights, &shape, state, batch.spans)
-                }
-                Op::UnitNorm { x, groups, eps } => {
-                    let mut result = of(x).clone();
-                    for row in &mut result {
-                        let part = row.len() / groups;
-                        row.chunks_mut(part).for_each(|p| rms_norm(p, &vec![1.0; part], eps));
-                    }
-                    result
-                }
-                Op::PositionScale { x, scale } => {
-                    let mut result = of(x).clone();
-                    for span in batch.spans {
-                        for (i, row) in span.rows.clone().enumerate() {
-                            let factor = scale.at(span.start + i);
-                            result[row].iter_mut().for_each(|v| *v *= factor);
-                        }
-                    }
-                    result
-                }
-                Op::PlacedRope { x, heads, rope: rotation, place } => {
-                    let mut result = of(x).clone();
-                    let mut rotation = self.graph.ropes[rotation].clone();
-                    if place.inverse {
-                        rotation.inv_freq.iter_mut().for_each(|freq| *freq = -*freq);
-                    }
-                    for span in batch.spans {
-                        for (i, row) in span.rows.clone().enumerate() {
-                            let dim = result[row].len() / heads;
-                            let position = place.position(span.start + i);
-                            let rotate =
-                                |head: &mut [f32]| rope(&mut head[place.first..], &rotation, position);
-                            result[row].chunks_mut(dim).for_each(rotate);
-                        }
-                    }
-                    result
-                }
-                Op::GroupedLinear { x, weight, groups } => {
-                    let view = self.weights[weight.0].view();
-                    let each = view.rows() / groups;
-                    let mut result = vec![];
-                    for x in of(x) {
-                        let mut out = vec![0.0; view.rows()];
-                        let parts = x.chunks(view.cols()).zip(out.chunks_mut(each));
-                        for (group, (x, out)) in parts.enumerate() {
-                            linear(view.rows_range(group * each..(group + 1) * each), x, out)?;
-                        }
-                        result.push(out);
-                    }
-                    result
-                }
-                Op::LimitedSwiGlu { gate, up, limit } => {
-                    let element =
-                        |(g, u): (&f32, &f32)| activate(Activation::LimitedSwiGlu { limit }, *g, *u);
-                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
-                    of(gate).iter().zip(of(up)).map(row).collect()
-                }
-                Op::CappedSwiGlu { gate, up, limit } => {
-                    let element = |(g, u): (&f32, &f32)| activate(Activation::CappedSwiGlu { limit }, *g, *u);
-                    let row = |(g, u): (&Vec<f32>, &Vec<f32>)| g.iter().zip(u).map(element).collect();
-                    of(gate).iter().zip(of(up)).map(row).collect()
-                }
-                Op::Repeat { x, times } => of(x).iter().map(|row| row.repeat(times)).collect(),
-                Op::HyperWeights { x, mix, base, factors, shape } => {
-                    let (base, factors) = (self.vector(base)?, self.vector(factors)?);
-                    let rows = of(x).iter().zip(of(mix));
-                    rows.map(|(x, mix)| hyper_weights(&shape, x, mix, &base, &factors)).collect()
-                }
-                Op::HyperCollapse { x, weights, streams } => {
-                    let rows = of(x).iter().zip(of(weights));
-                    rows.map(|(x, weights)| hyper_collapse(x, weights, streams)).collect()
-                }
-                Op::HyperExpand { x, block, weights, streams } => {
-                    let rows = of(x).iter().zip(of(block)).zip(of(weights));
-                    rows.map(|((x, block), weights)| hyper_expand(x, block, weights, streams)).collect()
-                }
-                Op::WindowPool { kv, gate, bias, shape, state } => {
-                    let (kv, gate, bias) = (of(kv).clone(), of(gate).clone(), self.vector(bias)?);
-                    self.pool([&kv, &gate], &bias, &shape, state, batch.spans)
-                }
-                Op::CompressedAttention { inputs, cache } => {
-                    let CompressedInputs { q, kv, entries, index, sinks } = inputs;
-                    let sinks = self.vector(sinks)?;
-                    let index = index.map(|index| ([index.q, index.k].map(of), index.weights.map(of)));
-                    let inputs = [q, kv, entries].map(of);
-                    self.compressed_attention(cache.0, inputs, index, &sinks, batch.spans)
-                }
-                Op::RouteByToken { logits, table, route } => {
-                    let Output::Routing(out) = node.out else { unreachable!("a route yields a routing") };
-                    let table = self.weights[table.0].view();
-                    for (logits, token) in of(logits).clone().iter().zip(batch.tokens) {
-                        let mut ids = vec![0.0; table.cols()];
-                        dequantize_row(table, *token as usize, &mut ids)?;
-                        routings[out.index].push(route_by_token(logits, &ids, &route));
-                    }
-                    continue;
-                }
-                Op::NGramEmbed { tables, ngrams, state } => {
-                    self.ngram_embed(&tables, &ngrams, state, batch)?
-                }
-                Op::ScaledSilu { x, factor } => {
-                    of(x).iter().map(|row| row.iter().map(|v| swiglu(v * factor, 1.0)).collect()).collect()
-                }
-                Op::GatedMean { x, gate, streams } => {
-                    of(x).iter().zip(of(gate)).map(|(x, gate)| gated_mean(x, gate, streams)).collect()
-                }
-                Op::StreamAdd { x, block, logits } => {
-                    let rows = of(x).iter().zip(of(block)).zip(of(logits));
-                    rows.map(|((x, block), logits)| stream_add(x, block, logits)).collect()
-                }
-                Op::StreamGate { keys, queries, value } => {
-                    let rows = of(keys).iter().zip(of(queries)).zip(of(value));
-                    rows.map(|((keys, queries), value)| stream_gate(keys, queries, value)).collect()
-                }
-                Op::WindowMean { x, window, state } => {
-                    let x = of(x).clone();
-                    self.window_mean(&x, window, state, batch.spans)
-                }
-                Op::BlockAttention { inputs, cache } => {
-                    let BlockInputs { q, k, v, index } = inputs;
-                    let weights = index.weights.map(of);
-                    let inputs = [q, k, v, index.q, index.k].map(of);
-                    self.block_attention(cache.0, inputs, weights, batch.spans)
-                }
-                Op::GatherRows { x } => {
-                    batch.outputs.iter().map(|row| of(x)[*row as usize].clone()).collect()
-                }
-            };
-            let Output::Value(out) = node.out else { unreachable!("only a route yields a routing") };
-            values[out.index] = result;
+        let graph = Arc::clone(&self.graph);
+        let mut values: Vec<Matrix> = vec![vec![]; graph.values];
+        let mut routings: Vec<Routed> = vec![vec![]; graph.routings];
+        for node in &graph.nodes {
+            let mut call = ReferenceCall { batch, experts, values: &values, routings: &routings };
+            let outcome = with_op!(&node.op, op => op.run(self, &mut call))?;
+            match (node.out, outcome) {
+                (Output::Value(out), Outcome::Rows(rows)) => values[out.index] = rows,
+                (Output::Routing(out), Outcome::Routing(choices)) => routings[out.index] = choices,
+                _ => unreachable!("only a route yields a routing"),
+            }
         }
         logits.clear();
-        logits.extend(values[self.graph.logits.index].iter().flatten());
+        logits.extend(values[graph.logits.index].iter().flatten());
         Ok(())
     }
 

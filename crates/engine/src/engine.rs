@@ -8,7 +8,6 @@ use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, DeviceCounts, Executable, KvType, Span, StateSlots,
 };
 use moeflux_compute::graph::ExpertSetId;
-use moeflux_compute::plan::Plan;
 use moeflux_compute::profile::Profile;
 
 use crate::checkpoint::Checkpoint;
@@ -197,8 +196,6 @@ impl Engine {
             placement;
         let trunk = budget.needs.trunk;
 
-        let resident = slots.holds_all(&model.experts.shapes());
-        let plan = Plan::new(&model.graph, |_| resident);
         let mut loaded = 0;
         let weights = model.load(|bytes| {
             loaded += bytes;
@@ -213,7 +210,7 @@ impl Engine {
             keep_experts,
         };
         let fingerprint = session_file::fingerprint(&model.graph, &weights);
-        let executable = backend.compile(&model.graph, plan, weights, compile)?;
+        let executable = backend.compile(&model.graph, weights, compile)?;
         let store = std::mem::take(&mut model.experts);
         let expert_use = ExpertUse::new(&store);
         let no_memory = |source| Error::Io {

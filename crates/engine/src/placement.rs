@@ -3,8 +3,7 @@
 use moeflux_compute::backend::{
     ActivationMode, Backend, CompileOptions, KvType, PAGE_TOKENS, page_bytes, slot_bytes,
 };
-use moeflux_compute::graph::Op;
-use moeflux_compute::plan::Plan;
+use moeflux_compute::graph::{Op, RouteOp};
 
 use crate::engine::Options;
 use crate::experts::SlotPlan;
@@ -85,8 +84,7 @@ impl Placement {
                 max_rows: chunk,
                 ..CompileOptions::default()
             };
-            let plan = Plan::new(&model.graph, |_| true);
-            let scratch = backend.scratch_bytes(&model.graph, &plan, compile) as u64;
+            let scratch = backend.scratch_bytes(&model.graph, compile) as u64;
             let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages(context) as u64);
             let kv = kv.saturating_add(states);
             Needs { kept, ..Needs::new(trunk, kv, scratch, model.graph.vocab_size()) }
@@ -131,7 +129,7 @@ fn default_memory() -> Option<u64> {
 
 /// Experts that one token needs in a layer, at most.
 pub(crate) fn top_k(model: &Model) -> usize {
-    let route = |op: &Op| if let Op::Route { route, .. } = op { route.top_k } else { 0 };
+    let route = |op: &Op| if let Op::Route(RouteOp { route, .. }) = op { route.top_k } else { 0 };
     model.graph.nodes().iter().map(|n| route(&n.op)).max().unwrap_or(0)
 }
 

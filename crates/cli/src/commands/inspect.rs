@@ -16,7 +16,7 @@ use moeflux::{Error, Options, Placement, memory};
 use moeflux_compute::DType;
 use moeflux_compute::backend::{KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::CpuBackend;
-use moeflux_compute::graph::{ExpertSetId, MatrixSpec, Op};
+use moeflux_compute::graph::{ExpertSetId, MatrixSpec, MoeExpertsOp, Op, RouteOp};
 use serde_json::{Value, json};
 
 use crate::model::ModelArg;
@@ -208,8 +208,8 @@ impl Facts {
         let (mut top_k, mut per_layer) = (0, HashMap::new());
         for node in graph.nodes() {
             match node.op {
-                Op::Route { route, .. } => top_k = route.top_k,
-                Op::MoeExperts { experts, .. } => drop(per_layer.insert(experts, top_k)),
+                Op::Route(RouteOp { route, .. }) => top_k = route.top_k,
+                Op::MoeExperts(MoeExpertsOp { experts, .. }) => drop(per_layer.insert(experts, top_k)),
                 _ => {}
             }
         }

@@ -7,15 +7,31 @@
 
 use std::ops::Range;
 
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::gathered::{Choices, Heads, Seen};
 use super::head_group::{Ahead, Element, HeadSums, KeyBlock, Queries};
 use super::pages::{Pages, Values};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
+use crate::Result;
 use crate::backend::{KvType, PAGE_TOKENS, Span};
-use crate::graph::Attention;
+use crate::graph::{Attention, AttentionOp};
 use crate::profile::Work;
+
+impl CpuOp for AttentionOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { q, k, v, cache, sinks, chosen } = *self;
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let (pool, simd) = (&cpu.context.pool, cpu.context.simd);
+            let qkv = [q, k, v].map(|value| cpu.values.of(value));
+            let choices = chosen.map(|how| Choices { how, blocks: cpu.values.of(how.blocks) });
+            let seen = Seen { sinks: sinks.map(|s| &cpu.vectors[s.0][..]), choices };
+            cpu.caches[cache.0].attend(pool, simd, qkv, seen, call.batch.spans, out);
+            Ok(())
+        })
+    }
+}
 
 /// Rows that read a page one after the other.
 const ROW_BLOCK: usize = 16;

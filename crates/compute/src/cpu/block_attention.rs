@@ -5,11 +5,25 @@
 //! depend on the batch.
 
 use super::compressed_attention::{CompressedCache, IndexRows, Query};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::gathered::Heads;
 use super::linear::CpuContext;
 use super::shared::SharedMut;
+use crate::Result;
 use crate::backend::Span;
-use crate::graph::TokenForm;
+use crate::graph::{BlockAttentionOp, BlockInputs, TokenForm};
+
+impl CpuOp for BlockAttentionOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let BlockInputs { q, k, v, index } = self.inputs;
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let [q, k, v] = [q, k, v].map(|value| cpu.values.of(value));
+            let inputs = BlockRows { q, k, v, index: IndexRows::of(&cpu.values, index) };
+            cpu.compressed_caches[self.cache.0].attend_blocks(&cpu.context, inputs, call.batch.spans, out);
+            Ok(())
+        })
+    }
+}
 
 /// What a layer reads, by row of the batch.
 #[derive(Debug, Clone, Copy)]

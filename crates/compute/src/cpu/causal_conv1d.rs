@@ -4,12 +4,28 @@
 //! result is the same sequence of operations wherever its inputs come from (batch or state), so it does not depend on
 //! how a sequence is cut into batches.
 
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
 use super::slots::{Slots, SpanState};
 use super::vector;
+use crate::Result;
 use crate::backend::Span;
+use crate::graph::CausalConv1dOp;
+
+impl CpuOp for CausalConv1dOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, bias, dilation, state, .. } = *self;
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let bias = bias.map_or(&[][..], |bias| &cpu.vectors[bias.0]);
+            let inputs = [cpu.values.of(x), &cpu.taps[state.0], bias];
+            let (slots, shape) = (&mut cpu.states[state.0], [x.width(), dilation]);
+            causal_conv1d(&cpu.context.pool, cpu.context.simd, inputs, shape, slots, call.batch.spans, out);
+            Ok(())
+        })
+    }
+}
 
 /// Channels of a task.
 const CHANNELS: usize = 512;

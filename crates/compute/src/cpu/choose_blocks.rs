@@ -4,11 +4,24 @@
 //! sequence of operations whatever else is in the batch, so choices do not depend on the batch.
 
 use super::compressed_attention::{CompressedCache, IndexRows, Query};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::linear::CpuContext;
 use super::shared::SharedMut;
 use super::vector;
+use crate::Result;
 use crate::backend::Span;
-use crate::graph::{BlockChoice, BlockScore};
+use crate::graph::{BlockChoice, BlockScore, ChooseBlocksOp};
+
+impl CpuOp for ChooseBlocksOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let inputs = IndexRows::of(&cpu.values, self.inputs);
+            let cache = &mut cpu.compressed_caches[self.cache.0];
+            cache.choose_blocks(&cpu.context, inputs, &self.choice, call.batch.spans, out);
+            Ok(())
+        })
+    }
+}
 
 /// Keys of a task.
 const KEYS: usize = 256;

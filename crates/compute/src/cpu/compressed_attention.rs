@@ -5,14 +5,42 @@
 //! is in the batch, so its result does not depend on the batch.
 
 use super::choose_blocks::best;
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::gathered::KEY_BLOCK;
 use super::head_group::{Ahead, HeadSums, KeyBlock, Queries};
 use super::linear::CpuContext;
 use super::pages::Pages;
 use super::shared::SharedMut;
+use super::values::Values;
 use super::vector;
+use crate::Result;
 use crate::backend::{KvType, PAGE_TOKENS, Span};
-use crate::graph::{CompressedAttention, TokenForm};
+use crate::graph::{CompressedAttention, CompressedAttentionOp, CompressedInputs, IndexInputs, TokenForm};
+
+impl CpuOp for CompressedAttentionOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let CompressedInputs { q, kv, entries, index, sinks } = self.inputs;
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let inputs = CompressedRows {
+                q: cpu.values.of(q),
+                kv: cpu.values.of(kv),
+                entries: cpu.values.of(entries),
+                index: index.map(|index| IndexRows::of(&cpu.values, index)),
+                sinks: &cpu.vectors[sinks.0],
+            };
+            cpu.compressed_caches[self.cache.0].attend(&cpu.context, inputs, call.batch.spans, out);
+            Ok(())
+        })
+    }
+}
+
+impl<'a> IndexRows<'a> {
+    /// What an index compares.
+    pub(crate) fn of(values: &'a Values, inputs: IndexInputs) -> Self {
+        let IndexInputs { q, k, weights } = inputs;
+        Self { q: values.of(q), k: values.of(k), weights: weights.map(|weights| values.of(weights)) }
+    }
+}
 
 /// Heads of a task.
 const HEAD_BLOCK: usize = 16;

@@ -1,78 +1,101 @@
 //! [`CpuExecutable`]: runs a planned graph node by node on the thread pool.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
-use super::block_attention::BlockRows;
-use super::causal_conv1d::{causal_conv1d, transpose};
-use super::compressed_attention::{CompressedCache, CompressedRows, IndexRows};
+use super::causal_conv1d::transpose;
+use super::compressed_attention::CompressedCache;
 use super::forecast::{Forecast, Router, routers};
-use super::gated_delta_rule::{Inputs, gated_delta_rule};
-use super::gathered::{Choices, Seen};
-use super::hyper;
-use super::latent_attention::{LatentCache, LatentInputs, LatentScratch};
-use super::linear::{CpuContext, LinearJob, grouped_linear, linear};
-use super::moe_experts::{
-    ExpertBody, MoeScratch, capped_silu_mul, clamped_silu_mul, limited_silu_mul, moe_experts, squared_relu,
-};
-use super::ngrams::ngram_embed;
+use super::latent_attention::{LatentCache, LatentScratch};
+use super::linear::CpuContext;
+use super::moe_experts::MoeScratch;
 use super::pages::Pages;
 use super::rope::Angles;
 use super::route::Choice;
 use super::shared::SharedMut;
 use super::slots::Slots;
-use super::ssm_scan::{SsmRows, ssm_scan};
 use super::steps;
-use super::vector;
-use super::window_pool::{window_mean, window_pool};
-use crate::backend::{ActivationMode, Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
-use crate::graph::{
-    self, BlockInputs, CompressedInputs, DeltaInputs, Graph, IndexInputs, Op, Output, SsmInputs, SsmWeights,
-    Value, WeightId,
-};
-use crate::plan::Plan;
+use super::values::Values;
+use crate::backend::{Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
+use crate::graph::{AttentionOp, CausalConv1dOp, Graph, LinearOp, MoeExpertsOp, Op, Output, Value, with_op};
 use crate::profile::{Profile, Work};
-use crate::quant::{dequantize, dequantize_row};
+use crate::quant::dequantize;
 use crate::{DType, Error, Result, Tensor};
+
+/// What an operation is run with.
+pub(super) struct CpuCall<'a> {
+    pub(super) batch: &'a Batch<'a>,
+    pub(super) experts: &'a mut dyn ExpertSource,
+    pub(super) logits: &'a mut Vec<f32>,
+    /// Index of the operation's node.
+    pub(super) node: usize,
+    /// What it yields.
+    pub(super) out: Output,
+}
+
+impl CpuCall<'_> {
+    /// The value that an operation yields.
+    pub(super) fn out(&self) -> Value {
+        match self.out {
+            Output::Value(out) => out,
+            Output::Routing(_) => unreachable!("only a route yields a routing"),
+        }
+    }
+
+    /// Tokens of the batch.
+    pub(super) fn tokens(&self) -> usize {
+        self.batch.tokens.len()
+    }
+}
+
+/// An operation's side on the CPU.
+pub(super) trait CpuOp {
+    /// Computes its result from the executable's values.
+    ///
+    /// # Errors
+    /// If a weight cannot be read or experts do not come.
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()>;
+}
 
 /// A graph ready to run on the CPU.
 pub(crate) struct CpuExecutable {
-    context: CpuContext,
-    graph: Graph,
-    plan: Plan,
-    weights: Vec<Tensor>,
+    pub(super) context: CpuContext,
+    pub(super) graph: Arc<Graph>,
+    pub(super) weights: Vec<Tensor>,
     /// Values of f32 vectors, which enter elementwise operations; empty for matrices.
-    vectors: Vec<Vec<f32>>,
+    pub(super) vectors: Vec<Vec<f32>>,
     /// Nodes that run in one parallel region: linear layers on the same input, else one node.
-    steps: Vec<Range<usize>>,
+    pub(super) steps: Vec<Range<usize>>,
     /// Routers by routing.
-    routers: Vec<Option<Router>>,
-    forecast: Forecast,
-    buffers: Vec<Vec<f32>>,
-    choices: Vec<Choice>,
-    caches: Vec<KvCache>,
-    states: Vec<Slots>,
+    pub(super) routers: Vec<Option<Router>>,
+    pub(super) forecast: Forecast,
+    pub(super) values: Values,
+    pub(super) choices: Vec<Choice>,
+    pub(super) caches: Vec<KvCache>,
+    pub(super) states: Vec<Slots>,
     /// Weights of convolutions by their state, (kernel, channels).
-    taps: Vec<Vec<f32>>,
-    latent_caches: Vec<LatentCache>,
-    latent: LatentScratch,
-    compressed_caches: Vec<CompressedCache>,
-    angles: Vec<Angles>,
+    pub(super) taps: Vec<Vec<f32>>,
+    pub(super) latent_caches: Vec<LatentCache>,
+    pub(super) latent: LatentScratch,
+    pub(super) compressed_caches: Vec<CompressedCache>,
+    pub(super) angles: Vec<Angles>,
+    /// Of the batch's tokens.
+    pub(super) positions: Vec<usize>,
     /// A value as int8, and which it is.
-    q8: Q8Rows,
-    q8_of: Option<Value>,
-    moe: MoeScratch,
+    pub(super) q8: Q8Rows,
+    pub(super) q8_of: Option<Value>,
+    pub(super) moe: MoeScratch,
     /// Filled if there is one.
-    profile: Option<Profile>,
+    pub(super) profile: Option<Profile>,
 }
 
 impl CpuExecutable {
     pub(crate) fn new(
         context: CpuContext,
         graph: Graph,
-        plan: Plan,
         weights: Vec<Tensor>,
         options: CompileOptions,
     ) -> Result<Self> {
@@ -84,7 +107,7 @@ impl CpuExecutable {
         let vectors: Vec<Vec<f32>> = weights.iter().map(vector).collect::<Result<_>>()?;
         let mut taps = vec![vec![]; graph.states.len()];
         for node in &graph.nodes {
-            if let Op::CausalConv1d { weight, kernel, state, .. } = node.op {
+            if let Op::CausalConv1d(CausalConv1dOp { weight, kernel, state, .. }) = node.op {
                 taps[state.0] = transpose(&vectors[weight.0], kernel);
             }
         }
@@ -95,7 +118,7 @@ impl CpuExecutable {
         let compressed_caches = compressed.map(|c| CompressedCache::new(*c, options.kv_type)).collect();
         Ok(Self {
             steps: group_linears(&graph),
-            buffers: vec![vec![]; plan.buffer_widths.len()],
+            values: Values::new(&graph),
             choices: vec![Choice::default(); graph.routings],
             angles: graph.ropes.iter().map(|_| Angles::default()).collect(),
             vectors,
@@ -107,8 +130,8 @@ impl CpuExecutable {
             latent_caches,
             latent: LatentScratch::default(),
             compressed_caches,
-            graph,
-            plan,
+            graph: Arc::new(graph),
+            positions: vec![],
             weights,
             q8: Q8Rows::with_second_term(context.second_term),
             q8_of: None,
@@ -116,10 +139,6 @@ impl CpuExecutable {
             profile: None,
             context,
         })
-    }
-
-    fn buffer(&self, value: Value) -> usize {
-        self.plan.buffer_of[value.index].expect("only the logits have no buffer, and nothing reads them")
     }
 
     /// What every layer's attention keeps, in the order in which pages are saved.
@@ -136,38 +155,13 @@ impl CpuExecutable {
         caches.chain(latents).chain(self.compressed_caches.iter_mut().map(|cache| &mut cache.pages))
     }
 
-    /// A value's content.
-    fn value(&self, value: Value) -> &[f32] {
-        &self.buffers[self.buffer(value)]
-    }
-
-    /// Buffers of an index's q, k and weights.
-    fn index_buffers(&self, index: IndexInputs) -> (usize, usize, Option<usize>) {
-        let IndexInputs { q, k, weights } = index;
-        (self.buffer(q), self.buffer(k), weights.map(|weights| self.buffer(weights)))
-    }
-
-    /// Takes the buffer that a value will be written to, resized for `rows` rows.
-    fn take(&mut self, value: Value, rows: usize) -> Vec<f32> {
-        let index = self.buffer(value);
-        let mut buffer = std::mem::take(&mut self.buffers[index]);
-        buffer.resize(rows * value.width(), 0.0);
-        buffer
-    }
-
-    fn put(&mut self, value: Value, buffer: Vec<f32>) {
-        let index = self.buffer(value);
-        self.buffers[index] = buffer;
-    }
-
     /// Makes `self.q8` hold `x` as int8.
-    fn quantize(&mut self, x: Value) {
+    pub(super) fn quantize(&mut self, x: Value) {
         if self.q8_of == Some(x) || !x.width().is_multiple_of(BLOCK) {
             return;
         }
         let mut q8 = std::mem::take(&mut self.q8);
-        let values = self.value(x);
-        let rows = values.len() / x.width();
+        let (values, rows) = (self.values.of(x), self.values.rows(x));
         q8.resize(rows, x.width());
         let writer = q8.writer();
         self.context.for_rows(rows, x.width(), &|row| {
@@ -180,86 +174,32 @@ impl CpuExecutable {
     }
 
     /// Computes `out` row by row: `work(row, out_row)`.
-    fn map_rows(&mut self, out: Value, rows: usize, work: impl Fn(&Self, usize, &mut [f32]) + Sync) {
-        let mut buffer = self.take(out, rows);
+    pub(super) fn map_rows(
+        &mut self,
+        out: Value,
+        rows: usize,
+        work: impl Fn(&Self, usize, &mut [f32]) + Sync,
+    ) {
+        let mut buffer = self.values.take(out, rows);
         let shared = SharedMut::new(&mut buffer);
         self.context.for_rows(rows, out.width(), &|row| {
             // SAFETY: each row is one task's.
             work(self, row, unsafe { shared.part(row * out.width()..(row + 1) * out.width()) });
         });
-        self.put(out, buffer);
+        self.values.put(out, buffer);
     }
 
-    /// Runs linear layers `nodes` on their common input; the logits' go to `logits`.
-    fn linears(&mut self, nodes: Range<usize>, logits: &mut Vec<f32>) {
-        let mut layers: Vec<(Value, WeightId, Option<WeightId>, bool)> = vec![];
-        let mut input = None;
-        for node in &self.graph.nodes[nodes] {
-            let (Op::Linear { x, weight, bias, precision }, Output::Value(out)) = (&node.op, node.out) else {
-                unreachable!("a step of linear layers")
-            };
-            let q8 = self.context.takes_q8(*precision, self.weights[weight.0].dtype(), x.width());
-            layers.push((out, *weight, *bias, q8));
-            input = Some(*x);
-        }
-        let x = input.expect("a step is not empty");
-        if layers.iter().any(|l| l.3) {
-            self.quantize(x);
-        }
-        let rows = self.value(x).len() / x.width();
-        let mut outs: Vec<Vec<f32>> = vec![];
-        for (out, ..) in &layers {
-            outs.push(if *out == self.graph.logits {
-                let mut buffer = std::mem::take(logits);
-                buffer.resize(rows * out.width(), 0.0);
-                buffer
-            } else {
-                self.take(*out, rows)
-            });
-        }
-        let jobs: Vec<LinearJob<'_>> = layers
-            .iter()
-            .zip(&mut outs)
-            .map(|((_, weight, bias, q8), out)| LinearJob {
-                weight: &self.weights[weight.0],
-                bias: bias.map(|b| &self.vectors[b.0][..]),
-                q8: *q8,
-                out: SharedMut::new(out),
-            })
-            .collect();
-        linear(&self.context, &jobs, self.value(x), &self.q8, rows);
-        drop(jobs);
-        for ((out, ..), buffer) in layers.iter().zip(outs) {
-            if *out == self.graph.logits {
-                *logits = buffer;
-            } else {
-                self.put(*out, buffer);
-            }
-        }
-    }
-
-    /// Tells `experts` what a router chose, and what the next one will probably choose.
-    fn announce(
+    /// Computes `out`, of `rows` rows, in one go.
+    pub(super) fn write(
         &mut self,
-        routing: usize,
-        choice: &Choice,
+        out: Value,
         rows: usize,
-        experts: &mut dyn ExpertSource,
+        work: impl FnOnce(&mut Self, &mut [f32]) -> Result<()>,
     ) -> Result<()> {
-        let Some(router) = self.routers[routing] else { return Ok(()) };
-        experts.routed(router.set, &choice.ids, rows);
-        experts.announce(router.set, &choice.distinct())?;
-        if let Some(next) = self.routers.get(routing + 1).copied().flatten()
-            && next.x.width() == router.x.width()
-            && experts.wants_forecast()
-        {
-            let mut forecast = std::mem::take(&mut self.forecast);
-            let weights = (&self.weights[..], &self.vectors[..]);
-            let likely = forecast.likely(&self.context, weights, &next, self.value(router.x));
-            self.forecast = forecast;
-            experts.forecast(next.set, &likely);
-        }
-        Ok(())
+        let mut buffer = self.values.take(out, rows);
+        let outcome = work(self, &mut buffer);
+        self.values.put(out, buffer);
+        outcome
     }
 
     /// Adds the step of `nodes`, which took `time`, to `profile`.
@@ -272,415 +212,21 @@ impl CpuExecutable {
     ) -> Result<()> {
         let name = steps::name(&self.graph, nodes.clone());
         let work = match &self.graph.nodes[nodes.start].op {
-            Op::Linear { .. } => {
-                steps::linear(&self.graph, nodes, |x| self.value(x).len() / x.width().max(1))?
-            }
-            Op::Attention { cache, .. } => steps::attention(&self.caches[cache.0], batch),
-            Op::MoeExperts { routing, experts, .. } => {
+            Op::Linear(_) => steps::linear(&self.graph, nodes, |x| self.values.rows(x))?,
+            Op::Attention(AttentionOp { cache, .. }) => steps::attention(&self.caches[cache.0], batch),
+            Op::MoeExperts(MoeExpertsOp { routing, experts, .. }) => {
                 let set = &self.graph.expert_sets[experts.0];
                 let work = steps::experts(set, &self.choices[routing.index])?;
                 let spent = self.moe.take_spent();
                 profile.add("experts, gate and up", spent[0], work[0]);
                 profile.add("experts, down", spent[1], work[1]);
-                profile.add(&name, time.saturating_sub(spent[0] + spent[1]), Work::default());
+                let rest = time.saturating_sub(spent[0] + spent[1]);
+                profile.add("experts, sorting and summing", rest, Work::default());
                 return Ok(());
             }
             _ => Work::default(),
         };
         profile.add(&name, time, work);
-        Ok(())
-    }
-
-    fn node(&mut self, index: usize, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
-        let (op, out) = (self.graph.nodes[index].op.clone(), self.graph.nodes[index].out);
-        let simd = self.context.simd;
-        let rows = batch.tokens.len();
-        if let (Op::Route { logits, bias, route }, Output::Routing(routing)) = (&op, out) {
-            let mut choice = std::mem::take(&mut self.choices[routing.index]);
-            choice.route(self.value(*logits), bias.map(|b| &self.vectors[b.0][..]), route);
-            let announced = self.announce(routing.index, &choice, rows, experts);
-            self.choices[routing.index] = choice;
-            return announced;
-        }
-        if let (Op::RouteByToken { logits, table, route }, Output::Routing(routing)) = (&op, out) {
-            let mut choice = std::mem::take(&mut self.choices[routing.index]);
-            let mut ids = vec![0.0; rows * route.top_k];
-            for (ids, token) in ids.chunks_exact_mut(route.top_k).zip(batch.tokens) {
-                dequantize_row(self.weights[table.0].view(), *token as usize, ids)?;
-            }
-            let last = route.experts as u32 - 1;
-            let ids: Vec<u32> = ids.iter().map(|id| (*id as u32).min(last)).collect();
-            choice.route_to(self.value(*logits), &ids, route);
-            self.choices[routing.index] = choice;
-            return Ok(());
-        }
-        let Output::Value(out) = out else { unreachable!("only a route yields a routing") };
-        match op {
-            Op::Linear { .. } | Op::Route { .. } | Op::RouteByToken { .. } => {
-                unreachable!("run as steps of their own")
-            }
-            Op::Embed { table } => {
-                let mut buffer = self.take(out, rows);
-                for (row, token) in buffer.chunks_exact_mut(out.width()).zip(batch.tokens) {
-                    dequantize_row(self.weights[table.0].view(), *token as usize, row)?;
-                }
-                self.put(out, buffer);
-            }
-            Op::RmsNorm { x, weight, groups, eps } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    let weights = this.vectors[weight.0].chunks_exact(x.width() / groups).cycle();
-                    for (part, weights) in out.chunks_exact_mut(x.width() / groups).zip(weights) {
-                        let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
-                        let factor = 1.0 / (mean + eps).sqrt();
-                        for (v, w) in part.iter_mut().zip(weights) {
-                            *v = *v * factor * w;
-                        }
-                    }
-                });
-            }
-            Op::Rope { x, heads, rope } => self.map_rows(out, rows, |this, row, out| {
-                out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                this.angles[rope].rotate(&this.graph.ropes[rope], row, out, x.width() / heads);
-            }),
-            Op::Attention { q, k, v, cache, sinks, chosen } => {
-                let mut buffer = self.take(out, rows);
-                let inputs = [q, k, v].map(|value| self.buffer(value));
-                let blocks = chosen.map(|chosen| self.buffer(chosen.blocks));
-                let qkv = inputs.map(|index| &self.buffers[index][..]);
-                let choices = chosen.zip(blocks);
-                let choices = choices.map(|(how, blocks)| Choices { how, blocks: &self.buffers[blocks] });
-                let seen = Seen { sinks: sinks.map(|s| &self.vectors[s.0][..]), choices };
-                self.caches[cache.0].attend(&self.context.pool, simd, qkv, seen, batch.spans, &mut buffer);
-                self.put(out, buffer);
-            }
-            Op::LatentAttention { inputs, weights, cache } => {
-                let mut buffer = self.take(out, rows);
-                let graph::LatentInputs { q_nope, c, rotated, sinks, chosen } = inputs;
-                let indices = [q_nope, c].map(|value| self.buffer(value));
-                let rotated = rotated.map(|rotated| rotated.map(|value| self.buffer(value)));
-                let blocks = chosen.map(|chosen| self.buffer(chosen.blocks));
-                let of = |index: usize| &self.buffers[index][..];
-                let ([q_nope, c], rotated) = (indices.map(of), rotated.map(|rotated| rotated.map(of)));
-                let [q_rope, k_rope] = rotated.unwrap_or_default();
-                let choices = chosen.zip(blocks).map(|(how, blocks)| Choices { how, blocks: of(blocks) });
-                let seen = Seen { sinks: sinks.map(|s| &self.vectors[s.0][..]), choices };
-                let inputs =
-                    LatentInputs { q_nope, q_rope, c, k_rope, seen, weights, tensors: &self.weights };
-                let outcome = self.latent_caches[cache.0].attend(
-                    &self.context,
-                    &mut self.latent,
-                    &inputs,
-                    batch.spans,
-                    &mut buffer,
-                );
-                self.put(out, buffer);
-                outcome?;
-            }
-            Op::SwiGlu { gate, up } => {
-                let rows = self.value(gate).len() / gate.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let at = row * out.len()..(row + 1) * out.len();
-                    out.copy_from_slice(&this.value(gate)[at.clone()]);
-                    vector::silu_mul(simd, out, &this.value(up)[at]);
-                });
-            }
-            Op::Add { a, b } => {
-                let rows = self.value(a).len() / a.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let at = row * out.len()..(row + 1) * out.len();
-                    for ((o, a), b) in out.iter_mut().zip(&this.value(a)[at.clone()]).zip(&this.value(b)[at])
-                    {
-                        *o = a + b;
-                    }
-                });
-            }
-            Op::SigmoidGate { x, gate } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    let gate = &this.value(gate)[row * gate.width()..(row + 1) * gate.width()];
-                    match out.len() / gate.len() {
-                        1 if out.len() > 1 => vector::sigmoid_mul(simd, gate, out),
-                        part => {
-                            for (gate, out) in gate.iter().zip(out.chunks_exact_mut(part)) {
-                                vector::scale(simd, 1.0 / (1.0 + (-gate).exp()), out);
-                            }
-                        }
-                    }
-                });
-            }
-            Op::Slice { x, groups, start, len } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
-                    let parts = x.chunks_exact(x.len() / groups);
-                    for (out, part) in out.chunks_exact_mut(len).zip(parts) {
-                        out.copy_from_slice(&part[start..start + len]);
-                    }
-                });
-            }
-            Op::Clamp { x, limit } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let x = &this.value(x)[row * out.len()..(row + 1) * out.len()];
-                    out.iter_mut().zip(x).for_each(|(o, v)| *o = v.clamp(-limit, limit));
-                });
-            }
-            Op::MoeExperts { x, routing, experts: set, mlp } => {
-                if self.context.activations == ActivationMode::Int8 {
-                    self.quantize(x);
-                }
-                let mut buffer = self.take(out, rows);
-                let mut moe = std::mem::take(&mut self.moe);
-                let biases = mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| &self.vectors[id.0][..]));
-                let body = ExpertBody { activation: mlp.activation, biases, weighted: mlp.weighted };
-                let outcome = moe_experts(
-                    &self.context,
-                    &mut moe,
-                    (set, &self.graph.expert_sets[set.0], body),
-                    (self.value(x), &self.q8),
-                    &self.choices[routing.index],
-                    experts,
-                    &mut buffer,
-                );
-                self.moe = moe;
-                self.put(out, buffer);
-                outcome?;
-            }
-            Op::CausalConv1d { x, bias, dilation, state, .. } => {
-                let mut buffer = self.take(out, rows);
-                let bias = bias.map_or(&[][..], |bias| &self.vectors[bias.0]);
-                let inputs = [&self.buffers[self.buffer(x)][..], &self.taps[state.0], bias];
-                let slots = &mut self.states[state.0];
-                let shape = [x.width(), dilation];
-                causal_conv1d(&self.context.pool, simd, inputs, shape, slots, batch.spans, &mut buffer);
-                self.put(out, buffer);
-            }
-            Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, decay, dt_bias, shape, state } => {
-                let mut buffer = self.take(out, rows);
-                let indices = [q, k, v, a, b].map(|value| self.buffer(value));
-                let [q, k, v, a, b] = indices.map(|index| &self.buffers[index][..]);
-                let (decay, dt_bias) = (&self.vectors[decay.0][..], &self.vectors[dt_bias.0][..]);
-                let inputs = Inputs { q, k, v, a, b, decay, dt_bias };
-                let slots = &mut self.states[state.0];
-                gated_delta_rule(&self.context.pool, simd, &inputs, &shape, slots, batch.spans, &mut buffer);
-                self.put(out, buffer);
-            }
-            Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, weights, shape, state } => {
-                let mut buffer = self.take(out, rows);
-                let indices = [x, b, c, dt].map(|value| self.buffer(value));
-                let [x, b, c, dt] = indices.map(|index| &self.buffers[index][..]);
-                let SsmWeights { a, d, dt_bias } = weights;
-                let [a, d, dt_bias] = [a, d, dt_bias].map(|id| &self.vectors[id.0][..]);
-                let inputs = SsmRows { x, b, c, dt, a, d, dt_bias };
-                let slots = &mut self.states[state.0];
-                ssm_scan(&self.context.pool, simd, &inputs, &shape, slots, batch.spans, &mut buffer);
-                self.put(out, buffer);
-            }
-            Op::SquaredRelu { x } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    squared_relu(&this.value(x)[row * x.width()..(row + 1) * x.width()], out);
-                });
-            }
-            Op::UnitNorm { x, groups, eps } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    for part in out.chunks_exact_mut(x.width() / groups) {
-                        let mean = vector::sum_of_squares(simd, part) / part.len() as f32;
-                        vector::scale(simd, 1.0 / (mean + eps).sqrt(), part);
-                    }
-                });
-            }
-            Op::PositionScale { x, scale } => {
-                let positions: Vec<usize> =
-                    batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
-                self.map_rows(out, rows, |this, row, out| {
-                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    vector::scale(simd, scale.at(positions[row]), out);
-                });
-            }
-            Op::PlacedRope { x, heads, rope, place } => {
-                let positions: Vec<usize> =
-                    batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()).collect();
-                self.map_rows(out, rows, |this, row, out| {
-                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    let (rotation, at) = (&this.graph.ropes[rope], (row, positions[row]));
-                    this.angles[rope].rotate_placed(rotation, place, at, out, x.width() / heads);
-                });
-            }
-            Op::GroupedLinear { x, weight, groups } => {
-                let mut buffer = self.take(out, rows);
-                let weight = &self.weights[weight.0];
-                let outcome = grouped_linear(&self.context, weight, groups, self.value(x), &mut buffer);
-                self.put(out, buffer);
-                outcome?;
-            }
-            Op::LimitedSwiGlu { gate, up, limit } => {
-                let rows = self.value(gate).len() / gate.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let at = row * out.len()..(row + 1) * out.len();
-                    out.copy_from_slice(&this.value(gate)[at.clone()]);
-                    limited_silu_mul(simd, out, &this.value(up)[at], limit);
-                });
-            }
-            Op::CappedSwiGlu { gate, up, limit } => {
-                let rows = self.value(gate).len() / gate.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let at = row * out.len()..(row + 1) * out.len();
-                    out.copy_from_slice(&this.value(gate)[at.clone()]);
-                    capped_silu_mul(simd, out, &this.value(up)[at], limit);
-                });
-            }
-            Op::Repeat { x, .. } => self.map_rows(out, rows, |this, row, out| {
-                let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
-                out.chunks_exact_mut(x.len()).for_each(|out| out.copy_from_slice(x));
-            }),
-            Op::HyperWeights { x, mix, base, factors, shape } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let inputs = [x, mix].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
-                    let vectors = [base, factors].map(|id| &this.vectors[id.0][..]);
-                    hyper::weights(simd, &shape, inputs, vectors, out);
-                });
-            }
-            Op::HyperCollapse { x, weights, .. } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let [x, w] = [x, weights].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
-                    hyper::collapse(simd, x, w, out);
-                });
-            }
-            Op::HyperExpand { x, block, weights, streams } => self.map_rows(out, rows, |this, row, out| {
-                let inputs =
-                    [x, block, weights].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
-                hyper::expand(simd, streams, inputs, out);
-            }),
-            Op::WindowPool { kv, gate, bias, shape, state } => {
-                let mut buffer = self.take(out, rows);
-                let [kv, gate] = [kv, gate].map(|value| self.buffer(value));
-                let [kv, gate] = [kv, gate].map(|index| &self.buffers[index][..]);
-                let inputs = [kv, gate, &self.vectors[bias.0]];
-                let slots = &mut self.states[state.0];
-                window_pool(&self.context, &shape, inputs, slots, batch.spans, &mut buffer);
-                self.put(out, buffer);
-            }
-            Op::CompressedAttention { inputs, cache } => {
-                let mut buffer = self.take(out, rows);
-                let CompressedInputs { q, kv, entries, index, sinks } = inputs;
-                let [q, kv, entries] = [q, kv, entries].map(|value| self.buffer(value));
-                let index = index.map(|index| self.index_buffers(index));
-                let of = |index: usize| &self.buffers[index][..];
-                let inputs = CompressedRows {
-                    q: of(q),
-                    kv: of(kv),
-                    entries: of(entries),
-                    index: index.map(|(q, k, weights)| IndexRows {
-                        q: of(q),
-                        k: of(k),
-                        weights: weights.map(of),
-                    }),
-                    sinks: &self.vectors[sinks.0],
-                };
-                self.compressed_caches[cache.0].attend(&self.context, inputs, batch.spans, &mut buffer);
-                self.put(out, buffer);
-            }
-            Op::NGramEmbed { tables, ngrams, state } => {
-                let mut buffer = self.take(out, rows);
-                let tables: Vec<&Tensor> = tables.iter().map(|table| &self.weights[table.0]).collect();
-                let slots = &mut self.states[state.0];
-                let outcome = ngram_embed(&tables, &ngrams, slots, batch, &mut buffer);
-                self.put(out, buffer);
-                outcome?;
-            }
-            Op::ScaledSilu { x, factor } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    out.copy_from_slice(&this.value(x)[row * x.width()..(row + 1) * x.width()]);
-                    vector::scale(simd, factor, out);
-                    vector::silu(simd, out);
-                });
-            }
-            Op::GatedMean { x, gate, streams } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let inputs = [x, gate].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
-                    hyper::gated_mean(simd, streams, inputs, out);
-                });
-            }
-            Op::StreamAdd { x, block, logits } => self.map_rows(out, rows, |this, row, out| {
-                let inputs =
-                    [x, block, logits].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
-                hyper::stream_add(simd, inputs, out);
-            }),
-            Op::StreamGate { keys, queries, value } => self.map_rows(out, rows, |this, row, out| {
-                let inputs =
-                    [keys, queries, value].map(|v| &this.value(v)[row * v.width()..(row + 1) * v.width()]);
-                hyper::stream_gate(simd, inputs, out);
-            }),
-            Op::WindowMean { x, window, state } => {
-                let mut buffer = self.take(out, rows);
-                let input = &self.buffers[self.buffer(x)][..];
-                let slots = &mut self.states[state.0];
-                window_mean(&self.context, window, input, x.width(), slots, batch.spans, &mut buffer);
-                self.put(out, buffer);
-            }
-            Op::BlockAttention { inputs: BlockInputs { q, k, v, index }, cache } => {
-                let mut buffer = self.take(out, rows);
-                let inputs = [q, k, v].map(|value| self.buffer(value));
-                let (index_q, index_k, weights) = self.index_buffers(index);
-                let of = |index: usize| &self.buffers[index][..];
-                let index = IndexRows { q: of(index_q), k: of(index_k), weights: weights.map(of) };
-                let [q, k, v] = inputs.map(of);
-                let inputs = BlockRows { q, k, v, index };
-                self.compressed_caches[cache.0].attend_blocks(
-                    &self.context,
-                    inputs,
-                    batch.spans,
-                    &mut buffer,
-                );
-                self.put(out, buffer);
-            }
-            Op::ChooseBlocks { inputs, choice, cache } => {
-                let mut buffer = self.take(out, rows);
-                let (q, k, weights) = self.index_buffers(inputs);
-                let of = |index: usize| &self.buffers[index][..];
-                let inputs = IndexRows { q: of(q), k: of(k), weights: weights.map(of) };
-                let cache = &mut self.compressed_caches[cache.0];
-                cache.choose_blocks(&self.context, inputs, &choice, batch.spans, &mut buffer);
-                self.put(out, buffer);
-            }
-            Op::LayerNorm { x, weight, bias, eps } => {
-                let rows = self.value(x).len() / x.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let x = &this.value(x)[row * x.width()..(row + 1) * x.width()];
-                    let mean = vector::sum(simd, x) / x.len() as f32;
-                    out.iter_mut().zip(x).for_each(|(o, v)| *o = v - mean);
-                    let variance = vector::sum_of_squares(simd, out) / out.len() as f32;
-                    vector::scale(simd, 1.0 / (variance + eps).sqrt(), out);
-                    let affine = this.vectors[weight.0].iter().zip(&this.vectors[bias.0]);
-                    out.iter_mut().zip(affine).for_each(|(o, (w, b))| *o = *o * w + b);
-                });
-            }
-            Op::ClampedSwiGlu { gate, up, alpha, limit } => {
-                let rows = self.value(gate).len() / gate.width();
-                self.map_rows(out, rows, |this, row, out| {
-                    let at = row * out.len()..(row + 1) * out.len();
-                    out.copy_from_slice(&this.value(gate)[at.clone()]);
-                    clamped_silu_mul(simd, out, &this.value(up)[at], alpha, limit);
-                });
-            }
-            Op::GatherRows { x } => {
-                let outputs = batch.outputs;
-                self.map_rows(out, outputs.len(), |this, row, out| {
-                    let from = outputs[row] as usize;
-                    out.copy_from_slice(&this.value(x)[from * x.width()..(from + 1) * x.width()]);
-                });
-            }
-        }
         Ok(())
     }
 }
@@ -695,7 +241,7 @@ fn check_bytes(op: &'static str, expected: usize, bytes: &[u8]) -> Result<()> {
 /// Groups consecutive linear layers with the same input.
 fn group_linears(graph: &Graph) -> Vec<Range<usize>> {
     let input = |index: usize| match graph.nodes[index].op {
-        Op::Linear { x, .. } => Some(x),
+        Op::Linear(LinearOp { x, .. }) => Some(x),
         _ => None,
     };
     let mut steps: Vec<Range<usize>> = vec![];
@@ -716,17 +262,20 @@ impl Executable for CpuExecutable {
         logits: &mut Vec<f32>,
     ) -> Result<()> {
         self.q8_of = None;
+        self.positions.clear();
+        self.positions.extend(batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()));
         for (angles, rope) in self.angles.iter_mut().zip(&self.graph.ropes) {
-            let positions = batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len());
-            angles.set(rope, positions);
+            angles.set(rope, self.positions.iter().copied());
         }
         for step in 0..self.steps.len() {
             let nodes = self.steps[step].clone();
             let start = Instant::now();
-            if matches!(self.graph.nodes[nodes.start].op, Op::Linear { .. }) {
+            if nodes.len() > 1 {
                 self.linears(nodes.clone(), logits);
             } else {
-                self.node(nodes.start, batch, experts)?;
+                let (graph, node) = (Arc::clone(&self.graph), nodes.start);
+                let mut call = CpuCall { batch, experts, logits, node, out: graph.nodes[node].out };
+                with_op!(&graph.nodes[node].op, op => op.run(self, &mut call))?;
             }
             if let Some(mut profile) = self.profile.take() {
                 let outcome = self.record(&mut profile, nodes, start.elapsed(), batch);

@@ -8,7 +8,9 @@ use super::linear::{CpuContext, LinearJob, linear};
 use super::route::Choice;
 use super::shared::SharedMut;
 use crate::Tensor;
-use crate::graph::{ExpertSetId, Graph, Op, Output, Route, Value, WeightId};
+use crate::graph::{
+    ExpertSetId, Graph, LinearOp, MoeExpertsOp, Op, Output, Route, RouteBy, RouteOp, Value, WeightId,
+};
 
 /// Rows of a batch that a forecast looks at; more would cost time and tell nothing new.
 const MOST_ROWS: usize = 128;
@@ -31,16 +33,18 @@ pub(crate) struct Router {
 pub(crate) fn routers(graph: &Graph) -> Vec<Option<Router>> {
     let mut routers = vec![None; graph.routings];
     for node in &graph.nodes {
-        let Op::MoeExperts { routing, experts: set, .. } = node.op else { continue };
+        let Op::MoeExperts(MoeExpertsOp { routing, experts: set, .. }) = node.op else { continue };
         let chosen = graph.nodes.iter().find_map(|node| match (&node.op, node.out) {
-            (Op::Route { logits, bias, route }, Output::Routing(r)) if r == routing => {
+            (Op::Route(RouteOp { logits, by: RouteBy::Scores { bias }, route }), Output::Routing(r))
+                if r == routing =>
+            {
                 Some((*logits, *bias, *route))
             }
             _ => None,
         });
         let Some((logits, correction, route)) = chosen else { continue };
         routers[routing.index] = graph.nodes.iter().find_map(|node| match node.op {
-            Op::Linear { x, weight, bias, .. } if node.out == Output::Value(logits) => {
+            Op::Linear(LinearOp { x, weight, bias, .. }) if node.out == Output::Value(logits) => {
                 Some(Router { set, x, weight, bias, correction, route })
             }
             _ => None,

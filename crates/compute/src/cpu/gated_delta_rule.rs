@@ -5,13 +5,29 @@
 //! the first-level cache. Prefill runs the recurrence too; the chunked form (matrix products within chunks of tokens)
 //! would do more arithmetic to need fewer passes, and would make results depend on where chunks begin.
 
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::{Isa, Kernel, Simd};
 use super::slots::{Slots, SpanState};
 use super::vector;
+use crate::Result;
 use crate::backend::Span;
-use crate::graph::{Decay, DeltaRule};
+use crate::graph::{Decay, DeltaInputs, DeltaRule, GatedDeltaRuleOp};
+
+impl CpuOp for GatedDeltaRuleOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let DeltaInputs { q, k, v, a, b } = self.inputs;
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let [q, k, v, a, b] = [q, k, v, a, b].map(|value| cpu.values.of(value));
+            let [decay, dt_bias] = [self.decay, self.dt_bias].map(|id| &cpu.vectors[id.0][..]);
+            let inputs = Inputs { q, k, v, a, b, decay, dt_bias };
+            let (pool, slots) = (&cpu.context.pool, &mut cpu.states[self.state.0]);
+            gated_delta_rule(pool, cpu.context.simd, &inputs, &self.shape, slots, call.batch.spans, out);
+            Ok(())
+        })
+    }
+}
 
 /// What is mixed; all (rows, …).
 #[derive(Debug, Clone, Copy)]

@@ -1,15 +1,93 @@
 //! Hyper-connections, a row at a time: see [`crate::graph::HyperConnection`].
 
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::simd::Simd;
 use super::vector;
-use crate::graph::{HyperConnection, HyperKind};
+use crate::Result;
+use crate::graph::{
+    GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, StreamAddOp,
+    StreamGateOp,
+};
+
+impl CpuOp for HyperWeightsOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (op, simd) = (*self, cpu.context.simd);
+        let rows = cpu.values.rows(op.x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let inputs = [op.x, op.mix].map(|value| cpu.values.row(value, row));
+            let vectors = [op.base, op.factors].map(|id| &cpu.vectors[id.0][..]);
+            weights(simd, &op.shape, inputs, vectors, out);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for HyperCollapseOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (op, simd) = (*self, cpu.context.simd);
+        let rows = cpu.values.rows(op.x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let inputs = [op.x, op.weights].map(|value| cpu.values.row(value, row));
+            collapse(simd, inputs, out);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for HyperExpandOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (op, simd) = (*self, cpu.context.simd);
+        let rows = cpu.values.rows(op.x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let inputs = [op.x, op.block, op.weights].map(|value| cpu.values.row(value, row));
+            expand(simd, op.streams, inputs, out);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for GatedMeanOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (op, simd) = (*self, cpu.context.simd);
+        let rows = cpu.values.rows(op.x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let inputs = [op.x, op.gate].map(|value| cpu.values.row(value, row));
+            gated_mean(simd, op.streams, inputs, out);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for StreamAddOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (op, simd) = (*self, cpu.context.simd);
+        let rows = cpu.values.rows(op.x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let inputs = [op.x, op.block, op.logits].map(|value| cpu.values.row(value, row));
+            stream_add(simd, inputs, out);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for StreamGateOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (op, simd) = (*self, cpu.context.simd);
+        let rows = cpu.values.rows(op.keys);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let inputs = [op.keys, op.queries, op.value].map(|value| cpu.values.row(value, row));
+            stream_gate(simd, inputs, out);
+        });
+        Ok(())
+    }
+}
 
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
 /// Weights of one row from its streams x and the logits `mix`.
-pub(crate) fn weights(
+fn weights(
     simd: Simd,
     shape: &HyperConnection,
     [x, mix]: [&[f32]; 2],
@@ -63,7 +141,7 @@ fn balance(mixing: &mut [f32], shape: &HyperConnection, iterations: usize) {
 }
 
 /// Σ weight · stream of one row.
-pub(crate) fn collapse(simd: Simd, x: &[f32], weights: &[f32], out: &mut [f32]) {
+fn collapse(simd: Simd, [x, weights]: [&[f32]; 2], out: &mut [f32]) {
     out.fill(0.0);
     for (stream, weight) in x.chunks_exact(out.len()).zip(weights) {
         vector::axpy_f32(simd, *weight, stream, out);
@@ -71,7 +149,7 @@ pub(crate) fn collapse(simd: Simd, x: &[f32], weights: &[f32], out: &mut [f32]) 
 }
 
 /// The streams of one row after a block.
-pub(crate) fn expand(simd: Simd, streams: usize, [x, block, weights]: [&[f32]; 3], out: &mut [f32]) {
+fn expand(simd: Simd, streams: usize, [x, block, weights]: [&[f32]; 3], out: &mut [f32]) {
     let (adding, mixing) = weights[streams..].split_at(streams);
     for (into, (out, add)) in out.chunks_exact_mut(block.len()).zip(adding).enumerate() {
         if mixing.is_empty() {
@@ -87,7 +165,7 @@ pub(crate) fn expand(simd: Simd, streams: usize, [x, block, weights]: [&[f32]; 3
 }
 
 /// Mean over streams of sigmoid(gate) ⊙ stream of one row.
-pub(crate) fn gated_mean(simd: Simd, streams: usize, [x, gate]: [&[f32]; 2], out: &mut [f32]) {
+fn gated_mean(simd: Simd, streams: usize, [x, gate]: [&[f32]; 2], out: &mut [f32]) {
     let mut part = vec![0.0; out.len()];
     out.fill(0.0);
     for (x, gate) in x.chunks_exact(out.len()).zip(gate.chunks_exact(out.len())) {
@@ -99,7 +177,7 @@ pub(crate) fn gated_mean(simd: Simd, streams: usize, [x, gate]: [&[f32]; 2], out
 }
 
 /// The streams of one row with the block's result added to each by its logit.
-pub(crate) fn stream_add(simd: Simd, [x, block, logits]: [&[f32]; 3], out: &mut [f32]) {
+fn stream_add(simd: Simd, [x, block, logits]: [&[f32]; 3], out: &mut [f32]) {
     out.copy_from_slice(x);
     for (out, logit) in out.chunks_exact_mut(block.len()).zip(logits) {
         vector::axpy_f32(simd, 2.0 * sigmoid(logit / logits.len() as f32), block, out);
@@ -107,7 +185,7 @@ pub(crate) fn stream_add(simd: Simd, [x, block, logits]: [&[f32]; 3], out: &mut 
 }
 
 /// The value of one row, gated for each stream by its key and query.
-pub(crate) fn stream_gate(simd: Simd, [keys, queries, value]: [&[f32]; 3], out: &mut [f32]) {
+fn stream_gate(simd: Simd, [keys, queries, value]: [&[f32]; 3], out: &mut [f32]) {
     let width = value.len();
     let pairs = keys.chunks_exact(width).zip(queries.chunks_exact(width));
     for (out, (key, query)) in out.chunks_exact_mut(width).zip(pairs) {

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use super::activations::Activations;
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::gathered::{Choices, Heads, KEY_BLOCK, Seen};
 use super::head_group::{Ahead, HeadSums, KeyBlock, Queries};
 use super::linear::CpuContext;
@@ -18,9 +19,26 @@ use super::pages::Pages;
 use super::shared::SharedMut;
 use super::vector;
 use crate::backend::{KvType, PAGE_TOKENS, Span};
-use crate::graph::{LatentAttention, LatentWeights};
+use crate::graph::{self, LatentAttention, LatentAttentionOp, LatentWeights};
 use crate::quant::dequantize_row;
 use crate::{Result, Tensor};
+
+impl CpuOp for LatentAttentionOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (weights, graph::LatentInputs { q_nope, c, rotated, sinks, chosen }) =
+            (self.weights, self.inputs);
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let [q_nope, c] = [q_nope, c].map(|value| cpu.values.of(value));
+            let [q_rope, k_rope] =
+                rotated.map(|both| both.map(|value| cpu.values.of(value))).unwrap_or_default();
+            let choices = chosen.map(|how| Choices { how, blocks: cpu.values.of(how.blocks) });
+            let seen = Seen { sinks: sinks.map(|s| &cpu.vectors[s.0][..]), choices };
+            let inputs = LatentInputs { q_nope, q_rope, c, k_rope, seen, weights, tensors: &cpu.weights };
+            let cache = &mut cpu.latent_caches[self.cache.0];
+            cache.attend(&cpu.context, &mut cpu.latent, &inputs, call.batch.spans, out)
+        })
+    }
+}
 
 /// Rows whose queries are in latent form at once: bounds the scratch.
 const ROWS: usize = 64;

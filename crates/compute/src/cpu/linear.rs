@@ -4,13 +4,82 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::activations::{Activations, Q8Rows};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows, matmul_rows_before};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::Simd;
 use crate::backend::ActivationMode;
-use crate::graph::Precision;
-use crate::{DType, Tensor};
+use crate::graph::{GroupedLinearOp, LinearOp, Op, Output, Precision, Value, WeightId};
+use crate::{DType, Result, Tensor};
+
+impl CpuOp for LinearOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        cpu.linears(call.node..call.node + 1, call.logits);
+        Ok(())
+    }
+}
+
+impl CpuOp for GroupedLinearOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let weight = &cpu.weights[self.weight.0];
+            grouped_linear(&cpu.context, weight, self.groups, cpu.values.of(self.x), out)
+        })
+    }
+}
+
+impl CpuExecutable {
+    /// Runs linear layers `nodes` on their common input; the logits' go to `logits`.
+    pub(super) fn linears(&mut self, nodes: Range<usize>, logits: &mut Vec<f32>) {
+        let mut layers: Vec<(Value, WeightId, Option<WeightId>, bool)> = vec![];
+        let mut input = None;
+        for node in &self.graph.nodes[nodes] {
+            let (Op::Linear(LinearOp { x, weight, bias, precision }), Output::Value(out)) =
+                (&node.op, node.out)
+            else {
+                unreachable!("a step of linear layers")
+            };
+            let q8 = self.context.takes_q8(*precision, self.weights[weight.0].dtype(), x.width());
+            layers.push((out, *weight, *bias, q8));
+            input = Some(*x);
+        }
+        let x = input.expect("a step is not empty");
+        if layers.iter().any(|l| l.3) {
+            self.quantize(x);
+        }
+        let rows = self.values.rows(x);
+        let mut outs: Vec<Vec<f32>> = vec![];
+        for (out, ..) in &layers {
+            outs.push(if *out == self.graph.logits {
+                let mut buffer = std::mem::take(logits);
+                buffer.resize(rows * out.width(), 0.0);
+                buffer
+            } else {
+                self.values.take(*out, rows)
+            });
+        }
+        let jobs: Vec<LinearJob<'_>> = layers
+            .iter()
+            .zip(&mut outs)
+            .map(|((_, weight, bias, q8), out)| LinearJob {
+                weight: &self.weights[weight.0],
+                bias: bias.map(|b| &self.vectors[b.0][..]),
+                q8: *q8,
+                out: SharedMut::new(out),
+            })
+            .collect();
+        linear(&self.context, &jobs, self.values.of(x), &self.q8, rows);
+        drop(jobs);
+        for ((out, ..), buffer) in layers.iter().zip(outs) {
+            if *out == self.graph.logits {
+                *logits = buffer;
+            } else {
+                self.values.put(*out, buffer);
+            }
+        }
+    }
+}
 
 /// What every operation needs to run.
 #[derive(Debug, Clone)]
@@ -124,7 +193,7 @@ pub(crate) fn grouped_linear(
     groups: usize,
     x: &[f32],
     out: &mut [f32],
-) -> crate::Result<()> {
+) -> Result<()> {
     let (cols, width) = (weight.cols(), weight.rows());
     let (rows, each) = (x.len() / (groups * cols).max(1), width / groups);
     // The parts of all rows, a group after the other.

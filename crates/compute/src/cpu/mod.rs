@@ -1,5 +1,6 @@
 //! The CPU backend: SIMD kernels chosen at run time, on a persistent thread pool.
 
+mod activate;
 pub mod activations;
 mod attention;
 mod block_attention;
@@ -17,15 +18,18 @@ mod linear;
 pub mod matmul;
 mod moe_experts;
 mod ngrams;
+mod norm;
 mod pages;
 pub mod pool;
 mod rope;
 mod route;
+mod rows;
 mod shared;
 pub mod simd;
 mod slots;
 mod ssm_scan;
 mod steps;
+mod values;
 pub mod vector;
 mod window_pool;
 
@@ -33,12 +37,12 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::{Graph, Output};
-use crate::plan::Plan;
 use crate::{Result, Tensor};
 use executable::CpuExecutable;
 use linear::CpuContext;
 use pool::ThreadPool;
 pub use simd::{Simd, SimdLevel};
+use values::ValueBuffers;
 
 /// Runs graphs on the CPU.
 #[derive(Debug, Clone)]
@@ -67,7 +71,7 @@ impl Backend for CpuBackend {
         format!("cpu ({}, {} threads)", self.simd, self.pool.threads())
     }
 
-    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
+    fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
         let top_k = graph
             .nodes()
             .iter()
@@ -86,8 +90,9 @@ impl Backend for CpuBackend {
             compressed.map(|c| compressed_attention::scratch_bytes(c, options.max_rows, self.pool.threads()));
         let logits = graph.vocab_size() * size_of::<f32>();
         // One more widest row stands for the int8 copy of a value.
-        let widest = plan.buffer_widths.iter().max().copied().unwrap_or(0) * 2 * terms;
-        let rows = (plan.row_bytes() + widest).saturating_mul(options.max_rows);
+        let values = ValueBuffers::new(graph);
+        let widest = values.widest() * 2 * terms;
+        let rows = (values.row_bytes() + widest).saturating_mul(options.max_rows);
         let experts = graph.expert_sets().iter().flat_map(|set| [set.up.cols, set.down.cols]);
         let cols = graph.weights().iter().map(|w| w.matrix.cols).chain(experts).max().unwrap_or(0);
         let products =
@@ -99,7 +104,6 @@ impl Backend for CpuBackend {
     fn compile(
         &self,
         graph: &Graph,
-        plan: Plan,
         weights: Vec<Tensor>,
         options: CompileOptions,
     ) -> Result<Box<dyn Executable>> {
@@ -109,7 +113,7 @@ impl Backend for CpuBackend {
             activations: options.activations,
             second_term: has_second_term(graph),
         };
-        Ok(Box::new(CpuExecutable::new(context, graph.clone(), plan, weights, options)?))
+        Ok(Box::new(CpuExecutable::new(context, graph.clone(), weights, options)?))
     }
 }
 

@@ -8,16 +8,39 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::activate::activate;
 use super::activations::{Activations, BLOCK, Q8Rows};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::linear::{CpuContext, TASKS, row_tasks};
 use super::matmul::{NextJob, OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows_before};
 use super::route::Choice;
 use super::shared::SharedMut;
-use super::simd::Simd;
 use super::vector;
 use crate::backend::{ActivationMode, ExpertSource, ExpertView};
-use crate::graph::{Activation, ExpertSet, ExpertSetId, Weighted};
+use crate::graph::{Activation, ExpertSet, ExpertSetId, MoeExpertsOp, Weighted};
 use crate::{Result, TensorView};
+
+impl CpuOp for MoeExpertsOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, routing, experts: set, mlp } = *self;
+        if cpu.context.activations == ActivationMode::Int8 {
+            cpu.quantize(x);
+        }
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let biases = mlp.biases.map(|b| [b.gate, b.up, b.down].map(|id| &cpu.vectors[id.0][..]));
+            let body = ExpertBody { activation: mlp.activation, biases, weighted: mlp.weighted };
+            moe_experts(
+                &cpu.context,
+                &mut cpu.moe,
+                (set, &cpu.graph.expert_sets[set.0], body),
+                (cpu.values.of(x), &cpu.q8),
+                &cpu.choices[routing.index],
+                call.experts,
+                out,
+            )
+        })
+    }
+}
 
 /// Memory that layers share.
 #[derive(Debug, Default)]
@@ -61,50 +84,6 @@ impl ExpertBody<'_> {
             values.iter_mut().zip(&biases[which][start..]).for_each(|(v, b)| *v += b);
         }
     }
-
-    /// The product of gate and up, in place of gate.
-    fn activate(&self, simd: Simd, gate: &mut [f32], up: &[f32]) {
-        match self.activation {
-            Activation::SwiGlu => vector::silu_mul(simd, gate, up),
-            Activation::LimitedSwiGlu { limit } => limited_silu_mul(simd, gate, up, limit),
-            Activation::ClampedSwiGlu { alpha, limit } => {
-                clamped_silu_mul(simd, gate, up, alpha, limit);
-            }
-            Activation::CappedSwiGlu { limit } => capped_silu_mul(simd, gate, up, limit),
-            Activation::SquaredRelu => squared_relu(up, gate),
-        }
-    }
-}
-
-/// min(silu(gate), limit) ⊙ up, with up limited to ±limit, in place of gate.
-pub(crate) fn capped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
-    vector::silu(simd, gate);
-    // Comparisons keep a NaN, `min` would drop it.
-    gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
-    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit));
-}
-
-/// relu(x)².
-pub(crate) fn squared_relu(x: &[f32], out: &mut [f32]) {
-    // `max` would drop a NaN.
-    out.iter_mut().zip(x).for_each(|(o, x)| *o = if *x < 0.0 { 0.0 } else { x * x });
-}
-
-/// silu(min(gate, limit)) ⊙ up, with up limited to ±limit, in place of gate.
-pub(crate) fn limited_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
-    // Comparisons keep a NaN, `min` would drop it.
-    gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
-    vector::silu(simd, gate);
-    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit));
-}
-
-/// (up + 1) · gate · sigmoid(alpha · gate), with gate up to limit and up within ±limit, in place of gate.
-pub(crate) fn clamped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
-    // Comparisons keep a NaN, `min` would drop it.
-    gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
-    let logits: Vec<f32> = gate.iter().map(|g| alpha * g).collect();
-    vector::sigmoid_mul(simd, &logits, gate);
-    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit) + 1.0);
 }
 
 /// Bytes of scratch that a batch of `rows` rows with `top_k` choices each needs.
@@ -246,7 +225,7 @@ pub(crate) fn moe_experts(
                 }
                 body.add_bias(0, (view.id, inner, rows.start), gate);
                 body.add_bias(1, (view.id, inner, rows.start), up);
-                body.activate(context.simd, gate, up);
+                activate(context.simd, body.activation, gate, up);
                 if int8_down {
                     // SAFETY: as above; tasks are cut at multiples of the quantisation block.
                     unsafe { quantized.write(context.simd, pair, rows.start, gate) };

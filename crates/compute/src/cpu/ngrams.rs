@@ -1,10 +1,20 @@
 //! Embeddings of n-grams: see [`crate::graph::NGrams`].
 
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::slots::{Slots, SpanState};
 use crate::backend::Batch;
-use crate::graph::NGrams;
+use crate::graph::{NGramEmbedOp, NGrams};
 use crate::quant::dequantize_row;
 use crate::{Result, Tensor};
+
+impl CpuOp for NGramEmbedOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let tables: Vec<&Tensor> = self.tables.iter().map(|table| &cpu.weights[table.0]).collect();
+            ngram_embed(&tables, &self.ngrams, &mut cpu.states[self.state.0], call.batch, out)
+        })
+    }
+}
 
 /// Rows of `tables` for all tokens of the batch: `out` is (rows, heads · width).
 pub(crate) fn ngram_embed(

@@ -1,6 +1,35 @@
 //! Rotary position embedding, with angles computed once a batch and shared by all layers.
 
-use crate::graph::{Placement, Rope, RopeStyle};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
+use super::vector;
+use crate::Result;
+use crate::graph::{Placement, PositionScaleOp, Rope, RopeOp, RopeStyle};
+
+impl CpuOp for RopeOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, heads, rope, place } = *self;
+        let rows = call.tokens();
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, row));
+            let (rotation, at) = (&cpu.graph.ropes[rope], (row, cpu.positions[row]));
+            cpu.angles[rope].rotate(rotation, place, at, out, x.width() / heads);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for PositionScaleOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, scale } = *self;
+        let simd = cpu.context.simd;
+        let rows = call.tokens();
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, row));
+            vector::scale(simd, scale.at(cpu.positions[row]), out);
+        });
+        Ok(())
+    }
+}
 
 /// cos and sin of every pair at every row of a batch.
 #[derive(Debug, Default)]
@@ -21,8 +50,8 @@ impl Angles {
         }
     }
 
-    /// Rotates channels `place` says of every head of row `row`, which is at `position`, in place.
-    pub(crate) fn rotate_placed(
+    /// Rotates the channels that `place` says of every head of row `row`, which is at `position`, in place.
+    pub(crate) fn rotate(
         &self,
         rope: &Rope,
         place: Placement,
@@ -31,27 +60,22 @@ impl Angles {
         head_dim: usize,
     ) {
         let pairs = rope.inv_freq.len();
+        let mut own = Self::default();
         let mut angles = match place.position(position) {
-            same if same == position => self.table[row * pairs..(row + 1) * pairs].to_vec(),
+            same if same == position => &self.table[row * pairs..(row + 1) * pairs],
             other => {
-                let mut own = Self::default();
                 own.set(rope, std::iter::once(other));
-                own.table
+                &own.table[..]
             }
         };
+        let inverse: Vec<(f32, f32)>;
         if place.inverse {
-            angles.iter_mut().for_each(|(_, sin)| *sin = -*sin);
+            inverse = angles.iter().map(|(cos, sin)| (*cos, -*sin)).collect();
+            angles = &inverse;
         }
         for head in heads.chunks_exact_mut(head_dim) {
-            rotate(rope.style, &angles, &mut head[place.first..]);
+            rotate(rope.style, angles, &mut head[place.first..]);
         }
-    }
-
-    /// Rotates every head of row `row` in place.
-    pub(crate) fn rotate(&self, rope: &Rope, row: usize, heads: &mut [f32], head_dim: usize) {
-        let pairs = rope.inv_freq.len();
-        let angles = &self.table[row * pairs..(row + 1) * pairs];
-        heads.chunks_exact_mut(head_dim).for_each(|head| rotate(rope.style, angles, head));
     }
 }
 

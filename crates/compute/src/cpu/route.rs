@@ -1,6 +1,55 @@
 //! The router: scores of all experts, then the best `top_k`.
 
-use crate::graph::{GroupRank, Groups, Route, Score};
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
+use crate::graph::{GroupRank, Groups, Output, Route, RouteBy, RouteOp, Score};
+use crate::quant::dequantize_row;
+use crate::{Result, TensorView};
+
+impl CpuOp for RouteOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Output::Routing(routing) = call.out else { unreachable!("a route yields a routing") };
+        let Self { logits, by, route } = self;
+        let mut choice = std::mem::take(&mut cpu.choices[routing.index]);
+        let outcome = match by {
+            RouteBy::Scores { bias } => {
+                choice.route(cpu.values.of(*logits), bias.map(|b| &cpu.vectors[b.0][..]), route);
+                announce(cpu, routing.index, &choice, call)
+            }
+            RouteBy::Tokens { table } => {
+                let ids = ids_of_tokens(cpu.weights[table.0].view(), call.batch.tokens, route);
+                ids.map(|ids| choice.route_to(cpu.values.of(*logits), &ids, route))
+            }
+        };
+        cpu.choices[routing.index] = choice;
+        outcome
+    }
+}
+
+/// Experts that `table` has for tokens.
+fn ids_of_tokens(table: TensorView<'_>, tokens: &[u32], route: &Route) -> Result<Vec<u32>> {
+    let mut ids = vec![0.0; tokens.len() * route.top_k];
+    for (ids, token) in ids.chunks_exact_mut(route.top_k).zip(tokens) {
+        dequantize_row(table, *token as usize, ids)?;
+    }
+    let last = route.experts as u32 - 1;
+    Ok(ids.iter().map(|id| (*id as u32).min(last)).collect())
+}
+
+/// Tells the source of experts what a router chose, and what the next one will probably choose.
+fn announce(cpu: &mut CpuExecutable, routing: usize, choice: &Choice, call: &mut CpuCall<'_>) -> Result<()> {
+    let Some(router) = cpu.routers[routing] else { return Ok(()) };
+    call.experts.routed(router.set, &choice.ids, call.tokens());
+    call.experts.announce(router.set, &choice.distinct())?;
+    if let Some(next) = cpu.routers.get(routing + 1).copied().flatten()
+        && next.x.width() == router.x.width()
+        && call.experts.wants_forecast()
+    {
+        let weights = (&cpu.weights[..], &cpu.vectors[..]);
+        let likely = cpu.forecast.likely(&cpu.context, weights, &next, cpu.values.of(router.x));
+        call.experts.forecast(next.set, &likely);
+    }
+    Ok(())
+}
 
 /// Chosen experts of a batch.
 #[derive(Debug, Default, Clone)]

@@ -5,12 +5,28 @@
 //! no sums across lanes. Prefill runs the recurrence too, as for the
 //! [gated delta rule](super::gated_delta_rule), so that results do not depend on where chunks begin.
 
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
 use super::simd::{Isa, Kernel, Simd};
 use super::slots::{Slots, SpanState};
+use crate::Result;
 use crate::backend::Span;
-use crate::graph::SsmScan;
+use crate::graph::{SsmInputs, SsmScan, SsmScanOp, SsmWeights};
+
+impl CpuOp for SsmScanOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (SsmInputs { x, b, c, dt }, SsmWeights { a, d, dt_bias }) = (self.inputs, self.weights);
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let [x, b, c, dt] = [x, b, c, dt].map(|value| cpu.values.of(value));
+            let [a, d, dt_bias] = [a, d, dt_bias].map(|id| &cpu.vectors[id.0][..]);
+            let inputs = SsmRows { x, b, c, dt, a, d, dt_bias };
+            let (pool, slots) = (&cpu.context.pool, &mut cpu.states[self.state.0]);
+            ssm_scan(pool, cpu.context.simd, &inputs, &self.shape, slots, call.batch.spans, out);
+            Ok(())
+        })
+    }
+}
 
 /// What is mixed, (rows, …), and weights of (heads).
 #[derive(Debug, Clone, Copy)]

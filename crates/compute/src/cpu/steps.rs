@@ -6,63 +6,19 @@ use super::attention::KvCache;
 use super::route::Choice;
 use crate::Result;
 use crate::backend::Batch;
-use crate::graph::{ExpertSet, Graph, MatrixSpec, Op, Value, WeightId};
+use crate::graph::{ExpertSet, Graph, LinearOp, MatrixSpec, Op, Value, WeightId};
 use crate::profile::Work;
 
 /// Name of the step of `nodes`: an operation, or the linear layers that run together.
 pub(super) fn name(graph: &Graph, nodes: Range<usize>) -> String {
     let linear = |index: usize| match graph.nodes[index].op {
-        Op::Linear { weight, .. } => Some(short(graph, weight)),
+        Op::Linear(LinearOp { weight, .. }) => Some(short(graph, weight)),
         _ => None,
     };
     if let Some(names) = nodes.clone().map(linear).collect::<Option<Vec<_>>>() {
         return names.join(" + ");
     }
-    let name = match &graph.nodes[nodes.start].op {
-        Op::Linear { .. } => unreachable!("named above"),
-        Op::Embed { .. } => "embed",
-        Op::RmsNorm { groups: 1, .. } => "rms_norm",
-        Op::RmsNorm { .. } => "rms_norm of heads",
-        Op::Rope { .. } => "rope",
-        Op::Attention { .. } => "attention",
-        Op::LatentAttention { .. } => "latent attention",
-        Op::SwiGlu { .. } => "swiglu",
-        Op::Add { .. } => "add",
-        Op::SigmoidGate { .. } => "sigmoid gate",
-        Op::SquaredRelu { .. } => "squared_relu",
-        Op::Slice { .. } => "slice",
-        Op::Clamp { .. } => "clamp",
-        Op::Route { .. } => "route",
-        Op::MoeExperts { .. } => "experts, sorting and summing",
-        Op::CausalConv1d { .. } => "causal_conv1d",
-        Op::GatedDeltaRule { .. } => "gated_delta_rule",
-        Op::SsmScan { .. } => "ssm_scan",
-        Op::UnitNorm { .. } => "unit_norm",
-        Op::PlacedRope { .. } => "placed_rope",
-        Op::PositionScale { .. } => "position_scale",
-        Op::GroupedLinear { .. } => "grouped_linear",
-        Op::LimitedSwiGlu { .. } => "limited_swiglu",
-        Op::CappedSwiGlu { .. } => "capped_swiglu",
-        Op::Repeat { .. } => "repeat",
-        Op::HyperWeights { .. } => "hyper_weights",
-        Op::HyperCollapse { .. } => "hyper_collapse",
-        Op::HyperExpand { .. } => "hyper_expand",
-        Op::WindowPool { .. } => "window_pool",
-        Op::CompressedAttention { .. } => "compressed attention",
-        Op::RouteByToken { .. } => "route by token",
-        Op::NGramEmbed { .. } => "ngram_embed",
-        Op::ScaledSilu { .. } => "scaled_silu",
-        Op::GatedMean { .. } => "gated_mean",
-        Op::StreamAdd { .. } => "stream_add",
-        Op::StreamGate { .. } => "stream_gate",
-        Op::WindowMean { .. } => "window_mean",
-        Op::BlockAttention { .. } => "block attention",
-        Op::ChooseBlocks { .. } => "choose_blocks",
-        Op::LayerNorm { .. } => "layer_norm",
-        Op::ClampedSwiGlu { .. } => "clamped_swiglu",
-        Op::GatherRows { .. } => "gather_rows",
-    };
-    name.to_owned()
+    graph.nodes[nodes.start].op.label().to_owned()
 }
 
 /// The last part of a weight's name: `q_proj` of `model.layers.3.self_attn.q_proj.weight`.
@@ -75,7 +31,7 @@ fn short(graph: &Graph, weight: WeightId) -> String {
 pub(super) fn linear(graph: &Graph, nodes: Range<usize>, rows: impl Fn(Value) -> usize) -> Result<Work> {
     let mut work = Work::default();
     for node in &graph.nodes[nodes] {
-        if let Op::Linear { x, weight, .. } = node.op {
+        if let Op::Linear(LinearOp { x, weight, .. }) = node.op {
             let product = product(graph.weights()[weight.0].matrix, 1, rows(x))?;
             work.bytes += product.bytes;
             work.flops += product.flops;

@@ -17,11 +17,11 @@ macro_rules! kernel {
         $(#[$attribute])*
         #[allow(clippy::needless_lifetimes, reason = "the lifetime is that of the kernel's struct")]
         $visibility fn $name<'a>(simd: Simd, $($argument: $type),*) $(-> $output)? {
-            struct Call<'a> {
+            struct CpuCall<'a> {
                 $($argument: $type),*
             }
 
-            impl<'a> Kernel for Call<'a> {
+            impl<'a> Kernel for CpuCall<'a> {
                 #[allow(unused_parens, reason = "functions without a result")]
                 type Output = ($($output)?);
 
@@ -32,7 +32,7 @@ macro_rules! kernel {
                 }
             }
 
-            simd.run(Call { $($argument),* })
+            simd.run(CpuCall { $($argument),* })
         }
     };
 }

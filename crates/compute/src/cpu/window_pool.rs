@@ -3,11 +3,35 @@
 //! An entry is made from the same inputs in the same order wherever they come from (batch or state), so it does not
 //! depend on how a sequence is cut into batches.
 
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::linear::CpuContext;
 use super::shared::SharedMut;
 use super::slots::{Slots, SpanState};
+use crate::Result;
 use crate::backend::Span;
-use crate::graph::WindowPool;
+use crate::graph::{WindowMeanOp, WindowPool, WindowPoolOp};
+
+impl CpuOp for WindowPoolOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let inputs = [cpu.values.of(self.kv), cpu.values.of(self.gate), &cpu.vectors[self.bias.0]];
+            let slots = &mut cpu.states[self.state.0];
+            window_pool(&cpu.context, &self.shape, inputs, slots, call.batch.spans, out);
+            Ok(())
+        })
+    }
+}
+
+impl CpuOp for WindowMeanOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let x = self.x;
+        cpu.write(call.out(), call.tokens(), |cpu, out| {
+            let (input, slots) = (cpu.values.of(x), &mut cpu.states[self.state.0]);
+            window_mean(&cpu.context, self.window, input, x.width(), slots, call.batch.spans, out);
+            Ok(())
+        })
+    }
+}
 
 /// kv and gate (rows, channels) → out (rows, width); `bias` is (window, channels).
 pub(crate) fn window_pool(

@@ -8,7 +8,6 @@ use super::lower::scratch_bytes;
 use super::{compressed, experts, steps, supported, tensor_cores};
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::Graph;
-use crate::plan::Plan;
 use crate::{Result, Tensor};
 
 /// Bytes of a trial copy from host memory.
@@ -51,7 +50,7 @@ impl Backend for GpuBackend {
         self.name.clone()
     }
 
-    fn scratch_bytes(&self, graph: &Graph, _: &Plan, options: CompileOptions) -> usize {
+    fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
         device_scratch_bytes(graph, options.max_rows)
     }
 
@@ -80,7 +79,6 @@ impl Backend for GpuBackend {
     fn compile(
         &self,
         graph: &Graph,
-        _: Plan,
         weights: Vec<Tensor>,
         options: CompileOptions,
     ) -> Result<Box<dyn Executable>> {

@@ -5,7 +5,8 @@ use super::device::{BufferId, Slice, Words};
 use super::lower::{Launch, Lowering, THREADS, WARPS};
 use crate::backend::PAGE_TOKENS;
 use crate::graph::{
-    BlockChoice, BlockScore, CompressedAttention, EntryIndex, Graph, IndexInputs, Op, TokenForm, Value,
+    BlockChoice, BlockScore, ChooseBlocksOp, CompressedAttention, EntryIndex, Graph, IndexInputs, Op,
+    TokenForm, Value,
 };
 
 /// Rows whose entries have scores at once.
@@ -41,7 +42,7 @@ pub(crate) fn chosen_bytes(graph: &Graph, rows: usize) -> usize {
 pub(crate) fn room(graph: &Graph, positions: usize) -> usize {
     let entries = indices(graph).map(|(shape, _)| positions / shape.stride);
     let blocks = graph.nodes().iter().filter_map(|node| match &node.op {
-        Op::ChooseBlocks { choice, .. } => {
+        Op::ChooseBlocks(ChooseBlocksOp { choice, .. }) => {
             Some(positions.div_ceil(choice.block).saturating_mul(choice.groups()))
         }
         _ => None,

@@ -18,7 +18,7 @@ use super::weights::{self, DeviceWeight};
 use crate::backend::{
     ActivationMode, Batch, CompileOptions, DeviceCounts, Executable, ExpertSource, page_bytes, slot_bytes,
 };
-use crate::graph::{ExpertSetId, Graph, Op, StateId, WeightId};
+use crate::graph::{EmbedOp, ExpertSetId, Graph, LinearOp, Op, RouteOp, StateId, WeightId};
 use crate::profile::{Profile, Work};
 use crate::{Error, Result, Tensor};
 
@@ -130,7 +130,7 @@ impl GpuExecutable {
         let quantized = Quantized { bytes, scales };
         let mut routings = vec![];
         for node in &graph.nodes {
-            if let Op::Route { route, .. } | Op::RouteByToken { route, .. } = node.op {
+            if let Op::Route(RouteOp { route, .. }) = node.op {
                 routings.push([alloc(rows * route.top_k * 4)?, alloc(rows * route.top_k * 4)?]);
             }
         }
@@ -379,8 +379,8 @@ impl GpuExecutable {
 
 /// Whether a weight is a table of embeddings, and no product's too.
 fn only_embeds(graph: &Graph, weight: WeightId) -> bool {
-    let embeds = |op: &Op| matches!(*op, Op::Embed { table } if table == weight);
-    let multiplies = |op: &Op| matches!(*op, Op::Linear { weight: own, .. } if own == weight);
+    let embeds = |op: &Op| matches!(*op, Op::Embed(EmbedOp { table }) if table == weight);
+    let multiplies = |op: &Op| matches!(*op, Op::Linear(LinearOp { weight: own, .. }) if own == weight);
     let mut ops = graph.nodes().iter().map(|node| &node.op);
     ops.clone().any(embeds) && !ops.any(multiplies)
 }

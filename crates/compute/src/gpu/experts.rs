@@ -9,7 +9,7 @@ use super::device::{BufferId, Device, Dispatch, Slice, Words};
 use super::tiers::{ABSENT, Chosen, Fetches, TierPlan, Tiers};
 use super::weights::{ALIGNMENT, Format, placed, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
-use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec, Op};
+use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec, Op, RouteOp};
 use crate::{Error, Result, TensorView};
 
 /// `Part` of `kernels/experts.h`: where one of an expert's matrices lies in its slot.
@@ -44,7 +44,7 @@ impl Part {
 /// Most experts that a token chooses.
 pub(crate) fn most_chosen(graph: &Graph) -> usize {
     let chosen = graph.nodes().iter().map(|node| match &node.op {
-        Op::Route { route, .. } | Op::RouteByToken { route, .. } => route.top_k,
+        Op::Route(RouteOp { route, .. }) => route.top_k,
         _ => 1,
     });
     chosen.max().unwrap_or(1)

@@ -10,7 +10,8 @@ use super::steps::Step;
 use super::tiers::FETCH_GROUPS;
 use crate::DType;
 use crate::graph::{
-    Activation, ExpertMlp, ExpertSetId, Graph, Op, Route, Routing, Score, Value, WeightId, Weighted,
+    Activation, ExpertMlp, ExpertSetId, Graph, MoeExpertsOp, Op, Route, Routing, Score, Value, WeightId,
+    Weighted,
 };
 
 const THREADS: u32 = 256;
@@ -31,7 +32,7 @@ pub(crate) struct Quantized {
 pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 2] {
     let mut products = BLOCK;
     for node in graph.nodes() {
-        if let Op::MoeExperts { routing, experts, .. } = node.op {
+        if let Op::MoeExperts(MoeExpertsOp { routing, experts, .. }) = node.op {
             products = products.max(routing.top_k() * graph.expert_sets()[experts.0].width());
         }
     }

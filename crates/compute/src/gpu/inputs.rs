@@ -2,7 +2,7 @@
 
 use super::device::Words;
 use crate::backend::{Batch, PAGE_TOKENS};
-use crate::graph::{Graph, Op, Rope};
+use crate::graph::{Graph, Op, Rope, RopeOp};
 
 /// Counts that a list of dispatches is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,7 +46,7 @@ pub(crate) struct Turn {
 pub(crate) fn turns(graph: &Graph) -> Vec<Turn> {
     let mut all: Vec<Turn> = (0..graph.ropes.len()).map(|rope| Turn { rope, stride: 1 }).collect();
     for node in graph.nodes() {
-        if let Op::PlacedRope { rope, place, .. } = node.op {
+        if let Op::Rope(RopeOp { rope, place, .. }) = node.op {
             let turn = Turn { rope, stride: place.stride.max(1) };
             if !all.contains(&turn) {
                 all.push(turn);

@@ -16,7 +16,8 @@ use super::weights::DeviceWeight;
 use crate::DType;
 use crate::backend::{ActivationMode, KvType};
 use crate::graph::{
-    Decay, DeltaInputs, DeltaRule, ExpertSetId, Graph, HeadPairing, Route, Routing, StateId, Value, WeightId,
+    Decay, DeltaInputs, DeltaRule, ExpertSetId, Graph, HeadPairing, MoeExpertsOp, Op, Route, Routing,
+    StateId, Value, WeightId,
 };
 
 /// Threads of a group, unless a kernel says otherwise.
@@ -97,7 +98,7 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> ([usize; 4], [usize; 
     let mut experts = [4; 4];
     let mut buckets = [4; 3];
     for node in graph.nodes() {
-        if let crate::graph::Op::MoeExperts { routing, experts: set, .. } = node.op {
+        if let Op::MoeExperts(MoeExpertsOp { routing, experts: set, .. }) = node.op {
             let set = &graph.expert_sets()[set.0];
             let pairs = rows * routing.top_k();
             let inner = pairs * set.width() * 4;

@@ -9,7 +9,7 @@ use super::device::{BufferId, Device, Slice, Words};
 use super::lower::{Launch, Lowering, THREADS};
 use super::weights::{ALIGNMENT, DeviceWeight};
 use crate::Result;
-use crate::graph::{Graph, NGrams, Op, StateId, Value};
+use crate::graph::{Graph, NGramEmbedOp, NGrams, Op, StateId, Value};
 
 /// Words of a part in the list that kernels read.
 const PART_WORDS: usize = 5;
@@ -33,7 +33,7 @@ pub(crate) fn upload(
 ) -> Result<HashMap<StateId, NGramTable>> {
     let mut all = HashMap::new();
     for node in graph.nodes() {
-        let Op::NGramEmbed { tables, ngrams, state } = &node.op else { continue };
+        let Op::NGramEmbed(NGramEmbedOp { tables, ngrams, state }) = &node.op else { continue };
         let parts: Vec<DeviceWeight> = tables.iter().map(|table| weights[table.0]).collect();
         let first = &parts[0];
         let together = parts.iter().all(|part| {

@@ -6,8 +6,11 @@ use super::few_experts::RouteWords;
 use super::inputs::Turn;
 use super::lower::{Launch, Lowering, THREADS};
 use crate::graph::{
-    Activation, BlockInputs, CompressedInputs, HyperKind, Op, Output, RopeStyle, SsmInputs, SsmScan,
-    SsmWeights, StateId, Value, WeightId, WindowPool,
+    ActivateOp, Activation, BlockAttentionOp, BlockInputs, ChooseBlocksOp, CompressedAttentionOp,
+    CompressedInputs, GatedMeanOp, GroupedLinearOp, HyperCollapseOp, HyperExpandOp, HyperKind,
+    HyperWeightsOp, LayerNormOp, NGramEmbedOp, Op, Output, PositionScaleOp, RepeatOp, RmsNormOp, RopeOp,
+    RopeStyle, RouteBy, RouteOp, ScaledSiluOp, SsmInputs, SsmScan, SsmScanOp, SsmWeights, StateId,
+    StreamAddOp, StreamGateOp, Value, WeightId, WindowMeanOp, WindowPool, WindowPoolOp,
 };
 
 /// Elements of rows that a group of threads takes one each of.
@@ -24,7 +27,10 @@ impl Lowering<'_> {
     /// Queues an operation.
     pub(super) fn alone(&mut self, op: &Op, out: Output) {
         let to = match (op, out) {
-            (Op::RouteByToken { logits, table, route }, Output::Routing(routing)) => {
+            (
+                Op::Route(RouteOp { logits, by: RouteBy::Tokens { table }, route }),
+                Output::Routing(routing),
+            ) => {
                 let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
                 let table = self.weight(*table);
                 let [a, b, c] = table.planes;
@@ -39,13 +45,15 @@ impl Lowering<'_> {
             (_, Output::Routing(_)) => unreachable!("only routes yield routings"),
         };
         let dispatch = match *op {
-            Op::RmsNorm { x, weight, groups, eps } => self.norm(x, Some(weight), groups, eps, to),
-            Op::UnitNorm { x, groups, eps } => self.norm(x, None, groups, eps, to),
-            Op::PlacedRope { x, heads, rope, place } => {
+            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => self.norm(x, weight, groups, eps, to),
+            Op::Rope(RopeOp { x, heads, rope, place }) => {
                 let turn = Turn { rope, stride: place.stride.max(1) };
                 self.rotation(x, heads, turn, [place.first, usize::from(place.inverse)], to)
             }
-            Op::PositionScale { x, scale } => {
+            Op::Activate(ActivateOp { activation, gate, up }) => {
+                self.activate([gate.unwrap_or(up), up], activation, to)
+            }
+            Op::PositionScale(PositionScaleOp { x, scale }) => {
                 let (count, width) = (self.rows * to.width(), to.width());
                 let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                 let (offset, period) = (word(scale.offset), word(scale.period.max(1)));
@@ -53,44 +61,34 @@ impl Lowering<'_> {
                 let constants: &[&dyn Words] = &[&count, &width, &scale.base, &scale.slope, &offset, &period];
                 Launch { unit: "rows", kernel: "position_scale", buffers: &buffers, constants }.each(count)
             }
-            Op::GroupedLinear { x, weight, groups } => {
+            Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => {
                 let matrix = self.weight(weight).matrix;
                 let (each, cols) = (matrix.rows / groups, matrix.cols);
                 let slices = [self.value(x), self.value(to)];
                 return self.heads("latent_matvec", weight, [each, 0, cols, each, each, 0], slices);
             }
-            Op::LimitedSwiGlu { gate, up, limit } => {
-                self.activate([gate, up], Activation::LimitedSwiGlu { limit }, to)
-            }
-            Op::ClampedSwiGlu { gate, up, alpha, limit } => {
-                self.activate([gate, up], Activation::ClampedSwiGlu { alpha, limit }, to)
-            }
-            Op::CappedSwiGlu { gate, up, limit } => {
-                self.activate([gate, up], Activation::CappedSwiGlu { limit }, to)
-            }
-            Op::SquaredRelu { x } => self.activate([x, x], Activation::SquaredRelu, to),
-            Op::LayerNorm { x, weight, bias, eps } => {
+            Op::LayerNorm(LayerNormOp { x, weight, bias, eps }) => {
                 let buffers = [self.value(x), self.vector(weight), self.vector(bias), self.value(to)];
                 let constants: &[&dyn Words] = &[&x.width(), &eps];
                 Launch { unit: "rms_norm", kernel: "layer_norm", buffers: &buffers, constants }
                     .over([self.rows, 1, 1], summing(x.width()))
             }
-            Op::SsmScan { inputs, weights, shape, state } => {
+            Op::SsmScan(SsmScanOp { inputs, weights, shape, state }) => {
                 self.ssm_scan(inputs, weights, &shape, state, to)
             }
-            Op::ChooseBlocks { inputs, choice, cache } => {
+            Op::ChooseBlocks(ChooseBlocksOp { inputs, choice, cache }) => {
                 return self.choose_blocks(inputs, &choice, cache.0, to);
             }
-            Op::ScaledSilu { x, factor } => {
+            Op::ScaledSilu(ScaledSiluOp { x, factor }) => {
                 self.elements("scaled_silu", &[self.value(x), self.value(to)], factor, to)
             }
-            Op::Repeat { x, times } => {
+            Op::Repeat(RepeatOp { x, times }) => {
                 let count = self.rows * to.width();
                 let constants: &[&dyn Words] = &[&count, &x.width(), &times];
                 let buffers = [self.value(x), self.value(to)];
                 Launch { unit: "rows", kernel: "repeat", buffers: &buffers, constants }.each(count)
             }
-            Op::HyperWeights { x, mix, base, factors, shape } => {
+            Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }) => {
                 let buffers =
                     [self.value(x), self.value(mix), self.vector(base), self.vector(factors), self.value(to)];
                 let (iterations, kind, magnitude) = match shape.kind {
@@ -104,50 +102,52 @@ impl Lowering<'_> {
                 Launch { unit: "streams", kernel: "hyper_weights", buffers: &buffers, constants }
                     .over([self.rows, 1, 1], THREADS)
             }
-            Op::HyperCollapse { x, weights, streams } => {
+            Op::HyperCollapse(HyperCollapseOp { x, weights, streams }) => {
                 let shape = [streams, to.width(), weights.width()];
                 self.streams("hyper_collapse", &[x, weights], shape, to)
             }
-            Op::HyperExpand { x, block, weights, streams } => {
+            Op::HyperExpand(HyperExpandOp { x, block, weights, streams }) => {
                 let shape = [streams, block.width(), weights.width()];
                 self.streams("hyper_expand", &[x, block, weights], shape, to)
             }
-            Op::GatedMean { x, gate, streams } => {
+            Op::GatedMean(GatedMeanOp { x, gate, streams }) => {
                 self.streams("gated_mean", &[x, gate], [streams, to.width(), 0], to)
             }
-            Op::StreamAdd { x, block, logits } => {
+            Op::StreamAdd(StreamAddOp { x, block, logits }) => {
                 let shape = [logits.width(), block.width(), logits.width()];
                 self.streams("stream_add", &[x, block, logits], shape, to)
             }
-            Op::StreamGate { keys, queries, value } => {
+            Op::StreamGate(StreamGateOp { keys, queries, value }) => {
                 let streams = keys.width() / value.width();
                 let dispatch =
                     self.streams("stream_gate", &[keys, queries, value], [streams, value.width(), 0], to);
                 let grid = [streams, self.rows, 1].map(|n| n as u32);
                 Dispatch { grid: Grid::Fixed(grid), threads: summing(value.width()), ..dispatch }
             }
-            Op::WindowPool { kv, gate, bias, shape, state } => {
+            Op::WindowPool(WindowPoolOp { kv, gate, bias, shape, state }) => {
                 return self.window_pool([kv, gate], self.vector(bias), shape, state, to);
             }
-            Op::WindowMean { x, window, state } => {
+            Op::WindowMean(WindowMeanOp { x, window, state }) => {
                 let dispatch = self.window("window_mean", x, &[], [window, 1, 0], state, to);
                 self.run.push(dispatch);
                 return self.carry([x, x], [x.width(), 0, window - 1], state);
             }
-            Op::CompressedAttention { inputs, cache } => {
+            Op::CompressedAttention(CompressedAttentionOp { inputs, cache }) => {
                 let CompressedInputs { q, kv, entries, index, sinks } = inputs;
                 let kept =
                     Kept { tokens: Some([kv, kv]), entries: Some(entries), index_key: index.map(|i| i.k) };
                 let sinks = Some(self.vector(sinks));
                 return self.compressed_attention(&Sparse { q, kept, index, sinks, cache: cache.0, out: to });
             }
-            Op::BlockAttention { inputs, cache } => {
+            Op::BlockAttention(BlockAttentionOp { inputs, cache }) => {
                 let BlockInputs { q, k, v, index } = inputs;
                 let kept = Kept { tokens: Some([k, v]), entries: None, index_key: Some(index.k) };
                 let (index, sinks) = (Some(index), None);
                 return self.compressed_attention(&Sparse { q, kept, index, sinks, cache: cache.0, out: to });
             }
-            Op::NGramEmbed { ref ngrams, state, .. } => return self.ngram_embed(ngrams, state, to),
+            Op::NGramEmbed(NGramEmbedOp { ref ngrams, state, .. }) => {
+                return self.ngram_embed(ngrams, state, to);
+            }
             _ => unreachable!("operations that others are fused with"),
         };
         self.run.push(dispatch);

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 
 use crate::graph::{
-    CacheId, Chosen, DeltaInputs, DeltaRule, ExpertMlp, ExpertSetId, Graph, LatentCacheId, LatentInputs,
-    LatentWeights, Op, Output, Precision, Route, Routing, StateId, Value, WeightId,
+    ActivateOp, Activation, AddOp, AttentionOp, CacheId, CausalConv1dOp, Chosen, ClampOp, DeltaInputs,
+    DeltaRule, EmbedOp, ExpertMlp, ExpertSetId, GatedDeltaRuleOp, GatherRowsOp, Graph, LatentAttentionOp,
+    LatentCacheId, LatentInputs, LatentWeights, LinearOp, MoeExpertsOp, Op, Output, Placement, Precision,
+    RmsNormOp, RopeOp, Route, RouteBy, RouteOp, Routing, SigmoidGateOp, SliceOp, StateId, Value, WeightId,
 };
 
 /// What is done to heads of queries and keys before they are attended with.
@@ -139,7 +141,7 @@ impl Step {
     /// Values that it reads.
     pub(crate) fn inputs(&self) -> Vec<Value> {
         match *self {
-            Self::Alone { ref op, .. } => crate::plan::inputs(op).collect(),
+            Self::Alone { ref op, .. } => op.values(),
             Self::Embed { .. } => vec![],
             Self::Linear { x, residual, .. } | Self::MoeExperts { x, residual, .. } => {
                 [Some(x), residual].into_iter().flatten().collect()
@@ -263,42 +265,48 @@ fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
 fn step(graph: &Graph, op: &Op, output: Output) -> Step {
     let alone = || Step::Alone { op: op.clone(), out: output };
     let out = match (op, output) {
-        (Op::Route { logits, bias, route }, Output::Routing(routing)) => {
+        (Op::Route(RouteOp { logits, by: RouteBy::Scores { bias }, route }), Output::Routing(routing)) => {
             return Step::Route { logits: *logits, bias: *bias, route: *route, routing };
         }
         (_, Output::Routing(_)) => return alone(),
         (_, Output::Value(out)) => out,
     };
     match *op {
-        Op::Embed { table } => Step::Embed { table, out },
-        Op::Linear { x, weight, bias, precision } => {
+        Op::Embed(EmbedOp { table }) => Step::Embed { table, out },
+        Op::Linear(LinearOp { x, weight, bias, precision }) => {
             Step::Linear { x, weight, bias, precision, residual: None, out }
         }
-        Op::RmsNorm { x, weight, groups, eps } if graph.weights[weight.0].matrix.cols == x.width / groups => {
+        Op::RmsNorm(RmsNormOp { x, weight: Some(weight), groups, eps })
+            if graph.weights[weight.0].matrix.cols == x.width / groups =>
+        {
             Step::RmsNorm { x, weight, groups, eps, out }
         }
-        Op::Rope { x, heads, rope } => Step::Rope { x, heads, rope, out },
-        Op::Attention { q, k, v, cache, sinks, chosen } => {
+        Op::Rope(RopeOp { x, heads, rope, place }) if place == Placement::default() => {
+            Step::Rope { x, heads, rope, out }
+        }
+        Op::Attention(AttentionOp { q, k, v, cache, sinks, chosen }) => {
             Step::Attention { q, k, v, cache, sinks, chosen, prepare: None, out }
         }
-        Op::LatentAttention { inputs, weights, cache } => {
+        Op::LatentAttention(LatentAttentionOp { inputs, weights, cache }) => {
             Step::LatentAttention { inputs, weights, cache, out }
         }
-        Op::SwiGlu { gate, up } => Step::SwiGlu { gate, up, out },
-        Op::Add { a, b } => Step::Add { a, b, out },
-        Op::Clamp { x, limit } => Step::Clamp { x, limit, out },
-        Op::MoeExperts { x, routing, experts, mlp } => {
+        Op::Activate(ActivateOp { activation: Activation::SwiGlu, gate: Some(gate), up }) => {
+            Step::SwiGlu { gate, up, out }
+        }
+        Op::Add(AddOp { a, b }) => Step::Add { a, b, out },
+        Op::Clamp(ClampOp { x, limit }) => Step::Clamp { x, limit, out },
+        Op::MoeExperts(MoeExpertsOp { x, routing, experts, mlp }) => {
             Step::MoeExperts { x, routing, experts, mlp, residual: None, out }
         }
-        Op::SigmoidGate { x, gate } => Step::SigmoidGate { x, gate, out },
-        Op::Slice { x, groups, start, len } => Step::Slice { x, groups, start, len, out },
-        Op::CausalConv1d { x, weight, bias, kernel, dilation, state } => {
+        Op::SigmoidGate(SigmoidGateOp { x, gate }) => Step::SigmoidGate { x, gate, out },
+        Op::Slice(SliceOp { x, groups, start, len }) => Step::Slice { x, groups, start, len, out },
+        Op::CausalConv1d(CausalConv1dOp { x, weight, bias, kernel, dilation, state }) => {
             Step::CausalConv1d { x, weight, bias, kernel, dilation, state, out }
         }
-        Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state } => {
+        Op::GatedDeltaRule(GatedDeltaRuleOp { inputs, decay, dt_bias, shape, state }) => {
             Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out }
         }
-        Op::GatherRows { x } => Step::GatherRows { x, out },
+        Op::GatherRows(GatherRowsOp { x }) => Step::GatherRows { x, out },
         _ => alone(),
     }
 }

@@ -9,7 +9,9 @@ use super::experts::Part;
 use super::lower::{Launch, Lowering};
 use super::weights::DeviceWeight;
 use crate::DType;
-use crate::graph::{Activation, Attention, ExpertMlp, ExpertSetId, Graph, Op, Precision, Value};
+use crate::graph::{
+    Activation, Attention, ExpertMlp, ExpertSetId, Graph, LinearOp, MoeExpertsOp, Op, Precision, Value,
+};
 
 /// Tokens and weight rows of a tile.
 const TILE: usize = 128;
@@ -36,8 +38,8 @@ pub(crate) fn scratch_bytes(graph: &Graph, rows: usize) -> [usize; 3] {
     let (mut values, mut scales, mut tiles) = (4, rows, 1);
     for node in graph.nodes() {
         match node.op {
-            Op::Linear { x, .. } => values = values.max(rows * x.width()),
-            Op::MoeExperts { x, routing, experts, .. } => {
+            Op::Linear(LinearOp { x, .. }) => values = values.max(rows * x.width()),
+            Op::MoeExperts(MoeExpertsOp { x, routing, experts, .. }) => {
                 let set = &graph.expert_sets()[experts.0];
                 let pairs = rows * routing.top_k();
                 values = values.max(rows * x.width()).max(pairs * set.width());

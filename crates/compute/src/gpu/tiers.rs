@@ -14,7 +14,7 @@ use super::inputs::FEW_ROWS;
 use super::lower::Launch;
 use super::weights::ALIGNMENT;
 use crate::Result;
-use crate::graph::{ExpertSetId, Graph, Op};
+use crate::graph::{ExpertSetId, Graph, Op, RouteOp};
 
 /// Table entry of an expert that is not there.
 pub(super) const ABSENT: u32 = u32::MAX;
@@ -207,7 +207,7 @@ impl Tiers {
         let experts: usize = plan.shelves.iter().map(|shelf| shelf.experts).sum();
         let slots: usize = plan.shelves.iter().map(|shelf| shelf.slots).sum();
         let chosen = graph.nodes().iter().map(|node| match &node.op {
-            Op::Route { route, .. } => route.top_k,
+            Op::Route(RouteOp { route, .. }) => route.top_k,
             _ => 0,
         });
         let most_fetches = FEW_ROWS * chosen.max().unwrap_or(0);

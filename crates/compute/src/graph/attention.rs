@@ -1,28 +1,10 @@
 //! Rotary embedding, and attention over keys and values or over latents.
 
 use super::builder::check;
-use super::{CacheId, Chosen, GraphBuilder, LatentCacheId, Op, Value, WeightId};
+use super::operation::{Operation, Refers, Visitor, refers};
+use super::selection::check_chosen;
+use super::{CacheId, Chosen, GraphBuilder, LatentCacheId, Value, WeightId};
 use crate::{Error, Result};
-
-/// How pairs of channels are formed for rotary embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// Channel i rotates with channel i + rotary_dim / 2 (GPT-NeoX, Hugging Face default).
-    HalfSplit,
-    /// Channel 2i rotates with channel 2i + 1 (original RoFormer).
-    Interleaved,
-}
-
-/// Rotary position embedding (Su et al., RoFormer, 2021) of the first `2 · inv_freq.len()` channels of a head.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rope {
-    /// Which channels form a pair.
-    pub style: RopeStyle,
-    /// Radians per position for each pair.
-    pub inv_freq: Vec<f32>,
-    /// Factor on cos and sin (YaRN's attention factor; 1 without scaling).
-    pub magnitude: f32,
-}
 
 /// Shape of a causal grouped-query attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,33 +29,6 @@ impl Attention {
     /// Over everything before, with values as wide as keys.
     pub fn grouped(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) -> Self {
         Self { heads, kv_heads, head_dim, scale, value_dim: head_dim, window: None, chunk: None }
-    }
-}
-
-/// Factors that depend on a token's position: base + slope · ln(1 + ⌊(position + offset) / period⌋), as the temperature of
-/// attention in Llama 4.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PositionScale {
-    /// Factor of early positions.
-    pub base: f32,
-    /// Growth.
-    pub slope: f32,
-    /// Added to positions.
-    pub offset: usize,
-    /// Positions that have the same factor.
-    pub period: usize,
-}
-
-impl PositionScale {
-    /// The same factor everywhere.
-    pub fn constant(base: f32) -> Self {
-        Self { base, slope: 0.0, offset: 0, period: 1 }
-    }
-
-    /// The factor at `position`.
-    pub fn at(&self, position: usize) -> f32 {
-        let steps = (position.saturating_add(self.offset) / self.period.max(1)) as f32;
-        self.base + self.slope * steps.ln_1p()
     }
 }
 
@@ -124,34 +79,112 @@ pub enum LatentWeights {
     },
 }
 
+/// Appends k and v to the cache, then causal attention over it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionOp {
+    /// (tokens, heads · head_dim).
+    pub q: Value,
+    /// (tokens, kv_heads · head_dim).
+    pub k: Value,
+    /// (tokens, kv_heads · value_dim).
+    pub v: Value,
+    /// Where keys and values live.
+    pub cache: CacheId,
+    /// (heads), f32: a logit of each head that joins its softmax and whose probability is dropped.
+    pub sinks: Option<WeightId>,
+    /// The tokens that are seen; all when absent.
+    pub chosen: Option<Chosen>,
+}
+
+refers!(AttentionOp { q, k, v, cache, sinks, chosen });
+
+impl Operation for AttentionOp {
+    const NAME: &'static str = "attention";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, Self { q, k, v, sinks, chosen, .. }) = (Self::NAME, *self);
+        let shape = graph.caches[self.cache.0];
+        check_chosen(op, chosen, shape.heads)?;
+        if chosen.is_some() && (shape.window.is_some() || shape.chunk.is_some()) {
+            return Err(Error::Shape { op, what: "windows over chosen tokens", expected: 0, got: 1 });
+        }
+        if let Some(sinks) = sinks {
+            graph.vector(op, "sinks", sinks, shape.heads)?;
+        }
+        check(op, "query heads left over by kv heads", 0, shape.heads % shape.kv_heads.max(1))?;
+        check(op, "width of q", shape.heads * shape.head_dim, q.width)?;
+        check(op, "width of k", shape.kv_heads * shape.head_dim, k.width)?;
+        check(op, "width of v", shape.kv_heads * shape.value_dim, v.width)?;
+        if shape.chunk == Some(0) {
+            return Err(Error::Shape { op, what: "chunk", expected: 1, got: 0 });
+        }
+        Ok(shape.heads * shape.value_dim)
+    }
+}
+
+/// Appends latents and rotated keys to the cache, then causal multi-head latent attention over it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentAttentionOp {
+    /// What is read.
+    pub inputs: LatentInputs,
+    /// W_k and W_v.
+    pub weights: LatentWeights,
+    /// Where latents and rotated keys live.
+    pub cache: LatentCacheId,
+}
+
+refers!(LatentAttentionOp { inputs, weights, cache });
+
+impl Operation for LatentAttentionOp {
+    const NAME: &'static str = "latent_attention";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, inputs) = (Self::NAME, self.inputs);
+        let shape = graph.latent_caches[self.cache.0];
+        let [q_rope, k_rope] = inputs.rotated.map_or([0, 0], |rotated| rotated.map(|x| x.width));
+        check(op, "width of q_nope", shape.heads * shape.nope, inputs.q_nope.width)?;
+        check(op, "width of q_rope", shape.heads * shape.rope, q_rope)?;
+        check(op, "width of c", shape.rank, inputs.c.width)?;
+        check(op, "width of k_rope", shape.rope, k_rope)?;
+        check_chosen(op, inputs.chosen, shape.heads)?;
+        if let Some(Chosen { groups: 2.., .. }) = inputs.chosen {
+            return Err(Error::Shape { op, what: "choices of a query", expected: 1, got: 2 });
+        }
+        if let Some(sinks) = inputs.sinks {
+            graph.vector(op, "sinks", sinks, shape.heads)?;
+        }
+        let matrix = |id: WeightId, rows: &'static str, expected: usize, cols: &'static str, width: usize| {
+            let weight = graph.matrix(id);
+            check(op, rows, expected, weight.rows)?;
+            check(op, cols, width, weight.cols)
+        };
+        match self.weights {
+            LatentWeights::Joint(id) => {
+                let rows = shape.heads * (shape.nope + shape.value);
+                matrix(id, "rows of the joint weight", rows, "columns of the joint weight", shape.rank)?;
+            }
+            LatentWeights::Split { k, v } => {
+                let (k_rows, v_rows) = (shape.heads * shape.rank, shape.heads * shape.value);
+                matrix(k, "rows of the key weight", k_rows, "columns of the key weight", shape.nope)?;
+                matrix(v, "rows of the value weight", v_rows, "columns of the value weight", shape.rank)?;
+            }
+        }
+        Ok(shape.heads * shape.value)
+    }
+}
+
+refers!(LatentInputs { q_nope, c, rotated, sinks, chosen });
+
+impl Refers for LatentWeights {
+    fn visit(&mut self, visitor: &mut dyn Visitor) {
+        match self {
+            Self::Joint(id) => visitor.weight(id),
+            Self::Split { k, v } => [k, v].into_iter().for_each(|id| visitor.weight(id)),
+        }
+    }
+}
+
 impl GraphBuilder {
-    /// Adds a rotation that [`GraphBuilder::rope`] can use; layers with the same rotation share it.
-    pub fn rotation(&mut self, rope: Rope) -> usize {
-        if let Some(index) = self.ropes.iter().position(|r| *r == rope) {
-            return index;
-        }
-        self.ropes.push(rope);
-        self.ropes.len() - 1
-    }
-
-    /// Rotary embedding of each of `heads` heads of a row, by a rotation from [`GraphBuilder::rotation`].
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if a head is narrower than the rotation.
-    pub fn rope(&mut self, x: Value, heads: usize, rope: usize) -> Result<Value> {
-        check("rope", "width left over by heads", 0, x.width % heads.max(1))?;
-        let (head_dim, rotary) = (x.width / heads.max(1), 2 * self.ropes[rope].inv_freq.len());
-        if rotary > head_dim {
-            return Err(Error::Shape { op: "rope", what: "rotary width", expected: head_dim, got: rotary });
-        }
-        Ok(self.push(Op::Rope { x, heads, rope }, x.width))
-    }
-
-    /// Rows times a factor that depends on their position.
-    pub fn position_scale(&mut self, x: Value, scale: PositionScale) -> Value {
-        self.push(Op::PositionScale { x, scale }, x.width)
-    }
-
     /// Appends k and v to a new cache and attends over it.
     ///
     /// # Errors
@@ -187,24 +220,9 @@ impl GraphBuilder {
         sinks: Option<WeightId>,
         chosen: Option<Chosen>,
     ) -> Result<Value> {
-        let op = "attention";
-        self.check_chosen(op, chosen, shape.heads)?;
-        if chosen.is_some() && (shape.window.is_some() || shape.chunk.is_some()) {
-            return Err(Error::Shape { op, what: "windows over chosen tokens", expected: 0, got: 1 });
-        }
-        if let Some(sinks) = sinks {
-            self.vector(op, "sinks", sinks, shape.heads)?;
-        }
-        check(op, "query heads left over by kv heads", 0, shape.heads % shape.kv_heads.max(1))?;
-        check(op, "width of q", shape.heads * shape.head_dim, q.width)?;
-        check(op, "width of k", shape.kv_heads * shape.head_dim, k.width)?;
-        check(op, "width of v", shape.kv_heads * shape.value_dim, v.width)?;
-        if shape.chunk == Some(0) {
-            return Err(Error::Shape { op, what: "chunk", expected: 1, got: 0 });
-        }
         self.caches.push(shape);
         let cache = CacheId(self.caches.len() - 1);
-        Ok(self.push(Op::Attention { q, k, v, cache, sinks, chosen }, shape.heads * shape.value_dim))
+        self.record(AttentionOp { q, k, v, cache, sinks, chosen })
     }
 
     /// Appends c and the rotated key to a new cache and attends over it: (tokens, heads · value).
@@ -217,37 +235,8 @@ impl GraphBuilder {
         weights: LatentWeights,
         shape: LatentAttention,
     ) -> Result<Value> {
-        let op = "latent_attention";
-        let [q_rope, k_rope] = inputs.rotated.map_or([0, 0], |rotated| rotated.map(|x| x.width));
-        check(op, "width of q_nope", shape.heads * shape.nope, inputs.q_nope.width)?;
-        check(op, "width of q_rope", shape.heads * shape.rope, q_rope)?;
-        check(op, "width of c", shape.rank, inputs.c.width)?;
-        check(op, "width of k_rope", shape.rope, k_rope)?;
-        self.check_chosen(op, inputs.chosen, shape.heads)?;
-        if let Some(Chosen { groups: 2.., .. }) = inputs.chosen {
-            return Err(Error::Shape { op, what: "choices of a query", expected: 1, got: 2 });
-        }
-        if let Some(sinks) = inputs.sinks {
-            self.vector(op, "sinks", sinks, shape.heads)?;
-        }
-        let matrix = |id: WeightId, rows: &'static str, expected: usize, cols: &'static str, width: usize| {
-            let weight = self.matrix(id);
-            check(op, rows, expected, weight.rows)?;
-            check(op, cols, width, weight.cols)
-        };
-        match weights {
-            LatentWeights::Joint(id) => {
-                let rows = shape.heads * (shape.nope + shape.value);
-                matrix(id, "rows of the joint weight", rows, "columns of the joint weight", shape.rank)?;
-            }
-            LatentWeights::Split { k, v } => {
-                let (k_rows, v_rows) = (shape.heads * shape.rank, shape.heads * shape.value);
-                matrix(k, "rows of the key weight", k_rows, "columns of the key weight", shape.nope)?;
-                matrix(v, "rows of the value weight", v_rows, "columns of the value weight", shape.rank)?;
-            }
-        }
         self.latent_caches.push(shape);
         let cache = LatentCacheId(self.latent_caches.len() - 1);
-        Ok(self.push(Op::LatentAttention { inputs, weights, cache }, shape.heads * shape.value))
+        self.record(LatentAttentionOp { inputs, weights, cache })
     }
 }

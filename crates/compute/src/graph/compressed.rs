@@ -5,27 +5,10 @@
 //! [`GraphBuilder::compressed_attention`] keeps those that matter.
 
 use super::builder::check;
-use super::{CompressedCacheId, GraphBuilder, Op, StateId, Value, WeightId};
+use super::operation::{Operation, refers};
+use super::{CompressedCacheId, GraphBuilder, StateId, Value, WeightId};
 use crate::backend::PAGE_TOKENS;
 use crate::{Error, Result};
-
-/// Where and how channels of a head are rotated, other than from the first on by the token's position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placement {
-    /// Channels of a head before the rotated ones.
-    pub first: usize,
-    /// By the negative angle.
-    pub inverse: bool,
-    /// Positions count from the start of the window of so many tokens that they are in.
-    pub stride: usize,
-}
-
-impl Placement {
-    /// The position whose angles a token gets.
-    pub fn position(&self, position: usize) -> usize {
-        position - position % self.stride.max(1)
-    }
-}
 
 /// Pooling of tokens by windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,21 +169,144 @@ pub struct CompressedInputs {
     pub sinks: WeightId,
 }
 
-impl GraphBuilder {
-    /// As [`GraphBuilder::rope`], at other channels or by other angles.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if a head is too narrow.
-    pub fn placed_rope(&mut self, x: Value, heads: usize, rope: usize, place: Placement) -> Result<Value> {
-        let op = "placed_rope";
-        check(op, "width left over by heads", 0, x.width % heads.max(1))?;
-        let (head_dim, end) = (x.width / heads.max(1), place.first + 2 * self.ropes[rope].inv_freq.len());
-        if end > head_dim {
-            return Err(Error::Shape { op, what: "rotary width", expected: head_dim, got: end });
-        }
-        Ok(self.push(Op::PlacedRope { x, heads, rope, place }, x.width))
-    }
+/// Pools the tokens of each window. See [`window_pool`](super::GraphBuilder::window_pool).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WindowPoolOp {
+    /// (tokens, channels).
+    pub kv: Value,
+    /// (tokens, channels).
+    pub gate: Value,
+    /// (window · channels), f32.
+    pub bias: WeightId,
+    /// Windows and channels.
+    pub shape: WindowPool,
+    /// kv and gate of the tokens before, oldest first: (held, 2 · channels).
+    pub state: StateId,
+}
 
+refers!(WindowPoolOp { kv, gate, bias, shape, state });
+
+impl Operation for WindowPoolOp {
+    const NAME: &'static str = "window_pool";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, shape) = (Self::NAME, self.shape);
+        if shape.window == 0 {
+            return Err(Error::Shape { op, what: "window", expected: 1, got: 0 });
+        }
+        let channels = shape.channels();
+        check(op, "width of kv", channels, self.kv.width)?;
+        check(op, "width of the gate", channels, self.gate.width)?;
+        graph.vector(op, "elements of the bias", self.bias, shape.window.saturating_mul(channels))?;
+        Ok(shape.width)
+    }
+}
+
+/// Mean of the tokens of each window. See [`window_mean`](super::GraphBuilder::window_mean).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WindowMeanOp {
+    /// (tokens, width).
+    pub x: Value,
+    /// Tokens of a window.
+    pub window: usize,
+    /// The tokens before, oldest first: (window − 1, width).
+    pub state: StateId,
+}
+
+refers!(WindowMeanOp { x, window, state });
+
+impl Operation for WindowMeanOp {
+    const NAME: &'static str = "window_mean";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        if self.window == 0 {
+            return Err(Error::Shape { op: Self::NAME, what: "window", expected: 1, got: 0 });
+        }
+        Ok(self.x.width)
+    }
+}
+
+/// Attention over recent tokens and over entries. See
+/// [`compressed_attention`](super::GraphBuilder::compressed_attention).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CompressedAttentionOp {
+    /// What is read.
+    pub inputs: CompressedInputs,
+    /// Where tokens and entries live.
+    pub cache: CompressedCacheId,
+}
+
+refers!(CompressedAttentionOp { inputs, cache });
+
+impl Operation for CompressedAttentionOp {
+    const NAME: &'static str = "compressed_attention";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, inputs, shape) = (Self::NAME, self.inputs, graph.compressed_caches[self.cache.0]);
+        if shape.window == 0 || shape.stride == 0 {
+            return Err(Error::Shape { op, what: "window and stride", expected: 1, got: 0 });
+        }
+        if shape.form != TokenForm::Shared {
+            return Err(Error::Shape { op, what: "key heads", expected: 1, got: 0 });
+        }
+        check(op, "width of q", shape.heads * shape.head_dim, inputs.q.width)?;
+        check(op, "width of kv", shape.head_dim, inputs.kv.width)?;
+        check(op, "width of entries", shape.head_dim, inputs.entries.width)?;
+        check(op, "inputs of the index", shape.index.iter().len(), inputs.index.iter().len())?;
+        if let (Some(index), Some(inputs)) = (shape.index, inputs.index) {
+            inputs.check(op, index)?;
+        }
+        graph.vector(op, "sinks", inputs.sinks, shape.heads)?;
+        Ok(inputs.q.width)
+    }
+}
+
+/// Attention over the tokens of chosen windows. See [`block_attention`](super::GraphBuilder::block_attention).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BlockAttentionOp {
+    /// What is read.
+    pub inputs: BlockInputs,
+    /// Where tokens and keys of windows live.
+    pub cache: CompressedCacheId,
+}
+
+refers!(BlockAttentionOp { inputs, cache });
+
+impl Operation for BlockAttentionOp {
+    const NAME: &'static str = "block_attention";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, inputs, shape) = (Self::NAME, self.inputs, graph.compressed_caches[self.cache.0]);
+        let (TokenForm::Grouped { kv_heads }, Some(index)) = (shape.form, shape.index) else {
+            return Err(Error::Shape { op, what: "an index of grouped tokens", expected: 1, got: 0 });
+        };
+        if shape.stride == 0 || index.top_k == 0 {
+            return Err(Error::Shape { op, what: "stride and windows", expected: 1, got: 0 });
+        }
+        check(op, "query heads left over by kv heads", 0, shape.heads % kv_heads.max(1))?;
+        check(op, "width of q", shape.heads * shape.head_dim, inputs.q.width)?;
+        check(op, "width of k", kv_heads * shape.head_dim, inputs.k.width)?;
+        check(op, "width of v", kv_heads * shape.head_dim, inputs.v.width)?;
+        inputs.index.check(op, index)?;
+        Ok(inputs.q.width)
+    }
+}
+
+refers!(IndexInputs { q, k, weights });
+refers!(BlockInputs { q, k, v, index });
+refers!(CompressedInputs { q, kv, entries, index, sinks });
+
+impl IndexInputs {
+    /// Checks widths.
+    pub(super) fn check(&self, op: &'static str, index: EntryIndex) -> Result<()> {
+        check(op, "width of the index's q", index.heads.saturating_mul(index.head_dim), self.q.width)?;
+        check(op, "width of the index's k", index.head_dim, self.k.width)?;
+        let weights = self.weights.map_or(index.heads, |weights| weights.width);
+        check(op, "weights of the index", index.heads, weights)
+    }
+}
+
+impl GraphBuilder {
     /// For the last token of each window Σ p ⊙ kv over its tokens (with an overlap, also those of the window before),
     /// where p is the softmax over them of gate + bias in each channel; zeros for other tokens. `bias` holds
     /// (window, channels) values.
@@ -214,16 +320,10 @@ impl GraphBuilder {
         bias: WeightId,
         shape: WindowPool,
     ) -> Result<Value> {
-        let op = "window_pool";
-        if shape.window == 0 {
-            return Err(Error::Shape { op, what: "window", expected: 1, got: 0 });
-        }
-        let channels = shape.channels();
-        check(op, "width of kv", channels, kv.width)?;
-        check(op, "width of the gate", channels, gate.width)?;
-        self.vector(op, "elements of the bias", bias, shape.window.saturating_mul(channels))?;
-        let state: StateId = self.state(shape.held().checked_mul(2 * channels), op)?;
-        Ok(self.push(Op::WindowPool { kv, gate, bias, shape, state }, shape.width))
+        let op = WindowPoolOp { kv, gate, bias, shape, state: self.next_state() };
+        let width = op.width(self)?;
+        self.state(shape.held().checked_mul(2 * shape.channels()), WindowPoolOp::NAME)?;
+        Ok(self.push(op, width))
     }
 
     /// Appends tokens and entries to a new cache, then attends over both: (tokens, heads · head_dim). Of entries, those
@@ -236,27 +336,9 @@ impl GraphBuilder {
         inputs: CompressedInputs,
         shape: CompressedAttention,
     ) -> Result<Value> {
-        let op = "compressed_attention";
-        if shape.window == 0 || shape.stride == 0 {
-            return Err(Error::Shape { op, what: "window and stride", expected: 1, got: 0 });
-        }
-        if shape.form != TokenForm::Shared {
-            return Err(Error::Shape { op, what: "key heads", expected: 1, got: 0 });
-        }
-        check(op, "width of q", shape.heads * shape.head_dim, inputs.q.width)?;
-        check(op, "width of kv", shape.head_dim, inputs.kv.width)?;
-        check(op, "width of entries", shape.head_dim, inputs.entries.width)?;
-        check(op, "inputs of the index", shape.index.iter().len(), inputs.index.iter().len())?;
-        if let (Some(index), Some(inputs)) = (shape.index, inputs.index) {
-            check(op, "width of the index's q", index.heads * index.head_dim, inputs.q.width)?;
-            check(op, "width of the index's k", index.head_dim, inputs.k.width)?;
-            let weights = inputs.weights.map_or(index.heads, |weights| weights.width);
-            check(op, "weights of the index", index.heads, weights)?;
-        }
-        self.vector(op, "sinks", inputs.sinks, shape.heads)?;
         self.compressed_caches.push(shape);
         let cache = CompressedCacheId(self.compressed_caches.len() - 1);
-        Ok(self.push(Op::CompressedAttention { inputs, cache }, inputs.q.width))
+        self.record(CompressedAttentionOp { inputs, cache })
     }
 
     /// For the last token of each window of so many the mean of its tokens; zeros for other tokens.
@@ -264,12 +346,10 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if windows are empty.
     pub fn window_mean(&mut self, x: Value, window: usize) -> Result<Value> {
-        let op = "window_mean";
-        if window == 0 {
-            return Err(Error::Shape { op, what: "window", expected: 1, got: 0 });
-        }
-        let state = self.state((window - 1).checked_mul(x.width), op)?;
-        Ok(self.push(Op::WindowMean { x, window, state }, x.width))
+        let op = WindowMeanOp { x, window, state: self.next_state() };
+        let width = op.width(self)?;
+        self.state((window - 1).checked_mul(x.width), WindowMeanOp::NAME)?;
+        Ok(self.push(op, width))
     }
 
     /// Appends tokens and keys of windows to a new cache, then attends over the tokens of the windows with the largest
@@ -280,23 +360,8 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn block_attention(&mut self, inputs: BlockInputs, shape: CompressedAttention) -> Result<Value> {
-        let op = "block_attention";
-        let (TokenForm::Grouped { kv_heads }, Some(index)) = (shape.form, shape.index) else {
-            return Err(Error::Shape { op, what: "an index of grouped tokens", expected: 1, got: 0 });
-        };
-        if shape.stride == 0 || index.top_k == 0 {
-            return Err(Error::Shape { op, what: "stride and windows", expected: 1, got: 0 });
-        }
-        check(op, "query heads left over by kv heads", 0, shape.heads % kv_heads.max(1))?;
-        check(op, "width of q", shape.heads * shape.head_dim, inputs.q.width)?;
-        check(op, "width of k", kv_heads * shape.head_dim, inputs.k.width)?;
-        check(op, "width of v", kv_heads * shape.head_dim, inputs.v.width)?;
-        check(op, "width of the index's q", index.heads * index.head_dim, inputs.index.q.width)?;
-        check(op, "width of the index's k", index.head_dim, inputs.index.k.width)?;
-        let weights = inputs.index.weights.map_or(index.heads, |weights| weights.width);
-        check(op, "weights of the index", index.heads, weights)?;
         self.compressed_caches.push(shape);
         let cache = CompressedCacheId(self.compressed_caches.len() - 1);
-        Ok(self.push(Op::BlockAttention { inputs, cache }, inputs.q.width))
+        self.record(BlockAttentionOp { inputs, cache })
     }
 }

@@ -7,12 +7,13 @@
 
 use std::collections::HashMap;
 
+use super::operation::Visitor;
 use super::{
-    BlockInputs, CacheId, Chosen, CompressedCacheId, CompressedInputs, DeltaInputs, ExpertBiases, ExpertMlp,
-    ExpertSetId, Graph, IndexInputs, LatentCacheId, LatentInputs, LatentWeights, MatrixSpec, Node, Op,
-    Output, Routing, SsmInputs, SsmWeights, StateId, Value, WeightId, WeightSpec,
+    Attention, CacheId, Chosen, CompressedAttention, CompressedCacheId, ExpertSet, ExpertSetId, Graph,
+    LatentAttention, LatentCacheId, MatrixSpec, NGrams, Node, Op, Output, Routing, StateId, Value, WeightId,
+    WeightSpec,
 };
-use crate::{Error, Result};
+use crate::{DType, Error, Result};
 
 /// The number in `layers.3.mlp`.
 fn layer(name: &str) -> Option<usize> {
@@ -67,9 +68,9 @@ impl Graph {
 struct Work {
     ops: Vec<Op>,
     weights: Vec<MatrixSpec>,
-    caches: Vec<super::Attention>,
-    latent_caches: Vec<super::LatentAttention>,
-    compressed_caches: Vec<super::CompressedAttention>,
+    caches: Vec<Attention>,
+    latent_caches: Vec<LatentAttention>,
+    compressed_caches: Vec<CompressedAttention>,
     states: Vec<usize>,
     experts: Vec<(usize, Vec<MatrixSpec>)>,
 }
@@ -101,6 +102,10 @@ struct Excerpt<'a> {
     residual: Option<Value>,
     /// Index in the whole graph of what stands for that in the part that is being copied, once it has been used.
     stream: Option<usize>,
+    /// Whether the operation that is being copied is the product that makes the logits.
+    in_head: bool,
+    /// Whether it reads what the excerpt does not have.
+    failed: bool,
 }
 
 impl<'a> Excerpt<'a> {
@@ -120,7 +125,8 @@ impl<'a> Excerpt<'a> {
             logits: Value { index: 0, width: vocab_size },
         };
         let (values, weights, routings) = Default::default();
-        Self { from, vocab_size, graph, values, weights, routings, residual: None, stream: None }
+        let (residual, stream, in_head, failed) = Default::default();
+        Self { from, vocab_size, graph, values, weights, routings, residual, stream, in_head, failed }
     }
 
     /// Copies nodes that belong together.
@@ -128,10 +134,15 @@ impl<'a> Excerpt<'a> {
         self.values.clear();
         self.stream = None;
         for node in nodes {
-            let op = self.op(node)?;
+            let mut op = node.op.clone();
+            self.in_head = self.is_head(node);
+            op.visit(self);
+            if self.failed {
+                return Err(Error::Excerpt);
+            }
             let out = match node.out {
                 Output::Value(value) => {
-                    let width = if self.is_head(node) { self.vocab_size } else { value.width };
+                    let width = if self.in_head { self.vocab_size } else { value.width };
                     let copy = Value { index: self.graph.values, width };
                     self.graph.values += 1;
                     self.values.insert(value.index, copy);
@@ -157,20 +168,20 @@ impl<'a> Excerpt<'a> {
 
     /// Whether a node is the product that makes the logits.
     fn is_head(&self, node: &Node) -> bool {
-        node.out == Output::Value(self.from.logits) && matches!(node.op, Op::Linear { .. })
+        node.out == Output::Value(self.from.logits) && matches!(node.op, Op::Linear(_))
     }
 
     /// The copy of a value, or the residual stream for the only one from before this part.
-    fn value(&mut self, value: Value) -> Result<Value> {
+    fn copy_of(&mut self, value: Value) -> Option<Value> {
         if let Some(copy) = self.values.get(&value.index) {
-            return Ok(*copy);
+            return Some(*copy);
         }
         let is_stream = *self.stream.get_or_insert(value.index) == value.index;
-        self.residual.filter(|residual| is_stream && residual.width == value.width).ok_or(Error::Excerpt)
+        self.residual.filter(|residual| is_stream && residual.width == value.width)
     }
 
     /// The copy of a weight; of one with a row a token, as many rows as there are tokens here.
-    fn weight(&mut self, id: WeightId, by_token: bool) -> WeightId {
+    fn copy_weight(&mut self, id: WeightId, by_token: bool) -> WeightId {
         if let Some(copy) = self.weights.get(&id.0) {
             return *copy;
         }
@@ -185,247 +196,77 @@ impl<'a> Excerpt<'a> {
         self.weights.insert(id.0, copy);
         copy
     }
+}
 
-    fn cache(&mut self, id: CacheId) -> CacheId {
-        self.graph.caches.push(self.from.caches[id.0]);
-        CacheId(self.graph.caches.len() - 1)
+/// Exchanges what operations refer to for its copies.
+impl Visitor for Excerpt<'_> {
+    fn value(&mut self, value: &mut Value) {
+        match self.copy_of(*value) {
+            Some(copy) => *value = copy,
+            None => self.failed = true,
+        }
     }
 
-    fn latent_cache(&mut self, id: LatentCacheId) -> LatentCacheId {
-        self.graph.latent_caches.push(self.from.latent_caches[id.0]);
-        LatentCacheId(self.graph.latent_caches.len() - 1)
+    /// Without a choice of an earlier layer, everything is seen, which takes no less.
+    fn chosen(&mut self, chosen: &mut Option<Chosen>) {
+        *chosen = chosen.and_then(|chosen| {
+            self.values.get(&chosen.blocks.index).map(|blocks| Chosen { blocks: *blocks, ..chosen })
+        });
     }
 
-    fn compressed_cache(&mut self, id: CompressedCacheId) -> CompressedCacheId {
-        self.graph.compressed_caches.push(self.from.compressed_caches[id.0]);
-        CompressedCacheId(self.graph.compressed_caches.len() - 1)
+    fn routing(&mut self, routing: &mut Routing) {
+        match self.routings.get(&routing.index) {
+            Some(copy) => *routing = *copy,
+            None => self.failed = true,
+        }
     }
 
-    fn state(&mut self, id: StateId) -> StateId {
+    fn weight(&mut self, id: &mut WeightId) {
+        *id = self.copy_weight(*id, self.in_head);
+    }
+
+    fn token_table(&mut self, table: &mut WeightId) {
+        *table = self.copy_weight(*table, true);
+    }
+
+    /// Reading a row costs nothing, so encodings need not be kept; a table of its own also where the head has it.
+    fn embeddings(&mut self, table: &mut WeightId) {
+        self.token_table(table);
+        self.graph.weights[table.0].matrix.dtype = DType::F32;
+    }
+
+    /// Reading rows costs nothing here either, so one small table stands for all.
+    fn ngram_tables(&mut self, tables: &mut Vec<WeightId>, ngrams: &mut NGrams) {
+        ngrams.head_rows.iter_mut().for_each(|rows| *rows = self.vocab_size as u64);
+        let table = self.copy_weight(tables[0], false);
+        let matrix = &mut self.graph.weights[table.0].matrix;
+        (matrix.rows, matrix.dtype) = (ngrams.rows() as usize, DType::F32);
+        *tables = vec![table];
+    }
+
+    fn state(&mut self, id: &mut StateId) {
         self.graph.states.push(self.from.states[id.0]);
-        StateId(self.graph.states.len() - 1)
+        *id = StateId(self.graph.states.len() - 1);
     }
 
-    fn experts(&mut self, id: ExpertSetId) -> ExpertSetId {
+    fn cache(&mut self, id: &mut CacheId) {
+        self.graph.caches.push(self.from.caches[id.0]);
+        *id = CacheId(self.graph.caches.len() - 1);
+    }
+
+    fn latent_cache(&mut self, id: &mut LatentCacheId) {
+        self.graph.latent_caches.push(self.from.latent_caches[id.0]);
+        *id = LatentCacheId(self.graph.latent_caches.len() - 1);
+    }
+
+    fn compressed_cache(&mut self, id: &mut CompressedCacheId) {
+        self.graph.compressed_caches.push(self.from.compressed_caches[id.0]);
+        *id = CompressedCacheId(self.graph.compressed_caches.len() - 1);
+    }
+
+    fn experts(&mut self, id: &mut ExpertSetId) {
         let set = self.from.expert_sets[id.0];
-        self.graph.expert_sets.push(super::ExpertSet { layer: self.graph.expert_sets.len(), ..set });
-        ExpertSetId(self.graph.expert_sets.len() - 1)
-    }
-
-    /// A choice of this part. Without that of an earlier layer, everything is seen, which takes no less.
-    fn chosen(&self, chosen: Option<Chosen>) -> Option<Chosen> {
-        let chosen = chosen?;
-        self.values.get(&chosen.blocks.index).map(|blocks| Chosen { blocks: *blocks, ..chosen })
-    }
-
-    fn index(&mut self, IndexInputs { q, k, weights }: IndexInputs) -> Result<IndexInputs> {
-        Ok(IndexInputs {
-            q: self.value(q)?,
-            k: self.value(k)?,
-            weights: weights.map(|weights| self.value(weights)).transpose()?,
-        })
-    }
-
-    fn op(&mut self, node: &Node) -> Result<Op> {
-        let head = self.is_head(node);
-        Ok(match node.op.clone() {
-            // Reading a row costs nothing, so encodings need not be kept; a table of its own also where the head has it.
-            Op::Embed { table } => {
-                let table = self.weight(table, true);
-                self.graph.weights[table.0].matrix.dtype = crate::DType::F32;
-                Op::Embed { table }
-            }
-            Op::Linear { x, weight, bias, precision } => Op::Linear {
-                x: self.value(x)?,
-                weight: self.weight(weight, head),
-                bias: bias.map(|bias| self.weight(bias, head)),
-                precision,
-            },
-            Op::RmsNorm { x, weight, groups, eps } => {
-                Op::RmsNorm { x: self.value(x)?, weight: self.weight(weight, false), groups, eps }
-            }
-            Op::Rope { x, heads, rope } => Op::Rope { x: self.value(x)?, heads, rope },
-            Op::Attention { q, k, v, cache, sinks, chosen } => Op::Attention {
-                q: self.value(q)?,
-                k: self.value(k)?,
-                v: self.value(v)?,
-                cache: self.cache(cache),
-                sinks: sinks.map(|sinks| self.weight(sinks, false)),
-                chosen: self.chosen(chosen),
-            },
-            Op::LatentAttention { inputs, weights, cache } => Op::LatentAttention {
-                inputs: LatentInputs {
-                    q_nope: self.value(inputs.q_nope)?,
-                    c: self.value(inputs.c)?,
-                    rotated: match inputs.rotated {
-                        Some([q, k]) => Some([self.value(q)?, self.value(k)?]),
-                        None => None,
-                    },
-                    sinks: inputs.sinks.map(|sinks| self.weight(sinks, false)),
-                    chosen: self.chosen(inputs.chosen),
-                },
-                weights: match weights {
-                    LatentWeights::Joint(id) => LatentWeights::Joint(self.weight(id, false)),
-                    LatentWeights::Split { k, v } => {
-                        LatentWeights::Split { k: self.weight(k, false), v: self.weight(v, false) }
-                    }
-                },
-                cache: self.latent_cache(cache),
-            },
-            Op::SwiGlu { gate, up } => Op::SwiGlu { gate: self.value(gate)?, up: self.value(up)? },
-            Op::Add { a, b } => Op::Add { a: self.value(a)?, b: self.value(b)? },
-            Op::Clamp { x, limit } => Op::Clamp { x: self.value(x)?, limit },
-            Op::Route { logits, bias, route } => Op::Route {
-                logits: self.value(logits)?,
-                bias: bias.map(|bias| self.weight(bias, false)),
-                route,
-            },
-            Op::MoeExperts { x, routing, experts, mlp } => {
-                let biases = mlp.biases.map(|biases| ExpertBiases {
-                    gate: self.weight(biases.gate, false),
-                    up: self.weight(biases.up, false),
-                    down: self.weight(biases.down, false),
-                });
-                Op::MoeExperts {
-                    x: self.value(x)?,
-                    routing: *self.routings.get(&routing.index).ok_or(Error::Excerpt)?,
-                    experts: self.experts(experts),
-                    mlp: ExpertMlp { biases, ..mlp },
-                }
-            }
-            Op::CappedSwiGlu { gate, up, limit } => {
-                Op::CappedSwiGlu { gate: self.value(gate)?, up: self.value(up)?, limit }
-            }
-            Op::SquaredRelu { x } => Op::SquaredRelu { x: self.value(x)? },
-            Op::SigmoidGate { x, gate } => Op::SigmoidGate { x: self.value(x)?, gate: self.value(gate)? },
-            Op::Slice { x, groups, start, len } => Op::Slice { x: self.value(x)?, groups, start, len },
-            Op::CausalConv1d { x, weight, bias, kernel, dilation, state } => Op::CausalConv1d {
-                x: self.value(x)?,
-                weight: self.weight(weight, false),
-                bias: bias.map(|bias| self.weight(bias, false)),
-                kernel,
-                dilation,
-                state: self.state(state),
-            },
-            Op::GatedDeltaRule { inputs: DeltaInputs { q, k, v, a, b }, decay, dt_bias, shape, state } => {
-                let [q, k, v, a, b] =
-                    [self.value(q)?, self.value(k)?, self.value(v)?, self.value(a)?, self.value(b)?];
-                Op::GatedDeltaRule {
-                    inputs: DeltaInputs { q, k, v, a, b },
-                    decay: self.weight(decay, false),
-                    dt_bias: self.weight(dt_bias, false),
-                    shape,
-                    state: self.state(state),
-                }
-            }
-            Op::SsmScan { inputs: SsmInputs { x, b, c, dt }, weights, shape, state } => Op::SsmScan {
-                inputs: SsmInputs {
-                    x: self.value(x)?,
-                    b: self.value(b)?,
-                    c: self.value(c)?,
-                    dt: self.value(dt)?,
-                },
-                weights: SsmWeights {
-                    a: self.weight(weights.a, false),
-                    d: self.weight(weights.d, false),
-                    dt_bias: self.weight(weights.dt_bias, false),
-                },
-                shape,
-                state: self.state(state),
-            },
-            Op::UnitNorm { x, groups, eps } => Op::UnitNorm { x: self.value(x)?, groups, eps },
-            Op::PositionScale { x, scale } => Op::PositionScale { x: self.value(x)?, scale },
-            Op::PlacedRope { x, heads, rope, place } => {
-                Op::PlacedRope { x: self.value(x)?, heads, rope, place }
-            }
-            Op::GroupedLinear { x, weight, groups } => {
-                Op::GroupedLinear { x: self.value(x)?, weight: self.weight(weight, false), groups }
-            }
-            Op::LimitedSwiGlu { gate, up, limit } => {
-                Op::LimitedSwiGlu { gate: self.value(gate)?, up: self.value(up)?, limit }
-            }
-            Op::Repeat { x, times } => Op::Repeat { x: self.value(x)?, times },
-            Op::HyperWeights { x, mix, base, factors, shape } => Op::HyperWeights {
-                x: self.value(x)?,
-                mix: self.value(mix)?,
-                base: self.weight(base, false),
-                factors: self.weight(factors, false),
-                shape,
-            },
-            Op::HyperCollapse { x, weights, streams } => {
-                Op::HyperCollapse { x: self.value(x)?, weights: self.value(weights)?, streams }
-            }
-            Op::HyperExpand { x, block, weights, streams } => Op::HyperExpand {
-                x: self.value(x)?,
-                block: self.value(block)?,
-                weights: self.value(weights)?,
-                streams,
-            },
-            Op::WindowPool { kv, gate, bias, shape, state } => Op::WindowPool {
-                kv: self.value(kv)?,
-                gate: self.value(gate)?,
-                bias: self.weight(bias, false),
-                shape,
-                state: self.state(state),
-            },
-            Op::CompressedAttention { inputs, cache } => Op::CompressedAttention {
-                inputs: CompressedInputs {
-                    q: self.value(inputs.q)?,
-                    kv: self.value(inputs.kv)?,
-                    entries: self.value(inputs.entries)?,
-                    index: inputs.index.map(|index| self.index(index)).transpose()?,
-                    sinks: self.weight(inputs.sinks, false),
-                },
-                cache: self.compressed_cache(cache),
-            },
-            Op::RouteByToken { logits, table, route } => {
-                Op::RouteByToken { logits: self.value(logits)?, table: self.weight(table, true), route }
-            }
-            // Reading rows costs nothing here either, so one small table stands for all.
-            Op::NGramEmbed { tables, mut ngrams, state } => {
-                ngrams.head_rows.iter_mut().for_each(|rows| *rows = self.vocab_size as u64);
-                let table = self.weight(tables[0], false);
-                let matrix = &mut self.graph.weights[table.0].matrix;
-                (matrix.rows, matrix.dtype) = (ngrams.rows() as usize, crate::DType::F32);
-                Op::NGramEmbed { tables: vec![table], ngrams, state: self.state(state) }
-            }
-            Op::ScaledSilu { x, factor } => Op::ScaledSilu { x: self.value(x)?, factor },
-            Op::GatedMean { x, gate, streams } => {
-                Op::GatedMean { x: self.value(x)?, gate: self.value(gate)?, streams }
-            }
-            Op::StreamAdd { x, block, logits } => {
-                Op::StreamAdd { x: self.value(x)?, block: self.value(block)?, logits: self.value(logits)? }
-            }
-            Op::StreamGate { keys, queries, value } => Op::StreamGate {
-                keys: self.value(keys)?,
-                queries: self.value(queries)?,
-                value: self.value(value)?,
-            },
-            Op::WindowMean { x, window, state } => {
-                Op::WindowMean { x: self.value(x)?, window, state: self.state(state) }
-            }
-            Op::BlockAttention { inputs: BlockInputs { q, k, v, index }, cache } => Op::BlockAttention {
-                inputs: BlockInputs {
-                    q: self.value(q)?,
-                    k: self.value(k)?,
-                    v: self.value(v)?,
-                    index: self.index(index)?,
-                },
-                cache: self.compressed_cache(cache),
-            },
-            Op::ChooseBlocks { inputs, choice, cache } => {
-                Op::ChooseBlocks { inputs: self.index(inputs)?, choice, cache: self.compressed_cache(cache) }
-            }
-            Op::LayerNorm { x, weight, bias, eps } => Op::LayerNorm {
-                x: self.value(x)?,
-                weight: self.weight(weight, false),
-                bias: self.weight(bias, false),
-                eps,
-            },
-            Op::ClampedSwiGlu { gate, up, alpha, limit } => {
-                Op::ClampedSwiGlu { gate: self.value(gate)?, up: self.value(up)?, alpha, limit }
-            }
-            Op::GatherRows { x } => Op::GatherRows { x: self.value(x)? },
-        })
+        self.graph.expert_sets.push(ExpertSet { layer: self.graph.expert_sets.len(), ..set });
+        *id = ExpertSetId(self.graph.expert_sets.len() - 1);
     }
 }

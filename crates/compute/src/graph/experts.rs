@@ -1,7 +1,8 @@
 //! Routers and routed experts.
 
 use super::builder::check;
-use super::{ExpertSetId, GraphBuilder, MatrixSpec, Node, Op, Output, Routing, Value, WeightId};
+use super::operation::{Operation, Refers, Visitor, refers};
+use super::{Activation, ExpertSetId, GraphBuilder, MatrixSpec, Node, Output, Routing, Value, WeightId};
 use crate::{Error, Result};
 
 /// What a router's logits are turned into before experts are chosen.
@@ -88,33 +89,6 @@ impl ExpertSet {
     }
 }
 
-/// What an expert does to the outputs of its gate and up projections.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub enum Activation {
-    /// silu(gate) ⊙ up.
-    #[default]
-    SwiGlu,
-    /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit (DeepSeek-V4).
-    LimitedSwiGlu {
-        /// Limit of gate and up.
-        limit: f32,
-    },
-    /// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit (gpt-oss).
-    ClampedSwiGlu {
-        /// Factor within the sigmoid.
-        alpha: f32,
-        /// Limit of gate and up.
-        limit: f32,
-    },
-    /// min(silu(gate), limit) ⊙ up, with up limited to ±limit (Step-3.5).
-    CappedSwiGlu {
-        /// Limit of silu(gate) and of up.
-        limit: f32,
-    },
-    /// relu(up)², of experts without a gate (So et al., *Primer*, 2021; Nemotron-H).
-    SquaredRelu,
-}
-
 /// Biases of the projections of all experts of a layer, f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertBiases {
@@ -147,6 +121,118 @@ pub struct ExpertMlp {
     pub weighted: Weighted,
 }
 
+/// What decides which experts a token gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouteBy {
+    /// The `top_k` largest of score + bias (ties: the lower id first).
+    Scores {
+        /// (experts), f32: added to scores for choosing only (`e_score_correction_bias`).
+        bias: Option<WeightId>,
+    },
+    /// What a table has for the token's id (DeepSeek-V4's hash routing).
+    Tokens {
+        /// (vocab_size, top_k): expert ids.
+        table: WeightId,
+    },
+}
+
+/// Scores of experts, and a choice of `top_k` of them, weighted by their scores. If a logit is not finite, the weights are
+/// NaN.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouteOp {
+    /// (tokens, experts).
+    pub logits: Value,
+    /// What is chosen by.
+    pub by: RouteBy,
+    /// How scores are made and become weights.
+    pub route: Route,
+}
+
+refers!(RouteOp { logits, by, route });
+
+impl Operation for RouteOp {
+    const NAME: &'static str = "route";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, Self { logits, by, route }) = (Self::NAME, *self);
+        check(op, "logits", route.experts, logits.width)?;
+        let mut choosable = route.experts;
+        match by {
+            RouteBy::Scores { bias } => {
+                if let Some(bias) = bias {
+                    graph.vector(op, "length of the bias", bias, route.experts)?;
+                }
+                if let Some(groups) = route.groups {
+                    choosable = groups.choosable(op, route.experts)?;
+                }
+            }
+            RouteBy::Tokens { table } => {
+                check(op, "columns of the table", route.top_k, graph.matrix(table).cols)?;
+            }
+        }
+        if route.top_k == 0 || route.top_k > choosable {
+            return Err(Error::Shape { op, what: "top_k", expected: choosable, got: route.top_k });
+        }
+        Ok(route.top_k)
+    }
+}
+
+/// Σ over the chosen experts, in the router's order, of weight · expert(x).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MoeExpertsOp {
+    /// (tokens, hidden_size).
+    pub x: Value,
+    /// Which experts, with what weight.
+    pub routing: Routing,
+    /// The layer's experts.
+    pub experts: ExpertSetId,
+    /// What they compute.
+    pub mlp: ExpertMlp,
+}
+
+refers!(MoeExpertsOp { x, routing, experts, mlp });
+
+impl Operation for MoeExpertsOp {
+    const NAME: &'static str = "moe_experts";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, set) = (Self::NAME, graph.expert_sets[self.experts.0]);
+        check(op, "columns of up", self.x.width, set.up.cols)?;
+        let taken = 2 + usize::from(self.mlp.activation.is_gated());
+        check(op, "projections of an expert, for its activation", taken, set.matrices().count())?;
+        if let Some(ExpertBiases { gate, up, down }) = self.mlp.biases {
+            let gate_rows = set.gate.map_or(0, |gate| gate.rows);
+            graph.vector(op, "biases of gate", gate, set.experts * gate_rows)?;
+            graph.vector(op, "biases of up", up, set.experts * set.up.rows)?;
+            graph.vector(op, "biases of down", down, set.experts * set.down.rows)?;
+        }
+        Ok(self.x.width)
+    }
+}
+
+refers!(ExpertBiases { gate, up, down });
+refers!(ExpertMlp { activation, biases, weighted });
+
+impl Refers for RouteBy {
+    fn visit(&mut self, visitor: &mut dyn Visitor) {
+        match self {
+            Self::Scores { bias } => bias.visit(visitor),
+            Self::Tokens { table } => visitor.token_table(table),
+        }
+    }
+}
+
+impl Groups {
+    /// Experts of the groups that stay.
+    fn choosable(&self, op: &'static str, experts: usize) -> Result<usize> {
+        check(op, "experts left over by groups", 0, experts % self.count.max(1))?;
+        if self.keep == 0 || self.keep > self.count {
+            return Err(Error::Shape { op, what: "groups kept", expected: self.count, got: self.keep });
+        }
+        Ok(experts / self.count * self.keep)
+    }
+}
+
 impl GraphBuilder {
     /// Declares the experts of a layer.
     ///
@@ -170,28 +256,7 @@ impl GraphBuilder {
     /// [`Error::Shape`] if there is not one logit (and bias) an expert, top_k is not within 1..=experts, or groups do
     /// not divide the experts or keep too few of them.
     pub fn route(&mut self, logits: Value, bias: Option<WeightId>, route: Route) -> Result<Routing> {
-        let op = "route";
-        check(op, "logits", route.experts, logits.width)?;
-        if let Some(bias) = bias {
-            self.vector(op, "length of the bias", bias, route.experts)?;
-        }
-        let mut choosable = route.experts;
-        if let Some(groups) = route.groups {
-            check(op, "experts left over by groups", 0, route.experts % groups.count.max(1))?;
-            if groups.keep == 0 || groups.keep > groups.count {
-                let (expected, got) = (groups.count, groups.keep);
-                return Err(Error::Shape { op, what: "groups kept", expected, got });
-            }
-            choosable = route.experts / groups.count * groups.keep;
-        }
-        if route.top_k == 0 || route.top_k > choosable {
-            return Err(Error::Shape { op, what: "top_k", expected: choosable, got: route.top_k });
-        }
-        let out = Routing { index: self.routings, top_k: route.top_k };
-        self.routings += 1;
-        let op = Op::Route { logits, bias, route };
-        self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
-        Ok(out)
+        self.record_route(RouteOp { logits, by: RouteBy::Scores { bias }, route })
     }
 
     /// Experts by token: those that `table` (vocab_size, top_k) has for the token's id, weighted as `route` says.
@@ -199,16 +264,13 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if there is not one logit an expert or not one column a choice.
     pub fn route_by_token(&mut self, logits: Value, table: WeightId, route: Route) -> Result<Routing> {
-        let op = "route_by_token";
-        check(op, "logits", route.experts, logits.width)?;
-        check(op, "columns of the table", route.top_k, self.matrix(table).cols)?;
-        if route.top_k == 0 || route.top_k > route.experts {
-            return Err(Error::Shape { op, what: "top_k", expected: route.experts, got: route.top_k });
-        }
-        let out = Routing { index: self.routings, top_k: route.top_k };
+        self.record_route(RouteOp { logits, by: RouteBy::Tokens { table }, route })
+    }
+
+    fn record_route(&mut self, op: RouteOp) -> Result<Routing> {
+        let out = Routing { index: self.routings, top_k: op.width(self)? };
         self.routings += 1;
-        let op = Op::RouteByToken { logits, table, route };
-        self.nodes.push(Node { name: self.scope.clone(), op, out: Output::Routing(out) });
+        self.nodes.push(Node { name: self.scope.clone(), op: op.into(), out: Output::Routing(out) });
         Ok(out)
     }
 
@@ -232,16 +294,6 @@ impl GraphBuilder {
         experts: ExpertSetId,
         mlp: ExpertMlp,
     ) -> Result<Value> {
-        let (op, set) = ("moe_experts", self.expert_sets[experts.0]);
-        check(op, "columns of up", x.width, set.up.cols)?;
-        let taken = if mlp.activation == Activation::SquaredRelu { 2 } else { 3 };
-        check(op, "projections of an expert, for its activation", taken, set.matrices().count())?;
-        if let Some(ExpertBiases { gate, up, down }) = mlp.biases {
-            let gate_rows = set.gate.map_or(0, |gate| gate.rows);
-            self.vector(op, "biases of gate", gate, set.experts * gate_rows)?;
-            self.vector(op, "biases of up", up, set.experts * set.up.rows)?;
-            self.vector(op, "biases of down", down, set.experts * set.down.rows)?;
-        }
-        Ok(self.push(Op::MoeExperts { x, routing, experts, mlp }, x.width))
+        self.record(MoeExpertsOp { x, routing, experts, mlp })
     }
 }

@@ -5,7 +5,8 @@
 //! `modeling_deepseek_v4.py` computes it.
 
 use super::builder::check;
-use super::{GraphBuilder, Op, Value, WeightId};
+use super::operation::{Operation, refers};
+use super::{GraphBuilder, Value, WeightId};
 use crate::{Error, Result};
 
 /// How many streams there are, and how their weights are made.
@@ -58,13 +59,163 @@ impl HyperConnection {
     }
 }
 
-impl GraphBuilder {
-    /// `times` copies of a row side by side.
-    pub fn repeat(&mut self, x: Value, times: usize) -> Value {
-        let times = times.max(1);
-        self.push(Op::Repeat { x, times }, x.width * times)
-    }
+/// Weights of collapsing, adding to and mixing residual streams. See
+/// [`hyper_weights`](super::GraphBuilder::hyper_weights).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HyperWeightsOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// (rows, weights): their logits.
+    pub mix: Value,
+    /// (weights), f32: added to logits.
+    pub base: WeightId,
+    /// (kinds), f32: factors on logits.
+    pub factors: WeightId,
+    /// How.
+    pub shape: HyperConnection,
+}
 
+refers!(HyperWeightsOp { x, mix, base, factors, shape });
+
+impl Operation for HyperWeightsOp {
+    const NAME: &'static str = "hyper_weights";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, shape) = (Self::NAME, self.shape);
+        check(op, "width left over by streams", 0, self.x.width % shape.streams.max(1))?;
+        check(op, "logits", shape.weights(), self.mix.width)?;
+        graph.vector(op, "length of the base", self.base, shape.weights())?;
+        graph.vector(op, "factors", self.factors, shape.kinds())?;
+        Ok(shape.weights())
+    }
+}
+
+/// Σ over streams of weight · stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HyperCollapseOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// (rows, at least streams).
+    pub weights: Value,
+    /// Residual streams.
+    pub streams: usize,
+}
+
+refers!(HyperCollapseOp { x, weights, streams });
+
+impl Operation for HyperCollapseOp {
+    const NAME: &'static str = "hyper_collapse";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { x, weights, streams }) = (Self::NAME, *self);
+        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
+        if weights.width < streams {
+            return Err(Error::Shape { op, what: "weights", expected: streams, got: weights.width });
+        }
+        Ok(x.width / streams.max(1))
+    }
+}
+
+/// Mixes streams and adds a block's result to each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HyperExpandOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// (rows, width).
+    pub block: Value,
+    /// (rows, streams · (2 + streams)).
+    pub weights: Value,
+    /// Residual streams.
+    pub streams: usize,
+}
+
+refers!(HyperExpandOp { x, block, weights, streams });
+
+impl Operation for HyperExpandOp {
+    const NAME: &'static str = "hyper_expand";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { x, block, weights, streams }) = (Self::NAME, *self);
+        check(op, "width of the streams", block.width * streams, x.width)?;
+        if weights.width != 2 * streams {
+            check(op, "weights", streams * (2 + streams), weights.width)?;
+        }
+        Ok(x.width)
+    }
+}
+
+/// Mean over streams of sigmoid(gate) ⊙ stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GatedMeanOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// The same shape.
+    pub gate: Value,
+    /// Residual streams.
+    pub streams: usize,
+}
+
+refers!(GatedMeanOp { x, gate, streams });
+
+impl Operation for GatedMeanOp {
+    const NAME: &'static str = "gated_mean";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { x, gate, streams }) = (Self::NAME, *self);
+        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
+        check(op, "width of the gate", x.width, gate.width)?;
+        Ok(x.width / streams.max(1))
+    }
+}
+
+/// Adds 2 · sigmoid(logit / streams) · block to each stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StreamAddOp {
+    /// (rows, streams · width).
+    pub x: Value,
+    /// (rows, width).
+    pub block: Value,
+    /// (rows, streams).
+    pub logits: Value,
+}
+
+refers!(StreamAddOp { x, block, logits });
+
+impl Operation for StreamAddOp {
+    const NAME: &'static str = "stream_add";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let Self { x, block, logits } = *self;
+        check(Self::NAME, "width of the streams", block.width * logits.width, x.width)?;
+        Ok(x.width)
+    }
+}
+
+/// Gates a value for each stream. See [`stream_gate`](super::GraphBuilder::stream_gate).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StreamGateOp {
+    /// (rows, streams · width).
+    pub keys: Value,
+    /// (rows, streams · width).
+    pub queries: Value,
+    /// (rows, width).
+    pub value: Value,
+}
+
+refers!(StreamGateOp { keys, queries, value });
+
+impl Operation for StreamGateOp {
+    const NAME: &'static str = "stream_gate";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { keys, queries, value }) = (Self::NAME, *self);
+        check(op, "width left over by streams", 0, keys.width % value.width.max(1))?;
+        check(op, "width of queries", keys.width, queries.width)?;
+        Ok(keys.width)
+    }
+}
+
+impl GraphBuilder {
     /// The weights of a hyper-connection: (rows, [`HyperConnection::weights`]). `mix` are their logits, a linear function
     /// of x (rows, streams · width), which are divided by the root mean square of x, multiplied by the factor of their
     /// kind and added to `base`. With s of that:
@@ -82,12 +233,7 @@ impl GraphBuilder {
         [base, factors]: [WeightId; 2],
         shape: HyperConnection,
     ) -> Result<Value> {
-        let op = "hyper_weights";
-        check(op, "width left over by streams", 0, x.width % shape.streams.max(1))?;
-        check(op, "logits", shape.weights(), mix.width)?;
-        self.vector(op, "length of the base", base, shape.weights())?;
-        self.vector(op, "factors", factors, shape.kinds())?;
-        Ok(self.push(Op::HyperWeights { x, mix, base, factors, shape }, shape.weights()))
+        self.record(HyperWeightsOp { x, mix, base, factors, shape })
     }
 
     /// Σ over streams of weight · stream: (rows, width).
@@ -95,12 +241,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if there are fewer weights than streams.
     pub fn hyper_collapse(&mut self, x: Value, weights: Value, streams: usize) -> Result<Value> {
-        let op = "hyper_collapse";
-        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
-        if weights.width < streams {
-            return Err(Error::Shape { op, what: "weights", expected: streams, got: weights.width });
-        }
-        Ok(self.push(Op::HyperCollapse { x, weights, streams }, x.width / streams.max(1)))
+        self.record(HyperCollapseOp { x, weights, streams })
     }
 
     /// The streams after a block: each is the block's result times its weight of adding, plus the mixture of all
@@ -109,17 +250,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn hyper_expand(&mut self, x: Value, block: Value, weights: Value, streams: usize) -> Result<Value> {
-        let op = "hyper_expand";
-        check(op, "width of the streams", block.width * streams, x.width)?;
-        if weights.width != 2 * streams {
-            check(op, "weights", streams * (2 + streams), weights.width)?;
-        }
-        Ok(self.push(Op::HyperExpand { x, block, weights, streams }, x.width))
-    }
-
-    /// silu(factor · x).
-    pub fn scaled_silu(&mut self, x: Value, factor: f32) -> Value {
-        self.push(Op::ScaledSilu { x, factor }, x.width)
+        self.record(HyperExpandOp { x, block, weights, streams })
     }
 
     /// The mean over streams of sigmoid(gate) ⊙ stream (Qwen4-Exp's gated residual, transformers'
@@ -128,10 +259,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn gated_mean(&mut self, x: Value, gate: Value, streams: usize) -> Result<Value> {
-        let op = "gated_mean";
-        check(op, "width left over by streams", 0, x.width % streams.max(1))?;
-        check(op, "width of the gate", x.width, gate.width)?;
-        Ok(self.push(Op::GatedMean { x, gate, streams }, x.width / streams.max(1)))
+        self.record(GatedMeanOp { x, gate, streams })
     }
 
     /// The streams with 2 · sigmoid(logit / streams) times the block's result added to each; `logits` has one a stream.
@@ -139,8 +267,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn stream_add(&mut self, x: Value, block: Value, logits: Value) -> Result<Value> {
-        check("stream_add", "width of the streams", block.width * logits.width, x.width)?;
-        Ok(self.push(Op::StreamAdd { x, block, logits }, x.width))
+        self.record(StreamAddOp { x, block, logits })
     }
 
     /// For each stream sigmoid(g) · value, where with s = key · query / √width of its own key and query
@@ -149,9 +276,6 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths do not fit.
     pub fn stream_gate(&mut self, keys: Value, queries: Value, value: Value) -> Result<Value> {
-        let op = "stream_gate";
-        check(op, "width left over by streams", 0, keys.width % value.width.max(1))?;
-        check(op, "width of queries", keys.width, queries.width)?;
-        Ok(self.push(Op::StreamGate { keys, queries, value }, keys.width))
+        self.record(StreamGateOp { keys, queries, value })
     }
 }

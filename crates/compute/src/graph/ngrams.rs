@@ -2,7 +2,8 @@
 //!
 //! Source: transformers' `modeling_qwen4_exp.py`.
 
-use super::{GraphBuilder, Op, Value, WeightId};
+use super::operation::{Operation, Refers, Visitor};
+use super::{GraphBuilder, StateId, Value, WeightId};
 use crate::{Error, Result};
 
 /// How the last tokens of a sequence become rows of a table.
@@ -50,6 +51,46 @@ impl NGrams {
     }
 }
 
+/// Rows of a table in parts that the last tokens choose. See [`ngram_embed`](super::GraphBuilder::ngram_embed).
+#[derive(Debug, Clone, PartialEq)]
+pub struct NGramEmbedOp {
+    /// (rows, width) each.
+    pub tables: Vec<WeightId>,
+    /// How tokens become rows.
+    pub ngrams: NGrams,
+    /// The tokens before, newest first, plus one each; 0 where there are none.
+    pub state: StateId,
+}
+
+impl Refers for NGramEmbedOp {
+    fn visit(&mut self, visitor: &mut dyn Visitor) {
+        visitor.ngram_tables(&mut self.tables, &mut self.ngrams);
+        visitor.state(&mut self.state);
+    }
+}
+
+impl Operation for NGramEmbedOp {
+    const NAME: &'static str = "ngram_embed";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let shape = |what, expected, got| Error::Shape { op: Self::NAME, what, expected, got };
+        let Some(first) = self.tables.first() else { return Err(shape("tables", 1, 0)) };
+        let width = graph.matrix(*first).cols;
+        if let Some(other) = self.tables.iter().find(|table| graph.matrix(**table).cols != width) {
+            return Err(shape("width of a table", width, graph.matrix(*other).cols));
+        }
+        let (lengths, heads) = (self.ngrams.held(), self.ngrams.head_rows.len());
+        if lengths == 0 || heads == 0 || heads % lengths != 0 || self.ngrams.head_rows.contains(&0) {
+            return Err(shape("heads", lengths.max(1), heads));
+        }
+        let rows: usize = self.tables.iter().map(|table| graph.matrix(*table).rows).sum();
+        if self.ngrams.rows() > rows as u64 {
+            return Err(shape("rows of the tables", self.ngrams.rows() as usize, rows));
+        }
+        Ok(heads * width)
+    }
+}
+
 impl GraphBuilder {
     /// The rows that [`NGrams::rows_of`] names, side by side: (tokens, heads · width). `tables` are parts of one table,
     /// each of so many rows of the same width.
@@ -57,23 +98,11 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if the tables have too few rows or other widths, or heads do not fit the n-grams.
     pub fn ngram_embed(&mut self, tables: Vec<WeightId>, ngrams: NGrams) -> Result<Value> {
-        let op = "ngram_embed";
-        let shape = |what, expected, got| Error::Shape { op, what, expected, got };
-        let Some(first) = tables.first() else { return Err(shape("tables", 1, 0)) };
-        let width = self.matrix(*first).cols;
-        if let Some(other) = tables.iter().find(|table| self.matrix(**table).cols != width) {
-            return Err(shape("width of a table", width, self.matrix(*other).cols));
-        }
-        let (lengths, heads) = (ngrams.held(), ngrams.head_rows.len());
-        if lengths == 0 || heads == 0 || heads % lengths != 0 || ngrams.head_rows.contains(&0) {
-            return Err(shape("heads", lengths.max(1), heads));
-        }
-        let rows: usize = tables.iter().map(|table| self.matrix(*table).rows).sum();
-        if ngrams.rows() > rows as u64 {
-            return Err(shape("rows of the tables", ngrams.rows() as usize, rows));
-        }
-        let state = self.state(Some(lengths), op)?;
-        Ok(self.push(Op::NGramEmbed { tables, ngrams, state }, heads * width))
+        let held = ngrams.held();
+        let op = NGramEmbedOp { tables, ngrams, state: self.next_state() };
+        let width = op.width(self)?;
+        self.state(Some(held), NGramEmbedOp::NAME)?;
+        Ok(self.push(op, width))
     }
 }
 

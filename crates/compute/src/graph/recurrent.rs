@@ -4,7 +4,8 @@
 //! it leaves the new state in ([`crate::backend::StateSlots`]). A sequence at position 0 starts from zeros.
 
 use super::builder::check;
-use super::{GraphBuilder, Op, Value, WeightId};
+use super::operation::{Operation, refers};
+use super::{GraphBuilder, Value, WeightId};
 use crate::{Error, Result};
 
 /// Recurrent state of one operation.
@@ -121,7 +122,133 @@ pub struct SsmWeights {
     pub dt_bias: WeightId,
 }
 
+/// Depthwise causal convolution over the tokens of a sequence, then silu:
+/// y_t = silu(Σ_j weight\[j\] · x_{t−(kernel−1−j)·dilation} + bias). See [`causal_conv1d`](super::GraphBuilder::causal_conv1d).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CausalConv1dOp {
+    /// (tokens, channels).
+    pub x: Value,
+    /// (channels · kernel), f32: the kernel of each channel, oldest token first.
+    pub weight: WeightId,
+    /// (channels), f32: added before silu.
+    pub bias: Option<WeightId>,
+    /// Tokens that a result depends on.
+    pub kernel: usize,
+    /// Tokens from one of these to the next.
+    pub dilation: usize,
+    /// The last (kernel − 1) · dilation inputs, channels each, oldest first.
+    pub state: StateId,
+}
+
+refers!(CausalConv1dOp { x, weight, bias, kernel, dilation, state });
+
+impl Operation for CausalConv1dOp {
+    const NAME: &'static str = "causal_conv1d";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, Self { x, kernel, .. }) = (Self::NAME, *self);
+        if kernel == 0 || self.dilation == 0 {
+            return Err(Error::Shape { op, what: "kernel and dilation", expected: 1, got: 0 });
+        }
+        graph.vector(op, "elements of the weight", self.weight, x.width.saturating_mul(kernel))?;
+        if let Some(bias) = self.bias {
+            graph.vector(op, "length of the bias", bias, x.width)?;
+        }
+        Ok(x.width)
+    }
+}
+
+/// Linear attention by the gated delta rule. See [`gated_delta_rule`](super::GraphBuilder::gated_delta_rule).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GatedDeltaRuleOp {
+    /// What is mixed.
+    pub inputs: DeltaInputs,
+    /// (value_heads), f32: A < 0 of the decay exp(A · softplus(a + dt_bias)).
+    pub decay: WeightId,
+    /// As wide as a, f32.
+    pub dt_bias: WeightId,
+    /// Heads and their widths.
+    pub shape: DeltaRule,
+    /// S: (value_heads, key_dim, value_dim).
+    pub state: StateId,
+}
+
+refers!(GatedDeltaRuleOp { inputs, decay, dt_bias, shape, state });
+
+impl Operation for GatedDeltaRuleOp {
+    const NAME: &'static str = "gated_delta_rule";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, inputs) = (Self::NAME, self.inputs);
+        let DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = self.shape;
+        if key_heads == 0 || value_heads == 0 || key_dim == 0 || value_dim == 0 {
+            return Err(Error::Shape { op, what: "heads and their widths", expected: 1, got: 0 });
+        }
+        check(op, "value heads left over by key heads", 0, value_heads % key_heads)?;
+        check(op, "width of q", key_heads.saturating_mul(key_dim), inputs.q.width)?;
+        check(op, "width of k", key_heads.saturating_mul(key_dim), inputs.k.width)?;
+        check(op, "width of v", value_heads.saturating_mul(value_dim), inputs.v.width)?;
+        if inputs.a.width != value_heads {
+            check(op, "width of a", value_heads.saturating_mul(key_dim), inputs.a.width)?;
+        }
+        check(op, "width of b", value_heads, inputs.b.width)?;
+        graph.vector(op, "length of the decay", self.decay, value_heads)?;
+        graph.vector(op, "length of dt_bias", self.dt_bias, inputs.a.width)?;
+        Ok(inputs.v.width)
+    }
+}
+
+/// Mamba-2's state space model. See [`ssm_scan`](super::GraphBuilder::ssm_scan).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SsmScanOp {
+    /// What is written and read.
+    pub inputs: SsmInputs,
+    /// What is the same for all tokens.
+    pub weights: SsmWeights,
+    /// Heads and their widths.
+    pub shape: SsmScan,
+    /// S: (heads, state_size, head_dim).
+    pub state: StateId,
+}
+
+refers!(SsmScanOp { inputs, weights, shape, state });
+
+impl Operation for SsmScanOp {
+    const NAME: &'static str = "ssm_scan";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        let (op, Self { inputs, weights, .. }) = (Self::NAME, *self);
+        let SsmScan { heads, head_dim, groups, state_size, time_steps } = self.shape;
+        if heads == 0 || head_dim == 0 || groups == 0 || state_size == 0 {
+            return Err(Error::Shape { op, what: "heads and their widths", expected: 1, got: 0 });
+        }
+        check(op, "heads left over by groups", 0, heads % groups)?;
+        // Also if one is not a number.
+        if time_steps.0.partial_cmp(&time_steps.1).is_none_or(std::cmp::Ordering::is_gt) {
+            return Err(Error::Shape { op, what: "order of the limits of time steps", expected: 1, got: 0 });
+        }
+        check(op, "width of x", heads.saturating_mul(head_dim), inputs.x.width)?;
+        check(op, "width of b", groups.saturating_mul(state_size), inputs.b.width)?;
+        check(op, "width of c", groups.saturating_mul(state_size), inputs.c.width)?;
+        check(op, "width of dt", heads, inputs.dt.width)?;
+        graph.vector(op, "length of a", weights.a, heads)?;
+        graph.vector(op, "length of d", weights.d, heads)?;
+        graph.vector(op, "length of dt_bias", weights.dt_bias, heads)?;
+        Ok(inputs.x.width)
+    }
+}
+
+refers!(DeltaInputs { q, k, v, a, b });
+refers!(SsmInputs { x, b, c, dt });
+refers!(SsmWeights { a, d, dt_bias });
+
 impl GraphBuilder {
+    /// The state that [`GraphBuilder::state`] will add.
+    pub(super) fn next_state(&self) -> StateId {
+        StateId(self.states.len())
+    }
+
+    /// Adds a state.
     pub(super) fn state(&mut self, elements: Option<usize>, op: &'static str) -> Result<StateId> {
         let Some(elements) = elements else {
             return Err(Error::Shape { op, what: "elements of the state", expected: usize::MAX, got: 0 });
@@ -173,17 +300,11 @@ impl GraphBuilder {
         bias: Option<WeightId>,
         [kernel, dilation]: [usize; 2],
     ) -> Result<Value> {
-        let op = "causal_conv1d";
-        if kernel == 0 || dilation == 0 {
-            return Err(Error::Shape { op, what: "kernel and dilation", expected: 1, got: 0 });
-        }
-        self.vector(op, "elements of the weight", weight, x.width().saturating_mul(kernel))?;
-        if let Some(bias) = bias {
-            self.vector(op, "length of the bias", bias, x.width())?;
-        }
-        let held = (kernel - 1).checked_mul(dilation).and_then(|held| held.checked_mul(x.width()));
-        let state = self.state(held, op)?;
-        Ok(self.push(Op::CausalConv1d { x, weight, bias, kernel, dilation, state }, x.width()))
+        let op = CausalConv1dOp { x, weight, bias, kernel, dilation, state: self.next_state() };
+        let width = op.width(self)?;
+        let held = (kernel - 1).checked_mul(dilation).and_then(|held| held.checked_mul(x.width));
+        self.state(held, CausalConv1dOp::NAME)?;
+        Ok(self.push(op, width))
     }
 
     /// Linear attention by the gated delta rule (Yang et al., *Gated Delta Networks*, 2024). For each token and value
@@ -203,23 +324,10 @@ impl GraphBuilder {
         dt_bias: WeightId,
         shape: DeltaRule,
     ) -> Result<Value> {
-        let op = "gated_delta_rule";
-        let DeltaRule { key_heads, value_heads, key_dim, value_dim, .. } = shape;
-        if key_heads == 0 || value_heads == 0 || key_dim == 0 || value_dim == 0 {
-            return Err(Error::Shape { op, what: "heads and their widths", expected: 1, got: 0 });
-        }
-        check(op, "value heads left over by key heads", 0, value_heads % key_heads)?;
-        check(op, "width of q", key_heads.saturating_mul(key_dim), inputs.q.width())?;
-        check(op, "width of k", key_heads.saturating_mul(key_dim), inputs.k.width())?;
-        check(op, "width of v", value_heads.saturating_mul(value_dim), inputs.v.width())?;
-        if inputs.a.width() != value_heads {
-            check(op, "width of a", value_heads.saturating_mul(key_dim), inputs.a.width())?;
-        }
-        check(op, "width of b", value_heads, inputs.b.width())?;
-        self.vector(op, "length of the decay", decay, value_heads)?;
-        self.vector(op, "length of dt_bias", dt_bias, inputs.a.width())?;
-        let state = self.state(inputs.v.width().checked_mul(key_dim), op)?;
-        Ok(self.push(Op::GatedDeltaRule { inputs, decay, dt_bias, shape, state }, inputs.v.width()))
+        let op = GatedDeltaRuleOp { inputs, decay, dt_bias, shape, state: self.next_state() };
+        let width = op.width(self)?;
+        self.state(width.checked_mul(shape.key_dim), GatedDeltaRuleOp::NAME)?;
+        Ok(self.push(op, width))
     }
 
     /// Mamba-2's state space model (Dao & Gu, *Transformers are SSMs*, 2024). For each token and head, with
@@ -230,24 +338,9 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if widths and head counts do not fit, or no time step is within its limits.
     pub fn ssm_scan(&mut self, inputs: SsmInputs, weights: SsmWeights, shape: SsmScan) -> Result<Value> {
-        let op = "ssm_scan";
-        let SsmScan { heads, head_dim, groups, state_size, time_steps } = shape;
-        if heads == 0 || head_dim == 0 || groups == 0 || state_size == 0 {
-            return Err(Error::Shape { op, what: "heads and their widths", expected: 1, got: 0 });
-        }
-        check(op, "heads left over by groups", 0, heads % groups)?;
-        // Also if one is not a number.
-        if time_steps.0.partial_cmp(&time_steps.1).is_none_or(std::cmp::Ordering::is_gt) {
-            return Err(Error::Shape { op, what: "order of the limits of time steps", expected: 1, got: 0 });
-        }
-        check(op, "width of x", heads.saturating_mul(head_dim), inputs.x.width())?;
-        check(op, "width of b", groups.saturating_mul(state_size), inputs.b.width())?;
-        check(op, "width of c", groups.saturating_mul(state_size), inputs.c.width())?;
-        check(op, "width of dt", heads, inputs.dt.width())?;
-        self.vector(op, "length of a", weights.a, heads)?;
-        self.vector(op, "length of d", weights.d, heads)?;
-        self.vector(op, "length of dt_bias", weights.dt_bias, heads)?;
-        let state = self.state(inputs.x.width().checked_mul(state_size), op)?;
-        Ok(self.push(Op::SsmScan { inputs, weights, shape, state }, inputs.x.width()))
+        let op = SsmScanOp { inputs, weights, shape, state: self.next_state() };
+        let width = op.width(self)?;
+        self.state(width.checked_mul(shape.state_size), SsmScanOp::NAME)?;
+        Ok(self.push(op, width))
     }
 }

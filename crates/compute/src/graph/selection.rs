@@ -4,8 +4,9 @@
 //! graph, so that several layers can share one.
 
 use super::builder::check;
+use super::operation::{Operation, refers};
 use super::{
-    CompressedAttention, CompressedCacheId, EntryIndex, GraphBuilder, IndexInputs, Op, TokenForm, Value,
+    CompressedAttention, CompressedCacheId, EntryIndex, GraphBuilder, IndexInputs, TokenForm, Value,
 };
 use crate::{Error, Result};
 
@@ -87,15 +88,25 @@ pub struct Chosen {
     pub tail: bool,
 }
 
-impl GraphBuilder {
-    /// Appends keys to a new cache, then chooses blocks for each query: the best `top_k`, or as many as there are (ties:
-    /// the earlier one). In each of [`BlockChoice::groups`] equal parts of a row, `top_k` columns of block numbers in
-    /// ascending order, then −1.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if widths do not fit, or more blocks are always chosen than are chosen.
-    pub fn choose_blocks(&mut self, inputs: IndexInputs, choice: BlockChoice) -> Result<Value> {
-        let (op, index) = ("choose_blocks", choice.index);
+/// Blocks of tokens for attention to see. See [`choose_blocks`](super::GraphBuilder::choose_blocks).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ChooseBlocksOp {
+    /// What is compared.
+    pub inputs: IndexInputs,
+    /// How.
+    pub choice: BlockChoice,
+    /// Where keys live.
+    pub cache: CompressedCacheId,
+}
+
+refers!(ChooseBlocksOp { inputs, choice, cache });
+
+impl Operation for ChooseBlocksOp {
+    const NAME: &'static str = "choose_blocks";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let (op, Self { inputs, choice, .. }) = (Self::NAME, *self);
+        let index = choice.index;
         if choice.block == 0 || index.top_k == 0 || index.heads == 0 {
             return Err(Error::Shape { op, what: "tokens, blocks and heads", expected: 1, got: 0 });
         }
@@ -106,23 +117,31 @@ impl GraphBuilder {
                 return Err(Error::Shape { op, what: "blocks that are always chosen", expected, got });
             }
         }
-        check(op, "width of the index's q", index.heads.saturating_mul(index.head_dim), inputs.q.width)?;
-        check(op, "width of the index's k", index.head_dim, inputs.k.width)?;
-        let weights = inputs.weights.map_or(index.heads, |weights| weights.width);
-        check(op, "weights of the index", index.heads, weights)?;
-        let width = choice.groups().saturating_mul(index.top_k);
+        inputs.check(op, index)?;
+        Ok(choice.groups().saturating_mul(index.top_k))
+    }
+}
+
+impl GraphBuilder {
+    /// Appends keys to a new cache, then chooses blocks for each query: the best `top_k`, or as many as there are (ties:
+    /// the earlier one). In each of [`BlockChoice::groups`] equal parts of a row, `top_k` columns of block numbers in
+    /// ascending order, then −1.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths do not fit, or more blocks are always chosen than are chosen.
+    pub fn choose_blocks(&mut self, inputs: IndexInputs, choice: BlockChoice) -> Result<Value> {
         self.compressed_caches.push(choice.cache());
         let cache = CompressedCacheId(self.compressed_caches.len() - 1);
-        Ok(self.push(Op::ChooseBlocks { inputs, choice, cache }, width))
+        self.record(ChooseBlocksOp { inputs, choice, cache })
     }
+}
 
-    /// Checks that a choice fits `heads` query heads.
-    pub(super) fn check_chosen(&self, op: &'static str, chosen: Option<Chosen>, heads: usize) -> Result<()> {
-        let Some(Chosen { blocks, groups, block, .. }) = chosen else { return Ok(()) };
-        if block == 0 || groups == 0 {
-            return Err(Error::Shape { op, what: "tokens of a block", expected: 1, got: 0 });
-        }
-        check(op, "heads left over by choices", 0, heads % groups)?;
-        check(op, "columns left over by choices", 0, blocks.width % groups)
+/// Checks that a choice fits `heads` query heads.
+pub(super) fn check_chosen(op: &'static str, chosen: Option<Chosen>, heads: usize) -> Result<()> {
+    let Some(Chosen { blocks, groups, block, .. }) = chosen else { return Ok(()) };
+    if block == 0 || groups == 0 {
+        return Err(Error::Shape { op, what: "tokens of a block", expected: 1, got: 0 });
     }
+    check(op, "heads left over by choices", 0, heads % groups)?;
+    check(op, "columns left over by choices", 0, blocks.width % groups)
 }

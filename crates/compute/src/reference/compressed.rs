@@ -1,8 +1,13 @@
 //! The scalar meaning of attention over tokens and entries: see [`CompressedAttention`].
 
-use super::{Interpreter, Matrix, attend, dot, softmax};
+use super::attention::softmax;
+use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, attend, dot};
+use crate::Result;
 use crate::backend::{PAGE_TOKENS, Span};
-use crate::graph::{CompressedAttention, StateId, TokenForm, WindowPool};
+use crate::graph::{
+    BlockAttentionOp, BlockInputs, CompressedAttention, CompressedAttentionOp, CompressedInputs, StateId,
+    TokenForm, WindowMeanOp, WindowPool, WindowPoolOp,
+};
 
 /// One entry from the tokens that it depends on, oldest first: (kv, gate) of each, `bias` (window, channels). Of the
 /// window before, there is nothing at the start of a sequence.
@@ -31,8 +36,43 @@ pub fn index_score(q: &[f32], weights: &[f32], key: &[f32]) -> f32 {
     (sum / (q.len() as f64).sqrt()) as f32
 }
 
+impl ReferenceOp for WindowPoolOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let ([kv, gate], bias) = ([self.kv, self.gate].map(|value| call.of(value)), own.vector(self.bias)?);
+        Ok(Outcome::Rows(own.pool([kv, gate], &bias, &self.shape, self.state, call.batch.spans)))
+    }
+}
+
+impl ReferenceOp for WindowMeanOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        Ok(Outcome::Rows(own.window_mean(call.of(self.x), self.window, self.state, call.batch.spans)))
+    }
+}
+
+impl ReferenceOp for CompressedAttentionOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let CompressedInputs { q, kv, entries, index, sinks } = self.inputs;
+        let sinks = own.vector(sinks)?;
+        let index = index.map(|index| {
+            ([index.q, index.k].map(|value| call.of(value)), index.weights.map(|weights| call.of(weights)))
+        });
+        let inputs = [q, kv, entries].map(|value| call.of(value));
+        let spans = call.batch.spans;
+        Ok(Outcome::Rows(own.compressed_attention(self.cache.0, inputs, index, &sinks, spans)))
+    }
+}
+
+impl ReferenceOp for BlockAttentionOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let BlockInputs { q, k, v, index } = self.inputs;
+        let weights = index.weights.map(|weights| call.of(weights));
+        let inputs = [q, k, v, index.q, index.k].map(|value| call.of(value));
+        Ok(Outcome::Rows(own.block_attention(self.cache.0, inputs, weights, call.batch.spans)))
+    }
+}
+
 impl Interpreter {
-    pub(super) fn pool(
+    fn pool(
         &mut self,
         [kv, gate]: [&Matrix; 2],
         bias: &[f32],
@@ -61,7 +101,7 @@ impl Interpreter {
         out
     }
 
-    pub(super) fn compressed_attention(
+    fn compressed_attention(
         &mut self,
         cache: usize,
         [q, kv, entries]: [&Matrix; 3],
@@ -118,13 +158,7 @@ impl Interpreter {
         out
     }
 
-    pub(super) fn window_mean(
-        &mut self,
-        x: &Matrix,
-        window: usize,
-        state: StateId,
-        spans: &[Span<'_>],
-    ) -> Matrix {
+    fn window_mean(&mut self, x: &Matrix, window: usize, state: StateId, spans: &[Span<'_>]) -> Matrix {
         let mut out = x.clone();
         for span in spans {
             let before = self.state(state, span);
@@ -143,7 +177,7 @@ impl Interpreter {
         out
     }
 
-    pub(super) fn block_attention(
+    fn block_attention(
         &mut self,
         cache: usize,
         [q, k, v, index_q, index_k]: [&Matrix; 5],

@@ -1,7 +1,12 @@
 //! The scalar meaning of hyper-connections: see [`HyperConnection`].
 
-use super::sigmoid;
-use crate::graph::{HyperConnection, HyperKind};
+use super::attention::softmax;
+use super::{Interpreter, Outcome, ReferenceCall, ReferenceOp, dot, sigmoid};
+use crate::Result;
+use crate::graph::{
+    GatedMeanOp, HyperCollapseOp, HyperConnection, HyperExpandOp, HyperKind, HyperWeightsOp, StreamAddOp,
+    StreamGateOp,
+};
 
 /// Weights of a row from its streams x and their logits.
 pub fn hyper_weights(
@@ -28,7 +33,7 @@ pub fn hyper_weights(
     let floor = f64::from(shape.floor);
     let row = |from: usize| {
         let logits: Vec<f32> = (0..n).map(|into| logit((2 + from) * n + into)).collect();
-        super::softmax(&logits).iter().map(|w| w + floor).collect::<Vec<f64>>()
+        softmax(&logits).iter().map(|w| w + floor).collect::<Vec<f64>>()
     };
     let mut mixing: Vec<Vec<f64>> = (0..n).map(row).collect();
     for iteration in 0..iterations.max(1) {
@@ -92,10 +97,55 @@ pub fn stream_add(x: &[f32], block: &[f32], logits: &[f32]) -> Vec<f32> {
 pub fn stream_gate(keys: &[f32], queries: &[f32], value: &[f32]) -> Vec<f32> {
     let width = value.len();
     let gate = |(key, query): (&[f32], &[f32])| {
-        let score = super::dot(key, query) / (width as f32).sqrt();
+        let score = dot(key, query) / (width as f32).sqrt();
         let sign = if score == 0.0 { 0.0 } else { score.signum() };
         sigmoid(sign * score.abs().max(1e-6).sqrt())
     };
     let gates = keys.chunks(width).zip(queries.chunks(width)).map(gate);
     gates.flat_map(|gate| value.iter().map(move |v| gate * v)).collect()
+}
+
+impl ReferenceOp for HyperWeightsOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let (base, factors) = (own.vector(self.base)?, own.vector(self.factors)?);
+        let rows = call.of(self.x).iter().zip(call.of(self.mix));
+        Ok(Outcome::Rows(rows.map(|(x, mix)| hyper_weights(&self.shape, x, mix, &base, &factors)).collect()))
+    }
+}
+
+impl ReferenceOp for HyperCollapseOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let rows = call.of(self.x).iter().zip(call.of(self.weights));
+        Ok(Outcome::Rows(rows.map(|(x, weights)| hyper_collapse(x, weights, self.streams)).collect()))
+    }
+}
+
+impl ReferenceOp for HyperExpandOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let rows = call.of(self.x).iter().zip(call.of(self.block)).zip(call.of(self.weights));
+        Ok(Outcome::Rows(
+            rows.map(|((x, block), weights)| hyper_expand(x, block, weights, self.streams)).collect(),
+        ))
+    }
+}
+
+impl ReferenceOp for GatedMeanOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let rows = call.of(self.x).iter().zip(call.of(self.gate));
+        Ok(Outcome::Rows(rows.map(|(x, gate)| gated_mean(x, gate, self.streams)).collect()))
+    }
+}
+
+impl ReferenceOp for StreamAddOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let rows = call.of(self.x).iter().zip(call.of(self.block)).zip(call.of(self.logits));
+        Ok(Outcome::Rows(rows.map(|((x, block), logits)| stream_add(x, block, logits)).collect()))
+    }
+}
+
+impl ReferenceOp for StreamGateOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let rows = call.of(self.keys).iter().zip(call.of(self.queries)).zip(call.of(self.value));
+        Ok(Outcome::Rows(rows.map(|((keys, queries), value)| stream_gate(keys, queries, value)).collect()))
+    }
 }

@@ -1,13 +1,19 @@
 //! The scalar meaning of embeddings of n-grams: see [`NGrams`].
 
-use super::{Interpreter, Matrix};
+use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp};
 use crate::Result;
 use crate::backend::Batch;
-use crate::graph::{NGrams, StateId, WeightId};
+use crate::graph::{NGramEmbedOp, NGrams, StateId, WeightId};
 use crate::quant::dequantize_row;
 
+impl ReferenceOp for NGramEmbedOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        own.ngram_embed(&self.tables, &self.ngrams, self.state, call.batch).map(Outcome::Rows)
+    }
+}
+
 impl Interpreter {
-    pub(super) fn ngram_embed(
+    fn ngram_embed(
         &mut self,
         tables: &[WeightId],
         ngrams: &NGrams,

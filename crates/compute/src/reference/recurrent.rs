@@ -1,7 +1,12 @@
 //! The scalar meaning of operations with recurrent state. States are f32 between tokens.
 
-use super::{dot, sigmoid, softplus, swiglu};
-use crate::graph::{Decay, DeltaRule};
+use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, dot, sigmoid, softplus, swiglu};
+use crate::Result;
+use crate::backend::Span;
+use crate::graph::{
+    CausalConv1dOp, Decay, DeltaInputs, DeltaRule, GatedDeltaRuleOp, SsmInputs, SsmScan, SsmScanOp,
+    SsmWeights, StateId,
+};
 
 /// One token of a causal convolution: `state` ((kernel − 1) · dilation, channels) and x (channels) → out (channels).
 /// `weight` is (channels, kernel), `bias` (channels) or empty.
@@ -115,5 +120,137 @@ pub fn ssm_scan(token: &SsmToken<'_>, state: &mut [f32], out: &mut [f32]) {
             sum += new * f64::from(*c);
         }
         *out = sum as f32;
+    }
+}
+
+impl ReferenceOp for CausalConv1dOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let weight = own.vector(self.weight)?;
+        let bias = self.bias.map(|bias| own.vector(bias)).transpose()?.unwrap_or_default();
+        let shape = [self.kernel, self.dilation];
+        let (x, spans) = (call.of(self.x), call.batch.spans);
+        Ok(Outcome::Rows(own.conv(x, [&weight, &bias], shape, self.state, spans)))
+    }
+}
+
+impl ReferenceOp for GatedDeltaRuleOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let DeltaInputs { q, k, v, a, b } = self.inputs;
+        let weights = [&own.vector(self.decay)?[..], &own.vector(self.dt_bias)?];
+        let inputs = [q, k, v, a, b].map(|value| call.of(value));
+        Ok(Outcome::Rows(own.delta_rule(inputs, weights, &self.shape, self.state, call.batch.spans)))
+    }
+}
+
+impl ReferenceOp for SsmScanOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let (SsmInputs { x, b, c, dt }, SsmWeights { a, d, dt_bias }) = (self.inputs, self.weights);
+        let weights = [own.vector(a)?, own.vector(d)?, own.vector(dt_bias)?];
+        let inputs = [x, b, c, dt].map(|value| call.of(value));
+        Ok(Outcome::Rows(own.ssm_scan(inputs, &weights, &self.shape, self.state, call.batch.spans)))
+    }
+}
+
+impl Interpreter {
+    /// Takes the state that `span` starts from.
+    pub(super) fn state(&self, state: StateId, span: &Span<'_>) -> Vec<f32> {
+        let zeros = || vec![0.0; self.graph.states[state.0]];
+        match span.start {
+            0 => zeros(),
+            _ => self.states.get(&(state.0, span.slots.read)).cloned().unwrap_or_else(zeros),
+        }
+    }
+
+    fn conv(
+        &mut self,
+        x: &Matrix,
+        [weight, bias]: [&[f32]; 2],
+        [kernel, dilation]: [usize; 2],
+        state: StateId,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let mut out = x.clone();
+        for span in spans {
+            let mut held = self.state(state, span);
+            for row in span.rows.clone() {
+                causal_conv1d([weight, bias], kernel, dilation, &x[row], &mut held, &mut out[row]);
+            }
+            self.states.insert((state.0, span.slots.write), held);
+        }
+        out
+    }
+
+    fn delta_rule(
+        &mut self,
+        [q, k, v, a, b]: [&Matrix; 5],
+        [decay, dt_bias]: [&[f32]; 2],
+        shape: &DeltaRule,
+        state: StateId,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let (key_dim, value_dim) = (shape.key_dim, shape.value_dim);
+        let mut out = v.clone();
+        for span in spans {
+            let mut held = self.state(state, span);
+            for row in span.rows.clone() {
+                for (head, state) in held.chunks_mut(key_dim * value_dim).enumerate() {
+                    let key = shape.key_head(head) * key_dim..(shape.key_head(head) + 1) * key_dim;
+                    let value = head * value_dim..(head + 1) * value_dim;
+                    let decays = dt_bias.len() / shape.value_heads;
+                    if decays > 1 {
+                        for (i, channel) in state.chunks_mut(value_dim).enumerate() {
+                            let at = head * decays + i;
+                            let g = kept(shape.decay, decay[head], a[row][at] + dt_bias[at]);
+                            channel.iter_mut().for_each(|s| *s = (f64::from(*s) * g) as f32);
+                        }
+                    }
+                    let own = a[row][head * decays] + dt_bias[head * decays];
+                    let token = DeltaToken {
+                        q: &q[row][key.clone()],
+                        k: &k[row][key],
+                        v: &v[row][value.clone()],
+                        b: b[row][head],
+                        kept: if decays > 1 { 1.0 } else { kept(shape.decay, decay[head], own) },
+                    };
+                    gated_delta_rule(&token, state, &mut out[row][value]);
+                }
+            }
+            self.states.insert((state.0, span.slots.write), held);
+        }
+        out
+    }
+
+    fn ssm_scan(
+        &mut self,
+        [x, b, c, dt]: [&Matrix; 4],
+        [a, d, dt_bias]: &[Vec<f32>; 3],
+        shape: &SsmScan,
+        state: StateId,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let mut out = x.clone();
+        for span in spans {
+            let mut held = self.state(state, span);
+            for row in span.rows.clone() {
+                for (head, state) in held.chunks_mut(shape.head_dim * shape.state_size).enumerate() {
+                    let group =
+                        shape.group(head) * shape.state_size..(shape.group(head) + 1) * shape.state_size;
+                    let own = head * shape.head_dim..(head + 1) * shape.head_dim;
+                    let token = SsmToken {
+                        x: &x[row][own.clone()],
+                        b: &b[row][group.clone()],
+                        c: &c[row][group],
+                        dt: dt[row][head],
+                        dt_bias: dt_bias[head],
+                        time_steps: shape.time_steps,
+                        a: a[head],
+                        d: d[head],
+                    };
+                    ssm_scan(&token, state, &mut out[row][own]);
+                }
+            }
+            self.states.insert((state.0, span.slots.write), held);
+        }
+        out
     }
 }

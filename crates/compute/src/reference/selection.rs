@@ -1,8 +1,9 @@
 //! The scalar meaning of choosing blocks of tokens: see [`BlockChoice`].
 
-use super::{Interpreter, Matrix, dot, index_score};
+use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, dot, index_score};
+use crate::Result;
 use crate::backend::{PAGE_TOKENS, Span};
-use crate::graph::{BlockChoice, BlockScore, Chosen};
+use crate::graph::{BlockChoice, BlockScore, ChooseBlocksOp, Chosen, IndexInputs};
 
 /// Positions that the query at `position` sees, by its row of chosen blocks, for the head `head` of `heads`.
 pub fn seen(chosen: &Chosen, row: &[f32], position: usize, head: usize, heads: usize) -> Vec<usize> {
@@ -20,8 +21,17 @@ pub fn seen(chosen: &Chosen, row: &[f32], position: usize, head: usize, heads: u
     tokens.chain(tail).filter(|token| *token <= position).collect()
 }
 
+impl ReferenceOp for ChooseBlocksOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let IndexInputs { q, k, weights } = self.inputs;
+        let (inputs, weights) = ([q, k].map(|value| call.of(value)), weights.map(|weights| call.of(weights)));
+        let spans = call.batch.spans;
+        Ok(Outcome::Rows(own.choose_blocks(self.cache.0, inputs, weights, &self.choice, spans)))
+    }
+}
+
 impl Interpreter {
-    pub(super) fn choose_blocks(
+    fn choose_blocks(
         &mut self,
         cache: usize,
         [q, k]: [&Matrix; 2],

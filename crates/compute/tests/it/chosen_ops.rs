@@ -6,8 +6,9 @@ use moeflux_compute::Error;
 use moeflux_compute::backend::{Backend, KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::{
-    Attention, BlockChoice, BlockScore, Chosen, Decay, DeltaInputs, DeltaRule, EntryIndex, HeadPairing,
-    HyperConnection, HyperKind, IndexInputs, LatentAttention, LatentInputs, LatentWeights, Value,
+    Activation, Attention, BlockChoice, BlockScore, Chosen, Decay, DeltaInputs, DeltaRule, EntryIndex,
+    HeadPairing, HyperConnection, HyperKind, IndexInputs, LatentAttention, LatentInputs, LatentWeights,
+    Value,
 };
 use moeflux_compute::reference::{Reference, kept, layer_norm, seen};
 
@@ -179,7 +180,8 @@ fn rows() {
 
         let mut r = Recorder::new(3);
         let (gate, up) = (r.input(width), r.input(width));
-        let out = r.graph.clamped_swiglu(gate, up, 1.7, 0.7).unwrap();
+        let out =
+            r.graph.activate(Activation::ClampedSwiGlu { alpha: 1.7, limit: 0.7 }, Some(gate), up).unwrap();
         check("clamped_swiglu", &r.finish(out));
     }
     let mut x = [1.0, 3.0];
@@ -266,7 +268,7 @@ fn what_does_not_fit_is_refused_while_recording() {
         g.latent_attention(LatentInputs { sinks: Some(vector), ..latent_inputs }, joint, latent).err(),
         g.latent_attention(LatentInputs { rotated: Some([a, b]), ..latent_inputs }, joint, latent).err(),
         g.layer_norm(a, vector, vector, 0.1).err(),
-        g.clamped_swiglu(a, b, 1.0, 1.0).err(),
+        g.activate(Activation::ClampedSwiGlu { alpha: 1.0, limit: 1.0 }, Some(a), b).err(),
     ];
     for (i, error) in refused.iter().enumerate() {
         assert!(matches!(error, Some(Error::Shape { .. })), "{i}: {error:?}");

@@ -34,7 +34,7 @@ fn rows() {
 
     let mut r = recorder();
     let (gate, up) = (r.input(21), r.input(21));
-    let out = r.graph.limited_swiglu(gate, up, 0.7).unwrap();
+    let out = r.graph.activate(Activation::LimitedSwiGlu { limit: 0.7 }, Some(gate), up).unwrap();
     check("limited_swiglu", &r.finish(out));
 
     let mut r = recorder();
@@ -339,7 +339,7 @@ fn capped_swiglu() {
     for (width, limit) in [(1, 0.4), (37, 0.4), (500, 1.3)] {
         let mut r = recorder();
         let (gate, up) = (r.input(width), r.input(width));
-        let out = r.graph.capped_swiglu(gate, up, limit).unwrap();
+        let out = r.graph.activate(Activation::CappedSwiGlu { limit }, Some(gate), up).unwrap();
         check_f32(&format!("{width} within {limit}"), &r.finish(out));
     }
 }
@@ -445,7 +445,9 @@ fn what_does_not_fit_is_refused_while_recording() {
     let place = Placement { first: 5, inverse: false, stride: 1 };
     let refused: Vec<Option<Error>> = vec![
         g.unit_norm(b, 2, 0.0).err(),
-        g.limited_swiglu(a, b, 1.0).err(),
+        g.activate(Activation::LimitedSwiGlu { limit: 1.0 }, Some(a), b).err(),
+        g.activate(Activation::SwiGlu, None, a).err(),
+        g.activate(Activation::SquaredRelu, Some(a), a).err(),
         g.grouped_linear(b, vector, 2).err(),
         g.placed_rope(a, 1, rope, place).err(),
         g.hyper_weights(a, b, [vector, vector], hyper).err(),

@@ -6,8 +6,7 @@ use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, KvType,
     PAGE_TOKENS, Span, StateSlots,
 };
-use moeflux_compute::graph::{ExpertSet, ExpertSetId, Graph, Op};
-use moeflux_compute::plan::Plan;
+use moeflux_compute::graph::{ExpertSet, ExpertSetId, Graph, LinearOp, Op, RouteOp};
 use moeflux_compute::{Error as ComputeError, Tensor};
 
 use super::predict::{Layer, Prompt, Routed};
@@ -186,7 +185,7 @@ fn expert_bytes(set: &ExpertSet) -> u64 {
 }
 
 fn top_k(graph: &Graph) -> usize {
-    let route = |op: &Op| if let Op::Route { route, .. } = op { route.top_k } else { 0 };
+    let route = |op: &Op| if let Op::Route(RouteOp { route, .. }) = op { route.top_k } else { 0 };
     graph.nodes().iter().map(|node| route(&node.op)).max().unwrap_or(0)
 }
 
@@ -302,8 +301,7 @@ impl Excerpt {
             state_slots: 1,
             keep_experts: false,
         };
-        let plan = Plan::new(&self.graph, |_| true);
-        let mut executable = backend.compile(&self.graph, plan, self.weights.clone(), compile)?;
+        let mut executable = backend.compile(&self.graph, self.weights.clone(), compile)?;
         executable.reserve_pages(pages)?;
         executable.reserve_slots(1)?;
         let tokens = self.graph.weights().first().map_or(1, |table| table.matrix.rows);
@@ -409,13 +407,15 @@ fn layers(graph: &Graph, times: &[LayerTimes], model: &Model) -> Result<Vec<Laye
 /// Share of the bytes of a layer that are read after its router, but for one expert.
 fn overlapping(layer: &Graph) -> f64 {
     let bytes = |op: &Op| match op {
-        Op::Linear { weight, .. } => layer.weights()[weight.index()].matrix.bytes().unwrap_or(0) as u64,
+        Op::Linear(LinearOp { weight, .. }) => {
+            layer.weights()[weight.index()].matrix.bytes().unwrap_or(0) as u64
+        }
         _ => 0,
     };
     let of_layer = || layer.nodes().iter().filter(|node| node.name.starts_with("layers."));
     let all: u64 = of_layer().map(|node| bytes(&node.op)).sum();
     let after: u64 =
-        of_layer().skip_while(|node| !matches!(node.op, Op::Route { .. })).map(|node| bytes(&node.op)).sum();
+        of_layer().skip_while(|node| !matches!(node.op, Op::Route(_))).map(|node| bytes(&node.op)).sum();
     let expert = layer.expert_sets().first().map_or(0, expert_bytes);
     let experts = expert * top_k(layer) as u64;
     (after + experts.saturating_sub(expert)) as f64 / (all + experts).max(1) as f64

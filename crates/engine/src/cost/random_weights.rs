@@ -4,7 +4,7 @@
 //! token to token, and results must not become infinite.
 
 use half::{bf16, f16};
-use moeflux_compute::graph::{Graph, MatrixSpec, Op};
+use moeflux_compute::graph::{GatedDeltaRuleOp, Graph, MatrixSpec, Op, SsmScanOp};
 use moeflux_compute::{BlockScale, Bytes, DType, Half, Tensor};
 
 use crate::io::buffer::HostBuffer;
@@ -23,8 +23,8 @@ pub(super) fn of_graph(graph: &Graph, random: &mut Random) -> Result<Vec<Tensor>
         .nodes()
         .iter()
         .filter_map(|node| match &node.op {
-            Op::GatedDeltaRule { decay, .. } => Some(decay.index()),
-            Op::SsmScan { weights, .. } => Some(weights.a.index()),
+            Op::GatedDeltaRule(GatedDeltaRuleOp { decay, .. }) => Some(decay.index()),
+            Op::SsmScan(SsmScanOp { weights, .. }) => Some(weights.a.index()),
             _ => None,
         })
         .collect();

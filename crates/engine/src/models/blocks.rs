@@ -281,9 +281,9 @@ pub fn dense_mlp_of(
 /// # Errors
 /// If weights are missing or do not fit.
 pub fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize, activation: Activation) -> Result<Value> {
-    if activation == Activation::SquaredRelu {
+    if !activation.is_gated() {
         let up = r.linear(h, &format!("{module}.up_proj"), width, Precision::Fast)?;
-        let product = r.graph.squared_relu(up);
+        let product = r.graph.activate(activation, None, up)?;
         return r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast);
     }
     let joint = format!("{module}.gate_up_proj");
@@ -296,13 +296,7 @@ pub fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize, activation: A
         let mut all = |name| r.linear(h, &format!("{module}.{name}"), width, Precision::Fast);
         [all(gate)?, all("up_proj")?]
     };
-    let product = match activation {
-        Activation::SwiGlu => r.graph.swiglu(gate, up)?,
-        Activation::LimitedSwiGlu { limit } => r.graph.limited_swiglu(gate, up, limit)?,
-        Activation::ClampedSwiGlu { alpha, limit } => r.graph.clamped_swiglu(gate, up, alpha, limit)?,
-        Activation::CappedSwiGlu { limit } => r.graph.capped_swiglu(gate, up, limit)?,
-        Activation::SquaredRelu => up,
-    };
+    let product = r.graph.activate(activation, Some(gate), up)?;
     r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast)
 }
 

@@ -266,7 +266,7 @@ fn moe(
     let gate = linear(r, h, "mlp.shared_experts.gate_proj", shared)?;
     let up = linear(r, h, "mlp.shared_experts.up_proj", shared)?;
     let [limit, shared_limit] = [0, 1].map(|kind| d.limits[kind][layer] as f32);
-    let product = r.graph.limited_swiglu(gate, up, shared_limit)?;
+    let product = r.graph.activate(Activation::LimitedSwiGlu { limit: shared_limit }, Some(gate), up)?;
     let shared = linear(r, product, "mlp.shared_experts.down_proj", d.hidden_size)?;
     let published = d.naming == Naming::Published;
     let names = ExpertNames {

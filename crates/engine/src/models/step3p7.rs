@@ -213,10 +213,8 @@ fn dense_layers(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<
 fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize, limit: Option<f32>) -> Result<Value> {
     let gate = r.linear(h, &format!("{module}.gate_proj"), width, Precision::Fast)?;
     let up = r.linear(h, &format!("{module}.up_proj"), width, Precision::Fast)?;
-    let product = match limit {
-        Some(limit) => r.graph.capped_swiglu(gate, up, limit)?,
-        None => r.graph.swiglu(gate, up)?,
-    };
+    let activation = limit.map_or(Activation::SwiGlu, |limit| Activation::CappedSwiGlu { limit });
+    let product = r.graph.activate(activation, Some(gate), up)?;
     r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast)
 }
 

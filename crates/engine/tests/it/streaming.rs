@@ -10,7 +10,7 @@ use moeflux::io::queue::{self, QueueKind};
 use moeflux::{Engine, Error, Options, Outputs, Session, Stats};
 use moeflux_compute::backend::{ActivationMode, Backend, PAGE_TOKENS};
 use moeflux_compute::cpu::CpuBackend;
-use moeflux_compute::graph::{ExpertSetId, Op};
+use moeflux_compute::graph::{ExpertSetId, Op, RouteOp};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
@@ -33,7 +33,7 @@ fn expert_count(engine: &Engine) -> usize {
 /// Most experts that a token needs in one layer.
 fn top_k(engine: &Engine) -> usize {
     let routes = engine.model().graph.nodes().iter();
-    let top_k = |op: &Op| if let Op::Route { route, .. } = op { route.top_k } else { 0 };
+    let top_k = |op: &Op| if let Op::Route(RouteOp { route, .. }) = op { route.top_k } else { 0 };
     routes.map(|node| top_k(&node.op)).max().expect("a model of experts")
 }
 

@@ -14,7 +14,6 @@ use moeflux_compute::backend::{
 };
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::ExpertSetId;
-use moeflux_compute::plan::Plan as GraphPlan;
 
 fn tiny(encoding: Encoding) -> Recipe {
     let shape = Shape::by_name("tiny").expect("a shape");
@@ -151,9 +150,8 @@ fn requests(path: &Path) -> Vec<Vec<u64>> {
     let backend = CpuBackend::new(1, None).expect("a backend");
     let options = CompileOptions { max_rows: 1, ..CompileOptions::default() };
     let weights = model.load(|_| ()).expect("weights");
-    let plan = GraphPlan::new(&model.graph, |_| false);
     let mut executable: Box<dyn Executable> =
-        backend.compile(&model.graph, plan, weights, options).expect("an executable");
+        backend.compile(&model.graph, weights, options).expect("an executable");
     executable.reserve_pages(1).unwrap();
     let store = std::mem::take(&mut model.experts);
     let counts = (0..store.sets()).map(|set| vec![0; store.set(ExpertSetId(set)).experts]).collect();

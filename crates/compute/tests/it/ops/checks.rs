@@ -9,7 +9,6 @@ use moeflux_compute::backend::{
 };
 use moeflux_compute::cpu::{CpuBackend, Simd, SimdLevel};
 use moeflux_compute::graph::ExpertSetId;
-use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
 
 use super::case::{Case, Experts, MODES, Mode, POISON, Tested, tolerance};
@@ -139,8 +138,7 @@ pub fn compile(case: &Case, backend: &dyn Backend, mode: Mode) -> Box<dyn Execut
     let Mode { activations, kv_type } = mode;
     let max_rows = case.lengths.iter().sum();
     let options = CompileOptions { activations, kv_type, max_rows, ..CompileOptions::default() };
-    let plan = Plan::new(&case.graph, |_| true);
-    backend.compile(&case.graph, plan, case.weights.clone(), options).unwrap()
+    backend.compile(&case.graph, case.weights.clone(), options).unwrap()
 }
 
 /// Mean squared difference over the mean square of what is right.

@@ -5,7 +5,6 @@ use moeflux_compute::graph::{
     Attention, ExpertSet, GraphBuilder, GroupRank, Groups, MatrixSpec, Precision, Rope, RopeStyle, Route,
     Routing, Value, WeightId,
 };
-use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{DType, Result, Tensor};
 
@@ -22,8 +21,7 @@ fn weights_that_are_not_the_declared_ones_are_refused() {
         // None of the processor if another is all that is to be tested.
         let tested = tested.first().map(|tested| &tested.one as &dyn Backend);
         for backend in [Some(&Reference as &dyn Backend), tested].into_iter().flatten() {
-            let plan = Plan::new(&case.graph, |_| true);
-            let outcome = backend.compile(&case.graph, plan, weights.clone(), CompileOptions::default());
+            let outcome = backend.compile(&case.graph, weights.clone(), CompileOptions::default());
             let error = outcome.err().expect("refused").to_string();
             assert!(error.contains("weight weight") && error.contains(expected), "{error}");
         }

@@ -7,7 +7,6 @@ use moeflux_compute::backend::{
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::{ExpertSetId, Graph, GraphBuilder, MatrixSpec, Precision, Value, WeightId};
-use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{Error, Result, Tensor};
 
@@ -77,8 +76,7 @@ impl Case {
     pub(crate) fn compile(&self, backend: &dyn Backend, kv_type: KvType) -> Box<dyn Executable> {
         let activations = ActivationMode::F32;
         let options = CompileOptions { activations, kv_type, max_rows: 256, ..CompileOptions::default() };
-        let plan = Plan::new(&self.graph, |_| true);
-        let mut executable = backend.compile(&self.graph, plan, self.weights.clone(), options).unwrap();
+        let mut executable = backend.compile(&self.graph, self.weights.clone(), options).unwrap();
         executable.reserve_pages(6).unwrap();
         executable.reserve_slots(6).unwrap();
         executable
@@ -125,9 +123,9 @@ impl Case {
     pub(crate) fn check_refused(&self, name: &str) {
         let unopened = || Err(Error::Device { reason: "opened".into() });
         let backend = GpuBackend::new("none", GpuOptions::default(), unopened);
-        let (plan, options) = (Plan::new(&self.graph, |_| true), CompileOptions::default());
-        assert_eq!(backend.scratch_bytes(&self.graph, &plan, options), 0);
-        let refused = backend.compile(&self.graph, plan, self.weights.clone(), options).err();
+        let options = CompileOptions::default();
+        assert_eq!(backend.scratch_bytes(&self.graph, options), 0);
+        let refused = backend.compile(&self.graph, self.weights.clone(), options).err();
         let refused = refused.unwrap_or_else(|| panic!("{name}: compiled for a GPU"));
         assert!(matches!(&refused, Error::Device { reason } if reason.contains("use the CPU")), "{refused}");
     }

@@ -1,0 +1,99 @@
+//! What is computed element by element between products: activations and gates.
+
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
+use super::simd::Simd;
+use super::vector;
+use crate::Result;
+use crate::graph::{ActivateOp, Activation, ScaledSiluOp, SigmoidGateOp};
+
+impl CpuOp for ActivateOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { activation, gate, up } = *self;
+        let simd = cpu.context.simd;
+        let rows = cpu.values.rows(up);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            if let Some(gate) = gate {
+                out.copy_from_slice(cpu.values.row(gate, row));
+            }
+            activate(simd, activation, out, cpu.values.row(up, row));
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for ScaledSiluOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, factor } = *self;
+        let simd = cpu.context.simd;
+        let rows = cpu.values.rows(x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, row));
+            vector::scale(simd, factor, out);
+            vector::silu(simd, out);
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for SigmoidGateOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, gate } = *self;
+        let simd = cpu.context.simd;
+        let rows = cpu.values.rows(x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, row));
+            let gate = cpu.values.row(gate, row);
+            match out.len() / gate.len() {
+                1 if out.len() > 1 => vector::sigmoid_mul(simd, gate, out),
+                part => {
+                    for (gate, out) in gate.iter().zip(out.chunks_exact_mut(part)) {
+                        vector::scale(simd, 1.0 / (1.0 + (-gate).exp()), out);
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// What `activation` makes of gate and up, or of up alone, in place of gate.
+pub(crate) fn activate(simd: Simd, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    match activation {
+        Activation::SwiGlu => vector::silu_mul(simd, gate, up),
+        Activation::LimitedSwiGlu { limit } => limited_silu_mul(simd, gate, up, limit),
+        Activation::ClampedSwiGlu { alpha, limit } => clamped_silu_mul(simd, gate, up, alpha, limit),
+        Activation::CappedSwiGlu { limit } => capped_silu_mul(simd, gate, up, limit),
+        Activation::SquaredRelu => squared_relu(up, gate),
+    }
+}
+
+/// min(silu(gate), limit) ⊙ up, with up limited to ±limit, in place of gate.
+fn capped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
+    vector::silu(simd, gate);
+    // Comparisons keep a NaN, `min` would drop it.
+    gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
+    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit));
+}
+
+/// relu(x)².
+fn squared_relu(x: &[f32], out: &mut [f32]) {
+    // `max` would drop a NaN.
+    out.iter_mut().zip(x).for_each(|(o, x)| *o = if *x < 0.0 { 0.0 } else { x * x });
+}
+
+/// silu(min(gate, limit)) ⊙ up, with up limited to ±limit, in place of gate.
+fn limited_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
+    // Comparisons keep a NaN, `min` would drop it.
+    gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
+    vector::silu(simd, gate);
+    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit));
+}
+
+/// (up + 1) · gate · sigmoid(alpha · gate), with gate up to limit and up within ±limit, in place of gate.
+fn clamped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
+    // Comparisons keep a NaN, `min` would drop it.
+    gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
+    let logits: Vec<f32> = gate.iter().map(|g| alpha * g).collect();
+    vector::sigmoid_mul(simd, &logits, gate);
+    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit) + 1.0);
+}

@@ -1,0 +1,82 @@
+//! Operations on rows alone: embeddings, sums, columns and copies.
+
+use super::executable::{CpuCall, CpuExecutable, CpuOp};
+use crate::Result;
+use crate::graph::{AddOp, ClampOp, EmbedOp, GatherRowsOp, RepeatOp, SliceOp};
+use crate::quant::dequantize_row;
+
+impl CpuOp for EmbedOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let out = call.out();
+        cpu.write(out, call.tokens(), |cpu, buffer| {
+            let table = cpu.weights[self.table.0].view();
+            let rows = buffer.chunks_exact_mut(out.width());
+            rows.zip(call.batch.tokens)
+                .try_for_each(|(row, token)| dequantize_row(table, *token as usize, row))
+        })
+    }
+}
+
+impl CpuOp for AddOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { a, b } = *self;
+        let rows = cpu.values.rows(a);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let (a, b) = (cpu.values.row(a, row), cpu.values.row(b, row));
+            for ((o, a), b) in out.iter_mut().zip(a).zip(b) {
+                *o = a + b;
+            }
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for ClampOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, limit } = *self;
+        let rows = cpu.values.rows(x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let x = cpu.values.row(x, row);
+            out.iter_mut().zip(x).for_each(|(o, v)| *o = v.clamp(-limit, limit));
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for SliceOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { x, groups, start, len } = *self;
+        let rows = cpu.values.rows(x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let x = cpu.values.row(x, row);
+            let parts = x.chunks_exact(x.len() / groups);
+            for (out, part) in out.chunks_exact_mut(len).zip(parts) {
+                out.copy_from_slice(&part[start..start + len]);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for RepeatOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let x = self.x;
+        let rows = cpu.values.rows(x);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let x = cpu.values.row(x, row);
+            out.chunks_exact_mut(x.len()).for_each(|out| out.copy_from_slice(x));
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for GatherRowsOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let (x, outputs) = (self.x, call.batch.outputs);
+        let rows = outputs.len();
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            out.copy_from_slice(cpu.values.row(x, outputs[row] as usize));
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! What is computed element by element between products: activations and gates.
+
+use super::builder::check;
+use super::operation::{Operation, refers};
+use super::{GraphBuilder, Value};
+#[cfg(doc)]
+use crate::Error;
+use crate::Result;
+
+/// What is made of the outputs of a gate and an up projection, or of up alone.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Activation {
+    /// silu(gate) ⊙ up (Shazeer 2020).
+    #[default]
+    SwiGlu,
+    /// silu(min(gate, limit)) ⊙ up, with up limited to ±limit (DeepSeek-V4).
+    LimitedSwiGlu {
+        /// Limit of gate and up.
+        limit: f32,
+    },
+    /// (u + 1) · g · sigmoid(alpha · g), with g = min(gate, limit) and u = up limited to ±limit (gpt-oss).
+    ClampedSwiGlu {
+        /// Factor within the sigmoid.
+        alpha: f32,
+        /// Limit of gate and up.
+        limit: f32,
+    },
+    /// min(silu(gate), limit) ⊙ up, with up limited to ±limit (Step-3.5).
+    CappedSwiGlu {
+        /// Limit of silu(gate) and of up.
+        limit: f32,
+    },
+    /// relu(up)², without a gate (So et al., *Primer*, 2021; Nemotron-H).
+    SquaredRelu,
+}
+
+impl Activation {
+    /// Name, for errors and profiles.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::SwiGlu => "swiglu",
+            Self::LimitedSwiGlu { .. } => "limited_swiglu",
+            Self::ClampedSwiGlu { .. } => "clamped_swiglu",
+            Self::CappedSwiGlu { .. } => "capped_swiglu",
+            Self::SquaredRelu => "squared_relu",
+        }
+    }
+
+    /// Whether it takes a gate.
+    pub fn is_gated(&self) -> bool {
+        !matches!(self, Self::SquaredRelu)
+    }
+
+    /// The same with limits that are not negative.
+    fn with_magnitudes(self) -> Self {
+        match self {
+            Self::LimitedSwiGlu { limit } => Self::LimitedSwiGlu { limit: limit.abs() },
+            Self::ClampedSwiGlu { alpha, limit } => Self::ClampedSwiGlu { alpha, limit: limit.abs() },
+            Self::CappedSwiGlu { limit } => Self::CappedSwiGlu { limit: limit.abs() },
+            Self::SwiGlu | Self::SquaredRelu => self,
+        }
+    }
+}
+
+/// What an [`Activation`] makes of gate and up, or of up alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ActivateOp {
+    /// What is made.
+    pub activation: Activation,
+    /// (rows, width), if the activation takes a gate.
+    pub gate: Option<Value>,
+    /// (rows, width).
+    pub up: Value,
+}
+
+refers!(ActivateOp { activation, gate, up });
+
+impl Operation for ActivateOp {
+    const NAME: &'static str = "activate";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let op = self.label();
+        check(op, "gates", usize::from(self.activation.is_gated()), self.gate.iter().len())?;
+        if let Some(gate) = self.gate {
+            check(op, "width of up", gate.width, self.up.width)?;
+        }
+        Ok(self.up.width)
+    }
+
+    fn label(&self) -> &'static str {
+        self.activation.name()
+    }
+}
+
+/// silu(factor · x).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScaledSiluOp {
+    /// (rows, width).
+    pub x: Value,
+    /// Factor.
+    pub factor: f32,
+}
+
+refers!(ScaledSiluOp { x, factor });
+
+impl Operation for ScaledSiluOp {
+    const NAME: &'static str = "scaled_silu";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width)
+    }
+}
+
+/// x ⊙ sigmoid(gate).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SigmoidGateOp {
+    /// (rows, width).
+    pub x: Value,
+    /// (rows, gates): one for each of as many equal parts of x, which may be single elements or whole rows.
+    pub gate: Value,
+}
+
+refers!(SigmoidGateOp { x, gate });
+
+impl Operation for SigmoidGateOp {
+    const NAME: &'static str = "sigmoid_gate";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        check(Self::NAME, "width left over by gates", 0, self.x.width % self.gate.width.max(1))?;
+        Ok(self.x.width)
+    }
+}
+
+impl GraphBuilder {
+    /// What `activation` makes of `gate` and `up`, or of `up` alone. The signs of its limits do not count.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ, or there is a gate and should be none, or the other way round.
+    pub fn activate(&mut self, activation: Activation, gate: Option<Value>, up: Value) -> Result<Value> {
+        self.record(ActivateOp { activation: activation.with_magnitudes(), gate, up })
+    }
+
+    /// silu(gate) ⊙ up.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ.
+    pub fn swiglu(&mut self, gate: Value, up: Value) -> Result<Value> {
+        self.activate(Activation::SwiGlu, Some(gate), up)
+    }
+
+    /// relu(x)².
+    pub fn squared_relu(&mut self, x: Value) -> Value {
+        self.activate(Activation::SquaredRelu, None, x).expect("any input fits")
+    }
+
+    /// silu(factor · x).
+    pub fn scaled_silu(&mut self, x: Value, factor: f32) -> Value {
+        self.record(ScaledSiluOp { x, factor }).expect("any input fits")
+    }
+
+    /// x ⊙ sigmoid(gate), with a gate for each of as many equal parts of a row as the gate has columns.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if parts are not equal.
+    pub fn sigmoid_gate(&mut self, x: Value, gate: Value) -> Result<Value> {
+        self.record(SigmoidGateOp { x, gate })
+    }
+}

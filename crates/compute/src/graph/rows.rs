@@ -1,0 +1,170 @@
+//! Operations on rows alone: embeddings, sums, columns and copies.
+
+use super::builder::check;
+use super::operation::{Operation, Refers, Visitor, refers};
+use super::{GraphBuilder, Value, WeightId};
+use crate::{Error, Result};
+
+/// Rows of `table` picked by token id.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EmbedOp {
+    /// (vocab_size, hidden_size).
+    pub table: WeightId,
+}
+
+impl Refers for EmbedOp {
+    fn visit(&mut self, visitor: &mut dyn Visitor) {
+        visitor.embeddings(&mut self.table);
+    }
+}
+
+impl Operation for EmbedOp {
+    const NAME: &'static str = "embed";
+
+    fn width(&self, graph: &GraphBuilder) -> Result<usize> {
+        Ok(graph.matrix(self.table).cols)
+    }
+}
+
+/// a + b.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AddOp {
+    /// (rows, width).
+    pub a: Value,
+    /// (rows, width).
+    pub b: Value,
+}
+
+refers!(AddOp { a, b });
+
+impl Operation for AddOp {
+    const NAME: &'static str = "add";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        check(Self::NAME, "width of b", self.a.width, self.b.width)?;
+        Ok(self.a.width)
+    }
+}
+
+/// Limits every element to ±limit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClampOp {
+    /// (rows, width).
+    pub x: Value,
+    /// Largest magnitude let through.
+    pub limit: f32,
+}
+
+refers!(ClampOp { x, limit });
+
+impl Operation for ClampOp {
+    const NAME: &'static str = "clamp";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width)
+    }
+}
+
+/// Columns `start..start + len` of each of `groups` equal parts of a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SliceOp {
+    /// (rows, width).
+    pub x: Value,
+    /// Parts of a row.
+    pub groups: usize,
+    /// First column in a part.
+    pub start: usize,
+    /// Columns of a part.
+    pub len: usize,
+}
+
+refers!(SliceOp { x, groups, start, len });
+
+impl Operation for SliceOp {
+    const NAME: &'static str = "slice";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        let Self { x, groups, start, len } = *self;
+        let op = Self::NAME;
+        check(op, "width left over by groups", 0, x.width % groups.max(1))?;
+        let (part, end) = (x.width / groups.max(1), start.saturating_add(len));
+        if len == 0 || end > part {
+            return Err(Error::Shape { op, what: "end of the columns", expected: part, got: end });
+        }
+        Ok(groups * len)
+    }
+}
+
+/// Copies of a row side by side.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RepeatOp {
+    /// (rows, width).
+    pub x: Value,
+    /// How many.
+    pub times: usize,
+}
+
+refers!(RepeatOp { x, times });
+
+impl Operation for RepeatOp {
+    const NAME: &'static str = "repeat";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width * self.times)
+    }
+}
+
+/// Keeps the rows whose logits were asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GatherRowsOp {
+    /// (tokens, width).
+    pub x: Value,
+}
+
+refers!(GatherRowsOp { x });
+
+impl Operation for GatherRowsOp {
+    const NAME: &'static str = "gather_rows";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.x.width)
+    }
+}
+
+impl GraphBuilder {
+    /// Token embeddings: (tokens, hidden_size).
+    pub fn embed(&mut self, table: WeightId) -> Value {
+        self.record(EmbedOp { table }).expect("any input fits")
+    }
+
+    /// a + b.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ.
+    pub fn add(&mut self, a: Value, b: Value) -> Result<Value> {
+        self.record(AddOp { a, b })
+    }
+
+    /// x limited to ±|limit|.
+    pub fn clamp(&mut self, x: Value, limit: f32) -> Value {
+        self.record(ClampOp { x, limit: limit.abs() }).expect("any input fits")
+    }
+
+    /// Columns `start..start + len` of each of `groups` equal parts of a row, side by side.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if parts are not equal or shorter than that.
+    pub fn slice(&mut self, x: Value, groups: usize, start: usize, len: usize) -> Result<Value> {
+        self.record(SliceOp { x, groups, start, len })
+    }
+
+    /// `times` copies of a row side by side.
+    pub fn repeat(&mut self, x: Value, times: usize) -> Value {
+        self.record(RepeatOp { x, times: times.max(1) }).expect("any input fits")
+    }
+
+    /// Keeps the rows whose logits were asked for.
+    pub fn gather_rows(&mut self, x: Value) -> Value {
+        self.record(GatherRowsOp { x }).expect("any input fits")
+    }
+}

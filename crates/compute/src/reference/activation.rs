@@ -1,0 +1,68 @@
+//! The scalar meaning of activations and gates.
+
+use super::{Interpreter, Outcome, ReferenceCall, ReferenceOp};
+use crate::Result;
+use crate::graph::{ActivateOp, Activation, ScaledSiluOp, SigmoidGateOp};
+
+/// silu(gate) · up.
+pub fn swiglu(gate: f32, up: f32) -> f32 {
+    let g = f64::from(gate);
+    (g / (1.0 + (-g).exp())) as f32 * up
+}
+
+/// The product of an expert's gate and up, or what is made of up alone.
+pub fn activate(activation: Activation, gate: f32, up: f32) -> f32 {
+    match activation {
+        Activation::SwiGlu => swiglu(gate, up),
+        Activation::LimitedSwiGlu { limit } => swiglu(gate.min(limit), up.clamp(-limit, limit)),
+        Activation::ClampedSwiGlu { alpha, limit } => {
+            let (g, u) = (f64::from(gate.min(limit)), f64::from(up.clamp(-limit, limit)));
+            ((u + 1.0) * g / (1.0 + (-f64::from(alpha) * g).exp())) as f32
+        }
+        Activation::CappedSwiGlu { limit } => swiglu(gate, 1.0).min(limit) * up.clamp(-limit, limit),
+        Activation::SquaredRelu => squared_relu(up),
+    }
+}
+
+/// relu(x)².
+pub fn squared_relu(x: f32) -> f32 {
+    // `max` would drop a NaN.
+    if x < 0.0 { 0.0 } else { x * x }
+}
+
+/// 1 / (1 + e⁻ˣ).
+pub fn sigmoid(x: f32) -> f32 {
+    (1.0 / (1.0 + (-f64::from(x)).exp())) as f32
+}
+
+/// ln(1 + eˣ).
+pub(super) fn softplus(x: f64) -> f64 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+impl ReferenceOp for ActivateOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let element = |(gate, up): (&f32, &f32)| activate(self.activation, *gate, *up);
+        let row = |(gate, up): (&Vec<f32>, &Vec<f32>)| gate.iter().zip(up).map(element).collect();
+        let up = call.of(self.up);
+        let gate = self.gate.map_or(up, |gate| call.of(gate));
+        Ok(Outcome::Rows(gate.iter().zip(up).map(row).collect()))
+    }
+}
+
+impl ReferenceOp for ScaledSiluOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let row = |row: &Vec<f32>| row.iter().map(|v| swiglu(v * self.factor, 1.0)).collect();
+        Ok(Outcome::Rows(call.of(self.x).iter().map(row).collect()))
+    }
+}
+
+impl ReferenceOp for SigmoidGateOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let row = |(x, gate): (&Vec<f32>, &Vec<f32>)| {
+            let part = x.len() / gate.len();
+            x.iter().enumerate().map(|(i, x)| x * sigmoid(gate[i / part])).collect()
+        };
+        Ok(Outcome::Rows(call.of(self.x).iter().zip(call.of(self.gate)).map(row).collect()))
+    }
+}

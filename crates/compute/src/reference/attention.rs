@@ -1,0 +1,189 @@
+//! The scalar meaning of attention over keys and values and over latents.
+
+use std::ops::Range;
+
+use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, dot, seen};
+use crate::Result;
+use crate::backend::{PAGE_TOKENS, Span};
+use crate::graph::{
+    Attention, AttentionOp, Chosen, LatentAttention, LatentAttentionOp, LatentInputs, LatentWeights, WeightId,
+};
+use crate::quant::dequantize_row;
+
+/// Keys visible to the query at `position`.
+pub fn visible(shape: &Attention, position: usize) -> Range<usize> {
+    let first = shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
+    let start = shape.chunk.map_or(0, |chunk| position - position % chunk);
+    first.max(start)..position + 1
+}
+
+/// Attention of one query head over keys and values (n_keys, head_dim); a sink takes its share of the softmax. Nothing to
+/// see gives zeros.
+pub fn attend(q: &[f32], keys: &[&[f32]], values: &[&[f32]], scale: f32, sink: Option<f32>, out: &mut [f32]) {
+    let scores: Vec<f32> = keys.iter().map(|k| dot(q, k) * scale).chain(sink).collect();
+    let probabilities = softmax(&scores);
+    for (i, o) in out.iter_mut().enumerate() {
+        *o = probabilities.iter().zip(values).map(|(p, v)| p * f64::from(v[i])).sum::<f64>() as f32;
+    }
+}
+
+pub(super) fn softmax(scores: &[f32]) -> Vec<f64> {
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut p: Vec<f64> = scores.iter().map(|s| f64::from(s - max).exp()).collect();
+    let sum: f64 = p.iter().sum();
+    p.iter_mut().for_each(|p| *p /= sum);
+    p
+}
+
+/// W_k (nope, rank) and W_v (value, rank) of head `head`.
+///
+/// # Errors
+/// If a weight's dtype has no dequantiser.
+pub fn latent_weights(
+    shape: &LatentAttention,
+    weights: LatentWeights,
+    view: impl Fn(WeightId) -> Result<Vec<Vec<f32>>>,
+    head: usize,
+) -> Result<[Vec<Vec<f32>>; 2]> {
+    let LatentAttention { nope, rank, value, .. } = *shape;
+    Ok(match weights {
+        LatentWeights::Joint(id) => {
+            let rows = view(id)?;
+            let both = &rows[head * (nope + value)..(head + 1) * (nope + value)];
+            [both[..nope].to_vec(), both[nope..].to_vec()]
+        }
+        LatentWeights::Split { k, v } => {
+            let transposed = &view(k)?[head * rank..(head + 1) * rank];
+            let k = (0..nope).map(|n| transposed.iter().map(|row| row[n]).collect()).collect();
+            [k, view(v)?[head * value..(head + 1) * value].to_vec()]
+        }
+    })
+}
+
+impl ReferenceOp for AttentionOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let sinks = self.sinks.map(|s| own.vector(s)).transpose()?;
+        let chosen = self.chosen.map(|chosen| (chosen, call.of(chosen.blocks)));
+        let inputs = [self.q, self.k, self.v].map(|value| call.of(value));
+        let spans = call.batch.spans;
+        Ok(Outcome::Rows(own.attention(self.cache.0, inputs, sinks.as_deref(), chosen, spans)))
+    }
+}
+
+impl ReferenceOp for LatentAttentionOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let LatentInputs { q_nope, c, rotated, sinks, chosen } = self.inputs;
+        let sinks = sinks.map(|s| own.vector(s)).transpose()?;
+        let rotated = rotated.map(|rotated| rotated.map(|value| call.of(value)));
+        let chosen = chosen.map(|chosen| (chosen, call.of(chosen.blocks)));
+        let (inputs, place) = ([q_nope, c].map(|value| call.of(value)), (self.cache.0, self.weights));
+        let spans = call.batch.spans;
+        own.latent_attention(place, inputs, rotated, sinks.as_deref(), chosen, spans).map(Outcome::Rows)
+    }
+}
+
+impl Interpreter {
+    fn attention(
+        &mut self,
+        cache: usize,
+        [q, k, v]: [&Matrix; 3],
+        sinks: Option<&[f32]>,
+        chosen: Option<(Chosen, &Matrix)>,
+        spans: &[Span<'_>],
+    ) -> Matrix {
+        let shape = self.graph.caches[cache];
+        let (dim, value_dim) = (shape.head_dim, shape.value_dim);
+        let group = shape.heads / shape.kv_heads;
+        let mut out = vec![vec![0.0; shape.heads * value_dim]; q.len()];
+        for span in spans {
+            let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
+            for (i, row) in span.rows.clone().enumerate() {
+                self.pages.insert(key(span.start + i), (k[row].clone(), v[row].clone()));
+            }
+            for (i, row) in span.rows.clone().enumerate() {
+                let position = span.start + i;
+                if chosen.is_some_and(|(_, blocks)| blocks[row][0].is_nan()) {
+                    out[row].fill(f32::NAN);
+                    continue;
+                }
+                for head in 0..shape.heads {
+                    let positions = match chosen {
+                        Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, shape.heads),
+                        None => visible(&shape, position).collect(),
+                    };
+                    let cached: Vec<_> = positions.iter().map(|p| &self.pages[&key(*p)]).collect();
+                    let part = |head: usize, width: usize| head * width..(head + 1) * width;
+                    let (key_at, value_at) = (part(head / group, dim), part(head / group, value_dim));
+                    let keys: Vec<&[f32]> = cached.iter().map(|c| &c.0[key_at.clone()]).collect();
+                    let values: Vec<&[f32]> = cached.iter().map(|c| &c.1[value_at.clone()]).collect();
+                    let sink = sinks.map(|s| s[head]);
+                    let out = &mut out[row][part(head, value_dim)];
+                    attend(&q[row][part(head, dim)], &keys, &values, shape.scale, sink, out);
+                }
+            }
+        }
+        out
+    }
+
+    /// Every head's keys and values are made from the latents, as the paper defines them.
+    fn latent_attention(
+        &mut self,
+        (cache, weights): (usize, LatentWeights),
+        [q_nope, c]: [&Matrix; 2],
+        rotated: Option<[&Matrix; 2]>,
+        sinks: Option<&[f32]>,
+        chosen: Option<(Chosen, &Matrix)>,
+        spans: &[Span<'_>],
+    ) -> Result<Matrix> {
+        let none = vec![vec![]; c.len()];
+        let [q_rope, k_rope] = rotated.unwrap_or([&none; 2]);
+        let shape = self.graph.latent_caches[cache];
+        let LatentAttention { heads, nope, rope, value, scale, .. } = shape;
+        let mut out = vec![vec![0.0; heads * value]; c.len()];
+        for span in spans {
+            let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
+            for (i, row) in span.rows.clone().enumerate() {
+                self.latents.insert(key(span.start + i), (c[row].clone(), k_rope[row].clone()));
+            }
+        }
+        for head in 0..heads {
+            let view = |id: WeightId| {
+                let view = self.weights[id.0].view();
+                let row = |r| {
+                    let mut row = vec![0.0; view.cols()];
+                    dequantize_row(view, r, &mut row).map(|()| row)
+                };
+                (0..view.rows()).map(row).collect()
+            };
+            let [w_k, w_v] = latent_weights(&shape, weights, view, head)?;
+            for span in spans {
+                let key = |p: usize| (cache, span.pages[p / PAGE_TOKENS], p % PAGE_TOKENS);
+                let times = |w: &Matrix, c: &[f32]| w.iter().map(|row| dot(row, c)).collect::<Vec<f32>>();
+                let cached = (0..span.start + span.rows.len()).map(|p| &self.latents[&key(p)]);
+                let (keys, values): (Matrix, Matrix) = cached
+                    .map(|(c, k_rope)| ([times(&w_k, c), k_rope.clone()].concat(), times(&w_v, c)))
+                    .unzip();
+                let keys: Vec<&[f32]> = keys.iter().map(Vec::as_slice).collect();
+                let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
+                for (i, row) in span.rows.clone().enumerate() {
+                    let position = span.start + i;
+                    if chosen.is_some_and(|(_, blocks)| blocks[row][0].is_nan()) {
+                        out[row].fill(f32::NAN);
+                        continue;
+                    }
+                    let positions = match chosen {
+                        Some((chosen, blocks)) => seen(&chosen, &blocks[row], position, head, heads),
+                        None => (0..position + 1).collect(),
+                    };
+                    let [keys, values] =
+                        [&keys, &values].map(|all| positions.iter().map(|p| all[*p]).collect::<Vec<_>>());
+                    let q_nope = &q_nope[row][head * nope..(head + 1) * nope];
+                    let query = [q_nope, &q_rope[row][head * rope..(head + 1) * rope]].concat();
+                    let out = &mut out[row][head * value..(head + 1) * value];
+                    attend(&query, &keys, &values, scale, sinks.map(|sinks| sinks[head]), out);
+                }
+            }
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,175 @@
+//! The scalar meaning of routers and routed experts.
+
+use std::collections::HashMap;
+
+use super::attention::softmax;
+use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp, activate, linear, sigmoid, softplus};
+use crate::backend::{ExpertSource, ExpertView};
+use crate::graph::{
+    Activation, ExpertMlp, ExpertSetId, GroupRank, MoeExpertsOp, Route, RouteBy, RouteOp, Score, Weighted,
+};
+use crate::quant::dequantize_row;
+use crate::{Result, TensorView};
+
+/// What logits are turned into.
+fn scores(logits: &[f32], score: Score) -> Vec<f64> {
+    match score {
+        Score::Softmax => softmax(logits),
+        Score::Sigmoid => logits.iter().map(|l| f64::from(sigmoid(*l))).collect(),
+        Score::SqrtSoftplus => logits.iter().map(|l| softplus(f64::from(*l)).sqrt()).collect(),
+        Score::SoftmaxOfChosen => logits.iter().map(|l| f64::from(*l)).collect(),
+    }
+}
+
+/// The chosen experts with their weights, best first; ties go to the lower id. Experts outside the kept groups cannot
+/// be chosen. A logit that is not finite makes every weight NaN: it comes from a broken weight or an overflow, and must
+/// not vanish by not being chosen. Source: transformers' routers; DeepSeek-V3 adds 1e-20 to the sum that it divides by.
+pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f32)> {
+    let scores = scores(logits, route.score);
+    let biased = |e: usize| scores[e] + bias.map_or(0.0, |b| f64::from(b[e]));
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    if let Some(groups) = route.groups {
+        let size = scores.len() / groups.count;
+        let rank = |group: usize| {
+            let mut best: Vec<f64> = (group * size..(group + 1) * size).map(biased).collect();
+            best.sort_by(|a, b| b.total_cmp(a));
+            match groups.rank {
+                GroupRank::Best => best[0],
+                GroupRank::BestTwo => best.iter().take(2).sum(),
+            }
+        };
+        let mut ranked: Vec<usize> = (0..groups.count).collect();
+        ranked.sort_by(|a, b| rank(*b).total_cmp(&rank(*a)).then(a.cmp(b)));
+        order.retain(|e| ranked[..groups.keep].contains(&(e / size)));
+    }
+    order.sort_by(|a, b| biased(*b).total_cmp(&biased(*a)).then(a.cmp(b)));
+    order.truncate(route.top_k);
+    weigh(logits, &scores, order, route)
+}
+
+/// The experts `ids` with their weights.
+pub fn route_by_token(logits: &[f32], ids: &[f32], route: &Route) -> Vec<(u32, f32)> {
+    weigh(logits, &scores(logits, route.score), ids.iter().map(|id| *id as usize).collect(), route)
+}
+
+/// Experts `order` with their weights.
+fn weigh(logits: &[f32], scores: &[f64], order: Vec<usize>, route: &Route) -> Vec<(u32, f32)> {
+    let chosen: Vec<f64> = match route.score {
+        Score::SoftmaxOfChosen => softmax(&order.iter().map(|e| logits[*e]).collect::<Vec<_>>()),
+        _ => order.iter().map(|e| scores[*e]).collect(),
+    };
+    let sum = if route.renormalize { chosen.iter().sum::<f64>() + 1e-20 } else { 1.0 };
+    let poison = if logits.iter().all(|l| l.is_finite()) { 0.0 } else { f64::NAN };
+    let weight = |w: f64| (w / sum * f64::from(route.scale) + poison) as f32;
+    order.iter().zip(chosen).map(|(e, w)| (*e as u32, weight(w))).collect()
+}
+
+/// One expert on one row of activations; `biases` are its own of gate, up and down.
+///
+/// # Errors
+/// If a weight's dtype has no dequantiser.
+pub fn expert(
+    weights: &ExpertView<'_>,
+    activation: Activation,
+    biases: Option<[&[f32]; 3]>,
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<()> {
+    let project = |weight: TensorView<'_>, which: usize, x: &[f32], out: &mut [f32]| {
+        linear(weight, x, out)?;
+        let bias = biases.iter().flat_map(|b| b[which]);
+        out.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
+        Ok(())
+    };
+    let mut gate = vec![0.0; weights.up.rows()];
+    let mut up = vec![0.0; weights.up.rows()];
+    if let Some(weight) = weights.gate {
+        project(weight, 0, x, &mut gate)?;
+    }
+    project(weights.up, 1, x, &mut up)?;
+    for (g, u) in gate.iter_mut().zip(&up) {
+        *g = activate(activation, *g, *u);
+    }
+    project(weights.down, 2, &gate, out)
+}
+
+impl ReferenceOp for RouteOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let logits = call.of(self.logits).iter();
+        match self.by {
+            RouteBy::Scores { bias } => {
+                let bias = bias.map(|b| own.vector(b)).transpose()?;
+                Ok(Outcome::Routing(logits.map(|row| route(row, bias.as_deref(), &self.route)).collect()))
+            }
+            RouteBy::Tokens { table } => {
+                let table = own.weights[table.0].view();
+                let row = |(logits, token): (&Vec<f32>, &u32)| {
+                    let mut ids = vec![0.0; table.cols()];
+                    dequantize_row(table, *token as usize, &mut ids)?;
+                    Ok(route_by_token(logits, &ids, &self.route))
+                };
+                logits.zip(call.batch.tokens).map(row).collect::<Result<_>>().map(Outcome::Routing)
+            }
+        }
+    }
+}
+
+impl ReferenceOp for MoeExpertsOp {
+    fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let chosen = &call.routings[self.routing.index];
+        own.moe((self.experts, self.mlp), call.of(self.x), chosen, call.experts).map(Outcome::Rows)
+    }
+}
+
+impl Interpreter {
+    fn moe(
+        &self,
+        (set, mlp): (ExpertSetId, ExpertMlp),
+        x: &Matrix,
+        chosen: &[Vec<(u32, f32)>],
+        source: &mut dyn ExpertSource,
+    ) -> Result<Matrix> {
+        let biases = match mlp.biases {
+            Some(b) => Some([self.vector(b.gate)?, self.vector(b.up)?, self.vector(b.down)?]),
+            None => None,
+        };
+        let mut ids: Vec<u32> = chosen.iter().flatten().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let mut parts: HashMap<(usize, u32), Vec<f32>> = HashMap::new();
+        let mut failed = Ok(());
+        source.visit(set, &ids, &mut |group| {
+            for weights in group {
+                let spec = &self.graph.expert_sets[set.0];
+                let widths = [spec.up.rows, spec.up.rows, spec.down.rows];
+                let own = |which: usize, all: &'_ [Vec<f32>; 3]| {
+                    let start = weights.id as usize * widths[which];
+                    start..(start + widths[which]).min(all[which].len())
+                };
+                let own = biases.as_ref().map(|b| [0, 1, 2].map(|which| &b[which][own(which, b)]));
+                let weight =
+                    |chosen: &Vec<(u32, f32)>| chosen.iter().find(|c| c.0 == weights.id).map(|c| c.1);
+                for (row, weight) in chosen.iter().enumerate().filter_map(|(r, c)| Some((r, weight(c)?))) {
+                    let mut out = vec![0.0; weights.down.rows()];
+                    let mut x = x[row].clone();
+                    if mlp.weighted == Weighted::Input {
+                        x.iter_mut().for_each(|v| *v *= weight);
+                    }
+                    if let Err(error) = expert(weights, mlp.activation, own, &x, &mut out) {
+                        failed = Err(error);
+                    }
+                    parts.insert((row, weights.id), out);
+                }
+            }
+        })?;
+        failed?;
+        let sum = |row: usize, column: usize| -> f32 {
+            chosen[row]
+                .iter()
+                .map(|(id, w)| if mlp.weighted == Weighted::Input { (id, &1.0) } else { (id, w) })
+                .map(|(id, w)| f64::from(*w) * f64::from(parts[&(row, *id)][column]))
+                .sum::<f64>() as f32
+        };
+        Ok((0..x.len()).map(|row| (0..x[row].len()).map(|column| sum(row, column)).collect()).collect())
+    }
+}
