@@ -32,8 +32,6 @@ INDEX = ARCHIVES / "index.rs"
 MARK = "//@ "
 PTX_VERSION = "8.0"
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
-ENCODINGS = ["q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "mxfp4_planes", "f16", "bf16", "affine4", "affine8",
-             "fp8", "q4_1", "q5_1", "iq4_nl", "iq4_xs"]
 
 
 class Unit(NamedTuple):
@@ -76,7 +74,9 @@ def units() -> list[Unit]:
     listed = re.search(r"units!\[(.*?)\]", (KERNELS / "mod.rs").read_text(), re.S)
     names = re.findall(r'"(\w+)"', listed.group(1)) if listed else []
     common = [Unit(name, f"{name}.h") for name in names]
-    gemm = [Unit(f"gemm_{encoding}", "cuda/gemm.cu", encoding) for encoding in ENCODINGS]
+    # Those that the table says have kernels for tensor cores.
+    rows = re.findall(r"^ +X\((\w+), .*, +(\w+), +\w+\)", (KERNELS / "encodings.h").read_text(), re.M)
+    gemm = [Unit(f"gemm_{name}", "cuda/gemm.cu", name) for name, tensor in rows if tensor == "yes"]
     others = ["prefill", "flash_attention", "tensor_decode", "early"]
     return common + gemm + [Unit(name, f"cuda/{name}.cu") for name in others]
 
