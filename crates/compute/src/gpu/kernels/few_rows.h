@@ -66,13 +66,15 @@ DEVICE OwnPart own_part(CTX, const ProductsConstants c, const ProductBuffers b) 
 }
 
 // Rows row..row + N of a weight, the last one again beyond the end.
-template <uint N> DEVICE Rows<N> rows_at(const ProductPart part, GPTR(const uchar) weights, uint row) {
+template <uint N>
+DEVICE Rows<N> rows_at(const ProductPart part, GPTR(const uchar) weights, uint row) {
     Rows<N> rows;
 #pragma unroll
     for (uint n = 0; n < N; ++n) {
         const uint own = row + n < part.rows ? row + n : part.rows - 1;
-        rows.row[n] = row_of(weights + (ulong)part.planes[0] * WEIGHT_UNIT, weights + (ulong)part.planes[1] * WEIGHT_UNIT,
-                             weights + (ulong)part.planes[2] * WEIGHT_UNIT, part.format, own);
+        rows.row[n] =
+            row_of(weights + (ulong)part.planes[0] * WEIGHT_UNIT, weights + (ulong)part.planes[1] * WEIGHT_UNIT,
+                   weights + (ulong)part.planes[2] * WEIGHT_UNIT, part.format, own);
     }
     return rows;
 }
@@ -80,7 +82,8 @@ template <uint N> DEVICE Rows<N> rows_at(const ProductPart part, GPTR(const ucha
 // A group's outputs of one token: a warp makes `span` of them, N at a time. What it reads first of S times N, P pieces a
 // lane, it reads before the row is there.
 template <uint D, uint N, uint P, uint S>
-DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b, const ProductMemory m) {
+DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b,
+                         const ProductMemory m) {
     const ProductPart part = own.part;
     const uint token = ctx.group_y(), cols = part.format.cols;
     const uint begin = (own.group * ctx.warps() + ctx.warp()) * part.span;
@@ -88,7 +91,8 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
     Raws<N, P> raws[S];
 #pragma unroll
     for (uint s = 0; s < S; ++s) {
-        if (s * N < part.span) raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, begin + s * N), ctx.lane());
+        if (s * N < part.span)
+            raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, begin + s * N), ctx.lane());
     }
     prefetch_norm(ctx, c.norm, vector_at(b.weights, c.weight), cols);
     after_previous(ctx);
@@ -106,7 +110,8 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
             const Rows<N> rows = rows_at<N>(part, b.weights, row);
             float sum = team_sums<N>(ctx, lane_dots<D, N, P>(ctx, part.format, rows, raws[s], x), 32) * factor;
             // What is made next is read meanwhile.
-            if (row + S * N < end) raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, row + S * N), ctx.lane());
+            if (row + S * N < end)
+                raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, row + S * N), ctx.lane());
             const uint to = row + ctx.lane() / LANES;
             if (ctx.lane() % LANES != 0 || to >= end) continue;
             const ulong at = (ulong)token * part.rows + to;
@@ -120,7 +125,8 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
 // Two rows at a time, or two pieces of one where a row has that many; few of them before they are needed where a piece is
 // long.
 template <uint D>
-DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b, const ProductMemory m) {
+DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b,
+                         const ProductMemory m) {
     constexpr uint AHEAD = D == Q5_K || D == Q6_K ? 1 : 2;
     if (pieces_of<D>(own.part.format) <= 32) product_rows<D, 2, 1, AHEAD>(ctx, c, own, b, m);
     else product_rows<D, 1, 2, AHEAD>(ctx, c, own, b, m);
@@ -128,29 +134,20 @@ DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, cons
 #ifndef WITHOUT_KERNELS
 // x (tokens, cols), normalised if there is a norm, · weightᵀ + bias + residual → out (tokens, rows), of up to three
 // weights of one width: a warp makes `span` outputs of one token. Grid: (groups of all parts, tokens).
-#define PRODUCTS(name, ...)                                                                                    \
-    KERNEL_AHEAD(products_##name, ProductsConstants, (const uchar, weights), (const float, x),                 \
-                 (const float, residual), (float, out0), (float, out1), (float, out2)) {                       \
-        SHARED(uint, words, MOST_COLUMNS / 4);                                                                 \
-        SHARED(float, scales, MOST_COLUMNS / 16);                                                              \
-        SHARED(float, scratch, 8);                                                                             \
-        const ProductBuffers b = {weights, x, residual, out0, out1, out2};                                     \
-        const ProductMemory m = {words, scales, scratch};                                                      \
-        const OwnPart own = own_part(ctx, c, b);                                                               \
-        __VA_ARGS__                                                                                            \
+#define PRODUCTS(name, ...)                                                                    \
+    KERNEL_AHEAD(products_##name, ProductsConstants, (const uchar, weights), (const float, x), \
+                 (const float, residual), (float, out0), (float, out1), (float, out2)) {       \
+        SHARED(uint, words, MOST_COLUMNS / 4);                                                 \
+        SHARED(float, scales, MOST_COLUMNS / 16);                                              \
+        SHARED(float, scratch, 8);                                                             \
+        const ProductBuffers b = {weights, x, residual, out0, out1, out2};                     \
+        const ProductMemory m = {words, scales, scratch};                                      \
+        const OwnPart own = own_part(ctx, c, b);                                               \
+        __VA_ARGS__                                                                            \
     }
-#define OF_ONE(name, D) PRODUCTS(name, product_part<D>(ctx, c, own, b, m);)
+#define OF_ONE(name, D, code, few, ...) IF_BYTES_##few(PRODUCTS(name, product_part<D>(ctx, c, own, b, m);))
 
-OF_ONE(q4_k, Q4_K)
-OF_ONE(q5_k, Q5_K)
-OF_ONE(q6_k, Q6_K)
-OF_ONE(q8_0, Q8_0)
-OF_ONE(q4_0, Q4_0)
-OF_ONE(q5_0, Q5_0)
-OF_ONE(mxfp4, MXFP4)
-OF_ONE(mxfp4_planes, MXFP4_PLANES)
-OF_ONE(affine4, AFFINE)
-OF_ONE(affine8, AFFINE + 256)
+ENCODINGS(OF_ONE)
 // Of weights in several encodings: not all, so that a thread needs no more registers than the most common ones do.
 PRODUCTS(mixed, {
     const uint bits = own.part.format.kind >> 16 & 15;
@@ -160,8 +157,8 @@ PRODUCTS(mixed, {
     case Q6_K: return product_part<Q6_K>(ctx, c, own, b, m);
     case Q8_0: return product_part<Q8_0>(ctx, c, own, b, m);
     }
-    if (bits == 4) product_part<AFFINE>(ctx, c, own, b, m);
-    else product_part<AFFINE + 256>(ctx, c, own, b, m);
+    if (bits == 4) product_part<AFFINE4>(ctx, c, own, b, m);
+    else product_part<AFFINE8>(ctx, c, own, b, m);
 })
 
 struct PlainConstants {
@@ -172,7 +169,8 @@ struct PlainConstants {
 };
 
 // Columns 8i..8i + 8 of a row of plain floats.
-template <uint D> DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
+template <uint D>
+DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
     if (D == F32) return floats8(GCAST(const float, row), i);
     const Word4 q = load_u32x4(row, 16 * i);
     const uint pairs[4] = {q.x, q.y, q.z, q.w};
@@ -185,11 +183,13 @@ template <uint D> DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
     return r;
 }
 
-template <uint R> struct PlainRows {
+template <uint R>
+struct PlainRows {
     Float8 of[R];
 };
 
-template <uint D, uint R> DEVICE PlainRows<R> plain_rows(const ProductPart part, GPTR(const uchar) weights, uint row, uint i) {
+template <uint D, uint R>
+DEVICE PlainRows<R> plain_rows(const ProductPart part, GPTR(const uchar) weights, uint row, uint i) {
     PlainRows<R> w;
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
@@ -246,16 +246,15 @@ DEVICE void product_plain(CTX, const PlainConstants c, GPTR(const uchar) weights
 }
 
 // One row a group, for weights of few rows, and four.
-#define PLAIN(name, D, R)                                                                                      \
-    KERNEL_AHEAD(name, PlainConstants, (const uchar, weights), (const float, x), (const float, residual), (float, out)) { \
-        SHARED(float, scratch, 8 * (R + 1));                                                                   \
-        product_plain<D, R>(ctx, c, weights, x, residual, scratch, out);                                       \
+#define PLAIN(name, D, R)                                                                                 \
+    KERNEL_AHEAD(name, PlainConstants, (const uchar, weights), (const float, x), (const float, residual), \
+                 (float, out)) {                                                                          \
+        SHARED(float, scratch, 8 * (R + 1));                                                              \
+        product_plain<D, R>(ctx, c, weights, x, residual, scratch, out);                                  \
     }
 
-PLAIN(product_f32, F32, 1)
-PLAIN(product_f16, F16, 1)
-PLAIN(product_bf16, BF16, 1)
-PLAIN(products_f32, F32, 4)
-PLAIN(products_f16, F16, 4)
-PLAIN(products_bf16, BF16, 4)
+#define ONE_ROW(name, D, code, few, ...) IF_PLAIN_##few(PLAIN(product_##name, D, 1))
+#define FOUR_ROWS(name, D, code, few, ...) IF_PLAIN_##few(PLAIN(products_##name, D, 4))
+ENCODINGS(ONE_ROW)
+ENCODINGS(FOUR_ROWS)
 #endif
