@@ -87,7 +87,7 @@ pub struct EngineArgs {
     /// Precision of cached keys and values [default: f16; f32 with --activations f32]
     #[arg(long, value_name = "TYPE", help_heading = "Engine")]
     pub kv: Option<Kv>,
-    /// Highest instruction set to use: portable, neon, avx2, avx512, amx [default: the machine's best, amx aside]
+    /// Highest instruction set to use: portable, neon, avx2, avx512 [default: the machine's best]
     #[arg(long, value_name = "LEVEL", value_parser = parse::<SimdLevel>, help_heading = "Engine")]
     pub simd: Option<SimdLevel>,
     /// How experts are read: direct (past the page cache) or buffered (through it) [default: what a probe finds faster]

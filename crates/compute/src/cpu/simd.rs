@@ -6,8 +6,7 @@
 //! that implement `Isa` only from `Simd::run`, so an unsupported instruction cannot be reached.
 //!
 //! A kernel gives the same bits whenever it runs at the same level; levels may differ in the last bits of
-//! floating-point results because only some of them fuse multiply and add. A unit that multiplies small matrices comes on
-//! top of a level ([`SimdLevel::Amx`]): only products of several tokens know of it, and it changes no bit.
+//! floating-point results because only some of them fuse multiply and add.
 
 use std::{fmt, str::FromStr};
 
@@ -20,9 +19,6 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
-mod tiles;
-
-pub(crate) use tiles::{RESULTS, Step, TILE_ROWS, TileShape, TileUnit, Tiles};
 
 /// A set of instructions that kernels are compiled for, lowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,18 +31,14 @@ pub enum SimdLevel {
     Avx2,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI on top of [`SimdLevel::Avx2`].
     Avx512,
-    /// Linux on x86-64 with AMX for 8-bit integers on top of [`SimdLevel::Avx512`], whose results it gives bit for bit.
-    /// Not chosen unless asked for: it gains little, and some machines slow down while they use it.
-    Amx,
 }
 
 impl SimdLevel {
-    const ALL: [Self; 5] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512, Self::Amx];
+    const ALL: [Self; 4] = [Self::Portable, Self::Neon, Self::Avx2, Self::Avx512];
 
-    /// The level that is likely fastest on this machine: the highest but [`SimdLevel::Amx`].
+    /// The highest level of this machine.
     pub fn detect() -> Self {
-        let mut levels = Self::ALL.into_iter().filter(|level| *level != Self::Amx);
-        levels.rfind(|level| level.is_available()).unwrap_or(Self::Portable)
+        Self::ALL.into_iter().rfind(|level| level.is_available()).unwrap_or(Self::Portable)
     }
 
     /// Every level of this machine, lowest first.
@@ -72,15 +64,13 @@ impl SimdLevel {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
-            #[cfg(target_arch = "x86_64")]
-            Self::Amx => Self::Avx512.is_available() && TileUnit::amx().is_some(),
             #[cfg(target_arch = "aarch64")]
             Self::Neon => {
                 std::arch::is_aarch64_feature_detected!("neon")
                     && std::arch::is_aarch64_feature_detected!("dotprod")
             }
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 | Self::Amx => false,
+            Self::Avx2 | Self::Avx512 => false,
             #[cfg(not(target_arch = "aarch64"))]
             Self::Neon => false,
         }
@@ -99,7 +89,6 @@ impl fmt::Display for SimdLevel {
             Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
-            Self::Amx => "amx",
         })
     }
 }
@@ -118,8 +107,6 @@ impl FromStr for SimdLevel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Simd {
     level: SimdLevel,
-    /// What multiplies small matrices, if anything does.
-    tiles: Option<TileUnit>,
 }
 
 impl Simd {
@@ -129,7 +116,7 @@ impl Simd {
     /// [`Error::SimdLevel`] if this machine lacks it.
     pub fn new(level: SimdLevel) -> Result<Self> {
         if level.is_available() {
-            Ok(Self::of(level))
+            Ok(Self { level })
         } else {
             Err(SimdLevel::unavailable(&level.to_string()))
         }
@@ -137,24 +124,7 @@ impl Simd {
 
     /// Kernels of [`SimdLevel::detect`].
     pub fn detect() -> Self {
-        Self::of(SimdLevel::detect())
-    }
-
-    /// Kernels of `level`, which this machine has.
-    fn of(level: SimdLevel) -> Self {
-        let tiles = if level == SimdLevel::Amx { TileUnit::amx() } else { None };
-        Self { level, tiles }
-    }
-
-    /// The same level with a unit for small matrices that is computed in plain Rust, slowly. Results stay the same; it is
-    /// for tests of what is built on such a unit, on machines that have none.
-    pub fn with_emulated_tiles(self) -> Self {
-        Self { tiles: Some(TileUnit::Emulated), ..self }
-    }
-
-    /// What multiplies small matrices.
-    pub(crate) fn tiles(self) -> Option<TileUnit> {
-        self.tiles
+        Self { level: SimdLevel::detect() }
     }
 
     /// The level.
@@ -168,7 +138,7 @@ impl Simd {
         match self.level {
             // SAFETY: a `Simd` of this level exists only if `is_available` found its features.
             #[cfg(target_arch = "x86_64")]
-            SimdLevel::Avx512 | SimdLevel::Amx => unsafe { avx512::run(kernel) },
+            SimdLevel::Avx512 => unsafe { avx512::run(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx2 => unsafe { avx2::run(kernel) },
@@ -182,8 +152,7 @@ impl Simd {
 
 impl fmt::Display for Simd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let emulated = if self.tiles == Some(TileUnit::Emulated) { ", emulated tiles" } else { "" };
-        write!(f, "{}{emulated}", self.level)
+        self.level.fmt(f)
     }
 }
 
@@ -304,8 +273,6 @@ pub(crate) trait Isa: Copy {
     fn add_u(self, a: Self::U, b: Self::U) -> Self::U;
     /// Wrapping difference.
     fn sub_u(self, a: Self::U, b: Self::U) -> Self::U;
-    /// Wrapping difference of each byte.
-    fn sub_bytes(self, a: Self::U, b: Self::U) -> Self::U;
     /// Greater of two signed integers.
     fn max_i(self, a: Self::U, b: Self::U) -> Self::U;
     /// Sum of all lanes, wrapping.

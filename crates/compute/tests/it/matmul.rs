@@ -46,11 +46,9 @@ fn all_dtypes() -> impl Iterator<Item = DType> {
     FLOATS.into_iter().chain(GGUF).chain([DType::MXFP4_Planes, DType::MXFP8_Planes]).chain(affine())
 }
 
-/// Every level, and the lowest and the best with emulated tiles.
+/// Every level of this machine.
 fn levels() -> impl Iterator<Item = Simd> {
-    let levels = SimdLevel::available().into_iter().map(|level| Simd::new(level).unwrap());
-    let emulated = [Simd::new(SimdLevel::Portable).unwrap(), Simd::detect()].map(Simd::with_emulated_tiles);
-    levels.chain(emulated)
+    SimdLevel::available().into_iter().map(|level| Simd::new(level).unwrap())
 }
 
 /// Widths to try: one tile, several with a short last one, the least, and for floats ragged ones.
@@ -265,36 +263,6 @@ fn outputs_depend_on_their_row_and_token_only() {
                 let few = product(&pools[0], simd, w.rows_range(48..53), x);
                 for (few, all) in few.chunks_exact(5).zip(all.chunks_exact(rows)) {
                     assert_same(&format!("{what}, five rows"), few, &all[48..]);
-                }
-            }
-        }
-    }
-}
-
-/// Small matrices are multiplied in another order of integers, for as many tokens as there are if they are many; bits stay.
-#[test]
-fn tiles_change_no_bit() {
-    let pool = ThreadPool::new(2);
-    let mut random = Random::new(11);
-    for dtype in all_dtypes().filter(|dtype| accepts_q8(*dtype, dtype.block_len())) {
-        let cols = *widths(dtype).last().unwrap();
-        for (rows, n_tokens) in [(3, 2), (16, 15), (33, 16), (47, 33), (64, 70), (17, 131)] {
-            let w = random.tensor(dtype, rows, cols);
-            let x = random.normals(n_tokens * cols);
-            for level in SimdLevel::available() {
-                // AMX computes everything else as AVX-512 does.
-                let plain = if level == SimdLevel::Amx { SimdLevel::Avx512 } else { level };
-                let plain = Simd::new(plain).unwrap();
-                let simd = Simd::new(level).unwrap();
-                for x in q8(plain, &x, cols) {
-                    let expected = product(&pool, plain, w.view(), Activations::Q8(&x));
-                    let terms = x.terms();
-                    for simd in [simd, simd.with_emulated_tiles()] {
-                        let got = product(&pool, simd, w.view(), Activations::Q8(&x));
-                        let what =
-                            format!("{dtype}, {rows} × {cols}, {n_tokens} tokens of {terms} terms, {simd}");
-                        assert_same(&what, &got, &expected);
-                    }
                 }
             }
         }
@@ -597,10 +565,8 @@ fn row_tasks_cover_all_rows_once() {
 #[test]
 fn levels_are_named_and_checked() {
     assert!(SimdLevel::available().contains(&SimdLevel::Portable));
-    let chosen = SimdLevel::available().into_iter().rfind(|level| *level != SimdLevel::Amx);
-    assert_eq!(chosen, Some(SimdLevel::detect()));
-    let all = [SimdLevel::Portable, SimdLevel::Neon, SimdLevel::Avx2, SimdLevel::Avx512, SimdLevel::Amx];
-    for level in all {
+    assert_eq!(SimdLevel::available().last(), Some(&SimdLevel::detect()));
+    for level in [SimdLevel::Portable, SimdLevel::Neon, SimdLevel::Avx2, SimdLevel::Avx512] {
         assert_eq!(level.to_string().parse(), Ok(level));
         let available = SimdLevel::available().contains(&level);
         assert_eq!(Simd::new(level).is_ok(), available, "{level}");

@@ -66,7 +66,7 @@ pub struct PlanArgs {
     /// Threads that compute [default: one a core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Highest instruction set to use: portable, neon, avx2, avx512, amx [default: the machine's best, amx aside]
+    /// Highest instruction set to use: portable, neon, avx2, avx512 [default: the machine's best]
     #[arg(long, value_name = "LEVEL", value_parser = parse::<SimdLevel>)]
     simd: Option<SimdLevel>,
     /// Print JSON

@@ -1,7 +1,6 @@
 //! Products of int8 activations of several tokens: columns of 2 · `LANES` rows are decoded once for up to
 //! [`TOKEN_BLOCK`] tokens, whose activations are packed before, so that one pointer serves a group of tokens and each
-//! load serves two vectors of rows. Where a unit multiplies small matrices, it adds up the integers ([`super::tiled`]);
-//! everything after that is the same code.
+//! load serves two vectors of rows.
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of registers")]
 
 use std::marker::PhantomData;
@@ -13,11 +12,10 @@ use super::{
         Decode, Format, Scales, Shape, Tile, add_biases, add_products, begin, dot, end, x_sums, zero_point,
     },
     tile::{FEW, NextBlock, NextRows, Sums, TILE_COLS, TileRows, of_all_terms, zeroed},
-    tiled::{self, Centre, MultiplyTiled, Products, Rows},
 };
 use crate::cpu::{
     activations::{BLOCK, Q8Block, Q8Rows},
-    simd::{Isa, Kernel, TILE_ROWS, TileUnit},
+    simd::{Isa, Kernel},
 };
 
 /// Terms of tokens that columns are decoded for at a time. Of 2048 columns their activations take half of a second-level cache
@@ -25,7 +23,7 @@ use crate::cpu::{
 const TOKEN_BLOCK: usize = 128;
 
 /// Vectors of rows that are multiplied together.
-pub(super) const TILES: usize = 2;
+const TILES: usize = 2;
 
 /// Words of a sub-block's activations.
 const WORDS: usize = BLOCK / 4;
@@ -33,9 +31,7 @@ const WORDS: usize = BLOCK / 4;
 /// Bytes that one thread needs for products of up to `tokens` tokens of `cols` columns.
 pub(super) fn scratch_bytes(tokens: usize, cols: usize) -> usize {
     let a_block = BLOCK + MAX_FIELDS * size_of::<u32>();
-    let tokens_there = tiled::padded(tokens.min(TOKEN_BLOCK));
-    let activations = tokens_there * cols.next_multiple_of(TILE_COLS) / BLOCK * a_block;
-    if tokens > FEW { activations + size_of::<Products>() } else { 0 }
+    if tokens > FEW { tokens.min(TOKEN_BLOCK) * cols.div_ceil(BLOCK) * a_block } else { 0 }
 }
 
 /// Most [`fields`] of any format.
@@ -44,7 +40,7 @@ const MAX_FIELDS: usize = 5;
 /// What a sub-block and token have besides integers, as many words as [`fields`] says: the scale; if there are biases,
 /// the scaled sum, or those of both halves; if there is a zero point, what it adds to the product or, if there are scales
 /// for 16 columns, to those of both halves.
-pub(super) const fn fields<S: Shape>() -> usize {
+const fn fields<S: Shape>() -> usize {
     let halves = if S::HALVES { 2 } else { 1 };
     1 + if S::BIAS { halves } else { 0 } + if has_start::<S>() { halves } else { 0 }
 }
@@ -55,11 +51,9 @@ const fn has_start<S: Shape>() -> bool {
 }
 
 /// Activations of some tokens in the order in which they are read: (256 columns, group of tokens, …).
-pub(super) struct Packed {
-    /// (…, sub-block, four columns, token of the group), four i8 each. Left out for tiles.
+struct Packed {
+    /// (…, sub-block, four columns, token of the group), four i8 each.
     words: Vec<u32>,
-    /// (256 columns, token), as tiles are loaded. For tiles only.
-    rows: Vec<Rows>,
     /// (…, sub-block, field, token of the group): [`fields`].
     fields: Vec<u32>,
 }
@@ -72,13 +66,11 @@ struct Pack<'a, S> {
     /// What is subtracted from codes.
     zero: i32,
     range: std::ops::Range<usize>,
-    /// Integers go to rows instead of words.
-    for_tiles: bool,
     packed: &'a mut Packed,
 }
 
 /// Most tokens that are multiplied together: their integer and float sums fit registers.
-pub(super) const fn most_tokens<I: Isa, S: Shape>() -> usize {
+const fn most_tokens<I: Isa, S: Shape>() -> usize {
     if I::TOKENS < 4 {
         I::TOKENS
     } else if I::LANES == 16 && !S::HALVES {
@@ -91,7 +83,7 @@ pub(super) const fn most_tokens<I: Isa, S: Shape>() -> usize {
 /// Tokens of the next group if `left` are left: groups of about the same size, as a small one takes almost as long as a large
 /// one.
 #[inline(always)]
-pub(super) fn group_len<I: Isa, S: Shape>(left: usize) -> usize {
+fn group_len<I: Isa, S: Shape>(left: usize) -> usize {
     let left = left as u32;
     left.div_ceil(left.div_ceil(const { most_tokens::<I, S>() as u32 })) as usize
 }
@@ -106,9 +98,9 @@ macro_rules! for_groups {
         }
     }};
     (@ $isa:ty, $shape:ty, $len:ident, $first:ident, $n:ident, $body:block, $($size:literal)*) => {
-        match $crate::cpu::matmul::batch::group_len::<$isa, $shape>($len - $first) {
+        match group_len::<$isa, $shape>($len - $first) {
             $(
-                $size if const { $size <= $crate::cpu::matmul::batch::most_tokens::<$isa, $shape>() } => {
+                $size if const { $size <= most_tokens::<$isa, $shape>() } => {
                     const $n: usize = $size;
                     $body
                     $first += $n;
@@ -118,46 +110,36 @@ macro_rules! for_groups {
         }
     };
 }
-pub(super) use for_groups;
 
 impl<S: Shape> Kernel for Pack<'_, S> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, _: I) {
-        let Self { job, x, zero, range, for_tiles, packed, .. } = self;
+        let Self { job, x, zero, range, packed, .. } = self;
         let cols = job.w.cols();
-        if for_tiles {
-            tiled::pack_rows(job, x, range.clone(), &mut packed.rows);
-        } else {
-            packed.words.clear();
-            packed.words.resize(range.len() * cols / 4, 0);
-        }
+        packed.words.clear();
+        packed.words.resize(range.len() * cols / 4, 0);
         packed.fields.clear();
         packed.fields.resize(range.len() * cols / BLOCK * fields::<S>(), 0);
         let (mut words, mut fields) = (&mut packed.words[..], &mut packed.fields[..]);
         for col in (0..cols).step_by(TILE_COLS) {
             let n = TILE_COLS.min(cols - col);
-            for tile in range.clone().step_by(if for_tiles { TILE_ROWS } else { TOKEN_BLOCK }) {
-                let end = range.end.min(tile + if for_tiles { TILE_ROWS } else { TOKEN_BLOCK });
-                for_groups!(I, S, end - tile, first, N, {
-                    let mut rows = [&[][..]; N];
-                    let mut blocks = [&[][..]; N];
-                    for t in 0..N {
-                        let term = job.term(tile + first + t);
-                        rows[t] = x.term(term)[col..col + n].as_chunks::<4>().0;
-                        blocks[t] = &x.term_blocks(term)[col / BLOCK..(col + n) / BLOCK];
-                    }
-                    if !for_tiles {
-                        let (some, rest) = words.split_at_mut(N * n / 4);
-                        pack_words(rows, some.as_chunks_mut::<N>().0);
-                        words = rest;
-                    }
-                    let (some, rest) = fields.split_at_mut(N * n / BLOCK * self::fields::<S>());
-                    pack_fields::<S, N>(blocks, zero, some.as_chunks_mut::<N>().0);
-                    fields = rest;
-                });
-            }
+            for_groups!(I, S, range.len(), first, N, {
+                let mut rows = [&[][..]; N];
+                let mut blocks = [&[][..]; N];
+                for t in 0..N {
+                    let term = job.term(range.start + first + t);
+                    rows[t] = x.term(term)[col..col + n].as_chunks::<4>().0;
+                    blocks[t] = &x.term_blocks(term)[col / BLOCK..(col + n) / BLOCK];
+                }
+                let (some, rest) = words.split_at_mut(N * n / 4);
+                pack_words(rows, some.as_chunks_mut::<N>().0);
+                words = rest;
+                let (some, rest) = fields.split_at_mut(N * n / BLOCK * self::fields::<S>());
+                pack_fields::<S, N>(blocks, zero, some.as_chunks_mut::<N>().0);
+                fields = rest;
+            });
         }
     }
 }
@@ -207,20 +189,12 @@ fn pack_fields<S: Shape, const N: usize>(blocks: [&[Q8Block]; N], zero: i32, to:
     }
 }
 
-/// Computes all of `job`, on `unit` if there is one.
+/// Computes all of `job`.
 #[inline(always)]
-pub(super) fn multiply<I: Isa, F: Format>(
-    isa: I,
-    job: &Job<'_>,
-    format: F,
-    x: &Q8Rows,
-    unit: Option<TileUnit>,
-) {
+pub(super) fn multiply<I: Isa, F: Format>(isa: I, job: &Job<'_>, format: F, x: &Q8Rows) {
     let (cols, n_terms) = (job.w.cols(), job.n_terms());
     let zero = zero_point::<I, F>();
-    let unit = unit.filter(|_| tiled::gains::<F::Shape>() && n_terms >= tiled::MANY);
-    let mut packed = Packed { words: vec![], rows: vec![], fields: vec![] };
-    let mut products = unit.map(|_| Products::new());
+    let mut packed = Packed { words: vec![], fields: vec![] };
     let mut tiles = [MaybeUninit::uninit(), MaybeUninit::uninit()];
     let [first, second] = &mut tiles;
     let mut tiles = [Tile::clear::<F>(first), Tile::clear::<F>(second)];
@@ -233,10 +207,8 @@ pub(super) fn multiply<I: Isa, F: Format>(
             x,
             zero,
             range: range.clone(),
-            for_tiles: unit.is_some(),
             packed: &mut packed,
         });
-        let unit = unit.map(|unit| unit.configure(tiled::shape::<I>(range.len())));
         let mut row = job.rows.start;
         while row < job.rows.end {
             let rows = TileRows::new(job.w, I::LANES, row);
@@ -245,10 +217,7 @@ pub(super) fn multiply<I: Isa, F: Format>(
             let second = if row + first < job.rows.end { row + first } else { row };
             let rows = [rows, TileRows::new(job.w, I::LANES, second)];
             let second = rows[1].lanes().len().min(job.rows.end - row - first);
-            let steps = match unit {
-                Some(_) => NextRows::STEPS,
-                None => steps::<I, F::Shape>(range.len()),
-            };
+            let steps = steps::<I, F::Shape>(range.len());
             let mut next = NextRows::after(job, TILES * I::LANES, row + first + second, steps);
             let sums = zeroed(&mut sums, range.len());
             for col in (0..cols).step_by(TILE_COLS) {
@@ -259,26 +228,6 @@ pub(super) fn multiply<I: Isa, F: Format>(
                 let len = range.len();
                 let a_column = len * fields::<F::Shape>();
                 let fields = &packed.fields[a_column * col / BLOCK..][..a_column * n / BLOCK];
-                if let (Some(unit), Some(products)) = (&unit, &mut products) {
-                    let shape = PhantomData::<F>;
-                    for tile in &mut tiles {
-                        isa.call(Centre { format: shape, tile, n_subs: n / BLOCK });
-                    }
-                    let rows = tiled::padded(len);
-                    let rows = &packed.rows[rows * (col / TILE_COLS)..][..rows];
-                    let next = (start == 0).then_some(&mut next);
-                    isa.call(MultiplyTiled {
-                        format: shape,
-                        unit,
-                        tiles: [&*tiles[0], &*tiles[1]],
-                        rows,
-                        fields,
-                        products,
-                        next,
-                        sums,
-                    });
-                    continue;
-                }
                 let words = &packed.words[len * col / 4..][..len * n / 4];
                 let next_block = if col + n < cols { (job.w, row) } else { job.from(row + first + second) };
                 let at = if col + n < cols { (col + n) / F::COLS * F::BYTES } else { 0 };
@@ -411,87 +360,12 @@ fn multiply_group<I: Isa, S: Shape, const R: usize, const N: usize>(
     tiles: [&Tile; R],
     n_subs: usize,
     (words, fields): (&[u32], &[u32]),
-    ahead: Option<&mut Ahead<'_>>,
-    sums: &mut [Sums; N],
-    which: usize,
-) {
-    assert!(words.len() == N * n_subs * WORDS, "all sub-blocks");
-    let dots = Multiplied { shape: PhantomData::<S>, tiles, words, fields, ahead };
-    accumulate::<I, S, _, R, N>(isa, tiles, n_subs, fields, dots, sums, which);
-}
-
-/// Where the integer products of `R` tiles and `N` tokens come from.
-pub(super) trait Dots<I: Isa, const R: usize, const N: usize> {
-    /// Those of sub-block `sub`, with what zero points add: of all its columns or, if there are scales for 16, of the
-    /// first and the last 16.
-    fn dots(&mut self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2];
-}
-
-/// Multiplied here and now.
-struct Multiplied<'a, 'b, S, const R: usize> {
-    shape: PhantomData<S>,
-    tiles: [&'a Tile; R],
-    /// N · [`WORDS`] a sub-block.
-    words: &'a [u32],
-    /// N · [`fields`] a sub-block.
-    fields: &'a [u32],
-    ahead: Option<&'a mut Ahead<'b>>,
-}
-
-impl<I: Isa, S: Shape, const R: usize, const N: usize> Dots<I, R, N> for Multiplied<'_, '_, S, R> {
-    #[inline(always)]
-    fn dots(&mut self, isa: I, sub: usize) -> [[[I::U; N]; R]; 2] {
-        if let Some(ahead) = &mut self.ahead {
-            ahead.advance();
-        }
-        let halves = if S::HALVES { 2 } else { 1 };
-        let n_fields = self::fields::<S>();
-        // SAFETY: sub-blocks have N · WORDS words and N · n_fields fields each.
-        let (words, fields) = unsafe {
-            (self.words.as_ptr().add(sub * N * WORDS), self.fields.as_ptr().add(sub * N * n_fields))
-        };
-        let start = 1 + if S::BIAS { halves } else { 0 };
-        let mut dots = [[[isa.splat_u(0); N]; R]; 2];
-        for half in 0..halves {
-            if has_start::<S>() {
-                for t in 0..N {
-                    for r in 0..R {
-                        // SAFETY: there are n_fields fields, and t < N.
-                        dots[half][r][t] = isa.splat_u(unsafe { *fields.add((start + half) * N + t) });
-                    }
-                }
-            }
-            for k in half * WORDS / halves..(half + 1) * WORDS / halves {
-                let mut codes = [isa.splat_u(0); R];
-                for r in 0..R {
-                    codes[r] = self.tiles[r].codes(sub).get(isa, k);
-                }
-                for t in 0..N {
-                    // SAFETY: k < WORDS and t < N.
-                    let x = isa.splat_u(unsafe { *words.add(k * N + t) });
-                    for r in 0..R {
-                        dots[half][r][t] = dot::<I, S>(isa, dots[half][r][t], codes[r], x);
-                    }
-                }
-            }
-        }
-        dots
-    }
-}
-
-/// Adds what `R` tiles and `N` tokens make of their integer products; `which` of the sums is the first tile's.
-#[inline(always)]
-pub(super) fn accumulate<I: Isa, S: Shape, D: Dots<I, R, N>, const R: usize, const N: usize>(
-    isa: I,
-    tiles: [&Tile; R],
-    n_subs: usize,
-    fields: &[u32],
-    mut dots: D,
+    mut ahead: Option<&mut Ahead<'_>>,
     sums: &mut [Sums; N],
     which: usize,
 ) {
     let n_fields = self::fields::<S>();
-    assert!(fields.len() == N * n_subs * n_fields, "all sub-blocks");
+    assert!(words.len() == N * n_subs * WORDS && fields.len() == N * n_subs * n_fields, "all sub-blocks");
     let mut acc = [[isa.splat(0.0); N]; R];
     for t in 0..N {
         for r in 0..R {
@@ -499,9 +373,14 @@ pub(super) fn accumulate<I: Isa, S: Shape, D: Dots<I, R, N>, const R: usize, con
         }
     }
     for sub in 0..n_subs {
-        let dots = dots.dots(isa, sub);
-        // SAFETY: sub-blocks have N · n_fields fields each.
-        let fields = unsafe { fields.as_ptr().add(sub * N * n_fields) };
+        if let Some(ahead) = &mut ahead {
+            ahead.advance();
+        }
+        // SAFETY: sub-blocks have N · WORDS words and N · n_fields fields each.
+        let (words, fields) =
+            unsafe { (words.as_ptr().add(sub * N * WORDS), fields.as_ptr().add(sub * N * n_fields)) };
+        // SAFETY: as above.
+        let dots = unsafe { integer_products::<I, S, R, N>(isa, tiles, sub, words, fields) };
         for t in 0..N {
             // SAFETY: the first field, and t < N.
             let scale = isa.splat(f32::from_bits(unsafe { *fields.add(t) }));
@@ -536,4 +415,46 @@ pub(super) fn accumulate<I: Isa, S: Shape, D: Dots<I, R, N>, const R: usize, con
             sums[t].put(isa, which + r, sum);
         }
     }
+}
+
+/// Integer products of `R` tiles and `N` tokens in sub-block `sub`, with what zero points add: of all its columns or, if
+/// there are scales for 16, of the first and the last 16.
+///
+/// # Safety
+/// `words` and `fields` are those of the sub-block: N · [`WORDS`] and N · [`fields`].
+#[inline(always)]
+unsafe fn integer_products<I: Isa, S: Shape, const R: usize, const N: usize>(
+    isa: I,
+    tiles: [&Tile; R],
+    sub: usize,
+    words: *const u32,
+    fields: *const u32,
+) -> [[[I::U; N]; R]; 2] {
+    let halves = if S::HALVES { 2 } else { 1 };
+    let start = 1 + if S::BIAS { halves } else { 0 };
+    let mut dots = [[[isa.splat_u(0); N]; R]; 2];
+    for half in 0..halves {
+        if has_start::<S>() {
+            for t in 0..N {
+                for r in 0..R {
+                    // SAFETY: there are that many fields by the contract, and t < N.
+                    dots[half][r][t] = isa.splat_u(unsafe { *fields.add((start + half) * N + t) });
+                }
+            }
+        }
+        for k in half * WORDS / halves..(half + 1) * WORDS / halves {
+            let mut codes = [isa.splat_u(0); R];
+            for r in 0..R {
+                codes[r] = tiles[r].codes(sub).get(isa, k);
+            }
+            for t in 0..N {
+                // SAFETY: k < WORDS and t < N.
+                let x = isa.splat_u(unsafe { *words.add(k * N + t) });
+                for r in 0..R {
+                    dots[half][r][t] = dot::<I, S>(isa, dots[half][r][t], codes[r], x);
+                }
+            }
+        }
+    }
+    dots
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::cpu::{
     activations::{BLOCK, Q8Block, Q8Rows},
-    simd::{Isa, Kernel, MAX_LANES, TileUnit},
+    simd::{Isa, Kernel, MAX_LANES},
 };
 
 /// Sub-blocks of a tile.
@@ -158,11 +158,6 @@ impl Codes {
         unsafe { isa.store_u(self.0.as_mut_ptr().add(k * I::LANES), codes) }
     }
 
-    /// (4 columns, row), where the words are; rows are those of a vector.
-    pub(super) fn words(&self) -> *const u32 {
-        self.0.as_ptr()
-    }
-
     /// Columns 4 · `k`.. of all rows.
     #[inline(always)]
     pub(super) fn get<I: Isa>(&self, isa: I, k: usize) -> I::U {
@@ -244,8 +239,6 @@ pub(super) struct Multiply<'a, F> {
     pub(super) job: &'a Job<'a>,
     pub(super) format: F,
     pub(super) x: &'a Q8Rows,
-    /// What multiplies small matrices, if anything does.
-    pub(super) unit: Option<TileUnit>,
 }
 
 impl<F: Format> Kernel for Multiply<'_, F> {
@@ -254,7 +247,7 @@ impl<F: Format> Kernel for Multiply<'_, F> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         if self.job.n_terms() > FEW {
-            return batch::multiply(isa, self.job, self.format, self.x, self.unit);
+            return batch::multiply(isa, self.job, self.format, self.x);
         }
         let mut lanes = Lanes([[[0; MAX_LANES]; 4]; SUBS]);
         let mut tile = MaybeUninit::uninit();

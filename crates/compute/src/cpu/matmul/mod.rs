@@ -2,9 +2,9 @@
 //!
 //! Weights are decoded from their blocks, `Isa::LANES` rows and 256 columns at a time, into a tile whose lanes are rows, and
 //! the tile is multiplied with every token: one set of decoders serves every instruction set. Several tokens' int8
-//! activations are packed, so that two tiles are multiplied with four tokens at a time, or 16 with a unit for small
-//! matrices. For a single token transposing would cost more than multiplying, so lanes are columns until integers have been
-//! added up; from there on both ways are the same.
+//! activations are packed, so that two tiles are multiplied with several tokens at a time. For a single token transposing
+//! would cost more than multiplying, so lanes are columns until integers have been added up; from there on both ways are the
+//! same.
 //!
 //! - int8 activations: dot products of a sub-block (32 columns, or 16) are exact integers, so it does not matter in
 //!   which order they are summed; then, in order of columns, acc ← acc + dot · (w scale · x scale) and, for encodings
@@ -27,7 +27,6 @@ mod mxfp4;
 mod non_linear;
 mod plain;
 mod tile;
-mod tiled;
 mod transposed;
 
 use std::{marker::PhantomData, ops::Range};
@@ -393,7 +392,7 @@ impl Job<'_> {
 
     fn run_format<F: Format>(&self, simd: Simd, format: F, x: Activations<'_>) {
         match x {
-            Activations::Q8(x) => simd.run(int8::Multiply { job: self, format, x, unit: simd.tiles() }),
+            Activations::Q8(x) => simd.run(int8::Multiply { job: self, format, x }),
             Activations::F32 { rows, .. } => simd.run(float::Multiply { job: self, format, x: rows }),
         }
     }

@@ -237,11 +237,6 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    fn sub_bytes(self, a: Self::U, b: Self::U) -> Self::U {
-        proven!(_mm256_sub_epi8(a, b))
-    }
-
-    #[inline(always)]
     fn max_i(self, a: Self::U, b: Self::U) -> Self::U {
         proven!(_mm256_max_epi32(a, b))
     }

@@ -277,11 +277,6 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
-    fn sub_bytes(self, a: Self::U, b: Self::U) -> Self::U {
-        proven!(_mm512_sub_epi8(a, b))
-    }
-
-    #[inline(always)]
     fn max_i(self, a: Self::U, b: Self::U) -> Self::U {
         proven!(_mm512_max_epi32(a, b))
     }

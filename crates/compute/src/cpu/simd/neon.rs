@@ -237,14 +237,6 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
-    fn sub_bytes(self, a: Self::U, b: Self::U) -> Self::U {
-        proven!({
-            let sub = |a, b| vreinterpretq_u32_u8(vsubq_u8(vreinterpretq_u8_u32(a), vreinterpretq_u8_u32(b)));
-            [sub(a[0], b[0]), sub(a[1], b[1])]
-        })
-    }
-
-    #[inline(always)]
     fn max_i(self, a: Self::U, b: Self::U) -> Self::U {
         let greater = |a, b| proven!(vmaxq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)));
         proven!([vreinterpretq_u32_s32(greater(a[0], b[0])), vreinterpretq_u32_s32(greater(a[1], b[1]))])

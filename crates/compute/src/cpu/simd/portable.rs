@@ -233,14 +233,6 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    fn sub_bytes(self, a: Self::U, b: Self::U) -> Self::U {
-        zip(a, b, |a, b| {
-            let bytes: [u8; 4] = std::array::from_fn(|i| a.to_le_bytes()[i].wrapping_sub(b.to_le_bytes()[i]));
-            u32::from_le_bytes(bytes)
-        })
-    }
-
-    #[inline(always)]
     fn max_i(self, a: Self::U, b: Self::U) -> Self::U {
         zip(a, b, |a, b| if a as i32 > b as i32 { a } else { b })
     }

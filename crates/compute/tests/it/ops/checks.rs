@@ -186,10 +186,9 @@ pub fn modes(tested: Tested) -> &'static [Mode] {
     }
 }
 
-/// The one check: every case on every backend in every mode, under every schedule; products with emulated tiles too.
+/// The one check: every case on every backend in every mode, under every schedule.
 pub fn check(cases: impl IntoIterator<Item = Case>) {
     let (backends, devices) = (backends(), devices());
-    let emulated_tiles = level(Simd::detect().with_emulated_tiles());
     // Largest error seen by operation and tolerance, for whoever tunes the table.
     let mut largest: BTreeMap<String, f64> = BTreeMap::new();
     for case in cases.into_iter().filter(|_| is_in_part()) {
@@ -197,8 +196,7 @@ pub fn check(cases: impl IntoIterator<Item = Case>) {
         let right = run(&case, &mut *compile(&case, &Reference, MODES[0]), &schedules[0], None, 1);
         for mode in modes(case.tested) {
             let tolerance = tolerance(case.tested, case.dtype, *mode);
-            let product = matches!(case.tested, Tested::Linear | Tested::MoeExperts) && is_tested("CPU");
-            for level in backends.iter().chain(product.then_some(&emulated_tiles)) {
+            for level in &backends {
                 let what = format!("{} on {}, {mode:?}", case.name, level.one.describe());
                 let mut executable = compile(&case, &level.one, *mode);
                 let first = run(&case, &mut *executable, &schedules[0], None, 1);
