@@ -107,6 +107,32 @@ fn same_bits(
     );
 }
 
+/// Logits of single tokens, each after the others.
+fn one_by_one(backend: &GpuBackend, options: &Options, fixture: &Fixture, tokens: &[u32]) -> Vec<f32> {
+    let mut engine = open(&fixture.path, backend, options);
+    let mut session = engine.session();
+    let logits = |token: &u32| engine.eval(&mut session, &[*token], Outputs::Last);
+    tokens.iter().flat_map(|token| logits(token).unwrap_or_else(|e| panic!("{e}"))).collect()
+}
+
+/// The device gives slots by how often experts were chosen, and here it has no more than a token needs, after a history in
+/// which most choices fell on a few: one that is needed now may be the least worthy, and must stay.
+#[test]
+fn what_a_token_needs_stays_whatever_it_is_worth() {
+    for (name, slots) in [("gguf/qwen3_moe_q4_k_m", 2), ("hf/qwen3_moe_basic", 2), ("hf/mixtral_basic", 2)] {
+        let fixture = Fixture::named(name);
+        let common = fixture.golden().tokens[0];
+        let often = std::iter::repeat_n(common, 12);
+        let tokens: Vec<u32> = often.chain(fixture.golden().tokens[..12].iter().copied()).collect();
+        for options in [f32_options(), Options::default()] {
+            let resident = one_by_one(&emulator(None), &options, &fixture, &tokens);
+            let streamed = one_by_one(&tiered(slots), &options, &fixture, &tokens);
+            let differ = bits(&streamed).iter().zip(bits(&resident)).position(|(a, b)| *a != b);
+            assert_eq!(differ, None, "{name}, {:?}", options.activations);
+        }
+    }
+}
+
 #[test]
 fn what_experts_cost_a_device_is_counted() {
     let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");

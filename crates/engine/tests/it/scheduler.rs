@@ -1,6 +1,7 @@
 //! The scheduler: answers do not depend on company, memory or order; cancelled work stops; nothing leaks.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use moeflux::sampler::SamplerOptions;
@@ -310,4 +311,50 @@ fn conversations_are_found_again_on_disk() {
         assert!(done.usage.cached_tokens == 0 && done.warning.is_some(), "{done:?}");
         std::fs::remove_dir_all(sessions.clone().unwrap()).unwrap();
     }
+}
+
+/// Three answers where memory has room for the beginnings of all and the rest of one: the request that came last gives its
+/// pages up first, the first one never.
+#[test]
+fn the_newest_request_is_put_back_and_gives_its_pages() {
+    let options = Options { context: Some(128), kv_tokens: Some(192), sequences: 3, ..options() };
+    let scheduler = start(&demo(), &options);
+    let endless = |index: u32| {
+        let prompt = (0..40).map(|i| 100 + 50 * index + i).collect();
+        let mut request = request(prompt, 0, 60);
+        request.options.sampler.logit_bias =
+            scheduler.tokenizer().eos_ids().iter().map(|id| (*id, f32::NEG_INFINITY)).collect();
+        request
+    };
+    let (done, ends) = mpsc::channel();
+    let (go, wait) = mpsc::channel::<()>();
+    let mut first_token = true;
+    let submit = |index: u32, mut sink: Box<dyn FnMut() + Send>| {
+        let done = done.clone();
+        let on = move |event| match event {
+            Event::Piece(_) => sink(),
+            Event::Done(end) => done.send((index, end.usage)).unwrap(),
+            Event::Failed(error) => panic!("request {index}: {error}"),
+        };
+        scheduler.submit_to(endless(index), on).unwrap()
+    };
+    // The first one holds the engine up until the others are there.
+    let mut tickets = vec![submit(
+        0,
+        Box::new(move || {
+            if std::mem::take(&mut first_token) {
+                wait.recv().unwrap();
+            }
+        }),
+    )];
+    tickets.extend((1..3).map(|index| submit(index, Box::new(|| ()))));
+    go.send(()).unwrap();
+    let mut preemptions = [0; 3];
+    for _ in 0..3 {
+        let (index, usage) = ends.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(usage.completion_tokens, 60);
+        preemptions[index as usize] = usage.preemptions;
+    }
+    assert!(preemptions[0] == 0 && preemptions[2] > 0, "{preemptions:?}");
+    assert_eq!(settled(&scheduler).preemptions, preemptions.iter().sum::<usize>() as u64);
 }

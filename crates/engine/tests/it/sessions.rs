@@ -119,8 +119,8 @@ fn truncation_leaves_what_was_there_before() {
         let mut session = engine.session();
         let all = eval(&mut engine, &mut session, 0, 60);
         let width = engine.model().graph.vocab_size();
-        // No checkpoint; one exactly there; one before.
-        for (checkpoint, position) in [(0, 33), (20, 20), (20, 47)] {
+        // No checkpoint; one exactly there; one before; one just behind.
+        for (checkpoint, position) in [(0, 33), (20, 20), (20, 47), (20, 19)] {
             session.restore(0).unwrap();
             eval(&mut engine, &mut session, 0, checkpoint);
             session.checkpoint();
