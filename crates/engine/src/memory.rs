@@ -212,6 +212,13 @@ mod tests {
         assert_eq!(of("12:cpu,cpuacct:/c\n"), None);
     }
 
+    /// As measured with a vocabulary of so many.
+    #[test]
+    fn overhead_grows_with_the_vocabulary() {
+        let of = |vocab_size| Needs::new(0, 0, 0, vocab_size).overhead;
+        assert!(of(151_936) >= 84 << 20 && of(1000) < 8 << 20);
+    }
+
     #[test]
     fn this_system_says_what_it_has() {
         if cfg!(target_os = "linux") {

@@ -368,14 +368,20 @@ mod tests {
             session.checkpoint();
         }
         assert_eq!(session.checkpoints().collect::<Vec<_>>(), [0, 10, 20, 30]);
-        for position in 0..=31 {
-            let expected = position / 10 * 10;
+        session.reserve(30, 35).unwrap();
+        let (state, _) = session.take_slot().unwrap();
+        let last = Some(state.number());
+        session.extend(&[7; 5], Some(state));
+        for position in 0..=36 {
+            let expected = position.min(30) / 10 * 10;
             assert_eq!(session.nearest(position).0, expected, "{position}");
             let state = expected.checked_sub(10).map(|before| slots[before / 10]);
             assert_eq!(slot(&session, position), state, "{position}");
-            assert_eq!(session.fork_position(position), expected, "{position}");
+            // All of it needs no checkpoint.
+            let (branch, of_branch) = if position < 35 { (expected, state) } else { (35, last) };
+            assert_eq!(session.fork_position(position), branch, "{position}");
             let fork = session.fork(position);
-            assert_eq!((fork.position(), fork.state().map(|slot| slot.number())), (expected, state));
+            assert_eq!((fork.position(), fork.state().map(|slot| slot.number())), (branch, of_branch));
             assert_eq!(fork.checkpoints().last(), Some(expected));
         }
     }

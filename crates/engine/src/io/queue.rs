@@ -343,7 +343,10 @@ mod tests {
         assert!(!buffered.answer(Err(ErrorKind::Interrupted.into())).unwrap());
         assert!(buffered.answer(Ok(7000)).unwrap());
 
-        let mut direct = Transfer::new(part, 16384, ReadMode::Direct).unwrap();
+        // Whole pages must have room too.
+        let tight = Transfer::new(part.clone(), 8191, ReadMode::Direct).unwrap();
+        assert_eq!(tight.mode, ReadMode::Buffered);
+        let mut direct = Transfer::new(part, 8192, ReadMode::Direct).unwrap();
         if direct.mode == ReadMode::Direct {
             assert_eq!((direct.ask().offset, direct.ask().at, direct.ask().len), (4096, 0, 8192));
             assert!(!direct.answer(Ok(5000)).unwrap());

@@ -253,13 +253,18 @@ mod tests {
         rotation(&config, DIM, RopeStyle::HalfSplit, 100.0).unwrap()
     }
 
-    /// The same of a configuration with these `rope_parameters`.
-    fn hugging_face(parameters: serde_json::Value) -> Rope {
-        let config = json!({ "rope_parameters": parameters });
+    /// The same of a configuration with these `rope_parameters`, and how many positions it is good for.
+    fn for_context(parameters: &serde_json::Value, context: Option<usize>) -> (Rope, usize) {
+        let config = json!({ "rope_parameters": parameters, "max_position_embeddings": 4096 });
         let none = Metadata::new(Path::new("config.json"));
         let checkpoint = Checkpoint::outlined(Path::new("folder"), Format::HuggingFace, config, none);
-        let config = Config::new(&checkpoint, "any", None);
-        rotation(&config, DIM, RopeStyle::HalfSplit, 100.0).unwrap()
+        let config = Config::new(&checkpoint, "any", context);
+        let rope = rotation(&config, DIM, RopeStyle::HalfSplit, 100.0).unwrap();
+        (rope, context_length(&config).unwrap())
+    }
+
+    fn hugging_face(parameters: &serde_json::Value) -> Rope {
+        for_context(parameters, None).0
     }
 
     fn assert_close(rope: &Rope, inv_freq: [f32; DIM / 2], magnitude: f32) {
@@ -291,8 +296,24 @@ mod tests {
             "original_max_position_embeddings": 1_000_000,
             "beta_fast": 1e5,
         });
-        assert_close(&hugging_face(parameters.clone()), inv_freq, own);
+        assert_close(&hugging_face(&parameters), inv_freq, own);
         parameters["attention_factor"] = json!(1.5);
-        assert_close(&hugging_face(parameters), inv_freq, 1.5);
+        assert_close(&hugging_face(&parameters), inv_freq, 1.5);
+    }
+
+    #[test]
+    fn longrope_is_short_up_to_the_original_context() {
+        let parameters = json!({
+            "rope_type": "longrope",
+            "original_max_position_embeddings": 512,
+            "short_factor": [1.0, 1.0, 1.0, 1.0],
+            "long_factor": [2.0, 2.0, 2.0, 2.0],
+        });
+        for (context, first) in [(None, 1.0), (Some(512), 1.0), (Some(513), 0.5)] {
+            let (rope, length) = for_context(&parameters, context);
+            assert_eq!(rope.inv_freq[0], first, "{context:?}");
+            // Where nobody asks for more, the context ends where the angles would change.
+            assert_eq!(length, if context.is_none() { 512 } else { 4096 }, "{context:?}");
+        }
     }
 }

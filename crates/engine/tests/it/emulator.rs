@@ -133,6 +133,37 @@ fn what_a_token_needs_stays_whatever_it_is_worth() {
     }
 }
 
+/// Sessions grow beyond a page, and others come with states of their own: what was there moves along. In between, prompts
+/// and single tokens take turns at the tiers.
+#[test]
+fn pools_that_grow_keep_what_they_hold() {
+    for (name, slots) in [("hf/qwen3_next_basic", 3), ("gguf/qwen3_moe_q8_0", 2)] {
+        let fixture = Fixture::named(name);
+        let tokens: Vec<u32> = (0..80).map(|i| (i * i * 5 + i * 11 + 3) % 61).collect();
+        let steps = [0..1, 1..2, 2..50, 50..51, 51..52, 52..62, 62..66, 66..67, 67..80];
+        let run = |backend: &GpuBackend, others: bool| {
+            let mut engine =
+                open(&fixture.path, backend, &Options { context: Some(128), sequences: 3, ..f32_options() });
+            let (mut session, mut rest) = (engine.session(), vec![]);
+            let mut logits = vec![];
+            for step in &steps {
+                let part = &tokens[step.clone()];
+                logits
+                    .extend(engine.eval(&mut session, part, Outputs::Last).unwrap_or_else(|e| panic!("{e}")));
+                if others && rest.len() < 2 {
+                    let mut other = engine.session();
+                    engine.eval(&mut other, &tokens[40..43], Outputs::Last).unwrap_or_else(|e| panic!("{e}"));
+                    rest.push(other);
+                }
+            }
+            bits(&logits)
+        };
+        let expected = run(&emulator(None), false);
+        assert!(run(&emulator(None), true) == expected, "{name}: beside others");
+        assert!(run(&tiered(slots), true) == expected, "{name}: with few experts on the device");
+    }
+}
+
 #[test]
 fn what_experts_cost_a_device_is_counted() {
     let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");

@@ -151,6 +151,14 @@ fn sessions_do_not_see_each_other() {
 }
 
 #[test]
+fn keys_and_values_have_room_for_the_context_at_least() {
+    let options = Options { context: Some(200), kv_tokens: Some(64), ..options() };
+    let mut engine = open_with("qwen3_moe_basic", &options);
+    let mut session = engine.session();
+    eval(&mut engine, &mut session, 0, 200);
+}
+
+#[test]
 fn too_many_states_are_refused() {
     let mut engine = open_with("qwen3_next_basic", &Options { checkpoints: 0, ..options() });
     let (mut a, mut b) = (engine.session(), engine.session());
