@@ -378,7 +378,7 @@ fn the_newest_request_is_put_back_and_gives_its_pages() {
         scheduler.submit_to(endless(&scheduler, prompt, 60), on).unwrap()
     };
     // The first one holds the engine up until the others are there.
-    let (sink, _, go) = hold_up(1);
+    let (sink, _reached, go) = hold_up(1);
     let mut tickets = vec![submit(0, Box::new(sink))];
     tickets.extend((1..3).map(|index| submit(index, Box::new(hold_up(0).0))));
     go.send(()).unwrap();
