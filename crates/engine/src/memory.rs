@@ -8,7 +8,9 @@ use crate::{Error, Result};
 /// Memory that the process may still take, in bytes: the least of what is available in the machine and what its
 /// control groups leave. `None` where the system does not say.
 pub fn available() -> Option<u64> {
-    let limits = [meminfo_available(), cgroup_available(), apple_available()];
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok();
+    let of_groups = groups.and_then(|groups| cgroup_available(&groups, Path::new("/sys/fs/cgroup")));
+    let limits = [meminfo_available(), of_groups, apple_available()];
     limits.into_iter().flatten().min()
 }
 
@@ -26,9 +28,9 @@ fn meminfo_available() -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Memory of the tightest control group (v1 or v2) on the way from this process's group to the root.
-fn cgroup_available() -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+/// Memory that the tightest control group (v1 or v2) leaves, on the way from this process's group to the root. `groups` is
+/// what Linux says of the process, `mounted` where control groups are.
+fn cgroup_available(groups: &str, mounted: &Path) -> Option<u64> {
     let mut least = None;
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':');
@@ -36,15 +38,16 @@ fn cgroup_available() -> Option<u64> {
             continue;
         };
         let (root, limit, usage, cache) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max", "memory.current", "file"),
+            "" => (mounted.to_owned(), "memory.max", "memory.current", "file"),
             c if c.split(',').any(|c| c == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
+                let root = mounted.join("memory");
+                (root, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
             }
             _ => continue,
         };
         let mut folder = Some(Path::new(path.trim_start_matches('/')));
         while let Some(part) = folder {
-            let group = Path::new(root).join(part);
+            let group = root.join(part);
             let number = |name: &str| -> Option<u64> {
                 std::fs::read_to_string(group.join(name)).ok()?.trim().parse().ok()
             };
@@ -163,6 +166,57 @@ mod tests {
         let Error::Budget { minimum, .. } = error else { panic!("{error}") };
         assert_eq!(minimum, 105);
         assert!(Budget::divide(u64::MAX, Needs { trunk: u64::MAX, ..NEEDS }, 0).is_err());
+    }
+
+    /// Files of a control group: its path, then names and contents.
+    fn group(root: &Path, path: &str, files: &[(&str, &str)]) {
+        let folder = root.join(path);
+        std::fs::create_dir_all(&folder).unwrap();
+        files.iter().for_each(|(name, text)| std::fs::write(folder.join(name), text).unwrap());
+    }
+
+    #[test]
+    fn control_groups_leave_what_is_not_used_or_can_be_dropped() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let of = |groups: &str| cgroup_available(groups, root);
+        assert_eq!(of("0::/a/b\n"), None, "no such group");
+        group(
+            root,
+            "a/b",
+            &[
+                ("memory.max", "1000\n"),
+                ("memory.current", "700\n"),
+                ("memory.stat", "anon 600\nfile_mapped 5\nfile 80\n"),
+            ],
+        );
+        assert_eq!(of("0::/a/b\n"), Some(1000 - 700 + 80));
+        // A parent is a bound too, without a limit none, and more may be used than is allowed.
+        group(root, "a", &[("memory.max", "5000\n"), ("memory.current", "4900\n")]);
+        assert_eq!(of("0::/a/b\n"), Some(100));
+        group(root, "a", &[("memory.max", "max\n")]);
+        assert_eq!(of("0::/a/b\n"), Some(380));
+        group(root, "a", &[("memory.max", "4000\n")]);
+        assert_eq!(of("0::/a/b\n"), Some(0));
+        // The first version has a tree for each controller.
+        group(
+            root,
+            "memory/c",
+            &[
+                ("memory.limit_in_bytes", "2000"),
+                ("memory.usage_in_bytes", "1500"),
+                ("memory.stat", "cache 1\ntotal_cache 30\n"),
+            ],
+        );
+        assert_eq!(of("12:cpu,cpuacct:/c\n5:hugetlb,memory:/c\n"), Some(530));
+        assert_eq!(of("12:cpu,cpuacct:/c\n"), None);
+    }
+
+    /// As measured with a vocabulary of so many.
+    #[test]
+    fn overhead_grows_with_the_vocabulary() {
+        let of = |vocab_size| Needs::new(0, 0, 0, vocab_size).overhead;
+        assert!(of(151_936) >= 84 << 20 && of(1000) < 8 << 20);
     }
 
     #[test]

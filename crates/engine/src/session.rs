@@ -345,3 +345,64 @@ impl Drop for Session {
         self.cut(0, None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The slot of the state at `position`, as `nearest` gives it.
+    fn slot(session: &Session, position: usize) -> Option<u32> {
+        session.nearest(position).1.map(|slot| slot.number())
+    }
+
+    #[test]
+    fn the_nearest_checkpoint_is_the_last_one_not_beyond() {
+        let pool = Arc::new(Pool::new(8, 8, 4));
+        let mut session = Session::new(pool);
+        let mut slots = vec![];
+        for _ in 0..3 {
+            session.reserve(session.position(), session.position() + 10).unwrap();
+            let (state, _) = session.take_slot().unwrap();
+            slots.push(state.number());
+            session.extend(&[7; 10], Some(state));
+            session.checkpoint();
+        }
+        assert_eq!(session.checkpoints().collect::<Vec<_>>(), [0, 10, 20, 30]);
+        session.reserve(30, 35).unwrap();
+        let (state, _) = session.take_slot().unwrap();
+        let last = Some(state.number());
+        session.extend(&[7; 5], Some(state));
+        for position in 0..=36 {
+            let expected = position.min(30) / 10 * 10;
+            assert_eq!(session.nearest(position).0, expected, "{position}");
+            let state = expected.checked_sub(10).map(|before| slots[before / 10]);
+            assert_eq!(slot(&session, position), state, "{position}");
+            // All of it needs no checkpoint.
+            let (branch, of_branch) = if position < 35 { (expected, state) } else { (35, last) };
+            assert_eq!(session.fork_position(position), branch, "{position}");
+            let fork = session.fork(position);
+            assert_eq!((fork.position(), fork.state().map(|slot| slot.number())), (branch, of_branch));
+            assert_eq!(fork.checkpoints().last(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn cutting_forgets_what_is_beyond() {
+        let pool = Arc::new(Pool::new(8, 8, 4));
+        let mut session = Session::new(Arc::clone(&pool));
+        for end in [PAGE_TOKENS, 2 * PAGE_TOKENS, 2 * PAGE_TOKENS + 1] {
+            session.reserve(session.position(), end).unwrap();
+            session.extend(&vec![7; end - session.position()], None);
+            session.checkpoint();
+        }
+        assert_eq!(pool.free_pages(), 5);
+        session.cut(2 * PAGE_TOKENS, None);
+        assert_eq!(session.checkpoints().collect::<Vec<_>>(), [0, PAGE_TOKENS, 2 * PAGE_TOKENS]);
+        assert_eq!(pool.free_pages(), 6);
+        session.cut(2 * PAGE_TOKENS - 1, None);
+        assert_eq!(session.checkpoints().collect::<Vec<_>>(), [0, PAGE_TOKENS]);
+        assert_eq!(pool.free_pages(), 6);
+        drop(session);
+        assert_eq!(pool.free_pages(), 8);
+    }
+}

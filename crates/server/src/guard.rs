@@ -96,6 +96,7 @@ mod tests {
             ("[::1]:8080", true),
             ("[::1]", true),
             ("example.org", false),
+            ("notlocalhost:80", false),
             ("localhost.example.org:80", false),
             ("192.168.0.7:80", false),
             ("", false),

@@ -89,3 +89,28 @@ fn histogram(text: &mut String, name: &str, help: &str, histogram: &Histogram) {
     let _ =
         writeln!(text, "moeflux_{name}_sum {}\nmoeflux_{name}_count {}", histogram.sum, histogram.count());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_count_what_is_below_their_bound() {
+        let mut text = String::new();
+        let values = Histogram { bounds: &[0.5, 2.0], counts: vec![2, 1, 4], sum: 20.5 };
+        histogram(&mut text, "x", "Help.", &values);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "# HELP moeflux_x Help.",
+                "# TYPE moeflux_x histogram",
+                "moeflux_x_bucket{le=\"0.5\"} 2",
+                "moeflux_x_bucket{le=\"2\"} 3",
+                "moeflux_x_bucket{le=\"+Inf\"} 7",
+                "moeflux_x_sum 20.5",
+                "moeflux_x_count 7",
+            ]
+        );
+    }
+}

@@ -158,3 +158,16 @@ fn report(
         "kl_divergence": divergence,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// To first order, an error of the mean is multiplied by the slope of the exponential there.
+    #[test]
+    fn the_error_is_that_of_the_perplexity() {
+        let mut nll = Mean::default();
+        [1.0, 3.0].into_iter().for_each(|value| nll.add(value));
+        assert!((perplexity_error(nll) - 2f64.exp()).abs() < 1e-9);
+    }
+}

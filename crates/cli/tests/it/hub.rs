@@ -119,10 +119,30 @@ fn an_interrupted_download_goes_on_where_it_ended() {
 }
 
 #[test]
+fn content_in_the_cache_is_told_by_its_size() {
+    let content = demo();
+    let hub = Hub::start(vec![File::large("model.gguf", content.clone())]);
+    let user = User::of(&hub);
+    let path = user.pulled(MODEL);
+    let blob = std::fs::canonicalize(&path).unwrap();
+    // All of it is there, but for its last name.
+    let incomplete = blob.with_extension("incomplete");
+    std::fs::rename(&blob, &incomplete).unwrap();
+    let served = hub.bytes_served();
+    assert_eq!(std::fs::read(user.pulled(MODEL)).unwrap(), content);
+    assert!(hub.bytes_served() - served < 10_000, "nothing is fetched again but the listing");
+    // Somebody has cut it short.
+    std::fs::write(&blob, &content[..1000]).unwrap();
+    assert_eq!(std::fs::read(user.pulled(MODEL)).unwrap(), content);
+}
+
+#[test]
 fn a_moment_without_answers_is_waited_out() {
-    let hub = Hub::start(vec![File::large("model.gguf", noise())]);
-    hub.fault(Fault::Unavailable { times: 2 });
-    assert_eq!(std::fs::read(User::of(&hub).pulled(MODEL)).unwrap(), noise());
+    for answer in ["503 Service Unavailable", "429 Too Many Requests"] {
+        let hub = Hub::start(vec![File::large("model.gguf", noise())]);
+        hub.fault(Fault::Unavailable { times: 2, answer });
+        assert_eq!(std::fs::read(User::of(&hub).pulled(MODEL)).unwrap(), noise());
+    }
 }
 
 #[test]
@@ -142,7 +162,7 @@ fn a_file_of_another_size_is_refused() {
     file.content.truncate(15_000_000);
     let hub = Hub::start(vec![file]);
     let message = User::of(&hub).refused(MODEL);
-    assert!(message.contains("model.gguf") && message.contains("got"), "{message}");
+    assert!(message.contains("model.gguf") && message.contains("bytes from 8388608 on, got"), "{message}");
 }
 
 #[test]

@@ -39,6 +39,24 @@ fn a_trace_is_replayed() {
         assert!(others.iter().all(|rate| rate <= best), "no policy beats the optimum: {rates:?}");
     }
     assert!(rates(2)[0] > rates(0)[0], "more memory, more hits");
+    let lru = |arguments: &[&str]| -> Value {
+        let all = [&["replay", "t", "--json", "--policy", "lru"], arguments].concat();
+        let output = moeflux(folder, &all).assert().success().get_output().stdout.clone();
+        let report: Value = serde_json::from_slice(&output).unwrap();
+        report["replays"][0]["policies"][0].clone()
+    };
+    let number = |value: &Value| value.as_f64().unwrap();
+    let asked = |share: &str| number(&lru(&["--warm-up", share])["asked"]);
+    let part = asked("0.5") / asked("0");
+    assert!((part - 0.5).abs() < 0.1, "what warms up does not count: {part}");
+    // Reading and computing overlap: the longer of them is what a token takes.
+    let (compute, bandwidth) = (&report["trace"]["compute_seconds"], &report["trace"]["bandwidth"]);
+    let slow = number(&lru(&["--bandwidth", "1"])["tokens_per_second"]);
+    for bandwidth in [number(bandwidth).round(), (1.0 / slow / number(compute)).round()] {
+        let speed = number(&lru(&["--bandwidth", &bandwidth.to_string()])["tokens_per_second"]);
+        let expected = 1.0 / (1.0 / slow / bandwidth).max(number(compute));
+        assert!((speed / expected - 1.0).abs() < 1e-3, "{speed} tokens/s, expected {expected}");
+    }
     let precision = report["guesses"]["next_router"]["precision"].as_f64().unwrap();
     assert!(precision > 0.5, "the next layer's router is a guess worth having: {precision}");
 

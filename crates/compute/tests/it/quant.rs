@@ -361,3 +361,28 @@ fn fp8_dequantises_as_in_torch_wherever_rows_are_cut() {
         assert!(matches!(error, Error::PlaneSize { plane: 1, .. }), "{error}");
     }
 }
+
+/// The Microscaling Formats specification's one code of a scale that is no power of two.
+#[test]
+fn the_last_code_of_a_power_of_two_is_not_a_number() {
+    const ONE: u8 = 0x38;
+    let scale = BlockScale::E8M0;
+    for (dtype, scales) in
+        [(DType::Fp8 { scale }, 1), (DType::Fp8_Whole { scale }, 1), (DType::MXFP8_Planes, 2)]
+    {
+        let values = |code: u8| {
+            let (codes, scales) = ([ONE; 64], vec![code; scales]);
+            let planes: [&[u8]; 2] = [&codes, &scales];
+            let view = TensorView::new(dtype, 1, 64, &planes).unwrap();
+            (quant::dequantize(view).unwrap(), quant::find_not_finite(view).unwrap())
+        };
+        for (code, power) in [(0, -127), (1, -126), (127, 0), (128, 1), (254, 127)] {
+            let (got, found) = values(code);
+            assert!(got.iter().all(|v| f64::from(*v) == 2f64.powi(power)), "{dtype}: code {code}");
+            assert!(found.is_none(), "{dtype}: code {code}");
+        }
+        let (got, found) = values(255);
+        assert!(got.iter().all(|v| v.is_nan()), "{dtype}: {got:?}");
+        assert!(found.is_some(), "{dtype}");
+    }
+}

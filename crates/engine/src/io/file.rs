@@ -87,6 +87,13 @@ impl CheckpointFile {
         Ok(Self { path: path.to_owned(), length, handle, direct, random })
     }
 
+    /// A pipe, whose reads last as long as a test wants.
+    #[cfg(test)]
+    pub(super) fn of_pipe(handle: File) -> Self {
+        let (direct, random) = (OnceLock::from(None), OnceLock::from(None));
+        Self { path: "a pipe".into(), length: u64::MAX, handle, direct, random }
+    }
+
     /// Where it was opened from.
     pub fn path(&self) -> &Path {
         &self.path

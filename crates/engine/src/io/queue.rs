@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_a_busy_queue_does_not_hang() {
+    fn dropping_a_busy_queue_does_not_hang_and_leaves_no_request() {
         let (_keep, file) = file_of(&[1; PAGE_BYTES]);
         for mut queue in queues() {
             for tag in 0..100 {
@@ -312,6 +312,8 @@ mod tests {
                 let buffer = HostBuffer::zeroed(PAGE_BYTES).unwrap();
                 queue.submit(ReadRequest { tag, buffer, parts, mode: ReadMode::Direct });
             }
+            drop(queue);
+            assert_eq!(Arc::strong_count(&file), 1, "no request is left, hence none is being read");
         }
     }
 
@@ -341,7 +343,10 @@ mod tests {
         assert!(!buffered.answer(Err(ErrorKind::Interrupted.into())).unwrap());
         assert!(buffered.answer(Ok(7000)).unwrap());
 
-        let mut direct = Transfer::new(part, 16384, ReadMode::Direct).unwrap();
+        // Whole pages must have room too.
+        let tight = Transfer::new(part.clone(), 8191, ReadMode::Direct).unwrap();
+        assert_eq!(tight.mode, ReadMode::Buffered);
+        let mut direct = Transfer::new(part, 8192, ReadMode::Direct).unwrap();
         if direct.mode == ReadMode::Direct {
             assert_eq!((direct.ask().offset, direct.ask().at, direct.ask().len), (4096, 0, 8192));
             assert!(!direct.answer(Ok(5000)).unwrap());

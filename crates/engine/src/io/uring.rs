@@ -183,3 +183,45 @@ impl Drop for UringQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::io::buffer::PAGE_BYTES;
+    use crate::io::file::{CheckpointFile, ReadMode};
+    use crate::io::queue::ReadPart;
+
+    /// Buffers go back to the system when a queue is dropped: the kernel must be done with them.
+    #[test]
+    fn dropping_the_queue_waits_for_the_kernel() {
+        let Ok(mut queue) = UringQueue::new(2) else { return };
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let file = Arc::new(CheckpointFile::of_pipe(File::from(OwnedFd::from(reader))));
+        // The last one is not the kernel's yet.
+        for tag in 0..3 {
+            let parts = vec![ReadPart { file: Arc::clone(&file), offset: 0, len: 4, at: 0 }];
+            let buffer = HostBuffer::zeroed(PAGE_BYTES).unwrap();
+            queue.submit(ReadRequest { tag, buffer, parts, mode: ReadMode::Buffered });
+        }
+        let dropped = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&dropped);
+        let thread = thread::spawn(move || {
+            drop(queue);
+            seen.store(true, Ordering::SeqCst);
+        });
+        for _ in 0..2 {
+            thread::sleep(Duration::from_millis(30));
+            assert!(!dropped.load(Ordering::SeqCst), "the kernel still reads");
+            writer.write_all(b"four").unwrap();
+        }
+        thread.join().unwrap();
+    }
+}

@@ -9,6 +9,8 @@ mod deepseek_v32;
 mod deepseek_v4;
 mod dots1;
 mod ernie4_5_moe;
+#[cfg(test)]
+mod gguf_routers;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod glm5_next;

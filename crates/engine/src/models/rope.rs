@@ -228,3 +228,92 @@ fn yarn(
     };
     Ok((base.iter().enumerate().map(blend).collect(), magnitude as f32))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::checkpoint::gguf::{Metadata, Value};
+
+    const DIM: usize = 8;
+
+    /// The rotation of a file with these keys of `rope.scaling`, of the base 100.
+    fn gguf(keys: &[(&str, Value)]) -> Rope {
+        let mut metadata = Metadata::new(Path::new("model.gguf"));
+        for (key, value) in keys {
+            metadata.insert(format!("any.rope.scaling.{key}"), value.clone());
+        }
+        let null = serde_json::Value::Null;
+        let checkpoint = Checkpoint::outlined(Path::new("model.gguf"), Format::Gguf, null, metadata);
+        let config = Config::new(&checkpoint, "any", None);
+        rotation(&config, DIM, RopeStyle::HalfSplit, 100.0).unwrap()
+    }
+
+    /// The same of a configuration with these `rope_parameters`, and how many positions it is good for.
+    fn for_context(parameters: &serde_json::Value, context: Option<usize>) -> (Rope, usize) {
+        let config = json!({ "rope_parameters": parameters, "max_position_embeddings": 4096 });
+        let none = Metadata::new(Path::new("config.json"));
+        let checkpoint = Checkpoint::outlined(Path::new("folder"), Format::HuggingFace, config, none);
+        let config = Config::new(&checkpoint, "any", context);
+        let rope = rotation(&config, DIM, RopeStyle::HalfSplit, 100.0).unwrap();
+        (rope, context_length(&config).unwrap())
+    }
+
+    fn hugging_face(parameters: &serde_json::Value) -> Rope {
+        for_context(parameters, None).0
+    }
+
+    fn assert_close(rope: &Rope, inv_freq: [f32; DIM / 2], magnitude: f32) {
+        let near = |a: f32, b: f32| (a - b).abs() <= 1e-6 * b;
+        assert!(near(rope.magnitude, magnitude), "{} is not {magnitude}", rope.magnitude);
+        let all = rope.inv_freq.iter().zip(inv_freq).all(|(a, b)| near(*a, b));
+        assert!(all && rope.inv_freq.len() == inv_freq.len(), "{:?} is not {inv_freq:?}", rope.inv_freq);
+    }
+
+    /// Frequencies and magnitude are transformers'. With so long an original context the ramp would end beyond the last
+    /// channel.
+    #[test]
+    fn the_ramp_of_yarn_ends_at_the_last_channel() {
+        let inv_freq = [1.0, 0.282_346_22, 0.078_571_43, 0.021_458_313];
+        let own = 1.138_629_4;
+        let keys = [
+            ("type", Value::String("yarn".into())),
+            ("factor", Value::F32(4.0)),
+            ("original_context_length", Value::U32(1_000_000)),
+            ("yarn_beta_fast", Value::F32(1e5)),
+        ];
+        assert_close(&gguf(&keys), inv_freq, own);
+        // GGUF's factor multiplies YaRN's own, as llama.cpp does; that of other configurations stands for it.
+        let factor = [("attn_factor", Value::F32(1.5))];
+        assert_close(&gguf(&[&keys[..], &factor].concat()), inv_freq, 1.5 * own);
+        let mut parameters = json!({
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 1_000_000,
+            "beta_fast": 1e5,
+        });
+        assert_close(&hugging_face(&parameters), inv_freq, own);
+        parameters["attention_factor"] = json!(1.5);
+        assert_close(&hugging_face(&parameters), inv_freq, 1.5);
+    }
+
+    #[test]
+    fn longrope_is_short_up_to_the_original_context() {
+        let parameters = json!({
+            "rope_type": "longrope",
+            "original_max_position_embeddings": 512,
+            "short_factor": [1.0, 1.0, 1.0, 1.0],
+            "long_factor": [2.0, 2.0, 2.0, 2.0],
+        });
+        for (context, first) in [(None, 1.0), (Some(512), 1.0), (Some(513), 0.5)] {
+            let (rope, length) = for_context(&parameters, context);
+            assert_eq!(rope.inv_freq[0], first, "{context:?}");
+            // Where nobody asks for more, the context ends where the angles would change.
+            assert_eq!(length, if context.is_none() { 512 } else { 4096 }, "{context:?}");
+        }
+    }
+}

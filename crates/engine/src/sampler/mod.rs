@@ -8,6 +8,8 @@
 //! are computed here from operations that IEEE 754 defines exactly, and ties go to the lowest id.
 
 pub(crate) mod random;
+#[cfg(test)]
+mod tests;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, VecDeque};

@@ -97,3 +97,59 @@ pub(super) fn load(engine: &mut Engine, folder: &Path, conversation: &str) -> Re
     let note = engine.load(&mut session, &path)?;
     Ok((note == conversation).then_some(session))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::session::Pool;
+
+    fn session(pool: &Arc<Pool>, tokens: &[u32]) -> Session {
+        let mut session = Session::new(Arc::clone(pool));
+        session.reserve(0, tokens.len()).unwrap();
+        session.extend(tokens, None);
+        session
+    }
+
+    fn positions(prefixes: &mut Prefixes, all: &[&[u32]]) -> Vec<usize> {
+        all.iter().map(|tokens| prefixes.find(tokens).map_or(0, |found| found.position())).collect()
+    }
+
+    #[test]
+    fn the_session_that_was_used_longest_ago_goes_first() {
+        let pool = Arc::new(Pool::new(16, 0, 0));
+        let (a, b, c): (&[u32], &[u32], &[u32]) = (&[1, 2, 3], &[4, 5], &[6, 7, 8, 9]);
+        let mut prefixes = Prefixes::new(2);
+        prefixes.keep(session(&pool, a), None);
+        prefixes.keep(session(&pool, b), None);
+        assert_eq!(prefixes.len(), 2);
+        assert_eq!(prefixes.find(&[1, 2, 9]).unwrap().position(), 2);
+        prefixes.keep(session(&pool, c), None);
+        assert_eq!(prefixes.len(), 2);
+        assert_eq!(positions(&mut prefixes, &[a, b, c]), [3, 0, 4]);
+        assert!(prefixes.evict());
+        assert_eq!(positions(&mut prefixes, &[a, c]), [0, 4]);
+        assert!(prefixes.evict() && !prefixes.evict());
+        assert_eq!(pool.free_pages(), 16);
+    }
+
+    #[test]
+    fn what_is_continued_is_replaced() {
+        let pool = Arc::new(Pool::new(16, 0, 0));
+        let mut prefixes = Prefixes::new(9);
+        let key = |name: &str| Some(name.to_owned());
+        prefixes.keep(session(&pool, &[]), None);
+        assert_eq!(prefixes.len(), 0, "nothing is known of an empty one");
+        prefixes.keep(session(&pool, &[1, 2]), None);
+        prefixes.keep(session(&pool, &[1, 2, 3]), None);
+        assert_eq!(prefixes.len(), 1);
+        // A conversation has one session, whatever became of its tokens.
+        prefixes.keep(session(&pool, &[5, 6]), key("x"));
+        prefixes.keep(session(&pool, &[5, 7]), key("y"));
+        prefixes.keep(session(&pool, &[5, 8]), key("x"));
+        assert_eq!(prefixes.len(), 3);
+        assert!(prefixes.has("x") && prefixes.has("y") && !prefixes.has("z"));
+        assert_eq!(positions(&mut prefixes, &[&[1, 2, 3], &[5, 7], &[5, 8], &[5, 6]]), [3, 2, 2, 1]);
+    }
+}

@@ -107,6 +107,63 @@ fn same_bits(
     );
 }
 
+/// Logits of single tokens, each after the others.
+fn one_by_one(backend: &GpuBackend, options: &Options, fixture: &Fixture, tokens: &[u32]) -> Vec<f32> {
+    let mut engine = open(&fixture.path, backend, options);
+    let mut session = engine.session();
+    let logits = |token: &u32| engine.eval(&mut session, &[*token], Outputs::Last);
+    tokens.iter().flat_map(|token| logits(token).unwrap_or_else(|e| panic!("{e}"))).collect()
+}
+
+/// The device gives slots by how often experts were chosen, and here it has no more than a token needs, after a history in
+/// which most choices fell on a few: one that is needed now may be the least worthy, and must stay.
+#[test]
+fn what_a_token_needs_stays_whatever_it_is_worth() {
+    for (name, slots) in [("gguf/qwen3_moe_q4_k_m", 2), ("hf/qwen3_moe_basic", 2), ("hf/mixtral_basic", 2)] {
+        let fixture = Fixture::named(name);
+        let common = fixture.golden().tokens[0];
+        let often = std::iter::repeat_n(common, 12);
+        let tokens: Vec<u32> = often.chain(fixture.golden().tokens[..12].iter().copied()).collect();
+        for options in [f32_options(), Options::default()] {
+            let resident = one_by_one(&emulator(None), &options, &fixture, &tokens);
+            let streamed = one_by_one(&tiered(slots), &options, &fixture, &tokens);
+            let differ = bits(&streamed).iter().zip(bits(&resident)).position(|(a, b)| *a != b);
+            assert_eq!(differ, None, "{name}, {:?}", options.activations);
+        }
+    }
+}
+
+/// Sessions grow beyond a page, and others come with states of their own: what was there moves along. In between, prompts
+/// and single tokens take turns at the tiers.
+#[test]
+fn pools_that_grow_keep_what_they_hold() {
+    for (name, slots) in [("hf/qwen3_next_basic", 3), ("gguf/qwen3_moe_q8_0", 2)] {
+        let fixture = Fixture::named(name);
+        let tokens: Vec<u32> = (0..80).map(|i| (i * i * 5 + i * 11 + 3) % 61).collect();
+        let steps = [0..1, 1..2, 2..50, 50..51, 51..52, 52..62, 62..66, 66..67, 67..80];
+        let run = |backend: &GpuBackend, others: bool| {
+            let mut engine =
+                open(&fixture.path, backend, &Options { context: Some(128), sequences: 3, ..f32_options() });
+            let (mut session, mut rest) = (engine.session(), vec![]);
+            let mut logits = vec![];
+            for step in &steps {
+                let part = &tokens[step.clone()];
+                logits
+                    .extend(engine.eval(&mut session, part, Outputs::Last).unwrap_or_else(|e| panic!("{e}")));
+                if others && rest.len() < 2 {
+                    let mut other = engine.session();
+                    engine.eval(&mut other, &tokens[40..43], Outputs::Last).unwrap_or_else(|e| panic!("{e}"));
+                    rest.push(other);
+                }
+            }
+            bits(&logits)
+        };
+        let expected = run(&emulator(None), false);
+        assert!(run(&emulator(None), true) == expected, "{name}: beside others");
+        assert!(run(&tiered(slots), true) == expected, "{name}: with few experts on the device");
+    }
+}
+
 #[test]
 fn what_experts_cost_a_device_is_counted() {
     let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");

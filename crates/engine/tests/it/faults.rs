@@ -3,17 +3,19 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::faulty::{Fate, Fates, Faulty};
 use crate::support::{Fixture, all, bits, golden_positions, logits, open};
 use moeflux::checkpoint::Checkpoint;
-use moeflux::experts::{PolicyKind, Prefetch};
+use moeflux::experts::{CacheOptions, ExpertCache, PolicyKind, Prefetch, SlotPlan};
 use moeflux::io::file::ReadMode;
 use moeflux::io::pread::PreadPool;
-use moeflux::io::queue::QueueKind;
+use moeflux::io::queue::{QueueKind, ReadDone, ReadQueue, ReadRequest};
 use moeflux::{Engine, Error, Options, Outputs, models};
-use moeflux_compute::backend::Backend;
+use moeflux_compute::backend::{Backend, ExpertSource};
 use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::reference::Reference;
 
 /// An engine with `slots` expert slots that reads through a faulty queue and keeps what was used last.
@@ -237,4 +239,80 @@ fn a_file_that_is_removed_stays_readable() {
     let expected = bits(&logits(&mut engine, &tokens));
     drop(copy);
     assert_eq!(bits(&logits(&mut engine, &tokens)), expected);
+}
+
+/// The experts of a model in a cache of `slots`, read through `queue`.
+fn cache(fixture: &str, slots: usize, queue: Box<dyn ReadQueue>) -> ExpertCache {
+    let checkpoint = Arc::new(Checkpoint::open(&Fixture::named(fixture).path).unwrap());
+    let store = models::record(checkpoint).unwrap().experts;
+    let plan = SlotPlan::of_slots(&store.shapes(), slots);
+    let options = CacheOptions { prefetch: Prefetch::Always, ..CacheOptions::default() };
+    ExpertCache::new(store, plan, queue, options).unwrap()
+}
+
+/// A guess may fail: whoever asks for the expert has it read again.
+#[test]
+fn a_failed_guess_is_nobodys_error() {
+    let fates = Fates::default();
+    let mut cache = cache("hf/qwen3_moe_basic", 4, Faulty::new(&fates));
+    let ask = |cache: &mut ExpertCache, set, experts: &[u32]| {
+        let mut seen = 0;
+        cache.announce(ExpertSetId(set), experts).unwrap();
+        cache.visit(ExpertSetId(set), experts, &mut |views| seen += views.len()).unwrap();
+        assert_eq!(seen, experts.len());
+    };
+    for (round, fate) in [Fate::Failed, Fate::Short].into_iter().enumerate() {
+        let experts = [2 * round as u32, 2 * round as u32 + 1];
+        ask(&mut cache, 0, &experts);
+        cache.take_stats();
+        fates.nth(1, fate);
+        cache.forecast(ExpertSetId(1), &experts);
+        assert_eq!(fates.left(), 0, "both were read ahead");
+        ask(&mut cache, 1, &experts);
+        let stats = cache.take_stats();
+        assert_eq!((stats.prefetches, stats.hits + stats.misses), (2, 2), "{stats:?}");
+        // The other one came in time or late.
+        assert_eq!(stats.misses - stats.late, 1, "{stats:?}");
+    }
+}
+
+/// Counts requests that have not come back.
+struct Counted {
+    queue: PreadPool,
+    under_way: Arc<AtomicUsize>,
+}
+
+impl Counted {
+    fn back(&self, done: Option<ReadDone>) -> Option<ReadDone> {
+        self.under_way.fetch_sub(usize::from(done.is_some()), Ordering::SeqCst);
+        done
+    }
+}
+
+impl ReadQueue for Counted {
+    fn submit(&mut self, request: ReadRequest) {
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        self.queue.submit(request);
+    }
+
+    fn wait(&mut self) -> Option<ReadDone> {
+        let done = self.queue.wait();
+        self.back(done)
+    }
+
+    fn try_wait(&mut self) -> Option<ReadDone> {
+        let done = self.queue.try_wait();
+        self.back(done)
+    }
+}
+
+#[test]
+fn a_cache_that_is_dropped_waits_for_its_reads() {
+    let under_way = Arc::<AtomicUsize>::default();
+    let queue = Counted { queue: PreadPool::new(1).unwrap(), under_way: Arc::clone(&under_way) };
+    let mut cache = cache("hf/qwen3_moe_basic", 4, Box::new(queue));
+    cache.announce(ExpertSetId(0), &[0, 1, 2]).unwrap();
+    assert_eq!(under_way.load(Ordering::SeqCst), 3);
+    drop(cache);
+    assert_eq!(under_way.load(Ordering::SeqCst), 0);
 }

@@ -1,6 +1,7 @@
 //! The scheduler: answers do not depend on company, memory or order; cancelled work stops; nothing leaks.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use moeflux::sampler::SamplerOptions;
@@ -162,6 +163,52 @@ fn requests_at_once_read_a_common_beginning_once() {
     let answers: Vec<_> = (0..6).map(|i| scheduler.submit(request(prompt.clone(), i, 4)).unwrap()).collect();
     let cached: usize = answers.into_iter().map(|a| a.text().unwrap().1.usage.cached_tokens).sum();
     assert_eq!(cached, 5 * 149);
+    let figures = settled(&scheduler);
+    assert_eq!((figures.prompt_tokens, figures.cached_tokens), (6 * 150 - 5 * 149, 5 * 149));
+}
+
+/// Lets a request hold the engine up when its answer has so many pieces: says so, and waits to be let go.
+fn hold_up(at: usize) -> (impl FnMut(Event) + Send + 'static, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (reached, is_reached) = mpsc::channel();
+    let (go, wait) = mpsc::channel();
+    let mut pieces = 0;
+    let sink = move |event| {
+        if matches!(event, Event::Failed(_)) {
+            panic!("{event:?}");
+        }
+        pieces += usize::from(matches!(event, Event::Piece(_)));
+        if pieces == at && matches!(event, Event::Piece(_)) {
+            reached.send(()).unwrap();
+            wait.recv().unwrap();
+        }
+    };
+    (sink, is_reached, go)
+}
+
+/// A request whose answer is as long as it may be.
+fn endless(scheduler: &Scheduler, prompt: Vec<u32>, max_tokens: usize) -> Request {
+    let mut request = request(prompt, 0, max_tokens);
+    request.options.sampler.logit_bias =
+        scheduler.tokenizer().eos_ids().iter().map(|id| (*id, f32::NEG_INFINITY)).collect();
+    request
+}
+
+#[test]
+fn pages_that_requests_share_count_once() {
+    const WAIT: Duration = Duration::from_secs(60);
+    let scheduler = start(&demo(), &options());
+    let prompt: Vec<u32> = (0..150).map(|i| 100 + (i * 7 % 90) as u32).collect();
+    let ((first, first_reached, go), (second, reached, end)) = (hold_up(1), hold_up(4));
+    let _first = scheduler.submit_to(endless(&scheduler, prompt.clone(), 40), first).unwrap();
+    first_reached.recv_timeout(WAIT).unwrap();
+    let _second = scheduler.submit_to(endless(&scheduler, prompt, 40), second).unwrap();
+    go.send(()).unwrap();
+    reached.recv_timeout(WAIT).unwrap();
+    let figures = scheduler.figures();
+    end.send(()).unwrap();
+    // Two pages of the prompt, and one for each answer.
+    assert_eq!((figures.running, figures.pages_running, figures.pages_used), (2, 4, 4));
+    settled(&scheduler);
 }
 
 #[test]
@@ -186,6 +233,8 @@ fn cancelled_requests_stop_and_nothing_leaks() {
     // The next one is not delayed by them, and an answer that fills the context says so.
     let (_, done) = scheduler.submit(endless(77)).unwrap().text().unwrap();
     assert_eq!(done.finish, Finish::ContextFull);
+    // What they had read is known.
+    assert_eq!(done.usage.cached_tokens, prompt.len());
     assert_eq!(done.usage.completion_tokens + done.usage.prompt_tokens, 257);
 }
 
@@ -310,4 +359,35 @@ fn conversations_are_found_again_on_disk() {
         assert!(done.usage.cached_tokens == 0 && done.warning.is_some(), "{done:?}");
         std::fs::remove_dir_all(sessions.clone().unwrap()).unwrap();
     }
+}
+
+/// Three answers where memory has room for the beginnings of all and the rest of one: the request that came last gives its
+/// pages up first, the first one never.
+#[test]
+fn the_newest_request_is_put_back_and_gives_its_pages() {
+    let options = Options { context: Some(128), kv_tokens: Some(192), sequences: 3, ..options() };
+    let scheduler = start(&demo(), &options);
+    let (done, ends) = mpsc::channel();
+    let submit = |index: u32, mut sink: Box<dyn FnMut(Event) + Send>| {
+        let done = done.clone();
+        let prompt = (0..40).map(|i| 100 + 50 * index + i).collect();
+        let on = move |event| match event {
+            Event::Done(end) => done.send((index, end.usage)).unwrap(),
+            other => sink(other),
+        };
+        scheduler.submit_to(endless(&scheduler, prompt, 60), on).unwrap()
+    };
+    // The first one holds the engine up until the others are there.
+    let (sink, _reached, go) = hold_up(1);
+    let mut tickets = vec![submit(0, Box::new(sink))];
+    tickets.extend((1..3).map(|index| submit(index, Box::new(hold_up(0).0))));
+    go.send(()).unwrap();
+    let mut preemptions = [0; 3];
+    for _ in 0..3 {
+        let (index, usage) = ends.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(usage.completion_tokens, 60);
+        preemptions[index as usize] = usage.preemptions;
+    }
+    assert!(preemptions[0] == 0 && preemptions[2] > 0, "{preemptions:?}");
+    assert_eq!(settled(&scheduler).preemptions, preemptions.iter().sum::<usize>() as u64);
 }

@@ -119,8 +119,8 @@ fn truncation_leaves_what_was_there_before() {
         let mut session = engine.session();
         let all = eval(&mut engine, &mut session, 0, 60);
         let width = engine.model().graph.vocab_size();
-        // No checkpoint; one exactly there; one before.
-        for (checkpoint, position) in [(0, 33), (20, 20), (20, 47)] {
+        // No checkpoint; one exactly there; one before; one just behind.
+        for (checkpoint, position) in [(0, 33), (20, 20), (20, 47), (20, 19)] {
             session.restore(0).unwrap();
             eval(&mut engine, &mut session, 0, checkpoint);
             session.checkpoint();
@@ -148,6 +148,14 @@ fn sessions_do_not_see_each_other() {
         let second = eval(&mut engine, &mut a, 30, 60);
         assert_eq!([first, second].concat(), whole, "{name}");
     }
+}
+
+#[test]
+fn keys_and_values_have_room_for_the_context_at_least() {
+    let options = Options { context: Some(200), kv_tokens: Some(64), ..options() };
+    let mut engine = open_with("qwen3_moe_basic", &options);
+    let mut session = engine.session();
+    eval(&mut engine, &mut session, 0, 200);
 }
 
 #[test]

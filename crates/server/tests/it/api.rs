@@ -187,6 +187,49 @@ fn several_answers_and_their_probabilities() {
     );
 }
 
+/// Completions by prompt and answer: prompts count once each, offsets are characters.
+#[test]
+fn several_completions_of_several_prompts() {
+    let server = start();
+    let prompt_tokens =
+        |request: Value| server.ask("/v1/completions", &request)["usage"]["prompt_tokens"].as_u64().unwrap();
+    let alone = |prompt: &str| prompt_tokens(json!({"prompt": prompt, "max_tokens": 1}));
+    let both = prompt_tokens(json!({"prompt": ["Once upon", "1, 2,"], "n": 2, "max_tokens": 1}));
+    assert_eq!(both, alone("Once upon") + alone("1, 2,"));
+
+    let tokenizer = server.scheduler.tokenizer();
+    let accented = tokenizer.encode("é", moeflux::tokenizer::AddSpecial::No).unwrap();
+    let bias = json!({ accented[0].to_string(): 100 });
+    let request =
+        json!({"prompt": "1, 2,", "max_tokens": 3, "temperature": 0, "logprobs": 1, "logit_bias": bias});
+    let whole = server.ask("/v1/completions", &request);
+    let logprobs = &whole["choices"][0]["logprobs"];
+    let tokens = logprobs["tokens"].as_array().unwrap();
+    let first = tokens[0].as_str().unwrap();
+    assert!(tokens.iter().all(|token| token == first) && !first.is_ascii(), "{tokens:?}");
+    let chars = first.chars().count();
+    assert_eq!(logprobs["text_offset"], json!([0, chars, 2 * chars]));
+}
+
+#[test]
+fn as_many_answers_as_allowed_of_which_one_continues_a_conversation() {
+    let server = start();
+    let request = |n: usize, max_tokens: usize| {
+        let more = json!({"n": n, "max_tokens": max_tokens, "temperature": 1, "prompt_cache_key": "key"});
+        server.post("/v1/chat/completions", &chat(merge(json!({"seed": 3}), more)))
+    };
+    assert_eq!((request(16, 1).status, request(17, 1).status), (200, 400));
+    let answers = request(2, 12).json();
+    let content = |index: usize| &answers["choices"][index]["message"]["content"];
+    assert_ne!(content(0), content(1));
+    while !server.scheduler.is_idle() {
+        std::thread::yield_now();
+    }
+    // A conversation has one session. The other answer's is kept too, as nothing else replaces it.
+    let kept = server.scheduler.figures().kept_sessions;
+    assert!(kept >= 2, "{kept}");
+}
+
 #[test]
 fn bias_forbids_and_penalties_change() {
     let server = start();

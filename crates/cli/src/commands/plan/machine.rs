@@ -99,3 +99,14 @@ pub fn bar(what: &'static str) -> Result<ProgressBar> {
     bar.tick();
     Ok(bar)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_keeps_a_margin() {
+        let usable = |free| Gpu { name: String::new(), free }.usable();
+        assert_eq!((usable(MARGIN + 5), usable(MARGIN - 1)), (5, 0));
+    }
+}

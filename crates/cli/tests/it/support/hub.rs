@@ -17,9 +17,10 @@ pub enum Fault {
     CutAfter {
         offset: usize,
     },
-    /// The next answers are 503.
+    /// The next answers are these.
     Unavailable {
         times: u64,
+        answer: &'static str,
     },
 }
 
@@ -187,9 +188,9 @@ impl State {
         }
         self.asked.lock().unwrap().push((name.to_owned(), range));
         let mut fault = self.fault.lock().unwrap();
-        if let Fault::Unavailable { times: times @ 1.. } = &mut *fault {
+        if let Fault::Unavailable { times: times @ 1.., answer } = &mut *fault {
             *times -= 1;
-            return ("503 Service Unavailable".to_owned(), vec![]);
+            return (answer.to_string(), vec![]);
         }
         let Some((from, to)) = range else { return ("200 OK".to_owned(), file.content.clone()) };
         let (from, to) = (from.min(file.content.len()), to.min(file.content.len()));
