@@ -36,6 +36,8 @@ class GgufCase:
     converted: bool = False
     # Keys of config.json that the converter wants besides those that transformers writes.
     published: dict[str, Any] = field(default_factory=dict)
+    # Whether llama.cpp runs it.
+    peer: bool = True
     # Run llama.cpp with flash attention, which some of its sparse attention needs.
     flash_attention: bool = False
 
@@ -424,7 +426,78 @@ SMALL = [
         converted=True,
     ),
     # Its key of the shared experts' width is another number.
-    # Not normalised, which is left out; every token sees every other.
+    GgufCase(
+        "ernie4_5_moe_bf16",
+        "ernie4_5_moe",
+        64,
+        configs.plain(
+            intermediate_size=48,
+            moe_num_experts=6,
+            moe_k=2,
+            moe_num_shared_experts=2,
+            moe_layer_start_index=1,
+            moe_layer_interval=1,
+            tie_word_embeddings=False,
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # Not normalised, which is left out.
+    GgufCase(
+        "qwen2_moe_bf16",
+        "qwen2_moe",
+        65,
+        configs.plain(num_experts=6, norm_topk_prob=False, shared_expert_intermediate_size=20, qkv_bias=True),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
+    # Not normalised, and scaled; one layer dense; llama.cpp wants as many key heads as query heads.
+    GgufCase(
+        "dots1_bf16",
+        "dots1",
+        66,
+        configs.plain(
+            head_dim=16,
+            num_key_value_heads=4,
+            n_routed_experts=6,
+            n_shared_experts=2,
+            first_k_dense_replace=1,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.5,
+            n_group=1,
+            topk_group=1,
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+        published={"scoring_func": "sigmoid"},
+    ),
+    # An indexer that leaves tokens out; llama.cpp fails an assertion of its own on so small a model.
+    GgufCase(
+        "deepseek_v32_bf16",
+        "deepseek_v32",
+        76,
+        configs.deepseek(
+            hidden_size=24,
+            moe_intermediate_size=12,
+            q_lora_rank=24,
+            n_group=1,
+            topk_group=1,
+            index_topk=20,
+            index_n_heads=8,
+            index_head_dim=32,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+        peer=False,
+        published={"scoring_func": "sigmoid"},
+    ),
+    # A layer that does not rotate; dense layers in turn.
+    GgufCase("llama4_bf16", "llama4_text", 77, configs.llama4(), "BF16", n_tokens=96, converted=True),
     # As DeepSeek-V3 to llama.cpp.
     GgufCase(
         "glm4_moe_lite_bf16",

@@ -409,6 +409,28 @@ def hy_v4(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def llama4(**changes: Any) -> dict[str, Any]:
+    base = plain(
+        num_hidden_layers=4,
+        head_dim=8,
+        intermediate_size=16,
+        intermediate_size_mlp=24,
+        num_local_experts=6,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 900.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
+    del base["moe_intermediate_size"]
+    return base | changes
+
+
 def step3p7(**changes: Any) -> dict[str, Any]:
     text = dict(
         vocab_size=297,

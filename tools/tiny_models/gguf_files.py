@@ -144,6 +144,9 @@ def write_converted(case: GgufCase, path: Path, llama_python: str, llama_cpp: Pa
         with safe_open(unconverted / "golden.safetensors", "pt") as file:
             report = json.loads(file.metadata()["report"])
     found = golden.Reference(saved["tokens"].long(), saved["logits"], report)
+    if not case.peer:
+        golden.save(path.parent, found)
+        return found.report
     peer = peer_logits(llama_python, path, found.tokens, case.flash_attention)
     return golden.save_with_peer(path.parent, found, "llama.cpp", peer, case.keep_peer_logits)
 

@@ -65,7 +65,7 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     # transformers would need a GPU to read packed experts, does not know all published keys, and reads multimodal models as
     # such.
     unreadable = case.published_keys and case.family in published.UNREADABLE
-    unreadable = unreadable or case.multimodal and case.family == "mistral4"
+    unreadable = unreadable or case.multimodal and case.family in NESTED_WHOLE
     rewritten = packed or fp4 or whole or case.fp8 or case.eight_bits
     reread = model if rewritten or unreadable else golden.open_model(folder)
     found = golden.reference(reread, case.n_tokens, case.seed)
@@ -79,7 +79,7 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
     if case.interleaved:
         published.interleave_channels(folder)
     if case.text_only:
-        leave_text_model(folder)
+        leave_text_model(folder, case.family)
     edit_config(folder / "config.json", case.late_edits)
     return found.report
 
@@ -102,10 +102,8 @@ def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None
         rename_tensors(folder, case.renames)
     if case.published_keys and case.family == "kimi_linear":
         published.replace(folder, {}, {}, published.kimi_linear_name)
-    if case.multimodal and case.family == "mistral4":
-        nest_in_mistral3(folder)
-    elif case.multimodal:
-        nest_in_multimodal(folder)
+    if case.multimodal:
+        nest_in_multimodal(folder, case.family)
     if case.tokenizer_size:
         save_byte_level_bpe(folder, case.tokenizer_size)
 
@@ -163,54 +161,61 @@ def rename_tensors(folder: Path, renames: tuple[tuple[str, str], ...]) -> None:
     save_file(renamed, path, metadata={"format": "pt"})
 
 
-def leave_text_model(folder: Path) -> None:
-    """Takes the vision tower out of a multimodal checkpoint, and what is around the text model's configuration."""
+# What the text models of multimodal ones call themselves.
+TEXT_MODELS = {
+    "step3p7": {"model_type": "step3p5", "architectures": ["Step3p5ForCausalLM"]},
+    "glm5_next": {"model_type": "glm5_next_text"},
+}
+
+
+def leave_text_model(folder: Path, family: str) -> None:
+    """Takes the vision tower out of a multimodal checkpoint, and what is around the text model's names and configuration."""
     path = folder / "model.safetensors"
     tensors = {
-        name: tensor
+        name.replace("model.language_model.", "model.", 1): tensor
         for name, tensor in load_file(path).items()
-        if name.startswith(("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head."))
+        if name.startswith(("model.embed_tokens.", "model.layers.", "model.norm.", "model.language_model.", "lm_head."))
     }
     save_file(tensors, path, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    text = config["text_config"] | {"model_type": "step3p5", "architectures": ["Step3p5ForCausalLM"]}
+    text = config["text_config"] | TEXT_MODELS[family]
     (folder / "config.json").write_text(json.dumps(text, indent=2) + "\n")
 
 
-def nest_in_multimodal(folder: Path) -> None:
-    """Gives a Qwen3.5 text checkpoint the form of a multimodal one: its names one level down, its configuration under
-    `text_config`, and tensors of a vision tower and a multi-token predictor beside it."""
+# Multimodal models by their text models: `model_type` and class.
+MULTIMODAL = {
+    "qwen3_5_moe_text": ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+    "qwen4_exp_text": ("qwen4_exp", "Qwen4ExpForConditionalGeneration"),
+    "mistral4": ("mistral3", "Mistral3ForConditionalGeneration"),
+    "llama4_text": ("llama4", "Llama4ForConditionalGeneration"),
+}
+# Those that are published below a multimodal model's `language_model`.
+NESTED_WHOLE = ("mistral4", "llama4_text")
+
+
+def nest_in_multimodal(folder: Path, family: str) -> None:
+    """Gives a text checkpoint the form of a multimodal one: its names one level down, its configuration under
+    `text_config`, and tensors of a vision tower beside it, of some a multi-token predictor too."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
-    renamed = {
-        name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensor
-        for name, tensor in tensors.items()
-    }
-    renamed["model.visual.patch_embed.proj.bias"] = torch.full((3,), torch.nan)
-    renamed["mtp.layers.0.input_layernorm.weight"] = torch.full((3,), torch.nan)
+    if family in NESTED_WHOLE:
+        renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+        renamed["vision_tower.patch_conv.bias"] = torch.full((3,), torch.nan)
+    else:
+        renamed = {
+            name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensor
+            for name, tensor in tensors.items()
+        }
+        renamed["model.visual.patch_embed.proj.bias"] = torch.full((3,), torch.nan)
+        renamed["mtp.layers.0.input_layernorm.weight"] = torch.full((3,), torch.nan)
     save_file(renamed, path, metadata={"format": "pt"})
     text = json.loads((folder / "config.json").read_text())
+    if family in NESTED_WHOLE:
+        text.pop("architectures", None)
+    model_type, architecture = MULTIMODAL[family]
     config = {
-        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-        "model_type": "qwen3_5_moe",
-        "text_config": text,
-        "tie_word_embeddings": text.get("tie_word_embeddings", False),
-        "dtype": text["dtype"],
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def nest_in_mistral3(folder: Path) -> None:
-    """Gives a Mistral 4 checkpoint the form in which it is published, below a multimodal model's `language_model`."""
-    path = folder / "model.safetensors"
-    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(path).items()}
-    tensors["vision_tower.patch_conv.bias"] = torch.full((3,), torch.nan)
-    save_file(tensors, path, metadata={"format": "pt"})
-    text = json.loads((folder / "config.json").read_text())
-    text.pop("architectures", None)
-    config = {
-        "architectures": ["Mistral3ForConditionalGeneration"],
-        "model_type": "mistral3",
+        "architectures": [architecture],
+        "model_type": model_type,
         "text_config": text,
         "tie_word_embeddings": text.get("tie_word_embeddings", False),
         "dtype": text["dtype"],

@@ -68,6 +68,8 @@ CASES = [
     # The fourth layer sees everything and rotates nothing, its queries grow; norms of queries and keys; experts as
     # published, columns as rows.
     HfCase("llama4_basic", "llama4_text", 83, _llama4()),
+    # Within a multimodal checkpoint, as published.
+    HfCase("llama4_multimodal", "llama4_text", 84, _llama4(num_hidden_layers=2, no_rope_layer_interval=2), multimodal=True),
     # Dense layers in turn; several experts a token; listed layers without rotation; no norms of queries and keys; no
     # growth; biases; tied.
     HfCase(

@@ -261,4 +261,6 @@ CASES = [
         dtype="float32",
         stacked_experts=True,
     ),
+    # The text model alone.
+    HfCase("glm5_next_text", "glm5_next", 97, _glm5_next(num_hidden_layers=2, layer_types=None, indexer_types=None, mlp_layer_types=["dense", "sparse"]), text_only=True),
 ]

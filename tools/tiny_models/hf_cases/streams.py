@@ -53,6 +53,14 @@ CASES = [
         whole_scales="ngram_embedding",
         published_keys=True,
     ),
+    # Within a multimodal checkpoint.
+    HfCase(
+        "qwen4_exp_multimodal",
+        "qwen4_exp_text",
+        84,
+        _qwen4_exp(num_hidden_layers=2, layer_types=["linear_attention", "indexed_attention"], ple_layer_ids=[1]),
+        multimodal=True,
+    ),
     # Full attention first, by its published name; embeddings wider than the hidden state, of pairs only; several ends; a
     # sigmoid for an output gate; blocks of seven tokens; scaled rotation; tied; stacked; an epsilon that shows.
     HfCase(
