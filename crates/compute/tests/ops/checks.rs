@@ -13,7 +13,7 @@ use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
 
 use crate::case::{Case, Experts, MODES, Mode, POISON, Tested, tolerance};
-use crate::devices::{METAL, MakeDevice, devices, is_in_part, is_tested};
+use crate::devices::{CPU, METAL, MakeDevice, devices, is_in_part, is_tested};
 
 /// Hands over experts in one of several orders and groupings.
 pub struct Source<'a> {
@@ -176,7 +176,7 @@ fn level(simd: Simd) -> Level {
 
 /// Every instruction set of this machine.
 pub fn backends() -> Vec<Level> {
-    let tested = SimdLevel::available().into_iter().filter(|_| is_tested("CPU"));
+    let tested = SimdLevel::available().into_iter().filter(|_| is_tested(CPU));
     tested.map(|name| level(Simd::new(name).unwrap())).collect()
 }
 
@@ -199,7 +199,7 @@ pub fn check(cases: impl IntoIterator<Item = Case>) {
         let right = run(&case, &mut *compile(&case, &Reference, MODES[0]), &schedules[0], None, 1);
         for mode in modes(case.tested) {
             let tolerance = tolerance(case.tested, case.dtype, *mode);
-            let product = matches!(case.tested, Tested::Linear | Tested::MoeExperts) && is_tested("CPU");
+            let product = matches!(case.tested, Tested::Linear | Tested::MoeExperts) && is_tested(CPU);
             for level in backends.iter().chain(product.then_some(&emulated_tiles)) {
                 let what = format!("{} on {}, {mode:?}", case.name, level.one.describe());
                 let mut executable = compile(&case, &level.one, *mode);
