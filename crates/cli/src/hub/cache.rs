@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::statvfs;
 
-use super::id::HubId;
+use super::id::{HubId, is_checksum};
 use super::listing::RemoteFile;
 use super::settings::Settings;
 
@@ -84,11 +84,11 @@ impl RepoCache {
 
     /// The commit that `revision` was when it was last downloaded; a commit is itself.
     pub fn revision(&self, revision: &str) -> Option<String> {
-        if self.snapshot(revision).is_dir() {
+        if is_checksum(revision) && self.snapshot(revision).is_dir() {
             return Some(revision.to_owned());
         }
         let commit = fs::read_to_string(self.folder.join("refs").join(revision)).ok()?;
-        Some(commit.trim().to_owned()).filter(|commit| !commit.is_empty() && !commit.contains(['/', '.']))
+        Some(commit.trim().to_owned()).filter(|commit| is_checksum(commit))
     }
 
     /// Notes which commit `revision` is.

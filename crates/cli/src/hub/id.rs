@@ -29,8 +29,10 @@ impl HubId {
                 && !part.starts_with(['.', '-'])
                 && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
         };
-        let given = |part: Option<&str>| part.is_none_or(|part| !part.is_empty() && !part.contains(".."));
-        let fits = fits(org) && fits(name) && given(revision) && given(choice);
+        let fits = fits(org)
+            && fits(name)
+            && revision.is_none_or(is_revision)
+            && choice.is_none_or(|choice| !choice.is_empty() && !choice.contains(".."));
         fits.then(|| Self {
             repo: repo.to_owned(),
             revision: revision.map(str::to_owned),
@@ -42,6 +44,23 @@ impl HubId {
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }
+}
+
+/// Whether `path`, with `/` between folders, stays within the folder that it is joined to.
+pub fn stays_within(path: &str) -> bool {
+    !path.contains('\0') && path.split('/').all(|part| !["", ".", ".."].contains(&part))
+}
+
+/// Whether `text` is a checksum as git and the hub write them: SHA-1 or SHA-256. Commits and contents are named so.
+pub fn is_checksum(text: &str) -> bool {
+    matches!(text.len(), 40 | 64) && text.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+/// Whether git would take `text` for the name of a branch, tag or commit, which becomes part of a path here
+/// (git-check-ref-format).
+fn is_revision(text: &str) -> bool {
+    let forbidden = |c: char| c.is_control() || " ~^:?*[\\".contains(c);
+    stays_within(text) && !text.contains("..") && !text.starts_with('-') && !text.contains(forbidden)
 }
 
 impl fmt::Display for HubId {
@@ -67,10 +86,17 @@ mod tests {
         check("Qwen/Qwen3-30B-A3B", Some(("Qwen/Qwen3-30B-A3B", "main", None)));
         check("a/b:Q4_K_M", Some(("a/b", "main", Some("Q4_K_M"))));
         check("a/b@v1.0:UD/x.gguf", Some(("a/b", "v1.0", Some("UD/x.gguf"))));
+        check("a/b@refs/pr/1", Some(("a/b", "refs/pr/1", None)));
         for path in
             ["model.gguf", "./a/b", "../a", "/a/b", "a/b/c", "a/", "/b", "a/b:", "a/b@", "a/b:../x", "a b/c"]
         {
             check(path, None);
+        }
+        // Revisions become parts of paths.
+        for revision in
+            ["/tmp/x", "..", "../x", "x/../../y", "./x", "x/", "x//y", "a..b", "-x", "x y", "x\\y", "x\0", "x\n"]
+        {
+            check(&format!("a/b@{revision}"), None);
         }
     }
 }

@@ -8,7 +8,7 @@ use moeflux::error::size;
 use serde::Deserialize;
 
 use super::error::HubError;
-use super::id::HubId;
+use super::id::{HubId, is_checksum, stays_within};
 use super::transfer::Transfer;
 
 /// Files of a safetensors model besides its weights, as far as a repository has them.
@@ -87,7 +87,7 @@ impl Listing {
         };
         let answer: Answer = serde_json::from_str(&text)
             .map_err(|error| malformed("listing", "a repository's files", error.to_string()))?;
-        if !is_hexadecimal(&answer.sha) {
+        if !is_checksum(&answer.sha) {
             return Err(malformed("commit", "a checksum", format!("{:?}", answer.sha)));
         }
         let mut files = vec![];
@@ -98,10 +98,10 @@ impl Listing {
             };
             // Both become parts of paths here.
             let path = sibling.rfilename;
-            if path.split('/').any(|part| ["", ".", ".."].contains(&part)) {
+            if !stays_within(&path) {
                 return Err(malformed("file name", "a path within the repository", format!("{path:?}")));
             }
-            let (Some(checksum), Some(size)) = (checksum.filter(|c| is_hexadecimal(c)), size) else {
+            let (Some(checksum), Some(size)) = (checksum.filter(|c| is_checksum(c)), size) else {
                 return Err(malformed("file", "a checksum and a size", format!("{path:?} without")));
             };
             files.push(RemoteFile { path, size, checksum });
@@ -200,10 +200,6 @@ impl Selection {
         };
         has("config.json") && (!has(INDEX) || parts().is_some_and(|parts| parts.iter().all(|file| has(file))))
     }
-}
-
-fn is_hexadecimal(text: &str) -> bool {
-    matches!(text.len(), 40 | 64) && text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
 fn is_weights(file: &RemoteFile) -> bool {

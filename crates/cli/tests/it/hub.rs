@@ -180,6 +180,81 @@ fn who_may_not_have_it_is_told_why() {
 }
 
 #[test]
+fn a_token_goes_to_the_hub_and_to_no_other_host() {
+    // The storage that the hub sends to refuses whoever shows it a token.
+    let hub = Hub::start(vec![File::large("model.gguf", b"secret".to_vec())]);
+    hub.require_token("right");
+    let user = User::of(&hub);
+    let content = |model: &str| {
+        let output = user.moeflux(&["pull", model]).env("HF_TOKEN", "right").assert().success();
+        let path = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+        std::fs::read(path.trim()).unwrap()
+    };
+    assert_eq!(content(MODEL), b"secret");
+    // The hub's own redirections need it.
+    assert_eq!(content("org/renamed"), b"secret");
+}
+
+#[test]
+fn revisions_stay_within_the_cache() {
+    let hub = Hub::start(vec![File::large("model.gguf", b"x".to_vec())]);
+    let user = User::of(&hub);
+    let outside = tempfile::tempdir().unwrap();
+    let target = outside.path().join("x");
+    for revision in [target.to_str().unwrap(), "../../../../x", "a/../../../../x"] {
+        let message = user.refused(&format!("org/model@{revision}"));
+        assert!(message.contains("expected a model such as"), "{message}");
+    }
+    assert!(!target.exists());
+    assert_eq!(hub.requests(), 0);
+    let path = user.pulled("org/model@refs/pr/1");
+    let repo = user.folder.path().join("hub/models--org--model");
+    assert!(path.starts_with(repo.join("snapshots").join(Hub::COMMIT)));
+    assert_eq!(std::fs::read_to_string(repo.join("refs/refs/pr/1")).unwrap(), Hub::COMMIT);
+}
+
+#[test]
+fn only_a_commit_names_a_snapshot() {
+    let hub = Hub::start(vec![File::large("model.gguf", b"x".to_vec())]);
+    let user = User::of(&hub);
+    user.pulled(MODEL);
+    let offline = |model: &str| {
+        let mut command = user.moeflux(&["pull", model]);
+        command.env("HF_HUB_OFFLINE", "1");
+        command
+    };
+    offline(&format!("org/model@{}", Hub::COMMIT)).assert().success();
+    let snapshots = user.folder.path().join("hub/models--org--model/snapshots");
+    // A folder that lies there by another name, one within a snapshot, and a note that leads elsewhere.
+    std::fs::create_dir_all(snapshots.join("other")).unwrap();
+    std::fs::create_dir_all(snapshots.join(Hub::COMMIT).join("inner")).unwrap();
+    std::fs::write(snapshots.join("other/model.gguf"), "y").unwrap();
+    std::fs::write(snapshots.join(Hub::COMMIT).join("inner/model.gguf"), "y").unwrap();
+    std::fs::write(snapshots.with_file_name("refs").join("note"), "other").unwrap();
+    for revision in ["other", &format!("{}/inner", Hub::COMMIT), "note"] {
+        let message = refusal(&mut offline(&format!("org/model@{revision}")));
+        assert!(message.contains("is not in") && message.contains("offline"), "{message}");
+    }
+}
+
+#[test]
+fn names_that_the_hub_sends_stay_within_the_snapshot() {
+    let outside = tempfile::tempdir().unwrap();
+    let absolute = outside.path().join("x.gguf").to_str().unwrap().to_owned().leak();
+    for name in [absolute, "../x.gguf", "a/../../../x.gguf", "./x.gguf", "a//x.gguf", "..", "a/..", "x\0.gguf"] {
+        let hub = Hub::start(vec![File::large("model.gguf", b"x".to_vec()), File::large(name, b"y".to_vec())]);
+        let user = User::of(&hub);
+        for command in [["pull", MODEL], ["inspect", MODEL]] {
+            let message = refusal(&mut user.moeflux(&command));
+            assert!(message.contains("file name: expected a path within the repository"), "{name}: {message}");
+        }
+        assert_eq!(user.blobs(), Vec::<String>::new(), "{name}");
+        assert!(hub.asked().is_empty(), "{name}");
+    }
+    assert!(std::fs::read_dir(outside.path()).unwrap().next().is_none());
+}
+
+#[test]
 fn what_is_not_there_is_said() {
     let hub = Hub::start(vec![
         File::large("m-Q8_0.gguf", b"8".to_vec()),

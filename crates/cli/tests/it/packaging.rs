@@ -1,6 +1,7 @@
-//! What goes beside the binary in a package, and the scripts that make releases.
+//! What goes beside the binary in a package, and the scripts that make releases and check changes.
 
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use assert_cmd::cargo::CommandCargoExt;
@@ -16,8 +17,23 @@ fn moeflux(arguments: &[&str]) -> String {
     text(Command::cargo_bin("moeflux").unwrap().args(arguments))
 }
 
+fn in_repository(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
+}
+
 fn script(name: &str) -> Command {
-    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(name))
+    Command::new(in_repository("packaging").join(name))
+}
+
+/// Programs that do nothing but end with a status, by name.
+fn programs(of: &[(&str, i32)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, status) in of {
+        let path = folder.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\nexit {status}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    folder
 }
 
 /// The names of all commands, as the help lists them.
@@ -85,5 +101,53 @@ fn the_formula_is_filled() {
         "sha256 \"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\"",
     ] {
         assert!(formula.contains(part), "{part} is not in {formula}");
+    }
+}
+
+/// Whether `.ci/run` succeeds, and what it says, where the Python, the Rust targets and the packages that its checks need are
+/// missing; `online` if they could be had.
+fn checks(ci: bool, online: bool) -> (bool, String) {
+    let offline = i32::from(!online);
+    let missing = ["python3", "rustup", "apt-get", "qemu-aarch64"].map(|name| (name, 1));
+    let programs = programs(&[&missing[..], &[("cargo", 0), ("curl", offline)]].concat());
+    let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap());
+    let mut run = Command::new(in_repository(".ci/run"));
+    let output = run.env("PATH", path).env("CI", ci.to_string()).output().unwrap();
+    (output.status.success(), String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn skipped_checks_are_listed_and_fail_where_they_could_run() {
+    let ran = "ran      format\nran      clippy\nran      tests\n";
+    for (ci, online) in [(false, true), (false, false), (true, false)] {
+        let (passes, said) = checks(ci, online);
+        let summary = said.split("== summary\n").nth(1).unwrap_or_else(|| panic!("no summary: {said}"));
+        assert!(passes && summary.starts_with(ran), "{said}");
+        for skipped in ["official clients", "types on macOS", "NEON under qemu", "kernels by"] {
+            assert!(summary.contains(&format!("skipped  {skipped}")), "{skipped}: {said}");
+        }
+    }
+    let (passes, said) = checks(true, true);
+    assert!(!passes && said.ends_with(&format!("== summary\n{ran}failed   official clients\n")), "{said}");
+}
+
+#[test]
+fn tests_that_fail_on_the_gpu_are_a_failure() {
+    let programs = programs(&[("passing", 0), ("failing", 101)]);
+    let run = |tests: &[&str]| {
+        let (work, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut run = Command::new(in_repository("bench/cuda.sh"));
+        run.args(["-p", "operations", "-w"]).arg(work.path());
+        tests.iter().for_each(|test| {
+            run.arg("-t").arg(programs.path().join(test));
+        });
+        let output = run.arg(out.path()).arg("moeflux").output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (passes, said) = run(&["passing"]);
+    assert!(passes && said.contains("passing: fine"), "{said}");
+    for tests in [&["passing", "failing"][..], &[]] {
+        let (passes, said) = run(tests);
+        assert!(!passes && said.contains("something is BAD"), "{said}");
     }
 }

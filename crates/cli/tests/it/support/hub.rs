@@ -58,6 +58,7 @@ fn hexadecimal(digest: &[u8]) -> String {
 pub type Asked = (String, Option<(usize, usize)>);
 
 struct State {
+    port: u16,
     files: Vec<File>,
     fault: Mutex<Fault>,
     token: Mutex<Option<&'static str>>,
@@ -80,6 +81,7 @@ impl Hub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let state = Arc::new(State {
+            port,
             files,
             fault: Mutex::new(Fault::None),
             token: Mutex::new(None),
@@ -146,13 +148,16 @@ impl State {
         let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
         let range = header("range").and_then(|r| r.strip_prefix("bytes=")?.split_once('-'));
         let range = range.map(|(from, to)| (from.parse().unwrap(), to.parse::<usize>().unwrap() + 1));
-        let allowed = self.token.lock().unwrap().is_none_or(|token| {
-            // The storage behind a redirection has its own links and must not see the token.
-            path.starts_with("/storage/") || header("authorization") == Some(&format!("bearer {token}"))
-        });
-        let (head, body) = match allowed {
-            true => self.answer(&path, range),
-            false => ("401 Unauthorized".to_owned(), vec![]),
+        let stored = path.starts_with("/storage/");
+        let authorization = header("authorization");
+        let wanted = self.token.lock().unwrap().map(|token| format!("bearer {token}"));
+        let (head, body) = if stored && authorization.is_some() {
+            // The storage behind a redirection is another host's: it has its own links and must not see the token.
+            ("400 Bad Request".to_owned(), vec![])
+        } else if !stored && wanted.is_some_and(|wanted| authorization != Some(&wanted)) {
+            ("401 Unauthorized".to_owned(), vec![])
+        } else {
+            self.answer(&path, range)
         };
         let head = format!("HTTP/1.1 {head}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
         let cut = match *self.fault.lock().unwrap() {
@@ -167,11 +172,21 @@ impl State {
 
     fn answer(&self, path: &str, range: Option<(usize, usize)>) -> (String, Vec<u8>) {
         let not_found = ("404 Not Found".to_owned(), vec![]);
-        if path == "/api/models/org/model/revision/main?blobs=true" {
-            let files = self.files.iter().map(|file| match file.large {
-                true => json!({"rfilename": file.name, "blobId": "0".repeat(40), "size": file.size,
-                    "lfs": {"sha256": file.checksum, "size": file.size, "pointerSize": 134}}),
-                false => json!({"rfilename": file.name, "blobId": file.checksum, "size": file.size}),
+        let redirection = |to: String| (format!("302 Found\r\nlocation: {to}"), vec![]);
+        if let Some(rest) = path.strip_prefix("/api/models/org/renamed/") {
+            return redirection(format!("/api/models/org/model/{rest}"));
+        }
+        if let Some(rest) = path.strip_prefix("/org/renamed/") {
+            return redirection(format!("/org/model/{rest}"));
+        }
+        if path.starts_with("/api/models/org/model/revision/") && path.ends_with("?blobs=true") {
+            let files = self.files.iter().map(|file| {
+                if file.large {
+                    json!({"rfilename": file.name, "blobId": "0".repeat(40), "size": file.size,
+                        "lfs": {"sha256": file.checksum, "size": file.size, "pointerSize": 134}})
+                } else {
+                    json!({"rfilename": file.name, "blobId": file.checksum, "size": file.size})
+                }
             });
             let listing = json!({"sha": Hub::COMMIT, "siblings": files.collect::<Vec<_>>()});
             return ("200 OK".to_owned(), listing.to_string().into_bytes());
@@ -184,7 +199,8 @@ impl State {
         };
         let Some(file) = self.files.iter().find(|file| file.name == name) else { return not_found };
         if file.large && !stored {
-            return (format!("302 Found\r\nlocation: /storage/{name}"), vec![]);
+            // By the same address, but not by the name of the hub's host.
+            return redirection(format!("http://localhost:{}/storage/{name}", self.port));
         }
         self.asked.lock().unwrap().push((name.to_owned(), range));
         let mut fault = self.fault.lock().unwrap();

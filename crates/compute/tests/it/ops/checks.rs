@@ -12,7 +12,7 @@ use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::reference::Reference;
 
 use super::case::{Case, Experts, MODES, Mode, POISON, Tested, tolerance};
-use crate::support::devices::{METAL, MakeDevice, devices, is_in_part, is_tested};
+use crate::support::devices::{CPU, METAL, MakeDevice, devices, is_in_part, is_tested};
 
 /// Hands over experts in one of several orders and groupings.
 pub struct Source<'a> {
@@ -174,7 +174,7 @@ fn level(simd: Simd) -> Level {
 
 /// Every instruction set of this machine.
 pub fn backends() -> Vec<Level> {
-    let tested = SimdLevel::available().into_iter().filter(|_| is_tested("CPU"));
+    let tested = SimdLevel::available().into_iter().filter(|_| is_tested(CPU));
     tested.map(|name| level(Simd::new(name).unwrap())).collect()
 }
 

@@ -10,6 +10,8 @@ mod checks;
 mod experts;
 mod refusals;
 
+use std::process::Command;
+
 use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_compute::graph::{Attention, Precision, Rope, RopeStyle};
 use moeflux_compute::{DType, Half};
@@ -24,6 +26,25 @@ fn columns(dtype: DType) -> [usize; 2] {
         1 => [5, 83],
         n => [n, 3 * n],
     }
+}
+
+/// Passes if the devices to be tested are here; the test below runs it alone.
+#[test]
+fn what_is_to_be_tested_is_here() {
+    devices::devices();
+}
+
+#[test]
+fn a_backend_that_is_not_here_passes_no_test() {
+    let passes = |only: &str| {
+        let mut tests = Command::new(std::env::current_exe().unwrap());
+        let output = tests.arg("what_is_to_be_tested_is_here").env("MOEFLUX_TEST_ONLY", only).output().unwrap();
+        output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed")
+    };
+    assert!(passes("CPU") && passes("the emulator"));
+    assert!(!passes("cuda") && !passes(""));
+    #[cfg(target_os = "linux")]
+    assert_eq!(passes("CUDA"), moeflux_compute::gpu::cuda::Cuda::open(0, None).is_ok());
 }
 
 #[test]

@@ -13,6 +13,9 @@ pub(crate) type MakeDevice = fn(u64) -> GpuBackend;
 /// The emulated device with the text that Metal gets.
 pub(crate) const METAL: &str = "the emulator with Metal's text";
 
+/// The processor's backends.
+pub(crate) const CPU: &str = "CPU";
+
 /// The variable that limits tests of operations to the backend of this name, for tools that are slow or blind beside it.
 const ONLY: &str = "MOEFLUX_TEST_ONLY";
 
@@ -34,6 +37,9 @@ pub(crate) fn is_tested(name: &str) -> bool {
 }
 
 /// The emulated device with both texts of the kernels, and a GPU where there is one.
+///
+/// # Panics
+/// If a backend alone is to be tested that is not here: tests that test nothing must not pass.
 pub(crate) fn devices() -> Vec<(&'static str, MakeDevice)> {
     let emulated: MakeDevice =
         |seed| GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed))));
@@ -50,6 +56,10 @@ pub(crate) fn devices() -> Vec<(&'static str, MakeDevice)> {
             let open = || Ok(Box::new(moeflux_compute::gpu::cuda::Cuda::open(0, None)?) as _);
             GpuBackend::new("cuda", GpuOptions::default(), open)
         }));
+    }
+    let here: Vec<&str> = [CPU].into_iter().chain(all.iter().map(|(name, _)| *name)).collect();
+    if let Ok(only) = std::env::var(ONLY) {
+        assert!(here.contains(&only.as_str()), "{ONLY}={only}: here are {here:?}");
     }
     all.retain(|(name, _)| is_tested(name));
     all

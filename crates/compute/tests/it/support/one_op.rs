@@ -10,7 +10,7 @@ use moeflux_compute::graph::{ExpertSetId, Graph, GraphBuilder, MatrixSpec, Preci
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{Error, Result, Tensor};
 
-use crate::support::devices::{METAL, devices, is_tested};
+use crate::support::devices::{CPU, METAL, devices, is_tested};
 use crate::support::random::Random;
 
 /// Tokens that there are.
@@ -135,7 +135,7 @@ impl Case {
     pub(crate) fn check(&self, name: &str, tolerances: &[(KvType, f32)]) {
         let right = self.run(&Reference, KvType::F32, 1000);
         assert_eq!(self.run(&Reference, KvType::F32, 9), right, "{name}: the reference in steps");
-        for level in SimdLevel::available().into_iter().filter(|_| is_tested("CPU")) {
+        for level in SimdLevel::available().into_iter().filter(|_| is_tested(CPU)) {
             let backend = CpuBackend::new(3, Some(level)).unwrap();
             for (kv_type, tolerance) in tolerances {
                 let whole = self.run(&backend, *kv_type, 1000);
