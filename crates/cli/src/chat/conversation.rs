@@ -86,7 +86,7 @@ impl Conversation {
     }
 
     /// Answers `text` as the next message. `show` gets the answer as it comes, and nothing while the prompt is read; it says
-    /// whether to go on. What was said until then stays part of the conversation.
+    /// whether to continue. What was said until then stays part of the conversation.
     ///
     /// After an error, or if nothing was said, the message is no part of it.
     pub fn ask(
@@ -167,7 +167,7 @@ impl Conversation {
         Ok((Answered { generated, reused: common }, message))
     }
 
-    /// Continues what the session holds and then `text`, without a template; `show` says whether to go on.
+    /// Continues what the session holds and then `text`, without a template; `show` says whether to continue.
     pub fn continue_text(
         &mut self,
         model: &mut TextModel,
@@ -193,8 +193,8 @@ impl Conversation {
         let all = experts.store().total_bytes();
         format!(
             "{} of {} context tokens in use\n\
-             {answers} answer{}: {} prompt tokens read at {:.1} tokens/s, {} written at {:.1} tokens/s\n\
-             experts: {:.1} % hits, {} read from disk, {:.2} s waited for\n\
+             {answers} answer{}: prefill {} tokens at {:.1} tokens/s, decode {} tokens at {:.1} tokens/s\n\
+             experts: {:.1} % hits, {} read from disk, stalled {:.2} s\n\
              memory: trunk {}, context {}, {} of {} of experts",
             self.position(),
             model.engine.context(),
