@@ -61,7 +61,7 @@ fn route(architecture: &str, optional: &'static [&'static str], keys: &[(&str, V
     let checkpoint = Checkpoint::outlined(Path::new("model.gguf"), Format::Gguf, Json::Null, metadata);
     let (model, _) = outline(Arc::new(checkpoint), Box::new(Having(optional))).unwrap();
     let mut routes = model.graph.nodes().iter().filter_map(|node| match &node.op {
-        Op::Route { route, .. } => Some(*route),
+        Op::Route(op) => Some(op.route),
         _ => None,
     });
     routes.next().unwrap()

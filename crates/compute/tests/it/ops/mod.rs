@@ -31,14 +31,15 @@ fn columns(dtype: DType) -> [usize; 2] {
 /// Passes if the devices to be tested are here; the test below runs it alone.
 #[test]
 fn what_is_to_be_tested_is_here() {
-    devices::devices();
+    crate::support::devices::devices();
 }
 
 #[test]
 fn a_backend_that_is_not_here_passes_no_test() {
     let passes = |only: &str| {
         let mut tests = Command::new(std::env::current_exe().unwrap());
-        let output = tests.arg("what_is_to_be_tested_is_here").env("MOEFLUX_TEST_ONLY", only).output().unwrap();
+        let output =
+            tests.arg("what_is_to_be_tested_is_here").env("MOEFLUX_TEST_ONLY", only).output().unwrap();
         output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed")
     };
     assert!(passes("CPU") && passes("the emulator"));
