@@ -16,6 +16,8 @@ mod activation;
 mod attention;
 mod builder;
 mod compressed;
+#[cfg(test)]
+mod cpu_only;
 mod excerpt;
 mod experts;
 mod hyper;
@@ -38,6 +40,8 @@ pub use compressed::{
     BlockAttentionOp, BlockInputs, CompressedAttention, CompressedAttentionOp, CompressedInputs, EntryIndex,
     IndexInputs, TokenForm, WindowMeanOp, WindowPool, WindowPoolOp,
 };
+#[cfg(test)]
+pub use cpu_only::CpuOnlyOp;
 pub use experts::{
     ExpertBiases, ExpertMlp, ExpertSet, GroupRank, Groups, MoeExpertsOp, Route, RouteBy, RouteOp, Score,
     Weighted,

@@ -203,3 +203,11 @@ fn published_shapes_have_the_parameters_that_they_are_named_after() {
     check_failure(folder.path(), &["inspect", "synth:qwen4"], &["qwen4", "glm-4.5-air"]);
     check_failure(folder.path(), &["inspect", "synth:tiny:q9"], &["q9", "mxfp4"]);
 }
+
+#[test]
+fn inspect_counts_experts_that_a_table_gives_tokens() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/fixtures/hf");
+    let model = fixtures.join("deepseek_v4_basic");
+    let text = succeed(&["inspect", model.to_str().expect("UTF-8")]);
+    assert!(text.contains("7 in each of 3 layers, 3 per token"), "{text}");
+}

@@ -64,18 +64,18 @@ impl ValueBuffers {
 
 /// Values between operations.
 pub(crate) struct Values {
-    plan: ValueBuffers,
+    places: ValueBuffers,
     buffers: Vec<Vec<f32>>,
 }
 
 impl Values {
     pub(crate) fn new(graph: &Graph) -> Self {
-        let plan = ValueBuffers::new(graph);
-        Self { buffers: vec![vec![]; plan.widths.len()], plan }
+        let places = ValueBuffers::new(graph);
+        Self { buffers: vec![vec![]; places.widths.len()], places }
     }
 
     fn buffer(&self, value: Value) -> usize {
-        self.plan.of[value.index].expect("only the logits have no buffer, and nothing reads them")
+        self.places.of[value.index].expect("only the logits have no buffer, and nothing reads them")
     }
 
     /// A value's content: (rows, width).

@@ -179,7 +179,22 @@ impl Lowering<'_> {
             Op::NGramEmbed(NGramEmbedOp { ref ngrams, state, .. }) => {
                 return self.ngram_embed(ngrams, state, to);
             }
-            _ => unreachable!("operations that others are fused with"),
+            // Steps of their own, which others are fused with.
+            Op::Embed(_)
+            | Op::Add(_)
+            | Op::Clamp(_)
+            | Op::Slice(_)
+            | Op::GatherRows(_)
+            | Op::Linear(_)
+            | Op::SigmoidGate(_)
+            | Op::Attention(_)
+            | Op::LatentAttention(_)
+            | Op::Route(_)
+            | Op::MoeExperts(_)
+            | Op::CausalConv1d(_)
+            | Op::GatedDeltaRule(_) => unreachable!("not a step alone"),
+            #[cfg(test)]
+            Op::CpuOnly(_) => unreachable!("refused"),
         };
         self.run.push(dispatch);
     }

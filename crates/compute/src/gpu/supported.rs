@@ -2,51 +2,79 @@
 //!
 //! Kernels keep queries, scores and chosen experts in threadgroup memory, and states in registers, which are limited.
 
-use crate::graph::{
-    AttentionOp, BlockAttentionOp, CompressedAttentionOp, GatedDeltaRuleOp, Graph, HyperWeightsOp,
-    LatentAttentionOp, Op, RouteOp, SsmScanOp,
-};
+use crate::graph::{CompressedCacheId, Graph, Op};
 use crate::{Error, Result};
 
 /// The first operation of `graph` that there is no kernel of.
 pub(crate) fn unsupported(graph: &Graph) -> Option<&'static str> {
-    let of = |op: &Op| match op {
-        Op::Attention(AttentionOp { cache, .. }) if graph.caches()[cache.0].head_dim > 512 => {
-            Some("heads of more than 512 channels")
+    graph.nodes().iter().find_map(|node| refused(graph, &node.op))
+}
+
+/// What there is no kernel of, if an operation has none: all of it, by its name, or what is too large for kernels.
+fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
+    match op {
+        Op::Attention(op) => {
+            let shape = graph.caches()[op.cache.0];
+            if shape.head_dim > 512 {
+                return Some("heads of more than 512 channels");
+            }
+            (shape.value_dim > 512).then_some("values of more than 512 channels")
         }
-        Op::Attention(AttentionOp { cache, .. }) if graph.caches()[cache.0].value_dim > 512 => {
-            Some("values of more than 512 channels")
+        Op::LatentAttention(op) => {
+            let shape = graph.latent_caches()[op.cache.0];
+            if shape.rank > 512 {
+                return Some("latents of more than 512 channels");
+            }
+            (shape.rank + shape.rope > 640).then_some("latents with rotated keys of more than 640 channels")
         }
-        Op::LatentAttention(LatentAttentionOp { cache, .. }) if graph.latent_caches()[cache.0].rank > 512 => {
-            Some("latents of more than 512 channels")
+        Op::CompressedAttention(op) => too_wide(graph, op.cache),
+        Op::BlockAttention(op) => too_wide(graph, op.cache),
+        Op::Route(op) => {
+            if op.route.experts > 1024 {
+                return Some("routers of more than 1024 experts");
+            }
+            (op.route.top_k > 64).then_some("routers that choose more than 64 experts")
         }
-        Op::LatentAttention(LatentAttentionOp { cache, .. })
-            if graph.latent_caches()[cache.0].rank + graph.latent_caches()[cache.0].rope > 640 =>
-        {
-            Some("latents with rotated keys of more than 640 channels")
+        Op::GatedDeltaRule(op) => {
+            (op.shape.key_dim > 512).then_some("delta rules of more than 512 channels a key")
         }
-        Op::CompressedAttention(CompressedAttentionOp { cache, .. })
-        | Op::BlockAttention(BlockAttentionOp { cache, .. })
-            if graph.compressed_caches()[cache.0].head_dim > 512 =>
-        {
-            Some("heads of more than 512 channels")
+        Op::SsmScan(op) => {
+            (op.shape.state_size > 256).then_some("state space models of more than 256 numbers a channel")
         }
-        Op::Route(RouteOp { route, .. }) if route.experts > 1024 => Some("routers of more than 1024 experts"),
-        Op::Route(RouteOp { route, .. }) if route.top_k > 64 => {
-            Some("routers that choose more than 64 experts")
-        }
-        Op::GatedDeltaRule(GatedDeltaRuleOp { shape, .. }) if shape.key_dim > 512 => {
-            Some("delta rules of more than 512 channels a key")
-        }
-        Op::SsmScan(SsmScanOp { shape, .. }) if shape.state_size > 256 => {
-            Some("state space models of more than 256 numbers a channel")
-        }
-        Op::HyperWeights(HyperWeightsOp { shape, .. }) if shape.streams > 16 => {
-            Some("more than 16 parallel streams")
-        }
-        _ => None,
-    };
-    graph.nodes().iter().find_map(|node| of(&node.op))
+        Op::HyperWeights(op) => (op.shape.streams > 16).then_some("more than 16 parallel streams"),
+        #[cfg(test)]
+        Op::CpuOnly(_) => Some(op.label()),
+        Op::Embed(_)
+        | Op::Add(_)
+        | Op::Clamp(_)
+        | Op::Slice(_)
+        | Op::Repeat(_)
+        | Op::GatherRows(_)
+        | Op::Linear(_)
+        | Op::GroupedLinear(_)
+        | Op::RmsNorm(_)
+        | Op::LayerNorm(_)
+        | Op::Activate(_)
+        | Op::ScaledSilu(_)
+        | Op::SigmoidGate(_)
+        | Op::Rope(_)
+        | Op::PositionScale(_)
+        | Op::WindowPool(_)
+        | Op::WindowMean(_)
+        | Op::ChooseBlocks(_)
+        | Op::MoeExperts(_)
+        | Op::CausalConv1d(_)
+        | Op::NGramEmbed(_)
+        | Op::HyperCollapse(_)
+        | Op::HyperExpand(_)
+        | Op::GatedMean(_)
+        | Op::StreamAdd(_)
+        | Op::StreamGate(_) => None,
+    }
+}
+
+fn too_wide(graph: &Graph, cache: CompressedCacheId) -> Option<&'static str> {
+    (graph.compressed_caches()[cache.0].head_dim > 512).then_some("heads of more than 512 channels")
 }
 
 /// Refuses a graph with operations that there are no kernels of.
@@ -56,5 +84,32 @@ pub(crate) fn check(graph: &Graph) -> Result<()> {
             Err(Error::Device { reason: format!("there are no GPU kernels of {what}: use the CPU") })
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::backend::{Backend, CompileOptions};
+    use crate::cpu::CpuBackend;
+    use crate::gpu::{GpuBackend, GpuOptions};
+    use crate::graph::{GraphBuilder, MatrixSpec};
+    use crate::{DType, Error, Tensor};
+
+    #[test]
+    fn an_operation_without_kernels_is_refused_by_name_before_a_device_is_opened() {
+        let mut g = GraphBuilder::new();
+        let table = g.weight("table", MatrixSpec { dtype: DType::F32, rows: 2, cols: 3 });
+        let x = g.embed(table);
+        let x = g.cpu_only(x);
+        let graph = g.finish(x);
+        let weights = || vec![Tensor::from_f32(2, 3, &[0.5; 6]).unwrap()];
+        let options = CompileOptions::default();
+
+        let unopened = || Err(Error::Device { reason: "opened".into() });
+        let gpu = GpuBackend::new("none", GpuOptions::default(), unopened);
+        let error = gpu.compile(&graph, weights(), options).err().expect("refused").to_string();
+        assert!(error.contains("no GPU kernels of cpu_only: use the CPU"), "{error}");
+        assert_eq!(gpu.scratch_bytes(&graph, options), 0);
+        assert!(CpuBackend::new(1, None).unwrap().compile(&graph, weights(), options).is_ok());
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Every operation is a struct in the file of its subject. [`Op`] is one of them.
 
+#[cfg(test)]
+use super::CpuOnlyOp;
 use super::activation::{ActivateOp, ScaledSiluOp, SigmoidGateOp};
 use super::attention::{AttentionOp, LatentAttentionOp};
 use super::compressed::{BlockAttentionOp, CompressedAttentionOp, WindowMeanOp, WindowPoolOp};
@@ -19,14 +21,18 @@ use super::{Routing, Value};
 
 /// Declares [`Op`] from the list of operations, and `with_op`.
 macro_rules! ops {
-    ($d:tt $($name:ident($op:ident),)*) => {
+    ($d:tt $($(#[$attribute:meta])* $name:ident($op:ident),)*) => {
         /// One recorded operation. Inputs are named; the output is [`Node::out`].
         #[derive(Debug, Clone, PartialEq)]
         pub enum Op {
-            $(#[doc = concat!("See [`", stringify!($op), "`].")] $name($op),)*
+            $(
+                $(#[$attribute])*
+                #[doc = concat!("See [`", stringify!($op), "`].")]
+                $name($op),
+            )*
         }
 
-        $(impl From<$op> for Op {
+        $($(#[$attribute])* impl From<$op> for Op {
             fn from(op: $op) -> Self {
                 Self::$name(op)
             }
@@ -36,7 +42,7 @@ macro_rules! ops {
         macro_rules! with_op {
             ($d on:expr, $d op:ident => $d body:expr) => {
                 match $d on {
-                    $($crate::graph::Op::$name($d op) => $d body,)*
+                    $($(#[$attribute])* $crate::graph::Op::$name($d op) => $d body,)*
                 }
             };
         }
@@ -79,6 +85,8 @@ ops! { $
     GatedMean(GatedMeanOp),
     StreamAdd(StreamAddOp),
     StreamGate(StreamGateOp),
+    #[cfg(test)]
+    CpuOnly(CpuOnlyOp),
 }
 
 impl Op {
