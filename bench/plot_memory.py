@@ -1,24 +1,17 @@
-#!/usr/bin/env python3
-"""Draws tokens/s against the memory cap, for moeflux and llama.cpp, from the tables of bench/results/capped.md.
+"""Draws tokens/s against the memory cap, for moeflux and llama.cpp.
 
-    python bench/plot_memory.py        # writes docs/speed_by_memory.svg
-
-One panel for each table of decoding; speeds are on a logarithmic axis. Needs Python 3.11 and nothing else.
+bench/figures.py calls this with tables of bench/results/capped.json and writes docs/speed_by_memory.svg. One panel per table;
+speeds are on a logarithmic axis. Needs Python 3.11 and nothing else.
 """
 
 import math
-import re
 from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "bench" / "results" / "capped.md"
-FIGURE = ROOT / "docs" / "speed_by_memory.svg"
 
 WIDTH, HEIGHT = 760, 330
 PANEL_TOP, PANEL_BOTTOM = 74, 268
 LEAST, MOST = 0.2, 20.0
 ENGINES = {"moeflux": "#2f6fb3", "llama.cpp": "#b3622f"}
+KEYS = {"moeflux": "moeflux", "llama.cpp": "llama_cpp"}
 
 
 @dataclass
@@ -29,22 +22,9 @@ class Panel:
     speeds: dict[str, list[tuple[float, float]]]
 
 
-def panels(text: str) -> list[Panel]:
-    """Every table below a heading that begins with "Decode" and has a column "cap"."""
-    found = []
-    for section in re.split(r"^## ", text, flags=re.M):
-        title, _, body = section.partition("\n")
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines() if line.startswith("|")]
-        if not title.startswith("Decode") or not rows or rows[0][0] != "cap":
-            continue
-        speeds = {
-            engine: [(float(row[0].removesuffix(" GiB")), float(row[rows[0].index(engine)])) for row in rows[2:]]
-            for engine in ENGINES
-        }
-        found.append(Panel(re.sub(r" \(.*?\)", "", title.removeprefix("Decode, ")), speeds))
-    if not found:
-        raise SystemExit(f"{RESULTS}: expected tables of decoding by cap, found none")
-    return found
+def panel(title: str, table: dict) -> Panel:
+    speeds = {engine: [(row["cap"], row[key]) for row in table["rows"]] for engine, key in KEYS.items()}
+    return Panel(title, speeds)
 
 
 def height(speed: float) -> float:
@@ -75,20 +55,17 @@ def draw_panel(panel: Panel, left: float, right: float) -> list[str]:
     return out
 
 
-def main() -> None:
-    found = panels(RESULTS.read_text(encoding="utf-8"))
+def figure(tables: dict[str, dict]) -> str:
+    """The SVG with a panel for each table, by title."""
+    found = [panel(title, table) for title, table in tables.items()]
     each = WIDTH / len(found)
     body = [f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#fafaf7"/>']
-    body.append('<text x="16" y="26" fill="#555">generated tokens/s by the memory allowed, page cache included</text>')
+    body.append('<text x="16" y="26" fill="#555">decode tokens/s by memory cap, page cache included</text>')
     for i, (engine, colour) in enumerate(ENGINES.items()):
         x = WIDTH - 220 + 110 * i
         body.append(f'<circle cx="{x}" cy="22" r="5" fill="{colour}"/><text x="{x + 11}" y="26">{engine}</text>')
-    for i, panel in enumerate(found):
-        body += draw_panel(panel, each * i + 48, each * (i + 1) - 20)
-    body.append(f'<text x="16" y="{HEIGHT - 14}" fill="#555" font-size="12">Qwen3-30B-A3B shape, 2 cores; from bench/results/capped.md</text>')
+    for i, shown in enumerate(found):
+        body += draw_panel(shown, each * i + 48, each * (i + 1) - 20)
+    body.append(f'<text x="16" y="{HEIGHT - 14}" fill="#555" font-size="12">Qwen3-30B-A3B shape, 2 cores; from bench/results/capped.json</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" font-size="14">'
-    FIGURE.write_text("\n".join([head, *("  " + line for line in body), "</svg>", ""]), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return "\n".join([head, *("  " + line for line in body), "</svg>", ""])
