@@ -39,13 +39,17 @@ fn the_readme_lists_the_families() {
 
 #[test]
 fn every_page_is_there() {
-    let pages = ["adding_a_model", "adding_an_operation", "benchmarks", "budget", "errors", "streaming"];
-    let pages = pages.map(|page| format!("docs/{page}.md"));
-    for page in
-        pages.iter().map(String::as_str).chain(["README.md", "CONTRIBUTING.md", "packaging/README.md"])
-    {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages: Vec<String> =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "packaging/README.md"].map(str::to_owned).into();
+    for folder in ["docs", "docs/decisions", "bench/results"] {
+        let names = std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().file_name());
+        let names = names.filter_map(|name| name.into_string().ok());
+        pages.extend(names.filter(|name| name.ends_with(".md")).map(|name| format!("{folder}/{name}")));
+    }
+    for page in &pages {
         let text = read(page);
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
+        let folder = root.join(page);
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             let file = link.split('#').next().unwrap_or_default();
             if !file.is_empty() && !file.contains("://") {
