@@ -7,7 +7,7 @@ use crate::graph::MatrixSpec;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A plane of a weight has another size than its dtype and shape imply.
+    /// A plane of a weight does not have the size that its dtype and shape imply.
     #[error(
         "{dtype} weight of {rows} rows × {cols} columns: plane {plane} has {got} bytes, expected {expected}"
     )]
@@ -35,18 +35,18 @@ pub enum Error {
         /// What does not fit.
         reason: &'static str,
     },
-    /// Nothing in this crate can do this with that dtype.
+    /// This crate does not support the operation for the dtype.
     #[error("{what} is not supported for {dtype}")]
     Unsupported {
-        /// The operation that was asked for.
+        /// The requested operation.
         what: &'static str,
-        /// The encoding it was asked for.
+        /// The requested encoding.
         dtype: DType,
     },
     /// A value that is not finite, or too large for the encoding it should be quantised to.
     #[error("{dtype} cannot hold {value:e} (row {row}, column {col})")]
     Unrepresentable {
-        /// The encoding asked for.
+        /// The target encoding.
         dtype: DType,
         /// Row of the value.
         row: usize,
@@ -77,47 +77,47 @@ pub enum Error {
         /// What was given, if anything.
         got: Option<MatrixSpec>,
     },
-    /// An expert's weights could not be had; the text says why, with file and offset.
+    /// An expert's weights could not be read; the reason names file and offset.
     #[error("expert {expert} of layer {layer}: {reason}")]
     Expert {
         /// Decoder layer.
         layer: usize,
         /// Expert within the layer.
         expert: usize,
-        /// Why its weights are not there.
+        /// Why they could not be read.
         reason: String,
     },
-    /// An instruction set that this machine lacks or that does not exist was asked for.
-    #[error("SIMD level {got:?} is not available here; this machine has {available}")]
+    /// The requested instruction set does not exist, or this machine lacks it.
+    #[error("SIMD level {got:?} is not available; this machine has {available}")]
     SimdLevel {
-        /// The level asked for.
+        /// The requested level.
         got: String,
-        /// Names of the levels that can be had, separated by commas.
+        /// Names of the available levels, separated by commas.
         available: String,
     },
-    /// A device has too little memory, or too little of it may be used.
-    #[error("{device}: {free} bytes of its memory can be had, {wanted} are needed")]
+    /// A device has not enough memory, or may not use enough of it.
+    #[error("{device}: needs {wanted} bytes of device memory; {free} available")]
     DeviceMemory {
         /// Name of the device.
         device: String,
-        /// Bytes that would do: of one buffer, or when a model is opened of all that it needs.
+        /// Bytes needed: for one buffer, or for the whole model when it is opened.
         wanted: u64,
-        /// Bytes that can be had.
+        /// Bytes available.
         free: u64,
     },
-    /// There is no device, or not one that can be used.
-    #[error("no GPU can be used: {reason}")]
+    /// There is no device, or none that can be used.
+    #[error("no usable GPU: {reason}")]
     NoDevice {
         /// What is missing.
         reason: String,
     },
-    /// A device does not answer any more, and everything in its memory is lost.
-    #[error("the GPU is lost: {reason}")]
+    /// A device stopped responding; everything in its memory is lost.
+    #[error("the GPU was lost: {reason}")]
     DeviceLost {
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
-    /// A device failed, or lacks something; the text says what.
+    /// A device failed, or lacks something; the reason says what.
     #[error("{reason}")]
     Device {
         /// What went wrong.
