@@ -13,7 +13,7 @@ pub struct Part<'a> {
     pub session: &'a mut Session,
     /// Tokens to append.
     pub tokens: &'a [u32],
-    /// Logits that are wanted; `None` in the midst of a prompt.
+    /// Logits that are wanted; `None` in the middle of a prompt.
     pub outputs: Option<Outputs>,
 }
 

@@ -39,7 +39,7 @@ pub struct Options {
     pub context: Option<usize>,
     /// Sequences that are evaluated at the same time: memory is set aside for the recurrent states of so many.
     pub sequences: usize,
-    /// Positions that all sequences together may have. By default the context for one sequence, four times that for
+    /// Maximum positions of all sequences together. By default the context for one sequence, four times that for
     /// more, or fewer if memory is short; never less than the context.
     pub kv_tokens: Option<usize>,
     /// Precision of matrix products whose weights are quantised.
@@ -55,9 +55,9 @@ pub struct Options {
     /// Reads under way at once; with `pread`, 8 at most. Deep enough that the disk has work while a prompt's attention is
     /// computed.
     pub read_depth: usize,
-    /// Which experts give way to others.
+    /// Eviction policy for experts.
     pub cache_policy: PolicyKind,
-    /// Whether experts are read before they are asked for.
+    /// When to prefetch experts.
     pub prefetch: Prefetch,
 }
 
@@ -515,7 +515,7 @@ impl Engine {
         self.chunk
     }
 
-    /// Positions that a sequence may have.
+    /// Maximum positions of a sequence.
     pub fn context(&self) -> usize {
         self.context
     }
@@ -525,7 +525,7 @@ impl Engine {
         self.pool.free_pages()
     }
 
-    /// Pages of keys and values that there are, of [`PAGE_TOKENS`](moeflux_compute::backend::PAGE_TOKENS) positions each.
+    /// Total key-value pages, of [`PAGE_TOKENS`](moeflux_compute::backend::PAGE_TOKENS) positions each.
     pub fn pages(&self) -> usize {
         self.pool.pages()
     }

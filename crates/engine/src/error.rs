@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused something.
+    /// An operation on a file failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// What was being done, as in "cannot *read* FILE".
@@ -120,31 +120,31 @@ pub enum Error {
         /// What they are needed for.
         parts: String,
     },
-    /// An option has a value that cannot be used.
+    /// An option has an invalid value.
     #[error("option {option}: expected {expected}, got {got}")]
     Option {
         /// Name of the option.
         option: &'static str,
-        /// What it may be.
+        /// What is valid.
         expected: String,
         /// What was given.
         got: String,
     },
-    /// More tokens than the context holds.
-    #[error("{wanted} tokens do not fit the context of {context} tokens")]
+    /// More tokens than fit in the context.
+    #[error("{wanted} tokens do not fit in the context of {context} tokens")]
     ContextFull {
-        /// Positions that the sequence would have.
+        /// Positions that the sequence needs.
         wanted: usize,
-        /// Positions that there are.
+        /// Positions available.
         context: usize,
     },
-    /// More sequences with recurrent state than there is memory for.
+    /// More sequences with recurrent state than memory allows.
     #[error("all {slots} recurrent states are in use by other sessions")]
     StatesFull {
-        /// States that there are.
+        /// States available.
         slots: usize,
     },
-    /// A session has no checkpoint where it should go back to.
+    /// A session has no checkpoint at the position to restore.
     #[error("the session has no checkpoint at position {position}; it has {kept}")]
     NoCheckpoint {
         /// Position asked for.
@@ -174,20 +174,20 @@ pub enum Error {
         /// Number of ids.
         vocab_size: usize,
     },
-    /// The model computed something that is not a number.
+    /// The model computed a value that is not finite.
     #[error("{}: the logits at position {position} are not finite: {reason}", path.display())]
     NotFinite {
         /// The checkpoint.
         path: PathBuf,
         /// Position in the sequence.
         position: usize,
-        /// The weight that is the cause, as far as can be told.
+        /// The weight that caused it, as far as that is known.
         reason: String,
     },
-    /// No token can be chosen from these logits.
+    /// No token can be sampled from these logits.
     #[error("logits: expected {expected}, got {got}")]
     Logits {
-        /// What choosing a token needs.
+        /// What sampling needs.
         expected: String,
         /// What the model gave.
         got: String,
@@ -198,18 +198,18 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
-    /// As many requests wait as may.
-    #[error("{waiting} requests are waiting already")]
+    /// The queue is full.
+    #[error("the queue is full: {waiting} requests are waiting")]
     QueueFull {
-        /// Requests that wait.
+        /// Requests waiting.
         waiting: usize,
-        /// When to try again, by how long requests took of late.
+        /// When to retry, judging by how long recent requests took.
         retry_after: std::time::Duration,
     },
-    /// No more requests are taken: the scheduler is shutting down.
+    /// The scheduler is shutting down and takes no more requests.
     #[error("shutting down")]
     ShuttingDown,
-    /// The compute layer refused.
+    /// An error of the compute crate.
     #[error(transparent)]
     Compute(#[from] moeflux_compute::Error),
 }

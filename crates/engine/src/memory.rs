@@ -1,4 +1,4 @@
-//! How much memory there is: what the operating system grants this process, and how a budget is divided.
+//! How much memory there is: what the operating system makes available, and how a budget is divided.
 
 use std::path::Path;
 

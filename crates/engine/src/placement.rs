@@ -41,7 +41,7 @@ pub struct Placement {
     pub slots: SlotPlan,
     /// Most tokens evaluated at once.
     pub chunk: usize,
-    /// Positions that a sequence may have.
+    /// Maximum positions of a sequence.
     pub context: usize,
     /// Pages of keys and values over all sequences.
     pub pages: usize,

@@ -92,7 +92,7 @@ impl Pool {
         lock(&self.pages).free()
     }
 
-    /// Pages that there are.
+    /// Pages in total.
     pub(crate) fn pages(&self) -> usize {
         lock(&self.pages).numbers.limit as usize
     }
@@ -300,7 +300,7 @@ impl Session {
     }
 
     /// A session with the first tokens of this one, up to [`Session::fork_position`] of `limit`. Nothing is evaluated
-    /// or copied: the two share memory until one of them goes on.
+    /// or copied: the two share memory until one of them continues.
     pub fn fork(&self, limit: usize) -> Self {
         let position = self.fork_position(limit);
         let state = match position == self.position() {

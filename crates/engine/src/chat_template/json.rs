@@ -37,7 +37,9 @@ pub(super) fn tojson(value: &Value, arguments: Rest<Value>, kwargs: Kwargs) -> R
         Some(indent) => Some(match (indent.as_str(), indent.as_i64()) {
             (Some(text), _) => text.to_owned(),
             (None, Some(width)) => " ".repeat(usize::try_from(width.min(64)).unwrap_or(0)),
-            (None, None) => return Err(invalid(format!("indent: expected a number or text, got {indent}"))),
+            (None, None) => {
+                return Err(invalid(format!("indent: expected a number or a string, got {indent}")));
+            }
         }),
     };
     let separators = match separators {
@@ -45,7 +47,7 @@ pub(super) fn tojson(value: &Value, arguments: Rest<Value>, kwargs: Kwargs) -> R
             let pair: Vec<Value> = pair.try_iter()?.collect();
             match pair.as_slice() {
                 [item, key] => Some((item.to_string(), key.to_string())),
-                _ => return Err(invalid(format!("separators: expected two texts, got {}", pair.len()))),
+                _ => return Err(invalid(format!("separators: expected two strings, got {}", pair.len()))),
             }
         }
         None => None,

@@ -89,7 +89,7 @@ impl ChatTemplate {
             let malformed = |got: &Value| Error::Malformed {
                 path: path.clone(),
                 what: "chat_template".to_owned(),
-                expected: "a text or a list of objects with name and template".to_owned(),
+                expected: "a string or a list of objects with name and template".to_owned(),
                 got: got.to_string().chars().take(80).collect(),
             };
             match config.get("chat_template") {

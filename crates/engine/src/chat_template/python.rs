@@ -311,7 +311,7 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
                 Some(part) => Ok(text.ends_with(part)),
                 None => {
                     let detail =
-                        format!("{method}: expected a text or a tuple of texts, got {}", part.kind());
+                        format!("{method}: expected a string or a tuple of strings, got {}", part.kind());
                     Err(Error::new(ErrorKind::InvalidOperation, detail))
                 }
             };

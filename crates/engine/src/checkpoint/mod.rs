@@ -137,7 +137,7 @@ impl Checkpoint {
         for (i, entry) in self.entries.iter().enumerate() {
             if let Some(first) = self.by_name.insert(entry.name.clone(), i) {
                 let other = self.file_path(&self.entries[first]);
-                return Err(self.tensor_error(entry, "a name of its own".into(), {
+                return Err(self.tensor_error(entry, "a unique name".into(), {
                     format!("the same name in {}", other.display())
                 }));
             }
@@ -220,7 +220,7 @@ impl Checkpoint {
             return Ok(Some(weight));
         }
         let Encoding::Weight(dtype) = entry.encoding else {
-            let expected = "an encoding that weights can be used in".to_owned();
+            let expected = "an encoding supported for weights".to_owned();
             return Err(self.tensor_error(entry, expected, entry.encoding.to_string()));
         };
         let (name, shape, planes) = (entry.name.clone(), entry.shape.clone(), vec![entry.range]);

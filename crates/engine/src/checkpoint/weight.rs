@@ -1,4 +1,4 @@
-//! Where weights lie: [`StoredWeight`] (encoding, shape and a byte range a plane) and the raw [`TensorEntry`]
+//! Where weights are: [`StoredWeight`] (encoding, shape and a byte range per plane) and the raw [`TensorEntry`]
 //! of a file's directory that it is resolved from.
 
 use std::ops::Range;

@@ -1,9 +1,9 @@
-//! [`Disk`]: how long reading experts takes, by trying.
+//! [`Disk`]: how long reading experts takes, measured.
 //!
-//! A layer waits until the last of its misses is there, so what counts is the time of a batch of reads that are asked for
-//! at once: a latency, and bytes at a bandwidth. Batches of two sizes tell the two apart. Reads also slow what computes
-//! meanwhile: the system works for them, and they write to the memory that computing reads. By how much is measured with
-//! threads that read memory, alone and beside batches.
+//! A layer waits for the last of its misses, so what counts is the time of a batch of reads that are submitted together:
+//! a latency, and bytes at a bandwidth. Batches of two sizes tell the two apart. Reads also slow concurrent computing: the
+//! system works for them, and they write to the memory that computing reads. By how much is measured with threads that
+//! read memory, alone and beside batches.
 
 use std::io::Write;
 use std::path::Path;

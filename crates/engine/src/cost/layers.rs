@@ -54,7 +54,7 @@ pub struct MeasureOptions {
 /// What a layer takes, in seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerTimes {
-    /// Numbers of the layers that are alike.
+    /// Numbers of the layers of this kind.
     pub layers: Vec<usize>,
     /// Bytes that a token reads of each.
     pub active_bytes: u64,

@@ -1,13 +1,13 @@
-//! What a model will cost on a machine: tokens per second for any memory budget, before anything is loaded or downloaded.
+//! Predicts tokens per second of a model on this machine, for any memory budget, before anything is loaded or downloaded.
 //!
-//! Three things are put together. *Computing* is measured with the real kernels on random weights: each kind of layer that
-//! the model has is run for a moment ([`measure`]), for one token and for a prompt. *Reading* is what a token needs and
-//! memory does not hold ([`Popularity`]) at the speed of a probe of the disk ([`Disk`]). How the two overlap is what the
-//! engine does ([`CostModel::predict`]): a layer's misses are read while its hits are computed, and what a guess has named
-//! already while the layer before it is.
+//! A prediction has three parts. *Computing* is measured with the real kernels on random weights: one layer of each kind is
+//! run briefly ([`measure`]), for one token and for a prompt. *Reading* is what a token needs and memory does not hold
+//! ([`Popularity`]), at the speed of a probe of the disk ([`Disk`]). How the two overlap follows the engine
+//! ([`CostModel::predict`]): a layer's misses are read while its hits are computed, and guessed ones already while the
+//! preceding layer is.
 //!
-//! The price of measuring layers instead of adding up operations is about two seconds; it knows of every kernel, cache and
-//! thread what a table of rates would have to be told.
+//! The price of measuring layers instead of adding up operations is about two seconds; in return it accounts for every
+//! kernel, cache and thread, which a table of rates would have to know.
 
 mod disk;
 mod layers;

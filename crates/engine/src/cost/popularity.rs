@@ -3,10 +3,10 @@
 /// How often the experts of a layer are chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Popularity {
-    /// All alike: the least that a cache can be worth.
+    /// Uniform routing: the worst case for a cache.
     Uniform,
-    /// The expert of rank r is drawn r^−s as often as the first, without repetition within a token, and the most popular
-    /// ones are in memory.
+    /// Skewed routing: the expert of rank r is drawn r^−s times as often as the first, without repetition within a
+    /// token, and the most popular ones are in memory.
     Skewed(f64),
     /// This share of a recorded trace's requests was in memory.
     Measured(f64),

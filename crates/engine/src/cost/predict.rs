@@ -1,12 +1,12 @@
 //! [`CostModel`]: the arithmetic from times of layers and speeds of disks to tokens per second.
 //!
-//! For a layer with k experts a token of which m are missing, C seconds of computing, H of which may go on while the
+//! For a layer with k experts per token of which m are missing, C seconds of computing, H of which may overlap while the
 //! misses are read, and R(m) seconds of reading, the layer takes C and waits
 //!
-//! - max(0, R − H) where nothing was read ahead: reading begins when the router has chosen;
+//! - max(0, R − H) where nothing was prefetched: reading begins when the router has chosen;
 //! - max(0, R − C) where the misses had been guessed: reading began when the layer before had its own.
 //!
-//! The guessed share g weighs the two. The engine reads ahead only as many as fit the time in which the disk would be idle,
+//! The guessed share g weighs the two. The engine prefetches only as many as fit the time in which the disk would be idle,
 //! (1 − H / C) · C, and one more; so many of the wrong guesses are read in vain. Reading slows computing too, by P
 //! seconds, which adds to C and shortens the waiting. For one token m is binomial with the hit rate; for a prompt it is the
 //! expected number of distinct experts that are missing, where two layers' experts take the room of others that were kept.
@@ -74,7 +74,7 @@ pub struct CostModel {
     pub head: f64,
     /// What experts are read from.
     pub disk: Disk,
-    /// Share of misses that are guessed and read ahead, 0..=1; 0 if nothing is.
+    /// Share of misses that are guessed and prefetched, 0..=1.
     pub guessed: f64,
     /// What lies between memory and a device that computes.
     pub link: Option<Link>,
@@ -133,7 +133,7 @@ pub(crate) fn slots_of_sets(plan: &SlotPlan, experts: &[usize]) -> Vec<f64> {
 }
 
 impl CostModel {
-    /// What `plan` gives with routers that choose as `popularity` says, for `prompt` and generating in a context of
+    /// What `plan` gives with routing by `popularity`, for `prompt` and decoding in a context of
     /// `context` positions.
     pub fn predict(
         &self,
@@ -216,7 +216,7 @@ impl CostModel {
         ((slots - passing) / (slots * (layers - 2.0) / layers).max(1.0)).clamp(0.0, 1.0)
     }
 
-    /// What a layer reads and waits if `missing` experts are, a share of `guessed` of them read ahead, while it computes for
+    /// What a layer reads and waits if `missing` experts are, a share of `guessed` of them prefetched, while it computes for
     /// `computing` seconds.
     fn waiting(&self, computing: f64, routed: &Routed, missing: f64, guessed: f64) -> Waiting {
         if missing <= 0.0 {
@@ -256,7 +256,7 @@ mod tests {
         Routed { set, experts: 4, top_k: 1, expert_bytes: 1000, overlapping: 0.5 }
     }
 
-    /// Two layers of 2 ms with four experts, one a token, and a head of 1 ms; reading an expert takes `read_ms`.
+    /// Two layers of 2 ms with four experts, one per token, and a head of 1 ms; reading an expert takes `read_ms`.
     fn model(read_ms: f64, guessed: f64) -> CostModel {
         let layer = |set| Layer { token: 2e-3, position: 1e-6, prompt: 1e-3, routed: Some(routed(set)) };
         let disk = Disk { latency: 0.0, bandwidth: 1000.0 / (read_ms * 1e-3), slowdown: 0.0 };

@@ -1,11 +1,11 @@
 //! [`ExpertCache`]: which routed experts are in memory.
 //!
-//! A bounded number of slots, each the home of one expert at a time. Experts asked for are handed to the compute
-//! layer at once if they are here, and as their reads finish if they are not; computing what is here overlaps with
-//! reading the rest. What a visit still needs cannot be evicted; among the others a [`policy`](super::policy) decides
-//! which gives way. There may be fewer slots than a visit needs experts: then slots are refilled while the visit goes on.
+//! A bounded number of slots, each of which holds one expert at a time. Hits are handed to the compute layer at once, misses
+//! as their reads finish, so that computing overlaps with reading. What a visit still needs cannot be evicted; among the
+//! rest a [`policy`](super::policy) decides. A visit may need more experts than there are slots: then slots are refilled
+//! during the visit.
 //!
-//! Between layers the cache may read experts that a backend guesses will be asked for, where that gains
+//! Between layers the cache may prefetch experts that a backend guesses will be needed, where that pays
 //! ([`prefetch`](super::prefetch)).
 
 use std::collections::HashMap;
@@ -30,9 +30,9 @@ use crate::{Error, Result};
 /// How the cache works; nothing here changes results.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheOptions {
-    /// Which experts give way.
+    /// Eviction policy.
     pub policy: PolicyKind,
-    /// Whether experts are read before they are asked for.
+    /// When to prefetch experts.
     pub prefetch: Prefetch,
     /// Past the page cache or through it.
     pub read_mode: ReadMode,
@@ -45,18 +45,18 @@ impl Default for CacheOptions {
     }
 }
 
-/// What the cache has done since it was made or since [`ExpertCache::take_stats`].
+/// Statistics since the cache was created or since [`ExpertCache::take_stats`].
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CacheStats {
-    /// Experts that were in memory when they were asked for.
+    /// Experts that were in memory when they were requested.
     pub hits: u64,
-    /// Those of the hits that had been read ahead for it.
+    /// Hits that had been prefetched.
     pub prefetch_hits: u64,
-    /// Experts that were not in memory when they were asked for.
+    /// Experts that were not in memory when they were requested.
     pub misses: u64,
-    /// Those of the misses that were being read already.
+    /// Misses that were already being read.
     pub late: u64,
-    /// Experts read ahead by a guess.
+    /// Experts prefetched by a guess.
     pub prefetches: u64,
     /// Bytes read.
     pub bytes_read: u64,

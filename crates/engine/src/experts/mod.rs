@@ -1,6 +1,6 @@
-//! Routed experts: where they are on disk ([`store`]), how many fit memory ([`slots`]), which of them are there
-//! ([`cache`]) and which give way ([`policy`]), which are read ahead ([`prefetch`]), how requests are recorded and
-//! replayed ([`trace`], [`replay`]) and how often each was needed ([`usage`]).
+//! Routed experts: where they are on disk ([`store`]), how many fit in memory ([`slots`]), which are cached ([`cache`]),
+//! which are evicted ([`policy`]) and prefetched ([`prefetch`]), how requests are recorded and replayed ([`trace`],
+//! [`replay`]) and how often each expert was used ([`usage`]).
 
 pub mod cache;
 pub mod policy;

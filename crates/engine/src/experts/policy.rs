@@ -1,8 +1,8 @@
-//! [`Policy`]: what an expert in memory is worth, which decides what gives way to another.
+//! [`Policy`]: the score of a cached expert, which decides what is evicted.
 //!
-//! A policy sees every layer's requests in the order in which they are made, and gives each expert of the layer a
-//! number; whenever a slot is needed, the expert with the lowest number that nobody needs at the moment leaves. The same
-//! code decides in the engine and in the replay of a trace.
+//! A policy sees every layer's requests in order and gives each of the layer's experts a score; when a slot is needed, the
+//! expert with the lowest score that is not in use is evicted. The same code decides in the engine and in the replay of a
+//! trace.
 
 use std::str::FromStr;
 
@@ -26,7 +26,7 @@ pub trait Policy: Send {
     fn asked(&mut self, set: usize, demand: Demand<'_>, worth: &mut [f64]);
 }
 
-/// The policies that there are.
+/// The eviction policies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PolicyKind {
     /// Least recently used.
@@ -37,7 +37,7 @@ pub enum PolicyKind {
         /// In tokens.
         half_life: f64,
     },
-    /// Frequency over a long and a short while, added: popular experts stay, and what the present text needs does too.
+    /// Long-term plus short-term frequency: keeps popular experts and those that the current text needs.
     Blend {
         /// Half-life of the long while, in tokens.
         long: f64,

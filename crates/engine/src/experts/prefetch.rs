@@ -1,14 +1,13 @@
-//! Reading ahead: whether reading experts before they are asked for gains.
+//! Prefetching: whether reading experts before they are requested pays.
 //!
-//! A backend can run the next layer's router on the present layer's hidden state and so guess what that layer will ask
-//! for. A right guess is read while the trunk computes and the disk would be idle; a wrong one delays the reads of the
-//! layer by as much of it as did not fit that gap. So what matters is measured all the time: how often a guess that is
+//! A backend can run the next layer's router on the current layer's hidden state and so guess which experts that layer
+//! will need. A right guess is read while the trunk computes and the disk would be idle; a wrong one delays the layer's
+//! reads by as much of it as did not fit that gap. So what matters is measured continuously: how often a guess that is
 //! not in memory is right, how long a read takes, and how long the disk is idle between a layer's last read and the next
-//! layer's requests. With g the gap that is left and t the time of a read, a guess that is right with probability p gains
+//! layer's requests. With g the remaining gap and t the time of a read, a guess that is right with probability p gains
 //! p · min(g, t) and costs (1 − p) · max(t − g, 0).
 //!
-//! (A second predictor, that a layer asks for what it asked for one token ago, needs no code here: those experts are in
-//! the cache.)
+//! (A second predictor, that a layer needs what it needed one token ago, requires no code here: those experts are cached.)
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -54,7 +53,7 @@ impl FromStr for Prefetch {
     }
 }
 
-/// Guesses below this are not worth the expert that gives way for them.
+/// Guesses below this are not worth an eviction.
 const LEAST_PRECISION: f64 = 0.15;
 /// Guesses that tell how good guesses are.
 const ENOUGH: u32 = 8;

@@ -1,7 +1,7 @@
 //! [`probe`]: whether this machine reads experts faster past the page cache or through it.
 //!
-//! Beliefs differ and so do machines, so both are tried on the checkpoint itself, in turns, so that a change of the disk's
-//! speed meets both. What is in the page cache already counts for it, as it would later.
+//! The answer depends on the machine, so both are tried on the checkpoint itself, interleaved, so that a change of the
+//! disk's speed affects both. What is in the page cache already counts for it, as it would later.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

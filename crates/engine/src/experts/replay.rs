@@ -1,4 +1,4 @@
-//! Replays of recorded requests: what a policy, or knowledge of the future, would have kept in memory.
+//! Replays recorded requests: what a policy, or knowledge of the future, would have kept in memory.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +63,7 @@ pub fn replay(
     replayed
 }
 
-/// Replays `requests` as if the future were known: whoever is asked for last gives way (Belady's optimum), be it the
+/// Replays `requests` as if the future were known: the expert used last is evicted (Belady's optimum), be it the
 /// newcomer. No policy can have more hits.
 pub fn replay_optimum(sets: &[SetShape], requests: &[Request], plan: &SlotPlan, skip: usize) -> Replayed {
     let never = requests.len();

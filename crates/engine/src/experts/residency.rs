@@ -1,13 +1,13 @@
-//! Residency: which experts have slots, and which gives way.
+//! Residency: which experts have slots, and which is evicted next.
 //!
-//! Bookkeeping without memory or reads, so that the engine and the replay of a trace decide alike. An expert with a slot
-//! is *held* while a batch needs it, *reserved* if it was read because a batch will probably need it soon, or idle. Idle
-//! experts give way first, the least worthy one of the size class before others; reserved ones only if there is no other
-//! way; held ones never.
+//! Bookkeeping without memory or reads, so that the engine and the replay of a trace decide identically. An expert with a
+//! slot is *held* while a batch needs it, *reserved* if it was prefetched because a batch will probably need it soon, or
+//! idle. Idle experts are evicted first, the lowest score in the size class before others; reserved ones only if there is
+//! nothing else; held ones never.
 //!
-//! Many tokens together need almost every expert of a layer, so what they will need is known: the layers' experts in turn. Who
-//! has just been used is then used last of all, and gives way first, the least worthy of a layer before others, until the layer
-//! has only its share left. So every layer keeps its worthiest experts, however long the prompt.
+//! Large batches need almost every expert of a layer, so the future is known: the layers' experts in order. The layer that
+//! has just run is needed last, so it is evicted first, lowest scores first, until it is down to its share. Every layer
+//! thus keeps its highest-scored experts, however long the prompt.
 
 use super::policy::{Demand, Policy, PolicyKind};
 use super::prefetch::MANY_ROWS;

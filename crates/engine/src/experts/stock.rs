@@ -1,9 +1,8 @@
-//! [`Stock`]: empty slots, for some of which memory has been found ahead of time.
+//! [`Stock`]: empty slots, some of which have been given memory ahead of time.
 //!
-//! Memory that is written for the first time has to be found and cleared by the system. Where nobody prepares for it, that
-//! happens while a read is handed to the kernel, which takes the computing thread's time. A thread of the lowest priority
-//! does it for the slots that will be taken next, in time that the processor would be idle. The price: up to [`AHEAD`]
-//! bytes of the budget are taken before they are needed.
+//! The system finds and clears memory when it is first written. Unprepared, that happens while a read is handed to the
+//! kernel, on the computing thread. A thread of the lowest priority does it ahead for the slots that will be used next,
+//! while the processor would be idle. The price: up to [`AHEAD`] bytes of the budget are taken before they are needed.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;

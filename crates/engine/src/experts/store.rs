@@ -1,8 +1,8 @@
-//! [`ExpertStore`]: where each routed expert's weights are in the checkpoint and how they lie in a slot.
+//! [`ExpertStore`]: where each routed expert's weights are in the checkpoint, and their layout in a slot.
 //!
 //! An expert is read as it is stored, without conversion or copy. Ranges that are neighbours in the file are read in one
 //! go. Each read goes to a slot position that is congruent to its file offset modulo 4096, so that the same slot serves
-//! reads that bypass the page cache and must be aligned. The price is up to two pages a read.
+//! reads that bypass the page cache and must be aligned. The price is up to two pages per read.
 
 use std::sync::Arc;
 

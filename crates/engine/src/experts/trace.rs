@@ -1,9 +1,9 @@
-//! [`Trace`]: what a model's routers asked for, and its file.
+//! [`Trace`]: the experts that a model's routers chose, and its file format.
 //!
 //! The file: `MOEFLUXT`, a little-endian u32 and as many bytes of JSON ([`TraceHeader`]), then requests, each a
 //! sequence of LEB128 numbers: set, rows, number of experts, ascending ids as differences, tokens of each if rows are
 //! more than one, number of guessed experts, and their ids as differences. The last eight bytes are the XXH3 hash of all
-//! others. A token takes about 12 bytes a layer.
+//! others. A token takes about 12 bytes per layer.
 
 use std::path::Path;
 

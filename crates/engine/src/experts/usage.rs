@@ -1,4 +1,4 @@
-//! How often each expert was asked for.
+//! How often each expert was requested.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

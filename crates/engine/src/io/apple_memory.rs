@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 
-/// Bytes that are free, or hold what can be had again from files; `None` if the system does not say.
+/// Bytes that are free, or can be reclaimed from file pages; `None` if the system does not say.
 pub(crate) fn available() -> Option<u64> {
     let mut statistics = MaybeUninit::<libc::vm_statistics64>::zeroed();
     let mut count = libc::HOST_VM_INFO64_COUNT;

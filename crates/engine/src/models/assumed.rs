@@ -1,8 +1,8 @@
-//! [`describe`]: a model that there is only a `config.json` of.
+//! [`describe`]: a model of which only a `config.json` exists.
 //!
-//! Families ask an [`Outline`](super::Outline) for their weights, so shapes follow from the configuration. How they are
-//! stored does not always: what the configuration says of its quantisation is taken at its word, and otherwise bf16 is
-//! assumed, or what the caller asks for.
+//! Families ask an [`Outline`](super::Outline) for their weights, so shapes follow from the configuration. How weights are
+//! stored need not: a quantisation stated in the configuration is believed, otherwise it is bf16, or what the caller
+//! asks for.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ impl std::fmt::Display for Storage {
 /// loaded. Also how it is stored.
 ///
 /// # Errors
-/// As [`super::record`], and if the file cannot be read or is no JSON.
+/// As [`super::record`], and if the file cannot be read or is not JSON.
 pub fn describe(path: &Path, storage: Option<Storage>) -> Result<(Model, Storage)> {
     let io = |source| Error::Io { action: "read", path: path.into(), source };
     let malformed = |got: String| Error::Malformed {

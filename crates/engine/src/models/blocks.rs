@@ -32,7 +32,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Reads the shape that all families configure alike; `eps` is the family's default.
+    /// Reads the shape keys that all families share; `eps` is the family's default.
     ///
     /// # Errors
     /// [`crate::Error::Config`] for what is missing or does not fit.
@@ -344,7 +344,7 @@ pub fn shared_experts(config: &Config<'_>, key: &str, default: usize) -> Result<
 /// Experts of a layer, and how many of them a token goes through; `top_k` is the family's default.
 ///
 /// # Errors
-/// [`crate::Error::Config`] for what is missing, or more experts a token than there are.
+/// [`crate::Error::Config`] for what is missing, or more experts per token than there are.
 pub fn expert_counts(config: &Config<'_>, top_k: Option<usize>) -> Result<(usize, usize)> {
     let key = "num_experts_per_tok";
     let experts = config.size("num_experts")?;

@@ -199,7 +199,7 @@ pub struct Config<'a> {
     checkpoint: &'a Checkpoint,
     /// Prefix of GGUF keys.
     gguf_prefix: &'a str,
-    /// Positions that sequences may have, if that is known.
+    /// Maximum positions of a sequence, if known.
     context: Option<usize>,
     /// A flag with another default than the usual one.
     assumed: Option<(&'static str, bool)>,
@@ -221,7 +221,7 @@ impl<'a> Config<'a> {
         self.gguf_prefix
     }
 
-    /// Positions that sequences may have, if that is known.
+    /// Maximum positions of a sequence, if known.
     pub fn context(&self) -> Option<usize> {
         self.context
     }
@@ -328,9 +328,9 @@ impl<'a> Config<'a> {
         convert(&found.1).map(Some).ok_or_else(|| self.error(key, expected, Some(&found)))
     }
 
-    /// A whole number within `range`, or nothing if the key is absent.
+    /// An integer within `range`, or nothing if the key is absent.
     fn whole(&self, key: &str, range: RangeInclusive<u64>) -> Result<Option<usize>> {
-        let expected = format!("a whole number from {} to {}", range.start(), range.end());
+        let expected = format!("an integer from {} to {}", range.start(), range.end());
         self.optional(key, &expected, |v| Some(v.as_u64().filter(|n| range.contains(n))? as usize))
     }
 
@@ -363,7 +363,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is absent or something else.
     pub fn size(&self, key: &str) -> Result<usize> {
-        self.optional_size(key)?.ok_or_else(|| self.error(key, "a positive whole number", None))
+        self.optional_size(key)?.ok_or_else(|| self.error(key, "a positive integer", None))
     }
 
     /// Decoder layers, also where only the list of their kinds says how many there are.
@@ -461,7 +461,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn seed(&self, key: &str) -> Result<Option<u64>> {
-        self.optional(key, "a whole number", Value::as_u64)
+        self.optional(key, "an integer", Value::as_u64)
     }
 
     /// A token's id, or the first of several; nothing if the key is absent.
@@ -496,7 +496,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A whole number in the object `key`; nothing if either is absent.
+    /// An integer in the object `key`; nothing if either is absent.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
@@ -508,13 +508,13 @@ impl<'a> Config<'a> {
         match value.as_u64().filter(|n| (1..=MAX_SIZE).contains(n)) {
             Some(n) => Ok(Some(n as usize)),
             None => {
-                let expected = format!("a whole number from 1 to {MAX_SIZE}");
+                let expected = format!("an integer from 1 to {MAX_SIZE}");
                 Err(self.error(key, &expected, Some(&(format!("{key}.{name}"), value.clone()))))
             }
         }
     }
 
-    /// A list of whole numbers in the object `key`; nothing if either is absent.
+    /// A list of integers in the object `key`; nothing if either is absent.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
@@ -527,29 +527,29 @@ impl<'a> Config<'a> {
         match value.as_array().and_then(|all| all.iter().map(number).collect()) {
             Some(numbers) => Ok(Some(numbers)),
             None => {
-                let expected = format!("whole numbers up to {MAX_SIZE}");
+                let expected = format!("integers up to {MAX_SIZE}");
                 Err(self.error(key, &expected, Some(&(format!("{key}.{name}"), value.clone()))))
             }
         }
     }
 
-    /// A list of whole numbers; empty if the key is absent.
+    /// A list of integers; empty if the key is absent.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn sizes(&self, key: &str) -> Result<Vec<usize>> {
         let item = |v: &Value| v.as_u64().map(|n| n as usize);
         let convert = |v: &Value| v.as_array()?.iter().map(item).collect();
-        Ok(self.optional(key, "a list of whole numbers", convert)?.unwrap_or_default())
+        Ok(self.optional(key, "a list of integers", convert)?.unwrap_or_default())
     }
 
-    /// A list of whole numbers, which may be zero, of each of `layers` layers; nothing if the key is absent.
+    /// A list of integers, which may be zero, of each of `layers` layers; nothing if the key is absent.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else, or a list of fewer.
     pub fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
         let number = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
-        let expected = format!("a list of whole numbers up to {MAX_SIZE}, one for each of {layers} layers");
+        let expected = format!("a list of integers up to {MAX_SIZE}, one for each of {layers} layers");
         self.optional(key, &expected, |v| {
             let numbers: Option<Vec<usize>> = v.as_array()?.iter().map(number).collect();
             numbers.filter(|numbers| numbers.len() >= layers)
@@ -567,7 +567,7 @@ impl<'a> Config<'a> {
             let one = self.optional(key, "a number that is not negative", number)?;
             return Ok(one.map(|number| vec![number; layers]));
         }
-        let expected = format!("a list of numbers that are not negative, one for each of {layers} layers");
+        let expected = format!("a list of non-negative numbers, one for each of {layers} layers");
         self.optional(key, &expected, |v| {
             let numbers: Option<Vec<f64>> = v.as_array()?.iter().map(number).collect();
             numbers.filter(|numbers| numbers.len() >= layers)
@@ -580,7 +580,7 @@ impl<'a> Config<'a> {
     /// [`Error::Config`] if it is something else.
     pub fn listed_sizes(&self, key: &str) -> Result<Option<Vec<usize>>> {
         let item = |v: &Value| v.as_u64().map(|n| n as usize);
-        self.optional(key, "whole numbers with commas between them", |v| match v {
+        self.optional(key, "integers with commas between them", |v| match v {
             Value::String(text) => {
                 let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
                 parts.map(|part| part.parse().ok()).collect()
@@ -643,7 +643,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn size_of_layers(&self, key: &str, name: &str) -> Result<Vec<(usize, usize)>> {
-        let expected = format!("layers with a whole number {name} each");
+        let expected = format!("layers with an integer {name} each");
         let layer = |(layer, own): (&String, &Value)| {
             let own = own.as_object()?;
             let size = own.get(name)?.as_u64().filter(|n| own.len() == 1 && (1..=MAX_SIZE).contains(n))?;

@@ -65,7 +65,7 @@ fn choice(config: &Config<'_>, heads: usize, rotary_dim: usize) -> Result<BlockC
         return Err(config.unsupported("index_head_dim", &expected));
     }
     if block == 0 {
-        return Err(config.unsupported("index_block_size", "a positive whole number"));
+        return Err(config.unsupported("index_block_size", "a positive integer"));
     }
     if index.top_k == 0 || local > index.top_k {
         let expected = format!("at least the {local} blocks that are always seen, and one");

@@ -1,4 +1,4 @@
-//! Architectures: one file a family, over shared [`blocks`]. Nothing outside this folder names a model.
+//! Architectures: one file per family, over shared [`blocks`]. Nothing outside this folder names a model.
 
 pub mod assumed;
 pub mod blocks;

@@ -75,7 +75,7 @@ pub enum Form {
     F32,
     /// f32, one more than is stored: norm weights that are kept as their distance from one.
     F32PlusOne,
-    /// f32 matrices: whole numbers below `below` of so many 32-bit words each, least significant first.
+    /// f32 matrices: integers below `below` of so many 32-bit words each, least significant first.
     Ids {
         /// 1 or 2.
         words: usize,
@@ -145,7 +145,7 @@ impl Model {
         self.sources.iter().map(load).collect()
     }
 
-    /// The whole numbers that `words` holds the words of.
+    /// The integers that `words` holds the words of.
     fn ids(&self, stored: &StoredWeight, words: &Tensor, each: usize, below: usize) -> Result<Tensor> {
         let words = dequantize(words.view())?;
         let number = |words: &[f32]| {

@@ -423,7 +423,7 @@ impl Recorder {
         }
     }
 
-    /// A table of whole numbers below `below` of shape (rows, cols), as f32.
+    /// A table of integers below `below` of shape (rows, cols), as f32.
     ///
     /// # Errors
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
@@ -458,7 +458,7 @@ impl Recorder {
         self.add(stored, Part::Whole, Form::Ids { words, below })
     }
 
-    /// The `count` whole numbers of the tensor `name`, without `.weight`, read at once; `None` if the checkpoint lacks it.
+    /// The `count` integers of the tensor `name`, without `.weight`, read at once; `None` if the checkpoint lacks it.
     ///
     /// # Errors
     /// [`Error::Tensor`] if they are something else, or it cannot be read.

@@ -1,18 +1,18 @@
-//! [`Pack`]: a copy of a checkpoint in which every expert is one contiguous range, and if asked for in fewer bits.
+//! [`Pack`]: a copy of a checkpoint in which every expert is one contiguous range and, on request, has fewer bits.
 //!
 //! Published files hold all gate projections of a layer, then all up, then all down: an expert is three reads at places
-//! far apart, nine where weights have scales and biases apart. The copy has a tensor for each projection of each expert,
-//! one behind the other ([`elements`](crate::checkpoint::elements)), and is opened like any other checkpoint: a GGUF file
-//! whose experts begin at pages, or a folder with one safetensors file. Unless fewer bits are asked for, no byte of a
-//! weight changes. The price is a copy on disk and a longer directory.
+//! far apart, nine where scales and biases are separate. The copy has a tensor for each projection of each expert, one
+//! after the other ([`elements`](crate::checkpoint::elements)), and opens like any other checkpoint: a GGUF file whose
+//! experts begin at pages, or a folder with one safetensors file. Unless fewer bits are asked for, no byte of a weight
+//! changes. The price is a copy on disk and a longer directory.
 //!
-//! With [`PackOptions::experts_bits`] experts that have more bits are encoded anew, which loses something: a copy gets its
-//! name only after somebody has measured what, and says so in its metadata (`moeflux.pack.*`; in folders `moeflux_pack` of
+//! With [`PackOptions::experts_bits`], experts that have more bits are re-encoded, which is lossy: the loss is measured
+//! before the copy gets its name, and recorded in its metadata (`moeflux.pack.*`; in folders `moeflux_pack` of
 //! `config.json`).
 //!
-//! Writing goes in segments; a journal beside the unfinished copy holds the checksum of each that has reached the disk.
-//! Started again, it makes everything from the beginning, compares checksums with the journal's, and writes from the
-//! first segment that differs or is missing. At the end the file is read back against the checksums and renamed.
+//! The copy is written in segments; a journal beside the unfinished copy holds the checksum of each that has reached the
+//! disk. To resume, everything is produced again and compared with the journal's checksums, and writing starts at the
+//! first segment that differs or is missing. At the end the file is read back, verified and renamed.
 
 mod layout;
 mod requantise;
@@ -100,7 +100,7 @@ impl std::fmt::Display for Loss {
             f,
             "mean KL divergence {kl_divergence:.3e} ± {standard_error:.1e} nats over {tokens} tokens, "
         )?;
-        write!(f, "same most likely token {:.1} %", 100.0 * same_top)
+        write!(f, "same top token {:.1} %", 100.0 * same_top)
     }
 }
 
@@ -109,7 +109,7 @@ impl std::fmt::Display for Loss {
 pub enum Outcome {
     /// The copy is complete and verified; what it has lost, if its experts have fewer bits.
     Complete(Option<Loss>),
-    /// `progress` said to stop; the same call goes on from there.
+    /// `progress` said to stop; the same call resumes from there.
     Stopped,
 }
 
@@ -208,7 +208,7 @@ impl Pack {
     }
 
     /// Writes the copy to `out`, through `out` with `.partial` appended. `progress` gets the bytes written and says
-    /// whether to go on. If experts lose bits, `measure` gets the path of the complete copy before it is called `out`.
+    /// whether to continue. If experts lose bits, `measure` gets the path of the complete copy before it is called `out`.
     ///
     /// # Errors
     /// [`Error::Io`] if writing fails, [`Error::Read`] if the source cannot be read, [`Error::Tensor`] for values that
@@ -285,7 +285,7 @@ impl Pack {
                 path: places.file.clone(),
                 what: "checksum".into(),
                 expected: "what was written".into(),
-                got: "other bytes when read back; the storage may be failing".into(),
+                got: "different bytes when read back; the storage may be failing".into(),
             });
         }
         Ok(true)

@@ -1,4 +1,4 @@
-//! [`Segments`]: a file that is written piece by piece and goes on after an interruption.
+//! [`Segments`]: a file that is written piece by piece, so that writing can resume after an interruption.
 //!
 //! A journal beside the file holds the checksum of each segment that has reached the disk. Written again, a segment whose
 //! checksum is the journal's is skipped; from the first that differs on, everything is written.

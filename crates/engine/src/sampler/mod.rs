@@ -149,7 +149,7 @@ impl Sampler {
         self.seed
     }
 
-    /// Notes that `token`, of the prompt or chosen, is now part of the sequence; penalties look back on these.
+    /// Notes that `token`, of the prompt or sampled, is now part of the sequence, for penalties.
     pub fn accept(&mut self, token: u32) {
         let options = &self.options;
         let penalises = options.repetition_penalty != 1.0
@@ -176,7 +176,7 @@ impl Sampler {
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         if logits.len() != self.vocab_size {
             return Err(Error::Logits {
-                expected: format!("{} values, one a token", self.vocab_size),
+                expected: format!("{} values, one per token", self.vocab_size),
                 got: format!("{} values", logits.len()),
             });
         }

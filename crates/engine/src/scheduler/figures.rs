@@ -35,18 +35,18 @@ impl Histogram {
     }
 }
 
-/// What a scheduler has done since it was started, and what is going on.
+/// What a scheduler has done since it started, and its current state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figures {
     /// Requests that wait now.
     pub waiting: usize,
     /// Requests being answered now.
     pub running: usize,
-    /// Pages of keys and values in use now, those of kept sessions included.
+    /// Key-value pages in use now, including those of cached sessions.
     pub pages_used: usize,
     /// Of these, pages that requests being answered hold.
     pub pages_running: usize,
-    /// Sessions kept for reuse now.
+    /// Sessions cached for reuse now.
     pub kept_sessions: usize,
     /// Requests answered.
     pub finished: u64,
@@ -56,7 +56,7 @@ pub struct Figures {
     pub failed: u64,
     /// Requests refused because too many waited.
     pub refused: u64,
-    /// Times that a request was put back because memory was short.
+    /// Preemptions because memory was short.
     pub preemptions: u64,
     /// Batches evaluated.
     pub steps: u64,

@@ -1,9 +1,9 @@
 //! [`Scheduler`]: one model, many requests at once, on a thread of its own.
 //!
-//! Every step evaluates one batch: a token of each answer that is being generated and pieces of the prompts that are
-//! being read, so that experts which several need are loaded once. Requests are admitted in the order in which they
-//! came. When pages of keys and values run out, sessions kept for reuse go first, then the request that came last is
-//! put back and read again later; on the CPU that changes no bit of its answer.
+//! Every step evaluates one batch: a token of each answer that is being generated, and chunks of the prompts that are
+//! being evaluated, so that experts which several of them need are loaded once. Requests are admitted in order of arrival.
+//! When key-value pages run out, cached sessions are evicted first, then the newest request is preempted and re-evaluated
+//! later; on the CPU that changes no bit of its answer.
 //!
 //! Nothing here is asynchronous: events go to a closure, or to the iterator [`Answer`].
 
@@ -35,10 +35,10 @@ pub use figures::{Figures, Histogram};
 pub struct SchedulerOptions {
     /// Most requests that wait.
     pub queue: usize,
-    /// Most prompt tokens in a step that also goes on with answers: more is quicker for prompts, fewer keeps answers
+    /// Maximum prompt tokens in a step that also decodes: more is quicker for prompts, fewer keeps answers
     /// flowing.
     pub prefill_beside_decode: usize,
-    /// Sessions kept after their answers, so that what goes on from them need not be read again.
+    /// Sessions cached after their answers, so that requests with the same prefix skip its evaluation.
     pub kept_sessions: usize,
     /// Folder where conversations with a key are kept on disk.
     pub sessions: Option<PathBuf>,
@@ -76,7 +76,7 @@ pub enum Event {
     Piece(Piece),
     /// The answer is complete.
     Done(Done),
-    /// The request failed; others go on.
+    /// The request failed; others continue.
     Failed(Error),
 }
 
@@ -89,7 +89,7 @@ pub struct Done {
     pub stopped_by: Option<String>,
     /// What it took.
     pub usage: Usage,
-    /// Why the conversation could not be read from disk or written to it.
+    /// Why the conversation could not be loaded or saved.
     pub warning: Option<String>,
 }
 
@@ -112,14 +112,14 @@ pub struct Usage {
     pub experts: ExpertShare,
     /// The seed in use.
     pub seed: u64,
-    /// Times that it was put back because memory was short.
+    /// Times that it was preempted because memory was short.
     pub preemptions: usize,
 }
 
 /// A request's part in what the expert cache did.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ExpertShare {
-    /// Experts that were in memory when they were asked for.
+    /// Experts that were in memory when they were requested.
     pub hits: u64,
     /// Experts that were not.
     pub misses: u64,
@@ -184,7 +184,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct Description {
     /// The backend's name and hardware.
     pub backend: String,
-    /// Positions that a sequence may have.
+    /// Maximum positions of a sequence.
     pub context: usize,
     /// Sequences evaluated at the same time.
     pub sequences: usize,
@@ -209,7 +209,7 @@ impl Description {
     }
 }
 
-/// A model that answers many requests at once. Dropping it gives up those under way.
+/// A model that answers many requests at once. Dropping it aborts those that are running.
 pub struct Scheduler {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -304,7 +304,7 @@ impl Scheduler {
             });
         }
         if request.options.stop.iter().any(String::is_empty) {
-            let expected = "texts that are not empty".into();
+            let expected = "non-empty strings".into();
             return Err(Error::Option { option: "stop", expected, got: "\"\"".into() });
         }
         // Checks the sampler's options and the prompt's tokens.
@@ -361,7 +361,7 @@ impl Scheduler {
         &self.shared.description
     }
 
-    /// What has been done so far, and what is going on.
+    /// What has been done so far, and the current state.
     pub fn figures(&self) -> Figures {
         let queue = lock(&self.shared.queue);
         let (waiting, running) = (queue.jobs.len(), queue.running);

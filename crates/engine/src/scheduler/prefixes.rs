@@ -1,4 +1,4 @@
-//! Sessions kept after their answers: what a later prompt has in common with one of them need not be evaluated again.
+//! Prefix cache: sessions kept after their answers, so that a prompt that shares a prefix with one skips its evaluation.
 
 use std::path::{Path, PathBuf};
 
@@ -72,7 +72,7 @@ impl Prefixes {
         Some(fork)
     }
 
-    /// The most tokens that `tokens` has in common with a kept session, whether or not it can branch off there.
+    /// The longest prefix of `tokens` shared with a cached session, whether or not it can branch off there.
     pub(super) fn longest(&self, tokens: &[u32]) -> usize {
         self.kept.iter().map(|kept| common(kept.session.tokens(), tokens)).max().unwrap_or(0)
     }

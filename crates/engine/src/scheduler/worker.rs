@@ -158,7 +158,7 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Whether what `sequence` and those running have yet to read fits memory, if need be without kept sessions.
+    /// Whether what `sequence` and the running ones have yet to evaluate fits in memory, if need be without cached sessions.
     fn has_room(&mut self, sequence: &Sequence<'t>) -> bool {
         let wanted = |s: &Sequence<'_>| s.session.pages_wanted(s.session.position(), s.tokens.len() + 1);
         loop {
@@ -244,7 +244,7 @@ impl<'t> Worker<'t> {
         })
     }
 
-    /// A session with as much of `tokens` as is at hand, but for the last one; also the position at which a kept
+    /// A session with as much of `tokens` as is cached, except the last one; also the position at which a cached
     /// session could have branched off, had it kept its state there.
     fn begin(&mut self, tokens: &[u32], branch_before: Option<usize>) -> (Session, Option<usize>) {
         let tokens = &tokens[..tokens.len() - 1];
@@ -345,7 +345,7 @@ impl<'t> Worker<'t> {
         given
     }
 
-    /// Gives up a kept session or, if there is none, puts back the request that came last; false if there is only one.
+    /// Evicts a cached session or, if there is none, preempts the newest request; false if there is only one.
     fn make_room(&mut self) -> bool {
         if self.prefixes.evict() {
             return true;

@@ -51,7 +51,7 @@ impl Encoding {
     /// The encoding called `name` that `format` has; without a name the usual one.
     ///
     /// # Errors
-    /// [`Error::Option`] listing those that there are.
+    /// [`Error::Option`] listing the known ones.
     pub fn by_name(format: Format, name: Option<&str>) -> Result<Self> {
         let of_format = || Self::ALL.iter().copied().filter(|encoding| encoding.format() == format);
         of_format().find(|encoding| name.is_none_or(|name| name == encoding.name())).ok_or_else(|| {
@@ -64,7 +64,7 @@ impl Encoding {
     /// The encoding called `name`, of whichever format; without a name llama.cpp's usual one.
     ///
     /// # Errors
-    /// [`Error::Option`] listing those that there are.
+    /// [`Error::Option`] listing the known ones.
     pub fn named(name: Option<&str>) -> Result<Self> {
         Self::ALL.iter().copied().find(|encoding| name.is_none_or(|name| name == encoding.name())).ok_or_else(
             || {

@@ -40,16 +40,16 @@ pub struct Recipe {
     pub encoding: Encoding,
     /// Seed of everything random.
     pub seed: u64,
-    /// Exponent of the experts' popularity: the expert of rank r is chosen about r^−s as often as the first. At 0 all
-    /// are equally popular.
+    /// Skew of the routing: the expert of rank r is chosen about r^−s times as often as the first. At 0
+    /// routing is uniform.
     pub router_skew: f32,
 }
 
 impl Recipe {
-    /// All layers of `SHAPE` or `SHAPE:ENCODING`, experts all alike.
+    /// All layers of `SHAPE` or `SHAPE:ENCODING`, with uniform routing.
     ///
     /// # Errors
-    /// [`Error::Option`] listing the shapes or encodings that there are.
+    /// [`Error::Option`] listing the known shapes or encodings.
     pub fn whole(name: &str) -> Result<Self> {
         let (shape, encoding) =
             name.split_once(':').map_or((name, None), |(shape, encoding)| (shape, Some(encoding)));
@@ -126,7 +126,7 @@ impl Plan {
     }
 
     /// Writes the checkpoint: to the file `path` for GGUF, into the existing folder `path` for MLX. Nothing is
-    /// cleaned up after an error. `progress` gets the weight bytes written so far and says whether to go on.
+    /// cleaned up after an error. `progress` gets the weight bytes written so far and says whether to continue.
     ///
     /// # Errors
     /// [`Error::Io`] if writing fails.

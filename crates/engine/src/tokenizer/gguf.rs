@@ -238,7 +238,7 @@ impl Gguf {
         for (key, got) in [("scores", vocab.scores.len()), ("token_type", vocab.token_types.len())] {
             if got != 0 && got != count {
                 return Err(fail(format!(
-                    "tokenizer.ggml.{key}: expected {count} values, one a token, got {got}"
+                    "tokenizer.ggml.{key}: expected {count} values, one per token, got {got}"
                 )));
             }
         }
@@ -295,7 +295,7 @@ impl Gguf {
         } else {
             let rule = pre_tokenizers::by_name(&vocab.pre).ok_or_else(|| {
                 let known = pre_tokenizers::known_names();
-                fail(format!("tokenizer.ggml.pre: {:?} is not known; known: {known}", vocab.pre))
+                fail(format!("tokenizer.ggml.pre: {:?} is unknown; known: {known}", vocab.pre))
             })?;
             (byte_level_bpe(ids, &vocab.merges, rule).map_err(fail)?, rule.add_bos)
         };
@@ -304,7 +304,7 @@ impl Gguf {
         let add_eos = vocab.add_eos.unwrap_or(false);
         for (add, id, name) in [(add_bos, bos, "bos"), (add_eos, eos, "eos")] {
             if add && id.is_none() {
-                return Err(fail(format!("text is to get a {name} token, but there is no {name}_token_id")));
+                return Err(fail(format!("text needs a {name} token, but {name}_token_id is missing")));
             }
         }
         let special = SpecialTokens::new((0_u32..).zip(&tokens).zip(&kinds).filter_map(

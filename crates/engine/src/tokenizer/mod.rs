@@ -229,7 +229,7 @@ impl Tokenizer {
         .ok_or_else(|| self.no_such_id(id))
     }
 
-    /// Whether the text of tokens can be had one by one.
+    /// Whether tokens can be decoded one by one.
     fn decodes_by_token(&self) -> bool {
         match &self.backend {
             Backend::HuggingFace(tokenizer) => tokenizer.byte_level,

@@ -113,7 +113,7 @@ impl Header {
             let value_type = r.u32("value type")?;
             let value = r.value(value_type)?;
             if metadata.get(&key).is_some() {
-                return Err(r.malformed("", "a key once", "it twice"));
+                return Err(r.malformed("", "a unique key", "a duplicate"));
             }
             metadata.insert(key, value);
         }
@@ -184,7 +184,7 @@ impl Header {
         }
         let mut names = HashSet::with_capacity(self.tensors.len());
         match self.tensors.iter().find(|t| !names.insert(t.name.as_str())) {
-            Some(twice) => Err(fault(twice, "a name of its own".into(), "it twice".into())),
+            Some(twice) => Err(fault(twice, "a unique name".into(), "a duplicate".into())),
             None => Ok(()),
         }
     }
@@ -275,7 +275,7 @@ impl<R: Read> Reader<'_, R> {
         if count > room {
             return Err(self.malformed(what, format!("at most {room}, by the file's length"), count as i64));
         }
-        usize::try_from(count).map_err(|_| self.malformed(what, "a count that fits memory", count))
+        usize::try_from(count).map_err(|_| self.malformed(what, "a count that fits in memory", count))
     }
 
     fn string_bytes(&mut self, what: &str, max: u64) -> Result<Vec<u8>> {

@@ -81,7 +81,7 @@ impl<W: Write> Writer<W> {
                 got,
             };
             if !names.insert(spec.name.as_str()) {
-                return Err(fault("a name of its own", "it twice".into()));
+                return Err(fault("a unique name", "a duplicate".into()));
             }
             let stored_as = spec.ggml_type().zip(spec.bytes());
             let end = stored_as.and_then(|(_, n)| n.checked_next_multiple_of(alignment)?.checked_add(offset));

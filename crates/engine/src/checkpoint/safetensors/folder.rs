@@ -19,7 +19,7 @@ use crate::{
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const CONFIG: &str = "config.json";
-/// Bytes of a JSON file beside the weights. Indices of the largest models have about a tenth.
+/// Maximum bytes of a JSON file beside the weights. Indices of the largest models have about a tenth.
 const MAX_JSON_BYTES: u64 = 100_000_000;
 
 /// A whole model: its files, configuration and tensors.

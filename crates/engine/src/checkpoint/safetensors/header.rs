@@ -165,7 +165,7 @@ fn check_apart(tensors: &[TensorInfo], path: &Path) -> Result<()> {
     }
     let mut names = HashSet::with_capacity(tensors.len());
     match tensors.iter().find(|t| !names.insert(t.name.as_str())) {
-        Some(twice) => Err(fault(twice, "a name of its own".into(), "it twice".into())),
+        Some(twice) => Err(fault(twice, "a unique name".into(), "a duplicate".into())),
         None => Ok(()),
     }
 }

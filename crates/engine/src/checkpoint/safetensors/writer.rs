@@ -22,7 +22,7 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Bytes of its data; `None` if they overflow or are not a whole number.
+    /// Bytes of its data; `None` if that overflows or is not whole.
     pub fn bytes(&self) -> Option<u64> {
         let bits =
             self.shape.iter().try_fold(self.dtype.bitsize() as u64, |n, &d| n.checked_mul(d as u64))?;
@@ -61,7 +61,7 @@ impl<W: Write> Writer<W> {
                 got,
             };
             if !names.insert(&spec.name) {
-                return Err(fault("a name of its own", "it twice".into()));
+                return Err(fault("a unique name", "a duplicate".into()));
             }
             let bytes = spec.bytes();
             let (Some(bytes), Some(end)) = (bytes, bytes.and_then(|n| offset.checked_add(n))) else {

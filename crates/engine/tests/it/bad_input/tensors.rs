@@ -41,7 +41,7 @@ const DAMAGES: [Damage; 5] = [
             true
         }
     }),
-    ("whole numbers", |parts, i| {
+    ("integers", |parts, i| {
         let Encoding::Weight(dtype) = parts[i].encoding else { return false };
         parts[i].encoding = Encoding::Other(if dtype == DType::F32 { "I32" } else { "I16" }.into());
         // GGUF has no such weights.

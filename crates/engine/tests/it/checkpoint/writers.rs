@@ -135,7 +135,7 @@ fn gguf_writer_refuses() {
     let (a, b) = (spec("a", DType::F32, &[huge]), spec("b", DType::F32, &[huge]));
     let (c, d) = (spec("c", DType::F32, &[huge]), spec("d", DType::F32, &[huge]));
     check("overflow together", &[a, b, c, d], "tensor d");
-    check("twice", &[spec("t", DType::F32, &[1]), spec("t", DType::F32, &[1])], "a name of its own");
+    check("twice", &[spec("t", DType::F32, &[1]), spec("t", DType::F32, &[1])], "a unique name");
     let mut metadata = Metadata::default();
     metadata.insert("general.alignment", Value::U32(33));
     let result = gguf::Writer::new(Vec::new(), Path::new(PATH), &metadata, &[]);
@@ -248,8 +248,8 @@ fn safetensors_writer_refuses() {
         check_error(case, result, "out.safetensors", expected);
     };
     let f32 = ElementType::F32;
-    check("twice", &[("a", f32, &[1]), ("a", f32, &[1])], "a name of its own");
-    check("reserved", &[("__metadata__", f32, &[1])], "a name of its own");
+    check("twice", &[("a", f32, &[1]), ("a", f32, &[1])], "a unique name");
+    check("reserved", &[("__metadata__", f32, &[1])], "a unique name");
     check("overflow", &[("a", f32, &[usize::MAX, 2])], "whole bytes, fewer than 2^64");
     check("half a byte", &[("a", ElementType::F4, &[3])], "whole bytes");
 }

@@ -73,7 +73,7 @@ pub fn all() -> Vec<Fixture> {
     found
 }
 
-/// A GGUF file with whole numbers, which nothing here writes.
+/// A GGUF file with integers, which nothing here writes.
 pub const HAS_INTEGERS: &str = "gguf/deepseek_v4_mxfp4";
 
 /// At least one fixture of every family in every format, but of those with such numbers.
