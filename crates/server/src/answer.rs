@@ -1,4 +1,4 @@
-//! From the scheduler's events to what interfaces show.
+//! From the scheduler's events to what the APIs return.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

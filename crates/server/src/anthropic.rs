@@ -168,7 +168,7 @@ fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Too
     if given.is_empty() {
         return match wanted {
             Choice::Auto => Ok(None),
-            _ => Err(ApiError::invalid("tool_choice", "there are no tools")),
+            _ => Err(ApiError::invalid("tool_choice", "no tools were given")),
         };
     }
     let tool = |tool: &Value| {
@@ -195,7 +195,7 @@ struct Reply {
     id: String,
     app: Arc<App>,
     prompt_tokens: usize,
-    /// Blocks that have been begun.
+    /// Blocks that were opened.
     blocks: usize,
     /// The block that text is being appended to.
     open: Option<Block>,

@@ -58,8 +58,8 @@ fn plain(reason: &str) -> String {
     let (before, expected) = reason.split_once("expected ").unwrap_or((reason, ""));
     let (what, after) = expected.split_once(' ').unwrap_or((expected, ""));
     let plain = match what {
-        "usize" | "u64" | "u32" => "a whole number from 0",
-        "i64" | "i32" => "a whole number",
+        "usize" | "u64" | "u32" => "a non-negative integer",
+        "i64" | "i32" => "an integer",
         "f32" | "f64" => "a number",
         "struct" => {
             let after = after.split_once(' ').map(|(_, after)| format!(" {after}")).unwrap_or_default();
@@ -99,7 +99,10 @@ mod tests {
         }
         for (body, expected) in [
             (r#"{"messages": []}"#, None),
-            (r#"{"messages": [], "max_tokens": -1}"#, Some(("max_tokens", "expected a whole number from 0"))),
+            (
+                r#"{"messages": [], "max_tokens": -1}"#,
+                Some(("max_tokens", "expected a non-negative integer")),
+            ),
             (r#"{"messages": [], "temperature": "hot"}"#, Some(("temperature", "expected a number"))),
             (r#"{"messages": 1}"#, Some(("messages", "expected a sequence"))),
             (r#"{"max_tokens": 1}"#, None),

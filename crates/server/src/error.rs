@@ -1,4 +1,4 @@
-//! What clients are told when something is wrong, in the shape that their interface prescribes.
+//! Error responses, in the shape that each API prescribes.
 
 use std::time::Duration;
 

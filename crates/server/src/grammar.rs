@@ -1,4 +1,4 @@
-//! Limiting answers to a grammar, through llguidance.
+//! Constraining answers to a grammar, with llguidance.
 
 use std::sync::{Arc, OnceLock};
 
@@ -45,7 +45,7 @@ impl TokenizerEnv for Env {
 fn trie(tokenizer: &Tokenizer) -> Result<TokTrie, String> {
     let size = tokenizer.vocab_size();
     let eos = tokenizer.eos_ids();
-    let first = eos.first().ok_or("the tokenizer has no token that ends texts")?;
+    let first = eos.first().ok_or("the tokenizer has no end-of-text token")?;
     let word = |id| match tokenizer.token_bytes(id) {
         Some(bytes) if eos.contains(&id) || tokenizer.is_special(id) => {
             [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat()
@@ -86,7 +86,7 @@ impl Grammars {
     }
 }
 
-/// Messages of the grammar compiler go on with the whole grammar.
+/// Messages of the grammar compiler continue with the whole grammar.
 fn first_lines(text: &str) -> String {
     text.lines().take(2).collect::<Vec<_>>().join(" ").chars().take(400).collect()
 }
@@ -96,7 +96,7 @@ pub(crate) fn json_schema(schema: &Value, param: &str) -> Result<TopLevelGrammar
     Ok(TopLevelGrammar::from_json_schema(with_separators(schema, param)?))
 }
 
-/// `schema` with single spaces allowed where JSON allows any: white space must not go on for ever.
+/// `schema` with single spaces allowed where JSON allows any: white space must not repeat endlessly.
 pub(crate) fn with_separators(schema: &Value, param: &str) -> Result<Value, ApiError> {
     let mut schema = match schema {
         Value::Object(schema) => schema.clone(),

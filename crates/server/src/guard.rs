@@ -1,4 +1,4 @@
-//! What every request passes first: whose pages may ask, whether the host is this machine, the key.
+//! Checks that every request passes first: origin, host, API key.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ fn allowed_origin(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {
 
 fn check(app: &App, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
     if app.options.local_only && !is_local(headers) {
-        let message = "this server answers to localhost only: give it an --api-key or a --host to open it";
+        let message = "this server answers to localhost only; start it with --api-key or --host to open it";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
     let Some(key) = &app.options.api_key else { return Ok(()) };

@@ -1,9 +1,8 @@
-//! HTTP over a [`Scheduler`]: the interfaces that programs already speak (OpenAI, Anthropic), Prometheus metrics and a
-//! web page.
+//! HTTP over a [`Scheduler`]: the OpenAI and Anthropic APIs, Prometheus metrics and a web page.
 //!
-//! [`router`] gives an axum [`Router`] that can be nested in another program; [`serve`] runs it with time
-//! limits and an orderly end. Requests go to the scheduler's thread through a queue of bounded length; a client that
-//! goes away takes its request with it within one step.
+//! [`router`] gives an axum [`Router`] that can be nested in another program; [`serve`] runs it with time limits and a
+//! graceful shutdown. Requests go to the scheduler's thread through a bounded queue; when a client disconnects, its
+//! request is cancelled within one step.
 //!
 //! Not here: TLS (put a proxy in front), embeddings, images, state between requests other than cached prefixes.
 
@@ -48,18 +47,18 @@ pub struct ServerOptions {
     pub model: String,
     /// Further names that are accepted.
     pub aliases: Vec<String>,
-    /// Key that clients must present, as a bearer token or in `x-api-key`.
+    /// Key that clients must send, as a bearer token or in `x-api-key`.
     pub api_key: Option<String>,
     /// Origins whose pages may call this server; `*` is any.
     pub cors: Vec<String>,
     /// Refuse requests whose `Host` is not this machine, so that a page which renames itself cannot reach a server that
     /// has no key.
     pub local_only: bool,
-    /// Most bytes of a request.
+    /// Maximum size of a request in bytes.
     pub max_body: usize,
     /// Most time that a request may take to arrive.
     pub body_timeout: Duration,
-    /// Most tokens of an answer if the request does not say.
+    /// Maximum tokens in an answer if the request does not say.
     pub max_tokens: usize,
 }
 

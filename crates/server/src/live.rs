@@ -17,7 +17,7 @@ use crate::{App, sse};
 
 const PERIOD: Duration = Duration::from_millis(400);
 
-/// Differences between one look and the next.
+/// Differences between two samples.
 struct Live {
     app: Arc<App>,
     interval: Interval,

@@ -38,43 +38,43 @@ fn render(figures: &Figures, description: &Description) -> String {
         ("{kind=\"cached\"}", f.cached_tokens as f64),
         ("{kind=\"generated\"}", f.generated_tokens as f64),
     ];
-    one("counter", "tokens_total", "Tokens by what was done with them.", &tokens);
+    one("counter", "tokens_total", "Tokens, by what was done with them.", &tokens);
     one("counter", "steps_total", "Batches evaluated.", &[("", f.steps as f64)]);
     one("counter", "busy_seconds_total", "Time spent evaluating.", &[("", f.busy_seconds)]);
     one(
         "counter",
         "preemptions_total",
-        "Requests put off because memory was short.",
+        "Requests preempted because memory was short.",
         &[("", f.preemptions as f64)],
     );
     let lookups =
         [("{tier=\"memory\"}", f.experts.hits as f64), ("{tier=\"disk\"}", f.experts.misses as f64)];
-    one("counter", "expert_lookups_total", "Experts by where they were found.", &lookups);
+    one("counter", "expert_lookups_total", "Expert requests, by where the expert was.", &lookups);
     one("counter", "expert_bytes_read_total", "Bytes of experts read.", &[("", f.experts.bytes_read as f64)]);
     one(
         "counter",
         "expert_stall_seconds_total",
-        "Time that computing waited for reads.",
+        "Time that computing stalled on reads.",
         &[("", f.experts.stall.as_secs_f64())],
     );
     one("gauge", "requests_waiting", "Requests in the queue.", &[("", f.waiting as f64)]);
     one("gauge", "requests_running", "Requests being answered.", &[("", f.running as f64)]);
-    one("gauge", "kv_pages", "Pages of keys and values.", &[("", description.pages as f64)]);
-    one("gauge", "kv_pages_used", "Pages in use, kept sessions included.", &[("", f.pages_used as f64)]);
+    one("gauge", "kv_pages", "Key-value pages.", &[("", description.pages as f64)]);
+    one("gauge", "kv_pages_used", "Pages in use, including cached sessions.", &[("", f.pages_used as f64)]);
     one("gauge", "kv_pages_running", "Pages of requests being answered.", &[("", f.pages_running as f64)]);
-    one("gauge", "kept_sessions", "Sessions kept for reuse.", &[("", f.kept_sessions as f64)]);
+    one("gauge", "kept_sessions", "Sessions cached for reuse.", &[("", f.kept_sessions as f64)]);
     if let Some(bytes) = moeflux::memory::resident() {
         one("gauge", "resident_bytes", "Resident memory of the process.", &[("", bytes as f64)]);
     }
-    histogram(&mut text, "batch_sequences", "Sequences in a batch.", &f.batch);
+    histogram(&mut text, "batch_sequences", "Sequences per batch.", &f.batch);
     histogram(
         &mut text,
         "time_to_first_token_seconds",
-        "From submission to the first token.",
+        "Time from submission to the first token.",
         &f.first_token,
     );
-    histogram(&mut text, "inter_token_seconds", "Between tokens of an answer.", &f.between_tokens);
-    histogram(&mut text, "request_seconds", "From submission to the end of an answer.", &f.duration);
+    histogram(&mut text, "inter_token_seconds", "Time between tokens of an answer.", &f.between_tokens);
+    histogram(&mut text, "request_seconds", "Time from submission to the end of an answer.", &f.duration);
     text
 }
 

@@ -1,4 +1,4 @@
-//! The web page: three files in the binary, which ask nobody else for anything.
+//! The web page: three files in the binary, which load nothing from other hosts.
 
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};

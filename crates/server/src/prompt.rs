@@ -1,4 +1,4 @@
-//! From what a request says to what the scheduler takes.
+//! From an API's request to the scheduler's.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ impl Sampling {
 
 /// One text or several.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged, expecting = "expected a text or a list of texts")]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
 pub(crate) enum Texts {
     One(String),
     Many(Vec<String>),
@@ -177,7 +177,7 @@ impl Ask {
             return Err(ApiError::invalid("n", message));
         }
         if self.stop.len() > MAX_STOPS {
-            return Err(ApiError::invalid("stop", format!("expected at most {MAX_STOPS} texts")));
+            return Err(ApiError::invalid("stop", format!("expected at most {MAX_STOPS} strings")));
         }
         if self.max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "expected a positive number, got 0"));
@@ -259,7 +259,7 @@ impl App {
         if model == self.options.model || self.options.aliases.iter().any(|alias| alias == model) {
             return Ok(());
         }
-        let message = format!("there is no model {model:?}; this server has {:?}", self.options.model);
+        let message = format!("unknown model {model:?}; this server has {:?}", self.options.model);
         Err(ApiError {
             param: Some("model".into()),
             code: Some("model_not_found"),
@@ -291,6 +291,6 @@ pub(crate) fn content_text(content: &Value, param: &str) -> Result<String, ApiEr
             }
             Ok(text)
         }
-        _ => Err(ApiError::invalid(param, "content: expected a text or a list of parts")),
+        _ => Err(ApiError::invalid(param, "content: expected a string or a list of parts")),
     }
 }

@@ -1,4 +1,4 @@
-//! Running a router on a socket: limits on time and connections, and an orderly end.
+//! Running a router on a socket: limits on time and connections, and a graceful shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct Limits {
     pub header_timeout: Duration,
     /// Most time that a client may leave what it is sent unread.
     pub stall_timeout: Duration,
-    /// Most connections at once; more wait.
+    /// Maximum simultaneous connections; more wait.
     pub connections: usize,
     /// Most time for answers to end after `shutdown`.
     pub drain: Duration,

@@ -1,4 +1,4 @@
-//! [`StallLimit`]: a connection whose peer stops reading ends, so that it does not keep its place for ever.
+//! [`StallLimit`]: closes a connection whose peer stops reading, so that it does not hold its place forever.
 
 use std::io;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Functions that the model may call, and calls of them.
+//! Tools that the model may call, and its calls.
 
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ impl Tools {
         if let Choice::Named(name) = &self.choice
             && self.tools.iter().all(|tool| tool.name != *name)
         {
-            return Err(ApiError::invalid("tool_choice", format!("there is no tool {name:?}")));
+            return Err(ApiError::invalid("tool_choice", format!("no tool is named {name:?}")));
         }
         for tool in &self.tools {
             let named = tool.name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));

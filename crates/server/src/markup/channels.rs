@@ -36,7 +36,7 @@ enum State {
 pub(crate) struct Channels {
     state: State,
     held: String,
-    /// A message has begun.
+    /// Inside a message.
     begun: bool,
 }
 

@@ -1,7 +1,7 @@
-//! How a model's text marks what is reasoning, what is the answer and what is a call of a function.
+//! How a model's text marks reasoning, answer and tool calls.
 //!
-//! Which of the known ways is a model's is not told by its name: its chat template is given a conversation with a call,
-//! and the way that reads this call back from what the template writes is the model's.
+//! A model's format is not known by its name: its chat template renders a conversation with a call, and the format whose
+//! parser reads that call back is the model's.
 
 mod calls;
 mod channels;
@@ -170,7 +170,7 @@ impl Markup {
         let json = match tools {
             Some(tools) => {
                 let Some(calls) = self.calls else {
-                    let message = "this model's chat template has no function calls of a form that is known";
+                    let message = "this model's chat template does not support tool calls in a known format";
                     return Err(ApiError::invalid("tools", message));
                 };
                 tools.check()?;
@@ -204,7 +204,7 @@ impl Markup {
         }
     }
 
-    /// What an answer to `prompt` may have in it.
+    /// What an answer to `prompt` may contain.
     pub(crate) fn parts(&self, prompt: &str, tools: Option<&Arc<Tools>>) -> Parts {
         let calls = match (self.calls, tools) {
             (Some(Calls::Tagged(tags)), Some(tools)) => Some((tags, Arc::clone(tools))),

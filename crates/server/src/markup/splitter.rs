@@ -1,4 +1,4 @@
-//! A text taken apart as it comes: reasoning, answer, function calls.
+//! Splits a text into reasoning, answer and tool calls while it is generated.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl Delta {
     }
 }
 
-/// Which parts an answer may have.
+/// The parts of an answer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Parts {
     /// The prompt ends within the model's reasoning.

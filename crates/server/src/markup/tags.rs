@@ -1,7 +1,7 @@
-//! Function calls between tags: how each family writes them, and reading them.
+//! Tool calls between tags: how each family writes them, and parsing them.
 //!
-//! Sources: the chat templates that the models' makers publish. A value of a parameter that stands between tags by
-//! itself is text if the function's schema says so, else JSON.
+//! Sources: the chat templates that the models' makers publish. A parameter's value that stands between tags by itself is
+//! text if the function's schema says so, otherwise JSON.
 
 use serde_json::{Map, Value};
 

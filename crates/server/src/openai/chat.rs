@@ -172,7 +172,7 @@ fn tools(
     if given.is_empty() {
         return match choice {
             Choice::Auto => Ok(None),
-            _ => Err(ApiError::invalid("tool_choice", "there are no tools")),
+            _ => Err(ApiError::invalid("tool_choice", "no tools were given")),
         };
     }
     let tool = |tool: &Value| {
@@ -256,7 +256,7 @@ impl Head {
 struct Chunks {
     head: Head,
     with_usage: bool,
-    /// Answers that have begun.
+    /// Answers that have started.
     begun: Vec<usize>,
     /// Which answer made each call.
     calls: Vec<usize>,

@@ -1,4 +1,4 @@
-//! `/v1/completions`: text goes on without a chat template.
+//! `/v1/completions`: continues a text, without a chat template.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ struct CompletionRequest {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "prompt: expected a text, token ids, or a list of either")]
+#[serde(untagged, expecting = "prompt: expected a string, token ids, or a list of either")]
 enum PromptField {
     Text(String),
     Texts(Vec<String>),

@@ -1,4 +1,4 @@
-//! OpenAI's interfaces.
+//! OpenAI's APIs.
 
 pub(crate) mod chat;
 pub(crate) mod completions;

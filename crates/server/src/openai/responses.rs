@@ -34,7 +34,7 @@ struct ResponsesRequest {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "input: expected a text or a list of messages")]
+#[serde(untagged, expecting = "input: expected a string or a list of messages")]
 enum Input {
     Text(String),
     Items(Vec<Value>),
@@ -72,7 +72,7 @@ impl ResponsesRequest {
             return Err(ApiError::invalid("previous_response_id", "responses are not stored"));
         }
         if self.tools.is_some_and(|tools| !tools.is_empty()) {
-            return Err(ApiError::invalid("tools", "use /v1/chat/completions for functions"));
+            return Err(ApiError::invalid("tools", "use /v1/chat/completions for tools"));
         }
         let mut messages = vec![];
         messages.extend(self.instructions.map(|text| json!({"role": "system", "content": text})));
