@@ -1,4 +1,4 @@
-//! Options that every command which runs a model shares.
+//! Options shared by every command that runs a model.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -17,9 +17,9 @@ use moeflux_compute::cpu::SimdLevel;
 /// Precision of activations in products with quantised weights.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Activations {
-    /// As the checkpoint's floats: slower, closest to the model.
+    /// Floats as in the checkpoint: slower, closest to the model.
     F32,
-    /// Quantised to 8 bits per 32 values: the fast default.
+    /// 8 bits with a scale per 32 values: fast, the default.
     Int8,
 }
 
@@ -32,12 +32,12 @@ pub enum Kv {
     F32,
 }
 
-/// What computes.
+/// Compute backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendKind {
-    /// The first GPU if there is one, else the processor.
+    /// The first GPU if there is one, otherwise the CPU.
     Auto,
-    /// The processor.
+    /// The CPU.
     Cpu,
     /// An NVIDIA GPU.
     #[cfg(target_os = "linux")]
@@ -47,7 +47,7 @@ pub enum BackendKind {
     Metal,
 }
 
-/// How many sequences share a model.
+/// How many sequences share the model.
 #[derive(Debug, Clone, Copy)]
 pub struct Sharing {
     /// Sequences at the same time.
@@ -59,26 +59,26 @@ pub struct Sharing {
 /// How to run the model.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// What computes
+    /// Compute backend
     #[arg(long, value_name = "BACKEND", default_value = "auto", help_heading = "Engine")]
     pub backend: BackendKind,
-    /// Memory of the GPU to use: weights, context, scratch, and experts in what is left [default: what is free; of memory
-    /// that it shares with the processor, at most three quarters of --memory]
+    /// GPU memory to use: weights, context, scratch, and experts in the rest [default: what is free; of memory
+    /// shared with the CPU, at most three quarters of --memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
     pub device_memory: Option<u64>,
-    /// Memory for everything: weights, context, scratch, experts (such as 6GiB) [default: what the system grants]
+    /// Memory for everything: weights, context, scratch, experts (such as 6GiB) [default: what the system has available]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
     pub memory: Option<u64>,
-    /// Number of expert slots, instead of as many as the memory holds
+    /// Number of expert slots [default: as many as fit in memory]
     #[arg(long, value_name = "SLOTS", help_heading = "Engine")]
     pub expert_cache: Option<usize>,
-    /// Threads that compute [default: one a core]
+    /// Compute threads [default: one per core]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub threads: Option<usize>,
-    /// Most tokens evaluated at once [default: 512, up to 2048 where experts stream, fewer if memory is short]
+    /// Maximum tokens per evaluation [default: 512; up to 2048 when streaming; fewer if memory is short]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub chunk: Option<usize>,
-    /// Positions of the context [default: the model's, at most 4096, fewer if memory is short]
+    /// Context length in tokens [default: the model's, at most 4096; less if memory is short]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub context: Option<usize>,
     /// Precision of activations in products with quantised weights
@@ -90,19 +90,19 @@ pub struct EngineArgs {
     /// Highest instruction set to use: portable, neon, avx2, avx512 [default: the machine's best]
     #[arg(long, value_name = "LEVEL", value_parser = parse::<SimdLevel>, help_heading = "Engine")]
     pub simd: Option<SimdLevel>,
-    /// How experts are read: direct (past the page cache) or buffered (through it) [default: what a probe finds faster]
+    /// How to read experts: direct (bypassing the page cache) or buffered (through it) [default: the faster in a probe]
     #[arg(long, value_name = "MODE", value_parser = parse::<ReadMode>, help_heading = "Streaming")]
     pub read_mode: Option<ReadMode>,
-    /// What reads them: io_uring or pread [default: the best that the system allows]
+    /// What reads experts: io_uring or pread [default: the best available]
     #[arg(long, value_name = "QUEUE", value_parser = parse::<QueueKind>, help_heading = "Streaming")]
     pub read_queue: Option<QueueKind>,
-    /// Expert reads under way at once
+    /// Maximum expert reads in flight
     #[arg(long, value_name = "N", default_value_t = Options::default().read_depth, help_heading = "Streaming")]
     pub read_depth: usize,
-    /// Which experts give way: lru, lfu:HALF_LIFE or blend:LONG:SHORT:PART, half-lives in tokens
+    /// Eviction policy for experts: lru, lfu:HALF_LIFE or blend:LONG:SHORT:PART, half-lives in tokens
     #[arg(long, value_name = "POLICY", value_parser = parse::<PolicyKind>, default_value_t, help_heading = "Streaming")]
     pub cache_policy: PolicyKind,
-    /// Whether experts are read before they are asked for: auto (where it gains), off, always
+    /// When to prefetch experts: auto (when it pays), off, always
     #[arg(long, value_name = "WHEN", value_parser = parse::<Prefetch>, default_value_t, help_heading = "Streaming")]
     pub prefetch: Prefetch,
 }
@@ -126,7 +126,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let number: f64 = number.parse().map_err(|_| format!("{text:?} is not a size such as 6GiB"))?;
     let bytes = number * scale;
     if !(1.0..9e18).contains(&bytes) {
-        return Err(format!("{text:?} is not a size that a machine could have"));
+        return Err(format!("{text:?} is not a plausible size"));
     }
     Ok(bytes as u64)
 }
@@ -184,7 +184,7 @@ impl EngineArgs {
         self.simd.into_iter().fold(options, OpenOptions::simd)
     }
 
-    /// Opens a model without its tokenizer, with a progress bar where a person watches.
+    /// Opens a model without its tokenizer, with a progress bar on a terminal.
     pub fn open(&self, model: &Path, default: Activations) -> Result<Engine> {
         self.open_shared(model, default, Sharing { sequences: 1, kv_tokens: None })
     }

@@ -21,10 +21,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Print the version; with --verbose what this binary was made from, and what it finds here
+    /// Print the version; with --verbose, also build and machine details
     #[arg(short = 'V', long)]
     version: bool,
-    /// Say more of the version
+    /// Print build and machine details with the version
     #[arg(short, long, requires = "version")]
     verbose: bool,
 }
@@ -93,7 +93,7 @@ fn obey(command: &Command) -> anyhow::Result<()> {
     }
 }
 
-/// Writes to standard output; whoever reads it may have had enough.
+/// Writes to standard output; a closed pipe is not an error.
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

@@ -8,13 +8,13 @@ use crate::error::size;
 use crate::memory::available;
 use crate::{Error, Result};
 
-/// What computes.
+/// Compute backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compute {
     /// The first GPU if there is one that can be used, else the processor.
     #[default]
     Auto,
-    /// The processor.
+    /// The CPU.
     Cpu,
     /// The first GPU: CUDA on Linux, Metal on macOS.
     Gpu,

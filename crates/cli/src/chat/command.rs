@@ -9,12 +9,12 @@ pub const HELP: &str = "\
 /help            this list
 /reset           forget the conversation, keep the system message
 /system [TEXT]   show or set the system message; /system \"\" removes it
-/save [FILE]     keep the conversation; without FILE where --session says
-/load [FILE]     continue a conversation that was kept, without reading it again
-/stats           what this chat has done so far
-/set [NAME VALUE]  show or change settings, as in /set temperature 0.2
-/exit            leave, as Ctrl-D does
-A line that ends in \\ goes on in the next one; so does everything between \"\"\" and \"\"\".";
+/save [FILE]     save the conversation [default: the file of --session]
+/load [FILE]     resume a saved conversation without re-evaluating it
+/stats           show statistics of this chat
+/set [NAME VALUE]  show or change settings, such as /set temperature 0.2
+/exit            exit, like Ctrl-D
+A line that ends in \\ continues on the next one; so does everything between \"\"\" and \"\"\".";
 
 /// Every command's name.
 pub const NAMES: [&str; 8] = ["/help", "/reset", "/system", "/save", "/load", "/stats", "/set", "/exit"];
@@ -34,14 +34,14 @@ pub enum Command {
     Exit,
 }
 
-/// Why a command cannot be obeyed.
+/// Why a command cannot be run.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CommandError {
-    #[error("unknown command {got}: /help lists those that there are; a space in front makes it a message")]
+    #[error("unknown command {got}: /help lists the commands; start with a space to send it as a message")]
     Unknown { got: String },
     #[error("{command}: expected {expected}")]
     Missing { command: &'static str, expected: &'static str },
-    #[error("{command} takes nothing more, got {got:?}")]
+    #[error("{command} takes no argument, got {got:?}")]
     Extra { command: String, got: String },
     #[error("unknown setting {got:?}: expected one of {known}")]
     UnknownSetting { got: String, known: String },

@@ -14,6 +14,6 @@ pub fn file() -> Result<Option<PathBuf>> {
     let opened = options.append(true).create(true).mode(0o600).open(&path);
     opened
         .and_then(|file| file.set_permissions(std::fs::Permissions::from_mode(0o600)))
-        .with_context(|| format!("cannot keep the history in {}", path.display()))?;
+        .with_context(|| format!("cannot save the history in {}", path.display()))?;
     Ok(Some(path))
 }

@@ -1,6 +1,6 @@
 //! Where messages come from: an editor on a terminal, lines of a plain terminal, lines of a pipe.
 //!
-//! A message is a line, unless that ends in a backslash, or begins with `"""`: then it goes on.
+//! A message is a line, unless that ends in a backslash, or begins with `"""`: then it continues.
 
 use std::io::{BufRead, IsTerminal, Stdin, Write};
 use std::path::PathBuf;
@@ -110,7 +110,7 @@ fn is_complete(text: &str) -> bool {
     }
 }
 
-/// What is meant: without the marks that made it several lines.
+/// The message, without the marks that made it several lines.
 fn message(text: &str) -> Event {
     let text = text.trim_end_matches(['\n', '\r']);
     if let Some(rest) = text.trim_start().strip_prefix(QUOTES) {
@@ -146,7 +146,7 @@ impl LineEditor {
         let note = EventHandler::Conditional(Box::new(NoteTyped(Arc::clone(&typed))));
         editor.bind_sequence(KeyEvent::ctrl('c'), note);
         if let Some(path) = &history {
-            // A history that cannot be read is begun anew.
+            // An unreadable history is replaced.
             let _ = editor.load_history(path);
         }
         Ok(Self { editor, history, typed })

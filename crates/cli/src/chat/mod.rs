@@ -51,7 +51,7 @@ pub fn talk(chat: &mut Chat, input: &mut Input) -> Result<()> {
         bail!("this model has no chat template: `moeflux run MODEL PROMPT --raw` continues a text");
     }
     if input.is_interactive() {
-        chat.screen.note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves");
+        chat.screen.note("/help lists commands, Ctrl-C stops an answer, Ctrl-D exits");
     }
     // Whether the last thing that happened was Ctrl-C: the next one, with nothing typed, leaves.
     let mut interrupted = false;
@@ -62,7 +62,7 @@ pub fn talk(chat: &mut Chat, input: &mut Input) -> Result<()> {
             Event::Interrupted { typed } => {
                 interrupted = !typed;
                 if interrupted {
-                    chat.screen.note("Ctrl-C once more, or Ctrl-D, leaves");
+                    chat.screen.note("press Ctrl-C again, or Ctrl-D, to exit");
                 }
                 continue;
             }
@@ -103,7 +103,7 @@ impl Chat {
         self.screen.end_answer(outcome.is_ok())?;
         let answered = outcome.map_err(|error| match error {
             moeflux::Error::ContextFull { .. } => {
-                anyhow!("{error}; --context gives more room, /reset in a chat begins anew")
+                anyhow!("{error}; use a larger --context, or /reset in a chat")
             }
             error => error.into(),
         })?;
@@ -122,7 +122,7 @@ impl Chat {
             Command::Help => screen.note(command::HELP),
             Command::Reset => {
                 self.conversation.reset(&mut self.model)?;
-                screen.note("begun anew");
+                screen.note("conversation reset");
             }
             Command::System(None) => match self.conversation.system() {
                 Some(text) => screen.note(&format!("system message: {text}")),
@@ -131,8 +131,8 @@ impl Chat {
             Command::System(Some(text)) => {
                 self.conversation.set_system(&text);
                 screen.note(match text.is_empty() {
-                    true => "no system message from now on",
-                    false => "system message set; the conversation is read again with it",
+                    true => "system message removed",
+                    false => "system message set; the conversation will be re-evaluated with it",
                 });
             }
             Command::Stats => screen.note(&self.totals.describe(&self.conversation, &self.model)),
@@ -151,7 +151,7 @@ impl Chat {
                 let file = self.file_or(file, "/load")?;
                 self.conversation.load(&mut self.model, &file)?;
                 let count = self.conversation.position();
-                screen.note(&format!("continuing after {count} tokens of {}", file.display()));
+                screen.note(&format!("resumed {count} tokens from {}", file.display()));
             }
         }
         Ok(Next::Go)
@@ -174,13 +174,13 @@ pub fn open_conversation(
     let folder =
         args.session.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
     if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-        bail!("cannot keep the conversation: there is no folder {}", folder.display());
+        bail!("cannot save the conversation: no such folder: {}", folder.display());
     }
     let mut conversation = model.conversation();
     conversation.set_system(args.system.as_deref().unwrap_or_default());
     if let Some(file) = args.session.as_deref().filter(|file| file.exists()) {
         conversation.load(model, file)?;
-        screen.note(&format!("continuing after {} tokens of {}", conversation.position(), file.display()));
+        screen.note(&format!("resumed {} tokens from {}", conversation.position(), file.display()));
         if let Some(text) = &args.system
             && conversation.system() != Some(text)
         {

@@ -1,4 +1,4 @@
-//! What an answer looks like: text on standard output, everything else on standard error.
+//! How an answer is shown: text on standard output, everything else on standard error.
 //!
 //! On a terminal reasoning is dimmed, or set between lines where there is no colour. Where standard output is no
 //! terminal it holds the answers alone, and reasoning goes to standard error.
@@ -158,18 +158,18 @@ impl Screen {
         };
         let known = match reused {
             0 => String::new(),
-            n => format!(" after {n} known"),
+            n => format!(" ({n} more from cache)"),
         };
         let bandwidth = cache.bandwidth().map(|b| format!(" at {:.2} GB/s", b / 1e9)).unwrap_or_default();
         let read_ahead = match cache.prefetches {
             0 => String::new(),
             n => {
                 let wasted = n - (cache.prefetch_hits + cache.late).min(n);
-                format!(", {n} read ahead, {wasted} of them for nothing")
+                format!(", {n} prefetched, {wasted} of them unused")
             }
         };
         self.note(&format!(
-            "prompt {} tokens{known}, {:.1} tokens/s; answer {} tokens, {:.1} tokens/s{finish}; experts: {:.1} % hits, {} read{bandwidth} ({} a token){read_ahead}, stalled {:.2} s; context {} of {context}",
+            "prompt {} tokens{known}, {:.1} tokens/s; answer {} tokens, {:.1} tokens/s{finish}; experts: {:.1} % hits, {} read{bandwidth} ({} per token){read_ahead}, stalled {:.2} s; context {} of {context}",
             prefill.tokens,
             speed(prefill),
             generated.tokens.len(),

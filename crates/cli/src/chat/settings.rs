@@ -11,19 +11,19 @@ use serde_json::{Map, Value, json};
 use super::command::CommandError;
 use crate::engine_args::EngineArgs;
 
-/// What `run` and `chat` are told beside the model.
+/// Options of `run` and `chat` besides the model.
 #[derive(Debug, Clone, Args)]
 pub struct ConversationArgs {
     /// System message
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
-    /// Continue the conversation in this file if it is there, and keep it there after every answer
+    /// Resume the conversation in this file, and save it there after every answer
     #[arg(long, value_name = "FILE")]
     pub session: Option<PathBuf>,
-    /// Most tokens of an answer
+    /// Maximum tokens in an answer
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub max_tokens: usize,
-    /// Text that ends an answer and is left out of it; may be given several times
+    /// Stop string: ends an answer and is not part of it; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub struct ConversationArgs {
 /// How tokens are chosen.
 #[derive(Debug, Clone, Args)]
 pub struct SamplingArgs {
-    /// Divides the logits; 0 always takes the most likely token
+    /// Sampling temperature; 0 always takes the most likely token
     #[arg(
         long,
         value_name = "T",
@@ -44,13 +44,13 @@ pub struct SamplingArgs {
         help_heading = "Sampling"
     )]
     temperature: f32,
-    /// Only this many of the most likely tokens; 0 for all
+    /// Sample from the K most likely tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
     top_k: usize,
-    /// Only the most likely tokens that together have this probability
+    /// Sample from the most likely tokens whose probabilities add up to P
     #[arg(long, value_name = "P", default_value_t = 0.95, help_heading = "Sampling")]
     top_p: f32,
-    /// Only tokens at least this fraction as likely as the most likely one
+    /// Sample from tokens at least P times as likely as the most likely one
     #[arg(long, value_name = "P", default_value_t = 0.0, help_heading = "Sampling")]
     min_p: f32,
     /// Divides the logits of recent tokens; 1 for none
@@ -74,10 +74,10 @@ pub struct SamplingArgs {
         help_heading = "Sampling"
     )]
     frequency_penalty: f32,
-    /// Added to a token's logit; may be given several times
+    /// Add BIAS to a token's logit; may be repeated
     #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias, help_heading = "Sampling")]
     logit_bias: Vec<(u32, f32)>,
-    /// Same seed, same text
+    /// Random seed; the same seed gives the same text
     #[arg(long, value_name = "N", help_heading = "Sampling")]
     seed: Option<u64>,
 }
@@ -191,7 +191,7 @@ impl Settings {
             got: value.into(),
         };
         let number = || value.parse::<f32>().map_err(|_| wrong("a number"));
-        let count = || value.parse::<usize>().map_err(|_| wrong("a number that is whole and not negative"));
+        let count = || value.parse::<usize>().map_err(|_| wrong("a non-negative integer"));
         let mut changed = self.clone();
         let sampler = &mut changed.sampler;
         match name {
@@ -203,7 +203,7 @@ impl Settings {
             "presence_penalty" => sampler.presence_penalty = number()?,
             "frequency_penalty" => sampler.frequency_penalty = number()?,
             "seed" if value == "random" => sampler.seed = None,
-            "seed" => sampler.seed = Some(value.parse().map_err(|_| wrong("a whole number or random"))?),
+            "seed" => sampler.seed = Some(value.parse().map_err(|_| wrong("an integer or random"))?),
             "max_tokens" => match count()? {
                 0 => return Err(wrong("a positive number")),
                 count => changed.max_tokens = count,
@@ -242,7 +242,7 @@ fn check_thinking(model: &TextModel) -> Result<(), CommandError> {
         false => Ok(()),
         true => Err(CommandError::Value {
             setting: "thinking".into(),
-            expected: "a model whose chat template can switch it".into(),
+            expected: "a model whose chat template supports switching it".into(),
             got: "one that cannot".into(),
         }),
     }

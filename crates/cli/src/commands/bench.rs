@@ -21,24 +21,24 @@ use crate::engine_args::{Activations, EngineArgs, Sharing};
 use crate::model::ModelArg;
 use crate::table::Table;
 
-/// Measure how fast a model evaluates prompts and generates, on random tokens.
+/// Benchmark prefill and decode on random tokens.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     model: ModelArg,
-    /// Prompt lengths, separated by commas; 0 for no such test
+    /// Prompt lengths, separated by commas; 0 skips the test
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
     prompt: Vec<usize>,
-    /// Numbers of tokens to generate, separated by commas; 0 for no such test
+    /// Numbers of tokens to generate, separated by commas; 0 skips the test
     #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "64")]
     generate: Vec<usize>,
-    /// Tokens that the context holds before each test, separated by commas
+    /// Tokens in the context before each test, separated by commas
     #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
     depth: Vec<usize>,
-    /// Sequences that generate at the same time, separated by commas; tokens of all of them count
+    /// Sequences decoded at the same time, separated by commas; tokens of all of them count
     #[arg(short = 'b', long, value_name = "N", value_delimiter = ',', default_value = "1")]
     batch: Vec<usize>,
-    /// Measurements of each test, after one that does not count
+    /// Measurements per test, after a warm-up
     #[arg(short = 'r', long, value_name = "N", default_value_t = 3)]
     repetitions: usize,
     /// Seed of the tokens
@@ -47,7 +47,7 @@ pub struct BenchArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Also print where the time of each test goes
+    /// Also print the time per step of each test
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
@@ -131,7 +131,7 @@ impl Test {
 
 struct Repetition {
     stats: Stats,
-    /// Of every evaluation: the prompt, or each token.
+    /// Per evaluation: the prompt, or each token.
     step_seconds: Vec<f64>,
     /// What a GPU did for it.
     device: Option<DeviceCounts>,
@@ -216,7 +216,7 @@ impl Measured {
         let [waits, launches, kernels] =
             [per_token(|c| c.waits), per_token(|c| c.launches), per_token(|c| c.kernels)];
         let line = format!(
-            "{}, a token on the GPU: {waits:.2} waits, {launches:.2} launches of {kernels:.1} kernels{tier}",
+            "{}, per token on the GPU: {waits:.2} waits, {launches:.2} launches of {kernels:.1} kernels{tier}",
             self.test
         );
         (!counts.is_empty()).then_some(line)
@@ -353,7 +353,7 @@ fn text(args: &BenchArgs, engine: &Engine, results: &[Measured], memory: Option<
     let [policy, prefetch] = [args.engine.cache_policy.to_string(), args.engine.prefetch.to_string()];
     text += &format!("{}, policy {policy}, prefetch {prefetch}\n", engine.reads());
     let heads =
-        ["test", "tokens/s", "median", "read/token", "hits", "read ahead", "stall/token", "read speed"];
+        ["test", "tokens/s", "median", "read/token", "hits", "prefetched", "stall/token", "read speed"];
     let mut table = Table::new(&heads);
     for result in results {
         table.row(&[

@@ -8,16 +8,16 @@ use crate::chat::{
 };
 use crate::model::ModelArg;
 
-/// Talk with a model.
+/// Chat with a model.
 ///
-/// On a terminal lines can be edited, and /help lists commands. Otherwise every line of standard input is a message, and
-/// standard output has nothing but the answers.
+/// On a terminal, lines can be edited and /help lists commands. Otherwise every line of standard input is a message, and
+/// standard output contains only the answers.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     #[arg(default_value = "demo")]
     model: ModelArg,
-    /// Do not keep what is typed for the next time
+    /// Do not save the input history
     #[arg(long)]
     no_history: bool,
     #[command(flatten)]

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::table::Table;
 
-/// List what can compute here: the processor, and GPUs with their memory.
+/// List compute devices: the CPU, and GPUs with their memory.
 #[derive(Debug, Args)]
 pub struct DevicesArgs {
     /// Print JSON

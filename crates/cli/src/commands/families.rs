@@ -5,7 +5,7 @@ use clap::Args;
 use moeflux::models::FAMILIES;
 use serde_json::json;
 
-/// List the families of models that run, by the names that checkpoints have for them.
+/// List supported model families, by the names that checkpoints use.
 #[derive(Debug, Args)]
 pub struct FamiliesArgs {
     /// Print JSON

@@ -22,10 +22,10 @@ use serde_json::{Value, json};
 use crate::model::ModelArg;
 use crate::table::Table;
 
-/// Show what is in a checkpoint and how much of it fits this machine's memory.
+/// Show what is in a checkpoint and how much of it fits in this machine's memory.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A GGUF file, a safetensors folder, `demo`, a model of the hub such as org/name:Q4_K_M, or
+    /// A GGUF file, a safetensors folder, `demo`, a model on the Hub such as org/name:Q4_K_M, or
     /// `synth:SHAPE[:ENCODING]` for what `synth` would write
     model: ModelArg,
     /// List every tensor
@@ -107,7 +107,7 @@ fn described(args: &InspectArgs, shape: &str) -> Result<Report> {
         architecture: models::architecture(plan.model().checkpoint())?,
         shares: shares(&weights),
         obstacle: None,
-        tokenizer: format!("{} tokens, made up", recipe.shape.vocab_size()),
+        tokenizer: format!("{} tokens, synthetic", recipe.shape.vocab_size()),
         template: "ChatML".to_owned(),
         lost: None,
         facts: Some(Facts::new(plan.model())),
@@ -316,7 +316,7 @@ impl Report {
         line("tokenizer", self.tokenizer.clone());
         line("chat template", self.template.clone());
         if let Some((bits, loss)) = self.lost {
-            line("experts lost", format!("all but {bits} bits: {loss}"));
+            line("lossy", format!("experts re-encoded to {bits} bits: {loss}"));
         }
         if let Some(fit) = &self.fit {
             fit.lines(&mut line);
@@ -436,16 +436,16 @@ impl Fit {
         let available = self.available.map_or("unknown".to_owned(), size);
         let minimum = self.minimum.map_or("unknown".to_owned(), size);
         line("memory here", format!("{available} available"));
-        line("needs", format!("{} for everything, {minimum} at least", size(self.all_resident)));
+        line("needs", format!("{} for everything, at least {minimum}", size(self.all_resident)));
         let outcome = match self.slots {
             Some((slots, all)) if slots >= all => "everything in memory".to_owned(),
             Some((slots, all)) => {
                 format!(
-                    "{:.0} % of the experts in memory, the others streamed",
+                    "{:.0} % of the experts in memory, the rest streamed",
                     100.0 * slots as f64 / all as f64
                 )
             }
-            None => "too little memory".to_owned(),
+            None => "not enough memory".to_owned(),
         };
         line("would run with", outcome);
     }

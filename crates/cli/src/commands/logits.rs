@@ -13,7 +13,7 @@ use crate::model::ModelArg;
 /// Write the logits at every position of given tokens.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     model: ModelArg,
     /// Token ids, separated by commas
     #[arg(long, value_delimiter = ',', required = true)]

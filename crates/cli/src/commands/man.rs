@@ -8,7 +8,7 @@ use clap::{Args, CommandFactory};
 /// Write manual pages to a folder.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// Where to; made if it is not there
+    /// Folder to write to; created if missing
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }

@@ -12,17 +12,17 @@ use serde_json::json;
 use crate::engine_args::EngineArgs;
 use crate::model::ModelArg;
 
-/// Measure how well a model predicts a text, and how far its predictions are from those of another run.
+/// Measure a model's perplexity on a text, and how far its predictions are from another run's.
 #[derive(Debug, Args)]
 pub struct PerplexityArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     model: ModelArg,
     /// A UTF-8 text file; `-` for standard input
     text: PathBuf,
-    /// Tokens of a window; the second half of each is scored
+    /// Tokens per window; the second half of each window is scored
     #[arg(long, value_name = "N", default_value_t = 512)]
     window: usize,
-    /// Compare with the predictions in this file; if it is not there, write them to it
+    /// Compare with the predictions in this file, or write them if it does not exist
     #[arg(long, value_name = "FILE")]
     kl_base: Option<PathBuf>,
     /// Print JSON
@@ -92,7 +92,7 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
 fn read(path: &Path) -> Result<String> {
     let bytes = if path == Path::new("-") {
         if std::io::stdin().is_terminal() {
-            bail!("standard input is a terminal: expected a text on it");
+            bail!("expected a text on standard input, which is a terminal");
         }
         let mut bytes = vec![];
         std::io::stdin().read_to_end(&mut bytes).context("cannot read the text from standard input")?;
@@ -128,7 +128,7 @@ fn summary(args: &PerplexityArgs, windows: &Windows, nll: Mean, divergence: Opti
     for (name, fraction) in [("median", 0.5), ("99 %", 0.99), ("largest", 1.0)] {
         text += &format!("{name} {:.3e} nats\n", divergence.quantile(fraction).unwrap_or_default());
     }
-    text + &format!("same most likely token {:.3} %\n", 100.0 * divergence.same_top())
+    text + &format!("same top token {:.3} %\n", 100.0 * divergence.same_top())
 }
 
 fn report(

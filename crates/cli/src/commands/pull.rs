@@ -1,13 +1,13 @@
-//! `moeflux pull`: downloads a model of the hub, so that it is there when it is needed.
+//! `moeflux pull`: downloads a model from the hub.
 
 use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::hub::{self, HubId, Settings};
 
-/// Download a model of the Hugging Face hub into the cache that its tools share, and print where it is.
+/// Download a model from the Hugging Face Hub into the shared cache, and print its path.
 ///
-/// An interrupted download goes on where it ended. HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_HUB_OFFLINE mean
+/// Interrupted downloads resume. HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_HUB_OFFLINE mean
 /// what they mean to Hugging Face's own tools.
 #[derive(Debug, Args)]
 pub struct PullArgs {

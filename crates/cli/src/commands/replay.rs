@@ -1,4 +1,4 @@
-//! `moeflux replay`: what other memory sizes and cache policies would have made of a recorded trace.
+//! `moeflux replay`: hit rates of a recorded trace with other memory sizes and eviction policies.
 
 use std::path::PathBuf;
 
@@ -13,22 +13,22 @@ use serde_json::{Value, json};
 use crate::engine_args::{parse, parse_size};
 use crate::table::Table;
 
-/// Replay a trace under every cache policy and Belady's optimum.
+/// Replay a trace under several eviction policies and Belady's optimum.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// A file that `moeflux trace` has written
+    /// A trace written by `moeflux trace`
     trace: PathBuf,
-    /// Memory sizes, separated by commas [default: a tenth, a quarter, half of the experts beside the rest]
+    /// Memory budgets, separated by commas [default: the trunk and a tenth, a quarter and half of the experts]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     memory: Vec<u64>,
     /// Policies: lru, lfu:HALF_LIFE or blend:LONG:SHORT:PART, separated by commas
     #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = parse::<PolicyKind>,
           default_value = "lru,lfu:16,lfu:64,lfu:512,blend:256:8:0.3")]
     policy: Vec<PolicyKind>,
-    /// Share of the trace that fills the cache and does not count, 0 to 1
+    /// Share of the trace, 0 to 1, that warms the cache and does not count
     #[arg(long, value_name = "SHARE", default_value_t = 0.25)]
     warm_up: f64,
-    /// Bytes a second that the disk reads, such as 1.4GB [default: as recorded]
+    /// Disk bandwidth in bytes per second, such as 1.4GB [default: as recorded]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     bandwidth: Option<u64>,
     /// Print JSON
@@ -99,7 +99,7 @@ fn budget(args: &ReplayArgs, header: &TraceHeader, requests: &[Request], memory:
 fn text(args: &ReplayArgs, header: &TraceHeader, replays: &[Budget], [router, last]: [Guesses; 2]) -> String {
     let bandwidth = args.bandwidth.map_or(header.bandwidth, |b| b as f64);
     let mut text = format!(
-        "{}: computing {:.1} ms a token, disk {:.2} GB/s; tokens/s if both overlap\n",
+        "{}: computing {:.1} ms per token, disk {:.2} GB/s; tokens/s if both overlap\n",
         header.model,
         1e3 * header.compute_seconds,
         bandwidth / 1e9
@@ -121,8 +121,7 @@ fn text(args: &ReplayArgs, header: &TraceHeader, replays: &[Budget], [router, la
     for (name, guesses) in [("the next layer's router", router), ("the last token", last)] {
         if guesses.guessed > 0 {
             let (precision, recall) = (100.0 * guesses.precision(), 100.0 * guesses.recall());
-            text +=
-                &format!("guesses by {name}: {precision:.1} % right, {recall:.1} % of requests guessed\n");
+            text += &format!("guesses by {name}: precision {precision:.1} %, recall {recall:.1} %\n");
         }
     }
     text

@@ -10,15 +10,15 @@ use crate::chat::{Chat, ConversationArgs, Interrupt, Screen, Settings, Totals, d
 use crate::commands::chat::chat;
 use crate::model::ModelArg;
 
-/// Answer a prompt, or chat when there is none and this is a terminal.
+/// Answer a prompt, or chat if there is none and this is a terminal.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     model: ModelArg,
-    /// What to answer; without it, standard input is the prompt, or a chat begins on a terminal
+    /// The prompt [default: standard input; on a terminal, a chat]
     #[arg(allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// Continue the prompt as it stands, without the chat template
+    /// Continue the prompt as plain text, without the chat template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
     #[command(flatten)]
@@ -87,7 +87,7 @@ fn refuse_options(prompt: &str) -> Result<()> {
         (None, None) => false,
     };
     if option && !std::env::args().any(|argument| argument == "--") {
-        bail!("there is no option {prompt}; if it is the prompt, write -- before it");
+        bail!("unknown option {prompt}; to use it as the prompt, put -- before it");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `moeflux serve`: OpenAI and Anthropic interfaces and a web page over one model.
+//! `moeflux serve`: OpenAI and Anthropic APIs and a web page over one model.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,63 +16,63 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::engine_args::{EngineArgs, Sharing};
 use crate::model::ModelArg;
 
-/// Serve a model to other programs and to browsers.
+/// Serve a model over HTTP: OpenAI and Anthropic APIs, and a web page.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     model: ModelArg,
-    /// Address to listen on; anything but this machine's own needs an API key
+    /// Address to listen on; any but localhost requires an API key
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: IpAddr,
-    /// Port to listen on; 0 takes any that is free
+    /// Port to listen on; 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// Key that clients must present
+    /// API key that clients must send
     #[arg(long, value_name = "KEY", conflicts_with = "api_key_file")]
     api_key: Option<String>,
-    /// File with the key, which other users do not see in the list of processes
+    /// File that holds the API key, which other users do not see in the list of processes
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Listen on other addresses without a key
+    /// Allow other addresses without an API key
     #[arg(long)]
     no_key: bool,
-    /// Origin whose pages may call this server, or *; may be given several times
+    /// Origin whose pages may call this server, or *; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
-    /// Name under which clients know the model [default: the file's]
+    /// Model name in the APIs [default: the file's]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Requests answered at the same time
+    /// Maximum requests answered at once
     #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Serving")]
     sequences: usize,
-    /// Positions that all requests together may have [default: four contexts, fewer if memory is short]
+    /// Tokens that all requests together may hold in the key-value cache [default: four contexts; fewer if memory is short]
     #[arg(long, value_name = "N", help_heading = "Serving")]
     kv_tokens: Option<usize>,
-    /// Requests that wait; more are told to come back later
+    /// Maximum requests waiting; more get status 429
     #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Serving")]
     queue: usize,
-    /// Most prompt tokens in a step that also goes on with answers
+    /// Maximum prompt tokens in a step that also decodes
     #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Serving")]
     prefill_beside_decode: usize,
-    /// Sessions kept so that what goes on from them need not be read again
+    /// Sessions cached, so that requests with the same prefix skip its evaluation
     #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Serving")]
     kept_sessions: usize,
-    /// Keep conversations that have a `prompt_cache_key` in this folder
+    /// Save conversations that have a `prompt_cache_key` in this folder
     #[arg(long, value_name = "FOLDER", help_heading = "Serving")]
     sessions: Option<PathBuf>,
-    /// Tokens of an answer if a request does not say
+    /// Maximum tokens in an answer if the request does not say
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Serving")]
     max_tokens: usize,
-    /// Most bytes of a request
+    /// Maximum size of a request in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, help_heading = "Serving")]
     max_body: usize,
-    /// Most seconds for a request to arrive
+    /// Maximum seconds for a request to arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Serving")]
     body_timeout: u64,
-    /// Most connections at once
+    /// Maximum simultaneous connections
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Serving")]
     connections: usize,
-    /// Most seconds for answers to end after SIGTERM or Ctrl-C
+    /// Maximum seconds for answers to finish after SIGTERM or Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Serving")]
     drain: u64,
     #[command(flatten)]
@@ -91,10 +91,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         bail!("the API key is empty");
     }
     if !args.host.is_loopback() && api_key.is_none() && !args.no_key {
-        bail!(
-            "--host {}: anyone could use this server: give it an --api-key, or --no-key if that is meant",
-            args.host
-        );
+        bail!("--host {}: anyone could use this server; add --api-key, or --no-key to allow it", args.host);
     }
     if args.queue == 0 || args.connections == 0 {
         bail!("--queue and --connections: expected positive numbers");
@@ -153,7 +150,7 @@ async fn listen(
 ) -> Result<()> {
     let address = SocketAddr::new(args.host, args.port);
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
-    let address = listener.local_addr().context("cannot learn the port")?;
+    let address = listener.local_addr().context("cannot determine the port")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for Ctrl-C")?;
     let mut signalled = async move || {
@@ -167,7 +164,7 @@ async fn listen(
     let draining = Arc::clone(&scheduler);
     let shutdown = async move {
         signalled().await;
-        eprintln!("finishing the answers under way; once more to give them up");
+        eprintln!("finishing running answers; press again to abort them");
         draining.drain();
         tokio::spawn(async move {
             signalled().await;
@@ -176,7 +173,7 @@ async fn listen(
     };
     let router = router(Arc::clone(&scheduler), options);
     if !serve(listener, router, limits, shutdown).await {
-        eprintln!("gave up answers that took longer than {} seconds", limits.drain.as_secs());
+        eprintln!("aborted answers that took longer than {} seconds", limits.drain.as_secs());
     }
     scheduler.abandon();
     Ok(())

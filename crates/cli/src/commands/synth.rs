@@ -13,7 +13,7 @@ use moeflux::checkpoint::Format;
 use moeflux::error::size;
 use moeflux::synth::{Encoding, Outcome, Plan, Recipe, Shape};
 
-/// Write a checkpoint of random weights at the shape of a published model, for measuring.
+/// Write a checkpoint with random weights at the shape of a published model, for benchmarks.
 #[derive(Debug, Args)]
 pub struct SynthArgs {
     /// qwen3-30b-a3b, qwen3-235b-a22b, qwen3-next-80b-a3b, qwen3.5-35b-a3b, qwen3.5-397b-a17b, mixtral-8x7b,
@@ -21,7 +21,7 @@ pub struct SynthArgs {
     /// step-3.5-flash or tiny
     #[arg(value_parser = Shape::by_name)]
     shape: Shape,
-    /// The GGUF file, or the folder for MLX, to make
+    /// GGUF file, or folder for MLX, to write
     out: PathBuf,
     /// File format
     #[arg(long, value_enum, default_value = "gguf")]
@@ -29,16 +29,16 @@ pub struct SynthArgs {
     /// Encoding: q4_k_m, q8_0, f16, mxfp4 for GGUF; 4bit, 8bit for MLX [default: q4_k_m or 4bit]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
-    /// Layers, to make a smaller model of the same width [default: the shape's]
+    /// Number of layers [default: the shape's]
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Same arguments, same bytes
+    /// Random seed; the same arguments give the same bytes
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Experts' popularity: the expert of rank r is chosen about r^-S as often as the first; 0 for all alike
+    /// Routing skew: the expert of rank r is chosen about r^-S times as often as the first; 0 for uniform routing
     #[arg(long, value_name = "S", default_value_t = 0.0)]
     router_skew: f32,
-    /// Replace what is there
+    /// Replace an existing checkpoint
     #[arg(long)]
     force: bool,
 }

@@ -14,16 +14,16 @@ const KEY_VARIABLE: &str = "MOEFLUX_API_KEY";
 /// Watch a running server: speed, queue, memory, and which experts it uses.
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Where the server is
+    /// URL of the server
     #[arg(default_value = "http://127.0.0.1:8080")]
     url: String,
-    /// Key of the server [default: the environment's MOEFLUX_API_KEY]
+    /// API key of the server [default: the environment variable MOEFLUX_API_KEY]
     #[arg(long, value_name = "KEY", conflicts_with = "api_key_file")]
     api_key: Option<String>,
-    /// File with the key
+    /// File that holds the API key
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Print one view as plain text, and leave
+    /// Print one view as plain text and exit
     #[arg(long)]
     once: bool,
 }
@@ -46,7 +46,7 @@ pub fn run(args: &TopArgs) -> Result<()> {
         return crate::print(&once(&feed, &mut view)?);
     }
     if !std::io::IsTerminal::is_terminal(&std::io::stdout()) {
-        bail!("standard output is no terminal: --once prints one view as text");
+        bail!("standard output is not a terminal: use --once to print one view as text");
     }
     // What cannot be helped by waiting is said before the terminal is taken.
     if let Ok(Update::Refused(reason)) = feed.next(Duration::from_millis(300)).map(|update| view.take(update))

@@ -14,10 +14,10 @@ use serde_json::json;
 use crate::engine_args::{Activations, EngineArgs};
 use crate::model::ModelArg;
 
-/// Record which experts a model asks for, to replay it with other memory sizes and cache policies.
+/// Record which experts a model uses, for `moeflux replay`.
 #[derive(Debug, Args)]
 pub struct TraceArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     model: ModelArg,
     /// The trace file to write
     out: PathBuf,

@@ -159,7 +159,7 @@ impl Listing {
                 let files: Vec<RemoteFile> = set.iter().map(|file| (*file).clone()).collect();
                 Ok(Selection { opens: files[0].path.clone(), files })
             }
-            _ => bail!("{id} leaves a choice:{}", choices()),
+            _ => bail!("{id} has several models; name one:{}", choices()),
         }
     }
 
@@ -255,7 +255,7 @@ mod tests {
             assert!(expected.iter().all(|part| message.contains(part)), "{message}");
         };
         let both = ["m-Q8_0.gguf", "m-Q4_K_M.gguf"];
-        check(&both, "a/b", &["leaves a choice", "\n  a/b:m-Q4_K_M.gguf  1.0 GiB", "m-Q8_0.gguf"]);
+        check(&both, "a/b", &["has several models", "\n  a/b:m-Q4_K_M.gguf  1.0 GiB", "m-Q8_0.gguf"]);
         check(&both, "a/b:Q2_K", &["has no Q2_K", "m-Q8_0.gguf"]);
         check(&["README.md"], "a/b", &["neither"]);
     }

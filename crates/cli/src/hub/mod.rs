@@ -2,7 +2,7 @@
 //!
 //! Files go to the cache that Hugging Face's own tools use (blobs by checksum, snapshots by commit), so that whatever
 //! one of them has downloaded, the others find. Transfer is ours rather than a hub client's because a model of 400 GB
-//! needs what those leave out: several ranges of one file at once, going on after an interruption, and a checksum of
+//! needs what those leave out: several ranges of one file at once, resuming after an interruption, and a checksum of
 //! every byte before a file counts as there.
 
 mod cache;

@@ -1,7 +1,7 @@
 //! [`Transfer`]: HTTP, and files that come in several ranges at once.
 //!
 //! Ranges are fetched by a few connections in turn and written in order, so that an incomplete file is always a prefix
-//! of the complete one: to go on after an interruption needs nothing but its length. The checksum is taken while
+//! of the complete one, and resuming needs nothing but its length. The checksum is taken while
 //! writing; a prefix that is there already is read again for it.
 
 use std::fs::{File, OpenOptions};

@@ -1,4 +1,4 @@
-//! [`Feed`]: a server's figures as they come, on a thread that connects again when the server goes away.
+//! [`Feed`]: a server's figures as they arrive, on a thread that reconnects when the server goes away.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,7 +11,7 @@ use ureq::{Agent, Body};
 
 use super::metrics::Metrics;
 
-/// Waiting before connecting again.
+/// Delay before reconnecting.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Most bytes of one event, and of a page of metrics.
 const MAX_TEXT: u64 = 16 << 20;
@@ -67,7 +67,7 @@ impl Source {
         let update = match self.connect() {
             Ok(response) => match self.pass_on(response, sender) {
                 Ok(()) => return false,
-                Err(reason) => Update::Lost(format!("{} went away: {reason}", self.url)),
+                Err(reason) => Update::Lost(format!("lost {}: {reason}", self.url)),
             },
             Err(update) => update,
         };
@@ -96,7 +96,7 @@ impl Source {
         match response.status() {
             StatusCode::OK if kind.starts_with("text/event-stream") => Ok(response),
             StatusCode::UNAUTHORIZED => Err(Update::Refused(format!(
-                "{url}: wrong or missing API key: give --api-key, --api-key-file or MOEFLUX_API_KEY"
+                "{url}: wrong or missing API key: use --api-key, --api-key-file or MOEFLUX_API_KEY"
             ))),
             status if status.is_server_error() => Err(Update::Lost(format!("{url}: {status}"))),
             status => Err(Update::Refused(format!("{url}: expected a moeflux server, got {status} {kind}"))),
@@ -114,8 +114,8 @@ impl Source {
                 Ok(_) => {}
             }
             let Some(data) = line.strip_prefix("data: ") else { continue };
-            let live =
-                serde_json::from_str(data).map_err(|error| format!("its event is no JSON: {error}"))?;
+            let live = serde_json::from_str(data)
+                .map_err(|error| format!("its event is not valid JSON: {error}"))?;
             let mut text = String::new();
             let page =
                 self.get("/metrics")?.into_body().into_reader().take(MAX_TEXT).read_to_string(&mut text);

@@ -1,11 +1,11 @@
-//! [`HeatMap`]: how often experts were needed of late, a row a layer.
+//! [`HeatMap`]: how often experts were used recently, one row per layer.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Style};
 use serde_json::Value;
 
-/// What is left of an expert's heat from one look to the next.
+/// Decay of an expert's heat from one sample to the next.
 const DECAY: f64 = 0.85;
 /// From cold to hot where there is no colour.
 const SHADES: [char; 6] = [' ', '.', ':', '+', '#', '@'];

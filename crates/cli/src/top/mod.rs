@@ -15,14 +15,14 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::Rect;
 
-/// Time between looks at the keyboard.
+/// Interval for polling the keyboard.
 const TICK: Duration = Duration::from_millis(100);
 /// Most time for a server to show what it does.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Size of a view that is printed, in characters.
 const PRINTED: Rect = Rect { x: 0, y: 0, width: 100, height: 30 };
 
-/// One view as text. Rates need two looks at the server.
+/// One view as text. Rates need two samples from the server.
 pub fn once(feed: &Feed, view: &mut View) -> Result<String> {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -1,4 +1,4 @@
-//! [`View`]: what is known of a server, and how it looks.
+//! [`View`]: the state of a server, and how it is drawn.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -14,11 +14,11 @@ use super::feed::Update;
 use super::heat::HeatMap;
 use super::metrics::Metrics;
 
-/// Looks of which the speed is remembered.
+/// Samples of the speed that are kept.
 const MEMORY: usize = 400;
 /// Cells of a bar.
 const BAR: usize = 20;
-/// Seconds without news after which that is said.
+/// Seconds without an update after which the view says so.
 const SILENCE: f64 = 3.0;
 
 /// Figures over time.
@@ -122,7 +122,7 @@ impl View {
 
         let trouble = self.trouble.clone().or_else(|| {
             let silent = self.news.map(|news| news.elapsed().as_secs_f64()).filter(|s| *s > SILENCE)?;
-            Some(format!("no news from {} for {silent:.0} s", self.url))
+            Some(format!("no update from {} for {silent:.0} s", self.url))
         });
         let red = if colour { bold.fg(Color::Red) } else { bold };
         match &trouble {
@@ -137,7 +137,7 @@ impl View {
             self.draw_speeds(speeds, buffer, colour);
             self.draw_heat(heat, buffer, colour);
         }
-        let keys = if trouble.is_some() { "q leaves; trying again every second" } else { "q leaves" };
+        let keys = if trouble.is_some() { "q quits; retrying every second" } else { "q quits" };
         put(buffer, foot, 0, keys, Style::default());
     }
 
@@ -150,14 +150,14 @@ impl View {
         let (hits, misses) = (self.grown(MEMORY_LOOKUPS), self.grown(DISK_LOOKUPS));
         let all = m.get(MEMORY_LOOKUPS) / (m.get(MEMORY_LOOKUPS) + m.get(DISK_LOOKUPS)).max(1.0);
         let now = match hits + misses {
-            0.0 => format!("{:17}", "none asked for"),
+            0.0 => format!("{:17}", "none requested"),
             asked => format!("memory {:5.1} %  disk {:5.1} %", 100.0 * hits / asked, 100.0 * misses / asked),
         };
         let bytes = |value: f64| size(value.max(0.0) as u64);
         let share = |name: &str| 100.0 * (self.grown(name) / self.seconds).clamp(0.0, 1.0);
         [
             format!(
-                "speed    {:8.1} tokens/s written   {:8.1} tokens/s read   batch {batch}   busy {:.0} %",
+                "speed    {:8.1} tokens/s decode    {:8.1} tokens/s prefill  batch {batch}   busy {:.0} %",
                 self.number("tokens_per_second"),
                 self.number("prompt_tokens_per_second"),
                 share("busy_seconds_total"),
@@ -173,7 +173,7 @@ impl View {
                 m.get("requests_total{outcome=\"refused\"}"),
             ),
             format!(
-                "kv       {} {:5.1} %   {used:.0} of {pages:.0} pages, {:.0} of them for {:.0} kept sessions",
+                "kv       {} {:5.1} %   {used:.0} of {pages:.0} pages, {:.0} of them for {:.0} cached sessions",
                 bar(used / pages.max(1.0)),
                 100.0 * used / pages.max(1.0),
                 used - m.get("kv_pages_running"),
@@ -185,7 +185,7 @@ impl View {
                 100.0 * all
             ),
             format!(
-                "disk     {}/s   waited for {:.0} % of the time   {} read   process {}",
+                "disk     {}/s   stalled {:.0} % of the time   {} read   process {}",
                 bytes(self.number("read_bytes_per_second")),
                 share("expert_stall_seconds_total"),
                 bytes(m.get("expert_bytes_read_total")),
@@ -196,7 +196,7 @@ impl View {
 
     fn draw_speeds(&self, area: Rect, buffer: &mut Buffer, colour: bool) {
         let most = self.speeds.iter().copied().max().unwrap_or(0);
-        let block = Block::bordered().title(format!(" tokens/s written, {most} at most "));
+        let block = Block::bordered().title(format!(" decode tokens/s, maximum {most} "));
         let inner = block.inner(area);
         block.render(area, buffer);
         let latest = self.speeds.iter().skip(self.speeds.len().saturating_sub(usize::from(inner.width)));
@@ -208,7 +208,7 @@ impl View {
         let (slots, all) = (self.model["expert_slots"].as_u64(), self.model["all_experts"].as_u64());
         let (slots, all) = (slots.unwrap_or(0), all.unwrap_or(0));
         let title = format!(
-            " experts in use, {} layers of MoE, {} of {all} fit memory ",
+            " experts in use, {} MoE layers, {} of {all} fit in memory ",
             self.heat.layers(),
             slots.min(all)
         );

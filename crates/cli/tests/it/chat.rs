@@ -24,11 +24,13 @@ fn piped(folder: &Path, arguments: &[&str], input: &str) -> (bool, String, Strin
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
-/// How many tokens of every prompt were read, and how many were known.
+/// How many tokens of every prompt were evaluated, and how many came from the cache.
 fn prompts(stderr: &str) -> Vec<(usize, usize)> {
     let number = |text: &str| text.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
     let lines = stderr.lines().filter_map(|line| line.strip_prefix("prompt "));
-    lines.map(|line| (number(line), line.split_once("after ").map_or(0, |(_, rest)| number(rest)))).collect()
+    lines
+        .map(|line| (number(line), line.split_once(" tokens (").map_or(0, |(_, rest)| number(rest))))
+        .collect()
 }
 
 #[test]
@@ -91,19 +93,19 @@ fn settings_have_effects_and_errors() {
         ("/set temperature -1", "temperature: expected"),
         ("/set warmth 1", "unknown setting \"warmth\": expected one of temperature"),
         ("/set max_tokens 0", "max_tokens: expected a positive number"),
-        ("/set thinking off", "thinking: expected a model whose chat template can switch it"),
+        ("/set thinking off", "thinking: expected a model whose chat template supports switching it"),
         ("/set top_p", "/set: expected a name and a value"),
         ("/save", "/save: expected a file"),
         ("/load nowhere", "nowhere: No such file"),
         ("/save nowhere/file", "nowhere"),
-        ("/reset it", "/reset takes nothing more, got \"it\""),
+        ("/reset it", "/reset takes no argument, got \"it\""),
         ("/hepl", "unknown command /hepl"),
     ] {
         let (done, out, err) = piped(folder, &[], &format!("{input}\nHello\n"));
         assert!(!done && out.is_empty() && err.contains(expected), "{input}: {out}{err}");
     }
     let (done, _, err) = piped(folder, &["--context", "64"], &format!("{}\n", "word ".repeat(100)));
-    assert!(!done && err.contains("/reset") && err.contains("do not fit the context of 64"), "{err}");
+    assert!(!done && err.contains("/reset") && err.contains("do not fit in the context of 64"), "{err}");
 }
 
 #[test]
@@ -123,7 +125,7 @@ fn prompts_may_begin_with_a_hyphen() {
         assert!(done && !out.trim().is_empty(), "{prompt}: {err}");
     }
     let (done, _, err) = run(&["--temprature=0"]);
-    assert!(!done && err.contains("no option --temprature=0"), "{err}");
+    assert!(!done && err.contains("unknown option --temprature=0"), "{err}");
     let mut literal = Command::cargo_bin("moeflux").unwrap();
     literal.env("XDG_CACHE_HOME", folder.path()).args([
         "run",
@@ -209,7 +211,7 @@ fn ctrl_c_stops_an_answer_and_then_leaves() {
     session.send(ControlCode::EndOfText).unwrap();
     session.expect("> ").unwrap();
     session.send(ControlCode::EndOfText).unwrap();
-    session.expect("Ctrl-C once more").unwrap();
+    session.expect("Ctrl-C again").unwrap();
     session.expect("> ").unwrap();
     session.send(ControlCode::EndOfText).unwrap();
     session.expect(Eof).unwrap();

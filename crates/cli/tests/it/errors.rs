@@ -122,7 +122,7 @@ fn options_that_cannot_be() {
     run(&["--expert-cache", "0"], &["--expert-cache:", "got 0"]);
     run(&["--context", "0"], &["--context:", "got 0"]);
     run(&["--chunk", "0"], &["--chunk:", "got 0"]);
-    run(&["--context", "2"], &["do not fit the context of 2 tokens"]);
+    run(&["--context", "2"], &["do not fit in the context of 2 tokens"]);
     run(&["--context", "99999999999999"], &["too small"]);
     run(&["--simd", "avx9000"], &["avx9000"]);
     run(&["--temperature", "-1"], &["--temperature:", "-1"]);

@@ -152,7 +152,7 @@ fn what_is_not_what_the_hub_said_is_not_kept() {
     let hub = Hub::start(vec![file]);
     let user = User::of(&hub);
     let message = user.refused(MODEL);
-    assert!(message.contains("model.gguf: checksum: the hub said"), "{message}");
+    assert!(message.contains("model.gguf: checksum: expected"), "{message}");
     assert_eq!(user.blobs(), Vec::<String>::new());
 }
 
@@ -264,7 +264,7 @@ fn what_is_not_there_is_said() {
     assert!(user.refused("org/nothing").contains("org/nothing is not on the hub"));
     let ambiguous = user.refused(MODEL);
     assert!(
-        ambiguous.contains("leaves a choice") && ambiguous.contains("org/model:m-Q8_0.gguf"),
+        ambiguous.contains("has several models") && ambiguous.contains("org/model:m-Q8_0.gguf"),
         "{ambiguous}"
     );
     assert_eq!(std::fs::read(user.pulled("org/model:q8_0")).unwrap(), b"8");
@@ -286,6 +286,6 @@ fn too_little_room_is_noticed_before_and_while_writing() {
     let mut shell = Command::new("sh");
     shell.args(["-c", &script]).env("HF_HOME", user.folder.path()).env("HF_ENDPOINT", hub.endpoint());
     let message = refusal(&mut shell);
-    assert!(message.contains("cannot write") && message.contains("the next try goes on"), "{message}");
+    assert!(message.contains("cannot write") && message.contains("the next attempt resumes it"), "{message}");
     assert_eq!(std::fs::read(user.pulled(MODEL)).unwrap(), noise());
 }

@@ -127,15 +127,15 @@ fn a_configuration_is_enough() {
         (report["needs"]["experts"].as_u64().unwrap(), report["note"].as_str().unwrap().to_owned())
     };
     let (bf16, note) = sized(&[]);
-    assert_eq!(note, "configuration only, stored in bf16");
+    assert_eq!(note, "configuration only, as bf16");
     let (quarter, note) = sized(&["--bits", "4"]);
-    assert_eq!(note, "configuration only, stored in 4bit as asked for");
+    assert_eq!(note, "configuration only, as 4bit (given)");
     // Four bits, and two halves for 64 weights.
     assert_eq!(quarter * 16 * 2, bf16 * 9);
     config["quantization"] = serde_json::json!({ "bits": 8, "group_size": 64 });
     write(&config);
     let (half, note) = sized(&[]);
-    assert_eq!(note, "configuration only, stored in 8bit");
+    assert_eq!(note, "configuration only, as 8bit");
     assert_eq!(half * 16 * 2, bf16 * 17);
     assert!(refused(&[name, "--quant", "q9"]).contains("q4_k_m"));
     write(&serde_json::json!({ "model_type": "mamba" }));
@@ -186,7 +186,7 @@ fn only_headers_come_from_the_hub() {
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is kept");
     let message =
         String::from_utf8(plan("org/model").assert().failure().get_output().stderr.clone()).unwrap();
-    assert!(message.contains("leaves a choice") && message.contains("m-Q8_0.gguf"), "{message}");
+    assert!(message.contains("has several models") && message.contains("m-Q8_0.gguf"), "{message}");
     let message = String::from_utf8(plan("org/none").assert().failure().get_output().stderr.clone()).unwrap();
     assert!(message.contains("org/none is not on the hub"), "{message}");
 }

@@ -33,11 +33,11 @@ fn one_view_is_printed() {
     assert!(done, "{err}");
     for part in [
         &*format!("moeflux  demo at http://{}", served.address),
-        "tokens/s written",
+        "tokens/s decode",
         "0 running of 8     0 waiting   1 done, 0 failed",
         "% since the start",
-        "kept sessions",
-        "7 layers of MoE",
+        "cached sessions",
+        "7 MoE layers",
     ] {
         assert!(out.contains(part), "{part:?} is not in {out}");
     }

@@ -1,4 +1,4 @@
-//! `moeflux pack`: a copy of a checkpoint whose experts take one read each, and if asked for fewer bits.
+//! `moeflux pack`: a copy of a checkpoint whose experts take one read each and, on request, fewer bits.
 
 mod measure;
 
@@ -23,22 +23,22 @@ const TEXT: &str = include_str!("text.txt");
 
 /// Copy a checkpoint so that every expert is one contiguous range: one read instead of three or nine.
 ///
-/// The original is left alone, and the copy is opened like any other checkpoint. If it is interrupted, the same command
-/// goes on where it stopped. With --experts-bits experts get smaller and worse; how much worse is measured, printed and
-/// kept in the copy.
+/// The original is not changed, and the copy opens like any other checkpoint. If interrupted, the same command
+/// resumes. With --experts-bits experts get smaller and less accurate; by how much is measured, printed and
+/// stored in the copy.
 #[derive(Debug, Args)]
 pub struct PackArgs {
-    /// A GGUF file (any shard of a split one), a safetensors folder, `demo`, or a model of the hub such as org/name:Q4_K_M
+    /// A GGUF file (any shard of a split one), a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     model: ModelArg,
-    /// What to make: a GGUF file, or for safetensors a folder
+    /// GGUF file to write, or folder for safetensors
     out: PathBuf,
-    /// Encode experts that have more bits with so many: 4, 6 or 8 in GGUF files, 2 to 6 or 8 in MLX folders
+    /// Re-encode experts that have more bits than this: 4, 6 or 8 in GGUF files, 2 to 6 or 8 in MLX folders
     #[arg(long, value_name = "N")]
     experts_bits: Option<u8>,
-    /// UTF-8 text on which the copy is compared with the original [default: a page of mixed text]
+    /// UTF-8 text on which to compare the copy with the original [default: a built-in page]
     #[arg(long, value_name = "FILE", requires = "experts_bits")]
     text: Option<PathBuf>,
-    /// Memory for comparing (such as 6GiB) [default: what the system grants]
+    /// Memory for the comparison (such as 6GiB) [default: what the system has available]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "experts_bits")]
     memory: Option<u64>,
 }
@@ -86,7 +86,7 @@ pub fn run(args: &PackArgs) -> Result<()> {
             println!("{loss}");
             Ok(())
         }
-        Outcome::Stopped => bail!("interrupted; the same command goes on"),
+        Outcome::Stopped => bail!("interrupted; run the same command again to resume"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What `plan` finds out about the machine.
+//! What `plan` measures of the machine.
 
 use std::path::PathBuf;
 
@@ -33,7 +33,7 @@ impl Gpu {
 
 /// All of it.
 pub struct Machine {
-    /// What computes.
+    /// Compute backend.
     pub backend: String,
     /// Bytes per second that its threads read from memory.
     pub bandwidth: f64,

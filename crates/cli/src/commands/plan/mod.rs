@@ -33,37 +33,37 @@ const GUESSED: f64 = 0.85;
 /// Predict what a model needs and how fast it is on this machine, without loading or downloading it.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// A GGUF file, a safetensors folder, a config.json, `demo`, a model of the hub such as org/name:Q4_K_M (only headers
+    /// A GGUF file, a safetensors folder, a config.json, `demo`, a model on the Hub such as org/name:Q4_K_M (only headers
     /// are fetched), or `synth:SHAPE[:ENCODING]`
     model: ModelArg,
-    /// Memory budgets, separated by commas [default: from the least that works to all experts in memory]
+    /// Memory budgets, separated by commas [default: from the smallest that works to all experts in memory]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     memory: Vec<u64>,
-    /// Bytes of the GPU's memory to use, separated by commas [default: all that is free, and parts of it]
+    /// GPU memory budgets, separated by commas [default: all that is free, and parts of it]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     device_memory: Vec<u64>,
-    /// Positions of the context [default: the model's, at most 4096]
+    /// Context length in tokens [default: the model's, at most 4096]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
-    /// Tokens of the prompt whose evaluation is predicted
+    /// Length of the prompt to predict, in tokens
     #[arg(long, value_name = "N", default_value_t = 512)]
     prompt: usize,
-    /// How weights of a config.json are stored: bf16, fp8, fp4, mxfp4, q4_k_m, q8_0, 2bit to 8bit [default: as it says, or bf16]
+    /// Encoding to assume for a config.json: bf16, fp8, fp4, mxfp4, q4_k_m, q8_0, 2bit to 8bit [default: what it states, or bf16]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// The same as --quant Nbit
     #[arg(long, value_name = "N", conflicts_with = "quant")]
     bits: Option<u8>,
-    /// A file of `moeflux trace` with this model: hits are replayed instead of assumed
+    /// Trace of this model from `moeflux trace`: replay its hits instead of assuming them
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// How uneven routers are assumed to be: the expert of rank r is chosen r^-S as often as the first
+    /// Skew of the assumed routing: the expert of rank r is chosen r^-S times as often as the first
     #[arg(long, value_name = "S", default_value_t = 0.8)]
     skew: f64,
-    /// What computes
+    /// Compute backend
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: BackendKind,
-    /// Threads that compute [default: one a core]
+    /// Compute threads [default: one per core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Highest instruction set to use: portable, neon, avx2, avx512 [default: the machine's best]
@@ -90,9 +90,9 @@ struct Row {
     held: f64,
     device_held: Option<f64>,
     chunk: usize,
-    /// With experts all alike, or with what a trace says.
+    /// With uniform routing, or replayed from a trace.
     plain: Prediction,
-    /// With uneven routers.
+    /// With skewed routing.
     skewed: Option<Prediction>,
     /// Whether this machine has so much.
     fits: bool,
@@ -125,14 +125,14 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let found = args.backend.compute().gpu()?;
     let gpu = found.as_ref().map(|(device, _)| Gpu { name: device.name.clone(), free: device.free });
     if gpu.is_none() && !args.device_memory.is_empty() {
-        bail!("--device-memory: there is no GPU to use");
+        bail!("--device-memory: no GPU found");
     }
     let backend: Box<dyn Backend> = match found {
         Some((device, gpus)) => gpus.backend(device, None),
         None => Box::new(CpuBackend::new(threads, args.simd)?),
     };
     let needs = Needs::new(model, &*backend, args)?;
-    let bar = machine::bar("trying this machine")?;
+    let bar = machine::bar("measuring this machine")?;
     let disk = machine::disk(&subject, threads)?;
     let bandwidth = memory_bandwidth(threads)?;
     let options = args.measure_options(model, &*backend, &needs, gpu.as_ref())?;
@@ -162,7 +162,7 @@ impl PlanArgs {
         Options { memory, context: self.context, ..Options::default() }
     }
 
-    /// From the least that works to everything, at most what was asked for.
+    /// From the smallest budget that works to everything.
     fn budgets(&self, needs: &Needs) -> Vec<u64> {
         if !self.memory.is_empty() {
             return self.memory.clone();

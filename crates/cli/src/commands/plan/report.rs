@@ -55,11 +55,11 @@ impl Report<'_> {
         }
         let beside = match self.skew {
             Some(s) => format!(
-                "experts all alike to uneven (rank r chosen r^-{s} as often as the first); {:.0} % of misses guessed ahead",
+                "uniform to skewed routing (rank r chosen r^-{s} times as often as the first); {:.0} % of misses prefetched",
                 100.0 * self.guessed
             ),
             None => {
-                format!("hits replayed from the trace; {:.0} % of misses guessed ahead", 100.0 * self.guessed)
+                format!("hits replayed from the trace; {:.0} % of misses prefetched", 100.0 * self.guessed)
             }
         };
         text + &format!("{beside}\n\n{}\n{}\n", self.bars(), self.recommendation())
@@ -94,13 +94,15 @@ impl Report<'_> {
         let mut text = String::new();
         let mut line = |key: &str, value: String| text += &format!("{key:<10} {value}\n");
         let Machine { backend, bandwidth, measured, disk, gpu } = self.machine;
-        let free =
-            self.needs.available.map_or(String::new(), |free| format!(", {} of memory to use", size(free)));
+        let free = self
+            .needs
+            .available
+            .map_or(String::new(), |free| format!(", {} of memory available", size(free)));
         line("machine", format!("{backend}{free}, memory reads {:.0} GB/s", bandwidth / 1e9));
         if let Some(gpu) = gpu {
             let link = measured
                 .link
-                .map_or(String::new(), |link| format!(", experts get there at {:.1} GB/s", link / 1e9));
+                .map_or(String::new(), |link| format!(", experts are copied at {:.1} GB/s", link / 1e9));
             line("gpu", format!("{}, {} free{link}", gpu.name, size(gpu.free)));
         }
         let token = measured.token_seconds();
@@ -181,17 +183,17 @@ impl Report<'_> {
     fn recommendation(&self) -> String {
         let needs = self.needs;
         let Some(available) = needs.available else {
-            return "recommended: what memory is free is not known here; choose a row".to_owned();
+            return "recommended: unknown, as the free memory could not be determined; choose a row"
+                .to_owned();
         };
         if available < needs.minimum {
             let short = size(needs.minimum);
-            return format!("recommended: a smaller model or encoding: this one needs {short} to run at all");
+            return format!("recommended: a smaller model or encoding; this one needs at least {short}");
         }
         let fitting = self.rows.iter().filter(|row| row.fits);
         let best = fitting.max_by(|a, b| a.plain.decode.total_cmp(&b.plain.decode));
         let Some(row) = best else {
-            return "recommended: leave --memory out: no budget of the table fits, but the model does"
-                .to_owned();
+            return "recommended: omit --memory; no budget in the table fits, but the model does".to_owned();
         };
         let how = match row.device_memory {
             Some(bytes) => format!("--memory {} --device-memory {}", mebibytes(row.memory), mebibytes(bytes)),
@@ -207,7 +209,7 @@ impl Report<'_> {
         let [bits, now] = [room, weights].map(|bytes| 8.0 * bytes as f64 / parameters);
         let smaller = ENCODINGS.iter().find(|(_, each)| *each <= bits && *each < now);
         let smaller =
-            smaller.map_or(String::new(), |(name, _)| format!("; in {name} everything would be in memory"));
+            smaller.map_or(String::new(), |(name, _)| format!("; as {name}, everything would fit in memory"));
         format!("recommended: streaming from disk, {at}{smaller}")
     }
 

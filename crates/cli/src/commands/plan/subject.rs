@@ -39,13 +39,13 @@ impl Subject {
         if let Some(config) = only_config(path) {
             let (model, stored) = assumed::describe(&config, storage)?;
             let note = match storage {
-                Some(_) => format!("configuration only, stored in {stored} as asked for"),
-                None => format!("configuration only, stored in {stored}"),
+                Some(_) => format!("configuration only, as {stored} (given)"),
+                None => format!("configuration only, as {stored}"),
             };
             return Ok(Self::of(name, model, note, false, None));
         }
         if storage.is_some() {
-            bail!("--quant and --bits are for a config.json: {name} says itself how it is stored");
+            bail!("--quant and --bits apply to a config.json only; {name} states its own encoding");
         }
         if let Some(shape) = name.strip_prefix("synth:") {
             return Self::synthetic(&name, shape);
@@ -77,7 +77,7 @@ impl Subject {
     fn synthetic(name: &str, shape: &str) -> Result<Self> {
         let recipe = Recipe::whole(shape)?;
         let plan = Plan::new(recipe)?;
-        let note = format!("described only, stored in {}", recipe.encoding.name());
+        let note = format!("shape only, as {}", recipe.encoding.name());
         let recorded = Recorded::Synthetic(Box::new(plan));
         Ok(Self { name: name.to_owned(), recorded, note, on_disk: false, _headers: None })
     }
