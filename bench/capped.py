@@ -4,7 +4,7 @@
     sudo python3 bench/capped.py MODEL.gguf ... --moeflux target/release/moeflux --llama-python VENV/bin/python \\
         [--caps 4,6,10] [--turns 3] [--json FILE]
 
-For every model and cap (GiB) the engines run in turns, each in a memory control group (v1 or v2) of that size, in which
+For every model and cap (GiB) the engines run interleaved, each in a memory control group (v1 or v2) of that size, in which
 page cache counts too, after the system's caches were dropped:
 
 - moeflux with --memory a little below the cap;

@@ -4,7 +4,7 @@
     python bench/compare_llama_cpp.py MODEL.gguf ... --moeflux target/release/moeflux --workdir DIR
 
 Installs PyPI's llama-cpp-python (CPU build, compiled here) into a virtual environment under the work
-directory unless --llama-python names an interpreter that has it. Engines run one after the other in turns, so
+directory unless --llama-python names an interpreter that has it. Engines run interleaved, one after the other, so
 that a change of the machine's speed meets all of them; within a turn each test runs once before it counts.
 llama.cpp runs in several variants (weights mapped or read into memory, repacked for the CPU or not, with flash
 attention or without); its best median counts. Prints a Markdown table; --json writes every figure. Needs Python 3.11 and nothing else.
@@ -110,7 +110,7 @@ def run_moeflux(binary: Path, model: Path, tests: list[Test], threads: int, extr
 def compare(
     args: argparse.Namespace, python: Path, model: Path, tests: list[Test]
 ) -> tuple[Speeds, list[dict]]:
-    """Runs every engine in turns."""
+    """Runs the engines interleaved."""
     speeds, reports = Speeds(), []
     variants = [Variant(*settings) for settings in itertools.product(args.load, args.repack, args.flash)]
     for turn in range(args.repetitions):

@@ -15,8 +15,8 @@
 #   memcheck   compute-sanitizer over the tests and over models whose attention is on tensor cores
 #   racecheck  the same for races within groups
 #   bits       logits of the synthetic model with 9 GiB are those with all of its experts resident
-#   resident   speed with everything in the GPU's memory, in turns with llama.cpp
-#   elsewhere  speed with about half of the experts in the GPU's memory, in turns with llama.cpp
+#   resident   speed with everything in the GPU's memory, interleaved with llama.cpp
+#   elsewhere  speed with about half of the experts in the GPU's memory, interleaved with llama.cpp
 #   plan       what `moeflux plan` predicts beside what is measured
 #   profile    where a token's time goes
 #   limits     logits of 700 positions, budgets that are too small
@@ -136,7 +136,7 @@ sanitize() {
   checked_run attention-on-tensor-cores "${checked[@]}" "$moeflux" run demo \
     "$(printf 'The cat and the dog went out to play. %.0s' $(seq 32))" --backend cuda --max-tokens 8 --temperature 0 &
   # Every test of operations is a process of its own, of the binary with most cases several. racecheck takes longer than
-  # a call may: it goes on where the last call in WORK ended.
+  # a call may: it resumes where the last call in WORK ended.
   export MOEFLUX_TEST_ONLY=CUDA
   export -f checked_run checked_test
   for test in "${tests[@]}"; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what `moeflux plan` predicts with what `moeflux bench` measures, in turns.
+"""Compares what `moeflux plan` predicts with what `moeflux bench` measures, interleaved.
 
     python3 bench/validate_plan.py --moeflux target/release/moeflux --resident MODEL ... [--turns 3] [--json FILE]
     sudo python3 bench/validate_plan.py --moeflux target/release/moeflux --capped MODEL --caps 1.5,2,3 [--trace FILE]
@@ -9,8 +9,8 @@
 GiB, in which page cache counts too, after the system's caches were dropped. --cuda: everything in the GPU's memory, and
 with the memory of half of the experts; needs a GPU.
 
-In every turn plan runs first, then bench with the same memory, context and prompt. Predictions are those for experts that
-are all alike, or with --trace replayed hits. The table has the medians over the turns and the median of the turns' ratios
+In every turn plan runs first, then bench with the same memory, context and prompt. Predictions are those for uniform
+routing, or with --trace replayed hits. The table has the medians over the turns and the median of the turns' ratios
 of predicted to measured.
 """
 
