@@ -17,7 +17,8 @@ import re
 import sys
 from pathlib import Path
 
-import plot_memory
+sys.dont_write_bytecode = True
+import plot_memory  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
