@@ -80,7 +80,7 @@ impl Compute {
         let must = self == Self::Gpu;
         let no_gpu = || Error::Option {
             option: "backend",
-            expected: "a GPU that can be used".to_owned(),
+            expected: "a usable GPU".to_owned(),
             got: "none on this machine".to_owned(),
         };
         let Some(gpus) = GPUS.filter(|_| self != Self::Cpu) else {
@@ -126,7 +126,7 @@ impl Hardware {
         if let Some(bytes) = self.device_memory {
             return Err(Error::Option {
                 option: "device-memory",
-                expected: "a GPU to use".to_owned(),
+                expected: "a usable GPU".to_owned(),
                 got: format!("{} and no GPU", size(bytes)),
             });
         }
