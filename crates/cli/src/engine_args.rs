@@ -47,7 +47,7 @@ pub enum BackendKind {
     Metal,
 }
 
-/// How many sequences share a model.
+/// How many sequences share the model.
 #[derive(Debug, Clone, Copy)]
 pub struct Sharing {
     /// Sequences at the same time.

@@ -12,7 +12,7 @@ use crate::session::Session;
 use crate::tokenizer::AddSpecial;
 use crate::{Error, Result};
 
-/// Most tokens of an answer unless options say otherwise.
+/// Maximum tokens in an answer unless options say otherwise.
 const MAX_TOKENS: usize = 1024;
 
 /// How a message is answered.

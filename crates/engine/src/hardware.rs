@@ -8,13 +8,13 @@ use crate::error::size;
 use crate::memory::available;
 use crate::{Error, Result};
 
-/// What computes.
+/// Compute backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compute {
     /// The first GPU if there is one that can be used, else the processor.
     #[default]
     Auto,
-    /// The processor.
+    /// The CPU.
     Cpu,
     /// The first GPU: CUDA on Linux, Metal on macOS.
     Gpu,
@@ -80,7 +80,7 @@ impl Compute {
         let must = self == Self::Gpu;
         let no_gpu = || Error::Option {
             option: "backend",
-            expected: "a GPU that can be used".to_owned(),
+            expected: "a usable GPU".to_owned(),
             got: "none on this machine".to_owned(),
         };
         let Some(gpus) = GPUS.filter(|_| self != Self::Cpu) else {
@@ -126,7 +126,7 @@ impl Hardware {
         if let Some(bytes) = self.device_memory {
             return Err(Error::Option {
                 option: "device-memory",
-                expected: "a GPU to use".to_owned(),
+                expected: "a usable GPU".to_owned(),
                 got: format!("{} and no GPU", size(bytes)),
             });
         }

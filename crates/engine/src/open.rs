@@ -31,7 +31,7 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// What computes.
+    /// Compute backend.
     pub fn compute(mut self, compute: Compute) -> Self {
         self.hardware.compute = compute;
         self

@@ -32,8 +32,8 @@ impl Totals {
         let all = experts.store().total_bytes();
         format!(
             "{} of {} context tokens in use\n\
-             {answers} answer{}: {} prompt tokens read at {:.1} tokens/s, {} written at {:.1} tokens/s\n\
-             experts: {:.1} % hits, {} read from disk, {:.2} s waited for\n\
+             {answers} answer{}: prefill {} tokens at {:.1} tokens/s, decode {} tokens at {:.1} tokens/s\n\
+             experts: {:.1} % hits, {} read from disk, stalled {:.2} s\n\
              memory: trunk {}, context {}, {} of {} of experts",
             conversation.position(),
             model.engine.context(),

@@ -127,6 +127,6 @@ fn hardware_that_is_not_there_is_named() {
         return;
     }
     let error = OpenOptions::new().device_memory(1 << 30).open("demo").unwrap_err();
-    assert!(error.to_string().starts_with("option device-memory: expected a GPU to use"), "{error}");
+    assert!(error.to_string().starts_with("option device-memory: expected a usable GPU"), "{error}");
     assert!(OpenOptions::new().compute(Compute::Gpu).open("demo").is_err());
 }

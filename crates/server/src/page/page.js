@@ -334,13 +334,13 @@ async function watch() {
   while (!controller.signal.aborted) {
     try {
       const response = await fetch("api/live", { headers: headers(), signal: controller.signal });
-      if (response.status === 401) { $("status").textContent = "This server wants an API key: see Settings."; return; }
+      if (response.status === 401) { $("status").textContent = "This server requires an API key: see Settings."; return; }
       if (!response.ok) throw new Error(`status ${response.status}`);
       $("status").textContent = "";
       for await (const data of events(response)) look(data);
     } catch (error) {
       if (error.name === "AbortError") return;
-      $("status").textContent = "The server does not answer.";
+      $("status").textContent = "The server does not respond.";
     }
     await new Promise((resolve) => setTimeout(resolve, 2000));
   }
