@@ -111,7 +111,7 @@ fn same_bits(
 fn one_by_one(backend: &GpuBackend, options: &Options, fixture: &Fixture, tokens: &[u32]) -> Vec<f32> {
     let mut engine = open(&fixture.path, backend, options);
     let mut session = engine.session();
-    let logits = |token: &u32| engine.eval(&mut session, &[*token], Outputs::Last);
+    let mut logits = |token: &u32| engine.eval(&mut session, &[*token], Outputs::Last);
     tokens.iter().flat_map(|token| logits(token).unwrap_or_else(|e| panic!("{e}"))).collect()
 }
 
