@@ -48,7 +48,7 @@ fn a_trace_is_replayed() {
     let number = |value: &Value| value.as_f64().unwrap();
     let asked = |share: &str| number(&lru(&["--warm-up", share])["asked"]);
     let part = asked("0.5") / asked("0");
-    assert!((part - 0.5).abs() < 0.1, "what warms up does not count: {part}");
+    assert!((0.2..0.8).contains(&part), "what warms up does not count: {part}");
     // Reading and computing overlap: the longer of them is what a token takes.
     let (compute, bandwidth) = (&report["trace"]["compute_seconds"], &report["trace"]["bandwidth"]);
     let slow = number(&lru(&["--bandwidth", "1"])["tokens_per_second"]);

@@ -205,6 +205,13 @@ fn gated_residual_streams() {
         let value = r.input(width);
         let out = r.graph.stream_gate(keys, queries, value).unwrap();
         check("stream_gate", &r.finish(out));
+
+        // A score of zero has no sign.
+        let mut r = recorder();
+        let table = r.weight(VOCABULARY, streams * width, &vec![0.0; VOCABULARY * streams * width]);
+        let (keys, queries, value) = (r.graph.embed(table), r.input(streams * width), r.input(width));
+        let out = r.graph.stream_gate(keys, queries, value).unwrap();
+        check("stream_gate of nothing", &r.finish(out));
     }
     let mut r = recorder();
     let x = r.input(13);
