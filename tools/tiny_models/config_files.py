@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from . import config_cases, golden
-from .config_variants import changed
+from .config_variants import Config, changed, text_of
 
 # Last rows of logits that are kept: later ones show windows and scaled positions best.
 ROWS = 2
@@ -19,7 +19,8 @@ DRAWS = 8
 
 
 def write_variants(fixtures: Path, out: Path, names: list[str]) -> None:
-    """Writes `NAME.json`, the configurations by their names, and `NAME.safetensors`, the logits of each one's last tokens."""
+    """Writes `NAME.json`, changes to the text model's configuration by their names, and `NAME.safetensors`, in the same
+    order tokens and logits of the last ones."""
     out.mkdir(exist_ok=True)
     for name, rows in config_cases.rows():
         if names and name not in names:
@@ -40,11 +41,19 @@ def write_variants(fixtures: Path, out: Path, names: list[str]) -> None:
                 print(f"{name:24} {label}: {found}", flush=True)
                 continue
             number = len(configs)
-            configs[label] = config
+            configs[label] = difference(text_of(base), text_of(config))
             arrays[f"{number}.tokens"], arrays[f"{number}.logits"] = found
-        (out / f"{name}.json").write_text(json.dumps(configs) + "\n")
+        (out / f"{name}.json").write_text(json.dumps(configs, indent=1) + "\n")
         save_file(arrays, out / f"{name}.safetensors")
         print(f"{name:24} {len(configs)} of {len(rows)}", flush=True)
+
+
+def difference(base: Config, config: Config) -> Config:
+    """Keys that are set, and keys that are removed."""
+    return {
+        "set": {key: value for key, value in config.items() if key not in base or base[key] != value},
+        "unset": [key for key in base if key not in config],
+    }
 
 
 def golden_of(fixture: Path, config: dict, tokens: torch.Tensor) -> tuple[np.ndarray, np.ndarray] | str:
