@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument("--bases", type=int, default=2, help="models of each family (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first one")
     parser.add_argument("--pairs", type=int, default=40, help="random pairs of changes a model (default: 40)")
+    parser.add_argument("--share", type=float, default=1.0, help="part of the variants, drawn at random (default: 1)")
     parser.add_argument("--only", default="", help="variants whose name contains this")
     parser.add_argument("--without", default="\0", help="no variants whose name contains this")
     parser.add_argument("--refusals", action="store_true", help="print what only one of both refuses, too")
@@ -218,7 +219,10 @@ def main() -> None:
         for family in args.families or FAMILIES:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             found: Counter[str] = Counter()
+            draws = random.Random(f"{family} {args.seed}")
             for base, variant in cases(family, args, out):
+                if draws.random() >= args.share:
+                    continue
                 if args.only not in variant.name or args.without in variant.name:
                     continue
                 with tempfile.TemporaryDirectory() as scratch:

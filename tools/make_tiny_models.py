@@ -4,10 +4,14 @@
     python tools/make_tiny_models.py hf OUT [NAME ...]
     python tools/make_tiny_models.py gguf OUT --llama-python PYTHON [--llama-cpp SOURCE] [--wide] [NAME ...]
     python tools/make_tiny_models.py mlx OUT [--wide] [NAME ...]
+    python tools/make_tiny_models.py configs OUT --weights FIXTURES [NAME ...]
 
 OUT gets one folder a fixture, each with the checkpoint and golden.safetensors: `tokens` i32 (T,), `logits`
 f32 (T, V) and, where another engine can read the file, `peer_kl` f64 (1,): the mean KL in nats of that
 engine's logits from `logits`. The large ones also keep its `peer_logits` f32 (T, V).
+
+`configs` writes two files a fixture instead, for the weights of those below FIXTURES that `hf` made: configurations by
+their names, and the logits of the last tokens with each.
 """
 
 import argparse
@@ -16,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from tiny_models import gguf_cases, gguf_files, hf_cases, hf_files, mlx_cases, mlx_files
+from tiny_models import config_files, gguf_cases, gguf_files, hf_cases, hf_files, mlx_cases, mlx_files
 
 
 def parse_args() -> argparse.Namespace:
@@ -33,7 +37,9 @@ def parse_args() -> argparse.Namespace:
         command.add_argument(
             "--wide", action="store_true", help="the large ones, which the repository does not hold"
         )
-    for command in (hf, gguf, mlx):
+    configs = commands.add_parser("configs", help="other configurations of Hugging Face fixtures")
+    configs.add_argument("--weights", type=Path, required=True, help="folder of the Hugging Face fixtures")
+    for command in (hf, gguf, mlx, configs):
         command.add_argument("out", type=Path)
         command.add_argument("names", nargs="*", help="fixtures to make; all when absent")
     return parser.parse_args()
@@ -64,6 +70,8 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     if args.command == "hf":
         make(hf_cases.HF_CASES, lambda case: hf_files.write_case(case, args.out), args)
+    elif args.command == "configs":
+        config_files.write_variants(args.weights, args.out, args.names)
     elif args.command == "mlx":
         cases = mlx_cases.WIDE if args.wide else mlx_cases.SMALL
         make(cases, lambda case: mlx_files.write_case(case, args.out), args)

@@ -83,17 +83,22 @@ pub fn limit_positions(r: &mut Recorder, config: &Config<'_>, key: &str) -> Resu
     }
 }
 
-/// The window of each layer: as `layer_types` says, else of those that `slides` says.
+/// The window of each layer: as `layer_types` says, else of those that `slides` says; of `window` positions where no key
+/// says how many.
 ///
 /// # Errors
 /// [`crate::Error::Config`] for unknown kinds or too few of them.
 pub fn layer_windows(
     config: &Config<'_>,
     layers: usize,
+    window: Option<usize>,
     slides: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<usize>>> {
-    let window = config.positions("sliding_window")?;
-    let Some(types) = config.words("layer_types")? else {
+    let window = match config.is_null("sliding_window") {
+        true => None,
+        false => config.positions("sliding_window")?.or(window),
+    };
+    let Some(types) = config.layer_kinds("layer_types")? else {
         return Ok((0..layers).map(|layer| window.filter(|_| slides(layer))).collect());
     };
     if types.len() != layers {
@@ -187,13 +192,16 @@ pub fn rotation(
     Ok(r.graph.rotation(rope))
 }
 
-/// Leading channels of a head that rotate: a configured number of channels, or a part of the head; `factor` is the
-/// family's default part.
+/// Leading channels of a head that rotate: a part of the head, by default `factor`; or as many as GGUF and MLX files say.
 ///
 /// # Errors
 /// If the configuration asks for more than a head, or an odd number.
 pub fn rotary_dim(config: &Config<'_>, head_dim: usize, factor: f64) -> Result<usize> {
-    let (key, dim) = match config.optional_size("rotary_dim")? {
+    let given = match config.format() {
+        Format::HuggingFace => None,
+        _ => config.optional_size("rotary_dim")?,
+    };
+    let (key, dim) = match given {
         Some(dim) => ("rotary_dim", dim),
         None => {
             let factor = config.number("partial_rotary_factor")?.unwrap_or(factor);
@@ -488,18 +496,20 @@ pub fn logits(r: &mut Recorder, config: &Config<'_>, h: Value, table: WeightId) 
     logits_of(r, h, (table, tied))
 }
 
-/// Whether the head is the table of embeddings. Of multimodal models either configuration may say so; where they differ,
-/// checkpoints without a head mean the one that does.
+/// Whether the head is the table of embeddings. Of multimodal models either configuration may say so. A head that is in
+/// the file is used whatever they say, as transformers does; mlx-lm drops it where embeddings are tied.
 ///
 /// # Errors
 /// [`crate::Error::Config`] if one says neither true nor false.
 pub fn is_tied(r: &Recorder, config: &Config<'_>) -> Result<bool> {
+    let has_head = r.has("lm_head");
     if config.format() == Format::Gguf {
-        return Ok(!r.has("lm_head"));
+        return Ok(!has_head);
     }
     let key = "tie_word_embeddings";
     let (own, outer) = (config.flag(key, false)?, config.outer_flag(key, false)?);
-    Ok(if own == outer { own } else { !r.has("lm_head") })
+    let dropped = config.format() == Format::Mlx && own && outer;
+    Ok((own || outer) && (dropped || !has_head))
 }
 
 fn logits_of(r: &mut Recorder, h: Value, (table, tied): (WeightId, bool)) -> Result<Value> {

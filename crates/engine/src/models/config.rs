@@ -138,15 +138,17 @@ const ALIASES: &[(&str, &str)] = &[
 
 /// A Hugging Face configuration's values under GGUF's keys, without the architecture's prefix.
 pub(crate) fn gguf_counterparts(config: &Value) -> Vec<(&'static str, Value)> {
-    let scaling = [&config["rope_parameters"], &config["rope_scaling"]];
-    let places = || std::iter::once(config).chain(scaling);
+    let places = |key| places(key, config, rope_parameters(config), false);
     let names = |key: &'static str| {
         let type_alias = (key == "rope_type").then_some("type");
         std::iter::once(key)
             .chain(ALIASES.iter().filter(move |(k, _)| *k == key).map(|(_, a)| *a))
             .chain(type_alias)
     };
-    let value = |key| places().flat_map(|place| names(key).map(|name| &place[name])).find(|v| !v.is_null());
+    let value = |key| {
+        let places = places(key).into_iter().flatten();
+        places.flat_map(|place| names(key).map(|name| &place[name])).find(|v| !v.is_null())
+    };
     GGUF_KEYS.iter().filter_map(|(key, gguf)| Some((*gguf, value(key)?.clone()))).collect()
 }
 
@@ -156,8 +158,64 @@ const MAX_SIZE: u64 = 1 << 20;
 /// Most positions: what a window that is none may be set to.
 const MAX_POSITIONS: u64 = 1 << 32;
 
-/// Objects within the configuration whose keys are looked up as if they were its own.
-const ROPE_OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
+/// Objects that hold rotary parameters. The first that says anything is read, by itself, as transformers reads it: older
+/// configurations have the first, and what is added to a newer one comes before its own.
+const ROPE_OBJECTS: [&str; 2] = ["rope_scaling", "rope_parameters"];
+
+/// Keys of the rotary parameters, and whether the configuration around them may say so too.
+const ROPE_KEYS: &[(&str, Around)] = &[
+    ("rope_theta", Around::Otherwise),
+    ("partial_rotary_factor", Around::Otherwise),
+    ("original_max_position_embeddings", Around::First),
+    ("rope_type", Around::Never),
+    ("type", Around::Never),
+    ("factor", Around::Never),
+    ("attention_factor", Around::Never),
+    ("beta_fast", Around::Never),
+    ("beta_slow", Around::Never),
+    ("mscale", Around::Never),
+    ("mscale_all_dim", Around::Never),
+    ("truncate", Around::Never),
+    ("low_freq_factor", Around::Never),
+    ("high_freq_factor", Around::Never),
+    ("short_factor", Around::Never),
+    ("long_factor", Around::Never),
+    ("llama_4_scaling_beta", Around::Never),
+];
+
+/// Whether a rotary parameter may be given beside the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Around {
+    /// It is not read there.
+    Never,
+    /// It is, where the parameters do not have it.
+    Otherwise,
+    /// It is, whatever the parameters have.
+    First,
+}
+
+/// The rotary parameters of a Hugging Face configuration.
+fn rope_parameters(config: &Value) -> Option<&Value> {
+    let [scaling, parameters] = ROPE_OBJECTS.map(|name| config.get(name).filter(|value| !value.is_null()));
+    scaling.filter(|value| value.as_object().is_none_or(|all| !all.is_empty())).or(parameters)
+}
+
+/// Where `key` is looked up, the first place first, in a configuration with the rotary parameters `rope`, which may be
+/// `one_of_several` sets.
+fn places<'v>(
+    key: &str,
+    config: &'v Value,
+    rope: Option<&'v Value>,
+    one_of_several: bool,
+) -> [Option<&'v Value>; 2] {
+    match ROPE_KEYS.iter().find(|(name, _)| *name == key).map(|(_, around)| around) {
+        None => [Some(config), None],
+        Some(Around::Never) => [rope, None],
+        Some(Around::Otherwise) => [rope, Some(config)],
+        Some(Around::First) if one_of_several => [rope, None],
+        Some(Around::First) => [Some(config), rope],
+    }
+}
 
 /// Elements of an array that are looked at; longer ones are not configuration.
 const MAX_ELEMENTS: usize = 4096;
@@ -193,6 +251,30 @@ fn gguf_value(value: &gguf::Value) -> Value {
     }
 }
 
+/// What a key says where a Hugging Face configuration does not have it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum DefaultValue {
+    /// A whole number.
+    Count(u64),
+    /// Another number.
+    Number(f64),
+    /// A truth value.
+    Flag(bool),
+}
+
+impl From<DefaultValue> for Value {
+    fn from(value: DefaultValue) -> Self {
+        match value {
+            DefaultValue::Count(n) => n.into(),
+            DefaultValue::Number(n) => n.into(),
+            DefaultValue::Flag(b) => b.into(),
+        }
+    }
+}
+
+/// Defaults of a family's configuration class in transformers, by key.
+pub type KeyDefaults = [(&'static str, DefaultValue)];
+
 /// Configuration of one model.
 #[derive(Debug, Clone, Copy)]
 pub struct Config<'a> {
@@ -203,6 +285,12 @@ pub struct Config<'a> {
     context: Option<usize>,
     /// A flag with another default than the usual one.
     assumed: Option<(&'static str, bool)>,
+    /// What keys say that a Hugging Face configuration does not have.
+    defaults: &'a KeyDefaults,
+    /// The only object that holds rotary parameters, if it is not as usual.
+    rope_object: Option<&'static str>,
+    /// The rotary parameters of a configuration that has none.
+    default_rope: Option<&'a Value>,
     /// The one of several sets of rotary parameters that is read in place of all.
     rope: Option<&'static str>,
     /// The object whose keys are read in place of the model's.
@@ -213,7 +301,17 @@ impl<'a> Config<'a> {
     /// The configuration of `checkpoint`, for sequences of `context` positions if that is known; GGUF keys start with
     /// `gguf_prefix`.
     pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str, context: Option<usize>) -> Self {
-        Self { checkpoint, gguf_prefix, context, assumed: None, rope: None, within: None }
+        Self {
+            checkpoint,
+            gguf_prefix,
+            context,
+            assumed: None,
+            defaults: &[],
+            rope_object: None,
+            default_rope: None,
+            rope: None,
+            within: None,
+        }
     }
 
     /// The architecture's name: `model_type` or `general.architecture`.
@@ -231,12 +329,35 @@ impl<'a> Config<'a> {
         Self { assumed: Some((key, value)), ..self }
     }
 
+    /// The same configuration with `defaults` for keys that a Hugging Face configuration does not have; null is no default.
+    pub fn with_defaults(self, defaults: &'a KeyDefaults) -> Self {
+        Self { defaults, ..self }
+    }
+
+    /// The same configuration with the object `rope` for its rotary parameters where it has none.
+    pub fn assuming_rope(self, rope: &'a Value) -> Self {
+        Self { default_rope: Some(rope), ..self }
+    }
+
+    /// The same configuration with rotary parameters in the object `name` only, or beside it.
+    pub fn with_rope_in(self, name: &'static str) -> Self {
+        Self { rope_object: Some(name), ..self }
+    }
+
+    /// The rotary parameters, of which there may be several sets.
+    fn rope_parameters(&self) -> Option<&'a Value> {
+        match self.rope_object {
+            Some(name) => self.text().get(name).filter(|value| !value.is_null()),
+            None => rope_parameters(self.text()).or(self.default_rope),
+        }
+    }
+
     /// The same configuration with the rotary parameters that are kept under `name`; `None` if there are none.
     ///
     /// # Errors
     /// [`Error::Config`] if they are no object.
     pub fn with_rope(self, name: &'static str) -> Result<Option<Self>> {
-        let found = self.text().get("rope_parameters").and_then(|all| all.get(name));
+        let found = self.rope_parameters().and_then(|all| all.get(name));
         match found.filter(|value| !value.is_null()) {
             None => Ok(None),
             Some(value) if value.is_object() => Ok(Some(Self { rope: Some(name), ..self })),
@@ -278,6 +399,16 @@ impl<'a> Config<'a> {
         self.checkpoint.format()
     }
 
+    /// Where a key of a Hugging Face configuration is looked up, the first place first.
+    fn places(&self, key: &str) -> impl Iterator<Item = &'a Value> {
+        let all = self.rope_parameters();
+        let rope = match self.rope {
+            None => all,
+            Some(name) => all.and_then(|all| all.get(name)),
+        };
+        places(key, self.text(), rope, self.rope.is_some()).into_iter().flatten()
+    }
+
     /// The key's value and the name under which it was found, in whichever form the configuration has.
     fn lookup(&self, key: &str) -> Option<(String, Value)> {
         if self.format() == Format::Gguf {
@@ -286,19 +417,18 @@ impl<'a> Config<'a> {
             let value = gguf_value(self.checkpoint.metadata().get(&name)?);
             return Some((name, value));
         }
-        let root = self.text();
-        let scaling = match self.rope {
-            None => ROPE_OBJECTS.map(|name| root.get(name)),
-            Some(_) => [None, None],
-        };
-        let own = self.rope.and_then(|name| root.get("rope_parameters")?.get(name));
         let names = std::iter::once(key).chain(ALIASES.iter().filter(|(k, _)| *k == key).map(|(_, a)| *a));
-        let places = [own, Some(root)].into_iter().chain(scaling).flatten();
-        places
+        let found: Vec<(String, Value)> = self
+            .places(key)
             .flat_map(|place| {
                 names.clone().filter_map(move |name| Some((name.to_owned(), place.get(name)?.clone())))
             })
-            .find(|(_, value)| !value.is_null())
+            .collect();
+        if found.is_empty() && self.format() == Format::HuggingFace {
+            let default = self.defaults.iter().find(|(name, _)| *name == key);
+            return default.map(|(name, value)| ((*name).to_owned(), (*value).into()));
+        }
+        found.into_iter().find(|(_, value)| !value.is_null())
     }
 
     fn error(&self, key: &str, expected: &str, got: Option<&(String, Value)>) -> Error {
@@ -401,14 +531,15 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A truth value; `default` if the key is absent.
+    /// A truth value; `default` if the key is absent, and false if it is null, as Python has it.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
         let assumed = self.assumed.filter(|(assumed, _)| *assumed == key).map(|(_, value)| value);
         let found = self.optional(key, "true or false", Value::as_bool)?;
-        Ok(found.or(assumed).unwrap_or(default))
+        let default = !self.is_null(key) && assumed.unwrap_or(default);
+        Ok(found.unwrap_or(default))
     }
 
     /// A word, or nothing if the key is absent.
@@ -453,7 +584,7 @@ impl<'a> Config<'a> {
 
     /// Whether the key is there without a value, which is something else than not being there.
     pub fn is_null(&self, key: &str) -> bool {
-        self.text().get(key).is_some_and(Value::is_null)
+        self.places(key).find_map(|place| place.get(key)).is_some_and(Value::is_null)
     }
 
     /// The number that random numbers are made from: whole and not negative, or nothing if the key is absent.
@@ -476,11 +607,12 @@ impl<'a> Config<'a> {
         })
     }
 
-    /// Checks what no family asks for by itself: objects that are none, and an activation that no family has.
+    /// Checks what no family asks for by itself: objects that are none, and an activation other than those that its
+    /// configurations may name.
     ///
     /// # Errors
     /// [`Error::Config`] for these.
-    pub fn check_common(&self) -> Result<()> {
+    pub fn check_common(&self, activations: &[&str]) -> Result<()> {
         let text = self.checkpoint.config().get("text_config");
         if let Some(value) = text.filter(|value| !value.is_null() && !value.is_object()) {
             return Err(self.error("text_config", "an object", Some(&("text_config".into(), value.clone()))));
@@ -489,8 +621,8 @@ impl<'a> Config<'a> {
             self.optional(key, "an object", |v| v.is_object().then_some(()))?;
         }
         match self.word("hidden_act")? {
-            Some(word) if !["silu", "swish"].contains(&word.as_str()) => {
-                Err(self.unsupported("hidden_act", "silu"))
+            Some(word) if !activations.contains(&word.as_str()) => {
+                Err(self.unsupported("hidden_act", activations[0]))
             }
             _ => Ok(()),
         }
@@ -670,6 +802,20 @@ impl<'a> Config<'a> {
     pub fn words(&self, key: &str) -> Result<Option<Vec<String>>> {
         let word = |v: &Value| v.as_str().map(str::to_owned);
         self.optional(key, "a list of strings", |v| v.as_array()?.iter().map(word).collect())
+    }
+
+    /// Kinds of layers, by the names that transformers has for them now; nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn layer_kinds(&self, key: &str) -> Result<Option<Vec<String>>> {
+        let now = |kind: String| match kind.as_str() {
+            "mamba" => String::from("linear_attention"),
+            "attention" => "full_attention".into(),
+            "deepseek_sparse_attention" | "qwen_sparse_attention" => "indexed_attention".into(),
+            _ => kind,
+        };
+        Ok(self.words(key)?.map(|kinds| kinds.into_iter().map(now).collect()))
     }
 
     /// A list of words, or of the letters of one word; nothing if the key is absent.

@@ -6,11 +6,11 @@
 
 use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
 
-use super::Family;
 use super::blocks;
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Defaults};
 use super::recorder::Recorder;
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -19,10 +19,26 @@ pub(super) const FAMILY: Family = Family {
     name: "DeepSeek-V2, V2-Lite",
     model_types: &["deepseek_v2"],
     gguf_architectures: &["deepseek2"],
+    hidden_act: SILU,
     record,
 };
 
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(32)),
+    ("num_experts", DefaultValue::Count(64)),
+    ("intermediate_size", DefaultValue::Count(11008)),
+    ("moe_intermediate_size", DefaultValue::Count(1407)),
+    ("max_position_embeddings", DefaultValue::Count(2048)),
+    ("kv_lora_rank", DefaultValue::Count(512)),
+    ("q_lora_rank", DefaultValue::Count(1536)),
+    ("qk_nope_head_dim", DefaultValue::Count(128)),
+    ("qk_rope_head_dim", DefaultValue::Count(64)),
+    ("v_head_dim", DefaultValue::Count(128)),
+];
+
 pub(super) fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let gguf = config.format() == Format::Gguf;
     let limited = match config.word("topk_method")?.as_deref() {
         None => gguf,

@@ -5,14 +5,14 @@
 
 use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
 
-use super::Family;
 use super::blocks::{self, Decoder, Moe};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v2;
 use super::indexer::{IndexRotation, Indexer};
 use super::latent::{self, Latent};
 use super::recorder::{ExpertNames, Recorder};
 use super::rope;
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -21,13 +21,29 @@ pub(super) const FAMILY: Family = Family {
     name: "DeepSeek-V3, R1, Kimi-K2",
     model_types: &["deepseek_v3", "kimi_k2"],
     gguf_architectures: &["deepseek2"],
+    hidden_act: SILU,
     record,
 };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(128)),
+    ("num_experts", DefaultValue::Count(256)),
+    ("intermediate_size", DefaultValue::Count(18432)),
+    ("moe_intermediate_size", DefaultValue::Count(2048)),
+    ("max_position_embeddings", DefaultValue::Count(4096)),
+    ("kv_lora_rank", DefaultValue::Count(512)),
+    ("q_lora_rank", DefaultValue::Count(1536)),
+    ("qk_nope_head_dim", DefaultValue::Count(128)),
+    ("qk_rope_head_dim", DefaultValue::Count(64)),
+    ("v_head_dim", DefaultValue::Count(128)),
+];
 
 /// GGUF's number for sigmoid scores; softmax when absent.
 const GGUF_SIGMOID: usize = 2;
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let gguf = config.format() == Format::Gguf;
     if gguf && !is_sigmoid(config, r)? {
         return deepseek_v2::record(config, r);

@@ -6,12 +6,12 @@
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks;
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Choice, Defaults};
 use super::indexer::{self, Indexer};
 use super::recorder::Recorder;
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -20,11 +20,52 @@ pub(super) const FAMILY: Family = Family {
     name: "DeepSeek-V3.2, GLM-5",
     model_types: &["deepseek_v32", "glm_moe_dsa"],
     gguf_architectures: &["deepseek32", "glm-dsa"],
+    hidden_act: SILU,
     record,
 };
 
+/// Defaults of DeepSeek-V3.2.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(128)),
+    ("num_experts", DefaultValue::Count(256)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("n_group", DefaultValue::Count(8)),
+    ("topk_group", DefaultValue::Count(4)),
+    ("routed_scaling_factor", DefaultValue::Number(2.5)),
+    ("intermediate_size", DefaultValue::Count(18432)),
+    ("moe_intermediate_size", DefaultValue::Count(2048)),
+    ("max_position_embeddings", DefaultValue::Count(163_840)),
+    ("kv_lora_rank", DefaultValue::Count(512)),
+    ("q_lora_rank", DefaultValue::Count(1536)),
+    ("qk_nope_head_dim", DefaultValue::Count(128)),
+    ("qk_rope_head_dim", DefaultValue::Count(64)),
+    ("v_head_dim", DefaultValue::Count(128)),
+];
+
+/// Defaults of GLM-5.
+const GLM_DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(64)),
+    ("num_experts", DefaultValue::Count(256)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("routed_scaling_factor", DefaultValue::Number(2.5)),
+    ("intermediate_size", DefaultValue::Count(12288)),
+    ("moe_intermediate_size", DefaultValue::Count(2048)),
+    ("rms_norm_eps", DefaultValue::Number(1e-5)),
+    ("max_position_embeddings", DefaultValue::Count(202_752)),
+    ("kv_lora_rank", DefaultValue::Count(512)),
+    ("q_lora_rank", DefaultValue::Count(2048)),
+    ("qk_nope_head_dim", DefaultValue::Count(192)),
+    ("qk_rope_head_dim", DefaultValue::Count(64)),
+    ("v_head_dim", DefaultValue::Count(256)),
+];
+
 /// Epsilon of the norm of the index's keys.
 const KEY_EPS: f32 = 1e-6;
+
+/// Whether the model is a GLM.
+fn is_glm(config: &Config<'_>) -> bool {
+    ["glm_moe_dsa", "glm-dsa"].contains(&config.architecture())
+}
 
 /// What chooses tokens; nothing where contexts have no more than all queries see.
 fn choice(config: &Config<'_>, r: &mut Recorder) -> Result<Option<Choice>> {
@@ -36,7 +77,7 @@ fn choice(config: &Config<'_>, r: &mut Recorder) -> Result<Option<Choice>> {
         blocks::limit_positions(r, config, key)?;
         return Ok(None);
     }
-    let glm = ["glm_moe_dsa", "glm-dsa"].contains(&config.architecture());
+    let glm = is_glm(config);
     let own = match (glm, config.format()) {
         (false, _) => vec![true; layers],
         (true, Format::Gguf) => indexer::layers_with_indexer(config, layers, vec![true; layers])?,
@@ -48,6 +89,7 @@ fn choice(config: &Config<'_>, r: &mut Recorder) -> Result<Option<Choice>> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(if is_glm(config) { GLM_DEFAULTS } else { DEFAULTS });
     let choice = choice(config, r)?;
     let gguf = config.format() == Format::Gguf;
     // GGUF files leave it out where it is false.

@@ -11,18 +11,31 @@ use moeflux_compute::graph::{
     Activation, ExpertMlp, HyperConnection, HyperKind, Precision, Route, Routing, Score, Value, WeightId,
 };
 
-use super::Family;
 use super::blocks;
 use super::blocks::streams::{self, Connection};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Form, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 use attention::{Attention, Kind};
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "DeepSeek-V4", model_types: &["deepseek_v4"], gguf_architectures: &["deepseek4"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "DeepSeek-V4",
+    model_types: &["deepseek_v4"],
+    gguf_architectures: &["deepseek4"],
+    hidden_act: SILU,
+    record,
+};
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(64)),
+    ("num_experts", DefaultValue::Count(256)),
+    ("moe_intermediate_size", DefaultValue::Count(2048)),
+    ("max_position_embeddings", DefaultValue::Count(1_048_576)),
+];
 
 /// What names a checkpoint has for modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +128,7 @@ fn limits(config: &Config<'_>, layers: usize) -> Result<[Vec<f64>; 2]> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
     let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-6) as f32;
     let hyper = HyperConnection {

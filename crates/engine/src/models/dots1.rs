@@ -5,20 +5,39 @@
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "dots.llm1", model_types: &["dots1"], gguf_architectures: &["dots1"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "dots.llm1",
+    model_types: &["dots1"],
+    gguf_architectures: &["dots1"],
+    hidden_act: SILU,
+    record,
+};
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(32)),
+    ("num_key_value_heads", DefaultValue::Count(32)),
+    ("intermediate_size", DefaultValue::Count(10944)),
+    ("moe_intermediate_size", DefaultValue::Count(1408)),
+    ("max_position_embeddings", DefaultValue::Count(2048)),
+];
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-6)?;
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
-    let windows = blocks::layer_windows(config, d.layers, |_| false)?;
+    let sliding_from = config.count("max_window_layers")?.unwrap_or(62);
+    let gguf = config.format() == Format::Gguf;
+    let windows =
+        blocks::layer_windows(config, d.layers, Some(4096), |layer| !gguf && layer >= sliding_from)?;
     let moe = Moe {
         route: Route { renormalize: config.flag("norm_topk_prob", false)?, ..blocks::sigmoid_route(config)? },
         router: "mlp.gate",

@@ -5,10 +5,10 @@
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -17,10 +17,23 @@ pub(super) const FAMILY: Family = Family {
     name: "ERNIE 4.5 MoE",
     model_types: &["ernie4_5_moe"],
     gguf_architectures: &["ernie4_5-moe"],
+    hidden_act: SILU,
     record,
 };
 
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(20)),
+    ("num_key_value_heads", DefaultValue::Count(4)),
+    ("num_experts", DefaultValue::Count(64)),
+    ("intermediate_size", DefaultValue::Count(12288)),
+    ("moe_intermediate_size", DefaultValue::Count(1536)),
+    ("tie_word_embeddings", DefaultValue::Flag(true)),
+    ("max_position_embeddings", DefaultValue::Count(131_072)),
+];
+
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-5)?;
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::Interleaved, 5e5)?;
     let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window: None, rope };
@@ -45,6 +58,11 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
         shared,
     };
+    // The least that weights are divided by: what the best of all experts always reach.
+    let reached = top_k as f64 / experts as f64;
+    if config.magnitude("moe_norm_min")?.is_some_and(|least| least >= reached) {
+        return Err(config.unsupported("moe_norm_min", &format!("below {reached}")));
+    }
     let first = config.count("moe_layer_start_index")?.unwrap_or(1);
     let last = match config.number("moe_layer_end_index")? {
         None | Some(-1.0) => d.layers,

@@ -6,18 +6,35 @@
 
 use moeflux_compute::graph::{RopeStyle, Value};
 
-use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "GLM-4.5, GLM-4.6", model_types: &["glm4_moe"], gguf_architectures: &["glm4moe"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "GLM-4.5, GLM-4.6",
+    model_types: &["glm4_moe"],
+    gguf_architectures: &["glm4moe"],
+    hidden_act: SILU,
+    record,
+};
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(96)),
+    ("num_key_value_heads", DefaultValue::Count(8)),
+    ("num_experts", DefaultValue::Count(128)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("intermediate_size", DefaultValue::Count(10944)),
+    ("moe_intermediate_size", DefaultValue::Count(1408)),
+    ("max_position_embeddings", DefaultValue::Count(131_072)),
+];
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-5)?;
     let gguf = config.format() == Format::Gguf;
     let rotary_dim = blocks::rotary_dim(config, d.head_dim, 0.5)?;

@@ -7,14 +7,14 @@
 
 use moeflux_compute::graph::{Activation, Decay, HyperConnection, HyperKind, Route, Value};
 
-use super::Family;
 use super::blocks::delta::{KimiDelta, LINEAR};
 use super::blocks::streams::Connection;
 use super::blocks::{self, Moe};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::indexer::{self, Indexer};
 use super::latent::{self, Latent};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -23,8 +23,22 @@ pub(super) const FAMILY: Family = Family {
     name: "GLM-5.3-Flash",
     model_types: &["glm5_next", "glm5_next_text"],
     gguf_architectures: &["glm5-next"],
+    hidden_act: SILU,
     record,
 };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(64)),
+    ("num_experts", DefaultValue::Count(288)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("intermediate_size", DefaultValue::Count(12288)),
+    ("moe_intermediate_size", DefaultValue::Count(2048)),
+    ("kv_lora_rank", DefaultValue::Count(512)),
+    ("q_lora_rank", DefaultValue::Count(1536)),
+    ("qk_nope_head_dim", DefaultValue::Count(256)),
+    ("v_head_dim", DefaultValue::Count(256)),
+];
 
 /// Bound of decays if it is left open.
 const SAFE_BOUND: f64 = -5.0;
@@ -65,7 +79,7 @@ fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
             }
         };
     }
-    let Some(kinds) = config.words("layer_types")? else {
+    let Some(kinds) = config.layer_kinds("layer_types")? else {
         return Ok((0..layers).map(|layer| layer % 4 != 3).collect());
     };
     let known = ["linear_attention", "indexed_attention", "full_attention"];
@@ -118,6 +132,7 @@ fn activations(config: &Config<'_>, layers: usize) -> Result<Vec<[Activation; 2]
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
     let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32;
     let (hidden_size, layers) = (config.size("hidden_size")?, blocks::layers(config)?);

@@ -6,23 +6,53 @@
 
 use moeflux_compute::graph::{Activation, ExpertMlp, Precision, RopeStyle, Route, Score, Value};
 
-use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, QkNorm};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::Recorder;
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "gpt-oss", model_types: &["gpt_oss"], gguf_architectures: &["gpt-oss"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "gpt-oss",
+    model_types: &["gpt_oss"],
+    gguf_architectures: &["gpt-oss"],
+    hidden_act: SILU,
+    record,
+};
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(64)),
+    ("num_key_value_heads", DefaultValue::Count(8)),
+    ("head_dim", DefaultValue::Count(64)),
+    ("num_experts", DefaultValue::Count(128)),
+    ("num_experts_per_tok", DefaultValue::Count(4)),
+    ("max_position_embeddings", DefaultValue::Count(131_072)),
+];
+
+/// The rotary parameters of the published models, which configurations without any mean.
+fn published_rope() -> serde_json::Value {
+    serde_json::json!({
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": false,
+        "original_max_position_embeddings": 4096,
+    })
+}
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-5)?;
     let gguf = config.format() == Format::Gguf;
-    let scaling = if gguf { config.assuming("truncate", false) } else { *config };
+    let published = published_rope();
+    let scaling = if gguf { config.assuming("truncate", false) } else { config.assuming_rope(&published) };
     let rope = blocks::rotation(r, &scaling, d.head_dim, RopeStyle::HalfSplit, 150_000.0)?;
-    let windows = blocks::layer_windows(config, d.layers, |layer| layer.is_multiple_of(2))?;
+    let window = if gguf { None } else { Some(128) };
+    let windows = blocks::layer_windows(config, d.layers, window, |layer| layer.is_multiple_of(2))?;
     let (count, top_k) = blocks::expert_counts(config, None)?;
     let route = Route { score: Score::SoftmaxOfChosen, ..Route::softmax(count, top_k, false) };
     let activation = Activation::ClampedSwiGlu {

@@ -5,18 +5,31 @@
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Hy3", model_types: &["hy_v3"], gguf_architectures: &["hy_v3"], record };
+    Family { name: "Hy3", model_types: &["hy_v3"], gguf_architectures: &["hy_v3"], hidden_act: SILU, record };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(64)),
+    ("num_key_value_heads", DefaultValue::Count(8)),
+    ("head_dim", DefaultValue::Count(128)),
+    ("num_experts", DefaultValue::Count(192)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("intermediate_size", DefaultValue::Count(13312)),
+    ("moe_intermediate_size", DefaultValue::Count(1536)),
+    ("max_position_embeddings", DefaultValue::Count(131_072)),
+];
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-5)?;
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 11_158_840.0)?;
     let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window: None, rope };

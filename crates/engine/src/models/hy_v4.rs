@@ -8,19 +8,34 @@
 
 use moeflux_compute::graph::{Activation, HyperConnection, HyperKind, RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks::streams::{self, Connection};
 use super::blocks::{self, Moe};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::indexer::{self, IndexRotation, Indexer};
 use super::latent::{self, Latent, More};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family =
-    Family { name: "Hy4", model_types: &["hy_v4"], gguf_architectures: &["hy_v4"], record };
+    Family { name: "Hy4", model_types: &["hy_v4"], gguf_architectures: &["hy_v4"], hidden_act: SILU, record };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(32)),
+    ("num_experts", DefaultValue::Count(256)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("intermediate_size", DefaultValue::Count(6912)),
+    ("moe_intermediate_size", DefaultValue::Count(768)),
+    ("max_position_embeddings", DefaultValue::Count(262_144)),
+    ("kv_lora_rank", DefaultValue::Count(512)),
+    ("q_lora_rank", DefaultValue::Count(1536)),
+    ("qk_nope_head_dim", DefaultValue::Count(192)),
+    ("qk_rope_head_dim", DefaultValue::Count(64)),
+    ("v_head_dim", DefaultValue::Count(256)),
+];
 
 /// The tensors of a hyper-connection: `own` in transformers, or `published` within `base`; what transformers writes for
 /// published ones has their parts in another order.
@@ -62,6 +77,7 @@ fn activations(config: &Config<'_>, layers: usize) -> Result<Vec<Activation>> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let gguf = config.format() == Format::Gguf;
     let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
     let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32;

@@ -6,12 +6,12 @@
 
 use moeflux_compute::graph::{Decay, RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks::delta::{KimiDelta, LINEAR};
 use super::blocks::{self, Decoder, Moe};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::latent::{self, Latent};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -20,8 +20,22 @@ pub(super) const FAMILY: Family = Family {
     name: "Kimi-Linear",
     model_types: &["kimi_linear"],
     gguf_architectures: &["kimi-linear"],
+    hidden_act: SILU,
     record,
 };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(32)),
+    ("num_experts", DefaultValue::Count(256)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("intermediate_size", DefaultValue::Count(9216)),
+    ("moe_intermediate_size", DefaultValue::Count(1024)),
+    ("kv_lora_rank", DefaultValue::Count(512)),
+    ("qk_nope_head_dim", DefaultValue::Count(128)),
+    ("qk_rope_head_dim", DefaultValue::Count(64)),
+    ("v_head_dim", DefaultValue::Count(128)),
+];
 
 /// For each layer whether its attention is linear: as `layer_types` says, or lists of layers counted from one, else all
 /// but every fourth after the first. In GGUF files such layers have no key heads.
@@ -33,7 +47,7 @@ fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
         };
         return Ok(kv_heads.iter().take(layers).map(|heads| *heads == 0).collect());
     }
-    if let Some(kinds) = config.words("layer_types")? {
+    if let Some(kinds) = config.layer_kinds("layer_types")? {
         let known = ["linear_attention", "full_attention"];
         if kinds.len() < layers || kinds.iter().any(|kind| !known.contains(&kind.as_str())) {
             let expected = format!("linear_attention or full_attention for each of {layers} layers");
@@ -55,6 +69,7 @@ fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let heads = config.size("num_attention_heads")?;
     let latent = Latent::new(config, r, heads, RopeStyle::Interleaved)?.not_rotated();
     let d = Decoder {

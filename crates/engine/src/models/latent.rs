@@ -130,7 +130,11 @@ fn temperature(config: &Config<'_>, slope: Option<f64>) -> Result<Option<Positio
     let given = config.number("llama_4_scaling_beta")?;
     let Some(slope) = given.or(slope) else { return Ok(None) };
     let key = "original_max_position_embeddings";
-    match config.positions("temperature_length")?.or(config.positions(key)?) {
+    let length = match config.positions(key)? {
+        None if given.is_some() => config.positions("max_position_embeddings")?,
+        length => length,
+    };
+    match config.positions("temperature_length")?.or(length) {
         Some(period) => Ok(Some(PositionScale { base: 1.0, slope: slope as f32, offset: 0, period })),
         None if given.is_none() => Ok(None),
         None => Err(config.unsupported(key, "a number of positions")),

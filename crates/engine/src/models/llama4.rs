@@ -8,10 +8,10 @@ use moeflux_compute::graph::{
     Attention, ExpertMlp, PositionScale, Precision, RopeStyle, Route, Score, Value, Weighted,
 };
 
-use super::Family;
 use super::blocks::{self, Decoder};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -20,8 +20,18 @@ pub(super) const FAMILY: Family = Family {
     name: "Llama 4",
     model_types: &["llama4", "llama4_text"],
     gguf_architectures: &["llama4"],
+    hidden_act: SILU,
     record,
 };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(40)),
+    ("num_key_value_heads", DefaultValue::Count(8)),
+    ("head_dim", DefaultValue::Count(128)),
+    ("num_experts", DefaultValue::Count(16)),
+    ("max_position_embeddings", DefaultValue::Count(131_072)),
+];
 
 const EXPERTS: ExpertNames =
     ExpertNames { module: "feed_forward.experts", projections: ["gate_proj", "up_proj", "down_proj"] };
@@ -55,7 +65,7 @@ fn rotated_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 
 /// For each layer whether it attends within chunks: as `layer_types` says, else those that rotate.
 fn chunked_layers(config: &Config<'_>, rotated: &[bool]) -> Result<Vec<bool>> {
-    let Some(kinds) = config.words("layer_types")? else { return Ok(rotated.to_vec()) };
+    let Some(kinds) = config.layer_kinds("layer_types")? else { return Ok(rotated.to_vec()) };
     let known = ["chunked_attention", "full_attention"];
     if kinds.len() < rotated.len() || kinds.iter().any(|kind| !known.contains(&kind.as_str())) {
         let expected = format!("chunked_attention or full_attention for each of {} layers", rotated.len());
@@ -78,6 +88,7 @@ fn routed_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let gguf = config.format() == Format::Gguf;
     let d = Decoder::new(config, 1e-5)?;
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::Interleaved, 5e5)?;

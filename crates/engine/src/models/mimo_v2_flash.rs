@@ -6,17 +6,33 @@
 
 use moeflux_compute::graph::{Attention, PositionScale, Precision, RopeStyle, Value};
 
-use super::Family;
 use super::blocks::{self, Decoder, Moe};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::rope;
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "MiMo-V2-Flash", model_types: &["mimo_v2_flash"], gguf_architectures: &["mimo2"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "MiMo-V2-Flash",
+    model_types: &["mimo_v2_flash"],
+    gguf_architectures: &["mimo2"],
+    hidden_act: SILU,
+    record,
+};
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(64)),
+    ("num_key_value_heads", DefaultValue::Count(4)),
+    ("head_dim", DefaultValue::Count(192)),
+    ("num_experts", DefaultValue::Count(256)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("intermediate_size", DefaultValue::Count(16384)),
+    ("max_position_embeddings", DefaultValue::Count(131_072)),
+];
 
 /// Attention of one layer.
 #[derive(Debug, Clone, Copy)]
@@ -124,11 +140,16 @@ impl Kind {
 /// The rotation of one kind of layers.
 fn rotation(config: &Config<'_>, r: &mut Recorder, head_dim: usize, sliding: bool) -> Result<usize> {
     let (name, theta) = if sliding { ("sliding_attention", 1e4) } else { ("full_attention", 5e6) };
+    let config = config.with_rope_in("rope_parameters");
     let own = config.with_rope(name)?;
-    let set = own.unwrap_or(*config);
+    let set = own.unwrap_or(config);
     let part = set.number("partial_rotary_factor")?.unwrap_or(0.334);
     // An odd number rotates one channel more.
-    let rotary_dim = config.optional_size("rotary_dim")?.unwrap_or((head_dim as f64 * part) as usize);
+    let given = match config.format() {
+        Format::HuggingFace => None,
+        _ => config.optional_size("rotary_dim")?,
+    };
+    let rotary_dim = given.unwrap_or((head_dim as f64 * part) as usize);
     if !(1..=head_dim).contains(&rotary_dim) || rotary_dim.next_multiple_of(2) > head_dim {
         let gguf = config.format() == Format::Gguf;
         let key = if gguf { "rotary_dim" } else { "partial_rotary_factor" };
@@ -153,7 +174,7 @@ fn sliding_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
         Format::Gguf => config.flags(key)?.unwrap_or_default(),
         _ => config.sizes(key)?.into_iter().map(|kind| kind != 0).collect(),
     };
-    let (key, listed) = match config.words("layer_types")? {
+    let (key, listed) = match config.layer_kinds("layer_types")? {
         Some(kinds) if kinds.iter().all(|kind| kind == "sliding_attention" || kind == "full_attention") => {
             ("layer_types", kinds.iter().map(|kind| kind == "sliding_attention").collect())
         }
@@ -188,6 +209,7 @@ fn dense_layers(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let gguf = config.format() == Format::Gguf;
     // GGUF files list key heads by layer.
     let (layers, heads) = (blocks::layers(config)?, config.size("num_attention_heads")?);

@@ -12,7 +12,7 @@ use moeflux_compute::graph::{
 
 use super::Family;
 use super::blocks::{self, Decoder, Moe, SharedExpert};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Form, Recorder};
 use crate::Result;
 use crate::checkpoint::Format;
@@ -20,10 +20,20 @@ use crate::checkpoint::Format;
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
     name: "MiniMax-M3",
-    model_types: &["minimax_m3_vl", "minimax_m3_vl_text"],
+    model_types: &["minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3"],
     gguf_architectures: &["minimax-m3"],
+    hidden_act: &["silu", "swish", "swigluoai"],
     record,
 };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(64)),
+    ("num_key_value_heads", DefaultValue::Count(4)),
+    ("head_dim", DefaultValue::Count(128)),
+    ("num_experts", DefaultValue::Count(128)),
+    ("max_position_embeddings", DefaultValue::Count(524_288)),
+];
 
 /// Object of published configurations.
 const SPARSE: &str = "sparse_attention_config";
@@ -76,7 +86,7 @@ fn choice(config: &Config<'_>, heads: usize, rotary_dim: usize) -> Result<BlockC
 
 /// For each layer whether it sees chosen blocks only.
 fn sparse_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
-    if let Some(kinds) = config.words("layer_types")? {
+    if let Some(kinds) = config.layer_kinds("layer_types")? {
         let known = ["minimax_m3_sparse", "full_attention"];
         if kinds.len() < layers || kinds.iter().any(|kind| !known.contains(&kind.as_str())) {
             let expected = format!("minimax_m3_sparse or full_attention for each of {layers} layers");
@@ -156,6 +166,7 @@ fn attention(
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     for key in ["use_gemma_norm", "use_qk_norm"] {
         if !config.flag(key, true)? {
             return Err(config.unsupported(key, "true"));

@@ -5,18 +5,32 @@
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "Mixtral", model_types: &["mixtral"], gguf_architectures: &["llama"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "Mixtral",
+    model_types: &["mixtral"],
+    gguf_architectures: &["llama"],
+    hidden_act: SILU,
+    record,
+};
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(32)),
+    ("num_key_value_heads", DefaultValue::Count(8)),
+    ("num_experts", DefaultValue::Count(8)),
+    ("max_position_embeddings", DefaultValue::Count(131_072)),
+];
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-5)?;
     let (style, rotary_dim) = match config.format() {
         Format::Gguf => (RopeStyle::Interleaved, config.optional_size("rotary_dim")?.unwrap_or(d.head_dim)),

@@ -60,8 +60,13 @@ pub struct Family {
     /// Values of `general.architecture` in GGUF files; also the prefix of their keys. Where several families have one, the
     /// first of [`FAMILIES`] reads the file.
     pub gguf_architectures: &'static [&'static str],
+    /// What `hidden_act` may say; the first is the usual one.
+    hidden_act: &'static [&'static str],
     record: fn(&Config<'_>, &mut Recorder) -> Result<Value>,
 }
+
+/// The activation of most families, by both of its names.
+const SILU: &[&str] = &["silu", "swish"];
 
 /// Every supported family.
 pub const FAMILIES: &[Family] = &[
@@ -185,7 +190,7 @@ fn record_with(
         return Err(Error::UnsupportedArchitecture { path, got: name, supported: supported.join(", ") });
     };
     let config = Config::new(checkpoint, &name, positions);
-    config.check_common()?;
+    config.check_common(family.hidden_act)?;
     check_layers(&config, checkpoint)?;
     let logits = (family.record)(&config, &mut recorder).map_err(|error| match error {
         Error::Compute(source) => Error::Model {

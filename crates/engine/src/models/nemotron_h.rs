@@ -8,10 +8,10 @@ use moeflux_compute::graph::{
     Activation, Attention, ExpertMlp, Precision, Route, SsmInputs, SsmScan, SsmWeights, Value,
 };
 
-use super::Family;
 use super::blocks::{self, Decoder};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{Form, NameMap, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
@@ -20,8 +20,13 @@ pub(super) const FAMILY: Family = Family {
     name: "Nemotron-H",
     model_types: &["nemotron_h"],
     gguf_architectures: &["nemotron_h_moe"],
+    hidden_act: SILU,
     record,
 };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults =
+    &[("num_experts", DefaultValue::Count(8)), ("num_experts_per_tok", DefaultValue::Count(2))];
 
 const PREFIXES: [&str; 2] = ["backbone.", "model."];
 const TOP: NameMap = &[("embed_tokens", "embeddings"), ("norm", "norm_f")];
@@ -41,7 +46,7 @@ fn kinds(config: &Config<'_>, r: &Recorder) -> Result<Vec<Kind>> {
     if config.format() == Format::Gguf {
         return gguf_kinds(config, r, layers);
     }
-    let (key, kinds): (_, Option<Vec<Kind>>) = match config.words("layers_block_type")? {
+    let (key, kinds): (_, Option<Vec<Kind>>) = match config.layer_kinds("layers_block_type")? {
         Some(words) => {
             let kind = |word: &String| match word.as_str() {
                 "linear_attention" | "mamba" => Some(Kind::Mamba),
@@ -276,6 +281,7 @@ fn decoder(config: &Config<'_>, kv_heads: usize) -> Result<Decoder> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     r.top_is(PREFIXES, TOP);
     for (key, expected) in [("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")] {
         if config.word(key)?.is_some_and(|word| word != expected) {

@@ -5,20 +5,37 @@
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
+use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "OLMoE", model_types: &["olmoe"], gguf_architectures: &["olmoe"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "OLMoE",
+    model_types: &["olmoe"],
+    gguf_architectures: &["olmoe"],
+    hidden_act: SILU,
+    record,
+};
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(16)),
+    ("num_experts", DefaultValue::Count(64)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("max_position_embeddings", DefaultValue::Count(4096)),
+];
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-5)?;
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
-    let clip_qkv = config.number("clip_qkv")?.filter(|c| *c > 0.0).map(|c| c as f32);
+    // GGUF files that clip nothing may say so with 0.
+    let gguf = config.format() == Format::Gguf;
+    let clip_qkv = config.magnitude("clip_qkv")?.filter(|c| !gguf || *c > 0.0).map(|c| c as f32);
     let kind = AttentionKind { qk_norm: QkNorm::Whole, clip_qkv, window: None, rope };
     let (experts, top_k) = blocks::expert_counts(config, None)?;
     let moe = Moe {

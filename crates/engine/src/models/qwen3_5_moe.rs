@@ -8,10 +8,10 @@
 
 use moeflux_compute::graph::{HeadPairing, Value};
 
-use super::Family;
 use super::blocks::hybrid::{self, Hybrid};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::Recorder;
+use super::{Family, SILU};
 use crate::Result;
 
 /// Registry entry.
@@ -19,9 +19,21 @@ pub(super) const FAMILY: Family = Family {
     name: "Qwen3.5 MoE, Qwen3.6 MoE",
     model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
     gguf_architectures: &["qwen35moe"],
+    hidden_act: SILU,
     record,
 };
 
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(16)),
+    ("num_key_value_heads", DefaultValue::Count(2)),
+    ("head_dim", DefaultValue::Count(256)),
+    ("num_experts", DefaultValue::Count(256)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("max_position_embeddings", DefaultValue::Count(32768)),
+];
+
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     hybrid::decoder(config, r, &Hybrid { gguf_pairing: HeadPairing::Tiled, renormalize: true })
 }

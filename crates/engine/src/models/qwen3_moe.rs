@@ -5,18 +5,34 @@
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "Qwen3-MoE", model_types: &["qwen3_moe"], gguf_architectures: &["qwen3moe"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "Qwen3-MoE",
+    model_types: &["qwen3_moe"],
+    gguf_architectures: &["qwen3moe"],
+    hidden_act: SILU,
+    record,
+};
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(32)),
+    ("num_key_value_heads", DefaultValue::Count(4)),
+    ("num_experts", DefaultValue::Count(128)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("intermediate_size", DefaultValue::Count(6144)),
+    ("max_position_embeddings", DefaultValue::Count(32768)),
+];
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-6)?;
     let window = match config.flag("use_sliding_window", false)? {
         true => config.positions("sliding_window")?,

@@ -10,11 +10,11 @@ use moeflux_compute::graph::{
     Route, TokenForm, Value,
 };
 
-use super::Family;
 use super::blocks::hybrid::{self, Linear, OutputGate};
 use super::blocks::{self, Decoder, Moe, SharedExpert};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Form, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 use ngrams::LayerEmbeddings;
@@ -24,8 +24,18 @@ pub(super) const FAMILY: Family = Family {
     name: "Qwen4-Exp",
     model_types: &["qwen4_exp", "qwen4_exp_text"],
     gguf_architectures: &["qwen4exp"],
+    hidden_act: SILU,
     record,
 };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(16)),
+    ("num_key_value_heads", DefaultValue::Count(2)),
+    ("head_dim", DefaultValue::Count(256)),
+    ("num_experts", DefaultValue::Count(512)),
+    ("max_position_embeddings", DefaultValue::Count(32768)),
+];
 
 /// Parallel residual streams.
 #[derive(Debug, Clone, Copy)]
@@ -147,7 +157,7 @@ fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     if config.format() == Format::Gguf {
         return hybrid::linear_layers(config, layers);
     }
-    let Some(kinds) = config.words("layer_types")? else {
+    let Some(kinds) = config.layer_kinds("layer_types")? else {
         let interval = config.optional_size("full_attention_interval")?.unwrap_or(4);
         return Ok((0..layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect());
     };
@@ -175,6 +185,7 @@ fn output_gate(config: &Config<'_>) -> Result<OutputGate> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
     let mut d = Decoder::new(config, 1e-6)?;
     let gguf = config.format() == Format::Gguf;

@@ -65,7 +65,7 @@ pub fn scaled(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f
             let factor = required("factor")? as f32;
             (base.iter().map(|f| f / factor).collect(), 1.0)
         }
-        Some("llama3") => (llama3(&base, &required)?, 1.0),
+        Some("llama3") => (llama3(config, &base, &required)?, 1.0),
         Some("yarn") => yarn(config, &base, theta, &required)?,
         Some("longrope" | "su") => longrope(config, &base, &required)?,
         Some(_) => {
@@ -79,11 +79,19 @@ pub fn scaled(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f
     Ok(Rope { style, inv_freq, magnitude })
 }
 
+/// Positions that a model was trained with before it was scaled: those of the scaled one where nothing says it.
+fn original_positions(config: &Config<'_>) -> Result<f64> {
+    let key = "original_max_position_embeddings";
+    let positions = config.positions(key)?.or(config.positions("max_position_embeddings")?);
+    let missing = || config.unsupported(key, "a positive whole number, for this kind of rope scaling");
+    positions.map(|positions| positions as f64).ok_or_else(missing)
+}
+
 /// Llama 3.1: long wavelengths are stretched by the factor, short ones kept, those between interpolated.
-fn llama3(base: &[f32], required: &impl Fn(&str) -> Result<f64>) -> Result<Vec<f32>> {
+fn llama3(config: &Config<'_>, base: &[f32], required: &impl Fn(&str) -> Result<f64>) -> Result<Vec<f32>> {
     let factor = required("factor")? as f32;
     let (low, high) = (required("low_freq_factor")? as f32, required("high_freq_factor")? as f32);
-    let context = required("original_max_position_embeddings")? as f32;
+    let context = original_positions(config)? as f32;
     let stretch = |freq: &f32| {
         let wavelength = 2.0 * std::f32::consts::PI / freq;
         if wavelength > context / low {
@@ -123,7 +131,7 @@ fn longrope(
     base: &[f32],
     required: &impl Fn(&str) -> Result<f64>,
 ) -> Result<(Vec<f32>, f32)> {
-    let original = required("original_max_position_embeddings")?;
+    let original = original_positions(config)?;
     let long = config.context().is_some_and(|positions| positions as f64 > original);
     let key = if long { "long_factor" } else { "short_factor" };
     let divisors = config.numbers(key)?.unwrap_or_default();
@@ -192,7 +200,7 @@ fn yarn(
     required: &impl Fn(&str) -> Result<f64>,
 ) -> Result<(Vec<f32>, f32)> {
     let dim = 2.0 * base.len() as f64;
-    let original = required("original_max_position_embeddings")?;
+    let original = original_positions(config)?;
     let factor = match config.number("factor")? {
         Some(_) => required("factor")?,
         None => required("max_position_embeddings")? / original,
@@ -215,7 +223,8 @@ fn yarn(
     let at = |beta: f64| dim * (original / (beta * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (at(beta("beta_fast", 32.0)?), at(beta("beta_slow", 1.0)?));
     // Where kinds of layers have rotations of their own, transformers looks for this key beside them only.
-    if config.without_rope().flag("truncate", true)? {
+    let all = config.without_rope();
+    if all.flag("truncate", !all.is_null("truncate"))? {
         (low, high) = (low.floor(), high.ceil());
     }
     (low, high) = (low.max(0.0), high.min(dim - 1.0));

@@ -4,17 +4,34 @@
 
 use moeflux_compute::graph::{RopeStyle, Value};
 
-use super::Family;
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Recorder};
+use super::{Family, SILU};
 use crate::Result;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "Solar Open", model_types: &["solar_open"], gguf_architectures: &["glm4moe"], record };
+pub(super) const FAMILY: Family = Family {
+    name: "Solar Open",
+    model_types: &["solar_open"],
+    gguf_architectures: &["glm4moe"],
+    hidden_act: SILU,
+    record,
+};
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_attention_heads", DefaultValue::Count(64)),
+    ("num_key_value_heads", DefaultValue::Count(8)),
+    ("head_dim", DefaultValue::Count(128)),
+    ("num_experts", DefaultValue::Count(128)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("moe_intermediate_size", DefaultValue::Count(1280)),
+    ("max_position_embeddings", DefaultValue::Count(131_072)),
+];
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-5)?;
     let rotary_dim = blocks::rotary_dim(config, d.head_dim, 1.0)?;
     let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e6)?;

@@ -6,11 +6,11 @@
 
 use moeflux_compute::graph::{Activation, Attention, ExpertMlp, Precision, Rope, RopeStyle, Route, Value};
 
-use super::Family;
 use super::blocks::{self, Decoder};
-use super::config::Config;
+use super::config::{Config, DefaultValue, KeyDefaults};
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::rope;
+use super::{Family, SILU};
 use crate::checkpoint::Format;
 use crate::{Error, Result};
 
@@ -19,8 +19,16 @@ pub(super) const FAMILY: Family = Family {
     name: "Step-3.5 and Step-3.7",
     model_types: &["step3p7", "step3p5"],
     gguf_architectures: &["step35"],
+    hidden_act: SILU,
     record,
 };
+
+/// What configurations need not say.
+const DEFAULTS: &KeyDefaults = &[
+    ("num_experts", DefaultValue::Count(288)),
+    ("num_experts_per_tok", DefaultValue::Count(8)),
+    ("max_position_embeddings", DefaultValue::Count(128_000)),
+];
 
 /// Object of published configurations for sliding layers.
 const OTHER: &str = "attention_other_setting";
@@ -38,7 +46,7 @@ fn sliding_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let (key, listed) = match config.format() {
         Format::Gguf => ("sliding_layers", config.flags("sliding_layers")?),
         format => {
-            let kinds = config.words("layer_types")?;
+            let kinds = config.layer_kinds("layer_types")?;
             let known = ["sliding_attention", "full_attention"];
             if kinds.iter().flatten().any(|kind| !known.contains(&kind.as_str())) {
                 return Err(config.unsupported("layer_types", "sliding_attention or full_attention"));
@@ -101,11 +109,12 @@ fn rotation(config: &Config<'_>, r: &Recorder, head_dim: usize, layer: (usize, b
         return gguf_rotation(config, r, head_dim, sliding);
     }
     let kind = if sliding { "sliding_attention" } else { "full_attention" };
-    if let Some(own) = config.with_rope(kind)? {
+    if let Some(own) = config.with_rope_in("rope_parameters").with_rope(kind)? {
         let part = own.number("partial_rotary_factor")?.unwrap_or(1.0);
         let dim = rotary_dim(config, head_dim, "partial_rotary_factor", part)?;
         return rope::scaled(&own, dim, RopeStyle::HalfSplit, own.number("rope_theta")?.unwrap_or(1e4));
     }
+    let config = &config.with_rope_in("rope_scaling");
     let theta = config.number_by_layer("rope_theta", index + 1)?.map_or(1e4, |all| all[index]);
     let key = "partial_rotary_factors";
     let part = match config.numbers(key)? {
@@ -341,6 +350,7 @@ impl Shape {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
+    let config = &config.with_defaults(DEFAULTS);
     let (gguf, format) = (config.format() == Format::Gguf, config.format());
     if format == Format::HuggingFace {
         r.norms_are(Form::F32PlusOne);
@@ -414,7 +424,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let tied = match format {
         Format::Gguf => !r.has("lm_head"),
         Format::Mlx => false,
-        Format::HuggingFace => config.outer_flag("tie_word_embeddings", false)?,
+        Format::HuggingFace => config.outer_flag("tie_word_embeddings", false)? && !r.has("lm_head"),
     };
     blocks::head_of(r, x, (table, tied), d.eps)
 }

@@ -4,6 +4,7 @@ mod bad_input;
 mod batches;
 mod chat_template;
 mod checkpoint;
+mod configurations;
 mod conversation;
 mod deepseek;
 mod demo_model;

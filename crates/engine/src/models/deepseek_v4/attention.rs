@@ -31,7 +31,7 @@ impl Kind {
             true => Err(config.unsupported(key, &format!("an entry for each of {layers} layers"))),
             false => Ok(()),
         };
-        if let Some(kinds) = config.words("layer_types")? {
+        if let Some(kinds) = config.layer_kinds("layer_types")? {
             count("layer_types", kinds.len())?;
             let kind = |kind: &String| match kind.as_str() {
                 "sliding_attention" => Ok(Self::Sliding),
@@ -81,13 +81,13 @@ impl Attention {
     pub(super) fn new(config: &Config<'_>, r: &mut Recorder, d: &Shape) -> Result<Self> {
         let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
         let head_dim = size("head_dim", 512)?;
-        let rotary_dim = match config.optional_size("qk_rope_head_dim")? {
-            Some(dim) => dim,
-            None => {
-                let part = config.number("partial_rotary_factor")?.unwrap_or(64.0 / 512.0);
-                (head_dim as f64 * part) as usize
-            }
+        let channels = config.optional_size("qk_rope_head_dim")?;
+        let part = match config.number("partial_rotary_factor")? {
+            Some(part) => Some(part),
+            None if channels.is_none() => Some(64.0 / 512.0),
+            None => None,
         };
+        let rotary_dim = part.map_or(channels, |part| Some((head_dim as f64 * part) as usize)).unwrap_or(0);
         let index = EntryIndex {
             heads: size("index_n_heads", 64)?,
             head_dim: size("index_head_dim", 128)?,
@@ -116,7 +116,7 @@ impl Attention {
             ],
             index,
             rotary_dim,
-            ropes: ropes(config, rotary_dim)?.map(|rope| r.graph.rotation(rope)),
+            ropes: ropes(config, head_dim, rotary_dim)?.map(|rope| r.graph.rotation(rope)),
         })
     }
 
@@ -219,10 +219,17 @@ impl Attention {
 
 /// The rotations of sliding layers and of the others: two sets of parameters, or in published configurations two bases, of
 /// which only the second is scaled, without YaRN's magnitude.
-fn ropes(config: &Config<'_>, rotary_dim: usize) -> Result<[graph::Rope; 2]> {
+fn ropes(config: &Config<'_>, head_dim: usize, rotary_dim: usize) -> Result<[graph::Rope; 2]> {
     let style = RopeStyle::Interleaved;
     let (main, compress) = (1e4, 1.6e5);
     if let (Some(first), Some(second)) = (config.with_rope("main")?, config.with_rope("compress")?) {
+        for set in [&first, &second] {
+            let part = set.number("partial_rotary_factor")?.map(|part| (head_dim as f64 * part) as usize);
+            if part.is_some_and(|channels| channels != rotary_dim) {
+                let expected = format!("the {rotary_dim} of {head_dim} channels that rotate in all layers");
+                return Err(set.unsupported("partial_rotary_factor", &expected));
+            }
+        }
         let own = rope::rotation(&first, rotary_dim, style, main)?;
         return Ok([own, rope::rotation(&second, rotary_dim, style, compress)?]);
     }

@@ -1,0 +1,93 @@
+"""Configurations that say the same or something else in another place, for the weights of fixtures that there are.
+
+A row is a name and what is done to the fixture's config.json: keys that are set, or removed. Goldens are what
+transformers makes of the result, so the rows need not say what is right. They were found by `fuzz_configs.py`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from .config_variants import YARN, Change, both, drop, into, put, without
+
+Row = tuple[str, Change]
+
+
+def rope(theta: float = 77.0) -> list[Row]:
+    """Rotary parameters in one object, of any family."""
+    yarn = {key: value for key, value in YARN.items() if key != "original_max_position_embeddings"}
+    return [
+        ("a base beside the parameters' own", put("rope_theta", theta)),
+        ("a base beside parameters without", both(without(None, "rope_theta"), put("rope_theta", theta))),
+        ("YARN added, without a base", put("rope_scaling", YARN)),
+        ("YARN added, with a base", put("rope_scaling", YARN | {"rope_theta": theta})),
+        ("an empty object added", put("rope_scaling", {})),
+        ("parameters left out", both(drop("rope_parameters"), drop("rope_scaling"), put("rope_theta", theta))),
+        ("parameters null", both(put("rope_parameters", None), put("rope_scaling", None), put("rope_theta", theta))),
+        ("YARN without its original length", both(put("rope_scaling", yarn), put("max_position_embeddings", 64))),
+        ("YARN with a length beside", both(put("rope_scaling", YARN), put("original_max_position_embeddings", 24))),
+        ("YARN with truncate: null", put("rope_scaling", YARN | {"truncate": None})),
+    ]
+
+
+def part(value: float = 0.25) -> list[Row]:
+    """The part of a head that rotates."""
+    return [
+        ("a part beside the parameters' own", put("partial_rotary_factor", value)),
+        ("a part beside parameters without", both(without(None, "partial_rotary_factor"), put("partial_rotary_factor", value))),
+        ("no part", both(without(None, "partial_rotary_factor"), drop("partial_rotary_factor"))),
+        ("a number of channels", put("rotary_dim", 2)),
+    ]
+
+
+def keys(*names: str, **values: Any) -> list[Row]:
+    """Keys left out, and keys set."""
+    rows = [(f"{name} left out", drop(name)) for name in names]
+    return rows + [(f"{name}: {value!r}", put(name, value)) for name, value in values.items()]
+
+
+TIED = [("tied, with a head in the file", put("tie_word_embeddings", True))]
+SCALED = keys("routed_scaling_factor", "norm_topk_prob", "n_group", "topk_group")
+
+# By fixture.
+ROWS: dict[str, list[Row]] = {
+    "qwen3_moe_basic": rope() + TIED + keys("use_sliding_window", "sliding_window", "norm_topk_prob"),
+    "gpt_oss_bf16": rope() + TIED + keys("sliding_window", "layer_types", "swiglu_limit", sliding_window=9, rope_parameters=None),
+    "deepseek_v3_basic": rope() + TIED + keys("routed_scaling_factor", "rope_interleave", norm_topk_prob=None, rope_interleave=None),
+    "glm4_moe_basic": rope() + part() + TIED + keys("routed_scaling_factor", "use_qk_norm", "norm_topk_prob"),
+    "mixtral_basic": rope() + TIED + keys("sliding_window", sliding_window=9),
+    "qwen3_next_basic": rope() + part() + TIED + keys("norm_topk_prob", "layer_types", full_attention_interval=2),
+    "qwen3_5_moe_text": rope() + part() + TIED,
+    "olmoe_basic": rope() + TIED + keys("norm_topk_prob", clip_qkv=0.0),
+    "deepseek_v2_lite": rope() + TIED + keys("routed_scaling_factor", norm_topk_prob=True),
+    "minimax_m2_basic": rope() + part(0.5) + TIED + keys(norm_topk_prob=False, routed_scaling_factor=3.0),
+    "glm4_moe_lite_groups": rope() + TIED + SCALED,
+    "solar_open_yarn": rope() + part(0.5) + TIED + SCALED,
+    "dots1_window": rope() + TIED + keys("sliding_window", "layer_types", max_window_layers=1) + SCALED,
+    "hy_v3_basic": rope() + TIED + keys("router_scaling_factor"),
+    "qwen2_moe_basic": rope()
+    + TIED
+    + keys("norm_topk_prob", use_sliding_window=True)
+    + [
+        ("windows", both(put("use_sliding_window", True), put("sliding_window", 9), drop("layer_types"))),
+        ("windows of the first", both(put("use_sliding_window", True), put("sliding_window", 9), put("max_window_layers", 0), drop("layer_types"))),
+    ],
+    "deepseek_v32_dense": rope() + TIED + SCALED,
+    "glm_moe_dsa_sparse": rope() + TIED + SCALED + keys("rms_norm_eps"),
+    "ernie4_5_moe_bias": rope() + TIED + keys("tie_word_embeddings"),
+    "llama4_basic": rope() + TIED + keys("floor_scale", "attn_scale", attention_chunk_size=None),
+    "mistral4_plain": rope() + TIED + keys("rope_parameters", "norm_topk_prob", "routed_scaling_factor"),
+    "mimo_v2_flash_basic": TIED + keys("attention_value_scale", "routed_scaling_factor", rotary_dim=2),
+    "deepseek_v4_basic": TIED + keys("routed_scaling_factor", "swiglu_limit"),
+    "qwen4_exp_basic": rope() + part() + TIED,
+    "minimax_m3_vl_text": rope() + part(0.5) + TIED + keys("routed_scaling_factor", hidden_act="swigluoai"),
+    "glm5_next_basic": keys("routed_scaling_factor", layer_types=["linear_attention", *["deepseek_sparse_attention"] * 2, "linear_attention"]),
+    "kimi_linear_basic": TIED + keys("routed_scaling_factor"),
+    "nemotron_h_basic": keys("routed_scaling_factor", "norm_topk_prob"),
+    "step3p7_basic": keys("moe_router_scaling_factor", "rms_norm_eps"),
+    "hy_v4_basic": rope() + TIED + keys("routed_scaling_factor", "hc_magnitude"),
+}
+
+
+def rows() -> Iterator[tuple[str, list[Row]]]:
+    """Fixtures with what is done to their configurations."""
+    yield from ROWS.items()
