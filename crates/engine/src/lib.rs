@@ -9,6 +9,7 @@ pub mod decoding;
 pub mod engine;
 pub mod error;
 pub mod experts;
+mod fingerprint;
 pub mod generation;
 pub mod io;
 pub mod memory;
