@@ -89,7 +89,8 @@ impl TextModel {
     /// on. It also gets an empty text between the chunks of a long prompt; the answer to a prompt that it stops is empty.
     ///
     /// # Errors
-    /// As [`Engine::eval`] and [`Decoding::next`]. The session then holds what had been evaluated.
+    /// [`Error::Option`] for a prompt without tokens, which leaves nothing to choose the first token by; as
+    /// [`Engine::eval`] and [`Decoding::next`]. The session then holds what had been evaluated.
     pub fn generate(
         &mut self,
         session: &mut Session,
@@ -97,6 +98,10 @@ impl TextModel {
         options: DecodingOptions,
         mut on_text: impl FnMut(&str) -> bool,
     ) -> Result<Generated> {
+        if prompt.is_empty() {
+            let expected = "at least one token".into();
+            return Err(Error::Option { option: "prompt", expected, got: "none".into() });
+        }
         let mut decoding = Decoding::new(&self.tokenizer, prompt, options, None)?;
         self.engine.take_stats();
         self.engine.check_tokens(session.position(), prompt)?;
@@ -168,7 +173,7 @@ pub struct EncodedChat {
 /// Renders and encodes a conversation; without a chat template, its last message alone.
 ///
 /// # Errors
-/// If the template refuses the messages.
+/// If the template refuses the messages, or makes no text of them.
 pub fn encode_chat(
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
@@ -183,5 +188,10 @@ pub fn encode_chat(
     let messages = Value::Array(messages.to_vec());
     let text = template.render(&messages, tools, true, variables.unwrap_or(&none))?;
     // Templates write the special tokens themselves.
-    Ok(EncodedChat { tokens: tokenizer.encode(&text, AddSpecial::No)?, text })
+    let tokens = tokenizer.encode(&text, AddSpecial::No)?;
+    if tokens.is_empty() {
+        let reason = "it makes no text of these messages".to_owned();
+        return Err(Error::ChatTemplate { path: template.path().to_owned(), reason });
+    }
+    Ok(EncodedChat { tokens, text })
 }
