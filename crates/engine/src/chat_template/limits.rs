@@ -186,15 +186,14 @@ impl Budget {
     /// Formatting by `format`: widths and precisions that it or an argument says, and arguments used again and again.
     fn format(&self, format: &str, args: &[Value]) -> Result<(), Error> {
         let (mut largest, mut widths) = (0, 0u64);
+        // A number is a width only where a field takes it for one.
+        let dynamic = format.contains('*') || nested(format);
         for arg in args {
             let mut bytes = 0;
             self.add(arg, 0, &mut bytes)?;
             largest = largest.max(bytes);
-            let width = arg.as_i64().filter(|_| format.contains(['*', '{'])).map_or(0, i64::unsigned_abs);
-            // A number is a width only in a field that says so.
-            if format.contains('*') || nested(format) {
-                widths = widths.saturating_add(width);
-            }
+            let width = arg.as_i64().filter(|_| dynamic).map_or(0, i64::unsigned_abs);
+            widths = widths.saturating_add(width);
         }
         let numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
         for digits in numbers {

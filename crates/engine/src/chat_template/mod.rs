@@ -46,6 +46,8 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 const MAX_SOURCE: usize = 256 << 10;
 /// Most words and signs of a tag, and most `elif`: they nest as deep as the stack must bear.
 const MAX_TOKENS: usize = 4096;
+/// Most blocks in one another; Python allows twenty.
+const MAX_BLOCKS: usize = 256;
 /// Bytes of the stack that templates are compiled and run on.
 const STACK: usize = 64 << 20;
 
@@ -269,20 +271,42 @@ fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, minijinja::Error> + Se
 
 type Code<'a> = (Instructions<'a>, BTreeMap<&'a str, Instructions<'a>>);
 
-/// The template `source` with its checks, as instructions.
-fn compile<'a>(name: &'a str, source: &'a str) -> Result<Code<'a>, minijinja::Error> {
-    let (mut tokens, mut branches) = (0, 0);
+/// Refuses what nests deeper than [`STACK`] bears, before it is parsed: each word of a tag, each `elif`, and each block in
+/// another may be a level.
+fn check_depth(source: &str) -> Result<(), minijinja::Error> {
+    let (mut tokens, mut branches, mut blocks) = (0, 0, 0usize);
+    let (mut word, mut assigns) = (None, false);
     for token in machinery::tokenize(source, false, syntax()) {
         match token?.0 {
-            Token::VariableStart | Token::BlockStart => tokens = 0,
-            Token::Ident("elif") => branches += 1,
-            _ => tokens += 1,
+            Token::VariableStart | Token::BlockStart => (tokens, word, assigns) = (0, None, false),
+            Token::BlockEnd => match word {
+                Some("elif") => branches += 1,
+                Some("if" | "for" | "with" | "macro" | "call" | "filter" | "block" | "autoescape") => {
+                    blocks += 1
+                }
+                Some("set") if !assigns => blocks += 1,
+                Some(word) if word.starts_with("end") => blocks = blocks.saturating_sub(1),
+                _ => {}
+            },
+            Token::Ident(ident) if tokens == 0 => (tokens, word) = (1, Some(ident)),
+            token => {
+                tokens += 1;
+                assigns |= matches!(token, Token::Assign);
+            }
         }
-        if tokens.max(branches) > MAX_TOKENS {
-            let detail = format!("more than {MAX_TOKENS} words in a tag, or branches");
+        if tokens > MAX_TOKENS || branches > MAX_TOKENS || blocks > MAX_BLOCKS {
+            let detail = format!(
+                "more than {MAX_TOKENS} words in a tag or branches, or {MAX_BLOCKS} blocks in one another"
+            );
             return Err(minijinja::Error::new(ErrorKind::SyntaxError, detail));
         }
     }
+    Ok(())
+}
+
+/// The template `source` with its checks, as instructions.
+fn compile<'a>(name: &'a str, source: &'a str) -> Result<Code<'a>, minijinja::Error> {
+    check_depth(source)?;
     let tree = checked::checked(&machinery::parse(source, name, syntax())?)?;
     let mut generator = CodeGenerator::new(name, source);
     generator.compile_stmt(&tree);
