@@ -94,10 +94,7 @@ fn call<'a>(call: &Spanned<Call<'a>>) -> Spanned<Call<'a>> {
 }
 
 fn binary<'a>(op: &Spanned<BinOp<'a>>) -> Expr<'a> {
-    let rebuilt = |left, right| {
-        let BinOp { op: kind, .. } = **op;
-        Expr::BinOp(Spanned::new(BinOp { op: kind, left, right }, op.span()))
-    };
+    let rebuilt = |left, right| Expr::BinOp(Spanned::new(BinOp { op: op.op, left, right }, op.span()));
     match op.op {
         BinOpKind::ScAnd | BinOpKind::ScOr => rebuilt(expression(&op.left), expression(&op.right)),
         BinOpKind::Mul => {
@@ -149,10 +146,8 @@ fn expression<'a>(expr: &Expr<'a>) -> Expr<'a> {
         }
         Expr::Test(test) => {
             // Tests without arguments look at a value's kind, or at the letters of a text.
-            let expr = match test.args.is_empty() && !matches!(test.name, "lower" | "upper") {
-                true => expression(&test.expr),
-                false => operand(&test.expr),
-            };
+            let by_kind = test.args.is_empty() && !matches!(test.name, "lower" | "upper");
+            let expr = if by_kind { expression(&test.expr) } else { operand(&test.expr) };
             let rebuilt = Test { name: test.name, expr, args: arguments(&test.args) };
             Expr::Test(Spanned::new(rebuilt, test.span()))
         }
@@ -222,6 +217,36 @@ fn declared<'a>(declared: &Spanned<Macro<'a>>) -> Result<Spanned<Macro<'a>>, Err
     Ok(Spanned::new(rebuilt, declared.span()))
 }
 
+fn for_loop<'a>(each: &Spanned<ForLoop<'a>>) -> Result<Stmt<'a>, Error> {
+    let rebuilt = ForLoop {
+        target: target(&each.target),
+        iter: filtered(Names::WEIGH_ITEMS, expression(&each.iter), vec![]),
+        filter_expr: option(&each.filter_expr),
+        recursive: each.recursive,
+        body: statements(&each.body)?,
+        else_body: statements(&each.else_body)?,
+    };
+    Ok(Stmt::ForLoop(Spanned::new(rebuilt, each.span())))
+}
+
+fn condition<'a>(choice: &Spanned<IfCond<'a>>) -> Result<Stmt<'a>, Error> {
+    let rebuilt = IfCond {
+        expr: expression(&choice.expr),
+        true_body: statements(&choice.true_body)?,
+        false_body: statements(&choice.false_body)?,
+    };
+    Ok(Stmt::IfCond(Spanned::new(rebuilt, choice.span())))
+}
+
+fn set_block<'a>(set: &Spanned<SetBlock<'a>>) -> Result<Stmt<'a>, Error> {
+    let rebuilt = SetBlock {
+        target: target(&set.target),
+        filter: set.filter.as_ref().map(block_filter),
+        body: statements(&set.body)?,
+    };
+    Ok(Stmt::SetBlock(Spanned::new(rebuilt, set.span())))
+}
+
 fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
     Ok(match stmt {
         Stmt::Template(template) => {
@@ -236,25 +261,8 @@ fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
             let expr = Expr::Const(Spanned::new(constant, raw.span()));
             Stmt::EmitExpr(Spanned::new(EmitExpr { expr }, raw.span()))
         }
-        Stmt::ForLoop(each) => {
-            let rebuilt = ForLoop {
-                target: target(&each.target),
-                iter: filtered(Names::WEIGH_ITEMS, expression(&each.iter), vec![]),
-                filter_expr: option(&each.filter_expr),
-                recursive: each.recursive,
-                body: statements(&each.body)?,
-                else_body: statements(&each.else_body)?,
-            };
-            Stmt::ForLoop(Spanned::new(rebuilt, each.span()))
-        }
-        Stmt::IfCond(choice) => {
-            let rebuilt = IfCond {
-                expr: expression(&choice.expr),
-                true_body: statements(&choice.true_body)?,
-                false_body: statements(&choice.false_body)?,
-            };
-            Stmt::IfCond(Spanned::new(rebuilt, choice.span()))
-        }
+        Stmt::ForLoop(each) => for_loop(each)?,
+        Stmt::IfCond(choice) => condition(choice)?,
         Stmt::WithBlock(with) => {
             let assign = |(to, value): &(Expr<'a>, Expr<'a>)| (target(to), expression(value));
             let assignments = with.assignments.iter().map(assign).collect();
@@ -265,14 +273,7 @@ fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
             let rebuilt = Set { target: target(&set.target), expr: expression(&set.expr) };
             Stmt::Set(Spanned::new(rebuilt, set.span()))
         }
-        Stmt::SetBlock(set) => {
-            let rebuilt = SetBlock {
-                target: target(&set.target),
-                filter: set.filter.as_ref().map(block_filter),
-                body: statements(&set.body)?,
-            };
-            Stmt::SetBlock(Spanned::new(rebuilt, set.span()))
-        }
+        Stmt::SetBlock(set) => set_block(set)?,
         Stmt::AutoEscape(escape) => {
             let rebuilt =
                 AutoEscape { enabled: expression(&escape.enabled), body: statements(&escape.body)? };
