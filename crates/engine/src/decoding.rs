@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::Result;
 use crate::generation::Finish;
 use crate::sampler::{Sampler, SamplerOptions};
 use crate::tokenizer::{DecodeStream, Tokenizer};
+use crate::{Error, Result};
 
 /// Limits which tokens may come next, as a grammar does.
 pub trait Constraint: Send {
@@ -130,7 +130,11 @@ impl<'t> Decoding<'t> {
             return self.finish(Piece::default(), Finish::MaxTokens);
         }
         // Padding rows of the vocabulary have no text.
-        let logits = &logits[..self.tokenizer.vocab_size()];
+        let vocab_size = self.tokenizer.vocab_size();
+        let logits = logits.get(..vocab_size).ok_or_else(|| Error::Logits {
+            expected: format!("one for each of {vocab_size} tokens"),
+            got: logits.len().to_string(),
+        })?;
         let token = match &mut self.constraint {
             None => self.sampler.sample(logits)?,
             Some(constraint) => {

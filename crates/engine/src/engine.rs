@@ -16,13 +16,13 @@ use crate::experts::routing::{Recording, RouterChoices};
 use crate::experts::trace::TraceHeader;
 use crate::experts::usage::Counting;
 use crate::experts::{CacheOptions, CacheStats, ExpertCache, ExpertUse, PolicyKind, Prefetch};
+use crate::fingerprint::Fingerprint;
 use crate::io::file::ReadMode;
 use crate::io::queue::{self, QueueKind, ReadQueue};
 use crate::memory::Budget;
 use crate::models::{self, Model};
 use crate::placement::{Placement, top_k};
 use crate::session::{Pool, Reserved, Session, Slot};
-use crate::session_file;
 use crate::{Error, Result};
 
 /// How a model is opened. Nothing else changes behaviour: there are no environment variables and no globals.
@@ -132,8 +132,8 @@ impl std::fmt::Display for Reads {
 pub struct Engine {
     model: Model,
     pub(crate) executable: Box<dyn Executable>,
-    /// Names the model in session files.
-    pub(crate) fingerprint: String,
+    /// What sessions in files must have been made with.
+    pub(crate) fingerprint: Fingerprint,
     experts: ExpertCache,
     reads: Reads,
     budget: Budget,
@@ -209,7 +209,9 @@ impl Engine {
             state_slots,
             keep_experts,
         };
-        let fingerprint = session_file::fingerprint(&model.graph, &weights);
+        let description = backend.describe();
+        let precision = (options.activations, kv_type);
+        let fingerprint = Fingerprint::new(&model.graph, &weights, &description, precision);
         let executable = backend.compile(&model.graph, weights, compile)?;
         let store = std::mem::take(&mut model.experts);
         let expert_use = ExpertUse::new(&store);
@@ -225,7 +227,6 @@ impl Engine {
             CacheOptions { policy: options.cache_policy, prefetch: options.prefetch, read_mode: mode };
         let experts = ExpertCache::new(store, slots, queue, cache).map_err(no_memory)?;
         let pool = Arc::new(Pool::new(pages, state_slots, options.checkpoints));
-        let backend = backend.describe();
         Ok(Self {
             model,
             executable,
@@ -233,7 +234,7 @@ impl Engine {
             experts,
             reads,
             budget,
-            backend,
+            backend: description,
             chunk,
             context,
             sequences: options.sequences.max(1),
@@ -369,15 +370,26 @@ impl Engine {
         Ok(state)
     }
 
-    /// Takes pages for positions `from..to` of `session`, and makes those that it shares its own.
+    /// Takes pages for positions `from..to` of `session`, and makes those that it shares its own. After an error it has
+    /// what it had, and maybe pages beyond its position.
     pub(crate) fn reserve(&mut self, session: &mut Session, from: usize, to: usize) -> Result<()> {
-        let Reserved { pages, copies } = session.reserve(from, to)?;
-        self.executable.reserve_pages(pages)?;
+        let Reserved { pages, own } = session.reserve(from, to)?;
         let mut bytes = vec![];
-        for (from, to) in copies {
-            bytes.clear();
-            self.executable.read_page(from, &mut bytes)?;
-            self.executable.write_page(to, &bytes)?;
+        let mut copied = || -> Result<()> {
+            self.executable.reserve_pages(pages)?;
+            for page in own.iter().filter(|page| page.filled) {
+                bytes.clear();
+                self.executable.read_page(page.from, &mut bytes)?;
+                self.executable.write_page(page.to, &bytes)?;
+            }
+            Ok(())
+        };
+        match copied() {
+            Ok(()) => session.adopt(&own),
+            Err(error) => {
+                session.disown(&own);
+                return Err(error);
+            }
         }
         Ok(())
     }

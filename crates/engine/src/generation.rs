@@ -268,7 +268,7 @@ pub struct EncodedChat {
 /// Renders and encodes a conversation; without a chat template, its last message alone.
 ///
 /// # Errors
-/// If the template refuses the messages.
+/// If the template refuses the messages, or makes no text of them.
 pub fn encode_chat(
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
@@ -283,5 +283,10 @@ pub fn encode_chat(
     let messages = Value::Array(messages.to_vec());
     let text = template.render(&messages, tools, true, variables.unwrap_or(&none))?;
     // Templates write the special tokens themselves.
-    Ok(EncodedChat { tokens: tokenizer.encode(&text, AddSpecial::No)?, text })
+    let tokens = tokenizer.encode(&text, AddSpecial::No)?;
+    if tokens.is_empty() {
+        let reason = "it makes no text of these messages".to_owned();
+        return Err(Error::ChatTemplate { path: template.path().to_owned(), reason });
+    }
+    Ok(EncodedChat { tokens, text })
 }

@@ -31,6 +31,7 @@ pub mod demo;
 pub mod engine;
 pub mod error;
 pub mod experts;
+mod fingerprint;
 pub mod generation;
 pub mod hardware;
 pub mod io;

@@ -103,8 +103,20 @@ impl Pool {
 pub(crate) struct Reserved {
     /// Number of pages.
     pub(crate) pages: usize,
-    /// Pages to copy, and where to.
-    pub(crate) copies: Vec<(u32, u32)>,
+    /// Pages that take the place of shared ones, with [`Session::adopt`] when their content is there.
+    pub(crate) own: Vec<OwnPage>,
+}
+
+/// A page in place of one that other sessions hold too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OwnPage {
+    /// Which of the session's pages it is to be.
+    index: usize,
+    /// The shared page, and the new one.
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    /// Whether the session has positions there.
+    pub(crate) filled: bool,
 }
 
 /// No code that can panic runs under these locks, so a poisoned one still guards a consistent state.
@@ -237,7 +249,7 @@ impl Session {
         &self.pages
     }
 
-    /// Takes pages so that positions `from..to` can be written, for this session alone.
+    /// Takes pages so that positions `from..to` can be written, for this session alone once it has adopted them.
     ///
     /// # Errors
     /// [`Error::ContextFull`] if there are not enough; the session stays as it is.
@@ -247,23 +259,35 @@ impl Session {
         let (wanted, free) = (self.wanted(&pages, from, to), pages.free());
         let none_left =
             Error::ContextFull { wanted: to, context: pages.numbers.limit as usize * PAGE_TOKENS };
-        let mut copies = vec![];
+        let mut own = vec![];
         if wanted > free {
             return Err(none_left);
         }
         for index in self.shared(&pages, from, to).collect::<Vec<_>>() {
-            let (Some(own), page) = (pages.take(), self.pages[index]) else { return Err(none_left) };
-            pages.release(page);
-            self.pages[index] = own;
-            if index * PAGE_TOKENS < self.position() {
-                copies.push((page, own));
-            }
+            let Some(page) = pages.take() else { return Err(none_left) };
+            let filled = index * PAGE_TOKENS < self.position();
+            own.push(OwnPage { index, from: self.pages[index], to: page, filled });
         }
         while self.pages.len() < to.div_ceil(PAGE_TOKENS) {
             let Some(page) = pages.take() else { return Err(none_left) };
             self.pages.push(page);
         }
-        Ok(Reserved { pages: pages.numbers.used as usize, copies })
+        Ok(Reserved { pages: pages.numbers.used as usize, own })
+    }
+
+    /// Holds pages that were reserved in place of shared ones.
+    pub(crate) fn adopt(&mut self, own: &[OwnPage]) {
+        let mut pages = lock(&self.pool.pages);
+        for page in own {
+            self.pages[page.index] = page.to;
+            pages.release(page.from);
+        }
+    }
+
+    /// Gives back pages that were reserved in place of shared ones and not adopted.
+    pub(crate) fn disown(&mut self, own: &[OwnPage]) {
+        let mut pages = lock(&self.pool.pages);
+        own.iter().for_each(|page| pages.release(page.to));
     }
 
     /// Pages that [`Session::reserve`] would take.
@@ -321,8 +345,11 @@ impl Session {
         }
     }
 
-    /// Takes a slot for a new state, dropping the oldest checkpoint if need be; also returns the number of slots that
-    /// must exist.
+    /// Takes a slot for a new state, dropping the oldest checkpoint that frees one if need be; also returns the number of
+    /// slots that must exist.
+    ///
+    /// # Errors
+    /// [`Error::StatesFull`] if nothing that this session could drop frees one; it stays as it is.
     pub(crate) fn take_slot(&mut self) -> Result<(Arc<Slot>, usize)> {
         loop {
             let mut numbers = lock(&self.pool.slots);
@@ -332,10 +359,12 @@ impl Session {
             }
             let slots = numbers.limit as usize;
             drop(numbers);
-            // Dropped without the lock, which freeing its slot takes.
-            if self.checkpoints.pop_front().is_none() {
+            let alone = |c: &Checkpoint| c.state.as_ref().is_some_and(|s| Arc::strong_count(s) == 1);
+            let Some(index) = self.checkpoints.iter().position(alone) else {
                 return Err(Error::StatesFull { slots });
-            }
+            };
+            // Dropped without the lock, which freeing its slot takes.
+            self.checkpoints.remove(index);
         }
     }
 }

@@ -1,41 +1,28 @@
 //! Sessions on disk: tokens, key-value pages and recurrent state in a safetensors container.
 //!
-//! The last tensor is a checksum (XXH3, 128 bits) of every byte before it, header included, and the metadata name the
-//! model by a fingerprint. A file is read whole and verified before a session is touched, which costs memory of the
+//! The last tensor is a checksum (XXH3, 128 bits) of every byte before it, header included, and the metadata have the
+//! fingerprint of the engine that wrote it. A file is read whole and verified before a session is touched, which costs memory of the
 //! file's size for the time of loading. Files are written beside their place and moved there when they are complete.
 
 use std::cell::RefCell;
 use std::io::{BufWriter, Write};
 use std::path::Path;
+use std::sync::Arc;
 
-use moeflux_compute::Tensor;
 use moeflux_compute::backend::PAGE_TOKENS;
-use moeflux_compute::graph::Graph;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::checkpoint::CheckpointFile;
 use crate::checkpoint::safetensors::{ElementType, Header, TensorInfo, TensorSpec, Writer};
 use crate::engine::Engine;
-use crate::session::Session;
+use crate::session::{Session, Slot};
 use crate::{Error, Result};
 
 /// What `format` in the metadata says.
-const FORMAT: &str = "moeflux session 1";
-/// Bytes at the start of every weight's planes that enter the fingerprint.
-const SAMPLE: usize = 4096;
+const FORMAT: &str = "moeflux session 2";
 /// Most bytes of a header that is ours, its note included.
 const MAX_HEADER: u64 = 16 << 20;
 const CHECKSUM: usize = 16;
-
-/// Names a model by the shapes of its weights and experts, and by the first bytes of every resident weight.
-pub(crate) fn fingerprint(graph: &Graph, weights: &[Tensor]) -> String {
-    let mut hash = Xxh3::new();
-    hash.update(format!("{:?}{:?}", graph.weights(), graph.expert_sets()).as_bytes());
-    for plane in weights.iter().flat_map(|w| (0..w.dtype().planes()).map(|plane| w.view().plane(plane))) {
-        hash.update(&plane[..plane.len().min(SAMPLE)]);
-    }
-    format!("{:032x}", hash.digest128())
-}
 
 /// Passes on what is written to it and hashes it.
 struct Hashing<'a, W> {
@@ -67,7 +54,7 @@ impl Engine {
     /// Writes `session` to `path`, with a note for whoever loads it. The file is complete or not there.
     ///
     /// # Errors
-    /// [`Error::Io`] if it cannot be written.
+    /// [`Error::Io`] if it cannot be written, or as reading experts, of which it has samples.
     pub fn save(&self, session: &Session, path: &Path, note: &str) -> Result<()> {
         let io = |source| Error::Io { action: "write", path: path.to_owned(), source };
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -85,7 +72,8 @@ impl Engine {
             specs.push(spec("state", ElementType::U8, vec![self.executable.slot_bytes()]));
         }
         specs.push(spec("checksum", ElementType::U8, vec![CHECKSUM]));
-        let metadata = [("format", FORMAT), ("model", &self.fingerprint), ("note", note)];
+        let mut metadata = vec![("format", FORMAT), ("note", note)];
+        metadata.extend(self.fingerprint.parts(self.experts().store())?);
         let mut writer = Writer::new(out, path, &metadata, &specs)?;
 
         for token in session.tokens() {
@@ -120,28 +108,47 @@ impl Engine {
     /// damaged; [`Error::ContextFull`] or [`Error::StatesFull`] if there is no room.
     pub fn load(&mut self, session: &mut Session, path: &Path) -> Result<String> {
         let saved = self.read_saved(path)?;
-        let fitted = self
-            .reserve(session, 0, saved.tokens.len())
-            .and_then(|()| saved.state.as_ref().map(|_| session.take_slot()).transpose());
-        let slot = match fitted {
-            Ok(fitted) => fitted,
+        match self.place(session, &saved) {
+            Ok(state) => session.replace(saved.tokens, state),
             Err(error) => {
                 session.release_pages();
                 return Err(error);
             }
-        };
-        for (page, bytes) in session.pages().iter().zip(&saved.pages) {
-            self.executable.write_page(*page, bytes)?;
         }
-        let mut state = None;
-        if let (Some((slot, slots)), Some(bytes)) = (slot, &saved.state) {
-            self.executable.reserve_slots(slots)?;
-            self.executable.write_slot(slot.number(), bytes)?;
-            state = Some(slot);
-        }
-        session.replace(saved.tokens, state);
         session.checkpoint();
         Ok(saved.note)
+    }
+
+    /// Writes what was saved to pages of `session` and to a slot, which is returned. All room is found before anything is
+    /// overwritten, and what was there comes back if writing fails.
+    fn place(&mut self, session: &mut Session, saved: &Saved) -> Result<Option<Arc<Slot>>> {
+        self.reserve(session, 0, saved.tokens.len())?;
+        let slot = saved.state.as_ref().map(|_| self.take_slot(session)).transpose()?;
+        let held = session.position().div_ceil(PAGE_TOKENS).min(saved.pages.len());
+        let mut before = vec![];
+        for page in &session.pages()[..held] {
+            let mut bytes = vec![];
+            self.executable.read_page(*page, &mut bytes)?;
+            before.push(bytes);
+        }
+        if let Err(error) = self.write(session.pages(), slot.as_deref(), saved) {
+            for (page, bytes) in session.pages().iter().zip(&before) {
+                // A device that is lost has nothing that could be kept; the first error says so.
+                let _ = self.executable.write_page(*page, bytes);
+            }
+            return Err(error);
+        }
+        Ok(slot)
+    }
+
+    fn write(&mut self, pages: &[u32], slot: Option<&Slot>, saved: &Saved) -> Result<()> {
+        for (page, bytes) in pages.iter().zip(&saved.pages) {
+            self.executable.write_page(*page, bytes)?;
+        }
+        if let (Some(slot), Some(bytes)) = (slot, &saved.state) {
+            self.executable.write_slot(slot.number(), bytes)?;
+        }
+        Ok(())
     }
 
     /// Reads and verifies a whole file.
@@ -183,8 +190,14 @@ impl Engine {
             let expected = data(checksum).iter().rev().map(|b| format!("{b:02x}")).collect();
             return Err(fault("checksum", expected, format!("{found:032x}")));
         }
-        if said("model") != self.fingerprint {
-            return Err(fault("model", self.fingerprint.clone(), said("model")));
+        for (part, own) in self.fingerprint.parts(self.experts().store())? {
+            if said(part) != own {
+                let expected = match part {
+                    "arithmetic" => format!("{own} (the same model, configuration and context)"),
+                    _ => own.to_owned(),
+                };
+                return Err(fault(part, expected, said(part)));
+            }
         }
 
         let tokens = part("tokens")?;
@@ -194,8 +207,10 @@ impl Engine {
         if values.len() > self.context() {
             return Err(Error::ContextFull { wanted: values.len(), context: self.context() });
         }
-        if tokens.dtype != "U32" || values.iter().any(|t| *t as usize >= vocab_size) {
-            return Err(fault("tokens", format!("ids below {vocab_size}"), "others".into()));
+        let beyond = values.iter().find(|token| **token as usize >= vocab_size);
+        if tokens.dtype != "U32" || beyond.is_some() {
+            let got = beyond.map_or_else(|| tokens.dtype.clone(), u32::to_string);
+            return Err(fault("tokens", format!("U32 ids below {vocab_size}"), got));
         }
         let pages = part("pages")?;
         let expected = [values.len().div_ceil(PAGE_TOKENS), page_bytes];

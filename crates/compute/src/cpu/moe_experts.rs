@@ -173,9 +173,8 @@ pub(crate) fn moe_experts(
     }
     let MoeScratch { rows: pair_rows, pair_of, pairs_of, input_weights, gate, up, product, down, spent } =
         scratch;
-    let gate = SharedMut::new(grow(gate, pairs * inner));
-    let up = SharedMut::new(grow(up, pairs * inner));
-    let down = SharedMut::new(grow(down, pairs * hidden));
+    let (gate, up) = (grow(gate, pairs * inner), grow(up, pairs * inner));
+    let down = grow(down, pairs * hidden);
 
     source.visit(set_id, &ids, &mut |group: &[ExpertView<'_>]| {
         let pairs_of = |view: &ExpertView<'_>| {
@@ -203,21 +202,23 @@ pub(crate) fn moe_experts(
         let start = Instant::now();
         let tasks = row_tasks(group.iter().map(|_| inner), TASKS * context.threads(), BLOCK.max(ROW_TILE));
         let quantized = product.writer();
+        // Borrowed anew for every region, so that what one has written the next can read without aliasing.
+        let (shared_gate, shared_up) = (SharedMut::new(gate), SharedMut::new(up));
         context.pool.run_in_order(tasks.len(), &|task, next| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
             if let Some(weight) = view.gate {
-                project(weight, rows.clone(), pairs.clone(), &gate, Some((view.up, rows.start)));
+                project(weight, rows.clone(), pairs.clone(), &shared_gate, Some((view.up, rows.start)));
             }
             let next = next.map(|next| {
                 let (index, rows) = &tasks[next];
                 (group[*index].gate.unwrap_or(group[*index].up), rows.start)
             });
-            project(view.up, rows.clone(), pairs.clone(), &up, next);
+            project(view.up, rows.clone(), pairs.clone(), &shared_up, next);
             for pair in pairs {
                 let at = pair * inner + rows.start..pair * inner + rows.end;
                 // SAFETY: as above.
-                let (gate, up) = unsafe { (gate.part(at.clone()), up.part(at)) };
+                let (gate, up) = unsafe { (shared_gate.part(at.clone()), shared_up.part(at)) };
                 // Products are linear, so their input's factor may follow them.
                 if let Some(weight) = input_weights.get(pair) {
                     vector::scale(context.simd, *weight, gate);
@@ -235,6 +236,7 @@ pub(crate) fn moe_experts(
         spent[0] += start.elapsed();
         let start = Instant::now();
         let tasks = row_tasks(group.iter().map(|_| hidden), TASKS * context.threads(), ROW_TILE);
+        let (products, shared_down) = (&*gate, SharedMut::new(down));
         context.pool.run_in_order(tasks.len(), &|task, next| {
             let (index, rows) = &tasks[task];
             let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
@@ -242,29 +244,28 @@ pub(crate) fn moe_experts(
             let input = if int8_down {
                 Activations::Q8(&*product)
             } else {
-                // SAFETY: nothing writes the products while this region runs.
-                Activations::F32 { rows: unsafe { gate.part(0..pair_rows.len() * inner) }, cols: inner }
+                Activations::F32 { rows: products, cols: inner }
             };
             // SAFETY: a task writes only its rows of its expert's pairs.
-            let out =
-                unsafe { OutRows::new(down.as_ptr().add(pairs.start * hidden), hidden, pairs.len(), hidden) };
+            let start = unsafe { shared_down.as_ptr().add(pairs.start * hidden) };
+            // SAFETY: as above.
+            let out = unsafe { OutRows::new(start, hidden, pairs.len(), hidden) };
             let tokens = Tokens::Range(pairs.clone());
             let product = matmul_rows_before(context.simd, view.down, rows.clone(), input, tokens, out, next);
             product.expect("the graph's widths agree");
             for pair in pairs {
                 let at = pair * hidden + rows.start..pair * hidden + rows.end;
                 // SAFETY: as above.
-                body.add_bias(2, (view.id, hidden, rows.start), unsafe { down.part(at) });
+                body.add_bias(2, (view.id, hidden, rows.start), unsafe { shared_down.part(at) });
             }
         });
         spent[1] += start.elapsed();
     })?;
 
-    let shared = SharedMut::new(out);
+    let (shared, down) = (SharedMut::new(out), &*down);
     context.for_rows(rows, hidden, &|row| {
-        // SAFETY: each row is one task's, and no expert writes outputs any more.
-        let (sum, down) =
-            unsafe { (shared.part(row * hidden..(row + 1) * hidden), down.part(0..pairs * hidden)) };
+        // SAFETY: each row is one task's.
+        let sum = unsafe { shared.part(row * hidden..(row + 1) * hidden) };
         sum.fill(0.0);
         let chosen = row * top_k..(row + 1) * top_k;
         for (pair, weight) in pair_of[chosen.clone()].iter().zip(&choice.weights[chosen]) {
@@ -274,4 +275,79 @@ pub(crate) fn moe_experts(
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::pool::ThreadPool;
+    use super::*;
+    use crate::graph::MatrixSpec;
+    use crate::{DType, Tensor};
+
+    /// Experts in memory, handed over one at a time.
+    struct Held(Vec<[Tensor; 3]>);
+
+    impl ExpertSource for Held {
+        fn announce(&mut self, _: ExpertSetId, _: &[u32]) -> Result<()> {
+            Ok(())
+        }
+
+        fn visit(
+            &mut self,
+            _: ExpertSetId,
+            experts: &[u32],
+            visitor: &mut dyn FnMut(&[ExpertView<'_>]),
+        ) -> Result<()> {
+            for id in experts {
+                let [gate, up, down] = &self.0[*id as usize];
+                visitor(&[ExpertView { id: *id, gate: Some(gate.view()), up: up.view(), down: down.view() }]);
+            }
+            Ok(())
+        }
+    }
+
+    /// Tasks of several threads get parts of scratch and of outputs that do not overlap, though all read the products.
+    #[test]
+    fn threads_share_no_elements() {
+        let (rows, hidden, inner, experts) = (96, 256, 96, 4);
+        let value = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 100.0;
+        let matrix = |rows: usize, cols: usize, seed: usize| {
+            let values: Vec<f32> = (0..rows * cols).map(|i| value(i + seed)).collect();
+            Tensor::from_f32(rows, cols, &values).unwrap()
+        };
+        let mut source = Held(
+            (0..experts)
+                .map(|e| {
+                    [matrix(inner, hidden, e), matrix(inner, hidden, e + 7), matrix(hidden, inner, e + 9)]
+                })
+                .collect(),
+        );
+        let spec = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
+        let (wide, down) = (spec(inner, hidden), spec(hidden, inner));
+        let set = ExpertSet { layer: 0, experts, gate: Some(wide), up: wide, down };
+        let choice = Choice {
+            ids: (0..rows).flat_map(|row| [(row % experts) as u32, ((row + 1) % experts) as u32]).collect(),
+            weights: vec![0.5; 2 * rows],
+        };
+        let x: Vec<f32> = (0..rows * hidden).map(value).collect();
+        let mut run = |threads: usize| {
+            let context = CpuContext {
+                pool: Arc::new(ThreadPool::new(threads)),
+                simd: Simd::detect(),
+                activations: ActivationMode::F32,
+                second_term: false,
+            };
+            let body =
+                ExpertBody { activation: Activation::SwiGlu, biases: None, weighted: Weighted::Output };
+            let mut out = vec![0.0; rows * hidden];
+            let input = (&x[..], &Q8Rows::new());
+            let set = (ExpertSetId(0), &set, body);
+            moe_experts(&context, &mut MoeScratch::new(false), set, input, &choice, &mut source, &mut out)
+                .unwrap();
+            out
+        };
+        assert_eq!(run(1), run(4));
+    }
 }

@@ -15,10 +15,17 @@ struct Style {
     item_separator: String,
     key_separator: String,
     sort_keys: bool,
+    /// Bytes that the text may have.
+    most: usize,
 }
 
-/// `value|tojson(ensure_ascii=…, indent=…, separators=…, sort_keys=…)`.
-pub(super) fn tojson(value: &Value, arguments: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+/// `value|tojson(ensure_ascii=…, indent=…, separators=…, sort_keys=…)`, a text of at most `most` bytes.
+pub(super) fn tojson(
+    value: &Value,
+    arguments: Rest<Value>,
+    kwargs: Kwargs,
+    most: usize,
+) -> Result<Value, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     if arguments.len() > names.len() {
         return Err(Error::from(ErrorKind::TooManyArguments));
@@ -61,6 +68,7 @@ pub(super) fn tojson(value: &Value, arguments: Rest<Value>, kwargs: Kwargs) -> R
         item_separator,
         key_separator,
         sort_keys: sort_keys.is_some_and(|value| value.is_true()),
+        most,
     };
     let mut output = String::new();
     style.value(value, 0, &mut output)?;
@@ -115,7 +123,7 @@ impl Style {
             if index > 0 {
                 output.push_str(&self.item_separator);
             }
-            self.line(depth + 1, output);
+            self.line(depth + 1, output)?;
             if let Some(key) = key {
                 match key.as_str() {
                     Some(key) => self.string(key, output),
@@ -126,19 +134,23 @@ impl Style {
             self.value(&item, depth + 1, output)?;
         }
         if !is_empty {
-            self.line(depth, output);
+            self.line(depth, output)?;
         }
         output.push(close);
         Ok(())
     }
 
-    fn line(&self, depth: usize, output: &mut String) {
-        if let Some(indent) = &self.indent {
-            output.push('\n');
-            for _ in 0..depth {
-                output.push_str(indent);
-            }
+    /// Begins an item, on a line of its own if there is an indent.
+    fn line(&self, depth: usize, output: &mut String) -> Result<(), Error> {
+        let indent = self.indent.as_deref().unwrap_or_default();
+        if output.len().saturating_add(indent.len().saturating_mul(depth)) > self.most {
+            return Err(invalid(format!("tojson: the text takes more than {} bytes", self.most)));
         }
+        if self.indent.is_some() {
+            output.push('\n');
+            output.extend(std::iter::repeat_n(indent, depth));
+        }
+        Ok(())
     }
 
     fn string(&self, text: &str, output: &mut String) {

@@ -8,20 +8,28 @@
 //! items before the first pass; a macro's default cannot refer to its other arguments, and macros have no `varargs` and
 //! `kwargs`; comparing none or something undefined by `<` is false, not an error; `strftime_now` gives UTC, not local
 //! time, because the standard library knows no time zones.
+//!
+//! Templates come from strangers, so what one may cost is bounded: the text of a template here, and what rendering it
+//! takes in `limits`. It runs on a stack of its own, and what goes wrong there is an error of the template.
 
+mod checked;
 mod json;
+mod limits;
 mod python;
 mod strftime;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use minijinja::machinery::{self, CodeGenerator, Instructions, Token};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::{Map, Value};
 
+use self::limits::Budget;
 use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::{Checkpoint, Format};
 use crate::tokenizer::read_json;
@@ -34,12 +42,22 @@ const TOOL_USE: &str = "tool_use";
 /// The names under which a message may carry its reasoning, the standard one first.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
+/// Most bytes of a template; published ones have a tenth of it.
+const MAX_SOURCE: usize = 256 << 10;
+/// Most words and signs of a tag, and most `elif`: they nest as deep as the stack must bear.
+const MAX_TOKENS: usize = 4096;
+/// Most blocks in one another; Python allows twenty.
+const MAX_BLOCKS: usize = 256;
+/// Bytes of the stack that templates are compiled and run on.
+const STACK: usize = 64 << 20;
+
 /// The chat template of a model.
 #[derive(Debug)]
 pub struct ChatTemplate {
     /// For error messages.
     path: PathBuf,
-    environment: Environment<'static>,
+    /// Templates by name, as minijinja reads them.
+    templates: BTreeMap<String, String>,
     /// The default template as it was given.
     source: String,
     /// Variables that every rendering sees.
@@ -58,17 +76,27 @@ impl ChatTemplate {
         templates: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self> {
         let path = path.as_ref();
-        let mut environment = environment();
+        let fail = |reason| Error::ChatTemplate { path: path.to_owned(), reason };
+        let mut prepared = BTreeMap::new();
         let mut default = String::new();
         for (name, source) in templates {
+            if source.len() > MAX_SOURCE {
+                let reason = format!("expected at most {MAX_SOURCE} bytes, got {}", source.len());
+                return Err(fail(reason));
+            }
             if name == DEFAULT {
                 default.clone_from(&source);
             }
-            environment
-                .add_template_owned(name, prepare(&source))
-                .map_err(|error| Error::ChatTemplate { path: path.to_owned(), reason: describe(&error) })?;
+            let source = prepare(&source);
+            on_own_stack(|| compile(&name, &source).map(|_| ())).map_err(fail)?;
+            prepared.insert(name, source);
         }
-        Ok(Self { path: path.to_owned(), environment, source: default, special_tokens: BTreeMap::new() })
+        Ok(Self {
+            path: path.to_owned(),
+            templates: prepared,
+            source: default,
+            special_tokens: BTreeMap::new(),
+        })
     }
 
     /// The template in a model's folder: `chat_template.jinja` (with `additional_chat_templates/NAME.jinja`), else
@@ -141,6 +169,11 @@ impl ChatTemplate {
         self
     }
 
+    /// The file that the template was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The Jinja text that is used when there are no tools.
     pub fn source(&self) -> &str {
         &self.source
@@ -199,28 +232,116 @@ impl ChatTemplate {
             minijinja::Value::from_function(move |format: &str| strftime::strftime(now, format)),
         );
 
-        let has = |name: &str| self.environment.get_template(name).is_ok();
-        let name = if tools.is_some() && has(TOOL_USE) { TOOL_USE } else { DEFAULT };
-        let template = self.environment.get_template(name).map_err(|error| fail(describe(&error)))?;
-        template.render(minijinja::Value::from_pairs(context)).map_err(|error| fail(describe(&error)))
+        let name = if tools.is_some() && self.templates.contains_key(TOOL_USE) { TOOL_USE } else { DEFAULT };
+        let Some(source) = self.templates.get(name) else {
+            return Err(fail(format!("there is no template {name:?}")));
+        };
+        let items = messages.len() + tools.and_then(Value::as_array).map_or(0, Vec::len);
+        let given = messages.iter().chain(tools).chain(variables.values()).map(weight);
+        let budget = Arc::new(Budget::new(items, given.sum(), source.len()));
+        on_own_stack(|| render(name, source, minijinja::Value::from_pairs(context), &budget)).map_err(fail)
     }
 }
 
-/// The language of transformers' templates.
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
-        environment.set_syntax(syntax);
+/// Bytes of text in `value`, and as many for each value as a template's count.
+fn weight(value: &Value) -> u64 {
+    limits::NODE
+        + match value {
+            Value::String(text) => text.len() as u64,
+            Value::Array(items) => items.iter().map(weight).sum(),
+            Value::Object(entries) => {
+                entries.iter().map(|(key, value)| limits::NODE + key.len() as u64 + weight(value)).sum()
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        }
+}
+
+/// Runs `work`, which may go as deep as a template says, on a stack that bears it.
+fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, minijinja::Error> + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("chat template".to_owned()).stack_size(STACK);
+        let thread =
+            builder.spawn_scoped(scope, work).map_err(|error| format!("no thread to run on: {error}"))?;
+        match thread.join() {
+            Ok(result) => result.map_err(|error| describe(&error)),
+            Err(_) => Err("it makes the template engine panic".to_owned()),
+        }
+    })
+}
+
+type Code<'a> = (Instructions<'a>, BTreeMap<&'a str, Instructions<'a>>);
+
+/// Refuses what nests deeper than [`STACK`] bears, before it is parsed: each word of a tag, each `elif`, and each block in
+/// another may be a level.
+fn check_depth(source: &str) -> Result<(), minijinja::Error> {
+    let (mut tokens, mut branches, mut blocks) = (0, 0, 0usize);
+    let (mut word, mut assigns) = (None, false);
+    for token in machinery::tokenize(source, false, syntax()) {
+        match token?.0 {
+            Token::VariableStart | Token::BlockStart => (tokens, word, assigns) = (0, None, false),
+            Token::BlockEnd => match word {
+                Some("elif") => branches += 1,
+                Some("if" | "for" | "with" | "macro" | "call" | "filter" | "block" | "autoescape") => {
+                    blocks += 1
+                }
+                Some("set") if !assigns => blocks += 1,
+                Some(word) if word.starts_with("end") => blocks = blocks.saturating_sub(1),
+                _ => {}
+            },
+            Token::Ident(ident) if tokens == 0 => (tokens, word) = (1, Some(ident)),
+            token => {
+                tokens += 1;
+                assigns |= matches!(token, Token::Assign);
+            }
+        }
+        if tokens > MAX_TOKENS || branches > MAX_TOKENS || blocks > MAX_BLOCKS {
+            let detail = format!(
+                "more than {MAX_TOKENS} words in a tag or branches, or {MAX_BLOCKS} blocks in one another"
+            );
+            return Err(minijinja::Error::new(ErrorKind::SyntaxError, detail));
+        }
     }
+    Ok(())
+}
+
+/// The template `source` with its checks, as instructions.
+fn compile<'a>(name: &'a str, source: &'a str) -> Result<Code<'a>, minijinja::Error> {
+    check_depth(source)?;
+    let tree = checked::checked(&machinery::parse(source, name, syntax())?)?;
+    let mut generator = CodeGenerator::new(name, source);
+    generator.compile_stmt(&tree);
+    Ok(generator.finish())
+}
+
+fn render(
+    name: &str,
+    source: &str,
+    context: minijinja::Value,
+    budget: &Arc<Budget>,
+) -> Result<String, minijinja::Error> {
+    let environment = environment(budget);
+    let (instructions, blocks) = compile(name, source)?;
+    let mut text = String::new();
+    let mut output = machinery::make_string_output(&mut text);
+    machinery::eval(&environment, &instructions, context, &blocks, &mut output, AutoEscape::None)?;
+    drop(output);
+    Ok(text)
+}
+
+/// Jinja's syntax with transformers' options.
+fn syntax() -> SyntaxConfig {
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default()
+}
+
+/// The language of transformers' templates, for one rendering.
+fn environment(budget: &Arc<Budget>) -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_syntax(syntax());
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_formatter(python::print);
-    environment.set_unknown_method_callback(python::call_method);
-    environment.add_filter("tojson", json::tojson);
     environment.add_filter("length", python::length);
     environment.add_filter("count", python::length);
     environment.add_filter("first", python::first);
     environment.add_filter("last", python::last);
-    environment.add_filter("list", python::list);
     environment.add_filter("trim", python::trim);
     environment.add_filter("title", python::title);
     environment.add_filter("string", python::string);
@@ -232,6 +353,7 @@ fn environment() -> Environment<'static> {
     environment.add_function("raise_exception", |message: &str| -> Result<String, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.to_owned()))
     });
+    limits::install(&mut environment, budget);
     environment
 }
 

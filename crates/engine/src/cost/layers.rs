@@ -4,16 +4,17 @@ use std::time::Instant;
 
 use moeflux_compute::backend::{
     ActivationMode, Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, KvType,
-    PAGE_TOKENS, Span, StateSlots,
+    PAGE_TOKENS, Span, StateSlots, page_bytes, slot_bytes,
 };
-use moeflux_compute::graph::{ExpertSet, ExpertSetId, Graph, LinearOp, Op, RouteOp};
+use moeflux_compute::graph::{ExpertSet, ExpertSetId, Graph, LinearOp, MatrixSpec, Op, RouteOp};
 use moeflux_compute::{Error as ComputeError, Tensor};
 
 use super::predict::{Layer, Prompt, Routed};
 use super::random_weights;
-use crate::Result;
+use crate::error::size;
 use crate::models::Model;
 use crate::sampler::random::Random;
+use crate::{Error, Result};
 
 /// Kinds of layers that are run, the most frequent first; others are taken to be as fast for their bytes.
 const MOST_KINDS: usize = 4;
@@ -43,7 +44,7 @@ pub struct MeasureOptions {
     pub context: usize,
     /// The prompt, in chunks as they will be.
     pub prompt: Prompt,
-    /// Bytes that measuring may take.
+    /// Bytes that measuring should take; a single layer may take up to twice as many.
     pub memory: u64,
     /// Bytes that the processor's last cache holds: weights that it could keep are no measure.
     pub cache: u64,
@@ -103,7 +104,8 @@ impl Measured {
 /// Runs a layer of every kind that `model` has on `backend`; `progress` gets what part of it is done.
 ///
 /// # Errors
-/// If there is no memory for a layer, or the backend cannot run it.
+/// [`Error::Budget`] if a layer takes more memory than measuring may, before any of it is allocated; or if the backend
+/// cannot run it.
 pub fn measure(
     model: &Model,
     backend: &dyn Backend,
@@ -169,19 +171,40 @@ fn enough(options: &MeasureOptions) -> u64 {
     (4 * options.cache).clamp(64 << 20, 1 << 30).min(options.memory / 4)
 }
 
+/// Bytes of the resident weights of `graph`.
+fn weight_bytes(graph: &Graph) -> u64 {
+    let bytes = |matrix: &MatrixSpec| matrix.bytes().map_or(u64::MAX, |bytes| bytes as u64);
+    graph.weights().iter().map(|weight| bytes(&weight.matrix)).fold(0, u64::saturating_add)
+}
+
+/// Refuses what takes more memory than measuring a layer may.
+fn check_memory(options: &MeasureOptions, parts: [(&str, u64); 3]) -> Result<()> {
+    let minimum = parts.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+    let budget = options.memory.saturating_mul(2);
+    if minimum > budget {
+        let parts: Vec<String> = parts
+            .iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(name, bytes)| format!("{name} {}", size(*bytes)))
+            .collect();
+        let parts = format!("to measure a layer: {}", parts.join(", "));
+        return Err(Error::Budget { budget, minimum, parts });
+    }
+    Ok(())
+}
+
 /// Bytes that a token reads of a layer.
 fn active_bytes(graph: &Graph, layer: usize) -> Result<u64> {
     let alone = graph.excerpt(&[layer], 1)?;
     let none = graph.excerpt(&[], 1)?;
-    let weights = |graph: &Graph| -> u64 {
-        graph.weights().iter().filter_map(|w| w.matrix.bytes().ok()).map(|bytes| bytes as u64).sum()
-    };
-    let experts: u64 = alone.expert_sets().iter().map(|set| expert_bytes(set) * top_k(&alone) as u64).sum();
-    Ok(weights(&alone).saturating_sub(weights(&none)) + experts)
+    let active = |set: &ExpertSet| expert_bytes(set).saturating_mul(top_k(&alone) as u64);
+    let experts = alone.expert_sets().iter().map(active).fold(0, u64::saturating_add);
+    Ok(weight_bytes(&alone).saturating_sub(weight_bytes(&none)).saturating_add(experts))
 }
 
 fn expert_bytes(set: &ExpertSet) -> u64 {
-    set.matrices().filter_map(|m| m.bytes().ok()).map(|bytes| bytes as u64).sum()
+    let bytes = set.matrices().map(|m| m.bytes().map_or(u64::MAX, |bytes| bytes as u64));
+    bytes.fold(0, u64::saturating_add)
 }
 
 fn top_k(graph: &Graph) -> usize {
@@ -198,10 +221,11 @@ fn measure_kind(
     (layers, active_bytes, overhead): (Vec<usize>, u64, f64),
 ) -> Result<LayerTimes> {
     let one = graph.excerpt(&layers[..1], 1)?;
-    let stored: u64 = one.expert_sets().iter().map(|set| expert_bytes(set) * set.experts as u64).sum();
+    let stored = |set: &ExpertSet| expert_bytes(set).saturating_mul(set.experts as u64);
+    let stored = one.expert_sets().iter().map(stored).fold(0, u64::saturating_add);
     let on_device = if options.device { stored } else { 0 };
     let wanted = enough(options).div_ceil(active_bytes.max(1));
-    let room = options.memory / 2 / (active_bytes + on_device).max(1);
+    let room = options.memory / 2 / active_bytes.saturating_add(on_device).max(1);
     let copies = wanted.min(room).clamp(1, MOST_COPIES as u64) as usize;
     let excerpt = Excerpt::new(graph, &vec![layers[0]; copies], SMALL_HEAD, random, options)?;
     let mut running = excerpt.compile(backend, options, 1)?;
@@ -270,13 +294,20 @@ impl Excerpt {
         options: &MeasureOptions,
     ) -> Result<Self> {
         let graph = whole.excerpt(layers, vocab_size)?;
+        let share = enough(options) / graph.expert_sets().len().max(1) as u64;
+        let least = |set: &ExpertSet| top_k(&graph).min(set.experts).max(1);
+        let kept = |set: &ExpertSet| {
+            let wanted = share.div_ceil(expert_bytes(set).max(1)) as usize;
+            wanted.clamp(least(set), set.experts.max(least(set)))
+        };
+        let experts =
+            graph.expert_sets().iter().map(|set| expert_bytes(set).saturating_mul(kept(set) as u64));
+        let bytes = experts.fold(weight_bytes(&graph), u64::saturating_add);
+        check_memory(options, [("weights", bytes), ("keys, values and states", 0), ("scratch", 0)])?;
         let weights = random_weights::of_graph(&graph, random)?;
         let mut experts: Vec<Vec<Expert>> = vec![];
-        let share = enough(options) / graph.expert_sets().len().max(1) as u64;
         for set in graph.expert_sets() {
-            let least = top_k(&graph).min(set.experts).max(1);
-            let kept =
-                (share.div_ceil(expert_bytes(set).max(1)) as usize).clamp(least, set.experts.max(least));
+            let kept = kept(set);
             let expert = |_| {
                 let mut matrix = |spec| random_weights::matrix(spec, random);
                 Ok(Expert {
@@ -301,6 +332,13 @@ impl Excerpt {
             state_slots: 1,
             keep_experts: false,
         };
+        let state = (page_bytes(&self.graph, options.kv_type) as u64)
+            .saturating_mul(pages as u64)
+            .saturating_add(slot_bytes(&self.graph) as u64);
+        let scratch = backend.scratch_bytes(&self.graph, compile) as u64;
+        let weights = weight_bytes(&self.graph);
+        let parts = [("weights", weights), ("keys, values and states", state), ("scratch", scratch)];
+        check_memory(options, parts)?;
         let mut executable = backend.compile(&self.graph, self.weights.clone(), compile)?;
         executable.reserve_pages(pages)?;
         executable.reserve_slots(1)?;
@@ -417,6 +455,6 @@ fn overlapping(layer: &Graph) -> f64 {
     let after: u64 =
         of_layer().skip_while(|node| !matches!(node.op, Op::Route(_))).map(|node| bytes(&node.op)).sum();
     let expert = layer.expert_sets().first().map_or(0, expert_bytes);
-    let experts = expert * top_k(layer) as u64;
+    let experts = expert.saturating_mul(top_k(layer) as u64);
     (after + experts.saturating_sub(expert)) as f64 / (all + experts).max(1) as f64
 }

@@ -22,7 +22,8 @@ impl Replayed {
     fn add(&mut self, shape: &SetShape, asked: usize, hits: usize) {
         self.asked += asked as u64;
         self.hits += hits as u64;
-        self.bytes_read += shape.expert_bytes * (asked - hits) as u64;
+        let read = shape.expert_bytes.saturating_mul((asked - hits) as u64);
+        self.bytes_read = self.bytes_read.saturating_add(read);
     }
 
     /// Share of requests that were hits, 0..=1.

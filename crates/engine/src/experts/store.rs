@@ -75,6 +75,9 @@ struct Layout {
     at: Vec<usize>,
 }
 
+/// Reads that [`ExpertStore::sample`] makes, or one of each plane of each layer.
+const MOST_SAMPLES: usize = 4096;
+
 /// Ranges are read in one go if what lies between them is less than a page and than this part of what is read.
 const GAP_PART: u64 = 16;
 
@@ -208,6 +211,34 @@ impl ExpertStore {
             at: *at,
         };
         layout.runs.iter().map(part).collect()
+    }
+
+    /// Passes samples of up to `len` bytes of every layer's experts to `visit`: of experts spread over the layer, from
+    /// the beginning of the first one's planes to the end of the last one's, after how each stores them. All is passed
+    /// where experts are few and small; some thousand reads are made at most where they are not.
+    ///
+    /// # Errors
+    /// [`Error::Read`] if the checkpoint cannot be read.
+    pub fn sample(&self, len: usize, mut visit: impl FnMut(&[u8])) -> Result<()> {
+        let each = MOST_SAMPLES / self.sets.len().max(1);
+        let mut bytes = vec![0; len];
+        for Stored { experts, .. } in &self.sets {
+            let planes = experts.first().map_or(0, |(location, _)| location.ranges().count());
+            let count = (each / planes.max(1)).clamp(1, experts.len().max(1));
+            let last = (count - 1).max(1);
+            for index in 0..count.min(experts.len()) {
+                let (location, _) = &experts[index * (experts.len() - 1) / last];
+                visit(&[location.form as u8]);
+                for range in location.ranges() {
+                    let part = &mut bytes[..len.min(usize::try_from(range.len).unwrap_or(len))];
+                    let room = range.len - part.len() as u64;
+                    let at = (u128::from(room) * index as u128 / last as u128) as u64;
+                    self.files[range.file].read_exact_at(range.offset + at, part)?;
+                    visit(part);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The expert's weights in a slot that its reads have filled.

@@ -65,8 +65,13 @@ impl UringQueue {
         })
     }
 
-    /// Gives the kernel what it may have of the backlog, and waits until `want` reads have completed.
+    /// As [`UringQueue::try_enter`], which fails only by a fault of ours.
     fn enter(&mut self, want: usize) {
+        self.try_enter(want).expect("the kernel takes a ring that it made");
+    }
+
+    /// Gives the kernel what it may have of the backlog, and waits until `want` reads have completed.
+    fn try_enter(&mut self, want: usize) -> std::io::Result<()> {
         let mut pushed = 0;
         while self.in_kernel < self.depth
             && let Some((slot, index)) = self.backlog.pop_front()
@@ -88,14 +93,16 @@ impl UringQueue {
             pushed += 1;
         }
         if pushed == 0 && want == 0 {
-            return;
+            return Ok(());
         }
         // Interrupted or short of memory: what was pushed is still there.
         let again = [Errno::INTR, Errno::AGAIN, Errno::BUSY].map(Errno::raw_os_error);
         while let Err(error) = self.ring.submit_and_wait(want) {
-            let known = error.raw_os_error().is_some_and(|code| again.contains(&code));
-            assert!(known, "the kernel refuses a ring that it made: {error}");
+            if !error.raw_os_error().is_some_and(|code| again.contains(&code)) {
+                return Err(error);
+            }
         }
+        Ok(())
     }
 
     /// Files completed reads.
@@ -177,7 +184,12 @@ impl Drop for UringQueue {
         // The kernel writes to buffers until their reads have completed.
         self.backlog.clear();
         while self.in_kernel > 0 {
-            self.enter(1);
+            if self.try_enter(1).is_err() {
+                // Nobody can say when the reads end, so their memory is given up. Without a panic, which would end the
+                // process if another one had led here.
+                std::mem::forget(std::mem::take(&mut self.requests));
+                return;
+            }
             self.reap();
             self.backlog.clear();
         }
@@ -188,7 +200,8 @@ impl Drop for UringQueue {
 mod tests {
     use std::fs::File;
     use std::io::Write;
-    use std::os::fd::OwnedFd;
+    use std::mem::ManuallyDrop;
+    use std::os::fd::{FromRawFd, OwnedFd};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
@@ -223,5 +236,35 @@ mod tests {
             writer.write_all(b"four").unwrap();
         }
         thread.join().unwrap();
+    }
+
+    /// A queue with reads under way whose ring the kernel no longer takes for one.
+    fn broken() -> Option<UringQueue> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(PAGE_BYTES as u64).unwrap();
+        let file = Arc::new(CheckpointFile::open(file.path()).unwrap());
+        // Where a sandbox forbids io_uring there is nothing to test.
+        let mut queue = UringQueue::new(4).ok()?;
+        for tag in 0..3 {
+            let parts = vec![ReadPart { file: Arc::clone(&file), offset: 0, len: PAGE_BYTES, at: 0 }];
+            let buffer = HostBuffer::zeroed(PAGE_BYTES).unwrap();
+            queue.submit(ReadRequest { tag, buffer, parts, mode: ReadMode::Buffered });
+        }
+        assert!(queue.in_kernel > 0);
+        // SAFETY: the descriptor is the ring's and stays its own: it is replaced, not closed.
+        let mut ring = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(queue.ring.as_raw_fd()) });
+        rustix::io::dup2(File::open("/dev/null").unwrap(), &mut ring).unwrap();
+        Some(queue)
+    }
+
+    #[test]
+    fn dropping_a_queue_never_panics() {
+        drop(broken());
+        let queue = broken();
+        let payload = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _queue = queue;
+            std::panic::panic_any(7);
+        }));
+        assert_eq!(payload.unwrap_err().downcast_ref(), Some(&7));
     }
 }

@@ -349,13 +349,21 @@ pub fn shared_experts(config: &Config<'_>, key: &str, default: usize) -> Result<
     Ok(width.map(|width| SharedExpert { module: "mlp.shared_experts", width, gate: None }))
 }
 
+/// Most experts of all layers, ten times what any model has: where each is stored takes memory.
+const MOST_EXPERTS: usize = 1 << 20;
+
 /// Experts of a layer, and how many of them a token goes through; `top_k` is the family's default.
 ///
 /// # Errors
-/// [`crate::Error::Config`] for what is missing, or more experts per token than there are.
+/// [`crate::Error::Config`] for what is missing, more experts than memory is for, or more per token than there are.
 pub fn expert_counts(config: &Config<'_>, top_k: Option<usize>) -> Result<(usize, usize)> {
     let key = "num_experts_per_tok";
     let experts = config.size("num_experts")?;
+    let layers = config.num_hidden_layers()?;
+    if experts * layers > MOST_EXPERTS {
+        let expected = format!("at most {} in each of {layers} layers", MOST_EXPERTS / layers);
+        return Err(config.unsupported("num_experts", &expected));
+    }
     let top_k = config.optional_size(key)?.or(top_k).map_or_else(|| config.size(key), Ok)?;
     if top_k > experts {
         return Err(config.unsupported(key, &format!("at most the {experts} experts")));

@@ -155,6 +155,20 @@ pub(crate) fn gguf_counterparts(config: &Value) -> Vec<(&'static str, Value)> {
 /// Largest width, count of heads, experts or layers: far beyond any model's, and three of them multiply without overflow.
 const MAX_SIZE: u64 = 1 << 20;
 
+/// Most layers and most experts of a layer, each some ten times what any model has: they are not only multiplied, each
+/// takes memory.
+const MAX_LAYERS: u64 = 1 << 12;
+const MAX_EXPERTS: u64 = 1 << 12;
+
+/// The largest size that `key` may have.
+fn largest(key: &str) -> u64 {
+    match key {
+        "num_hidden_layers" => MAX_LAYERS,
+        "num_experts" => MAX_EXPERTS,
+        _ => MAX_SIZE,
+    }
+}
+
 /// Most positions: what a window that is none may be set to.
 const MAX_POSITIONS: u64 = 1 << 32;
 
@@ -469,7 +483,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
-        self.whole(key, 1..=MAX_SIZE)
+        self.whole(key, 1..=largest(key))
     }
 
     /// As [`Config::optional_size`], or zero.
@@ -477,7 +491,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn count(&self, key: &str) -> Result<Option<usize>> {
-        self.whole(key, 0..=MAX_SIZE)
+        self.whole(key, 0..=largest(key))
     }
 
     /// A number of positions, which may be much larger than a size. Nothing if the key is absent.
@@ -509,7 +523,11 @@ impl<'a> Config<'a> {
             Some(kinds) => kinds.len(),
             None => self.letters("hybrid_override_pattern")?.map_or(0, |letters| letters.len()),
         };
-        if listed > 0 { Ok(listed) } else { self.size(key) }
+        match listed {
+            0 => self.size(key),
+            listed if listed as u64 <= MAX_LAYERS => Ok(listed),
+            _ => Err(self.unsupported("layers_block_type", &format!("at most {MAX_LAYERS} layers"))),
+        }
     }
 
     /// A number that f32 can hold, or nothing if the key is absent.
@@ -665,13 +683,23 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A list of integers; empty if the key is absent.
+    /// A list of integers, which may be zero; empty if the key is absent.
     ///
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn sizes(&self, key: &str) -> Result<Vec<usize>> {
-        let item = |v: &Value| v.as_u64().map(|n| n as usize);
+        let item = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
         let convert = |v: &Value| v.as_array()?.iter().map(item).collect();
+        let expected = format!("a list of integers up to {MAX_SIZE}");
+        Ok(self.optional(key, &expected, convert)?.unwrap_or_default())
+    }
+
+    /// A list of integers of any size; empty if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn whole_numbers(&self, key: &str) -> Result<Vec<u64>> {
+        let convert = |v: &Value| v.as_array()?.iter().map(Value::as_u64).collect();
         Ok(self.optional(key, "a list of integers", convert)?.unwrap_or_default())
     }
 
@@ -711,11 +739,12 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn listed_sizes(&self, key: &str) -> Result<Option<Vec<usize>>> {
-        let item = |v: &Value| v.as_u64().map(|n| n as usize);
+        let item = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
+        let part = |part: &str| part.parse().ok().filter(|n| *n as u64 <= MAX_SIZE);
         self.optional(key, "integers with commas between them", |v| match v {
             Value::String(text) => {
                 let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-                parts.map(|part| part.parse().ok()).collect()
+                parts.map(part).collect()
             }
             other => other.as_array()?.iter().map(item).collect(),
         })

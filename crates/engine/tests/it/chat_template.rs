@@ -213,3 +213,128 @@ fn line_ends_are_read_as_jinja_reads_them() {
         ChatTemplate::new("t.jinja", "a\r\n{% if true %}\r\nb\rc{% endif %}\r\n").expect("compiles");
     assert_eq!(render(&template, None), "a\nb\nc");
 }
+
+/// Templates that would take more time or memory than there is, each in another way.
+fn costly() -> Vec<String> {
+    let growing = |step: &str| {
+        format!(
+            "{{% set ns = namespace(x='ab') %}}{{% for i in range(100) %}}{step}{{% endfor %}}{{{{ ns.x }}}}"
+        )
+    };
+    let mut all: Vec<String> = [
+        "{{ 'x'|indent(10000000000) }}",
+        "{{ 'x\ny'|indent(width=10000000000) }}",
+        "{{ '{:>2000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 2000000000) }}",
+        "{{ '%2000000000d'|format(1) }}",
+        "{{ '%*d'|format(2000000000, 1) }}",
+        "{{ ('%99999d' * 30000)|format(1) }}",
+        "{{ 'x'.center(10000000000) }}",
+        "{{ 'x'.ljust(10000000000) }}",
+        "{{ 'x'.zfill(10000000000) }}",
+        "{{ 'ab' * 10000000000 }}",
+        "{{ 9223372036854775807 * 'ab' }}",
+        "{{ [0] * 100000000 }}",
+        "{{ (0, 1) * 50000000 }}",
+        "{{ [[0] * 100000] * 100000 }}",
+        "{{ range(100000)|join('x' * 100000) }}",
+        "{{ ('x' * 100000).join(range(100000)) }}",
+        "{{ [1]|batch(10000000000, 'x') }}",
+        "{{ [1]|slice(10000000000, 'x')|list }}",
+        "{{ [[[1], [2]]]|tojson(indent='x' * 2000000) }}",
+        "{{ range(1000)|list|tojson(separators=('x' * 1000000, ':')) }}",
+        "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% set x = range(90000)|list %}{% for i in range(90000) %}{% if x == x + [] %}{% endif %}{% endfor %}",
+        "{% set x = 'ab' * 1000000 %}{% for i in range(90000) %}{{ x|length }}{% endfor %}",
+    ]
+    .map(str::to_owned)
+    .into();
+    all.extend(
+        [
+            "{% set ns.x = ns.x ~ ns.x %}",
+            "{% set ns.x = ns.x + ns.x %}",
+            "{% set ns.x = ns.x * 2 %}",
+            "{% set ns.x = ns.x|replace('ab', 'abab') %}",
+            "{% set ns.x = ns.x.replace('ab', 'abab') %}",
+            "{% set ns.x = '{0}{0}'.format(ns.x) %}",
+            "{% set ns.x = '%s%s'|format(ns.x, ns.x) %}",
+            "{% set ns.x = [ns.x, ns.x]|join %}",
+            "{% set ns.x = [ns.x, ns.x] %}",
+            "{% set ns.x = (ns.x, ns.x) %}",
+            "{% set ns.x = {'a': ns.x, 'b': ns.x} %}",
+            "{% set ns.x = [ns.x]|list + [ns.x] %}",
+            "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}",
+            "{% set ns.x %}{% filter upper %}{{ ns.x }}{{ ns.x }}{% endfilter %}{% endset %}",
+            "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns.x = m(ns.x) %}",
+        ]
+        .map(growing),
+    );
+    // As deep as the template is long.
+    all.push(format!("{{{{ 1{} }}}}", " ~ 1".repeat(50_000)));
+    all.push(format!("{{{{ {}1{} }}}}", "(".repeat(50_000), ")".repeat(50_000)));
+    all.push(format!("{{{{ {}1 }}}}", "not ".repeat(50_000)));
+    all.push(format!("{{{{ x{} }}}}", "|upper".repeat(30_000)));
+    all.push(format!("{}{}", "{% if 1 %}".repeat(10_000), "{% endif %}".repeat(10_000)));
+    all.push(format!("{{% if 1 %}}{}{{% endif %}}", "{% elif 1 %}".repeat(15_000)));
+    all.push(format!("{{% for i in range(90000) %}}{}{{% endfor %}}", "x".repeat(200_000)));
+    all.push("x".repeat(1 << 20));
+    all.push("{{ 'ab' * 50000000 }}".repeat(1000));
+    all.push(format!(
+        "{{% set ns = namespace(x=[]) %}}{{% for i in range(90000) %}}{}{{% endfor %}}{{{{ ns.x }}}}",
+        "{% set ns.x = [ns.x] %}"
+    ));
+    all
+}
+
+#[test]
+fn costly_templates_are_refused() {
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    for source in costly() {
+        let what = &source[..source.len().min(120)];
+        let start = std::time::Instant::now();
+        let rendered = ChatTemplate::new("model/chat_template.jinja", &source)
+            .and_then(|template| template.render(&messages, None, true, &Map::new()));
+        let seconds = start.elapsed().as_secs_f64();
+        match rendered {
+            Err(error @ Error::ChatTemplate { .. }) => {
+                assert!(error.to_string().contains("model/chat_template.jinja"), "{error}");
+            }
+            Err(other) => panic!("{what}: {other}"),
+            Ok(text) => panic!("{what}: {} bytes", text.len()),
+        }
+        assert!(seconds < 20.0, "{what}: {seconds} s");
+    }
+}
+
+/// Iterators upon iterators would be as deep as the stack is not.
+#[test]
+fn slices_of_slices_are_lists() {
+    let template = ChatTemplate::new(
+        "t",
+        "{% set ns = namespace(x=[1, 2], y='') %}{% for i in range(20000) %}{% set ns.x = (ns.x[0:]|reverse)|list + [] %}\
+         {% endfor %}{{ ns.x }}",
+    )
+    .unwrap();
+    assert_eq!(template.render(&json!([]), None, true, &Map::new()).unwrap(), "[1, 2]");
+}
+
+/// What a template may cost grows with the conversation.
+#[test]
+fn long_conversations_are_rendered() {
+    let source = std::fs::read_to_string(folder().join("chatml_thinking.jinja")).unwrap();
+    let template = ChatTemplate::new("t", &source).unwrap();
+    let appended = "{% set ns = namespace(text='') %}{% for m in messages %}{% set ns.text = ns.text ~ m.role ~ ': ' ~ \
+        m.content.strip() ~ '\n' %}{% if messages[loop.index0:]|length == 1 %}{{ ns.text }}{% endif %}{% endfor %}";
+    let appended = ChatTemplate::new("t", appended).unwrap();
+    let long = "word ".repeat(400);
+    for (count, content) in [(1000, long.as_str()), (1, &long.repeat(1000)), (3, "Hi")] {
+        let roles = ["user", "assistant"];
+        let messages: Vec<Value> =
+            (0..count).map(|i| json!({"role": roles[i % 2], "content": content})).collect();
+        for template in [&template, &appended] {
+            let text = template.render(&Value::from(messages.clone()), None, true, &Map::new()).unwrap();
+            assert!(text.len() >= count * content.trim().len(), "{count}");
+        }
+    }
+}

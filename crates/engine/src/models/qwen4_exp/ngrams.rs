@@ -104,11 +104,11 @@ impl<'a> LayerEmbeddings<'a> {
         };
         let end = end as u32;
         let numbers = |key: &str, count: usize| -> Result<Vec<u64>> {
-            let found = config.sizes(key)?;
-            match found.len() == count {
-                true => Ok(found.into_iter().map(|number| number as u64).collect()),
-                false => Err(config.unsupported(key, &format!("{count} numbers"))),
+            let found = config.whole_numbers(key)?;
+            if found.len() != count {
+                return Err(config.unsupported(key, &format!("{count} numbers")));
             }
+            Ok(found)
         };
         let multipliers = numbers("layer_multipliers", size)?;
         let head_rows = numbers("ngram_heads_vocab_sizes", heads)?;
