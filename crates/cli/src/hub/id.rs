@@ -93,9 +93,21 @@ mod tests {
             check(path, None);
         }
         // Revisions become parts of paths.
-        for revision in
-            ["/tmp/x", "..", "../x", "x/../../y", "./x", "x/", "x//y", "a..b", "-x", "x y", "x\\y", "x\0", "x\n"]
-        {
+        for revision in [
+            "/tmp/x",
+            "..",
+            "../x",
+            "x/../../y",
+            "./x",
+            "x/",
+            "x//y",
+            "a..b",
+            "-x",
+            "x y",
+            "x\\y",
+            "x\0",
+            "x\n",
+        ] {
             check(&format!("a/b@{revision}"), None);
         }
     }
