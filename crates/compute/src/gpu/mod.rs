@@ -18,6 +18,7 @@
 
 mod attention;
 mod backend;
+mod budget;
 mod compressed;
 #[cfg(target_os = "linux")]
 pub mod cuda;

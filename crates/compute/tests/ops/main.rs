@@ -43,7 +43,8 @@ fn what_is_to_be_tested_is_here() {
 fn a_backend_that_is_not_here_passes_no_test() {
     let passes = |only: &str| {
         let mut tests = Command::new(std::env::current_exe().unwrap());
-        let output = tests.arg("what_is_to_be_tested_is_here").env("MOEFLUX_TEST_ONLY", only).output().unwrap();
+        let output =
+            tests.arg("what_is_to_be_tested_is_here").env("MOEFLUX_TEST_ONLY", only).output().unwrap();
         output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed")
     };
     assert!(passes("CPU") && passes("the emulator"));

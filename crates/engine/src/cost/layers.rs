@@ -300,6 +300,8 @@ impl Excerpt {
             max_rows: rows.max(1),
             pages,
             state_slots: 1,
+            positions,
+            sequences: 1,
             keep_experts: false,
         };
         let plan = Plan::new(&self.graph, |_| true);
