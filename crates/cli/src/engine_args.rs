@@ -88,6 +88,8 @@ pub struct Sharing {
     pub sequences: usize,
     /// Positions of all of them together.
     pub kv_tokens: Option<usize>,
+    /// Bytes of `--memory` for what they are made from.
+    pub reserved: u64,
 }
 
 /// How to run the model.
@@ -115,7 +117,7 @@ pub struct EngineArgs {
     /// Positions of the context [default: the model's, at most 4096, fewer if memory is short]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub context: Option<usize>,
-    /// Precision of activations in products with quantised weights
+    /// Precision of activations in products with quantised weights [default: int8; f32 for `logits`]
     #[arg(long, value_name = "MODE", help_heading = "Engine")]
     pub activations: Option<Activations>,
     /// Precision of cached keys and values [default: f16; f32 with --activations f32]
@@ -264,14 +266,14 @@ impl EngineArgs {
 
     /// Opens a model without its tokenizer, with a progress bar where a person watches.
     pub fn open(&self, model: &Path, default: Activations) -> Result<Engine> {
-        self.open_shared(model, default, Sharing { sequences: 1, kv_tokens: None })
+        self.open_shared(model, default, Sharing { sequences: 1, kv_tokens: None, reserved: 0 })
     }
 
     /// As [`EngineArgs::open`], for several sequences at the same time.
     pub fn open_shared(&self, model: &Path, default: Activations, sharing: Sharing) -> Result<Engine> {
         let (backend, options) = self.resolve(default)?;
-        let Sharing { sequences, kv_tokens } = sharing;
-        let options = Options { sequences, kv_tokens, ..options };
+        let Sharing { sequences, kv_tokens, reserved } = sharing;
+        let options = Options { sequences, kv_tokens, reserved, ..options };
         let bar = loading_bar()?;
         let engine = Engine::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
@@ -280,14 +282,14 @@ impl EngineArgs {
 
     /// Opens a model with its tokenizer and chat template.
     pub fn open_text(&self, model: &Path) -> Result<TextModel> {
-        self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None })
+        self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None, reserved: 0 })
     }
 
     /// Opens a model for several sequences at the same time.
     pub fn open_text_shared(&self, model: &Path, sharing: Sharing) -> Result<TextModel> {
         let (backend, options) = self.resolve(Activations::Int8)?;
-        let Sharing { sequences, kv_tokens } = sharing;
-        let options = Options { sequences, kv_tokens, ..options };
+        let Sharing { sequences, kv_tokens, reserved } = sharing;
+        let options = Options { sequences, kv_tokens, reserved, ..options };
         let bar = loading_bar()?;
         let model =
             TextModel::open(model, &*backend, &options, |loaded, total| advance(&bar, loaded, total))?;

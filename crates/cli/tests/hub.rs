@@ -223,12 +223,18 @@ fn only_a_commit_names_a_snapshot() {
 fn names_that_the_hub_sends_stay_within_the_snapshot() {
     let outside = tempfile::tempdir().unwrap();
     let absolute = outside.path().join("x.gguf").to_str().unwrap().to_owned().leak();
-    for name in [absolute, "../x.gguf", "a/../../../x.gguf", "./x.gguf", "a//x.gguf", "..", "a/..", "x\0.gguf"] {
-        let hub = Hub::start(vec![File::large("model.gguf", b"x".to_vec()), File::large(name, b"y".to_vec())]);
+    for name in
+        [absolute, "../x.gguf", "a/../../../x.gguf", "./x.gguf", "a//x.gguf", "..", "a/..", "x\0.gguf"]
+    {
+        let hub =
+            Hub::start(vec![File::large("model.gguf", b"x".to_vec()), File::large(name, b"y".to_vec())]);
         let user = User::of(&hub);
         for command in [["pull", MODEL], ["inspect", MODEL]] {
             let message = refusal(&mut user.moeflux(&command));
-            assert!(message.contains("file name: expected a path within the repository"), "{name}: {message}");
+            assert!(
+                message.contains("file name: expected a path within the repository"),
+                "{name}: {message}"
+            );
         }
         assert_eq!(user.blobs(), Vec::<String>::new(), "{name}");
         assert!(hub.asked().is_empty(), "{name}");
