@@ -54,6 +54,8 @@ pub struct Sharing {
     pub sequences: usize,
     /// Positions of all of them together.
     pub kv_tokens: Option<usize>,
+    /// Bytes of `--memory` for what they are made from.
+    pub reserved: u64,
 }
 
 /// How to run the model.
@@ -81,7 +83,7 @@ pub struct EngineArgs {
     /// Context length in tokens [default: the model's, at most 4096; less if memory is short]
     #[arg(long, value_name = "N", help_heading = "Engine")]
     pub context: Option<usize>,
-    /// Precision of activations in products with quantised weights
+    /// Precision of activations in products with quantised weights [default: int8; f32 for `logits`]
     #[arg(long, value_name = "MODE", help_heading = "Engine")]
     pub activations: Option<Activations>,
     /// Precision of cached keys and values [default: f16; f32 with --activations f32]
@@ -161,7 +163,7 @@ impl EngineArgs {
             Kv::F16 => KvType::F16,
             Kv::F32 => KvType::F32,
         });
-        let Sharing { sequences, kv_tokens } = sharing;
+        let Sharing { sequences, kv_tokens, reserved } = sharing;
         let engine = Options {
             memory: self.memory,
             expert_cache: self.expert_cache,
@@ -169,6 +171,7 @@ impl EngineArgs {
             context: self.context,
             sequences,
             kv_tokens,
+            reserved,
             activations,
             kv_type,
             read_mode: self.read_mode,
@@ -186,7 +189,7 @@ impl EngineArgs {
 
     /// Opens a model without its tokenizer, with a progress bar on a terminal.
     pub fn open(&self, model: &Path, default: Activations) -> Result<Engine> {
-        self.open_shared(model, default, Sharing { sequences: 1, kv_tokens: None })
+        self.open_shared(model, default, Sharing { sequences: 1, kv_tokens: None, reserved: 0 })
     }
 
     /// As [`EngineArgs::open`], for several sequences at the same time.
@@ -200,7 +203,7 @@ impl EngineArgs {
 
     /// Opens a model with its tokenizer and chat template.
     pub fn open_text(&self, model: &Path) -> Result<TextModel> {
-        self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None })
+        self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None, reserved: 0 })
     }
 
     /// Opens a model for several sequences at the same time.

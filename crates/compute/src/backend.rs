@@ -59,6 +59,10 @@ pub struct CompileOptions {
     pub pages: usize,
     /// See [`CompileOptions::pages`].
     pub state_slots: usize,
+    /// Positions that one sequence may have, as far as that is known; else it may have all pages.
+    pub positions: usize,
+    /// Sequences that a batch may have, as far as that is known.
+    pub sequences: usize,
     /// Whether the graph may take [`Backend::expert_bytes`] bytes of host memory.
     pub keep_experts: bool,
 }

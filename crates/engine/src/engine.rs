@@ -30,6 +30,8 @@ use crate::{Error, Result};
 pub struct Options {
     /// Bytes for everything: resident weights, context, scratch, experts. By default what the system grants.
     pub memory: Option<u64>,
+    /// Bytes of that which the caller needs for itself.
+    pub reserved: u64,
     /// Expert slots, in place of those that the memory budget leaves.
     pub expert_cache: Option<usize>,
     /// Most tokens evaluated at once. By default 512, up to 2048 where experts stream, or fewer if memory is short.
@@ -65,6 +67,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             memory: None,
+            reserved: 0,
             expert_cache: None,
             chunk: None,
             context: None,
@@ -205,8 +208,10 @@ impl Engine {
             activations: options.activations,
             kv_type,
             max_rows: chunk,
-            pages: context.div_ceil(moeflux_compute::backend::PAGE_TOKENS),
+            pages,
             state_slots,
+            positions: context,
+            sequences: options.sequences.max(1),
             keep_experts,
         };
         let description = backend.describe();

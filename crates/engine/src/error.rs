@@ -94,6 +94,16 @@ pub enum Error {
         /// Names that are supported, comma-separated.
         supported: String,
     },
+    /// Weights are quantised in a way that cannot be read.
+    #[error("{}: {got}: not supported; supported are {readable}", path.display())]
+    UnsupportedQuantization {
+        /// The file that says so.
+        path: PathBuf,
+        /// The method, as in `compressed-tensors INT4, pack-quantized`.
+        got: String,
+        /// What can be read.
+        readable: &'static str,
+    },
     /// The tokenizer is missing, malformed or does not fit the model.
     #[error("{}: tokenizer: {reason}", path.display())]
     Tokenizer {

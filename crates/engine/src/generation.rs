@@ -274,16 +274,27 @@ pub fn encode_chat(
     template: Option<&ChatTemplate>,
     conversation: &ChatPrompt<'_>,
 ) -> Result<EncodedChat> {
+    encode_chat_within(tokenizer, template, conversation, usize::MAX)
+}
+
+/// As [`encode_chat`], for a context of so many positions: what is too long by far is refused before it is tokenised whole.
+pub(crate) fn encode_chat_within(
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    conversation: &ChatPrompt<'_>,
+    context: usize,
+) -> Result<EncodedChat> {
     let ChatPrompt { messages, tools, variables } = *conversation;
     let Some(template) = template else {
         let text = messages.last().and_then(|m| m.get("content")).and_then(Value::as_str).unwrap_or_default();
-        return Ok(EncodedChat { tokens: tokenizer.encode(text, AddSpecial::Yes)?, text: text.to_owned() });
+        let tokens = tokenizer.encode_within(text, AddSpecial::Yes, context)?;
+        return Ok(EncodedChat { tokens, text: text.to_owned() });
     };
     let none = Map::new();
     let messages = Value::Array(messages.to_vec());
     let text = template.render(&messages, tools, true, variables.unwrap_or(&none))?;
     // Templates write the special tokens themselves.
-    let tokens = tokenizer.encode(&text, AddSpecial::No)?;
+    let tokens = tokenizer.encode_within(&text, AddSpecial::No, context)?;
     if tokens.is_empty() {
         let reason = "it makes no text of these messages".to_owned();
         return Err(Error::ChatTemplate { path: template.path().to_owned(), reason });

@@ -149,6 +149,9 @@ impl Budget {
 }
 
 #[cfg(test)]
+mod measured;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

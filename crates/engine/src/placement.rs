@@ -87,7 +87,8 @@ impl Placement {
             let scratch = backend.scratch_bytes(&model.graph, compile) as u64;
             let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages(context) as u64);
             let kv = kv.saturating_add(states);
-            Needs { kept, ..Needs::new(trunk, kv, scratch, model.graph.vocab_size()) }
+            let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
+            Needs { kept, overhead: needs.overhead.saturating_add(options.reserved), ..needs }
         };
         // Where the backend can keep all experts and there is memory for that, only those slots are wanted that experts
         // pass through.

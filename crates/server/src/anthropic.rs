@@ -47,12 +47,12 @@ fn with_id(mut response: Response) -> Response {
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
-    let request: MessagesRequest = body::json(&app, request).await?;
+    let (request, room) = body::json::<MessagesRequest>(&app, request).await?;
     app.check_model(Some(&request.model))?;
     let stream = request.stream.unwrap_or(false);
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "is missing"))?;
     let ask = request.ask()?;
-    let answers = Ask { max_tokens: Some(max_tokens), ..ask }.submit(&app).await?;
+    let answers = Ask { max_tokens: Some(max_tokens), ..ask }.submit(&app, room).await?;
     let prompt_tokens = answers.prompt_tokens();
     let mut reply =
         Reply { id: unique("msg_"), app, prompt_tokens, blocks: 0, open: None, calls: 0, done: None };
@@ -65,11 +65,12 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
 
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
     let counted = async {
-        let request: MessagesRequest = body::json(&app, request).await?;
+        let (request, room) = body::json::<MessagesRequest>(&app, request).await?;
         app.check_model(Some(&request.model))?;
         let ask = request.ask()?;
         let theirs = Arc::clone(&app);
         let count = tokio::task::spawn_blocking(move || {
+            let _room = room;
             let [Prompt::Chat(messages, variables)] = &ask.prompts[..] else { return Ok(0) };
             let encoded = theirs.markup.encode(&theirs.scheduler, messages, ask.tools.as_ref(), variables);
             encoded.map(|encoded| encoded.tokens.len())

@@ -9,11 +9,12 @@ use serde_json::{Map, Value};
 
 use crate::App;
 use crate::error::ApiError;
+use crate::intake::Room;
 
-/// Reads and parses the body of `request`.
+/// Reads and parses the body of `request`, which takes room until it is in the queue.
 ///
 /// Only `application/json` is taken: a page of another origin may send other types without asking first.
-pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Result<T, ApiError> {
+pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Result<(T, Room), ApiError> {
     let (parts, body) = request.into_parts();
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim();
@@ -21,8 +22,13 @@ pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Re
         let message = format!("content-type: expected application/json, got {essence:?}");
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
+    let said = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let (most, patience) = (app.options.max_body, app.options.body_timeout);
+    let _arriving = app.intake.arriving(said.unwrap_or(most).min(most), patience).await?;
     let bytes = read(app, body).await?;
-    serde_json::from_slice(&bytes).map_err(|error| match wrong_field::<T>(&bytes) {
+    let room = app.intake.preparing(bytes.len(), patience).await?;
+    let parsed = serde_json::from_slice(&bytes);
+    parsed.map(|parsed| (parsed, room)).map_err(|error| match wrong_field::<T>(&bytes) {
         Some((field, reason)) => ApiError::invalid(&field, reason),
         None => {
             ApiError::new(StatusCode::BAD_REQUEST, format!("request body: {}", plain(&error.to_string())))

@@ -12,6 +12,7 @@ mod body;
 mod error;
 mod grammar;
 mod guard;
+mod intake;
 mod live;
 mod markup;
 mod metrics;
@@ -34,6 +35,7 @@ use moeflux::Scheduler;
 
 use error::{ApiError, Dialect};
 use grammar::Grammars;
+use intake::Intake;
 use markup::Markup;
 pub use serve::{Limits, serve};
 
@@ -56,6 +58,9 @@ pub struct ServerOptions {
     pub local_only: bool,
     /// Maximum size of a request in bytes.
     pub max_body: usize,
+    /// Bytes that requests may take together from their arrival until their tokens are queued; what finds no room waits,
+    /// as long as a request may take to arrive.
+    pub request_memory: usize,
     /// Most time that a request may take to arrive.
     pub body_timeout: Duration,
     /// Maximum tokens in an answer if the request does not say.
@@ -71,6 +76,7 @@ impl Default for ServerOptions {
             cors: vec![],
             local_only: false,
             max_body: 8 << 20,
+            request_memory: 64 << 20,
             body_timeout: Duration::from_secs(30),
             max_tokens: 1024,
         }
@@ -83,6 +89,7 @@ struct App {
     options: ServerOptions,
     grammars: Grammars,
     markup: Markup,
+    intake: Intake,
     /// When the server was made, in seconds since 1970.
     created: u64,
 }
@@ -93,7 +100,8 @@ pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
     let created = now.map_or(0, |since| since.as_secs());
     let grammars = Grammars::new(Arc::clone(&scheduler));
     let markup = Markup::of(&scheduler);
-    let app = Arc::new(App { scheduler, options, grammars, markup, created });
+    let intake = Intake::new(options.request_memory);
+    let app = Arc::new(App { scheduler, options, grammars, markup, intake, created });
     Router::new()
         .route("/v1/chat/completions", post(openai::chat::handle))
         .route("/v1/completions", post(openai::completions::handle))

@@ -12,8 +12,11 @@ use crate::App;
 use crate::answer::Answers;
 use crate::error::ApiError;
 use crate::grammar;
+use crate::intake::Room;
 use crate::markup::{Parts, Tools, Wanted};
 
+/// Most prompts of one request.
+const MAX_PROMPTS: usize = 1024;
 /// Most answers to one request.
 const MAX_ANSWERS: usize = 16;
 /// Most stop texts of one request.
@@ -159,11 +162,15 @@ impl Ask {
         }
     }
 
-    /// Encodes, compiles and queues.
-    pub(crate) async fn submit(self, app: &Arc<App>) -> Result<Answers, ApiError> {
+    /// Encodes, compiles and queues; what the request takes until then is given back.
+    pub(crate) async fn submit(self, app: &Arc<App>, room: Room) -> Result<Answers, ApiError> {
         let (theirs, scheduler) = (Arc::clone(app), Arc::clone(&app.scheduler));
         // Tokenizing and compiling grammars may take a while; a compiler that panics must not take the server along.
-        let prepared = tokio::task::spawn_blocking(move || self.prepare(&theirs)).await;
+        let prepare = move || {
+            let _room = room;
+            self.prepare(&theirs)
+        };
+        let prepared = tokio::task::spawn_blocking(prepare).await;
         let (requests, parts) = match prepared {
             Ok(prepared) => prepared?,
             Err(_) => return Err(ApiError::invalid("response_format", "the grammar cannot be compiled")),
@@ -175,6 +182,9 @@ impl Ask {
         if self.answers == 0 || self.answers > MAX_ANSWERS {
             let message = format!("expected a number from 1 to {MAX_ANSWERS}, got {}", self.answers);
             return Err(ApiError::invalid("n", message));
+        }
+        if self.prompts.len() > MAX_PROMPTS {
+            return Err(ApiError::invalid("prompt", format!("expected at most {MAX_PROMPTS} prompts")));
         }
         if self.stop.len() > MAX_STOPS {
             return Err(ApiError::invalid("stop", format!("expected at most {MAX_STOPS} strings")));
@@ -216,10 +226,7 @@ impl Ask {
     fn encode(&self, app: &App, prompt: &Prompt) -> Result<(Vec<u32>, Option<String>), ApiError> {
         match prompt {
             Prompt::Tokens(tokens) => Ok((tokens.clone(), None)),
-            Prompt::Text(text) => {
-                let tokens = app.scheduler.tokenizer().encode(text, moeflux::tokenizer::AddSpecial::Yes)?;
-                Ok((tokens, None))
-            }
+            Prompt::Text(text) => Ok((app.scheduler.encode(text)?, None)),
             Prompt::Chat(messages, variables) => {
                 let encoded = app.markup.encode(&app.scheduler, messages, self.tools.as_ref(), variables)?;
                 Ok((encoded.tokens, Some(encoded.text)))

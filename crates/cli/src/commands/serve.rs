@@ -16,6 +16,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::engine_args::{EngineArgs, Sharing};
 use crate::model::ModelArg;
 
+/// Bytes for requests until their tokens are queued: part of `--memory`.
+const REQUEST_MEMORY: usize = 12 << 20;
+/// A request may have this part of `--memory`, within these bytes, unless said otherwise.
+const BODY_PART: u64 = 128;
+const BODY: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
+
 /// Serve a model over HTTP: OpenAI and Anthropic APIs, and a web page.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -63,9 +69,9 @@ pub struct ServeArgs {
     /// Maximum tokens in an answer if the request does not say
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Serving")]
     max_tokens: usize,
-    /// Maximum size of a request in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20, help_heading = "Serving")]
-    max_body: usize,
+    /// Maximum size of a request in bytes [default: 8 MiB, down to 1 MiB with less --memory than 1 GiB]
+    #[arg(long, value_name = "BYTES", help_heading = "Serving")]
+    max_body: Option<usize>,
     /// Maximum seconds for a request to arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Serving")]
     body_timeout: u64,
@@ -97,7 +103,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         bail!("--queue and --connections: expected positive numbers");
     }
     let path = args.model.path()?;
-    let sharing = Sharing { sequences: args.sequences, kv_tokens: args.kv_tokens };
+    let sharing =
+        Sharing { sequences: args.sequences, kv_tokens: args.kv_tokens, reserved: REQUEST_MEMORY as u64 };
     let model = args.engine.open_text_shared(&path, sharing)?;
     let budget = model.engine.budget();
     let scheduler = Scheduler::start(
@@ -128,7 +135,11 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         local_only: args.host.is_loopback() && api_key.is_none(),
         api_key,
         cors: args.cors.clone(),
-        max_body: args.max_body,
+        max_body: args.max_body.unwrap_or_else(|| {
+            let part = args.engine.memory.map_or(u64::MAX, |memory| memory / BODY_PART);
+            part.clamp(*BODY.start(), *BODY.end()) as usize
+        }),
+        request_memory: REQUEST_MEMORY,
         body_timeout: Duration::from_secs(args.body_timeout),
         max_tokens: args.max_tokens,
     };

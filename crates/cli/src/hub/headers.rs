@@ -72,7 +72,7 @@ pub fn headers(id: &HubId, settings: &Settings) -> Result<Headers> {
         return Ok(Headers { path: snapshot.join(selection.opens), folder: None });
     }
     let wanted = |file: &&RemoteFile| {
-        ["config.json", "model.safetensors.index.json"].contains(&file.path.as_str())
+        ["config.json", "hf_quant_config.json", "model.safetensors.index.json"].contains(&file.path.as_str())
             || file.path.ends_with(".safetensors")
             || file.path.ends_with(".gguf")
     };

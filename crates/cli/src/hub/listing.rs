@@ -12,11 +12,14 @@ use super::id::{HubId, is_checksum, stays_within};
 use super::transfer::Transfer;
 
 /// Files of a safetensors model besides its weights, as far as a repository has them.
-const COMPANIONS: [&str; 8] = [
+const COMPANIONS: [&str; 11] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "tiktoken.model",
+    "tokenization_kimi.py",
+    "hf_quant_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",

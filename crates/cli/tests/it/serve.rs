@@ -28,3 +28,29 @@ fn an_open_server_without_a_key_is_refused() {
     let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
     assert!(said.contains("--api-key"), "{said}");
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn large_requests_stay_within_the_memory() {
+    const MEMORY: u64 = 64 << 20;
+    let served = serve(0, &["--memory", "64MiB"]);
+    let words = "word ".repeat(200_000);
+    let body = serde_json::json!({"messages": [{"role": "user", "content": words}]}).to_string();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let answer = served.post(&body);
+                assert!(
+                    answer.starts_with("HTTP/1.1 400") && answer.contains("context_length_exceeded"),
+                    "{answer}"
+                );
+            });
+        }
+    });
+    let peak = served.peak_memory();
+    // A tenth more, for what is the system's.
+    assert!(peak <= MEMORY / 10 * 11, "{peak} bytes of {MEMORY}");
+    let small =
+        serde_json::json!({"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0});
+    assert_eq!(served.ask(&small), "17 + 25 = 42");
+}

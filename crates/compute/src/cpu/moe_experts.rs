@@ -283,6 +283,7 @@ mod tests {
 
     use super::super::pool::ThreadPool;
     use super::*;
+    use crate::cpu::Simd;
     use crate::graph::MatrixSpec;
     use crate::{DType, Tensor};
 

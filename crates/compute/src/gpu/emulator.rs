@@ -66,6 +66,8 @@ struct Buffer {
     written: Vec<u8>,
     stamps: Vec<Stamp>,
     bytes: usize,
+    /// Not of the device's memory.
+    host: bool,
     name: CString,
 }
 
@@ -76,6 +78,9 @@ pub struct Emulator {
     recordings: Vec<Option<Vec<Dispatch>>>,
     /// Whether kernels are those of the text that Metal is given.
     metal: bool,
+    /// Bytes of buffers that there may be, if that is limited, and those that there are.
+    limit: Option<u64>,
+    used: u64,
     /// Appended to names of units: a unit with a planted fault.
     fault: Option<String>,
     random: u64,
@@ -102,8 +107,18 @@ impl Emulator {
         Self { metal: true, ..self }
     }
 
+    /// The same device with so many bytes of memory, of which what it knows about them takes nothing.
+    #[must_use]
+    pub fn with_memory(self, bytes: u64) -> Self {
+        Self { limit: Some(bytes), ..self }
+    }
+
     fn error(text: impl Into<String>) -> Error {
         Error::Device { reason: text.into() }
+    }
+
+    fn memory(&self) -> u64 {
+        self.limit.unwrap_or(1 << 40)
     }
 
     fn buffer(&mut self, id: BufferId) -> Result<&mut Buffer> {
@@ -251,8 +266,8 @@ impl Device for Emulator {
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             name: "emulator".into(),
-            memory: 1 << 40,
-            free: 1 << 40,
+            memory: self.memory(),
+            free: self.memory().saturating_sub(self.used),
             largest_buffer: 1 << 40,
             unified: self.metal,
             tensor_cores: false,
@@ -263,6 +278,12 @@ impl Device for Emulator {
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<BufferId> {
+        let DeviceInfo { name: device, free, .. } = self.info();
+        let wanted = bytes as u64;
+        if wanted > free {
+            return Err(Error::DeviceMemory { device, wanted, free });
+        }
+        self.used += wanted;
         let id = self.buffers.len();
         self.buffers.push(Some(Buffer {
             // Not zeros, which would hide that nothing was written.
@@ -271,17 +292,23 @@ impl Device for Emulator {
             written: vec![0; bytes],
             stamps: vec![Stamp::default(); bytes],
             bytes,
+            host: false,
             name: CString::new(format!("buffer {id}")).expect("no zero byte"),
         }));
         Ok(BufferId(id))
     }
 
     fn free(&mut self, buffer: BufferId) {
-        self.buffers[buffer.0] = None;
+        if let Some(buffer) = self.buffers[buffer.0].take().filter(|buffer| !buffer.host) {
+            self.used -= buffer.bytes as u64;
+        }
     }
 
     fn alloc_host(&mut self, bytes: usize) -> Result<BufferId> {
+        let (limit, used) = (self.limit.take(), self.used);
         let buffer = self.alloc(bytes)?;
+        (self.limit, self.used) = (limit, used);
+        self.buffer(buffer)?.host = true;
         self.clear(buffer.into(), bytes)?;
         Ok(buffer)
     }

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::backend::{GpuOptions, device_scratch_bytes};
+use super::backend::GpuOptions;
+use super::budget::{Budget, PAGE_NUMBERS};
 use super::compressed::{self, IndexScratch};
 use super::device::{BufferId, Device, Dispatch, RecordingId, Slice};
 use super::experts::{self, DeviceExperts, Room};
@@ -15,9 +16,7 @@ use super::state::State;
 use super::steps::{Buffers, Step, buffers, steps};
 use super::tensor_cores::{self, TensorScratch};
 use super::weights::{self, DeviceWeight};
-use crate::backend::{
-    ActivationMode, Batch, CompileOptions, DeviceCounts, Executable, ExpertSource, page_bytes, slot_bytes,
-};
+use crate::backend::{ActivationMode, Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
 use crate::graph::{EmbedOp, ExpertSetId, Graph, LinearOp, Op, RouteOp, StateId, WeightId};
 use crate::profile::{Profile, Work};
 use crate::{Error, Result, Tensor};
@@ -27,9 +26,6 @@ const MARGIN: u64 = 512 << 20;
 
 /// Pairs for each expert from which on all experts are taken to be chosen: at 4, chance leaves out one in fifty.
 const ALL_CHOSEN: usize = 4;
-
-/// Entries that rows have room for, at least, where they choose some.
-const MIN_ROOM: usize = 32;
 
 /// Lists of dispatches that are kept, at most.
 const MOST_RECORDINGS: usize = 32;
@@ -87,15 +83,10 @@ impl GpuExecutable {
         let free = info.free;
         let tensor_cores = info.tensor_cores && options.activations == ActivationMode::Int8;
         let logits_bytes = graph.vocab_size() * 4;
-        let most_chosen = experts::most_chosen(&graph);
         // What is needed is known before anything big is allocated.
-        let trunk: usize = tensors.iter().map(Tensor::bytes).sum();
-        let context = options.pages.saturating_mul(page_bytes(&graph, options.kv_type));
-        let states = options.state_slots.saturating_mul(slot_bytes(&graph));
-        let room = compressed::room(&graph, compressed::positions(options.pages)).max(MIN_ROOM);
-        let scores = compressed::score_bytes(room, rows);
-        let taken = [trunk, device_scratch_bytes(&graph, rows), logits_bytes, context, states, scores];
-        let taken = taken.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes as u64));
+        let turns = turns(&graph);
+        let budget = Budget::new(&graph, tensors, &options, (&buffers, &turns), tensor_cores)?;
+        let taken = budget.total(&vec![false; tensors.len()]);
         let total = gpu.memory.unwrap_or(free.saturating_sub(MARGIN));
         // Of a table of embeddings a token needs a row: where device memory does not hold all experts, some more of them
         // are worth more.
@@ -104,9 +95,7 @@ impl GpuExecutable {
             && (gpu.expert_slots.is_some() || total < taken.saturating_add(experts::all_bytes(&graph)?));
         let far: Vec<bool> =
             (0..tensors.len()).map(|w| crowded && only_embeds(&graph, WeightId(w))).collect();
-        let elsewhere =
-            tensors.iter().zip(&far).filter(|(_, far)| **far).map(|(tensor, _)| tensor.bytes() as u64);
-        let taken = taken.saturating_sub(elsewhere.sum());
+        let taken = budget.total(&far);
         let wanted = taken.saturating_add(experts::least_bytes(&graph)?);
         if gpu.expert_slots.is_none() && total < wanted {
             return Err(Error::DeviceMemory { device: info.name, wanted, free: total });
@@ -134,11 +123,11 @@ impl GpuExecutable {
                 routings.push([alloc(rows * route.top_k * 4)?, alloc(rows * route.top_k * 4)?]);
             }
         }
-        let turns = turns(&graph);
         let inputs = alloc(InputLayout::most_bytes(rows, &graph.ropes, &turns))?;
         let chosen = alloc(compressed::chosen_bytes(&graph, rows))?;
-        let index = IndexScratch { scores: alloc(scores)?, room, chosen };
-        let page_numbers = (alloc(256)?, 256);
+        let room = budget.room;
+        let index = IndexScratch { scores: alloc(compressed::score_bytes(room, rows))?, room, chosen };
+        let page_numbers = (alloc(PAGE_NUMBERS)?, PAGE_NUMBERS);
         let logits = (alloc(logits_bytes)?, logits_bytes);
         let ngrams = ngrams::upload(d, &graph, &weights)?;
         let state = State::new(d, &graph, options.kv_type)?;
@@ -146,7 +135,7 @@ impl GpuExecutable {
             Some(slots) => Room::Slots(slots),
             None => {
                 let budget = total.saturating_sub(taken).min(info.largest_buffer);
-                Room::Bytes { budget, minimum: most_chosen }
+                Room::Bytes { budget, minimum: experts::most_chosen(&graph) }
             }
         };
         let experts = DeviceExperts::new(d, &graph, room, options.keep_experts && gpu.host_memory)?;

@@ -7,6 +7,7 @@
 
 use super::arguments::{Format, PartConstants};
 use super::device::{BufferId, Device, Dispatch, Slice, Words};
+use super::inputs::FEW_ROWS;
 use super::tiers::{ABSENT, Chosen, Fetches, TierPlan, Tiers};
 use super::weights::{ALIGNMENT, placed, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
@@ -41,6 +42,13 @@ pub(crate) fn most_chosen(graph: &Graph) -> usize {
         _ => 1,
     });
     chosen.max().unwrap_or(1)
+}
+
+/// Bytes of what says where experts are, in whichever way they are kept: tables and worths of experts, owners of slots,
+/// experts on their way.
+pub(crate) fn table_bytes(graph: &Graph) -> usize {
+    let experts: usize = graph.expert_sets().iter().map(|set| set.experts).sum();
+    experts * (4 + 4 + 8 + 4) + FEW_ROWS * most_chosen(graph) * 4 + 6 * 4 + ALIGNMENT
 }
 
 /// Bytes of the slots that a token's experts need at once.

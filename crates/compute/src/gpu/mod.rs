@@ -19,6 +19,7 @@
 mod arguments;
 mod attention;
 mod backend;
+mod budget;
 mod compressed;
 #[cfg(target_os = "linux")]
 pub mod cuda;

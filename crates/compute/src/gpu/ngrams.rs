@@ -26,6 +26,12 @@ pub(crate) struct NGramTable {
     together: bool,
 }
 
+/// Bytes of the numbers of an embedding of n-grams from so many tables: of each, and where the last one ends, its rows and
+/// the places of three planes.
+pub(super) fn bytes(ngrams: &NGrams, tables: usize) -> usize {
+    numbers(ngrams).len() + (tables + 1) * (8 + 3 * 4)
+}
+
 /// The numbers of all embeddings of n-grams of a graph.
 pub(crate) fn upload(
     device: &mut dyn Device,

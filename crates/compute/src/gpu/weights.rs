@@ -80,7 +80,7 @@ pub(crate) fn upload(device: &mut dyn Device, weights: &[Tensor], far: &[bool]) 
     Ok(all)
 }
 
-fn matrix_of(tensor: &Tensor) -> MatrixSpec {
+pub(super) fn matrix_of(tensor: &Tensor) -> MatrixSpec {
     MatrixSpec { dtype: tensor.dtype(), rows: tensor.rows(), cols: tensor.cols() }
 }
 

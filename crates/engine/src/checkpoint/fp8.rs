@@ -9,7 +9,7 @@ use moeflux_compute::dtype::FP8_BLOCK;
 use moeflux_compute::{BlockScale, DType};
 use serde_json::{Value, json};
 
-use super::{Checkpoint, Encoding, StoredWeight, TensorEntry};
+use super::{Checkpoint, Encoding, StoredWeight, TensorEntry, quantization};
 use crate::{Error, Result};
 
 /// Columns that share a power of two in MXFP8.
@@ -124,7 +124,7 @@ fn is_one_each(scales: &[usize], outer: &[usize]) -> bool {
 
 /// How large blocks are, if the configuration says so.
 fn weight_block_size(checkpoint: &Checkpoint) -> Result<&Value> {
-    let about = &checkpoint.config()["quantization_config"];
+    let about = quantization::said(checkpoint.config());
     match about.is_null() || about.is_object() {
         true => Ok(&about["weight_block_size"]),
         false => Err(config_error(checkpoint, "quantization_config", "an object", about)),

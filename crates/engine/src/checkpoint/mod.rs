@@ -13,6 +13,7 @@ pub mod gguf;
 pub mod json;
 pub mod mlx;
 mod mxfp4;
+pub(crate) mod quantization;
 pub mod safetensors;
 mod stream;
 mod weight;
@@ -158,6 +159,17 @@ impl Checkpoint {
     /// `config.json`; null for GGUF.
     pub fn config(&self) -> &Value {
         &self.config
+    }
+
+    /// Refuses a folder whose weights are quantised in a way that cannot be read.
+    ///
+    /// # Errors
+    /// [`Error::UnsupportedQuantization`] naming it.
+    pub(crate) fn check_quantization(&self) -> Result<()> {
+        match self.format {
+            Format::HuggingFace => quantization::method(&self.config, &self.path).map(drop),
+            Format::Gguf | Format::Mlx => Ok(()),
+        }
     }
 
     /// The file that holds the configuration, for error messages.

@@ -330,6 +330,8 @@ impl Excerpt {
             max_rows: rows.max(1),
             pages,
             state_slots: 1,
+            positions,
+            sequences: 1,
             keep_experts: false,
         };
         let state = (page_bytes(&self.graph, options.kv_type) as u64)

@@ -11,6 +11,7 @@ use moeflux_compute::{BlockScale, DType, Half};
 use serde_json::Value;
 
 use super::{Layout, Model, OutlinedWeight, outline};
+use crate::checkpoint::quantization::{self, Method};
 use crate::checkpoint::{Checkpoint, Format, gguf, json};
 use crate::{Error, Result};
 
@@ -91,14 +92,16 @@ impl Storage {
             let (bits, group) = (number("bits", &[2, 3, 4, 5, 6, 8])?, number("group_size", &[32, 64, 128])?);
             return Ok(Some(Self::Affine { bits, group }));
         }
-        let method = &config["quantization_config"]["quant_method"];
-        match method.as_str() {
-            None => Ok(None),
-            Some("fp8") if config["expert_dtype"] == "fp4" => Ok(Some(Self::FP4)),
-            Some("fp8") => Ok(Some(Self::FP8)),
-            Some("mxfp4") => Ok(Some(Self::MXFP4)),
-            Some(_) => Err(fault("quantization_config.quant_method", "fp8 or mxfp4", method)),
-        }
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Ok(match quantization::method(config, folder)? {
+            None => None,
+            Some(Method::Fp8) if config["expert_dtype"] == "fp4" => Some(Self::FP4),
+            Some(Method::Fp8) => Some(Self::FP8),
+            Some(Method::Mxfp4) => Some(Self::MXFP4),
+            Some(Method::Mxfp8) => {
+                return Err(fault("quantization_config.quant_method", "fp8 or mxfp4", &"mxfp8".into()));
+            }
+        })
     }
 }
 
@@ -314,9 +317,13 @@ mod tests {
         let ratio = fp4.experts.total_bytes() as f64 / fp8.experts.total_bytes() as f64;
         assert!((0.53..0.54).contains(&ratio) && fp4.trunk_bytes() == fp8.trunk_bytes(), "{ratio}");
         config["quantization_config"]["quant_method"] = "awq".into();
-        assert!(
-            described(&config, None).unwrap_err().to_string().contains("expected fp8 or mxfp4, got \"awq\"")
-        );
+        let message = described(&config, None).unwrap_err().to_string();
+        assert!(message.contains("awq: not supported"), "{message}");
+        assert_eq!(described(&config, Some(Storage::Q8_0)).unwrap().1, Storage::Q8_0);
+        config["quantization_config"] = serde_json::json!({ "quant_method": "fp8" });
+        config["expert_dtype"] = Value::Null;
+        let within = serde_json::json!({ "model_type": "qwen3_moe", "text_config": config });
+        assert_eq!(described(&within, None).unwrap().1, Storage::FP8);
         assert!(matches!(described(&serde_json::json!([]), None), Err(Error::Malformed { .. })));
         config["model_type"] = "mamba".into();
         config["quantization_config"] = Value::Null;

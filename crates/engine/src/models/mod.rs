@@ -100,6 +100,10 @@ pub const FAMILIES: &[Family] = &[
     step3p7::FAMILY,
 ];
 
+/// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
+/// do with a text model of a known name is not known.
+const WRAPPERS: [&str; 6] = ["mistral3", "internvl", "llava", "llava_next", "kimi_vl", "kimi_k25"];
+
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
 ///
 /// # Errors
@@ -118,7 +122,6 @@ pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
     let config = checkpoint.config();
     let of =
         |config: &serde_json::Value| config.get("model_type").and_then(|v| v.as_str()).map(str::to_owned);
-    // Multimodal checkpoints may name another model that their text model is a part of.
     let known = |name: &String| FAMILIES.iter().any(|family| family.model_types.contains(&name.as_str()));
     let own = of(config);
     let inner = config.get("text_config").filter(|inner| !inner.is_null());
@@ -138,7 +141,8 @@ pub fn architecture(checkpoint: &Checkpoint) -> Result<String> {
             return Err(fault("text_config.model_type", "a string", named));
         }
     }
-    own.filter(|own| known(own) || text.is_none()).or(text).ok_or_else(|| missing("model_type"))
+    let wraps = |own: &String| text.is_some() && WRAPPERS.contains(&own.as_str());
+    own.filter(|own| !wraps(own)).or(text).ok_or_else(|| missing("model_type"))
 }
 
 /// Records the model of a checkpoint: its graph and where its weights are.
@@ -189,6 +193,9 @@ fn record_with(
         let path = checkpoint.config_path();
         return Err(Error::UnsupportedArchitecture { path, got: name, supported: supported.join(", ") });
     };
+    if !recorder.is_outline() {
+        checkpoint.check_quantization()?;
+    }
     let config = Config::new(checkpoint, &name, positions);
     config.check_common(family.hidden_act)?;
     check_layers(&config, checkpoint)?;
@@ -242,4 +249,61 @@ fn check_sizes(config: &Config<'_>, model: &Model) -> Result<()> {
         return Err(config.unsupported("moe_intermediate_size", &expected));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::checkpoint::gguf::Metadata;
+
+    #[test]
+    fn text_models_count_where_what_wraps_them_is_known() {
+        let check = |config: Value, expected: &str| {
+            let folder = Path::new("model");
+            let checkpoint =
+                Checkpoint::outlined(folder, Format::HuggingFace, config.clone(), Metadata::new(folder));
+            assert_eq!(architecture(&checkpoint).unwrap(), expected, "{config}");
+            let known = FAMILIES.iter().any(|family| family.model_types.contains(&expected));
+            let refused = match record(Arc::new(checkpoint)).unwrap_err() {
+                Error::UnsupportedArchitecture { got, .. } => got == expected,
+                _ => false,
+            };
+            assert_eq!(refused, !known, "{config}");
+        };
+        let of = |own: &str, text: &str| json!({"model_type": own, "text_config": {"model_type": text}});
+        check(of("mistral3", "mistral4"), "mistral4");
+        check(of("qwen3_5_moe", "qwen3_5_moe_text"), "qwen3_5_moe");
+        check(json!({"text_config": {"model_type": "kimi_linear"}}), "kimi_linear");
+        check(of("kimi_k3", "kimi_linear"), "kimi_k3");
+        check(of("mistral3", "mistral"), "mistral3");
+    }
+
+    #[test]
+    fn a_quantisation_that_cannot_be_read_is_named() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf/qwen3_moe_basic");
+        let refused = |config: &dyn Fn(&mut Value), beside: Option<Value>| {
+            let folder = tempfile::tempdir().unwrap();
+            let file = |name: &str| folder.path().join(name);
+            std::fs::copy(fixture.join("model.safetensors"), file("model.safetensors")).unwrap();
+            let text = std::fs::read_to_string(fixture.join("config.json")).unwrap();
+            let mut own: Value = serde_json::from_str(&text).unwrap();
+            config(&mut own);
+            std::fs::write(file("config.json"), own.to_string()).unwrap();
+            if let Some(beside) = beside {
+                std::fs::write(file("hf_quant_config.json"), beside.to_string()).unwrap();
+            }
+            record(Arc::new(Checkpoint::open(folder.path()).unwrap())).err().map(|error| error.to_string())
+        };
+        assert_eq!(refused(&|_| (), None), None);
+        let awq = json!({"quant_method": "awq", "bits": 4});
+        let error = refused(&|config| config["quantization_config"] = awq.clone(), None).unwrap();
+        assert!(error.contains("config.json: awq, 4 bits: not supported"), "{error}");
+        let beside = json!({"quantization": {"quant_algo": "NVFP4"}});
+        let error = refused(&|_| (), Some(beside)).unwrap();
+        assert!(error.contains("hf_quant_config.json: ModelOpt NVFP4: not supported"), "{error}");
+    }
 }

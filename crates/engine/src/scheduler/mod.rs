@@ -24,8 +24,8 @@ use crate::chat_template::ChatTemplate;
 use crate::decoding::{Constraint, Decoding, DecodingOptions, Piece};
 use crate::engine::Engine;
 use crate::experts::{CacheStats, ExpertUse};
-use crate::generation::{ChatPrompt, EncodedChat, Finish, TextModel, encode_chat};
-use crate::tokenizer::Tokenizer;
+use crate::generation::{ChatPrompt, EncodedChat, Finish, TextModel, encode_chat_within};
+use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 
 pub use figures::{Figures, Histogram};
@@ -348,12 +348,22 @@ impl Scheduler {
         self.shared.template.as_ref()
     }
 
+    /// Encodes a prompt.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`]; [`Error::ContextFull`] for a text that is too long by far, before it is tokenised whole.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let Shared { tokenizer, description, .. } = &*self.shared;
+        tokenizer.encode_within(text, AddSpecial::Yes, description.context)
+    }
+
     /// Renders and encodes a conversation.
     ///
     /// # Errors
-    /// As [`encode_chat`].
+    /// As [`encode_chat`](crate::generation::encode_chat) and [`Scheduler::encode`].
     pub fn encode_chat(&self, conversation: &ChatPrompt<'_>) -> Result<EncodedChat> {
-        encode_chat(&self.shared.tokenizer, self.shared.template.as_ref(), conversation)
+        let Shared { tokenizer, template, description, .. } = &*self.shared;
+        encode_chat_within(tokenizer, template.as_ref(), conversation, description.context)
     }
 
     /// What is being served.

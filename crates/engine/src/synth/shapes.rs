@@ -70,6 +70,14 @@ impl Shape {
         self.parsed().config().clone()
     }
 
+    /// The same with another number of token ids.
+    #[cfg(test)]
+    pub(crate) fn with_vocabulary(self, size: usize) -> Self {
+        let mut all: Value = serde_json::from_str(self.text).expect("tests parse every shape");
+        all["config"]["vocab_size"] = size.into();
+        Self { text: all.to_string().leak(), ..self }
+    }
+
     pub(super) fn parsed(&self) -> Parsed {
         Parsed(serde_json::from_str(self.text).expect("tests parse every shape"))
     }

@@ -32,6 +32,16 @@ pub(crate) fn alphabet() -> impl Iterator<Item = (u8, char)> {
     BYTES.iter().enumerate().filter_map(|(code, byte)| Some(((*byte)?, char::from_u32(code as u32)?)))
 }
 
+/// `bytes` in the alphabet.
+pub(super) fn written(bytes: &[u8]) -> String {
+    static CHARACTERS: LazyLock<[char; 256]> = LazyLock::new(|| {
+        let mut characters = ['\0'; 256];
+        alphabet().for_each(|(byte, c)| characters[usize::from(byte)] = c);
+        characters
+    });
+    bytes.iter().map(|byte| CHARACTERS[usize::from(*byte)]).collect()
+}
+
 /// Appends the bytes of `token`: of its characters where all are of the alphabet, else its own text.
 pub(super) fn decode_token(token: &str, output: &mut Vec<u8>) {
     let begin = output.len();

@@ -16,7 +16,7 @@ use super::{AddSpecial, Named, byte_level};
 use crate::{Error, Result};
 
 /// Roles that a special token of `tokenizer_config.json` can have.
-const ROLES: [&str; 7] =
+pub(super) const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The tokenizer of a `tokenizer.json`.
@@ -109,7 +109,8 @@ impl HuggingFace {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
+/// The content of a file.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|source| Error::Io { action: "read", path: path.to_owned(), source })
 }
 
@@ -185,7 +186,7 @@ fn check_model(json: &[u8]) -> Result<(), String> {
 }
 
 /// The text of a token that a configuration names as a string or an object.
-fn content(value: &Value) -> Option<&str> {
+pub(super) fn content(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
@@ -262,7 +263,7 @@ fn added_token(entry: &Value) -> Option<AddedToken> {
 }
 
 /// `eos_token_id`, one or several, of `generation_config.json`, or of `config.json` where that says nothing.
-fn generation_eos(tokenizer: &Path) -> Result<Vec<u32>> {
+pub(super) fn generation_eos(tokenizer: &Path) -> Result<Vec<u32>> {
     for name in ["generation_config.json", "config.json"] {
         let path: PathBuf = tokenizer.with_file_name(name);
         let Some(config) = read_json(&path)? else { continue };

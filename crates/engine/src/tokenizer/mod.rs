@@ -1,14 +1,16 @@
-//! Text to token ids and back, for the two ways in which checkpoints carry a tokenizer.
+//! Text to token ids and back, for the ways in which checkpoints carry a tokenizer.
 //!
 //! - [`Tokenizer::from_json_file`]: a Hugging Face `tokenizer.json`; gives the ids that transformers gives.
+//! - [`Tokenizer::from_tiktoken_file`]: a `tiktoken.model`, as Kimi has it; gives the ids that tiktoken gives.
 //! - [`Tokenizer::from_gguf`]: the vocabulary inside a GGUF file; gives the ids that llama.cpp gives.
 //!
-//! Splitting and byte-pair merging are the `tokenizers` crate's; only SentencePiece's merging by score is done here,
-//! because that crate's merges cannot express it. Its regular expressions give up after a million backtracking steps
+//! Splitting and byte-pair merging are the `tokenizers` crate's; only SentencePiece's merging by score and tiktoken's by rank
+//! of the whole are done here, because that crate's merges cannot express them. Its regular expressions give up after a million backtracking steps
 //! within one piece of text, which takes runs of hundreds of thousands of equal characters; the rest of such a piece
 //! is then one word.
 //!
-//! Not here: WordPiece and Unigram vocabularies in GGUF files, `tekken.json`, `tiktoken` files.
+//! Not here: WordPiece and Unigram vocabularies in GGUF files, `tekken.json`, `tiktoken` files with
+//! other patterns than Kimi's.
 
 pub(crate) mod byte_level;
 mod decode_stream;
@@ -17,6 +19,7 @@ mod hugging_face;
 pub(crate) mod pre_tokenizers;
 mod special;
 mod spm;
+mod tiktoken;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -28,6 +31,11 @@ pub(crate) use hugging_face::read_json;
 
 use crate::checkpoint::{Checkpoint, Format};
 use crate::{Error, Result};
+
+/// Tokens more that a beginning of a text may have than the same part of the whole, and then some.
+const CUT_TOKENS: usize = 256;
+/// Bytes of a token, as long as nothing is known of a text.
+const TOKEN_BYTES: usize = 8;
 
 /// Whether a text gets the tokens that the tokenizer puts around it, such as BOS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +58,7 @@ pub struct Tokenizer {
 #[derive(Debug)]
 enum Backend {
     HuggingFace(Box<hugging_face::HuggingFace>),
+    Tiktoken(Box<tiktoken::Tiktoken>),
     Gguf(Box<gguf::Gguf>),
 }
 
@@ -72,6 +81,17 @@ impl Tokenizer {
         Ok(Self { path: path.to_owned(), backend: Backend::HuggingFace(Box::new(tokenizer)), named })
     }
 
+    /// Reads a `tiktoken.model`. From the same folder, `tokenizer_config.json` says which class made it and gives special
+    /// tokens and their roles, `generation_config.json` (or `config.json`) the ids that end a generation.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] also for a class whose words are cut by a pattern that is not known.
+    pub fn from_tiktoken_file(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let (tokenizer, named) = tiktoken::Tiktoken::new(path)?;
+        Ok(Self { path: path.to_owned(), backend: Backend::Tiktoken(Box::new(tokenizer)), named })
+    }
+
     /// Builds the tokenizer of the GGUF file at `path` from its metadata.
     pub fn from_gguf(path: impl AsRef<Path>, vocab: GgufVocab) -> Result<Self> {
         let path = path.as_ref();
@@ -87,7 +107,12 @@ impl Tokenizer {
                 Self::from_gguf(metadata.path(), GgufVocab::from_metadata(metadata)?)
             }
             Format::HuggingFace | Format::Mlx => {
-                Self::from_json_file(checkpoint.path().join("tokenizer.json"))
+                let [json, ranks] =
+                    ["tokenizer.json", tiktoken::FILE].map(|name| checkpoint.path().join(name));
+                if !json.exists() && ranks.exists() {
+                    return Self::from_tiktoken_file(ranks);
+                }
+                Self::from_json_file(json)
             }
         }
     }
@@ -104,9 +129,29 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special: AddSpecial) -> Result<Vec<u32>> {
         match &self.backend {
             Backend::HuggingFace(tokenizer) => tokenizer.encode(text, add_special),
+            Backend::Tiktoken(tokenizer) => tokenizer.encode(text, true),
             Backend::Gguf(tokenizer) => tokenizer.encode(text, add_special, true),
         }
         .map_err(|reason| self.error(reason))
+    }
+
+    /// As [`Tokenizer::encode`], for a context of so many tokens: of a text that has many more, a beginning is tokenised that
+    /// shows it, so that time and memory depend on the context and not on the text.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] with the tokens found so far; never for a text that fits.
+    pub fn encode_within(&self, text: &str, add_special: AddSpecial, context: usize) -> Result<Vec<u32>> {
+        // Where a text is cut, a few tokens stand for what may be one in the whole.
+        let enough = context.saturating_add(CUT_TOKENS);
+        let mut end = enough.saturating_mul(TOKEN_BYTES);
+        while end < text.len() {
+            let found = self.encode(&text[..text.floor_char_boundary(end)], add_special)?.len();
+            if found > enough {
+                return Err(Error::ContextFull { wanted: found, context });
+            }
+            end = end.saturating_mul(2);
+        }
+        self.encode(text, add_special)
     }
 
     /// The ids of `text` as ordinary text: special tokens written out in it are spelled, and none are added. For text
@@ -114,6 +159,7 @@ impl Tokenizer {
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
         match &self.backend {
             Backend::HuggingFace(tokenizer) => tokenizer.encode_plain(text),
+            Backend::Tiktoken(tokenizer) => tokenizer.encode(text, false),
             Backend::Gguf(tokenizer) => tokenizer.encode(text, AddSpecial::No, false),
         }
         .map_err(|reason| self.error(reason))
@@ -154,6 +200,7 @@ impl Tokenizer {
     pub fn vocab_size(&self) -> usize {
         match &self.backend {
             Backend::HuggingFace(tokenizer) => tokenizer.vocab_size(),
+            Backend::Tiktoken(tokenizer) => tokenizer.vocab_size(),
             Backend::Gguf(tokenizer) => tokenizer.vocab_size(),
         }
     }
@@ -162,6 +209,7 @@ impl Tokenizer {
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         match &self.backend {
             Backend::HuggingFace(tokenizer) => tokenizer.token_to_id(token),
+            Backend::Tiktoken(tokenizer) => tokenizer.token_to_id(token),
             Backend::Gguf(tokenizer) => tokenizer.token_to_id(token),
         }
     }
@@ -170,6 +218,7 @@ impl Tokenizer {
     pub fn id_to_token(&self, id: u32) -> Option<Cow<'_, str>> {
         match &self.backend {
             Backend::HuggingFace(tokenizer) => tokenizer.id_to_token(id).map(Cow::Owned),
+            Backend::Tiktoken(tokenizer) => tokenizer.id_to_token(id).map(Cow::Owned),
             Backend::Gguf(tokenizer) => tokenizer.id_to_token(id).map(Cow::Borrowed),
         }
     }
@@ -224,6 +273,7 @@ impl Tokenizer {
     fn decode_token(&self, id: u32, skip_special: bool, output: &mut Vec<u8>) -> Result<()> {
         match &self.backend {
             Backend::HuggingFace(tokenizer) => tokenizer.decode_token(id, skip_special, output),
+            Backend::Tiktoken(tokenizer) => tokenizer.decode_token(id, skip_special, output),
             Backend::Gguf(tokenizer) => tokenizer.decode_token(id, skip_special, output),
         }
         .ok_or_else(|| self.no_such_id(id))
@@ -233,14 +283,14 @@ impl Tokenizer {
     fn decodes_by_token(&self) -> bool {
         match &self.backend {
             Backend::HuggingFace(tokenizer) => tokenizer.byte_level,
-            Backend::Gguf(_) => true,
+            Backend::Tiktoken(_) | Backend::Gguf(_) => true,
         }
     }
 
     /// Whether a space at the very beginning of decoded text is the tokenizer's own.
     fn strips_first_space(&self) -> bool {
         match &self.backend {
-            Backend::HuggingFace(_) => false,
+            Backend::HuggingFace(_) | Backend::Tiktoken(_) => false,
             Backend::Gguf(tokenizer) => tokenizer.add_space_prefix,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::support::{Fixture, all, bits, f32_options, open};
-use moeflux::{Engine, Options, Outputs};
+use moeflux::{Engine, Error, Options, Outputs};
 use moeflux_compute::DType;
 use moeflux_compute::backend::Backend;
 use moeflux_compute::gpu::emulator::Emulator;
@@ -197,6 +197,40 @@ fn a_budget_that_is_too_small_is_told_what_would_do() {
     let wanted: u64 = wanted.unwrap_or_else(|| panic!("{error}"));
     assert!(open(wanted).is_ok(), "{error}");
     assert!(open(wanted - 1).is_err(), "{error}");
+}
+
+/// Experts get what other buffers leave; a sequence that grows must find what it needs.
+#[test]
+fn every_budget_from_the_least_on_works() {
+    const POSITIONS: usize = 66;
+    let names = ["gguf/qwen3_moe_mixed", "hf/qwen3_next_basic", "hf/qwen4_exp_fp8", "gguf/glm_dsa_bf16"];
+    for (name, host_memory) in names.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+        let fixture = Fixture::named(name);
+        let backend = |memory| {
+            let options = GpuOptions { memory: Some(memory), host_memory, ..GpuOptions::default() };
+            let device = move || Ok(Box::new(Emulator::new(7).with_memory(memory)) as _);
+            GpuBackend::new("emulator", options, device)
+        };
+        let options = Options { context: Some(POSITIONS), chunk: Some(POSITIONS - 1), ..f32_options() };
+        let open = |memory| Engine::open(&fixture.path, &backend(memory), &options, |_, _| ());
+        let Err(Error::Compute(moeflux_compute::Error::DeviceMemory { wanted, .. })) = open(1000) else {
+            panic!("{name}: a thousand bytes");
+        };
+        assert!(open(wanted - 1).is_err(), "{name}, {wanted}");
+        let experts = open(1 << 30).expect("a gibibyte").model().experts.total_bytes();
+        for part in [0, 1, 5, 9, 12] {
+            let memory = wanted + experts * part / 10;
+            let run = || {
+                let mut engine = open(memory)?;
+                let mut session = engine.session();
+                engine.eval(&mut session, &[1; POSITIONS - 1], Outputs::Last)?;
+                engine.eval(&mut session, &[2], Outputs::Last)
+            };
+            run().unwrap_or_else(|error| {
+                panic!("{name}, {memory} of at least {wanted}, {host_memory}: {error}")
+            });
+        }
+    }
 }
 
 #[test]

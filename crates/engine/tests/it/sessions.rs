@@ -15,7 +15,6 @@ use moeflux_compute::backend::{
 };
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::Graph;
-use moeflux_compute::plan::Plan;
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{Error as ComputeError, Tensor};
 use serde_json::{Value, json};
@@ -557,18 +556,17 @@ impl Backend for LimitedBackend {
         self.0.describe()
     }
 
-    fn scratch_bytes(&self, graph: &Graph, plan: &Plan, options: CompileOptions) -> usize {
-        self.0.scratch_bytes(graph, plan, options)
+    fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
+        self.0.scratch_bytes(graph, options)
     }
 
     fn compile(
         &self,
         graph: &Graph,
-        plan: Plan,
         weights: Vec<Tensor>,
         options: CompileOptions,
     ) -> Result<Box<dyn Executable>, ComputeError> {
-        let executable = self.0.compile(graph, plan, weights, options)?;
+        let executable = self.0.compile(graph, weights, options)?;
         Ok(Box::new(Limited { executable, limits: self.1.clone() }))
     }
 }

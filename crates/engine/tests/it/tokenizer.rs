@@ -1,14 +1,14 @@
-//! Tokenizers against transformers (`tokenizer.json`) and llama.cpp (GGUF vocabularies); the expected ids are made by
-//! `tools/make_tokenizer_goldens.py`.
+//! Tokenizers against transformers (`tokenizer.json`), llama.cpp (GGUF vocabularies) and tiktoken (`tiktoken.model`); the
+//! expected ids are made by `tools/make_tokenizer_goldens.py` and `tools/make_tiktoken_goldens.py`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use moeflux::Error;
 use moeflux::checkpoint::gguf::Header;
 use moeflux::tokenizer::{AddSpecial, GgufVocab, Tokenizer};
+use moeflux::{DecodingOptions, Error, Options, TextModel};
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
@@ -186,6 +186,118 @@ mod gguf {
         let mut stream = tokenizer.decode_stream_after(context, true).expect("valid ids");
         let text = stream.push(rest[0]).expect("valid id") + &stream.finish().expect("finishes");
         assert_eq!(tokenizer.decode(context, true).expect("decodes") + &text, "Hello boats");
+    }
+}
+
+mod tiktoken {
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Expected {
+        more_texts: Vec<String>,
+        parsed: Vec<Vec<u32>>,
+        /// Where they are others.
+        plain: BTreeMap<usize, Vec<u32>>,
+    }
+
+    /// The golden folder's tokenizer with changed files.
+    fn open(changed: &[(&str, &str)]) -> moeflux::Result<Tokenizer> {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        for name in ["tiktoken.model", "tokenizer_config.json"] {
+            std::fs::copy(golden("tiktoken").join(name), folder.path().join(name)).expect("copied");
+        }
+        for (name, content) in changed {
+            std::fs::write(folder.path().join(name), content).expect("written");
+        }
+        Tokenizer::from_tiktoken_file(folder.path().join("tiktoken.model"))
+    }
+
+    #[test]
+    fn ids_are_tiktokens() {
+        let expected: Expected = read("tiktoken/expected.json");
+        let texts: Vec<&String> = TEXTS.texts.iter().chain(&expected.more_texts).collect();
+        assert_eq!(texts.len(), expected.parsed.len());
+        assert!(expected.plain.len() >= 3);
+        let tokenizer = open(&[]).expect("opens");
+        for (index, text) in texts.into_iter().enumerate() {
+            let ids = tokenizer.encode(text, AddSpecial::Yes).expect("encodes");
+            assert_eq!(ids, expected.parsed[index], "{text:?}");
+            assert_eq!(&tokenizer.decode(&ids, false).expect("decodes"), text);
+            assert_eq!(&streamed(&tokenizer, &ids, false), text);
+            let plain = tokenizer.encode_plain(text).expect("encodes");
+            assert_eq!(&plain, expected.plain.get(&index).unwrap_or(&ids), "{text:?}");
+            assert_eq!(&tokenizer.decode(&plain, true).expect("decodes"), text);
+        }
+    }
+
+    #[test]
+    fn a_model_with_nothing_else_answers() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let file = |name: &str| folder.path().join(name);
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf/kimi_linear_basic");
+        for name in ["config.json", "model.safetensors"] {
+            std::fs::copy(model.join(name), file(name)).expect("copied");
+        }
+        // Three letters and a space; reserved tokens up to the model's 61.
+        std::fs::write(file("tiktoken.model"), "YQ== 0\nYg== 1\nYw== 2\nIA== 3\n").expect("written");
+        std::fs::copy(golden("tiktoken/tokenizer_config.json"), file("tokenizer_config.json"))
+            .expect("copied");
+        let backend = moeflux_compute::cpu::CpuBackend::new(1, None).expect("a backend");
+        let mut model =
+            TextModel::open(folder.path(), &backend, &Options::default(), |_, _| ()).expect("opens");
+        let prompt = model.tokenizer.encode("abc cab", AddSpecial::Yes).expect("encodes");
+        assert_eq!(prompt, [0, 1, 2, 3, 2, 0, 1]);
+        let options = DecodingOptions { max_tokens: 5, ..DecodingOptions::default() };
+        let mut session = model.engine.session();
+        let answer = model.generate(&mut session, &prompt, options, |_| true).expect("answers");
+        assert!(answer.tokens.len() <= 5);
+    }
+
+    #[test]
+    fn special_tokens_have_names_and_roles() {
+        let tokenizer = open(&[("generation_config.json", r#"{"eos_token_id": 702}"#)]).expect("opens");
+        assert_eq!(tokenizer.vocab_size(), 700 + 256);
+        assert_eq!((tokenizer.bos_id(), tokenizer.eos_ids()), (Some(700), &[702, 701][..]));
+        assert_eq!(tokenizer.special_tokens()["pad_token"], "[PAD]");
+        for (id, text, hidden) in [
+            (32, "Ġ", false),
+            (701, "[EOS]", true),
+            (704, "<|reserved_token_704|>", true),
+            (706, "<|tool_call_begin|>", false),
+            (955, "[PAD]", true),
+        ] {
+            assert_eq!(tokenizer.id_to_token(id).as_deref(), Some(text));
+            assert_eq!(tokenizer.token_to_id(text), Some(id));
+            assert_eq!(tokenizer.is_special(id), hidden, "{text}");
+        }
+        assert!(tokenizer.decode(&[956], false).is_err());
+        // Names beyond the model's vocabulary are none of it.
+        let cut = open(&[("config.json", r#"{"text_config": {"vocab_size": 705}}"#)]).expect("opens");
+        assert_eq!((cut.vocab_size(), cut.token_to_id("[PAD]")), (705, None));
+    }
+
+    #[test]
+    fn bad_files_are_errors() {
+        let check = |file: &str, content: &str, expected: &str| {
+            let message = open(&[(file, content)]).expect_err(expected).to_string();
+            assert!(message.contains(file) && message.contains(expected), "{expected:?}: {message}");
+        };
+        check("tiktoken.model", "", "at least one token");
+        check("tiktoken.model", "IQ== 0\nIQ== 1\n", "line 2: expected bytes that no other token has");
+        check("tiktoken.model", "IQ== 0\nIg== 0\n", "two tokens have the id 0");
+        for line in ["IQ== -1", "IQ==", "IQ= 0", "IQ== 4294967295", "I! 0"] {
+            check("tiktoken.model", line, "line 1: expected a token in base64");
+        }
+        check("tokenizer_config.json", r#"{"tokenizer_class": "QWenTokenizer"}"#, "got QWenTokenizer");
+        check("tokenizer_config.json", "{}", "got nothing");
+        // Without the others, a byte has no token.
+        let little = open(&[("tiktoken.model", "IQ== 0\n")]).expect("opens");
+        assert!(little.encode("!a", AddSpecial::No).expect_err("no token").to_string().contains("0x61"));
+        // Another pattern in the class itself.
+        let other = [("tokenization_kimi.py", r#"pat_str = r"\p{L}+|\p{N}|\s+""#)];
+        assert!(
+            open(&other).expect_err("other words").to_string().contains("tokenization_kimi.py: expected")
+        );
     }
 }
 

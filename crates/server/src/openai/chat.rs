@@ -55,11 +55,11 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
-    let request: ChatRequest = body::json(&app, request).await?;
+    let (request, room) = body::json::<ChatRequest>(&app, request).await?;
     app.check_model(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let with_usage = request.stream_options.as_ref().is_some_and(|options| options.include_usage);
-    let answers = request.ask()?.submit(&app).await?;
+    let answers = request.ask()?.submit(&app, room).await?;
     let head = Head { id: unique("chatcmpl-"), created: now(), app };
     if stream {
         return Ok(sse::stream(

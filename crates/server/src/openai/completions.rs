@@ -55,12 +55,12 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
-    let request: CompletionRequest = body::json(&app, request).await?;
+    let (request, room) = body::json::<CompletionRequest>(&app, request).await?;
     app.check_model(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let with_usage = request.stream_options.as_ref().is_some_and(|options| options.include_usage);
     let n = request.n.unwrap_or(1);
-    let answers = request.ask()?.submit(&app).await?;
+    let answers = request.ask()?.submit(&app, room).await?;
     let head = Head { id: unique("cmpl-"), created: now(), n, app };
     if stream {
         return Ok(sse::stream(answers, Chunks { head, with_usage, dones: vec![] }));

@@ -45,10 +45,10 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
-    let request: ResponsesRequest = body::json(&app, request).await?;
+    let (request, room) = body::json::<ResponsesRequest>(&app, request).await?;
     app.check_model(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
-    let answers = request.ask()?.submit(&app).await?;
+    let answers = request.ask()?.submit(&app, room).await?;
     let mut reply = Reply {
         id: unique("resp_"),
         item: unique("msg_"),

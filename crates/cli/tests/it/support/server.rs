@@ -30,15 +30,28 @@ pub fn serve(port: u16, arguments: &[&str]) -> Served {
 impl Served {
     /// The text of an answer.
     pub fn ask(&self, body: &serde_json::Value) -> String {
+        let answer = self.post(&body.to_string());
+        let json: serde_json::Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+        json["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+    }
+
+    /// What comes back for the body of a request.
+    pub fn post(&self, body: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
-        let body = body.to_string();
         let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close";
         let kind = "Content-Type: application/json";
         write!(stream, "{head}\r\n{kind}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        let json: serde_json::Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
-        json["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
+        answer
+    }
+
+    /// The most memory that the server has had, in bytes, as Linux says.
+    #[allow(dead_code, reason = "not every binary with a server measures it")]
+    pub fn peak_memory(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        1024 * line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap()
     }
 
     /// Asks it to end, and waits for that.

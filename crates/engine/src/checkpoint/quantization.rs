@@ -1,0 +1,209 @@
+//! How a folder of safetensors says that its weights are quantised, so that what cannot be read is refused by name.
+//!
+//! `quantization_config` of `config.json` or of its `text_config` (`compression_config` in older files of
+//! compressed-tensors), else `hf_quant_config.json` beside it, as ModelOpt writes. Whether tensors then are what is said
+//! is seen where they are read. MLX has its own way, `quantization`.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::json;
+use crate::{Error, Result};
+
+/// What is said beside the configuration.
+const BESIDE: &str = "hf_quant_config.json";
+/// Bytes of that file, at most.
+const MAX_BYTES: u64 = 16 << 20;
+/// What can be read, for errors.
+const READABLE: &str =
+    "FP8 with a scale for 128 × 128 values or for a matrix, MXFP8, MXFP4, MLX's, and those of GGUF files";
+
+/// What is said, by the name of its method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// e4m3 with scales of blocks or whole matrices.
+    Fp8,
+    /// e4m3 with powers of two for 32 values.
+    Mxfp8,
+    /// e2m1 with powers of two for 32 values.
+    Mxfp4,
+}
+
+/// What `config` says of its quantisation; null if nothing.
+pub(super) fn said(config: &Value) -> &Value {
+    let keys = ["quantization_config", "compression_config"];
+    let places = [config, &config["text_config"]];
+    let mut found = places.iter().flat_map(|place| keys.map(|key| &place[key]));
+    found.find(|value| !value.is_null()).unwrap_or(&Value::Null)
+}
+
+/// How the weights of the folder with this configuration are quantised, if it says so.
+///
+/// # Errors
+/// [`Error::UnsupportedQuantization`] for what cannot be read, [`Error::Malformed`] or [`Error::Io`] for what is said
+/// beside the configuration if it is no JSON.
+pub(crate) fn method(config: &Value, folder: &Path) -> Result<Option<Method>> {
+    let own = said(config);
+    let beside = if own.is_null() { read_beside(folder)? } else { Value::Null };
+    let modelopt = &beside["quantization"];
+    let (path, value) = if modelopt.is_object() {
+        (folder.join(BESIDE), modelopt)
+    } else {
+        (folder.join("config.json"), own)
+    };
+    let Value::Object(_) = value else { return Ok(None) };
+    let word = |key: &str| value[key].as_str().unwrap_or_default();
+    let named = if modelopt.is_object() { "modelopt" } else { word("quant_method") };
+    let (known, name) = match named {
+        // MLX repeats its own here, without a method.
+        "" => return Ok(None),
+        "fp8" => (Some(Method::Fp8), named.to_owned()),
+        "mxfp8" => (Some(Method::Mxfp8), named.to_owned()),
+        "mxfp4" => (Some(Method::Mxfp4), named.to_owned()),
+        "modelopt" | "modelopt_mixed" => match word("quant_algo") {
+            "" | "null" => return Ok(None),
+            algorithm => {
+                let known = match algorithm {
+                    "FP8" | "FP8_PB_WO" => Some(Method::Fp8),
+                    "MXFP8" => Some(Method::Mxfp8),
+                    _ => None,
+                };
+                (known, format!("ModelOpt {algorithm}"))
+            }
+        },
+        "compressed-tensors" => compressed_tensors(value),
+        _ => (None, described(named, value)),
+    };
+    match known {
+        Some(method) => Ok(Some(method)),
+        None => Err(Error::UnsupportedQuantization { path, got: name, readable: READABLE }),
+    }
+}
+
+/// A method by name, with what its configuration says of the numbers.
+fn described(method: &str, value: &Value) -> String {
+    let bits = ["bits", "w_bit", "num_bits", "weight_bits"].iter().find_map(|key| value[*key].as_u64());
+    let four = value["load_in_4bit"].as_bool().unwrap_or(false).then_some(4);
+    let eight = value["load_in_8bit"].as_bool().unwrap_or(false).then_some(8);
+    match bits.or(four).or(eight) {
+        Some(bits) => format!("{method}, {bits} bits"),
+        None => method.to_owned(),
+    }
+}
+
+/// compressed-tensors' groups of layers: e4m3 can be read, in the same cases as elsewhere.
+fn compressed_tensors(value: &Value) -> (Option<Method>, String) {
+    let format = value["format"].as_str().unwrap_or("of no format");
+    let groups = value["config_groups"].as_object().into_iter().flatten();
+    let mut name = format!("compressed-tensors, {format}");
+    let mut known = None;
+    for (_, group) in groups {
+        let weights = &group["weights"];
+        let kind = weights["type"].as_str().unwrap_or_default().to_uppercase();
+        let bits = weights["num_bits"].as_u64().unwrap_or(0);
+        let strategy = weights["strategy"].as_str().unwrap_or_default();
+        let format = group["format"].as_str().unwrap_or(format);
+        name = format!("compressed-tensors {kind}{bits}, {format}");
+        let plain = ["float-quantized", "naive-quantized"].contains(&format);
+        if !plain || (kind.as_str(), bits) != ("FLOAT", 8) {
+            return (None, name);
+        }
+        if !["tensor", "block"].contains(&strategy) {
+            return (None, format!("{name}, a scale for each {strategy}"));
+        }
+        known = Some(Method::Fp8);
+    }
+    (known, name)
+}
+
+fn read_beside(folder: &Path) -> Result<Value> {
+    let path = folder.join(BESIDE);
+    let Ok(about) = std::fs::metadata(&path) else { return Ok(Value::Null) };
+    let malformed = |got: String| Error::Malformed {
+        path: path.clone(),
+        what: "JSON".into(),
+        expected: "how weights are quantised".into(),
+        got,
+    };
+    if about.len() > MAX_BYTES {
+        return Err(malformed(format!("{} bytes", about.len())));
+    }
+    let bytes = std::fs::read(&path).map_err(super::io_error("read", &path))?;
+    json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(config: &Value, beside: Option<&Value>, expected: Result<Option<Method>, &str>) {
+        let folder = tempfile::tempdir().unwrap();
+        if let Some(beside) = beside {
+            std::fs::write(folder.path().join(BESIDE), beside.to_string()).unwrap();
+        }
+        match (method(config, folder.path()), expected) {
+            (Ok(got), Ok(expected)) => assert_eq!(got, expected, "{config}"),
+            (Err(error), Err(expected)) => {
+                let message = error.to_string();
+                let file = if beside.is_some() { BESIDE } else { "config.json" };
+                assert!(message.contains(&format!("{file}: {expected}: not supported; ")), "{message}");
+            }
+            (got, expected) => panic!("{config}: {got:?}, expected {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_is_known() {
+        check(&json!({}), None, Ok(None));
+        check(
+            &json!({"quantization_config": {"bits": 4, "group_size": 32, "mode": "affine"}}),
+            None,
+            Ok(None),
+        );
+        let own = |value: Value, expected| {
+            check(&json!({"quantization_config": value}), None, Ok(Some(expected)));
+            check(&json!({"text_config": {"quantization_config": value}}), None, Ok(Some(expected)));
+        };
+        own(json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), Method::Fp8);
+        own(json!({"quant_method": "mxfp4"}), Method::Mxfp4);
+        own(json!({"quant_method": "mxfp8", "weight_block_size": [1, 32]}), Method::Mxfp8);
+        own(json!({"quant_method": "modelopt", "quant_algo": "FP8"}), Method::Fp8);
+        let weights = json!({"num_bits": 8, "type": "float", "strategy": "tensor"});
+        let groups = json!({"group_0": {"weights": weights}});
+        let about = json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups});
+        own(about.clone(), Method::Fp8);
+        check(&json!({"compression_config": about}), None, Ok(Some(Method::Fp8)));
+        let beside = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}});
+        check(&json!({}), Some(&beside), Ok(Some(Method::Fp8)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let own = |value: Value, expected| {
+            check(&json!({"quantization_config": value}), None, Err(expected));
+            check(&json!({"text_config": {"quantization_config": value}}), None, Err(expected));
+        };
+        own(json!({"quant_method": "awq", "bits": 4, "group_size": 128}), "awq, 4 bits");
+        own(json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "bitsandbytes, 4 bits");
+        own(json!({"quant_method": "quark"}), "quark");
+        own(json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "ModelOpt NVFP4");
+        let compressed = |format: &str, weights: Value| {
+            let groups = json!({"group_0": {"weights": weights}});
+            json!({"quant_method": "compressed-tensors", "format": format, "config_groups": groups})
+        };
+        let int4 = json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32});
+        own(compressed("pack-quantized", int4), "compressed-tensors INT4, pack-quantized");
+        let float4 = json!({"num_bits": 4, "type": "float", "strategy": "tensor_group"});
+        own(compressed("nvfp4-pack-quantized", float4), "compressed-tensors FLOAT4, nvfp4-pack-quantized");
+        let rows = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+        own(
+            compressed("float-quantized", rows),
+            "compressed-tensors FLOAT8, float-quantized, a scale for each channel",
+        );
+        let beside = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}});
+        check(&json!({}), Some(&beside), Err("ModelOpt NVFP4"));
+    }
+}
