@@ -382,6 +382,8 @@ fn the_newest_request_is_put_back_and_gives_its_pages() {
     let mut tickets = vec![submit(0, Box::new(sink))];
     tickets.extend((1..3).map(|index| submit(index, Box::new(hold_up(0).0))));
     go.send(()).unwrap();
+    // Whatever ends the engine's thread ends the test.
+    drop(done);
     let mut preemptions = [0; 3];
     for _ in 0..3 {
         let (index, usage) = ends.recv_timeout(Duration::from_secs(60)).unwrap();
