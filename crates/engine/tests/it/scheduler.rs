@@ -289,6 +289,16 @@ fn stop_texts_end_answers_and_are_left_out() {
     assert_eq!(text, whole[..whole.find(&stop).unwrap()]);
     assert_eq!((done.finish, done.stopped_by), (Finish::Stopped, Some(stop)));
     assert_eq!(answer(&["never there"]).0, whole);
+    // Of stop texts that are found at one place, the longest counts.
+    let mut events = scheduler.submit(request(prompt.clone(), 0, 80)).unwrap();
+    let piece = events.find_map(|event| match event {
+        Event::Piece(piece) => Some(piece.text).filter(|text| text.len() > 1),
+        _ => None,
+    });
+    let piece = piece.unwrap();
+    let (text, done) = answer(&[&piece[..1], &piece]);
+    assert!(whole.starts_with(&text) && whole[text.len()..].starts_with(&piece), "{text:?}");
+    assert_eq!(done.stopped_by, Some(piece));
 }
 
 /// Allows two tokens in turn, then ends; fails when told to.
