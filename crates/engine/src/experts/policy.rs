@@ -198,6 +198,7 @@ mod tests {
         check(PolicyKind::Lfu { half_life: 1.0 }, asked, &[1, 2, 0, 3]);
         check(PolicyKind::Blend { long: 1000.0, short: 1.0, part: 0.0 }, asked, &[2, 1, 3, 0]);
         check(PolicyKind::Blend { long: 1000.0, short: 1.0, part: 0.5 }, asked, &[2, 1, 0, 3]);
+        check(PolicyKind::Blend { long: 1000.0, short: 1.0, part: 0.9 }, asked, &[1, 2, 0, 3]);
     }
 
     #[test]

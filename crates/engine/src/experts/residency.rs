@@ -207,3 +207,30 @@ impl Residency {
             .map(|(index, _, id)| (index, id))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch that goes through all experts of every layer takes slots of the layers it has passed, the last one first,
+    /// and leaves each its share.
+    #[test]
+    fn layers_that_were_passed_keep_their_share() {
+        const SHAPE: SetShape = SetShape { experts: 4, expert_bytes: 100, slot_bytes: 4096 };
+        let plan = SlotPlan::of_slots(&[SHAPE; 4], 10);
+        let mut residency = Residency::new(&[SHAPE; 4], &plan, PolicyKind::Lru);
+        // Two layers have all theirs, the other two share what is left: one each.
+        assert_eq!(residency.shares, [1]);
+        for (set, count) in [(0, 1), (1, 3), (2, 4), (3, 2)] {
+            for id in 0..count {
+                assert_eq!(residency.take_slot((set, id)), Ok(None));
+                residency.arrived((set, id));
+            }
+        }
+        residency.asked(1, Demand { experts: &[0, 1, 2, 3], tokens: &[4; 4], rows: MANY_ROWS });
+        (0..3).for_each(|id| residency.hold((1, id)));
+        let victim = residency.take_slot((1, 3)).unwrap().unwrap();
+        assert_eq!(victim.0, 3, "the layer before has its share only");
+        assert_eq!((residency.place((0, 0)), residency.place(victim)), (Place::Present, Place::Absent));
+    }
+}

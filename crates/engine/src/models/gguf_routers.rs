@@ -77,7 +77,7 @@ fn routers_of_gguf_files_have_llama_cpps_defaults() {
     let norm = [("expert_weights_norm", Value::Bool(true))];
     let sigmoids = [("expert_gating_func", Value::U32(2))];
     let latent: &[&str] = &["kv_b_proj.weight", "lm_head.weight"];
-    let biased: &[&str] = &["kv_b_proj.weight", "lm_head.weight", "e_score_correction_bias"];
+    let biased: &[&str] = &["kv_b_proj.weight", "lm_head.weight", "exp_probs_b.bias"];
     for (name, architecture, optional, default) in [
         ("DeepSeek-V2", "deepseek2", latent, softmax),
         ("DeepSeek-V3", "deepseek2", biased, sigmoid),

@@ -108,7 +108,8 @@ mod tests {
         let expected = 0.75 * 3f64.ln() - 0.25 * 3f64.ln();
         assert!((divergence.mean().mean() - expected / 2.0).abs() < 1e-6);
         assert!((divergence.quantile(1.0).unwrap() - expected).abs() < 1e-6);
-        assert_eq!(divergence.quantile(0.0), Some(0.0));
+        assert_eq!((divergence.quantile(0.0), divergence.quantile(0.4)), (Some(0.0), Some(0.0)));
+        assert_eq!(divergence.quantile(0.6), divergence.quantile(1.0));
         assert_eq!(divergence.same_top(), 0.5);
     }
 }

@@ -289,6 +289,16 @@ fn stop_texts_end_answers_and_are_left_out() {
     assert_eq!(text, whole[..whole.find(&stop).unwrap()]);
     assert_eq!((done.finish, done.stopped_by), (Finish::Stopped, Some(stop)));
     assert_eq!(answer(&["never there"]).0, whole);
+    // Of stop texts that are found at one place, the longest counts.
+    let mut events = scheduler.submit(request(prompt.clone(), 0, 80)).unwrap();
+    let piece = events.find_map(|event| match event {
+        Event::Piece(piece) => Some(piece.text).filter(|text| text.len() > 1),
+        _ => None,
+    });
+    let piece = piece.unwrap();
+    let (text, done) = answer(&[&piece[..1], &piece]);
+    assert!(whole.starts_with(&text) && whole[text.len()..].starts_with(&piece), "{text:?}");
+    assert_eq!(done.stopped_by, Some(piece));
 }
 
 /// Allows two tokens in turn, then ends; fails when told to.
@@ -382,6 +392,8 @@ fn the_newest_request_is_put_back_and_gives_its_pages() {
     let mut tickets = vec![submit(0, Box::new(sink))];
     tickets.extend((1..3).map(|index| submit(index, Box::new(hold_up(0).0))));
     go.send(()).unwrap();
+    // Whatever ends the engine's thread ends the test.
+    drop(done);
     let mut preemptions = [0; 3];
     for _ in 0..3 {
         let (index, usage) = ends.recv_timeout(Duration::from_secs(60)).unwrap();

@@ -146,6 +146,9 @@ fn names_and_objects_between_tokens() {
         {\"city\": \"Oslo\", \"days\": 3}<|tool_call_end|><|tool_call_begin|>functions.now:1\
         <|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
     check(&tagged(6), numbered, "", "", &expected);
+    let open = "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}\
+        <|tool_call_end|>\n ";
+    check(&tagged(6), open, "", "", &expected[1..]);
     // What is no call is shown; what was cut off too.
     let odd = "<｜tool▁calls▁begin｜>so what";
     check(&tagged(5), odd, "", odd, &[]);
