@@ -460,3 +460,44 @@ fn overlapping(layer: &Graph) -> f64 {
     let experts = expert.saturating_mul(top_k(layer) as u64);
     (after + experts.saturating_sub(expert)) as f64 / (all + experts).max(1) as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use moeflux_compute::cpu::CpuBackend;
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::models;
+
+    #[test]
+    fn a_layer_that_memory_does_not_hold_is_not_measured() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf/qwen3_moe_basic");
+        let model = models::record(Arc::new(Checkpoint::open(&path).unwrap())).unwrap();
+        let backend = CpuBackend::new(1, None).unwrap();
+        let options = |memory, tokens| MeasureOptions {
+            activations: ActivationMode::Int8,
+            kv_type: KvType::F16,
+            context: 64,
+            prompt: Prompt { tokens, chunk: tokens },
+            memory,
+            cache: 0,
+            device: false,
+        };
+        let minimum = |memory, tokens| match measure(&model, &backend, &options(memory, tokens), |_| ()) {
+            Ok(_) => None,
+            Err(Error::Budget { budget, minimum, parts }) => {
+                assert!(minimum > budget && parts.contains("weights"), "{minimum} of {budget}: {parts}");
+                Some(minimum)
+            }
+            Err(other) => panic!("{other}"),
+        };
+        assert!(minimum(1 << 8, 1).is_some());
+        assert!(minimum(1 << 30, 1).is_none());
+        // A prompt's scratch counts.
+        let scratch = minimum(1 << 20, 1 << 20).expect("scratch of a million tokens");
+        assert!(scratch > 1 << 26, "{scratch}");
+    }
+}

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use crate::support::faulty::{Fate, Fates, Faulty};
+use moeflux::chat_template::ChatTemplate;
 use moeflux::checkpoint::Checkpoint;
 use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::sampler::SamplerOptions;
@@ -14,6 +15,7 @@ use moeflux::{
     DecodingOptions, Engine, Error, Options, Request, Scheduler, SchedulerOptions, TextModel, models,
 };
 use moeflux_compute::cpu::CpuBackend;
+use serde_json::json;
 
 const QUESTION: &str = "Tell me a short story about a fox.";
 
@@ -190,4 +192,20 @@ fn failed_reads_end_only_requests_that_cannot_do_without_them() {
         wait(&next);
         assert_eq!(next.0.lock().unwrap().tokens, expected);
     }
+}
+
+/// There are no logits to choose a first token by.
+#[test]
+fn a_prompt_without_tokens_is_refused() {
+    let (mut model, _) = faulty();
+    model.template = Some(ChatTemplate::new("empty.jinja", "{# nothing #}").unwrap());
+    let error = model.encode_chat(&[json!({"role": "user", "content": "Hello"})]).unwrap_err();
+    assert!(
+        matches!(&error, Error::ChatTemplate { path, .. } if path == Path::new("empty.jinja")),
+        "{error}"
+    );
+    let mut session = model.engine.session();
+    let error = model.generate(&mut session, &[], decoding(), |_| true).unwrap_err();
+    assert!(matches!(error, Error::Option { option: "prompt", .. }), "{error}");
+    assert!(answer(&mut model, |_| ()).is_ok(), "the next one is answered");
 }

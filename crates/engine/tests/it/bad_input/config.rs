@@ -1,10 +1,11 @@
 //! `config.json` with every value replaced by odd ones.
 
 use moeflux::checkpoint::json;
+use moeflux::models::assumed;
 use serde_json::{Value, json};
 
 use super::odd_keys::{Change, Key, check_keys};
-use crate::support::all;
+use crate::support::{Fixture, all};
 
 /// Values that no key expects, or that others do not go with.
 fn odd_values() -> Vec<Value> {
@@ -67,4 +68,59 @@ fn every_value_of_every_configuration_may_be_odd() {
         pointers(&config, "", &mut found);
         (copy.path().into(), found.into_iter().map(key).collect())
     });
+}
+
+/// Where there is no checkpoint to compare with, only the configuration says how large a model is.
+#[test]
+fn numbers_that_no_model_has_cost_nothing() {
+    let names = [
+        "qwen3_moe_basic",
+        "llama4_basic",
+        "deepseek_v3_basic",
+        "nemotron_h_basic",
+        "gpt_oss_bf16",
+        "mixtral_yarn",
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    let describe = |config: &Value| {
+        std::fs::write(&path, config.to_string()).unwrap();
+        let start = std::time::Instant::now();
+        let outcome = assumed::describe(&path, None).map(|_| ()).map_err(|error| error.to_string());
+        assert!(start.elapsed().as_secs_f64() < 5.0, "{config}");
+        outcome
+    };
+    for fixture in names.map(|name| Fixture::named(&format!("hf/{name}"))) {
+        let text = std::fs::read_to_string(fixture.path.join("config.json")).unwrap();
+        let config: Value = serde_json::from_str(&text).unwrap();
+        describe(&config).unwrap();
+        let keys: Vec<&String> =
+            config.as_object().unwrap().iter().filter(|(_, v)| v.is_u64()).map(|(key, _)| key).collect();
+        for key in keys {
+            for number in [1u64 << 20, 1 << 40, 1 << 63] {
+                let mut odd = config.clone();
+                odd[key] = number.into();
+                let outcome = describe(&odd);
+                if let Err(error) = &outcome {
+                    assert!(error.contains("config.json") && error.contains("expected"), "{key}: {error}");
+                }
+                let grows = ["num_hidden_layers", "num_local_experts", "num_experts", "n_routed_experts"];
+                if grows.contains(&key.as_str()) {
+                    assert!(
+                        outcome.is_err_and(|error| error.contains(&number.to_string())),
+                        "{key} {number}"
+                    );
+                }
+            }
+        }
+        // Each is within its own bound.
+        let mut odd = config.clone();
+        odd["num_hidden_layers"] = 4096.into();
+        for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
+            if odd.get(key).is_some() {
+                odd[key] = 4096.into();
+            }
+        }
+        assert!(describe(&odd).is_err(), "{}: 16 million experts", fixture.name);
+    }
 }
