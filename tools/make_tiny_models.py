@@ -4,7 +4,7 @@
     python tools/make_tiny_models.py hf OUT [NAME ...]
     python tools/make_tiny_models.py gguf OUT --llama-python PYTHON [--llama-cpp SOURCE] [--wide] [NAME ...]
     python tools/make_tiny_models.py mlx OUT [--wide] [NAME ...]
-    python tools/make_tiny_models.py configs OUT --weights FIXTURES [NAME ...]
+    python tools/make_tiny_models.py configs --weights FIXTURES OUT [NAME ...]
 
 OUT gets one folder a fixture, each with the checkpoint and golden.safetensors: `tokens` i32 (T,), `logits`
 f32 (T, V) and, where another engine can read the file, `peer_kl` f64 (1,): the mean KL in nats of that

@@ -53,20 +53,20 @@ ROWS: dict[str, list[Row]] = {
     "qwen3_moe_basic": rope() + TIED + keys("use_sliding_window", "sliding_window", "norm_topk_prob"),
     "gpt_oss_bf16": rope() + TIED + keys("sliding_window", "layer_types", "swiglu_limit", sliding_window=9, rope_parameters=None),
     "deepseek_v3_basic": rope() + TIED + keys("routed_scaling_factor", "rope_interleave", norm_topk_prob=None, rope_interleave=None),
-    "glm4_moe_basic": rope() + part() + TIED + keys("routed_scaling_factor", "use_qk_norm", "norm_topk_prob"),
+    "glm4_moe_basic": rope() + part(1.0) + TIED + keys("routed_scaling_factor", "use_qk_norm", "norm_topk_prob"),
     "mixtral_basic": rope() + TIED + keys("sliding_window", sliding_window=9),
     "qwen3_next_basic": rope() + part() + TIED + keys("norm_topk_prob", "layer_types", full_attention_interval=2),
     "qwen3_5_moe_text": rope() + part() + TIED,
     "olmoe_basic": rope() + TIED + keys("norm_topk_prob", clip_qkv=0.0),
     "deepseek_v2_lite": rope() + TIED + keys("routed_scaling_factor", norm_topk_prob=True),
     "minimax_m2_basic": rope() + part(0.5) + TIED + keys(norm_topk_prob=False, routed_scaling_factor=3.0),
-    "glm4_moe_lite_groups": rope() + TIED + SCALED,
+    "glm4_moe_lite_groups": rope() + TIED + keys("routed_scaling_factor", "norm_topk_prob"),
     "solar_open_yarn": rope() + part(0.5) + TIED + SCALED,
     "dots1_window": rope() + TIED + keys("sliding_window", "layer_types", max_window_layers=1) + SCALED,
     "hy_v3_basic": rope() + TIED + keys("router_scaling_factor"),
     "qwen2_moe_basic": rope()
     + TIED
-    + keys("norm_topk_prob", use_sliding_window=True)
+    + keys("norm_topk_prob")
     + [
         ("windows", both(put("use_sliding_window", True), put("sliding_window", 9), drop("layer_types"))),
         ("windows of the first", both(put("use_sliding_window", True), put("sliding_window", 9), put("max_window_layers", 0), drop("layer_types"))),
@@ -78,7 +78,7 @@ ROWS: dict[str, list[Row]] = {
     "mistral4_plain": rope() + TIED + keys("rope_parameters", "norm_topk_prob", "routed_scaling_factor"),
     "mimo_v2_flash_basic": TIED + keys("attention_value_scale", "routed_scaling_factor", rotary_dim=2),
     "deepseek_v4_basic": TIED + keys("routed_scaling_factor", "swiglu_limit"),
-    "qwen4_exp_basic": rope() + part() + TIED,
+    "qwen4_exp_basic": rope() + TIED,
     "minimax_m3_vl_text": rope() + part(0.5) + TIED + keys("routed_scaling_factor", hidden_act="swigluoai"),
     "glm5_next_basic": keys("routed_scaling_factor", layer_types=["linear_attention", *["deepseek_sparse_attention"] * 2, "linear_attention"]),
     "kimi_linear_basic": TIED + keys("routed_scaling_factor"),

@@ -162,7 +162,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     r.graph.scope("lm_head");
     let tied = match naming {
         Naming::Gguf => !r.has("lm_head"),
-        _ => config.flag("tie_word_embeddings", false)?,
+        _ => config.flag("tie_word_embeddings", false)? && !r.has(either(r, "lm_head", "head")),
     };
     let head = match tied {
         true => table,
