@@ -1,4 +1,4 @@
-//! [`CpuExecutable`]: runs a planned graph node by node on the thread pool.
+//! [`CpuExecutable`]: runs a graph node by node on the thread pool. What an operation does is in its own file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ pub(crate) struct CpuExecutable {
     /// Values of f32 vectors, which enter elementwise operations; empty for matrices.
     pub(super) vectors: Vec<Vec<f32>>,
     /// Nodes that run in one parallel region: linear layers on the same input, else one node.
-    pub(super) steps: Vec<Range<usize>>,
+    steps: Vec<Range<usize>>,
     /// Routers by routing.
     pub(super) routers: Vec<Option<Router>>,
     pub(super) forecast: Forecast,
@@ -89,7 +89,7 @@ pub(crate) struct CpuExecutable {
     pub(super) q8_of: Option<Value>,
     pub(super) moe: MoeScratch,
     /// Filled if there is one.
-    pub(super) profile: Option<Profile>,
+    profile: Option<Profile>,
 }
 
 impl CpuExecutable {

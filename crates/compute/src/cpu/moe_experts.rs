@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::activate::activate;
-use super::activations::{Activations, BLOCK, Q8Rows};
+use super::activations::{Activations, BLOCK, Q8Rows, Q8Writer};
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::linear::{CpuContext, TASKS, row_tasks};
 use super::matmul::{NextJob, OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows_before};
@@ -166,85 +166,144 @@ pub(crate) fn moe_experts(
     scratch.sort(choice, top_k, &ids);
     scratch.weigh_inputs(choice, body.weighted);
     let pairs = rows * top_k;
-    let int8 = context.activations == ActivationMode::Int8;
-    let int8_down = int8 && accepts_q8(set.down.dtype, inner);
+    let int8_down = context.activations == ActivationMode::Int8 && accepts_q8(set.down.dtype, inner);
     if int8_down {
         scratch.product.resize(pairs, inner);
     }
     let MoeScratch { rows: pair_rows, pair_of, pairs_of, input_weights, gate, up, product, down, spent } =
         scratch;
+    let batch = ExpertBatch {
+        context,
+        body,
+        x,
+        x_q8,
+        hidden,
+        inner,
+        int8_down,
+        ids: &ids,
+        pairs_of,
+        pair_rows,
+        input_weights,
+    };
     let (gate, up) = (grow(gate, pairs * inner), grow(up, pairs * inner));
     let down = grow(down, pairs * hidden);
-
     source.visit(set_id, &ids, &mut |group: &[ExpertView<'_>]| {
-        let pairs_of = |view: &ExpertView<'_>| {
-            pairs_of[ids.binary_search(&view.id).expect("only experts asked for are handed over")].clone()
-        };
-        let project = |weight: TensorView<'_>,
-                       task: Range<usize>,
-                       pairs: Range<usize>,
-                       to: &SharedMut<'_, f32>,
-                       next: Option<NextJob<'_>>| {
-            let input = if int8 && accepts_q8(weight.dtype(), hidden) {
-                Activations::Q8(x_q8)
-            } else {
-                Activations::F32 { rows: x, cols: hidden }
-            };
-            // SAFETY: a task writes only its rows of its expert's pairs.
-            let start = unsafe { to.as_ptr().add(pairs.start * inner) };
-            // SAFETY: as above.
-            let out = unsafe { OutRows::new(start, inner, pairs.len(), inner) };
-            let tokens = Tokens::List(&pair_rows[pairs]);
-            matmul_rows_before(context.simd, weight, task, input, tokens, out, next)
-                .expect("the graph's widths agree");
-        };
-        // Rows of gate and up in blocks of whole activation blocks, so that a task can quantise what it computed.
         let start = Instant::now();
-        let tasks = row_tasks(group.iter().map(|_| inner), TASKS * context.threads(), BLOCK.max(ROW_TILE));
-        let quantized = product.writer();
-        // Borrowed anew for every region, so that what one has written the next can read without aliasing.
+        batch.gate_and_up(group, &product.writer(), [&mut *gate, &mut *up]);
+        spent[0] += start.elapsed();
+        let start = Instant::now();
+        batch.down(group, product, gate, down);
+        spent[1] += start.elapsed();
+    })?;
+    batch.sum(pair_of, choice, down, out);
+    Ok(())
+}
+
+/// What the experts of a batch work with.
+struct ExpertBatch<'a> {
+    context: &'a CpuContext,
+    body: ExpertBody<'a>,
+    /// (rows, hidden_size).
+    x: &'a [f32],
+    x_q8: &'a Q8Rows,
+    hidden: usize,
+    /// moe_intermediate_size.
+    inner: usize,
+    /// Whether the down projection takes int8.
+    int8_down: bool,
+    /// Distinct experts, ascending.
+    ids: &'a [u32],
+    /// Pairs of each.
+    pairs_of: &'a [Range<usize>],
+    /// Rows of pairs.
+    pair_rows: &'a [u32],
+    /// Factors on what experts take, of each pair; empty without.
+    input_weights: &'a [f32],
+}
+
+impl ExpertBatch<'_> {
+    fn pairs(&self, view: &ExpertView<'_>) -> Range<usize> {
+        self.pairs_of[self.ids.binary_search(&view.id).expect("only experts asked for are handed over")]
+            .clone()
+    }
+
+    /// Rows `task` of a gate or up projection of `pairs`, whose first is written to `to`.
+    fn project(
+        &self,
+        weight: TensorView<'_>,
+        task: Range<usize>,
+        pairs: Range<usize>,
+        to: &SharedMut<'_, f32>,
+        next: Option<NextJob<'_>>,
+    ) {
+        let (hidden, inner) = (self.hidden, self.inner);
+        let int8 = self.context.activations == ActivationMode::Int8;
+        let input = if int8 && accepts_q8(weight.dtype(), hidden) {
+            Activations::Q8(self.x_q8)
+        } else {
+            Activations::F32 { rows: self.x, cols: hidden }
+        };
+        // SAFETY: a task writes only its rows of its expert's pairs.
+        let start = unsafe { to.as_ptr().add(pairs.start * inner) };
+        // SAFETY: as above.
+        let out = unsafe { OutRows::new(start, inner, pairs.len(), inner) };
+        let tokens = Tokens::List(&self.pair_rows[pairs]);
+        matmul_rows_before(self.context.simd, weight, task, input, tokens, out, next)
+            .expect("the graph's widths agree");
+    }
+
+    /// What a group's experts make of x: gate and up projections, (pairs, moe_intermediate_size) each, and into gate their
+    /// activations, in int8 too if down takes that.
+    fn gate_and_up(&self, group: &[ExpertView<'_>], quantized: &Q8Writer<'_>, [gate, up]: [&mut [f32]; 2]) {
+        // Borrowed for one region: what it has written the next reads without aliasing.
         let (shared_gate, shared_up) = (SharedMut::new(gate), SharedMut::new(up));
+        let (context, inner) = (self.context, self.inner);
+        // Rows of gate and up in blocks of whole activation blocks, so that a task can quantise what it computed.
+        let tasks = row_tasks(group.iter().map(|_| inner), TASKS * context.threads(), BLOCK.max(ROW_TILE));
         context.pool.run_in_order(tasks.len(), &|task, next| {
             let (index, rows) = &tasks[task];
-            let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
+            let (view, pairs) = (&group[*index], self.pairs(&group[*index]));
             if let Some(weight) = view.gate {
-                project(weight, rows.clone(), pairs.clone(), &shared_gate, Some((view.up, rows.start)));
+                self.project(weight, rows.clone(), pairs.clone(), &shared_gate, Some((view.up, rows.start)));
             }
             let next = next.map(|next| {
                 let (index, rows) = &tasks[next];
                 (group[*index].gate.unwrap_or(group[*index].up), rows.start)
             });
-            project(view.up, rows.clone(), pairs.clone(), &shared_up, next);
+            self.project(view.up, rows.clone(), pairs.clone(), &shared_up, next);
             for pair in pairs {
                 let at = pair * inner + rows.start..pair * inner + rows.end;
-                // SAFETY: as above.
+                // SAFETY: a task writes only its rows of its expert's pairs.
                 let (gate, up) = unsafe { (shared_gate.part(at.clone()), shared_up.part(at)) };
                 // Products are linear, so their input's factor may follow them.
-                if let Some(weight) = input_weights.get(pair) {
+                if let Some(weight) = self.input_weights.get(pair) {
                     vector::scale(context.simd, *weight, gate);
                     vector::scale(context.simd, *weight, up);
                 }
-                body.add_bias(0, (view.id, inner, rows.start), gate);
-                body.add_bias(1, (view.id, inner, rows.start), up);
-                activate(context.simd, body.activation, gate, up);
-                if int8_down {
+                self.body.add_bias(0, (view.id, inner, rows.start), gate);
+                self.body.add_bias(1, (view.id, inner, rows.start), up);
+                activate(context.simd, self.body.activation, gate, up);
+                if self.int8_down {
                     // SAFETY: as above; tasks are cut at multiples of the quantisation block.
                     unsafe { quantized.write(context.simd, pair, rows.start, gate) };
                 }
             }
         });
-        spent[0] += start.elapsed();
-        let start = Instant::now();
+    }
+
+    /// The down projections of a group's experts into `down`, (pairs, hidden_size); of `gate` unless they take int8.
+    fn down(&self, group: &[ExpertView<'_>], product: &Q8Rows, gate: &[f32], down: &mut [f32]) {
+        let shared_down = SharedMut::new(down);
+        let (context, hidden, inner) = (self.context, self.hidden, self.inner);
         let tasks = row_tasks(group.iter().map(|_| hidden), TASKS * context.threads(), ROW_TILE);
-        let (products, shared_down) = (&*gate, SharedMut::new(down));
         context.pool.run_in_order(tasks.len(), &|task, next| {
             let (index, rows) = &tasks[task];
-            let (view, pairs) = (&group[*index], pairs_of(&group[*index]));
+            let (view, pairs) = (&group[*index], self.pairs(&group[*index]));
             let next = next.map(|next| (group[tasks[next].0].down, tasks[next].1.start));
-            let input = if int8_down {
-                Activations::Q8(&*product)
+            let input = if self.int8_down {
+                Activations::Q8(product)
             } else {
-                Activations::F32 { rows: products, cols: inner }
+                Activations::F32 { rows: gate, cols: inner }
             };
             // SAFETY: a task writes only its rows of its expert's pairs.
             let start = unsafe { shared_down.as_ptr().add(pairs.start * hidden) };
@@ -256,25 +315,29 @@ pub(crate) fn moe_experts(
             for pair in pairs {
                 let at = pair * hidden + rows.start..pair * hidden + rows.end;
                 // SAFETY: as above.
-                body.add_bias(2, (view.id, hidden, rows.start), unsafe { shared_down.part(at) });
+                self.body.add_bias(2, (view.id, hidden, rows.start), unsafe { shared_down.part(at) });
             }
         });
-        spent[1] += start.elapsed();
-    })?;
+    }
 
-    let (shared, down) = (SharedMut::new(out), &*down);
-    context.for_rows(rows, hidden, &|row| {
-        // SAFETY: each row is one task's.
-        let sum = unsafe { shared.part(row * hidden..(row + 1) * hidden) };
-        sum.fill(0.0);
-        let chosen = row * top_k..(row + 1) * top_k;
-        for (pair, weight) in pair_of[chosen.clone()].iter().zip(&choice.weights[chosen]) {
-            let pair = *pair as usize;
-            let weight = if body.weighted == Weighted::Input { &1.0 } else { weight };
-            vector::axpy_f32(context.simd, *weight, &down[pair * hidden..(pair + 1) * hidden], sum);
-        }
-    });
-    Ok(())
+    /// Adds up the experts of each row in the router's order; `pair_of` (rows, top_k) says where they are.
+    fn sum(&self, pair_of: &[u32], choice: &Choice, down: &[f32], out: &mut [f32]) {
+        let (context, hidden) = (self.context, self.hidden);
+        let rows = out.len() / hidden;
+        let top_k = pair_of.len() / rows;
+        let shared = SharedMut::new(out);
+        context.for_rows(rows, hidden, &|row| {
+            // SAFETY: each row is one task's.
+            let sum = unsafe { shared.part(row * hidden..(row + 1) * hidden) };
+            sum.fill(0.0);
+            let chosen = row * top_k..(row + 1) * top_k;
+            for (pair, weight) in pair_of[chosen.clone()].iter().zip(&choice.weights[chosen]) {
+                let pair = *pair as usize;
+                let weight = if self.body.weighted == Weighted::Input { &1.0 } else { weight };
+                vector::axpy_f32(context.simd, *weight, &down[pair * hidden..(pair + 1) * hidden], sum);
+            }
+        });
+    }
 }
 
 #[cfg(test)]
