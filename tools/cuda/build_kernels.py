@@ -2,18 +2,20 @@
 """Compiles the GPU kernels to the archives of PTX and of machine code that the CUDA executor embeds.
 
     python3 -m venv .venv && .venv/bin/pip install -r tools/cuda/requirements.txt
-    .venv/bin/python tools/cuda/build_kernels.py            # writes kernels.ptx.z and kernels.sm_90.z
-    .venv/bin/python tools/cuda/build_kernels.py --check    # fails if the archive is not that of the sources
-    .venv/bin/python tools/cuda/build_kernels.py --assemble # and assembles every kernel for every architecture
+    .venv/bin/python tools/cuda/build_kernels.py            # compiles the units whose sources have changed
+    .venv/bin/python tools/cuda/build_kernels.py --check    # compiles all, fails if the archives are not theirs
+    .venv/bin/python tools/cuda/build_kernels.py --assemble # and assembles their kernels for every architecture
 
-Needs a C++ compiler, no GPU. The compiler is that of the packages beside this Python, else `nvcc` of the PATH.
-The PTX is for compute capability 8.0 and says version 8.0, so that drivers from 525 on read it; nothing newer is used.
-Machine code is for 9.0, where kernels also use programmatic dependent launch.
+A unit is a file of kernels, or one for an encoding of weights; it has a file in `archives/ptx`, one in `archives/sm_90`
+and a row in `archives/index.rs`. Needs a C++ compiler, no GPU. The compiler is that of the packages beside this Python,
+else `nvcc` of the PATH. The PTX is for compute capability 8.0 and says version 8.0, so that drivers from 525 on read it;
+nothing newer is used. Machine code is for 9.0, where kernels also use programmatic dependent launch.
 """
 
 import argparse
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -21,17 +23,42 @@ import tempfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "crates/compute/src/gpu/kernels"
-ARCHIVE = ROOT / "crates/compute/src/gpu/cuda/kernels.ptx.z"
-IMAGES = ARCHIVE.with_name("kernels.sm_90.z")
+ARCHIVES = ROOT / "crates/compute/src/gpu/cuda/archives"
+INDEX = ARCHIVES / "index.rs"
 MARK = "//@ "
-FINGERPRINT = "//# "
 PTX_VERSION = "8.0"
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 ENCODINGS = ["q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "mxfp4_planes", "f16", "bf16", "affine4", "affine8",
              "fp8", "q4_1", "q5_1", "iq4_nl", "iq4_xs"]
+
+
+class Unit(NamedTuple):
+    name: str
+    # Of the kernels' folder.
+    file: str
+    # Compiled once for each, if for several.
+    encoding: str | None = None
+
+    def definitions(self) -> list[str]:
+        e = self.encoding
+        return [f"-DDTYPE={e.upper()}", f"-DNAME(f)=f##_{e}"] if e else []
+
+
+class Compiled(NamedTuple):
+    # By kernel.
+    texts: dict[str, str]
+    whole: str
+    image: bytes
+
+
+class Row(NamedTuple):
+    """Of the index."""
+    fingerprint: str
+    kernels: list[str]
 
 
 def toolkit() -> Path:
@@ -45,41 +72,64 @@ def toolkit() -> Path:
     return Path(found).resolve().parent
 
 
-def fingerprint() -> str:
-    """Of the kernels' texts, so that a test without a compiler can tell that the archive is theirs: 64-bit FNV-1a."""
-    files = [f for f in [*KERNELS.glob("*.h"), *KERNELS.glob("cuda/*")] if f.is_file()]
-    names = sorted((f.relative_to(KERNELS).as_posix(), f) for f in files)
+def units() -> list[Unit]:
+    listed = re.search(r"units!\[(.*?)\]", (KERNELS / "mod.rs").read_text(), re.S)
+    names = re.findall(r'"(\w+)"', listed.group(1)) if listed else []
+    common = [Unit(name, f"{name}.h") for name in names]
+    gemm = [Unit(f"gemm_{encoding}", "cuda/gemm.cu", encoding) for encoding in ENCODINGS]
+    others = ["prefill", "flash_attention", "tensor_decode", "early"]
+    return common + gemm + [Unit(name, f"cuda/{name}.cu") for name in others]
+
+
+def included(file: str, seen: list[str]) -> list[str]:
+    """A file of kernels and what it includes for CUDA, each once."""
+    if file not in seen:
+        seen.append(file)
+        for name in re.findall(r'^#include "(.+)"$', (KERNELS / file).read_text(), re.M):
+            beside = (Path(file).parent / name).as_posix()
+            name = beside if (KERNELS / beside).exists() else name
+            if not name.startswith(("emulator/", "metal/")):
+                included(name, seen)
+    return seen
+
+
+def essence(text: str) -> str:
+    """A text without comments, and without space that means nothing: formatting compiles to the same."""
+    lines = [re.sub(r"//.*", "", line).strip() for line in text.replace("\\\n", " ").split("\n")]
+    # A directive ends with its line, and space after a macro's name means something.
+    code = "".join(f"\n{' '.join(line.split())}\n" if line.startswith("#") else f" {line} " for line in lines)
+    code = re.sub(r"\s+", lambda found: "\n" if "\n" in found.group() else " ", code)
+    operators = re.escape("+-*/%&|^<>=!:.#")
+    needless = (rf"(?<![\w{operators}]) | (?![\w{operators}])|(?<=\w) (?=[{operators}])|(?<=[{operators}]) (?=\w)")
+    return "\n".join(line if line.startswith("#") else re.sub(needless, "", line, flags=re.ASCII)
+                     for line in code.strip().split("\n"))
+
+
+def fingerprint(unit: Unit) -> str:
+    """Of what a unit is compiled from, so that a test without a compiler can tell that archives are of the sources:
+    64-bit FNV-1a."""
+    parts = [f"{file}\n{essence((KERNELS / file).read_text())}\n" for file in included(unit.file, [])]
     value = 0xCBF29CE484222325
-    for byte in b"".join(name.encode() + b"\n" + file.read_bytes() for name, file in names):
+    for byte in "".join([unit.name, "\n", *parts]).encode():
         value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1
     return f"{value:016x}"
 
 
-def units() -> list[tuple[str, list[str]]]:
-    """Text of each unit as CUDA, with the compiler's definitions."""
-    listed = re.search(r"units!\[(.*?)\]", (KERNELS / "mod.rs").read_text(), re.S)
-    names = re.findall(r'"(\w+)"', listed.group(1)) if listed else []
-    common = [(f'#include "{name}.h"\n', []) for name in names]
-    gemm = [('#include "cuda/gemm.cu"\n', [f"-DDTYPE={e.upper()}", f"-DNAME(f)=f##_{e}"]) for e in ENCODINGS]
-    others = ["prefill.cu", "flash_attention.cu", "tensor_decode.cu", "early.cu"]
-    return common + gemm + [(f'#include "cuda/{file}"\n', []) for file in others]
-
-
-def compile_unit(tools: Path, folder: Path, index: int, text: str, definitions: list[str]) -> tuple[str, bytes]:
-    """PTX and machine code."""
-    source = f"unit{index}.cu"
-    (folder / source).write_text(text)
-    out = (folder / source).with_suffix(".ptx")
-    for target in (["-arch=compute_80", "--ptx"], ["-arch=sm_90", "-cubin"]):
-        command = [tools / "nvcc", "-std=c++17", "-O3", *target, "-I", KERNELS, *definitions, source]
-        run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-        if run.returncode != 0:
-            sys.exit(f"{text}{' '.join(definitions)}\n{run.stdout}{run.stderr}")
+def compile_unit(tools: Path, unit: Unit) -> Compiled:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "unit.cu").write_text(f'#include "{unit.file}"\n')
+        for target in (["-arch=compute_80", "--ptx"], ["-arch=sm_90", "-cubin"]):
+            command = [tools / "nvcc", "-std=c++17", "-O3", *target, "-I", KERNELS, *unit.definitions(), "unit.cu"]
+            run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+            if run.returncode != 0:
+                sys.exit(f"{unit.name}\n{run.stdout}{run.stderr}")
+        ptx, image = (folder / "unit.ptx").read_text(), (folder / "unit.cubin").read_bytes()
     # Comments name files and builds; the texts must depend on the sources alone.
-    lines = [line for line in out.read_text().splitlines() if line.strip() and not line.lstrip().startswith("//")]
+    lines = [line for line in ptx.splitlines() if line.strip() and not line.lstrip().startswith("//")]
     ptx = re.sub(r"^\.version .*", f".version {PTX_VERSION}", "\n".join(lines) + "\n", flags=re.M)
-    ptx = re.sub(r"_INTERNAL_[0-9a-f]{8}_\d+_unit\d+_cu_", "_", ptx)
-    return ptx, out.with_suffix(".cubin").read_bytes()
+    ptx = re.sub(r"_INTERNAL_[0-9a-f]{8}_\d+_unit_cu_", "_", ptx)
+    return Compiled(split(ptx), ptx, image)
 
 
 def split(ptx: str) -> dict[str, str]:
@@ -94,65 +144,134 @@ def split(ptx: str) -> dict[str, str]:
             if not re.search(rf"\b{re.escape(name)}\b", found.group()):
                 head = re.sub(rf"^[^\n]*\b{re.escape(name)}\b[^;]*;\n", "", head, flags=re.M)
         kernels[found.group(1)] = head + found.group()
-    return kernels
+    return dict(sorted(kernels.items()))
 
 
-def assemble(tools: Path, folder: Path, name: str, ptx: str, architecture: str) -> str | None:
+def same_text(a: dict[str, str], b: dict[str, str]) -> bool:
+    """Whether texts of kernels differ at most in how long the names of files were that their own names come from."""
+    def plain(texts: dict[str, str]) -> dict[str, str]:
+        return {name: re.sub(r"_ZZN\d+_", "_ZZN_", text) for name, text in texts.items()}
+    return plain(a) == plain(b)
+
+
+def instructions(image: bytes) -> dict[str, bytes]:
+    """The machine code of each kernel of an ELF image, without what the compiler says beside it."""
+    start, = struct.unpack_from("<Q", image, 0x28)
+    size, count, names = struct.unpack_from("<3H", image, 0x3A)
+    sections = [struct.unpack_from("<2I4Q", image, start + i * size) for i in range(count)]
+    strings = sections[names][4]
+    found = {}
+    for name, _, _, _, offset, length in sections:
+        label = image[strings + name:image.index(b"\0", strings + name)].decode()
+        if label.startswith((".text.", ".nv.constant")):
+            found[label] = image[offset:offset + length]
+    return found
+
+
+def archived(unit: Unit) -> tuple[dict[str, str], bytes]:
+    """Texts and machine code of a unit as they are in the archives; nothing if they are not."""
+    text, image = ARCHIVES / "ptx" / f"{unit.name}.z", ARCHIVES / "sm_90" / f"{unit.name}.z"
+    if not text.exists() or not image.exists():
+        return {}, b""
+    parts = zlib.decompress(text.read_bytes()).decode().split(MARK)[1:]
+    return dict(part.split("\n", 1) for part in parts), zlib.decompress(image.read_bytes())
+
+
+def index() -> dict[str, Row]:
+    rows = re.findall(r'^    unit!\("(\w+)", "(\w+)", \[(.*)\]\),$', INDEX.read_text(), re.M) if INDEX.exists() else []
+    return {name: Row(value, re.findall(r'"(\w+)"', kernels)) for name, value, kernels in rows}
+
+
+def write_index(rows: dict[str, Row]) -> None:
+    text = "// Written by `tools/cuda/build_kernels.py`: units, fingerprints of what they were compiled from, their kernels.\n&[\n"
+    for name, row in rows.items():
+        kernels = ", ".join(f'"{kernel}"' for kernel in row.kernels)
+        text += f'    unit!("{name}", "{row.fingerprint}", [{kernels}]),\n'
+    INDEX.write_text(text + "]\n")
+
+
+def write(unit: Unit, compiled: Compiled) -> str:
+    """Archives a unit; says what of it has changed. What has not stays as it is, byte for byte."""
+    texts, image = archived(unit)
+    changed = []
+    for what, same, content in (
+        ("ptx", same_text(texts, compiled.texts), "".join(f"{MARK}{k}\n{t}" for k, t in compiled.texts.items()).encode()),
+        ("sm_90", bool(image) and instructions(image) == instructions(compiled.image), compiled.image),
+    ):
+        if not same:
+            (ARCHIVES / what).mkdir(parents=True, exist_ok=True)
+            (ARCHIVES / what / f"{unit.name}.z").write_bytes(zlib.compress(content, 9))
+            changed.append(what)
+    return f"{unit.name}: {' and '.join(changed) or 'as it was'}"
+
+
+def assemble(tools: Path, name: str, ptx: str, architecture: str) -> str | None:
     """Assembles a text; says whether registers spill."""
-    source = folder / f"{name}.{architecture}.ptx"
-    source.write_text(ptx)
-    command = [tools / "ptxas", f"-arch={architecture}", "-v", source, "-o", "/dev/null"]
-    run = subprocess.run(command, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        source = Path(temporary) / f"{name}.ptx"
+        source.write_text(ptx)
+        command = [tools / "ptxas", f"-arch={architecture}", "-v", source, "-o", "/dev/null"]
+        run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         sys.exit(f"{name} for {architecture}: {run.stdout}{run.stderr}")
     spill = re.search(r"\b([1-9]\d*) bytes spill stores", run.stderr)
     return f"note: {name} for {architecture} spills {spill.group(1)} bytes of registers" if spill else None
 
 
+def build(tools: Path, pool: ThreadPoolExecutor, every: list[Unit]) -> list[tuple[Unit, Compiled]]:
+    """Compiles the units whose sources have changed, and archives each as soon as it is."""
+    rows, wanted = index(), {unit: fingerprint(unit) for unit in every}
+    stale = [unit for unit in every if unit.name not in rows or rows[unit.name].fingerprint != wanted[unit]]
+    done = []
+    for unit, compiled in zip(stale, pool.map(lambda unit: compile_unit(tools, unit), stale)):
+        done.append((unit, compiled))
+        print(write(unit, compiled), flush=True)
+        rows[unit.name] = Row(wanted[unit], list(compiled.texts))
+        write_index({unit.name: rows[unit.name] for unit in every if unit.name in rows})
+    names = {unit.name for unit in every}
+    write_index({unit.name: rows[unit.name] for unit in every})
+    for file in [file for file in ARCHIVES.glob("*/*.z") if file.stem not in names]:
+        file.unlink()
+    return done
+
+
+def check(tools: Path, pool: ThreadPoolExecutor, every: list[Unit]) -> list[tuple[Unit, Compiled]]:
+    """Compiles all units, and ends the program if the archives are not theirs."""
+    compiled = list(zip(every, pool.map(lambda unit: compile_unit(tools, unit), every)))
+    rows, stale, owners = index(), [], {}
+    for unit, now in compiled:
+        texts, image = archived(unit)
+        fresh = rows.get(unit.name) == Row(fingerprint(unit), list(now.texts))
+        # Machine code names what the compiler is run on, so that only instructions are compared.
+        if not fresh or not same_text(texts, now.texts) or not image or instructions(image) != instructions(now.image):
+            stale.append(unit.name)
+        for kernel in now.texts:
+            if kernel in owners:
+                sys.exit(f"two kernels are called {kernel}: in {owners[kernel]} and {unit.name}")
+            owners[kernel] = unit.name
+    stale += sorted(rows.keys() - {unit.name for unit in every})
+    if stale:
+        sys.exit(f"{ARCHIVES.relative_to(ROOT)} is not of the sources, run {Path(__file__).name}: {', '.join(stale)}")
+    print(f"{len(owners)} kernels of {len(every)} units: as the sources say")
+    return compiled
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare with the archive instead of writing it")
-    parser.add_argument("--assemble", action="store_true", help="assemble every kernel for every architecture")
+    parser.add_argument("--check", action="store_true", help="compile all units and compare with the archives")
+    parser.add_argument("--assemble", action="store_true", help="assemble what was compiled for every architecture")
     parser.add_argument("--jobs", type=int, default=2, help="compilers at once")
     options = parser.parse_args()
     tools = toolkit()
-    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
-        folder = Path(temporary)
-        compiled = list(pool.map(lambda item: compile_unit(tools, folder, item[0], *item[1]), enumerate(units())))
-        texts = [text for text, _ in compiled]
-        images = f"{FINGERPRINT}{fingerprint()}\n".encode()
-        for text, image in compiled:
-            images += f"{MARK}{len(image)} {' '.join(sorted(split(text)))}\n".encode() + image
-        kernels: dict[str, str] = {}
-        for text in texts:
-            for name, ptx in split(text).items():
-                if name in kernels:
-                    sys.exit(f"two kernels are called {name}")
-                kernels[name] = ptx
-        plain = f"{FINGERPRINT}{fingerprint()}\n" + "".join(f"{MARK}{name}\n{ptx}" for name, ptx in sorted(kernels.items()))
-        size = f"{len(kernels)} kernels, {len(plain) >> 10} KiB"
-        if options.check:
-            head, *archived = zlib.decompress(ARCHIVE.read_bytes()).decode().split(MARK) if ARCHIVE.exists() else [""]
-            present = dict(part.split("\n", 1) for part in archived)
-            stale = [] if head == plain.split(MARK, 1)[0] else ["fingerprint"]
-            stale += sorted(name for name in present.keys() | kernels.keys() if present.get(name) != kernels.get(name))
-            if stale:
-                sys.exit(f"{ARCHIVE.relative_to(ROOT)} is not that of the sources, run {Path(__file__).name}: "
-                         f"{', '.join(stale)}")
-            # Machine code names what the compiler is run on, so that only its sources are compared.
-            archived_images = zlib.decompress(IMAGES.read_bytes()) if IMAGES.exists() else b""
-            if archived_images.split(b"\n", 1)[0] != images.split(b"\n", 1)[0]:
-                sys.exit(f"{IMAGES.relative_to(ROOT)} is not that of the sources, run {Path(__file__).name}")
-            print(f"{size}: as the sources say")
-        else:
-            ARCHIVE.write_bytes(zlib.compress(plain.encode(), 9))
-            IMAGES.write_bytes(zlib.compress(images, 9))
-            print(f"{size}, {ARCHIVE.stat().st_size >> 10} KiB deflated; machine code {len(images) >> 10} KiB, "
-                  f"{IMAGES.stat().st_size >> 10} KiB deflated")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        compiled = (check if options.check else build)(tools, pool, units())
+        sizes = [sum(file.stat().st_size for file in (ARCHIVES / what).glob("*.z")) >> 10 for what in ("ptx", "sm_90")]
+        print(f"deflated: {sizes[0]} KiB of PTX, {sizes[1]} KiB of machine code")
         if options.assemble:
-            jobs = [(f"unit{i}", text, a) for i, text in enumerate(texts) for a in ARCHITECTURES]
-            notes = [note for note in pool.map(lambda job: assemble(tools, folder, *job), jobs) if note]
+            jobs = [(unit.name, one.whole, a) for unit, one in compiled for a in ARCHITECTURES]
+            notes = [note for note in pool.map(lambda job: assemble(tools, *job), jobs) if note]
             print("\n".join([*notes, f"assembled for {', '.join(ARCHITECTURES)}"]))
 
 
-main()
+if __name__ == "__main__":
+    main()

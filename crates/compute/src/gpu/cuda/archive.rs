@@ -1,116 +1,138 @@
 //! The kernels: machine code for compute capability 9.x, and PTX, the driver's portable assembly, for all others.
 //!
-//! `tools/cuda/build_kernels.py` compiles the units for both. PTX is for compute capability 8.0, one text a kernel; the
+//! `tools/cuda/build_kernels.py` compiles every unit for both. PTX is for compute capability 8.0, one text a kernel; the
 //! driver of whatever GPU is there translates a kernel when it is first used and keeps the result in its own cache on
 //! disk. Machine code, one image a unit, needs no translation, and may use what only its GPUs have. So a binary needs no
-//! toolkit, and start-up pays for the kernels that a model uses only.
+//! toolkit, and start-up pays for the kernels that a model uses only: a unit is inflated when one of its kernels is asked
+//! for.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use crate::{Error, Result};
 
-/// Deflated: a line `//# fingerprint of the sources`, then for each kernel a line `//@ name` and its text.
-const TEXTS: &[u8] = include_bytes!("kernels.ptx.z");
-/// Deflated: a line `//# fingerprint of the sources`, then for each unit a line `//@ length names of its kernels` and so
-/// many bytes.
-const IMAGES: &[u8] = include_bytes!("kernels.sm_90.z");
+/// A unit of kernels: its row of the index, and its files.
+struct Unit {
+    name: &'static str,
+    /// Of the sources: see the test.
+    #[cfg(test)]
+    fingerprint: &'static str,
+    kernels: &'static [&'static str],
+    /// Deflated: for each kernel a line `//@ name` and its text.
+    texts: &'static [u8],
+    /// Deflated machine code.
+    code: &'static [u8],
+}
+
+macro_rules! unit {
+    ($name:literal, $fingerprint:literal, [$($kernel:literal),* $(,)?]) => {
+        Unit {
+            name: $name,
+            #[cfg(test)]
+            fingerprint: $fingerprint,
+            kernels: &[$($kernel),*],
+            texts: include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/cuda/archives/ptx/", $name, ".z")),
+            code: include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu/cuda/archives/sm_90/", $name, ".z")),
+        }
+    };
+}
+
+const UNITS: &[Unit] = include!("archives/index.rs");
 /// The major compute capability that machine code is for.
-const IMAGES_MAJOR: i32 = 9;
+const CODE_MAJOR: i32 = 9;
 const MARK: &str = "//@ ";
 
 /// What a module is made of.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum ImageId {
-    /// Machine code: where it lies.
-    Code(Range<usize>),
+    /// Machine code of a unit, by its name.
+    Code(&'static str),
     /// Text of a kernel.
     Text(String),
 }
 
 /// Images of kernels by name.
 pub(super) struct Archive {
-    code: Vec<u8>,
-    /// Where the machine code of each kernel's unit is.
-    units: HashMap<String, Range<usize>>,
-    /// Inflated when first needed.
-    texts: Option<Texts>,
+    /// Whether there is machine code for the GPU.
+    has_code: bool,
+    units: HashMap<&'static str, &'static Unit>,
+    /// Units by kernel.
+    owners: HashMap<&'static str, &'static Unit>,
+    /// Inflated texts of the units that were asked for.
+    texts: HashMap<&'static str, String>,
 }
 
-struct Texts {
-    all: String,
-    places: HashMap<String, Range<usize>>,
+fn damaged(unit: &Unit) -> Error {
+    Error::Device { reason: format!("the compiled kernels of {} are damaged", unit.name) }
 }
 
-fn damaged() -> Error {
-    Error::Device { reason: "the compiled kernels are damaged".into() }
+fn inflate(unit: &Unit, bytes: &[u8]) -> Result<Vec<u8>> {
+    miniz_oxide::inflate::decompress_to_vec_zlib(bytes).map_err(|_| damaged(unit))
 }
 
-fn inflate(bytes: &[u8]) -> Result<Vec<u8>> {
-    miniz_oxide::inflate::decompress_to_vec_zlib(bytes).map_err(|_| damaged())
+/// The text of a kernel among those of its unit.
+fn text_of<'a>(texts: &'a str, kernel: &str) -> Option<&'a str> {
+    let named = texts.split(MARK).find_map(|part| part.strip_prefix(kernel)?.strip_prefix('\n'))?;
+    Some(named)
 }
 
 impl Archive {
     /// The kernels that were compiled into the binary, for a GPU of a major compute capability.
-    pub(super) fn open(major: i32) -> Result<Self> {
-        let (mut code, mut units) = (vec![], HashMap::new());
-        if major == IMAGES_MAJOR {
-            code = inflate(IMAGES)?;
-            units = units_of(&code).ok_or_else(damaged)?;
+    pub(super) fn open(major: i32) -> Self {
+        Self {
+            has_code: major == CODE_MAJOR,
+            units: UNITS.iter().map(|unit| (unit.name, unit)).collect(),
+            owners: UNITS
+                .iter()
+                .flat_map(|unit| unit.kernels.iter().map(move |kernel| (*kernel, unit)))
+                .collect(),
+            texts: HashMap::new(),
         }
-        Ok(Self { code, units, texts: None })
     }
 
     /// Whether there is machine code for the GPU.
     pub(super) fn has_code(&self) -> bool {
-        !self.units.is_empty()
+        self.has_code
     }
 
-    fn texts(&mut self) -> Result<&Texts> {
-        if self.texts.is_none() {
-            let all = String::from_utf8(inflate(TEXTS)?).map_err(|_| damaged())?;
-            let mut places = HashMap::new();
-            let starts: Vec<usize> = all.match_indices(MARK).map(|(start, _)| start).collect();
-            let ends = starts.iter().skip(1).copied().chain([all.len()]);
-            for (start, end) in starts.iter().zip(ends) {
-                let name = start + MARK.len();
-                let line = name + all[name..end].find('\n').unwrap_or(end - name);
-                places.insert(all[name..line].to_owned(), line..end);
-            }
-            self.texts = Some(Texts { all, places });
+    fn texts(&mut self, unit: &'static Unit) -> Result<&str> {
+        if !self.texts.contains_key(unit.name) {
+            let all = String::from_utf8(inflate(unit, unit.texts)?).map_err(|_| damaged(unit))?;
+            self.texts.insert(unit.name, all);
         }
-        self.texts.as_ref().ok_or_else(damaged)
+        Ok(&self.texts[unit.name])
     }
 
     /// Number of kernels, and the targets that they were compiled for, as in `sm_80`.
     pub(super) fn summary(&mut self) -> Result<(usize, Vec<String>)> {
-        let texts = self.texts()?;
-        let lines = texts.all.lines().filter_map(|line| line.strip_prefix(".target "));
-        let mut targets: Vec<String> = lines.map(|line| line.trim().to_owned()).collect();
+        let mut targets = vec![];
+        for unit in UNITS {
+            let lines = self.texts(unit)?.lines().filter_map(|line| line.strip_prefix(".target "));
+            targets.extend(lines.map(|line| line.trim().to_owned()));
+        }
         targets.sort();
         targets.dedup();
-        Ok((texts.places.len(), targets))
+        Ok((self.owners.len(), targets))
     }
 
-    /// The machine code and the text of a kernel, as far as they are there. Texts are looked for only where there is no
-    /// machine code, or where it cannot be loaded.
-    pub(super) fn find(&mut self, kernel: &str) -> Result<[Option<ImageId>; 2]> {
-        let code = self.units.get(kernel).map(|range| ImageId::Code(range.clone()));
-        let text = Some(ImageId::Text(kernel.to_owned()));
-        let text = if code.is_some() || self.texts()?.places.contains_key(kernel) { text } else { None };
-        Ok([code, text])
+    /// The machine code and the text of a kernel, as far as they are there.
+    pub(super) fn find(&self, kernel: &str) -> [Option<ImageId>; 2] {
+        let unit = self.owners.get(kernel);
+        let code = unit.filter(|_| self.has_code).map(|unit| ImageId::Code(unit.name));
+        [code, unit.map(|_| ImageId::Text(kernel.to_owned()))]
     }
 
     /// An image as the driver takes it: a text ends with a zero byte.
-    pub(super) fn image(&mut self, id: ImageId) -> Result<Vec<u8>> {
+    pub(super) fn image(&mut self, id: &ImageId) -> Result<Vec<u8>> {
+        let absent = |what: &str| Error::Device { reason: format!("there is no kernel {what}") };
         match id {
-            ImageId::Code(range) => Ok(self.code[range].to_vec()),
+            ImageId::Code(name) => {
+                let unit = self.units.get(name).ok_or_else(|| absent(name))?;
+                inflate(unit, unit.code)
+            }
             ImageId::Text(kernel) => {
-                let texts = self.texts()?;
-                let place = texts.places.get(&kernel);
-                let place =
-                    place.ok_or_else(|| Error::Device { reason: format!("there is no kernel {kernel}") })?;
-                let mut text = texts.all.as_bytes()[place.clone()].to_vec();
+                let unit = *self.owners.get(kernel.as_str()).ok_or_else(|| absent(kernel))?;
+                let text = text_of(self.texts(unit)?, kernel).ok_or_else(|| damaged(unit))?;
+                let mut text = text.as_bytes().to_vec();
                 text.push(0);
                 Ok(text)
             }
@@ -118,79 +140,131 @@ impl Archive {
     }
 }
 
-/// Where each kernel's unit is in the archive of machine code.
-fn units_of(code: &[u8]) -> Option<HashMap<String, Range<usize>>> {
-    let line = |from: usize| {
-        let end = from + code[from..].iter().position(|byte| *byte == b'\n')?;
-        Some((std::str::from_utf8(&code[from..end]).ok()?, end + 1))
-    };
-    let mut units = HashMap::new();
-    let (_, mut at) = line(0)?;
-    while at < code.len() {
-        let (head, start) = line(at)?;
-        let mut words = head.strip_prefix(MARK)?.split(' ');
-        let end = start.checked_add(words.next()?.parse().ok()?).filter(|end| *end <= code.len())?;
-        units.extend(words.map(|kernel| (kernel.to_owned(), start..end)));
-        at = end;
-    }
-    Some(units)
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use super::*;
 
-    /// As `tools/cuda/build_kernels.py` computes it: 64-bit FNV-1a of names and texts.
-    fn fingerprint(kernels: &Path) -> String {
-        let mut files = vec![];
-        for folder in ["", "cuda/"] {
-            for entry in fs::read_dir(kernels.join(folder)).unwrap() {
-                let name = entry.unwrap().file_name().into_string().unwrap();
-                if folder == "cuda/" || name.ends_with(".h") {
-                    files.push(format!("{folder}{name}"));
+    fn kernels() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/kernels")
+    }
+
+    /// A file of kernels and what it includes for CUDA, each once.
+    fn included(file: &str, seen: &mut Vec<String>) {
+        if seen.iter().any(|known| known == file) {
+            return;
+        }
+        seen.push(file.to_owned());
+        for line in fs::read_to_string(kernels().join(file)).unwrap().lines() {
+            let name = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
+            let Some(name) = name else { continue };
+            let beside = Path::new(file).with_file_name(name);
+            let beside = beside.to_str().unwrap();
+            let name = if kernels().join(beside).exists() { beside } else { name };
+            if !name.starts_with("emulator/") && !name.starts_with("metal/") {
+                included(name, seen);
+            }
+        }
+    }
+
+    /// A text without comments, and without space that means nothing, as `tools/cuda/build_kernels.py` makes it.
+    fn essence(text: &str) -> String {
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let is_operator = |c: char| "+-*/%&|^<>=!:.#".contains(c);
+        let mut lines = vec![String::new()];
+        for line in text.replace("\\\n", " ").lines() {
+            let line = line.split("//").next().unwrap_or("");
+            let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+            if line.starts_with('#') {
+                lines.extend([line, String::new()]);
+            } else if !line.is_empty() {
+                let code = lines.last_mut().unwrap();
+                *code += if code.is_empty() { "" } else { " " };
+                *code += &line;
+            }
+        }
+        let tight = |line: String| {
+            if line.starts_with('#') {
+                return line;
+            }
+            let mut out = String::new();
+            let mut chars = line.chars().peekable();
+            while let Some(c) = chars.next() {
+                let (last, next) = (out.chars().last().unwrap_or(' '), *chars.peek().unwrap_or(&' '));
+                let needed = is_word(last) && is_word(next) || is_operator(last) && is_operator(next);
+                if c != ' ' || needed {
+                    out.push(c);
                 }
             }
+            out
+        };
+        let lines: Vec<String> = lines.into_iter().filter(|line| !line.is_empty()).map(tight).collect();
+        lines.join("\n")
+    }
+
+    /// As `tools/cuda/build_kernels.py` computes it: 64-bit FNV-1a of a unit's name and its files.
+    fn fingerprint(unit: &str) -> String {
+        let common = format!("{unit}.h");
+        let file = if unit.starts_with("gemm_") {
+            "cuda/gemm.cu".to_owned()
+        } else if kernels().join(&common).exists() {
+            common
+        } else {
+            format!("cuda/{unit}.cu")
+        };
+        let (mut files, mut all) = (vec![], format!("{unit}\n"));
+        included(&file, &mut files);
+        for file in files {
+            all += &format!("{file}\n{}\n", essence(&fs::read_to_string(kernels().join(&file)).unwrap()));
         }
-        files.sort();
-        let mut value = 0xcbf2_9ce4_8422_2325u64;
-        for name in files {
-            let text = fs::read(kernels.join(&name)).unwrap();
-            for byte in name.bytes().chain(*b"\n").chain(text) {
-                value = (value ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-            }
-        }
-        format!("{value:016x}")
+        let hash = |value: u64, byte| (value ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        format!("{:016x}", all.bytes().fold(0xcbf2_9ce4_8422_2325, hash))
     }
 
     #[test]
-    fn is_that_of_the_sources() {
-        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/kernels");
-        let expected = format!("//# {}", fingerprint(&kernels));
-        let mut archive = Archive::open(IMAGES_MAJOR).unwrap();
-        assert!(archive.code.starts_with(expected.as_bytes()), "run tools/cuda/build_kernels.py");
-        let head = archive.texts().unwrap().all.lines().next().unwrap();
-        assert_eq!(head, expected, "run tools/cuda/build_kernels.py");
+    fn archives_are_of_the_sources() {
+        let stale = UNITS.iter().filter(|unit| fingerprint(unit.name) != unit.fingerprint);
+        let stale: Vec<&str> = stale.map(|unit| unit.name).collect();
+        assert!(stale.is_empty(), "run tools/cuda/build_kernels.py for {stale:?}");
+        for unit in crate::gpu::kernels::units().filter(|unit| !unit.starts_with("metal/")) {
+            assert!(UNITS.iter().any(|own| own.name == unit), "run tools/cuda/build_kernels.py for {unit}");
+        }
+    }
+
+    #[test]
+    fn formatting_and_comments_leave_the_essence() {
+        let text = "#define F(x) \\\n    (x)  // twice\nint a = 1;\n// none\nint b=a  - -a;\n";
+        assert_eq!(essence(text), "#define F(x) (x)\nint a=1;int b=a- -a;");
+        assert_ne!(essence("int a = b - -c;"), essence("int a = b-- c;"));
+        assert_ne!(essence("#define F (x)"), essence("#define F(x)"));
     }
 
     #[test]
     fn every_kernel_has_its_images() {
-        let mut archive = Archive::open(IMAGES_MAJOR).unwrap();
-        let names: Vec<String> = archive.texts().unwrap().places.keys().cloned().collect();
+        let mut archive = Archive::open(CODE_MAJOR);
+        let names: Vec<&str> = UNITS.iter().flat_map(|unit| unit.kernels).copied().collect();
         assert!(names.len() > 50, "{} kernels", names.len());
-        assert_eq!(names.len(), archive.units.len());
+        assert_eq!(names.len(), archive.owners.len(), "names are unique");
+        for unit in UNITS {
+            assert!(inflate(unit, unit.code).unwrap().starts_with(b"\x7fELF"), "{}", unit.name);
+            assert_eq!(
+                archive.texts(unit).unwrap().matches(MARK).count(),
+                unit.kernels.len(),
+                "{}",
+                unit.name
+            );
+        }
         for name in names {
-            let [code, text] = archive.find(&name).unwrap();
-            let code = archive.image(code.expect("machine code")).unwrap();
-            assert!(code.starts_with(b"\x7fELF"), "{name}");
-            let text = String::from_utf8(archive.image(text.expect("text")).unwrap()).unwrap();
+            let [code, text] = archive.find(name);
+            assert_eq!(code.expect("machine code"), ImageId::Code(archive.owners[name].name));
+            let text = String::from_utf8(archive.image(&text.expect("text")).unwrap()).unwrap();
             assert!(text.contains(&format!(".entry {name}(")), "{name}");
-            assert!(text.starts_with("\n.version 8.0\n.target sm_80\n"), "{name}: {text:.60}");
+            assert!(text.starts_with(".version 8.0\n.target sm_80\n"), "{name}: {text:.60}");
             assert!(text.ends_with('\0'), "{name}");
         }
-        assert_eq!(archive.find("absent").unwrap(), [None, None]);
-        assert_eq!(Archive::open(8).unwrap().find("add").unwrap()[0], None);
+        assert_eq!(archive.find("absent"), [None, None]);
+        assert_eq!(Archive::open(8).find("add")[0], None);
     }
 }

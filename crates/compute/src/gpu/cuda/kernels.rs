@@ -55,10 +55,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Kernels {
     /// Those of the GPU number `ordinal`, of major compute capability `major`.
-    ///
-    /// # Errors
-    /// [`Error::Device`] if the archive is damaged.
-    pub(super) fn of(driver: &Arc<Driver>, ordinal: c_int, major: c_int) -> Result<Arc<Self>> {
+    pub(super) fn of(driver: &Arc<Driver>, ordinal: c_int, major: c_int) -> Arc<Self> {
         // By where the driver's library is in memory, and GPU.
         type Users = HashMap<(usize, c_int), Weak<Kernels>>;
         static SHARED: Mutex<Option<Users>> = Mutex::new(None);
@@ -66,16 +63,16 @@ impl Kernels {
         let shared = shared.get_or_insert_default();
         let key = (driver.module_load as usize, ordinal);
         if let Some(kernels) = shared.get(&key).and_then(Weak::upgrade) {
-            return Ok(kernels);
+            return kernels;
         }
-        let archive = Archive::open(major)?;
+        let archive = Archive::open(major);
         let kernels = Arc::new(Self {
             driver: Arc::clone(driver),
             has_code: archive.has_code(),
             loaded: Mutex::new(Loaded { archive, kernels: HashMap::new(), modules: HashMap::new() }),
         });
         shared.insert(key, Arc::downgrade(&kernels));
-        Ok(kernels)
+        kernels
     }
 
     /// Whether there is machine code for the GPU.
@@ -110,7 +107,7 @@ impl Kernels {
 impl Loaded {
     fn load(&mut self, driver: &Driver, name: &str) -> Result<Kernel> {
         let failed = |error| Error::Device { reason: format!("kernel {name}: {error}") };
-        let [compiled, text] = self.archive.find(name)?;
+        let [compiled, text] = self.archive.find(name);
         // An older driver may not know the form of machine code.
         let loaded = compiled.and_then(|id| self.module(driver, id).ok());
         let module = match (loaded, text) {
@@ -132,7 +129,7 @@ impl Loaded {
             return Ok(*module);
         }
         let mut module = Module::NULL;
-        let image = self.archive.image(id.clone())?;
+        let image = self.archive.image(&id)?;
         call!(driver, module_load(&mut module, image.as_ptr().cast()))?;
         self.modules.insert(id, module);
         Ok(module)

@@ -92,7 +92,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
 /// # Errors
 /// [`Error::Device`] if they are damaged.
 pub fn kernels() -> Result<(usize, Vec<String>)> {
-    Archive::open(0)?.summary()
+    Archive::open(0).summary()
 }
 
 impl Cuda {
@@ -149,7 +149,7 @@ impl Cuda {
             copies: Stream::NULL,
             copied: Event::NULL,
             marks: vec![],
-            kernels: Some(Kernels::of(&driver, device, major)?),
+            kernels: Some(Kernels::of(&driver, device, major)),
             buffers: vec![],
             recordings: vec![],
             staging: Staging::empty(),
