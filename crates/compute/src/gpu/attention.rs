@@ -1,8 +1,12 @@
 //! Lowering of attention to the kernels of `kernels/attention.h` and `kernels/latent.h`: for prompts, and where the kernels of
 //! decoding do not suit a batch.
 
+use super::arguments::{
+    AppendConstants, AttendChosenConstants, AttendConstants, CombineConstants, CopyHeadsConstants,
+    LatentConstants, PrepareConstants,
+};
 use super::decode::Decode;
-use super::device::{Slice, Words};
+use super::device::Slice;
 use super::lower::{Launch, Lowering, THREADS, WARPS};
 use super::steps::Prepare;
 use crate::graph::{
@@ -28,16 +32,27 @@ struct Attend {
     chosen: Option<Chosen>,
 }
 
+/// What of a weight whose rows are divided among heads is multiplied, and where results go.
+pub(super) struct HeadPart {
+    /// Rows of a head, and the first of those that are multiplied.
+    pub(super) rows: usize,
+    pub(super) first: usize,
+    /// Channels of a head before and after.
+    pub(super) r#in: usize,
+    pub(super) out: usize,
+    /// Channels from a head's results to the next one's.
+    pub(super) stride: usize,
+}
+
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl Lowering<'_> {
-    /// Writes x (rows, heads · len) to channels `start..` of a cache of (heads, dim).
-    fn append(&mut self, x: Value, cache: Slice, [heads, dim, start, len]: [usize; 4]) {
+    /// Writes x (rows, heads · len) to channels of a cache.
+    fn append(&mut self, x: Value, cache: Slice, to: AppendConstants) {
         let buffers = [self.value(x), self.input(self.layout.places), self.pages(), cache];
-        let constants: &[&dyn Words] = &[&heads, &dim, &start, &len, &self.f32_cache()];
-        let dispatch = Launch { unit: "attention", kernel: "append", buffers: &buffers, constants }
+        let dispatch = Launch { unit: "attention", kernel: "append", buffers: &buffers, constants: &to }
             .over([self.rows, 1, 1], THREADS);
         self.run.push(dispatch);
     }
@@ -66,8 +81,10 @@ impl Lowering<'_> {
                 query
             }
             None => {
-                self.append(k, keys, [shape.kv_heads, dim, 0, dim]);
-                self.append(v, values, [shape.kv_heads, value_dim, 0, value_dim]);
+                let (heads, is_f32) = (shape.kv_heads, self.f32_cache());
+                let whole = |dim| AppendConstants { heads, dim, start: 0, len: dim, is_f32 };
+                self.append(k, keys, whole(dim));
+                self.append(v, values, whole(value_dim));
                 self.value(q)
             }
         };
@@ -100,7 +117,6 @@ impl Lowering<'_> {
         let rotation = &self.graph.ropes[how.rope];
         let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
         let Attention { heads, kv_heads, head_dim, value_dim, .. } = *shape;
-        let (q_norm, k_norm) = (how.q_norm.is_some(), how.k_norm.is_some());
         let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
         let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
         let buffers = [
@@ -116,21 +132,21 @@ impl Lowering<'_> {
             values,
             query,
         ];
-        let (q_eps, k_eps, f32_cache) = (eps(how.q_norm), eps(how.k_norm), self.f32_cache());
-        let constants: &[&dyn Words] = &[
-            &heads,
-            &kv_heads,
-            &head_dim,
-            &value_dim,
-            &q_norm,
-            &k_norm,
-            &q_eps,
-            &k_eps,
-            &pairs,
-            &interleaved,
-            &f32_cache,
-        ];
-        let launch = Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants };
+        let constants = PrepareConstants {
+            heads,
+            kv_heads,
+            dim: head_dim,
+            value_dim,
+            q_norm: how.q_norm.is_some(),
+            k_norm: how.k_norm.is_some(),
+            q_eps: eps(how.q_norm),
+            k_eps: eps(how.k_norm),
+            pairs,
+            interleaved,
+            is_f32: self.f32_cache(),
+        };
+        let launch =
+            Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants: &constants };
         let dispatch = launch.over([heads + 2 * kv_heads, self.rows, 1], 32);
         self.run.push(dispatch);
     }
@@ -146,26 +162,26 @@ impl Lowering<'_> {
         let to = if splits == 1 { out } else { parts };
         let places = self.input(self.layout.places);
         let buffers = [q, keys, values, places, self.pages(), self.optional(a.sinks), stats, to];
-        let (f32_cache, has_sinks) = (self.f32_cache(), a.sinks.is_some());
         // What is not reached is as none.
         let [window, chunk] = [a.window, a.chunk].map(|n| u32::try_from(n).unwrap_or(0));
-        let constants: &[&dyn Words] = &[
-            &a.heads,
-            &a.kv_heads,
-            &chunks,
-            &key_dim,
-            &value_dim,
-            &key_stride,
-            &value_stride,
-            &a.scale,
-            &window,
-            &chunk,
-            &f32_cache,
-            &splits,
-            &has_sinks,
-        ];
-        let dispatch = Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants }
-            .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
+        let constants = AttendConstants {
+            heads: a.heads,
+            kv_heads: a.kv_heads,
+            chunks,
+            key_dim,
+            value_dim,
+            key_stride,
+            value_stride,
+            scale: a.scale,
+            window,
+            chunk,
+            is_f32: self.f32_cache(),
+            splits,
+            has_sinks: a.sinks.is_some(),
+        };
+        let dispatch =
+            Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants: &constants }
+                .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
         self.run.push(dispatch);
         if splits > 1 {
             self.combine([parts, stats, out], a.heads, splits, value_dim);
@@ -180,17 +196,27 @@ impl Lowering<'_> {
         let to = if splits == 1 { out } else { parts };
         let (blocks, places) = (self.value(chosen.blocks), self.input(self.layout.places));
         let buffers = [q, keys, values, blocks, places, self.pages(), self.optional(a.sinks), stats, to];
-        let constants: &[&dyn Words] = &[
-            &[a.heads, a.kv_heads, share, chunks],
-            &a.dims,
-            &a.scale,
-            &self.f32_cache(),
-            &splits,
-            &a.sinks.is_some(),
-            &[chosen.groups, chosen.blocks.width() / chosen.groups, chosen.block],
-            &chosen.tail,
-        ];
-        let dispatch = Launch { unit: "attention", kernel: "attend_chosen", buffers: &buffers, constants }
+        let [key_dim, value_dim, key_stride, value_stride] = a.dims;
+        let constants = AttendChosenConstants {
+            heads: a.heads,
+            kv_heads: a.kv_heads,
+            share,
+            chunks,
+            key_dim,
+            value_dim,
+            key_stride,
+            value_stride,
+            scale: a.scale,
+            is_f32: self.f32_cache(),
+            splits,
+            has_sinks: a.sinks.is_some(),
+            groups: chosen.groups,
+            top_k: chosen.blocks.width() / chosen.groups,
+            block: chosen.block,
+            tail: chosen.tail,
+        };
+        let (unit, kernel) = ("attention", "attend_chosen");
+        let dispatch = Launch { unit, kernel, buffers: &buffers, constants: &constants }
             .over([a.heads / share * chunks, splits, self.rows], ATTENTION_THREADS);
         self.run.push(dispatch);
         if splits > 1 {
@@ -200,8 +226,9 @@ impl Lowering<'_> {
 
     /// Puts the splits of attention together.
     pub(super) fn combine(&mut self, buffers: [Slice; 3], heads: usize, splits: usize, value_dim: usize) {
-        let constants: &[&dyn Words] = &[&splits, &value_dim];
-        let launch = Launch { unit: "attention", kernel: "combine", buffers: &buffers, constants };
+        let constants = CombineConstants { splits, value_dim };
+        let launch =
+            Launch { unit: "attention", kernel: "combine", buffers: &buffers, constants: &constants };
         let dispatch = launch.over([self.rows * heads, value_dim.div_ceil(32), 1], ATTENTION_THREADS);
         self.run.push(dispatch);
     }
@@ -217,30 +244,30 @@ impl Lowering<'_> {
         let LatentAttention { heads, nope, rope, rank, value, scale } = self.graph.latent_caches[cache];
         let latents = self.memory.state.latents[cache].slice();
         let width = rank + rope;
-        self.append(c, latents, [1, width, 0, rank]);
+        let is_f32 = self.f32_cache();
+        let latent = AppendConstants { heads: 1, dim: width, start: 0, len: rank, is_f32 };
+        self.append(c, latents, latent);
         if let Some([_, k_rope]) = rotated {
-            self.append(k_rope, latents, [1, width, rank, rope]);
+            self.append(k_rope, latents, AppendConstants { start: rank, len: rope, ..latent });
         }
         let [_, _, query, mixed] = self.memory.scratch.attention.map(Slice::from);
         let (q_nope, out) = (self.value(q_nope), self.value(out));
         match weights {
             LatentWeights::Joint(weight) => {
-                self.heads(
-                    "latent_transposed",
-                    weight,
-                    [nope + value, 0, nope, rank, width, 0],
-                    [q_nope, query],
-                );
+                let part = HeadPart { rows: nope + value, first: 0, r#in: nope, out: rank, stride: width };
+                self.heads("latent_transposed", weight, part, [q_nope, query]);
             }
             LatentWeights::Split { k, .. } => {
-                self.heads("latent_matvec", k, [rank, 0, nope, rank, width, 0], [q_nope, query]);
+                let part = HeadPart { rows: rank, first: 0, r#in: nope, out: rank, stride: width };
+                self.heads("latent_matvec", k, part, [q_nope, query]);
             }
         }
         if let Some([q_rope, _]) = rotated {
             let count = self.rows * heads * rope;
             let buffers = [self.value(q_rope), query];
-            let constants: &[&dyn Words] = &[&count, &rope, &width, &rank];
-            let launch = Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants };
+            let constants = CopyHeadsConstants { count, len: rope, stride: width, start: rank };
+            let launch =
+                Launch { unit: "latent", kernel: "copy_heads", buffers: &buffers, constants: &constants };
             let copy = launch.each(count);
             self.run.push(copy);
         }
@@ -249,39 +276,38 @@ impl Lowering<'_> {
         self.attend(&attend, [query, latents, latents], mixed);
         match weights {
             LatentWeights::Joint(weight) => {
-                self.heads(
-                    "latent_matvec",
-                    weight,
-                    [nope + value, nope, rank, value, value, 0],
-                    [mixed, out],
-                );
+                let part =
+                    HeadPart { rows: nope + value, first: nope, r#in: rank, out: value, stride: value };
+                self.heads("latent_matvec", weight, part, [mixed, out]);
             }
             LatentWeights::Split { v, .. } => {
-                self.heads("latent_matvec", v, [value, 0, rank, value, value, 0], [mixed, out]);
+                let part = HeadPart { rows: value, first: 0, r#in: rank, out: value, stride: value };
+                self.heads("latent_matvec", v, part, [mixed, out]);
             }
         }
     }
 
-    /// A product of each head's part of a weight: see `kernels/latent.h` for the sizes.
+    /// A product of each head's part of a weight: see `kernels/latent.h`.
     pub(super) fn heads(
         &mut self,
         kernel: &'static str,
         weight: WeightId,
-        sizes: [usize; 6],
+        part: HeadPart,
         [x, result]: [Slice; 2],
     ) {
         let w = self.weight(weight);
-        let [head_rows, first_row, ins, outs, stride, start] = sizes;
+        let HeadPart { rows: head_rows, first: first_row, r#in, out, stride } = part;
         // Of all heads: the weight's rows are theirs.
         let heads = w.matrix.rows / head_rows;
-        let constants: &[&dyn Words] =
-            &[&w.format, &heads, &head_rows, &first_row, &ins, &outs, &stride, &start];
+        let constants =
+            LatentConstants { weight: w.format, heads, head_rows, first_row, r#in, out, stride, start: 0 };
         let [a, b, c] = w.planes;
-        let launch = Launch { unit: "latent", kernel, buffers: &[a, b, c, x, result], constants };
+        let buffers = [a, b, c, x, result];
+        let launch = Launch { unit: "latent", kernel, buffers: &buffers, constants: &constants };
         let dispatch = if kernel == "latent_matvec" {
-            launch.over([outs.div_ceil(WARPS), heads, self.rows], THREADS)
+            launch.over([out.div_ceil(WARPS), heads, self.rows], THREADS)
         } else {
-            launch.over([outs.div_ceil(8 * 64), heads, self.rows], 64)
+            launch.over([out.div_ceil(8 * 64), heads, self.rows], 64)
         };
         self.run.push(dispatch);
     }

@@ -1,7 +1,8 @@
 //! Lowering of attention over tokens and entries, and of choices of blocks, to the kernels of `kernels/compressed.h`.
 
+use super::arguments::{AttendEntriesConstants, IndexConstants, KeepConstants, PageConstants};
 use super::attention::{ATTENTION_THREADS, QUERIES};
-use super::device::{BufferId, Slice, Words};
+use super::device::{BufferId, Slice};
 use super::lower::{Launch, Lowering, THREADS, WARPS};
 use crate::backend::PAGE_TOKENS;
 use crate::graph::{
@@ -85,20 +86,6 @@ struct Choice<'a> {
     blocks: Option<Slice>,
 }
 
-/// `Layout` of the kernels.
-struct LayoutWords {
-    shape: CompressedAttention,
-    is_f32: bool,
-}
-
-impl Words for LayoutWords {
-    fn append(&self, out: &mut Vec<u8>) {
-        let shape = &self.shape;
-        [shape.page_elements(), shape.token_width(), shape.entry_width(), shape.stride].append(out);
-        self.is_f32.append(out);
-    }
-}
-
 impl Lowering<'_> {
     pub(super) fn compressed_attention(&mut self, a: &Sparse) {
         let shape = self.graph.compressed_caches()[a.cache];
@@ -118,8 +105,14 @@ impl Lowering<'_> {
         self.attend_entries(&shape, a, pool);
     }
 
-    fn layout_words(&self, shape: &CompressedAttention) -> LayoutWords {
-        LayoutWords { shape: *shape, is_f32: self.f32_cache() }
+    fn page_layout(&self, shape: &CompressedAttention) -> PageConstants {
+        PageConstants {
+            page: shape.page_elements(),
+            token: shape.token_width(),
+            entry: shape.entry_width(),
+            stride: shape.stride,
+            is_f32: self.f32_cache(),
+        }
     }
 
     fn keep(&mut self, shape: &CompressedAttention, kept: &Kept, pool: Slice) {
@@ -136,9 +129,14 @@ impl Lowering<'_> {
         ];
         let width = |value: Option<Value>| value.map_or(0, Value::width);
         let values = if shape.form == TokenForm::Shared { 0 } else { width(v) };
-        let widths = [width(k), values, width(kept.entries), width(kept.index_key)];
-        let constants: &[&dyn Words] = &[&self.layout_words(shape), &widths];
-        let launch = Launch { unit: "compressed", kernel: "keep", buffers: &buffers, constants };
+        let constants = KeepConstants {
+            layout: self.page_layout(shape),
+            first: width(k),
+            second: values,
+            third: width(kept.entries),
+            fourth: width(kept.index_key),
+        };
+        let launch = Launch { unit: "compressed", kernel: "keep", buffers: &buffers, constants: &constants };
         let dispatch = launch.over([self.rows, 1, 1], THREADS);
         self.run.push(dispatch);
     }
@@ -166,15 +164,21 @@ impl Lowering<'_> {
         let (places, scores) = (self.input(self.layout.places), scratch.scores.into());
         for row in (0..self.rows).step_by(ROWS) {
             let rows = (self.rows - row).min(ROWS);
-            let constants: &[&dyn Words] = &[
-                &self.layout_words(shape),
-                &[index.heads, index.head_dim, shape.entry_key(), index.top_k],
-                &factor,
-                &inputs.weights.is_some(),
-                &[row, groups, room, block],
-                &by_token,
-                &local,
-            ];
+            let constants = &IndexConstants {
+                layout: self.page_layout(shape),
+                heads: index.heads,
+                dim: index.head_dim,
+                key: shape.entry_key(),
+                top_k: index.top_k,
+                factor,
+                weighs: inputs.weights.is_some(),
+                row,
+                groups,
+                room,
+                block,
+                by_token,
+                local,
+            };
             let q = self.value(inputs.q);
             let scored = if by_token {
                 let buffers = [q, pool, places, self.pages(), scores];
@@ -211,16 +215,19 @@ impl Lowering<'_> {
         let window = u32::try_from(window).unwrap_or(u32::MAX);
         let grouped = shape.form != TokenForm::Shared;
         let top_k = shape.index.map_or(0, |index| index.top_k);
-        let constants: &[&dyn Words] = &[
-            &self.layout_words(shape),
-            &[heads, kv_heads, chunks, head_dim],
-            &scale,
-            &window,
-            &grouped,
-            &top_k,
-            &splits,
-            &a.sinks.is_some(),
-        ];
+        let constants = &AttendEntriesConstants {
+            layout: self.page_layout(shape),
+            heads,
+            kv_heads,
+            chunks,
+            dim: head_dim,
+            scale,
+            window,
+            grouped,
+            top_k,
+            splits,
+            has_sinks: a.sinks.is_some(),
+        };
         let launch = Launch { unit: "compressed", kernel: "attend_entries", buffers: &buffers, constants };
         let dispatch = launch.over([kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
         self.run.push(dispatch);

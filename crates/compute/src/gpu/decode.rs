@@ -1,7 +1,8 @@
 //! Lowering to the kernels of `kernels/decode.h` and `kernels/cuda/tensor_decode.cu`: attention where every row is the newest
 //! of a sequence of its own.
 
-use super::device::{Slice, Words};
+use super::arguments::DecodeConstants;
+use super::device::Slice;
 use super::lower::{Launch, Lowering};
 use super::steps::Prepare;
 use crate::graph::{Attention, RopeStyle, Value, WeightId};
@@ -76,23 +77,22 @@ impl Lowering<'_> {
             if splits == 1 { out } else { parts },
         ];
         let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
-        let (q_eps, k_eps) = (eps(q_norm), eps(k_norm));
         let window = window.and_then(|w| u32::try_from(w).ok()).unwrap_or(0);
-        let constants: &[&dyn Words] = &[
-            &heads,
-            &kv_heads,
-            &chunks,
-            &q_norm.is_some(),
-            &k_norm.is_some(),
-            &q_eps,
-            &k_eps,
-            &pairs,
-            &interleaved,
-            &scale,
-            &window,
-            &splits,
-            &d.sinks.is_some(),
-        ];
+        let constants = DecodeConstants {
+            heads,
+            kv_heads,
+            chunks,
+            q_norm: q_norm.is_some(),
+            k_norm: k_norm.is_some(),
+            q_eps: eps(q_norm),
+            k_eps: eps(k_norm),
+            pairs,
+            interleaved,
+            scale,
+            window,
+            splits,
+            has_sinks: d.sinks.is_some(),
+        };
         let kernel = match (head_dim, queries) {
             (64, 8) => "tensor_decode_64",
             (128, 8) => "tensor_decode_128",
@@ -104,7 +104,7 @@ impl Lowering<'_> {
             (..) => "decode_256_4",
         };
         let unit = if on_tensor_cores { TENSOR_UNIT } else { "decode" };
-        let launch = Launch { unit, kernel, buffers: &buffers, constants };
+        let launch = Launch { unit, kernel, buffers: &buffers, constants: &constants };
         let dispatch = launch.over([kv_heads * chunks, splits, self.rows], THREADS);
         self.run.push(dispatch);
         if splits > 1 {

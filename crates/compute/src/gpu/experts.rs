@@ -5,39 +5,32 @@
 //! recently used one that is not needed gives way; slots come in size classes then, because layers may store experts in
 //! different encodings.
 
+use super::arguments::{Format, PartConstants};
 use super::device::{BufferId, Device, Dispatch, Slice, Words};
 use super::tiers::{ABSENT, Chosen, Fetches, TierPlan, Tiers};
-use super::weights::{ALIGNMENT, Format, placed, plane_bytes};
+use super::weights::{ALIGNMENT, placed, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec, Op, RouteOp};
 use crate::{Error, Result, TensorView};
 
-/// `Part` of `kernels/experts.h`: where one of an expert's matrices lies in its slot.
+/// One of an expert's matrices, and where it lies in its slot.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct ExpertMatrix {
     pub(crate) matrix: MatrixSpec,
-    format: Format,
-    offsets: [usize; 3],
+    pub(crate) part: PartConstants,
 }
 
-impl Words for Part {
-    fn append(&self, out: &mut Vec<u8>) {
-        self.format.append(out);
-        self.offsets.append(out);
-        self.matrix.rows.append(out);
-    }
-}
-
-impl Part {
+impl ExpertMatrix {
     /// Bytes from the start of the slot.
     pub(crate) fn start(&self) -> usize {
-        self.offsets[0]
+        self.part.offsets[0]
     }
 
     fn new(matrix: MatrixSpec, start: usize) -> Result<(Self, usize)> {
         let (bytes, offsets) = placed(matrix)?;
         let offsets = offsets.map(|offset| start + offset);
-        Ok((Self { matrix, format: Format::new(matrix)?, offsets }, start + bytes))
+        let part = PartConstants { format: Format::new(matrix)?, offsets, rows: matrix.rows };
+        Ok((Self { matrix, part }, start + bytes))
     }
 }
 
@@ -60,7 +53,7 @@ pub(crate) fn least_bytes(graph: &Graph) -> Result<u64> {
 #[derive(Debug)]
 struct Set {
     /// gate, up, down; up in place of a gate that experts do not have.
-    parts: [Part; 3],
+    parts: [ExpertMatrix; 3],
     gated: bool,
     class: usize,
     /// Where its part of the table begins, in entries.
@@ -116,7 +109,7 @@ struct SlotPlan {
 
 impl Set {
     /// What an expert's matrices are copied to, in their order.
-    fn stored(&self) -> &[Part] {
+    fn stored(&self) -> &[ExpertMatrix] {
         &self.parts[usize::from(!self.gated)..]
     }
 }
@@ -125,7 +118,7 @@ impl Set {
 #[derive(Debug)]
 pub(super) struct Layout {
     /// gate, up, down; up in place of a gate that experts do not have.
-    parts: [Part; 3],
+    parts: [ExpertMatrix; 3],
     gated: bool,
     /// Of the slot.
     pub(super) bytes: usize,
@@ -133,9 +126,9 @@ pub(super) struct Layout {
 
 impl Layout {
     fn new(set: &ExpertSet) -> Result<Self> {
-        let gate = set.gate.map(|gate| Part::new(gate, 0)).transpose()?;
-        let (up, end) = Part::new(set.up, gate.map_or(0, |(_, end)| end))?;
-        let (down, bytes) = Part::new(set.down, end)?;
+        let gate = set.gate.map(|gate| ExpertMatrix::new(gate, 0)).transpose()?;
+        let (up, end) = ExpertMatrix::new(set.up, gate.map_or(0, |(_, end)| end))?;
+        let (down, bytes) = ExpertMatrix::new(set.down, end)?;
         let parts = [gate.map_or(up, |(gate, _)| gate), up, down];
         Ok(Self { parts, gated: gate.is_some(), bytes })
     }
@@ -309,7 +302,7 @@ impl DeviceExperts {
     }
 
     /// gate, up and down of a set; up in place of a gate that its experts do not have.
-    pub(crate) fn parts(&self, set: ExpertSetId) -> &[Part; 3] {
+    pub(crate) fn parts(&self, set: ExpertSetId) -> &[ExpertMatrix; 3] {
         &self.sets[set.0].parts
     }
 
@@ -463,16 +456,16 @@ fn write_expert(set: &Set, view: &ExpertView<'_>, slot: &mut [u8]) -> Result<()>
     for (part, matrix) in set.stored().iter().zip(view.matrices()) {
         for plane in 0..matrix.dtype().planes() {
             let bytes = plane_bytes(matrix, plane, &mut rows)?;
-            slot[part.offsets[plane]..][..bytes.len()].copy_from_slice(bytes);
+            slot[part.part.offsets[plane]..][..bytes.len()].copy_from_slice(bytes);
         }
     }
     Ok(())
 }
 
-fn copy_part(device: &mut dyn Device, slot: Slice, part: &Part, view: &TensorView<'_>) -> Result<()> {
+fn copy_part(device: &mut dyn Device, slot: Slice, part: &ExpertMatrix, view: &TensorView<'_>) -> Result<()> {
     for plane in 0..view.dtype().planes() {
         let mut rows = vec![];
-        let to = slot.at(part.offsets[plane]);
+        let to = slot.at(part.part.offsets[plane]);
         let bytes = plane_bytes(view, plane, &mut rows)?;
         // Rows that were gathered here do not outlive this call.
         if bytes.as_ptr() == view.plane(plane).as_ptr() {

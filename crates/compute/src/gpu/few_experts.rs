@@ -1,17 +1,17 @@
 //! Lowering to the kernels of `kernels/few_experts.h`: routed experts of few rows, with activations of eight bits.
 
-use super::device::{BufferId, Dispatch, Slice, Words};
+use super::arguments::{DownConstants, EarlyDownConstants, GateUpConstants, RouteConstants};
+use super::device::{BufferId, Dispatch, Slice};
 use super::early::{EARLY_UNIT, MOST_COPIED};
-use super::experts::Part;
-use super::few_rows::{BLOCK, NormWords};
+use super::experts::ExpertMatrix;
+use super::few_rows::BLOCK;
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering};
 use super::steps::Step;
 use super::tiers::FETCH_GROUPS;
 use crate::DType;
 use crate::graph::{
-    Activation, ExpertMlp, ExpertSetId, Graph, MoeExpertsOp, Op, Route, Routing, Score, Value, WeightId,
-    Weighted,
+    ExpertMlp, ExpertSetId, Graph, MoeExpertsOp, Op, Route, Routing, Score, Value, WeightId, Weighted,
 };
 
 const THREADS: u32 = 256;
@@ -53,7 +53,7 @@ pub(super) struct FewExperts<'a> {
     pub(super) x: Value,
     pub(super) set: ExpertSetId,
     pub(super) routing: Routing,
-    pub(super) parts: &'a [Part; 3],
+    pub(super) parts: &'a [ExpertMatrix; 3],
     pub(super) mlp: &'a ExpertMlp,
     /// Biases of gate, up and down.
     pub(super) biases: Option<[Slice; 3]>,
@@ -126,7 +126,7 @@ impl Lowering<'_> {
 
     /// Bytes of threadgroup memory that the kernel takes whose groups copy their down weights ahead; nothing if it does not
     /// suit the choice or the weights.
-    fn copied_ahead(&self, choice: &Choice, down: &Part) -> Option<u32> {
+    fn copied_ahead(&self, choice: &Choice, down: &ExpertMatrix) -> Option<u32> {
         let Choice { bias, route, .. } = *choice;
         let by_logits = matches!(route.score, Score::Softmax | Score::SoftmaxOfChosen)
             && bias.is_none()
@@ -170,23 +170,23 @@ impl Lowering<'_> {
             fetches, host,
         ];
         let routes = choice.is_some();
-        let route = choice.map(|c| RouteWords { route: c.route, has_bias: c.bias.is_some() });
+        let route = choice.map(|c| RouteConstants::new(&c.route, c.bias.is_some()));
         let early = self.known_early(e.x);
         let weighs_input = e.mlp.weighted == Weighted::Input;
-        let constants: &[&dyn Words] = &[
-            gate,
-            up,
-            &NormWords(norm),
-            &routes,
-            &route,
-            &top_k,
-            &e.mlp.activation,
-            &has_bias,
-            &early,
-            &weighs_input,
-            &bringing,
-            &rest.map(|rest| rest.rest),
-        ];
+        let constants = &GateUpConstants {
+            gate: gate.part,
+            up: up.part,
+            norm: norm.into(),
+            routes,
+            route: route.unwrap_or_default(),
+            top_k,
+            activation: e.mlp.activation.into(),
+            has_bias,
+            early,
+            weighs: weighs_input,
+            bringing,
+            brought: rest.map(|rest| rest.rest).unwrap_or_default(),
+        };
         let launch = Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants };
         let groups = bringing + gate.matrix.rows / BLOCK + usize::from(routes);
         let first = named(launch.over([groups, pairs, 1], THREADS), name);
@@ -200,74 +200,31 @@ impl Lowering<'_> {
             let copied = self.copied_ahead(choice, down)?;
             Some((choice, copied))
         }) {
-            let route = RouteWords { route: choice.route, has_bias: false };
             let buffers = [slots, table, bytes, scales, weights, residual, to, logits];
-            let constants: &[&dyn Words] = &[down, &top_k, &e.residual.is_some(), &!weighs_input, &route];
+            let constants = &EarlyDownConstants {
+                part: down.part,
+                top_k,
+                has_residual: e.residual.is_some(),
+                weighs: !weighs_input,
+                route: RouteConstants::new(&choice.route, false),
+            };
             let launch = Launch { unit: EARLY_UNIT, kernel: "early_down8", buffers: &buffers, constants };
             let second = named(launch.over([down.matrix.rows / WARPS, count, 1], THREADS), down_name);
             let second = Dispatch { shared: copied, ..second };
             return Some(FewBody { body: vec![first, second], ready, summed });
         }
         let buffers = [slots, table, ids, bytes, scales, weights, down_bias, residual, to];
-        let has_residual = e.residual.is_some();
-        let constants: &[&dyn Words] = &[down, &top_k, &summed, &has_bias, &has_residual, &!weighs_input];
+        let constants = &DownConstants {
+            part: down.part,
+            top_k,
+            fused: summed,
+            has_bias,
+            has_residual: e.residual.is_some(),
+            weighs: !weighs_input,
+        };
         let launch = Launch { unit: "few_experts", kernel: "down8", buffers: &buffers, constants };
         let second = named(launch.over([down.matrix.rows.div_ceil(WARPS), count, 1], THREADS), down_name);
         Some(FewBody { body: vec![first, second], ready, summed })
-    }
-}
-
-/// `Activation` of `kernels/activate.h`.
-impl Words for Activation {
-    fn append(&self, out: &mut Vec<u8>) {
-        let (kind, alpha, limit) = match *self {
-            Self::SwiGlu => (0u32, 0.0, 0.0),
-            Self::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
-            Self::LimitedSwiGlu { limit } => (2, 0.0, limit),
-            Self::CappedSwiGlu { limit } => (3, 0.0, limit),
-            Self::SquaredRelu => (4, 0.0, 0.0),
-        };
-        kind.append(out);
-        [alpha, limit].append(out);
-    }
-}
-
-/// `RouteConstants` of the kernels.
-#[derive(Clone, Copy)]
-pub(super) struct RouteWords {
-    pub(super) route: Route,
-    pub(super) has_bias: bool,
-}
-
-impl Words for RouteWords {
-    fn append(&self, out: &mut Vec<u8>) {
-        use crate::graph::GroupRank;
-        let Self { route, has_bias } = self;
-        let score = match route.score {
-            Score::Softmax => 0u32,
-            Score::Sigmoid => 1,
-            Score::SoftmaxOfChosen => 2,
-            Score::SqrtSoftplus => 3,
-        };
-        let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
-        let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2u32 } else { 1 };
-        [route.experts, route.top_k].append(out);
-        score.append(out);
-        [groups, keep].append(out);
-        rank.append(out);
-        route.renormalize.append(out);
-        route.scale.append(out);
-        has_bias.append(out);
-    }
-}
-
-/// No choice: nine zeros.
-impl Words for Option<RouteWords> {
-    fn append(&self, out: &mut Vec<u8>) {
-        match self {
-            Some(route) => route.append(out),
-            None => [0u32; 9].append(out),
-        }
     }
 }
 

@@ -3,12 +3,13 @@
 //! Products of one input that follow each other become one dispatch. A norm that only such products and routed experts
 //! read becomes part of each of them: every group normalises the row for itself, which is cheaper than a dispatch.
 
-use super::device::{Dispatch, Slice, Words};
+use super::arguments::{NormConstants, PlainConstants, ProductPart, ProductsConstants};
+use super::device::{Dispatch, Slice};
 use super::early::EARLY_UNIT;
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering};
 use super::steps::Step;
-use super::weights::{ALIGNMENT, DeviceWeight, Format};
+use super::weights::{ALIGNMENT, DeviceWeight};
 use crate::DType;
 use crate::backend::ActivationMode;
 use crate::graph::{Precision, Value, WeightId};
@@ -108,41 +109,9 @@ pub(super) struct Norm {
     pub(super) eps: f32,
 }
 
-/// `NormConstants` of the kernels.
-pub(super) struct NormWords(pub(super) Option<Norm>);
-
-impl Words for NormWords {
-    fn append(&self, out: &mut Vec<u8>) {
-        self.0.is_some().append(out);
-        self.0.map_or(0.0, |norm| norm.eps).append(out);
-    }
-}
-
-/// `ProductPart` of the kernels.
-struct PartWords {
-    format: Option<Format>,
-    planes: [u32; 3],
-    bias: u32,
-    rows: usize,
-    groups: usize,
-    span: usize,
-}
-
-impl PartWords {
-    const ABSENT: Self = Self { format: None, planes: [0; 3], bias: NONE, rows: 0, groups: 0, span: 0 };
-}
-
-impl Words for PartWords {
-    fn append(&self, out: &mut Vec<u8>) {
-        match self.format {
-            Some(format) => format.append(out),
-            None => [0u32; 5].append(out),
-        }
-        self.planes.append(out);
-        self.bias.append(out);
-        self.rows.append(out);
-        self.groups.append(out);
-        self.span.append(out);
+impl From<Option<Norm>> for NormConstants {
+    fn from(norm: Option<Norm>) -> Self {
+        Self { has_norm: norm.is_some(), eps: norm.map_or(0.0, |norm| norm.eps) }
     }
 }
 
@@ -223,11 +192,11 @@ impl Lowering<'_> {
     }
 
     /// A product whose groups make `each` outputs, or whose warps make `span`.
-    fn part(&self, p: &FewLinear, each: usize, span: usize) -> PartWords {
+    fn part(&self, p: &FewLinear, each: usize, span: usize) -> ProductPart {
         let DeviceWeight { matrix, format, planes, .. } = *self.weight(p.weight);
         let bias = p.bias.map_or(NONE, |bias| unit(self.weight(bias).planes[0]));
         let groups = matrix.rows.div_ceil(each);
-        PartWords { format: Some(format), planes: planes.map(unit), bias, rows: matrix.rows, groups, span }
+        ProductPart { format, planes: planes.map(unit), bias, rows: matrix.rows, groups, span }
     }
 
     /// The buffer of all weights.
@@ -247,8 +216,9 @@ impl Lowering<'_> {
         let buffers =
             [self.all_weights(p), x, p.residual.map_or(self.input(0), |r| self.value(r)), self.value(p.out)];
         let (part, weight) = (self.part(p, each, 1), self.norm_unit(norm));
-        let constants: &[&dyn Words] = &[&part, &NormWords(norm), &weight, &p.residual.is_some()];
-        Launch { unit: "few_rows", kernel, buffers: &buffers, constants }
+        let constants =
+            PlainConstants { part, norm: norm.into(), weight, has_residual: p.residual.is_some() };
+        Launch { unit: "few_rows", kernel, buffers: &buffers, constants: &constants }
             .over([part.groups, self.rows, 1], THREADS)
     }
 
@@ -267,16 +237,17 @@ impl Lowering<'_> {
             work.div_ceil(WARPS * GROUPS * cost(dtype)).next_multiple_of(at_once)
         };
         let spans: Vec<(FewLinear, usize)> = waiting.iter().map(|p| (*p, span(p))).collect();
-        let mut parts: Vec<PartWords> =
-            spans.iter().map(|(p, span)| self.part(p, WARPS * span, *span)).collect();
+        let mut parts = [ProductPart { bias: NONE, ..ProductPart::default() }; MOST_PARTS];
+        for (part, (p, span)) in parts.iter_mut().zip(&spans) {
+            *part = self.part(p, WARPS * span, *span);
+        }
         let groups = parts.iter().map(|part| part.groups).sum();
-        parts.resize_with(MOST_PARTS, || PartWords::ABSENT);
         let out = |i: usize| self.value(waiting.get(i).unwrap_or(first).out);
         let residual = first.residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [self.all_weights(first), x, residual, out(0), out(1), out(2)];
         let weight = self.norm_unit(norm);
-        let constants: &[&dyn Words] =
-            &[&parts[0], &parts[1], &parts[2], &NormWords(norm), &weight, &first.residual.is_some()];
+        let has_residual = first.residual.is_some();
+        let constants = &ProductsConstants { parts, norm: norm.into(), weight, has_residual };
         let (unit, kernel, shared) = match self.early_products(&spans) {
             Some((early, shared)) => (EARLY_UNIT, early, shared),
             None => ("few_rows", kernel, 0),

@@ -1,5 +1,6 @@
 //! What changes from batch to batch, as kernels read it: one upload a batch.
 
+use super::arguments::{PlaceWords, SequenceWords};
 use super::device::Words;
 use crate::backend::{Batch, PAGE_TOKENS};
 use crate::graph::{Graph, Op, Rope, RopeOp};
@@ -107,7 +108,7 @@ impl InputLayout {
         let mut first_page = 0;
         for span in batch.spans {
             for i in 0..span.rows.len() {
-                [span.start + i, first_page].append(&mut out);
+                PlaceWords { position: span.start + i, first_page }.append(&mut out);
             }
             first_page += span.pages.len();
         }
@@ -119,8 +120,9 @@ impl InputLayout {
         batch.outputs.iter().for_each(|row| row.append(&mut out));
         pad(&mut out);
         for span in batch.spans {
-            [span.rows.start, span.rows.len(), span.start].append(&mut out);
-            [span.slots.read, span.slots.write].append(&mut out);
+            let (first_row, rows, start) = (span.rows.start, span.rows.len(), span.start);
+            let (read, write) = (span.slots.read, span.slots.write);
+            SequenceWords { first_row, rows, start, read, write }.append(&mut out);
         }
         pad(&mut out);
         for turn in turns {

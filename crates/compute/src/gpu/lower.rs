@@ -2,13 +2,18 @@
 
 use std::collections::HashMap;
 
+use super::arguments::{
+    CarryConstants, DeltaConstants, ElementConstants, EmbedConstants, GatherConstants, LinearConstants,
+    RouteConstants, SliceConstants, WindowConstants,
+};
 use super::compressed::IndexScratch;
-use super::device::{BufferId, Dispatch, Grid, Order, Slice, Words, constants};
+use super::device::{BufferId, Dispatch, Grid, Order, Slice, Words};
 use super::experts::DeviceExperts;
-use super::few_experts::{Choice, Quantized, RouteWords};
+use super::few_experts::{Choice, Quantized};
 use super::few_rows::{FewLinear, Norm};
 use super::inputs::{FEW_ROWS, InputLayout, Shape, Turn};
 use super::ngrams::NGramTable;
+use super::operations::Channels;
 use super::state::State;
 use super::steps::{Buffers, Step};
 use super::tensor_cores::{TensorLinear, TensorScratch};
@@ -186,7 +191,7 @@ pub(super) struct Launch<'a> {
     pub(super) unit: &'static str,
     pub(super) kernel: &'static str,
     pub(super) buffers: &'a [Slice],
-    pub(super) constants: &'a [&'a dyn Words],
+    pub(super) constants: &'a dyn Words,
 }
 
 impl Launch<'_> {
@@ -196,11 +201,13 @@ impl Launch<'_> {
     }
 
     pub(super) fn on(self, grid: Grid, threads: u32) -> Dispatch {
+        let mut constants = vec![];
+        self.constants.append(&mut constants);
         Dispatch {
             unit: self.unit,
             kernel: self.kernel.into(),
             buffers: self.buffers.to_vec(),
-            constants: constants(self.constants),
+            constants,
             grid,
             threads,
             shared: 0,
@@ -259,7 +266,8 @@ impl Lowering<'_> {
                 let weight = self.weight(table);
                 let [a, b, c] = weight.planes;
                 let buffers = [a, b, c, self.input(self.layout.tokens), self.value(out)];
-                Launch { unit: "linear", kernel: "embed", buffers: &buffers, constants: &[&weight.format] }
+                let constants = &EmbedConstants { table: weight.format };
+                Launch { unit: "linear", kernel: "embed", buffers: &buffers, constants }
                     .over([self.rows, 1, 1], 64)
             }
             Step::Linear { x, weight, bias, precision, residual, out } => {
@@ -298,7 +306,7 @@ impl Lowering<'_> {
                 self.norm(x, Some(weight), groups, eps, out)
             }
             Step::Rope { x, heads, rope, out } => {
-                self.rotation(x, heads, Turn { rope, stride: 1 }, [0; 2], out)
+                self.rotation(x, heads, Turn { rope, stride: 1 }, Channels::default(), out)
             }
             Step::Attention { q, k, v, cache, sinks, chosen, prepare, out } => {
                 return self.attention([q, k, v], cache.0, (sinks, chosen, prepare), out);
@@ -309,39 +317,40 @@ impl Lowering<'_> {
             Step::SwiGlu { gate, up, out } => {
                 let count = self.rows * out.width();
                 let buffers = [self.value(gate), self.value(up), self.value(out)];
-                let constants: &[&dyn Words] = &[&count, &0.0f32, &1u32];
+                let constants = &ElementConstants { count, number: 0.0, shared: 1 };
                 Launch { unit: "elementwise", kernel: "swiglu", buffers: &buffers, constants }.each(count)
             }
             Step::Add { a, b, out } => {
                 let count = self.rows * out.width();
                 let buffers = [self.value(a), self.value(b), self.value(out)];
-                let constants: &[&dyn Words] = &[&count, &0.0f32, &1u32];
+                let constants = &ElementConstants { count, number: 0.0, shared: 1 };
                 Launch { unit: "elementwise", kernel: "add", buffers: &buffers, constants }.each(count)
             }
             Step::Clamp { x, limit, out } => {
                 let count = self.rows * out.width();
                 let buffers = [self.value(x), self.value(out)];
-                let constants: &[&dyn Words] = &[&count, &limit, &1u32];
+                let constants = &ElementConstants { count, number: limit, shared: 1 };
                 Launch { unit: "elementwise", kernel: "clamp_to", buffers: &buffers, constants }.each(count)
             }
             Step::SigmoidGate { x, gate, out } => {
                 let count = self.rows * out.width();
                 let shared = x.width() / gate.width();
                 let buffers = [self.value(x), self.value(gate), self.value(out)];
-                let constants: &[&dyn Words] = &[&count, &0.0f32, &shared];
+                let constants = &ElementConstants { count, number: 0.0, shared };
                 Launch { unit: "elementwise", kernel: "sigmoid_gate", buffers: &buffers, constants }
                     .each(count)
             }
             Step::Slice { x, groups, start, len, out } => {
                 let (count, part) = (self.rows * out.width(), x.width() / groups);
                 let buffers = [self.value(x), self.value(out)];
-                let constants: &[&dyn Words] = &[&count, &part, &start, &len];
+                let constants = &SliceConstants { count, part, start, len };
                 Launch { unit: "rows", kernel: "slice", buffers: &buffers, constants }.each(count)
             }
             Step::GatherRows { x, out } => {
                 self.rows = self.shape.outputs;
                 let buffers = [self.value(x), self.input(self.layout.outputs), self.value(out)];
-                Launch { unit: "rows", kernel: "gather_rows", buffers: &buffers, constants: &[&x.width()] }
+                let constants = &GatherConstants { width: x.width() };
+                Launch { unit: "rows", kernel: "gather_rows", buffers: &buffers, constants }
                     .over([self.rows, 1, 1], THREADS)
             }
             Step::Route { logits, bias, route, routing } => {
@@ -355,10 +364,12 @@ impl Lowering<'_> {
             }
             Step::CausalConv1d { x, weight, bias, kernel, dilation, state, out } => {
                 let weights = [self.vector(weight), self.optional(bias)];
-                let taps = [kernel, dilation, usize::from(bias.is_some())];
+                let taps =
+                    WindowConstants { channels: x.width(), taps: kernel, dilation, has_bias: bias.is_some() };
                 let mixed = self.window("causal_conv1d", x, &weights, taps, state, out);
                 self.run.push(mixed);
-                return self.carry([x, x], [x.width(), 0, (kernel - 1) * dilation], state);
+                let held = (kernel - 1) * dilation;
+                return self.carry([x, x], CarryConstants { first: x.width(), second: 0, held }, state);
             }
             Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out } => {
                 let DeltaInputs { q, k, v, a, b } = inputs;
@@ -374,8 +385,16 @@ impl Lowering<'_> {
                     Decay::Softplus => (false, 0.0),
                     Decay::Bounded(bound) => (true, bound),
                 };
-                let sizes = [key_heads, value_heads, key_dim, value_dim];
-                let constants: &[&dyn Words] = &[&sizes, &tiled, &DeltaRule::L2_EPS, &bounded, &bound];
+                let constants = &DeltaConstants {
+                    key_heads,
+                    value_heads,
+                    key_dim,
+                    value_dim,
+                    tiled,
+                    l2_eps: DeltaRule::L2_EPS,
+                    bounded,
+                    bound,
+                };
                 let threads = value_dim.next_multiple_of(32).min(128);
                 Launch { unit: "recurrent", kernel, buffers: &buffers, constants }
                     .over([value_dim.div_ceil(threads), value_heads, self.shape.sequences], threads as u32)
@@ -394,7 +413,13 @@ impl Lowering<'_> {
     ) -> Dispatch {
         let w = self.weight(weight);
         let rows = w.matrix.rows;
-        let constants: &[&dyn Words] = &[&w.format, &rows, &self.rows, &bias.is_some(), &residual.is_some()];
+        let constants = &LinearConstants {
+            weight: w.format,
+            rows,
+            tokens: self.rows,
+            has_bias: bias.is_some(),
+            has_residual: residual.is_some(),
+        };
         let [a, b, c] = w.planes;
         let residual = residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [a, b, c, self.value(x), self.optional(bias), residual, self.value(out)];
@@ -411,7 +436,7 @@ impl Lowering<'_> {
     fn route(&self, logits: Value, bias: Option<WeightId>, route: Route, routing: Routing) -> Dispatch {
         let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
         let buffers = [self.value(logits), self.optional(bias), ids, weights];
-        let constants: &[&dyn Words] = &[&RouteWords { route, has_bias: bias.is_some() }];
+        let constants = &RouteConstants::new(&route, bias.is_some());
         Launch { unit: "route", kernel: "route", buffers: &buffers, constants }
             .over([self.rows, 1, 1], THREADS)
     }

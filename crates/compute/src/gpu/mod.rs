@@ -16,6 +16,7 @@
 //!   recorded list can run for every token.
 //! - Dispatches run in order; one that is [`Order::Beside`] may run at the same time as the one before it.
 
+mod arguments;
 mod attention;
 mod backend;
 mod compressed;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use super::arguments::{NGramConstants, NGramStateConstants, TablePart};
 use super::device::{BufferId, Device, Slice, Words};
 use super::lower::{Launch, Lowering, THREADS};
 use super::weights::{ALIGNMENT, DeviceWeight};
@@ -43,16 +44,12 @@ pub(crate) fn upload(
         let list = bytes.len();
         let mut rows = 0u64;
         for part in &parts {
-            append(&mut bytes, rows);
-            for plane in part.planes {
-                let unit = if together { plane.offset / ALIGNMENT } else { 0 };
-                unit.append(&mut bytes);
-            }
+            let planes = part.planes.map(|plane| if together { plane.offset / ALIGNMENT } else { 0 });
+            TablePart { rows_before: halves(rows), planes }.append(&mut bytes);
             rows += part.matrix.rows as u64;
         }
         // Where the last one ends.
-        append(&mut bytes, rows);
-        [0usize; 3].append(&mut bytes);
+        TablePart { rows_before: halves(rows), planes: [0; 3] }.append(&mut bytes);
         let buffer = device.alloc(bytes.len())?;
         device.upload(buffer.into(), &bytes)?;
         all.insert(*state, NGramTable { buffer, list, parts, together });
@@ -60,8 +57,9 @@ pub(crate) fn upload(
     Ok(all)
 }
 
-fn append(out: &mut Vec<u8>, number: u64) {
-    out.extend(number.to_le_bytes());
+/// The lower and the upper half.
+fn halves(number: u64) -> [u32; 2] {
+    [number as u32, (number >> 32) as u32]
 }
 
 /// Multipliers, rows of each head, and rows of the heads before it.
@@ -89,14 +87,19 @@ impl Lowering<'_> {
             let [a, b, c] = parts[0].planes.map(whole);
             let list = numbers.at(table.list + i * PART_WORDS * 4);
             let buffers = [a, b, c, numbers, list, tokens, kept, sequences, owners, to];
-            let constants: &[&dyn Words] =
-                &[&parts[0].format, &ngrams.multipliers.len(), &heads, &ngrams.end, &parts.len()];
+            let constants = &NGramConstants {
+                table: parts[0].format,
+                tokens: ngrams.multipliers.len(),
+                heads,
+                end: ngrams.end,
+                parts: parts.len(),
+            };
             let launch = Launch { unit: "ngrams", kernel: "ngram_embed", buffers: &buffers, constants };
             let dispatch = launch.over([heads, self.rows, 1], 32);
             self.run.push(dispatch);
         }
         let buffers = [tokens, sequences, kept];
-        let constants: &[&dyn Words] = &[&self.shape.sequences, &held];
+        let constants = &NGramStateConstants { sequences: self.shape.sequences, held };
         let launch = Launch { unit: "ngrams", kernel: "ngram_state", buffers: &buffers, constants };
         let dispatch = launch.over([self.shape.sequences.div_ceil(THREADS as usize), 1, 1], THREADS);
         self.run.push(dispatch);

@@ -1,8 +1,13 @@
 //! Lowering of operations that nothing is fused with: rows and their positions, parallel streams, windows and n-grams.
 
+use super::arguments::{
+    ActivateConstants, CarryConstants, ElementConstants, HyperConstants, LayerNormConstants, PoolConstants,
+    PositionScaleConstants, RepeatConstants, RmsNormConstants, RopeConstants, RouteConstants, SsmConstants,
+    StreamConstants, TokenRouteConstants, WindowConstants,
+};
+use super::attention::HeadPart;
 use super::compressed::{Kept, Sparse};
-use super::device::{Dispatch, Grid, Slice, Words};
-use super::few_experts::RouteWords;
+use super::device::{Dispatch, Grid, Slice};
 use super::inputs::Turn;
 use super::lower::{Launch, Lowering, THREADS};
 use crate::graph::{
@@ -23,6 +28,20 @@ fn summing(elements: usize) -> u32 {
     if elements >= 512 { THREADS } else { 32 }
 }
 
+/// Channels of heads that are rotated: from `first` on; by negative angles if `inverse`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Channels {
+    pub(super) first: usize,
+    pub(super) inverse: bool,
+}
+
+/// Parallel streams: their number, their width, and elements of a row of weights.
+struct Streams {
+    count: usize,
+    width: usize,
+    weights: usize,
+}
+
 impl Lowering<'_> {
     /// Queues an operation.
     pub(super) fn alone(&mut self, op: &Op, out: Output) {
@@ -35,8 +54,8 @@ impl Lowering<'_> {
                 let table = self.weight(*table);
                 let [a, b, c] = table.planes;
                 let buffers = [self.value(*logits), self.input(self.layout.tokens), a, b, c, ids, weights];
-                let route = RouteWords { route: *route, has_bias: false };
-                let constants: &[&dyn Words] = &[&route, &table.format];
+                let route = RouteConstants::new(route, false);
+                let constants = &TokenRouteConstants { route, table: table.format };
                 let launch = Launch { unit: "route", kernel: "route_by_token", buffers: &buffers, constants };
                 let dispatch = launch.over([self.rows, 1, 1], THREADS);
                 return self.run.push(dispatch);
@@ -48,7 +67,7 @@ impl Lowering<'_> {
             Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => self.norm(x, weight, groups, eps, to),
             Op::Rope(RopeOp { x, heads, rope, place }) => {
                 let turn = Turn { rope, stride: place.stride.max(1) };
-                self.rotation(x, heads, turn, [place.first, usize::from(place.inverse)], to)
+                self.rotation(x, heads, turn, Channels { first: place.first, inverse: place.inverse }, to)
             }
             Op::Activate(ActivateOp { activation, gate, up }) => {
                 self.activate([gate.unwrap_or(up), up], activation, to)
@@ -58,18 +77,20 @@ impl Lowering<'_> {
                 let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
                 let (offset, period) = (word(scale.offset), word(scale.period.max(1)));
                 let buffers = [self.value(x), self.input(self.layout.places), self.value(to)];
-                let constants: &[&dyn Words] = &[&count, &width, &scale.base, &scale.slope, &offset, &period];
+                let (base, slope) = (scale.base, scale.slope);
+                let constants = &PositionScaleConstants { count, width, base, slope, offset, period };
                 Launch { unit: "rows", kernel: "position_scale", buffers: &buffers, constants }.each(count)
             }
             Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => {
                 let matrix = self.weight(weight).matrix;
                 let (each, cols) = (matrix.rows / groups, matrix.cols);
                 let slices = [self.value(x), self.value(to)];
-                return self.heads("latent_matvec", weight, [each, 0, cols, each, each, 0], slices);
+                let part = HeadPart { rows: each, first: 0, r#in: cols, out: each, stride: each };
+                return self.heads("latent_matvec", weight, part, slices);
             }
             Op::LayerNorm(LayerNormOp { x, weight, bias, eps }) => {
                 let buffers = [self.value(x), self.vector(weight), self.vector(bias), self.value(to)];
-                let constants: &[&dyn Words] = &[&x.width(), &eps];
+                let constants = &LayerNormConstants { width: x.width(), eps };
                 Launch { unit: "rms_norm", kernel: "layer_norm", buffers: &buffers, constants }
                     .over([self.rows, 1, 1], summing(x.width()))
             }
@@ -84,7 +105,7 @@ impl Lowering<'_> {
             }
             Op::Repeat(RepeatOp { x, times }) => {
                 let count = self.rows * to.width();
-                let constants: &[&dyn Words] = &[&count, &x.width(), &times];
+                let constants = &RepeatConstants { count, width: x.width(), times };
                 let buffers = [self.value(x), self.value(to)];
                 Launch { unit: "rows", kernel: "repeat", buffers: &buffers, constants }.each(count)
             }
@@ -96,31 +117,38 @@ impl Lowering<'_> {
                     HyperKind::Independent { magnitude } => (0, 1, magnitude),
                     HyperKind::Mixed { iterations } => (iterations, 2, 0.0),
                 };
-                let sizes = [shape.streams, x.width()];
-                let numbers = [shape.norm_eps, shape.floor];
-                let constants: &[&dyn Words] = &[&sizes, &numbers, &iterations, &kind, &magnitude];
+                let constants = &HyperConstants {
+                    streams: shape.streams,
+                    width: x.width(),
+                    norm_eps: shape.norm_eps,
+                    floor: shape.floor,
+                    iterations,
+                    kind,
+                    magnitude,
+                };
                 Launch { unit: "streams", kernel: "hyper_weights", buffers: &buffers, constants }
                     .over([self.rows, 1, 1], THREADS)
             }
             Op::HyperCollapse(HyperCollapseOp { x, weights, streams }) => {
-                let shape = [streams, to.width(), weights.width()];
+                let shape = Streams { count: streams, width: to.width(), weights: weights.width() };
                 self.streams("hyper_collapse", &[x, weights], shape, to)
             }
             Op::HyperExpand(HyperExpandOp { x, block, weights, streams }) => {
-                let shape = [streams, block.width(), weights.width()];
+                let shape = Streams { count: streams, width: block.width(), weights: weights.width() };
                 self.streams("hyper_expand", &[x, block, weights], shape, to)
             }
             Op::GatedMean(GatedMeanOp { x, gate, streams }) => {
-                self.streams("gated_mean", &[x, gate], [streams, to.width(), 0], to)
+                let shape = Streams { count: streams, width: to.width(), weights: 0 };
+                self.streams("gated_mean", &[x, gate], shape, to)
             }
             Op::StreamAdd(StreamAddOp { x, block, logits }) => {
-                let shape = [logits.width(), block.width(), logits.width()];
+                let shape = Streams { count: logits.width(), width: block.width(), weights: logits.width() };
                 self.streams("stream_add", &[x, block, logits], shape, to)
             }
             Op::StreamGate(StreamGateOp { keys, queries, value }) => {
                 let streams = keys.width() / value.width();
-                let dispatch =
-                    self.streams("stream_gate", &[keys, queries, value], [streams, value.width(), 0], to);
+                let shape = Streams { count: streams, width: value.width(), weights: 0 };
+                let dispatch = self.streams("stream_gate", &[keys, queries, value], shape, to);
                 let grid = [streams, self.rows, 1].map(|n| n as u32);
                 Dispatch { grid: Grid::Fixed(grid), threads: summing(value.width()), ..dispatch }
             }
@@ -128,9 +156,12 @@ impl Lowering<'_> {
                 return self.window_pool([kv, gate], self.vector(bias), shape, state, to);
             }
             Op::WindowMean(WindowMeanOp { x, window, state }) => {
-                let dispatch = self.window("window_mean", x, &[], [window, 1, 0], state, to);
+                let channels = x.width();
+                let taps = WindowConstants { channels, taps: window, dilation: 1, has_bias: false };
+                let dispatch = self.window("window_mean", x, &[], taps, state, to);
                 self.run.push(dispatch);
-                return self.carry([x, x], [x.width(), 0, window - 1], state);
+                let kept = CarryConstants { first: channels, second: 0, held: window - 1 };
+                return self.carry([x, x], kept, state);
             }
             Op::CompressedAttention(CompressedAttentionOp { inputs, cache }) => {
                 let CompressedInputs { q, kv, entries, index, sinks } = inputs;
@@ -180,18 +211,18 @@ impl Lowering<'_> {
         let width = x.width() / groups;
         let weights = weight.map_or(0, |weight| self.weight(weight).matrix.cols / width);
         let buffers = [self.value(x), self.optional(weight), self.value(out)];
-        let constants: &[&dyn Words] = &[&width, &eps, &weights];
+        let constants = &RmsNormConstants { width, eps, weights };
         Launch { unit: "rms_norm", kernel: "rms_norm", buffers: &buffers, constants }
             .over([self.rows * groups, 1, 1], summing(width))
     }
 
-    /// Rotates heads from channel `first` on, by negative angles if `inverse` is one.
+    /// Rotates heads.
     pub(super) fn rotation(
         &self,
         x: Value,
         heads: usize,
         turn: Turn,
-        [first, inverse]: [usize; 2],
+        Channels { first, inverse }: Channels,
         out: Value,
     ) -> Dispatch {
         let rotation = &self.graph.ropes[turn.rope];
@@ -199,23 +230,24 @@ impl Lowering<'_> {
         let place = self.memory.turns.iter().position(|known| *known == turn);
         let angles = self.input(self.layout.angles[place.expect("a turn of the graph")]);
         let buffers = [self.value(x), angles, self.value(out)];
-        let (dim, pairs) = (x.width() / heads, rotation.inv_freq.len());
-        let constants: &[&dyn Words] = &[&heads, &dim, &pairs, &interleaved, &first, &inverse];
+        let (head_dim, pairs) = (x.width() / heads, rotation.inv_freq.len());
+        let constants = &RopeConstants { heads, head_dim, pairs, interleaved, first, inverse };
         Launch { unit: "rows", kernel: "rope", buffers: &buffers, constants }.over([self.rows, 1, 1], THREADS)
     }
 
     /// A kernel of `kernels/elementwise.h` with a number.
     fn elements(&self, kernel: &'static str, buffers: &[Slice], number: f32, out: Value) -> Dispatch {
         let count = self.rows * out.width();
-        let constants: &[&dyn Words] = &[&count, &number, &1u32];
+        let constants = &ElementConstants { count, number, shared: 1 };
         Launch { unit: "elementwise", kernel, buffers, constants }.each(count)
     }
 
-    /// A kernel of `kernels/streams.h`: `shape` is the number of streams, their width, and elements of a row of weights.
-    fn streams(&self, kernel: &'static str, inputs: &[Value], shape: [usize; 3], out: Value) -> Dispatch {
+    /// A kernel of `kernels/streams.h`.
+    fn streams(&self, kernel: &'static str, inputs: &[Value], shape: Streams, out: Value) -> Dispatch {
         let count = self.rows * out.width();
+        let Streams { count: streams, width, weights } = shape;
         let buffers: Vec<Slice> = inputs.iter().chain([&out]).map(|value| self.value(*value)).collect();
-        let constants: &[&dyn Words] = &[&count, &shape];
+        let constants = &StreamConstants { count, streams, width, weights };
         Launch { unit: "streams", kernel, buffers: &buffers, constants }.each(count)
     }
 
@@ -223,7 +255,7 @@ impl Lowering<'_> {
     fn activate(&self, inputs: [Value; 2], how: Activation, out: Value) -> Dispatch {
         let count = self.rows * out.width();
         let [gate, up] = inputs.map(|value| self.value(value));
-        let constants: &[&dyn Words] = &[&count, &how];
+        let constants = &ActivateConstants { count, activation: how.into() };
         let buffers = [gate, up, self.value(out)];
         Launch { unit: "elementwise", kernel: "activate", buffers: &buffers, constants }.each(count)
     }
@@ -242,19 +274,18 @@ impl Lowering<'_> {
         let held = self.memory.state.states[state.0].slice();
         let buffers = [x, b, c, dt, a, d, dt_bias, sequences, held, self.value(out)];
         let SsmScan { heads, head_dim, groups, state_size, time_steps: (least, most) } = *shape;
-        let constants: &[&dyn Words] = &[&[heads, head_dim, groups, state_size], &[least, most]];
+        let constants = &SsmConstants { heads, head_dim, groups, state_size, least, most };
         Launch { unit: "recurrent", kernel: "ssm_scan", buffers: &buffers, constants }
             .over([head_dim.div_ceil(32), heads, self.shape.sequences], THREADS)
     }
 
-    /// A kernel that makes each row from tokens of its sequence: `taps` are their number, how far apart they are, and whether
-    /// there is a bias among the weights.
+    /// A kernel that makes each row from tokens of its sequence.
     pub(super) fn window(
         &self,
         kernel: &'static str,
         x: Value,
         weights: &[Slice],
-        taps: [usize; 3],
+        taps: WindowConstants,
         state: StateId,
         out: Value,
     ) -> Dispatch {
@@ -262,8 +293,7 @@ impl Lowering<'_> {
         let (sequences, owners) = (self.input(self.layout.sequences), self.input(self.layout.owners));
         let own = [self.value(x)].into_iter().chain(weights.iter().copied());
         let buffers: Vec<Slice> = own.chain([held, sequences, owners, self.value(out)]).collect();
-        let constants: &[&dyn Words] = &[&x.width(), &taps];
-        Launch { unit: "recurrent", kernel, buffers: &buffers, constants }
+        Launch { unit: "recurrent", kernel, buffers: &buffers, constants: &taps }
             .over([blocks(x.width()), self.rows, 1], THREADS)
     }
 
@@ -278,21 +308,23 @@ impl Lowering<'_> {
         let held = self.memory.state.states[state.0].slice();
         let (sequences, owners) = (self.input(self.layout.sequences), self.input(self.layout.owners));
         let buffers = [self.value(kv), self.value(gate), bias, held, sequences, owners, self.value(out)];
-        let constants: &[&dyn Words] = &[&shape.width, &shape.window, &shape.overlap];
+        let WindowPool { width, window, overlap, .. } = shape;
+        let constants = &PoolConstants { width, window, overlap };
         let launch = Launch { unit: "recurrent", kernel: "window_pool", buffers: &buffers, constants };
         let dispatch = launch.over([blocks(shape.width), self.rows, 1], THREADS);
         self.run.push(dispatch);
-        self.carry([kv, gate], [shape.channels(), shape.channels(), shape.held()], state);
+        let channels = shape.channels();
+        let kept = CarryConstants { first: channels, second: channels, held: shape.held() };
+        self.carry([kv, gate], kept, state);
     }
 
-    /// Queues the state after rows of two inputs: `sizes` are elements of a row of each, and rows that are held.
-    pub(super) fn carry(&mut self, inputs: [Value; 2], sizes: [usize; 3], state: StateId) {
+    /// Queues the state after rows of two inputs.
+    pub(super) fn carry(&mut self, inputs: [Value; 2], kept: CarryConstants, state: StateId) {
         let [a, b] = inputs.map(|value| self.value(value));
         let held = self.memory.state.states[state.0].slice();
         let buffers = [a, b, self.input(self.layout.sequences), held];
-        let constants: &[&dyn Words] = &[&sizes];
-        let launch = Launch { unit: "recurrent", kernel: "carry", buffers: &buffers, constants };
-        let dispatch = launch.over([blocks(sizes[0] + sizes[1]), self.shape.sequences, 1], THREADS);
+        let launch = Launch { unit: "recurrent", kernel: "carry", buffers: &buffers, constants: &kept };
+        let dispatch = launch.over([blocks(kept.first + kept.second), self.shape.sequences, 1], THREADS);
         self.run.push(dispatch);
     }
 }

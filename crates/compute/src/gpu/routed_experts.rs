@@ -1,8 +1,11 @@
 //! Lowering of routed experts: which kernels compute them, and those of `kernels/moe.h`, which suit every encoding.
 
-use super::device::{Dispatch, Grid, Order, Slice, Words};
-use super::experts::Part;
-use super::few_experts::{FewExperts, RouteWords};
+use super::arguments::{
+    BucketConstants, ExpertConstants, MoeActivateConstants, MoeCombineConstants, RouteConstants,
+};
+use super::device::{Dispatch, Grid, Order, Slice};
+use super::experts::ExpertMatrix;
+use super::few_experts::FewExperts;
 use super::inputs::FEW_ROWS;
 use super::lower::{Launch, Lowering, Piece, THREADS, TILE, WARPS, most_blocks};
 use super::tensor_cores::TensorExperts;
@@ -11,7 +14,7 @@ use crate::graph::{Activation, ExpertMlp, ExpertSetId, Routing, Value, WeightId,
 
 /// One of an expert's matrices with what it multiplies.
 struct Projection<'a> {
-    part: &'a Part,
+    part: &'a ExpertMatrix,
     x: Slice,
     /// Pairs that share a row of x.
     share: usize,
@@ -72,7 +75,7 @@ impl Lowering<'_> {
 
         if experts.all_at_hand(set, [self.rows, pairs]) {
             let route = self.choices.get(&routing).map(|c| {
-                let words = RouteWords { route: c.route, has_bias: c.bias.is_some() };
+                let words = RouteConstants::new(&c.route, c.bias.is_some());
                 ([self.value(c.logits), self.optional(c.bias)], words)
             });
             let chosen = Chosen { rows: self.rows, pairs, ids, weights, route };
@@ -89,7 +92,8 @@ impl Lowering<'_> {
         let has_residual = residual.is_some();
         let residual = residual.map_or(self.input(0), |r| self.value(r));
         let buffers = [outputs, weights, residual, self.value(out)];
-        let constants: &[&dyn Words] = &[&top_k, &out.width(), &has_residual, &input_weights.is_none()];
+        let constants =
+            &MoeCombineConstants { top_k, width: out.width(), has_residual, weighs: input_weights.is_none() };
         let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
         self.run.push(combine.over([self.rows, 1, 1], THREADS));
     }
@@ -123,7 +127,8 @@ impl Lowering<'_> {
         }
         body.push(Dispatch { order, ..projection(first(&up, bias(1), ups)) });
         let count = pairs * inner;
-        let constants: &[&dyn Words] = &[&count, &inner, &mlp.activation];
+        let activation = mlp.activation.into();
+        let constants = &MoeActivateConstants { count, width: inner, activation };
         let buffers = [table, ids, if gated { gates } else { ups }, ups, products];
         body.push(Launch { unit: "moe", kernel: "moe_activate", buffers: &buffers, constants }.each(count));
         let (bias, to) = (bias(2), outputs);
@@ -146,14 +151,19 @@ impl Lowering<'_> {
         let tiles = rows.map(|rows| rows.div_ceil(TILE));
         let table = self.memory.experts.table(set, [self.rows, pairs]);
         let buffers = [table, ids, list, blocks, grids];
-        Launch { unit: "moe", kernel: "moe_bucket", buffers: &buffers, constants: &[&pairs, &count, &tiles] }
-            .over([1, 1, 1], THREADS)
+        let constants = &BucketConstants { pairs, experts: count, tiles };
+        Launch { unit: "moe", kernel: "moe_bucket", buffers: &buffers, constants }.over([1, 1, 1], THREADS)
     }
 
     fn projection(&self, set: ExpertSetId, ids: Slice, pairs: usize, p: Projection<'_>) -> Dispatch {
         let experts = self.memory.experts;
         let (slots, table) = (experts.slots(), experts.table(set, [self.rows, pairs]));
-        let constants: &[&dyn Words] = &[p.part, &p.share, &p.bias.is_some(), &p.weights.is_some()];
+        let constants = &ExpertConstants {
+            part: p.part.part,
+            share: p.share,
+            has_bias: p.bias.is_some(),
+            weighs: p.weights.is_some(),
+        };
         let (weights, bias) = (p.weights.unwrap_or(self.input(0)), self.optional(p.bias));
         let rows = p.part.matrix.rows;
         if self.rows <= FEW_ROWS {

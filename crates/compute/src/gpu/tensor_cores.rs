@@ -4,8 +4,12 @@
 //! closer to the weights' own values than activations of 8 bits, and is used where those would be: for products that
 //! may be fast, of encodings and shapes that the kernels have. Everything else goes the common way.
 
-use super::device::{BufferId, Dispatch, Grid, Slice, Words};
-use super::experts::Part;
+use super::arguments::{
+    ActivationConstants, LinearConstants, TensorAttentionConstants, TensorDownConstants,
+    TensorGateUpConstants, TensorSortConstants, ToF16Constants,
+};
+use super::device::{BufferId, Dispatch, Grid, Slice};
+use super::experts::ExpertMatrix;
 use super::lower::{Launch, Lowering};
 use super::weights::DeviceWeight;
 use crate::DType;
@@ -108,7 +112,7 @@ pub(super) struct TensorExperts<'a> {
     pub(super) weights: Option<Slice>,
     pub(super) top_k: usize,
     pub(super) set: ExpertSetId,
-    pub(super) parts: &'a [Part; 3],
+    pub(super) parts: &'a [ExpertMatrix; 3],
     pub(super) mlp: &'a ExpertMlp,
     /// Biases of gate, up and down.
     pub(super) biases: Option<[Slice; 3]>,
@@ -121,7 +125,7 @@ impl Lowering<'_> {
     /// Writes x (rows, cols) as scaled f16.
     fn to_f16(&self, scratch: TensorScratch, x: Slice, [rows, cols]: [usize; 2]) -> Dispatch {
         let buffers = [x, scratch.x.into(), scratch.scale.into()];
-        let constants: &[&dyn Words] = &[&rows, &cols];
+        let constants = &ToF16Constants { rows, cols };
         Launch { unit: "cuda/prefill", kernel: "to_f16", buffers: &buffers, constants }
             .over([rows.div_ceil(8), 1, 1], THREADS)
     }
@@ -145,8 +149,13 @@ impl Lowering<'_> {
         let none = self.input(0);
         let (bias, residual) = (l.bias.unwrap_or(none), l.residual.unwrap_or(none));
         let buffers = [scratch.x.into(), scratch.scale.into(), a, b, c, bias, residual, l.out];
-        let constants: &[&dyn Words] =
-            &[&l.weight.format, &matrix.rows, &self.rows, &l.bias.is_some(), &l.residual.is_some()];
+        let constants = &LinearConstants {
+            weight: l.weight.format,
+            rows: matrix.rows,
+            tokens: self.rows,
+            has_bias: l.bias.is_some(),
+            has_residual: l.residual.is_some(),
+        };
         let launch = Launch { unit: "cuda/gemm", kernel: "", buffers: &buffers, constants };
         let grid = [matrix.rows.div_ceil(TILE), self.rows.div_ceil(TILE), 1];
         list.push(gemm("tensor_linear", encoding, launch, grid));
@@ -171,7 +180,7 @@ impl Lowering<'_> {
         self.converted = None;
         let mut body: Vec<Dispatch> = self.convert(scratch, e.x).into_iter().collect();
 
-        let constants: &[&dyn Words] = &[&pairs, &experts, &most, &TILE];
+        let constants = &TensorSortConstants { pairs, experts, tiles: most, tokens: TILE };
         let buffers = [table, e.ids, list, tiles];
         let sort = Launch { unit: "cuda/prefill", kernel: "tensor_sort", buffers: &buffers, constants };
         body.push(sort.over([1, 1, 1], 1024));
@@ -179,8 +188,17 @@ impl Lowering<'_> {
         let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([self.input(0); 3]);
         let has_bias = e.biases.is_some();
         let weights = e.weights.unwrap_or(self.input(0));
-        let constants: &[&dyn Words] =
-            &[gate, up, &e.top_k, &has_bias, &e.mlp.activation, &e.weights.is_some()];
+        let ActivationConstants { kind, alpha, limit } = e.mlp.activation.into();
+        let constants = &TensorGateUpConstants {
+            gate: gate.part,
+            up: up.part,
+            share: e.top_k,
+            has_bias,
+            activation: kind,
+            alpha,
+            limit,
+            weighs: e.weights.is_some(),
+        };
         let buffers = [x16, scale, list, tiles, slots, table, weights, gate_bias, up_bias, e.products];
         let launch = Launch { unit: "cuda/gemm", kernel: "", buffers: &buffers, constants };
         let outputs = if e.mlp.activation == Activation::SquaredRelu { TILE } else { TILE / 2 };
@@ -188,7 +206,7 @@ impl Lowering<'_> {
 
         self.converted = None;
         body.push(self.to_f16(scratch, e.products, [pairs, inner]));
-        let constants: &[&dyn Words] = &[down, &has_bias];
+        let constants = &TensorDownConstants { part: down.part, has_bias };
         let buffers = [x16, scale, list, tiles, slots, table, down_bias, e.outputs];
         let launch = Launch { unit: "cuda/gemm", kernel: "", buffers: &buffers, constants };
         body.push(gemm("tensor_down", outer_encoding, launch, [hidden.div_ceil(TILE), most, 1]));
@@ -217,8 +235,14 @@ impl Lowering<'_> {
         let buffers = [q, keys, values, sequences, places, self.pages(), sinks.unwrap_or(none), out];
         let window = shape.window.and_then(|w| u32::try_from(w).ok()).unwrap_or(0);
         let scale = shape.scale * std::f32::consts::LOG2_E;
-        let constants: &[&dyn Words] =
-            &[&shape.heads, &shape.kv_heads, &self.shape.sequences, &window, &scale, &sinks.is_some()];
+        let constants = &TensorAttentionConstants {
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            sequences: self.shape.sequences,
+            window,
+            scale,
+            has_sinks: sinks.is_some(),
+        };
         // Keys and values of a page; queries too, where registers do not hold them.
         let tiles = if shape.head_dim > 128 { 3 } else { 2 };
         let shared = (tiles * QUERIES * shape.head_dim * 2) as u32;

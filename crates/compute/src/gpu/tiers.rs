@@ -7,9 +7,11 @@
 //!
 //! What decides which experts stay is how often tokens chose them, over a long and a short while; see `docs/streaming.md`.
 
-use super::device::{BufferId, Device, Dispatch, Slice, Words};
+use std::ops::Range;
+
+use super::arguments::{BroughtConstants, PlaceConstants, RouteConstants, ShelfConstants};
+use super::device::{BufferId, Device, Dispatch, Slice};
 use super::experts::Layout;
-use super::few_experts::RouteWords;
 use super::inputs::FEW_ROWS;
 use super::lower::Launch;
 use super::weights::ALIGNMENT;
@@ -45,37 +47,20 @@ pub(super) struct Shelf {
     slot_entry: usize,
 }
 
-impl Words for Shelf {
-    fn append(&self, out: &mut Vec<u8>) {
-        let units = [self.first_expert, self.first_slot, self.slot_bytes].map(|bytes| bytes / ALIGNMENT);
-        [self.experts, self.slots].append(out);
-        units.append(out);
-    }
-}
-
-/// What is brought of experts that are on their way: `Brought` of the kernels.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Brought {
-    shelf: Shelf,
-    /// Bytes of a slot, multiples of 16.
-    from: usize,
-    to: usize,
-}
-
-impl Words for Brought {
-    fn append(&self, out: &mut Vec<u8>) {
-        self.shelf.append(out);
-        [self.from / 16, (self.to - self.from) / 16].append(out);
-    }
-}
-
-/// Nothing: seven zeros.
-impl Words for Option<Brought> {
-    fn append(&self, out: &mut Vec<u8>) {
-        match self {
-            Some(brought) => brought.append(out),
-            None => [0u32; 7].append(out),
+impl Shelf {
+    fn constants(&self) -> ShelfConstants {
+        ShelfConstants {
+            experts: self.experts,
+            slots: self.slots,
+            first_expert: self.first_expert / ALIGNMENT,
+            first_slot: self.first_slot / ALIGNMENT,
+            stride: self.slot_bytes / ALIGNMENT,
         }
+    }
+
+    /// Bringing a range of its slots' bytes, multiples of 16.
+    fn brought(&self, bytes: Range<usize>) -> BroughtConstants {
+        BroughtConstants { shelf: self.constants(), first: bytes.start / 16, count: bytes.len() / 16 }
     }
 }
 
@@ -85,7 +70,7 @@ pub(super) struct Fetches {
     pub(super) list: Slice,
     pub(super) host: Slice,
     /// What is left to be brought.
-    pub(super) rest: Brought,
+    pub(super) rest: BroughtConstants,
 }
 
 /// A batch's choice of experts: known, or to be made by `place`.
@@ -96,7 +81,7 @@ pub(super) struct Chosen {
     pub(super) ids: Slice,
     pub(super) weights: Slice,
     /// Logits and their correction.
-    pub(super) route: Option<([Slice; 2], RouteWords)>,
+    pub(super) route: Option<([Slice; 2], RouteConstants)>,
 }
 
 /// How device memory for experts is divided.
@@ -288,21 +273,27 @@ impl Tiers {
         let worth = Slice { buffer: self.worth, offset: 8 * shelf.expert_entry };
         let Chosen { rows, pairs, ids, weights, ref route } = *chosen;
         let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
-        // A sum over all tokens to come tends to 1 / (1 - decay).
-        let parts = [(1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)), SHORT_PART * (1.0 - decay(SHORT, 1))];
-        let decays = [decay(LONG, rows), decay(SHORT, rows)];
         let [logits, bias] = route.as_ref().map_or([ids; 2], |(slices, _)| *slices);
         let route = route.as_ref().map(|(_, words)| *words);
         let groups = 1 + if route.is_some() { rows } else { 0 };
         let table = self.table(set, true);
         let buffers =
             [logits, bias, ids, weights, table, owners, worth, self.fetches.into(), self.totals.into()];
-        let constants: &[&dyn Words] = &[shelf, &pairs, &decays, &parts, &route.is_some(), &route];
+        let constants = &PlaceConstants {
+            shelf: shelf.constants(),
+            pairs,
+            long_decay: decay(LONG, rows),
+            short_decay: decay(SHORT, rows),
+            // A sum over all tokens to come tends to 1 / (1 - decay).
+            long_part: (1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)),
+            short_part: SHORT_PART * (1.0 - decay(SHORT, 1)),
+            routes: route.is_some(),
+            route: route.unwrap_or_default(),
+        };
         let place =
             Launch { unit: "tiers", kernel: "place", buffers: &buffers, constants }.over([groups, 1, 1], 256);
         let buffers = [self.fetches.into(), self.host.into(), slots];
-        let brought = Brought { shelf: *shelf, from: 0, to: ready.min(shelf.slot_bytes) };
-        let constants: &[&dyn Words] = &[&brought];
+        let constants = &shelf.brought(0..ready.min(shelf.slot_bytes));
         let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
             .over([FETCH_GROUPS, pairs.min(shelf.experts), 1], 256);
         [place, fetch]
@@ -311,7 +302,7 @@ impl Tiers {
     /// What is left to bring of the experts that a batch fetches, when the first `ready` bytes are there.
     pub(super) fn rest(&self, set: ExpertSetId, ready: usize) -> Fetches {
         let shelf = self.shelves[set.0];
-        let rest = Brought { shelf, from: ready, to: shelf.slot_bytes };
+        let rest = shelf.brought(ready..shelf.slot_bytes);
         Fetches { list: self.fetches.into(), host: self.host.into(), rest }
     }
 

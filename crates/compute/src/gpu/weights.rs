@@ -1,27 +1,12 @@
 //! Weights in device memory, and how kernels are told their encoding.
 
-use super::device::{Device, Slice, Words};
+use super::arguments::Format;
+use super::device::{Device, Slice};
 use crate::graph::MatrixSpec;
 use crate::{BlockScale, DType, Error, Half, Result, Tensor, TensorView};
 
 /// Where planes begin, so that kernels can load vectors.
 pub(crate) const ALIGNMENT: usize = 256;
-
-/// `Format` of `kernels/weights.h`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Format {
-    kind: u32,
-    cols: usize,
-    strides: [usize; 3],
-}
-
-impl Words for Format {
-    fn append(&self, out: &mut Vec<u8>) {
-        self.kind.append(out);
-        self.cols.append(out);
-        self.strides.append(out);
-    }
-}
 
 impl Format {
     pub(crate) fn new(matrix: MatrixSpec) -> Result<Self> {

@@ -1,0 +1,615 @@
+//! What kernels are told beside their buffers: the constants of each, as a struct with the fields of the kernel's own.
+//!
+//! A struct here names the places in `kernels/` that declare the same one; a test compares names, order and types of all
+//! fields. A size or a flag is 32 bits wide there, `uint` or `float`.
+
+use super::device::Words;
+use crate::graph::{Activation, GroupRank, Route, Score};
+
+/// Declares structs: places of the same struct among the kernels, what it is, its fields.
+macro_rules! arguments {
+    ($(
+        [$($file:literal $own:ident),+]
+        $(#[$doc:meta])*
+        $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),+ $(,)? }
+    )+) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy, Default, PartialEq)]
+            pub(crate) struct $name {
+                $($(#[$field_doc])* pub(crate) $field: $type),+
+            }
+
+            impl Words for $name {
+                fn append(&self, out: &mut Vec<u8>) {
+                    $(self.$field.append(out);)+
+                }
+            }
+
+            #[cfg(test)]
+            impl tests::Described for $name {
+                fn c_type() -> String {
+                    [$(stringify!($own)),+][0].into()
+                }
+            }
+        )+
+
+        #[cfg(test)]
+        fn declared() -> Vec<tests::Declared> {
+            use tests::Described;
+            vec![$(tests::Declared {
+                places: vec![$(($file, stringify!($own))),+],
+                fields: vec![$((stringify!($field).trim_start_matches("r#"), <$type>::c_type())),+],
+            }),+]
+        }
+    };
+}
+
+arguments! {
+    ["weights.h" Format, "cuda/gemm.h" Format]
+    /// A matrix (rows, cols) without its bytes.
+    Format {
+        /// The code of the encoding, with its parameters: see `kernels/weights.h`.
+        kind: u32,
+        cols: usize,
+        /// Bytes from a row to the next in each plane.
+        strides: [usize; 3],
+    }
+
+    ["experts.h" Part, "cuda/gemm.cu" Part]
+    /// Where one of an expert's matrices lies in its slot.
+    PartConstants { format: Format, offsets: [usize; 3], rows: usize }
+
+    ["activate.h" Activation]
+    /// What is done to the outputs of gate and up projections.
+    ActivationConstants { kind: u32, alpha: f32, limit: f32 }
+
+    ["activations.h" NormConstants]
+    /// A norm that a kernel makes of what it reads; none by default.
+    NormConstants { has_norm: bool, eps: f32 }
+
+    ["routing.h" RouteConstants]
+    /// A choice of experts; none by default.
+    RouteConstants {
+        experts: usize,
+        top_k: usize,
+        score: u32,
+        groups: usize,
+        keep: usize,
+        rank: u32,
+        renormalize: bool,
+        scale: f32,
+        has_bias: bool,
+    }
+
+    ["route.h" TokenRouteConstants]
+    /// Of `route_by_token`.
+    TokenRouteConstants { route: RouteConstants, table: Format }
+
+    ["attention.h" AppendConstants]
+    /// Of `append`: channels `start..start + len` of a cache of (heads, dim).
+    AppendConstants { heads: usize, dim: usize, start: usize, len: usize, is_f32: bool }
+
+    ["attention.h" AttendConstants]
+    /// Of `attend`.
+    AttendConstants {
+        heads: usize,
+        kv_heads: usize,
+        chunks: usize,
+        key_dim: usize,
+        value_dim: usize,
+        key_stride: usize,
+        value_stride: usize,
+        scale: f32,
+        /// 0 for none.
+        window: u32,
+        /// 0 for none.
+        chunk: u32,
+        is_f32: bool,
+        splits: usize,
+        has_sinks: bool,
+    }
+
+    ["attention.h" AttendChosenConstants]
+    /// Of `attend_chosen`.
+    AttendChosenConstants {
+        heads: usize,
+        kv_heads: usize,
+        share: usize,
+        chunks: usize,
+        key_dim: usize,
+        value_dim: usize,
+        key_stride: usize,
+        value_stride: usize,
+        scale: f32,
+        is_f32: bool,
+        splits: usize,
+        has_sinks: bool,
+        groups: usize,
+        top_k: usize,
+        block: usize,
+        tail: bool,
+    }
+
+    ["attention.h" CombineConstants]
+    /// Of `combine`.
+    CombineConstants { splits: usize, value_dim: usize }
+
+    ["attention.h" PrepareConstants]
+    /// Of `prepare`.
+    PrepareConstants {
+        heads: usize,
+        kv_heads: usize,
+        dim: usize,
+        value_dim: usize,
+        q_norm: bool,
+        k_norm: bool,
+        q_eps: f32,
+        k_eps: f32,
+        pairs: usize,
+        interleaved: bool,
+        is_f32: bool,
+    }
+
+    ["heads.h" DecodeConstants]
+    /// Of the kernels of `decode.h` and `cuda/tensor_decode.cu`.
+    DecodeConstants {
+        heads: usize,
+        kv_heads: usize,
+        chunks: usize,
+        q_norm: bool,
+        k_norm: bool,
+        q_eps: f32,
+        k_eps: f32,
+        pairs: usize,
+        interleaved: bool,
+        scale: f32,
+        /// 0 for none.
+        window: u32,
+        splits: usize,
+        has_sinks: bool,
+    }
+
+    ["cuda/flash_attention.cu" AttentionConstants]
+    /// Of `tensor_attention_…`.
+    TensorAttentionConstants {
+        heads: usize,
+        kv_heads: usize,
+        sequences: usize,
+        /// 0 for none.
+        window: u32,
+        /// Times log₂ e.
+        scale: f32,
+        has_sinks: bool,
+    }
+
+    ["latent.h" LatentConstants]
+    /// Of products of each head's part of a weight.
+    LatentConstants {
+        weight: Format,
+        heads: usize,
+        head_rows: usize,
+        first_row: usize,
+        r#in: usize,
+        out: usize,
+        stride: usize,
+        start: usize,
+    }
+
+    ["latent.h" CopyHeadsConstants]
+    /// Of `copy_heads`.
+    CopyHeadsConstants { count: usize, len: usize, stride: usize, start: usize }
+
+    ["compressed.h" Layout]
+    /// Pages of tokens and entries.
+    PageConstants { page: usize, token: usize, entry: usize, stride: usize, is_f32: bool }
+
+    ["compressed.h" KeepConstants]
+    /// Of `keep`: widths of what is kept, 0 for what is not there.
+    KeepConstants { layout: PageConstants, first: usize, second: usize, third: usize, fourth: usize }
+
+    ["compressed.h" IndexConstants]
+    /// Of kernels that score and choose entries or blocks.
+    IndexConstants {
+        layout: PageConstants,
+        heads: usize,
+        dim: usize,
+        key: usize,
+        top_k: usize,
+        factor: f32,
+        weighs: bool,
+        row: usize,
+        groups: usize,
+        room: usize,
+        block: usize,
+        by_token: bool,
+        local: usize,
+    }
+
+    ["compressed.h" AttendEntriesConstants]
+    /// Of `attend_entries`.
+    AttendEntriesConstants {
+        layout: PageConstants,
+        heads: usize,
+        kv_heads: usize,
+        chunks: usize,
+        dim: usize,
+        scale: f32,
+        window: u32,
+        grouped: bool,
+        top_k: usize,
+        splits: usize,
+        has_sinks: bool,
+    }
+
+    ["linear.h" EmbedConstants]
+    /// Of `embed`.
+    EmbedConstants { table: Format }
+
+    ["tiles.h" LinearConstants, "cuda/gemm.cu" LinearConstants]
+    /// Of products with one weight.
+    LinearConstants { weight: Format, rows: usize, tokens: usize, has_bias: bool, has_residual: bool }
+
+    ["tiles.h" ExpertConstants]
+    /// Of products with one matrix of each expert.
+    ExpertConstants { part: PartConstants, share: usize, has_bias: bool, weighs: bool }
+
+    ["moe.h" ActivateConstants]
+    /// Of `moe_activate`.
+    MoeActivateConstants { count: usize, width: usize, activation: ActivationConstants }
+
+    ["moe.h" MoeCombineConstants]
+    /// Of `moe_combine`.
+    MoeCombineConstants { top_k: usize, width: usize, has_residual: bool, weighs: bool }
+
+    ["moe.h" BucketConstants]
+    /// Of `moe_bucket`.
+    BucketConstants { pairs: usize, experts: usize, tiles: [usize; 2] }
+
+    ["few_rows.h" ProductPart]
+    /// One of the products of a dispatch; none by default, but for its bias.
+    ProductPart {
+        format: Format,
+        planes: [u32; 3],
+        bias: u32,
+        rows: usize,
+        groups: usize,
+        span: usize,
+    }
+
+    ["few_rows.h" ProductsConstants]
+    /// Of `products_…` of quantised weights.
+    ProductsConstants { parts: [ProductPart; 3], norm: NormConstants, weight: u32, has_residual: bool }
+
+    ["few_rows.h" PlainConstants]
+    /// Of `product_…` and `products_…` of plain floats.
+    PlainConstants { part: ProductPart, norm: NormConstants, weight: u32, has_residual: bool }
+
+    ["fetch.h" Shelf]
+    /// A layer's slots and experts, in units of 256 bytes; none by default.
+    ShelfConstants { experts: usize, slots: usize, first_expert: usize, first_slot: usize, stride: usize }
+
+    ["fetch.h" Brought]
+    /// What is brought of experts that are on their way, in units of 16 bytes; nothing by default.
+    BroughtConstants { shelf: ShelfConstants, first: usize, count: usize }
+
+    ["tiers.h" PlaceConstants]
+    /// Of `place`.
+    PlaceConstants {
+        shelf: ShelfConstants,
+        pairs: usize,
+        long_decay: f32,
+        short_decay: f32,
+        long_part: f32,
+        short_part: f32,
+        routes: bool,
+        route: RouteConstants,
+    }
+
+    ["few_experts.h" GateUpConstants]
+    /// Of `gate_up8_…`.
+    GateUpConstants {
+        gate: PartConstants,
+        up: PartConstants,
+        norm: NormConstants,
+        routes: bool,
+        route: RouteConstants,
+        top_k: usize,
+        activation: ActivationConstants,
+        has_bias: bool,
+        early: bool,
+        weighs: bool,
+        bringing: usize,
+        brought: BroughtConstants,
+    }
+
+    ["few_experts.h" DownConstants]
+    /// Of `down8_…`.
+    DownConstants {
+        part: PartConstants,
+        top_k: usize,
+        fused: bool,
+        has_bias: bool,
+        has_residual: bool,
+        weighs: bool,
+    }
+
+    ["cuda/early.cu" EarlyDownConstants]
+    /// Of `early_down8_…`.
+    EarlyDownConstants { part: PartConstants, top_k: usize, has_residual: bool, weighs: bool, route: RouteConstants }
+
+    ["cuda/prefill.cu" ToF16Constants]
+    /// Of `to_f16`.
+    ToF16Constants { rows: usize, cols: usize }
+
+    ["cuda/prefill.cu" SortConstants]
+    /// Of `tensor_sort`.
+    TensorSortConstants { pairs: usize, experts: usize, tiles: usize, tokens: usize }
+
+    ["cuda/gemm.cu" GateUpConstants]
+    /// Of `tensor_gate_up_…`.
+    TensorGateUpConstants {
+        gate: PartConstants,
+        up: PartConstants,
+        share: usize,
+        has_bias: bool,
+        activation: u32,
+        alpha: f32,
+        limit: f32,
+        weighs: bool,
+    }
+
+    ["cuda/gemm.cu" DownConstants]
+    /// Of `tensor_down_…`.
+    TensorDownConstants { part: PartConstants, has_bias: bool }
+
+    ["elementwise.h" ElementConstants]
+    /// Of most kernels of elements: `shared` elements of an input of fewer share one of its.
+    ElementConstants { count: usize, number: f32, shared: usize }
+
+    ["elementwise.h" ActivateConstants]
+    /// Of `activate`.
+    ActivateConstants { count: usize, activation: ActivationConstants }
+
+    ["ngrams.h" NGramConstants]
+    /// Of `ngram_embed`.
+    NGramConstants { table: Format, tokens: usize, heads: usize, end: u32, parts: usize }
+
+    ["ngrams.h" NGramStateConstants]
+    /// Of `ngram_state`.
+    NGramStateConstants { sequences: usize, held: usize }
+
+    ["ngrams.h" TablePart]
+    /// A part of a table, in a list in device memory.
+    TablePart {
+        /// Rows of the parts before it: the lower and the upper half of 64 bits.
+        rows_before: [u32; 2],
+        planes: [usize; 3],
+    }
+
+    ["recurrent.h" WindowConstants]
+    /// Of `causal_conv1d` and `window_mean`.
+    WindowConstants { channels: usize, taps: usize, dilation: usize, has_bias: bool }
+
+    ["recurrent.h" PoolConstants]
+    /// Of `window_pool`.
+    PoolConstants { width: usize, window: usize, overlap: bool }
+
+    ["recurrent.h" CarryConstants]
+    /// Of `carry`: elements of a row of each input, and rows that are held.
+    CarryConstants { first: usize, second: usize, held: usize }
+
+    ["recurrent.h" DeltaConstants]
+    /// Of `gated_delta_rule` and `channel_delta_rule`.
+    DeltaConstants {
+        key_heads: usize,
+        value_heads: usize,
+        key_dim: usize,
+        value_dim: usize,
+        tiled: bool,
+        l2_eps: f32,
+        bounded: bool,
+        bound: f32,
+    }
+
+    ["recurrent.h" SsmConstants]
+    /// Of `ssm_scan`.
+    SsmConstants { heads: usize, head_dim: usize, groups: usize, state_size: usize, least: f32, most: f32 }
+
+    ["rms_norm.h" RmsNormConstants]
+    /// Of `rms_norm`.
+    RmsNormConstants { width: usize, eps: f32, weights: usize }
+
+    ["rms_norm.h" LayerNormConstants]
+    /// Of `layer_norm`.
+    LayerNormConstants { width: usize, eps: f32 }
+
+    ["rows.h" GatherConstants]
+    /// Of `gather_rows`.
+    GatherConstants { width: usize }
+
+    ["rows.h" SliceConstants]
+    /// Of `slice`.
+    SliceConstants { count: usize, part: usize, start: usize, len: usize }
+
+    ["rows.h" RopeConstants]
+    /// Of `rope`.
+    RopeConstants { heads: usize, head_dim: usize, pairs: usize, interleaved: bool, first: usize, inverse: bool }
+
+    ["rows.h" RepeatConstants]
+    /// Of `repeat`.
+    RepeatConstants { count: usize, width: usize, times: usize }
+
+    ["rows.h" PositionScaleConstants]
+    /// Of `position_scale`.
+    PositionScaleConstants { count: usize, width: usize, base: f32, slope: f32, offset: u32, period: u32 }
+
+    ["streams.h" HyperConstants]
+    /// Of `hyper_weights`.
+    HyperConstants {
+        streams: usize,
+        width: usize,
+        norm_eps: f32,
+        floor: f32,
+        iterations: usize,
+        kind: u32,
+        magnitude: f32,
+    }
+
+    ["streams.h" StreamConstants]
+    /// Of the other kernels of streams: elements of a row of weights last.
+    StreamConstants { count: usize, streams: usize, width: usize, weights: usize }
+
+    ["cache.h" Place, "cuda/flash_attention.cu" Place]
+    /// Where a row's token is, in a list in device memory.
+    PlaceWords { position: usize, first_page: usize }
+
+    ["sequences.h" Sequence]
+    /// A sequence of a batch, in a list in device memory.
+    SequenceWords { first_row: usize, rows: usize, start: usize, read: u32, write: u32 }
+}
+
+impl From<Activation> for ActivationConstants {
+    fn from(activation: Activation) -> Self {
+        let (kind, alpha, limit) = match activation {
+            Activation::SwiGlu => (0, 0.0, 0.0),
+            Activation::ClampedSwiGlu { alpha, limit } => (1, alpha, limit),
+            Activation::LimitedSwiGlu { limit } => (2, 0.0, limit),
+            Activation::CappedSwiGlu { limit } => (3, 0.0, limit),
+            Activation::SquaredRelu => (4, 0.0, 0.0),
+        };
+        Self { kind, alpha, limit }
+    }
+}
+
+impl RouteConstants {
+    /// A choice by logits, with a correction of them if `has_bias`.
+    pub(crate) fn new(route: &Route, has_bias: bool) -> Self {
+        let score = match route.score {
+            Score::Softmax => 0,
+            Score::Sigmoid => 1,
+            Score::SoftmaxOfChosen => 2,
+            Score::SqrtSoftplus => 3,
+        };
+        let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
+        let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2 } else { 1 };
+        let Route { experts, top_k, renormalize, scale, .. } = *route;
+        Self { experts, top_k, score, groups, keep, rank, renormalize, scale, has_bias }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::declared;
+
+    /// What a type is called among the kernels.
+    pub(super) trait Described {
+        fn c_type() -> String;
+    }
+
+    macro_rules! described {
+        ($($type:ty => $name:literal),+) => {
+            $(impl Described for $type {
+                fn c_type() -> String {
+                    $name.into()
+                }
+            })+
+        };
+    }
+    described!(u32 => "uint", usize => "uint", bool => "uint", f32 => "float");
+
+    impl<T: Described, const N: usize> Described for [T; N] {
+        fn c_type() -> String {
+            format!("{}[{N}]", T::c_type())
+        }
+    }
+
+    /// A struct of this file: its places, and its fields with their types.
+    pub(super) struct Declared {
+        pub(super) places: Vec<(&'static str, &'static str)>,
+        pub(super) fields: Vec<(&'static str, String)>,
+    }
+
+    fn kernels() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/kernels")
+    }
+
+    fn text_of(file: &str) -> String {
+        let text = fs::read_to_string(kernels().join(file)).unwrap();
+        text.lines().map(|line| line.split("//").next().unwrap_or("")).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Fields of a struct of the kernels with their types.
+    fn fields(file: &str, name: &str) -> Vec<(String, String)> {
+        let text = text_of(file);
+        let (_, body) =
+            text.split_once(&format!("struct {name} {{")).unwrap_or_else(|| panic!("{file}: {name}"));
+        let body = body.split_once("};").unwrap().0;
+        let mut all = vec![];
+        for declaration in body.split(';').map(str::trim).filter(|declaration| !declaration.is_empty()) {
+            let (of, names) = declaration.split_once(' ').unwrap();
+            let of = if of == "u32" { "uint" } else { of };
+            for name in names.split(',').map(str::trim) {
+                match name.split_once('[') {
+                    Some((name, count)) => {
+                        let count = count.trim_end_matches(']');
+                        let count = count.parse().unwrap_or_else(|_| constant(&text, count));
+                        all.push((name.to_owned(), format!("{of}[{count}]")));
+                    }
+                    None => all.push((name.to_owned(), of.to_owned())),
+                }
+            }
+        }
+        all
+    }
+
+    fn constant(text: &str, name: &str) -> usize {
+        let value = text.split_once(&format!("{name} = ")).unwrap().1;
+        value.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn fields_are_those_of_the_kernels() {
+        for Declared { places, fields: own } in declared() {
+            let own: Vec<(String, String)> =
+                own.into_iter().map(|(name, of)| (name.to_owned(), of)).collect();
+            for (file, name) in places {
+                assert_eq!(own, fields(file, name), "{file}: {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_kernel_has_constants_of_another_kind() {
+        let known: BTreeSet<&str> = declared()
+            .iter()
+            .flat_map(|d| d.places.iter().map(|(_, name)| *name).collect::<Vec<_>>())
+            .collect();
+        let mut found = 0;
+        for folder in ["", "cuda", "metal"] {
+            for entry in fs::read_dir(kernels().join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_name().unwrap().to_str().unwrap();
+                if path.is_dir() || name.starts_with('.') || name == "dialect.h" || name.ends_with(".rs") {
+                    continue;
+                }
+                let text = text_of(path.to_str().unwrap());
+                let declared = text.split("KERNEL").skip(1).filter_map(|rest| {
+                    let rest = rest.strip_prefix("_AHEAD").unwrap_or(rest).strip_prefix('(')?;
+                    rest.split(',').nth(1)
+                });
+                let passed = text.split("__grid_constant__").skip(1).map(|rest| rest.trim());
+                let passed = passed.map(|rest| rest.split(' ').next().unwrap());
+                for constants in declared.chain(passed) {
+                    assert!(known.contains(constants.trim()), "{name}: {constants}");
+                    found += 1;
+                }
+            }
+        }
+        assert!(found > 50, "{found} kernels");
+    }
+}
