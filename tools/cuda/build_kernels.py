@@ -32,8 +32,6 @@ INDEX = ARCHIVES / "index.rs"
 MARK = "//@ "
 PTX_VERSION = "8.0"
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
-ENCODINGS = ["q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "mxfp4_planes", "f16", "bf16", "affine4", "affine8",
-             "fp8", "q4_1", "q5_1", "iq4_nl", "iq4_xs"]
 
 
 class Unit(NamedTuple):
@@ -76,7 +74,9 @@ def units() -> list[Unit]:
     listed = re.search(r"units!\[(.*?)\]", (KERNELS / "mod.rs").read_text(), re.S)
     names = re.findall(r'"(\w+)"', listed.group(1)) if listed else []
     common = [Unit(name, f"{name}.h") for name in names]
-    gemm = [Unit(f"gemm_{encoding}", "cuda/gemm.cu", encoding) for encoding in ENCODINGS]
+    # Those that the table says have kernels for tensor cores.
+    rows = re.findall(r"^ +X\((\w+), .*, +(\w+), +\w+\)", (KERNELS / "encodings.h").read_text(), re.M)
+    gemm = [Unit(f"gemm_{name}", "cuda/gemm.cu", name) for name, tensor in rows if tensor == "yes"]
     others = ["prefill", "flash_attention", "tensor_decode", "early"]
     return common + gemm + [Unit(name, f"cuda/{name}.cu") for name in others]
 
@@ -155,7 +155,7 @@ def same_text(a: dict[str, str], b: dict[str, str]) -> bool:
 
 
 def instructions(image: bytes) -> dict[str, bytes]:
-    """The machine code of each kernel of an ELF image, without what the compiler says beside it."""
+    """The machine code of each kernel of an ELF image. The data that it reads is also in the kernels' texts."""
     start, = struct.unpack_from("<Q", image, 0x28)
     size, count, names = struct.unpack_from("<3H", image, 0x3A)
     sections = [struct.unpack_from("<2I4Q", image, start + i * size) for i in range(count)]
@@ -163,7 +163,7 @@ def instructions(image: bytes) -> dict[str, bytes]:
     found = {}
     for name, _, _, _, offset, length in sections:
         label = image[strings + name:image.index(b"\0", strings + name)].decode()
-        if label.startswith((".text.", ".nv.constant")):
+        if label.startswith(".text."):
             found[label] = image[offset:offset + length]
     return found
 
@@ -193,11 +193,11 @@ def write_index(rows: dict[str, Row]) -> None:
 def write(unit: Unit, compiled: Compiled) -> str:
     """Archives a unit; says what of it has changed. What has not stays as it is, byte for byte."""
     texts, image = archived(unit)
+    same = same_text(texts, compiled.texts)
+    same_code = same and bool(image) and instructions(image) == instructions(compiled.image)
+    text = "".join(f"{MARK}{kernel}\n{text}" for kernel, text in compiled.texts.items())
     changed = []
-    for what, same, content in (
-        ("ptx", same_text(texts, compiled.texts), "".join(f"{MARK}{k}\n{t}" for k, t in compiled.texts.items()).encode()),
-        ("sm_90", bool(image) and instructions(image) == instructions(compiled.image), compiled.image),
-    ):
+    for what, same, content in ("ptx", same, text.encode()), ("sm_90", same_code, compiled.image):
         if not same:
             (ARCHIVES / what).mkdir(parents=True, exist_ok=True)
             (ARCHIVES / what / f"{unit.name}.z").write_bytes(zlib.compress(content, 9))

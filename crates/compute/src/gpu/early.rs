@@ -1,9 +1,9 @@
 //! Lowering to the kernels of `kernels/cuda/early.cu`: products of few rows whose weights are copied to threadgroup memory
 //! before the dispatch in front has ended.
 
-use super::few_rows::{FewLinear, WARPS, columns_at_once};
+use super::encodings::{FastPath, kernel_name};
+use super::few_rows::{FewLinear, WARPS, columns_at_once, is_super_block};
 use super::lower::Lowering;
-use crate::DType;
 
 /// The unit of these kernels, which wait for the dispatch before them by themselves, as the common ones do.
 pub(super) const EARLY_UNIT: &str = "cuda/early";
@@ -13,8 +13,8 @@ pub(super) const MOST_COPIED: usize = 44 << 10;
 pub(super) const COPY_UNIT: usize = 16;
 
 impl Lowering<'_> {
-    /// The kernel for products of one input, of `span` rows a warp each, and what it takes of threadgroup memory; nothing
-    /// if they do not suit it.
+    /// The end of the kernel's name for products of one input, of `span` rows a warp each, and what it takes of threadgroup
+    /// memory; nothing if they do not suit it.
     pub(super) fn early_products(&self, products: &[(FewLinear, usize)]) -> Option<(&'static str, u32)> {
         let mut most = 0;
         for (product, span) in products {
@@ -27,18 +27,13 @@ impl Lowering<'_> {
             }
             most = most.max(copied);
         }
-        let mut dtypes = products.iter().map(|(product, _)| self.weight(product.weight).matrix.dtype);
-        let first = dtypes.next().filter(|_| self.memory.copies_ahead)?;
-        let blocks = |dtype: DType| matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K);
-        let mixes = blocks(first) && dtypes.clone().all(blocks);
-        let kernel = match (first, dtypes.all(|dtype| dtype == first)) {
-            (DType::Q4_K, true) => "early_products_q4_k",
-            (DType::Q5_K, true) => "early_products_q5_k",
-            (DType::Q6_K, true) => "early_products_q6_k",
-            (DType::Q8_0, true) => "early_products_q8_0",
-            (_, false) if mixes => "early_products_mixed",
-            _ => return None,
-        };
-        Some((kernel, most as u32))
+        let dtypes = products.iter().map(|(product, _)| self.weight(product.weight).matrix.dtype);
+        let names = dtypes.clone().map(|dtype| kernel_name(dtype, FastPath::Early));
+        let names: Vec<&str> = names.collect::<Option<_>>().filter(|_| self.memory.copies_ahead)?;
+        let first = names.first()?;
+        if names.iter().all(|name| name == first) {
+            return Some((first, most as u32));
+        }
+        dtypes.into_iter().all(is_super_block).then_some(("mixed", most as u32))
     }
 }

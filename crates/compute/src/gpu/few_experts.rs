@@ -3,13 +3,13 @@
 use super::arguments::{DownConstants, EarlyDownConstants, GateUpConstants, RouteConstants};
 use super::device::{BufferId, Dispatch, Slice};
 use super::early::{EARLY_UNIT, MOST_COPIED};
+use super::encodings::{FastPath, kernel_name};
 use super::experts::ExpertMatrix;
 use super::few_rows::BLOCK;
 use super::inputs::FEW_ROWS;
-use super::lower::{Launch, Lowering};
+use super::lower::{Launch, Lowering, named};
 use super::steps::Step;
 use super::tiers::FETCH_GROUPS;
-use crate::DType;
 use crate::graph::{
     ExpertMlp, ExpertSetId, Graph, MoeExpertsOp, Op, Route, Routing, Score, Value, WeightId, Weighted,
 };
@@ -133,7 +133,7 @@ impl Lowering<'_> {
             && route.groups.is_none()
             && route.experts <= WARP_EXPERTS
             && route.top_k <= WARP_CHOSEN;
-        let encoded = matches!(down.matrix.dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K | DType::Q8_0);
+        let encoded = kernel_name(down.matrix.dtype, FastPath::Early).is_some();
         let each = WARPS * down.matrix.dtype.row_bytes(0, down.matrix.cols).ok()?;
         let suits = self.memory.copies_ahead
             && by_logits
@@ -226,8 +226,4 @@ impl Lowering<'_> {
         let second = named(launch.over([down.matrix.rows.div_ceil(WARPS), count, 1], THREADS), down_name);
         Some(FewBody { body: vec![first, second], ready, summed })
     }
-}
-
-fn named(dispatch: Dispatch, encoding: &str) -> Dispatch {
-    Dispatch { kernel: format!("{}_{encoding}", dispatch.kernel).into(), ..dispatch }
 }

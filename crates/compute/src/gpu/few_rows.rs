@@ -6,8 +6,9 @@
 use super::arguments::{NormConstants, PlainConstants, ProductPart, ProductsConstants};
 use super::device::{Dispatch, Slice};
 use super::early::EARLY_UNIT;
+use super::encodings::{FastPath, kernel_name};
 use super::inputs::FEW_ROWS;
-use super::lower::{Launch, Lowering};
+use super::lower::{Launch, Lowering, named};
 use super::steps::Step;
 use super::weights::{ALIGNMENT, DeviceWeight};
 use crate::DType;
@@ -31,30 +32,8 @@ const GROUPS: usize = 264;
 const NONE: u32 = u32::MAX;
 
 /// The end of the kernels' names for an encoding that is multiplied with activations of eight bits.
-pub(super) fn encoding(dtype: DType) -> Option<&'static str> {
-    Some(match dtype {
-        DType::Q4_K => "q4_k",
-        DType::Q5_K => "q5_k",
-        DType::Q6_K => "q6_k",
-        DType::Q8_0 => "q8_0",
-        DType::Q4_0 => "q4_0",
-        DType::Q5_0 => "q5_0",
-        DType::MXFP4 => "mxfp4",
-        DType::MXFP4_Planes => "mxfp4_planes",
-        DType::Affine { bits: 4, .. } => "affine4",
-        DType::Affine { bits: 8, .. } => "affine8",
-        _ => return None,
-    })
-}
-
-/// The kernels for plain floats: of one output a group, and of [`PLAIN_ROWS`].
-fn plain(dtype: DType) -> Option<[&'static str; 2]> {
-    match dtype {
-        DType::F32 => Some(["product_f32", "products_f32"]),
-        DType::F16 => Some(["product_f16", "products_f16"]),
-        DType::BF16 => Some(["product_bf16", "products_bf16"]),
-        _ => None,
-    }
+fn encoding(dtype: DType) -> Option<&'static str> {
+    kernel_name(dtype, FastPath::Bytes)
 }
 
 /// Whether the kernel for several encodings has one.
@@ -62,27 +41,20 @@ fn mixes(dtype: DType) -> bool {
     !matches!(dtype, DType::Q4_0 | DType::Q5_0 | DType::MXFP4 | DType::MXFP4_Planes)
 }
 
-/// The kernel for products with weights of one encoding, or of several.
+/// The end of the name of the kernel for products with weights of one encoding, or of several.
 fn products(mut encodings: impl Iterator<Item = DType>) -> &'static str {
     let first = encodings.next().and_then(encoding);
-    match first.filter(|first| encodings.all(|dtype| encoding(dtype) == Some(*first))) {
-        Some("q4_k") => "products_q4_k",
-        Some("q5_k") => "products_q5_k",
-        Some("q6_k") => "products_q6_k",
-        Some("q8_0") => "products_q8_0",
-        Some("q4_0") => "products_q4_0",
-        Some("q5_0") => "products_q5_0",
-        Some("mxfp4") => "products_mxfp4",
-        Some("mxfp4_planes") => "products_mxfp4_planes",
-        Some("affine4") => "products_affine4",
-        Some("affine8") => "products_affine8",
-        _ => "products_mixed",
-    }
+    first.filter(|first| encodings.all(|dtype| encoding(dtype) == Some(*first))).unwrap_or("mixed")
 }
 
 /// Columns of which a warp's lanes have a piece each.
 pub(super) fn columns_at_once(dtype: DType) -> usize {
-    if matches!(dtype, DType::Q4_K | DType::Q5_K | DType::Q6_K) { 2048 } else { 1024 }
+    if is_super_block(dtype) { 2048 } else { 1024 }
+}
+
+/// Whether it is one of blocks of 256 columns, of which a lane takes 64 at once.
+pub(super) fn is_super_block(dtype: DType) -> bool {
+    dtype.block_len() == 256
 }
 
 /// What a row costs beside others: more where its bytes lie across words.
@@ -141,7 +113,7 @@ impl Lowering<'_> {
             return Some(true);
         }
         let fits = self.is_few() && matrix.cols.is_multiple_of(8) && matrix.cols <= MOST_COLUMNS;
-        plain(matrix.dtype).filter(|_| fits).map(|_| false)
+        kernel_name(matrix.dtype, FastPath::Plain).filter(|_| fits).map(|_| false)
     }
 
     /// Leaves a norm to the products that read it, if all of them can make it.
@@ -211,15 +183,15 @@ impl Lowering<'_> {
     fn plain_product(&self, p: &FewLinear) -> Dispatch {
         let (x, norm) = self.entering(p.x);
         let rows = self.weight(p.weight).matrix.rows;
-        let [single, several] = plain(self.weight(p.weight).matrix.dtype).expect("plain floats");
-        let (kernel, each) = if rows <= FEW_PLAIN_ROWS { (single, 1) } else { (several, PLAIN_ROWS) };
+        let name = kernel_name(self.weight(p.weight).matrix.dtype, FastPath::Plain).expect("plain floats");
+        let (kernel, each) = if rows <= FEW_PLAIN_ROWS { ("product", 1) } else { ("products", PLAIN_ROWS) };
         let buffers =
             [self.all_weights(p), x, p.residual.map_or(self.input(0), |r| self.value(r)), self.value(p.out)];
         let (part, weight) = (self.part(p, each, 1), self.norm_unit(norm));
         let constants =
             PlainConstants { part, norm: norm.into(), weight, has_residual: p.residual.is_some() };
-        Launch { unit: "few_rows", kernel, buffers: &buffers, constants: &constants }
-            .over([part.groups, self.rows, 1], THREADS)
+        let launch = Launch { unit: "few_rows", kernel, buffers: &buffers, constants: &constants };
+        named(launch.over([part.groups, self.rows, 1], THREADS), name)
     }
 
     /// Queues the products that wait for others of their input.
@@ -228,7 +200,7 @@ impl Lowering<'_> {
         let Some(first) = waiting.first() else { return };
         let (x, norm) = self.entering(first.x);
         let matrices = waiting.iter().map(|p| self.weight(p.weight).matrix);
-        let kernel = products(matrices.clone().map(|matrix| matrix.dtype));
+        let name = products(matrices.clone().map(|matrix| matrix.dtype));
         let work: usize = matrices.map(|matrix| matrix.rows * cost(matrix.dtype)).sum();
         let span = |p: &FewLinear| {
             let dtype = self.weight(p.weight).matrix.dtype;
@@ -248,12 +220,12 @@ impl Lowering<'_> {
         let weight = self.norm_unit(norm);
         let has_residual = first.residual.is_some();
         let constants = &ProductsConstants { parts, norm: norm.into(), weight, has_residual };
-        let (unit, kernel, shared) = match self.early_products(&spans) {
-            Some((early, shared)) => (EARLY_UNIT, early, shared),
-            None => ("few_rows", kernel, 0),
+        let (unit, kernel, name, shared) = match self.early_products(&spans) {
+            Some((name, shared)) => (EARLY_UNIT, "early_products", name, shared),
+            None => ("few_rows", "products", name, 0),
         };
         let launch = Launch { unit, kernel, buffers: &buffers, constants };
-        let dispatch = Dispatch { shared, ..launch.over([groups, self.rows, 1], THREADS) };
-        self.run.push(dispatch);
+        let dispatch = named(launch.over([groups, self.rows, 1], THREADS), name);
+        self.run.push(Dispatch { shared, ..dispatch });
     }
 }

@@ -8,6 +8,7 @@ use super::arguments::{
 };
 use super::compressed::IndexScratch;
 use super::device::{BufferId, Dispatch, Grid, Order, Slice, Words};
+use super::encodings::{FastPath, kernel_name};
 use super::experts::DeviceExperts;
 use super::few_experts::{Choice, Quantized};
 use super::few_rows::{FewLinear, Norm};
@@ -219,6 +220,11 @@ impl Launch<'_> {
     pub(super) fn each(self, count: usize) -> Dispatch {
         self.over([count.div_ceil(THREADS as usize), 1, 1], THREADS)
     }
+}
+
+/// The dispatch of the kernel for an encoding, whose name ends in the encoding's.
+pub(super) fn named(dispatch: Dispatch, encoding: &str) -> Dispatch {
+    Dispatch { kernel: format!("{}_{encoding}", dispatch.kernel).into(), ..dispatch }
 }
 
 impl Lowering<'_> {
@@ -446,19 +452,7 @@ impl Lowering<'_> {
         if !self.memory.simdgroup_matrices {
             return dispatch;
         }
-        let encoding = match dtype {
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::Q8_0 => "q8_0",
-            DType::Q4_K => "q4_k",
-            DType::Q5_K => "q5_k",
-            DType::Q6_K => "q6_k",
-            DType::MXFP4 => "mxfp4",
-            DType::MXFP4_Planes => "mxfp4_planes",
-            DType::Affine { .. } => "affine",
-            _ => "any",
-        };
+        let encoding = kernel_name(dtype, FastPath::Simdgroup).unwrap_or("any");
         Dispatch { unit: "metal/gemm", kernel: format!("simdgroup_{name}_{encoding}").into(), ..dispatch }
     }
 }

@@ -27,6 +27,7 @@ pub mod device;
 mod early;
 #[cfg(feature = "emulator")]
 pub mod emulator;
+mod encodings;
 mod executable;
 mod experts;
 mod few_experts;

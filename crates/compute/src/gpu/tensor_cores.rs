@@ -9,8 +9,9 @@ use super::arguments::{
     TensorGateUpConstants, TensorSortConstants, ToF16Constants,
 };
 use super::device::{BufferId, Dispatch, Grid, Slice};
+use super::encodings::{FastPath, kernel_name};
 use super::experts::ExpertMatrix;
-use super::lower::{Launch, Lowering};
+use super::lower::{Launch, Lowering, named};
 use super::weights::DeviceWeight;
 use crate::DType;
 use crate::graph::{
@@ -60,38 +61,13 @@ fn most_tiles(pairs: usize, experts: usize) -> usize {
     pairs / TILE + experts.min(pairs)
 }
 
-/// The end of the kernels' names for weights of an encoding, if there are such kernels.
-fn encoding(dtype: DType) -> Option<&'static str> {
-    Some(match dtype {
-        DType::Q4_0 => "q4_0",
-        DType::Q5_0 => "q5_0",
-        DType::Q8_0 => "q8_0",
-        DType::Q4_K => "q4_k",
-        DType::Q5_K => "q5_k",
-        DType::Q6_K => "q6_k",
-        DType::MXFP4 => "mxfp4",
-        DType::MXFP4_Planes => "mxfp4_planes",
-        DType::F16 => "f16",
-        DType::BF16 => "bf16",
-        DType::Affine { bits: 4, .. } => "affine4",
-        DType::Affine { bits: 8, .. } => "affine8",
-        DType::Fp8 { .. } | DType::Fp8_Whole { .. } => "fp8",
-        DType::Q4_1 => "q4_1",
-        DType::Q5_1 => "q5_1",
-        DType::IQ4_NL => "iq4_nl",
-        DType::IQ4_XS => "iq4_xs",
-        _ => return None,
-    })
-}
-
 /// The kernels take columns in halves of a step of 64.
 fn kernels_for(dtype: DType, cols: usize) -> Option<&'static str> {
-    encoding(dtype).filter(|_| cols.is_multiple_of(32))
+    kernel_name(dtype, FastPath::Tensor).filter(|_| cols.is_multiple_of(32))
 }
 
-fn gemm(operation: &str, encoding: &str, launch: Launch<'_>, grid: [usize; 3]) -> Dispatch {
-    let kernel = format!("{operation}_{encoding}").into();
-    Dispatch { kernel, shared: GEMM_SHARED, ..launch.over(grid, THREADS) }
+fn gemm(encoding: &str, launch: Launch<'_>, grid: [usize; 3]) -> Dispatch {
+    Dispatch { shared: GEMM_SHARED, ..named(launch.over(grid, THREADS), encoding) }
 }
 
 /// What a product with a resident weight is made of.
@@ -156,9 +132,9 @@ impl Lowering<'_> {
             has_bias: l.bias.is_some(),
             has_residual: l.residual.is_some(),
         };
-        let launch = Launch { unit: "cuda/gemm", kernel: "", buffers: &buffers, constants };
+        let launch = Launch { unit: "cuda/gemm", kernel: "tensor_linear", buffers: &buffers, constants };
         let grid = [matrix.rows.div_ceil(TILE), self.rows.div_ceil(TILE), 1];
-        list.push(gemm("tensor_linear", encoding, launch, grid));
+        list.push(gemm(encoding, launch, grid));
         Some(list)
     }
 
@@ -200,16 +176,16 @@ impl Lowering<'_> {
             weighs: e.weights.is_some(),
         };
         let buffers = [x16, scale, list, tiles, slots, table, weights, gate_bias, up_bias, e.products];
-        let launch = Launch { unit: "cuda/gemm", kernel: "", buffers: &buffers, constants };
+        let launch = Launch { unit: "cuda/gemm", kernel: "tensor_gate_up", buffers: &buffers, constants };
         let outputs = if e.mlp.activation == Activation::SquaredRelu { TILE } else { TILE / 2 };
-        body.push(gemm("tensor_gate_up", inner_encoding, launch, [inner.div_ceil(outputs), most, 1]));
+        body.push(gemm(inner_encoding, launch, [inner.div_ceil(outputs), most, 1]));
 
         self.converted = None;
         body.push(self.to_f16(scratch, e.products, [pairs, inner]));
         let constants = &TensorDownConstants { part: down.part, has_bias };
         let buffers = [x16, scale, list, tiles, slots, table, down_bias, e.outputs];
-        let launch = Launch { unit: "cuda/gemm", kernel: "", buffers: &buffers, constants };
-        body.push(gemm("tensor_down", outer_encoding, launch, [hidden.div_ceil(TILE), most, 1]));
+        let launch = Launch { unit: "cuda/gemm", kernel: "tensor_down", buffers: &buffers, constants };
+        body.push(gemm(outer_encoding, launch, [hidden.div_ceil(TILE), most, 1]));
         Some(body)
     }
 

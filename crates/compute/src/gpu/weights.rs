@@ -2,8 +2,9 @@
 
 use super::arguments::Format;
 use super::device::{Device, Slice};
+use super::encodings;
 use crate::graph::MatrixSpec;
-use crate::{BlockScale, DType, Error, Half, Result, Tensor, TensorView};
+use crate::{Result, Tensor, TensorView};
 
 /// Where planes begin, so that kernels can load vectors.
 pub(crate) const ALIGNMENT: usize = 256;
@@ -14,54 +15,8 @@ impl Format {
         for (plane, stride) in strides.iter_mut().enumerate().take(matrix.dtype.planes()) {
             *stride = matrix.dtype.row_bytes(plane, matrix.cols)?;
         }
-        Ok(Self { kind: kind(matrix.dtype)?, cols: matrix.cols, strides })
+        Ok(Self { kind: encodings::kind(matrix.dtype)?, cols: matrix.cols, strides })
     }
-}
-
-/// What tells scales of FP8 apart.
-fn scale_bit(scale: BlockScale) -> u32 {
-    match scale {
-        BlockScale::F32 => 0,
-        BlockScale::BF16 => 1 << 24,
-        BlockScale::E8M0 => 1 << 25,
-    }
-}
-
-/// The code of an encoding in `kernels/weights.h`, with its parameters.
-fn kind(dtype: DType) -> Result<u32> {
-    Ok(match dtype {
-        DType::F32 => 1,
-        DType::F16 => 2,
-        DType::BF16 => 3,
-        DType::Q4_0 => 4,
-        DType::Q5_0 => 5,
-        DType::Q8_0 => 6,
-        DType::Q2_K => 7,
-        DType::Q3_K => 8,
-        DType::Q4_K => 9,
-        DType::Q5_K => 10,
-        DType::Q6_K => 11,
-        DType::MXFP4 => 12,
-        DType::MXFP4_Planes => 13,
-        DType::Affine { bits, group, scale } => {
-            let bf16 = u32::from(scale == Half::BF16);
-            14 | u32::from(group) << 8 | u32::from(bits) << 16 | bf16 << 24
-        }
-        DType::Fp8 { scale } => 15 | scale_bit(scale),
-        DType::Fp8_Whole { scale } => 15 | scale_bit(scale) | 1 << 26,
-        DType::MXFP8_Planes => return Err(Error::Unsupported { what: "a product on a GPU", dtype }),
-        DType::Q4_1 => 16,
-        DType::Q5_1 => 17,
-        DType::IQ4_NL => 18,
-        DType::IQ4_XS => 19,
-        DType::IQ2_XXS => 20,
-        DType::IQ2_XS => 21,
-        DType::IQ2_S => 22,
-        DType::IQ3_XXS => 23,
-        DType::IQ3_S => 24,
-        DType::IQ1_S => 25,
-        DType::IQ1_M => 26,
-    })
 }
 
 /// A resident weight.

@@ -146,6 +146,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
+    use crate::gpu::encodings::{self, FastPath};
 
     fn kernels() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/kernels")
@@ -230,6 +231,25 @@ mod tests {
         assert!(stale.is_empty(), "run tools/cuda/build_kernels.py for {stale:?}");
         for unit in crate::gpu::kernels::units().filter(|unit| !unit.starts_with("metal/")) {
             assert!(UNITS.iter().any(|own| own.name == unit), "run tools/cuda/build_kernels.py for {unit}");
+        }
+    }
+
+    #[test]
+    fn encodings_have_the_kernels_that_their_table_says() {
+        let kernels = [
+            (FastPath::Bytes, &["products", "gate_up8", "down8"][..]),
+            (FastPath::Plain, &["product", "products"]),
+            (FastPath::Early, &["early_products", "early_down8"]),
+            (FastPath::Tensor, &["tensor_linear", "tensor_gate_up", "tensor_down"]),
+        ];
+        let archive = Archive::open(CODE_MAJOR);
+        for (path, operations) in kernels {
+            for operation in operations {
+                for name in encodings::with(path) {
+                    let kernel = format!("{operation}_{name}");
+                    assert!(archive.owners.contains_key(kernel.as_str()), "{kernel}");
+                }
+            }
         }
     }
 

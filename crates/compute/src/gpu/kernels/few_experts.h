@@ -274,7 +274,7 @@ template <uint D> DEVICE void down8(CTX, const DownConstants c, const DownBuffer
 }
 
 #ifndef WITHOUT_KERNELS
-#define ENCODING(name, D)                                                                                      \
+#define OF_EXPERTS(name, D)                                                                                    \
     KERNEL_AHEAD(gate_up8_##name, GateUpConstants, (uchar, slots), (const uint, table), (const float, logits), \
            (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm),    \
            (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales),                  \
@@ -300,14 +300,6 @@ template <uint D> DEVICE void down8(CTX, const DownConstants c, const DownBuffer
         down8<D>(ctx, c, b);                                                                                   \
     }
 
-ENCODING(q4_k, Q4_K)
-ENCODING(q5_k, Q5_K)
-ENCODING(q6_k, Q6_K)
-ENCODING(q8_0, Q8_0)
-ENCODING(q4_0, Q4_0)
-ENCODING(q5_0, Q5_0)
-ENCODING(mxfp4, MXFP4)
-ENCODING(mxfp4_planes, MXFP4_PLANES)
-ENCODING(affine4, AFFINE)
-ENCODING(affine8, AFFINE + 256)
+#define OF_ENCODING(name, D, code, few, ...) IF_BYTES_##few(OF_EXPERTS(name, D))
+ENCODINGS(OF_ENCODING)
 #endif

@@ -139,18 +139,9 @@ DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, cons
         const OwnPart own = own_part(ctx, c, b);                                                               \
         __VA_ARGS__                                                                                            \
     }
-#define OF_ONE(name, D) PRODUCTS(name, product_part<D>(ctx, c, own, b, m);)
+#define OF_ONE(name, D, code, few, ...) IF_BYTES_##few(PRODUCTS(name, product_part<D>(ctx, c, own, b, m);))
 
-OF_ONE(q4_k, Q4_K)
-OF_ONE(q5_k, Q5_K)
-OF_ONE(q6_k, Q6_K)
-OF_ONE(q8_0, Q8_0)
-OF_ONE(q4_0, Q4_0)
-OF_ONE(q5_0, Q5_0)
-OF_ONE(mxfp4, MXFP4)
-OF_ONE(mxfp4_planes, MXFP4_PLANES)
-OF_ONE(affine4, AFFINE)
-OF_ONE(affine8, AFFINE + 256)
+ENCODINGS(OF_ONE)
 // Of weights in several encodings: not all, so that a thread needs no more registers than the most common ones do.
 PRODUCTS(mixed, {
     const uint bits = own.part.format.kind >> 16 & 15;
@@ -160,8 +151,8 @@ PRODUCTS(mixed, {
     case Q6_K: return product_part<Q6_K>(ctx, c, own, b, m);
     case Q8_0: return product_part<Q8_0>(ctx, c, own, b, m);
     }
-    if (bits == 4) product_part<AFFINE>(ctx, c, own, b, m);
-    else product_part<AFFINE + 256>(ctx, c, own, b, m);
+    if (bits == 4) product_part<AFFINE4>(ctx, c, own, b, m);
+    else product_part<AFFINE8>(ctx, c, own, b, m);
 })
 
 struct PlainConstants {
@@ -252,10 +243,8 @@ DEVICE void product_plain(CTX, const PlainConstants c, GPTR(const uchar) weights
         product_plain<D, R>(ctx, c, weights, x, residual, scratch, out);                                       \
     }
 
-PLAIN(product_f32, F32, 1)
-PLAIN(product_f16, F16, 1)
-PLAIN(product_bf16, BF16, 1)
-PLAIN(products_f32, F32, 4)
-PLAIN(products_f16, F16, 4)
-PLAIN(products_bf16, BF16, 4)
+#define ONE_ROW(name, D, code, few, ...) IF_PLAIN_##few(PLAIN(product_##name, D, 1))
+#define FOUR_ROWS(name, D, code, few, ...) IF_PLAIN_##few(PLAIN(products_##name, D, 4))
+ENCODINGS(ONE_ROW)
+ENCODINGS(FOUR_ROWS)
 #endif

@@ -8,6 +8,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("activations.h", include_str!("activations.h")),
     ("cache.h", include_str!("cache.h")),
     ("codebooks.h", include_str!("codebooks.h")),
+    ("encodings.h", include_str!("encodings.h")),
     ("experts.h", include_str!("experts.h")),
     ("fetch.h", include_str!("fetch.h")),
     ("heads.h", include_str!("heads.h")),

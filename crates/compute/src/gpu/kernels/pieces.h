@@ -194,12 +194,12 @@ template <uint D> DEVICE Raw raw_of(const Format f, const Row row, uint p) {
         r.a = load_u32x4(row.plane0, 16 * p);
         r.scale = 0.5f * e8m0(row.plane1[p]);
     } else {
-        // Affine of 4 bits (AFFINE) or 8 (AFFINE + 256).
+        // Affine of 4 bits or 8.
         const uint group = f.kind >> 8 & 255, at = 32 * p / group * 2;
         r.scale = scale_at(f.kind, row.plane1, at);
         r.bias = scale_at(f.kind, row.plane2, at);
-        r.a = load_u32x4(row.plane0, (D == AFFINE ? 16 : 32) * p);
-        if (D != AFFINE) r.b = load_u32x4(row.plane0, 32 * p + 16);
+        r.a = load_u32x4(row.plane0, (D == AFFINE4 ? 16 : 32) * p);
+        if (D != AFFINE4) r.b = load_u32x4(row.plane0, 32 * p + 16);
     }
     return r;
 }
@@ -272,7 +272,7 @@ template <uint D> DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
         dot = dot4_e2m1(r.a.w, x.b.z, dot4_e2m1(r.a.w >> 16, x.b.w, dot));
         return r.scale * d * (float)dot;
     }
-    if (D == AFFINE) {
+    if (D == AFFINE4) {
         const Word4 low = and4(r.a, 0x0f0f0f0fu), high = and4(shift4(r.a, 4), 0x0f0f0f0fu);
         const Word4 even = {even_bytes(x.a.x, x.a.y), even_bytes(x.a.z, x.a.w), even_bytes(x.b.x, x.b.y),
                             even_bytes(x.b.z, x.b.w)};

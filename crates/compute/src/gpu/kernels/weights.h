@@ -2,12 +2,12 @@
 #pragma once
 #include "dialect.h"
 #include "codebooks.h"
+#include "encodings.h"
 
-// Codes of encodings, as in `gpu/weights.rs`. ANY is decided at run time, by the format.
-CONSTANT uint ANY = 0, F32 = 1, F16 = 2, BF16 = 3, Q4_0 = 4, Q5_0 = 5, Q8_0 = 6, Q2_K = 7, Q3_K = 8, Q4_K = 9,
-              Q5_K = 10, Q6_K = 11, MXFP4 = 12, MXFP4_PLANES = 13, AFFINE = 14, FP8 = 15, Q4_1 = 16, Q5_1 = 17,
-              IQ4_NL = 18, IQ4_XS = 19, IQ2_XXS = 20, IQ2_XS = 21, IQ2_S = 22, IQ3_XXS = 23, IQ3_S = 24, IQ1_S = 25,
-              IQ1_M = 26;
+// Codes of encodings. ANY is decided at run time, by the format.
+CONSTANT uint ANY = 0;
+#define MF_CODE(name, NAME, code, ...) CONSTANT uint NAME = code;
+ENCODINGS(MF_CODE)
 
 // A matrix (rows, cols) without its bytes.
 struct Format {

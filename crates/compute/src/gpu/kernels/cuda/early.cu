@@ -174,12 +174,10 @@ extern __shared__ __align__(128) uchar dynamic[];
         uchar* const mine = dynamic + ctx.warp() * own.part.span * own.part.format.strides[0];                   \
         __VA_ARGS__                                                                                              \
     }
-#define EARLY_OF_ONE(name, D) EARLY_PRODUCTS(name, early_part<D>(ctx, c, own, b, m, mine, bars);)
+#define EARLY_OF_ONE(name, D, code, few, early, ...) \
+    IF_##early(EARLY_PRODUCTS(name, early_part<D>(ctx, c, own, b, m, mine, bars);))
 
-EARLY_OF_ONE(q4_k, Q4_K)
-EARLY_OF_ONE(q5_k, Q5_K)
-EARLY_OF_ONE(q6_k, Q6_K)
-EARLY_OF_ONE(q8_0, Q8_0)
+ENCODINGS(EARLY_OF_ONE)
 EARLY_PRODUCTS(mixed, {
     switch (own.part.format.kind & 255) {
     case Q4_K: return early_part<Q4_K>(ctx, c, own, b, m, mine, bars);
@@ -197,7 +195,5 @@ EARLY_PRODUCTS(mixed, {
         early_down8<D>(ctx, c, b, logits, dynamic, bar);                                                         \
     }
 
-EARLY_DOWN(q4_k, Q4_K)
-EARLY_DOWN(q5_k, Q5_K)
-EARLY_DOWN(q6_k, Q6_K)
-EARLY_DOWN(q8_0, Q8_0)
+#define EARLY_DOWN_OF_ONE(name, D, code, few, early, ...) IF_##early(EARLY_DOWN(name, D))
+ENCODINGS(EARLY_DOWN_OF_ONE)

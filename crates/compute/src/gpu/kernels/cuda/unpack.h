@@ -5,6 +5,7 @@
 // the others 32h..32h + 32. Integer parts are exact; scales are rounded to f16 and products once more:
 // a relative error of 2^-11, which is that of the activations.
 #pragma once
+#include "../encodings.h"
 #include "tensor_core.h"
 
 // 16 bytes from any address, by words: nothing outside the words that hold them is read.
@@ -60,23 +61,8 @@ DEVICE void k_scale(const u32 (&header)[4], u32 j, float& scale, float& min) {
     min = f32_of_f16(header[0] >> 16) * (float)mn;
 }
 
-#define Q4_0 1
-#define Q5_0 2
-#define Q8_0 3
-#define Q4_K 4
-#define Q5_K 5
-#define Q6_K 6
-#define MXFP4 7
-#define MXFP4_PLANES 8
-#define F16 9
-#define BF16 10
-#define AFFINE4 11
-#define AFFINE8 12
-#define FP8 13
-#define Q4_1 14
-#define Q5_1 15
-#define IQ4_NL 16
-#define IQ4_XS 17
+#define CODE(name, NAME, code, ...) const int NAME = code;
+ENCODINGS(CODE)
 
 template <int dtype>
 struct Encoding;

@@ -87,7 +87,7 @@ DEVICE void moe_matmul(CTX, const ExpertConstants c, GPTR(const uchar) slots, GP
     }
 }
 
-#define ENCODING(name, D)                                                                                        \
+#define OF_ENCODING(name, D)                                                                                        \
     KERNEL(simdgroup_matmul_##name, LinearConstants, (const uchar, plane0), (const uchar, plane1),               \
            (const uchar, plane2), (const float, x), (const float, bias), (const float, residual), (float, out)) { \
         SHARED(float, tiles, TILES);                                                                             \
@@ -102,14 +102,6 @@ DEVICE void moe_matmul(CTX, const ExpertConstants c, GPTR(const uchar) slots, GP
         moe_matmul<D>(ctx, c, slots, table, list, blocks[ctx.group_y()], x, weights, bias, out, tiles);                   \
     }
 
-ENCODING(any, ANY)
-ENCODING(f32, F32)
-ENCODING(f16, F16)
-ENCODING(bf16, BF16)
-ENCODING(q8_0, Q8_0)
-ENCODING(q4_k, Q4_K)
-ENCODING(q5_k, Q5_K)
-ENCODING(q6_k, Q6_K)
-ENCODING(mxfp4, MXFP4)
-ENCODING(mxfp4_planes, MXFP4_PLANES)
-ENCODING(affine, AFFINE)
+OF_ENCODING(any, ANY)
+#define OF_ONE(name, D, code, few, early, tensor, simdgroup) IF_##simdgroup(OF_ENCODING(name, D))
+ENCODINGS(OF_ONE)
