@@ -34,8 +34,8 @@ DEVICE float quad_sum(CTX, float v) {
 
 DEVICE Float8 floats8(GPTR(const float) x, uint i) {
     const Word4 a = load_u32x4(GCAST(const uchar, x), 32 * i), b = load_u32x4(GCAST(const uchar, x), 32 * i + 16);
-    Float8 r = {{as_float(a.x), as_float(a.y), as_float(a.z), as_float(a.w), as_float(b.x), as_float(b.y), as_float(b.z),
-                 as_float(b.w)}};
+    Float8 r = {{as_float(a.x), as_float(a.y), as_float(a.z), as_float(a.w), as_float(b.x), as_float(b.y),
+                 as_float(b.z), as_float(b.w)}};
     return r;
 }
 
@@ -65,8 +65,10 @@ struct Entering {
     Float8 x, weight;
 };
 
-DEVICE Entering entering_at(CTX, const NormConstants c, GPTR(const float) x, GPTR(const float) weight, uint cols, uint i) {
-    Entering e = {{{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}}, {{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}}};
+DEVICE Entering entering_at(CTX, const NormConstants c, GPTR(const float) x,
+                            GPTR(const float) weight, uint cols, uint i) {
+    Entering e = {{{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}},
+                  {{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}}};
     if (i >= cols / 8) return e;
     e.x = floats8(x, i);
     if (c.has_norm) e.weight = floats8(weight, i);

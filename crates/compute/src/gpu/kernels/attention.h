@@ -101,12 +101,13 @@ struct AttendChosenConstants {
 // As `attend`, over the tokens that were chosen: `blocks` (rows, groups · top_k), each part ascending, then −1; not a number if
 // nothing could be compared, which is then the result. Grid: (heads / share · chunks, splits, rows).
 KERNEL(attend_chosen, AttendChosenConstants, (const float, q), (const uchar, keys), (const uchar, values),
-       (const float, blocks), (const Place, places), (const uint, pages), (const float, sinks), (float, stats), (float, out)) {
+       (const float, blocks), (const Place, places), (const uint, pages), (const float, sinks), (float, stats),
+       (float, out)) {
     SCORE_MEMORY(m);
     // Where rows of the cache are.
     SHARED(ulong, starts, KEYS);
-    const uint row = ctx.group_z(), split = ctx.group_y(), head0 = ctx.group_x() / c.chunks * c.share
-                                                                  + ctx.group_x() % c.chunks * QUERIES;
+    const uint row = ctx.group_z(), split = ctx.group_y(),
+               head0 = ctx.group_x() / c.chunks * c.share + ctx.group_x() % c.chunks * QUERIES;
     const uint left = (ctx.group_x() / c.chunks + 1) * c.share - head0;
     const uint queries = left < QUERIES ? left : QUERIES;
     const uint kv_head = head0 / (c.heads / c.kv_heads), choice = head0 / (c.heads / c.groups);
@@ -139,7 +140,8 @@ KERNEL(attend_chosen, AttendChosenConstants, (const float, q), (const uchar, key
     for (uint tile = begin; tile < end; tile += KEYS) {
         const uint i = tile + ctx.thread();
         if (i < end) {
-            const uint position = i < tokens ? (uint)(float)list[i / c.block] * c.block + i % c.block : tail + i - tokens;
+            const uint position =
+                i < tokens ? (uint)(float)list[i / c.block] * c.block + i % c.block : tail + i - tokens;
             const ulong start = place_of(pages, at, position, c.kv_heads, kv_head);
             starts[ctx.thread()] = start;
             score_key(ctx, m, keys, start * c.key_stride, queries, c.key_dim, wide, c.is_f32);
@@ -234,8 +236,8 @@ KERNEL(prepare, PrepareConstants, (const float, q), (const float, k), (const flo
     const uint own = is_query ? index : (index - c.heads) % c.kv_heads;
     const uint dim = is_value ? c.value_dim : c.dim;
     const GPTR(const float) from = is_query ? q + ((ulong)row * c.heads + own) * dim
-                                 : is_value ? v + ((ulong)row * c.kv_heads + own) * dim
-                                            : k + ((ulong)row * c.kv_heads + own) * dim;
+                            : is_value ? v + ((ulong)row * c.kv_heads + own) * dim
+                                       : k + ((ulong)row * c.kv_heads + own) * dim;
     const bool normed = is_query ? c.q_norm : !is_value && c.k_norm;
     float factor = 1.0f;
     if (normed) {
@@ -250,8 +252,8 @@ KERNEL(prepare, PrepareConstants, (const float, q), (const float, k), (const flo
     }
     barrier(ctx);
     const Place at = places[row];
-    const ulong to = is_query ? ((ulong)row * c.heads + own) * dim
-                              : place_of(pages, at, at.position, c.kv_heads, own) * dim;
+    const ulong to =
+        is_query ? ((ulong)row * c.heads + own) * dim : place_of(pages, at, at.position, c.kv_heads, own) * dim;
     for (uint i = lane; i < dim; i += 32) {
         float result = head[i];
         if (!is_value && i < 2 * c.pairs) {

@@ -31,8 +31,8 @@ struct KeepConstants {
 };
 
 // Writes rows of a and b to their tokens, and of d and e to the entries that end with these tokens. A group does a row.
-KERNEL(keep, KeepConstants, (const float, a), (const float, b), (const float, d), (const float, e), (const Place, places),
-       (const uint, pages), (uchar, cache)) {
+KERNEL(keep, KeepConstants, (const float, a), (const float, b), (const float, d), (const float, e),
+       (const Place, places), (const uint, pages), (uchar, cache)) {
     const ulong row = ctx.group_x();
     const Place at = places[row];
     const ulong token = token_at(c.layout, pages, at, at.position);
@@ -143,7 +143,8 @@ DEVICE void choose_best(CTX, const ChoiceMemory m, GPTR(const float) own, uint c
     uint least = 0;
     for (uint bit = 0x80000000u; bit > 0; bit >>= 1) {
         float reach = 0.0f;
-        for (uint i = ctx.thread(); i < count; i += ctx.threads()) reach += key_of(own[i]) >= (least | bit) ? 1.0f : 0.0f;
+        for (uint i = ctx.thread(); i < count; i += ctx.threads())
+            reach += key_of(own[i]) >= (least | bit) ? 1.0f : 0.0f;
         reach = group_sum(ctx, reach, m.scratch);
         if (reach < (float)top_k) continue;
         least |= bit;
@@ -250,7 +251,8 @@ DEVICE Seen seen_by(const AttendEntriesConstants c, const Place at) {
 }
 
 // Where key i of those that a row sees begins; `list` are the entries of the row.
-DEVICE ulong seen_at(const AttendEntriesConstants c, const Seen s, GPTR(const uint) list, GPTR(const uint) pages, uint i) {
+DEVICE ulong seen_at(const AttendEntriesConstants c, const Seen s, GPTR(const uint) list,
+                     GPTR(const uint) pages, uint i) {
     if (c.grouped) {
         const uint stride = c.layout.stride;
         const uint entry = i < s.tokens ? (s.listed ? list[i / stride] : i / stride) : 0;
@@ -283,7 +285,8 @@ KERNEL(attend_entries, AttendEntriesConstants, (const float, q), (const uchar, c
                  c.has_sinks && split == 0);
     Mixed mixed = no_values();
     const Layout l = c.layout;
-    const bool wide = !l.is_f32 && c.dim % 8 == 0 && l.page % 8 == 0 && l.token % 8 == 0 && (c.grouped || l.entry % 8 == 0);
+    const bool wide =
+        !l.is_f32 && c.dim % 8 == 0 && l.page % 8 == 0 && l.token % 8 == 0 && (c.grouped || l.entry % 8 == 0);
     barrier(ctx);
     for (uint tile = begin; tile < end; tile += KEYS) {
         if (tile + ctx.thread() < end) {

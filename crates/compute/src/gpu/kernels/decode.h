@@ -4,7 +4,8 @@
 
 // What a team of DIM / 8 lanes has gathered for G queries. U keys at a time have U · G scores; lane l of the team keeps the
 // score of key s / G and query s % G, s = l / (TEAM / (U · G)).
-template <uint G> struct Gathered {
+template <uint G>
+struct Gathered {
     // Channels 8l..8l + 8 of the queries' values.
     float mixed[G][8];
     // Of the lane's query: the largest score, in powers of two, and the weights of the lane's keys.
@@ -19,11 +20,13 @@ DEVICE Float8 halves(const Word4 w) {
     return r;
 }
 
-template <uint G> struct Queries {
+template <uint G>
+struct Queries {
     float v[G][8];
 };
 
-template <uint U> struct Loaded {
+template <uint U>
+struct Loaded {
     Word4 key[U], value[U];
     bool seen[U];
 };
@@ -95,7 +98,8 @@ struct KeyRange {
 
 // Keys `base` + u · teams + team, whose channels `own` and on are the lane's.
 template <uint DIM, uint U>
-DEVICE Loaded<U> load_keys(CTX, const DecodeConstants c, const DecodeBuffers b, const KeyRange of, uint base, uint own) {
+DEVICE Loaded<U> load_keys(CTX, const DecodeConstants c, const DecodeBuffers b, const KeyRange of, uint base,
+                           uint own) {
     constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM;
     Loaded<U> l;
 #pragma unroll
@@ -103,14 +107,16 @@ DEVICE Loaded<U> load_keys(CTX, const DecodeConstants c, const DecodeBuffers b, 
         const uint position = base + u * TEAMS + ctx.lane() / TEAM;
         l.seen[u] = position < of.end;
         if (base >= of.end) continue;
-        const ulong from = place_of(b.pages, of.at, l.seen[u] ? position : of.end - 1, c.kv_heads, of.kv_head) * DIM + own;
+        const ulong from =
+            place_of(b.pages, of.at, l.seen[u] ? position : of.end - 1, c.kv_heads, of.kv_head) * DIM + own;
         l.key[u] = load_u32x4(b.keys + from * 2, 0);
         l.value[u] = load_u32x4(b.values + from * 2, 0);
     }
     return l;
 }
 
-template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const DecodeMemory m) {
+template <uint DIM, uint G>
+DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const DecodeMemory m) {
     constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM, AT_ONCE = G == 4 ? 2 : 4, WARPS = 8;
     constexpr float LOG2_E = 1.44269504f;
     const uint row = ctx.group_z(), split = ctx.group_y(), lane = ctx.lane(), warp = ctx.warp();
@@ -133,8 +139,8 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
     const GPTR(const float) angles = b.angles + (ulong)row * c.pairs * 2;
     for (uint h = warp; h < G + 1; h += ctx.warps()) {
         if (h < queries) {
-            prepare_head<DIM>(ctx, c, b.q + ((ulong)row * c.heads + head0 + h) * DIM, c.q_norm, b.q_weight, c.q_eps, angles,
-                              m.heads + h * DIM);
+            prepare_head<DIM>(ctx, c, b.q + ((ulong)row * c.heads + head0 + h) * DIM, c.q_norm, b.q_weight, c.q_eps,
+                              angles, m.heads + h * DIM);
         } else if (h == G && newest) {
             prepare_head<DIM>(ctx, c, b.k + ((ulong)row * c.kv_heads + kv_head) * DIM, c.k_norm, b.k_weight, c.k_eps,
                               angles, m.heads + h * DIM);
@@ -246,17 +252,18 @@ template <uint DIM, uint G> DEVICE void decode(CTX, const DecodeConstants c, con
 
 // q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group, of eight warps, does G queries of a key head.
 // Grid: (kv_heads · chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
-#define DECODE(DIM, G)                                                                                          \
+#define DECODE(DIM, G)                                                                                                 \
     KERNEL_AHEAD(decode_##DIM##_##G, DecodeConstants, (const float, q), (const float, k), (const float, v),            \
-           (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),      \
-           (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats), (float, out)) { \
-        SHARED(float, heads, (G + 1) * DIM);                                                                    \
-        SHARED(float, mixed, 8 * G * DIM);                                                                      \
-        SHARED(float, maxima, 8 * G);                                                                           \
-        SHARED(float, sums, 8 * G);                                                                             \
+                 (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),       \
+                 (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats),            \
+                 (float, out)) {                                                                                       \
+        SHARED(float, heads, (G + 1) * DIM);                                                                           \
+        SHARED(float, mixed, 8 * G * DIM);                                                                             \
+        SHARED(float, maxima, 8 * G);                                                                                  \
+        SHARED(float, sums, 8 * G);                                                                                    \
         const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, out}; \
-        const DecodeMemory m = {heads, mixed, maxima, sums};                                                    \
-        decode<DIM, G>(ctx, c, b, m);                                                                           \
+        const DecodeMemory m = {heads, mixed, maxima, sums};                                                           \
+        decode<DIM, G>(ctx, c, b, m);                                                                                  \
     }
 
 DECODE(64, 1)

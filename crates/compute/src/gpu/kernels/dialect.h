@@ -37,10 +37,8 @@
 #define MF_EACH_9(f, a, b, d, e, g, h, i, j, k) MF_EACH_8(f, a, b, d, e, g, h, i, j), f(8, k)
 #define MF_EACH_10(f, a, b, d, e, g, h, i, j, k, l) MF_EACH_9(f, a, b, d, e, g, h, i, j, k), f(9, l)
 #define MF_EACH_11(f, a, b, d, e, g, h, i, j, k, l, m) MF_EACH_10(f, a, b, d, e, g, h, i, j, k, l), f(10, m)
-#define MF_EACH_12(f, a, b, d, e, g, h, i, j, k, l, m, n) \
-    MF_EACH_11(f, a, b, d, e, g, h, i, j, k, l, m), f(11, n)
-#define MF_EACH_13(f, a, b, d, e, g, h, i, j, k, l, m, n, o) \
-    MF_EACH_12(f, a, b, d, e, g, h, i, j, k, l, m, n), f(12, o)
+#define MF_EACH_12(f, a, b, d, e, g, h, i, j, k, l, m, n) MF_EACH_11(f, a, b, d, e, g, h, i, j, k, l, m), f(11, n)
+#define MF_EACH_13(f, a, b, d, e, g, h, i, j, k, l, m, n, o) MF_EACH_12(f, a, b, d, e, g, h, i, j, k, l, m, n), f(12, o)
 #define MF_EACH_14(f, a, b, d, e, g, h, i, j, k, l, m, n, o, p) \
     MF_EACH_13(f, a, b, d, e, g, h, i, j, k, l, m, n, o), f(13, p)
 #define MF_EACH_15(f, a, b, d, e, g, h, i, j, k, l, m, n, o, p, q) \
@@ -48,10 +46,9 @@
 #define MF_EACH_16(f, a, b, d, e, g, h, i, j, k, l, m, n, o, p, q, r) \
     MF_EACH_15(f, a, b, d, e, g, h, i, j, k, l, m, n, o, p, q), f(15, r)
 #define MF_PICK(_1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12, _13, _14, _15, _16, name, ...) name
-#define MF_EACH(f, ...)                                                                                      \
-    MF_PICK(__VA_ARGS__, MF_EACH_16, MF_EACH_15, MF_EACH_14, MF_EACH_13, MF_EACH_12, MF_EACH_11, MF_EACH_10, \
-            MF_EACH_9, MF_EACH_8, MF_EACH_7, MF_EACH_6, MF_EACH_5, MF_EACH_4, MF_EACH_3, MF_EACH_2,          \
-            MF_EACH_1, _)                                                                                    \
+#define MF_EACH(f, ...)                                                                                           \
+    MF_PICK(__VA_ARGS__, MF_EACH_16, MF_EACH_15, MF_EACH_14, MF_EACH_13, MF_EACH_12, MF_EACH_11, MF_EACH_10,      \
+            MF_EACH_9, MF_EACH_8, MF_EACH_7, MF_EACH_6, MF_EACH_5, MF_EACH_4, MF_EACH_3, MF_EACH_2, MF_EACH_1, _) \
     (f, __VA_ARGS__)
 
 #if defined(MOEFLUX_EMULATOR)
@@ -69,7 +66,8 @@ typedef unsigned long ulong;
 
 #define DEVICE static __device__ __forceinline__
 #define CONSTANT static __device__ constexpr
-template <class T> using pointer = T*;
+template <class T>
+using pointer = T*;
 #define GPTR(T) pointer<T>
 #define SPTR(T) pointer<T>
 #define SHARED(T, name, count) __shared__ __align__(16) T name[count]
@@ -108,17 +106,16 @@ DEVICE void writes_apart(CTX) {}
 #endif
 #define KERNEL(...) MF_KERNEL(after_previous(ctx), __VA_ARGS__)
 #define KERNEL_AHEAD(...) MF_KERNEL((void)0, __VA_ARGS__)
-#define MF_KERNEL(first, name, Constants, ...)                                                           \
-    static __device__ __forceinline__ void name##_body(const Ctx& ctx, const Constants& c,               \
-                                                       MF_EACH(MF_ARG, __VA_ARGS__));                    \
-    extern "C" __global__ void __launch_bounds__(256, GROUPS_AT_ONCE)                                                \
-        name(MF_EACH(MF_ARG, __VA_ARGS__), const __grid_constant__ Constants c) {                        \
-        const Ctx ctx;                                                                                   \
-        first;                                                                                           \
-        name##_body(ctx, c, MF_EACH(MF_NAME, __VA_ARGS__));                                              \
-    }                                                                                                    \
-    static __device__ __forceinline__ void name##_body(const Ctx& ctx, const Constants& c,               \
-                                                       MF_EACH(MF_ARG, __VA_ARGS__))
+#define MF_KERNEL(first, name, Constants, ...)                                             \
+    static __device__ __forceinline__ void name##_body(const Ctx& ctx, const Constants& c, \
+                                                       MF_EACH(MF_ARG, __VA_ARGS__));      \
+    extern "C" __global__ void __launch_bounds__(256, GROUPS_AT_ONCE)                      \
+        name(MF_EACH(MF_ARG, __VA_ARGS__), const __grid_constant__ Constants c) {          \
+        const Ctx ctx;                                                                     \
+        first;                                                                             \
+        name##_body(ctx, c, MF_EACH(MF_NAME, __VA_ARGS__));                                \
+    }                                                                                      \
+    static __device__ __forceinline__ void name##_body(const Ctx& ctx, const Constants& c, MF_EACH(MF_ARG, __VA_ARGS__))
 #define MF_NAME_(T, name) name
 #define MF_NAME(index, pair) MF_NAME_ pair
 
@@ -169,7 +166,9 @@ DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }
 #define MF_LOAD(p) __ldg(p)
 #endif
 // Little-endian words at p + offset bytes; the address is a multiple of the word's size.
-struct Word4 { uint x, y, z, w; };
+struct Word4 {
+    uint x, y, z, w;
+};
 DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return MF_LOAD((const ushort*)(p + offset)); }
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return MF_LOAD((const uint*)(p + offset)); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) {
@@ -211,7 +210,9 @@ DEVICE Word4 load_u32x4(SPTR(const uint) p, uint index) {
 }
 
 // Elements index..index + 4 of threadgroup memory; index is a multiple of 4.
-struct Float4 { float x, y, z, w; };
+struct Float4 {
+    float x, y, z, w;
+};
 DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {
     const float4 v = *(const float4*)(p + index);
     return Float4{v.x, v.y, v.z, v.w};

@@ -23,7 +23,8 @@ CONSTANT uint EARLY_EIGHTHS = 3;
 
 // Brings what `place` says at one place of its list, if there is such a place. `groups` groups do so, of which this one is
 // number `own`.
-DEVICE void bring(CTX, const Brought c, GPTR(const uint) fetches, GPTR(const uchar) host, GPTR(uchar) slots, uint at, uint own,
+DEVICE void bring(CTX, const Brought c, GPTR(const uint) fetches, GPTR(const uchar) host,
+                  GPTR(uchar) slots, uint at, uint own,
                   uint groups) {
     const uint fetch = at < c.shelf.experts ? (uint)fetches[at] : ABSENT;
     if (fetch == ABSENT) return;
@@ -50,8 +51,9 @@ DEVICE void bring(CTX, const Brought c, GPTR(const uint) fetches, GPTR(const uch
 
 // Brings what is left of an expert when `fetch`, the dispatch right before, has brought what is in front of it. One group
 // begins while that one runs, so that the bus is not idle when it ends: slowly, not to be in its way.
-DEVICE void bring_rest(CTX, const Brought c, GPTR(const uint) fetches, GPTR(const uchar) host, GPTR(uchar) slots, uint at,
-                       uint own, uint groups) {
+DEVICE void bring_rest(CTX, const Brought c, GPTR(const uint) fetches, GPTR(const uchar) host,
+                       GPTR(uchar) slots, uint at, uint own,
+                       uint groups) {
     const uint early = c.count / 8 * EARLY_EIGHTHS;
     Brought part = c;
     if (own == 0) {

@@ -75,7 +75,8 @@ DEVICE uint entry_of(CTX, const LaneTable t, uint expert) {
 }
 
 // The expert of a pair, chosen here or before.
-DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b, const RouteMemory r, const LaneTable t) {
+DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b, const RouteMemory r,
+                            const LaneTable t) {
     const uint pair = ctx.group_y(), rank = pair % c.top_k;
     const GPTR(const float) logits = b.logits + (ulong)(pair / c.top_k) * c.route.experts;
     PairExpert of;
@@ -97,14 +98,17 @@ DEVICE PairExpert expert_of(CTX, const GateUpConstants c, const GateUpBuffers b,
 DEVICE bool has_gate(const GateUpConstants c) { return c.activation.kind != SQUARED_RELU; }
 
 // The product of gate and up of a row from their sums, the up's eight lanes on.
-DEVICE float gated(CTX, const GateUpConstants c, const GateUpBuffers b, uint expert, uint row, bool is_gate, float sum) {
-    if (!has_gate(c)) return activated(c.activation, 0.0f, c.has_bias ? sum + b.up_bias[expert * c.up.rows + row] : sum);
+DEVICE float gated(CTX, const GateUpConstants c, const GateUpBuffers b, uint expert, uint row, bool is_gate,
+                   float sum) {
+    if (!has_gate(c))
+        return activated(c.activation, 0.0f, c.has_bias ? sum + b.up_bias[expert * c.up.rows + row] : sum);
     if (c.has_bias) sum += is_gate ? b.gate_bias[expert * c.gate.rows + row] : b.up_bias[expert * c.gate.rows + row];
     return activated(c.activation, sum, lane_xor(ctx, sum, 8u));
 }
 
 // R rows of gate and of up, in turn; 2R of up if there is no gate.
-template <uint R> DEVICE Rows<2 * R> gate_up_rows(const GateUpConstants c, GPTR(const uchar) slots, uint slot, uint first) {
+template <uint R>
+DEVICE Rows<2 * R> gate_up_rows(const GateUpConstants c, GPTR(const uchar) slots, uint slot, uint first) {
     Rows<2 * R> rows;
 #pragma unroll
     for (uint n = 0; n < R; ++n) {
@@ -260,7 +264,8 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
 
 // down · x of each pair, x (pairs, cols): summed over each token's pairs with the router's weights, + residual → out
 // (tokens, rows), or as it is → out (pairs, rows). A warp makes an output. Grid: (rows / warps, tokens or pairs).
-template <uint D> DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
+template <uint D>
+DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
     const uint row = ctx.group_x() * ctx.warps() + ctx.warp();
     if (row >= c.part.rows) return;
     const uint count = c.fused ? c.top_k : 1, first = ctx.group_y() * count;
@@ -274,30 +279,30 @@ template <uint D> DEVICE void down8(CTX, const DownConstants c, const DownBuffer
 }
 
 #ifndef WITHOUT_KERNELS
-#define OF_EXPERTS(name, D)                                                                                    \
-    KERNEL_AHEAD(gate_up8_##name, GateUpConstants, (uchar, slots), (const uint, table), (const float, logits), \
-           (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm),    \
-           (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales),                  \
-           (const uint, fetches), (const uchar, host)) {                                                       \
-        SHARED(uint, words, MOST_COLUMNS / 4);                                                                 \
-        SHARED(float, x_scales, MOST_COLUMNS / 16);                                                            \
-        SHARED(float, scratch, 8);                                                                             \
-        SHARED(float, block, 32);                                                                              \
-        SHARED(float, scores, MAX_EXPERTS);                                                                    \
-        SHARED(uint, keys, MAX_EXPERTS);                                                                       \
-        SHARED(uint, group_keys, MAX_EXPERTS);                                                                 \
-        SHARED(uint, chosen, MAX_CHOSEN);                                                                      \
-        const GateUpBuffers b = {slots,     table,   logits, correction, ids,     weights, x,                  \
-                                 norm,      gate_bias, up_bias, bytes,   scales,  fetches, host};              \
-        const GateUpMemory m = {words, x_scales, scratch, block};                                              \
-        const RouteMemory r = {scores, keys, group_keys, chosen};                                              \
-        gate_up8<D>(ctx, c, b, m, r);                                                                          \
-    }                                                                                                          \
-    KERNEL(down8_##name, DownConstants, (const uchar, slots), (const uint, table), (const uint, ids),          \
-           (const uchar, bytes), (const float, scales), (const float, weights), (const float, bias),           \
-           (const float, residual), (float, out)) {                                                            \
-        const DownBuffers b = {slots, table, ids, bytes, scales, weights, bias, residual, out};                \
-        down8<D>(ctx, c, b);                                                                                   \
+#define OF_EXPERTS(name, D)                                                                                       \
+    KERNEL_AHEAD(gate_up8_##name, GateUpConstants, (uchar, slots), (const uint, table), (const float, logits),    \
+                 (const float, correction), (uint, ids), (float, weights), (const float, x), (const float, norm), \
+                 (const float, gate_bias), (const float, up_bias), (uchar, bytes), (float, scales),               \
+                 (const uint, fetches), (const uchar, host)) {                                                    \
+        SHARED(uint, words, MOST_COLUMNS / 4);                                                                    \
+        SHARED(float, x_scales, MOST_COLUMNS / 16);                                                               \
+        SHARED(float, scratch, 8);                                                                                \
+        SHARED(float, block, 32);                                                                                 \
+        SHARED(float, scores, MAX_EXPERTS);                                                                       \
+        SHARED(uint, keys, MAX_EXPERTS);                                                                          \
+        SHARED(uint, group_keys, MAX_EXPERTS);                                                                    \
+        SHARED(uint, chosen, MAX_CHOSEN);                                                                         \
+        const GateUpBuffers b = {slots, table,     logits,  correction, ids,    weights, x,                       \
+                                 norm,  gate_bias, up_bias, bytes,      scales, fetches, host};                   \
+        const GateUpMemory m = {words, x_scales, scratch, block};                                                 \
+        const RouteMemory r = {scores, keys, group_keys, chosen};                                                 \
+        gate_up8<D>(ctx, c, b, m, r);                                                                             \
+    }                                                                                                             \
+    KERNEL(down8_##name, DownConstants, (const uchar, slots), (const uint, table), (const uint, ids),             \
+           (const uchar, bytes), (const float, scales), (const float, weights), (const float, bias),              \
+           (const float, residual), (float, out)) {                                                               \
+        const DownBuffers b = {slots, table, ids, bytes, scales, weights, bias, residual, out};                   \
+        down8<D>(ctx, c, b);                                                                                      \
     }
 
 #define OF_ENCODING(name, D, code, few, ...) IF_BYTES_##few(OF_EXPERTS(name, D))

@@ -66,13 +66,15 @@ DEVICE OwnPart own_part(CTX, const ProductsConstants c, const ProductBuffers b) 
 }
 
 // Rows row..row + N of a weight, the last one again beyond the end.
-template <uint N> DEVICE Rows<N> rows_at(const ProductPart part, GPTR(const uchar) weights, uint row) {
+template <uint N>
+DEVICE Rows<N> rows_at(const ProductPart part, GPTR(const uchar) weights, uint row) {
     Rows<N> rows;
 #pragma unroll
     for (uint n = 0; n < N; ++n) {
         const uint own = row + n < part.rows ? row + n : part.rows - 1;
-        rows.row[n] = row_of(weights + (ulong)part.planes[0] * WEIGHT_UNIT, weights + (ulong)part.planes[1] * WEIGHT_UNIT,
-                             weights + (ulong)part.planes[2] * WEIGHT_UNIT, part.format, own);
+        rows.row[n] =
+            row_of(weights + (ulong)part.planes[0] * WEIGHT_UNIT, weights + (ulong)part.planes[1] * WEIGHT_UNIT,
+                   weights + (ulong)part.planes[2] * WEIGHT_UNIT, part.format, own);
     }
     return rows;
 }
@@ -80,7 +82,8 @@ template <uint N> DEVICE Rows<N> rows_at(const ProductPart part, GPTR(const ucha
 // A group's outputs of one token: a warp makes `span` of them, N at a time. What it reads first of S times N, P pieces a
 // lane, it reads before the row is there.
 template <uint D, uint N, uint P, uint S>
-DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b, const ProductMemory m) {
+DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b,
+                         const ProductMemory m) {
     const ProductPart part = own.part;
     const uint token = ctx.group_y(), cols = part.format.cols;
     const uint begin = (own.group * ctx.warps() + ctx.warp()) * part.span;
@@ -88,7 +91,8 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
     Raws<N, P> raws[S];
 #pragma unroll
     for (uint s = 0; s < S; ++s) {
-        if (s * N < part.span) raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, begin + s * N), ctx.lane());
+        if (s * N < part.span)
+            raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, begin + s * N), ctx.lane());
     }
     prefetch_norm(ctx, c.norm, vector_at(b.weights, c.weight), cols);
     after_previous(ctx);
@@ -106,7 +110,8 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
             const Rows<N> rows = rows_at<N>(part, b.weights, row);
             float sum = team_sums<N>(ctx, lane_dots<D, N, P>(ctx, part.format, rows, raws[s], x), 32) * factor;
             // What is made next is read meanwhile.
-            if (row + S * N < end) raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, row + S * N), ctx.lane());
+            if (row + S * N < end)
+                raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, row + S * N), ctx.lane());
             const uint to = row + ctx.lane() / LANES;
             if (ctx.lane() % LANES != 0 || to >= end) continue;
             const ulong at = (ulong)token * part.rows + to;
@@ -120,7 +125,8 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
 // Two rows at a time, or two pieces of one where a row has that many; few of them before they are needed where a piece is
 // long.
 template <uint D>
-DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b, const ProductMemory m) {
+DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, const ProductBuffers b,
+                         const ProductMemory m) {
     constexpr uint AHEAD = D == Q5_K || D == Q6_K ? 1 : 2;
     if (pieces_of<D>(own.part.format) <= 32) product_rows<D, 2, 1, AHEAD>(ctx, c, own, b, m);
     else product_rows<D, 1, 2, AHEAD>(ctx, c, own, b, m);
@@ -128,16 +134,16 @@ DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, cons
 #ifndef WITHOUT_KERNELS
 // x (tokens, cols), normalised if there is a norm, · weightᵀ + bias + residual → out (tokens, rows), of up to three
 // weights of one width: a warp makes `span` outputs of one token. Grid: (groups of all parts, tokens).
-#define PRODUCTS(name, ...)                                                                                    \
-    KERNEL_AHEAD(products_##name, ProductsConstants, (const uchar, weights), (const float, x),                 \
-                 (const float, residual), (float, out0), (float, out1), (float, out2)) {                       \
-        SHARED(uint, words, MOST_COLUMNS / 4);                                                                 \
-        SHARED(float, scales, MOST_COLUMNS / 16);                                                              \
-        SHARED(float, scratch, 8);                                                                             \
-        const ProductBuffers b = {weights, x, residual, out0, out1, out2};                                     \
-        const ProductMemory m = {words, scales, scratch};                                                      \
-        const OwnPart own = own_part(ctx, c, b);                                                               \
-        __VA_ARGS__                                                                                            \
+#define PRODUCTS(name, ...)                                                                    \
+    KERNEL_AHEAD(products_##name, ProductsConstants, (const uchar, weights), (const float, x), \
+                 (const float, residual), (float, out0), (float, out1), (float, out2)) {       \
+        SHARED(uint, words, MOST_COLUMNS / 4);                                                 \
+        SHARED(float, scales, MOST_COLUMNS / 16);                                              \
+        SHARED(float, scratch, 8);                                                             \
+        const ProductBuffers b = {weights, x, residual, out0, out1, out2};                     \
+        const ProductMemory m = {words, scales, scratch};                                      \
+        const OwnPart own = own_part(ctx, c, b);                                               \
+        __VA_ARGS__                                                                            \
     }
 #define OF_ONE(name, D, code, few, ...) IF_BYTES_##few(PRODUCTS(name, product_part<D>(ctx, c, own, b, m);))
 
@@ -163,7 +169,8 @@ struct PlainConstants {
 };
 
 // Columns 8i..8i + 8 of a row of plain floats.
-template <uint D> DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
+template <uint D>
+DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
     if (D == F32) return floats8(GCAST(const float, row), i);
     const Word4 q = load_u32x4(row, 16 * i);
     const uint pairs[4] = {q.x, q.y, q.z, q.w};
@@ -176,11 +183,13 @@ template <uint D> DEVICE Float8 plain8(GPTR(const uchar) row, uint i) {
     return r;
 }
 
-template <uint R> struct PlainRows {
+template <uint R>
+struct PlainRows {
     Float8 of[R];
 };
 
-template <uint D, uint R> DEVICE PlainRows<R> plain_rows(const ProductPart part, GPTR(const uchar) weights, uint row, uint i) {
+template <uint D, uint R>
+DEVICE PlainRows<R> plain_rows(const ProductPart part, GPTR(const uchar) weights, uint row, uint i) {
     PlainRows<R> w;
 #pragma unroll
     for (uint r = 0; r < R; ++r) {
@@ -237,10 +246,11 @@ DEVICE void product_plain(CTX, const PlainConstants c, GPTR(const uchar) weights
 }
 
 // One row a group, for weights of few rows, and four.
-#define PLAIN(name, D, R)                                                                                      \
-    KERNEL_AHEAD(name, PlainConstants, (const uchar, weights), (const float, x), (const float, residual), (float, out)) { \
-        SHARED(float, scratch, 8 * (R + 1));                                                                   \
-        product_plain<D, R>(ctx, c, weights, x, residual, scratch, out);                                       \
+#define PLAIN(name, D, R)                                                                                 \
+    KERNEL_AHEAD(name, PlainConstants, (const uchar, weights), (const float, x), (const float, residual), \
+                 (float, out)) {                                                                          \
+        SHARED(float, scratch, 8 * (R + 1));                                                              \
+        product_plain<D, R>(ctx, c, weights, x, residual, scratch, out);                                  \
     }
 
 #define ONE_ROW(name, D, code, few, ...) IF_PLAIN_##few(PLAIN(product_##name, D, 1))

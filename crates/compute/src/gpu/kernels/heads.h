@@ -22,8 +22,8 @@ struct DecodeConstants {
 
 // A head of DIM channels, normalised and rotated, by a warp.
 template <uint DIM>
-DEVICE void prepare_head(CTX, const DecodeConstants c, GPTR(const float) from, bool normed, GPTR(const float) weight,
-                         float eps, GPTR(const float) angles, SPTR(float) to) {
+DEVICE void prepare_head(CTX, const DecodeConstants c, GPTR(const float) from, bool normed,
+                         GPTR(const float) weight, float eps, GPTR(const float) angles, SPTR(float) to) {
     float factor = 1.0f;
     if (normed) {
         float squares = 0.0f;

@@ -6,8 +6,8 @@ struct EmbedConstants {
 };
 
 // Rows of the table (vocab_size, cols) by token → out (rows, cols). A group copies one row.
-KERNEL(embed, EmbedConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2),
-       (const uint, tokens), (float, out)) {
+KERNEL(embed, EmbedConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2), (const uint, tokens),
+       (float, out)) {
     const uint r = ctx.group_x();
     const Row row = row_of(plane0, plane1, plane2, c.table, tokens[r]);
     for (uint i = ctx.thread(); 8 * i < c.table.cols; i += ctx.threads()) {
@@ -18,8 +18,9 @@ KERNEL(embed, EmbedConstants, (const uchar, plane0), (const uchar, plane1), (con
 
 // x (tokens, cols) · weightᵀ + bias + residual → out (tokens, rows), for few tokens: a warp makes one output of one
 // token. Grid: (rows / warps of a group, tokens).
-template <uint D> DEVICE void matvec(CTX, const LinearConstants c, const Row weight, GPTR(const float) x,
-                                     GPTR(const float) bias, GPTR(const float) residual, GPTR(float) out) {
+template <uint D>
+DEVICE void matvec(CTX, const LinearConstants c, const Row weight, GPTR(const float) x, GPTR(const float) bias,
+                   GPTR(const float) residual, GPTR(float) out) {
     const uint row = ctx.group_x() * ctx.warps() + ctx.warp(), token = ctx.group_y();
     if (row >= c.rows) return;
     const Row w = row_of(weight.plane0, weight.plane1, weight.plane2, c.weight, row);
@@ -31,11 +32,11 @@ template <uint D> DEVICE void matvec(CTX, const LinearConstants c, const Row wei
     out[at] = sum;
 }
 
-#define MATVEC(name, D)                                                                                       \
+#define MATVEC(name, D)                                                                                         \
     KERNEL(matvec_##name, LinearConstants, (const uchar, plane0), (const uchar, plane1), (const uchar, plane2), \
-           (const float, x), (const float, bias), (const float, residual), (float, out)) {                    \
-        const Row weight = {plane0, plane1, plane2};                                                          \
-        matvec<D>(ctx, c, weight, x, bias, residual, out);                                                    \
+           (const float, x), (const float, bias), (const float, residual), (float, out)) {                      \
+        const Row weight = {plane0, plane1, plane2};                                                            \
+        matvec<D>(ctx, c, weight, x, bias, residual, out);                                                      \
     }
 MATVEC(any, ANY)
 

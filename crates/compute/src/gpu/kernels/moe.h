@@ -3,8 +3,8 @@
 
 // Each pair's expert's matrix · x → out (pairs, rows): a warp makes one output of one pair. Grid: (rows / warps of a
 // group, pairs).
-KERNEL(moe_matvec_any, ExpertConstants, (const uchar, slots), (const uint, table), (const uint, ids),
-       (const float, x), (const float, weights), (const float, bias), (float, out)) {
+KERNEL(moe_matvec_any, ExpertConstants, (const uchar, slots), (const uint, table), (const uint, ids), (const float, x),
+       (const float, weights), (const float, bias), (float, out)) {
     const uint row = ctx.group_x() * ctx.warps() + ctx.warp(), pair = ctx.group_y();
     if (row >= c.part.rows) return;
     const uint expert = ids[pair], slot = table[expert];
@@ -117,8 +117,8 @@ KERNEL(moe_matmul_any, ExpertConstants, (const uchar, slots), (const uint, table
     const uint row0 = ctx.group_x() * 64, line = ctx.thread() / 4;
     const bool has_row = row0 + line < c.part.rows, has_pair = line < block.count;
     const Row w = expert_row(slots, table[block.expert], c.part, has_row ? row0 + line : 0);
-    const GPTR(const float) from =
-        x + (ulong)(list[block.start + (has_pair ? line : 0)] / c.share) * c.part.format.cols;
+    const GPTR(
+        const float) from = x + (ulong)(list[block.start + (has_pair ? line : 0)] / c.share) * c.part.format.cols;
     const TileSums sums = tile_sums(ctx, c.part.format, w, has_row, from, has_pair, tile_w, tile_x);
     for (uint b = 0; b < 4; ++b) {
         const uint own = ctx.thread() / 16 + 16 * b;

@@ -25,7 +25,8 @@ DEVICE ulong number_at(GPTR(const uint) numbers, uint index) {
 
 // The token `before` tokens before row `own` of a sequence's rows, plus one; 0 if there is none. The state holds the tokens
 // before the batch in this form, newest first.
-DEVICE uint token_before(GPTR(const uint) tokens, GPTR(const float) state, const Sequence s, uint held, uint own, uint before) {
+DEVICE uint token_before(GPTR(const uint) tokens,
+                         GPTR(const float) state, const Sequence s, uint held, uint own, uint before) {
     if (before <= own) return tokens[s.first_row + own - before] + 1;
     return s.start == 0 ? 0 : (uint)(float)state[(ulong)s.read * held + before - own - 1];
 }

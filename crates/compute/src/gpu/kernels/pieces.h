@@ -68,11 +68,13 @@ struct Chunk {
     float scales[4], sums[2];
 };
 
-template <uint D> DEVICE uint pieces_of(const Format f) {
+template <uint D>
+DEVICE uint pieces_of(const Format f) {
     return D == Q4_K || D == Q5_K || D == Q6_K ? f.cols / 64 : f.cols / 32;
 }
 
-template <uint D, class X> DEVICE Chunk chunk_of(const X x, uint p) {
+template <uint D, class X>
+DEVICE Chunk chunk_of(const X x, uint p) {
     Chunk k;
     if (D == Q4_K || D == Q5_K) {
         // Two sub-blocks that follow each other.
@@ -141,7 +143,8 @@ DEVICE int dot4_e2m1(uint nibbles, uint x, int sum) {
 // Six-bit values: low nibbles with bits 0 and 1 of each byte of `high`, less 32.
 DEVICE Word4 six_bits(const Word4 low, const Word4 high) {
     const Word4 h = and4(high, 0x03030303u);
-    Word4 r = {less_32(low.x | h.x << 4), less_32(low.y | h.y << 4), less_32(low.z | h.z << 4), less_32(low.w | h.w << 4)};
+    Word4 r = {less_32(low.x | h.x << 4), less_32(low.y | h.y << 4), less_32(low.z | h.z << 4),
+               less_32(low.w | h.w << 4)};
     return r;
 }
 
@@ -153,7 +156,8 @@ struct Raw {
     float scale, bias;
 };
 
-template <uint D> DEVICE Raw raw_of(const Format f, const Row row, uint p) {
+template <uint D>
+DEVICE Raw raw_of(const Format f, const Row row, uint p) {
     Raw r;
     if (D == Q4_K || D == Q5_K) {
         const uint head = D == Q4_K ? 16 : 48;
@@ -210,7 +214,8 @@ DEVICE Word4 flipped(const Word4 a) {
 }
 
 // Product of piece p of a row.
-template <uint D> DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
+template <uint D>
+DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
     if (D == Q4_K || D == Q5_K) {
         // 32 bytes: sub-blocks s (low nibbles) and s + 1 (high ones).
         const uint s = p % 4 * 2;
@@ -245,7 +250,8 @@ template <uint D> DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
                              dot16(six_bits(and4(shift4(r.b, 4), 0x0f0f0f0fu), shift4(r.c, 6)), x.d)};
         float sum = 0.0f;
 #pragma unroll
-        for (uint k = 0; k < 4; ++k) sum = fma_of((float)((int)(signed char)(r.bytes >> (8 * k)) * dots[k]), x.scales[k], sum);
+        for (uint k = 0; k < 4; ++k)
+            sum = fma_of((float)((int)(signed char)(r.bytes >> (8 * k)) * dots[k]), x.scales[k], sum);
         return r.scale * sum;
     }
     if (D == Q8_0) return r.scale * (float)(dot16(r.a, x.a) + dot16(r.b, x.b)) * x.scales[0];
@@ -261,8 +267,9 @@ template <uint D> DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
         return r.scale * fma_of(d, (float)(dot16(low, x.a) + dot16(high, x.b)), -16.0f * total);
     }
     if (D == MXFP4) {
-        const int dot = dot8_e2m1(r.a.x, x.a.x, x.b.x, dot8_e2m1(r.a.y, x.a.y, x.b.y,
-                        dot8_e2m1(r.a.z, x.a.z, x.b.z, dot8_e2m1(r.a.w, x.a.w, x.b.w, 0))));
+        const int dot = dot8_e2m1(
+            r.a.x, x.a.x, x.b.x,
+            dot8_e2m1(r.a.y, x.a.y, x.b.y, dot8_e2m1(r.a.z, x.a.z, x.b.z, dot8_e2m1(r.a.w, x.a.w, x.b.w, 0))));
         return r.scale * d * (float)dot;
     }
     if (D == MXFP4_PLANES) {
@@ -286,19 +293,23 @@ template <uint D> DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
 }
 
 // Rows that a warp multiplies at once, and a lane's shares of their products.
-template <uint N> struct Rows {
+template <uint N>
+struct Rows {
     Row row[N];
 };
-template <uint N> struct Sums {
+template <uint N>
+struct Sums {
     float v[N];
 };
 
 // P pieces of N rows that a lane has read: `first`, and those 32 lanes on. Beyond the end of a row, its first one.
-template <uint N, uint P> struct Raws {
+template <uint N, uint P>
+struct Raws {
     Raw raw[N][P];
 };
 
-template <uint D, uint N, uint P> DEVICE Raws<N, P> raws_of(const Format f, const Rows<N> rows, uint first) {
+template <uint D, uint N, uint P>
+DEVICE Raws<N, P> raws_of(const Format f, const Rows<N> rows, uint first) {
     const uint pieces = pieces_of<D>(f);
     Raws<N, P> r;
 #pragma unroll
@@ -338,7 +349,8 @@ DEVICE float halved(CTX, const Sums<1> sums, uint mask) {
 }
 
 // Every lane keeps half of the values, and gets the other lane's share of them.
-template <uint N> DEVICE float halved(CTX, const Sums<N> sums, uint mask) {
+template <uint N>
+DEVICE float halved(CTX, const Sums<N> sums, uint mask) {
     const bool upper = ctx.lane() & mask;
     Sums<N / 2> kept;
 #pragma unroll
@@ -351,7 +363,10 @@ template <uint N> DEVICE float halved(CTX, const Sums<N> sums, uint mask) {
 
 // Sums over `team` lanes, a power of two, of N values, a power of two, with fewer exchanges than N sums take one by one
 // and the same bits. Lane (lane % team) has the sum of value `lane % team / (team / N)`.
-template <uint N> DEVICE float team_sums(CTX, const Sums<N> sums, uint team) { return halved(ctx, sums, team / 2); }
+template <uint N>
+DEVICE float team_sums(CTX, const Sums<N> sums, uint team) {
+    return halved(ctx, sums, team / 2);
+}
 
 // Asks for `bytes` bytes from p on.
 DEVICE void warp_prefetch(CTX, GPTR(const uchar) p, uint bytes) {

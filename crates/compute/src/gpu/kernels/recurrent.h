@@ -11,8 +11,8 @@ struct WindowConstants {
 
 // x (rows, channels) → out: silu of the causal convolution with weight (channels, taps), plus bias (channels). Grid:
 // (channels / threads, rows); `owners` says which sequence a row is of.
-KERNEL(causal_conv1d, WindowConstants, (const float, x), (const float, weight), (const float, bias), (const float, state),
-       (const Sequence, sequences), (const uint, owners), (float, out)) {
+KERNEL(causal_conv1d, WindowConstants, (const float, x), (const float, weight), (const float, bias),
+       (const float, state), (const Sequence, sequences), (const uint, owners), (float, out)) {
     const uint channel = ctx.group_x() * ctx.threads() + ctx.thread(), row = ctx.group_y();
     if (channel >= c.channels) return;
     const Sequence s = sequences[owners[row]];
@@ -79,7 +79,8 @@ KERNEL(window_pool, PoolConstants, (const float, kv), (const float, gate), (cons
             logit = state[at + channels] + weight;
         }
         // A logit that is not a number makes all that follows such.
-        const float most = logit > best || logit != logit ? logit : best, factor = most == best ? 1.0f : exp_of(best - most);
+        const float most = logit > best || logit != logit ? logit : best,
+                    factor = most == best ? 1.0f : exp_of(best - most);
         const float share = exp_of(logit - most);
         sum = sum * factor + share;
         mixed = mixed * factor + share * value;
@@ -153,7 +154,8 @@ struct DeltaMemory {
 // The gated delta rule, token by token; a thread does a column of a value head's state (key_dim, value_dim). With
 // `channels`, a and dt_bias are (…, value_heads, key_dim): each row of the state decays on its own. Grid:
 // (value_dim / threads, value_heads, sequences).
-template <bool channels> DEVICE void delta_rule(CTX, const DeltaConstants c, const DeltaBuffers d, const DeltaMemory m) {
+template <bool channels>
+DEVICE void delta_rule(CTX, const DeltaConstants c, const DeltaBuffers d, const DeltaMemory m) {
     const uint column = ctx.group_x() * ctx.threads() + ctx.thread(), head = ctx.group_y();
     const Sequence s = d.sequences[ctx.group_z()];
     const uint key_head = c.tiled ? head % c.key_heads : head / (c.value_heads / c.key_heads);
@@ -205,16 +207,17 @@ template <bool channels> DEVICE void delta_rule(CTX, const DeltaConstants c, con
     }
 }
 
-#define DELTA_RULE(name, channels)                                                                                       \
-    KERNEL(name, DeltaConstants, (const float, q), (const float, k), (const float, v), (const float, a), (const float, b), \
-           (const float, decay), (const float, dt_bias), (const Sequence, sequences), (float, state), (float, out)) {     \
-        SHARED(float, query, MAX_KEY_DIM);                                                                               \
-        SHARED(float, key, MAX_KEY_DIM);                                                                                 \
-        SHARED(float, decays, channels ? MAX_KEY_DIM : 1);                                                               \
-        SHARED(float, scratch, 32);                                                                                      \
-        const DeltaBuffers d = {q, k, v, a, b, decay, dt_bias, sequences, state, out};                                   \
-        const DeltaMemory m = {query, key, decays, scratch};                                                             \
-        delta_rule<channels>(ctx, c, d, m);                                                                              \
+#define DELTA_RULE(name, channels)                                                                       \
+    KERNEL(name, DeltaConstants, (const float, q), (const float, k), (const float, v), (const float, a), \
+           (const float, b), (const float, decay), (const float, dt_bias), (const Sequence, sequences),  \
+           (float, state), (float, out)) {                                                               \
+        SHARED(float, query, MAX_KEY_DIM);                                                               \
+        SHARED(float, key, MAX_KEY_DIM);                                                                 \
+        SHARED(float, decays, channels ? MAX_KEY_DIM : 1);                                               \
+        SHARED(float, scratch, 32);                                                                      \
+        const DeltaBuffers d = {q, k, v, a, b, decay, dt_bias, sequences, state, out};                   \
+        const DeltaMemory m = {query, key, decays, scratch};                                             \
+        delta_rule<channels>(ctx, c, d, m);                                                              \
     }
 
 DELTA_RULE(gated_delta_rule, false)
@@ -235,7 +238,8 @@ struct SsmConstants {
 // channels of a head: a lane has a channel, a warp a part of its numbers, which stay in registers from token to token. Grid:
 // (head_dim / 32, heads, sequences).
 KERNEL(ssm_scan, SsmConstants, (const float, x), (const float, written), (const float, read), (const float, dt),
-       (const float, a), (const float, d), (const float, dt_bias), (const Sequence, sequences), (float, state), (float, out)) {
+       (const float, a), (const float, d), (const float, dt_bias), (const Sequence, sequences), (float, state),
+       (float, out)) {
     SHARED(float, parts, SSM_WARPS * 32);
     const uint column = ctx.group_x() * 32 + ctx.lane(), head = ctx.group_y();
     const Sequence s = sequences[ctx.group_z()];
@@ -248,11 +252,14 @@ KERNEL(ssm_scan, SsmConstants, (const float, x), (const float, written), (const 
     const GPTR(float) after = state + ((ulong)s.write * c.heads + head) * size + first;
     float held[SSM_HELD];
 #pragma unroll
-    for (uint i = 0; i < SSM_HELD; ++i) held[i] = active && i < count && s.start != 0 ? (float)old[i * c.head_dim] : 0.0f;
+    for (uint i = 0; i < SSM_HELD; ++i)
+        held[i] = active && i < count && s.start != 0 ? (float)old[i * c.head_dim] : 0.0f;
     for (uint t = 0; t < s.rows; ++t) {
         const ulong row = s.first_row + t, at = row * c.heads + head;
         const ulong from = (row * c.groups + head / (c.heads / c.groups)) * c.state_size + begin;
-        const float raw = softplus(dt[at] + dt_bias[head]), step = raw < c.least ? c.least : raw > c.most ? c.most : raw;
+        const float raw = softplus(dt[at] + dt_bias[head]), step = raw < c.least ? c.least
+                                                                 : raw > c.most  ? c.most
+                                                                                 : raw;
         const float decay = exp_of(step * a[head]), own = active ? (float)x[at * c.head_dim + column] : 0.0f;
         float sum = 0.0f;
 #pragma unroll

@@ -39,5 +39,6 @@ KERNEL(layer_norm, LayerNormConstants, (const float, x), (const float, weight), 
     const float mean = group_sum(ctx, total, scratch) / (float)c.width;
     for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) squares += (from[i] - mean) * (from[i] - mean);
     const float factor = 1.0f / sqrt_of(group_sum(ctx, squares, scratch) / (float)c.width + c.eps);
-    for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) to[i] = (from[i] - mean) * factor * weight[i] + bias[i];
+    for (uint i = ctx.thread(); i < c.width; i += ctx.threads())
+        to[i] = (from[i] - mean) * factor * weight[i] + bias[i];
 }

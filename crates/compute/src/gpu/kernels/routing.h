@@ -37,7 +37,9 @@ DEVICE uint key_of(float v) {
     return v != v ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-DEVICE uint precedes(uint key, uint i, uint own, uint own_index) { return key > own || (key == own && i < own_index) ? 1 : 0; }
+DEVICE uint precedes(uint key, uint i, uint own, uint own_index) {
+    return key > own || (key == own && i < own_index) ? 1 : 0;
+}
 
 // Keys up to a multiple of four, which `keys_before` reads, are 0.
 DEVICE void pad_keys(CTX, SPTR(uint) keys, uint count) {
@@ -82,7 +84,7 @@ DEVICE float choose(CTX, const RouteConstants c, GPTR(const float) logits, GPTR(
         const float l = logits[e];
         float score = l;
         if (weigh || !plain) {
-            score = c.score == SOFTMAX         ? exp_of(l - best) / sum
+            score = c.score == SOFTMAX       ? exp_of(l - best) / sum
                   : c.score == SIGMOID       ? sigmoid(l)
                   : c.score == SQRT_SOFTPLUS ? sqrt_of(softplus(l))
                                              : l;

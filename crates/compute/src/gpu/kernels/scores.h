@@ -18,6 +18,7 @@ struct ScoreMemory {
     SPTR(float) sums;
 };
 
+// clang-format off
 #define SCORE_MEMORY(name)                    \
     SHARED(float, query, QUERIES * MAX_DIM);  \
     SHARED(float, scores, QUERIES * KEYS);    \
@@ -25,6 +26,7 @@ struct ScoreMemory {
     SHARED(float, maxima, QUERIES);           \
     SHARED(float, sums, QUERIES);             \
     const ScoreMemory name = {query, scores, factors, maxima, sums}
+// clang-format on
 
 // Brings queries q (queries, dim) into threadgroup memory; `sinks` (queries) join the softmax if they are asked for. A
 // barrier must follow.
@@ -131,7 +133,8 @@ DEVICE Mixed faded(const ScoreMemory m, Mixed mixed, uint queries) {
 }
 
 // Adds the value of the tile's key i; `value` is where the thread's first channel is.
-DEVICE Mixed with_value(CTX, const ScoreMemory m, Mixed mixed, GPTR(const uchar) values, ulong value, uint i, uint queries,
+DEVICE Mixed with_value(CTX, const ScoreMemory m, Mixed mixed,
+                        GPTR(const uchar) values, ulong value, uint i, uint queries,
                         uint dim, uint is_f32) {
 #pragma unroll
     for (uint n = 0; n < 4; ++n) {

@@ -13,8 +13,9 @@ struct Sequence {
 
 // Element `channel` of input `index` of a sequence, of `channels` elements each, counted from the oldest of the `held` ones
 // that its state holds; x (rows, channels) are those of the batch.
-DEVICE float held_input(GPTR(const float) x, GPTR(const float) state, const Sequence s, uint channels, uint held,
-                        uint index, uint channel) {
+DEVICE float held_input(GPTR(const float) x,
+                        GPTR(const float) state, const Sequence s, uint channels, uint held, uint index,
+                        uint channel) {
     if (index >= held) return x[((ulong)s.first_row + index - held) * channels + channel];
     if (s.start == 0) return 0.0f;
     return state[((ulong)s.read * held + index) * channels + channel];

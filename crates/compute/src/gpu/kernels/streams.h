@@ -22,7 +22,7 @@ CONSTANT uint COLLAPSED = 0, INDEPENDENT = 1, MIXED = 2;
 KERNEL(hyper_weights, HyperConstants, (const float, x), (const float, mix), (const float, base), (const float, factors),
        (float, out)) {
     SHARED(float, scratch, 32);
-    SHARED(float, mixing, MAX_STREAMS * MAX_STREAMS);
+    SHARED(float, mixing, MAX_STREAMS* MAX_STREAMS);
     SHARED(float, divisors, MAX_STREAMS);
     const uint n = c.streams, own = ctx.thread(), plain = c.kind == COLLAPSED ? n : 2 * n;
     const uint weights = c.kind == MIXED ? n * (2 + n) : plain;
@@ -32,7 +32,7 @@ KERNEL(hyper_weights, HyperConstants, (const float, x), (const float, mix), (con
     const float norm = 1.0f / sqrt_of(group_sum(ctx, squares, scratch) / (float)c.width + c.norm_eps);
     if (own < plain) {
         const float logit = mix[row * weights + own] * norm * factors[own / n] + base[own];
-        const float weight = own < n ? sigmoid(logit) + c.floor
+        const float weight = own < n               ? sigmoid(logit) + c.floor
                            : c.kind == INDEPENDENT ? c.magnitude * sigmoid(logit) + c.floor
                                                    : 2.0f * sigmoid(logit);
         out[row * weights + own] = weight;
@@ -95,7 +95,9 @@ KERNEL(hyper_expand, StreamConstants, (const float, x), (const float, block), (c
     const GPTR(const float) own = weights + row * c.weights;
     float sum = 0.0f;
     if (c.weights == 2 * n) sum = x[i];
-    else for (uint from = 0; from < n; ++from) sum += own[(2 + from) * n + into] * x[(row * n + from) * c.width + column];
+    else
+        for (uint from = 0; from < n; ++from)
+            sum += own[(2 + from) * n + into] * x[(row * n + from) * c.width + column];
     out[i] = sum + own[n + into] * block[row * c.width + column];
 }
 

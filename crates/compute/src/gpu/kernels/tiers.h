@@ -20,7 +20,8 @@ CONSTANT uint PLACERS = 256, PLACED_EACH = MAX_EXPERTS / PLACERS, MAX_PAIRS = 8 
 CONSTANT uint SECOND_COUNT = 4096;
 
 // The experts of all pairs: `chosen`, which all threads of the group then see.
-DEVICE void all_chosen(CTX, const PlaceConstants c, GPTR(const float) logits, GPTR(const float) bias, GPTR(const uint) ids,
+DEVICE void all_chosen(CTX, const PlaceConstants c, GPTR(const float) logits, GPTR(const float) bias,
+                       GPTR(const uint) ids,
                        const RouteMemory r, SPTR(uint) chosen) {
     const uint top_k = c.route.top_k, experts = c.route.experts;
     if (!c.routes) {
@@ -46,8 +47,8 @@ DEVICE void all_chosen(CTX, const PlaceConstants c, GPTR(const float) logits, GP
 // (rows, top_k). table (experts): where each expert's slot begins, or ABSENT. owners (slots): whose each is, or ABSENT.
 // worth (experts, 2): frequencies. fetches (pairs, or experts if those are fewer): the experts to come from host memory,
 // then ABSENT. totals: experts chosen so far, and fetched. Grid: (1, and one a row if it chooses).
-KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), (uint, ids), (float, weights), (uint, table),
-             (uint, owners), (float, worth), (uint, fetches), (uint, totals)) {
+KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), (uint, ids), (float, weights),
+             (uint, table), (uint, owners), (float, worth), (uint, fetches), (uint, totals)) {
     SHARED(uint, counts, MAX_EXPERTS);
     SHARED(uint, scores, MAX_EXPERTS);
     SHARED(uint, keys, MAX_EXPERTS);

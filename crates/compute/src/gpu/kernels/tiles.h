@@ -45,7 +45,8 @@ DEVICE TileSums tile_sums(CTX, const Format f, const Row w, bool has_w, GPTR(con
     const uint line = ctx.thread() / 4, part = ctx.thread() % 4;
     const uint my_row = ctx.thread() % 16, my_x = ctx.thread() / 16;
     TileSums sums;
-    for (uint a = 0; a < 4; ++a) for (uint b = 0; b < 4; ++b) sums.v[a][b] = 0.0f;
+    for (uint a = 0; a < 4; ++a)
+        for (uint b = 0; b < 4; ++b) sums.v[a][b] = 0.0f;
     for (uint col = 0; col < f.cols; col += 32) {
         const uint i = col / 8 + part;
         Float8 wv, xv;
@@ -65,7 +66,8 @@ DEVICE TileSums tile_sums(CTX, const Format f, const Row w, bool has_w, GPTR(con
                 ws[a] = tile_w[k * TILE_LINE + my_row + 16 * a];
                 xs[a] = tile_x[k * TILE_LINE + my_x + 16 * a];
             }
-            for (uint a = 0; a < 4; ++a) for (uint b = 0; b < 4; ++b) sums.v[a][b] += ws[a] * xs[b];
+            for (uint a = 0; a < 4; ++a)
+                for (uint b = 0; b < 4; ++b) sums.v[a][b] += ws[a] * xs[b];
         }
         barrier(ctx);
     }

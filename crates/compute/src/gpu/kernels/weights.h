@@ -26,8 +26,8 @@ struct Row {
     GPTR(const uchar) plane2;
 };
 
-DEVICE Row row_of(GPTR(const uchar) plane0, GPTR(const uchar) plane1, GPTR(const uchar) plane2, const Format f,
-                  uint row) {
+DEVICE Row row_of(GPTR(const uchar) plane0, GPTR(const uchar) plane1,
+                  GPTR(const uchar) plane2, const Format f, uint row) {
     const uint scale_row = (f.kind & 255) != FP8 ? row : f.kind >> 26 & 1 ? 0 : row / 128;
     Row r = {plane0 + (ulong)row * f.strides[0], plane1 + (ulong)scale_row * f.strides[1],
              plane2 + (ulong)row * f.strides[2]};
@@ -43,9 +43,7 @@ DEVICE float scale_at(uint kind, GPTR(const uchar) p, uint offset) {
 }
 
 // Scale and minimum j of the twelve bytes s of Q4_K and Q5_K.
-DEVICE uint k_scale(GPTR(const uchar) s, uint j) {
-    return j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (uint)(s[j - 4] >> 6) << 4;
-}
+DEVICE uint k_scale(GPTR(const uchar) s, uint j) { return j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (uint)(s[j - 4] >> 6) << 4; }
 DEVICE uint k_min(GPTR(const uchar) s, uint j) {
     return j < 4 ? s[j + 4] & 63 : (uint)(s[j + 4] >> 4) | (uint)(s[j] >> 6) << 4;
 }
@@ -161,12 +159,18 @@ DEVICE Float8 load8_codes(uint kind, GPTR(const uchar) b, uint n) {
 
 // Bytes of a super-block of an encoding with a codebook.
 DEVICE uint code_block(uint kind) {
-    return kind == IQ2_XXS ? 66 : kind == IQ2_XS ? 74 : kind == IQ2_S ? 82 : kind == IQ3_XXS ? 98 : kind == IQ3_S ? 110
-         : kind == IQ1_S ? 50 : 56;
+    return kind == IQ2_XXS ? 66
+         : kind == IQ2_XS  ? 74
+         : kind == IQ2_S   ? 82
+         : kind == IQ3_XXS ? 98
+         : kind == IQ3_S   ? 110
+         : kind == IQ1_S   ? 50
+                           : 56;
 }
 
 // Columns 8i..8i + 8 of a row. Only rows of plain floats and FP8 may end within them: then zeros follow.
-template <uint D> DEVICE Float8 load8(const Format f, const Row row, uint i) {
+template <uint D>
+DEVICE Float8 load8(const Format f, const Row row, uint i) {
     const uint kind = D == ANY ? f.kind & 255 : D;
     const GPTR(const uchar) p = row.plane0;
     Float8 out;
@@ -174,9 +178,9 @@ template <uint D> DEVICE Float8 load8(const Format f, const Row row, uint i) {
         for (uint j = 0; j < 8; ++j) {
             const uint col = 8 * i + j;
             out.v[j] = col >= f.cols ? 0.0f
-                : kind == F32       ? as_float(load_u32(p, 4 * col))
-                : kind == F16       ? half_at(p, 2 * col)
-                                    : bf16_to_f32(load_u16(p, 2 * col));
+                     : kind == F32   ? as_float(load_u32(p, 4 * col))
+                     : kind == F16   ? half_at(p, 2 * col)
+                                     : bf16_to_f32(load_u16(p, 2 * col));
         }
     } else if (kind == Q4_0) {
         // Elements 0..16 are low nibbles, 16..32 high ones.
@@ -212,7 +216,8 @@ template <uint D> DEVICE Float8 load8(const Format f, const Row row, uint i) {
         const uint sub = i % 32 / 4;
         const GPTR(const uchar) b = wide ? p + i / 32 * 136 : p + i / 4 * 18;
         float d = half_at(b, 0);
-        if (wide) d *= (float)((int)((b[4 + sub / 2] >> (sub % 2 * 4) & 15) | (load_u16(b, 2) >> (2 * sub) & 3) << 4) - 32);
+        if (wide)
+            d *= (float)((int)((b[4 + sub / 2] >> (sub % 2 * 4) & 15) | (load_u16(b, 2) >> (2 * sub) & 3) << 4) - 32);
         const uint at = (wide ? 8 + 16 * sub : 2) + 8 * (i % 2), shift = i % 4 / 2 * 4;
         for (uint j = 0; j < 8; ++j) out.v[j] = d * (float)NON_LINEAR[b[at + j] >> shift & 15];
     } else if (D == ANY && kind >= IQ2_XXS) {
@@ -292,7 +297,8 @@ DEVICE Float8 activations8(GPTR(const float) x, uint cols, uint i) {
 }
 
 // One lane's share of the product of a row with activations.
-template <uint D> DEVICE float lane_dot(CTX, const Format f, const Row row, GPTR(const float) x) {
+template <uint D>
+DEVICE float lane_dot(CTX, const Format f, const Row row, GPTR(const float) x) {
     float sum = 0.0f;
     for (uint i = ctx.lane(); 8 * i < f.cols; i += 32) {
         const Float8 w = load8<D>(f, row, i), a = activations8(x, f.cols, i);

@@ -20,7 +20,8 @@ struct EarlyDownConstants {
 // Makes `bar` ready for copies of `count` warps.
 DEVICE void expect_copies(ulong* bar, uint count) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((uint)__cvta_generic_to_shared(bar)), "r"(count) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((uint)__cvta_generic_to_shared(bar)), "r"(count)
+                 : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
@@ -28,9 +29,10 @@ DEVICE void expect_copies(ulong* bar, uint count) {
 // Waits for all of them.
 DEVICE void await_copies(ulong* bar) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{ .reg .pred done; again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], 0; @!done bra again%=; }" ::"r"(
-                     (uint)__cvta_generic_to_shared(bar))
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred done; again%=: mbarrier.try_wait.parity.shared.b64 done, [%0], 0; @!done bra again%=; }" ::"r"(
+            (uint)__cvta_generic_to_shared(bar))
+        : "memory");
 #endif
 }
 
@@ -86,7 +88,8 @@ DEVICE float early_row(CTX, const EarlyDownConstants& c, const DownBuffers& b, c
 // Experts' down · x, x (pairs, cols), summed over each token's pairs with the router's weights, + residual → out (tokens,
 // rows). A warp makes an output. `rows` holds top_k · warps rows. Grid: (rows / warps, tokens).
 template <uint D>
-DEVICE void early_down8(CTX, const EarlyDownConstants& c, const DownBuffers& b, const float* logits, uchar* rows, ulong* bar) {
+DEVICE void early_down8(CTX, const EarlyDownConstants& c, const DownBuffers& b, const float* logits, uchar* rows,
+                        ulong* bar) {
     const uint first_row = ctx.group_x() * ctx.warps(), row = first_row + ctx.warp(), token = ctx.group_y();
     const uint bytes = ctx.warps() * c.part.format.strides[0];
     if (ctx.thread() == 0) expect_copies(bar, c.top_k);
@@ -116,8 +119,8 @@ CONSTANT uint EARLY_COLUMNS = 2048;
 // A group's outputs of one token, two at a time: a warp makes `span` of them, of which `mine` gets the weights. `bars`:
 // one a warp.
 template <uint D>
-DEVICE void early_part(CTX, const ProductsConstants& c, const OwnPart& own, const ProductBuffers& b, const ProductMemory& m,
-                       uchar* mine, ulong* bars) {
+DEVICE void early_part(CTX, const ProductsConstants& c, const OwnPart& own, const ProductBuffers& b,
+                       const ProductMemory& m, uchar* mine, ulong* bars) {
     constexpr uint N = 2, LANES = 32 / N;
     const ProductPart& part = own.part;
     const uint token = ctx.group_y(), cols = part.format.cols, stride = part.format.strides[0];
@@ -161,18 +164,18 @@ extern __shared__ __align__(128) uchar dynamic[];
 
 // As `products_…`, of rows of up to EARLY_COLUMNS columns, of which a lane has a piece, a multiple of 16 bytes. Dynamic
 // memory: `span` rows a warp.
-#define EARLY_PRODUCTS(name, ...)                                                                                \
-    KERNEL_AHEAD(early_products_##name, ProductsConstants, (const uchar, weights), (const float, x),             \
-                 (const float, residual), (float, out0), (float, out1), (float, out2)) {                         \
-        SHARED(uint, words, EARLY_COLUMNS / 4);                                                                  \
-        SHARED(float, scales, EARLY_COLUMNS / 16);                                                               \
-        SHARED(float, scratch, 8);                                                                               \
-        SHARED(ulong, bars, 8);                                                                                  \
-        const ProductBuffers b = {weights, x, residual, out0, out1, out2};                                       \
-        const ProductMemory m = {words, scales, scratch};                                                        \
-        const OwnPart own = own_part(ctx, c, b);                                                                 \
-        uchar* const mine = dynamic + ctx.warp() * own.part.span * own.part.format.strides[0];                   \
-        __VA_ARGS__                                                                                              \
+#define EARLY_PRODUCTS(name, ...)                                                                    \
+    KERNEL_AHEAD(early_products_##name, ProductsConstants, (const uchar, weights), (const float, x), \
+                 (const float, residual), (float, out0), (float, out1), (float, out2)) {             \
+        SHARED(uint, words, EARLY_COLUMNS / 4);                                                      \
+        SHARED(float, scales, EARLY_COLUMNS / 16);                                                   \
+        SHARED(float, scratch, 8);                                                                   \
+        SHARED(ulong, bars, 8);                                                                      \
+        const ProductBuffers b = {weights, x, residual, out0, out1, out2};                           \
+        const ProductMemory m = {words, scales, scratch};                                            \
+        const OwnPart own = own_part(ctx, c, b);                                                     \
+        uchar* const mine = dynamic + ctx.warp() * own.part.span * own.part.format.strides[0];       \
+        __VA_ARGS__                                                                                  \
     }
 #define EARLY_OF_ONE(name, D, code, few, early, ...) \
     IF_##early(EARLY_PRODUCTS(name, early_part<D>(ctx, c, own, b, m, mine, bars);))
@@ -186,13 +189,13 @@ EARLY_PRODUCTS(mixed, {
     }
 })
 
-#define EARLY_DOWN(name, D)                                                                                      \
-    KERNEL_AHEAD(early_down8_##name, EarlyDownConstants, (const uchar, slots), (const uint, table), (const uchar, bytes), \
-                 (const float, scales), (const float, weights), (const float, residual), (float, out),           \
-                 (const float, logits)) {                                                                        \
-        SHARED(ulong, bar, 1);                                                                                   \
-        const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, out};           \
-        early_down8<D>(ctx, c, b, logits, dynamic, bar);                                                         \
+#define EARLY_DOWN(name, D)                                                                                    \
+    KERNEL_AHEAD(early_down8_##name, EarlyDownConstants, (const uchar, slots), (const uint, table),            \
+                 (const uchar, bytes), (const float, scales), (const float, weights), (const float, residual), \
+                 (float, out), (const float, logits)) {                                                        \
+        SHARED(ulong, bar, 1);                                                                                 \
+        const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, out};         \
+        early_down8<D>(ctx, c, b, logits, dynamic, bar);                                                       \
     }
 
 #define EARLY_DOWN_OF_ONE(name, D, code, few, early, ...) IF_##early(EARLY_DOWN(name, D))

@@ -35,8 +35,8 @@ DEVICE bool finite_pair(u32 w) { return (w & 0x7c00) != 0x7c00 && (w & 0x7c00000
 // appended; out as q. Grid: (tiles of 64 rows, heads).
 template <u32 HEAD_DIM>
 DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, const Sequence* sequences,
-                            const Place* places, const u32* pages,
-                            const float* sinks, float* out, const AttentionConstants& c) {
+                            const Place* places, const u32* pages, const float* sinks, float* out,
+                            const AttentionConstants& c) {
     constexpr u32 PIECES = HEAD_DIM / 8;
     constexpr u32 ROW_BYTES = HEAD_DIM * 2;
     constexpr bool Q_IN_REGISTERS = HEAD_DIM <= 128;
@@ -61,7 +61,8 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
     const u32 first = tile * QUERIES, count = min(QUERIES, span.rows - first);
     const u32 first_position = span.start + first, last_position = first_position + count - 1;
     const u32 end = span.start + span.rows;
-    const u32 first_page = c.window && first_position + 1 > c.window ? (first_position + 1 - c.window) / PAGE_TOKENS : 0;
+    const u32 first_page =
+        c.window && first_position + 1 > c.window ? (first_position + 1 - c.window) / PAGE_TOKENS : 0;
     const u32 end_page = last_position / PAGE_TOKENS + 1;
 
     // q as f16 in shared memory; missing rows are zeros.
@@ -77,7 +78,9 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
     }
     __syncthreads();
     u32 q_fragments[Q_IN_REGISTERS ? HEAD_DIM / 16 : 1][4];
-    auto load_q = [&](u32 (&a)[4], u32 k) { ldmatrix_x4(a, q_tile + piece(warp * 16 + (lane & 15), 2 * k + (lane >> 4))); };
+    auto load_q = [&](u32(&a)[4], u32 k) {
+        ldmatrix_x4(a, q_tile + piece(warp * 16 + (lane & 15), 2 * k + (lane >> 4)));
+    };
     if (Q_IN_REGISTERS) {
 #pragma unroll
         for (u32 k = 0; k < HEAD_DIM / 16; k++) load_q(q_fragments[Q_IN_REGISTERS ? k : 0], k);
@@ -131,8 +134,8 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
 
         // Some of the page's keys are not seen by some of the block's tokens.
         const u32 first_key = page * PAGE_TOKENS;
-        const bool masked = first_key + PAGE_TOKENS - 1 > first_position ||
-                            (c.window && last_position - first_key >= c.window);
+        const bool masked =
+            first_key + PAGE_TOKENS - 1 > first_position || (c.window && last_position - first_key >= c.window);
         if (masked && thread < PAGE_TOKENS) spoiled[thread] = 0;
         __syncthreads();
         if (page + 1 < end_page) copy_page(k_tile, keys, page + 1);
@@ -230,6 +233,7 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
     }
 }
 
+// clang-format off
 #define FLASH_ATTENTION(head_dim, blocks)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS, blocks)                                                   \
         tensor_attention_##head_dim(const float* q, const u16* keys, const u16* values, const Sequence* sequences,  \
@@ -237,6 +241,7 @@ DEVICE void flash_attention(const float* q, const u16* keys, const u16* values, 
                                     const __grid_constant__ AttentionConstants c) {                                 \
         flash_attention<head_dim>(q, keys, values, sequences, places, pages, sinks, out, c);                        \
     }
+// clang-format on
 
 FLASH_ATTENTION(64, 4)
 FLASH_ATTENTION(128, 3)

@@ -36,8 +36,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const u32 row = min(first_row + threadIdx.x % 128, c.rows - 1);
     Acc acc;
     clear(acc);
-    multiply(acc, shared, x, c.weight.cols, count, [&](u32 i) { return first + i; },
-             row_address(plane0, plane1, plane2, c.weight, row), c.weight.kind);
+    multiply(
+        acc, shared, x, c.weight.cols, count, [&](u32 i) { return first + i; },
+        row_address(plane0, plane1, plane2, c.weight, row), c.weight.kind);
     for_results(acc, count, [&](u32 token, u32 r, float v0, float v1) {
         r += first_row;
         const float factor = scale[first + token];
@@ -98,8 +99,8 @@ DEVICE float activation(float gate, float up, const GateUpConstants& c) {
 // column; of experts without a gate, 128 of up. Grid: (inner / 64, or inner / 128 without a gate, tiles).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     NAME(tensor_gate_up)(const u16* x, const float* scale, const u32* list, const Tile* tiles, const u8* slots,
-                         const u32* table, const float* weights, const float* gate_bias, const float* up_bias, float* out,
-                         const __grid_constant__ GateUpConstants c) {
+                         const u32* table, const float* weights, const float* gate_bias, const float* up_bias,
+                         float* out, const __grid_constant__ GateUpConstants c) {
     extern __shared__ __align__(128) u8 shared[];
     const Tile tile = tiles[blockIdx.y];
     if (tile.count == 0) return;
@@ -108,8 +109,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const u32 row = min(first_row + (gated ? thread_row / 32 * 16 + thread_row % 16 : thread_row), inner - 1);
     Acc acc;
     clear(acc);
-    multiply(acc, shared, x, c.up.format.cols, tile.count, [&](u32 i) { return list[tile.first + i] / c.share; },
-             expert_row(slots, table[tile.expert], gated && thread_row % 32 < 16 ? c.gate : c.up, row), c.up.format.kind);
+    multiply(
+        acc, shared, x, c.up.format.cols, tile.count, [&](u32 i) { return list[tile.first + i] / c.share; },
+        expert_row(slots, table[tile.expert], gated && thread_row % 32 < 16 ? c.gate : c.up, row), c.up.format.kind);
     if (!gated) {
         for_results(acc, tile.count, [&](u32 token, u32 r, float v0, float v1) {
             r += first_row;
@@ -164,8 +166,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const u32 row = min(first_row + threadIdx.x % 128, hidden - 1);
     Acc acc;
     clear(acc);
-    multiply(acc, shared, x, c.part.format.cols, tile.count, [&](u32 i) { return list[tile.first + i]; },
-             expert_row(slots, table[tile.expert], c.part, row), c.part.format.kind);
+    multiply(
+        acc, shared, x, c.part.format.cols, tile.count, [&](u32 i) { return list[tile.first + i]; },
+        expert_row(slots, table[tile.expert], c.part, row), c.part.format.kind);
     for_results(acc, tile.count, [&](u32 token, u32 r, float v0, float v1) {
         r += first_row;
         const u32 pair = list[tile.first + token];

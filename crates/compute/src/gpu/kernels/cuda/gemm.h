@@ -97,7 +97,8 @@ DEVICE void multiply(Acc& acc, u8* shared, const u16* x, u32 cols, u32 count, Ro
                     u32 a[4];
                     ldmatrix_x4(a, x_tile + piece(first + (lane & 15), 2 * k + (lane >> 4)));
 #pragma unroll
-                    for (u32 n = 0; n < 4; n++) mma_16816(acc.v[m][n], a, b[n / 2][2 * (n % 2)], b[n / 2][2 * (n % 2) + 1]);
+                    for (u32 n = 0; n < 4; n++)
+                        mma_16816(acc.v[m][n], a, b[n / 2][2 * (n % 2)], b[n / 2][2 * (n % 2) + 1]);
                 }
             }
         }

@@ -11,11 +11,13 @@
 CONSTANT uint QUERIES = 8, TILE_KEYS = 16;
 
 // sum + a · b over 16: a (16, 16), b (16, 8).
+// clang-format off
 DEVICE void multiply(float (&sum)[4], const uint (&a)[4], uint b0, uint b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// clang-format on
 
 // Eight floats as f16.
 DEVICE uint4 packed_at(const float* from) {
@@ -28,20 +30,23 @@ DEVICE uint4 packed_at(const float* from) {
 
 // A lane's share of 16 keys and their values. With g = lane / 4 and t = lane % 4: of keys g and 8 + g, channels 32c + 8t and
 // the seven that follow; of the values of keys 2t, 2t + 1, 8 + 2t and 9 + 2t, channels DIM / 8 · g and those that follow.
-template <uint DIM> struct Tile {
+template <uint DIM>
+struct Tile {
     uint4 keys[2][DIM / 32];
     uint4 values[4][DIM / 64];
 };
 
 // What a warp has gathered: of query 2t + i channel DIM / 8 · g + 2j + h in mixed[j][2h + i]; of query g the largest score, in
 // powers of two, and the lane's share of the weights.
-template <uint DIM> struct Mixed {
+template <uint DIM>
+struct Mixed {
     float mixed[DIM / 16][4];
     float maximum, sum;
 };
 
 template <uint DIM>
-DEVICE Tile<DIM> load_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place at, uint kv_head, uint first, uint end) {
+DEVICE Tile<DIM> load_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place at, uint kv_head, uint first,
+                           uint end) {
     const uint g = ctx.lane() / 4, t = ctx.lane() % 4;
     Tile<DIM> tile = {};
     if (first >= end) return tile;
@@ -50,21 +55,24 @@ DEVICE Tile<DIM> load_tile(CTX, const DecodeConstants c, const DecodeBuffers b, 
         const uint position = first + 8 * i + g;
         const ulong from = place_of(b.pages, at, position < end ? position : end - 1, c.kv_heads, kv_head) * DIM;
 #pragma unroll
-        for (uint j = 0; j < DIM / 32; ++j) tile.keys[i][j] = __ldg((const uint4*)(b.keys + (from + 32 * j + 8 * t) * 2));
+        for (uint j = 0; j < DIM / 32; ++j)
+            tile.keys[i][j] = __ldg((const uint4*)(b.keys + (from + 32 * j + 8 * t) * 2));
     }
 #pragma unroll
     for (uint i = 0; i < 4; ++i) {
         const uint position = first + 8 * (i / 2) + 2 * t + i % 2;
         const ulong from = place_of(b.pages, at, position < end ? position : end - 1, c.kv_heads, kv_head) * DIM;
 #pragma unroll
-        for (uint j = 0; j < DIM / 64; ++j) tile.values[i][j] = __ldg((const uint4*)(b.values + (from + DIM / 8 * g + 8 * j) * 2));
+        for (uint j = 0; j < DIM / 64; ++j)
+            tile.values[i][j] = __ldg((const uint4*)(b.values + (from + DIM / 8 * g + 8 * j) * 2));
     }
     return tile;
 }
 
 // Brings keys first..first + 16 and their values nearer, half a key and half of its values a lane.
 template <uint DIM>
-DEVICE void ask_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place at, uint kv_head, uint first, uint end) {
+DEVICE void ask_tile(CTX, const DecodeConstants c, const DecodeBuffers b, Place at, uint kv_head, uint first,
+                     uint end) {
     const uint position = first + ctx.lane() / 2;
     if (position >= end) return;
     const ulong from = (place_of(b.pages, at, position, c.kv_heads, kv_head) * 2 + ctx.lane() % 2) * DIM;
@@ -132,8 +140,8 @@ DEVICE void gather(CTX, const uint4 (&q)[DIM / 32], const Tile<DIM>& tile, uint 
 
 // What `prepare_head` does, of a head whose channels lane + 32i are in `own`.
 template <uint DIM>
-DEVICE void place_head(CTX, const DecodeConstants c, const float (&own)[DIM / 32], bool normed, const float* weight, float eps,
-                       const float* angles, float* to) {
+DEVICE void place_head(CTX, const DecodeConstants c, const float (&own)[DIM / 32], bool normed, const float* weight,
+                       float eps, const float* angles, float* to) {
     constexpr uint EACH = DIM / 32;
     float weights[EACH], cosines[EACH], sines[EACH], v[EACH], squares = 0.0f;
 #pragma unroll
@@ -183,12 +191,13 @@ DEVICE void put_newest(CTX, const float* key, const float* value, uint place, Ti
 // q (rows, heads · DIM), k and v (rows, kv_heads · DIM), f16 cache. A group does up to eight queries of a key head. Grid:
 // (kv_heads · chunks, splits, rows). `out` and `stats` as those of `attend`; the newest key is in the last split.
 template <uint DIM>
-DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, float* heads, float* mixed, float* maxima,
-                          float* sums, float* factors) {
+DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, float* heads, float* mixed,
+                          float* maxima, float* sums, float* factors) {
     constexpr float LOG2_E = 1.44269504f;
     // Lines of threadgroup memory, so that lanes of a warp meet different banks.
     constexpr uint HEAD_LINE = DIM + 4, MIXED_LINE = DIM + 20;
-    const uint row = ctx.group_z(), split = ctx.group_y(), lane = ctx.lane(), warp = ctx.warp(), g = lane / 4, t = lane % 4;
+    const uint row = ctx.group_z(), split = ctx.group_y(), lane = ctx.lane(), warp = ctx.warp(), g = lane / 4,
+               t = lane % 4;
     const uint kv_head = ctx.group_x() / c.chunks, chunk = ctx.group_x() % c.chunks, group = c.heads / c.kv_heads;
     const uint head0 = kv_head * group + chunk * QUERIES;
     const uint queries = group - chunk * QUERIES < QUERIES ? group - chunk * QUERIES : QUERIES;
@@ -234,17 +243,20 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
         const Float4 a = load_f32x4(heads, (g < queries ? g : 0) * HEAD_LINE + 32 * j + 8 * t);
         const Float4 e = load_f32x4(heads, (g < queries ? g : 0) * HEAD_LINE + 32 * j + 8 * t + 4);
         const float scale = g < queries ? c.scale * LOG2_E : 0.0f;
-        const Float8 own = {{a.x * scale, a.y * scale, a.z * scale, a.w * scale, e.x * scale, e.y * scale, e.z * scale, e.w * scale}};
+        const Float8 own = {
+            {a.x * scale, a.y * scale, a.z * scale, a.w * scale, e.x * scale, e.y * scale, e.z * scale, e.w * scale}};
         const Word4 w = packed8(own);
         q[j] = make_uint4(w.x, w.y, w.z, w.w);
     }
     Mixed<DIM> m;
 #pragma unroll
-    for (uint j = 0; j < DIM / 16; ++j) for (uint i = 0; i < 4; ++i) m.mixed[j][i] = 0.0f;
+    for (uint j = 0; j < DIM / 16; ++j)
+        for (uint i = 0; i < 4; ++i) m.mixed[j][i] = 0.0f;
     m.maximum = -infinity();
     m.sum = 0.0f;
     for (; first < end; first += step) {
-        if (held < end && held < first + TILE_KEYS) put_newest<DIM>(ctx, heads + QUERIES * HEAD_LINE, heads + (QUERIES + 1) * HEAD_LINE, held - first, tile);
+        if (held < end && held < first + TILE_KEYS)
+            put_newest<DIM>(ctx, heads + QUERIES * HEAD_LINE, heads + (QUERIES + 1) * HEAD_LINE, held - first, tile);
         gather<DIM>(ctx, q, tile, first, end, m);
         tile = load_tile<DIM>(ctx, c, b, at, kv_head, first + step, in_cache);
         ask_tile<DIM>(ctx, c, b, at, kv_head, first + 2 * step, in_cache);
@@ -296,22 +308,24 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
         const uint h = i / DIM, d = i % DIM;
         float sum = 0.0f;
 #pragma unroll
-        for (uint w = 0; w < 8; ++w) sum += mixed[(w * QUERIES + h) * MIXED_LINE + d + d / (DIM / 8) * 2] * factors[w * QUERIES + h];
+        for (uint w = 0; w < 8; ++w)
+            sum += mixed[(w * QUERIES + h) * MIXED_LINE + d + d / (DIM / 8) * 2] * factors[w * QUERIES + h];
         b.out[(((ulong)row * c.heads + head0 + h) * c.splits + split) * DIM + d] = sum;
     }
 }
 
-#define TENSOR_DECODE(DIM)                                                                                        \
-    KERNEL_AHEAD(tensor_decode_##DIM, DecodeConstants, (const float, q), (const float, k), (const float, v),       \
-                 (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),  \
-                 (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats), (float, out)) { \
-        SHARED(float, heads, (QUERIES + 2) * (DIM + 4));                                                                \
-        SHARED(float, mixed, 8 * QUERIES * (DIM + 20));                                                                  \
-        SHARED(float, maxima, 8 * QUERIES);                                                                       \
-        SHARED(float, sums, 8 * QUERIES);                                                                         \
-        SHARED(float, factors, 8 * QUERIES);                                                                      \
+#define TENSOR_DECODE(DIM)                                                                                             \
+    KERNEL_AHEAD(tensor_decode_##DIM, DecodeConstants, (const float, q), (const float, k), (const float, v),           \
+                 (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),       \
+                 (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats),            \
+                 (float, out)) {                                                                                       \
+        SHARED(float, heads, (QUERIES + 2) * (DIM + 4));                                                               \
+        SHARED(float, mixed, 8 * QUERIES * (DIM + 20));                                                                \
+        SHARED(float, maxima, 8 * QUERIES);                                                                            \
+        SHARED(float, sums, 8 * QUERIES);                                                                              \
+        SHARED(float, factors, 8 * QUERIES);                                                                           \
         const DecodeBuffers b = {q, k, v, q_weight, k_weight, angles, places, pages, sinks, keys, values, stats, out}; \
-        tensor_decode<DIM>(ctx, c, b, heads, mixed, maxima, sums, factors);                                                \
+        tensor_decode<DIM>(ctx, c, b, heads, mixed, maxima, sums, factors);                                            \
     }
 
 TENSOR_DECODE(64)

@@ -315,7 +315,9 @@ struct Encoding<IQ4_NL> {
         raw.d = load_u16(block);
         load_unaligned(raw.qs, block + 2);
     }
-    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) { unpack_non_linear(raw.qs, f32_of_f16(raw.d), out); }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        unpack_non_linear(raw.qs, f32_of_f16(raw.d), out);
+    }
 };
 
 template <>

@@ -10,7 +10,8 @@
 namespace emulator {
 
 // A value in checked memory.
-template <class T> struct Reference {
+template <class T>
+struct Reference {
     Memory* memory;
     uint64_t at;
     operator T() const {
@@ -25,31 +26,41 @@ template <class T> struct Reference {
         return *this;
     }
     const Reference& operator=(const Reference& other) const { return *this = (T)other; }
-    const Reference& operator+=(T value) const { return *this = (T)((T)*this + value); }
-    const Reference& operator*=(T value) const { return *this = (T)((T)*this * value); }
+    const Reference& operator+=(T value) const { return *this = (T)((T) * this + value); }
+    const Reference& operator*=(T value) const { return *this = (T)((T) * this * value); }
 };
 
 // A checked pointer.
-template <class T> struct Pointer {
+template <class T>
+struct Pointer {
     typedef typename std::remove_const<T>::type Plain;
     Memory* memory;
     int64_t at;
-    template <class I> auto operator[](I index) const {
+    template <class I>
+    auto operator[](I index) const {
         const Reference<Plain> place{memory, (uint64_t)(at + (int64_t)index * (int64_t)sizeof(T))};
         if constexpr (std::is_const<T>::value) return (Plain)place;
         else return place;
     }
     auto operator*() const { return (*this)[0]; }
-    template <class I> Pointer operator+(I count) const {
+    template <class I>
+    Pointer operator+(I count) const {
         return Pointer{memory, at + (int64_t)count * (int64_t)sizeof(T)};
     }
-    template <class I> Pointer& operator+=(I count) { return *this = *this + count; }
+    template <class I>
+    Pointer& operator+=(I count) {
+        return *this = *this + count;
+    }
     operator Pointer<const T>() const { return Pointer<const T>{memory, at}; }
 };
 
-template <class To, class From> Pointer<To> cast(Pointer<From> p) { return Pointer<To>{p.memory, p.at}; }
+template <class To, class From>
+Pointer<To> cast(Pointer<From> p) {
+    return Pointer<To>{p.memory, p.at};
+}
 
-template <class W, class T> W load(Pointer<T> p, uint offset) {
+template <class W, class T>
+W load(Pointer<T> p, uint offset) {
     return Reference<W>{p.memory, (uint64_t)(p.at + offset)};
 }
 
@@ -79,21 +90,22 @@ struct Ctx {
 #define MF_ARG_(T, name) emulator::Pointer<T> name
 #define MF_ARG(index, pair) MF_ARG_ pair
 #define MF_BIND_(T, name) emulator::Pointer<T>
-#define MF_BIND(index, pair) MF_BIND_ pair {bindings[index].memory, (int64_t)bindings[index].offset}
+#define MF_BIND(index, pair) \
+    MF_BIND_ pair { bindings[index].memory, (int64_t)bindings[index].offset }
 #define MF_ONE(index, pair) 1
 #define KERNEL(...) MF_KERNEL(0, __VA_ARGS__)
 #define KERNEL_AHEAD(...) MF_KERNEL(1, __VA_ARGS__)
-#define MF_KERNEL(first, name, Constants, ...)                                                           \
-    static void name(const Ctx& ctx, const Constants& c, MF_EACH(MF_ARG, __VA_ARGS__));                  \
-    static void name##_bound(const emulator::Binding* bindings, const void* constants) {                 \
-        Constants c;                                                                                     \
-        memcpy(&c, constants, sizeof c);                                                                 \
-        const Ctx ctx{};                                                                                 \
-        emulator::ahead[emulator::now.thread] = first;                                                   \
-        name(ctx, c, MF_EACH(MF_BIND, __VA_ARGS__));                                                     \
-    }                                                                                                    \
-    static const int name##_buffers[] = {MF_EACH(MF_ONE, __VA_ARGS__)};                                  \
-    static const emulator::Register name##_registered(mf_kernels, #name, name##_bound,                   \
+#define MF_KERNEL(first, name, Constants, ...)                                                                 \
+    static void name(const Ctx& ctx, const Constants& c, MF_EACH(MF_ARG, __VA_ARGS__));                        \
+    static void name##_bound(const emulator::Binding* bindings, const void* constants) {                       \
+        Constants c;                                                                                           \
+        memcpy(&c, constants, sizeof c);                                                                       \
+        const Ctx ctx{};                                                                                       \
+        emulator::ahead[emulator::now.thread] = first;                                                         \
+        name(ctx, c, MF_EACH(MF_BIND, __VA_ARGS__));                                                           \
+    }                                                                                                          \
+    static const int name##_buffers[] = {MF_EACH(MF_ONE, __VA_ARGS__)};                                        \
+    static const emulator::Register name##_registered(mf_kernels, #name, name##_bound,                         \
                                                       sizeof name##_buffers / sizeof(int), sizeof(Constants)); \
     static void name(const Ctx& ctx, const Constants& c, MF_EACH(MF_ARG, __VA_ARGS__))
 
@@ -151,7 +163,9 @@ DEVICE bool is_finite(float x) { return std::isfinite(x); }
 DEVICE float infinity() { return HUGE_VALF; }
 DEVICE float not_a_number() { return NAN; }
 
-struct Word4 { uint x, y, z, w; };
+struct Word4 {
+    uint x, y, z, w;
+};
 DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return emulator::load<ushort>(p, offset); }
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return emulator::load<uint>(p, offset); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return emulator::load<Word4>(p, offset); }
@@ -183,7 +197,9 @@ DEVICE Word4 load_u32x4(SPTR(const uint) p, uint index) {
     return Word4{p[index], p[index + 1], p[index + 2], p[index + 3]};
 }
 
-struct Float4 { float x, y, z, w; };
+struct Float4 {
+    float x, y, z, w;
+};
 DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {
     if (index % 4) emulator::fail("%s: four elements from %u on", p.memory->name, index);
     return Float4{p[index], p[index + 1], p[index + 2], p[index + 3]};

@@ -60,7 +60,8 @@ inline bool all_written(const uint8_t* written, uint64_t size) {
         memcpy(&flags, written, 4);
         return flags == 0x01010101;
     }
-    for (uint64_t i = 0; i < size; ++i) if (!written[i]) return false;
+    for (uint64_t i = 0; i < size; ++i)
+        if (!written[i]) return false;
     return true;
 }
 
@@ -103,7 +104,8 @@ extern __thread uint8_t ahead[256];
 // A thread that runs ahead writes nothing, or nothing of what they write, and reads nothing of that.
 inline void check_ahead(const Memory& memory, uint64_t at, uint64_t size, bool write) {
     if (write && ahead[now.thread] == 1) fail_ahead(memory);
-    for (uint64_t i = at; i < at + size && i < memory.bytes; ++i) if (memory.stamps[i].group >= now.before) fail_ahead(memory);
+    for (uint64_t i = at; i < at + size && i < memory.bytes; ++i)
+        if (memory.stamps[i].group >= now.before) fail_ahead(memory);
 }
 
 inline void check(Memory& memory, uint64_t at, uint64_t size, bool write) {

@@ -10,8 +10,10 @@ using namespace metal;
 
 #define DEVICE static inline
 #define CONSTANT static constant constexpr
-template <class T> using device_pointer = device T*;
-template <class T> using group_pointer = threadgroup T*;
+template <class T>
+using device_pointer = device T*;
+template <class T>
+using group_pointer = threadgroup T*;
 #define GPTR(T) device_pointer<T>
 #define SPTR(T) group_pointer<T>
 #define GCAST(T, p) ((device T*)(p))
@@ -54,14 +56,12 @@ DEVICE Ctx mf_context(Ctx given, uint, uint, uint) { return given; }
 #define MF_ARG_(T, name) device T* name
 #define MF_ARG(index, pair) MF_ARG_ pair [[buffer(index)]]
 // The constants' place among the buffers is the last that there is.
-#define MF_HEAD(name, Constants, ...)                                                               \
-    MF_KERNEL name(MF_EACH(MF_ARG, __VA_ARGS__), MF_CONSTANTS(Constants) c [[buffer(30)]],         \
-                     uint3 mf_place [[threadgroup_position_in_grid]],                               \
-                     uint mf_index [[thread_index_in_threadgroup]],                                 \
-                     uint3 mf_size [[threads_per_threadgroup]],                                     \
-                     uint3 mf_groups [[threadgroups_per_grid]])
-#define KERNEL(name, Constants, ...)                                    \
-    MF_REGISTER(name, MF_HEAD(name, Constants, __VA_ARGS__))            \
+#define MF_HEAD(name, Constants, ...)                                                                              \
+    MF_KERNEL name(MF_EACH(MF_ARG, __VA_ARGS__), MF_CONSTANTS(Constants) c [[buffer(30)]],                         \
+                   uint3 mf_place [[threadgroup_position_in_grid]], uint mf_index [[thread_index_in_threadgroup]], \
+                   uint3 mf_size [[threads_per_threadgroup]], uint3 mf_groups [[threadgroups_per_grid]])
+#define KERNEL(name, Constants, ...)                         \
+    MF_REGISTER(name, MF_HEAD(name, Constants, __VA_ARGS__)) \
     MF_HEAD(name, Constants, __VA_ARGS__)
 
 // Dispatches of a queue follow each other: none begins early, and nothing is brought nearer ahead of use.
@@ -123,7 +123,9 @@ DEVICE bool is_finite(float x) { return (as_uint(x) & 0x7f800000u) != 0x7f800000
 DEVICE float infinity() { return as_float(0x7f800000u); }
 DEVICE float not_a_number() { return as_float(0x7fc00000u); }
 
-struct alignas(16) Word4 { uint x, y, z, w; };
+struct alignas(16) Word4 {
+    uint x, y, z, w;
+};
 DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return *(device const ushort*)(p + offset); }
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return *(device const uint*)(p + offset); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return *(device const Word4*)(p + offset); }
@@ -154,7 +156,9 @@ DEVICE Word4 load_u32x4(SPTR(const uint) p, uint index) {
     return v;
 }
 
-struct Float4 { float x, y, z, w; };
+struct Float4 {
+    float x, y, z, w;
+};
 DEVICE Float4 load_f32x4(SPTR(const float) p, uint index) {
     Float4 v = {p[index], p[index + 1], p[index + 2], p[index + 3]};
     return v;

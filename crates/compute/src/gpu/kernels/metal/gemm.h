@@ -69,8 +69,9 @@ DEVICE void matmul(CTX, const LinearConstants c, const Row planes, GPTR(const fl
 
 template <uint D>
 DEVICE void moe_matmul(CTX, const ExpertConstants c, GPTR(const uchar) slots, GPTR(const uint) table,
-                       GPTR(const uint) list, const Block block, GPTR(const float) x, GPTR(const float) weights,
-                       GPTR(const float) bias, GPTR(float) out, SPTR(float) tiles) {
+                       GPTR(const uint) list,
+                       const Block block, GPTR(const float) x, GPTR(const float) weights, GPTR(const float) bias,
+                       GPTR(float) out, SPTR(float) tiles) {
     const uint row0 = ctx.group_x() * 64, line = ctx.thread() / 4;
     const bool has_w = row0 + line < c.part.rows, has_x = line < block.count;
     const Row w = expert_row(slots, table[block.expert], c.part, has_w ? row0 + line : 0);
@@ -88,18 +89,18 @@ DEVICE void moe_matmul(CTX, const ExpertConstants c, GPTR(const uchar) slots, GP
 }
 
 #define OF_ENCODING(name, D)                                                                                        \
-    KERNEL(simdgroup_matmul_##name, LinearConstants, (const uchar, plane0), (const uchar, plane1),               \
-           (const uchar, plane2), (const float, x), (const float, bias), (const float, residual), (float, out)) { \
-        SHARED(float, tiles, TILES);                                                                             \
-        const Row planes = {plane0, plane1, plane2};                                                             \
-        matmul<D>(ctx, c, planes, x, bias, residual, out, tiles);                                                \
-    }                                                                                                            \
-    KERNEL(simdgroup_moe_matmul_##name, ExpertConstants, (const uchar, slots), (const uint, table),              \
-           (const uint, list), (const Block, blocks), (const uint, grid), (const float, x),        \
-           (const float, weights), (const float, bias), (float, out)) {                                                                                       \
-        SHARED(float, tiles, TILES);                                                                             \
-        if (ctx.group_y() >= grid[1]) return;                                                                    \
-        moe_matmul<D>(ctx, c, slots, table, list, blocks[ctx.group_y()], x, weights, bias, out, tiles);                   \
+    KERNEL(simdgroup_matmul_##name, LinearConstants, (const uchar, plane0), (const uchar, plane1),                  \
+           (const uchar, plane2), (const float, x), (const float, bias), (const float, residual), (float, out)) {   \
+        SHARED(float, tiles, TILES);                                                                                \
+        const Row planes = {plane0, plane1, plane2};                                                                \
+        matmul<D>(ctx, c, planes, x, bias, residual, out, tiles);                                                   \
+    }                                                                                                               \
+    KERNEL(simdgroup_moe_matmul_##name, ExpertConstants, (const uchar, slots), (const uint, table),                 \
+           (const uint, list), (const Block, blocks), (const uint, grid), (const float, x), (const float, weights), \
+           (const float, bias), (float, out)) {                                                                     \
+        SHARED(float, tiles, TILES);                                                                                \
+        if (ctx.group_y() >= grid[1]) return;                                                                       \
+        moe_matmul<D>(ctx, c, slots, table, list, blocks[ctx.group_y()], x, weights, bias, out, tiles);             \
     }
 
 OF_ENCODING(any, ANY)
