@@ -155,7 +155,7 @@ def same_text(a: dict[str, str], b: dict[str, str]) -> bool:
 
 
 def instructions(image: bytes) -> dict[str, bytes]:
-    """The machine code of each kernel of an ELF image, without what the compiler says beside it."""
+    """The machine code of each kernel of an ELF image. The data that it reads is also in the kernels' texts."""
     start, = struct.unpack_from("<Q", image, 0x28)
     size, count, names = struct.unpack_from("<3H", image, 0x3A)
     sections = [struct.unpack_from("<2I4Q", image, start + i * size) for i in range(count)]
@@ -163,7 +163,7 @@ def instructions(image: bytes) -> dict[str, bytes]:
     found = {}
     for name, _, _, _, offset, length in sections:
         label = image[strings + name:image.index(b"\0", strings + name)].decode()
-        if label.startswith((".text.", ".nv.constant")):
+        if label.startswith(".text."):
             found[label] = image[offset:offset + length]
     return found
 
@@ -193,11 +193,11 @@ def write_index(rows: dict[str, Row]) -> None:
 def write(unit: Unit, compiled: Compiled) -> str:
     """Archives a unit; says what of it has changed. What has not stays as it is, byte for byte."""
     texts, image = archived(unit)
+    same = same_text(texts, compiled.texts)
+    same_code = same and bool(image) and instructions(image) == instructions(compiled.image)
+    text = "".join(f"{MARK}{kernel}\n{text}" for kernel, text in compiled.texts.items())
     changed = []
-    for what, same, content in (
-        ("ptx", same_text(texts, compiled.texts), "".join(f"{MARK}{k}\n{t}" for k, t in compiled.texts.items()).encode()),
-        ("sm_90", bool(image) and instructions(image) == instructions(compiled.image), compiled.image),
-    ):
+    for what, same, content in ("ptx", same, text.encode()), ("sm_90", same_code, compiled.image):
         if not same:
             (ARCHIVES / what).mkdir(parents=True, exist_ok=True)
             (ARCHIVES / what / f"{unit.name}.z").write_bytes(zlib.compress(content, 9))

@@ -3,26 +3,16 @@
 use std::time::Instant;
 
 use super::device::Device;
-use super::executable::GpuExecutable;
-use super::lower::scratch_bytes;
-use super::{compressed, experts, steps, supported, tensor_cores};
+use super::memory::{all_bytes, device_scratch_bytes};
+use super::options::GpuOptions;
+use super::run::GpuExecutable;
+use super::supported;
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::Graph;
 use crate::{Result, Tensor};
 
 /// Bytes of a trial copy from host memory.
 const LINK_TRIAL: usize = 64 << 20;
-
-/// How device memory is used.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct GpuOptions {
-    /// Bytes of device memory for everything; by default what is free, less a margin.
-    pub memory: Option<u64>,
-    /// Slots for experts, in place of those that memory leaves; in every layer, where host memory keeps all experts.
-    pub expert_slots: Option<usize>,
-    /// Whether host memory is another than the device's, and keeps experts that the device has no room for.
-    pub host_memory: bool,
-}
 
 /// Opens a device of its own for every graph that is compiled.
 type Open = dyn Fn() -> Result<Box<dyn Device>> + Send + Sync;
@@ -55,7 +45,7 @@ impl Backend for GpuBackend {
     }
 
     fn expert_bytes(&self, graph: &Graph) -> Option<u64> {
-        experts::all_bytes(graph).ok().filter(|bytes| self.options.host_memory && *bytes > 0)
+        all_bytes(graph).ok().filter(|bytes| self.options.host_memory && *bytes > 0)
     }
 
     fn link_bandwidth(&self) -> Result<Option<f64>> {
@@ -85,22 +75,6 @@ impl Backend for GpuBackend {
         graph.check_weights(&weights)?;
         supported::check(graph)?;
         let device = (self.open)()?;
-        Ok(Box::new(GpuExecutable::new(device, graph.clone(), &weights, options, self.options)?))
+        Ok(Box::new(GpuExecutable::new(device, graph.clone(), &weights, &options, &self.options)?))
     }
-}
-
-/// Bytes of activations and scratch for batches of up to `rows` rows; `usize::MAX` if that is not enough to say it,
-/// nothing for a graph that cannot run on GPUs.
-pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
-    if supported::unsupported(graph).is_some() {
-        return 0;
-    }
-    let steps = steps::steps(graph);
-    let widths: usize = steps::buffers(graph, &steps).widths.iter().sum();
-    let (attention, experts, buckets) = scratch_bytes(graph, rows);
-    let tensor = tensor_cores::scratch_bytes(graph, rows);
-    let chosen = [compressed::chosen_bytes(graph, rows)];
-    let scratch = attention.iter().chain(&experts).chain(&buckets).chain(&tensor).chain(&chosen);
-    let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
-    scratch.fold(values, |sum, bytes| sum.saturating_add(*bytes))
 }

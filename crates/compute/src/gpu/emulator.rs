@@ -16,7 +16,7 @@ const ADOPTED_PAGE: usize = 4096;
 struct Stamp([u32; 2]);
 
 #[repr(C)]
-struct Memory {
+struct BoundMemory {
     data: *mut u8,
     written: *mut u8,
     stamps: *mut Stamp,
@@ -31,7 +31,7 @@ struct Memory {
 
 #[repr(C)]
 struct Binding {
-    memory: *mut Memory,
+    memory: *mut BoundMemory,
     offset: u64,
 }
 
@@ -196,11 +196,11 @@ impl Emulator {
             return Ok(());
         }
         // Bindings of one buffer share a description of it.
-        let mut memories: Vec<(BufferId, Box<Memory>)> = vec![];
+        let mut memories: Vec<(BufferId, Box<BoundMemory>)> = vec![];
         let mut bindings = vec![];
         for slice in &dispatch.buffers {
             let buffer = self.buffer(slice.buffer)?;
-            let memory = Memory {
+            let memory = BoundMemory {
                 data: buffer.data.as_mut_ptr().cast(),
                 written: buffer.written.as_mut_ptr(),
                 stamps: buffer.stamps.as_mut_ptr(),

@@ -119,6 +119,12 @@ pub(crate) fn kind(dtype: DType) -> Result<u32> {
         })
 }
 
+/// Names of all encodings that have a kind of kernels.
+#[cfg(test)]
+pub(crate) fn with(path: FastPath) -> Vec<&'static str> {
+    TABLE.iter().filter(|row| row.paths.contains(&path)).map(|row| row.name).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

@@ -17,36 +17,23 @@
 //! - Dispatches run in order; one that is [`Order::Beside`] may run at the same time as the one before it.
 
 mod arguments;
-mod attention;
 mod backend;
-mod budget;
-mod compressed;
 #[cfg(target_os = "linux")]
 pub mod cuda;
-mod decode;
 pub mod device;
-mod early;
 #[cfg(feature = "emulator")]
 pub mod emulator;
 mod encodings;
-mod executable;
-mod experts;
-mod few_experts;
-mod few_rows;
-mod inputs;
 pub mod kernels;
 mod lower;
+mod memory;
 #[cfg(target_os = "macos")]
 pub mod metal;
-mod ngrams;
-mod operations;
-mod routed_experts;
-mod state;
+mod options;
+mod run;
 mod steps;
 mod supported;
-mod tensor_cores;
-mod tiers;
-mod weights;
 
-pub use backend::{GpuBackend, GpuOptions};
+pub use backend::GpuBackend;
 pub use device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, constants};
+pub use options::GpuOptions;

@@ -146,6 +146,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
+    use crate::gpu::encodings::{self, FastPath};
 
     fn kernels() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gpu/kernels")
@@ -234,6 +235,25 @@ mod tests {
     }
 
     #[test]
+    fn encodings_have_the_kernels_that_their_table_says() {
+        let kernels = [
+            (FastPath::Bytes, &["products", "gate_up8", "down8"][..]),
+            (FastPath::Plain, &["product", "products"]),
+            (FastPath::Early, &["early_products", "early_down8"]),
+            (FastPath::Tensor, &["tensor_linear", "tensor_gate_up", "tensor_down"]),
+        ];
+        let archive = Archive::open(CODE_MAJOR);
+        for (path, operations) in kernels {
+            for operation in operations {
+                for name in encodings::with(path) {
+                    let kernel = format!("{operation}_{name}");
+                    assert!(archive.owners.contains_key(kernel.as_str()), "{kernel}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn formatting_and_comments_leave_the_essence() {
         let text = "#define F(x) \\\n    (x)  // twice\nint a = 1;\n// none\nint b=a  - -a;\n";
         assert_eq!(essence(text), "#define F(x) (x)\nint a=1;int b=a- -a;");
@@ -261,7 +281,7 @@ mod tests {
             assert_eq!(code.expect("machine code"), ImageId::Code(archive.owners[name].name));
             let text = String::from_utf8(archive.image(&text.expect("text")).unwrap()).unwrap();
             assert!(text.contains(&format!(".entry {name}(")), "{name}");
-            assert!(text.starts_with("\n.version 8.0\n.target sm_80\n"), "{name}: {text:.60}");
+            assert!(text.starts_with(".version 8.0\n.target sm_80\n"), "{name}: {text:.60}");
             assert!(text.ends_with('\0'), "{name}");
         }
         assert_eq!(archive.find("absent"), [None, None]);

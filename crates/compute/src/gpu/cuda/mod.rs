@@ -23,11 +23,10 @@ use driver::{
 };
 use host::{Pinned, Staging};
 use kernels::{Kernel, Kernels};
-use profile::Profile;
+use profile::EventProfile;
 
-use super::decode::TENSOR_UNIT;
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
-use super::early::EARLY_UNIT;
+use super::kernels::{EARLY_UNIT, TENSOR_DECODE_UNIT};
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
@@ -72,7 +71,7 @@ pub struct Cuda {
     recordings: Vec<Option<Recording>>,
     staging: Staging,
     counts: DeviceCounts,
-    profile: Option<Profile>,
+    profile: Option<EventProfile>,
 }
 
 /// GPUs that the driver finds, in its order.
@@ -199,7 +198,7 @@ impl Cuda {
     }
 
     /// Everything that launching a dispatch takes; nothing if its grid is empty.
-    fn launch(&self, dispatch: &Dispatch) -> Result<Option<Launch>> {
+    fn launch(&self, dispatch: &Dispatch) -> Result<Option<KernelLaunch>> {
         let grid = match dispatch.grid {
             Grid::Fixed(grid) | Grid::Indirect { limit: grid, .. } => grid,
         };
@@ -208,7 +207,7 @@ impl Cuda {
         }
         let kernel = self.kernels().get(dispatch)?;
         let buffers = dispatch.buffers.iter().map(|slice| self.address(*slice, 0));
-        Ok(Some(Launch {
+        Ok(Some(KernelLaunch {
             kernel,
             grid,
             threads: dispatch.threads,
@@ -254,8 +253,8 @@ impl Cuda {
             let beside = dispatches.get(index + 1).is_some_and(|next| next.order == Order::Beside);
             let alone = dispatch.order == Order::After && !beside && before.len() == 1;
             // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of two units.
-            let common =
-                !dispatch.unit.starts_with("cuda/") || [TENSOR_UNIT, EARLY_UNIT].contains(&dispatch.unit);
+            let common = !dispatch.unit.starts_with("cuda/")
+                || [TENSOR_DECODE_UNIT, EARLY_UNIT].contains(&dispatch.unit);
             let waits = launch.kernel.waits && common;
             let early = alone && waits && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.kernel.function, launch.grid, launch.threads);
@@ -286,7 +285,7 @@ impl Cuda {
 }
 
 /// A launch with the memory that its parameters are in.
-struct Launch {
+struct KernelLaunch {
     kernel: Kernel,
     grid: [u32; 3],
     threads: u32,
@@ -295,7 +294,7 @@ struct Launch {
     constants: Vec<u8>,
 }
 
-impl Launch {
+impl KernelLaunch {
     /// Pointers to each parameter, valid as long as `self` stays as it is.
     fn parameters(&mut self) -> Vec<*mut c_void> {
         let buffers = self.buffers.iter_mut().map(|buffer| ptr::from_mut(buffer).cast());
@@ -513,7 +512,7 @@ impl Device for Cuda {
 
     /// Recordings run one by one then, which is slower than as a graph.
     fn start_profile(&mut self) {
-        self.profile = Some(Profile::default());
+        self.profile = Some(EventProfile::default());
     }
 
     fn take_profile(&mut self) -> Result<Vec<KernelTime>> {

@@ -10,7 +10,7 @@ use crate::gpu::device::Dispatch;
 
 /// Events of kernels that have been queued.
 #[derive(Default)]
-pub(super) struct Profile {
+pub(super) struct EventProfile {
     spans: Vec<(String, Event, Event)>,
     start: Option<Event>,
 }
@@ -22,7 +22,7 @@ fn mark(driver: &Driver, stream: Stream) -> Result<Event> {
     Ok(event)
 }
 
-impl Profile {
+impl EventProfile {
     pub(super) fn before(&mut self, driver: &Driver, stream: Stream) -> Result<()> {
         self.start = Some(mark(driver, stream)?);
         Ok(())

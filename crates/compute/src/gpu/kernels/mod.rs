@@ -50,6 +50,12 @@ units![
     "tiers"
 ];
 
+/// Units that only CUDA has, and whose kernels wait for the dispatch before them by themselves, as the common ones do: attention
+/// of decoding on tensor cores, and products whose weights are copied ahead.
+pub(super) const TENSOR_DECODE_UNIT: &str = "cuda/tensor_decode";
+/// See [`TENSOR_DECODE_UNIT`].
+pub(super) const EARLY_UNIT: &str = "cuda/early";
+
 /// Units that only Metal has.
 const METAL_UNITS: &[(&str, &str)] = &[("metal/gemm", include_str!("metal/gemm.h"))];
 

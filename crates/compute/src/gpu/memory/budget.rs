@@ -1,39 +1,39 @@
-//! [`Budget`]: what a graph takes of a device's memory besides slots for experts, summed up before any of it is taken.
+//! [`Needs`]: what a graph takes of a device's memory besides slots for experts, and [`Budget`]: how the memory is divided.
 //!
 //! Experts get what is left, so whatever is not counted here finds no memory later. Nothing is left out: every buffer that
-//! [`GpuExecutable`](super::executable::GpuExecutable) takes, when it is made or when a sequence grows, has its line.
+//! [`Memory`](super::Memory) takes, when it is made or when a sequence grows, has its line.
 
-use super::compressed;
-use super::experts;
-use super::few_experts;
+use super::expert_layout::{all_bytes, least_bytes, most_chosen};
+use super::experts::{Room, table_bytes};
 use super::inputs::{InputLayout, Turn};
-use super::lower::scratch_bytes;
-use super::ngrams;
-use super::steps::Buffers;
-use super::tensor_cores;
 use super::weights::{ALIGNMENT, matrix_of, placed};
+use super::{ngrams, scratch};
 use crate::backend::{CompileOptions, PAGE_TOKENS, page_bytes, slot_bytes};
-use crate::graph::{Graph, Op};
-use crate::{Result, Tensor};
+use crate::gpu::device::DeviceInfo;
+use crate::gpu::options::GpuOptions;
+use crate::gpu::steps::Buffers;
+use crate::graph::{EmbedOp, Graph, LinearOp, Op, WeightId};
+use crate::{Error, Result, Tensor};
 
+/// Device memory that is left alone when all that is free may be used: for modules, recordings and the driver.
+const MARGIN: u64 = 512 << 20;
 /// Entries that rows have room for, at least, where they choose some.
 const MIN_ROOM: usize = 32;
+/// Bytes of page numbers, to begin with.
+pub(super) const PAGE_NUMBER_BYTES: usize = 256;
 
-/// Bytes that page numbers have at first.
-pub(super) const PAGE_NUMBERS: usize = 256;
-
-/// Bytes of device memory.
+/// Bytes of device memory that a graph takes.
 #[derive(Debug, Clone)]
-pub(super) struct Budget {
+pub(super) struct Needs {
     /// Of each weight.
-    pub(super) weights: Vec<u64>,
+    weights: Vec<u64>,
     /// Of everything else but slots for experts.
-    pub(super) rest: u64,
-    /// Entries that rows choose among have room for so many scores.
+    rest: u64,
+    /// Scores that a row has room for.
     pub(super) room: usize,
 }
 
-impl Budget {
+impl Needs {
     pub(super) fn new(
         graph: &Graph,
         tensors: &[Tensor],
@@ -43,16 +43,10 @@ impl Budget {
     ) -> Result<Self> {
         let rows = options.max_rows.max(1);
         let positions =
-            if options.positions > 0 { options.positions } else { compressed::positions(options.pages) };
-        let room = compressed::room(graph, positions).max(MIN_ROOM);
-        let mut all = vec![];
+            if options.positions > 0 { options.positions } else { scratch::positions(options.pages) };
+        let room = scratch::score_room(graph, positions).max(MIN_ROOM);
+        let mut all = scratch::buffer_bytes(graph, rows, tensor_cores, room);
         all.extend(buffers.widths.iter().map(|width| width.saturating_mul(rows) * 4));
-        let (attention, experts, buckets) = scratch_bytes(graph, rows);
-        all.extend(attention.iter().chain(&experts).chain(&buckets));
-        if tensor_cores {
-            all.extend(tensor_cores::scratch_bytes(graph, rows));
-        }
-        all.extend(few_experts::scratch_bytes(graph, rows));
         for node in graph.nodes() {
             match &node.op {
                 Op::Route(op) => all.extend([rows * op.route.top_k * 4; 2]),
@@ -61,9 +55,8 @@ impl Budget {
             }
         }
         all.push(InputLayout::most_bytes(rows, &graph.ropes, turns));
-        all.extend([compressed::chosen_bytes(graph, rows), compressed::score_bytes(room, rows)]);
         all.push(options.sequences.max(1).saturating_mul(graph.vocab_size() * 4));
-        all.push(experts::table_bytes(graph));
+        all.push(table_bytes(graph));
         all.extend(page_number_bytes(options, positions));
         all.extend(state_bytes(graph, options));
         let rest = all.iter().fold(0u64, |sum, bytes| sum.saturating_add((*bytes).max(4) as u64));
@@ -73,10 +66,60 @@ impl Budget {
     }
 
     /// With those weights that are not `far`.
-    pub(super) fn total(&self, far: &[bool]) -> u64 {
+    fn total(&self, far: &[bool]) -> u64 {
         let near = self.weights.iter().zip(far).filter(|(_, far)| !**far).map(|(bytes, _)| *bytes);
         near.fold(self.rest, u64::saturating_add)
     }
+}
+
+/// How device memory is divided.
+pub(super) struct Budget {
+    /// Which weights stay in host memory.
+    pub(super) far: Vec<bool>,
+    pub(super) experts: Room,
+}
+
+impl Budget {
+    /// # Errors
+    /// [`Error::DeviceMemory`] if there is too little for the graph.
+    pub(super) fn new(
+        info: &DeviceInfo,
+        graph: &Graph,
+        needs: &Needs,
+        options: &CompileOptions,
+        gpu: &GpuOptions,
+    ) -> Result<Self> {
+        let weights = needs.weights.len();
+        let taken = needs.total(&vec![false; weights]);
+        let total = gpu.memory.unwrap_or(info.free.saturating_sub(MARGIN));
+        // Of a table of embeddings a token needs a row: where device memory does not hold all experts, some more of them
+        // are worth more.
+        let crowded = options.keep_experts
+            && gpu.host_memory
+            && (gpu.expert_slots.is_some() || total < taken.saturating_add(all_bytes(graph)?));
+        let far: Vec<bool> = (0..weights).map(|w| crowded && only_embeds(graph, WeightId(w))).collect();
+        let taken = needs.total(&far);
+        let wanted = taken.saturating_add(least_bytes(graph)?);
+        if gpu.expert_slots.is_none() && total < wanted {
+            return Err(Error::DeviceMemory { device: info.name.clone(), wanted, free: total });
+        }
+        let experts = match gpu.expert_slots {
+            Some(slots) => Room::Slots(slots),
+            None => {
+                let budget = total.saturating_sub(taken).min(info.largest_buffer);
+                Room::Bytes { budget, minimum: most_chosen(graph) }
+            }
+        };
+        Ok(Self { far, experts })
+    }
+}
+
+/// Whether a weight is a table of embeddings, and no product's too.
+fn only_embeds(graph: &Graph, weight: WeightId) -> bool {
+    let embeds = |op: &Op| matches!(*op, Op::Embed(EmbedOp { table }) if table == weight);
+    let multiplies = |op: &Op| matches!(*op, Op::Linear(LinearOp { weight: own, .. }) if own == weight);
+    let mut ops = graph.nodes().iter().map(|node| &node.op);
+    ops.clone().any(embeds) && !ops.any(multiplies)
 }
 
 /// Of a batch's page numbers, before and after they grow: every sequence has those of all its positions.
@@ -84,7 +127,7 @@ fn page_number_bytes(options: &CompileOptions, positions: usize) -> [usize; 2] {
     let sequences = options.sequences.clamp(1, options.max_rows.max(1));
     let pages = sequences.saturating_mul(positions.div_ceil(PAGE_TOKENS));
     let grown = pages.saturating_mul(4).checked_next_power_of_two().unwrap_or(usize::MAX);
-    [PAGE_NUMBERS, if grown > PAGE_NUMBERS { grown } else { 0 }]
+    [PAGE_NUMBER_BYTES, if grown > PAGE_NUMBER_BYTES { grown } else { 0 }]
 }
 
 /// Of pages and states: all that there will be, the one of each that is there before, and the largest of their buffers once

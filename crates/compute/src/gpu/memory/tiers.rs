@@ -9,13 +9,12 @@
 
 use std::ops::Range;
 
-use super::arguments::{BroughtConstants, PlaceConstants, RouteConstants, ShelfConstants};
-use super::device::{BufferId, Device, Dispatch, Slice};
-use super::experts::Layout;
+use super::expert_layout::ExpertLayout;
 use super::inputs::FEW_ROWS;
-use super::lower::Launch;
 use super::weights::ALIGNMENT;
 use crate::Result;
+use crate::gpu::arguments::{BroughtConstants, ShelfConstants};
+use crate::gpu::device::{BufferId, Device, Slice};
 use crate::graph::{ExpertSetId, Graph, Op, RouteOp};
 
 /// Table entry of an expert that is not there.
@@ -27,19 +26,12 @@ const PART_EXPERTS: usize = 8;
 const SMALL_BUFFERS: u64 = 16 << 20;
 /// The ring takes this part of the memory for experts, at most.
 const RING_SHARE: u64 = 8;
-/// Half-lives of an expert's frequencies in tokens, and the shorter one's part.
-const LONG: f32 = 256.0;
-const SHORT: f32 = 8.0;
-const SHORT_PART: f32 = 0.3;
-/// Groups that fetch an expert: a dozen in all keep the bus busy.
-pub(super) const FETCH_GROUPS: usize = 8;
-
 /// A layer's slots and experts, in bytes from the start of the device's and the host's memory for experts.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shelf {
-    pub(super) experts: usize,
-    pub(super) slots: usize,
-    pub(super) slot_bytes: usize,
+pub(crate) struct Shelf {
+    pub(crate) experts: usize,
+    pub(crate) slots: usize,
+    pub(crate) slot_bytes: usize,
     pub(super) first_slot: usize,
     pub(super) first_expert: usize,
     /// Where its entries begin in the tables of experts and of slots.
@@ -48,7 +40,7 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    fn constants(&self) -> ShelfConstants {
+    pub(crate) fn constants(&self) -> ShelfConstants {
         ShelfConstants {
             experts: self.experts,
             slots: self.slots,
@@ -59,29 +51,26 @@ impl Shelf {
     }
 
     /// Bringing a range of its slots' bytes, multiples of 16.
-    fn brought(&self, bytes: Range<usize>) -> BroughtConstants {
+    pub(crate) fn brought(&self, bytes: Range<usize>) -> BroughtConstants {
         BroughtConstants { shelf: self.constants(), first: bytes.start / 16, count: bytes.len() / 16 }
     }
 }
 
-/// Where kernels find which experts are on their way, and where from.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Fetches {
-    pub(super) list: Slice,
-    pub(super) host: Slice,
-    /// What is left to be brought.
-    pub(super) rest: BroughtConstants,
-}
-
-/// A batch's choice of experts: known, or to be made by `place`.
-pub(super) struct Chosen {
-    pub(super) rows: usize,
-    pub(super) pairs: usize,
-    /// (pairs): experts, and how much each counts.
-    pub(super) ids: Slice,
-    pub(super) weights: Slice,
-    /// Logits and their correction.
-    pub(super) route: Option<([Slice; 2], RouteConstants)>,
+/// Memory of a set's placement.
+pub(crate) struct Placement {
+    pub(crate) shelf: Shelf,
+    /// Where each expert's slot begins.
+    pub(crate) table: Slice,
+    /// Whose each slot is.
+    pub(crate) owners: Slice,
+    /// Frequencies of experts.
+    pub(crate) worth: Slice,
+    /// The experts on their way.
+    pub(crate) fetches: Slice,
+    /// How many were chosen and fetched so far.
+    pub(crate) totals: Slice,
+    /// All experts in host memory.
+    pub(crate) host: Slice,
 }
 
 /// How device memory for experts is divided.
@@ -105,7 +94,12 @@ struct Ring {
 
 impl TierPlan {
     /// Slots for `budget` bytes, at least `minimum` in every layer; `None` if that is too little.
-    pub(super) fn new(layouts: &[Layout], experts: &[usize], budget: u64, minimum: usize) -> Option<Self> {
+    pub(super) fn new(
+        layouts: &[ExpertLayout],
+        experts: &[usize],
+        budget: u64,
+        minimum: usize,
+    ) -> Option<Self> {
         let largest = layouts.iter().map(|layout| layout.bytes).max()?;
         let most = usize::try_from(budget / RING_SHARE).ok()? / (PARTS * largest);
         let part_bytes = most.clamp(1, PART_EXPERTS) * largest;
@@ -130,13 +124,13 @@ impl TierPlan {
     }
 
     /// So many slots in every layer, and a ring whose parts hold one expert.
-    pub(super) fn of_slots(layouts: &[Layout], experts: &[usize], slots: usize) -> Self {
+    pub(super) fn of_slots(layouts: &[ExpertLayout], experts: &[usize], slots: usize) -> Self {
         let largest = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(ALIGNMENT);
         let slots: Vec<usize> = experts.iter().map(|experts| slots.min(*experts)).collect();
         Self::with(layouts, experts, largest, &slots)
     }
 
-    fn with(layouts: &[Layout], experts: &[usize], part_bytes: usize, slots: &[usize]) -> Self {
+    fn with(layouts: &[ExpertLayout], experts: &[usize], part_bytes: usize, slots: &[usize]) -> Self {
         let mut plan = Self {
             shelves: vec![],
             ring: Ring { start: 0, part_bytes, next: 0 },
@@ -249,7 +243,7 @@ impl Tiers {
     }
 
     /// Whether the device itself gives slots to the experts of so many pairs of so many rows.
-    pub(super) fn places(&self, set: ExpertSetId, rows: usize, pairs: usize) -> bool {
+    pub(crate) fn places(&self, set: ExpertSetId, rows: usize, pairs: usize) -> bool {
         let shelf = &self.shelves[set.0];
         rows <= FEW_ROWS && pairs.min(shelf.experts) <= shelf.slots
     }
@@ -260,54 +254,22 @@ impl Tiers {
         Slice { buffer, offset: 4 * self.shelves[set.0].expert_entry }
     }
 
-    /// Gives slots to the experts of a batch and fetches those that have none: the first `ready` bytes of each.
-    pub(super) fn place(
-        &self,
-        set: ExpertSetId,
-        chosen: &Chosen,
-        slots: Slice,
-        ready: usize,
-    ) -> [Dispatch; 2] {
+    /// What placing the experts of a set reads and writes.
+    pub(crate) fn placement(&self, set: ExpertSetId) -> Placement {
         let shelf = &self.shelves[set.0];
-        let owners = Slice { buffer: self.owners, offset: 4 * shelf.slot_entry };
-        let worth = Slice { buffer: self.worth, offset: 8 * shelf.expert_entry };
-        let Chosen { rows, pairs, ids, weights, ref route } = *chosen;
-        let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
-        let [logits, bias] = route.as_ref().map_or([ids; 2], |(slices, _)| *slices);
-        let route = route.as_ref().map(|(_, words)| *words);
-        let groups = 1 + if route.is_some() { rows } else { 0 };
-        let table = self.table(set, true);
-        let buffers =
-            [logits, bias, ids, weights, table, owners, worth, self.fetches.into(), self.totals.into()];
-        let constants = &PlaceConstants {
-            shelf: shelf.constants(),
-            pairs,
-            long_decay: decay(LONG, rows),
-            short_decay: decay(SHORT, rows),
-            // A sum over all tokens to come tends to 1 / (1 - decay).
-            long_part: (1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)),
-            short_part: SHORT_PART * (1.0 - decay(SHORT, 1)),
-            routes: route.is_some(),
-            route: route.unwrap_or_default(),
-        };
-        let place =
-            Launch { unit: "tiers", kernel: "place", buffers: &buffers, constants }.over([groups, 1, 1], 256);
-        let buffers = [self.fetches.into(), self.host.into(), slots];
-        let constants = &shelf.brought(0..ready.min(shelf.slot_bytes));
-        let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
-            .over([FETCH_GROUPS, pairs.min(shelf.experts), 1], 256);
-        [place, fetch]
-    }
-
-    /// What is left to bring of the experts that a batch fetches, when the first `ready` bytes are there.
-    pub(super) fn rest(&self, set: ExpertSetId, ready: usize) -> Fetches {
-        let shelf = self.shelves[set.0];
-        let rest = shelf.brought(ready..shelf.slot_bytes);
-        Fetches { list: self.fetches.into(), host: self.host.into(), rest }
+        Placement {
+            shelf: *shelf,
+            table: self.table(set, true),
+            owners: Slice { buffer: self.owners, offset: 4 * shelf.slot_entry },
+            worth: Slice { buffer: self.worth, offset: 8 * shelf.expert_entry },
+            fetches: self.fetches.into(),
+            totals: self.totals.into(),
+            host: self.host.into(),
+        }
     }
 
     /// Experts that batches chose so far, and those of them that came over the bus.
-    pub(super) fn traffic(&self, device: &mut dyn Device) -> Result<[u64; 2]> {
+    pub(crate) fn traffic(&self, device: &mut dyn Device) -> Result<[u64; 2]> {
         let mut bytes = [0; 8];
         device.download(self.totals.into(), &mut bytes)?;
         let few = bytes.as_chunks().0.iter().map(|word| u64::from(u32::from_le_bytes(*word)));
@@ -320,12 +282,12 @@ impl Tiers {
     }
 
     /// The device decides from now on: what is known of its table is out of date.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.known = None;
     }
 
     /// Runs `body` for groups of `wanted`: those with slots, then the others as they pass through the ring.
-    pub(super) fn stream(
+    pub(crate) fn stream(
         &mut self,
         device: &mut dyn Device,
         slots: BufferId,

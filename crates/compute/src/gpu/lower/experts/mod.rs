@@ -1,16 +1,42 @@
 //! Lowering of routed experts: which kernels compute them, and those of `kernels/moe.h`, which suit every encoding.
 
-use super::arguments::{
+mod few;
+mod place;
+mod tensor;
+
+use self::few::FewExperts;
+use self::place::ChosenExperts;
+use self::tensor::TensorExperts;
+use super::context::{DeferredRoute, Launch, Lowering, Piece, THREADS, WARPS};
+use crate::gpu::arguments::{
     BucketConstants, ExpertConstants, MoeActivateConstants, MoeCombineConstants, RouteConstants,
+    TokenRouteConstants,
 };
-use super::device::{Dispatch, Grid, Order, Slice};
-use super::experts::ExpertMatrix;
-use super::few_experts::FewExperts;
-use super::inputs::FEW_ROWS;
-use super::lower::{Launch, Lowering, Piece, THREADS, TILE, WARPS, most_blocks};
-use super::tensor_cores::TensorExperts;
-use super::tiers::Chosen;
-use crate::graph::{Activation, ExpertMlp, ExpertSetId, Routing, Value, WeightId, Weighted};
+use crate::gpu::device::{Dispatch, Grid, Order, Slice};
+use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, most_blocks};
+use crate::graph::{Activation, ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
+
+/// Routed experts with their sum, + residual.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MoeStep {
+    pub(super) x: Value,
+    pub(super) routing: Routing,
+    pub(super) set: ExpertSetId,
+    pub(super) mlp: ExpertMlp,
+    pub(super) residual: Option<Value>,
+    pub(super) out: Value,
+}
+
+/// The pairs of a batch: rows with an expert each.
+#[derive(Debug, Clone, Copy)]
+struct Pairs {
+    set: ExpertSetId,
+    /// (count), u32: the expert of each.
+    ids: Slice,
+    count: usize,
+    /// Of a row.
+    top_k: usize,
+}
 
 /// One of an expert's matrices with what it multiplies.
 struct Projection<'a> {
@@ -27,17 +53,49 @@ struct Projection<'a> {
 }
 
 impl Lowering<'_> {
-    pub(super) fn moe_experts(
-        &mut self,
-        (x, residual, out): (Value, Option<Value>, Value),
+    /// Ids and weights of a routing.
+    fn routing(&self, routing: Routing) -> [Slice; 2] {
+        let buffers = self.memory.routings[routing.index];
+        [buffers.ids.into(), buffers.weights.into()]
+    }
+
+    /// Chooses experts by logits.
+    pub(super) fn route(&self, choice: &DeferredRoute, routing: Routing) -> Dispatch {
+        let DeferredRoute { logits, bias, route } = *choice;
+        let [ids, weights] = self.routing(routing);
+        let buffers = [self.value(logits), self.optional(bias), ids, weights];
+        let constants = &RouteConstants::new(&route, bias.is_some());
+        Launch { unit: "route", kernel: "route", buffers: &buffers, constants }
+            .over([self.rows, 1, 1], THREADS)
+    }
+
+    /// Chooses experts by logits, among those that a table has for each token.
+    pub(super) fn route_by_token(
+        &self,
+        logits: Value,
+        table: WeightId,
+        route: &Route,
         routing: Routing,
-        set: ExpertSetId,
-        mlp: ExpertMlp,
-    ) {
-        let [ids, weights] = self.memory.routings[routing.index].map(Slice::from);
-        let experts = self.memory.experts;
+    ) -> Dispatch {
+        let [ids, weights] = self.routing(routing);
+        let table = self.weight(table);
+        let [a, b, c] = table.planes;
+        let buffers = [self.value(logits), self.input(self.layout.tokens), a, b, c, ids, weights];
+        let constants =
+            &TokenRouteConstants { route: RouteConstants::new(route, false), table: table.format };
+        Launch { unit: "route", kernel: "route_by_token", buffers: &buffers, constants }
+            .over([self.rows, 1, 1], THREADS)
+    }
+
+    /// Queues routed experts.
+    pub(super) fn moe_experts(&mut self, step: &MoeStep) {
+        let MoeStep { x, routing, set, mlp, residual, out } = *step;
+        let [ids, weights] = self.routing(routing);
+        let memory = self.memory;
+        let experts = &memory.experts;
         let (top_k, pairs) = (routing.top_k(), self.rows * routing.top_k());
-        let [_, _, products, outputs] = self.memory.scratch.experts.map(Slice::from);
+        let ExpertScratch { products, outputs, .. } = memory.scratch.experts;
+        let (products, outputs) = (Slice::from(products), Slice::from(outputs));
         let parts = *experts.parts(set);
         let input_weights = (mlp.weighted == Weighted::Input).then_some(weights);
         let on_tensor_cores = TensorExperts {
@@ -70,7 +128,7 @@ impl Lowering<'_> {
         } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
             body
         } else {
-            self.common_experts((x, input_weights), (ids, pairs, top_k), set, mlp)
+            self.common_experts(x, input_weights, Pairs { set, ids, count: pairs, top_k }, mlp)
         };
 
         if experts.all_at_hand(set, [self.rows, pairs]) {
@@ -78,8 +136,8 @@ impl Lowering<'_> {
                 let words = RouteConstants::new(&c.route, c.bias.is_some());
                 ([self.value(c.logits), self.optional(c.bias)], words)
             });
-            let chosen = Chosen { rows: self.rows, pairs, ids, weights, route };
-            self.run.extend(experts.place(set, &chosen, ready));
+            let chosen = ChosenExperts { rows: self.rows, pairs, ids, weights, route };
+            self.run.extend(self.place(set, &chosen, ready));
             self.run.append(&mut body);
         } else {
             let run = std::mem::take(&mut self.run);
@@ -101,24 +159,26 @@ impl Lowering<'_> {
     /// Outputs of all pairs whose experts are present.
     fn common_experts(
         &self,
-        (x, weights): (Value, Option<Slice>),
-        (ids, pairs, top_k): (Slice, usize, usize),
-        set: ExpertSetId,
+        x: Value,
+        weights: Option<Slice>,
+        pairs: Pairs,
         mlp: ExpertMlp,
     ) -> Vec<Dispatch> {
-        let experts = self.memory.experts;
+        let Pairs { set, ids, top_k, .. } = pairs;
+        let experts = &self.memory.experts;
         let [gate, up, down] = *experts.parts(set);
-        let table = experts.table(set, [self.rows, pairs]);
-        let [gates, ups, products, outputs] = self.memory.scratch.experts.map(Slice::from);
+        let table = experts.table(set, [self.rows, pairs.count]);
+        let ExpertScratch { gates, ups, products, outputs } = self.memory.scratch.experts;
+        let [gates, ups, products, outputs] = [gates, ups, products, outputs].map(Slice::from);
         let biases = mlp.biases.map(|b| [b.gate, b.up, b.down]);
         let bias = |which: usize| biases.map(|b| b[which]);
         let x = self.value(x);
         let mut body = vec![];
         let inner = gate.matrix.rows;
         if self.rows > FEW_ROWS {
-            body.push(self.bucket(set, ids, pairs, [inner, down.matrix.rows]));
+            body.push(self.bucket(pairs, [inner, down.matrix.rows]));
         }
-        let projection = |p: Projection<'_>| self.projection(set, ids, pairs, p);
+        let projection = |p: Projection<'_>| self.projection(pairs, p);
         let first = |part, bias, to| Projection { part, x, share: top_k, weights, bias, to, grid: 0 };
         let gated = mlp.activation != Activation::SquaredRelu;
         let order = if gated { Order::Beside } else { Order::After };
@@ -126,7 +186,7 @@ impl Lowering<'_> {
             body.push(projection(first(&gate, bias(0), gates)));
         }
         body.push(Dispatch { order, ..projection(first(&up, bias(1), ups)) });
-        let count = pairs * inner;
+        let count = pairs.count * inner;
         let activation = mlp.activation.into();
         let constants = &MoeActivateConstants { count, width: inner, activation };
         let buffers = [table, ids, if gated { gates } else { ups }, ups, products];
@@ -145,18 +205,19 @@ impl Lowering<'_> {
     }
 
     /// Sorts pairs by expert, for grids over `rows` outputs each.
-    fn bucket(&self, set: ExpertSetId, ids: Slice, pairs: usize, rows: [usize; 2]) -> Dispatch {
-        let [list, blocks, grids] = self.memory.scratch.buckets.map(Slice::from);
-        let count = self.graph.expert_sets()[set.0].experts;
+    fn bucket(&self, pairs: Pairs, rows: [usize; 2]) -> Dispatch {
+        let BucketScratch { list, blocks, grids } = self.memory.scratch.buckets;
+        let experts = self.graph.expert_sets()[pairs.set.0].experts;
         let tiles = rows.map(|rows| rows.div_ceil(TILE));
-        let table = self.memory.experts.table(set, [self.rows, pairs]);
-        let buffers = [table, ids, list, blocks, grids];
-        let constants = &BucketConstants { pairs, experts: count, tiles };
+        let table = self.memory.experts.table(pairs.set, [self.rows, pairs.count]);
+        let buffers = [table, pairs.ids, list.into(), blocks.into(), grids.into()];
+        let constants = &BucketConstants { pairs: pairs.count, experts, tiles };
         Launch { unit: "moe", kernel: "moe_bucket", buffers: &buffers, constants }.over([1, 1, 1], THREADS)
     }
 
-    fn projection(&self, set: ExpertSetId, ids: Slice, pairs: usize, p: Projection<'_>) -> Dispatch {
-        let experts = self.memory.experts;
+    fn projection(&self, pairs: Pairs, p: Projection<'_>) -> Dispatch {
+        let Pairs { set, ids, count: pairs, .. } = pairs;
+        let experts = &self.memory.experts;
         let (slots, table) = (experts.slots(), experts.table(set, [self.rows, pairs]));
         let constants = &ExpertConstants {
             part: p.part.part,
@@ -171,8 +232,9 @@ impl Lowering<'_> {
             return Launch { unit: "moe", kernel: "moe_matvec_any", buffers: &buffers, constants }
                 .over([rows.div_ceil(WARPS), pairs, 1], THREADS);
         }
-        let [list, blocks, grids] = self.memory.scratch.buckets.map(Slice::from);
-        let at = grids.at(12 * p.grid);
+        let BucketScratch { list, blocks, grids } = self.memory.scratch.buckets;
+        let (list, blocks) = (list.into(), blocks.into());
+        let at = Slice::from(grids).at(12 * p.grid);
         let buffers = [slots, table, list, blocks, at, p.x, weights, bias, p.to];
         let most = most_blocks(pairs, self.graph.expert_sets()[set.0].experts);
         let limit = [rows.div_ceil(TILE), most, 1].map(|n| u32::try_from(n).expect("a grid of 32 bits"));

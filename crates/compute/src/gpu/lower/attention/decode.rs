@@ -1,20 +1,18 @@
 //! Lowering to the kernels of `kernels/decode.h` and `kernels/cuda/tensor_decode.cu`: attention where every row is the newest
 //! of a sequence of its own.
 
-use super::arguments::DecodeConstants;
-use super::device::Slice;
-use super::lower::{Launch, Lowering};
-use super::steps::Prepare;
+use crate::gpu::arguments::DecodeConstants;
+use crate::gpu::device::Slice;
+use crate::gpu::kernels::TENSOR_DECODE_UNIT;
+use crate::gpu::lower::context::{Launch, Lowering, THREADS};
+use crate::gpu::steps::Prepare;
 use crate::graph::{Attention, RopeStyle, Value, WeightId};
 
-const THREADS: u32 = 256;
 /// Splits of short sequences, which this kernel takes in one: up to 256 keys.
 const SHORT: usize = 2;
-/// The unit of kernels for tensor cores; they wait for the dispatch before them by themselves, as the common ones do.
-pub(super) const TENSOR_UNIT: &str = "cuda/tensor_decode";
 
 /// Attention with what is done to its heads before.
-pub(super) struct Decode<'a> {
+pub(super) struct DecodeAttention<'a> {
     pub(super) shape: &'a Attention,
     pub(super) inputs: [Value; 3],
     pub(super) prepare: Prepare,
@@ -26,7 +24,7 @@ pub(super) struct Decode<'a> {
 
 impl Lowering<'_> {
     /// Queues the attention; false if the kernels do not suit it.
-    pub(super) fn decode_attention(&mut self, d: &Decode<'_>) -> bool {
+    pub(super) fn decode_attention(&mut self, d: &DecodeAttention<'_>) -> bool {
         let Attention { heads, kv_heads, head_dim, scale, window, value_dim, chunk } = *d.shape;
         let alone = self.is_few() && self.shape.sequences == self.shape.rows && self.rows == self.shape.rows;
         let plain = chunk.is_none() && value_dim == head_dim;
@@ -36,7 +34,7 @@ impl Lowering<'_> {
         let group = heads / kv_heads;
         // Short sequences leave most of a device idle: a group a head. Longer ones share loads of keys between heads.
         let short = self.shape.splits <= SHORT;
-        let on_tensor_cores = self.memory.tensor.is_some() && !short && group > 1 && head_dim <= 128;
+        let on_tensor_cores = self.memory.scratch.tensor.is_some() && !short && group > 1 && head_dim <= 128;
         let queries = if short || group == 1 {
             1
         } else if on_tensor_cores {
@@ -50,7 +48,7 @@ impl Lowering<'_> {
         } else if on_tensor_cores {
             // So many that every multiprocessor has a group, where there are keys enough.
             let groups = kv_heads * chunks * self.rows;
-            (self.memory.multiprocessors / groups).clamp(2, self.shape.splits)
+            (self.memory.info.multiprocessors / groups).clamp(2, self.shape.splits)
         } else {
             self.shape.splits / 2
         };
@@ -58,7 +56,7 @@ impl Lowering<'_> {
         let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
         let (q_norm, k_norm) = (d.prepare.q_norm, d.prepare.k_norm);
         let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
-        let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
+        let [parts, stats] = self.splits_scratch();
         let [q, k, v] = d.inputs.map(|value| self.value(value));
         let out = self.value(d.out);
         let buffers = [
@@ -103,7 +101,7 @@ impl Lowering<'_> {
             (_, 1) => "decode_256_1",
             (..) => "decode_256_4",
         };
-        let unit = if on_tensor_cores { TENSOR_UNIT } else { "decode" };
+        let unit = if on_tensor_cores { TENSOR_DECODE_UNIT } else { "decode" };
         let launch = Launch { unit, kernel, buffers: &buffers, constants: &constants };
         let dispatch = launch.over([kv_heads * chunks, splits, self.rows], THREADS);
         self.run.push(dispatch);

@@ -1,7 +1,7 @@
 //! What a device keeps between batches: key-value pages, latent pages, recurrent states.
 
-use super::device::{BufferId, Device, Slice};
 use crate::backend::{KvType, PAGE_TOKENS};
+use crate::gpu::device::{BufferId, Device, Slice};
 use crate::graph::Graph;
 use crate::{Error, Result};
 

@@ -1,8 +1,8 @@
 //! What changes from batch to batch, as kernels read it: one upload a batch.
 
-use super::arguments::{PlaceWords, SequenceWords};
-use super::device::Words;
 use crate::backend::{Batch, PAGE_TOKENS};
+use crate::gpu::arguments::{PlaceWords, SequenceWords};
+use crate::gpu::device::Words;
 use crate::graph::{Graph, Op, Rope, RopeOp};
 
 /// Counts that a list of dispatches is made for.

@@ -5,57 +5,14 @@
 //! recently used one that is not needed gives way; slots come in size classes then, because layers may store experts in
 //! different encodings.
 
-use super::arguments::{Format, PartConstants};
-use super::device::{BufferId, Device, Dispatch, Slice, Words};
+use super::expert_layout::{ExpertLayout, ExpertMatrix, layouts, most_chosen};
 use super::inputs::FEW_ROWS;
-use super::tiers::{ABSENT, Chosen, Fetches, TierPlan, Tiers};
-use super::weights::{ALIGNMENT, placed, plane_bytes};
+use super::tiers::{ABSENT, TierPlan, Tiers};
+use super::weights::{ALIGNMENT, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
-use crate::graph::{ExpertSet, ExpertSetId, Graph, MatrixSpec, Op, RouteOp};
+use crate::gpu::device::{BufferId, Device, Slice, Words};
+use crate::graph::{ExpertSetId, Graph};
 use crate::{Error, Result, TensorView};
-
-/// One of an expert's matrices, and where it lies in its slot.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ExpertMatrix {
-    pub(crate) matrix: MatrixSpec,
-    pub(crate) part: PartConstants,
-}
-
-impl ExpertMatrix {
-    /// Bytes from the start of the slot.
-    pub(crate) fn start(&self) -> usize {
-        self.part.offsets[0]
-    }
-
-    fn new(matrix: MatrixSpec, start: usize) -> Result<(Self, usize)> {
-        let (bytes, offsets) = placed(matrix)?;
-        let offsets = offsets.map(|offset| start + offset);
-        let part = PartConstants { format: Format::new(matrix)?, offsets, rows: matrix.rows };
-        Ok((Self { matrix, part }, start + bytes))
-    }
-}
-
-/// Most experts that a token chooses.
-pub(crate) fn most_chosen(graph: &Graph) -> usize {
-    let chosen = graph.nodes().iter().map(|node| match &node.op {
-        Op::Route(RouteOp { route, .. }) => route.top_k,
-        _ => 1,
-    });
-    chosen.max().unwrap_or(1)
-}
-
-/// Bytes of what says where experts are, in whichever way they are kept: tables and worths of experts, owners of slots,
-/// experts on their way.
-pub(crate) fn table_bytes(graph: &Graph) -> usize {
-    let experts: usize = graph.expert_sets().iter().map(|set| set.experts).sum();
-    experts * (4 + 4 + 8 + 4) + FEW_ROWS * most_chosen(graph) * 4 + 6 * 4 + ALIGNMENT
-}
-
-/// Bytes of the slots that a token's experts need at once.
-pub(crate) fn least_bytes(graph: &Graph) -> Result<u64> {
-    let largest = layouts(graph)?.iter().map(|layout| layout.bytes).max().unwrap_or(0);
-    Ok((largest * most_chosen(graph)) as u64)
-}
 
 /// Experts of one layer.
 #[derive(Debug)]
@@ -94,6 +51,13 @@ pub(crate) struct DeviceExperts {
     loaded: bool,
 }
 
+/// Bytes of what says where experts are, in whichever way they are kept: tables and worths of experts, owners of slots,
+/// experts on their way.
+pub(super) fn table_bytes(graph: &Graph) -> usize {
+    let experts: usize = graph.expert_sets().iter().map(|set| set.experts).sum();
+    experts * (4 + 4 + 8 + 4) + FEW_ROWS * most_chosen(graph) * 4 + 6 * 4 + ALIGNMENT
+}
+
 /// How many experts a device may hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Room {
@@ -120,36 +84,6 @@ impl Set {
     fn stored(&self) -> &[ExpertMatrix] {
         &self.parts[usize::from(!self.gated)..]
     }
-}
-
-/// How an expert of a set lies in its slot.
-#[derive(Debug)]
-pub(super) struct Layout {
-    /// gate, up, down; up in place of a gate that experts do not have.
-    parts: [ExpertMatrix; 3],
-    gated: bool,
-    /// Of the slot.
-    pub(super) bytes: usize,
-}
-
-impl Layout {
-    fn new(set: &ExpertSet) -> Result<Self> {
-        let gate = set.gate.map(|gate| ExpertMatrix::new(gate, 0)).transpose()?;
-        let (up, end) = ExpertMatrix::new(set.up, gate.map_or(0, |(_, end)| end))?;
-        let (down, bytes) = ExpertMatrix::new(set.down, end)?;
-        let parts = [gate.map_or(up, |(gate, _)| gate), up, down];
-        Ok(Self { parts, gated: gate.is_some(), bytes })
-    }
-}
-
-fn layouts(graph: &Graph) -> Result<Vec<Layout>> {
-    graph.expert_sets().iter().map(Layout::new).collect()
-}
-
-/// Bytes of all experts of a graph in the form of slots.
-pub(crate) fn all_bytes(graph: &Graph) -> Result<u64> {
-    let sets = layouts(graph)?.into_iter().zip(graph.expert_sets());
-    Ok(sets.map(|(layout, set)| layout.bytes as u64 * set.experts as u64).sum())
 }
 
 impl SlotPlan {
@@ -216,7 +150,7 @@ impl DeviceExperts {
             _ => None,
         };
         if let Some(plan) = tier_plan {
-            let set = |layout: Layout| Set {
+            let set = |layout: ExpertLayout| Set {
                 parts: layout.parts,
                 gated: layout.gated,
                 class: 0,
@@ -245,7 +179,7 @@ impl DeviceExperts {
         let mut entries = 0;
         let mut sets = vec![];
         for ((layout, class), experts) in layouts.into_iter().zip(plan.class_of).zip(experts) {
-            let (Layout { parts, gated, .. }, slots) = (layout, vec![None; experts]);
+            let (ExpertLayout { parts, gated, .. }, slots) = (layout, vec![None; experts]);
             sets.push(Set { parts, gated, class, table: entries, slots });
             entries += experts;
         }
@@ -284,17 +218,9 @@ impl DeviceExperts {
         self.tiers.as_ref().is_some_and(|tiers| tiers.places(set, rows, pairs))
     }
 
-    /// What brings a batch's experts to the device before kernels read them, where the device does that: the first `ready`
-    /// bytes of each.
-    pub(super) fn place(&self, set: ExpertSetId, chosen: &Chosen, ready: usize) -> Vec<Dispatch> {
-        let tiers = self.tiers.as_ref().filter(|tiers| tiers.places(set, chosen.rows, chosen.pairs));
-        tiers.map_or(vec![], |tiers| tiers.place(set, chosen, self.slots(), ready).into())
-    }
-
-    /// What is then left of them for kernels to bring.
-    pub(super) fn rest(&self, set: ExpertSetId, [rows, pairs]: [usize; 2], ready: usize) -> Option<Fetches> {
-        let tiers = self.tiers.as_ref().filter(|tiers| tiers.places(set, rows, pairs));
-        tiers.map(|tiers| tiers.rest(set, ready))
+    /// The tiers that bring the experts of so many pairs of so many rows by themselves.
+    pub(crate) fn placing(&self, set: ExpertSetId, counts: [usize; 2]) -> Option<&Tiers> {
+        self.tiers.as_ref().filter(|_| self.places(set, counts))
     }
 
     /// The table of a set, for kernels of so many pairs of so many rows.

@@ -1,21 +1,19 @@
 //! Lowering to the kernels of `kernels/cuda/early.cu`: products of few rows whose weights are copied to threadgroup memory
 //! before the dispatch in front has ended.
 
-use super::encodings::{FastPath, kernel_name};
-use super::few_rows::{FewLinear, WARPS, columns_at_once, is_super_block};
-use super::lower::Lowering;
+use super::pieces::{columns_at_once, is_super_block};
+use crate::gpu::encodings::{FastPath, kernel_name};
+use crate::gpu::lower::context::{Lowering, Product, WARPS};
 
-/// The unit of these kernels, which wait for the dispatch before them by themselves, as the common ones do.
-pub(super) const EARLY_UNIT: &str = "cuda/early";
 /// Threadgroup memory for copies, at most: with what kernels have besides, no more than a group gets without asking.
-pub(super) const MOST_COPIED: usize = 44 << 10;
+pub(in crate::gpu::lower) const MOST_COPIED: usize = 44 << 10;
 /// Copies begin and end at such bytes.
 pub(super) const COPY_UNIT: usize = 16;
 
 impl Lowering<'_> {
     /// The end of the kernel's name for products of one input, of `span` rows a warp each, and what it takes of threadgroup
     /// memory; nothing if they do not suit it.
-    pub(super) fn early_products(&self, products: &[(FewLinear, usize)]) -> Option<(&'static str, u32)> {
+    pub(super) fn early_products(&self, products: &[(Product, usize)]) -> Option<(&'static str, u32)> {
         let mut most = 0;
         for (product, span) in products {
             let matrix = self.weight(product.weight).matrix;
@@ -27,13 +25,13 @@ impl Lowering<'_> {
             }
             most = most.max(copied);
         }
-        let dtypes = products.iter().map(|(product, _)| self.weight(product.weight).matrix.dtype);
+        let mut dtypes = products.iter().map(|(product, _)| self.weight(product.weight).matrix.dtype);
         let names = dtypes.clone().map(|dtype| kernel_name(dtype, FastPath::Early));
-        let names: Vec<&str> = names.collect::<Option<_>>().filter(|_| self.memory.copies_ahead)?;
-        let first = names.first()?;
-        if names.iter().all(|name| name == first) {
+        let names: Vec<&str> = names.collect::<Option<_>>().filter(|_| self.memory.info.copies_ahead)?;
+        let first = *names.first()?;
+        if names.iter().all(|name| *name == first) {
             return Some((first, most as u32));
         }
-        dtypes.into_iter().all(is_super_block).then_some(("mixed", most as u32))
+        dtypes.all(is_super_block).then_some(("mixed", most as u32))
     }
 }

@@ -1,83 +1,39 @@
 //! Lowering of attention over tokens and entries, and of choices of blocks, to the kernels of `kernels/compressed.h`.
 
-use super::arguments::{AttendEntriesConstants, IndexConstants, KeepConstants, PageConstants};
-use super::attention::{ATTENTION_THREADS, QUERIES};
-use super::device::{BufferId, Slice};
-use super::lower::{Launch, Lowering, THREADS, WARPS};
-use crate::backend::PAGE_TOKENS;
-use crate::graph::{
-    BlockChoice, BlockScore, ChooseBlocksOp, CompressedAttention, EntryIndex, Graph, IndexInputs, Op,
-    TokenForm, Value,
-};
+use super::attend::{ATTENTION_THREADS, QUERIES};
+use crate::gpu::arguments::{AttendEntriesConstants, IndexConstants, KeepConstants, PageConstants};
+use crate::gpu::device::Slice;
+use crate::gpu::lower::context::{Launch, Lowering, THREADS, WARPS};
+use crate::gpu::memory::SCORED_ROWS;
+use crate::graph::{BlockChoice, BlockScore, CompressedAttention, IndexInputs, TokenForm, Value};
 
-/// Rows whose entries have scores at once.
-const ROWS: usize = 64;
 /// Threads of a group that scores entries.
 const SCORERS: u32 = 128;
 /// Threads of a group that chooses entries, at least.
 const FEWEST_CHOOSERS: usize = 32;
 
-/// Memory of the choice of entries.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct IndexScratch {
-    /// (`ROWS`, room), f32.
-    pub(crate) scores: BufferId,
-    /// Scores that a row has room for.
-    pub(crate) room: usize,
-    /// (rows, top_k), u32.
-    pub(crate) chosen: BufferId,
-}
-
-/// Attentions that choose entries themselves.
-fn indices(graph: &Graph) -> impl Iterator<Item = (CompressedAttention, EntryIndex)> {
-    let own = graph.compressed_caches().iter().filter(|shape| shape.form != TokenForm::Elsewhere);
-    own.filter_map(|shape| Some((*shape, shape.index?)))
-}
-
-/// Bytes of the lists of chosen entries for batches of up to `rows` rows.
-pub(crate) fn chosen_bytes(graph: &Graph, rows: usize) -> usize {
-    indices(graph).map(|(_, index)| rows.saturating_mul(index.top_k) * 4).max().unwrap_or(0)
-}
-
-/// Scores that rows need room for in contexts of `positions` tokens.
-pub(crate) fn room(graph: &Graph, positions: usize) -> usize {
-    let entries = indices(graph).map(|(shape, _)| positions / shape.stride);
-    let blocks = graph.nodes().iter().filter_map(|node| match &node.op {
-        Op::ChooseBlocks(ChooseBlocksOp { choice, .. }) => {
-            Some(positions.div_ceil(choice.block).saturating_mul(choice.groups()))
-        }
-        _ => None,
-    });
-    entries.chain(blocks).max().unwrap_or(0)
-}
-
-/// Bytes of scores in batches of up to `rows` rows.
-pub(crate) fn score_bytes(room: usize, rows: usize) -> usize {
-    room.saturating_mul(rows.min(ROWS) * 4)
-}
-
 /// What is kept of tokens and entries.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Kept {
+pub(in crate::gpu::lower) struct Kept {
     /// Keys and values; twice the same if a key is its value. Nothing if other attention keeps them.
-    pub(super) tokens: Option<[Value; 2]>,
-    pub(super) entries: Option<Value>,
-    pub(super) index_key: Option<Value>,
+    pub(in crate::gpu::lower) tokens: Option<[Value; 2]>,
+    pub(in crate::gpu::lower) entries: Option<Value>,
+    pub(in crate::gpu::lower) index_key: Option<Value>,
 }
 
 /// An attention with what it reads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sparse {
-    pub(super) q: Value,
-    pub(super) kept: Kept,
-    pub(super) index: Option<IndexInputs>,
-    pub(super) sinks: Option<Slice>,
-    pub(super) cache: usize,
-    pub(super) out: Value,
+pub(in crate::gpu::lower) struct Sparse {
+    pub(in crate::gpu::lower) q: Value,
+    pub(in crate::gpu::lower) kept: Kept,
+    pub(in crate::gpu::lower) index: Option<IndexInputs>,
+    pub(in crate::gpu::lower) sinks: Option<Slice>,
+    pub(in crate::gpu::lower) cache: usize,
+    pub(in crate::gpu::lower) out: Value,
 }
 
 /// A choice of entries, or of blocks of tokens.
-struct Choice<'a> {
+struct BlocksToChoose<'a> {
     shape: &'a CompressedAttention,
     how: BlockChoice,
     inputs: IndexInputs,
@@ -87,13 +43,13 @@ struct Choice<'a> {
 }
 
 impl Lowering<'_> {
-    pub(super) fn compressed_attention(&mut self, a: &Sparse) {
+    pub(in crate::gpu::lower) fn compressed_attention(&mut self, a: &Sparse) {
         let shape = self.graph.compressed_caches()[a.cache];
         let pool = self.memory.state.compressed[a.cache].slice();
         self.keep(&shape, &a.kept, pool);
         if let (Some(index), Some(inputs)) = (shape.index, a.index) {
             let (block, score) = (shape.stride, BlockScore::Sum);
-            let choice = Choice {
+            let choice = BlocksToChoose {
                 shape: &shape,
                 how: BlockChoice { index, block, score },
                 inputs,
@@ -142,17 +98,30 @@ impl Lowering<'_> {
     }
 
     /// Appends keys, then chooses blocks: see [`crate::graph::GraphBuilder::choose_blocks`].
-    pub(super) fn choose_blocks(&mut self, inputs: IndexInputs, how: &BlockChoice, cache: usize, out: Value) {
+    pub(in crate::gpu::lower) fn choose_blocks(
+        &mut self,
+        inputs: IndexInputs,
+        how: &BlockChoice,
+        cache: usize,
+        out: Value,
+    ) {
         let shape = self.graph.compressed_caches()[cache];
         let pool = self.memory.state.compressed[cache].slice();
         self.keep(&shape, &Kept { tokens: None, entries: None, index_key: Some(inputs.k) }, pool);
-        self.choose(&Choice { shape: &shape, how: *how, inputs, pool, blocks: Some(self.value(out)) });
+        self.choose(&BlocksToChoose {
+            shape: &shape,
+            how: *how,
+            inputs,
+            pool,
+            blocks: Some(self.value(out)),
+        });
     }
 
     /// Chooses entries of all rows.
-    fn choose(&mut self, choice: &Choice<'_>) {
-        let Choice { shape, how: BlockChoice { index, block, score }, inputs, pool, blocks } = *choice;
-        let scratch = self.memory.index;
+    fn choose(&mut self, choice: &BlocksToChoose<'_>) {
+        let BlocksToChoose { shape, how: BlockChoice { index, block, score }, inputs, pool, blocks } =
+            *choice;
+        let scratch = self.memory.scratch.index;
         let (groups, by_token) = (choice.how.groups(), score != BlockScore::Sum);
         let local = match score {
             BlockScore::Sum => 0,
@@ -162,8 +131,8 @@ impl Lowering<'_> {
         let factor = ((index.head_dim * index.heads) as f32).sqrt().recip();
         let weights = inputs.weights.map_or(self.input(0), |weights| self.value(weights));
         let (places, scores) = (self.input(self.layout.places), scratch.scores.into());
-        for row in (0..self.rows).step_by(ROWS) {
-            let rows = (self.rows - row).min(ROWS);
+        for row in (0..self.rows).step_by(SCORED_ROWS) {
+            let rows = (self.rows - row).min(SCORED_ROWS);
             let constants = &IndexConstants {
                 layout: self.page_layout(shape),
                 heads: index.heads,
@@ -206,10 +175,10 @@ impl Lowering<'_> {
             TokenForm::Elsewhere => unreachable!("other attention has heads"),
         };
         let (chunks, splits) = ((heads / kv_heads).div_ceil(QUERIES), self.shape.splits);
-        let [parts, stats, ..] = self.memory.scratch.attention.map(Slice::from);
+        let [parts, stats] = self.splits_scratch();
         let out = self.value(a.out);
         let to = if splits == 1 { out } else { parts };
-        let (places, chosen) = (self.input(self.layout.places), self.memory.index.chosen.into());
+        let (places, chosen) = (self.input(self.layout.places), self.memory.scratch.index.chosen.into());
         let sinks = a.sinks.unwrap_or(self.input(0));
         let buffers = [self.value(a.q), pool, chosen, places, self.pages(), sinks, stats, to];
         let window = u32::try_from(window).unwrap_or(u32::MAX);
@@ -235,9 +204,4 @@ impl Lowering<'_> {
             self.combine([parts, stats, out], heads, splits, head_dim);
         }
     }
-}
-
-/// Positions that a batch's pages reach to.
-pub(crate) fn positions(pages: usize) -> usize {
-    pages.saturating_mul(PAGE_TOKENS)
 }

@@ -1,8 +1,8 @@
 //! Weights in device memory, and how kernels are told their encoding.
 
-use super::arguments::Format;
-use super::device::{Device, Slice};
-use super::encodings;
+use crate::gpu::arguments::Format;
+use crate::gpu::device::{Device, Slice};
+use crate::gpu::encodings;
 use crate::graph::MatrixSpec;
 use crate::{Result, Tensor, TensorView};
 

@@ -1,0 +1,133 @@
+//! Lowering to the kernels of `kernels/attention.h`: appending to caches, attending with them, putting splits together.
+
+use crate::gpu::arguments::{AppendConstants, AttendChosenConstants, AttendConstants, CombineConstants};
+use crate::gpu::device::Slice;
+use crate::gpu::lower::context::{Launch, Lowering, THREADS};
+use crate::graph::{Chosen, Value, WeightId};
+
+/// Query heads that a group of the attention kernel handles, and its threads.
+pub(super) const QUERIES: usize = 8;
+pub(super) const ATTENTION_THREADS: u32 = 128;
+
+/// What the attention kernel is told.
+pub(super) struct Attend {
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    /// Channels of a key and of a value, and of a cached row of each.
+    pub(super) dims: [usize; 4],
+    pub(super) scale: f32,
+    /// 0 for none.
+    pub(super) window: usize,
+    pub(super) chunk: usize,
+    pub(super) sinks: Option<WeightId>,
+    /// The tokens that are seen; all when absent.
+    pub(super) chosen: Option<Chosen>,
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+impl Lowering<'_> {
+    /// Where the results of splits go, and their statistics.
+    pub(super) fn splits_scratch(&self) -> [Slice; 2] {
+        let scratch = self.memory.scratch.attention;
+        [scratch.parts.into(), scratch.stats.into()]
+    }
+
+    /// Writes x (rows, heads · len) to channels of a cache.
+    pub(super) fn append(&mut self, x: Value, cache: Slice, to: AppendConstants) {
+        let buffers = [self.value(x), self.input(self.layout.places), self.pages(), cache];
+        let dispatch = Launch { unit: "attention", kernel: "append", buffers: &buffers, constants: &to }
+            .over([self.rows, 1, 1], THREADS);
+        self.run.push(dispatch);
+    }
+
+    pub(super) fn attend(&mut self, a: &Attend, [q, keys, values]: [Slice; 3], out: Slice) {
+        if let Some(chosen) = a.chosen {
+            return self.attend_chosen(a, chosen, [q, keys, values], out);
+        }
+        let chunks = (a.heads / a.kv_heads).div_ceil(QUERIES);
+        let splits = self.shape.splits;
+        let [key_dim, value_dim, key_stride, value_stride] = a.dims;
+        let [parts, stats] = self.splits_scratch();
+        let to = if splits == 1 { out } else { parts };
+        let places = self.input(self.layout.places);
+        let buffers = [q, keys, values, places, self.pages(), self.optional(a.sinks), stats, to];
+        // What is not reached is as none.
+        let [window, chunk] = [a.window, a.chunk].map(|n| u32::try_from(n).unwrap_or(0));
+        let constants = AttendConstants {
+            heads: a.heads,
+            kv_heads: a.kv_heads,
+            chunks,
+            key_dim,
+            value_dim,
+            key_stride,
+            value_stride,
+            scale: a.scale,
+            window,
+            chunk,
+            is_f32: self.f32_cache(),
+            splits,
+            has_sinks: a.sinks.is_some(),
+        };
+        let dispatch =
+            Launch { unit: "attention", kernel: "attend", buffers: &buffers, constants: &constants }
+                .over([a.kv_heads * chunks, splits, self.rows], ATTENTION_THREADS);
+        self.run.push(dispatch);
+        if splits > 1 {
+            self.combine([parts, stats, out], a.heads, splits, value_dim);
+        }
+    }
+
+    pub(super) fn attend_chosen(
+        &mut self,
+        a: &Attend,
+        chosen: Chosen,
+        [q, keys, values]: [Slice; 3],
+        out: Slice,
+    ) {
+        // Heads that share a key head and a choice.
+        let share = gcd(a.heads / a.kv_heads, a.heads / chosen.groups);
+        let (chunks, splits) = (share.div_ceil(QUERIES), self.shape.splits);
+        let [parts, stats] = self.splits_scratch();
+        let to = if splits == 1 { out } else { parts };
+        let (blocks, places) = (self.value(chosen.blocks), self.input(self.layout.places));
+        let buffers = [q, keys, values, blocks, places, self.pages(), self.optional(a.sinks), stats, to];
+        let [key_dim, value_dim, key_stride, value_stride] = a.dims;
+        let constants = AttendChosenConstants {
+            heads: a.heads,
+            kv_heads: a.kv_heads,
+            share,
+            chunks,
+            key_dim,
+            value_dim,
+            key_stride,
+            value_stride,
+            scale: a.scale,
+            is_f32: self.f32_cache(),
+            splits,
+            has_sinks: a.sinks.is_some(),
+            groups: chosen.groups,
+            top_k: chosen.blocks.width() / chosen.groups,
+            block: chosen.block,
+            tail: chosen.tail,
+        };
+        let (unit, kernel) = ("attention", "attend_chosen");
+        let dispatch = Launch { unit, kernel, buffers: &buffers, constants: &constants }
+            .over([a.heads / share * chunks, splits, self.rows], ATTENTION_THREADS);
+        self.run.push(dispatch);
+        if splits > 1 {
+            self.combine([parts, stats, out], a.heads, splits, a.dims[1]);
+        }
+    }
+
+    /// Puts the splits of attention together.
+    pub(super) fn combine(&mut self, buffers: [Slice; 3], heads: usize, splits: usize, value_dim: usize) {
+        let constants = CombineConstants { splits, value_dim };
+        let launch =
+            Launch { unit: "attention", kernel: "combine", buffers: &buffers, constants: &constants };
+        let dispatch = launch.over([self.rows * heads, value_dim.div_ceil(32), 1], ATTENTION_THREADS);
+        self.run.push(dispatch);
+    }
+}

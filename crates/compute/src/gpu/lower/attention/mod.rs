@@ -1,0 +1,125 @@
+//! Lowering of attention: which kernels make it.
+
+mod attend;
+mod compressed;
+mod decode;
+mod latent;
+mod tensor;
+
+pub(super) use self::compressed::{Kept, Sparse};
+
+use self::attend::Attend;
+use self::decode::DecodeAttention;
+use super::context::{Launch, Lowering};
+use crate::gpu::arguments::{AppendConstants, PrepareConstants};
+use crate::gpu::device::Slice;
+use crate::gpu::steps::Prepare;
+use crate::graph::{Attention, Chosen, RopeStyle, Value, WeightId};
+
+/// Attention with what is done to its heads before.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AttentionStep {
+    pub(super) q: Value,
+    pub(super) k: Value,
+    pub(super) v: Value,
+    /// Index of the cache in the graph.
+    pub(super) cache: usize,
+    pub(super) sinks: Option<WeightId>,
+    /// The tokens that are seen; all when absent.
+    pub(super) chosen: Option<Chosen>,
+    /// What is done to queries and keys before.
+    pub(super) prepare: Option<Prepare>,
+    pub(super) out: Value,
+}
+
+impl Lowering<'_> {
+    /// Queues an attention.
+    pub(super) fn attention(&mut self, step: &AttentionStep) {
+        let AttentionStep { q, k, v, cache, sinks, chosen, prepare, out } = *step;
+        let shape = self.graph.caches[cache];
+        let [keys, values] = self.memory.state.caches[cache].each_ref().map(|pool| pool.slice());
+        let (dim, value_dim) = (shape.head_dim, shape.value_dim);
+        if let (Some(prepare), None) = (prepare, chosen) {
+            let caches = [keys, values];
+            let decode = DecodeAttention { shape: &shape, inputs: [q, k, v], prepare, caches, sinks, out };
+            if self.decode_attention(&decode) {
+                return;
+            }
+        }
+        let query = match prepare {
+            Some(prepare) => {
+                let query = Slice::from(self.memory.scratch.attention.query);
+                self.prepare(&shape, &prepare, [q, k, v], [keys, values, query]);
+                query
+            }
+            None => {
+                let (heads, is_f32) = (shape.kv_heads, self.f32_cache());
+                let whole = |dim| AppendConstants { heads, dim, start: 0, len: dim, is_f32 };
+                self.append(k, keys, whole(dim));
+                self.append(v, values, whole(value_dim));
+                self.value(q)
+            }
+        };
+        let slices = [query, keys, values, self.value(out)];
+        let on_tensor_cores = || self.tensor_attention(&shape, slices, sinks.map(|s| self.vector(s)));
+        if let Some(dispatch) = chosen.map_or_else(on_tensor_cores, |_| None) {
+            return self.run.push(dispatch);
+        }
+        let attend = Attend {
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            dims: [dim, value_dim, dim, value_dim],
+            scale: shape.scale,
+            window: shape.window.unwrap_or(0),
+            chunk: shape.chunk.unwrap_or(0),
+            sinks,
+            chosen,
+        };
+        self.attend(&attend, [query, keys, values], self.value(out));
+    }
+
+    /// Norms and rotates queries and keys, and appends keys and values to their caches.
+    fn prepare(
+        &mut self,
+        shape: &Attention,
+        how: &Prepare,
+        [q, k, v]: [Value; 3],
+        [keys, values, query]: [Slice; 3],
+    ) {
+        let rotation = &self.graph.ropes[how.rope];
+        let (pairs, interleaved) = (rotation.inv_freq.len(), rotation.style == RopeStyle::Interleaved);
+        let Attention { heads, kv_heads, head_dim, value_dim, .. } = *shape;
+        let eps = |norm: Option<(WeightId, f32)>| norm.map_or(0.0, |(_, eps)| eps);
+        let weight = |norm: Option<(WeightId, f32)>| self.optional(norm.map(|(weight, _)| weight));
+        let buffers = [
+            self.value(q),
+            self.value(k),
+            self.value(v),
+            weight(how.q_norm),
+            weight(how.k_norm),
+            self.input(self.layout.angles[how.rope]),
+            self.input(self.layout.places),
+            self.pages(),
+            keys,
+            values,
+            query,
+        ];
+        let constants = PrepareConstants {
+            heads,
+            kv_heads,
+            dim: head_dim,
+            value_dim,
+            q_norm: how.q_norm.is_some(),
+            k_norm: how.k_norm.is_some(),
+            q_eps: eps(how.q_norm),
+            k_eps: eps(how.k_norm),
+            pairs,
+            interleaved,
+            is_f32: self.f32_cache(),
+        };
+        let launch =
+            Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants: &constants };
+        let dispatch = launch.over([heads + 2 * kv_heads, self.rows, 1], 32);
+        self.run.push(dispatch);
+    }
+}

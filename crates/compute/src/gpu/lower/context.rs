@@ -1,0 +1,211 @@
+//! [`Lowering`]: what all lowering of steps starts from, and [`Launch`]: how a dispatch is made.
+
+use std::collections::HashMap;
+
+use crate::DType;
+use crate::backend::KvType;
+use crate::gpu::device::{Dispatch, Grid, Order, Slice, Words};
+use crate::gpu::encodings::{FastPath, kernel_name};
+use crate::gpu::memory::{DeviceWeight, FEW_ROWS, InputLayout, Memory, Shape};
+use crate::gpu::steps::{Buffers, Step};
+use crate::graph::{ExpertSetId, Graph, Precision, Route, Routing, Value, WeightId};
+
+/// Threads of a group, unless a kernel says otherwise.
+pub(super) const THREADS: u32 = 256;
+/// Warps of such a group.
+pub(super) const WARPS: usize = 8;
+
+/// Work between the host's steps.
+#[derive(Debug)]
+pub(crate) enum Piece<D> {
+    /// Runs without the host.
+    Run(D),
+    /// Experts that may have to be loaded: `ids` (`pairs`, u32) are those chosen, `body` computes all pairs whose
+    /// experts are present.
+    Experts { set: ExpertSetId, ids: Slice, pairs: usize, body: D },
+}
+
+/// A norm that is made where its result is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DeferredNorm {
+    pub(super) x: Value,
+    pub(super) weight: WeightId,
+    pub(super) eps: f32,
+}
+
+/// A choice that the experts' first kernel makes, or what brings the experts to the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DeferredRoute {
+    pub(super) logits: Value,
+    pub(super) bias: Option<WeightId>,
+    pub(super) route: Route,
+}
+
+/// A product with a resident weight: x · weightᵀ + bias + residual.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Product {
+    pub(super) x: Value,
+    pub(super) weight: WeightId,
+    pub(super) bias: Option<WeightId>,
+    pub(super) residual: Option<Value>,
+    pub(super) precision: Precision,
+    pub(super) out: Value,
+}
+
+/// Products of one input that follow each other.
+#[derive(Debug, Default)]
+pub(super) struct Siblings {
+    pub(super) x: Option<Value>,
+    pub(super) outs: Vec<Value>,
+    pub(super) residuals: Vec<Slice>,
+}
+
+/// A list of dispatches in the making, for batches of one shape: what it refers to, and what steps leave to later ones.
+pub(super) struct Lowering<'a> {
+    pub(super) graph: &'a Graph,
+    pub(super) steps: &'a [Step],
+    pub(super) buffers: &'a Buffers,
+    pub(super) memory: &'a Memory,
+    pub(super) shape: Shape,
+    pub(super) layout: InputLayout,
+    pub(super) pieces: Vec<Piece<Vec<Dispatch>>>,
+    pub(super) run: Vec<Dispatch>,
+    /// Rows of values: tokens, then outputs.
+    pub(super) rows: usize,
+    /// What the f16 copy for tensor cores holds.
+    pub(super) converted: Option<Value>,
+    /// Norms that the readers of their results make.
+    pub(super) norms: HashMap<Value, DeferredNorm>,
+    /// Choices that the experts make.
+    pub(super) choices: HashMap<Routing, DeferredRoute>,
+    /// Products that others of their input may join.
+    pub(super) waiting: Vec<Product>,
+    /// The products right before.
+    pub(super) siblings: Siblings,
+}
+
+/// Elements of rows that a group of threads takes one each of.
+pub(super) fn blocks(elements: usize) -> usize {
+    elements.div_ceil(THREADS as usize)
+}
+
+/// Threads of a group that sums up so many elements.
+pub(super) fn summing(elements: usize) -> u32 {
+    if elements >= 512 { THREADS } else { 32 }
+}
+
+/// A kernel with what it is given; grids follow.
+pub(super) struct Launch<'a> {
+    pub(super) unit: &'static str,
+    pub(super) kernel: &'static str,
+    pub(super) buffers: &'a [Slice],
+    pub(super) constants: &'a dyn Words,
+}
+
+impl Launch<'_> {
+    pub(super) fn over(self, grid: [usize; 3], threads: u32) -> Dispatch {
+        let grid = grid.map(|n| u32::try_from(n).expect("a grid of 32 bits"));
+        self.on(Grid::Fixed(grid), threads)
+    }
+
+    pub(super) fn on(self, grid: Grid, threads: u32) -> Dispatch {
+        let mut constants = vec![];
+        self.constants.append(&mut constants);
+        Dispatch {
+            unit: self.unit,
+            kernel: self.kernel.into(),
+            buffers: self.buffers.to_vec(),
+            constants,
+            grid,
+            threads,
+            shared: 0,
+            order: Order::After,
+        }
+    }
+
+    /// One thread for each of `count` elements.
+    pub(super) fn each(self, count: usize) -> Dispatch {
+        self.over([count.div_ceil(THREADS as usize), 1, 1], THREADS)
+    }
+}
+
+/// The dispatch of the kernel for an encoding, whose name ends in the encoding's.
+pub(super) fn named(dispatch: Dispatch, encoding: &str) -> Dispatch {
+    Dispatch { kernel: format!("{}_{encoding}", dispatch.kernel).into(), ..dispatch }
+}
+
+impl<'a> Lowering<'a> {
+    pub(super) fn new(
+        graph: &'a Graph,
+        steps: &'a [Step],
+        buffers: &'a Buffers,
+        memory: &'a Memory,
+        shape: Shape,
+    ) -> Self {
+        Self {
+            graph,
+            steps,
+            buffers,
+            memory,
+            shape,
+            layout: InputLayout::new(&shape, &graph.ropes, &memory.turns),
+            pieces: vec![],
+            run: vec![],
+            rows: shape.rows,
+            converted: None,
+            norms: HashMap::new(),
+            choices: HashMap::new(),
+            waiting: vec![],
+            siblings: Siblings::default(),
+        }
+    }
+
+    pub(super) fn value(&self, value: Value) -> Slice {
+        match self.buffers.of[value.index] {
+            Some(buffer) => self.memory.values[buffer].into(),
+            None => self.memory.logits.buffer.into(),
+        }
+    }
+
+    pub(super) fn weight(&self, id: WeightId) -> &DeviceWeight {
+        &self.memory.weights[id.0]
+    }
+
+    /// A weight that is a vector of f32.
+    pub(super) fn vector(&self, id: WeightId) -> Slice {
+        self.weight(id).planes[0]
+    }
+
+    /// An optional vector, and what stands in for it.
+    pub(super) fn optional(&self, id: Option<WeightId>) -> Slice {
+        id.map_or(self.input(0), |id| self.vector(id))
+    }
+
+    pub(super) fn input(&self, offset: usize) -> Slice {
+        Slice { buffer: self.memory.inputs, offset }
+    }
+
+    pub(super) fn pages(&self) -> Slice {
+        self.memory.page_numbers.buffer.into()
+    }
+
+    pub(super) fn f32_cache(&self) -> bool {
+        self.memory.state.kv_type == KvType::F32
+    }
+
+    /// Whether the kernels for few rows may be used: they find weights by where they begin in one buffer, in which those
+    /// that a device uses where they are do not lie. No product is made with those that are far.
+    pub(super) fn is_few(&self) -> bool {
+        let suits = |weight: &DeviceWeight| weight.common || weight.far;
+        self.rows <= FEW_ROWS && self.memory.weights.iter().all(suits)
+    }
+
+    /// The same product by the kernel of `metal/gemm.h` for the encoding, where the device has that.
+    pub(super) fn on_matrices(&self, dispatch: Dispatch, name: &str, dtype: DType) -> Dispatch {
+        if !self.memory.info.simdgroup_matrices {
+            return dispatch;
+        }
+        let encoding = kernel_name(dtype, FastPath::Simdgroup).unwrap_or("any");
+        Dispatch { unit: "metal/gemm", kernel: format!("simdgroup_{name}_{encoding}").into(), ..dispatch }
+    }
+}

@@ -1,0 +1,40 @@
+//! Lowering of operations on single elements to the kernels of `kernels/elementwise.h`.
+
+use super::context::{Launch, Lowering};
+use crate::gpu::arguments::{ActivateConstants, ElementConstants};
+use crate::gpu::device::{Dispatch, Slice};
+use crate::graph::{Activation, Value};
+
+impl Lowering<'_> {
+    /// A kernel of elements of `inputs`, with a number.
+    pub(super) fn elements(
+        &self,
+        kernel: &'static str,
+        inputs: &[Value],
+        number: f32,
+        out: Value,
+    ) -> Dispatch {
+        let buffers: Vec<Slice> = inputs.iter().chain([&out]).map(|value| self.value(*value)).collect();
+        let count = self.rows * out.width();
+        let constants = &ElementConstants { count, number, shared: 1 };
+        Launch { unit: "elementwise", kernel, buffers: &buffers, constants }.each(count)
+    }
+
+    /// Elements of `gate` each gate as many of `x`.
+    pub(super) fn sigmoid_gate(&self, x: Value, gate: Value, out: Value) -> Dispatch {
+        let count = self.rows * out.width();
+        let shared = x.width() / gate.width();
+        let buffers = [self.value(x), self.value(gate), self.value(out)];
+        let constants = &ElementConstants { count, number: 0.0, shared };
+        Launch { unit: "elementwise", kernel: "sigmoid_gate", buffers: &buffers, constants }.each(count)
+    }
+
+    /// A product of gate and up.
+    pub(super) fn activate(&self, inputs: [Value; 2], how: Activation, out: Value) -> Dispatch {
+        let count = self.rows * out.width();
+        let [gate, up] = inputs.map(|value| self.value(value));
+        let constants = &ActivateConstants { count, activation: how.into() };
+        let buffers = [gate, up, self.value(out)];
+        Launch { unit: "elementwise", kernel: "activate", buffers: &buffers, constants }.each(count)
+    }
+}

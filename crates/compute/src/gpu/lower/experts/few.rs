@@ -1,0 +1,233 @@
+//! Lowering to the kernels of `kernels/few_experts.h`: routed experts of few rows, with activations of eight bits.
+
+use super::place::{FETCH_GROUPS, Fetches};
+use crate::gpu::arguments::{DownConstants, EarlyDownConstants, GateUpConstants, RouteConstants};
+use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::encodings::{FastPath, kernel_name};
+use crate::gpu::kernels::EARLY_UNIT;
+use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering, WARPS, named};
+use crate::gpu::lower::linear::MOST_COPIED;
+use crate::gpu::memory::{ExpertMatrix, QuantizedScratch, SCALED_COLUMNS};
+use crate::gpu::steps::Step;
+use crate::graph::{ExpertMlp, ExpertSetId, Routing, Score, Value, Weighted};
+
+const THREADS: u32 = 256;
+
+/// As `WARP_EXPERTS` and `WARP_CHOSEN` of `kernels/routing.h`.
+const WARP_EXPERTS: usize = 128;
+const WARP_CHOSEN: usize = 32;
+
+/// Routed experts with their sum.
+pub(super) struct FewExperts<'a> {
+    pub(super) x: Value,
+    pub(super) set: ExpertSetId,
+    pub(super) routing: Routing,
+    pub(super) parts: &'a [ExpertMatrix; 3],
+    pub(super) mlp: &'a ExpertMlp,
+    /// Biases of gate, up and down.
+    pub(super) biases: Option<[Slice; 3]>,
+    pub(super) residual: Option<Slice>,
+    /// (pairs, hidden), f32.
+    pub(super) outputs: Slice,
+    pub(super) out: Slice,
+}
+
+/// Dispatches of routed experts.
+pub(super) struct FewBody {
+    pub(super) body: Vec<Dispatch>,
+    /// What they need of experts that the device brings, in bytes; they bring the rest.
+    pub(super) ready: usize,
+    /// Whether they make the weighted sum; else the outputs of pairs.
+    pub(super) summed: bool,
+}
+
+impl Lowering<'_> {
+    /// Leaves a choice to the experts or to what brings them, if they are the only ones to ask for it and can make it.
+    pub(in crate::gpu::lower) fn defer_route(&mut self, choice: DeferredRoute, routing: Routing) -> bool {
+        let mut readers = self.steps.iter().filter_map(|step| match step {
+            Step::MoeExperts { routing: own, experts, mlp, .. } if *own == routing => Some((*experts, mlp)),
+            _ => None,
+        });
+        let reader = readers.next().filter(|_| readers.next().is_none());
+        let experts = &self.memory.experts;
+        let counts = [self.rows, self.rows * routing.top_k()];
+        let deferred = reader.is_some_and(|(set, mlp)| match experts.resident() {
+            // Weights that enter with x are known before.
+            true => mlp.weighted == Weighted::Output && self.few_encodings(set).is_some(),
+            false => experts.places(set, counts),
+        });
+        if deferred {
+            self.choices.insert(routing, choice);
+        }
+        deferred
+    }
+
+    /// Whether what experts read for `x` is not what the dispatch before them writes.
+    fn known_early(&self, x: Value) -> bool {
+        let read = self.norms.get(&x).map_or(x, |norm| norm.x);
+        let written = |value: Option<Value>| value == Some(read);
+        let left_out = |step: &&Step| match step {
+            Step::RmsNorm { out, .. } => self.norms.contains_key(out),
+            Step::Route { routing, .. } => self.choices.contains_key(routing),
+            _ => false,
+        };
+        let reader =
+            self.steps.iter().position(|step| matches!(step, Step::MoeExperts { x: own, .. } if *own == x));
+        let mut before = self.steps[..reader.unwrap_or(0)].iter().rev().filter(|step| !left_out(step));
+        let Some(last) = before.next() else { return false };
+        // Products of one input are one dispatch.
+        let beside = before.take_while(|step| match (step, last) {
+            (Step::Linear { x, .. }, Step::Linear { x: of_last, .. }) => x == of_last,
+            _ => false,
+        });
+        !written(last.output()) && !beside.map(Step::output).any(written)
+    }
+
+    /// Bytes of threadgroup memory that the kernel takes whose groups copy their down weights ahead; nothing if it does not
+    /// suit the choice or the weights.
+    fn copied_ahead(&self, choice: &DeferredRoute, down: &ExpertMatrix) -> Option<u32> {
+        let DeferredRoute { bias, route, .. } = *choice;
+        let by_logits = matches!(route.score, Score::Softmax | Score::SoftmaxOfChosen)
+            && bias.is_none()
+            && route.groups.is_none()
+            && route.experts <= WARP_EXPERTS
+            && route.top_k <= WARP_CHOSEN;
+        let encoded = kernel_name(down.matrix.dtype, FastPath::Early).is_some();
+        let each = WARPS * down.matrix.dtype.row_bytes(0, down.matrix.cols).ok()?;
+        let suits = self.memory.info.copies_ahead
+            && by_logits
+            && encoded
+            && down.matrix.rows.is_multiple_of(WARPS)
+            && each.is_multiple_of(16)
+            && each * route.top_k <= MOST_COPIED;
+        suits.then_some((each * route.top_k) as u32)
+    }
+
+    /// Routed experts with activations of eight bits; nothing if the kernels do not suit them.
+    pub(super) fn few_experts(&self, e: &FewExperts<'_>) -> Option<FewBody> {
+        let [gate_name, down_name] = self.few_encodings(e.set)?;
+        let ready = e.parts[2].start();
+        // Where not all experts of a token may be there at once, their outputs are summed when all have been.
+        let counts = [self.rows, self.rows * e.routing.top_k()];
+        let summed = self.memory.experts.all_at_once(e.set, counts);
+        let first = named(self.gate_up8(e), gate_name);
+        let second = named(self.early_down8(e, summed).unwrap_or_else(|| self.down8(e, summed)), down_name);
+        Some(FewBody { body: vec![first, second], ready, summed })
+    }
+
+    /// The choice of experts that is left to them.
+    fn own_choice(&self, e: &FewExperts<'_>) -> Option<&DeferredRoute> {
+        self.choices.get(&e.routing).filter(|_| self.memory.experts.resident())
+    }
+
+    /// Where the slots of a set and its table are.
+    fn slots(&self, e: &FewExperts<'_>) -> [Slice; 2] {
+        let counts = [self.rows, self.rows * e.routing.top_k()];
+        let experts = &self.memory.experts;
+        [experts.slots(), experts.table(e.set, counts)]
+    }
+
+    /// The products of gate and up, in eight bits.
+    fn gate_up8(&self, e: &FewExperts<'_>) -> Dispatch {
+        let [gate, up, down] = e.parts;
+        let top_k = e.routing.top_k();
+        let pairs = self.rows * top_k;
+        let [ids, weights] = self.routing(e.routing);
+        let [slots, table] = self.slots(e);
+        let (x, norm) = self.entering(e.x);
+        let QuantizedScratch { bytes, scales } = self.memory.scratch.quantized;
+        let none = self.input(0);
+        let [gate_bias, up_bias, _] = e.biases.unwrap_or([none; 3]);
+        let choice = self.own_choice(e);
+        let logits = choice.map_or(none, |c| self.value(c.logits));
+        let correction = self.optional(choice.and_then(|c| c.bias));
+        let norm_weight = norm.map_or(none, |norm| self.vector(norm.weight));
+        let rest = self.rest(e.set, [self.rows, pairs], down.start());
+        let [fetches, host] = rest.map_or([none; 2], |Fetches { list, host, .. }| [list, host]);
+        let bringing = if rest.is_some() { FETCH_GROUPS } else { 0 };
+        let buffers = [
+            slots,
+            table,
+            logits,
+            correction,
+            ids,
+            weights,
+            x,
+            norm_weight,
+            gate_bias,
+            up_bias,
+            bytes.into(),
+            scales.into(),
+            fetches,
+            host,
+        ];
+        let routes = choice.is_some();
+        let route = choice.map(|c| RouteConstants::new(&c.route, c.bias.is_some()));
+        let constants = &GateUpConstants {
+            gate: gate.part,
+            up: up.part,
+            norm: norm.into(),
+            routes,
+            route: route.unwrap_or_default(),
+            top_k,
+            activation: e.mlp.activation.into(),
+            has_bias: e.biases.is_some(),
+            early: self.known_early(e.x),
+            weighs: e.mlp.weighted == Weighted::Input,
+            bringing,
+            brought: rest.map(|rest| rest.rest).unwrap_or_default(),
+        };
+        let groups = bringing + gate.matrix.rows / SCALED_COLUMNS + usize::from(routes);
+        Launch { unit: "few_experts", kernel: "gate_up8", buffers: &buffers, constants }
+            .over([groups, pairs, 1], THREADS)
+    }
+
+    /// Where outputs go, summed or not, and how many rows there are.
+    fn destination(&self, e: &FewExperts<'_>, summed: bool) -> (Slice, usize) {
+        if summed { (e.out, self.rows) } else { (e.outputs, self.rows * e.routing.top_k()) }
+    }
+
+    /// The sums of down's products, by the kernel that copies its weights ahead; nothing if that does not suit them.
+    fn early_down8(&self, e: &FewExperts<'_>, summed: bool) -> Option<Dispatch> {
+        let down = &e.parts[2];
+        let choice = self.own_choice(e).filter(|_| summed && e.biases.is_none())?;
+        let copied = self.copied_ahead(choice, down)?;
+        let [slots, table] = self.slots(e);
+        let [_, weights] = self.routing(e.routing);
+        let QuantizedScratch { bytes, scales } = self.memory.scratch.quantized;
+        let (to, count) = self.destination(e, summed);
+        let (residual, logits) = (e.residual.unwrap_or(self.input(0)), self.value(choice.logits));
+        let buffers = [slots, table, bytes.into(), scales.into(), weights, residual, to, logits];
+        let constants = &EarlyDownConstants {
+            part: down.part,
+            top_k: e.routing.top_k(),
+            has_residual: e.residual.is_some(),
+            weighs: e.mlp.weighted != Weighted::Input,
+            route: RouteConstants::new(&choice.route, false),
+        };
+        let launch = Launch { unit: EARLY_UNIT, kernel: "early_down8", buffers: &buffers, constants };
+        Some(Dispatch { shared: copied, ..launch.over([down.matrix.rows / WARPS, count, 1], THREADS) })
+    }
+
+    /// Down's products, summed or not.
+    fn down8(&self, e: &FewExperts<'_>, summed: bool) -> Dispatch {
+        let down = &e.parts[2];
+        let [slots, table] = self.slots(e);
+        let [ids, weights] = self.routing(e.routing);
+        let QuantizedScratch { bytes, scales } = self.memory.scratch.quantized;
+        let none = self.input(0);
+        let (bias, residual) = (e.biases.map_or(none, |b| b[2]), e.residual.unwrap_or(none));
+        let (to, count) = self.destination(e, summed);
+        let buffers = [slots, table, ids, bytes.into(), scales.into(), weights, bias, residual, to];
+        let constants = &DownConstants {
+            part: down.part,
+            top_k: e.routing.top_k(),
+            fused: summed,
+            has_bias: e.biases.is_some(),
+            has_residual: e.residual.is_some(),
+            weighs: e.mlp.weighted != Weighted::Input,
+        };
+        Launch { unit: "few_experts", kernel: "down8", buffers: &buffers, constants }
+            .over([down.matrix.rows.div_ceil(WARPS), count, 1], THREADS)
+    }
+}

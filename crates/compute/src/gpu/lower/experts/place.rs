@@ -1,0 +1,74 @@
+//! Lowering to the kernels of `kernels/tiers.h`: giving slots to experts that are in host memory, and bringing them there.
+
+use crate::gpu::arguments::{BroughtConstants, PlaceConstants, RouteConstants};
+use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::lower::context::{Launch, Lowering, THREADS};
+use crate::graph::ExpertSetId;
+
+/// Half-lives of an expert's frequencies in tokens, and the shorter one's part.
+const LONG: f32 = 256.0;
+const SHORT: f32 = 8.0;
+const SHORT_PART: f32 = 0.3;
+/// Groups that fetch an expert: a dozen in all keep the bus busy.
+pub(super) const FETCH_GROUPS: usize = 8;
+
+/// Where kernels find which experts are on their way, and where from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fetches {
+    pub(super) list: Slice,
+    pub(super) host: Slice,
+    /// What is left to be brought.
+    pub(super) rest: BroughtConstants,
+}
+
+/// A batch's choice of experts: known, or to be made by `place`.
+pub(super) struct ChosenExperts {
+    pub(super) rows: usize,
+    pub(super) pairs: usize,
+    /// (pairs): experts, and how much each counts.
+    pub(super) ids: Slice,
+    pub(super) weights: Slice,
+    /// Logits and their correction.
+    pub(super) route: Option<([Slice; 2], RouteConstants)>,
+}
+
+impl Lowering<'_> {
+    /// What brings a batch's experts to the device before kernels read them, where the device does that: gives slots to
+    /// them and fetches those that have none, the first `ready` bytes of each.
+    pub(super) fn place(&self, set: ExpertSetId, chosen: &ChosenExperts, ready: usize) -> Vec<Dispatch> {
+        let ChosenExperts { rows, pairs, ids, weights, ref route } = *chosen;
+        let Some(tiers) = self.memory.experts.placing(set, [rows, pairs]) else { return vec![] };
+        let at = tiers.placement(set);
+        let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
+        let [logits, bias] = route.as_ref().map_or([ids; 2], |(slices, _)| *slices);
+        let route = route.as_ref().map(|(_, words)| *words);
+        let groups = 1 + if route.is_some() { rows } else { 0 };
+        let buffers = [logits, bias, ids, weights, at.table, at.owners, at.worth, at.fetches, at.totals];
+        let constants = &PlaceConstants {
+            shelf: at.shelf.constants(),
+            pairs,
+            long_decay: decay(LONG, rows),
+            short_decay: decay(SHORT, rows),
+            // A sum over all tokens to come tends to 1 / (1 - decay).
+            long_part: (1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)),
+            short_part: SHORT_PART * (1.0 - decay(SHORT, 1)),
+            routes: route.is_some(),
+            route: route.unwrap_or_default(),
+        };
+        let place = Launch { unit: "tiers", kernel: "place", buffers: &buffers, constants }
+            .over([groups, 1, 1], THREADS);
+        let buffers = [at.fetches, at.host, self.memory.experts.slots()];
+        let constants = &at.shelf.brought(0..ready.min(at.shelf.slot_bytes));
+        let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
+            .over([FETCH_GROUPS, pairs.min(at.shelf.experts), 1], THREADS);
+        vec![place, fetch]
+    }
+
+    /// What is left of the experts that a batch of so many pairs of so many rows fetches, when the first `ready` bytes are
+    /// there; nothing where the device does not bring them.
+    pub(super) fn rest(&self, set: ExpertSetId, counts: [usize; 2], ready: usize) -> Option<Fetches> {
+        let at = self.memory.experts.placing(set, counts)?.placement(set);
+        let rest = at.shelf.brought(ready..at.shelf.slot_bytes);
+        Some(Fetches { list: at.fetches, host: at.host, rest })
+    }
+}

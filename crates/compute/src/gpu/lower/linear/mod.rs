@@ -1,0 +1,61 @@
+//! Lowering of products with resident weights: which kernels compute them, and those of `kernels/linear.h`, which suit every
+//! encoding.
+
+mod early;
+mod few;
+mod pieces;
+mod tensor;
+
+pub(super) use self::early::MOST_COPIED;
+
+use super::context::{Launch, Lowering, Product, Siblings, THREADS, WARPS};
+use crate::gpu::arguments::LinearConstants;
+use crate::gpu::device::{Dispatch, Order};
+use crate::gpu::memory::{FEW_ROWS, TILE};
+
+impl Lowering<'_> {
+    /// Queues a product; `before` are those that the last steps were.
+    pub(super) fn product(&mut self, p: Product, before: Siblings) {
+        if let Some(mut list) = self.tensor_linear(&p) {
+            return self.run.append(&mut list);
+        }
+        if self.few_linear(p) {
+            return;
+        }
+        self.flush_products();
+        let dispatch = self.linear(&p);
+        // Products of one input do not wait for each other.
+        let apart = p.residual.is_none_or(|r| !before.outs.contains(&r))
+            && !before.residuals.contains(&self.value(p.out));
+        let order = if before.x == Some(p.x) && apart { Order::Beside } else { Order::After };
+        let mut siblings = if order == Order::Beside { before } else { Siblings::default() };
+        siblings.x = Some(p.x);
+        siblings.outs.push(p.out);
+        siblings.residuals.extend(p.residual.map(|r| self.value(r)));
+        self.siblings = siblings;
+        self.run.push(Dispatch { order, ..dispatch });
+    }
+
+    fn linear(&self, p: &Product) -> Dispatch {
+        let w = self.weight(p.weight);
+        let rows = w.matrix.rows;
+        let constants = &LinearConstants {
+            weight: w.format,
+            rows,
+            tokens: self.rows,
+            has_bias: p.bias.is_some(),
+            has_residual: p.residual.is_some(),
+        };
+        let [a, b, c] = w.planes;
+        let residual = p.residual.map_or(self.input(0), |r| self.value(r));
+        let buffers = [a, b, c, self.value(p.x), self.optional(p.bias), residual, self.value(p.out)];
+        if self.rows <= FEW_ROWS {
+            Launch { unit: "linear", kernel: "matvec_any", buffers: &buffers, constants }
+                .over([rows.div_ceil(WARPS), self.rows, 1], THREADS)
+        } else {
+            let launch = Launch { unit: "linear", kernel: "matmul_any", buffers: &buffers, constants };
+            let dispatch = launch.over([rows.div_ceil(TILE), self.rows.div_ceil(TILE), 1], THREADS);
+            self.on_matrices(dispatch, "matmul", w.matrix.dtype)
+        }
+    }
+}

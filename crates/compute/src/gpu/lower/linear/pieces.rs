@@ -1,0 +1,18 @@
+//! What kernels of few rows take of a row of weights at once.
+
+use crate::DType;
+
+/// Columns of which a warp's lanes have a piece each.
+pub(super) fn columns_at_once(dtype: DType) -> usize {
+    if is_super_block(dtype) { 2048 } else { 1024 }
+}
+
+/// Whether it is one of blocks of 256 columns, of which a lane takes 64 at once.
+pub(super) fn is_super_block(dtype: DType) -> bool {
+    dtype.block_len() == 256
+}
+
+/// What a row costs beside others: more where its bytes lie across words.
+pub(super) fn cost(dtype: DType) -> usize {
+    if dtype == DType::Q6_K { 2 } else { 1 }
+}

@@ -1,0 +1,107 @@
+//! Lowering: steps to dispatches, for batches of one shape. A file or a folder has the steps of one subject.
+//!
+//! `context` is what all of them start from; only this file knows them all.
+
+mod attention;
+mod bytes;
+mod context;
+mod elementwise;
+mod experts;
+mod linear;
+mod ngrams;
+mod operations;
+mod recurrent;
+mod rows;
+mod streams;
+mod tensor;
+
+pub(super) use self::context::Piece;
+
+use self::attention::AttentionStep;
+use self::context::{DeferredNorm, DeferredRoute, Lowering, Product};
+use self::experts::MoeStep;
+use self::rows::RotatedChannels;
+use super::arguments::{CarryConstants, WindowConstants};
+use super::device::Dispatch;
+use super::memory::{Memory, Shape, Turn};
+use super::steps::{Buffers, Step};
+use crate::graph::Graph;
+
+/// Lowers all steps.
+pub(super) fn lower(
+    graph: &Graph,
+    steps: &[Step],
+    buffers: &Buffers,
+    memory: &Memory,
+    shape: Shape,
+) -> Vec<Piece<Vec<Dispatch>>> {
+    let mut lowering = Lowering::new(graph, steps, buffers, memory, shape);
+    for step in steps {
+        lowering.step(step);
+    }
+    lowering.flush_products();
+    let run = std::mem::take(&mut lowering.run);
+    lowering.pieces.push(Piece::Run(run));
+    lowering.pieces
+}
+
+impl Lowering<'_> {
+    fn step(&mut self, step: &Step) {
+        let siblings = std::mem::take(&mut self.siblings);
+        if !matches!(step, Step::Linear { .. }) {
+            self.flush_products();
+        }
+        let dispatch = match *step {
+            Step::Alone { ref op, out } => return self.alone(op, out),
+            Step::Embed { table, out } => self.embed(table, out),
+            Step::Linear { x, weight, bias, precision, residual, out } => {
+                return self.product(Product { x, weight, bias, residual, precision, out }, siblings);
+            }
+            Step::RmsNorm { x, weight, groups, eps, out } => {
+                if groups == 1 && self.defer_norm(DeferredNorm { x, weight, eps }, out) {
+                    return;
+                }
+                self.norm(x, Some(weight), groups, eps, out)
+            }
+            Step::Rope { x, heads, rope, out } => {
+                self.rotation(x, heads, Turn { rope, stride: 1 }, RotatedChannels::default(), out)
+            }
+            Step::Attention { q, k, v, cache, sinks, chosen, prepare, out } => {
+                let cache = cache.0;
+                return self.attention(&AttentionStep { q, k, v, cache, sinks, chosen, prepare, out });
+            }
+            Step::LatentAttention { inputs, weights, cache, out } => {
+                return self.latent_attention(inputs, weights, cache.0, out);
+            }
+            Step::SwiGlu { gate, up, out } => self.elements("swiglu", &[gate, up], 0.0, out),
+            Step::Add { a, b, out } => self.elements("add", &[a, b], 0.0, out),
+            Step::Clamp { x, limit, out } => self.elements("clamp_to", &[x], limit, out),
+            Step::SigmoidGate { x, gate, out } => self.sigmoid_gate(x, gate, out),
+            Step::Slice { x, groups, start, len, out } => self.slice(x, groups, [start, len], out),
+            Step::GatherRows { x, out } => self.gather_rows(x, out),
+            Step::Route { logits, bias, route, routing } => {
+                let choice = DeferredRoute { logits, bias, route };
+                if self.defer_route(choice, routing) {
+                    return;
+                }
+                self.route(&choice, routing)
+            }
+            Step::MoeExperts { x, routing, experts: set, mlp, residual, out } => {
+                return self.moe_experts(&MoeStep { x, routing, set, mlp, residual, out });
+            }
+            Step::CausalConv1d { x, weight, bias, kernel, dilation, state, out } => {
+                let weights = [self.vector(weight), self.optional(bias)];
+                let taps =
+                    WindowConstants { channels: x.width(), taps: kernel, dilation, has_bias: bias.is_some() };
+                let mixed = self.window("causal_conv1d", x, &weights, taps, state, out);
+                self.run.push(mixed);
+                let held = (kernel - 1) * dilation;
+                return self.carry([x, x], CarryConstants { first: x.width(), second: 0, held }, state);
+            }
+            Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out } => {
+                self.gated_delta_rule(inputs, [decay, dt_bias], shape, state, out)
+            }
+        };
+        self.run.push(dispatch);
+    }
+}

@@ -1,0 +1,122 @@
+//! Lowering of operations that nothing is fused with: rows and their positions, parallel streams, windows and n-grams.
+
+use super::attention::{Kept, Sparse};
+use super::context::Lowering;
+use super::rows::RotatedChannels;
+use super::streams::Streams;
+use crate::gpu::memory::Turn;
+use crate::graph::{
+    ActivateOp, BlockAttentionOp, BlockInputs, ChooseBlocksOp, CompressedAttentionOp, CompressedInputs,
+    GatedMeanOp, GroupedLinearOp, HyperCollapseOp, HyperExpandOp, HyperWeightsOp, LayerNormOp, NGramEmbedOp,
+    Op, Output, PositionScaleOp, RepeatOp, RmsNormOp, RopeOp, RouteBy, RouteOp, ScaledSiluOp, SsmScanOp,
+    StreamAddOp, StreamGateOp, WindowMeanOp, WindowPoolOp,
+};
+
+impl Lowering<'_> {
+    /// Queues an operation.
+    pub(super) fn alone(&mut self, op: &Op, out: Output) {
+        let to = match (op, out) {
+            (
+                Op::Route(RouteOp { logits, by: RouteBy::Tokens { table }, route }),
+                Output::Routing(routing),
+            ) => {
+                let dispatch = self.route_by_token(*logits, *table, route, routing);
+                return self.run.push(dispatch);
+            }
+            (_, Output::Value(out)) => out,
+            (_, Output::Routing(_)) => unreachable!("only routes yield routings"),
+        };
+        let dispatch = match *op {
+            Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => self.norm(x, weight, groups, eps, to),
+            Op::Rope(RopeOp { x, heads, rope, place }) => {
+                let turn = Turn { rope, stride: place.stride.max(1) };
+                self.rotation(
+                    x,
+                    heads,
+                    turn,
+                    RotatedChannels { first: place.first, inverse: place.inverse },
+                    to,
+                )
+            }
+            Op::Activate(ActivateOp { activation, gate, up }) => {
+                self.activate([gate.unwrap_or(up), up], activation, to)
+            }
+            Op::PositionScale(PositionScaleOp { x, scale }) => self.position_scale(x, scale, to),
+            Op::GroupedLinear(GroupedLinearOp { x, weight, groups }) => {
+                return self.grouped_linear(x, weight, groups, to);
+            }
+            Op::LayerNorm(LayerNormOp { x, weight, bias, eps }) => {
+                self.layer_norm(x, [weight, bias], eps, to)
+            }
+            Op::SsmScan(SsmScanOp { inputs, weights, shape, state }) => {
+                self.ssm_scan(inputs, weights, &shape, state, to)
+            }
+            Op::ChooseBlocks(ChooseBlocksOp { inputs, choice, cache }) => {
+                return self.choose_blocks(inputs, &choice, cache.0, to);
+            }
+            Op::ScaledSilu(ScaledSiluOp { x, factor }) => self.elements("scaled_silu", &[x], factor, to),
+            Op::Repeat(RepeatOp { x, times }) => self.repeat(x, times, to),
+            Op::HyperWeights(HyperWeightsOp { x, mix, base, factors, shape }) => {
+                self.hyper_weights([x, mix], [base, factors], &shape, to)
+            }
+            Op::HyperCollapse(HyperCollapseOp { x, weights, streams }) => {
+                let shape = Streams { count: streams, width: to.width(), weights: weights.width() };
+                self.streams("hyper_collapse", &[x, weights], shape, to)
+            }
+            Op::HyperExpand(HyperExpandOp { x, block, weights, streams }) => {
+                let shape = Streams { count: streams, width: block.width(), weights: weights.width() };
+                self.streams("hyper_expand", &[x, block, weights], shape, to)
+            }
+            Op::GatedMean(GatedMeanOp { x, gate, streams }) => {
+                let shape = Streams { count: streams, width: to.width(), weights: 0 };
+                self.streams("gated_mean", &[x, gate], shape, to)
+            }
+            Op::StreamAdd(StreamAddOp { x, block, logits }) => {
+                let shape = Streams { count: logits.width(), width: block.width(), weights: logits.width() };
+                self.streams("stream_add", &[x, block, logits], shape, to)
+            }
+            Op::StreamGate(StreamGateOp { keys, queries, value }) => {
+                self.stream_gate(keys, queries, value, to)
+            }
+            Op::WindowPool(WindowPoolOp { kv, gate, bias, shape, state }) => {
+                return self.window_pool([kv, gate], self.vector(bias), shape, state, to);
+            }
+            Op::WindowMean(WindowMeanOp { x, window, state }) => {
+                return self.window_mean(x, window, state, to);
+            }
+            Op::CompressedAttention(CompressedAttentionOp { inputs, cache }) => {
+                let CompressedInputs { q, kv, entries, index, sinks } = inputs;
+                let kept =
+                    Kept { tokens: Some([kv, kv]), entries: Some(entries), index_key: index.map(|i| i.k) };
+                let sinks = Some(self.vector(sinks));
+                return self.compressed_attention(&Sparse { q, kept, index, sinks, cache: cache.0, out: to });
+            }
+            Op::BlockAttention(BlockAttentionOp { inputs, cache }) => {
+                let BlockInputs { q, k, v, index } = inputs;
+                let kept = Kept { tokens: Some([k, v]), entries: None, index_key: Some(index.k) };
+                let (index, sinks) = (Some(index), None);
+                return self.compressed_attention(&Sparse { q, kept, index, sinks, cache: cache.0, out: to });
+            }
+            Op::NGramEmbed(NGramEmbedOp { ref ngrams, state, .. }) => {
+                return self.ngram_embed(ngrams, state, to);
+            }
+            // Steps of their own, which others are fused with.
+            Op::Embed(_)
+            | Op::Add(_)
+            | Op::Clamp(_)
+            | Op::Slice(_)
+            | Op::GatherRows(_)
+            | Op::Linear(_)
+            | Op::SigmoidGate(_)
+            | Op::Attention(_)
+            | Op::LatentAttention(_)
+            | Op::Route(_)
+            | Op::MoeExperts(_)
+            | Op::CausalConv1d(_)
+            | Op::GatedDeltaRule(_) => unreachable!("not a step alone"),
+            #[cfg(test)]
+            Op::CpuOnly(_) => unreachable!("refused"),
+        };
+        self.run.push(dispatch);
+    }
+}

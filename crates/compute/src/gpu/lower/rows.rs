@@ -1,0 +1,114 @@
+//! Lowering of operations on rows: tables, norms, rotations, choices of rows and columns.
+
+use super::context::{Launch, Lowering, THREADS, summing};
+use crate::gpu::arguments::{
+    EmbedConstants, GatherConstants, LayerNormConstants, PositionScaleConstants, RepeatConstants,
+    RmsNormConstants, RopeConstants, SliceConstants,
+};
+use crate::gpu::device::Dispatch;
+use crate::gpu::memory::Turn;
+use crate::graph::{PositionScale, RopeStyle, Value, WeightId};
+
+/// Channels of heads that are rotated: from `first` on; by negative angles if `inverse`.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RotatedChannels {
+    pub(super) first: usize,
+    pub(super) inverse: bool,
+}
+
+impl Lowering<'_> {
+    /// Rows of a table by token.
+    pub(super) fn embed(&self, table: WeightId, out: Value) -> Dispatch {
+        let weight = self.weight(table);
+        let [a, b, c] = weight.planes;
+        let buffers = [a, b, c, self.input(self.layout.tokens), self.value(out)];
+        let constants = &EmbedConstants { table: weight.format };
+        Launch { unit: "linear", kernel: "embed", buffers: &buffers, constants }.over([self.rows, 1, 1], 64)
+    }
+
+    /// A norm of equal parts of rows, with weights of one part or of all.
+    pub(super) fn norm(
+        &self,
+        x: Value,
+        weight: Option<WeightId>,
+        groups: usize,
+        eps: f32,
+        out: Value,
+    ) -> Dispatch {
+        let width = x.width() / groups;
+        let weights = weight.map_or(0, |weight| self.weight(weight).matrix.cols / width);
+        let buffers = [self.value(x), self.optional(weight), self.value(out)];
+        let constants = &RmsNormConstants { width, eps, weights };
+        Launch { unit: "rms_norm", kernel: "rms_norm", buffers: &buffers, constants }
+            .over([self.rows * groups, 1, 1], summing(width))
+    }
+
+    /// Rotates heads.
+    pub(super) fn rotation(
+        &self,
+        x: Value,
+        heads: usize,
+        turn: Turn,
+        RotatedChannels { first, inverse }: RotatedChannels,
+        out: Value,
+    ) -> Dispatch {
+        let rotation = &self.graph.ropes[turn.rope];
+        let interleaved = rotation.style == RopeStyle::Interleaved;
+        let place = self.memory.turns.iter().position(|known| *known == turn);
+        let angles = self.input(self.layout.angles[place.expect("a turn of the graph")]);
+        let buffers = [self.value(x), angles, self.value(out)];
+        let (head_dim, pairs) = (x.width() / heads, rotation.inv_freq.len());
+        let constants = &RopeConstants { heads, head_dim, pairs, interleaved, first, inverse };
+        Launch { unit: "rows", kernel: "rope", buffers: &buffers, constants }.over([self.rows, 1, 1], THREADS)
+    }
+
+    /// Columns `start..start + len` of each of `groups` parts of rows.
+    pub(super) fn slice(&self, x: Value, groups: usize, [start, len]: [usize; 2], out: Value) -> Dispatch {
+        let (count, part) = (self.rows * out.width(), x.width() / groups);
+        let buffers = [self.value(x), self.value(out)];
+        let constants = &SliceConstants { count, part, start, len };
+        Launch { unit: "rows", kernel: "slice", buffers: &buffers, constants }.each(count)
+    }
+
+    /// The rows that are wanted of the batch's last layer; from here on there are no others.
+    pub(super) fn gather_rows(&mut self, x: Value, out: Value) -> Dispatch {
+        self.rows = self.shape.outputs;
+        let buffers = [self.value(x), self.input(self.layout.outputs), self.value(out)];
+        let constants = &GatherConstants { width: x.width() };
+        Launch { unit: "rows", kernel: "gather_rows", buffers: &buffers, constants }
+            .over([self.rows, 1, 1], THREADS)
+    }
+
+    /// Scales rows by where their tokens are.
+    pub(super) fn position_scale(&self, x: Value, scale: PositionScale, out: Value) -> Dispatch {
+        let (count, width) = (self.rows * out.width(), out.width());
+        let word = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let (offset, period) = (word(scale.offset), word(scale.period.max(1)));
+        let buffers = [self.value(x), self.input(self.layout.places), self.value(out)];
+        let (base, slope) = (scale.base, scale.slope);
+        let constants = &PositionScaleConstants { count, width, base, slope, offset, period };
+        Launch { unit: "rows", kernel: "position_scale", buffers: &buffers, constants }.each(count)
+    }
+
+    /// Takes the mean of rows away, scales and shifts them.
+    pub(super) fn layer_norm(
+        &self,
+        x: Value,
+        [weight, bias]: [WeightId; 2],
+        eps: f32,
+        out: Value,
+    ) -> Dispatch {
+        let buffers = [self.value(x), self.vector(weight), self.vector(bias), self.value(out)];
+        let constants = &LayerNormConstants { width: x.width(), eps };
+        Launch { unit: "rms_norm", kernel: "layer_norm", buffers: &buffers, constants }
+            .over([self.rows, 1, 1], summing(x.width()))
+    }
+
+    /// Rows that are `times` times the same.
+    pub(super) fn repeat(&self, x: Value, times: usize, out: Value) -> Dispatch {
+        let count = self.rows * out.width();
+        let constants = &RepeatConstants { count, width: x.width(), times };
+        let buffers = [self.value(x), self.value(out)];
+        Launch { unit: "rows", kernel: "repeat", buffers: &buffers, constants }.each(count)
+    }
+}

@@ -1,0 +1,67 @@
+//! Lowering of parallel streams to the kernels of `kernels/streams.h`.
+
+use super::context::{Launch, Lowering, THREADS, summing};
+use crate::gpu::arguments::{HyperConstants, StreamConstants};
+use crate::gpu::device::{Dispatch, Grid, Slice};
+use crate::graph::{HyperConnection, HyperKind, Value, WeightId};
+
+/// Parallel streams: their number, their width, and elements of a row of weights.
+pub(super) struct Streams {
+    pub(super) count: usize,
+    pub(super) width: usize,
+    pub(super) weights: usize,
+}
+
+impl Lowering<'_> {
+    /// A kernel of `kernels/streams.h`.
+    pub(super) fn streams(
+        &self,
+        kernel: &'static str,
+        inputs: &[Value],
+        shape: Streams,
+        out: Value,
+    ) -> Dispatch {
+        let count = self.rows * out.width();
+        let Streams { count: streams, width, weights } = shape;
+        let buffers: Vec<Slice> = inputs.iter().chain([&out]).map(|value| self.value(*value)).collect();
+        let constants = &StreamConstants { count, streams, width, weights };
+        Launch { unit: "streams", kernel, buffers: &buffers, constants }.each(count)
+    }
+
+    /// Weights of streams from their mix.
+    pub(super) fn hyper_weights(
+        &self,
+        [x, mix]: [Value; 2],
+        [base, factors]: [WeightId; 2],
+        shape: &HyperConnection,
+        out: Value,
+    ) -> Dispatch {
+        let buffers =
+            [self.value(x), self.value(mix), self.vector(base), self.vector(factors), self.value(out)];
+        let (iterations, kind, magnitude) = match shape.kind {
+            HyperKind::Collapsed => (0, 0u32, 0.0),
+            HyperKind::Independent { magnitude } => (0, 1, magnitude),
+            HyperKind::Mixed { iterations } => (iterations, 2, 0.0),
+        };
+        let constants = &HyperConstants {
+            streams: shape.streams,
+            width: x.width(),
+            norm_eps: shape.norm_eps,
+            floor: shape.floor,
+            iterations,
+            kind,
+            magnitude,
+        };
+        Launch { unit: "streams", kernel: "hyper_weights", buffers: &buffers, constants }
+            .over([self.rows, 1, 1], THREADS)
+    }
+
+    /// A gate for each stream: a group of threads makes one.
+    pub(super) fn stream_gate(&self, keys: Value, queries: Value, value: Value, out: Value) -> Dispatch {
+        let streams = keys.width() / value.width();
+        let shape = Streams { count: streams, width: value.width(), weights: 0 };
+        let dispatch = self.streams("stream_gate", &[keys, queries, value], shape, out);
+        let grid = [streams, self.rows, 1].map(|n| n as u32);
+        Dispatch { grid: Grid::Fixed(grid), threads: summing(value.width()), ..dispatch }
+    }
+}

@@ -1,0 +1,200 @@
+//! Memory of a graph on a device: weights, values, states, experts, and what batches bring.
+//!
+//! What is needed is known before anything big is allocated; what is left is for experts.
+
+mod budget;
+mod expert_layout;
+mod experts;
+mod inputs;
+mod ngrams;
+mod scratch;
+mod state;
+mod tiers;
+mod weights;
+
+use std::collections::HashMap;
+
+use budget::{Budget, Needs, PAGE_NUMBER_BYTES};
+pub(super) use expert_layout::{ExpertMatrix, all_bytes};
+pub(super) use experts::DeviceExperts;
+pub(super) use inputs::{FEW_ROWS, InputLayout, Shape, Turn};
+use inputs::{page_numbers, turns};
+pub(super) use ngrams::{NGramTable, PART_BYTES};
+pub(super) use scratch::{
+    AttentionScratch, BucketScratch, ExpertScratch, QuantizedScratch, SCALED_COLUMNS, SCORED_ROWS,
+    TENSOR_TILE, TILE, TensorScratch, device_scratch_bytes, most_blocks, most_tiles,
+};
+use scratch::{IndexScratch, Scratch};
+use state::State;
+pub(super) use weights::{ALIGNMENT, DeviceWeight};
+
+use super::device::{BufferId, Device, DeviceInfo};
+use super::options::GpuOptions;
+use super::steps::Buffers;
+use crate::backend::{ActivationMode, Batch, CompileOptions};
+use crate::graph::{Graph, Op, RouteOp, StateId};
+use crate::{Error, Result, Tensor};
+
+/// A buffer that is replaced by a larger one when it is too small.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Growing {
+    pub(super) buffer: BufferId,
+    bytes: usize,
+}
+
+/// Ids and weights of a routing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RoutingBuffers {
+    /// (rows, top_k), u32.
+    pub(super) ids: BufferId,
+    /// (rows, top_k), f32.
+    pub(super) weights: BufferId,
+}
+
+/// What a graph has of a device, and what of the device decides how kernels are chosen.
+pub(super) struct Memory {
+    pub(super) info: DeviceInfo,
+    pub(super) activations: ActivationMode,
+    pub(super) weights: Vec<DeviceWeight>,
+    /// Of the values that steps write, as [`Buffers`] says.
+    pub(super) values: Vec<BufferId>,
+    pub(super) routings: Vec<RoutingBuffers>,
+    pub(super) state: State,
+    pub(super) experts: DeviceExperts,
+    pub(super) scratch: Scratch,
+    pub(super) ngrams: HashMap<StateId, NGramTable>,
+    /// Of the inputs' angles.
+    pub(super) turns: Vec<Turn>,
+    pub(super) inputs: BufferId,
+    pub(super) page_numbers: Growing,
+    pub(super) logits: Growing,
+    /// What the device's page numbers are.
+    held_pages: Vec<u8>,
+    max_rows: usize,
+}
+
+impl Memory {
+    /// Takes memory for a graph, and gives the device its weights.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMemory`] if there is not enough.
+    pub(super) fn new(
+        device: &mut dyn Device,
+        graph: &Graph,
+        buffers: &Buffers,
+        tensors: &[Tensor],
+        options: &CompileOptions,
+        gpu: &GpuOptions,
+    ) -> Result<Self> {
+        let rows = options.max_rows.max(1);
+        let info = device.info();
+        let turns = turns(graph);
+        let tensor_cores = info.tensor_cores && options.activations == ActivationMode::Int8;
+        let needs = Needs::new(graph, tensors, options, (buffers, &turns), tensor_cores)?;
+        let budget = Budget::new(&info, graph, &needs, options, gpu)?;
+        let weights = weights::upload(device, tensors, &budget.far)?;
+        let values = buffers.widths.iter().map(|width| device.alloc((width * rows * 4).max(4)));
+        let values = values.collect::<Result<_>>()?;
+        let scratch = Scratch::new(device, graph, rows, tensor_cores, needs.room)?;
+        let mut alloc = |bytes: usize| device.alloc(bytes.max(4));
+        let mut routings = vec![];
+        for node in &graph.nodes {
+            if let Op::Route(RouteOp { route, .. }) = node.op {
+                let bytes = rows * route.top_k * 4;
+                routings.push(RoutingBuffers { ids: alloc(bytes)?, weights: alloc(bytes)? });
+            }
+        }
+        let inputs = alloc(InputLayout::most_bytes(rows, &graph.ropes, &turns))?;
+        let mut growing = |bytes: usize| Ok::<_, Error>(Growing { buffer: alloc(bytes)?, bytes });
+        let page_numbers = growing(PAGE_NUMBER_BYTES)?;
+        let logits = growing(graph.vocab_size() * 4)?;
+        let ngrams = ngrams::upload(device, graph, &weights)?;
+        let state = State::new(device, graph, options.kv_type)?;
+        let keep = options.keep_experts && gpu.host_memory;
+        let experts = DeviceExperts::new(device, graph, budget.experts, keep)?;
+        Ok(Self {
+            info,
+            activations: options.activations,
+            weights,
+            values,
+            routings,
+            state,
+            experts,
+            scratch,
+            ngrams,
+            turns,
+            inputs,
+            page_numbers,
+            logits,
+            held_pages: vec![],
+            max_rows: rows,
+        })
+    }
+
+    /// Uploads what the batch is; true if buffers have moved, as they grow when they are too small.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMemory`] if there is not enough.
+    pub(super) fn set_inputs(
+        &mut self,
+        device: &mut dyn Device,
+        graph: &Graph,
+        batch: &Batch<'_>,
+        shape: &Shape,
+    ) -> Result<bool> {
+        let pages = page_numbers(batch);
+        let moved = [
+            self.grow_page_numbers(device, pages.len())?,
+            self.grow_logits(device, shape.outputs * graph.vocab_size() * 4)?,
+            self.grow_scores(device, graph, batch)?,
+        ];
+        let inputs =
+            InputLayout::new(shape, &graph.ropes, &self.turns).pack(batch, &graph.ropes, &self.turns);
+        device.upload(self.inputs.into(), &inputs)?;
+        if !self.held_pages.starts_with(&pages) {
+            device.upload(self.page_numbers.buffer.into(), &pages)?;
+            self.held_pages = pages;
+        }
+        Ok(moved.contains(&true))
+    }
+
+    fn grow_page_numbers(&mut self, device: &mut dyn Device, wanted: usize) -> Result<bool> {
+        if wanted <= self.page_numbers.bytes {
+            return Ok(false);
+        }
+        let bytes = wanted.next_power_of_two();
+        device.free(self.page_numbers.buffer);
+        self.page_numbers = Growing { buffer: device.alloc(bytes)?, bytes };
+        self.held_pages.clear();
+        Ok(true)
+    }
+
+    fn grow_logits(&mut self, device: &mut dyn Device, bytes: usize) -> Result<bool> {
+        if bytes <= self.logits.bytes {
+            return Ok(false);
+        }
+        device.free(self.logits.buffer);
+        let buffer = match device.alloc(bytes) {
+            // Logits of many positions, for which there may be no room: they go to host memory as they are made.
+            Err(Error::DeviceMemory { .. }) if !self.info.unified => device.alloc_host(bytes)?,
+            buffer => buffer?,
+        };
+        self.logits = Growing { buffer, bytes };
+        Ok(true)
+    }
+
+    /// Makes scores of entries have room for all that the batch's rows may choose among.
+    fn grow_scores(&mut self, device: &mut dyn Device, graph: &Graph, batch: &Batch<'_>) -> Result<bool> {
+        let longest = batch.spans.iter().map(|s| s.start + s.rows.len()).max().unwrap_or(0);
+        let room = scratch::score_room(graph, longest);
+        let index = self.scratch.index;
+        if room <= index.room {
+            return Ok(false);
+        }
+        let room = room.next_power_of_two();
+        let scores = device.alloc(scratch::score_bytes(room, self.max_rows))?;
+        device.free(index.scores);
+        self.scratch.index = IndexScratch { scores, room, ..index };
+        Ok(true)
+    }
+}

@@ -1,0 +1,289 @@
+//! Memory within a step: what kernels of one step leave for each other.
+
+use super::inputs::{FEW_ROWS, MOST_SPLITS};
+use crate::Result;
+use crate::backend::PAGE_TOKENS;
+use crate::gpu::device::{BufferId, Device};
+use crate::gpu::{steps, supported};
+use crate::graph::{
+    ChooseBlocksOp, CompressedAttention, EntryIndex, Graph, LinearOp, MoeExpertsOp, Op, TokenForm,
+};
+
+/// Outputs and rows of a tile of the common kernels.
+pub(crate) const TILE: usize = 64;
+/// Rows and weight rows of a tile of the kernels for tensor cores.
+pub(crate) const TENSOR_TILE: usize = 128;
+/// Columns of activations of eight bits that share a scale.
+pub(crate) const SCALED_COLUMNS: usize = 32;
+/// Rows whose entries have scores at once.
+pub(crate) const SCORED_ROWS: usize = 64;
+
+/// Of attention.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AttentionScratch<T = BufferId> {
+    /// Results of splits, and their maxima and sums.
+    pub(crate) parts: T,
+    pub(crate) stats: T,
+    /// Queries that are ready; of latent attention, results too.
+    pub(crate) query: T,
+    pub(crate) mixed: T,
+}
+
+/// Of routed experts, of all pairs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertScratch<T = BufferId> {
+    pub(crate) gates: T,
+    pub(crate) ups: T,
+    pub(crate) products: T,
+    pub(crate) outputs: T,
+}
+
+/// Pairs sorted by expert.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BucketScratch<T = BufferId> {
+    pub(crate) list: T,
+    pub(crate) blocks: T,
+    /// Of the two indirect dispatches.
+    pub(crate) grids: T,
+}
+
+/// Of kernels for tensor cores.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TensorScratch<T = BufferId> {
+    /// f16 copy of the activations of a product.
+    pub(crate) x: T,
+    /// What each of its rows was divided by, f32.
+    pub(crate) scale: T,
+    /// Tiles of pairs: (tiles, 4), u32.
+    pub(crate) tiles: T,
+}
+
+/// The experts' products in eight bits: their bytes, then scale and sum of each block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QuantizedScratch<T = BufferId> {
+    pub(crate) bytes: T,
+    pub(crate) scales: T,
+}
+
+/// Of choices of entries and blocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IndexScratch {
+    /// (`SCORED_ROWS`, room), f32.
+    pub(crate) scores: BufferId,
+    /// Scores that a row has room for.
+    pub(crate) room: usize,
+    /// (rows, top_k), u32.
+    pub(crate) chosen: BufferId,
+}
+
+/// All of them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scratch {
+    pub(crate) attention: AttentionScratch,
+    pub(crate) experts: ExpertScratch,
+    pub(crate) buckets: BucketScratch,
+    /// Given if tensor cores may be used.
+    pub(crate) tensor: Option<TensorScratch>,
+    pub(crate) quantized: QuantizedScratch,
+    pub(crate) index: IndexScratch,
+}
+
+/// Bytes of the buffers for batches of up to `rows` rows.
+struct Sizes {
+    attention: AttentionScratch<usize>,
+    experts: ExpertScratch<usize>,
+    buckets: BucketScratch<usize>,
+    tensor: TensorScratch<usize>,
+    quantized: QuantizedScratch<usize>,
+    /// Of the lists of chosen entries.
+    chosen: usize,
+}
+
+impl Scratch {
+    /// Takes memory for batches of up to `rows` rows, with room for `room` scores a row.
+    pub(super) fn new(
+        device: &mut dyn Device,
+        graph: &Graph,
+        rows: usize,
+        tensor_cores: bool,
+        room: usize,
+    ) -> Result<Self> {
+        let Sizes { attention, experts, buckets, tensor, quantized, chosen } = sizes(graph, rows);
+        let mut alloc = |bytes: usize| device.alloc(bytes.max(4));
+        let attention = AttentionScratch {
+            parts: alloc(attention.parts)?,
+            stats: alloc(attention.stats)?,
+            query: alloc(attention.query)?,
+            mixed: alloc(attention.mixed)?,
+        };
+        let experts = ExpertScratch {
+            gates: alloc(experts.gates)?,
+            ups: alloc(experts.ups)?,
+            products: alloc(experts.products)?,
+            outputs: alloc(experts.outputs)?,
+        };
+        let buckets = BucketScratch {
+            list: alloc(buckets.list)?,
+            blocks: alloc(buckets.blocks)?,
+            grids: alloc(buckets.grids)?,
+        };
+        let tensor = if tensor_cores {
+            let TensorScratch { x, scale, tiles } = tensor;
+            Some(TensorScratch { x: alloc(x)?, scale: alloc(scale)?, tiles: alloc(tiles)? })
+        } else {
+            None
+        };
+        let quantized = QuantizedScratch { bytes: alloc(quantized.bytes)?, scales: alloc(quantized.scales)? };
+        let (chosen, scores) = (alloc(chosen)?, alloc(score_bytes(room, rows))?);
+        let index = IndexScratch { scores, room, chosen };
+        Ok(Self { attention, experts, buckets, tensor, quantized, index })
+    }
+}
+
+fn sizes(graph: &Graph, rows: usize) -> Sizes {
+    let (experts, buckets) = experts(graph, rows);
+    Sizes {
+        attention: attention(graph, rows),
+        experts,
+        buckets,
+        tensor: tensor(graph, rows),
+        quantized: quantized(graph, rows),
+        chosen: indices(graph).map(|(_, index)| rows.saturating_mul(index.top_k) * 4).max().unwrap_or(0),
+    }
+}
+
+fn attention(graph: &Graph, rows: usize) -> AttentionScratch<usize> {
+    let few = rows.min(FEW_ROWS);
+    let mut bytes = AttentionScratch { parts: 4, stats: 4, query: 4, mixed: 4 };
+    let grow = |bytes: &mut usize, elements: usize| *bytes = (*bytes).max(elements * 4);
+    for cache in graph.caches() {
+        grow(&mut bytes.query, rows * cache.heads * cache.head_dim);
+        grow(&mut bytes.parts, few * cache.heads * MOST_SPLITS * cache.value_dim);
+        grow(&mut bytes.stats, few * cache.heads * MOST_SPLITS * 2);
+    }
+    for cache in graph.compressed_caches() {
+        grow(&mut bytes.parts, few * cache.heads * MOST_SPLITS * cache.head_dim);
+        grow(&mut bytes.stats, few * cache.heads * MOST_SPLITS * 2);
+    }
+    for c in graph.latent_caches() {
+        grow(&mut bytes.parts, few * c.heads * MOST_SPLITS * c.rank);
+        grow(&mut bytes.stats, few * c.heads * MOST_SPLITS * 2);
+        grow(&mut bytes.query, rows * c.heads * (c.rank + c.rope));
+        grow(&mut bytes.mixed, rows * c.heads * c.rank);
+    }
+    bytes
+}
+
+fn experts(graph: &Graph, rows: usize) -> (ExpertScratch<usize>, BucketScratch<usize>) {
+    let mut experts = ExpertScratch { gates: 4, ups: 4, products: 4, outputs: 4 };
+    let mut buckets = BucketScratch { list: 4, blocks: 4, grids: 4 };
+    for node in graph.nodes() {
+        let Op::MoeExperts(MoeExpertsOp { routing, experts: set, .. }) = node.op else { continue };
+        let set = &graph.expert_sets()[set.0];
+        let pairs = rows * routing.top_k();
+        let inner = pairs * set.width() * 4;
+        experts.gates = experts.gates.max(inner);
+        experts.ups = experts.ups.max(inner);
+        experts.products = experts.products.max(inner);
+        experts.outputs = experts.outputs.max(pairs * set.down.rows * 4);
+        buckets.list = buckets.list.max(pairs * 4);
+        buckets.blocks = buckets.blocks.max(most_blocks(pairs, set.experts) * 12);
+        buckets.grids = buckets.grids.max(24);
+    }
+    (experts, buckets)
+}
+
+fn tensor(graph: &Graph, rows: usize) -> TensorScratch<usize> {
+    let (mut values, mut scales, mut tiles) = (4, rows, 1);
+    for node in graph.nodes() {
+        match node.op {
+            Op::Linear(LinearOp { x, .. }) => values = values.max(rows * x.width()),
+            Op::MoeExperts(MoeExpertsOp { x, routing, experts, .. }) => {
+                let set = &graph.expert_sets()[experts.0];
+                let pairs = rows * routing.top_k();
+                values = values.max(rows * x.width()).max(pairs * set.width());
+                scales = scales.max(pairs);
+                tiles = tiles.max(most_tiles(pairs, set.experts));
+            }
+            _ => {}
+        }
+    }
+    TensorScratch { x: values * 2, scale: scales * 4, tiles: tiles * 16 }
+}
+
+fn quantized(graph: &Graph, rows: usize) -> QuantizedScratch<usize> {
+    let mut products = SCALED_COLUMNS;
+    for node in graph.nodes() {
+        if let Op::MoeExperts(MoeExpertsOp { routing, experts, .. }) = node.op {
+            products = products.max(routing.top_k() * graph.expert_sets()[experts.0].width());
+        }
+    }
+    let rows = rows.min(FEW_ROWS);
+    let scales = rows * products.div_ceil(SCALED_COLUMNS) * 8;
+    QuantizedScratch { bytes: rows * products, scales }
+}
+
+/// Blocks of pairs of the common kernels, at most.
+pub(crate) fn most_blocks(pairs: usize, experts: usize) -> usize {
+    pairs / TILE + experts.min(pairs)
+}
+
+/// The same of kernels for tensor cores.
+pub(crate) fn most_tiles(pairs: usize, experts: usize) -> usize {
+    pairs / TENSOR_TILE + experts.min(pairs)
+}
+
+/// Attentions that choose entries themselves.
+fn indices(graph: &Graph) -> impl Iterator<Item = (CompressedAttention, EntryIndex)> {
+    let own = graph.compressed_caches().iter().filter(|shape| shape.form != TokenForm::Elsewhere);
+    own.filter_map(|shape| Some((*shape, shape.index?)))
+}
+
+/// Positions that a batch's pages reach to.
+pub(super) fn positions(pages: usize) -> usize {
+    pages.saturating_mul(PAGE_TOKENS)
+}
+
+/// Scores that rows need room for in contexts of `positions` tokens.
+pub(super) fn score_room(graph: &Graph, positions: usize) -> usize {
+    let entries = indices(graph).map(|(shape, _)| positions / shape.stride);
+    let blocks = graph.nodes().iter().filter_map(|node| match &node.op {
+        Op::ChooseBlocks(ChooseBlocksOp { choice, .. }) => {
+            Some(positions.div_ceil(choice.block).saturating_mul(choice.groups()))
+        }
+        _ => None,
+    });
+    entries.chain(blocks).max().unwrap_or(0)
+}
+
+/// Bytes of scores in batches of up to `rows` rows.
+pub(super) fn score_bytes(room: usize, rows: usize) -> usize {
+    room.saturating_mul(rows.min(SCORED_ROWS) * 4)
+}
+
+/// Bytes of each buffer of a [`Scratch`].
+pub(super) fn buffer_bytes(graph: &Graph, rows: usize, tensor_cores: bool, room: usize) -> Vec<usize> {
+    let Sizes { attention: a, experts: e, buckets: b, tensor: t, quantized: q, chosen } = sizes(graph, rows);
+    let mut all = vec![a.parts, a.stats, a.query, a.mixed, e.gates, e.ups, e.products, e.outputs];
+    all.extend([b.list, b.blocks, b.grids, q.bytes, q.scales, chosen, score_bytes(room, rows)]);
+    if tensor_cores {
+        all.extend([t.x, t.scale, t.tiles]);
+    }
+    all
+}
+
+/// Bytes of activations and scratch for batches of up to `rows` rows; `usize::MAX` if that is not enough to say it,
+/// nothing for a graph that cannot run on GPUs.
+pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
+    if supported::unsupported(graph).is_some() {
+        return 0;
+    }
+    let steps = steps::steps(graph);
+    let widths: usize = steps::buffers(graph, &steps).widths.iter().sum();
+    let Sizes { attention: a, experts: e, buckets: b, tensor: t, chosen, .. } = sizes(graph, rows);
+    let attention = [a.parts, a.stats, a.query, a.mixed];
+    let experts = [e.gates, e.ups, e.products, e.outputs, b.list, b.blocks, b.grids];
+    let scratch = attention.into_iter().chain(experts).chain([t.x, t.scale, t.tiles, chosen]);
+    let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
+    scratch.fold(values, usize::saturating_add)
+}

@@ -1,0 +1,12 @@
+//! [`GpuOptions`]: how device memory is used.
+
+/// How device memory is used.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GpuOptions {
+    /// Bytes of device memory for everything; by default what is free, less a margin.
+    pub memory: Option<u64>,
+    /// Slots for experts, in place of those that memory leaves; in every layer, where host memory keeps all experts.
+    pub expert_slots: Option<usize>,
+    /// Whether host memory is another than the device's, and keeps experts that the device has no room for.
+    pub host_memory: bool,
+}

@@ -1,0 +1,185 @@
+//! [`GpuExecutable`]: a graph on a device.
+
+mod recording;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use self::recording::{Recordings, Runner};
+use super::device::Device;
+use super::memory::{FEW_ROWS, Memory, Shape};
+use super::options::GpuOptions;
+use super::steps::{Buffers, Step, buffers, steps};
+use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
+use crate::graph::Graph;
+use crate::profile::{Profile, Work};
+use crate::{Result, Tensor};
+
+/// A graph ready to run on a device.
+pub(crate) struct GpuExecutable {
+    device: Mutex<Box<dyn Device>>,
+    graph: Graph,
+    steps: Vec<Step>,
+    buffers: Buffers,
+    memory: Memory,
+    recordings: Recordings,
+    profiling: bool,
+    /// How often the device was waited for to count what it did.
+    asked: u64,
+}
+
+impl GpuExecutable {
+    /// Takes memory of the device for a graph, and gives it the weights.
+    ///
+    /// # Errors
+    /// [`crate::Error::DeviceMemory`] if there is not enough.
+    pub(crate) fn new(
+        mut device: Box<dyn Device>,
+        graph: Graph,
+        tensors: &[Tensor],
+        options: &CompileOptions,
+        gpu: &GpuOptions,
+    ) -> Result<Self> {
+        let steps = steps(&graph);
+        let buffers = buffers(&graph, &steps);
+        let memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
+        Ok(Self {
+            device: Mutex::new(device),
+            graph,
+            steps,
+            buffers,
+            memory,
+            recordings: Recordings::default(),
+            profiling: false,
+            asked: 0,
+        })
+    }
+
+    /// The device, for calls through a shared reference.
+    fn device(&self) -> MutexGuard<'_, Box<dyn Device>> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn device_mut(&mut self) -> &mut dyn Device {
+        &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what was recorded: buffers have moved.
+    fn forget(&mut self) {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.recordings.forget(device);
+    }
+}
+
+/// The bytes of floats, little-endian as on every GPU.
+#[cfg(target_endian = "little")]
+fn bytes_of(values: &mut [f32]) -> &mut [u8] {
+    // SAFETY: floats and bytes have no invalid values and no padding; the length is that of the same memory.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
+impl Executable for GpuExecutable {
+    fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let (graph, memory) = (&self.graph, &mut self.memory);
+        memory.experts.load_all(device, experts)?;
+        let shape = Shape::of(batch);
+        let moved = memory.set_inputs(device, graph, batch, &shape);
+        if !matches!(moved, Ok(false)) {
+            self.recordings.forget(device);
+        }
+        moved?;
+        let (steps, buffers) = (&self.steps, &self.buffers);
+        let mut runner = Runner { device, graph, steps, buffers, memory, source: experts };
+        runner.run(&mut self.recordings, shape)?;
+        if shape.rows <= FEW_ROWS
+            && let Some((tiers, _)) = self.memory.experts.tiers()
+        {
+            tiers.forget();
+        }
+        // Not cleared: what has the right length need not be filled before it is overwritten.
+        logits.resize(shape.outputs * self.graph.vocab_size(), 0.0);
+        let from = self.memory.logits.buffer;
+        self.device_mut().download(from.into(), bytes_of(logits))
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
+        if on {
+            self.device_mut().start_profile();
+        } else {
+            // What was measured is not wanted, nor is an error of it.
+            let _ = self.device_mut().take_profile();
+        }
+    }
+
+    fn device_counts(&mut self) -> Option<DeviceCounts> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let [experts, fetched] = match self.memory.experts.tiers() {
+            Some((tiers, _)) => {
+                self.asked += 1;
+                tiers.traffic(device).ok()?
+            }
+            None => [0; 2],
+        };
+        let counts = device.counts();
+        Some(DeviceCounts { experts, fetched, waits: counts.waits.saturating_sub(self.asked), ..counts })
+    }
+
+    fn take_profile(&mut self) -> Option<Profile> {
+        if !self.profiling {
+            return None;
+        }
+        let kernels = self.device_mut().take_profile().ok()?;
+        self.device_mut().start_profile();
+        let mut profile = Profile::default();
+        for kernel in kernels {
+            profile.add_all(&kernel.kernel, kernel.runs, kernel.time, Work::default());
+        }
+        Some(profile)
+    }
+
+    fn reserve_pages(&mut self, pages: usize) -> Result<()> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.memory.state.reserve_pages(device, pages)? {
+            self.forget();
+        }
+        Ok(())
+    }
+
+    fn reserve_slots(&mut self, slots: usize) -> Result<()> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.memory.state.reserve_slots(device, slots)? {
+            self.forget();
+        }
+        Ok(())
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.memory.state.page_bytes()
+    }
+
+    fn read_page(&self, page: u32, out: &mut Vec<u8>) -> Result<()> {
+        self.memory.state.read_page(&mut **self.device(), page, out)
+    }
+
+    fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<()> {
+        self.memory.state.write_page(&mut **self.device(), page, bytes)
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.memory.state.slot_bytes()
+    }
+
+    fn read_slot(&self, slot: u32, out: &mut Vec<u8>) -> Result<()> {
+        self.memory.state.read_slot(&mut **self.device(), slot, out)
+    }
+
+    fn write_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<()> {
+        self.memory.state.write_slot(&mut **self.device(), slot, bytes)
+    }
+}

@@ -1,0 +1,143 @@
+//! Running lists of dispatches: as they are, or as a device has recorded them, and the host's part between them.
+
+use std::collections::HashMap;
+
+use crate::Result;
+use crate::backend::ExpertSource;
+use crate::gpu::device::{Device, Dispatch, RecordingId, Slice};
+use crate::gpu::lower::{Piece, lower};
+use crate::gpu::memory::{FEW_ROWS, Memory, Shape};
+use crate::gpu::steps::{Buffers, Step};
+use crate::graph::{ExpertSetId, Graph};
+
+/// Pairs for each expert from which on all experts are taken to be chosen: at 4, chance leaves out one in fifty.
+const ALL_CHOSEN: usize = 4;
+
+/// Lists of dispatches that are kept, at most.
+const MOST_RECORDINGS: usize = 32;
+
+/// Dispatches of one batch shape, recorded once they have been used before.
+type Recording = Vec<Piece<RecordingId>>;
+
+/// What is recorded, by batch shape; nothing yet for shapes that were seen once.
+#[derive(Default)]
+pub(super) struct Recordings {
+    of: HashMap<Shape, Option<Recording>>,
+}
+
+impl Recordings {
+    /// Forgets what was recorded: buffers have moved.
+    pub(super) fn forget(&mut self, device: &mut dyn Device) {
+        for recording in std::mem::take(&mut self.of).into_values().flatten().flatten() {
+            let (Piece::Run(id) | Piece::Experts { body: id, .. }) = recording;
+            device.forget(id);
+        }
+    }
+}
+
+/// A graph's steps with the device that they run on.
+pub(super) struct Runner<'a> {
+    pub(super) device: &'a mut dyn Device,
+    pub(super) graph: &'a Graph,
+    pub(super) steps: &'a [Step],
+    pub(super) buffers: &'a Buffers,
+    pub(super) memory: &'a mut Memory,
+    pub(super) source: &'a mut dyn ExpertSource,
+}
+
+impl Runner<'_> {
+    /// Runs one list for this shape: once as it is, from its second use on as a recording.
+    pub(super) fn run(&mut self, recordings: &mut Recordings, shape: Shape) -> Result<()> {
+        let seen = recordings.of.contains_key(&shape);
+        if !seen || shape.rows > FEW_ROWS {
+            for piece in self.lower(shape) {
+                self.run_piece(&piece, |device, list: &Vec<Dispatch>| device.run(list))?;
+            }
+            if recordings.of.len() >= MOST_RECORDINGS {
+                recordings.forget(self.device);
+            }
+            recordings.of.insert(shape, None);
+            return Ok(());
+        }
+        let recording = match recordings.of.get_mut(&shape).and_then(Option::take) {
+            Some(recording) => recording,
+            None => self.record(shape)?,
+        };
+        let mut outcome = Ok(());
+        for piece in &recording {
+            outcome = self.run_piece(piece, |device, id: &RecordingId| device.replay(*id));
+            if outcome.is_err() {
+                break;
+            }
+        }
+        recordings.of.insert(shape, Some(recording));
+        outcome
+    }
+
+    fn lower(&self, shape: Shape) -> Vec<Piece<Vec<Dispatch>>> {
+        lower(self.graph, self.steps, self.buffers, self.memory, shape)
+    }
+
+    fn record(&mut self, shape: Shape) -> Result<Recording> {
+        let mut recording = vec![];
+        for piece in self.lower(shape) {
+            recording.push(match piece {
+                Piece::Run(list) => Piece::Run(self.device.record(list)?),
+                Piece::Experts { set, ids, pairs, body } => {
+                    Piece::Experts { set, ids, pairs, body: self.device.record(body)? }
+                }
+            });
+        }
+        Ok(recording)
+    }
+
+    fn run_piece<D>(
+        &mut self,
+        piece: &Piece<D>,
+        run: impl Fn(&mut dyn Device, &D) -> Result<()>,
+    ) -> Result<()> {
+        match piece {
+            Piece::Run(list) => run(self.device, list),
+            Piece::Experts { set, ids, pairs, body } => {
+                let experts = self.graph.expert_sets()[set.0].experts;
+                // So many tokens ask for every expert, or nearly: not worth waiting for their choice.
+                let all = self.memory.experts.tiers().is_some() && *pairs >= ALL_CHOSEN * experts;
+                let chosen = if all { (0..experts as u32).collect() } else { self.chosen(*ids, *pairs)? };
+                if let Some((tiers, slots)) = self.memory.experts.tiers() {
+                    return tiers.stream(self.device, slots, *set, &chosen, |device| run(device, body));
+                }
+                self.run_experts(*set, &chosen, |device| run(device, body))
+            }
+        }
+    }
+
+    /// The distinct ids of a routing, ascending.
+    fn chosen(&mut self, ids: Slice, pairs: usize) -> Result<Vec<u32>> {
+        let mut bytes = vec![0; pairs * 4];
+        self.device.download(ids, &mut bytes)?;
+        let mut ids: Vec<u32> = bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    /// Runs `body` for all of `chosen`, as many at a time as there are slots.
+    fn run_experts(
+        &mut self,
+        set: ExpertSetId,
+        chosen: &[u32],
+        body: impl Fn(&mut dyn Device) -> Result<()>,
+    ) -> Result<()> {
+        let (device, experts) = (&mut *self.device, &mut self.memory.experts);
+        self.source.announce(set, chosen)?;
+        for (pass, ids) in chosen.chunks(experts.room(set)).enumerate() {
+            if pass > 0 {
+                device.synchronize()?;
+            }
+            experts.load(device, set, ids, self.source)?;
+            experts.publish(device, set, |id| ids.binary_search(&id).is_ok())?;
+            body(device)?;
+        }
+        Ok(())
+    }
+}
