@@ -203,8 +203,14 @@ fn a_budget_that_is_too_small_is_told_what_would_do() {
 #[test]
 fn every_budget_from_the_least_on_works() {
     const POSITIONS: usize = 66;
-    let names = ["gguf/qwen3_moe_mixed", "hf/qwen3_next_basic", "hf/qwen4_exp_fp8", "gguf/glm_dsa_bf16"];
-    for (name, host_memory) in names.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+    let cases = [
+        ("gguf/qwen3_moe_mixed", false),
+        ("gguf/qwen3_moe_mixed", true),
+        ("hf/qwen3_next_basic", false),
+        ("hf/qwen4_exp_fp8", true),
+        ("gguf/glm_dsa_bf16", false),
+    ];
+    for (name, host_memory) in cases {
         let fixture = Fixture::named(name);
         let backend = |memory| {
             let options = GpuOptions { memory: Some(memory), host_memory, ..GpuOptions::default() };
@@ -218,7 +224,7 @@ fn every_budget_from_the_least_on_works() {
         };
         assert!(open(wanted - 1).is_err(), "{name}, {wanted}");
         let experts = open(1 << 30).expect("a gibibyte").model().experts.total_bytes();
-        for part in [0, 1, 5, 9, 12] {
+        for part in [0, 5] {
             let memory = wanted + experts * part / 10;
             let run = || {
                 let mut engine = open(memory)?;
