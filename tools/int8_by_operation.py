@@ -6,7 +6,7 @@
 Random models of the families in `SHAPES`, weights rounded to Q8_0, run by transformers in float32. The inputs of products with
 quantised weights are rounded as moeflux rounds them: integers up to 127 with a scale for every 32 columns. Routers, what
 is multiplied in f32 anyway, keys and values stay exact. Rows: all products rounded; all but those of one kind; then
-roundings of other programs: one scale for 256 columns, bf16, f16, two int8 terms. Columns: the KL divergence from the exact run
+other roundings of the same inputs: one scale for 256 columns, bf16, f16, two int8 terms. Columns: the KL divergence from the exact run
 in nats (mean with standard error, median), the share of choices of experts that differ, and mean and median once more where
 every token keeps the experts and weights of the exact run.
 """
