@@ -594,6 +594,22 @@ SMALL = [
 ]
 
 
+_NEMOTRON_WIDE = dict(
+    layers_block_type=["linear_attention", "moe", "linear_attention", "moe"]
+    + ["full_attention", "moe", "linear_attention", "moe"],
+    num_attention_heads=8,
+    head_dim=64,
+    ssm_state_size=64,
+    mamba_num_heads=16,
+    mamba_head_dim=32,
+    n_groups=4,
+    n_routed_experts=16,
+    moe_intermediate_size=256,
+    moe_shared_expert_intermediate_size=512,
+    num_experts_per_tok=4,
+)
+
+
 def _wide() -> list[GgufCase]:
     wide = dict(hidden_size=256)
     families = [
@@ -610,7 +626,7 @@ def _wide() -> list[GgufCase]:
         ("q6_k", "Q6_K", {}),
         ("mixed", "Q4_K_M", _MIXED),
     ]
-    return [
+    grown = [
         GgufCase(
             f"wide_{family}_{suffix}",
             family,
@@ -625,6 +641,15 @@ def _wide() -> list[GgufCase]:
         for i, (family, vocabulary, config) in enumerate(families)
         for suffix, file_type, overrides in encodings
     ]
+    converted = [
+        GgufCase(name, family, seed, config, "Q8_0", n_tokens=256, keep_peer_logits=True, converted=True)
+        for name, family, seed, config in [
+            ("wide_gpt_oss_mxfp4", "gpt_oss", 81, configs.gpt_oss(**wide, intermediate_size=256)),
+            ("wide_gpt_oss_deep_mxfp4", "gpt_oss", 82, configs.gpt_oss(num_hidden_layers=8, intermediate_size=64)),
+            ("wide_nemotron_h_q8_0", "nemotron_h", 83, configs.nemotron_h(**wide, **_NEMOTRON_WIDE)),
+        ]
+    ]
+    return grown + converted
 
 
 WIDE = _wide()

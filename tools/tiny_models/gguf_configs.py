@@ -280,6 +280,37 @@ def nemotron_h(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def gpt_oss(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=297,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_local_experts=16,
+        num_experts_per_tok=4,
+        sliding_window=32,
+        max_position_embeddings=512,
+        # The converter writes nothing but YaRN, and llama.cpp rounds its ramp to whole channels, which released models do
+        # not; with this factor it has no ramp.
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 1.0,
+            "original_max_position_embeddings": 512,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        },
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+    return base | changes
+
+
 def mistral4(**changes: Any) -> dict[str, Any]:
     base = deepseek(
         n_shared_experts=1,
