@@ -480,7 +480,7 @@ fn sessions_go_on_where_the_arithmetic_is_the_same() {
     let with = |name: &str, context, expert_cache| {
         open_with(name, &Options { context: Some(context), expert_cache, ..options() })
     };
-    // Made for 512 positions: below that, dynamic scaling does nothing.
+    // The first is made for 48 positions and scales its rotations beyond.
     for (name, from, to, part) in [
         ("olmoe_dynamic_long", 64, 500, Some("arithmetic")),
         ("olmoe_basic", 64, 500, None),
