@@ -10,9 +10,10 @@ fn left_by(sampler: &mut Sampler, logits: &[f32]) -> Vec<(u32, f64)> {
     sampler.sample(logits).expect("finite logits");
     let total: f64 = sampler.weights.iter().sum();
     let probabilities = sampler.weights.iter().map(|weight| weight / total);
-    let mut left: Vec<(u32, f64)> = match sampler.candidates.is_empty() {
-        true => (0..).zip(probabilities).collect(),
-        false => sampler.candidates.iter().map(|candidate| candidate.id).zip(probabilities).collect(),
+    let mut left: Vec<(u32, f64)> = if sampler.candidates.is_empty() {
+        (0..).zip(probabilities).collect()
+    } else {
+        sampler.candidates.iter().map(|candidate| candidate.id).zip(probabilities).collect()
     };
     left.sort_by_key(|(id, _)| *id);
     left

@@ -162,6 +162,24 @@ fn templates_are_found_where_models_keep_them() {
 }
 
 #[test]
+fn reasoning_has_its_standard_name_whatever_it_came_under() {
+    let template = ChatTemplate::new(
+        "t.jinja",
+        "{{ messages[0].reasoning_content }} {{ messages[0].thinking }} {{ messages[1].thinking is defined }}",
+    )
+    .expect("compiles");
+    for message in [
+        json!({"reasoning_content": "because"}),
+        json!({"thinking": "because"}),
+        json!({"reasoning_content": null, "reasoning": "because"}),
+    ] {
+        let messages = json!([message, {"content": "nothing"}]);
+        let text = template.render(&messages, None, false, &Map::new()).expect("renders");
+        assert!(text.starts_with("because ") && text.ends_with("False"), "{message}: {text}");
+    }
+}
+
+#[test]
 fn variables_come_before_special_tokens() {
     let tokens =
         [("bos_token".to_owned(), "<s>".to_owned()), ("eos_token".to_owned(), "</s>".to_owned())].into();

@@ -230,6 +230,19 @@ fn as_many_answers_as_allowed_of_which_one_continues_a_conversation() {
     assert!(kept >= 2, "{kept}");
 }
 
+/// Nothing may be chosen: the answer fails once it has begun.
+#[test]
+fn a_stream_that_fails_ends_with_the_error() {
+    let server = start();
+    let bias: serde_json::Map<String, Value> =
+        (0..server.scheduler.tokenizer().vocab_size()).map(|id| (id.to_string(), json!(-100))).collect();
+    let request = chat(json!({"stream": true, "logit_bias": bias}));
+    let answer = server.post("/v1/chat/completions", &request);
+    assert_eq!(answer.status, 200);
+    assert!(answer.events().last().unwrap()["error"].is_object(), "{}", answer.text());
+    assert!(!answer.text().contains("[DONE]"), "{}", answer.text());
+}
+
 #[test]
 fn bias_forbids_and_penalties_change() {
     let server = start();
