@@ -538,6 +538,18 @@ impl<'a> Config<'a> {
         self.optional(key, "a number that f32 can hold", |v| v.as_f64().filter(|n| (*n as f32).is_finite()))
     }
 
+    /// As [`Config::number`], of the rotary parameters that [`Config::with_rope`] put first only, if it did.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn rope_number(&self, key: &str) -> Result<Option<f64>> {
+        let set = self.rope.and_then(|name| self.rope_parameters()?.get(name));
+        if set.is_some_and(|set| set.get(key).is_none_or(Value::is_null)) {
+            return Ok(None);
+        }
+        self.number(key)
+    }
+
     /// As [`Config::number`], for what must not be negative.
     ///
     /// # Errors
