@@ -76,7 +76,9 @@ ROWS: dict[str, list[Row]] = {
     "ernie4_5_moe_bias": rope() + TIED + keys("tie_word_embeddings"),
     "llama4_basic": rope() + TIED + keys("floor_scale", "attn_scale", attention_chunk_size=None),
     "mistral4_plain": rope() + TIED + keys("rope_parameters", "norm_topk_prob", "routed_scaling_factor"),
-    "mimo_v2_flash_basic": TIED + keys("attention_value_scale", "routed_scaling_factor", rotary_dim=2),
+    "mimo_v2_flash_basic": [("a part beside a set without", both(without("full_attention", "partial_rotary_factor"), put("partial_rotary_factor", 1.0)))]
+    + TIED
+    + keys("attention_value_scale", "routed_scaling_factor", rotary_dim=2),
     "deepseek_v4_basic": TIED + keys("routed_scaling_factor", "swiglu_limit"),
     "qwen4_exp_basic": rope() + TIED,
     "minimax_m3_vl_text": rope() + part(0.5) + TIED + keys("routed_scaling_factor", hidden_act="swigluoai"),

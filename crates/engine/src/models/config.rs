@@ -301,7 +301,7 @@ pub struct Config<'a> {
     assumed: Option<(&'static str, bool)>,
     /// What keys say that a Hugging Face configuration does not have.
     defaults: &'a KeyDefaults,
-    /// The only object that holds rotary parameters, if it is not as usual.
+    /// The only object that holds rotary parameters, if it is not as usual; none has an empty name.
     rope_object: Option<&'static str>,
     /// The rotary parameters of a configuration that has none.
     default_rope: Option<&'a Value>,
@@ -356,6 +356,11 @@ impl<'a> Config<'a> {
     /// The same configuration with rotary parameters in the object `name` only, or beside it.
     pub fn with_rope_in(self, name: &'static str) -> Self {
         Self { rope_object: Some(name), ..self }
+    }
+
+    /// The same configuration with those rotary parameters only that are beside the others.
+    pub fn without_rope_objects(self) -> Self {
+        Self { rope_object: Some(""), ..self }
     }
 
     /// The rotary parameters, of which there may be several sets.
@@ -536,6 +541,18 @@ impl<'a> Config<'a> {
     /// [`Error::Config`] if it is something else.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         self.optional(key, "a number that f32 can hold", |v| v.as_f64().filter(|n| (*n as f32).is_finite()))
+    }
+
+    /// As [`Config::number`], of the rotary parameters that [`Config::with_rope`] put first only, if it did.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is something else.
+    pub fn rope_number(&self, key: &str) -> Result<Option<f64>> {
+        let set = self.rope.and_then(|name| self.rope_parameters()?.get(name));
+        if set.is_some_and(|set| set.get(key).is_none_or(Value::is_null)) {
+            return Ok(None);
+        }
+        self.number(key)
     }
 
     /// As [`Config::number`], for what must not be negative.

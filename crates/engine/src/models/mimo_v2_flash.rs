@@ -143,7 +143,7 @@ fn rotation(config: &Config<'_>, r: &mut Recorder, head_dim: usize, sliding: boo
     let config = config.with_rope_in("rope_parameters");
     let own = config.with_rope(name)?;
     let set = own.unwrap_or(config);
-    let part = set.number("partial_rotary_factor")?.unwrap_or(0.334);
+    let part = set.rope_number("partial_rotary_factor")?.unwrap_or(0.334);
     // An odd number rotates one channel more.
     let given = match config.format() {
         Format::HuggingFace => None,
@@ -160,7 +160,7 @@ fn rotation(config: &Config<'_>, r: &mut Recorder, head_dim: usize, sliding: boo
         (None, true) if of_sliding.is_some() || config.format() != Format::Gguf => {
             of_sliding.unwrap_or(theta)
         }
-        _ => set.number("rope_theta")?.unwrap_or(theta),
+        _ => set.rope_number("rope_theta")?.unwrap_or(theta),
     };
     let rope = rope::scaled(&set, rotary_dim, RopeStyle::HalfSplit, theta)?;
     Ok(r.graph.rotation(rope))

@@ -115,7 +115,10 @@ fn rotation(config: &Config<'_>, r: &Recorder, head_dim: usize, layer: (usize, b
         return rope::scaled(&own, dim, RopeStyle::HalfSplit, own.number("rope_theta")?.unwrap_or(1e4));
     }
     let config = &config.with_rope_in("rope_scaling");
-    let theta = config.number_by_layer("rope_theta", index + 1)?.map_or(1e4, |all| all[index]);
+    // transformers adds these to what full layers have, mlx-lm to neither.
+    let added = config.format() == Format::HuggingFace && !sliding;
+    let bases = if added { *config } else { config.without_rope_objects() };
+    let theta = bases.number_by_layer("rope_theta", index + 1)?.map_or(1e4, |all| all[index]);
     let key = "partial_rotary_factors";
     let part = match config.numbers(key)? {
         None => 1.0,

@@ -26,10 +26,8 @@ fn files() -> Vec<PathBuf> {
 /// `config` with the keys of the text model that `change` sets or removes.
 fn changed(config: &Value, change: &Value) -> Value {
     let mut config = config.clone();
-    let text = match config.get("text_config") {
-        Some(_) => &mut config["text_config"],
-        None => &mut config,
-    };
+    let nested = config.get("text_config").is_some();
+    let text = if nested { &mut config["text_config"] } else { &mut config };
     let text = text.as_object_mut().expect("an object");
     for key in change["unset"].as_array().expect("a list") {
         text.shift_remove(key.as_str().expect("a key"));
