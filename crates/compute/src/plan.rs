@@ -227,4 +227,21 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_narrow_value_leaves_its_buffer_wide() {
+        let mut g = GraphBuilder::new();
+        let mut weight = |rows, cols| g.weight("w", MatrixSpec { dtype: DType::F32, rows, cols });
+        let (table, square, narrow, head) = (weight(8, 4), weight(4, 4), weight(2, 4), weight(8, 2));
+        let wide = g.embed(table);
+        let next = g.linear(wide, square, None, Precision::F32).unwrap();
+        let last = g.linear(next, narrow, None, Precision::F32).unwrap();
+        let rows = g.gather_rows(last);
+        let logits = g.linear(rows, head, None, Precision::Fast).unwrap();
+        let graph = g.finish(logits);
+        let plan = Plan::new(&graph, |_| true);
+        let buffer = plan.buffer_of[wide.index];
+        assert_eq!(buffer, plan.buffer_of[last.index], "the first one is needed no more");
+        assert!(plan.buffer_widths[buffer.unwrap()] >= 4);
+    }
 }
