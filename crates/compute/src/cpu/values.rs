@@ -156,4 +156,20 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_narrow_value_leaves_its_buffer_wide() {
+        let mut g = GraphBuilder::new();
+        let mut weight = |rows, cols| g.weight("w", MatrixSpec { dtype: DType::F32, rows, cols });
+        let (table, square, narrow, head) = (weight(8, 4), weight(4, 4), weight(2, 4), weight(8, 2));
+        let wide = g.embed(table);
+        let next = g.linear(wide, square, None, Precision::F32).unwrap();
+        let last = g.linear(next, narrow, None, Precision::F32).unwrap();
+        let rows = g.gather_rows(last);
+        let logits = g.linear(rows, head, None, Precision::Fast).unwrap();
+        let buffers = ValueBuffers::new(&g.finish(logits));
+        let buffer = buffers.of[wide.index];
+        assert_eq!(buffer, buffers.of[last.index], "the first one is needed no more");
+        assert!(buffers.widths[buffer.unwrap()] >= 4);
+    }
 }
