@@ -97,3 +97,16 @@ fn clamped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], alpha: f32, limit:
     vector::sigmoid_mul(simd, &logits, gate);
     gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit) + 1.0);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::squared_relu;
+
+    #[test]
+    fn what_is_not_a_number_stays_none() {
+        let mut out = [7.0; 3];
+        squared_relu(&[-2.0, 3.0, f32::NAN], &mut out);
+        assert_eq!(out[..2], [0.0, 9.0]);
+        assert!(out[2].is_nan());
+    }
+}
