@@ -64,7 +64,7 @@ fn a_trace_is_replayed() {
     fails(folder, &["replay", "t", "--policy", "best"], "expected lru");
     fails(folder, &["replay", "t", "--warm-up", "1"], "--warm-up");
     std::fs::write(folder.join("no"), "MOEFLUXT").unwrap();
-    fails(folder, &["replay", "no"], "no: trace: expected");
+    fails(folder, &["replay", "no"], "no: trace: file: expected a trace");
     fails(folder, &["trace", "demo", "t", "-n", "0"], "--tokens");
 }
 

@@ -21,13 +21,13 @@ pub(super) struct Names;
 
 impl Names {
     /// Weighs a value, and makes a list of what is only iterable.
-    pub(super) const WEIGH: &str = "weigh a value";
+    pub(super) const WEIGH: &str = "weigh!value";
     /// Weighs a text, and lets everything else pass.
-    pub(super) const WEIGH_TEXT: &str = "weigh a text";
+    pub(super) const WEIGH_TEXT: &str = "weigh!text";
     /// Weighs what is iterated, where every character of a text becomes a value.
-    pub(super) const WEIGH_ITEMS: &str = "weigh items";
+    pub(super) const WEIGH_ITEMS: &str = "weigh!items";
     /// Python's `*`.
-    pub(super) const MULTIPLY: &str = "multiply";
+    pub(super) const MULTIPLY: &str = "multiply!";
 }
 
 /// The template `ast` with its checks.
@@ -120,10 +120,8 @@ fn expression<'a>(expr: &Expr<'a>) -> Expr<'a> {
             weighed(Expr::Slice(slice))
         }
         Expr::UnaryOp(unary) => {
-            let op = match unary.op {
-                UnaryOpKind::Not => UnaryOpKind::Not,
-                UnaryOpKind::Neg => UnaryOpKind::Neg,
-            };
+            // It is neither `Copy` nor `Clone`.
+            let op = if matches!(unary.op, UnaryOpKind::Not) { UnaryOpKind::Not } else { UnaryOpKind::Neg };
             Expr::UnaryOp(Spanned::new(UnaryOp { op, expr: expression(&unary.expr) }, unary.span()))
         }
         Expr::BinOp(op) => binary(op),

@@ -240,7 +240,7 @@ fn check_method(budget: &Budget, value: &Value, method: &str, args: &[Value]) ->
             budget.pieces(text, text.chars().filter(|c| c.is_whitespace()).count() + 1)
         }
         ("ljust" | "rjust" | "center" | "zfill", _) => match args.first().and_then(Value::as_usize) {
-            Some(width) if width > MAX_WIDTH => budget.fits(u64::MAX),
+            Some(width) if width > MAX_WIDTH => budget.fits(width as u64),
             _ => Ok(()),
         },
         _ => Ok(()),

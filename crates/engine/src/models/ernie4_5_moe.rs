@@ -39,15 +39,17 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window: None, rope };
     let (experts, top_k) = blocks::expert_counts(config, Some(6))?;
     let gguf = config.format() == Format::Gguf;
-    let of_layers =
-        |name: &str| (0..d.layers).map(|layer| format!("model.layers.{layer}.mlp.{name}")).collect();
+    let of_layers = |name: &str| -> Vec<String> {
+        (0..d.layers).map(|layer| format!("model.layers.{layer}.mlp.{name}")).collect()
+    };
     // transformers 5 keeps it in the router.
-    let modules: Vec<String> = of_layers("gate.moe_statics");
+    let modules = of_layers("gate.moe_statics");
     let in_router = !gguf && modules.iter().any(|module| r.has_correction_bias(module));
     let mut shared = blocks::shared_experts(config, "moe_num_shared_experts", 2)?;
     if gguf {
         // What llama.cpp's converter writes is another number.
-        let modules: Vec<String> = of_layers("shared_experts.gate_proj");
+        let projections = ["shared_experts.gate_proj", "shared_experts.up_proj"];
+        let modules: Vec<String> = projections.into_iter().flat_map(of_layers).collect();
         let rows = modules.iter().find_map(|module| r.rows(module).transpose()).transpose()?;
         shared = rows.map(|width| SharedExpert { module: "mlp.shared_experts", width, gate: None });
     }

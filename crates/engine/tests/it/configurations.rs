@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use moeflux::Options;
+use moeflux::checkpoint::json;
 use moeflux_compute::cpu::CpuBackend;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -51,8 +52,7 @@ fn are_read_as_transformers_reads_them() {
     for path in files() {
         let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
         let copy = Fixture::named(&format!("hf/{name}")).copy();
-        let config: Value =
-            serde_json::from_slice(&std::fs::read(copy.file("config.json")).unwrap()).unwrap();
+        let config: Value = json::from_slice(&std::fs::read(copy.file("config.json")).unwrap()).unwrap();
         let changes: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         let bytes = std::fs::read(path.with_extension("safetensors")).unwrap();
         let golden = SafeTensors::deserialize(&bytes).unwrap();

@@ -192,7 +192,7 @@ fn a_budget_that_is_too_small_is_told_what_would_do() {
     };
     let open = |memory| Engine::open(&fixture.path, &backend(memory), &f32_options(), |_, _| ());
     let error = open(1000).expect_err("a thousand bytes").to_string();
-    let wanted = error.split(", ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+    let wanted = error.split("needs ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
     let wanted: u64 = wanted.unwrap_or_else(|| panic!("{error}"));
     assert!(open(wanted).is_ok(), "{error}");
     assert!(open(wanted - 1).is_err(), "{error}");

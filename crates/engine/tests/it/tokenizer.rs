@@ -159,7 +159,7 @@ mod gguf {
         check(bpe, |vocab| vocab.tokens[7] = vocab.tokens[6].clone(), "has two ids, 6 and 7");
         check(bpe, |vocab| vocab.token_types.truncate(3), "token_type: expected 1512 values");
         check(bpe, |vocab| vocab.eos_id = Some(99_999), "eos_token_id: expected an id below 1512, got 99999");
-        check(bpe, |vocab| (vocab.bos_id, vocab.add_bos) = (None, Some(true)), "no bos_token_id");
+        check(bpe, |vocab| (vocab.bos_id, vocab.add_bos) = (None, Some(true)), "bos_token_id is missing");
         check(spm, |vocab| vocab.scores.clear(), "scores is missing");
         check(spm, |vocab| vocab.scores[5] = f32::NAN, "token 5 is NaN");
     }

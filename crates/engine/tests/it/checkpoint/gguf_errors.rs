@@ -74,7 +74,7 @@ fn header_fields() {
 #[test]
 fn key_values() {
     let with = |value_type, value: &[u8]| RawGguf::valid().value("k", value_type, value);
-    check("duplicate key", RawGguf::valid().value("count", 7, &[1]), "key \"count\": expected a key once");
+    check("duplicate key", RawGguf::valid().value("count", 7, &[1]), "key \"count\": expected a unique key");
     check("unknown type", with(13, &[0; 8]), "key \"k\": value type: expected a number up to 12, got 13");
     check("boolean", with(7, &[2]), "key \"k\": boolean: expected 0 or 1, got 2");
     check("boolean in array", with(9, &array(7, 2, &[1, 9])), "boolean: expected 0 or 1, got 9");
@@ -172,7 +172,7 @@ fn tensors() {
     check("shortened data", with(|r| r.data -= 1), "tensor b: expected data within");
     check("overlap", with(|r| r.tensors[1].offset = 32), "tensor b: expected data after tensor a");
     check("same place", with(|r| r.tensors[1].offset = 0), "expected data after tensor");
-    check("duplicate", with(|r| r.tensors[1].name = b"a".to_vec()), "tensor a: expected a name of its own");
+    check("duplicate", with(|r| r.tensors[1].name = b"a".to_vec()), "tensor a: expected a unique name");
     check("name not UTF-8", with(|r| r.tensors[1].name = vec![0xc3]), "tensor 1 of 2: name: expected UTF-8");
 }
 
@@ -249,13 +249,7 @@ fn shards() {
         "split.tensors.count: expected 5, got 2",
     );
     let same = shard(1, 2, 2).with(|r| r.tensors[0].name = b"t0".to_vec()).bytes();
-    check(
-        "duplicate",
-        &[(name1, &first), (name2, &same)],
-        name1,
-        name2,
-        "tensor t0: expected a name of its own",
-    );
+    check("duplicate", &[(name1, &first), (name2, &same)], name1, name2, "tensor t0: expected a unique name");
     check("truncated", &[(name1, &first), (name2, &second[..50])], name1, name2, "by the file's length");
     let many = shard(0, u16::MAX, 2).bytes();
     let many_name = "m-00001-of-65535.gguf";

@@ -65,7 +65,7 @@ fn headers() {
     );
     check("three offsets", &replace("[24,32]", "[24,28,32]"), "JSON");
     check("overlap", &replace("[24,32]", "[20,28]"), "tensor b: expected data after tensor a, which ends at");
-    check("duplicate", &replace("\"b\"", "\"a\""), "tensor a: expected a name of its own");
+    check("duplicate", &replace("\"b\"", "\"a\""), "tensor a: expected a unique name");
     check("too big", &replace("[0,24]", "[0,99999999999999999999]"), "JSON");
 }
 
