@@ -12,13 +12,13 @@ pub trait Constraint: Send {
     /// Sets the logits, (vocab_size), of tokens that may not come next to negative infinity.
     ///
     /// # Errors
-    /// [`Error::Constraint`](crate::Error::Constraint) if it cannot tell.
+    /// [`Error::Constraint`] if it cannot tell.
     fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
 
     /// Notes that `token` was chosen; says whether nothing more may follow.
     ///
     /// # Errors
-    /// [`Error::Constraint`](crate::Error::Constraint) if the token was not allowed.
+    /// [`Error::Constraint`] if the token was not allowed.
     fn accept(&mut self, token: u32) -> Result<bool>;
 }
 
@@ -96,7 +96,7 @@ impl<'t> Decoding<'t> {
     /// An answer that follows `prompt`.
     ///
     /// # Errors
-    /// [`Error::Option`](crate::Error::Option) for sampler options without meaning, [`Error::Tokenizer`](crate::Error::Tokenizer) for ids that are
+    /// [`Error::Option`] for sampler options without meaning, [`Error::Tokenizer`] for ids that are
     /// none.
     pub fn new(
         tokenizer: &'t Tokenizer,
@@ -124,7 +124,7 @@ impl<'t> Decoding<'t> {
     /// Chooses a token by `logits`, (at least the tokenizer's vocabulary). Not to be called after a finish.
     ///
     /// # Errors
-    /// [`Error::Logits`](crate::Error::Logits) if no token can be chosen, or the constraint's.
+    /// [`Error::Logits`] if no token can be chosen, or the constraint's.
     pub fn next(&mut self, logits: &[f32]) -> Result<Piece> {
         if self.tokens.len() >= self.options.max_tokens {
             return self.finish(Piece::default(), Finish::MaxTokens);

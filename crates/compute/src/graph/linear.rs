@@ -62,7 +62,7 @@ impl GraphBuilder {
     /// x · weightᵀ (+ bias).
     ///
     /// # Errors
-    /// [`Error::Shape`] if weight or bias do not fit x; [`Error::Unsupported`] if the bias is not f32.
+    /// [`Error::Shape`](crate::Error::Shape) if weight or bias do not fit x; [`Error::Unsupported`](crate::Error::Unsupported) if the bias is not f32.
     pub fn linear(
         &mut self,
         x: Value,
@@ -77,7 +77,7 @@ impl GraphBuilder {
     /// rows, side by side.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the weight does not fit the parts.
+    /// [`Error::Shape`](crate::Error::Shape) if the weight does not fit the parts.
     pub fn grouped_linear(&mut self, x: Value, weight: WeightId, groups: usize) -> Result<Value> {
         self.record(GroupedLinearOp { x, weight, groups })
     }

@@ -68,7 +68,7 @@ impl GraphBuilder {
     /// Root-mean-square norm of each of `groups` equal parts of a row.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the weight does not fit a part.
+    /// [`Error::Shape`](crate::Error::Shape) if the weight does not fit a part.
     pub fn rms_norm(&mut self, x: Value, weight: WeightId, groups: usize, eps: f32) -> Result<Value> {
         self.record(RmsNormOp { x, weight: Some(weight), groups, eps })
     }
@@ -76,7 +76,7 @@ impl GraphBuilder {
     /// Root-mean-square norm of each of `groups` equal parts of a row, without a weight.
     ///
     /// # Errors
-    /// [`Error::Shape`] if parts are not equal.
+    /// [`Error::Shape`](crate::Error::Shape) if parts are not equal.
     pub fn unit_norm(&mut self, x: Value, groups: usize, eps: f32) -> Result<Value> {
         self.record(RmsNormOp { x, weight: None, groups, eps })
     }
@@ -84,7 +84,7 @@ impl GraphBuilder {
     /// (x − mean(x)) / √(variance(x) + eps) ⊙ weight + bias of each row.
     ///
     /// # Errors
-    /// [`Error::Shape`] if weight or bias do not fit; [`Error::Unsupported`] if they are not f32.
+    /// [`Error::Shape`](crate::Error::Shape) if weight or bias do not fit; [`Error::Unsupported`](crate::Error::Unsupported) if they are not f32.
     pub fn layer_norm(&mut self, x: Value, weight: WeightId, bias: WeightId, eps: f32) -> Result<Value> {
         self.record(LayerNormOp { x, weight, bias, eps })
     }
