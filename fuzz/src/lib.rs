@@ -116,7 +116,10 @@ pub fn config(data: &[u8]) {
     let path = file("config.json", data);
     let (model, _) = match assumed::describe(&path, None) {
         Ok(described) => described,
-        Err(error) => return check_error(&error, &path),
+        Err(error) => {
+            // What the file says of a tensor is told of its folder.
+            return check_error(&error, path.parent().expect("a folder"));
+        }
     };
     let backend = CpuBackend::new(1, None).expect("a processor");
     for memory in [64 << 20, 1 << 45] {
