@@ -343,7 +343,9 @@ impl Recorder {
             Form::Widened => MatrixSpec { dtype: DType::F32, rows, cols },
             Form::Ids { words, .. } => MatrixSpec { dtype: DType::F32, rows, cols: cols / words },
             _ => match source.part {
-                Part::EverySecond(first) => MatrixSpec::vector((rows * cols - first).div_ceil(2)),
+                Part::EverySecond(first) => {
+                    MatrixSpec::vector((rows * cols).saturating_sub(first).div_ceil(2))
+                }
                 Part::Whole | Part::Rows(_) => MatrixSpec::vector(rows * cols),
             },
         };

@@ -97,6 +97,12 @@ fn numbers_that_no_model_has_cost_nothing() {
         let keys: Vec<&String> =
             config.as_object().unwrap().iter().filter(|(_, v)| v.is_u64()).map(|(key, _)| key).collect();
         for key in keys {
+            // A key that is zero or left out is an error or has a default.
+            let mut odd = config.clone();
+            odd[key] = 0.into();
+            let _ = describe(&odd);
+            odd.as_object_mut().unwrap().remove(key);
+            let _ = describe(&odd);
             for number in [1u64 << 20, 1 << 40, 1 << 63] {
                 let mut odd = config.clone();
                 odd[key] = number.into();
