@@ -3,6 +3,7 @@
 //! configuration alone, and the list of a family's weights is written down once, in the family's file.
 
 use moeflux_compute::DType;
+use moeflux_compute::graph::MatrixSpec;
 
 use crate::Result;
 use crate::checkpoint::{ByteRange, Format, StoredWeight};
@@ -100,7 +101,8 @@ impl Outline {
                 let offset = self.bytes;
                 let mut weight = OutlinedWeight { name, stored, shape, dtype: DType::F32, offset };
                 weight.dtype = self.layout.dtype(&weight);
-                self.bytes += planes(&weight)?.iter().map(|plane| plane.len).sum::<u64>();
+                let bytes = planes(&weight)?.iter().fold(0u64, |sum, plane| sum.saturating_add(plane.len));
+                self.bytes = self.bytes.saturating_add(bytes);
                 self.weights.push(weight);
                 self.weights.last().expect("just pushed")
             }
@@ -127,13 +129,16 @@ impl Outline {
 /// Where the planes of `weight` would be, one after the other.
 fn planes(weight: &OutlinedWeight) -> Result<Vec<ByteRange>> {
     let (&cols, outer) = weight.shape.split_last().unwrap_or((&1, &[]));
-    let rows: usize = outer.iter().product();
+    let rows = outer.iter().fold(1, |rows: usize, n| rows.saturating_mul(*n));
+    // More than any file holds is refused here.
+    MatrixSpec { dtype: weight.dtype, rows, cols }.bytes()?;
     let mut offset = weight.offset;
     let plane = |plane| -> Result<ByteRange> {
         let rows = rows.div_ceil(weight.dtype.block_rows(plane)) as u64;
         let len = rows * weight.dtype.row_bytes(plane, cols)? as u64;
-        offset += len;
-        Ok(ByteRange { file: 0, offset: offset - len, len })
+        let at = offset;
+        offset = offset.saturating_add(len);
+        Ok(ByteRange { file: 0, offset: at, len })
     };
     (0..weight.dtype.planes()).map(plane).collect()
 }
