@@ -12,7 +12,7 @@ use moeflux_compute::profile::Profile;
 
 use crate::checkpoint::Checkpoint;
 use crate::experts::probe::{Probe, probe};
-use crate::experts::routing::{Recording, RouterChoices};
+use crate::experts::routing::RouterChoices;
 use crate::experts::trace::TraceHeader;
 use crate::experts::usage::Counting;
 use crate::experts::{CacheOptions, CacheStats, ExpertCache, ExpertUse, PolicyKind, Prefetch};
@@ -294,10 +294,12 @@ impl Engine {
             num_experts_per_tok: 0,
         };
         self.routing = Some((0..store.sets()).map(of_set).collect());
+        let before = session.position();
         let outcome = self.eval(session, tokens, outputs);
         let routing = self.routing.take().unwrap_or_default();
         let logits = outcome?;
         if !tokens.is_empty() && routing.iter().any(|choices| choices.experts.is_empty()) {
+            self.truncate(session, before)?;
             return Err(Error::Option {
                 option: "backend",
                 expected: "one that tells what routers choose: the processor".to_owned(),
@@ -402,8 +404,8 @@ impl Engine {
     /// Runs one batch, and counts what it did.
     pub(crate) fn run(&mut self, batch: &Batch<'_>, logits: &mut Vec<f32>) -> Result<()> {
         let start = Instant::now();
-        let mut counting = Counting { source: &mut self.experts, uses: &self.expert_use };
-        let mut experts = Recording { source: &mut counting, choices: self.routing.as_deref_mut() };
+        let choices = self.routing.as_deref_mut();
+        let mut experts = Counting { source: &mut self.experts, uses: &self.expert_use, choices };
         let outcome = self.executable.run(batch, &mut experts, logits);
         self.stats.cache += self.experts.take_stats();
         outcome?;

@@ -52,7 +52,7 @@ fn cgroup_available(groups: &str, mounted: &Path) -> Option<u64> {
                 std::fs::read_to_string(group.join(name)).ok()?.trim().parse().ok()
             };
             if let (Some(limit), Some(usage)) = (number(limit), number(usage)) {
-                // Cached file pages count as used but give way.
+                // Cached file pages count as used but can be dropped.
                 let free = limit.saturating_sub(usage) + reclaimable(&group, cache);
                 least = Some(least.map_or(free, |l: u64| l.min(free)));
             }

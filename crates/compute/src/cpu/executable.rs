@@ -8,7 +8,7 @@ use super::activations::{BLOCK, Q8Rows};
 use super::attention::KvCache;
 use super::causal_conv1d::transpose;
 use super::compressed_attention::CompressedCache;
-use super::forecast::{Forecast, Router, routers};
+use super::forecast::{Forecast, Router, routers, sets};
 use super::latent_attention::{LatentCache, LatentScratch};
 use super::linear::CpuContext;
 use super::moe_experts::MoeScratch;
@@ -20,7 +20,9 @@ use super::slots::Slots;
 use super::steps;
 use super::values::Values;
 use crate::backend::{Batch, CompileOptions, Executable, ExpertSource, slot_bytes};
-use crate::graph::{AttentionOp, CausalConv1dOp, Graph, LinearOp, MoeExpertsOp, Op, Output, Value, with_op};
+use crate::graph::{
+    AttentionOp, CausalConv1dOp, ExpertSetId, Graph, LinearOp, MoeExpertsOp, Op, Output, Value, with_op,
+};
 use crate::profile::{Profile, Work};
 use crate::quant::dequantize;
 use crate::{DType, Error, Result, Tensor};
@@ -69,6 +71,8 @@ pub(crate) struct CpuExecutable {
     pub(super) vectors: Vec<Vec<f32>>,
     /// Nodes that run in one parallel region: linear layers on the same input, else one node.
     steps: Vec<Range<usize>>,
+    /// Experts by routing.
+    pub(super) sets: Vec<Option<ExpertSetId>>,
     /// Routers by routing.
     pub(super) routers: Vec<Option<Router>>,
     pub(super) forecast: Forecast,
@@ -122,6 +126,7 @@ impl CpuExecutable {
             choices: vec![Choice::default(); graph.routings],
             angles: graph.ropes.iter().map(|_| Angles::default()).collect(),
             vectors,
+            sets: sets(&graph),
             routers: routers(&graph),
             forecast: Forecast::default(),
             caches,

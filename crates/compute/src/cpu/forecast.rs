@@ -29,6 +29,17 @@ pub(crate) struct Router {
     route: Route,
 }
 
+/// The experts that each routing of `graph` is for.
+pub(crate) fn sets(graph: &Graph) -> Vec<Option<ExpertSetId>> {
+    let mut sets = vec![None; graph.routings];
+    for node in &graph.nodes {
+        if let Op::MoeExperts(MoeExpertsOp { routing, experts, .. }) = node.op {
+            sets[routing.index] = Some(experts);
+        }
+    }
+    sets
+}
+
 /// The routers of `graph` by the index of their routing; `None` where what they do is not a linear layer and a choice.
 pub(crate) fn routers(graph: &Graph) -> Vec<Option<Router>> {
     let mut routers = vec![None; graph.routings];

@@ -13,13 +13,14 @@ impl CpuOp for RouteOp {
         let outcome = match by {
             RouteBy::Scores { bias } => {
                 choice.route(cpu.values.of(*logits), bias.map(|b| &cpu.vectors[b.0][..]), route);
-                announce(cpu, routing.index, &choice, call)
+                Ok(())
             }
             RouteBy::Tokens { table } => {
                 let ids = ids_of_tokens(cpu.weights[table.0].view(), call.batch.tokens, route);
                 ids.map(|ids| choice.route_to(cpu.values.of(*logits), &ids, route))
             }
         };
+        let outcome = outcome.and_then(|()| announce(cpu, routing.index, &choice, call));
         cpu.choices[routing.index] = choice;
         outcome
     }
@@ -37,9 +38,10 @@ fn ids_of_tokens(table: TensorView<'_>, tokens: &[u32], route: &Route) -> Result
 
 /// Tells the source of experts what a router chose, and what the next one will probably choose.
 fn announce(cpu: &mut CpuExecutable, routing: usize, choice: &Choice, call: &mut CpuCall<'_>) -> Result<()> {
+    let Some(set) = cpu.sets[routing] else { return Ok(()) };
+    call.experts.routed(set, &choice.ids, call.tokens());
+    call.experts.announce(set, &choice.distinct())?;
     let Some(router) = cpu.routers[routing] else { return Ok(()) };
-    call.experts.routed(router.set, &choice.ids, call.tokens());
-    call.experts.announce(router.set, &choice.distinct())?;
     if let Some(next) = cpu.routers.get(routing + 1).copied().flatten()
         && next.x.width() == router.x.width()
         && call.experts.wants_forecast()

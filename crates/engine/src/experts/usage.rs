@@ -7,6 +7,7 @@ use moeflux_compute::backend::{ExpertSource, ExpertView};
 use moeflux_compute::graph::ExpertSetId;
 
 use super::ExpertStore;
+use super::routing::RouterChoices;
 
 /// Batches that needed each expert since the engine was opened; can be read from other threads.
 #[derive(Debug, Clone)]
@@ -43,10 +44,12 @@ impl ExpertUse {
     }
 }
 
-/// Counts what is asked of a source. Every set is announced once a batch.
+/// Counts what is asked of a source, and notes what routers choose if somebody asks. Every set is announced once a batch.
 pub(crate) struct Counting<'a, S> {
     pub(crate) source: &'a mut S,
     pub(crate) uses: &'a ExpertUse,
+    /// One entry for each set, in the order of sets.
+    pub(crate) choices: Option<&'a mut [RouterChoices]>,
 }
 
 impl<S: ExpertSource> ExpertSource for Counting<'_, S> {
@@ -65,6 +68,9 @@ impl<S: ExpertSource> ExpertSource for Counting<'_, S> {
     }
 
     fn routed(&mut self, set: ExpertSetId, ids: &[u32], rows: usize) {
+        if let Some(choices) = &mut self.choices {
+            choices[set.0].extend(ids, rows);
+        }
         self.source.routed(set, ids, rows);
     }
 

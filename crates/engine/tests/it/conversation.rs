@@ -4,6 +4,9 @@ use moeflux::conversation::Event;
 use moeflux::{
     AnswerOptions, Compute, DecodingOptions, Error, OpenOptions, Outputs, Passage, SamplerOptions, TextModel,
 };
+use moeflux_compute::cpu::CpuBackend;
+
+use crate::support::{self, Fixture};
 
 fn open(options: OpenOptions) -> TextModel {
     options.compute(Compute::Cpu).threads(1).context(512).open("demo").unwrap()
@@ -118,6 +121,24 @@ fn routers_choices_are_those_of_every_token() {
             assert_eq!((all.layer, all.tokens().nth(at)), (one.layer, one.tokens().next()));
             assert_eq!(all.experts.len(), tokens.len() * all.num_experts_per_tok);
         }
+    }
+}
+
+/// Whatever a router is: a linear layer, one in several steps, or a table by token.
+#[test]
+fn every_layer_tells_what_it_chose() {
+    let backend = CpuBackend::new(1, None).unwrap();
+    for name in ["deepseek_v4_basic", "gpt_oss_bf16", "nemotron_h_basic", "llama4_basic", "kimi_linear_basic"]
+    {
+        let fixture = Fixture::named(&format!("hf/{name}"));
+        let mut engine = support::open(&fixture.path, &backend, &support::f32_options());
+        let mut session = engine.session();
+        let tokens = [5, 6, 7];
+        let (_, routing) = engine.eval_with_routing(&mut session, &tokens, Outputs::Last).unwrap();
+        assert_eq!(routing.len(), engine.experts().store().sets(), "{name}");
+        assert!(routing.iter().all(|layer| layer.tokens().count() == tokens.len()), "{name}: {routing:?}");
+        let counted: Vec<u64> = engine.expert_use().layers().map(|(_, counts)| counts.iter().sum()).collect();
+        assert!(counted.iter().all(|count| *count > 0), "{name}: {counted:?}");
     }
 }
 

@@ -250,3 +250,14 @@ fn every_fixture_on_an_emulated_device() {
         }
     });
 }
+
+#[test]
+fn routers_choices_that_a_backend_does_not_tell_are_refused_and_the_session_stays() {
+    let fixture = Fixture::named("hf/qwen3_moe_basic");
+    let mut engine = open(&fixture.path, &emulator(None), &f32_options());
+    let mut session = engine.session();
+    engine.eval(&mut session, &[5, 6], Outputs::Last).unwrap();
+    let error = engine.eval_with_routing(&mut session, &[7], Outputs::Last).unwrap_err();
+    assert!(error.to_string().contains("what routers choose"), "{error}");
+    assert_eq!(session.tokens(), [5, 6]);
+}

@@ -2,7 +2,7 @@
 //!
 //! If all experts fit, each has a slot for good and is loaded before the first batch. If host memory holds them all, it
 //! does, and the device has slots for some ([`Tiers`]). Otherwise experts are asked for when they are needed, and the least
-//! recently used one that is not needed gives way; slots come in size classes then, because layers may store experts in
+//! recently used one that is not needed is evicted; slots come in size classes then, because layers may store experts in
 //! different encodings.
 
 use super::expert_layout::{ExpertLayout, ExpertMatrix, layouts, most_chosen};
