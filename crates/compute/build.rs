@@ -119,8 +119,9 @@ mod emulator {
         let mut add = |unit: &str, symbol: &str, text: &str| {
             let common = (&mut build, unit.to_owned(), symbol.to_owned());
             let metal = (&mut metal, format!("metal/{unit}"), format!("{symbol}_metal"));
-            let skip = usize::from(unit.starts_with("metal/"));
-            for (build, unit, symbol) in [common, metal].into_iter().skip(skip) {
+            let (skip, take) =
+                (usize::from(unit.starts_with("metal/")), 2 - usize::from(unit.starts_with("cuda/")));
+            for (build, unit, symbol) in [common, metal].into_iter().take(take).skip(skip) {
                 let path = out.join(format!("{symbol}.cpp"));
                 let body = format!(
                     "{text}\nextern \"C\" const emulator::Kernel* {symbol}() {{ return mf_kernels; }}\n"
@@ -156,12 +157,12 @@ mod emulator {
         build.compile("moeflux_emulator");
     }
 
-    /// Names in the `units!` list of `mod.rs`, then Metal's own.
+    /// Names in the `units!` list of `mod.rs`, then CUDA's that the emulator runs, then Metal's own.
     fn units() -> Vec<String> {
         let text = fs::read_to_string(format!("{KERNELS}/mod.rs")).expect("the list of units");
         let list = text.split_once("units![").expect("the list of units").1;
         let list = list.split_once(']').expect("its end").0;
-        list.split('"').skip(1).step_by(2).chain(["metal/gemm"]).map(str::to_owned).collect()
+        list.split('"').skip(1).step_by(2).chain(["cuda/batched", "metal/gemm"]).map(str::to_owned).collect()
     }
 
     fn write_if_changed(path: &Path, text: &str) {

@@ -43,7 +43,7 @@ class Unit(NamedTuple):
 
     def definitions(self) -> list[str]:
         e = self.encoding
-        return [f"-DDTYPE={e.upper()}", f"-DNAME(f)=f##_{e}"] if e else []
+        return [f"-DDTYPE={e.upper()}", f"-DNAME(f)=f##_{e}", f"-DSUFFIX={e}"] if e else []
 
 
 class Compiled(NamedTuple):
@@ -77,8 +77,10 @@ def units() -> list[Unit]:
     # Those that the table says have kernels for tensor cores.
     rows = re.findall(r"^ +X\((\w+), .*, +(\w+), +\w+\)", (KERNELS / "encodings.h").read_text(), re.M)
     gemm = [Unit(f"gemm_{name}", "cuda/gemm.cu", name) for name, tensor in rows if tensor == "yes"]
+    rows = re.findall(r"^ +X\((\w+), .*, +(\w+), +\w+, +\w+, +\w+\)", (KERNELS / "encodings.h").read_text(), re.M)
+    batched = [Unit(f"batched_{name}", "cuda/batched.h", name) for name, few in rows if few == "bytes"]
     others = ["prefill", "flash_attention", "tensor_decode", "early"]
-    return common + gemm + [Unit(name, f"cuda/{name}.cu") for name in others]
+    return common + gemm + batched + [Unit(name, f"cuda/{name}.cu") for name in others]
 
 
 def included(file: str, seen: list[str]) -> list[str]:

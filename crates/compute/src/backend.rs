@@ -235,6 +235,19 @@ impl std::ops::Sub for DeviceCounts {
     }
 }
 
+/// The most likely tokens by a row of logits, and how likely all are together.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Candidates {
+    /// The largest logit; NaN if one is not finite, and then nothing else is said.
+    pub maximum: f32,
+    /// Sum of exp(logit - maximum) over all tokens, f32.
+    pub total: f32,
+    /// The smallest logit of the candidates; every token that is none has a smaller one.
+    pub least: f32,
+    /// Ids and logits of the candidates in no order; nothing if they were too many.
+    pub tokens: Vec<(u32, f32)>,
+}
+
 /// A compiled graph with its state.
 pub trait Executable: Send {
     /// Runs `batch` and writes logits (outputs, vocab_size) to `logits`, replacing what was there.
@@ -246,6 +259,32 @@ pub trait Executable: Send {
     /// If an expert cannot be had.
     fn run(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, logits: &mut Vec<f32>)
     -> Result<()>;
+
+    /// Whether it has [`Executable::run_candidates`].
+    fn has_candidates(&self) -> bool {
+        false
+    }
+
+    /// Runs `batch` and keeps its logits; gives of each output the candidates among the first `vocab_size` tokens.
+    ///
+    /// # Errors
+    /// As [`Executable::run`].
+    fn run_candidates(
+        &mut self,
+        _batch: &Batch<'_>,
+        _experts: &mut dyn ExpertSource,
+        _vocab_size: usize,
+    ) -> Result<Vec<Candidates>> {
+        Err(crate::Error::Device { reason: "candidates: not on this backend".to_owned() })
+    }
+
+    /// Reads the logits, (graph's vocab_size), of an output of the last [`Executable::run_candidates`].
+    ///
+    /// # Errors
+    /// If a device fails.
+    fn read_logits(&mut self, _output: usize, _logits: &mut Vec<f32>) -> Result<()> {
+        Err(crate::Error::Device { reason: "candidates: not on this backend".to_owned() })
+    }
 
     /// Calls `task` with 0, 1, … below `count`, maybe on several threads: what the host has to do between two batches, on
     /// the threads that would stand idle meanwhile.

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use moeflux_compute::backend::Candidates;
+
 use crate::generation::Finish;
 use crate::sampler::{Sampler, SamplerOptions};
 use crate::tokenizer::{DecodeStream, Tokenizer};
@@ -144,6 +146,24 @@ impl<'t> Decoding<'t> {
                 self.sampler.sample(&self.masked)?
             }
         };
+        let wanted = self.options.logprobs.filter(|_| !self.tokenizer.eos_ids().contains(&token));
+        self.take(token, wanted.map(|count| logprobs(logits, token, count)))
+    }
+
+    /// As [`Decoding::next`], by the most likely tokens; `None` if those do not tell what all logits would.
+    pub(crate) fn next_of(&mut self, candidates: &Candidates) -> Option<Result<Piece>> {
+        if self.constraint.is_some() || self.options.logprobs.is_some() {
+            return None;
+        }
+        if self.tokens.len() >= self.options.max_tokens {
+            return Some(self.finish(Piece::default(), Finish::MaxTokens));
+        }
+        let token = self.sampler.sample_candidates(candidates)?;
+        Some(self.take(token, None))
+    }
+
+    /// Goes on with a token that was chosen.
+    fn take(&mut self, token: u32, logprobs: Option<TokenLogprobs>) -> Result<Piece> {
         if self.tokens.is_empty() {
             self.first_token = self.start.elapsed();
         }
@@ -156,7 +176,6 @@ impl<'t> Decoding<'t> {
             None => false,
             Some(constraint) => constraint.accept(token)?,
         };
-        let logprobs = self.options.logprobs.map(|count| logprobs(logits, token, count));
         let text = self.text_of(token)?;
         let (text, stopped) = self.release(&text);
         let piece = Piece { text, token: Some(token), logprobs, finish: None };
@@ -210,6 +229,11 @@ impl<'t> Decoding<'t> {
         let keep = self.options.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
         (std::mem::replace(&mut self.held, rest), false)
+    }
+
+    /// Tokens that can be chosen.
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.tokenizer.vocab_size()
     }
 
     /// Tokens generated, without the one that ends texts.

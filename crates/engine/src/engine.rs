@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, DeviceCounts, Executable, KvType, Span, StateSlots,
+    ActivationMode, Backend, Batch, Candidates, CompileOptions, DeviceCounts, Executable, KvType, Span,
+    StateSlots,
 };
 use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::profile::Profile;
@@ -256,6 +257,25 @@ impl Engine {
         Session::new(Arc::clone(&self.pool))
     }
 
+    /// Gets a GPU ready: experts that stay in its memory, room for all of the context, and the kernels of a token. Without
+    /// this the first evaluation does it, and pools of keys and values grow with the sessions. Does nothing on the processor.
+    ///
+    /// # Errors
+    /// As [`Engine::eval`], and if a device has no room for the context.
+    pub fn warm_up(&mut self) -> Result<()> {
+        if self.executable.device_counts().is_none() {
+            return Ok(());
+        }
+        self.executable.reserve_pages(self.pool.pages())?;
+        let mut session = self.session();
+        // Lists of kernels are recorded when they are used for the second time.
+        for _ in 0..2 {
+            self.eval(&mut session, &[0], Outputs::Last)?;
+        }
+        self.take_stats();
+        Ok(())
+    }
+
     /// Appends `tokens` to `session` and returns logits (outputs, vocab_size), row-major.
     ///
     /// After an error the session is as it was before the call.
@@ -414,6 +434,32 @@ impl Engine {
         Ok(())
     }
 
+    /// As [`Engine::run`], for candidates.
+    pub(crate) fn run_candidates(&mut self, batch: &Batch<'_>, vocab_size: usize) -> Result<Vec<Candidates>> {
+        if batch.tokens.is_empty() {
+            return Ok(vec![]);
+        }
+        let start = Instant::now();
+        let choices = self.routing.as_deref_mut();
+        let mut experts = Counting { source: &mut self.experts, uses: &self.expert_use, choices };
+        let outcome = self.executable.run_candidates(batch, &mut experts, vocab_size);
+        self.stats.cache += self.experts.take_stats();
+        let found = outcome?;
+        self.stats.tokens += batch.tokens.len() as u64;
+        self.stats.time += start.elapsed();
+        Ok(found)
+    }
+
+    /// The logits, (vocab_size), of an output of the last evaluation, if that was one for candidates.
+    ///
+    /// # Errors
+    /// If a device fails.
+    pub fn read_logits(&mut self, output: usize) -> Result<Vec<f32>> {
+        let mut logits = vec![];
+        self.executable.read_logits(output, &mut logits)?;
+        Ok(logits)
+    }
+
     /// Refuses what is no token, and more than the context holds after position `from`.
     pub(crate) fn check_tokens(&self, from: usize, tokens: &[u32]) -> Result<()> {
         let vocab_size = self.model.graph.vocab_size();
@@ -433,15 +479,16 @@ impl Engine {
         // No early end within a row: so it becomes vector instructions.
         match rows.position(|row| row.iter().fold(false, |bad, l| bad | !l.is_finite())) {
             None => Ok(()),
-            Some(bad) => {
-                let culprit = self.model.find_not_finite().or_else(|| self.experts.find_not_finite());
-                let reason = culprit.unwrap_or_else(|| {
-                    "values overflow, or an expert that has left the cache holds one".into()
-                });
-                let path = self.model.checkpoint().path().into();
-                Err(Error::NotFinite { path, position: first + bad, reason })
-            }
+            Some(bad) => Err(self.not_finite(first + bad)),
         }
+    }
+
+    /// What to say of logits that are not finite.
+    pub(crate) fn not_finite(&self, position: usize) -> Error {
+        let culprit = self.model.find_not_finite().or_else(|| self.experts.find_not_finite());
+        let reason = culprit
+            .unwrap_or_else(|| "values overflow, or an expert that has left the cache holds one".into());
+        Error::NotFinite { path: self.model.checkpoint().path().into(), position, reason }
     }
 
     /// Takes a state slot for `session`.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use moeflux_compute::backend::Backend;
 use serde_json::{Map, Value};
 
+use crate::batch::Part;
 use crate::chat_template::ChatTemplate;
 use crate::conversation::Conversation;
 use crate::decoding::{Decoding, DecodingOptions, Piece};
@@ -203,15 +204,31 @@ impl Generation<'_> {
             self.session.checkpoint();
             self.prefill = Some(self.engine.take_stats());
         }
-        if let Some(token) = self.next.take() {
-            self.logits = self.engine.eval(self.session, &[token], Outputs::Last)?;
-        }
-        let mut piece = self.decoding.next(&self.logits)?;
+        let mut piece = match self.next.take() {
+            Some(token) => self.decode(token)?,
+            None => self.decoding.next(&self.logits)?,
+        };
         if piece.finish.is_none() && self.session.position() == self.engine.context() {
             piece = self.decoding.finish(piece, Finish::ContextFull)?;
         }
         (self.finish, self.next) = (piece.finish, piece.token);
         Ok(Some(Step::Text(piece.text)))
+    }
+
+    /// Evaluates a token and chooses the next.
+    fn decode(&mut self, token: u32) -> Result<Piece> {
+        if !self.engine.has_candidates() {
+            self.logits = self.engine.eval(self.session, &[token], Outputs::Last)?;
+            return self.decoding.next(&self.logits);
+        }
+        let part = Part { session: &mut *self.session, tokens: &[token], outputs: Some(Outputs::Last) };
+        let found = self.engine.eval_candidates(&mut [part], self.decoding.vocab_size())?;
+        let found = found.into_iter().flatten().next().unwrap_or_default();
+        if let Some(piece) = self.decoding.next_of(&found) {
+            return piece;
+        }
+        self.logits = self.engine.read_logits(0)?;
+        self.decoding.next(&self.logits)
     }
 
     /// Whether the answer is complete.

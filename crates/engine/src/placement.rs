@@ -72,7 +72,8 @@ impl Placement {
         };
         let states = (slot_bytes(&model.graph) as u64).saturating_mul(state_slots as u64);
         let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
-        let mut chunk = positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context);
+        let mut chunk =
+            positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context.max(options.sequences));
         let pages = |context: usize| {
             let tokens = options.kv_tokens.unwrap_or(context.saturating_mul(sequences.min(FULL_SEQUENCES)));
             tokens.max(context).div_ceil(PAGE_TOKENS)
@@ -102,7 +103,7 @@ impl Placement {
                 Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
                 Err(Error::Budget { .. }) if options.context.is_none() && context > SMALLEST_CONTEXT => {
                     context /= 2;
-                    chunk = chunk.min(context);
+                    chunk = chunk.min(context.max(options.sequences));
                 }
                 other => break other?,
             }

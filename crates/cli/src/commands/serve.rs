@@ -105,7 +105,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let path = args.model.path()?;
     let sharing =
         Sharing { sequences: args.sequences, kv_tokens: args.kv_tokens, reserved: REQUEST_MEMORY as u64 };
-    let model = args.engine.open_text_shared(&path, sharing)?;
+    let mut model = args.engine.open_text_shared(&path, sharing)?;
+    model.engine.warm_up()?;
     let budget = model.engine.budget();
     let scheduler = Scheduler::start(
         model,

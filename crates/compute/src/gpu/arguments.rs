@@ -285,6 +285,46 @@ arguments! {
     /// Of `product_…` and `products_…` of plain floats.
     PlainConstants { part: ProductPart, norm: NormConstants, weight: u32, has_residual: bool }
 
+    ["batch.h" BatchEnterConstants]
+    /// Of `batch_enter`.
+    BatchEnterConstants { norm: NormConstants, cols: usize }
+
+    ["batch.h" BatchTilesConstants]
+    /// Of `batch_tiles`.
+    BatchTilesConstants { pairs: usize, experts: usize, tiles: usize, shift: u32 }
+
+    ["batch.h" BatchPlainConstants]
+    /// Of `batch_plain_…`.
+    BatchPlainConstants { part: ProductPart, norm: NormConstants, weight: u32, tokens: usize, has_residual: bool }
+
+    ["candidates.h" SegmentConstants]
+    /// Of `segment_maxima`.
+    SegmentConstants { vocab: usize, segments: usize, each: usize, tokens: usize }
+
+    ["candidates.h" CandidateConstants]
+    /// Of `candidates`.
+    CandidateConstants { vocab: usize, segments: usize, each: usize, tokens: usize, least: usize }
+
+    ["cuda/batched.h" BatchProductsConstants]
+    /// Of `batch_products_…`.
+    BatchProductsConstants { parts: [ProductPart; 3], tokens: usize, has_residual: bool }
+
+    ["cuda/batched.h" BatchGateUpConstants]
+    /// Of `batch_gate_up_…`.
+    BatchGateUpConstants {
+        gate: PartConstants,
+        up: PartConstants,
+        share: usize,
+        activation: ActivationConstants,
+        has_bias: bool,
+        weighs: bool,
+        span: usize,
+    }
+
+    ["cuda/batched.h" BatchDownConstants]
+    /// Of `batch_down_…`.
+    BatchDownConstants { part: PartConstants, has_bias: bool, span: usize }
+
     ["fetch.h" Shelf]
     /// A layer's slots and experts, in units of 256 bytes; none by default.
     ShelfConstants { experts: usize, slots: usize, first_expert: usize, first_slot: usize, stride: usize }

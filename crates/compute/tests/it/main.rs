@@ -1,5 +1,6 @@
 //! Kernels and graphs against `reference`, on every backend.
 
+mod candidates;
 mod chosen_ops;
 mod compressed_ops;
 mod emulator;

@@ -14,6 +14,7 @@ mod tests;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use moeflux_compute::backend::Candidates;
 use random::{Random, entropy, exp};
 
 use crate::{Error, Result};
@@ -199,6 +200,68 @@ impl Sampler {
         let chosen = self.choose(&adjusted);
         self.adjusted = adjusted;
         chosen
+    }
+
+    /// The choice that [`sample`](Self::sample) would make of all logits, by the candidates alone; `None` if those do not
+    /// tell, and then nothing has changed.
+    pub(crate) fn sample_candidates(&mut self, found: &Candidates) -> Option<u32> {
+        let SamplerOptions { temperature, top_k, top_p, min_p, .. } = self.options;
+        if !self.options.logit_bias.is_empty() || !self.counts.is_empty() || found.tokens.is_empty() {
+            return None;
+        }
+        let best = found.maximum;
+        if temperature == 0.0 {
+            return found.tokens.iter().filter(|(_, logit)| *logit == best).map(|(id, _)| *id).min();
+        }
+        // All others are below; each step leaves what it would leave of all tokens, or is not told by the candidates.
+        let all = found.tokens.len() >= self.vocab_size;
+        let mut complete = all;
+        self.candidates.clear();
+        self.candidates.extend(found.tokens.iter().map(|&(id, logit)| Candidate { logit, id }));
+        self.candidates.sort_unstable_by_key(|candidate| candidate.id);
+        if top_k > 0 && top_k < self.vocab_size {
+            if top_k > self.candidates.len() {
+                return None;
+            }
+            self.candidates.sort_unstable_by(Candidate::rank);
+            self.candidates.truncate(top_k);
+            complete = true;
+        }
+        if top_p < 1.0 {
+            weigh(&self.candidates, best, 1.0, &mut self.weights);
+            let total = if complete { self.weights.iter().sum() } else { f64::from(found.total) };
+            if !complete {
+                // The sum of all is known to about this part: what ends nearer to the bound is not told.
+                const UNSURE: f64 = 1e-5;
+                self.candidates.sort_unstable_by(Candidate::rank);
+                let mut sum = 0.0;
+                let end = self.candidates.iter().position(|candidate| {
+                    sum += weight(candidate.logit, best, 1.0) / total;
+                    sum >= f64::from(top_p) - UNSURE
+                })?;
+                if sum < f64::from(top_p) + UNSURE {
+                    return None;
+                }
+                self.candidates.truncate(end + 1);
+                complete = true;
+            } else {
+                keep_top_p(&mut self.candidates, best, f64::from(top_p), total);
+            }
+        }
+        if min_p > 0.0 {
+            let may = |logit: f32| weight(logit, best, 1.0) >= f64::from(min_p);
+            if !complete && may(found.least) {
+                return None;
+            }
+            self.candidates.retain(|candidate| may(candidate.logit));
+            complete = true;
+        }
+        if !complete {
+            return None;
+        }
+        weigh(&self.candidates, best, f64::from(temperature), &mut self.weights);
+        let index = self.draw(|_| true);
+        Some(self.candidates[index].id)
     }
 
     /// Chooses from logits that bias and penalties are part of.

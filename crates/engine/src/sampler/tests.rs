@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+use moeflux_compute::backend::Candidates;
+
 use super::{Sampler, SamplerOptions};
 
 /// Tokens that `sampler` leaves of `logits` and their probabilities, by id.
@@ -59,6 +61,16 @@ fn truncated(options: &SamplerOptions, logits: &[f32]) -> Vec<(u32, bool)> {
     left
 }
 
+/// The `count` largest of `logits`, with those that are as large.
+fn candidates_of(logits: &[f32], count: usize) -> Candidates {
+    let mut sorted = logits.to_vec();
+    sorted.sort_unstable_by(|a, b| b.total_cmp(a));
+    let (maximum, least) = (sorted[0], sorted[count - 1]);
+    let total = logits.iter().map(|logit| (logit - maximum).exp()).sum();
+    let tokens = (0..).zip(logits.iter().copied()).filter(|(_, logit)| *logit >= least).collect();
+    Candidates { maximum, total, least, tokens }
+}
+
 /// Checks both against each other, after `history`.
 fn check(options: SamplerOptions, logits: &[f32], history: &[u32]) {
     let mut sampler = Sampler::new(options.clone(), logits.len()).expect("valid options");
@@ -91,6 +103,33 @@ proptest! {
         min_p in prop_oneof![Just(0.0), 0.0_f32..0.5],
     ) {
         check(SamplerOptions { temperature, top_k, top_p, min_p, ..Default::default() }, &logits, &[]);
+    }
+
+    /// What the largest logits decide is what all of them decide, draw by draw.
+    #[test]
+    fn candidates_choose_as_all_logits_do(
+        logits in proptest::collection::vec(-12_f32..12.0, 300..900),
+        flat in proptest::bool::ANY,
+        candidates in 1_usize..250,
+        temperature in prop_oneof![Just(0.0), 0.3_f32..2.0],
+        top_k in prop_oneof![Just(0), 1_usize..300],
+        top_p in prop_oneof![Just(1.0), 0.01_f32..1.0],
+        min_p in prop_oneof![Just(0.0), 0.0_f32..0.5],
+        seed in 0_u64..1000,
+    ) {
+        let logits: Vec<f32> = logits.into_iter().map(|x| if flat { x / 20.0 } else { x }).collect();
+        let options = SamplerOptions { temperature, top_k, top_p, min_p, seed: Some(seed), ..Default::default() };
+        let found = candidates_of(&logits, candidates);
+        let new = || Sampler::new(options.clone(), logits.len()).expect("valid options");
+        let (mut by_all, mut by_candidates) = (new(), new());
+        let least = if top_k > 0 { top_k <= found.tokens.len() } else { temperature == 0.0 };
+        for _ in 0..4 {
+            let Some(token) = by_candidates.sample_candidates(&found) else {
+                prop_assert!(!least && temperature > 0.0, "{options:?}: {} candidates tell", found.tokens.len());
+                break;
+            };
+            prop_assert_eq!(token, by_all.sample(&logits).expect("finite logits"), "{:?}", options);
+        }
     }
 
     #[test]

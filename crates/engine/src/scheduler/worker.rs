@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use moeflux_compute::backend::Candidates;
+
 use super::prefixes::{self, Prefixes, common};
 use super::{Done, Event, Job, Queue, Request, Shared, Sink, Usage, lock, plan};
 use crate::batch::Part;
@@ -45,6 +47,20 @@ impl Drop for Closing<'_> {
     }
 }
 
+/// What a sequence got of a batch.
+enum Row {
+    /// Nothing: it is in the middle of its prompt.
+    None,
+    Logits(Vec<f32>),
+    Candidates(Candidates),
+}
+
+impl Row {
+    fn of(logits: Vec<f32>) -> Self {
+        if logits.is_empty() { Self::None } else { Self::Logits(logits) }
+    }
+}
+
 /// A request that has been admitted.
 struct Sequence<'t> {
     /// Order of admission.
@@ -79,6 +95,18 @@ impl Sequence<'_> {
         match piece.finish.is_none() && self.session.position() == context {
             true => self.decoding.finish(piece, Finish::ContextFull),
             false => Ok(piece),
+        }
+    }
+
+    /// The same by the most likely tokens; `None` if those do not tell.
+    fn next_of(&mut self, candidates: &Candidates, context: usize) -> Option<Result<Piece>> {
+        let piece = match self.decoding.next_of(candidates)? {
+            Ok(piece) => piece,
+            Err(error) => return Some(Err(error)),
+        };
+        match piece.finish.is_none() && self.session.position() == context {
+            true => Some(self.decoding.finish(piece, Finish::ContextFull)),
+            false => Some(Ok(piece)),
         }
     }
 
@@ -296,7 +324,7 @@ impl<'t> Worker<'t> {
         }
         self.count(&stats, &given);
         let results = match result {
-            Ok(logits) => logits.into_iter().map(Ok).collect(),
+            Ok(results) => results.into_iter().map(Ok).collect(),
             // One of them is the cause: by themselves the others go on.
             Err(_) if self.running.len() > 1 => self.evaluate_one_by_one(&given),
             Err(error) => vec![Err(error)],
@@ -313,9 +341,15 @@ impl<'t> Worker<'t> {
 
     /// Chooses the next token of every sequence that has logits. Sequences do not depend on each other, so they are
     /// spread over the threads that have just computed.
-    fn decode(&mut self, results: Vec<Result<Vec<f32>>>) -> Vec<Result<Option<Piece>>> {
-        type Slot<'a, 't> = (&'a mut Sequence<'t>, Result<Vec<f32>>, Result<Option<Piece>>);
+    fn decode(&mut self, results: Vec<Result<Row>>) -> Vec<Result<Option<Piece>>> {
+        type Slot<'a, 't> = (&'a mut Sequence<'t>, Result<Row>, Result<Option<Piece>>);
         let context = self.engine.context();
+        let mut outputs = 0;
+        let mut places = vec![];
+        for result in &results {
+            places.push(outputs);
+            outputs += usize::from(matches!(result, Ok(Row::Candidates(_))));
+        }
         let slots: Vec<Mutex<Slot<'_, '_>>> = self
             .running
             .iter_mut()
@@ -324,13 +358,41 @@ impl<'t> Worker<'t> {
             .collect();
         self.engine.run_tasks(slots.len(), &|index| {
             let (sequence, result, outcome) = &mut *lock(&slots[index]);
-            *outcome = std::mem::replace(result, Ok(vec![])).and_then(|logits| match logits.is_empty() {
-                true => Ok(None),
-                false => sequence.next(&logits, context).map(Some),
+            *outcome = std::mem::replace(result, Ok(Row::None)).and_then(|row| match row {
+                Row::None => Ok(None),
+                Row::Logits(logits) => sequence.next(&logits, context).map(Some),
+                Row::Candidates(found) => match sequence.next_of(&found, context) {
+                    Some(piece) => piece.map(Some),
+                    None => {
+                        *result = Ok(Row::Candidates(found));
+                        Ok(None)
+                    }
+                },
             });
         });
-        let outcome = |slot: Mutex<Slot<'_, '_>>| slot.into_inner().unwrap_or_else(PoisonError::into_inner).2;
-        slots.into_iter().map(outcome).collect()
+        let slots = slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let mut untold = vec![];
+        let mut outcomes = vec![];
+        for (index, (_, result, outcome)) in slots.enumerate() {
+            if matches!(result, Ok(Row::Candidates(_))) {
+                untold.push(index);
+            }
+            outcomes.push(outcome);
+        }
+        if untold.is_empty() {
+            return outcomes;
+        }
+        // What candidates do not tell takes all logits.
+        let mut results: Vec<Result<Row>> = outcomes.iter().map(|_| Ok(Row::None)).collect();
+        for index in &untold {
+            results[*index] = self.engine.read_logits(places[*index]).map(Row::Logits);
+        }
+        for (index, outcome) in self.decode(results).into_iter().enumerate() {
+            if untold.contains(&index) {
+                outcomes[index] = outcome;
+            }
+        }
+        outcomes
     }
 
     fn divide(&self) -> Vec<usize> {
@@ -361,17 +423,22 @@ impl<'t> Worker<'t> {
         true
     }
 
-    fn evaluate(&mut self, given: &[usize]) -> Result<Vec<Vec<f32>>> {
+    fn evaluate(&mut self, given: &[usize]) -> Result<Vec<Row>> {
+        let vocab_size = self.shared.tokenizer.vocab_size();
         let mut parts: Vec<Part<'_>> =
             self.running.iter_mut().zip(given).map(|(sequence, given)| part(sequence, *given)).collect();
-        self.engine.eval_batch(&mut parts)
+        if self.engine.has_candidates() {
+            let found = self.engine.eval_candidates(&mut parts, vocab_size)?;
+            return Ok(found.into_iter().map(|found| found.map_or(Row::None, Row::Candidates)).collect());
+        }
+        Ok(self.engine.eval_batch(&mut parts)?.into_iter().map(Row::of).collect())
     }
 
-    fn evaluate_one_by_one(&mut self, given: &[usize]) -> Vec<Result<Vec<f32>>> {
+    fn evaluate_one_by_one(&mut self, given: &[usize]) -> Vec<Result<Row>> {
         let mut results = vec![];
         for (sequence, given) in self.running.iter_mut().zip(given) {
             let result = self.engine.eval_batch(&mut [part(sequence, *given)]);
-            results.push(result.map(|mut logits| logits.pop().unwrap_or_default()));
+            results.push(result.map(|mut logits| Row::of(logits.pop().unwrap_or_default())));
         }
         results
     }

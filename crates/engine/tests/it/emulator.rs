@@ -13,7 +13,7 @@ use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::ExpertSet;
 
 /// Tokens of a prompt: more than are evaluated row by row.
-const PROMPT: usize = 9;
+const PROMPT: usize = 15;
 /// Tokens after it, one at a time: the second of a shape is recorded, and the third is the recording once more.
 const SINGLE: usize = 3;
 /// Models whose attention sees some tokens only: their prompts have more than those.

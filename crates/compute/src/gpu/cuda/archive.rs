@@ -210,6 +210,8 @@ mod tests {
         let common = format!("{unit}.h");
         let file = if unit.starts_with("gemm_") {
             "cuda/gemm.cu".to_owned()
+        } else if unit.starts_with("batched_") {
+            "cuda/batched.h".to_owned()
         } else if kernels().join(&common).exists() {
             common
         } else {
@@ -237,8 +239,8 @@ mod tests {
     #[test]
     fn encodings_have_the_kernels_that_their_table_says() {
         let kernels = [
-            (FastPath::Bytes, &["products", "gate_up8", "down8"][..]),
-            (FastPath::Plain, &["product", "products"]),
+            (FastPath::Bytes, &["products", "gate_up8", "down8", "batch_products_8", "batch_down_16"][..]),
+            (FastPath::Plain, &["product", "products", "batch_plain"]),
             (FastPath::Early, &["early_products", "early_down8"]),
             (FastPath::Tensor, &["tensor_linear", "tensor_gate_up", "tensor_down"]),
         ];

@@ -8,15 +8,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::archive::{Archive, ImageId};
 use super::driver::{Driver, Function, Module, attribute, call};
 use crate::gpu::device::Dispatch;
-use crate::gpu::kernels::{EARLY_UNIT, TENSOR_DECODE_UNIT};
+use crate::gpu::kernels::{BATCHED_UNIT, EARLY_UNIT, TENSOR_DECODE_UNIT};
 use crate::{Error, Result};
 
-/// A block has this much shared memory without asking.
-const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
+/// So much shared memory a block has without asking, beside what any kernel declares.
+const DEFAULT_SHARED_BYTES: u32 = 32 << 10;
 
 /// Units whose kernels a token of decoding takes.
-const DECODING_UNITS: &[&str] =
-    &["few_rows", "few_experts", "decode", "attention", "tiers", TENSOR_DECODE_UNIT, EARLY_UNIT];
+const DECODING_UNITS: &[&str] = &[
+    "few_rows",
+    "few_experts",
+    "batch",
+    "moe",
+    "route",
+    "decode",
+    "attention",
+    "tiers",
+    TENSOR_DECODE_UNIT,
+    EARLY_UNIT,
+    BATCHED_UNIT,
+];
 
 /// The part of a multiprocessor's memory, in percent, that groups of their kernels get; the rest is a cache.
 const SHARED_PERCENT: c_int = 50;

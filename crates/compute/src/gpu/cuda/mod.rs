@@ -26,7 +26,7 @@ use kernels::{Kernel, Kernels};
 use profile::EventProfile;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
-use super::kernels::{EARLY_UNIT, TENSOR_DECODE_UNIT};
+use super::kernels::{BATCHED_UNIT, EARLY_UNIT, TENSOR_DECODE_UNIT};
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
@@ -252,9 +252,9 @@ impl Cuda {
             }
             let beside = dispatches.get(index + 1).is_some_and(|next| next.order == Order::Beside);
             let alone = dispatch.order == Order::After && !beside && before.len() == 1;
-            // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of two units.
+            // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of three units.
             let common = !dispatch.unit.starts_with("cuda/")
-                || [TENSOR_DECODE_UNIT, EARLY_UNIT].contains(&dispatch.unit);
+                || [TENSOR_DECODE_UNIT, EARLY_UNIT, BATCHED_UNIT].contains(&dispatch.unit);
             let waits = launch.kernel.waits && common;
             let early = alone && waits && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.kernel.function, launch.grid, launch.threads);
@@ -319,6 +319,7 @@ impl Device for Cuda {
             copies_ahead: self.kernels().has_code() && self.driver.has_early_edges(),
             unified: false,
             tensor_cores: true,
+            byte_matrices: true,
             simdgroup_matrices: false,
         }
     }

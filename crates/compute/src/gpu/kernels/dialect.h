@@ -155,6 +155,8 @@ DEVICE float quotient(float a, float b) { return __fdividef(a, b); }
 DEVICE float abs_of(float x) { return fabsf(x); }
 DEVICE float round_of(float x) { return rintf(x); }
 DEVICE float fma_of(float a, float b, float d) { return fmaf(a, b, d); }
+// a · b, rounded: never part of a sum that is rounded once.
+DEVICE float product_of(float a, float b) { return __fmul_rn(a, b); }
 DEVICE bool is_finite(float x) { return isfinite(x); }
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 DEVICE float not_a_number() { return __int_as_float(0x7fc00000); }

@@ -170,7 +170,8 @@ DEVICE void gate_up8(CTX, const GateUpConstants c, const GateUpBuffers b, const 
     for (uint i = 0; i < 4; i += 32 / each) {
         const Rows<4> rows = gate_up_rows<2>(c, b.slots, of.slot, first + i);
         const Raws<4, 1> raws = raws_of<D, 4, 1>(c.gate.format, rows, ctx.lane());
-        const float sum = team_sums<4>(ctx, lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x), 32) * factor;
+        const Sums<4> dots = lane_dots<D, 4, 1>(ctx, c.gate.format, rows, raws, x);
+        const float sum = product_of(team_sums<4>(ctx, dots, 32), factor);
         const uint own = ctx.warp() * 4 + i + ctx.lane() / each;
         const float v = gated(ctx, c, b, of.expert, group * 32 + own, ctx.lane() % 16 < 8, sum);
         if (ctx.lane() % each == 0) m.block[own] = v;

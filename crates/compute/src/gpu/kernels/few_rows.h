@@ -108,7 +108,8 @@ DEVICE void product_rows(CTX, const ProductsConstants c, const OwnPart own, cons
             const uint row = base + s * N;
             if (row >= end) break;
             const Rows<N> rows = rows_at<N>(part, b.weights, row);
-            float sum = team_sums<N>(ctx, lane_dots<D, N, P>(ctx, part.format, rows, raws[s], x), 32) * factor;
+            const Sums<N> dots = lane_dots<D, N, P>(ctx, part.format, rows, raws[s], x);
+            float sum = product_of(team_sums<N>(ctx, dots, 32), factor);
             // What is made next is read meanwhile.
             if (row + S * N < end)
                 raws[s] = raws_of<D, N, P>(part.format, rows_at<N>(part, b.weights, row + S * N), ctx.lane());
@@ -131,6 +132,7 @@ DEVICE void product_part(CTX, const ProductsConstants c, const OwnPart own, cons
     if (pieces_of<D>(own.part.format) <= 32) product_rows<D, 2, 1, AHEAD>(ctx, c, own, b, m);
     else product_rows<D, 1, 2, AHEAD>(ctx, c, own, b, m);
 }
+
 #ifndef WITHOUT_KERNELS
 // x (tokens, cols), normalised if there is a norm, · weightᵀ + bias + residual → out (tokens, rows), of up to three
 // weights of one width: a warp makes `span` outputs of one token. Grid: (groups of all parts, tokens).
@@ -160,6 +162,7 @@ PRODUCTS(mixed, {
     if (bits == 4) product_part<AFFINE4>(ctx, c, own, b, m);
     else product_part<AFFINE8>(ctx, c, own, b, m);
 })
+#endif
 
 struct PlainConstants {
     ProductPart part;
@@ -220,10 +223,10 @@ DEVICE void product_plain(CTX, const PlainConstants c, GPTR(const uchar) weights
         if (i >= ctx.threads()) w = plain_rows<D, R>(c.part, weights, row, i);
 #pragma unroll
         for (uint j = 0; j < 8; ++j) {
-            squares += e.x.v[j] * e.x.v[j];
-            const float v = e.x.v[j] * e.weight.v[j];
+            squares = fma_of(e.x.v[j], e.x.v[j], squares);
+            const float v = product_of(e.x.v[j], e.weight.v[j]);
 #pragma unroll
-            for (uint r = 0; r < R; ++r) sums.v[r] += w.of[r].v[j] * v;
+            for (uint r = 0; r < R; ++r) sums.v[r] = fma_of(w.of[r].v[j], v, sums.v[r]);
         }
     }
     squares = lane_sum(ctx, squares);
@@ -238,13 +241,14 @@ DEVICE void product_plain(CTX, const PlainConstants c, GPTR(const uchar) weights
     if (ctx.thread() >= R || own >= c.part.rows) return;
     float sum = 0.0f;
     for (uint i = 0; i < ctx.warps(); ++i) sum += scratch[(ctx.thread() + 1) * ctx.warps() + i];
-    sum *= norm_factor(ctx, c.norm, cols, scratch);
+    sum = product_of(sum, norm_factor(ctx, c.norm, cols, scratch));
     const ulong at = (ulong)token * c.part.rows + own;
     if (c.part.bias != NONE) sum += vector_at(weights, c.part.bias)[own];
     if (c.has_residual) sum += residual[at];
     out[at] = sum;
 }
 
+#ifndef WITHOUT_KERNELS
 // One row a group, for weights of few rows, and four.
 #define PLAIN(name, D, R)                                                                                 \
     KERNEL_AHEAD(name, PlainConstants, (const uchar, weights), (const float, x), (const float, residual), \

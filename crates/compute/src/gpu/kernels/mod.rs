@@ -11,6 +11,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("encodings.h", include_str!("encodings.h")),
     ("experts.h", include_str!("experts.h")),
     ("fetch.h", include_str!("fetch.h")),
+    ("few_rows.h", include_str!("few_rows.h")),
     ("heads.h", include_str!("heads.h")),
     ("dialect.h", include_str!("dialect.h")),
     ("metal/dialect.h", include_str!("metal/dialect.h")),
@@ -33,6 +34,8 @@ macro_rules! units {
 
 units![
     "attention",
+    "batch",
+    "candidates",
     "compressed",
     "decode",
     "elementwise",
@@ -55,6 +58,9 @@ units![
 pub(super) const TENSOR_DECODE_UNIT: &str = "cuda/tensor_decode";
 /// See [`TENSOR_DECODE_UNIT`].
 pub(super) const EARLY_UNIT: &str = "cuda/early";
+
+/// Products on matrix units of bytes, which CUDA and the emulator have: compiled for CUDA once for each encoding.
+pub(super) const BATCHED_UNIT: &str = "cuda/batched";
 
 /// Units that only Metal has.
 const METAL_UNITS: &[(&str, &str)] = &[("metal/gemm", include_str!("metal/gemm.h"))];

@@ -37,20 +37,20 @@ struct MoeCombineConstants {
     uint top_k, width, has_residual, weighs;
 };
 
-// residual + Σ_k weights[k] · pairs[k] in the router's order → out (tokens, width). A group does a token.
+// residual + Σ_k weights[k] · pairs[k] in the router's order → out (tokens, width), an element a thread. Grid: (tokens,
+// width / threads).
 KERNEL(moe_combine, MoeCombineConstants, (const float, pairs), (const float, weights), (const float, residual),
        (float, out)) {
-    const uint token = ctx.group_x();
-    for (uint i = ctx.thread(); i < c.width; i += ctx.threads()) {
-        float sum = 0.0f;
-        for (uint k = 0; k < c.top_k; ++k) {
-            const ulong pair = (ulong)token * c.top_k + k;
-            sum = fma_of(c.weighs ? weights[pair] : 1.0f, pairs[pair * c.width + i], sum);
-        }
-        const ulong at = (ulong)token * c.width + i;
-        if (c.has_residual) sum += residual[at];
-        out[at] = sum;
+    const uint token = ctx.group_x(), i = ctx.group_y() * ctx.threads() + ctx.thread();
+    if (i >= c.width) return;
+    float sum = 0.0f;
+    for (uint k = 0; k < c.top_k; ++k) {
+        const ulong pair = (ulong)token * c.top_k + k;
+        sum = fma_of(c.weighs ? weights[pair] : 1.0f, pairs[pair * c.width + i], sum);
     }
+    const ulong at = (ulong)token * c.width + i;
+    if (c.has_residual) sum += residual[at];
+    out[at] = sum;
 }
 
 struct BucketConstants {

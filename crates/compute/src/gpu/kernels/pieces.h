@@ -62,10 +62,15 @@ DEVICE uint even_bytes(uint a, uint b) {
 }
 DEVICE uint odd_bytes(uint a, uint b) { return even_bytes(a >> 8, b >> 8); }
 
-// The activations of a piece: sixteen columns each, and what the encoding needs of their blocks.
+// What an encoding needs of the blocks of a piece's activations.
+struct BlockScales {
+    float scales[4], sums[2];
+};
+
+// The activations of a piece: sixteen columns each, and their blocks'.
 struct Chunk {
     Word4 a, b, c, d;
-    float scales[4], sums[2];
+    BlockScales of;
 };
 
 template <uint D>
@@ -83,10 +88,10 @@ DEVICE Chunk chunk_of(const X x, uint p) {
         k.c = columns16(x, 64 * p + 32);
         k.d = columns16(x, 64 * p + 48);
         const Float4 both = scales_of(x, 2 * p);
-        k.scales[0] = both.x;
-        k.sums[0] = both.y;
-        k.scales[1] = both.z;
-        k.sums[1] = both.w;
+        k.of.scales[0] = both.x;
+        k.of.sums[0] = both.y;
+        k.of.scales[1] = both.z;
+        k.of.sums[1] = both.w;
     } else if (D == Q6_K) {
         // Sixteen columns of each quarter of half a block.
         const uint first = p / 2 * 4, column = first * 32 + 16 * (p % 2);
@@ -95,15 +100,15 @@ DEVICE Chunk chunk_of(const X x, uint p) {
         k.c = columns16(x, column + 64);
         k.d = columns16(x, column + 96);
         const Float4 low = scales_of(x, first), high = scales_of(x, first + 2);
-        k.scales[0] = low.x;
-        k.scales[1] = low.z;
-        k.scales[2] = high.x;
-        k.scales[3] = high.z;
+        k.of.scales[0] = low.x;
+        k.of.scales[1] = low.z;
+        k.of.scales[2] = high.x;
+        k.of.scales[3] = high.z;
     } else {
         k.a = columns16(x, 32 * p);
         k.b = columns16(x, 32 * p + 16);
-        k.scales[0] = x.scales[2 * p];
-        k.sums[0] = x.scales[2 * p + 1];
+        k.of.scales[0] = x.scales[2 * p];
+        k.of.sums[0] = x.scales[2 * p + 1];
     }
     return k;
 }
@@ -213,83 +218,134 @@ DEVICE Word4 flipped(const Word4 a) {
     return r;
 }
 
-// Product of piece p of a row.
+// Products of a piece in whole numbers: of each run of columns with a scale of its own.
+struct PieceDots {
+    int v[4];
+};
+
 template <uint D>
-DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
+DEVICE PieceDots piece_dots(const Raw r, const Chunk x, uint p) {
+    PieceDots dots = {{0, 0, 0, 0}};
     if (D == Q4_K || D == Q5_K) {
         // 32 bytes: sub-blocks s (low nibbles) and s + 1 (high ones).
         const uint s = p % 4 * 2;
         Word4 low0 = and4(r.b, 0x0f0f0f0fu), low1 = and4(r.c, 0x0f0f0f0fu);
-        int high;
         if (D == Q5_K) {
             low0 = fifth_bits(low0, r.d, s);
             low1 = fifth_bits(low1, r.e, s);
-            high = dot16(fifth_bits(and4(shift4(r.b, 4), 0x0f0f0f0fu), r.d, s + 1), x.c)
-                 + dot16(fifth_bits(and4(shift4(r.c, 4), 0x0f0f0f0fu), r.e, s + 1), x.d);
+            dots.v[1] = dot16(fifth_bits(and4(shift4(r.b, 4), 0x0f0f0f0fu), r.d, s + 1), x.c)
+                      + dot16(fifth_bits(and4(shift4(r.c, 4), 0x0f0f0f0fu), r.e, s + 1), x.d);
         } else {
             // Sixteen times as much, where the nibbles are.
-            high = (dot16_unsigned(and4(r.b, 0xf0f0f0f0u), x.c) + dot16_unsigned(and4(r.c, 0xf0f0f0f0u), x.d)) >> 4;
+            dots.v[1] =
+                (dot16_unsigned(and4(r.b, 0xf0f0f0f0u), x.c) + dot16_unsigned(and4(r.c, 0xf0f0f0f0u), x.d)) >> 4;
         }
+        dots.v[0] = dot16(low0, x.a) + dot16(low1, x.b);
+    } else if (D == Q6_K) {
+        dots.v[0] = dot16(six_bits(and4(r.a, 0x0f0f0f0fu), r.c), x.a);
+        dots.v[1] = dot16(six_bits(and4(r.b, 0x0f0f0f0fu), shift4(r.c, 2)), x.b);
+        dots.v[2] = dot16(six_bits(and4(shift4(r.a, 4), 0x0f0f0f0fu), shift4(r.c, 4)), x.c);
+        dots.v[3] = dot16(six_bits(and4(shift4(r.b, 4), 0x0f0f0f0fu), shift4(r.c, 6)), x.d);
+    } else if (D == Q8_0) {
+        dots.v[0] = dot16(r.a, x.a) + dot16(r.b, x.b);
+    } else if (D == Q4_0) {
+        // The high nibbles sixteen times as much, where they are.
+        const int high = dot16_unsigned(and4(r.a, 0xf0f0f0f0u), x.b) >> 4;
+        dots.v[0] = dot16(and4(r.a, 0x0f0f0f0fu), x.a) + high;
+    } else if (D == Q5_0) {
+        const Word4 low = with_fifths(and4(r.a, 0x0f0f0f0fu), r.bytes);
+        const Word4 high = with_fifths(and4(shift4(r.a, 4), 0x0f0f0f0fu), r.bytes >> 16);
+        dots.v[0] = dot16(low, x.a) + dot16(high, x.b);
+    } else if (D == MXFP4) {
+        dots.v[0] = dot8_e2m1(
+            r.a.x, x.a.x, x.b.x,
+            dot8_e2m1(r.a.y, x.a.y, x.b.y, dot8_e2m1(r.a.z, x.a.z, x.b.z, dot8_e2m1(r.a.w, x.a.w, x.b.w, 0))));
+    } else if (D == MXFP4_PLANES) {
+        int dot = dot4_e2m1(r.a.x, x.a.x, dot4_e2m1(r.a.x >> 16, x.a.y, 0));
+        dot = dot4_e2m1(r.a.y, x.a.z, dot4_e2m1(r.a.y >> 16, x.a.w, dot));
+        dot = dot4_e2m1(r.a.z, x.b.x, dot4_e2m1(r.a.z >> 16, x.b.y, dot));
+        dots.v[0] = dot4_e2m1(r.a.w, x.b.z, dot4_e2m1(r.a.w >> 16, x.b.w, dot));
+    } else if (D == AFFINE4) {
+        const Word4 low = and4(r.a, 0x0f0f0f0fu), high = and4(shift4(r.a, 4), 0x0f0f0f0fu);
+        const Word4 even = {even_bytes(x.a.x, x.a.y), even_bytes(x.a.z, x.a.w), even_bytes(x.b.x, x.b.y),
+                            even_bytes(x.b.z, x.b.w)};
+        const Word4 odd = {odd_bytes(x.a.x, x.a.y), odd_bytes(x.a.z, x.a.w), odd_bytes(x.b.x, x.b.y),
+                           odd_bytes(x.b.z, x.b.w)};
+        dots.v[0] = dot16(low, even) + dot16(high, odd);
+    } else {
+        // Unsigned bytes less 128.
+        dots.v[0] = dot16(flipped(r.a), x.a) + dot16(flipped(r.b), x.b);
+    }
+    return dots;
+}
+
+// A whole number of less than 2²² as a float, from its sum with EXACT: exact, and cheaper than a conversion.
+CONSTANT int EXACT = 0x4b400000;
+DEVICE float exact_float(int v) { return as_float((uint)v) - 12582912.0f; }
+DEVICE float byte_float(uint v) { return as_float(0x4b000000u | v) - 8388608.0f; }
+
+// What the whole numbers of a piece are multiplied by, and what the scaled sums of its activations: the same for all tokens.
+struct PieceScales {
+    float of[4], less[2];
+};
+
+// Of Raw only what scales it is read.
+template <uint D>
+DEVICE PieceScales piece_scales(const Raw r, uint p) {
+    PieceScales k = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f}};
+    if (D == Q4_K || D == Q5_K) {
+        const uint s = p % 4 * 2;
         const float d = f16_to_f32((ushort)r.a.x), dmin = f16_to_f32((ushort)(r.a.x >> 16));
         const uint at = (s & 3) * 8;
         const uint u = r.a.y >> at & 0xffff, v = r.a.z >> at & 0xffff, w = r.a.w >> at & 0xffff;
         // Scales and minima of both sub-blocks, a byte each.
         const uint sc = s < 4 ? u & 0x3f3f : (w & 0x0f0f) | (u >> 2 & 0x3030);
         const uint m = s < 4 ? v & 0x3f3f : (w >> 4 & 0x0f0f) | (v >> 2 & 0x3030);
-        // Below 2²⁴, so that they are exact as floats.
-        const int dot0 = (int)(sc & 255) * (dot16(low0, x.a) + dot16(low1, x.b));
-        const int dot1 = (int)(sc >> 8) * high;
-        const float sum = fma_of((float)dot0, x.scales[0], (float)dot1 * x.scales[1]);
-        const float less = fma_of((float)(m & 255), x.sums[0], (float)(m >> 8) * x.sums[1]);
-        return fma_of(d, sum, -(dmin * less));
-    }
-    if (D == Q6_K) {
-        const int dots[4] = {dot16(six_bits(and4(r.a, 0x0f0f0f0fu), r.c), x.a),
-                             dot16(six_bits(and4(r.b, 0x0f0f0f0fu), shift4(r.c, 2)), x.b),
-                             dot16(six_bits(and4(shift4(r.a, 4), 0x0f0f0f0fu), shift4(r.c, 4)), x.c),
-                             dot16(six_bits(and4(shift4(r.b, 4), 0x0f0f0f0fu), shift4(r.c, 6)), x.d)};
-        float sum = 0.0f;
+        k.of[0] = product_of(d, byte_float(sc & 255));
+        k.of[1] = product_of(d, byte_float(sc >> 8));
+        k.less[0] = product_of(dmin, byte_float(m & 255));
+        k.less[1] = product_of(dmin, byte_float(m >> 8));
+    } else if (D == Q6_K) {
 #pragma unroll
-        for (uint k = 0; k < 4; ++k)
-            sum = fma_of((float)((int)(signed char)(r.bytes >> (8 * k)) * dots[k]), x.scales[k], sum);
-        return r.scale * sum;
+        for (uint i = 0; i < 4; ++i)
+            k.of[i] = product_of(r.scale, byte_float(r.bytes >> (8 * i) & 255 ^ 128) - 128.0f);
+    } else {
+        k.of[0] = r.scale;
+        if (D == Q4_0) k.less[0] = product_of(8.0f, r.scale);
+        if (D == Q5_0) k.less[0] = product_of(16.0f, r.scale);
+        if (D == AFFINE4) k.less[0] = -r.bias;
+        // Bytes are less 128.
+        if (D == AFFINE8) k.less[0] = -fma_of(128.0f, r.scale, r.bias);
     }
-    if (D == Q8_0) return r.scale * (float)(dot16(r.a, x.a) + dot16(r.b, x.b)) * x.scales[0];
-    const float d = x.scales[0], total = x.sums[0];
-    if (D == Q4_0) {
-        // The high nibbles sixteen times as much, where they are.
-        const int high = dot16_unsigned(and4(r.a, 0xf0f0f0f0u), x.b) >> 4;
-        return r.scale * fma_of(d, (float)(dot16(and4(r.a, 0x0f0f0f0fu), x.a) + high), -8.0f * total);
+    return k;
+}
+
+// The product of a piece from its whole numbers + EXACT. Every rounding is written out, so that all kernels that multiply a
+// piece give the same bits.
+template <uint D>
+DEVICE float scaled_dots(const PieceScales k, const BlockScales x, const PieceDots dots) {
+    const float first = product_of(exact_float(dots.v[0]), x.scales[0]);
+    if (D == Q4_K || D == Q5_K) {
+        const float less = fma_of(k.less[0], x.sums[0], product_of(k.less[1], x.sums[1]));
+        const float second = fma_of(k.of[1], product_of(exact_float(dots.v[1]), x.scales[1]), -less);
+        return fma_of(k.of[0], first, second);
     }
-    if (D == Q5_0) {
-        const Word4 low = with_fifths(and4(r.a, 0x0f0f0f0fu), r.bytes);
-        const Word4 high = with_fifths(and4(shift4(r.a, 4), 0x0f0f0f0fu), r.bytes >> 16);
-        return r.scale * fma_of(d, (float)(dot16(low, x.a) + dot16(high, x.b)), -16.0f * total);
+    float sum = product_of(k.of[0], first);
+    if (D == Q6_K) {
+#pragma unroll
+        for (uint i = 1; i < 4; ++i) sum = fma_of(k.of[i], product_of(exact_float(dots.v[i]), x.scales[i]), sum);
     }
-    if (D == MXFP4) {
-        const int dot = dot8_e2m1(
-            r.a.x, x.a.x, x.b.x,
-            dot8_e2m1(r.a.y, x.a.y, x.b.y, dot8_e2m1(r.a.z, x.a.z, x.b.z, dot8_e2m1(r.a.w, x.a.w, x.b.w, 0))));
-        return r.scale * d * (float)dot;
-    }
-    if (D == MXFP4_PLANES) {
-        int dot = dot4_e2m1(r.a.x, x.a.x, dot4_e2m1(r.a.x >> 16, x.a.y, 0));
-        dot = dot4_e2m1(r.a.y, x.a.z, dot4_e2m1(r.a.y >> 16, x.a.w, dot));
-        dot = dot4_e2m1(r.a.z, x.b.x, dot4_e2m1(r.a.z >> 16, x.b.y, dot));
-        dot = dot4_e2m1(r.a.w, x.b.z, dot4_e2m1(r.a.w >> 16, x.b.w, dot));
-        return r.scale * d * (float)dot;
-    }
-    if (D == AFFINE4) {
-        const Word4 low = and4(r.a, 0x0f0f0f0fu), high = and4(shift4(r.a, 4), 0x0f0f0f0fu);
-        const Word4 even = {even_bytes(x.a.x, x.a.y), even_bytes(x.a.z, x.a.w), even_bytes(x.b.x, x.b.y),
-                            even_bytes(x.b.z, x.b.w)};
-        const Word4 odd = {odd_bytes(x.a.x, x.a.y), odd_bytes(x.a.z, x.a.w), odd_bytes(x.b.x, x.b.y),
-                           odd_bytes(x.b.z, x.b.w)};
-        return r.scale * d * (float)(dot16(low, even) + dot16(high, odd)) + r.bias * total;
-    }
-    // Unsigned bytes less 128.
-    const int dot = dot16(flipped(r.a), x.a) + dot16(flipped(r.b), x.b);
-    return r.scale * (d * (float)dot + 128.0f * total) + r.bias * total;
+    if (D == Q4_0 || D == Q5_0 || D == AFFINE4 || D == AFFINE8) return fma_of(-k.less[0], x.sums[0], sum);
+    return sum;
+}
+
+// Product of piece p of a row.
+template <uint D>
+DEVICE float piece_dot(const Raw r, const Chunk x, uint p) {
+    PieceDots dots = piece_dots<D>(r, x, p);
+#pragma unroll
+    for (uint i = 0; i < 4; ++i) dots.v[i] += EXACT;
+    return scaled_dots<D>(piece_scales<D>(r, p), x.of, dots);
 }
 
 // Rows that a warp multiplies at once, and a lane's shares of their products.

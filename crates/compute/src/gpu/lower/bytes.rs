@@ -1,4 +1,4 @@
-//! What takes activations of eight bits: products and routed experts of few rows.
+//! What takes activations of eight bits: products and routed experts of few rows, and of batches of more.
 
 use super::context::{DeferredNorm, Lowering};
 use crate::DType;
@@ -26,7 +26,7 @@ impl From<Option<DeferredNorm>> for NormConstants {
 impl Lowering<'_> {
     /// Whether products of a width may take activations of eight bits.
     pub(super) fn takes_bytes(&self, dtype: DType, cols: usize) -> Option<&'static str> {
-        let bytes = self.is_few() && self.memory.activations == ActivationMode::Int8;
+        let bytes = (self.is_few() || self.is_batch()) && self.memory.activations == ActivationMode::Int8;
         encoding(dtype).filter(|_| bytes && cols.is_multiple_of(SCALED_COLUMNS) && cols <= MOST_COLUMNS)
     }
 

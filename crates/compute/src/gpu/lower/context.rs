@@ -6,7 +6,7 @@ use crate::DType;
 use crate::backend::KvType;
 use crate::gpu::device::{Dispatch, Grid, Order, Slice, Words};
 use crate::gpu::encodings::{FastPath, kernel_name};
-use crate::gpu::memory::{DeviceWeight, FEW_ROWS, InputLayout, Memory, Shape};
+use crate::gpu::memory::{BATCH_ROWS, DeviceWeight, FEW_ROWS, InputLayout, Memory, Shape};
 use crate::gpu::steps::{Buffers, Step};
 use crate::graph::{ExpertSetId, Graph, Precision, Route, Routing, Value, WeightId};
 
@@ -74,6 +74,8 @@ pub(super) struct Lowering<'a> {
     pub(super) rows: usize,
     /// What the f16 copy for tensor cores holds.
     pub(super) converted: Option<Value>,
+    /// What the copy in eight bits of a batch holds.
+    pub(super) entered: Option<Value>,
     /// Norms that the readers of their results make.
     pub(super) norms: HashMap<Value, DeferredNorm>,
     /// Choices that the experts make.
@@ -95,7 +97,17 @@ pub(super) fn summing(elements: usize) -> u32 {
 }
 
 /// A kernel with what it is given; grids follow.
-pub(super) struct Launch<'a> {
+pub(in crate::gpu) fn launch<'a>(
+    unit: &'static str,
+    kernel: &'static str,
+    buffers: &'a [Slice],
+    constants: &'a dyn Words,
+) -> Launch<'a> {
+    Launch { unit, kernel, buffers, constants }
+}
+
+/// See [`launch`].
+pub(in crate::gpu) struct Launch<'a> {
     pub(super) unit: &'static str,
     pub(super) kernel: &'static str,
     pub(super) buffers: &'a [Slice],
@@ -103,7 +115,7 @@ pub(super) struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    pub(super) fn over(self, grid: [usize; 3], threads: u32) -> Dispatch {
+    pub(in crate::gpu) fn over(self, grid: [usize; 3], threads: u32) -> Dispatch {
         let grid = grid.map(|n| u32::try_from(n).expect("a grid of 32 bits"));
         self.on(Grid::Fixed(grid), threads)
     }
@@ -153,6 +165,7 @@ impl<'a> Lowering<'a> {
             run: vec![],
             rows: shape.rows,
             converted: None,
+            entered: None,
             norms: HashMap::new(),
             choices: HashMap::new(),
             waiting: vec![],
@@ -196,8 +209,18 @@ impl<'a> Lowering<'a> {
     /// Whether the kernels for few rows may be used: they find weights by where they begin in one buffer, in which those
     /// that a device uses where they are do not lie. No product is made with those that are far.
     pub(super) fn is_few(&self) -> bool {
-        let suits = |weight: &DeviceWeight| weight.common || weight.far;
-        self.rows <= FEW_ROWS && self.memory.weights.iter().all(suits)
+        self.rows <= FEW_ROWS && self.finds_weights()
+    }
+
+    /// Whether the kernels for batches of more rows may be used, which multiply bytes on matrix units and find weights in the
+    /// same way.
+    pub(super) fn is_batch(&self) -> bool {
+        let rows = FEW_ROWS + 1..=BATCH_ROWS;
+        self.memory.info.byte_matrices && rows.contains(&self.rows) && self.finds_weights()
+    }
+
+    fn finds_weights(&self) -> bool {
+        self.memory.weights.iter().all(|weight: &DeviceWeight| weight.common || weight.far)
     }
 
     /// The same product by the kernel of `metal/gemm.h` for the encoding, where the device has that.

@@ -17,12 +17,13 @@ use std::collections::HashMap;
 use budget::{Budget, Needs, PAGE_NUMBER_BYTES};
 pub(super) use expert_layout::{ExpertMatrix, all_bytes};
 pub(super) use experts::DeviceExperts;
-pub(super) use inputs::{FEW_ROWS, InputLayout, Shape, Turn};
+pub(super) use inputs::{BATCH_ROWS, FEW_ROWS, InputLayout, Shape, Turn};
 use inputs::{page_numbers, turns};
 pub(super) use ngrams::{NGramTable, PART_BYTES};
 pub(super) use scratch::{
-    AttentionScratch, BucketScratch, ExpertScratch, QuantizedScratch, SCALED_COLUMNS, SCORED_ROWS,
-    TENSOR_TILE, TILE, TensorScratch, device_scratch_bytes, most_blocks, most_tiles,
+    AttentionScratch, BATCH_PAIRS, BatchScratch, BucketScratch, ExpertScratch, MOST_TILED_EXPERTS,
+    QuantizedScratch, SCALED_COLUMNS, SCORED_ROWS, TENSOR_TILE, TILE, TensorScratch, device_scratch_bytes,
+    most_batch_tiles, most_blocks, most_tiles,
 };
 use scratch::{IndexScratch, Scratch};
 use state::State;

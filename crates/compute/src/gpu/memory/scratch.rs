@@ -1,6 +1,6 @@
 //! Memory within a step: what kernels of one step leave for each other.
 
-use super::inputs::{FEW_ROWS, MOST_SPLITS};
+use super::inputs::{BATCH_ROWS, FEW_ROWS, MOST_SPLITS};
 use crate::Result;
 use crate::backend::PAGE_TOKENS;
 use crate::gpu::device::{BufferId, Device};
@@ -13,6 +13,9 @@ use crate::graph::{
 pub(crate) const TILE: usize = 64;
 /// Rows and weight rows of a tile of the kernels for tensor cores.
 pub(crate) const TENSOR_TILE: usize = 128;
+/// Pairs and experts that `batch_tiles` of `kernels/batch.h` sorts, at most.
+pub(crate) const BATCH_PAIRS: usize = 8192;
+pub(crate) const MOST_TILED_EXPERTS: usize = 1024;
 /// Columns of activations of eight bits that share a scale.
 pub(crate) const SCALED_COLUMNS: usize = 32;
 /// Rows whose entries have scores at once.
@@ -65,6 +68,19 @@ pub(crate) struct QuantizedScratch<T = BufferId> {
     pub(crate) scales: T,
 }
 
+/// Activations of up to `BATCH_ROWS` rows in eight bits, and tiles of their pairs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchScratch<T = BufferId> {
+    /// (rows, cols).
+    pub(crate) bytes: T,
+    /// Scale and scaled sum of each block of 32 columns, f32.
+    pub(crate) scales: T,
+    /// By which the products of each row are multiplied, f32.
+    pub(crate) factors: T,
+    /// (tiles, 4), u32.
+    pub(crate) tiles: T,
+}
+
 /// Of choices of entries and blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IndexScratch {
@@ -85,6 +101,7 @@ pub(crate) struct Scratch {
     /// Given if tensor cores may be used.
     pub(crate) tensor: Option<TensorScratch>,
     pub(crate) quantized: QuantizedScratch,
+    pub(crate) batch: BatchScratch,
     pub(crate) index: IndexScratch,
 }
 
@@ -95,6 +112,7 @@ struct Sizes {
     buckets: BucketScratch<usize>,
     tensor: TensorScratch<usize>,
     quantized: QuantizedScratch<usize>,
+    batch: BatchScratch<usize>,
     /// Of the lists of chosen entries.
     chosen: usize,
 }
@@ -108,7 +126,7 @@ impl Scratch {
         tensor_cores: bool,
         room: usize,
     ) -> Result<Self> {
-        let Sizes { attention, experts, buckets, tensor, quantized, chosen } = sizes(graph, rows);
+        let Sizes { attention, experts, buckets, tensor, quantized, batch, chosen } = sizes(graph, rows);
         let mut alloc = |bytes: usize| device.alloc(bytes.max(4));
         let attention = AttentionScratch {
             parts: alloc(attention.parts)?,
@@ -134,9 +152,15 @@ impl Scratch {
             None
         };
         let quantized = QuantizedScratch { bytes: alloc(quantized.bytes)?, scales: alloc(quantized.scales)? };
+        let batch = BatchScratch {
+            bytes: alloc(batch.bytes)?,
+            scales: alloc(batch.scales)?,
+            factors: alloc(batch.factors)?,
+            tiles: alloc(batch.tiles)?,
+        };
         let (chosen, scores) = (alloc(chosen)?, alloc(score_bytes(room, rows))?);
         let index = IndexScratch { scores, room, chosen };
-        Ok(Self { attention, experts, buckets, tensor, quantized, index })
+        Ok(Self { attention, experts, buckets, tensor, quantized, batch, index })
     }
 }
 
@@ -148,6 +172,7 @@ fn sizes(graph: &Graph, rows: usize) -> Sizes {
         buckets,
         tensor: tensor(graph, rows),
         quantized: quantized(graph, rows),
+        batch: batch(graph, rows),
         chosen: indices(graph).map(|(_, index)| rows.saturating_mul(index.top_k) * 4).max().unwrap_or(0),
     }
 }
@@ -218,9 +243,32 @@ fn quantized(graph: &Graph, rows: usize) -> QuantizedScratch<usize> {
             products = products.max(routing.top_k() * graph.expert_sets()[experts.0].width());
         }
     }
-    let rows = rows.min(FEW_ROWS);
+    let rows = rows.min(BATCH_ROWS);
     let scales = rows * products.div_ceil(SCALED_COLUMNS) * 8;
     QuantizedScratch { bytes: rows * products, scales }
+}
+
+fn batch(graph: &Graph, rows: usize) -> BatchScratch<usize> {
+    let rows = rows.min(BATCH_ROWS);
+    let (mut width, mut tiles) = (SCALED_COLUMNS, 1);
+    for node in graph.nodes() {
+        match node.op {
+            Op::Linear(LinearOp { x, .. }) => width = width.max(x.width()),
+            Op::MoeExperts(MoeExpertsOp { x, routing, experts, .. }) => {
+                width = width.max(x.width());
+                tiles = tiles
+                    .max(most_batch_tiles(rows * routing.top_k(), graph.expert_sets()[experts.0].experts));
+            }
+            _ => {}
+        }
+    }
+    let scales = rows * width.div_ceil(SCALED_COLUMNS) * 8;
+    BatchScratch { bytes: rows * width, scales, factors: rows * 4, tiles: tiles * 16 }
+}
+
+/// Tiles of pairs of up to [`BATCH_ROWS`] rows, at most, of eight pairs or more each.
+pub(crate) fn most_batch_tiles(pairs: usize, experts: usize) -> usize {
+    pairs / 8 + experts.min(pairs)
 }
 
 /// Blocks of pairs of the common kernels, at most.
@@ -263,9 +311,11 @@ pub(super) fn score_bytes(room: usize, rows: usize) -> usize {
 
 /// Bytes of each buffer of a [`Scratch`].
 pub(super) fn buffer_bytes(graph: &Graph, rows: usize, tensor_cores: bool, room: usize) -> Vec<usize> {
-    let Sizes { attention: a, experts: e, buckets: b, tensor: t, quantized: q, chosen } = sizes(graph, rows);
+    let Sizes { attention: a, experts: e, buckets: b, tensor: t, quantized: q, batch: s, chosen } =
+        sizes(graph, rows);
     let mut all = vec![a.parts, a.stats, a.query, a.mixed, e.gates, e.ups, e.products, e.outputs];
-    all.extend([b.list, b.blocks, b.grids, q.bytes, q.scales, chosen, score_bytes(room, rows)]);
+    all.extend([b.list, b.blocks, b.grids, q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles]);
+    all.extend([chosen, score_bytes(room, rows)]);
     if tensor_cores {
         all.extend([t.x, t.scale, t.tiles]);
     }
@@ -280,10 +330,12 @@ pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
     }
     let steps = steps::steps(graph);
     let widths: usize = steps::buffers(graph, &steps).widths.iter().sum();
-    let Sizes { attention: a, experts: e, buckets: b, tensor: t, chosen, .. } = sizes(graph, rows);
+    let Sizes { attention: a, experts: e, buckets: b, tensor: t, quantized: q, batch: s, chosen } =
+        sizes(graph, rows);
     let attention = [a.parts, a.stats, a.query, a.mixed];
     let experts = [e.gates, e.ups, e.products, e.outputs, b.list, b.blocks, b.grids];
-    let scratch = attention.into_iter().chain(experts).chain([t.x, t.scale, t.tiles, chosen]);
+    let bytes = [q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles];
+    let scratch = attention.into_iter().chain(experts).chain(bytes).chain([t.x, t.scale, t.tiles, chosen]);
     let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
     scratch.fold(values, usize::saturating_add)
 }

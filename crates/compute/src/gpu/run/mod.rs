@@ -1,15 +1,17 @@
 //! [`GpuExecutable`]: a graph on a device.
 
+mod candidates;
 mod recording;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use self::candidates::CandidateBuffers;
 use self::recording::{Recordings, Runner};
-use super::device::Device;
+use super::device::{Device, Slice};
 use super::memory::{FEW_ROWS, Memory, Shape};
 use super::options::GpuOptions;
 use super::steps::{Buffers, Step, buffers, steps};
-use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
+use crate::backend::{Batch, Candidates, CompileOptions, DeviceCounts, Executable, ExpertSource};
 use crate::graph::Graph;
 use crate::profile::{Profile, Work};
 use crate::{Result, Tensor};
@@ -22,6 +24,7 @@ pub(crate) struct GpuExecutable {
     buffers: Buffers,
     memory: Memory,
     recordings: Recordings,
+    candidates: CandidateBuffers,
     profiling: bool,
     /// How often the device was waited for to count what it did.
     asked: u64,
@@ -49,6 +52,7 @@ impl GpuExecutable {
             buffers,
             memory,
             recordings: Recordings::default(),
+            candidates: CandidateBuffers::default(),
             profiling: false,
             asked: 0,
         })
@@ -61,6 +65,28 @@ impl GpuExecutable {
 
     fn device_mut(&mut self) -> &mut dyn Device {
         &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues a batch; its logits are in the device's memory then.
+    fn queue(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let (graph, memory) = (&self.graph, &mut self.memory);
+        memory.experts.load_all(device, experts)?;
+        let shape = Shape::of(batch);
+        let moved = memory.set_inputs(device, graph, batch, &shape);
+        if !matches!(moved, Ok(false)) {
+            self.recordings.forget(device);
+        }
+        moved?;
+        let (steps, buffers) = (&self.steps, &self.buffers);
+        let mut runner = Runner { device, graph, steps, buffers, memory, source: experts };
+        runner.run(&mut self.recordings, shape)?;
+        if shape.rows <= FEW_ROWS
+            && let Some((tiers, _)) = self.memory.experts.tiers()
+        {
+            tiers.forget();
+        }
+        Ok(())
     }
 
     /// Forgets what was recorded: buffers have moved.
@@ -84,27 +110,38 @@ impl Executable for GpuExecutable {
         experts: &mut dyn ExpertSource,
         logits: &mut Vec<f32>,
     ) -> Result<()> {
-        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let (graph, memory) = (&self.graph, &mut self.memory);
-        memory.experts.load_all(device, experts)?;
-        let shape = Shape::of(batch);
-        let moved = memory.set_inputs(device, graph, batch, &shape);
-        if !matches!(moved, Ok(false)) {
-            self.recordings.forget(device);
-        }
-        moved?;
-        let (steps, buffers) = (&self.steps, &self.buffers);
-        let mut runner = Runner { device, graph, steps, buffers, memory, source: experts };
-        runner.run(&mut self.recordings, shape)?;
-        if shape.rows <= FEW_ROWS
-            && let Some((tiers, _)) = self.memory.experts.tiers()
-        {
-            tiers.forget();
-        }
+        self.queue(batch, experts)?;
         // Not cleared: what has the right length need not be filled before it is overwritten.
-        logits.resize(shape.outputs * self.graph.vocab_size(), 0.0);
+        logits.resize(batch.outputs.len() * self.graph.vocab_size(), 0.0);
         let from = self.memory.logits.buffer;
         self.device_mut().download(from.into(), bytes_of(logits))
+    }
+
+    fn has_candidates(&self) -> bool {
+        candidates::suits(self.graph.vocab_size())
+    }
+
+    fn run_candidates(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        vocab_size: usize,
+    ) -> Result<Vec<Candidates>> {
+        self.queue(batch, experts)?;
+        if batch.outputs.is_empty() {
+            return Ok(vec![]);
+        }
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let all = self.graph.vocab_size();
+        let logits = self.memory.logits.buffer.into();
+        self.candidates.find(device, logits, batch.outputs.len(), [all, vocab_size.min(all)])
+    }
+
+    fn read_logits(&mut self, output: usize, logits: &mut Vec<f32>) -> Result<()> {
+        let vocab_size = self.graph.vocab_size();
+        logits.resize(vocab_size, 0.0);
+        let from = Slice::from(self.memory.logits.buffer).at(output * vocab_size * size_of::<f32>());
+        self.device_mut().download(from, bytes_of(logits))
     }
 
     fn set_profiling(&mut self, on: bool) {

@@ -6,7 +6,7 @@ use crate::Result;
 use crate::backend::ExpertSource;
 use crate::gpu::device::{Device, Dispatch, RecordingId, Slice};
 use crate::gpu::lower::{Piece, lower};
-use crate::gpu::memory::{FEW_ROWS, Memory, Shape};
+use crate::gpu::memory::{BATCH_ROWS, Memory, Shape};
 use crate::gpu::steps::{Buffers, Step};
 use crate::graph::{ExpertSetId, Graph};
 
@@ -14,7 +14,7 @@ use crate::graph::{ExpertSetId, Graph};
 const ALL_CHOSEN: usize = 4;
 
 /// Lists of dispatches that are kept, at most.
-const MOST_RECORDINGS: usize = 32;
+const MOST_RECORDINGS: usize = 384;
 
 /// Dispatches of one batch shape, recorded once they have been used before.
 type Recording = Vec<Piece<RecordingId>>;
@@ -49,7 +49,7 @@ impl Runner<'_> {
     /// Runs one list for this shape: once as it is, from its second use on as a recording.
     pub(super) fn run(&mut self, recordings: &mut Recordings, shape: Shape) -> Result<()> {
         let seen = recordings.of.contains_key(&shape);
-        if !seen || shape.rows > FEW_ROWS {
+        if !seen || shape.rows > BATCH_ROWS {
             for piece in self.lower(shape) {
                 self.run_piece(&piece, |device, list: &Vec<Dispatch>| device.run(list))?;
             }

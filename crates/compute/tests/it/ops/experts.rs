@@ -97,7 +97,13 @@ fn moe_case(count: usize, top_k: usize, dtypes: [DType; 3], hidden: usize, inner
     moe_case_of(count, top_k, dtypes, [hidden, inner], ExpertMlp::default())
 }
 
-fn moe_case_of(count: usize, top_k: usize, dtypes: [DType; 3], widths: [usize; 2], mlp: ExpertMlp) -> Case {
+pub(super) fn moe_case_of(
+    count: usize,
+    top_k: usize,
+    dtypes: [DType; 3],
+    widths: [usize; 2],
+    mlp: ExpertMlp,
+) -> Case {
     let [hidden, inner] = widths;
     let mut r = Recorder::new(12);
     let x = r.input(hidden);

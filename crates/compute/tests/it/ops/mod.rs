@@ -5,8 +5,9 @@
 //! (whole sequences alone or together, in other orders, in pieces, token by token). One schedule is compared with the
 //! reference, the others with it bit for bit.
 
+mod batches;
 mod case;
-mod checks;
+pub(crate) mod checks;
 mod experts;
 mod refusals;
 

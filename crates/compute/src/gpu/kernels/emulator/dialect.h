@@ -159,6 +159,7 @@ DEVICE float quotient(float a, float b) { return a / b; }
 DEVICE float abs_of(float x) { return std::fabs(x); }
 DEVICE float round_of(float x) { return std::nearbyint(x); }
 DEVICE float fma_of(float a, float b, float d) { return std::fma(a, b, d); }
+DEVICE float product_of(float a, float b) { return a * b; }
 DEVICE bool is_finite(float x) { return std::isfinite(x); }
 DEVICE float infinity() { return HUGE_VALF; }
 DEVICE float not_a_number() { return NAN; }

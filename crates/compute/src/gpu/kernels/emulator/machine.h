@@ -124,6 +124,9 @@ void wait_for_group(const char* file, int line);
 uint32_t exchange(uint32_t value, uint lane);
 // a · b + sum of 8 × 8 matrices, of which lane l holds columns 2(l % 4) and the next of row l / 4.
 void multiply_accumulate(float* to, const float* a, const float* b, const float* sum);
+// a · b + sum of (16, 16 · halves) and (16 · halves, 8) bytes, signed: with g = lane / 4 and t = lane % 4, a lane holds of each half
+// of a rows g and g + 8 and of b column g, columns and rows 4t to 4t + 3; of the result rows g and g + 8, columns 2t and 2t + 1.
+void multiply_bytes(int* to, const uint* a, const uint* b, uint halves);
 Memory* shared(const char* name, uint64_t bytes, uint32_t element);
 // The same for kernels with plain pointers, whose accesses the compiler reports.
 void* shared_data(const char* name, uint64_t bytes, uint32_t element);

@@ -63,6 +63,7 @@ struct Fibre {
 struct Warp {
     uint32_t values[2][32];
     float matrices[2][2][64];
+    uint32_t shares[2][32][6];
     uint waiting;
 };
 
@@ -292,6 +293,22 @@ void multiply_accumulate(float* to, const float* a, const float* b, const float*
     for (uint i = 0; i < 2; ++i) {
         for (uint k = 0; k < 8; ++k) result[i] += matrices[0][8 * row + k] * matrices[1][8 * k + lane % 4 * 2 + i];
         to[i] = result[i];
+    }
+}
+
+void multiply_bytes(int* to, const uint* a, const uint* b, uint halves) {
+    const uint self = now.thread, lane = self % 32, g = lane / 4, t = lane % 4;
+    uint32_t(*shares)[6] = machine.warps[self / 32].shares[machine.fibres[self].exchanges++ % 2];
+    for (uint i = 0; i < 2 * halves; ++i) shares[lane][i] = a[i];
+    for (uint i = 0; i < halves; ++i) shares[lane][4 + i] = b[i];
+    yield(State::Lanes);
+    for (uint i = 0; i < 4; ++i) {
+        const uint row = 4 * g, column = 4 * (2 * t + i % 2);
+        for (uint half = 0; half < halves; ++half)
+            for (uint quarter = 0; quarter < 4; ++quarter) {
+                const uint x = shares[row + quarter][2 * half + i / 2], y = shares[column + quarter][4 + half];
+                for (uint k = 0; k < 32; k += 8) to[i] += (int)(int8_t)(x >> k) * (int)(int8_t)(y >> k);
+            }
     }
 }
 

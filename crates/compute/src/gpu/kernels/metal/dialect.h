@@ -119,6 +119,7 @@ DEVICE float quotient(float a, float b) { return a / b; }
 DEVICE float abs_of(float x) { return metal::fabs(x); }
 DEVICE float round_of(float x) { return metal::rint(x); }
 DEVICE float fma_of(float a, float b, float d) { return metal::fma(a, b, d); }
+DEVICE float product_of(float a, float b) { return a * b; }
 DEVICE bool is_finite(float x) { return (as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 DEVICE float infinity() { return as_float(0x7f800000u); }
 DEVICE float not_a_number() { return as_float(0x7fc00000u); }

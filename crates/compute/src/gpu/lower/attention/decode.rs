@@ -26,7 +26,9 @@ impl Lowering<'_> {
     /// Queues the attention; false if the kernels do not suit it.
     pub(super) fn decode_attention(&mut self, d: &DecodeAttention<'_>) -> bool {
         let Attention { heads, kv_heads, head_dim, scale, window, value_dim, chunk } = *d.shape;
-        let alone = self.is_few() && self.shape.sequences == self.shape.rows && self.rows == self.shape.rows;
+        let alone = (self.is_few() || self.is_batch())
+            && self.shape.sequences == self.shape.rows
+            && self.rows == self.shape.rows;
         let plain = chunk.is_none() && value_dim == head_dim;
         if !alone || !plain || self.f32_cache() || !matches!(head_dim, 64 | 128 | 256) {
             return false;
@@ -34,8 +36,10 @@ impl Lowering<'_> {
         let group = heads / kv_heads;
         // Short sequences leave most of a device idle: a group a head. Longer ones share loads of keys between heads.
         let short = self.shape.splits <= SHORT;
-        let on_tensor_cores = self.memory.scratch.tensor.is_some() && !short && group > 1 && head_dim <= 128;
-        let queries = if short || group == 1 {
+        // Many rows fill a device, however short.
+        let shares = !short || self.is_batch();
+        let on_tensor_cores = self.memory.scratch.tensor.is_some() && shares && group > 1 && head_dim <= 128;
+        let queries = if !shares || group == 1 {
             1
         } else if on_tensor_cores {
             8
@@ -48,7 +52,8 @@ impl Lowering<'_> {
         } else if on_tensor_cores {
             // So many that every multiprocessor has a group, where there are keys enough.
             let groups = kv_heads * chunks * self.rows;
-            (self.memory.info.multiprocessors / groups).clamp(2, self.shape.splits)
+            let least = if self.is_batch() { 1 } else { 2 };
+            (self.memory.info.multiprocessors / groups).clamp(least, self.shape.splits)
         } else {
             self.shape.splits / 2
         };

@@ -53,7 +53,7 @@ impl Lowering<'_> {
         let counts = [self.rows, self.rows * routing.top_k()];
         let deferred = reader.is_some_and(|(set, mlp)| match experts.resident() {
             // Weights that enter with x are known before.
-            true => mlp.weighted == Weighted::Output && self.few_encodings(set).is_some(),
+            true => self.is_few() && mlp.weighted == Weighted::Output && self.few_encodings(set).is_some(),
             false => experts.places(set, counts),
         });
         if deferred {
@@ -105,7 +105,7 @@ impl Lowering<'_> {
 
     /// Routed experts with activations of eight bits; nothing if the kernels do not suit them.
     pub(super) fn few_experts(&self, e: &FewExperts<'_>) -> Option<FewBody> {
-        let [gate_name, down_name] = self.few_encodings(e.set)?;
+        let [gate_name, down_name] = self.few_encodings(e.set).filter(|_| self.is_few())?;
         let ready = e.parts[2].start();
         // Where not all experts of a token may be there at once, their outputs are summed when all have been.
         let counts = [self.rows, self.rows * e.routing.top_k()];

@@ -1,5 +1,6 @@
 //! Lowering of routed experts: which kernels compute them, and those of `kernels/moe.h`, which suit every encoding.
 
+mod batch;
 mod few;
 mod place;
 mod tensor;
@@ -7,7 +8,7 @@ mod tensor;
 use self::few::FewExperts;
 use self::place::ChosenExperts;
 use self::tensor::TensorExperts;
-use super::context::{DeferredRoute, Launch, Lowering, Piece, THREADS, WARPS};
+use super::context::{DeferredRoute, Launch, Lowering, Piece, THREADS, WARPS, blocks};
 use crate::gpu::arguments::{
     BucketConstants, ExpertConstants, MoeActivateConstants, MoeCombineConstants, RouteConstants,
     TokenRouteConstants,
@@ -122,7 +123,9 @@ impl Lowering<'_> {
             out: self.value(out),
         };
         let (mut summed, mut ready) = (false, usize::MAX);
-        let mut body = if let Some(few) = self.few_experts(&few) {
+        let mut body = if let Some(body) = self.batch_experts(&few) {
+            body
+        } else if let Some(few) = self.few_experts(&few) {
             (summed, ready) = (few.summed, few.ready);
             few.body
         } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
@@ -153,7 +156,7 @@ impl Lowering<'_> {
         let constants =
             &MoeCombineConstants { top_k, width: out.width(), has_residual, weighs: input_weights.is_none() };
         let combine = Launch { unit: "moe", kernel: "moe_combine", buffers: &buffers, constants };
-        self.run.push(combine.over([self.rows, 1, 1], THREADS));
+        self.run.push(combine.over([self.rows, blocks(out.width()), 1], THREADS));
     }
 
     /// Outputs of all pairs whose experts are present.

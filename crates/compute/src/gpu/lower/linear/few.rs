@@ -20,11 +20,11 @@ const THREADS: u32 = 256;
 const PLAIN_ROWS: usize = 4;
 const FEW_PLAIN_ROWS: usize = 512;
 /// Products of one dispatch, at most.
-const MOST_PARTS: usize = 3;
+pub(super) const MOST_PARTS: usize = 3;
 /// Groups that a large device runs at once: beyond, warps make more outputs each.
 const GROUPS: usize = 264;
 /// Stands for a weight that is not there.
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 
 /// Whether the kernel for several encodings has one.
 fn mixes(dtype: DType) -> bool {
@@ -49,7 +49,9 @@ impl Lowering<'_> {
         if precision == Precision::Fast && self.takes_bytes(matrix.dtype, matrix.cols).is_some() {
             return Some(true);
         }
-        let fits = self.is_few() && matrix.cols.is_multiple_of(8) && matrix.cols <= MOST_COLUMNS;
+        // In a batch, weights of many rows are better multiplied as f16 if they may be.
+        let batch = self.is_batch() && (matrix.rows <= FEW_PLAIN_ROWS || precision != Precision::Fast);
+        let fits = (self.is_few() || batch) && matrix.cols.is_multiple_of(8) && matrix.cols <= MOST_COLUMNS;
         kernel_name(matrix.dtype, FastPath::Plain).filter(|_| fits).map(|_| false)
     }
 
@@ -65,7 +67,9 @@ impl Lowering<'_> {
             _ => false,
         };
         let mut readers = self.steps.iter().filter(|step| step.inputs().contains(&out));
-        let deferred = self.is_few() && norm.x.width().is_multiple_of(SCALED_COLUMNS) && readers.all(can);
+        let deferred = (self.is_few() || self.is_batch())
+            && norm.x.width().is_multiple_of(SCALED_COLUMNS)
+            && readers.all(can);
         if deferred {
             self.norms.insert(out, norm);
         }
@@ -77,12 +81,14 @@ impl Lowering<'_> {
         let Some(bytes) = self.enters(p.weight, p.precision) else { return false };
         if !bytes {
             self.flush_products();
-            let dispatch = self.plain_product(&p);
+            let dispatch = if self.is_batch() { self.batch_plain(&p) } else { self.plain_product(&p) };
             self.run.push(dispatch);
             return true;
         }
         let dtype = |p: &Product| self.weight(p.weight).matrix.dtype;
         let fits = |w: &Product| dtype(w) == dtype(&p) || (mixes(dtype(w)) && mixes(dtype(&p)));
+        // A batch has a dispatch for each encoding anyway.
+        let fits = |w: &Product| self.is_batch() || fits(w);
         let joins = self.waiting.len() < MOST_PARTS
             && self.waiting.iter().chain([&p]).all(|w| w.x == p.x && w.residual.is_none() && fits(w));
         if !joins {
@@ -93,7 +99,7 @@ impl Lowering<'_> {
     }
 
     /// A product whose groups make `each` outputs, or whose warps make `span`.
-    fn part(&self, p: &Product, each: usize, span: usize) -> ProductPart {
+    pub(super) fn part(&self, p: &Product, each: usize, span: usize) -> ProductPart {
         let DeviceWeight { matrix, format, planes, .. } = *self.weight(p.weight);
         let bias = p.bias.map_or(NONE, |bias| unit(self.weight(bias).planes[0]));
         let groups = matrix.rows.div_ceil(each);
@@ -101,11 +107,11 @@ impl Lowering<'_> {
     }
 
     /// The buffer of all weights.
-    fn all_weights(&self, p: &Product) -> Slice {
+    pub(super) fn all_weights(&self, p: &Product) -> Slice {
         self.weight(p.weight).planes[0].buffer.into()
     }
 
-    fn norm_unit(&self, norm: Option<DeferredNorm>) -> u32 {
+    pub(in crate::gpu::lower) fn norm_unit(&self, norm: Option<DeferredNorm>) -> u32 {
         norm.map_or(NONE, |norm| unit(self.weight(norm.weight).planes[0]))
     }
 
@@ -127,6 +133,9 @@ impl Lowering<'_> {
     pub(in crate::gpu::lower) fn flush_products(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
         let Some(first) = waiting.first() else { return };
+        if self.is_batch() {
+            return self.batch_products(&waiting);
+        }
         let (x, norm) = self.entering(first.x);
         let matrices = waiting.iter().map(|p| self.weight(p.weight).matrix);
         let name = products(matrices.clone().map(|matrix| matrix.dtype));

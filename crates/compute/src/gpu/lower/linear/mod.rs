@@ -1,11 +1,13 @@
 //! Lowering of products with resident weights: which kernels compute them, and those of `kernels/linear.h`, which suit every
 //! encoding.
 
+mod batch;
 mod early;
 mod few;
 mod pieces;
 mod tensor;
 
+pub(super) use self::batch::{batch_span, batch_tokens, of_tokens};
 pub(super) use self::early::MOST_COPIED;
 
 use super::context::{Launch, Lowering, Product, Siblings, THREADS, WARPS};
@@ -16,13 +18,13 @@ use crate::gpu::memory::{FEW_ROWS, TILE};
 impl Lowering<'_> {
     /// Queues a product; `before` are those that the last steps were.
     pub(super) fn product(&mut self, p: Product, before: Siblings) {
-        if let Some(mut list) = self.tensor_linear(&p) {
-            return self.run.append(&mut list);
-        }
         if self.few_linear(p) {
             return;
         }
         self.flush_products();
+        if let Some(mut list) = self.tensor_linear(&p) {
+            return self.run.append(&mut list);
+        }
         let dispatch = self.linear(&p);
         // Products of one input do not wait for each other.
         let apart = p.residual.is_none_or(|r| !before.outs.contains(&r))

@@ -1,0 +1,65 @@
+//! On devices with matrix units for bytes, a row's result does not depend on how many rows are beside it.
+
+use moeflux_compute::graph::{Activation, ExpertMlp, Precision, Weighted};
+use moeflux_compute::{DType, Half};
+
+use super::case::{Case, MODES};
+use super::checks::{assert_same_bits, compile, run, schedules};
+use super::experts::moe_case_of;
+use super::linear_case;
+use crate::support::devices::{METAL, devices, is_in_part};
+use crate::support::weights::affine;
+
+/// Encodings whose products take activations of eight bits.
+fn encodings() -> Vec<DType> {
+    use DType::{MXFP4, MXFP4_Planes, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0};
+    let affine = [affine(4, 64, Half::BF16), affine(8, 32, Half::F16)];
+    [Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, Q5_0, MXFP4, MXFP4_Planes].into_iter().chain(affine).collect()
+}
+
+/// The same bits with all rows at once, in pieces of different sizes, and row by row.
+fn check_bits(cases: impl IntoIterator<Item = Case>) {
+    let devices = devices();
+    for case in cases.into_iter().filter(|_| is_in_part()) {
+        let schedules = schedules(case.lengths);
+        for (name, device) in devices.iter().filter(|(name, _)| *name != METAL) {
+            let mut executable = compile(&case, &device(1), MODES[1]);
+            let alone = run(&case, &mut *executable, &schedules[4], None, 1);
+            for index in [0, 1, 3] {
+                let got = run(&case, &mut *executable, &schedules[index], None, 1);
+                assert_same_bits(&got, &alone, &format!("{} on {name}, schedule {index}", case.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn linear_layers_of_a_batch_have_the_bits_of_single_rows() {
+    check_bits(encodings().into_iter().flat_map(|dtype| {
+        let block = dtype.block_len().max(64);
+        [
+            // Fewer pieces than a tree of sums has leaves, and more; rows that fill no tile.
+            linear_case(dtype, 67, 3 * block, true, Precision::Fast),
+            linear_case(dtype, 40, 2304, false, Precision::Fast),
+        ]
+    }));
+}
+
+#[test]
+fn routers_of_a_batch_have_the_bits_of_single_rows() {
+    check_bits(
+        [DType::F32, DType::F16, DType::BF16].map(|dtype| linear_case(dtype, 13, 296, true, Precision::F32)),
+    );
+}
+
+#[test]
+fn experts_of_a_batch_have_the_bits_of_single_rows() {
+    let limited = Activation::LimitedSwiGlu { limit: 6.0 };
+    let mlps =
+        [ExpertMlp::default(), ExpertMlp { activation: limited, weighted: Weighted::Input, biases: None }];
+    check_bits(encodings().into_iter().enumerate().map(|(i, dtype)| {
+        let widths = if dtype.block_len() == 256 { [256, 256] } else { [96, 64].map(|n| n * 2) };
+        // More pairs of an expert than a tile has.
+        moe_case_of(3, 2, [dtype; 3], widths, mlps[i % mlps.len()])
+    }));
+}
