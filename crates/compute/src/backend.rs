@@ -133,6 +133,15 @@ pub trait ExpertSource {
     /// If reads cannot be started.
     fn announce(&mut self, set: ExpertSetId, experts: &[u32]) -> Result<()>;
 
+    /// Says the same of `missing`, those of the `chosen` experts that the caller does not hold itself. The others will not
+    /// be visited, and need not be in host memory.
+    ///
+    /// # Errors
+    /// If reads cannot be started.
+    fn announce_missing(&mut self, set: ExpertSetId, _chosen: &[u32], missing: &[u32]) -> Result<()> {
+        if missing.is_empty() { Ok(()) } else { self.announce(set, missing) }
+    }
+
     /// Hands over `experts` (distinct, ascending ids).
     ///
     /// # Errors

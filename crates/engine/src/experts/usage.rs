@@ -58,6 +58,16 @@ impl<S: ExpertSource> ExpertSource for Counting<'_, S> {
         self.source.announce(set, experts)
     }
 
+    fn announce_missing(
+        &mut self,
+        set: ExpertSetId,
+        chosen: &[u32],
+        missing: &[u32],
+    ) -> moeflux_compute::Result<()> {
+        self.uses.count(set, chosen);
+        self.source.announce_missing(set, chosen, missing)
+    }
+
     fn visit(
         &mut self,
         set: ExpertSetId,

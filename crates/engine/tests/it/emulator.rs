@@ -183,6 +183,30 @@ fn what_experts_cost_a_device_is_counted() {
     assert_eq!(resident.device_counts().map(|counts| (counts.experts, counts.fetched)), Some((0, 0)));
 }
 
+/// Experts that the device holds are not read again, however few of them host memory has room for.
+#[test]
+fn what_the_device_holds_is_not_read() {
+    let fixture = Fixture::named("hf/qwen3_moe_basic");
+    let options = Options { expert_cache: Some(2), ..f32_options() };
+    let mut resident = open(&fixture.path, &emulator(None), &f32_options());
+    let experts: usize = resident.model().graph.expert_sets().iter().map(|set| set.experts).sum();
+    let mut engine = open(&fixture.path, &emulator(Some(experts - 1)), &options);
+    let uses = |engine: &Engine| engine.expert_use().layers().flat_map(|(_, counts)| counts).sum::<u64>();
+    let eval = |engine: &mut Engine| {
+        let mut session = engine.session();
+        bits(&engine.eval(&mut session, &[5], Outputs::Last).unwrap_or_else(|e| panic!("{e}")))
+    };
+    let expected = eval(&mut resident);
+    assert_eq!(eval(&mut engine), expected);
+    let (read, of_one) = (engine.take_stats().cache.bytes_read, uses(&engine));
+    assert!(read > 0 && of_one > 0);
+    for _ in 0..3 {
+        assert_eq!(eval(&mut engine), expected);
+    }
+    assert_eq!(engine.take_stats().cache.bytes_read, 0);
+    assert_eq!(uses(&engine), 4 * of_one, "an expert is used wherever it is");
+}
+
 #[test]
 fn a_budget_that_is_too_small_is_told_what_would_do() {
     let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");

@@ -279,6 +279,12 @@ impl DeviceExperts {
         Ok(())
     }
 
+    /// Those of `ids` that have no slot.
+    pub(crate) fn missing(&self, set: ExpertSetId, ids: &[u32]) -> Vec<u32> {
+        let slots = &self.sets[set.0].slots;
+        ids.iter().copied().filter(|id| slots[*id as usize].is_none()).collect()
+    }
+
     /// Loads those of `ids` that have no slot; all of them are then present. No work that reads experts may be queued.
     pub(crate) fn load(
         &mut self,
@@ -288,13 +294,11 @@ impl DeviceExperts {
         source: &mut dyn ExpertSource,
     ) -> Result<()> {
         self.clock += 1;
-        let mut missing = vec![];
-        for id in ids {
-            match self.sets[set.0].slots[*id as usize] {
-                Some(slot) => self.classes[self.sets[set.0].class].slots[slot].1 = self.clock,
-                None => missing.push(*id),
-            }
+        let Set { class, slots, .. } = &self.sets[set.0];
+        for slot in ids.iter().filter_map(|id| slots[*id as usize]) {
+            self.classes[*class].slots[slot].1 = self.clock;
         }
+        let missing = self.missing(set, ids);
         if missing.is_empty() {
             return Ok(());
         }

@@ -129,11 +129,12 @@ impl Runner<'_> {
         body: impl Fn(&mut dyn Device) -> Result<()>,
     ) -> Result<()> {
         let (device, experts) = (&mut *self.device, &mut self.memory.experts);
-        self.source.announce(set, chosen)?;
         for (pass, ids) in chosen.chunks(experts.room(set)).enumerate() {
             if pass > 0 {
                 device.synchronize()?;
             }
+            // What the device holds is read by nobody: it may have left host memory.
+            self.source.announce_missing(set, ids, &experts.missing(set, ids))?;
             experts.load(device, set, ids, self.source)?;
             experts.publish(device, set, |id| ids.binary_search(&id).is_ok())?;
             body(device)?;
