@@ -607,8 +607,15 @@ mod tests {
         all
     }
 
+    /// A constant of a file of kernels, or of one that it includes.
     fn constant(text: &str, name: &str) -> usize {
-        let value = text.split_once(&format!("{name} = ")).unwrap().1;
+        let Some((_, value)) = text.split_once(&format!("{name} = ")) else {
+            let included = text.lines().filter_map(|line| line.strip_prefix("#include \""));
+            let files = included.map(|file| file.trim_end_matches('"').trim_start_matches("../"));
+            let texts: Vec<String> =
+                files.filter(|file| kernels().join(file).exists()).map(text_of).collect();
+            return constant(&texts.concat(), name);
+        };
         value.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
     }
 
