@@ -17,6 +17,7 @@
 #   bits       logits of the synthetic model with 9 GiB are those with all of its experts resident
 #   resident   speed with everything in the GPU's memory, interleaved with llama.cpp
 #   elsewhere  speed with about half of the experts in the GPU's memory, interleaved with llama.cpp
+#   serving    speed of several sequences at once, in the engine and over HTTP
 #   plan       what `moeflux plan` predicts beside what is measured
 #   profile    where a token's time goes
 #   limits     logits of 700 positions, budgets that are too small
@@ -25,9 +26,9 @@
 # Ends with 1 if anything is BAD.
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")
-usage() { sed -n '2,27s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,28s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-limits="start:60 backends:240 operations:200 memcheck:450 racecheck:450 bits:90 resident:240 elsewhere:240 plan:240 profile:90 limits:60 table:20"
+limits="start:60 backends:240 operations:200 memcheck:450 racecheck:450 bits:90 resident:240 elsewhere:240 serving:200 plan:240 profile:90 limits:60 table:20"
 parts=$(echo "$limits" | tr ' ' '\n' | cut -d: -f1 | paste -sd,)
 work=/tmp/moeflux-cuda seconds=560 llama="" inner="" tests=()
 # The modules of the test binary that run operations on devices.
@@ -247,6 +248,20 @@ part_elsewhere() {
   done
 }
 
+part_serving() {
+  need_model || return
+  local turn sampling
+  for turn in $(seq $turns); do
+    "$moeflux" bench "$model" --backend cuda -p 0 -n 32 -d 128 -b 1,2,4,8,14,15,16,32,64,128,256 -r 2
+  done 2>&1 | tee "$work/serving.log" | grep -E "tg|rror"
+  "$moeflux" bench "$model" --backend cuda -p 0 -n 32 -d 4096 -b 1,8,32 -r 2 2>&1 | tee -a "$work/serving.log" | grep -E "tg|rror"
+  for sampling in '{"temperature": 0}' '{"temperature": 0.8, "top_k": 40, "top_p": 0.9}' '{"temperature": 0.8, "top_p": 0.9}'; do
+    echo "$sampling"
+    python3 "$here/serve_load.py" scale "$model" --binary "$moeflux" --backend cuda --kv-tokens 65536 --sequences 1 8 32 64 --rounds 2 \
+      --sampling "$sampling"
+  done 2>&1 | tee -a "$work/serving.log"
+}
+
 part_plan() {
   need_model || return
   python3 "$here/validate_plan.py" --moeflux "$moeflux" --cuda "$model" --turns 2 --json "$work/plan.json"
@@ -294,7 +309,7 @@ for part in ${parts//,/ }; do
 done
 # What parts wait for is made beside the first of them.
 [[ $parts =~ resident|elsewhere ]] && { make_llama & }
-[[ $parts =~ bits|resident|elsewhere|plan|profile|limits ]] && { make_model & }
+[[ $parts =~ bits|resident|elsewhere|serving|plan|profile|limits ]] && { make_model & }
 for entry in $limits; do
   part=${entry%:*} limit=${entry#*:} left=$((seconds - SECONDS))
   [[ ,$parts, == *,$part,* ]] || continue
@@ -304,7 +319,7 @@ for entry in $limits; do
   timeout --kill-after=5 "$limit" "$0" -x "$part" "${arguments[@]}" 2>&1 | tee "$work/part-$part.log"
   [ "${PIPESTATUS[0]}" != 124 ] || echo "cut off after $limit s" | tee -a "$work/part-$part.log"
 done
-cp "$work"/{backends,sanitizer,bench,profile}.log "$work"/{plan.json,results.tsv} "$out" 2>/dev/null
+cp "$work"/{backends,sanitizer,bench,serving,profile}.log "$work"/{plan.json,results.tsv} "$out" 2>/dev/null
 cat "$work"/part-*.log >"$out/parts.log"
 printf '\n== done (%s s)\n' "$SECONDS"
 # What earlier calls in WORK found counts too, until its part runs again.

@@ -2,6 +2,7 @@
 
     python bench/serve_load.py load --binary target/release/moeflux            # 64 clients, 3 minutes, random cancels
     python bench/serve_load.py scale MODEL --binary … [--cap 4] [--memory 3900MiB] [--tokens 64] [--sequences 1 2 4 8 16]
+           [--sampling '{"temperature": 0}'] [options of `serve`]
 
 `load` fails if a request errs, a client starves, or memory and pages do not come back to where they were after the
 first minute. `scale --cap` runs the server in a memory control group of so many GiB, in which page cache counts too; that
@@ -187,8 +188,10 @@ def scale(arguments) -> None:
         selector, streams = selectors.DefaultSelector(), []
         for number in range(count):
             body = {"messages": [{"role": "user", "content": f"{number} {TOPICS[number % 8]}: tell me a story."}],
-                    "max_tokens": arguments.tokens, "temperature": 1, "seed": number, "logit_bias": forbidden,
+                    "max_tokens": arguments.tokens, "seed": number, **arguments.sampling,
                     "stream": True, "stream_options": {"include_usage": True}}
+            if forbidden:
+                body["logit_bias"] = forbidden
             body = json.dumps(body).encode()
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" \
                    f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -243,6 +246,7 @@ def main() -> None:
     two.add_argument("--rounds", type=int, default=3)
     two.add_argument("--sequences", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     two.add_argument("--forbid", type=int, nargs="*", default=[], help="token ids that would end answers early")
+    two.add_argument("--sampling", type=json.loads, default={"temperature": 1}, help="JSON: fields of the requests")
     two.set_defaults(run=scale)
     for command in (one, two):
         command.add_argument("--binary", default="target/release/moeflux")
