@@ -308,7 +308,7 @@ DEVICE PieceScales piece_scales(const Raw r, uint p) {
     } else if (D == Q6_K) {
 #pragma unroll
         for (uint i = 0; i < 4; ++i)
-            k.of[i] = product_of(r.scale, byte_float(r.bytes >> (8 * i) & 255 ^ 128) - 128.0f);
+            k.of[i] = product_of(r.scale, byte_float((r.bytes >> (8 * i) & 255) ^ 128) - 128.0f);
     } else {
         k.of[0] = r.scale;
         if (D == Q4_0) k.less[0] = product_of(8.0f, r.scale);
