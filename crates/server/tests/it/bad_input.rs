@@ -216,6 +216,11 @@ fn keys_hosts_and_origins() {
         let unknown = server.send("POST", "/v1/messages", headers, b"").status;
         assert_eq!(unknown, if status == 200 { 415 } else { 401 });
     }
+    // As the browser asks for OpenAI's own client.
+    let asked = "authorization,content-type,x-stainless-arch,x-stainless-os,x-stainless-retry-count";
+    let headers = [("Origin", "https://good.example"), ("Access-Control-Request-Headers", asked)];
+    let answer = server.send("OPTIONS", "/v1/chat/completions", &headers, b"");
+    assert!(answer.headers.contains(&format!("access-control-allow-headers: {asked}")), "{}", answer.headers);
     for (origin, allowed) in [("https://good.example", true), ("https://bad.example", false)] {
         let headers = [("Origin", origin), ("Access-Control-Request-Method", "POST")];
         let answer = server.send("OPTIONS", "/v1/chat/completions", &headers, b"");
