@@ -183,7 +183,7 @@ async fn listen(
         });
     };
     let router = router(Arc::clone(&scheduler), options);
-    if !serve(listener, router, limits, shutdown).await {
+    if !serve(listener, router, limits, shutdown, || scheduler.abandon()).await {
         eprintln!("aborted answers that took longer than {} seconds", limits.drain.as_secs());
     }
     scheduler.abandon();

@@ -347,16 +347,21 @@ fn a_server_that_ends_lets_answers_end() {
     let mut stream = open(&server, &request);
     eventually("running", || server.scheduler.figures().running == 1);
     server.scheduler.drain();
-    assert_eq!(server.post("/v1/chat/completions", &request).status, 503);
-    assert_eq!(server.get("/health").status, 503);
+    server.begin_stop();
+    for _ in 0..2 {
+        assert_eq!(server.post("/v1/chat/completions", &request).status, 503);
+        assert_eq!(server.get("/health").status, 503);
+    }
     assert!(server.stop(), "in time");
     let answer = Answer::read(&mut stream);
     assert!(answer.text().ends_with("data: [DONE]\n\n"), "{}", answer.text());
 
     let mut hasty =
         guarded(ServerOptions::default(), Limits { drain: Duration::from_millis(1), ..Limits::default() });
-    let stream = open(&hasty, &endless());
+    let mut stream = open(&hasty, &endless());
     eventually("running", || hasty.scheduler.figures().running == 1);
     assert!(!hasty.stop(), "not in time");
-    drop(stream);
+    let answer = Answer::read(&mut stream);
+    let last = answer.events().pop().unwrap();
+    assert!(last["error"]["message"].is_string(), "{last}");
 }
