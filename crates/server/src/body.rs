@@ -1,5 +1,7 @@
 //! Reading JSON requests within limits.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -10,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::App;
 use crate::error::ApiError;
 use crate::intake::Room;
+use crate::log::Tally;
 
 /// Reads and parses the body of `request`, which takes room until it is in the queue.
 ///
@@ -20,7 +23,8 @@ pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Re
     let (most, patience) = (app.options.max_body, app.options.body_timeout);
     let _arriving = app.intake.arriving(said.unwrap_or(most).min(most), patience).await?;
     let bytes = read(app, body).await?;
-    let room = app.intake.preparing(bytes.len(), patience).await?;
+    let mut room = app.intake.preparing(bytes.len(), patience).await?;
+    room.tally = parts.extensions.get::<Arc<Tally>>().cloned().unwrap_or_default();
     let parsed = serde_json::from_slice(&bytes);
     parsed.map(|parsed| (parsed, room)).map_err(|error| match wrong_field::<T>(&bytes) {
         Some((field, reason)) => ApiError::invalid(&field, reason),
