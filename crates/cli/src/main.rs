@@ -4,6 +4,7 @@ mod chat;
 mod commands;
 mod engine_args;
 mod hub;
+mod log;
 mod model;
 mod table;
 mod top;

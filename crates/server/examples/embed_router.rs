@@ -18,13 +18,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let routes = Router::new()
         .route("/", get(async || "ask /model/v1/chat/completions"))
-        .nest("/model", router(scheduler, ServerOptions::default()));
+        .nest("/model", router(Arc::clone(&scheduler), ServerOptions::default()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:8090").await?;
         eprintln!("http://{}", listener.local_addr()?);
         let stop = async { drop(tokio::signal::ctrl_c().await) };
-        serve(listener, routes, Limits::default(), stop).await;
+        serve(listener, routes, Limits::default(), stop, || scheduler.abandon()).await;
         Ok(())
     })
 }

@@ -10,6 +10,7 @@ use moeflux::{Request, Scheduler};
 use tokio::sync::mpsc;
 
 use crate::error::ApiError;
+use crate::log::Tally;
 use crate::markup::{Call, Delta, Parts, Splitter};
 
 /// What a request's answers are made of.
@@ -32,6 +33,7 @@ pub(crate) struct Answers {
     ready: VecDeque<(usize, Update)>,
     left: usize,
     prompt_tokens: usize,
+    tally: Arc<Tally>,
     _tickets: Vec<Ticket>,
 }
 
@@ -41,10 +43,12 @@ impl Answers {
         scheduler: &Arc<Scheduler>,
         requests: Vec<Request>,
         parts: Parts,
+        tally: Arc<Tally>,
     ) -> Result<Self, ApiError> {
         // As many events as tokens can wait for a slow client; no more than the limits of its request allow.
         let (sender, events) = mpsc::unbounded_channel();
         let left = requests.len();
+        tally.prompt(requests.iter().map(|request| request.prompt.len()).sum());
         let prompt_tokens = requests.first().map_or(0, |request| request.prompt.len());
         let mut tickets = vec![];
         for (index, request) in requests.into_iter().enumerate() {
@@ -52,7 +56,7 @@ impl Answers {
             tickets.push(scheduler.submit_to(request, move |event| drop(sender.send((index, event))))?);
         }
         let splitters = (0..left).map(|_| Splitter::new(parts.clone())).collect();
-        Ok(Self { events, splitters, ready: VecDeque::new(), left, prompt_tokens, _tickets: tickets })
+        Ok(Self { events, splitters, ready: VecDeque::new(), left, prompt_tokens, tally, _tickets: tickets })
     }
 
     /// Tokens of the first answer's prompt.
@@ -75,6 +79,7 @@ impl Answers {
                 Poll::Ready(None) => {
                     self.left = 0;
                     let error = ApiError::from(moeflux::Error::ShuttingDown);
+                    self.tally.failed(&error.message);
                     self.ready.push_back((0, Update::Failed(error)));
                 }
             }
@@ -85,18 +90,25 @@ impl Answers {
         let mut deltas = vec![];
         let last = match event {
             Event::Piece(piece) => {
+                if piece.token.is_some() {
+                    self.tally.token();
+                }
                 self.ready.extend(piece.logprobs.map(|l| (index, Update::Logprobs(l))));
                 self.splitters[index].push(&piece.text, &mut deltas);
                 None
             }
             Event::Done(done) => {
                 if let Some(warning) = &done.warning {
-                    eprintln!("warning: {warning}");
+                    tracing::warn!("{warning}");
                 }
+                self.tally.done(&done.usage);
                 self.splitters[index].finish(&mut deltas);
                 Some(Update::Done(done))
             }
-            Event::Failed(error) => Some(Update::Failed(ApiError::from(error))),
+            Event::Failed(error) => {
+                self.tally.failed(&error.to_string());
+                Some(Update::Failed(ApiError::from(error)))
+            }
         };
         self.ready.extend(deltas.into_iter().map(|delta| (index, Update::Delta(delta))));
         if let Some(last) = last {

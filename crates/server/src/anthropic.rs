@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::HeaderValue;
 use axum::response::{IntoResponse, Response};
 use moeflux::Finish;
 use moeflux::scheduler::Done;
@@ -35,15 +34,7 @@ struct MessagesRequest {
 }
 
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
-    with_id(answer(app, request).await.unwrap_or_else(|error| error.response(Dialect::Anthropic)))
-}
-
-/// Clients quote this header when something went wrong.
-fn with_id(mut response: Response) -> Response {
-    if let Ok(id) = HeaderValue::from_str(&unique("req_")) {
-        response.headers_mut().insert("request-id", id);
-    }
-    response
+    answer(app, request).await.unwrap_or_else(|error| error.response(Dialect::Anthropic))
 }
 
 async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
@@ -78,7 +69,7 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) 
         let count = count.await.unwrap_or(Ok(0))?;
         Ok::<_, ApiError>(Json(json!({"input_tokens": count})).into_response())
     };
-    with_id(counted.await.unwrap_or_else(|error| error.response(Dialect::Anthropic)))
+    counted.await.unwrap_or_else(|error| error.response(Dialect::Anthropic))
 }
 
 impl MessagesRequest {

@@ -1,8 +1,10 @@
 //! Reading JSON requests within limits.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -10,23 +12,19 @@ use serde_json::{Map, Value};
 use crate::App;
 use crate::error::ApiError;
 use crate::intake::Room;
+use crate::log::Tally;
 
 /// Reads and parses the body of `request`, which takes room until it is in the queue.
 ///
-/// Only `application/json` is taken: a page of another origin may send other types without asking first.
 pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Result<(T, Room), ApiError> {
     let (parts, body) = request.into_parts();
-    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let essence = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if !essence.eq_ignore_ascii_case("application/json") {
-        let message = format!("content-type: expected application/json, got {essence:?}");
-        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-    }
+    check_type(&parts.headers)?;
     let said = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let (most, patience) = (app.options.max_body, app.options.body_timeout);
     let _arriving = app.intake.arriving(said.unwrap_or(most).min(most), patience).await?;
     let bytes = read(app, body).await?;
-    let room = app.intake.preparing(bytes.len(), patience).await?;
+    let mut room = app.intake.preparing(bytes.len(), patience).await?;
+    room.tally = parts.extensions.get::<Arc<Tally>>().cloned().unwrap_or_default();
     let parsed = serde_json::from_slice(&bytes);
     parsed.map(|parsed| (parsed, room)).map_err(|error| match wrong_field::<T>(&bytes) {
         Some((field, reason)) => ApiError::invalid(&field, reason),
@@ -34,6 +32,21 @@ pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Re
             ApiError::new(StatusCode::BAD_REQUEST, format!("request body: {}", plain(&error.to_string())))
         }
     })
+}
+
+/// Refuses what is not said to be JSON. Programs that say nothing, or what `curl -d` says by itself, are believed, but not
+/// pages: one of another origin may send such types without asking first.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    let is = |kind: &str| essence.eq_ignore_ascii_case(kind);
+    let by_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
+    let untyped = is("") || is("application/x-www-form-urlencoded");
+    if is("application/json") || (untyped && !by_page) {
+        return Ok(());
+    }
+    let message = format!("content-type: expected application/json, got {essence:?}");
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
 /// The field that keeps `body` from being a `T`, and what is wrong with it. Large bodies are not worth the search.
@@ -49,13 +62,15 @@ fn wrong_field<T: DeserializeOwned>(body: &[u8]) -> Option<(String, String)> {
     }
     let error_of = |fields: Map<String, Value>| serde_json::from_value::<T>(fields.into()).err();
     let reason = error_of(whole.clone())?.to_string();
-    // Without it there is no error, or only that it is missing.
-    let is_wrong = |field: &&String| {
+    let error_without = |field: &str| {
         let mut rest = whole.clone();
-        rest.remove(*field);
-        error_of(rest).is_none_or(|error| error.to_string() == format!("missing field `{field}`"))
+        rest.remove(field);
+        error_of(rest).map(|error| error.to_string())
     };
-    let field = whole.keys().find(is_wrong)?;
+    // Without it there is no error; if there is no such field, only that it is missing.
+    let cause = || whole.keys().find(|field| error_without(field).is_none());
+    let missed = |field: &&String| error_without(field) == Some(format!("missing field `{field}`"));
+    let field = cause().or_else(|| whole.keys().find(missed))?;
     Some((field.clone(), plain(&reason)))
 }
 
@@ -102,6 +117,13 @@ mod tests {
             messages: Vec<String>,
             max_tokens: Option<usize>,
             temperature: Option<f32>,
+            #[serde(flatten)]
+            more: More,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        #[allow(dead_code, reason = "read by nobody")]
+        struct More {
+            top_p: Option<f32>,
         }
         for (body, expected) in [
             (r#"{"messages": []}"#, None),
@@ -110,6 +132,7 @@ mod tests {
                 Some(("max_tokens", "expected a non-negative integer")),
             ),
             (r#"{"messages": [], "temperature": "hot"}"#, Some(("temperature", "expected a number"))),
+            (r#"{"messages": [], "top_p": "0.7"}"#, Some(("top_p", "expected a number"))),
             (r#"{"messages": 1}"#, Some(("messages", "expected a sequence"))),
             (r#"{"max_tokens": 1}"#, None),
         ] {

@@ -7,6 +7,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use crate::log::Fault;
+
 /// Whose shapes a path speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
@@ -76,6 +78,7 @@ impl ApiError {
 
     pub(crate) fn response(&self, dialect: Dialect) -> Response {
         let mut response = (self.status, Json(self.json(dialect))).into_response();
+        response.extensions_mut().insert(Fault(self.message.clone()));
         if let Some(after) = self.retry_after {
             let seconds = after.as_secs_f64().ceil() as u64;
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

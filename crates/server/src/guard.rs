@@ -16,6 +16,8 @@ const OPEN: [&str; 5] = ["/", "/page.css", "/page.js", "/health", "/openapi.json
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let origin = allowed_origin(&app, request.headers());
+    // Official clients send headers of their own, which differ from version to version; the key is what guards.
+    let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = if request.method() == Method::OPTIONS && origin.is_some() {
         StatusCode::NO_CONTENT.into_response()
     } else {
@@ -30,8 +32,10 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
         headers.append(header::VARY, HeaderValue::from_static("origin"));
         let methods = HeaderValue::from_static("GET, POST, OPTIONS");
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
-        let allowed = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta";
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(allowed));
+        let usual = HeaderValue::from_static("authorization, content-type, x-api-key");
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.unwrap_or(usual));
+        let readable = HeaderValue::from_static("x-request-id, request-id, retry-after");
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, readable);
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     }
     response

@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
+use crate::log::Tally;
 
 /// Bytes that are counted as one.
 const UNIT: usize = 4 << 10;
@@ -28,7 +29,11 @@ pub(crate) struct Intake {
 
 /// A request's memory; given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Room(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit);
+pub(crate) struct Room {
+    _permit: OwnedSemaphorePermit,
+    /// What is counted of the request.
+    pub(crate) tally: Arc<Tally>,
+}
 
 #[derive(Debug)]
 struct Pool {
@@ -46,7 +51,7 @@ impl Pool {
     async fn take(&self, bytes: usize, patience: Duration) -> Result<Room, ApiError> {
         let units = bytes.div_ceil(UNIT).clamp(1, self.units) as u32;
         match tokio::time::timeout(patience, Arc::clone(&self.free).acquire_many_owned(units)).await {
-            Ok(Ok(permit)) => Ok(Room(permit)),
+            Ok(Ok(permit)) => Ok(Room { _permit: permit, tally: Arc::default() }),
             _ => Err(ApiError {
                 retry_after: Some(Duration::from_secs(5)),
                 code: Some("out_of_memory"),

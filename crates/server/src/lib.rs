@@ -14,6 +14,7 @@ mod grammar;
 mod guard;
 mod intake;
 mod live;
+mod log;
 mod markup;
 mod metrics;
 mod openai;
@@ -90,6 +91,7 @@ struct App {
     grammars: Grammars,
     markup: Markup,
     intake: Intake,
+    requests: log::Counts,
     /// When the server was made, in seconds since 1970.
     created: u64,
 }
@@ -101,7 +103,8 @@ pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
     let grammars = Grammars::new(Arc::clone(&scheduler));
     let markup = Markup::of(&scheduler);
     let intake = Intake::new(options.request_memory);
-    let app = Arc::new(App { scheduler, options, grammars, markup, intake, created });
+    let requests = log::Counts::default();
+    let app = Arc::new(App { scheduler, options, grammars, markup, intake, requests, created });
     Router::new()
         .route("/v1/chat/completions", post(openai::chat::handle))
         .route("/v1/completions", post(openai::completions::handle))
@@ -120,6 +123,7 @@ pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), guard::guard))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), log::layer))
         // Bodies are read with a limit of their own, which answers in the client's dialect.
         .layer(DefaultBodyLimit::disable())
         .with_state(app)

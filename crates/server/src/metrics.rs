@@ -6,18 +6,18 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use moeflux::scheduler::{Description, Figures, Histogram};
+use moeflux::scheduler::Histogram;
 
 use crate::App;
 
 pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
-    let text = render(&app.scheduler.figures(), app.scheduler.description());
+    let text = render(&app);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-fn render(figures: &Figures, description: &Description) -> String {
-    let f = figures;
+fn render(app: &App) -> String {
+    let (f, description) = (app.scheduler.figures(), app.scheduler.description());
     let mut text = String::new();
     let mut one = |kind: &str, name: &str, help: &str, values: &[(&str, f64)]| {
         // Writing to a text does not fail.
@@ -39,6 +39,14 @@ fn render(figures: &Figures, description: &Description) -> String {
         ("{kind=\"generated\"}", f.generated_tokens as f64),
     ];
     one("counter", "tokens_total", "Tokens, by what was done with them.", &tokens);
+    let http: Vec<(String, f64)> = app
+        .requests
+        .list()
+        .into_iter()
+        .map(|((path, status), count)| (format!("{{path=\"{path}\",status=\"{status}\"}}"), count as f64))
+        .collect();
+    let http: Vec<(&str, f64)> = http.iter().map(|(label, count)| (&**label, *count)).collect();
+    one("counter", "http_requests_total", "HTTP requests, by path and status.", &http);
     one("counter", "steps_total", "Batches evaluated.", &[("", f.steps as f64)]);
     one("counter", "busy_seconds_total", "Time spent evaluating.", &[("", f.busy_seconds)]);
     one(

@@ -165,6 +165,7 @@ impl Ask {
     /// Encodes, compiles and queues; what the request takes until then is given back.
     pub(crate) async fn submit(self, app: &Arc<App>, room: Room) -> Result<Answers, ApiError> {
         let (theirs, scheduler) = (Arc::clone(app), Arc::clone(&app.scheduler));
+        let tally = Arc::clone(&room.tally);
         // Tokenizing and compiling grammars may take a while; a compiler that panics must not take the server along.
         let prepare = move || {
             let _room = room;
@@ -175,7 +176,7 @@ impl Ask {
             Ok(prepared) => prepared?,
             Err(_) => return Err(ApiError::invalid("response_format", "the grammar cannot be compiled")),
         };
-        Answers::submit(&scheduler, requests, parts)
+        Answers::submit(&scheduler, requests, parts, tally)
     }
 
     fn prepare(self, app: &App) -> Result<(Vec<Request>, Parts), ApiError> {

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::engine_args::{EngineArgs, Sharing};
+use crate::log::{Log, LogFormat, LogLevel};
 use crate::model::ModelArg;
 
 /// Bytes for requests until their tokens are queued: part of `--memory`.
@@ -75,6 +76,12 @@ pub struct ServeArgs {
     /// Maximum seconds for a request to arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Serving")]
     body_timeout: u64,
+    /// Log messages of this level and above: off, error, warn, info (a line a request), debug
+    #[arg(long, value_name = "LEVEL", default_value = "info", help_heading = "Log")]
+    log_level: LogLevel,
+    /// Form of the log on standard error
+    #[arg(long, value_name = "FORMAT", default_value = "text", help_heading = "Log")]
+    log_format: LogFormat,
     /// Maximum simultaneous connections
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Serving")]
     connections: usize,
@@ -86,6 +93,7 @@ pub struct ServeArgs {
 }
 
 pub fn run(args: &ServeArgs) -> Result<()> {
+    let log = Log::start(args.log_level, args.log_format);
     let api_key = match &args.api_key_file {
         Some(path) => {
             let text = std::fs::read_to_string(path);
@@ -119,7 +127,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     )?;
     let scheduler = Arc::new(scheduler);
     let what = scheduler.description();
-    eprintln!(
+    log.say(&format!(
         "{}; memory {}, trunk {}, {} requests at once in {} pages of context {}, {} of {} experts in memory",
         what.backend,
         size(budget.total),
@@ -129,7 +137,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         size(budget.needs.kv),
         what.expert_slots.min(what.experts),
         what.experts,
-    );
+    ));
     let options = ServerOptions {
         model: args.name.clone().unwrap_or_else(|| name_of(&args.model.to_string(), &path)),
         aliases: vec![args.model.to_string()],
@@ -149,13 +157,14 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     // One thread is enough to pass tokens on; the others are the engine's.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("cannot start the server's threads")?;
-    let outcome = runtime.block_on(listen(args, scheduler, options, limits));
+    let outcome = runtime.block_on(listen(args, log, scheduler, options, limits));
     runtime.shutdown_timeout(Duration::from_secs(1));
     outcome
 }
 
 async fn listen(
     args: &ServeArgs,
+    log: Log,
     scheduler: Arc<Scheduler>,
     options: ServerOptions,
     limits: Limits,
@@ -172,11 +181,11 @@ async fn listen(
         })
         .await;
     };
-    eprintln!("{} on http://{address}", options.model);
+    log.say(&format!("{} on http://{address}", options.model));
     let draining = Arc::clone(&scheduler);
     let shutdown = async move {
         signalled().await;
-        eprintln!("finishing running answers; press again to abort them");
+        log.say("finishing running answers; press again to abort them");
         draining.drain();
         tokio::spawn(async move {
             signalled().await;
@@ -184,8 +193,8 @@ async fn listen(
         });
     };
     let router = router(Arc::clone(&scheduler), options);
-    if !serve(listener, router, limits, shutdown).await {
-        eprintln!("aborted answers that took longer than {} seconds", limits.drain.as_secs());
+    if !serve(listener, router, limits, shutdown, || scheduler.abandon()).await {
+        log.say(&format!("aborted answers that took longer than {} seconds", limits.drain.as_secs()));
     }
     scheduler.abandon();
     Ok(())

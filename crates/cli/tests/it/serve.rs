@@ -54,3 +54,21 @@ fn large_requests_stay_within_the_memory() {
         serde_json::json!({"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0});
     assert_eq!(served.ask(&small), "17 + 25 = 42");
 }
+
+#[test]
+fn every_request_has_a_line_with_its_name() {
+    let served = serve(0, &["--log-format", "json"]);
+    served.ask(
+        &serde_json::json!({"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}),
+    );
+    served.post("{");
+    let lines = served.stop_and_read();
+    let lines: Vec<serde_json::Value> =
+        lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let requests: Vec<_> = lines.iter().filter(|line| line["message"] == "request").collect();
+    assert_eq!(requests.len(), 2, "{lines:?}");
+    assert_eq!((&requests[0]["status"], &requests[1]["status"]), (&200.into(), &400.into()));
+    assert!(requests[0]["generated_tokens"].as_u64().is_some_and(|count| count > 3), "{}", requests[0]);
+    assert!(requests[1]["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{}", requests[1]);
+    assert!(requests.iter().all(|line| line["level"] == "INFO" && line["id"].is_string()), "{requests:?}");
+}

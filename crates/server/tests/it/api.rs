@@ -312,3 +312,21 @@ fn the_live_view_moves() {
     let used = used.expect("experts were used");
     assert_eq!(used["heat"][0].as_array().unwrap().len(), 16);
 }
+
+#[test]
+fn requests_have_names_and_are_counted() {
+    let server = start();
+    let own = server.send("GET", "/v1/models", &[("X-Request-Id", "mine-1")], b"");
+    assert!(own.headers.contains("x-request-id: mine-1"), "{}", own.headers);
+    let made = server.send("GET", "/v1/models", &[("X-Request-Id", "two words")], b"");
+    assert!(made.headers.contains("x-request-id: req_"), "{}", made.headers);
+    let message = server.post("/v1/messages", &json!({}));
+    assert!(message.headers.contains("\nrequest-id: req_"), "{}", message.headers);
+    let metrics = server.get("/metrics").text();
+    for line in [
+        "moeflux_http_requests_total{path=\"/v1/models\",status=\"200\"} 2",
+        "moeflux_http_requests_total{path=\"/v1/messages\",status=\"400\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+}

@@ -142,9 +142,20 @@ fn bodies_that_are_no_json() {
         }
     }
     let good = json!({"messages": [{"role": "user", "content": "Hi"}]}).to_string();
-    for kind in ["text/plain", "application/x-www-form-urlencoded", ""] {
-        let answer = server.send("POST", "/v1/chat/completions", &[("Content-Type", kind)], good.as_bytes());
-        assert_eq!(answer.status, 415, "{kind}");
+    // `curl -d` names no type of its own; what a page may send to other origins without asking is refused.
+    let form = "application/x-www-form-urlencoded";
+    let (origin, site) = (Some(("Origin", "https://x.example")), Some(("Sec-Fetch-Site", "cross-site")));
+    for (kind, by_page, status) in [
+        ("text/plain", None, 415),
+        (form, None, 200),
+        ("", None, 200),
+        (form, origin, 415),
+        ("", origin, 415),
+        (form, site, 415),
+    ] {
+        let headers: Vec<_> = [("Content-Type", kind)].into_iter().chain(by_page).collect();
+        let answer = server.send("POST", "/v1/chat/completions", &headers, good.as_bytes());
+        assert_eq!(answer.status, status, "{kind} {by_page:?}");
     }
     works(&server);
 }
@@ -214,8 +225,13 @@ fn keys_hosts_and_origins() {
         }
         assert_eq!(server.send("GET", "/health", headers, b"").status, 200);
         let unknown = server.send("POST", "/v1/messages", headers, b"").status;
-        assert_eq!(unknown, if status == 200 { 415 } else { 401 });
+        assert_eq!(unknown, if status == 200 { 400 } else { 401 });
     }
+    // As the browser asks for OpenAI's own client.
+    let asked = "authorization,content-type,x-stainless-arch,x-stainless-os,x-stainless-retry-count";
+    let headers = [("Origin", "https://good.example"), ("Access-Control-Request-Headers", asked)];
+    let answer = server.send("OPTIONS", "/v1/chat/completions", &headers, b"");
+    assert!(answer.headers.contains(&format!("access-control-allow-headers: {asked}")), "{}", answer.headers);
     for (origin, allowed) in [("https://good.example", true), ("https://bad.example", false)] {
         let headers = [("Origin", origin), ("Access-Control-Request-Method", "POST")];
         let answer = server.send("OPTIONS", "/v1/chat/completions", &headers, b"");
@@ -331,16 +347,21 @@ fn a_server_that_ends_lets_answers_end() {
     let mut stream = open(&server, &request);
     eventually("running", || server.scheduler.figures().running == 1);
     server.scheduler.drain();
-    assert_eq!(server.post("/v1/chat/completions", &request).status, 503);
-    assert_eq!(server.get("/health").status, 503);
+    server.begin_stop();
+    for _ in 0..2 {
+        assert_eq!(server.post("/v1/chat/completions", &request).status, 503);
+        assert_eq!(server.get("/health").status, 503);
+    }
     assert!(server.stop(), "in time");
     let answer = Answer::read(&mut stream);
     assert!(answer.text().ends_with("data: [DONE]\n\n"), "{}", answer.text());
 
     let mut hasty =
         guarded(ServerOptions::default(), Limits { drain: Duration::from_millis(1), ..Limits::default() });
-    let stream = open(&hasty, &endless());
+    let mut stream = open(&hasty, &endless());
     eventually("running", || hasty.scheduler.figures().running == 1);
     assert!(!hasty.stop(), "not in time");
-    drop(stream);
+    let answer = Answer::read(&mut stream);
+    let last = answer.events().pop().unwrap();
+    assert!(last["error"]["message"].is_string(), "{last}");
 }

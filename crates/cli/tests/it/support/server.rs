@@ -9,6 +9,8 @@ use assert_cmd::cargo::CommandCargoExt;
 pub struct Served {
     child: Child,
     pub address: String,
+    /// Reads what it says after its address.
+    log: Option<std::thread::JoinHandle<Vec<String>>>,
     _cache: tempfile::TempDir,
 }
 
@@ -21,10 +23,10 @@ pub fn serve(port: u16, arguments: &[&str]) -> Served {
     let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let line = lines.find_map(|line| line.ok().filter(|line| line.contains(" on http://"))).unwrap();
-    let address = line.split("http://").nth(1).unwrap().to_owned();
+    let address = line.split("http://").nth(1).unwrap().trim_end_matches(['"', '}']).to_owned();
     // Whoever does not read stops the writer.
-    std::thread::spawn(move || lines.for_each(drop));
-    Served { child, address, _cache: cache }
+    let log = std::thread::spawn(move || lines.map_while(Result::ok).collect());
+    Served { child, address, log: Some(log), _cache: cache }
 }
 
 impl Served {
@@ -52,6 +54,14 @@ impl Served {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         1024 * line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap()
+    }
+
+    /// Ends it; gives what it said since it listens.
+    #[allow(dead_code, reason = "not every binary with a server reads its log")]
+    pub fn stop_and_read(mut self) -> Vec<String> {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        self.child.wait().unwrap();
+        self.log.take().unwrap().join().unwrap()
     }
 
     /// Asks it to end, and waits for that.

@@ -39,6 +39,7 @@ pub fn start_with(
 ) -> Server {
     let scheduler = Arc::new(Scheduler::start(model(options), scheduling).unwrap());
     let serving = ServerOptions { model: "demo".into(), ..serving };
+    let theirs = Arc::clone(&scheduler);
     let router = router(Arc::clone(&scheduler), serving);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -48,13 +49,18 @@ pub fn start_with(
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            serve(listener, router, limits, async { drop(stopped.await) }).await
+            serve(listener, router, limits, async { drop(stopped.await) }, || theirs.abandon()).await
         })
     });
     Server { address, scheduler, stop: Some(stop), thread: Some(thread) }
 }
 
 impl Server {
+    /// As SIGTERM does.
+    pub fn begin_stop(&mut self) {
+        drop(self.stop.take());
+    }
+
     /// Stops taking connections and waits for those that there are; says whether all ended in time.
     pub fn stop(&mut self) -> bool {
         drop(self.stop.take());
