@@ -11,6 +11,7 @@ use moeflux_compute::backend::{
 use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::profile::Profile;
 
+use crate::batch::Part;
 use crate::checkpoint::Checkpoint;
 use crate::experts::probe::{Probe, probe};
 use crate::experts::routing::RouterChoices;
@@ -263,14 +264,14 @@ impl Engine {
     /// # Errors
     /// As [`Engine::eval`], and if a device has no room for the context.
     pub fn warm_up(&mut self) -> Result<()> {
-        if self.executable.device_counts().is_none() {
+        if !self.has_candidates() {
             return Ok(());
         }
         self.executable.reserve_pages(self.pool.pages())?;
-        let mut session = self.session();
         // Lists of kernels are recorded when they are used for the second time.
         for _ in 0..2 {
-            self.eval(&mut session, &[0], Outputs::Last)?;
+            let part = Part { session: &mut self.session(), tokens: &[0], outputs: Some(Outputs::Last) };
+            self.eval_candidates(&mut [part], self.model.graph.vocab_size())?;
         }
         self.take_stats();
         Ok(())

@@ -15,7 +15,6 @@ use crate::intake::Room;
 use crate::log::Tally;
 
 /// Reads and parses the body of `request`, which takes room until it is in the queue.
-///
 pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Result<(T, Room), ApiError> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;

@@ -52,8 +52,8 @@ fn check(row: &[f32], vocab_size: usize, found: &Candidates) {
     if right.len() > MOST {
         right.clear();
     } else {
-        // As many as there are segments of 32 or more, or 64.
-        assert!(right.len() >= (vocab_size / 32).min(64), "{} of {vocab_size}", right.len());
+        // As many as there are segments of 32 or more, or 128.
+        assert!(right.len() >= (vocab_size / 32).min(128), "{} of {vocab_size}", right.len());
     }
     let mut got = found.tokens.clone();
     got.sort_unstable_by_key(|(id, _)| *id);

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use moeflux::sampler::SamplerOptions;
 use moeflux::scheduler::{Event, Figures};
 use moeflux::{
-    Constraint, DecodingOptions, Error, Finish, Options, Request, Result, Scheduler, SchedulerOptions,
-    TextModel,
+    Constraint, Decoding, DecodingOptions, Error, Finish, Options, Outputs, Request, Result, Scheduler,
+    SchedulerOptions, TextModel,
 };
 use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use serde_json::json;
 
 fn demo() -> PathBuf {
@@ -131,6 +133,68 @@ fn answers_do_not_depend_on_company_or_memory() {
         assert_eq!(figures.preemptions > 0, preempts, "{figures:?}");
         assert!(figures.batch.mean() > 1.2, "{figures:?}");
         assert!(preempts || figures.cached_tokens > 0, "{figures:?}");
+    }
+}
+
+/// A device gives the most likely tokens instead of all logits: by one caller and by several at once, tokens are those that
+/// all logits give, whether candidates tell or not.
+#[test]
+fn answers_of_a_device_are_those_of_all_its_logits() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = recurrent(folder.path());
+    let open = || {
+        let device = || Ok(Box::new(Emulator::new(5)) as _);
+        let backend = GpuBackend::new("emulator", GpuOptions::default(), device);
+        let options = Options { context: Some(32), ..options() };
+        TextModel::open(&path, &backend, &options, |_, _| ()).unwrap()
+    };
+    let sampled = |sampler: SamplerOptions| SamplerOptions { temperature: 1.0, seed: Some(3), ..sampler };
+    let samplers = [
+        SamplerOptions::default(),
+        sampled(SamplerOptions { top_k: 3, ..Default::default() }),
+        sampled(SamplerOptions { top_p: 0.3, ..Default::default() }),
+        // All logits are needed.
+        sampled(SamplerOptions::default()),
+        SamplerOptions { logit_bias: [(7, 3.0)].into(), ..Default::default() },
+    ];
+    let prompt = |index: usize| vec![index as u32 + 40, 60];
+    let of = |index: usize| DecodingOptions {
+        sampler: samplers[index].clone(),
+        max_tokens: 4,
+        logprobs: (index == 0).then_some(2),
+        ..Default::default()
+    };
+
+    let mut model = open();
+    let mut expected = vec![];
+    for index in 0..samplers.len() {
+        let mut session = model.engine.session();
+        let mut decoding = Decoding::new(&model.tokenizer, &prompt(index), of(index), None).unwrap();
+        let mut next = prompt(index);
+        loop {
+            let logits = model.engine.eval(&mut session, &next, Outputs::Last).unwrap();
+            let piece = decoding.next(&logits).unwrap();
+            next = piece.token.into_iter().collect();
+            if piece.finish.is_some() {
+                break;
+            }
+        }
+        expected.push(decoding.tokens().to_vec());
+    }
+    assert!(expected.iter().any(|tokens| tokens != &expected[0]), "{expected:?}");
+    for (index, expected) in expected.iter().enumerate() {
+        let mut session = model.engine.session();
+        let got = model.generate(&mut session, &prompt(index), of(index), |_| true).unwrap().tokens;
+        assert_eq!(got, *expected, "{:?}", samplers[index]);
+    }
+    let scheduler = Scheduler::start(model, SchedulerOptions::default()).unwrap();
+    let submit = |index: usize| {
+        let request = Request { prompt: prompt(index), options: of(index), ..Default::default() };
+        scheduler.submit(request).unwrap()
+    };
+    let answers: Vec<_> = (0..samplers.len()).map(submit).collect();
+    for (index, answer) in answers.into_iter().enumerate() {
+        assert_eq!(tokens(answer), expected[index], "{:?}", samplers[index]);
     }
 }
 

@@ -97,21 +97,11 @@ pub(super) fn summing(elements: usize) -> u32 {
 }
 
 /// A kernel with what it is given; grids follow.
-pub(in crate::gpu) fn launch<'a>(
-    unit: &'static str,
-    kernel: &'static str,
-    buffers: &'a [Slice],
-    constants: &'a dyn Words,
-) -> Launch<'a> {
-    Launch { unit, kernel, buffers, constants }
-}
-
-/// See [`launch`].
 pub(in crate::gpu) struct Launch<'a> {
-    pub(super) unit: &'static str,
-    pub(super) kernel: &'static str,
-    pub(super) buffers: &'a [Slice],
-    pub(super) constants: &'a dyn Words,
+    pub(in crate::gpu) unit: &'static str,
+    pub(in crate::gpu) kernel: &'static str,
+    pub(in crate::gpu) buffers: &'a [Slice],
+    pub(in crate::gpu) constants: &'a dyn Words,
 }
 
 impl Launch<'_> {

@@ -15,7 +15,7 @@ mod rows;
 mod streams;
 mod tensor;
 
-pub(super) use self::context::{Piece, launch};
+pub(super) use self::context::{Launch, Piece};
 
 use self::attention::AttentionStep;
 use self::context::{DeferredNorm, DeferredRoute, Lowering, Product};

@@ -5,15 +5,15 @@ use crate::Result;
 use crate::backend::Candidates;
 use crate::gpu::arguments::{CandidateConstants, SegmentConstants};
 use crate::gpu::device::{BufferId, Device, Dispatch, Slice};
-use crate::gpu::lower::launch;
+use crate::gpu::lower::Launch;
 
 /// As in `kernels/candidates.h`.
-const MOST_SEGMENTS: usize = 1024;
 const MOST_CANDIDATES: usize = 256;
 const HEAD: usize = 4;
 const ROW_WORDS: usize = HEAD + 2 * MOST_CANDIDATES;
-/// Candidates of a row at least, where it has as many segments; and segments of a row, about.
-const LEAST: usize = 64;
+/// Candidates of a row at least, where it has as many segments; and the most segments of a row, for which the kernels have
+/// room.
+const LEAST: usize = 128;
 const SEGMENTS: usize = 512;
 /// Elements that a segment is a multiple of.
 const LANES: usize = 32;
@@ -25,11 +25,6 @@ const WARPS: usize = 8;
 pub(super) struct CandidateBuffers {
     rows: usize,
     buffers: Option<[BufferId; 2]>,
-}
-
-/// Whether rows of so many logits can be searched.
-pub(super) fn suits(vocab: usize) -> bool {
-    vocab.div_ceil(segment(vocab)) <= MOST_SEGMENTS
 }
 
 /// Elements of a segment.
@@ -86,11 +81,11 @@ fn dispatches(
     let each = segment(vocab);
     let of_segments = &SegmentConstants { vocab, segments, each, tokens };
     let of_rows = &CandidateConstants { vocab, segments, each, tokens, least: LEAST.min(segments) };
-    [
-        launch("candidates", "segment_maxima", &[logits, maxima], of_segments)
-            .over([segments.div_ceil(WARPS), rows, 1], THREADS),
-        launch("candidates", "candidates", &[logits, maxima, results], of_rows).over([rows, 1, 1], THREADS),
-    ]
+    let unit = "candidates";
+    let (row, whole) = ([logits, maxima], [logits, maxima, results]);
+    let parts = Launch { unit, kernel: "segment_maxima", buffers: &row, constants: of_segments };
+    let all = Launch { unit, kernel: "candidates", buffers: &whole, constants: of_rows };
+    [parts.over([segments.div_ceil(WARPS), rows, 1], THREADS), all.over([rows, 1, 1], THREADS)]
 }
 
 fn of_row(words: &[f32]) -> Candidates {

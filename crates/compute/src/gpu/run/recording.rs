@@ -6,7 +6,7 @@ use crate::Result;
 use crate::backend::ExpertSource;
 use crate::gpu::device::{Device, Dispatch, RecordingId, Slice};
 use crate::gpu::lower::{Piece, lower};
-use crate::gpu::memory::{BATCH_ROWS, Memory, Shape};
+use crate::gpu::memory::{BATCH_ROWS, FEW_ROWS, Memory, Shape};
 use crate::gpu::steps::{Buffers, Step};
 use crate::graph::{ExpertSetId, Graph};
 
@@ -14,7 +14,7 @@ use crate::graph::{ExpertSetId, Graph};
 const ALL_CHOSEN: usize = 4;
 
 /// Lists of dispatches that are kept, at most.
-const MOST_RECORDINGS: usize = 384;
+const MOST_RECORDINGS: usize = 128;
 
 /// Dispatches of one batch shape, recorded once they have been used before.
 type Recording = Vec<Piece<RecordingId>>;
@@ -48,15 +48,18 @@ pub(super) struct Runner<'a> {
 impl Runner<'_> {
     /// Runs one list for this shape: once as it is, from its second use on as a recording.
     pub(super) fn run(&mut self, recordings: &mut Recordings, shape: Shape) -> Result<()> {
-        let seen = recordings.of.contains_key(&shape);
-        if !seen || shape.rows > BATCH_ROWS {
+        // Prompts are seldom of one length twice.
+        let repeats = shape.rows <= FEW_ROWS || shape.rows <= BATCH_ROWS && shape.rows == shape.sequences;
+        if !repeats || !recordings.of.contains_key(&shape) {
             for piece in self.lower(shape) {
                 self.run_piece(&piece, |device, list: &Vec<Dispatch>| device.run(list))?;
             }
-            if recordings.of.len() >= MOST_RECORDINGS {
-                recordings.forget(self.device);
+            if repeats {
+                if recordings.of.len() >= MOST_RECORDINGS {
+                    recordings.forget(self.device);
+                }
+                recordings.of.insert(shape, None);
             }
-            recordings.of.insert(shape, None);
             return Ok(());
         }
         let recording = match recordings.of.get_mut(&shape).and_then(Option::take) {
