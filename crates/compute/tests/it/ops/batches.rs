@@ -52,6 +52,17 @@ fn routers_of_a_batch_have_the_bits_of_single_rows() {
     );
 }
 
+/// Rows of 32 pieces, which have kernels of their own, and of more.
+#[test]
+fn experts_with_long_rows_have_the_bits_of_single_rows() {
+    use DType::{Q4_K, Q6_K, Q8_0};
+    check_bits(
+        [(Q4_K, 2048), (Q6_K, 2048), (Q8_0, 1024), (Q8_0, 1280)].map(|(dtype, hidden)| {
+            moe_case_of(2, 1, [dtype, dtype, Q8_0], [hidden, 32], ExpertMlp::default())
+        }),
+    );
+}
+
 #[test]
 fn experts_of_a_batch_have_the_bits_of_single_rows() {
     let limited = Activation::LimitedSwiGlu { limit: 6.0 };
