@@ -255,9 +255,9 @@ part_serving() {
     "$moeflux" bench "$model" --backend cuda -p 0 -n 32 -d 128 -b 1,2,4,8,14,15,16,32,64,128,256 -r 2
   done 2>&1 | tee "$work/serving.log" | grep -E "tg|rror"
   "$moeflux" bench "$model" --backend cuda -p 0 -n 32 -d 4096 -b 1,8,32 -r 2 2>&1 | tee -a "$work/serving.log" | grep -E "tg|rror"
-  for sampling in '{"temperature": 0}' '{"temperature": 0.8, "top_k": 40, "top_p": 0.9}' '{"temperature": 0.8, "top_p": 0.9}'; do
+  for sampling in '{"temperature": 0}' '{"temperature": 0.8, "top_k": 40, "top_p": 0.9}' '{"temperature": 1}'; do
     echo "$sampling"
-    python3 "$here/serve_load.py" scale "$model" --binary "$moeflux" --backend cuda --kv-tokens 65536 --sequences 1 8 32 64 --rounds 2 \
+    python3 "$here/serve_load.py" scale "$model" --binary "$moeflux" --backend cuda --kv-tokens 65536 --sequences 1 8 16 32 64 --rounds 1 \
       --sampling "$sampling"
   done 2>&1 | tee -a "$work/serving.log"
 }
