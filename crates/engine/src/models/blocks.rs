@@ -299,10 +299,8 @@ pub fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize, activation: A
         let mut half = |rows| r.linear_part(h, &joint, 2 * width, &[rows], Precision::Fast);
         [half(0..width)?, half(width..2 * width)?]
     } else {
-        // What transformers writes for published checkpoints of Hunyuan 4.
-        let gate = if r.has(&format!("{module}.linear_gate")) { "linear_gate" } else { "gate_proj" };
         let mut all = |name| r.linear(h, &format!("{module}.{name}"), width, Precision::Fast);
-        [all(gate)?, all("up_proj")?]
+        [all("gate_proj")?, all("up_proj")?]
     };
     let product = r.graph.activate(activation, Some(gate), up)?;
     r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast)

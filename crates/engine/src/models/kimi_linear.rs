@@ -6,10 +6,11 @@
 
 use moeflux_compute::graph::{Decay, RopeStyle, Route, Value};
 
-use super::blocks::delta::{KimiDelta, LINEAR};
+use super::blocks::delta::{self, KimiDelta, LINEAR};
 use super::blocks::{self, Decoder, Moe};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::latent::{self, Latent};
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -21,8 +22,24 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["kimi_linear"],
     gguf_architectures: &["kimi-linear"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[latent::GGUF_TENSORS, delta::GGUF_TENSORS],
+        gguf_keys: &[latent::GGUF_KEYS, delta::GGUF_KEYS],
+        other_keys: OTHER_KEYS,
+        ..Names::COMMON
+    },
     record,
 };
+
+/// Keys of published configurations.
+const OTHER_KEYS: NameMap = &[
+    ("num_experts_per_tok", "num_experts_per_token"),
+    ("norm_topk_prob", "moe_renormalize"),
+    ("n_group", "num_expert_group"),
+    ("n_shared_experts", "num_shared_experts"),
+    ("scoring_func", "moe_router_activation_func"),
+    ("max_position_embeddings", "model_max_length"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[
