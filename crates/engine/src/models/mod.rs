@@ -15,6 +15,7 @@ mod glm4_moe;
 mod glm4_moe_lite;
 mod glm5_next;
 mod gpt_oss;
+mod granitemoe;
 mod hy_v3;
 mod hy_v4;
 mod indexer;
@@ -102,6 +103,7 @@ pub const FAMILIES: &[Family] = &[
     glm5_next::FAMILY,
     nemotron_h::FAMILY,
     step3p7::FAMILY,
+    granitemoe::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
