@@ -103,7 +103,7 @@ ROWS: dict[str, list[Row]] = {
     "qwen4_exp_basic": rope() + TIED,
     "minimax_m3_vl_text": rope() + part(0.5) + TIED + keys("routed_scaling_factor", hidden_act="swigluoai"),
     "glm5_next_basic": keys("routed_scaling_factor", layer_types=["linear_attention", *["deepseek_sparse_attention"] * 2, "linear_attention"]),
-    "kimi_linear_basic": TIED + keys("routed_scaling_factor"),
+    "kimi_linear_basic": TIED + keys("routed_scaling_factor", num_experts_per_tok=1),
     "nemotron_h_basic": keys("routed_scaling_factor", "norm_topk_prob"),
     "step3p7_basic": SETS_OF_KINDS + keys("moe_router_scaling_factor", "rms_norm_eps"),
     "hy_v4_basic": rope() + TIED + keys("routed_scaling_factor", "hc_magnitude"),

@@ -187,6 +187,8 @@ pub struct Config<'a> {
     rope: Option<&'static str>,
     /// Whether nothing beside sets of rotary parameters is read.
     rope_sets_only: bool,
+    /// Keys whose other names are looked up first.
+    aliases_first: &'a [&'a str],
     /// The object whose keys are read in place of the model's.
     within: Option<&'static str>,
 }
@@ -205,6 +207,7 @@ impl<'a> Config<'a> {
             default_rope: None,
             rope: None,
             rope_sets_only: false,
+            aliases_first: &[],
             within: None,
         }
     }
@@ -227,6 +230,11 @@ impl<'a> Config<'a> {
     /// The same configuration with `defaults` for keys that a Hugging Face configuration does not have; null is no default.
     pub fn with_defaults(self, defaults: &'a KeyDefaults) -> Self {
         Self { defaults, ..self }
+    }
+
+    /// The same configuration, where other names of `keys` count if both are given.
+    pub fn with_aliases_first(self, keys: &'a [&'a str]) -> Self {
+        Self { aliases_first: keys, ..self }
     }
 
     /// The same configuration with the object `rope` for its rotary parameters where it has none.
@@ -333,7 +341,10 @@ impl<'a> Config<'a> {
             let value = gguf_value(self.checkpoint.metadata().get(&name)?);
             return Some((name, value));
         }
-        let names = std::iter::once(key).chain(ALIASES.iter().filter(|(k, _)| *k == key).map(|(_, a)| *a));
+        let aliases = || ALIASES.iter().filter(|(k, _)| *k == key).map(|(_, alias)| *alias);
+        let first = self.aliases_first.contains(&key);
+        let (before, after) = (first.then(aliases), (!first).then(aliases));
+        let names = before.into_iter().flatten().chain([key]).chain(after.into_iter().flatten());
         let found: Vec<(String, Value)> = self
             .places(key)
             .flat_map(|place| {

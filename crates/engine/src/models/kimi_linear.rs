@@ -37,6 +37,10 @@ const DEFAULTS: &KeyDefaults = &[
     ("v_head_dim", DefaultValue::Count(128)),
 ];
 
+/// Keys that transformers overwrites with what the published names say.
+const PUBLISHED_FIRST: &[&str] =
+    &["num_experts_per_tok", "norm_topk_prob", "n_group", "n_shared_experts", "max_position_embeddings"];
+
 /// For each layer whether its attention is linear: as `layer_types` says, or lists of layers counted from one, else all
 /// but every fourth after the first. In GGUF files such layers have no key heads.
 fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
@@ -69,7 +73,7 @@ fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
-    let config = &config.with_defaults(DEFAULTS);
+    let config = &config.with_defaults(DEFAULTS).with_aliases_first(PUBLISHED_FIRST);
     let heads = config.size("num_attention_heads")?;
     let latent = Latent::new(config, r, heads, RopeStyle::Interleaved)?.not_rotated();
     let d = Decoder {
