@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 
@@ -52,6 +53,8 @@ class Server:
             self.said += line
             if found := re.search(r"on (http://\S+)", line):
                 self.url = found[1]
+                # A full pipe would cost the lines that follow.
+                threading.Thread(target=self.process.stderr.read, daemon=True).start()
                 return
         sys.exit(f"the server did not start: {self.said}")
 

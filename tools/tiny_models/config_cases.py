@@ -45,14 +45,28 @@ def keys(*names: str, **values: Any) -> list[Row]:
     return rows + [(f"{name}: {value!r}", put(name, value)) for name, value in values.items()]
 
 
+SETS = {
+    "full_attention": {"rope_type": "llama3", "rope_theta": 300.0, "partial_rotary_factor": 0.5} | {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
+}
+LONG = {"short_factor": [1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0], "original_max_position_embeddings": 4096}
 TIED = [("tied, with a head in the file", put("tie_word_embeddings", True))]
 SCALED = keys("routed_scaling_factor", "norm_topk_prob", "n_group", "topk_group")
+
+SETS_OF_KINDS = [
+    ("sets of both kinds", put("rope_parameters", SETS)),
+    ("a set left out", put("rope_parameters", {"full_attention": SETS["full_attention"]})),
+    ("a set without a base", both(put("rope_parameters", SETS), without("sliding_attention", "rope_theta"))),
+    ("YARN of one kind with truncate", put("rope_scaling", YARN | {"truncate": False})),
+]
+ODD = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0, "partial_rotary_factor": 0.5}
 
 # By fixture.
 ROWS: dict[str, list[Row]] = {
     "qwen3_moe_basic": rope() + TIED + keys("use_sliding_window", "sliding_window", "norm_topk_prob"),
     "gpt_oss_bf16": rope() + TIED + keys("sliding_window", "layer_types", "swiglu_limit", sliding_window=9, rope_parameters=None),
-    "deepseek_v3_basic": rope() + TIED + keys("routed_scaling_factor", "rope_interleave", norm_topk_prob=None, rope_interleave=None),
+    "deepseek_v3_basic": rope() + TIED + keys("routed_scaling_factor", "rope_interleave", norm_topk_prob=None, rope_interleave=None)
+    + [("a slope of another family", put("rope_scaling", YARN | {"llama_4_scaling_beta": 0.3}))],
     "glm4_moe_basic": rope() + part(1.0) + TIED + keys("routed_scaling_factor", "use_qk_norm", "norm_topk_prob"),
     "mixtral_basic": rope() + TIED + keys("sliding_window", sliding_window=9),
     "qwen3_next_basic": rope() + part() + TIED + keys("norm_topk_prob", "layer_types", full_attention_interval=2),
@@ -88,15 +102,21 @@ ROWS: dict[str, list[Row]] = {
     "llama4_basic": rope() + TIED + keys("floor_scale", "attn_scale", attention_chunk_size=None),
     "mistral4_plain": rope() + TIED + keys("rope_parameters", "norm_topk_prob", "routed_scaling_factor"),
     "mimo_v2_flash_basic": [("a part beside a set without", both(without("full_attention", "partial_rotary_factor"), put("partial_rotary_factor", 1.0)))]
+    + [("an odd number of channels, stretched", both(put("max_position_embeddings", 16), put("rope_parameters", SETS | {"full_attention": ODD})))]
     + TIED
     + keys("attention_value_scale", "routed_scaling_factor", rotary_dim=2),
-    "deepseek_v4_basic": TIED + keys("routed_scaling_factor", "swiglu_limit"),
+    "deepseek_v4_basic": TIED
+    + keys("routed_scaling_factor", "swiglu_limit")
+    + [
+        ("one set, YARN", put("rope_parameters", YARN | {"truncate": False})),
+        ("one set, divided by frequency", put("rope_parameters", {"rope_type": "longrope", "factor": 2.0} | LONG)),
+    ],
     "qwen4_exp_basic": rope() + TIED,
     "minimax_m3_vl_text": rope() + part(0.5) + TIED + keys("routed_scaling_factor", hidden_act="swigluoai"),
     "glm5_next_basic": keys("routed_scaling_factor", layer_types=["linear_attention", *["deepseek_sparse_attention"] * 2, "linear_attention"]),
-    "kimi_linear_basic": TIED + keys("routed_scaling_factor"),
+    "kimi_linear_basic": TIED + keys("routed_scaling_factor", num_experts_per_tok=1),
     "nemotron_h_basic": keys("routed_scaling_factor", "norm_topk_prob"),
-    "step3p7_basic": keys("moe_router_scaling_factor", "rms_norm_eps"),
+    "step3p7_basic": SETS_OF_KINDS + keys("moe_router_scaling_factor", "rms_norm_eps"),
     "hy_v4_basic": rope() + TIED + keys("routed_scaling_factor", "hc_magnitude"),
 }
 

@@ -182,10 +182,10 @@ async fn listen(
         .await;
     };
     log.say(&format!("{} on http://{address}", options.model));
-    let draining = Arc::clone(&scheduler);
+    let (draining, said) = (Arc::clone(&scheduler), log.clone());
     let shutdown = async move {
         signalled().await;
-        log.say("finishing running answers; press again to abort them");
+        said.say("finishing running answers; press again to abort them");
         draining.drain();
         tokio::spawn(async move {
             signalled().await;

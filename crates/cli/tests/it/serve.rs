@@ -1,6 +1,6 @@
 //! `moeflux serve`, from the command line to its end.
 
-use crate::support::server::serve;
+use crate::support::server::{serve, serve_unread};
 
 #[test]
 fn says_what_run_says_and_ends_in_order() {
@@ -71,4 +71,14 @@ fn every_request_has_a_line_with_its_name() {
     assert!(requests[0]["generated_tokens"].as_u64().is_some_and(|count| count > 3), "{}", requests[0]);
     assert!(requests[1]["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{}", requests[1]);
     assert!(requests.iter().all(|line| line["level"] == "INFO" && line["id"].is_string()), "{requests:?}");
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_no_request() {
+    // A pipe holds 64 KiB, the lines of some 500 requests.
+    let (served, _unread) = serve_unread(0, &["--log-format", "json"]);
+    for _ in 0..1500 {
+        assert!(served.post("{").starts_with("HTTP/1.1 400"));
+    }
+    assert_eq!(served.terminate(), Some(0));
 }

@@ -5,7 +5,7 @@
 //! is. Layers are told apart by the names of nodes (`layers.3.mlp`); what has no such name is the embedding or the head,
 //! which every excerpt has, with fewer tokens than the model.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::operation::Visitor;
 use super::{
@@ -26,11 +26,10 @@ impl Graph {
     /// # Errors
     /// As [`Graph::excerpt`].
     pub fn layer_kinds(&self) -> Result<Vec<Vec<usize>>> {
-        let mut numbers: Vec<usize> = self.nodes.iter().filter_map(|node| layer(&node.name)).collect();
-        numbers.dedup();
+        let parts = Parts::of(self);
         let mut kinds: Vec<(Work, Vec<usize>)> = vec![];
-        for number in numbers {
-            let work = Work::of(&self.excerpt(&[number], 1)?);
+        for number in parts.layers.keys().copied() {
+            let work = Work::of(&self.excerpt_of(&parts, &[number], 1)?);
             match kinds.iter_mut().find(|(other, _)| *other == work) {
                 Some((_, layers)) => layers.push(number),
                 None => kinds.push((work, vec![number])),
@@ -45,21 +44,42 @@ impl Graph {
     /// # Errors
     /// [`Error::Excerpt`] if a layer takes more from those before it than the residual stream.
     pub fn excerpt(&self, layers: &[usize], vocab_size: usize) -> Result<Graph> {
-        let of_layer =
-            |number: Option<usize>| self.nodes.iter().filter(move |n| layer(&n.name) == number).collect();
-        let outside: Vec<&Node> = of_layer(None);
-        let first = self.nodes.iter().position(|n| layer(&n.name).is_some()).unwrap_or(1);
-        let (before, after) = outside.split_at(first.min(outside.len()));
+        self.excerpt_of(&Parts::of(self), layers, vocab_size)
+    }
+
+    fn excerpt_of(&self, parts: &Parts<'_>, layers: &[usize], vocab_size: usize) -> Result<Graph> {
         let mut excerpt = Excerpt::new(self, vocab_size);
-        excerpt.append(before)?;
+        excerpt.append(&parts.before)?;
         for number in layers {
             excerpt.weights.clear();
-            let nodes: Vec<&Node> = of_layer(Some(*number));
-            excerpt.append(&nodes)?;
+            excerpt.append(parts.layers.get(number).map_or(&[], Vec::as_slice))?;
         }
         excerpt.weights.clear();
-        excerpt.append(after)?;
+        excerpt.append(&parts.after)?;
         Ok(excerpt.graph)
+    }
+}
+
+/// A graph's nodes by the layer that they belong to.
+struct Parts<'a> {
+    /// The embedding.
+    before: Vec<&'a Node>,
+    layers: BTreeMap<usize, Vec<&'a Node>>,
+    /// The head.
+    after: Vec<&'a Node>,
+}
+
+impl<'a> Parts<'a> {
+    fn of(graph: &'a Graph) -> Self {
+        let mut parts = Self { before: vec![], layers: BTreeMap::new(), after: vec![] };
+        for node in &graph.nodes {
+            match layer(&node.name) {
+                Some(number) => parts.layers.entry(number).or_default().push(node),
+                None if parts.layers.is_empty() => parts.before.push(node),
+                None => parts.after.push(node),
+            }
+        }
+        parts
     }
 }
 

@@ -179,6 +179,8 @@ pub struct Config<'a> {
     default_rope: Option<&'a Value>,
     /// The one of several sets of rotary parameters that is read in place of all.
     rope: Option<&'static str>,
+    /// Whether nothing beside sets of rotary parameters is read.
+    rope_sets_only: bool,
     /// The object whose keys are read in place of the model's.
     within: Option<&'static str>,
 }
@@ -202,6 +204,7 @@ impl<'a> Config<'a> {
             rope_object: None,
             default_rope: None,
             rope: None,
+            rope_sets_only: false,
             within: None,
         }
     }
@@ -268,6 +271,22 @@ impl<'a> Config<'a> {
     /// Without what [`Config::with_rope`] put first.
     pub fn without_rope(self) -> Self {
         Self { rope: None, ..self }
+    }
+
+    /// The same configuration, of whose rotary parameters transformers keeps a set for each kind of layers and nothing
+    /// beside them.
+    pub fn with_rope_sets_only(self) -> Self {
+        Self { rope_sets_only: true, ..self }
+    }
+
+    /// Whether YaRN's ramp ends at whole channels. transformers looks for this key beside sets of rotary parameters, never
+    /// in them.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the key is neither true nor false.
+    pub fn rope_truncates(&self) -> Result<bool> {
+        let all = self.without_rope();
+        Ok(self.rope_sets_only || all.flag("truncate", !all.is_null("truncate"))?)
     }
 
     /// The object `key` of the configuration, to be read as it is; `None` if it is absent.

@@ -9,7 +9,7 @@ use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
 use super::blocks;
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Defaults};
-use super::latent;
+use super::latent::{self, Growth};
 use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
@@ -63,7 +63,12 @@ pub(super) fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         scale: config.magnitude("routed_scaling_factor")?.filter(|s| *s != 0.0).unwrap_or(1.0) as f32,
     };
     let shared_experts = if gguf { 0 } else { 2 };
-    let defaults =
-        Defaults { eps: 1e-6, dense_layers: 0, shared_experts, style: RopeStyle::Interleaved, growth: None };
+    let defaults = Defaults {
+        eps: 1e-6,
+        dense_layers: 0,
+        shared_experts,
+        style: RopeStyle::Interleaved,
+        growth: Growth::OfGguf,
+    };
     deepseek_v3::decoder(config, r, route, &defaults)
 }

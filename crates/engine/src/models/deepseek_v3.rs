@@ -9,7 +9,7 @@ use super::blocks::{self, Decoder, Moe};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v2;
 use super::indexer::{IndexRotation, Indexer};
-use super::latent::{self, Latent};
+use super::latent::{self, Growth, Latent};
 use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
 use super::rope;
@@ -72,7 +72,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         dense_layers: default(3.0, 0.0) as usize,
         shared_experts: 1,
         style,
-        growth: None,
+        growth: Growth::OfGguf,
     };
     decoder(config, r, route, &defaults)
 }
@@ -105,8 +105,8 @@ pub(super) struct Defaults {
     pub(super) shared_experts: usize,
     /// Which channels form a pair.
     pub(super) style: RopeStyle,
-    /// How queries grow with their position, where the configuration does not say.
-    pub(super) growth: Option<f64>,
+    /// What says how queries grow with their position.
+    pub(super) growth: Growth,
 }
 
 /// What says which tokens each layer's queries see.
@@ -146,10 +146,7 @@ pub(super) fn decoder_over(
         let rope = r.graph.rotation(rope::rotation(config, rope, *style, 1e4)?);
         indexer.rotation = Some(IndexRotation { rope, first: 0 });
     }
-    let latent = match defaults.growth {
-        Some(slope) => latent.growing(config, slope)?,
-        None => latent,
-    };
+    let latent = latent.growing(config, defaults.growth)?;
     let d = Decoder {
         hidden_size: config.size("hidden_size")?,
         layers: blocks::layers(config)?,

@@ -10,7 +10,7 @@ use super::blocks;
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Choice, Defaults};
 use super::indexer::{self, Indexer};
-use super::latent;
+use super::latent::{self, Growth};
 use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
@@ -103,7 +103,12 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let renormalize = config.flag("norm_topk_prob", !gguf)?;
     let route = Route { renormalize, ..blocks::sigmoid_route(config)? };
     let dense_layers = if gguf { 0 } else { 3 };
-    let defaults =
-        Defaults { eps: 1e-6, dense_layers, shared_experts: 1, style: RopeStyle::Interleaved, growth: None };
+    let defaults = Defaults {
+        eps: 1e-6,
+        dense_layers,
+        shared_experts: 1,
+        style: RopeStyle::Interleaved,
+        growth: Growth::OfGguf,
+    };
     deepseek_v3::decoder_over(config, r, route, &defaults, choice)
 }

@@ -7,7 +7,7 @@ use moeflux_compute::graph::Value;
 use super::blocks;
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Defaults};
-use super::latent;
+use super::latent::{self, Growth};
 use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
@@ -43,6 +43,6 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let route = blocks::sigmoid_route(config)?;
     let style = deepseek_v3::rope_style(config)?;
-    let defaults = Defaults { eps: 1e-5, dense_layers: 1, shared_experts: 1, style, growth: None };
+    let defaults = Defaults { eps: 1e-5, dense_layers: 1, shared_experts: 1, style, growth: Growth::OfGguf };
     deepseek_v3::decoder(config, r, route, &defaults)
 }

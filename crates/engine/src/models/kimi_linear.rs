@@ -25,19 +25,19 @@ pub(super) const FAMILY: Family = Family {
     names: &Names {
         gguf_tensors: &[latent::GGUF_TENSORS, delta::GGUF_TENSORS],
         gguf_keys: &[latent::GGUF_KEYS, delta::GGUF_KEYS],
-        other_keys: OTHER_KEYS,
+        other_keys: &[("scoring_func", "moe_router_activation_func")],
+        first_keys: FIRST_KEYS,
         ..Names::COMMON
     },
     record,
 };
 
-/// Keys of published configurations.
-const OTHER_KEYS: NameMap = &[
+/// Keys of published configurations, with which transformers overwrites its own.
+const FIRST_KEYS: NameMap = &[
     ("num_experts_per_tok", "num_experts_per_token"),
     ("norm_topk_prob", "moe_renormalize"),
     ("n_group", "num_expert_group"),
     ("n_shared_experts", "num_shared_experts"),
-    ("scoring_func", "moe_router_activation_func"),
     ("max_position_embeddings", "model_max_length"),
 ];
 

@@ -64,6 +64,17 @@ pub struct More {
     pub gate: Option<&'static str>,
 }
 
+/// What says how queries grow with their position.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Growth {
+    /// GGUF files, where one architecture stands for several families; other configurations have no key for it.
+    OfGguf,
+    /// The configuration; they do not grow if it says nothing.
+    Configured,
+    /// The configuration, or this slope if it says nothing.
+    Published(f64),
+}
+
 impl Latent {
     /// Reads the shape; channels rotate in pairs of `style`.
     ///
@@ -114,7 +125,7 @@ impl Latent {
         };
         let rank = config.size("kv_lora_rank")?;
         let shape = LatentAttention { heads, nope, rope, rank, value, scale: scale as f32 };
-        let temperature = temperature(config, None)?;
+        let temperature = temperature(config, Growth::OfGguf)?;
         let more = More::default();
         Ok(Self { shape, q_lora_rank, rope: None, temperature, eps: LATENT_EPS, more })
     }
@@ -141,18 +152,22 @@ impl Latent {
         Self { more, ..self }
     }
 
-    /// The same with queries that grow by `slope`, if the configuration does not say by how much.
+    /// The same with queries that grow as `growth` says.
     ///
     /// # Errors
     /// [`crate::Error::Config`] for values that are no numbers.
-    pub fn growing(self, config: &Config<'_>, slope: f64) -> Result<Self> {
-        Ok(Self { temperature: temperature(config, Some(slope))?, ..self })
+    pub fn growing(self, config: &Config<'_>, growth: Growth) -> Result<Self> {
+        Ok(Self { temperature: temperature(config, growth)?, ..self })
     }
 }
 
-/// How queries grow with their position: as the configuration says, else by `slope`.
-fn temperature(config: &Config<'_>, slope: Option<f64>) -> Result<Option<PositionScale>> {
-    let given = config.number("llama_4_scaling_beta")?;
+/// How queries grow with their position.
+fn temperature(config: &Config<'_>, growth: Growth) -> Result<Option<PositionScale>> {
+    let given = match growth {
+        Growth::OfGguf if config.format() != Format::Gguf => None,
+        _ => config.number("llama_4_scaling_beta")?,
+    };
+    let slope = if let Growth::Published(slope) = growth { Some(slope) } else { None };
     let Some(slope) = given.or(slope) else { return Ok(None) };
     let key = "original_max_position_embeddings";
     let length = match config.positions(key)? {

@@ -8,7 +8,7 @@ use moeflux_compute::graph::{GroupRank, Route, Value};
 use super::blocks;
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Defaults};
-use super::latent;
+use super::latent::{self, Growth};
 use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
@@ -73,7 +73,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.assuming_rope(&published);
     let style = deepseek_v3::rope_style(config)?;
     // llama.cpp's converter leaves out how queries grow: as published.
-    let growth = gguf.then_some(0.1);
+    let growth = if gguf { Growth::Published(0.1) } else { Growth::Configured };
     let defaults = Defaults { eps: 1e-6, dense_layers: 0, shared_experts: 1, style, growth };
     deepseek_v3::decoder(config, r, route, &defaults)
 }

@@ -16,6 +16,8 @@ pub struct Names {
     pub gguf_keys: &'static [NameMap],
     /// Other keys of configurations, for what is not there under its own.
     pub other_keys: NameMap,
+    /// Other keys of configurations that count before a thing's own.
+    pub first_keys: NameMap,
     /// Other names of modules and of tensors in Hugging Face and MLX checkpoints, within a layer, for those that are not
     /// there under their own.
     pub other_tensors: NameMap,
@@ -112,6 +114,7 @@ impl Names {
         gguf_tensors: &[],
         gguf_keys: &[],
         other_keys: &[],
+        first_keys: &[],
         other_tensors: &[],
         // Multimodal checkpoints keep their text model one level down.
         prefixes: &["model.", "model.language_model.", "language_model.model."],
@@ -138,10 +141,11 @@ impl Names {
         GGUF_KEYS.iter().chain(self.gguf_keys.iter().copied().flatten()).copied()
     }
 
-    /// What configurations may call a key: itself first.
+    /// What configurations may call a key, in the order in which that counts.
     pub(crate) fn keys<'k>(&self, key: &'k str) -> impl Iterator<Item = &'k str> + Clone {
-        let own: Vec<&'static str> = of(OTHER_KEYS, key).chain(of(self.other_keys, key)).collect();
-        std::iter::once(key).chain(own)
+        let first: Vec<&'static str> = of(self.first_keys, key).collect();
+        let others: Vec<&'static str> = of(OTHER_KEYS, key).chain(of(self.other_keys, key)).collect();
+        first.into_iter().chain([key]).chain(others)
     }
 
     /// What other names Hugging Face and MLX checkpoints may have for a layer's module or tensor.
@@ -170,7 +174,7 @@ mod tests {
             };
             rows(GGUF_TENSORS, names.gguf_tensors);
             rows(GGUF_KEYS, names.gguf_keys);
-            rows(OTHER_KEYS, &[names.other_keys]);
+            rows(OTHER_KEYS, &[names.other_keys, names.first_keys]);
             rows(&[], &[names.other_tensors]);
         }
     }

@@ -60,12 +60,16 @@ pub fn scaled(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f
     config.positions("original_max_position_embeddings")?;
     let (inv_freq, magnitude) = match kind.as_deref() {
         None | Some("default" | "none") => (base, 1.0),
-        Some("dynamic") => (dynamic(config, base, theta, &required)?, 1.0),
+        Some("dynamic") => (dynamic(config, base, rotary_dim, theta, &required)?, 1.0),
         Some("linear") => {
             let factor = required("factor")? as f32;
             (base.iter().map(|f| f / factor).collect(), 1.0)
         }
         Some("llama3") => (llama3(config, &base, &required)?, 1.0),
+        Some("yarn") if !rotary_dim.is_multiple_of(2) => {
+            let expected = format!("an even number of rotated channels for YaRN, not {rotary_dim}");
+            return Err(config.unsupported("partial_rotary_factor", &expected));
+        }
         Some("yarn") => yarn(config, &base, theta, &required)?,
         Some("longrope" | "su") => longrope(config, &base, &required)?,
         Some(_) => {
@@ -110,12 +114,13 @@ fn llama3(config: &Config<'_>, base: &[f32], required: &impl Fn(&str) -> Result<
 fn dynamic(
     config: &Config<'_>,
     base: Vec<f32>,
+    rotary_dim: usize,
     theta: f64,
     required: &impl Fn(&str) -> Result<f64>,
 ) -> Result<Vec<f32>> {
     let Some(positions) = config.context().map(|n| n as f64) else { return Ok(base) };
     let (factor, described) = (required("factor")?, required("max_position_embeddings")?);
-    let dim = 2.0 * base.len() as f64;
+    let dim = rotary_dim as f64;
     if positions <= described || dim <= 2.0 {
         return Ok(base);
     }
@@ -222,9 +227,7 @@ fn yarn(
         |key, default| -> Result<f64> { Ok(config.number(key)?.filter(|b| *b != 0.0).unwrap_or(default)) };
     let at = |beta: f64| dim * (original / (beta * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (at(beta("beta_fast", 32.0)?), at(beta("beta_slow", 1.0)?));
-    // Where kinds of layers have rotations of their own, transformers looks for this key beside them only.
-    let all = config.without_rope();
-    if all.flag("truncate", !all.is_null("truncate"))? {
+    if config.rope_truncates()? {
         (low, high) = (low.floor(), high.ceil());
     }
     (low, high) = (low.max(0.0), high.min(dim - 1.0));

@@ -149,17 +149,44 @@ fn attention_layers(config: &Config<'_>, layers: usize) -> Result<Vec<Layer>> {
     sliding.into_iter().zip(heads).zip(kv_heads).take(layers).map(layer).collect()
 }
 
-/// The rotation of sliding or of full layers, of which `layer` is one.
-fn rotation(config: &Config<'_>, r: &Recorder, head_dim: usize, layer: (usize, bool)) -> Result<Rope> {
-    let (index, sliding) = layer;
-    if config.format() == Format::Gguf {
-        return gguf_rotation(config, r, head_dim, sliding);
+/// The set of rotary parameters of each kind of layers, if they are given by kind: transformers makes all anew where one
+/// of them is missing.
+fn rope_sets<'a>(config: &Config<'a>, kinds: &[bool]) -> Result<[Option<Config<'a>>; 2]> {
+    let config = config.with_rope_in("rope_parameters");
+    let sets = [false, true].map(|sliding| config.with_rope(kind_of(sliding)));
+    if config.format() == Format::Mlx {
+        let [full, sliding] = sets;
+        return Ok([full?, sliding?]);
     }
-    let kind = if sliding { "sliding_attention" } else { "full_attention" };
-    if let Some(own) = config.with_rope_in("rope_parameters").with_rope(kind)? {
+    let sets = sets.map(|set| set.ok().flatten());
+    let complete = kinds.iter().all(|sliding| sets[usize::from(*sliding)].is_some());
+    Ok(if complete { sets } else { [None, None] })
+}
+
+/// The kind of a layer in configurations.
+fn kind_of(sliding: bool) -> &'static str {
+    if sliding { "sliding_attention" } else { "full_attention" }
+}
+
+/// The rotation of sliding or of full layers, of which `layer` is one; `set` has their parameters, if there are sets.
+fn rotation(
+    config: &Config<'_>,
+    set: Option<&Config<'_>>,
+    head_dim: usize,
+    layer: (usize, bool),
+) -> Result<Rope> {
+    let (index, sliding) = layer;
+    let kind = kind_of(sliding);
+    let config = match config.format() {
+        Format::HuggingFace => config.with_rope_sets_only(),
+        _ => *config,
+    };
+    if let Some(own) = set {
         let part = own.number("partial_rotary_factor")?.unwrap_or(1.0);
-        let dim = rotary_dim(config, head_dim, "partial_rotary_factor", part)?;
-        return rope::scaled(&own, dim, RopeStyle::HalfSplit, own.number("rope_theta")?.unwrap_or(1e4));
+        let dim = rotary_dim(&config, head_dim, "partial_rotary_factor", part)?;
+        let theta = own.rope_number("rope_theta")?.unwrap_or(1e4);
+        let own = if config.format() == Format::HuggingFace { own.with_rope_sets_only() } else { *own };
+        return rope::scaled(&own, dim, RopeStyle::HalfSplit, theta);
     }
     let config = &config.with_rope_in("rope_scaling");
     // transformers adds these to what full layers have, mlx-lm to neither.
@@ -438,11 +465,17 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         head_dim,
         eps: config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32,
     };
+    let kinds: Vec<bool> = attention.iter().map(|layer| layer.sliding).collect();
+    let sets = if gguf { [None, None] } else { rope_sets(config, &kinds)? };
     let mut ropes = [None, None];
-    for (index, sliding) in attention.iter().map(|layer| layer.sliding).enumerate() {
-        if ropes[usize::from(sliding)].is_none() {
-            let rope = rotation(config, r, head_dim, (index, sliding))?;
-            ropes[usize::from(sliding)] = Some(r.graph.rotation(rope));
+    for (index, sliding) in kinds.into_iter().enumerate() {
+        let of_kind = usize::from(sliding);
+        if ropes[of_kind].is_none() {
+            let rope = match gguf {
+                true => gguf_rotation(config, r, head_dim, sliding)?,
+                false => rotation(config, sets[of_kind].as_ref(), head_dim, (index, sliding))?,
+            };
+            ropes[of_kind] = Some(r.graph.rotation(rope));
         }
     }
     let scalar = match (format, config.number("query_pre_attn_scalar")?) {

@@ -1,8 +1,8 @@
 //! A `moeflux serve` of the demo, for one test.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 
 use assert_cmd::cargo::CommandCargoExt;
 
@@ -16,6 +16,13 @@ pub struct Served {
 
 /// Starts a server on `port`, 0 for any, and waits until it listens.
 pub fn serve(port: u16, arguments: &[&str]) -> Served {
+    let (mut served, lines) = serve_unread(port, arguments);
+    served.log = Some(std::thread::spawn(move || lines.map_while(Result::ok).collect()));
+    served
+}
+
+/// The same, with the lines of its log for the caller to read.
+pub fn serve_unread(port: u16, arguments: &[&str]) -> (Served, Lines<BufReader<ChildStderr>>) {
     let cache = tempfile::tempdir().unwrap();
     let mut command = Command::cargo_bin("moeflux").unwrap();
     command.env("XDG_CACHE_HOME", cache.path()).args(["serve", "demo", "--context", "512", "--port"]);
@@ -24,9 +31,7 @@ pub fn serve(port: u16, arguments: &[&str]) -> Served {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let line = lines.find_map(|line| line.ok().filter(|line| line.contains(" on http://"))).unwrap();
     let address = line.split("http://").nth(1).unwrap().trim_end_matches(['"', '}']).to_owned();
-    // Whoever does not read stops the writer.
-    let log = std::thread::spawn(move || lines.map_while(Result::ok).collect());
-    Served { child, address, log: Some(log), _cache: cache }
+    (Served { child, address, log: None, _cache: cache }, lines)
 }
 
 impl Served {

@@ -222,6 +222,7 @@ impl Attention {
 fn ropes(config: &Config<'_>, head_dim: usize, rotary_dim: usize) -> Result<[graph::Rope; 2]> {
     let style = RopeStyle::Interleaved;
     let (main, compress) = (1e4, 1.6e5);
+    let config = config.with_rope_sets_only();
     if let (Some(first), Some(second)) = (config.with_rope("main")?, config.with_rope("compress")?) {
         for set in [&first, &second] {
             let part = set.number("partial_rotary_factor")?.map(|part| (head_dim as f64 * part) as usize);
@@ -233,11 +234,13 @@ fn ropes(config: &Config<'_>, head_dim: usize, rotary_dim: usize) -> Result<[gra
         let own = rope::rotation(&first, rotary_dim, style, main)?;
         return Ok([own, rope::rotation(&second, rotary_dim, style, compress)?]);
     }
-    let own = rope::plain(config, rotary_dim, style, config.number("rope_theta")?.unwrap_or(main))?;
+    let own = rope::plain(&config, rotary_dim, style, config.number("rope_theta")?.unwrap_or(main))?;
     let theta = config.number("compress_rope_theta")?.unwrap_or(compress);
-    let mut scaled = rope::scaled(config, rotary_dim, style, theta)?;
+    let mut scaled = rope::scaled(&config, rotary_dim, style, theta)?;
+    let yarn = config.word("rope_type")?.or(config.word("type")?).is_some_and(|kind| kind == "yarn");
+    let given = config.number("attention_factor")?.is_some() || config.is_null("attention_factor");
     // llama.cpp takes YaRN's magnitude back whatever files say.
-    if config.format() == Format::Gguf || config.number("attention_factor")?.is_none() {
+    if config.format() == Format::Gguf || yarn && !given {
         scaled.magnitude = 1.0;
     }
     Ok([own, scaled])
