@@ -177,9 +177,10 @@ pub(super) fn list(value: &Value) -> Result<Vec<Value>, Error> {
 }
 
 fn items_of(value: &Value) -> Result<ValueIter, Error> {
-    match value.is_none() {
-        true => Err(Error::new(ErrorKind::InvalidOperation, "none is not iterable")),
-        false => value.try_iter(),
+    if value.is_none() {
+        Err(Error::new(ErrorKind::InvalidOperation, "none is not iterable"))
+    } else {
+        value.try_iter()
     }
 }
 
@@ -254,7 +255,18 @@ pub(super) fn call_method(
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
+/// What a string's method returns, if it has one of this name that is not the template engine's own.
 fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    for methods in [parts_method, search_method, padding_method, case_method] {
+        if let Some(value) = methods(text, method, args)? {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
+}
+
+/// As [`string_method`], of methods that return parts of a string.
+fn parts_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "strip" | "lstrip" | "rstrip" => {
             let (chars,): (Option<&str>,) = from_args(args)?;
@@ -293,6 +305,13 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
             let (suffix,): (&str,) = from_args(args)?;
             Value::from(text.strip_suffix(suffix).unwrap_or(text))
         }
+        _ => return Ok(None),
+    }))
+}
+
+/// As [`string_method`], of methods that look for something.
+fn search_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
         "find" | "rfind" | "index" | "rindex" => {
             let (part, start, end): (&str, Option<i64>, Option<i64>) = from_args(args)?;
             let (skipped, text) = section(text, start, end);
@@ -316,16 +335,30 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
                 }
             };
             let mut any = false;
-            match parts.is_tuple() {
-                true => {
-                    for part in parts.try_iter()? {
-                        any |= matches(&part)?;
-                    }
+            if parts.is_tuple() {
+                for part in parts.try_iter()? {
+                    any |= matches(&part)?;
                 }
-                false => any = matches(parts)?,
+            } else {
+                any = matches(parts)?
             }
             Value::from(any)
         }
+        "isspace" => {
+            let () = from_args(args)?;
+            Value::from(!text.is_empty() && text.chars().all(is_space))
+        }
+        "isdecimal" => {
+            let () = from_args(args)?;
+            Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit()))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// As [`string_method`], of methods that add characters.
+fn padding_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
         "ljust" | "rjust" | "center" => {
             let (width, fill): (usize, Option<char>) = from_args(args)?;
             let fill = fill.unwrap_or(' ');
@@ -345,11 +378,21 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
             let zeros = "0".repeat(padding(text, width)?);
             Value::from(format!("{}{zeros}{}", &text[..sign], &text[sign..]))
         }
+        _ => return Ok(None),
+    }))
+}
+
+/// As [`string_method`], of methods that change letters.
+fn case_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
         "swapcase" => {
             let () = from_args(args)?;
-            let swap = |c: char| match c.is_uppercase() {
-                true => c.to_lowercase().collect::<String>(),
-                false => c.to_uppercase().collect(),
+            let swap = |c: char| {
+                if c.is_uppercase() {
+                    c.to_lowercase().collect::<String>()
+                } else {
+                    c.to_uppercase().collect()
+                }
             };
             Value::from(text.chars().map(swap).collect::<String>())
         }
@@ -373,14 +416,6 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
         "casefold" => {
             let () = from_args(args)?;
             Value::from(text.to_lowercase().replace('ß', "ss"))
-        }
-        "isspace" => {
-            let () = from_args(args)?;
-            Value::from(!text.is_empty() && text.chars().all(is_space))
-        }
-        "isdecimal" => {
-            let () = from_args(args)?;
-            Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit()))
         }
         _ => return Ok(None),
     }))

@@ -64,16 +64,21 @@ pub(super) fn matrix(spec: MatrixSpec, random: &mut Random) -> Result<Tensor> {
     Ok(Tensor::new(dtype, rows, cols, planes)?)
 }
 
+/// Writes `half` at `places` of blocks of `len` bytes.
+fn set_scales(out: &mut [u8], len: usize, half: [u8; 2], places: &[usize]) {
+    for block in out.chunks_exact_mut(len) {
+        places.iter().for_each(|at| block[*at..*at + 2].copy_from_slice(&half));
+    }
+}
+
 /// Fills whole rows of a plane.
 fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, out: &mut [u8]) {
     let half = f16::from_f32(std / 8.0).to_le_bytes();
     let mut bytes = |out: &mut [u8]| out.iter_mut().for_each(|byte| *byte = random.next() as u8);
-    // Halves at `places` of blocks of N bytes, everything else random.
-    fn scales<const N: usize>(out: &mut [u8], half: [u8; 2], places: &[usize]) {
-        for block in out.as_chunks_mut::<N>().0 {
-            places.iter().for_each(|at| block[*at..*at + 2].copy_from_slice(&half));
-        }
-    }
+    let mut blocks = |len: usize, places: &[usize], out: &mut [u8]| {
+        bytes(out);
+        set_scales(out, len, half, places);
+    };
     match (dtype, plane) {
         (DType::Affine { group: 64, scale: Half::BF16, .. }, _)
         | (
@@ -92,7 +97,7 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
                 Half::F16 => f16::from_f32(value).to_le_bytes(),
                 Half::BF16 => bf16::from_f32(value).to_le_bytes(),
             };
-            scales::<2>(out, value, &[0]);
+            set_scales(out, 2, value, &[0]);
         }
         // The values are up to 6.
         (DType::MXFP4_Planes, _) => out.fill((127.0 + (std / 3.0).log2()).clamp(1.0, 254.0) as u8),
@@ -105,61 +110,28 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
             out.as_chunks_mut::<4>().0.iter_mut().for_each(|scale| *scale = std.to_le_bytes());
         }
         (DType::Fp8 { scale: BlockScale::BF16 } | DType::Fp8_Whole { scale: BlockScale::BF16 }, _) => {
-            scales::<2>(out, bf16::from_f32(std).to_le_bytes(), &[0]);
+            set_scales(out, 2, bf16::from_f32(std).to_le_bytes(), &[0]);
         }
         (DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { scale: BlockScale::E8M0 }, _)
         | (DType::MXFP8_Planes, _) => {
             out.fill((127.0 + std.log2().round()).clamp(1.0, 254.0) as u8);
         }
-        (DType::Q4_0 | DType::IQ4_NL, _) => {
-            bytes(out);
-            scales::<18>(out, half, &[0]);
-        }
-        (DType::Q2_K, _) => {
-            bytes(out);
-            scales::<84>(out, half, &[80, 82]);
-        }
-        (DType::Q3_K, _) => {
-            bytes(out);
-            scales::<110>(out, half, &[108]);
-        }
-        (DType::IQ1_S, _) => {
-            bytes(out);
-            scales::<50>(out, half, &[0]);
-        }
-        (DType::IQ2_XXS, _) => {
-            bytes(out);
-            scales::<66>(out, half, &[0]);
-        }
-        (DType::IQ2_XS, _) => {
-            bytes(out);
-            scales::<74>(out, half, &[0]);
-        }
-        (DType::IQ2_S, _) => {
-            bytes(out);
-            scales::<82>(out, half, &[0]);
-        }
-        (DType::IQ3_XXS, _) => {
-            bytes(out);
-            scales::<98>(out, half, &[0]);
-        }
-        (DType::IQ3_S, _) => {
-            bytes(out);
-            scales::<110>(out, half, &[0]);
-        }
+        (DType::Q4_0 | DType::IQ4_NL, _) => blocks(18, &[0], out),
+        (DType::Q2_K, _) => blocks(84, &[80, 82], out),
+        (DType::Q3_K, _) => blocks(110, &[108], out),
+        (DType::IQ1_S, _) => blocks(50, &[0], out),
+        (DType::IQ2_XXS, _) => blocks(66, &[0], out),
+        (DType::IQ2_XS, _) => blocks(74, &[0], out),
+        (DType::IQ2_S, _) => blocks(82, &[0], out),
+        (DType::IQ3_XXS, _) => blocks(98, &[0], out),
+        (DType::IQ3_S, _) => blocks(110, &[0], out),
         (DType::IQ4_XS, _) => {
             bytes(out);
             // Values are up to 127, and scales up to 32.
-            scales::<136>(out, f16::from_f32(std / 256.0).to_le_bytes(), &[0]);
+            set_scales(out, 136, f16::from_f32(std / 256.0).to_le_bytes(), &[0]);
         }
-        (DType::Q4_1, _) => {
-            bytes(out);
-            scales::<20>(out, half, &[0, 2]);
-        }
-        (DType::Q5_1, _) => {
-            bytes(out);
-            scales::<24>(out, half, &[0, 2]);
-        }
+        (DType::Q4_1, _) => blocks(20, &[0, 2], out),
+        (DType::Q5_1, _) => blocks(24, &[0, 2], out),
         (DType::IQ1_M, _) => {
             bytes(out);
             // The scale's nibbles are on top of four words.

@@ -3,7 +3,6 @@
 use super::attention::{Kept, Sparse};
 use super::context::Lowering;
 use super::rows::RotatedChannels;
-use super::streams::Streams;
 use crate::gpu::memory::Turn;
 use crate::graph::{
     ActivateOp, BlockAttentionOp, BlockInputs, ChooseBlocksOp, CompressedAttentionOp, CompressedInputs,
@@ -30,13 +29,8 @@ impl Lowering<'_> {
             Op::RmsNorm(RmsNormOp { x, weight, groups, eps }) => self.norm(x, weight, groups, eps, to),
             Op::Rope(RopeOp { x, heads, rope, place }) => {
                 let turn = Turn { rope, stride: place.stride.max(1) };
-                self.rotation(
-                    x,
-                    heads,
-                    turn,
-                    RotatedChannels { first: place.first, inverse: place.inverse },
-                    to,
-                )
+                let channels = RotatedChannels { first: place.first, inverse: place.inverse };
+                self.rotation(x, heads, turn, channels, to)
             }
             Op::Activate(ActivateOp { activation, gate, up }) => {
                 self.activate([gate.unwrap_or(up), up], activation, to)
@@ -60,21 +54,13 @@ impl Lowering<'_> {
                 self.hyper_weights([x, mix], [base, factors], &shape, to)
             }
             Op::HyperCollapse(HyperCollapseOp { x, weights, streams }) => {
-                let shape = Streams { count: streams, width: to.width(), weights: weights.width() };
-                self.streams("hyper_collapse", &[x, weights], shape, to)
+                self.hyper_collapse([x, weights], streams, to)
             }
             Op::HyperExpand(HyperExpandOp { x, block, weights, streams }) => {
-                let shape = Streams { count: streams, width: block.width(), weights: weights.width() };
-                self.streams("hyper_expand", &[x, block, weights], shape, to)
+                self.hyper_expand([x, block, weights], streams, to)
             }
-            Op::GatedMean(GatedMeanOp { x, gate, streams }) => {
-                let shape = Streams { count: streams, width: to.width(), weights: 0 };
-                self.streams("gated_mean", &[x, gate], shape, to)
-            }
-            Op::StreamAdd(StreamAddOp { x, block, logits }) => {
-                let shape = Streams { count: logits.width(), width: block.width(), weights: logits.width() };
-                self.streams("stream_add", &[x, block, logits], shape, to)
-            }
+            Op::GatedMean(GatedMeanOp { x, gate, streams }) => self.gated_mean([x, gate], streams, to),
+            Op::StreamAdd(StreamAddOp { x, block, logits }) => self.stream_add([x, block, logits], to),
             Op::StreamGate(StreamGateOp { keys, queries, value }) => {
                 self.stream_gate(keys, queries, value, to)
             }

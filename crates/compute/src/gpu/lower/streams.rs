@@ -6,26 +6,49 @@ use crate::gpu::device::{Dispatch, Grid, Slice};
 use crate::graph::{HyperConnection, HyperKind, Value, WeightId};
 
 /// Parallel streams: their number, their width, and elements of a row of weights.
-pub(super) struct Streams {
-    pub(super) count: usize,
-    pub(super) width: usize,
-    pub(super) weights: usize,
+struct Streams {
+    count: usize,
+    width: usize,
+    weights: usize,
 }
 
 impl Lowering<'_> {
     /// A kernel of `kernels/streams.h`.
-    pub(super) fn streams(
-        &self,
-        kernel: &'static str,
-        inputs: &[Value],
-        shape: Streams,
-        out: Value,
-    ) -> Dispatch {
+    fn streams(&self, kernel: &'static str, inputs: &[Value], shape: Streams, out: Value) -> Dispatch {
         let count = self.rows * out.width();
         let Streams { count: streams, width, weights } = shape;
         let buffers: Vec<Slice> = inputs.iter().chain([&out]).map(|value| self.value(*value)).collect();
         let constants = &StreamConstants { count, streams, width, weights };
         Launch { unit: "streams", kernel, buffers: &buffers, constants }.each(count)
+    }
+
+    /// One row of the streams x, as weights say.
+    pub(super) fn hyper_collapse(&self, [x, weights]: [Value; 2], streams: usize, out: Value) -> Dispatch {
+        let shape = Streams { count: streams, width: out.width(), weights: weights.width() };
+        self.streams("hyper_collapse", &[x, weights], shape, out)
+    }
+
+    /// The streams x with what a block made, as weights say.
+    pub(super) fn hyper_expand(
+        &self,
+        [x, block, weights]: [Value; 3],
+        streams: usize,
+        out: Value,
+    ) -> Dispatch {
+        let shape = Streams { count: streams, width: block.width(), weights: weights.width() };
+        self.streams("hyper_expand", &[x, block, weights], shape, out)
+    }
+
+    /// The mean of gated streams.
+    pub(super) fn gated_mean(&self, [x, gate]: [Value; 2], streams: usize, out: Value) -> Dispatch {
+        let shape = Streams { count: streams, width: out.width(), weights: 0 };
+        self.streams("gated_mean", &[x, gate], shape, out)
+    }
+
+    /// The streams x with what a block made, each as much of it as its logit says.
+    pub(super) fn stream_add(&self, [x, block, logits]: [Value; 3], out: Value) -> Dispatch {
+        let shape = Streams { count: logits.width(), width: block.width(), weights: logits.width() };
+        self.streams("stream_add", &[x, block, logits], shape, out)
     }
 
     /// Weights of streams from their mix.

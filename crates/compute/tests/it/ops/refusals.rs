@@ -35,25 +35,31 @@ fn weights_that_are_not_the_declared_ones_are_refused() {
     }
 }
 
+/// Recording with values of six and of eight columns fails with a message that says `expected`.
+fn refused<T>(expected: &str, record: impl FnOnce(&mut GraphBuilder, Value, Value) -> Result<T>) {
+    let mut g = GraphBuilder::new();
+    let [six, eight] = [6, 8].map(|cols| {
+        let table = g.weight("table", MatrixSpec { dtype: DType::F32, rows: 4, cols });
+        g.embed(table)
+    });
+    let error = record(&mut g, six, eight).err().expect(expected).to_string();
+    assert!(error.contains(expected), "{error} lacks {expected}");
+}
+
+fn vector(g: &mut GraphBuilder, dtype: DType, len: usize) -> WeightId {
+    g.weight("vector", MatrixSpec { dtype, rows: 1, cols: len })
+}
+
+fn routing(g: &mut GraphBuilder, logits: Value, experts: usize, top_k: usize) -> Result<Routing> {
+    g.route(logits, None, Route::softmax(experts, top_k, false))
+}
+
+fn matrix(rows: usize, cols: usize) -> MatrixSpec {
+    MatrixSpec { dtype: DType::F32, rows, cols }
+}
+
 #[test]
 fn shapes_that_do_not_fit_are_refused_while_recording() {
-    fn refused<T>(expected: &str, record: impl FnOnce(&mut GraphBuilder, Value, Value) -> Result<T>) {
-        let mut g = GraphBuilder::new();
-        let [six, eight] = [6, 8].map(|cols| {
-            let table = g.weight("table", MatrixSpec { dtype: DType::F32, rows: 4, cols });
-            g.embed(table)
-        });
-        let error = record(&mut g, six, eight).err().expect(expected).to_string();
-        assert!(error.contains(expected), "{error} lacks {expected}");
-    }
-    fn vector(g: &mut GraphBuilder, dtype: DType, len: usize) -> WeightId {
-        g.weight("vector", MatrixSpec { dtype, rows: 1, cols: len })
-    }
-    fn routing(g: &mut GraphBuilder, logits: Value, experts: usize, top_k: usize) -> Result<Routing> {
-        g.route(logits, None, Route::softmax(experts, top_k, false))
-    }
-    let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
-    let set = |gate, up, down| ExpertSet { layer: 0, experts: 2, gate: Some(gate), up, down };
     let attention = |heads, kv_heads, head_dim| Attention::grouped(heads, kv_heads, head_dim, 1.0);
 
     refused("linear: columns of the weight: expected 6, got 5", |g, six, _| {
@@ -103,6 +109,18 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
     });
     refused("swiglu: width of up: expected 6, got 8", |g, six, eight| g.swiglu(six, eight));
     refused("add: width of b: expected 8, got 6", |g, six, eight| g.add(eight, six));
+    refused("sigmoid_gate: width left over by gates: expected 0, got 6", |g, six, eight| {
+        g.sigmoid_gate(six, eight)
+    });
+    refused("slice: width left over by groups", |g, six, _| g.slice(six, 4, 0, 1));
+    refused("slice: end of the columns: expected 3, got 4", |g, six, _| g.slice(six, 2, 1, 3));
+    refused("slice: end of the columns", |g, six, _| g.slice(six, 2, usize::MAX, 2));
+    refused("slice: end of the columns: expected 3, got 1", |g, six, _| g.slice(six, 2, 1, 0));
+}
+
+#[test]
+fn experts_that_do_not_fit_are_refused_while_recording() {
+    let set = |gate, up, down| ExpertSet { layer: 0, experts: 2, gate: Some(gate), up, down };
     refused("route: logits: expected 5, got 6", |g, six, _| routing(g, six, 5, 1));
     refused("route: top_k: expected 6, got 7", |g, six, _| routing(g, six, 6, 7));
     refused("route: top_k: expected 6, got 0", |g, six, _| routing(g, six, 6, 0));
@@ -119,13 +137,6 @@ fn shapes_that_do_not_fit_are_refused_while_recording() {
         let bias = vector(g, DType::F32, 5);
         g.route(six, Some(bias), Route::softmax(6, 1, true))
     });
-    refused("sigmoid_gate: width left over by gates: expected 0, got 6", |g, six, eight| {
-        g.sigmoid_gate(six, eight)
-    });
-    refused("slice: width left over by groups", |g, six, _| g.slice(six, 4, 0, 1));
-    refused("slice: end of the columns: expected 3, got 4", |g, six, _| g.slice(six, 2, 1, 3));
-    refused("slice: end of the columns", |g, six, _| g.slice(six, 2, usize::MAX, 2));
-    refused("slice: end of the columns: expected 3, got 1", |g, six, _| g.slice(six, 2, 1, 0));
     refused("expert set: rows of up", |g, _, _| g.expert_set(set(matrix(5, 8), matrix(4, 8), matrix(8, 5))));
     refused("expert set: columns of up", |g, _, _| {
         g.expert_set(set(matrix(5, 8), matrix(5, 7), matrix(8, 5)))
