@@ -72,9 +72,10 @@ impl Engine {
         let mut split = vec![];
         self.append(parts, |engine, batch, parts| {
             let mut logits = std::mem::take(&mut engine.logits);
-            match batch.tokens.is_empty() {
-                true => logits.clear(),
-                false => engine.run(batch, &mut logits)?,
+            if batch.tokens.is_empty() {
+                logits.clear()
+            } else {
+                engine.run(batch, &mut logits)?
             }
             let vocab_size = engine.model().graph.vocab_size();
             let mut rest = &logits[..];
@@ -120,10 +121,8 @@ impl Engine {
             let from = part.session.position();
             self.check_tokens(from, part.tokens)?;
             self.reserve(part.session, from, from + part.tokens.len())?;
-            let slot = match recurrent && !part.tokens.is_empty() {
-                true => Some(self.take_slot(part.session)?),
-                false => None,
-            };
+            let slot =
+                if recurrent && !part.tokens.is_empty() { Some(self.take_slot(part.session)?) } else { None };
             states.push(slot);
         }
 

@@ -185,9 +185,10 @@ impl<'t> Decoding<'t> {
         if complete {
             return self.finish(piece, Finish::EndOfText);
         }
-        match self.tokens.len() >= self.options.max_tokens {
-            true => self.finish(piece, Finish::MaxTokens),
-            false => Ok(piece),
+        if self.tokens.len() >= self.options.max_tokens {
+            self.finish(piece, Finish::MaxTokens)
+        } else {
+            Ok(piece)
         }
     }
 

@@ -389,10 +389,7 @@ impl Engine {
             // The state before is kept; the new one belongs to this evaluation.
             slots.read = slots.write;
             position += chunk.len();
-            match all.is_empty() {
-                true => std::mem::swap(all, &mut logits),
-                false => all.extend_from_slice(&logits),
-            }
+            if all.is_empty() { std::mem::swap(all, &mut logits) } else { all.extend_from_slice(&logits) }
         }
         self.logits = logits;
         Ok(state)
@@ -468,10 +465,7 @@ impl Engine {
             return Err(Error::Token { token: tokens[position], position, vocab_size });
         }
         let wanted = from + tokens.len();
-        match wanted > self.context {
-            true => Err(Error::ContextFull { wanted, context: self.context }),
-            false => Ok(()),
-        }
+        if wanted > self.context { Err(Error::ContextFull { wanted, context: self.context }) } else { Ok(()) }
     }
 
     /// Corrupt weights must not become silent garbage. `first` is the position of the first row.

@@ -66,9 +66,10 @@ impl Placement {
         let top_k = top_k(model);
         let sequences = options.sequences.max(1);
         // Of every sequence the present state and the one that an evaluation writes; and those kept, of a few.
-        let state_slots = match model.graph.states().is_empty() {
-            true => 0,
-            false => options.checkpoints.saturating_mul(sequences.min(FULL_SEQUENCES)) + 2 * sequences,
+        let state_slots = if model.graph.states().is_empty() {
+            0
+        } else {
+            options.checkpoints.saturating_mul(sequences.min(FULL_SEQUENCES)) + 2 * sequences
         };
         let states = (slot_bytes(&model.graph) as u64).saturating_mul(state_slots as u64);
         let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));

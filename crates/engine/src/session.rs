@@ -327,10 +327,7 @@ impl Session {
     /// or copied: the two share memory until one of them continues.
     pub fn fork(&self, limit: usize) -> Self {
         let position = self.fork_position(limit);
-        let state = match position == self.position() {
-            true => self.state.clone(),
-            false => self.nearest(position).1,
-        };
+        let state = if position == self.position() { self.state.clone() } else { self.nearest(position).1 };
         let pages = self.pages[..position.div_ceil(PAGE_TOKENS)].to_vec();
         let mut shared = lock(&self.pool.pages);
         pages.iter().for_each(|page| shared.share(*page));

@@ -163,9 +163,10 @@ pub(crate) fn linear(context: &CpuContext, jobs: &[LinearJob<'_>], x: &[f32], x_
         let job = &jobs[*index];
         let next = next.map(|next| (jobs[tasks[next].0].weight.view(), tasks[next].1.start));
         let width = job.weight.rows();
-        let input = match job.q8 {
-            true => Activations::Q8(x_q8),
-            false => Activations::F32 { rows: x, cols: job.weight.cols() },
+        let input = if job.q8 {
+            Activations::Q8(x_q8)
+        } else {
+            Activations::F32 { rows: x, cols: job.weight.cols() }
         };
         // SAFETY: `out` is (rows, width), and a task writes only its range of columns.
         let out = unsafe { OutRows::new(job.out.as_ptr(), width, rows, width) };

@@ -28,10 +28,7 @@ pub(crate) fn ngram_embed(
     let row_width = ngrams.head_rows.len() * width;
     for span in batch.spans {
         let SpanState { old, new, fresh } = slots.of(span);
-        let past = match fresh {
-            true => vec![0.0; new.len()],
-            false => old.unwrap_or(new).to_vec(),
-        };
+        let past = if fresh { vec![0.0; new.len()] } else { old.unwrap_or(new).to_vec() };
         let tokens = &batch.tokens[span.rows.clone()];
         // Tokens up to the `count`th of the batch, newest first.
         let before = |count: usize| {

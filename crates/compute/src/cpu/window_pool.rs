@@ -46,10 +46,7 @@ pub(crate) fn window_pool(
     let out = SharedMut::new(out);
     for span in spans {
         let SpanState { old, new, fresh } = slots.of(span);
-        let past = match fresh {
-            true => vec![0.0; new.len()],
-            false => old.unwrap_or(new).to_vec(),
-        };
+        let past = if fresh { vec![0.0; new.len()] } else { old.unwrap_or(new).to_vec() };
         let first = span.rows.start;
         let at = |row: usize| row * channels..(row + 1) * channels;
         // kv and gate of token `index`, counted from the first one that the state held.
@@ -91,10 +88,7 @@ pub(crate) fn window_mean(
     let out = SharedMut::new(out);
     for span in spans {
         let SpanState { old, new, fresh } = slots.of(span);
-        let past = match fresh {
-            true => vec![0.0; new.len()],
-            false => old.unwrap_or(new).to_vec(),
-        };
+        let past = if fresh { vec![0.0; new.len()] } else { old.unwrap_or(new).to_vec() };
         let first = span.rows.start;
         // Token `index`, counted from the first one that the state held.
         let input = |index: usize| match index.checked_sub(held) {

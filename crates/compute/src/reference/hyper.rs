@@ -65,9 +65,12 @@ pub fn hyper_expand(x: &[f32], block: &[f32], weights: &[f32], streams: usize) -
     let width = block.len();
     let weight = |i: usize| f64::from(weights[i]);
     let element = |into: usize, c: usize| {
-        let mixed = |from: usize| match weights.len() == 2 * streams {
-            true => f64::from(x[from * width + c]) * f64::from(u8::from(from == into)),
-            false => weight((2 + from) * streams + into) * f64::from(x[from * width + c]),
+        let mixed = |from: usize| {
+            if weights.len() == 2 * streams {
+                f64::from(x[from * width + c]) * f64::from(u8::from(from == into))
+            } else {
+                weight((2 + from) * streams + into) * f64::from(x[from * width + c])
+            }
         };
         let added = weight(streams + into) * f64::from(block[c]);
         ((0..streams).map(mixed).sum::<f64>() + added) as f32

@@ -14,10 +14,7 @@ pub fn seen(chosen: &Chosen, row: &[f32], position: usize, head: usize, heads: u
         let start = *block as usize * chosen.block;
         start..start + chosen.block
     });
-    let tail = match chosen.tail {
-        true => (position + 1) / chosen.block * chosen.block..position + 1,
-        false => 0..0,
-    };
+    let tail = if chosen.tail { (position + 1) / chosen.block * chosen.block..position + 1 } else { 0..0 };
     tokens.chain(tail).filter(|token| *token <= position).collect()
 }
 

@@ -87,10 +87,8 @@ fn conversions(time: &Time, seconds: i64, format: &str, output: &mut String) {
             return;
         };
         let hour12 = (time.hour + 11) % 12 + 1;
-        let number = |value: i64, width: usize| match unpadded {
-            true => value.to_string(),
-            false => format!("{value:0width$}"),
-        };
+        let number =
+            |value: i64, width: usize| if unpadded { value.to_string() } else { format!("{value:0width$}") };
         let weekday = WEEKDAYS[usize::from(time.weekday)];
         let month = MONTHS[usize::from(time.month) - 1];
         let text = match conversion {

@@ -69,9 +69,10 @@ pub(super) fn scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
         check_blocks(checkpoint)?;
         DType::Fp8 { scale }
     } else {
-        let expected = match said.is_null() {
-            true => format!("shape {of_blocks:?}, or one scale for each of {outer:?} matrices"),
-            false => format!("shape {of_blocks:?}"),
+        let expected = if said.is_null() {
+            format!("shape {of_blocks:?}, or one scale for each of {outer:?} matrices")
+        } else {
+            format!("shape {of_blocks:?}")
         };
         return Err(checkpoint.tensor_error(scales, expected, format!("shape {:?}", scales.shape)));
     };
@@ -125,9 +126,10 @@ fn is_one_each(scales: &[usize], outer: &[usize]) -> bool {
 /// How large blocks are, if the configuration says so.
 fn weight_block_size(checkpoint: &Checkpoint) -> Result<&Value> {
     let about = quantization::said(checkpoint.config());
-    match about.is_null() || about.is_object() {
-        true => Ok(&about["weight_block_size"]),
-        false => Err(config_error(checkpoint, "quantization_config", "an object", about)),
+    if about.is_null() || about.is_object() {
+        Ok(&about["weight_block_size"])
+    } else {
+        Err(config_error(checkpoint, "quantization_config", "an object", about))
     }
 }
 

@@ -35,9 +35,10 @@ pub(super) fn weight(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
         let got = format!("shape {:?}", scales.shape);
         return Err(checkpoint.tensor_error(scales, "at least 2 dimensions".into(), got));
     };
-    let stored: Vec<usize> = match apart {
-        true => scales.shape.iter().copied().chain([each]).collect(),
-        false => outer.iter().copied().chain([blocks.saturating_mul(each)]).collect(),
+    let stored: Vec<usize> = if apart {
+        scales.shape.iter().copied().chain([each]).collect()
+    } else {
+        outer.iter().copied().chain([blocks.saturating_mul(each)]).collect()
     };
     if entry.shape != stored {
         let expected = format!("shape {stored:?} for MXFP4 with scales {:?}", scales.shape);

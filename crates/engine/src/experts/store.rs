@@ -128,9 +128,10 @@ impl ExpertStore {
             for (expert, location) in experts.iter().enumerate() {
                 let apart = location.form == ExpertForm::Separate;
                 let both = MatrixSpec { rows: 2 * set.up.rows, ..set.up };
-                let gate = match apart {
-                    true => set.gate.map(|gate| ("gate", gate, &location.gate)),
-                    false => Some(("gate and up", both, &location.gate)),
+                let gate = if apart {
+                    set.gate.map(|gate| ("gate", gate, &location.gate))
+                } else {
+                    Some(("gate and up", both, &location.gate))
                 };
                 let matrices = [
                     gate,

@@ -94,10 +94,8 @@ pub fn layer_windows(
     window: Option<usize>,
     slides: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<usize>>> {
-    let window = match config.is_null("sliding_window") {
-        true => None,
-        false => config.positions("sliding_window")?.or(window),
-    };
+    let window =
+        if config.is_null("sliding_window") { None } else { config.positions("sliding_window")?.or(window) };
     let Some(types) = config.layer_kinds("layer_types")? else {
         return Ok((0..layers).map(|layer| window.filter(|_| slides(layer))).collect());
     };

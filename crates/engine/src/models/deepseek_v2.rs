@@ -49,10 +49,7 @@ pub(super) fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         Some("group_limited_greedy") => true,
         Some(_) => return Err(config.unsupported("topk_method", "greedy or group_limited_greedy")),
     };
-    let groups = match limited {
-        true => blocks::groups(config, GroupRank::Best, (1, 1))?,
-        false => None,
-    };
+    let groups = if limited { blocks::groups(config, GroupRank::Best, (1, 1))? } else { None };
     let (experts, top_k) = blocks::expert_counts(config, None)?;
     let route = Route {
         experts,

@@ -89,10 +89,7 @@ fn is_sigmoid(config: &Config<'_>, r: &Recorder) -> Result<bool> {
 
 /// Which channels form a pair, as `rope_interleave` says.
 pub(super) fn rope_style(config: &Config<'_>) -> Result<RopeStyle> {
-    Ok(match config.flag("rope_interleave", true)? {
-        true => RopeStyle::Interleaved,
-        false => RopeStyle::HalfSplit,
-    })
+    Ok(if config.flag("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::HalfSplit })
 }
 
 /// What families of this kind have in common but default differently.

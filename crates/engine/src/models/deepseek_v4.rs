@@ -185,12 +185,11 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         Naming::Gguf => !r.has("lm_head"),
         _ => config.flag("tie_word_embeddings", false)? && !r.has(either(r, "lm_head", "head")),
     };
-    let head = match tied {
-        true => table,
-        false => {
-            let name = either(r, "lm_head", "head").to_owned();
-            r.matrix(&name, Some(d.vocab_size), d.hidden_size)?
-        }
+    let head = if tied {
+        table
+    } else {
+        let name = either(r, "lm_head", "head").to_owned();
+        r.matrix(&name, Some(d.vocab_size), d.hidden_size)?
     };
     let attention = Attention::new(config, r, &d)?;
     let kinds = Kind::of_layers(config, layers)?;

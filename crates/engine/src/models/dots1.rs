@@ -53,9 +53,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     for (layer, (window, dense)) in windows.into_iter().zip(dense).enumerate() {
         let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window, rope };
         x = blocks::attention(r, &d, layer, x, &kind)?;
-        x = match dense {
-            true => blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?,
-            false => blocks::moe(r, &d, layer, x, &moe)?,
+        x = if dense {
+            blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
+        } else {
+            blocks::moe(r, &d, layer, x, &moe)?
         };
     }
     blocks::head(r, config, x, table, d.eps)

@@ -82,9 +82,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     for layer in 0..d.layers {
         x = blocks::attention(r, &d, layer, x, &kind)?;
         // GGUF files do not say all of it.
-        let routed = match gguf {
-            true => r.has(&format!("model.layers.{layer}.mlp.gate")),
-            false => (first..=last).contains(&layer) && (layer + 1).is_multiple_of(step),
+        let routed = if gguf {
+            r.has(&format!("model.layers.{layer}.mlp.gate"))
+        } else {
+            (first..=last).contains(&layer) && (layer + 1).is_multiple_of(step)
         };
         x = if routed {
             blocks::moe(r, &d, layer, x, &moe)?

@@ -42,9 +42,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let rotary_dim = blocks::rotary_dim(config, d.head_dim, 0.5)?;
     let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
     // GGUF has no key for it.
-    let qk_norm = match config.flag("use_qk_norm", gguf && r.has("model.layers.0.self_attn.q_norm"))? {
-        true => QkNorm::PerHead,
-        false => QkNorm::None,
+    let qk_norm = if config.flag("use_qk_norm", gguf && r.has("model.layers.0.self_attn.q_norm"))? {
+        QkNorm::PerHead
+    } else {
+        QkNorm::None
     };
     let kind = AttentionKind { qk_norm, clip_qkv: None, window: None, rope };
     let moe = Moe {

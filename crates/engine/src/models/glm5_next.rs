@@ -91,12 +91,11 @@ fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     if config.format() == Format::Gguf {
         // Layers of linear attention have no heads of keys.
         let heads = config.sizes("num_key_value_heads")?;
-        return match heads.len() >= layers {
-            true => Ok(heads.iter().take(layers).map(|heads| *heads == 0).collect()),
-            false => {
-                let expected = format!("a number for each of {layers} layers");
-                Err(config.unsupported("num_key_value_heads", &expected))
-            }
+        return if heads.len() >= layers {
+            Ok(heads.iter().take(layers).map(|heads| *heads == 0).collect())
+        } else {
+            let expected = format!("a number for each of {layers} layers");
+            Err(config.unsupported("num_key_value_heads", &expected))
         };
     }
     let Some(kinds) = config.layer_kinds("layer_types")? else {
@@ -130,9 +129,10 @@ fn indexer(config: &Config<'_>) -> Result<Indexer> {
 fn activations(config: &Config<'_>, layers: usize) -> Result<Vec<[Activation; 2]>> {
     if config.format() != Format::Gguf {
         let limit = config.number("swiglu_limit")?.unwrap_or(10.0) as f32;
-        return match limit > 0.0 {
-            true => Ok(vec![[Activation::LimitedSwiGlu { limit }; 2]; layers]),
-            false => Err(config.unsupported("swiglu_limit", "a number above 0")),
+        return if limit > 0.0 {
+            Ok(vec![[Activation::LimitedSwiGlu { limit }; 2]; layers])
+        } else {
+            Err(config.unsupported("swiglu_limit", "a number above 0"))
         };
     }
     let listed = |key: &str| -> Result<Option<Vec<Activation>>> {
@@ -140,9 +140,8 @@ fn activations(config: &Config<'_>, layers: usize) -> Result<Vec<[Activation; 2]
         if limits.len() < layers {
             return Err(config.unsupported(key, &format!("a number for each of {layers} layers")));
         }
-        let activation = |limit: f64| match limit > 0.0 {
-            true => Activation::LimitedSwiGlu { limit: limit as f32 },
-            false => Activation::SwiGlu,
+        let activation = |limit: f64| {
+            if limit > 0.0 { Activation::LimitedSwiGlu { limit: limit as f32 } } else { Activation::SwiGlu }
         };
         Ok(Some(limits.into_iter().take(layers).map(activation).collect()))
     };
@@ -218,12 +217,11 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         })?;
         r.graph.scope(format!("layers.{layer}.mlp"));
         x = around(r, "ffn_hc", "hc_ffn", "post_attention_layernorm").around(r, x, |r, h| {
-            match dense[layer] {
-                true => {
-                    let width = config.size("intermediate_size")?;
-                    blocks::mlp(r, h, &format!("{base}.mlp"), width, activations[layer][1])
-                }
-                false => blocks::moe_with(r, layer, h, &moe, activations[layer]),
+            if dense[layer] {
+                let width = config.size("intermediate_size")?;
+                blocks::mlp(r, h, &format!("{base}.mlp"), width, activations[layer][1])
+            } else {
+                blocks::moe_with(r, layer, h, &moe, activations[layer])
             }
         })?;
     }

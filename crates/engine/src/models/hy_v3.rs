@@ -73,9 +73,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for (layer, dense) in dense.into_iter().enumerate() {
         x = blocks::attention(r, &d, layer, x, &kind)?;
-        x = match dense {
-            true => blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?,
-            false => blocks::moe(r, &d, layer, x, &moe)?,
+        x = if dense {
+            blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
+        } else {
+            blocks::moe(r, &d, layer, x, &moe)?
         };
     }
     blocks::head(r, config, x, table, d.eps)

@@ -82,10 +82,7 @@ fn connection(
 /// Which channels form a pair. Published configurations say that attention is gated, which transformers does not ask.
 fn rope_style(config: &Config<'_>) -> Result<RopeStyle> {
     let published = config.format() == Format::Gguf || config.flag("gated_mla", false)?;
-    Ok(match config.flag("rope_interleave", published)? {
-        true => RopeStyle::Interleaved,
-        false => RopeStyle::HalfSplit,
-    })
+    Ok(if config.flag("rope_interleave", published)? { RopeStyle::Interleaved } else { RopeStyle::HalfSplit })
 }
 
 /// The activation of each layer's routed experts: GGUF files may leave the limit out.
@@ -167,25 +164,23 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             })
         })?;
         r.graph.scope(format!("layers.{layer}.mlp"));
-        x = around(r, "ffn_hc", "hc_mlp_layer", "post_attention_layernorm").around(
-            r,
-            x,
-            |r, h| match dense[layer] {
-                true => {
-                    let width = config.size("intermediate_size")?;
-                    blocks::mlp(r, h, &format!("{base}.mlp"), width, Activation::SwiGlu)
-                }
-                false => blocks::moe_with(r, layer, h, &moe, [activations[layer], Activation::SwiGlu]),
-            },
-        )?;
+        x = around(r, "ffn_hc", "hc_mlp_layer", "post_attention_layernorm").around(r, x, |r, h| {
+            if dense[layer] {
+                let width = config.size("intermediate_size")?;
+                blocks::mlp(r, h, &format!("{base}.mlp"), width, Activation::SwiGlu)
+            } else {
+                blocks::moe_with(r, layer, h, &moe, [activations[layer], Activation::SwiGlu])
+            }
+        })?;
     }
 
     r.graph.scope("lm_head");
     let x = r.graph.gather_rows(x);
     let head = HyperConnection { kind: HyperKind::Collapsed, ..hyper };
-    let names = match gguf {
-        true => ["fn", "base", "scale"].map(|part| format!("output_hc_{part}.weight")),
-        false => connection(r, "model", ["hc_head"; 2], ["hc_", "hc_head_"]),
+    let names = if gguf {
+        ["fn", "base", "scale"].map(|part| format!("output_hc_{part}.weight"))
+    } else {
+        connection(r, "model", ["hc_head"; 2], ["hc_", "hc_head_"])
     };
     let weights = streams::weights(r, x, names, head)?;
     let x = r.graph.hyper_collapse(x, weights, head.streams)?;

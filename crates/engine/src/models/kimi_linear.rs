@@ -126,23 +126,21 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for (layer, linear_layer) in is_linear.into_iter().enumerate() {
-        x = match linear_layer {
-            true => {
-                r.graph.scope(format!("layers.{layer}.self_attn"));
-                let h = r.rms_norm(x, &format!("model.layers.{layer}.input_layernorm"), 1, d.eps)?;
-                let out = linear.attention(r, layer, h)?;
-                r.graph.add(x, out)?
-            }
-            false => latent::attention(r, &d, layer, x, &latent)?,
+        x = if linear_layer {
+            r.graph.scope(format!("layers.{layer}.self_attn"));
+            let h = r.rms_norm(x, &format!("model.layers.{layer}.input_layernorm"), 1, d.eps)?;
+            let out = linear.attention(r, layer, h)?;
+            r.graph.add(x, out)?
+        } else {
+            latent::attention(r, &d, layer, x, &latent)?
         };
-        x = match dense[layer] {
-            true => {
-                // transformers writes dense layers under the experts' name.
-                let renamed = r.has(&format!("model.layers.{layer}.block_sparse_moe.gate_proj"));
-                let module = if renamed { "block_sparse_moe" } else { "mlp" };
-                blocks::dense_mlp_of(r, &d, layer, x, config.size("intermediate_size")?, module)?
-            }
-            false => blocks::moe(r, &d, layer, x, &moe)?,
+        x = if dense[layer] {
+            // transformers writes dense layers under the experts' name.
+            let renamed = r.has(&format!("model.layers.{layer}.block_sparse_moe.gate_proj"));
+            let module = if renamed { "block_sparse_moe" } else { "mlp" };
+            blocks::dense_mlp_of(r, &d, layer, x, config.size("intermediate_size")?, module)?
+        } else {
+            blocks::moe(r, &d, layer, x, &moe)?
         };
     }
     blocks::head(r, config, x, table, d.eps)

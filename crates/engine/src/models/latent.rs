@@ -257,12 +257,13 @@ pub fn attention_of(
     }
     let c = r.rms_norm(c, &module("kv_a_layernorm"), 1, eps)?;
     let joint = module("kv_b_proj");
-    let weights = match r.has(&joint) {
-        true => LatentWeights::Joint(r.matrix(&joint, Some(heads * (nope + value)), rank)?),
-        false => LatentWeights::Split {
+    let weights = if r.has(&joint) {
+        LatentWeights::Joint(r.matrix(&joint, Some(heads * (nope + value)), rank)?)
+    } else {
+        LatentWeights::Split {
             k: r.head_matrices(&module("embed_q"), heads, rank, nope)?,
             v: r.head_matrices(&module("unembed_out"), heads, value, rank)?,
-        },
+        }
     };
     let sinks = match latent.more.sinks {
         Some(name) => Some(r.constants(&module(name), &[heads], Form::F32)?),

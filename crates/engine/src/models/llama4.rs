@@ -116,9 +116,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         offset: 1,
         period: config.positions("floor_scale")?.unwrap_or(8192),
     };
-    let chunk = match config.is_null("attention_chunk_size") {
-        true => None,
-        false => Some(config.positions("attention_chunk_size")?.unwrap_or(8192)),
+    let chunk = if config.is_null("attention_chunk_size") {
+        None
+    } else {
+        Some(config.positions("attention_chunk_size")?.unwrap_or(8192))
     };
     let shape = Shape {
         d,
@@ -130,12 +131,13 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let rotated = rotated_layers(config, d.layers)?;
     let chunked = chunked_layers(config, &rotated)?;
     let routed = routed_layers(config, d.layers)?;
-    let (expert_width, dense_width) = match gguf {
-        true => (config.size("moe_intermediate_size")?, config.size("intermediate_size")?),
-        false => (
+    let (expert_width, dense_width) = if gguf {
+        (config.size("moe_intermediate_size")?, config.size("intermediate_size")?)
+    } else {
+        (
             config.optional_size("intermediate_size")?.unwrap_or(8192),
             config.optional_size("intermediate_size_mlp")?.unwrap_or(16384),
-        ),
+        )
     };
     let route = Route { score: Score::Sigmoid, ..Route::softmax(experts, top_k, false) };
 
@@ -145,9 +147,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         x = attention(r, &shape, layer, x, [rotated[layer], chunked[layer]])?;
         r.graph.scope(format!("layers.{layer}.mlp"));
         let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
-        let out = match routed {
-            true => moe(r, layer, h, route, expert_width)?,
-            false => mlp(r, h, &format!("{base}.feed_forward"), dense_width)?,
+        let out = if routed {
+            moe(r, layer, h, route, expert_width)?
+        } else {
+            mlp(r, h, &format!("{base}.feed_forward"), dense_width)?
         };
         x = r.graph.add(x, out)?;
     }

@@ -68,9 +68,8 @@ impl Kind {
         listed: Option<usize>,
     ) -> Result<Self> {
         // Published configurations have keys of sliding layers beside those of the others.
-        let own = |key: &'static str, of_sliding: &'static str| match sliding {
-            true => config.optional_size(of_sliding),
-            false => config.optional_size(key),
+        let own = |key: &'static str, of_sliding: &'static str| {
+            if sliding { config.optional_size(of_sliding) } else { config.optional_size(key) }
         };
         let heads = own("num_attention_heads", "swa_num_attention_heads")?.unwrap_or(d.heads);
         let kv_heads = match listed {
@@ -81,10 +80,8 @@ impl Kind {
             }
         };
         if kv_heads == 0 || heads % kv_heads != 0 {
-            let key = match sliding && listed.is_none() {
-                true => "swa_num_key_value_heads",
-                false => "num_key_value_heads",
-            };
+            let key =
+                if sliding && listed.is_none() { "swa_num_key_value_heads" } else { "num_key_value_heads" };
             return Err(config.unsupported(key, &format!("a divisor of the {heads} heads")));
         }
         let head_dim = own("head_dim", "swa_head_dim")?.unwrap_or(d.head_dim);
@@ -101,9 +98,10 @@ impl Kind {
         };
         let scale = (head_dim as f32).sqrt().recip();
         let shape = Attention { value_dim, window, ..Attention::grouped(heads, kv_heads, head_dim, scale) };
-        let sinks = match sliding {
-            true => config.flag("add_swa_attention_sink_bias", true)?,
-            false => config.flag("add_full_attention_sink_bias", false)?,
+        let sinks = if sliding {
+            config.flag("add_swa_attention_sink_bias", true)?
+        } else {
+            config.flag("add_full_attention_sink_bias", false)?
         };
         Ok(Self { shape, rope: rotation(config, r, head_dim, sliding)?, sinks })
     }
@@ -116,22 +114,15 @@ impl Kind {
         r.graph.scope(format!("layers.{layer}.self_attn"));
         let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
         let widths = [heads * head_dim, kv_heads * head_dim, kv_heads * value_dim];
-        let [q, k, v] = match r.has(&module("qkv_proj")) {
-            true => {
-                let ends = [widths[0], widths[0] + widths[1], widths.iter().sum()];
-                let mut part =
-                    |rows| r.linear_part(h, &module("qkv_proj"), ends[2], &[rows], Precision::Fast);
-                [part(0..ends[0])?, part(ends[0]..ends[1])?, part(ends[1]..ends[2])?]
-            }
-            false => {
-                let mut all = |name, width| r.linear(h, &module(name), width, Precision::Fast);
-                [all("q_proj", widths[0])?, all("k_proj", widths[1])?, all("v_proj", widths[2])?]
-            }
+        let [q, k, v] = if r.has(&module("qkv_proj")) {
+            let ends = [widths[0], widths[0] + widths[1], widths.iter().sum()];
+            let mut part = |rows| r.linear_part(h, &module("qkv_proj"), ends[2], &[rows], Precision::Fast);
+            [part(0..ends[0])?, part(ends[0]..ends[1])?, part(ends[1]..ends[2])?]
+        } else {
+            let mut all = |name, width| r.linear(h, &module(name), width, Precision::Fast);
+            [all("q_proj", widths[0])?, all("k_proj", widths[1])?, all("v_proj", widths[2])?]
         };
-        let v = match scale == 1.0 {
-            true => v,
-            false => r.graph.position_scale(v, PositionScale::constant(scale)),
-        };
+        let v = if scale == 1.0 { v } else { r.graph.position_scale(v, PositionScale::constant(scale)) };
         let q = r.graph.rope(q, heads, self.rope)?;
         let k = r.graph.rope(k, kv_heads, self.rope)?;
         let sinks = match self.sinks {
@@ -240,9 +231,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             eps: config.magnitude("rms_norm_eps")?.unwrap_or(1e-5) as f32,
         },
     };
-    let scale = match config.is_null("attention_value_scale") {
-        true => 1.0,
-        false => config.number("attention_value_scale")?.unwrap_or(if gguf { 1.0 } else { 0.707 }) as f32,
+    let scale = if config.is_null("attention_value_scale") {
+        1.0
+    } else {
+        config.number("attention_value_scale")?.unwrap_or(if gguf { 1.0 } else { 0.707 }) as f32
     };
     let sliding = sliding_layers(config, layers)?;
     let dense = dense_layers(config, r, layers)?;
@@ -264,9 +256,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             kind.sinks = { alike }.any(|other| r.require_sinks(other).is_ok());
         }
         x = kind.attention(r, &d, layer, x, scale)?;
-        x = match dense[layer] {
-            true => blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?,
-            false => blocks::moe(r, &d, layer, x, &moe)?,
+        x = if dense[layer] {
+            blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
+        } else {
+            blocks::moe(r, &d, layer, x, &moe)?
         };
     }
     blocks::head(r, config, x, table, d.eps)

@@ -170,9 +170,8 @@ fn attention(
             let EntryIndex { heads, head_dim, .. } = choice.index;
             // transformers keeps the indexer in a module.
             let published = r.has(&module("index_q_proj"));
-            let name = |part: &str| match published {
-                true => module(&format!("index_{part}")),
-                false => module(&format!("indexer.{part}")),
+            let name = |part: &str| {
+                if published { module(&format!("index_{part}")) } else { module(&format!("indexer.{part}")) }
             };
             let q = r.linear(h, &name("q_proj"), heads * head_dim, Precision::Fast)?;
             let k = r.linear(h, &name("k_proj"), head_dim, Precision::Fast)?;
@@ -207,10 +206,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let rotary_dim = rotary_dim(config, d.head_dim)?;
     let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 5e6)?;
     let sparse = sparse_layers(config, d.layers)?;
-    let choice = match sparse.contains(&true) {
-        true => Some(choice(config, d.heads, rotary_dim)?),
-        false => None,
-    };
+    let choice = if sparse.contains(&true) { Some(choice(config, d.heads, rotary_dim)?) } else { None };
     let dense = dense_layers(config, d.layers)?;
     let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
     let activation = Activation::ClampedSwiGlu {
@@ -233,19 +229,18 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             module: name("block_sparse_moe.experts", "mlp.experts"),
             projections: ["w1", "w3", "w2"],
         },
-        shared: match gguf {
-            true => blocks::shared_experts(config, "n_shared_experts", 1)?,
-            false => Some(SharedExpert {
+        shared: if gguf {
+            blocks::shared_experts(config, "n_shared_experts", 1)?
+        } else {
+            Some(SharedExpert {
                 module: name("block_sparse_moe.shared_experts", "mlp.shared_experts"),
                 width: size("shared_intermediate_size", 3072)?,
                 gate: None,
-            }),
+            })
         },
     };
-    let dense_width = match gguf {
-        true => config.size("intermediate_size")?,
-        false => size("dense_intermediate_size", 12288)?,
-    };
+    let dense_width =
+        if gguf { config.size("intermediate_size")? } else { size("dense_intermediate_size", 12288)? };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for layer in 0..d.layers {
@@ -256,14 +251,13 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         x = r.graph.add(x, mixed)?;
         r.graph.scope(format!("layers.{layer}.mlp"));
         let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
-        let out = match dense[layer] {
-            true => {
-                // Some exports keep dense layers under the experts' name.
-                let renamed = r.has(&format!("{base}.block_sparse_moe.gate_proj"));
-                let module = if renamed { "block_sparse_moe" } else { "mlp" };
-                blocks::mlp(r, h, &format!("{base}.{module}"), dense_width, activation)?
-            }
-            false => blocks::moe_with(r, layer, h, &moe, [activation; 2])?,
+        let out = if dense[layer] {
+            // Some exports keep dense layers under the experts' name.
+            let renamed = r.has(&format!("{base}.block_sparse_moe.gate_proj"));
+            let module = if renamed { "block_sparse_moe" } else { "mlp" };
+            blocks::mlp(r, h, &format!("{base}.{module}"), dense_width, activation)?
+        } else {
+            blocks::moe_with(r, layer, h, &moe, [activation; 2])?
         };
         x = r.graph.add(x, out)?;
     }

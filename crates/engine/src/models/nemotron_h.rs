@@ -143,9 +143,10 @@ fn kinds(config: &Config<'_>, r: &Recorder) -> Result<Vec<Kind>> {
 fn gguf_kinds(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<Kind>> {
     let listed = |key: &str| -> Result<Vec<usize>> {
         let listed = config.sizes(key)?;
-        match listed.len() >= layers {
-            true => Ok(listed),
-            false => Err(config.unsupported(key, &format!("a number for each of {layers} layers"))),
+        if listed.len() >= layers {
+            Ok(listed)
+        } else {
+            Err(config.unsupported(key, &format!("a number for each of {layers} layers")))
         }
     };
     let (key_heads, channels) = (listed("num_key_value_heads")?, listed("intermediate_size")?);
@@ -236,12 +237,11 @@ impl Mamba {
         let dt = part(inner + channels..rows, Precision::F32)?;
 
         let taps = r.constants(&module("conv1d.weight"), &[channels, kernel], Form::F32)?;
-        let mixed = match bias {
-            true => {
-                let bias = r.vector(&module("conv1d"), "bias", channels)?;
-                r.graph.biased_conv1d(mixed, taps, bias, kernel)?
-            }
-            false => r.graph.causal_conv1d(mixed, taps, kernel)?,
+        let mixed = if bias {
+            let bias = r.vector(&module("conv1d"), "bias", channels)?;
+            r.graph.biased_conv1d(mixed, taps, bias, kernel)?
+        } else {
+            r.graph.causal_conv1d(mixed, taps, kernel)?
         };
         let x = r.graph.slice(mixed, 1, 0, inner)?;
         let b = r.graph.slice(mixed, 1, inner, group)?;

@@ -41,9 +41,10 @@ fn windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>> {
         });
     }
     let kinds = config.layer_kinds("layer_types")?.unwrap_or_default();
-    match kinds.iter().all(|kind| kind == "full_attention") {
-        true => Ok(vec![None; layers]),
-        false => Err(config.unsupported("layer_types", "full_attention without use_sliding_window")),
+    if kinds.iter().all(|kind| kind == "full_attention") {
+        Ok(vec![None; layers])
+    } else {
+        Err(config.unsupported("layer_types", "full_attention without use_sliding_window"))
     }
 }
 

@@ -36,10 +36,8 @@ const DEFAULTS: &KeyDefaults = &[
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-6)?;
-    let window = match config.flag("use_sliding_window", false)? {
-        true => config.positions("sliding_window")?,
-        false => None,
-    };
+    let window =
+        if config.flag("use_sliding_window", false)? { config.positions("sliding_window")? } else { None };
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
     let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window, rope };
     let (experts, top_k) = blocks::expert_counts(config, None)?;

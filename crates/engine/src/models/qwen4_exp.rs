@@ -234,10 +234,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let pairing = if gguf { HeadPairing::Tiled } else { HeadPairing::Grouped };
     let linear = Linear::new(config, pairing, output_gate(config)?)?;
     let is_linear = linear_layers(config, d.layers)?;
-    let indexed = match is_linear.contains(&false) {
-        true => Some(Indexed::new(config, r, &d)?),
-        false => None,
-    };
+    let indexed = if is_linear.contains(&false) { Some(Indexed::new(config, r, &d)?) } else { None };
     let (experts, top_k) = blocks::expert_counts(config, Some(10))?;
     let moe = Moe {
         route: Route::softmax(experts, top_k, config.flag("norm_topk_prob", true)?),

@@ -566,10 +566,7 @@ impl Recorder {
     /// [`Error::MissingTensor`].
     pub fn require_sinks(&self, layer: usize) -> Result<()> {
         let (module, part) = self.sinks_name(layer);
-        match self.contains(&module, part) {
-            true => Ok(()),
-            false => Err(self.missing(&module, part)),
-        }
+        if self.contains(&module, part) { Ok(()) } else { Err(self.missing(&module, part)) }
     }
 
     fn sinks_name(&self, layer: usize) -> (String, &'static str) {

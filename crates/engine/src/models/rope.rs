@@ -213,10 +213,8 @@ fn yarn(
     let all = mscale_all_dim(config)?;
     // GGUF has no key for mscale: llama.cpp takes it to be mscale_all_dim's value.
     let m = if config.format() == Format::Gguf { all } else { config.number("mscale")?.unwrap_or(0.0) };
-    let own = match m != 0.0 && all != 0.0 {
-        true => mscale(factor, m) / mscale(factor, all),
-        false => mscale(factor, 1.0),
-    };
+    let own =
+        if m != 0.0 && all != 0.0 { mscale(factor, m) / mscale(factor, all) } else { mscale(factor, 1.0) };
     let magnitude = match config.number("attention_factor")? {
         // GGUF's factor multiplies YaRN's own.
         Some(given) if config.format() == Format::Gguf => given * own,

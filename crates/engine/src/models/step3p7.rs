@@ -209,9 +209,10 @@ fn rotation(
         None if config.format() == Format::Mlx => true,
         _ => !sliding,
     };
-    match scaled {
-        true => rope::scaled(config, dim, RopeStyle::HalfSplit, theta),
-        false => rope::plain(config, dim, RopeStyle::HalfSplit, theta),
+    if scaled {
+        rope::scaled(config, dim, RopeStyle::HalfSplit, theta)
+    } else {
+        rope::plain(config, dim, RopeStyle::HalfSplit, theta)
     }
 }
 
@@ -424,10 +425,8 @@ impl Shape {
         let mut q = r.linear(h, &module("q_proj"), heads * head_dim, Precision::Fast)?;
         let mut k = r.linear(h, &module("k_proj"), kv_heads * head_dim, Precision::Fast)?;
         let v = r.linear(h, &module("v_proj"), kv_heads * head_dim, Precision::Fast)?;
-        let gate = match self.gated {
-            true => Some(r.linear(h, &module("g_proj"), heads, Precision::Fast)?),
-            false => None,
-        };
+        let gate =
+            if self.gated { Some(r.linear(h, &module("g_proj"), heads, Precision::Fast)?) } else { None };
         q = r.rms_norm(q, &module("q_norm"), heads, eps)?;
         k = r.rms_norm(k, &module("k_norm"), kv_heads, eps)?;
         if let Some(rope) = self.ropes[usize::from(sliding)] {
@@ -471,9 +470,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     for (index, sliding) in kinds.into_iter().enumerate() {
         let of_kind = usize::from(sliding);
         if ropes[of_kind].is_none() {
-            let rope = match gguf {
-                true => gguf_rotation(config, r, head_dim, sliding)?,
-                false => rotation(config, sets[of_kind].as_ref(), head_dim, (index, sliding))?,
+            let rope = if gguf {
+                gguf_rotation(config, r, head_dim, sliding)?
+            } else {
+                rotation(config, sets[of_kind].as_ref(), head_dim, (index, sliding))?
             };
             ropes[of_kind] = Some(r.graph.rotation(rope));
         }

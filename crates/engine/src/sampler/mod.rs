@@ -64,9 +64,12 @@ impl Default for SamplerOptions {
 impl SamplerOptions {
     /// Refuses values without meaning, for a vocabulary of `vocab_size` tokens.
     pub fn validate(&self, vocab_size: usize) -> Result<()> {
-        let check = |option, value: f32, ok: bool, expected: &str| match ok {
-            true => Ok(()),
-            false => Err(Error::Option { option, expected: expected.to_owned(), got: value.to_string() }),
+        let check = |option, value: f32, ok: bool, expected: &str| {
+            if ok {
+                Ok(())
+            } else {
+                Err(Error::Option { option, expected: expected.to_owned(), got: value.to_string() })
+            }
         };
         let Self { temperature, top_p, min_p, repetition_penalty, .. } = *self;
         check("temperature", temperature, temperature.is_finite() && temperature >= 0.0, "a number from 0")?;
@@ -321,9 +324,10 @@ impl Sampler {
         }
         for (&id, &count) in &self.counts {
             let Some(logit) = logits.get_mut(id as usize) else { continue };
-            *logit = match *logit > 0.0 {
-                true => *logit / self.options.repetition_penalty,
-                false => *logit * self.options.repetition_penalty,
+            *logit = if *logit > 0.0 {
+                *logit / self.options.repetition_penalty
+            } else {
+                *logit * self.options.repetition_penalty
             };
             // A count is at most the window; beyond 2^24 it would be rounded.
             *logit -= self.options.presence_penalty + self.options.frequency_penalty * count as f32;
@@ -353,9 +357,10 @@ impl Sampler {
             }
         }
         // Rounding may leave a little beyond the last one.
-        match may(chosen) {
-            true => chosen,
-            false => (0..self.weights.len()).rev().find(|index| may(*index)).unwrap_or_default(),
+        if may(chosen) {
+            chosen
+        } else {
+            (0..self.weights.len()).rev().find(|index| may(*index)).unwrap_or_default()
         }
     }
 }

@@ -92,9 +92,10 @@ impl Sequence<'_> {
     /// The next step of the answer, by the logits of its last token.
     fn next(&mut self, logits: &[f32], context: usize) -> Result<Piece> {
         let piece = self.decoding.next(logits)?;
-        match piece.finish.is_none() && self.session.position() == context {
-            true => self.decoding.finish(piece, Finish::ContextFull),
-            false => Ok(piece),
+        if piece.finish.is_none() && self.session.position() == context {
+            self.decoding.finish(piece, Finish::ContextFull)
+        } else {
+            Ok(piece)
         }
     }
 
@@ -104,9 +105,10 @@ impl Sequence<'_> {
             Ok(piece) => piece,
             Err(error) => return Some(Err(error)),
         };
-        match piece.finish.is_none() && self.session.position() == context {
-            true => Some(self.decoding.finish(piece, Finish::ContextFull)),
-            false => Some(Ok(piece)),
+        if piece.finish.is_none() && self.session.position() == context {
+            Some(self.decoding.finish(piece, Finish::ContextFull))
+        } else {
+            Some(Ok(piece))
         }
     }
 

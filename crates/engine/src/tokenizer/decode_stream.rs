@@ -37,9 +37,10 @@ enum State {
 
 impl<'t> DecodeStream<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer, skip_special: bool) -> Self {
-        let state = match tokenizer.decodes_by_token() {
-            true => State::Bytes { held: Vec::new(), at_start: true },
-            false => State::Window { ids: Vec::new(), given: 0 },
+        let state = if tokenizer.decodes_by_token() {
+            State::Bytes { held: Vec::new(), at_start: true }
+        } else {
+            State::Window { ids: Vec::new(), given: 0 }
         };
         Self { tokenizer, skip_special, state }
     }

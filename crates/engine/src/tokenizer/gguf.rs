@@ -414,9 +414,10 @@ fn byte_token(text: &str) -> Option<u8> {
 
 /// The kind of every token and the tokens that end a generation, by type and well-known text.
 fn classify(tokens: &[String], types: &[i32], ids: &HashMap<String, u32>) -> (Vec<Kind>, Vec<u32>) {
-    let mut kinds: Vec<Kind> = match types.is_empty() {
-        true => vec![Kind::Normal; tokens.len()],
-        false => types
+    let mut kinds: Vec<Kind> = if types.is_empty() {
+        vec![Kind::Normal; tokens.len()]
+    } else {
+        types
             .iter()
             .map(|kind| match *kind {
                 token_type::UNKNOWN => Kind::Unknown,
@@ -426,7 +427,7 @@ fn classify(tokens: &[String], types: &[i32], ids: &HashMap<String, u32>) -> (Ve
                 token_type::BYTE => Kind::Byte,
                 _ => Kind::Normal,
             })
-            .collect(),
+            .collect()
     };
     let present =
         |texts: &'static [&'static str]| texts.iter().filter_map(|text| Some((*text, *ids.get(*text)?)));

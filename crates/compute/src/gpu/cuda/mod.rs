@@ -273,10 +273,9 @@ impl Cuda {
             let mut added = GraphNode::NULL;
             let edges = if early { 0 } else { before.len() };
             call!(self.driver, graph_add_kernel(&mut added, graph, before.as_ptr(), edges, &node))
-                .and_then(|()| match early {
-                    true => self.driver.add_early_edge(graph, before[0], added),
-                    false => Ok(()),
-                })
+                .and_then(
+                    |()| if early { self.driver.add_early_edge(graph, before[0], added) } else { Ok(()) },
+                )
                 .map_err(|error| Error::Device { reason: format!("kernel {}: {error}", dispatch.kernel) })?;
             group.push(added);
         }

@@ -77,9 +77,12 @@ impl KimiDelta {
         let Self { heads, head_dim, kernel, decay, eps } = *self;
         let width = heads * head_dim;
         let module = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
-        let of_gate = |r: &Recorder, name: &str| match r.has(&module("forget_gate.f_a_proj")) {
-            true => module(&format!("forget_gate.{name}")),
-            false => module(name),
+        let of_gate = |r: &Recorder, name: &str| {
+            if r.has(&module("forget_gate.f_a_proj")) {
+                module(&format!("forget_gate.{name}"))
+            } else {
+                module(name)
+            }
         };
         let mixed = |r: &mut Recorder, place: usize, name: &str| -> Result<Value> {
             let x = r.linear(h, &module(&format!("{name}_proj")), width, Precision::Fast)?;

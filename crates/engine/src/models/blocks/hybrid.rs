@@ -278,11 +278,10 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
     for (layer, linear_layer) in is_linear.into_iter().enumerate().take(d.layers) {
         r.graph.scope(format!("layers.{layer}.{}", if linear_layer { "linear_attn" } else { "self_attn" }));
         let h = r.rms_norm(x, &format!("model.layers.{layer}.input_layernorm"), 1, d.eps)?;
-        let mixed = match linear_layer {
-            true => linear_attention(r, &d, layer, h, &linear)?,
-            false => gated_attention(r, &d, layer, h, rope, |r, [q, k, v]| {
-                Ok(r.graph.attention(q, k, v, shape)?)
-            })?,
+        let mixed = if linear_layer {
+            linear_attention(r, &d, layer, h, &linear)?
+        } else {
+            gated_attention(r, &d, layer, h, rope, |r, [q, k, v]| Ok(r.graph.attention(q, k, v, shape)?))?
         };
         x = r.graph.add(x, mixed)?;
         x = if dense.contains(&layer) || !(layer + 1).is_multiple_of(step) {

@@ -27,9 +27,12 @@ impl Kind {
     /// Of each layer: as `layer_types` says, or `compress_ratios` in published configurations, else the first two heavy
     /// and then both in turn.
     pub(super) fn of_layers(config: &Config<'_>, layers: usize) -> Result<Vec<Self>> {
-        let count = |key: &str, found: usize| match found < layers {
-            true => Err(config.unsupported(key, &format!("an entry for each of {layers} layers"))),
-            false => Ok(()),
+        let count = |key: &str, found: usize| {
+            if found < layers {
+                Err(config.unsupported(key, &format!("an entry for each of {layers} layers")))
+            } else {
+                Ok(())
+            }
         };
         if let Some(kinds) = config.layer_kinds("layer_types")? {
             count("layer_types", kinds.len())?;
@@ -153,10 +156,7 @@ impl Attention {
             let stride = self.strides[usize::from(!sparse)];
             let pool = WindowPool { window: stride, overlap: sparse, width: dim };
             let entries = self.entries(r, d, h, &|part| name(&format!("compressor.{part}")), pool)?;
-            let index = match sparse {
-                true => Some(self.index(r, d, [h, latent], &name, stride)?),
-                false => None,
-            };
+            let index = if sparse { Some(self.index(r, d, [h, latent], &name, stride)?) } else { None };
             let shape = CompressedAttention {
                 form: TokenForm::Shared,
                 heads,

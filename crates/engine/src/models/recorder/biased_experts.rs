@@ -92,9 +92,10 @@ impl Recorder {
     ) -> Result<ExpertSetId> {
         let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
         let stacked = self.outline.is_none() && self.checkpoint.contains(&format!("{module}.gate_up_proj"));
-        match stacked && self.checkpoint.format() == Format::HuggingFace {
-            true => self.joint_experts(layer, count, hidden, [&module, ""], ExpertForm::HalvesTransposed),
-            false => self.experts(layer, count, hidden, names),
+        if stacked && self.checkpoint.format() == Format::HuggingFace {
+            self.joint_experts(layer, count, hidden, [&module, ""], ExpertForm::HalvesTransposed)
+        } else {
+            self.experts(layer, count, hidden, names)
         }
     }
 

@@ -150,9 +150,10 @@ impl Recorder {
             return each.map(Some);
         }
         let element = |e| element_name(self.checkpoint.format(), name, e);
-        match self.checkpoint.contains(&element(0)) {
-            true => self.each_expert(count, element).map(Some),
-            false => Ok(None),
+        if self.checkpoint.contains(&element(0)) {
+            self.each_expert(count, element).map(Some)
+        } else {
+            Ok(None)
         }
     }
 

@@ -63,10 +63,7 @@ impl Faulty {
 
     /// Puts a read that the inner queue has finished where its fate wants it.
     fn file(&mut self, done: ReadDone) {
-        match self.marked.contains(&done.tag) {
-            true => self.late.push(done),
-            false => self.ready.push_back(done),
-        }
+        if self.marked.contains(&done.tag) { self.late.push(done) } else { self.ready.push_back(done) }
     }
 }
 

@@ -51,10 +51,13 @@ impl Lowering<'_> {
         let reader = readers.next().filter(|_| readers.next().is_none());
         let experts = &self.memory.experts;
         let counts = [self.rows, self.rows * routing.top_k()];
-        let deferred = reader.is_some_and(|(set, mlp)| match experts.resident() {
-            // Weights that enter with x are known before.
-            true => self.is_few() && mlp.weighted == Weighted::Output && self.few_encodings(set).is_some(),
-            false => experts.places(set, counts),
+        let deferred = reader.is_some_and(|(set, mlp)| {
+            if experts.resident() {
+                // Weights that enter with x are known before.
+                self.is_few() && mlp.weighted == Weighted::Output && self.few_encodings(set).is_some()
+            } else {
+                experts.places(set, counts)
+            }
         });
         if deferred {
             self.choices.insert(routing, choice);
