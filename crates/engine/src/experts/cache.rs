@@ -153,6 +153,10 @@ pub struct ExpertCache {
     reading: Reading,
     /// Announced and not yet visited, hence held.
     announced: Vec<Key>,
+    /// Given by a device whose copies may still be under way, hence held.
+    given: Vec<Key>,
+    /// Whether a device holds each expert, by set.
+    away: Vec<Vec<bool>>,
     /// What the routers of the batch chose for the set announced next: tokens by expert, rows.
     routed: Option<(usize, Vec<u32>, usize)>,
     forecaster: Forecaster,
@@ -166,7 +170,7 @@ pub struct ExpertCache {
 }
 
 impl ExpertCache {
-    /// An empty cache with the slots of `plan`.
+    /// An empty cache with the slots of `plan`; `prepare` gets their memory before it is used.
     ///
     /// # Errors
     /// If the system has no memory for the slots.
@@ -175,12 +179,15 @@ impl ExpertCache {
         plan: SlotPlan,
         queue: Box<dyn ReadQueue>,
         options: CacheOptions,
+        prepare: &mut dyn FnMut(&mut HostBuffer),
     ) -> std::io::Result<Self> {
-        let allocate = |class: &SlotClass| {
+        let mut allocate = |class: &SlotClass| {
             let bytes = class.slot_bytes.checked_mul(class.slots).ok_or(std::io::ErrorKind::OutOfMemory)?;
-            Ok(HostBuffer::zeroed(bytes)?.split(class.slots, class.slot_bytes))
+            let mut memory = HostBuffer::zeroed(bytes)?;
+            prepare(&mut memory);
+            Ok(memory.split(class.slots, class.slot_bytes))
         };
-        let free = Stock::new(plan.classes().iter().map(allocate).collect::<std::io::Result<_>>()?);
+        let free = Stock::new(plan.classes().iter().map(&mut allocate).collect::<std::io::Result<_>>()?);
         let shapes = store.shapes();
         Ok(Self {
             residency: Residency::new(&shapes, &plan, options.policy),
@@ -199,6 +206,8 @@ impl ExpertCache {
                 needed_until: Instant::now(),
             },
             announced: vec![],
+            given: vec![],
+            away: shapes.iter().map(|shape| vec![false; shape.experts]).collect(),
             routed: None,
             forecaster: Forecaster::new(options.prefetch),
             guess: None,
@@ -248,7 +257,10 @@ impl ExpertCache {
         for (id, set) in (0..most).flat_map(|id| (0..sets).map(move |set| (id, set))) {
             let key = (set, id as u32);
             let empty = self.free.has_any(self.residency.class(set));
-            if id < self.content[set].len() && empty && self.residency.place(key) == Place::Absent {
+            if id >= self.content[set].len() || self.away[set][id] {
+                continue;
+            }
+            if empty && self.residency.place(key) == Place::Absent {
                 self.stats.prefetches += u64::from(self.start_read(key));
                 if self.reading.requests.len() >= FILL_READS {
                     self.wait();
@@ -271,11 +283,7 @@ impl ExpertCache {
     /// Starts reading an expert that has no slot. False if every slot is taken for now.
     fn start_read(&mut self, key: Key) -> bool {
         let Ok(victim) = self.residency.take_slot(key) else { return false };
-        let buffer = match victim {
-            Some((set, id)) => self.content[set][id as usize].take(),
-            None => self.free.take(self.residency.class(key.0)),
-        };
-        let buffer = buffer.expect("a slot that residency counts");
+        let buffer = self.slot_of(key.0, victim);
         let parts = self.store.reads(ExpertSetId(key.0), key.1);
         let bytes = parts.iter().map(|p| p.len as u64).sum::<u64>();
         self.stats.bytes_read += bytes;
@@ -288,6 +296,31 @@ impl ExpertCache {
         }
         reading.queue.submit(ReadRequest { tag, buffer, parts, mode });
         true
+    }
+
+    /// The slot that a victim had, or an empty one for a set.
+    fn slot_of(&mut self, set: usize, victim: Option<Key>) -> HostBuffer {
+        let buffer = match victim {
+            Some((set, id)) => self.content[set][id as usize].take(),
+            None => self.free.take(self.residency.class(set)),
+        };
+        buffer.expect("a slot that residency counts")
+    }
+
+    /// Counts what a batch chose.
+    fn count(&mut self, set: usize, experts: &[u32]) {
+        let (tokens, rows) = match self.routed.take().filter(|(routed, ..)| *routed == set) {
+            Some((_, tokens, rows)) => (experts.iter().map(|id| tokens[*id as usize]).collect(), rows),
+            None => (vec![1; experts.len()], 1),
+        };
+        let guess = self.check_guess(set, experts);
+        if let Some(trace) = &mut self.trace {
+            trace.push(Request { set, rows, experts: experts.to_vec(), tokens: tokens.clone(), guess });
+        }
+        self.forecaster.layer(rows);
+        self.forecaster.idle(self.reading.needed_until.elapsed());
+        self.reading.needed_until = Instant::now();
+        self.residency.asked(set, Demand { experts, tokens: &tokens, rows });
     }
 
     /// Files a finished read, which was `waited` for or noticed in passing.
@@ -313,7 +346,7 @@ impl ExpertCache {
                 if self.announced.contains(&key) {
                     self.failed.insert(key, error);
                 }
-                self.residency.failed(key);
+                self.residency.vacated(key);
                 self.free.put(self.residency.class(key.0), done.buffer);
             }
         }
@@ -380,6 +413,13 @@ impl ExpertCache {
         }
         self.announced.clear();
         self.failed.clear();
+        self.let_given_go();
+    }
+
+    fn let_given_go(&mut self) {
+        for key in self.given.drain(..) {
+            self.residency.let_go(key);
+        }
     }
 
     fn visit_all(
@@ -436,24 +476,25 @@ impl ExpertSource for ExpertCache {
     }
 
     fn announce(&mut self, set: ExpertSetId, experts: &[u32]) -> moeflux_compute::Result<()> {
+        self.announce_missing(set, experts, experts)
+    }
+
+    fn announce_missing(
+        &mut self,
+        set: ExpertSetId,
+        chosen: &[u32],
+        missing: &[u32],
+    ) -> moeflux_compute::Result<()> {
         let set = set.0;
         self.release();
         self.collect_finished();
-        let (tokens, rows) = match self.routed.take().filter(|(routed, ..)| *routed == set) {
-            Some((_, tokens, rows)) => (experts.iter().map(|id| tokens[*id as usize]).collect(), rows),
-            None => (vec![1; experts.len()], 1),
-        };
-        let guess = self.check_guess(set, experts);
-        if let Some(trace) = &mut self.trace {
-            trace.push(Request { set, rows, experts: experts.to_vec(), tokens: tokens.clone(), guess });
+        // Nothing is chosen where experts are read ahead of all batches.
+        if !chosen.is_empty() {
+            self.count(set, chosen);
         }
-        self.forecaster.layer(rows);
-        self.forecaster.idle(self.reading.needed_until.elapsed());
-        self.reading.needed_until = Instant::now();
-
-        self.announced.extend(experts.iter().map(|id| (set, *id)));
-        let mut missing = vec![];
-        for id in experts {
+        self.announced.extend(missing.iter().map(|id| (set, *id)));
+        let mut absent = vec![];
+        for id in missing {
             let key = (set, *id);
             match self.residency.place(key) {
                 Place::Present => {
@@ -466,7 +507,7 @@ impl ExpertSource for ExpertCache {
                 }
                 Place::Absent => {
                     self.stats.misses += 1;
-                    missing.push(*id);
+                    absent.push(*id);
                     continue;
                 }
             }
@@ -474,10 +515,56 @@ impl ExpertSource for ExpertCache {
             self.residency.hold(key);
         }
         self.read_ahead.clear();
-        self.layers_without_miss = if missing.is_empty() { self.layers_without_miss + 1 } else { 0 };
-        self.residency.asked(set, Demand { experts, tokens: &tokens, rows });
-        self.start_reads(set, &missing);
+        self.layers_without_miss = if absent.is_empty() { self.layers_without_miss + 1 } else { 0 };
+        self.start_reads(set, &absent);
         Ok(())
+    }
+
+    fn worths(&self, set: ExpertSetId) -> &[f64] {
+        self.residency.worths(set.0)
+    }
+
+    fn give(
+        &mut self,
+        set: ExpertSetId,
+        expert: u32,
+        copy: &mut dyn FnMut(&mut [&mut [u8]]) -> moeflux_compute::Result<()>,
+    ) -> moeflux_compute::Result<bool> {
+        let key = (set.0, expert);
+        self.away[set.0][expert as usize] = false;
+        // What is asked for comes first: all of it has a slot, and it stays.
+        let waits = |key: &Key| self.residency.place(*key) == Place::Absent;
+        if !waits(&key) || self.announced.iter().any(waits) || !self.store.is_separate(set, expert) {
+            return Ok(false);
+        }
+        let Ok(victim) = self.residency.take_slot_if_worthy(key) else { return Ok(false) };
+        let mut buffer = self.slot_of(key.0, victim);
+        let planes = self.store.planes_mut(set, expert, buffer.as_mut_slice());
+        let outcome = planes.map(|mut planes| copy(&mut planes));
+        if let Some(Ok(())) = outcome {
+            self.content[key.0][expert as usize] = Some(buffer);
+            self.residency.arrived(key);
+            self.residency.hold(key);
+            self.given.push(key);
+            return Ok(true);
+        }
+        self.residency.vacated(key);
+        self.free.put(self.residency.class(key.0), buffer);
+        outcome.unwrap_or(Ok(())).map(|()| false)
+    }
+
+    fn exchanged(&mut self, set: ExpertSetId, experts: &[u32]) {
+        self.let_given_go();
+        for id in experts {
+            let key = (set.0, *id);
+            self.away[set.0][*id as usize] = true;
+            if self.residency.is_idle(key)
+                && let Some(buffer) = self.content[set.0][*id as usize].take()
+            {
+                self.residency.vacated(key);
+                self.free.put(self.residency.class(set.0), buffer);
+            }
+        }
     }
 
     fn visit(

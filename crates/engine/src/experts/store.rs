@@ -213,6 +213,34 @@ impl ExpertStore {
         layout.runs.iter().map(part).collect()
     }
 
+    /// Whether an expert's matrices are stored one by one, row after row.
+    pub fn is_separate(&self, set: ExpertSetId, expert: u32) -> bool {
+        self.location(set, expert).form == ExpertForm::Separate
+    }
+
+    /// The planes of gate, up and down in a slot, for writing; `None` if some share bytes.
+    pub fn planes_mut<'a>(
+        &self,
+        set: ExpertSetId,
+        expert: u32,
+        slot: &'a mut [u8],
+    ) -> Option<Vec<&'a mut [u8]>> {
+        let (location, layout) = &self.sets[set.0].experts[expert as usize];
+        let lengths = location.ranges().map(|range| range.len as usize);
+        let mut order: Vec<(usize, usize, usize)> =
+            layout.at.iter().zip(lengths).enumerate().map(|(plane, (at, len))| (*at, len, plane)).collect();
+        order.sort_unstable();
+        let mut planes: Vec<Option<&mut [u8]>> = order.iter().map(|_| None).collect();
+        let (mut rest, mut start) = (slot, 0);
+        for (at, len, plane) in order {
+            let (_, from) = rest.split_at_mut_checked(at.checked_sub(start)?)?;
+            let (found, after) = from.split_at_mut_checked(len)?;
+            planes[plane] = Some(found);
+            (rest, start) = (after, at + len);
+        }
+        planes.into_iter().collect()
+    }
+
     /// Passes samples of up to `len` bytes of every layer's experts to `visit`: of experts spread over the layer, from
     /// the beginning of the first one's planes to the end of the last one's, after how each stores them. All is passed
     /// where experts are few and small; some thousand reads are made at most where they are not.

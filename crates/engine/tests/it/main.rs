@@ -9,6 +9,7 @@ mod conversation;
 mod deepseek;
 mod demo_model;
 mod emulator;
+mod exchange;
 mod faults;
 mod generation_faults;
 mod pack;

@@ -282,7 +282,8 @@ impl Needs {
     fn new(model: &Model, backend: &dyn Backend, args: &PlanArgs) -> Result<Self> {
         let place = |memory| Placement::new(model, backend, &args.options(Some(memory)));
         let whole = place(u64::MAX)?;
-        let memory::Needs { trunk, kv, scratch, overhead, kept } = whole.budget.needs;
+        let needs = whole.budget.needs;
+        let memory::Needs { trunk, kv, scratch, overhead, .. } = needs;
         let minimum = match place(0) {
             Err(Error::Budget { minimum, .. }) => minimum,
             Err(error) => return Err(error.into()),
@@ -296,7 +297,7 @@ impl Needs {
             kv: kv.max(pages),
             scratch,
             overhead,
-            all_resident: trunk + kv + scratch + overhead + kept + whole.slots.bytes(),
+            all_resident: needs.held() + whole.slots.bytes(),
             minimum,
             context: whole.context,
             // As the engine takes it if nothing is asked for.
