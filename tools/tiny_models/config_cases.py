@@ -71,6 +71,17 @@ ROWS: dict[str, list[Row]] = {
     "mixtral_basic": rope() + TIED + keys("sliding_window", sliding_window=9),
     "qwen3_next_basic": rope() + part() + TIED + keys("norm_topk_prob", "layer_types", full_attention_interval=2),
     "qwen3_5_moe_text": rope() + part() + TIED,
+    "granitemoe_basic": rope()
+    + TIED
+    + keys(
+        "embedding_multiplier",
+        "attention_multiplier",
+        "residual_multiplier",
+        "logits_scaling",
+        residual_multiplier=-0.5,
+        num_experts_per_tok=3,
+        head_dim=8,
+    ),
     "olmoe_basic": rope() + TIED + keys("norm_topk_prob", clip_qkv=0.0),
     "deepseek_v2_lite": rope() + TIED + keys("routed_scaling_factor", norm_topk_prob=True),
     "minimax_m2_basic": rope() + part(0.5) + TIED + keys(norm_topk_prob=False, routed_scaling_factor=3.0),

@@ -591,6 +591,25 @@ SMALL = [
     ),
     # Divisors of frequencies for full layers only; limits of SwiGLU.
     GgufCase("step3p5_bf16", "step3p7", 71, configs.step3p7(), "BF16", n_tokens=96, converted=True),
+    # Factors everywhere; a shared expert.
+    GgufCase(
+        "granitemoe_bf16",
+        "granitemoeshared",
+        76,
+        configs.plain(
+            moe_intermediate_size=None,
+            num_local_experts=6,
+            shared_intermediate_size=28,
+            embedding_multiplier=3.0,
+            attention_multiplier=0.2,
+            residual_multiplier=0.6,
+            logits_scaling=1.5,
+            tie_word_embeddings=True,
+        ),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+    ),
 ]
 
 

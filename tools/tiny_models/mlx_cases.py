@@ -385,6 +385,31 @@ SMALL = [
         n_tokens=101,
     ),
     # Tied quantised embeddings.
+    # Factors everywhere; the router, o, down and the head at 8 bits, which is mlx-lm's own rule for this family.
+    MlxCase(
+        "granitemoe_4bit",
+        "granitemoe",
+        111,
+        dict(
+            vocab_size=297,
+            hidden_size=64,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            embedding_multiplier=3.0,
+            attention_multiplier=0.2,
+            residual_multiplier=0.6,
+            logits_scaling=1.5,
+            max_position_embeddings=512,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            bos_token_id=None,
+            eos_token_id=292,
+        ),
+        Affine(4, 32),
+    ),
     MlxCase("olmoe_8bit_tied", "olmoe", 84, _olmoe(tie_word_embeddings=True, num_experts=4), Affine(8, 64)),
     # kv_b_proj as embed_q and unembed_out, with widths of their own; groups of experts; a correction bias.
     MlxCase(

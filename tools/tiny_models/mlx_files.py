@@ -172,6 +172,8 @@ def stored_path(name: str, family: str) -> str:
         return "mlp.gate.gate".join(path.rsplit("mlp.gate", 1)) if path.endswith("mlp.gate") else path
     if family in ("mixtral", "minimax_m2"):
         path = path.replace(".mlp.", ".block_sparse_moe.")
+    if family == "granitemoe":
+        path = path.replace("block_sparse_moe.router", "block_sparse_moe.router.layer")
     if family == "kimi_linear":
         path = path.replace(".forget_gate.", ".").replace(".gate.e_score", ".e_score")
     if family == "mimo_v2_flash":

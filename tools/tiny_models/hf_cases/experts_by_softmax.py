@@ -1,4 +1,4 @@
-"""Full attention, experts scored by a softmax: Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE."""
+"""Full attention, experts scored by a softmax: Granite-MoE, Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE."""
 
 from typing import Any
 
@@ -57,6 +57,26 @@ def _olmoe(**changes: Any) -> dict[str, Any]:
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         pad_token_id=1,
         eos_token_id=2,
+    )
+    return base | changes
+
+
+def _granitemoe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.6,
+        logits_scaling=1.5,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     return base | changes
 
@@ -323,5 +343,26 @@ CASES = [
             max_position_embeddings=48,
             rope_parameters={"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 3.0},
         ),
+    ),
+    # As published: experts in one tensor each of gate with up and of down, under names that transformers translates.
+    HfCase("granitemoe_basic", "granitemoe", 58, _granitemoe(), published_keys=True),
+    # A shared expert; tied embeddings; biases on q, k, v and o; one kv head; transformers' own names; f32.
+    HfCase(
+        "granitemoeshared_tied",
+        "granitemoeshared",
+        59,
+        _granitemoe(
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_key_value_heads=1,
+            shared_intermediate_size=14,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+            residual_multiplier=0.4,
+            logits_scaling=0.7,
+        ),
+        dtype="float32",
+        stacked_experts=True,
     ),
 ]

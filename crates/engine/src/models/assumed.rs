@@ -10,7 +10,7 @@ use std::sync::Arc;
 use moeflux_compute::{BlockScale, DType, Half};
 use serde_json::Value;
 
-use super::{Layout, Model, OutlinedWeight, outline};
+use super::{Layout, Model, OutlinedWeight, names_of, outline};
 use crate::checkpoint::quantization::{self, Method};
 use crate::checkpoint::{Checkpoint, Format, gguf, json};
 use crate::{Error, Result};
@@ -172,7 +172,9 @@ impl Assumed {
         let size = |keys: &[&str]| {
             keys.iter().find_map(|key| config[*key].as_u64()).unwrap_or(0).min(1 << 20) as usize
         };
-        let mut optional = vec!["lm_head.weight", "linear_attn.in_proj_qkv.weight"];
+        let names = names_of(config["model_type"].as_str().unwrap_or_default());
+        let mut optional = vec!["lm_head.weight"];
+        optional.extend(names.published);
         if !config["q_lora_rank"].is_null() {
             optional.push("self_attn.q_a_proj.weight");
         }
@@ -181,10 +183,6 @@ impl Assumed {
         }
         if config["attention_bias"] == true || config["qkv_bias"] == true {
             optional.extend(["q_proj.bias", "k_proj.bias", "v_proj.bias"]);
-        }
-        if config["model_type"] == "gpt_oss" {
-            optional.extend(["self_attn.o_proj.bias", "mlp.router.bias", "self_attn.sinks"]);
-            optional.push("mlp.experts.gate_proj.weight");
         }
         Self {
             storage,

@@ -225,10 +225,25 @@ pub fn attention(
     x: Value,
     kind: &AttentionKind,
 ) -> Result<Value> {
-    let base = format!("model.layers.{layer}");
-    let module = |name: &str| format!("{base}.self_attn.{name}");
     r.graph.scope(format!("layers.{layer}.self_attn"));
-    let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
+    let h = r.rms_norm(x, &format!("model.layers.{layer}.input_layernorm"), 1, d.eps)?;
+    let out = attention_of(r, d, layer, h, kind, (d.head_dim as f32).sqrt().recip())?;
+    Ok(r.graph.add(x, out)?)
+}
+
+/// Attention of normed h, with `scale` as the factor on scores.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn attention_of(
+    r: &mut Recorder,
+    d: &Decoder,
+    layer: usize,
+    h: Value,
+    kind: &AttentionKind,
+    scale: f32,
+) -> Result<Value> {
+    let module = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
     let (q_width, kv_width) = (d.heads * d.head_dim, d.kv_heads * d.head_dim);
     let [mut q, mut k, mut v] = if r.has(&module("qkv_proj")) {
         let ends = [q_width, q_width + kv_width, q_width + 2 * kv_width];
@@ -248,13 +263,11 @@ pub fn attention(
     }
     q = r.graph.rope(q, d.heads, kind.rope)?;
     k = r.graph.rope(k, d.kv_heads, kind.rope)?;
-    let scale = (d.head_dim as f32).sqrt().recip();
     let shape =
         Attention { window: kind.window, ..Attention::grouped(d.heads, d.kv_heads, d.head_dim, scale) };
     let sinks = r.sinks(layer, d.heads)?;
     let mixed = r.graph.attention_with_sinks(q, k, v, shape, sinks)?;
-    let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;
-    Ok(r.graph.add(x, out)?)
+    r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)
 }
 
 /// Norm, dense SwiGLU of `width`, residual.
@@ -299,10 +312,8 @@ pub fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize, activation: A
         let mut half = |rows| r.linear_part(h, &joint, 2 * width, &[rows], Precision::Fast);
         [half(0..width)?, half(width..2 * width)?]
     } else {
-        // What transformers writes for published checkpoints of Hunyuan 4.
-        let gate = if r.has(&format!("{module}.linear_gate")) { "linear_gate" } else { "gate_proj" };
         let mut all = |name| r.linear(h, &format!("{module}.{name}"), width, Precision::Fast);
-        [all(gate)?, all("up_proj")?]
+        [all("gate_proj")?, all("up_proj")?]
     };
     let product = r.graph.activate(activation, Some(gate), up)?;
     r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast)

@@ -1,37 +1,30 @@
 //! [`Config`]: a model's configuration by Hugging Face's key names, whatever the checkpoint's format.
 //!
-//! GGUF files name the same things differently (`qwen3moe.embedding_length` for `hidden_size`); `GGUF_KEYS` is
-//! the dictionary. Values are checked where they are read: an error names file, key, expected and got.
-
-mod keys;
+//! GGUF files name the same things differently (`qwen3moe.embedding_length` for `hidden_size`); [`Names`] is the
+//! dictionary. Values are checked where they are read: an error names file, key, expected and got.
 
 use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
-use keys::{ALIASES, GGUF_KEYS};
-
-use crate::checkpoint::{Checkpoint, Format, gguf, json};
+use super::names::Names;
+use crate::checkpoint::{Checkpoint, Format, gguf};
 use crate::{Error, Result};
 
-/// A Hugging Face configuration's values under GGUF's keys, without the architecture's prefix.
-pub(crate) fn gguf_counterparts(config: &Value) -> Vec<(&'static str, Value)> {
+/// The values of a Hugging Face configuration of the family `names` under GGUF's keys, without the architecture's prefix.
+pub(crate) fn gguf_counterparts(config: &Value, names: &Names) -> Vec<(&'static str, Value)> {
     let places = |key| places(key, config, rope_parameters(config), false);
-    let names = |key: &'static str| {
-        let type_alias = (key == "rope_type").then_some("type");
-        std::iter::once(key)
-            .chain(ALIASES.iter().filter(move |(k, _)| *k == key).map(|(_, a)| *a))
-            .chain(type_alias)
-    };
     let value = |key| {
+        let type_alias = (key == "rope_type").then_some("type");
+        let names = names.keys(key).chain(type_alias);
         let places = places(key).into_iter().flatten();
-        places.flat_map(|place| names(key).map(|name| &place[name])).find(|v| !v.is_null())
+        places.flat_map(|place| names.clone().map(|name| &place[name])).find(|v| !v.is_null())
     };
-    GGUF_KEYS.iter().filter_map(|(key, gguf)| Some((*gguf, value(key)?.clone()))).collect()
+    names.gguf_keys().filter_map(|(key, gguf)| Some((gguf, value(key)?.clone()))).collect()
 }
 
 /// Largest width, count of heads, experts or layers: far beyond any model's, and three of them multiply without overflow.
-const MAX_SIZE: u64 = 1 << 20;
+pub(crate) const MAX_SIZE: u64 = 1 << 20;
 
 /// Most layers and most experts of a layer, each some ten times what any model has: they are not only multiplied, each
 /// takes memory.
@@ -173,6 +166,7 @@ pub struct Config<'a> {
     checkpoint: &'a Checkpoint,
     /// Prefix of GGUF keys.
     gguf_prefix: &'a str,
+    names: &'a Names,
     /// Maximum positions of a sequence, if known.
     context: Option<usize>,
     /// A flag with another default than the usual one.
@@ -187,19 +181,23 @@ pub struct Config<'a> {
     rope: Option<&'static str>,
     /// Whether nothing beside sets of rotary parameters is read.
     rope_sets_only: bool,
-    /// Keys whose other names are looked up first.
-    aliases_first: &'a [&'a str],
     /// The object whose keys are read in place of the model's.
     within: Option<&'static str>,
 }
 
 impl<'a> Config<'a> {
     /// The configuration of `checkpoint`, for sequences of `context` positions if that is known; GGUF keys start with
-    /// `gguf_prefix`.
-    pub fn new(checkpoint: &'a Checkpoint, gguf_prefix: &'a str, context: Option<usize>) -> Self {
+    /// `gguf_prefix`, and the family has `names`.
+    pub fn new(
+        checkpoint: &'a Checkpoint,
+        gguf_prefix: &'a str,
+        names: &'a Names,
+        context: Option<usize>,
+    ) -> Self {
         Self {
             checkpoint,
             gguf_prefix,
+            names,
             context,
             assumed: None,
             defaults: &[],
@@ -207,7 +205,6 @@ impl<'a> Config<'a> {
             default_rope: None,
             rope: None,
             rope_sets_only: false,
-            aliases_first: &[],
             within: None,
         }
     }
@@ -230,11 +227,6 @@ impl<'a> Config<'a> {
     /// The same configuration with `defaults` for keys that a Hugging Face configuration does not have; null is no default.
     pub fn with_defaults(self, defaults: &'a KeyDefaults) -> Self {
         Self { defaults, ..self }
-    }
-
-    /// The same configuration, where other names of `keys` count if both are given.
-    pub fn with_aliases_first(self, keys: &'a [&'a str]) -> Self {
-        Self { aliases_first: keys, ..self }
     }
 
     /// The same configuration with the object `rope` for its rotary parameters where it has none.
@@ -302,7 +294,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn within(self, key: &'static str) -> Result<Option<Self>> {
-        let found = self.optional(key, "an object", |v| v.is_object().then_some(()))?;
+        let found = self.read(key, "an object", |v| v.is_object().then_some(()))?;
         Ok(found.map(|()| Self { within: Some(key), ..self }))
     }
 
@@ -336,15 +328,11 @@ impl<'a> Config<'a> {
     /// The key's value and the name under which it was found, in whichever form the configuration has.
     fn lookup(&self, key: &str) -> Option<(String, Value)> {
         if self.format() == Format::Gguf {
-            let (_, name) = GGUF_KEYS.iter().find(|(hf, _)| *hf == key)?;
-            let name = format!("{}.{name}", self.gguf_prefix);
+            let name = format!("{}.{}", self.gguf_prefix, self.names.gguf_key(key)?);
             let value = gguf_value(self.checkpoint.metadata().get(&name)?);
             return Some((name, value));
         }
-        let aliases = || ALIASES.iter().filter(|(k, _)| *k == key).map(|(_, alias)| *alias);
-        let first = self.aliases_first.contains(&key);
-        let (before, after) = (first.then(aliases), (!first).then(aliases));
-        let names = before.into_iter().flatten().chain([key]).chain(after.into_iter().flatten());
+        let names = self.names.keys(key);
         let found: Vec<(String, Value)> = self
             .places(key)
             .flat_map(|place| {
@@ -359,9 +347,9 @@ impl<'a> Config<'a> {
     }
 
     fn error(&self, key: &str, expected: &str, got: Option<&(String, Value)>) -> Error {
-        let key = match (got, GGUF_KEYS.iter().find(|(hf, _)| *hf == key)) {
+        let key = match (got, self.names.gguf_key(key)) {
             (Some((name, _)), _) => name.clone(),
-            (None, Some((_, name))) if self.format() == Format::Gguf => {
+            (None, Some(name)) if self.format() == Format::Gguf => {
                 format!("{}.{name}", self.gguf_prefix)
             }
             (None, _) => key.to_owned(),
@@ -374,8 +362,11 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A number read with `convert`, or nothing if the key is absent.
-    fn optional<T>(
+    /// What `convert` makes of the key's value, or nothing if the key is absent.
+    ///
+    /// # Errors
+    /// [`Error::Config`] saying what is `expected` if it makes nothing of it.
+    pub fn read<T>(
         &self,
         key: &str,
         expected: &str,
@@ -388,7 +379,7 @@ impl<'a> Config<'a> {
     /// An integer within `range`, or nothing if the key is absent.
     fn whole(&self, key: &str, range: RangeInclusive<u64>) -> Result<Option<usize>> {
         let expected = format!("an integer from {} to {}", range.start(), range.end());
-        self.optional(key, &expected, |v| Some(v.as_u64().filter(|n| range.contains(n))? as usize))
+        self.read(key, &expected, |v| Some(v.as_u64().filter(|n| range.contains(n))? as usize))
     }
 
     /// A width or a number of layers, heads, experts: positive and below a million or so. Nothing if the key is absent.
@@ -432,14 +423,16 @@ impl<'a> Config<'a> {
         if let Some(layers) = self.optional_size(key)? {
             return Ok(layers);
         }
-        let listed = match self.words("layers_block_type")? {
-            Some(kinds) => kinds.len(),
-            None => self.letters("hybrid_override_pattern")?.map_or(0, |letters| letters.len()),
+        let Names { layer_kinds, layer_letters, .. } = *self.names;
+        let listed = match (self.words(layer_kinds)?, layer_letters) {
+            (Some(kinds), _) => kinds.len(),
+            (None, Some(key)) => self.letters(key)?.map_or(0, |letters| letters.len()),
+            (None, None) => 0,
         };
         match listed {
             0 => self.size(key),
             listed if listed as u64 <= MAX_LAYERS => Ok(listed),
-            _ => Err(self.unsupported("layers_block_type", &format!("at most {MAX_LAYERS} layers"))),
+            _ => Err(self.unsupported(layer_kinds, &format!("at most {MAX_LAYERS} layers"))),
         }
     }
 
@@ -448,7 +441,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
-        self.optional(key, "a number that f32 can hold", |v| v.as_f64().filter(|n| (*n as f32).is_finite()))
+        self.read(key, "a number that f32 can hold", |v| v.as_f64().filter(|n| (*n as f32).is_finite()))
     }
 
     /// As [`Config::number`], of the rotary parameters that [`Config::with_rope`] put first only, if it did.
@@ -480,7 +473,7 @@ impl<'a> Config<'a> {
     /// [`Error::Config`] if it is something else.
     pub fn flag(&self, key: &str, default: bool) -> Result<bool> {
         let assumed = self.assumed.filter(|(assumed, _)| *assumed == key).map(|(_, value)| value);
-        let found = self.optional(key, "true or false", Value::as_bool)?;
+        let found = self.read(key, "true or false", Value::as_bool)?;
         let default = !self.is_null(key) && assumed.unwrap_or(default);
         Ok(found.unwrap_or(default))
     }
@@ -490,7 +483,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn word(&self, key: &str) -> Result<Option<String>> {
-        self.optional(key, "a string", |v| v.as_str().map(str::to_owned))
+        self.read(key, "a string", |v| v.as_str().map(str::to_owned))
     }
 
     /// A word's letters, or a list of them; nothing if the key is absent.
@@ -502,25 +495,9 @@ impl<'a> Config<'a> {
             let mut letters = text.chars();
             letters.next().filter(|_| letters.next().is_none())
         };
-        self.optional(key, "a string or a list of letters", |v| match v {
+        self.read(key, "a string or a list of letters", |v| match v {
             Value::String(text) => Some(text.chars().collect()),
             Value::Array(all) => all.iter().map(|v| letter(v.as_str()?)).collect(),
-            _ => None,
-        })
-    }
-
-    /// Two numbers, of which the second is not below the first and may be infinite, as [`json`]
-    /// has it; nothing if the key is absent.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if it is something else.
-    pub fn limits(&self, key: &str) -> Result<Option<(f32, f32)>> {
-        let number = |v: &Value| match v.as_f64() {
-            Some(n) => Some(n as f32).filter(|n| n.is_finite()),
-            None => json::is_infinity(v).then_some(f32::INFINITY),
-        };
-        self.optional(key, "two numbers, the larger one last", |v| match v.as_array()?.as_slice() {
-            [least, most] => Some((number(least)?, number(most)?)).filter(|(least, most)| least <= most),
             _ => None,
         })
     }
@@ -528,26 +505,6 @@ impl<'a> Config<'a> {
     /// Whether the key is there without a value, which is something else than not being there.
     pub fn is_null(&self, key: &str) -> bool {
         self.places(key).find_map(|place| place.get(key)).is_some_and(Value::is_null)
-    }
-
-    /// The number that random numbers are made from: whole and not negative, or nothing if the key is absent.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if it is something else.
-    pub fn seed(&self, key: &str) -> Result<Option<u64>> {
-        self.optional(key, "an integer", Value::as_u64)
-    }
-
-    /// A token's id, or the first of several; nothing if the key is absent.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if it is something else.
-    pub fn token(&self, key: &str) -> Result<Option<u32>> {
-        let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
-        self.optional(key, "a token's id or a list of them", |v| match v {
-            Value::Array(ids) => id(ids.first()?),
-            other => id(other),
-        })
     }
 
     /// Checks what no family asks for by itself: objects that are none, and an activation other than those that its
@@ -561,7 +518,7 @@ impl<'a> Config<'a> {
             return Err(self.error("text_config", "an object", Some(&("text_config".into(), value.clone()))));
         }
         for key in ROPE_OBJECTS {
-            self.optional(key, "an object", |v| v.is_object().then_some(()))?;
+            self.read(key, "an object", |v| v.is_object().then_some(()))?;
         }
         match self.word("hidden_act")? {
             Some(word) if !activations.contains(&word.as_str()) => {
@@ -576,7 +533,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn size_in(&self, key: &str, name: &str) -> Result<Option<usize>> {
-        let Some(found) = self.optional(key, "an object", |v| v.as_object().cloned())? else {
+        let Some(found) = self.read(key, "an object", |v| v.as_object().cloned())? else {
             return Ok(None);
         };
         let Some(value) = found.get(name).filter(|v| !v.is_null()) else { return Ok(None) };
@@ -594,7 +551,7 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] if it is something else.
     pub fn sizes_in(&self, key: &str, name: &str) -> Result<Option<Vec<usize>>> {
-        let Some(found) = self.optional(key, "an object", |v| v.as_object().cloned())? else {
+        let Some(found) = self.read(key, "an object", |v| v.as_object().cloned())? else {
             return Ok(None);
         };
         let Some(value) = found.get(name).filter(|v| !v.is_null()) else { return Ok(None) };
@@ -616,16 +573,7 @@ impl<'a> Config<'a> {
         let item = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
         let convert = |v: &Value| v.as_array()?.iter().map(item).collect();
         let expected = format!("a list of integers up to {MAX_SIZE}");
-        Ok(self.optional(key, &expected, convert)?.unwrap_or_default())
-    }
-
-    /// A list of integers of any size; empty if the key is absent.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if it is something else.
-    pub fn whole_numbers(&self, key: &str) -> Result<Vec<u64>> {
-        let convert = |v: &Value| v.as_array()?.iter().map(Value::as_u64).collect();
-        Ok(self.optional(key, "a list of integers", convert)?.unwrap_or_default())
+        Ok(self.read(key, &expected, convert)?.unwrap_or_default())
     }
 
     /// A list of integers, which may be zero, of each of `layers` layers; nothing if the key is absent.
@@ -635,7 +583,7 @@ impl<'a> Config<'a> {
     pub fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>> {
         let number = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
         let expected = format!("a list of integers up to {MAX_SIZE}, one for each of {layers} layers");
-        self.optional(key, &expected, |v| {
+        self.read(key, &expected, |v| {
             let numbers: Option<Vec<usize>> = v.as_array()?.iter().map(number).collect();
             numbers.filter(|numbers| numbers.len() >= layers)
         })
@@ -649,29 +597,13 @@ impl<'a> Config<'a> {
     pub fn magnitude_per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<f64>>> {
         let number = |v: &Value| v.as_f64().filter(|n| (*n as f32).is_finite() && *n >= 0.0);
         if self.format() != Format::Gguf {
-            let one = self.optional(key, "a number that is not negative", number)?;
+            let one = self.read(key, "a number that is not negative", number)?;
             return Ok(one.map(|number| vec![number; layers]));
         }
         let expected = format!("a list of non-negative numbers, one for each of {layers} layers");
-        self.optional(key, &expected, |v| {
+        self.read(key, &expected, |v| {
             let numbers: Option<Vec<f64>> = v.as_array()?.iter().map(number).collect();
             numbers.filter(|numbers| numbers.len() >= layers)
-        })
-    }
-
-    /// As [`Config::sizes`], where the list may also be a text with commas; nothing if the key is absent.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if it is something else.
-    pub fn listed_sizes(&self, key: &str) -> Result<Option<Vec<usize>>> {
-        let item = |v: &Value| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
-        let part = |part: &str| part.parse().ok().filter(|n| *n as u64 <= MAX_SIZE);
-        self.optional(key, "integers with commas between them", |v| match v {
-            Value::String(text) => {
-                let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-                parts.map(part).collect()
-            }
-            other => other.as_array()?.iter().map(item).collect(),
         })
     }
 
@@ -681,20 +613,7 @@ impl<'a> Config<'a> {
     /// [`Error::Config`] if it is something else.
     pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
         let item = |v: &Value| v.as_f64().filter(|n| n.is_finite());
-        self.optional(key, "a list of numbers", |v| v.as_array()?.iter().map(item).collect())
-    }
-
-    /// A list of numbers that are not negative, or nothing in place of one; nothing if the key is absent.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if it is something else.
-    pub fn magnitudes(&self, key: &str) -> Result<Option<Vec<Option<f64>>>> {
-        let item = |v: &Value| match v {
-            Value::Null => Some(None),
-            v => v.as_f64().filter(|n| *n >= 0.0 && (*n as f32).is_finite()).map(Some),
-        };
-        let convert = |v: &Value| v.as_array()?.iter().map(item).collect();
-        self.optional(key, "a list of numbers that are not negative", convert)
+        self.read(key, "a list of numbers", |v| v.as_array()?.iter().map(item).collect())
     }
 
     /// A number for each of several layers, or one for all, which is repeated; nothing if the key is absent.
@@ -704,7 +623,7 @@ impl<'a> Config<'a> {
     pub fn number_by_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<f64>>> {
         let item = |v: &Value| v.as_f64().filter(|n| (*n as f32).is_finite());
         let expected = format!("a number, or one for each of {layers} layers");
-        self.optional(key, &expected, |v| match v {
+        self.read(key, &expected, |v| match v {
             Value::Array(all) if all.len() >= layers => all.iter().map(item).collect(),
             Value::Array(_) => None,
             one => Some(vec![item(one)?; layers]),
@@ -723,22 +642,6 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Whole numbers of the object `key`, whose names are numbers of layers and whose values are objects that may have
-    /// nothing but `name`.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if it is something else.
-    pub fn size_of_layers(&self, key: &str, name: &str) -> Result<Vec<(usize, usize)>> {
-        let expected = format!("layers with an integer {name} each");
-        let layer = |(layer, own): (&String, &Value)| {
-            let own = own.as_object()?;
-            let size = own.get(name)?.as_u64().filter(|n| own.len() == 1 && (1..=MAX_SIZE).contains(n))?;
-            Some((layer.parse().ok()?, size as usize))
-        };
-        let found = self.optional(key, &expected, |v| v.as_object()?.iter().map(layer).collect())?;
-        Ok(found.unwrap_or_default())
-    }
-
     /// A list of truth values, in GGUF files also of numbers of which 0 is false; nothing if the key is absent.
     ///
     /// # Errors
@@ -746,7 +649,7 @@ impl<'a> Config<'a> {
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
         let gguf = self.format() == Format::Gguf;
         let flag = |v: &Value| v.as_bool().or(v.as_u64().filter(|_| gguf).map(|number| number != 0));
-        self.optional(key, "a list of true and false", |v| v.as_array()?.iter().map(flag).collect())
+        self.read(key, "a list of true and false", |v| v.as_array()?.iter().map(flag).collect())
     }
 
     /// A list of words; nothing if the key is absent.
@@ -755,7 +658,7 @@ impl<'a> Config<'a> {
     /// [`Error::Config`] if it is something else.
     pub fn words(&self, key: &str) -> Result<Option<Vec<String>>> {
         let word = |v: &Value| v.as_str().map(str::to_owned);
-        self.optional(key, "a list of strings", |v| v.as_array()?.iter().map(word).collect())
+        self.read(key, "a list of strings", |v| v.as_array()?.iter().map(word).collect())
     }
 
     /// Kinds of layers, by the names that transformers has for them now; nothing if the key is absent.
@@ -770,18 +673,6 @@ impl<'a> Config<'a> {
             _ => kind,
         };
         Ok(self.words(key)?.map(|kinds| kinds.into_iter().map(now).collect()))
-    }
-
-    /// A list of words, or of the letters of one word; nothing if the key is absent.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if it is something else.
-    pub fn words_or_letters(&self, key: &str) -> Result<Option<Vec<String>>> {
-        let word = |v: &Value| v.as_str().map(str::to_owned);
-        self.optional(key, "a string or a list of strings", |v| match v {
-            Value::String(letters) => Some(letters.chars().map(String::from).collect()),
-            other => other.as_array()?.iter().map(word).collect(),
-        })
     }
 
     /// An error about this configuration's `key`.

@@ -9,7 +9,8 @@ use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
 use super::blocks;
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Defaults};
-use super::latent::Growth;
+use super::latent::{self, Growth};
+use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
 use crate::Result;
@@ -21,6 +22,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["deepseek_v2"],
     gguf_architectures: &["deepseek2"],
     hidden_act: SILU,
+    names: &Names { gguf_tensors: &[latent::GGUF_TENSORS], gguf_keys: &[latent::GGUF_KEYS], ..Names::COMMON },
     record,
 };
 

@@ -10,6 +10,7 @@ use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v2;
 use super::indexer::{IndexRotation, Indexer};
 use super::latent::{self, Growth, Latent};
+use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
 use super::rope;
 use super::{Family, SILU};
@@ -22,6 +23,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["deepseek_v3", "kimi_k2"],
     gguf_architectures: &["deepseek2"],
     hidden_act: SILU,
+    names: &Names { gguf_tensors: &[latent::GGUF_TENSORS], gguf_keys: &[latent::GGUF_KEYS], ..Names::COMMON },
     record,
 };
 

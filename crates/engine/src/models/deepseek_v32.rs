@@ -10,7 +10,8 @@ use super::blocks;
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Choice, Defaults};
 use super::indexer::{self, Indexer};
-use super::latent::Growth;
+use super::latent::{self, Growth};
+use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
 use crate::Result;
@@ -22,6 +23,11 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["deepseek_v32", "glm_moe_dsa"],
     gguf_architectures: &["deepseek32", "glm-dsa"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[latent::GGUF_TENSORS, indexer::GGUF_TENSORS],
+        gguf_keys: &[latent::GGUF_KEYS, indexer::GGUF_KEYS],
+        ..Names::COMMON
+    },
     record,
 };
 

@@ -14,6 +14,8 @@ use moeflux_compute::graph::{
 use super::blocks;
 use super::blocks::streams::{self, Connection};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::indexer;
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -26,8 +28,27 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["deepseek_v4"],
     gguf_architectures: &["deepseek4"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_keys: &[indexer::GGUF_KEYS, streams::GGUF_KEYS, GGUF_KEYS],
+        // Published checkpoints have nothing before their names.
+        prefixes: &["model.", "model.language_model.", "language_model.model.", ""],
+        top: &["embed_tokens", "embed"],
+        ..Names::COMMON
+    },
     record,
 };
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("q_lora_rank", "attention.q_lora_rank"),
+    ("qk_rope_head_dim", "rope.dimension_count"),
+    ("o_groups", "attention.output_group_count"),
+    ("o_lora_rank", "attention.output_lora_rank"),
+    ("compress_ratios", "attention.compress_ratios"),
+    ("compress_rope_theta", "attention.compress_rope_freq_base"),
+    ("num_hash_layers", "hash_layer_count"),
+    ("swiglu_limit_shared", "swiglu_clamp_shexp"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[

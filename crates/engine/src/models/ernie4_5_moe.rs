@@ -7,6 +7,7 @@ use moeflux_compute::graph::{RopeStyle, Route, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -18,6 +19,10 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["ernie4_5_moe"],
     gguf_architectures: &["ernie4_5-moe"],
     hidden_act: SILU,
+    names: &Names {
+        other_keys: &[("num_experts", "moe_num_experts"), ("num_experts_per_tok", "moe_k")],
+        ..Names::COMMON
+    },
     record,
 };
 

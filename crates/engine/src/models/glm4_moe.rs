@@ -8,6 +8,7 @@ use moeflux_compute::graph::{RopeStyle, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -19,6 +20,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["glm4_moe"],
     gguf_architectures: &["glm4moe"],
     hidden_act: SILU,
+    names: &Names::COMMON,
     record,
 };
 

@@ -7,7 +7,8 @@ use moeflux_compute::graph::Value;
 use super::blocks;
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Defaults};
-use super::latent::Growth;
+use super::latent::{self, Growth};
+use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
 use crate::Result;
@@ -18,6 +19,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["glm4_moe_lite"],
     gguf_architectures: &["deepseek2"],
     hidden_act: SILU,
+    names: &Names { gguf_tensors: &[latent::GGUF_TENSORS], gguf_keys: &[latent::GGUF_KEYS], ..Names::COMMON },
     record,
 };
 

@@ -7,12 +7,13 @@
 
 use moeflux_compute::graph::{Activation, Decay, HyperConnection, HyperKind, Route, Value};
 
-use super::blocks::delta::{KimiDelta, LINEAR};
-use super::blocks::streams::Connection;
+use super::blocks::delta::{self, KimiDelta, LINEAR};
+use super::blocks::streams::{self, Connection};
 use super::blocks::{self, Moe};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::indexer::{self, Indexer};
 use super::latent::{self, Latent};
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -24,8 +25,27 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["glm5_next", "glm5_next_text"],
     gguf_architectures: &["glm5-next"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[
+            latent::GGUF_TENSORS,
+            indexer::GGUF_TENSORS,
+            delta::GGUF_TENSORS,
+            streams::GGUF_TENSORS,
+        ],
+        gguf_keys: &[latent::GGUF_KEYS, indexer::GGUF_KEYS, delta::GGUF_KEYS, streams::GGUF_KEYS, GGUF_KEYS],
+        ..Names::COMMON
+    },
     record,
 };
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("index_kpool", "attention.indexer.kpool"),
+    ("index_kpool_always_select_tail", "attention.indexer.kpool_select_tail"),
+    ("linear_lower_bound", "kda.gate_lower_bound"),
+    ("swiglu_limits", "swiglu_clamp_exp"),
+    ("swiglu_limits_shared", "swiglu_clamp_shexp"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[

@@ -8,6 +8,7 @@ use moeflux_compute::graph::{Activation, ExpertMlp, Precision, RopeStyle, Route,
 
 use super::blocks::{self, AttentionKind, Decoder, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
 use crate::Result;
@@ -19,6 +20,16 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["gpt_oss"],
     gguf_architectures: &["gpt-oss"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[&[("mlp.router", "ffn_gate_inp")]],
+        published: &[
+            "self_attn.o_proj.bias",
+            "mlp.router.bias",
+            "self_attn.sinks",
+            "mlp.experts.gate_proj.weight",
+        ],
+        ..Names::COMMON
+    },
     record,
 };
 

@@ -7,14 +7,21 @@ use moeflux_compute::graph::{RopeStyle, Route, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "Hy3", model_types: &["hy_v3"], gguf_architectures: &["hy_v3"], hidden_act: SILU, record };
+pub(super) const FAMILY: Family = Family {
+    name: "Hy3",
+    model_types: &["hy_v3"],
+    gguf_architectures: &["hy_v3"],
+    hidden_act: SILU,
+    names: &Names { other_tensors: &[("mlp.e_score_correction_bias", "mlp.expert_bias")], ..Names::COMMON },
+    record,
+};
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[

@@ -13,14 +13,40 @@ use super::blocks::{self, Moe};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::indexer::{self, IndexRotation, Indexer};
 use super::latent::{self, Latent, More};
+use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
-pub(super) const FAMILY: Family =
-    Family { name: "Hy4", model_types: &["hy_v4"], gguf_architectures: &["hy_v4"], hidden_act: SILU, record };
+pub(super) const FAMILY: Family = Family {
+    name: "Hy4",
+    model_types: &["hy_v4"],
+    gguf_architectures: &["hy_v4"],
+    hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[
+            latent::GGUF_TENSORS,
+            indexer::GGUF_TENSORS,
+            streams::GGUF_TENSORS,
+            &[("self_attn.g_proj", "attn_gate"), ("self_attn.sinks", "attn_sinks.weight")],
+        ],
+        gguf_keys: &[
+            latent::GGUF_KEYS,
+            indexer::GGUF_KEYS,
+            streams::GGUF_KEYS,
+            &[("hc_magnitude", "hyper_connection.magnitude")],
+        ],
+        // What transformers writes for published checkpoints.
+        other_tensors: &[
+            ("mlp.gate_proj", "mlp.linear_gate"),
+            ("mlp.shared_experts.gate_proj", "mlp.shared_experts.linear_gate"),
+        ],
+        ..Names::COMMON
+    },
+    record,
+};
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[

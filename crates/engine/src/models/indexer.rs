@@ -4,11 +4,31 @@
 use moeflux_compute::graph::{
     BlockChoice, BlockScore, Chosen, EntryIndex, IndexInputs, Placement, Precision, Value, WindowPool,
 };
+use serde_json::Value as Json;
 
 use super::config::Config;
+use super::names::NameMap;
 use super::recorder::{Form, Recorder};
 use crate::Result;
 use crate::checkpoint::Format;
+
+/// Modules and tensors of GGUF files.
+pub const GGUF_TENSORS: NameMap = &[
+    ("self_attn.indexer.wq_b", "indexer.attn_q_b"),
+    ("self_attn.indexer.wk", "indexer.attn_k"),
+    ("self_attn.indexer.weights_proj", "indexer.proj"),
+    ("self_attn.indexer.k_norm", "indexer.k_norm"),
+    ("self_attn.indexer.index_kpool_compress_gate", "indexer_compressor_gate.weight"),
+    ("self_attn.indexer.index_kpool_compress_ape", "indexer_compressor_ape.weight"),
+];
+
+/// Keys of GGUF files.
+pub const GGUF_KEYS: NameMap = &[
+    ("index_topk", "attention.indexer.top_k"),
+    ("index_n_heads", "attention.indexer.head_count"),
+    ("index_head_dim", "attention.indexer.key_length"),
+    ("indexer_types", "attention.indexer.types"),
+];
 
 /// Where channels of the index are rotated.
 #[derive(Debug, Clone, Copy)]
@@ -104,6 +124,15 @@ pub fn layers_with_indexer(config: &Config<'_>, layers: usize, default: Vec<bool
     }
 }
 
+/// A list of words, or the letters of one word.
+fn words_or_letters(config: &Config<'_>, key: &str) -> Result<Option<Vec<String>>> {
+    let word = |v: &Json| v.as_str().map(str::to_owned);
+    config.read(key, "a string or a list of strings", |v| match v {
+        Json::String(letters) => Some(letters.chars().map(String::from).collect()),
+        other => other.as_array()?.iter().map(word).collect(),
+    })
+}
+
 /// The default of [`layers_with_indexer`] for models whose pattern has other keys: `index_topk_pattern`, else every
 /// `index_topk_freq`th layer from `index_skip_topk_offset` on.
 ///
@@ -111,7 +140,7 @@ pub fn layers_with_indexer(config: &Config<'_>, layers: usize, default: Vec<bool
 /// [`crate::Error::Config`] for values that are none.
 pub fn pattern(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let key = "index_topk_pattern";
-    if let Some(pattern) = config.words_or_letters(key)? {
+    if let Some(pattern) = words_or_letters(config, key)? {
         let kind = |word: &String| match word.as_str() {
             "F" | "full" => Ok(true),
             "S" | "shared" => Ok(false),

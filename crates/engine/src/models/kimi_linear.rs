@@ -6,10 +6,11 @@
 
 use moeflux_compute::graph::{Decay, RopeStyle, Route, Value};
 
-use super::blocks::delta::{KimiDelta, LINEAR};
+use super::blocks::delta::{self, KimiDelta, LINEAR};
 use super::blocks::{self, Decoder, Moe};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::latent::{self, Latent};
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -21,8 +22,24 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["kimi_linear"],
     gguf_architectures: &["kimi-linear"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[latent::GGUF_TENSORS, delta::GGUF_TENSORS],
+        gguf_keys: &[latent::GGUF_KEYS, delta::GGUF_KEYS],
+        other_keys: &[("scoring_func", "moe_router_activation_func")],
+        first_keys: FIRST_KEYS,
+        ..Names::COMMON
+    },
     record,
 };
+
+/// Keys of published configurations, with which transformers overwrites its own.
+const FIRST_KEYS: NameMap = &[
+    ("num_experts_per_tok", "num_experts_per_token"),
+    ("norm_topk_prob", "moe_renormalize"),
+    ("n_group", "num_expert_group"),
+    ("n_shared_experts", "num_shared_experts"),
+    ("max_position_embeddings", "model_max_length"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[
@@ -36,10 +53,6 @@ const DEFAULTS: &KeyDefaults = &[
     ("qk_rope_head_dim", DefaultValue::Count(64)),
     ("v_head_dim", DefaultValue::Count(128)),
 ];
-
-/// Keys that transformers overwrites with what the published names say.
-const PUBLISHED_FIRST: &[&str] =
-    &["num_experts_per_tok", "norm_topk_prob", "n_group", "n_shared_experts", "max_position_embeddings"];
 
 /// For each layer whether its attention is linear: as `layer_types` says, or lists of layers counted from one, else all
 /// but every fourth after the first. In GGUF files such layers have no key heads.
@@ -73,7 +86,7 @@ fn linear_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
-    let config = &config.with_defaults(DEFAULTS).with_aliases_first(PUBLISHED_FIRST);
+    let config = &config.with_defaults(DEFAULTS);
     let heads = config.size("num_attention_heads")?;
     let latent = Latent::new(config, r, heads, RopeStyle::Interleaved)?.not_rotated();
     let d = Decoder {

@@ -6,10 +6,35 @@ use moeflux_compute::graph::{
 
 use super::blocks::{self, Decoder};
 use super::config::Config;
+use super::names::NameMap;
 use super::recorder::{Form, Recorder};
 use super::rope;
 use crate::Result;
 use crate::checkpoint::Format;
+
+/// Modules of GGUF files.
+pub const GGUF_TENSORS: NameMap = &[
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    ("self_attn.kv_b_proj", "attn_kv_b"),
+    ("self_attn.embed_q", "attn_k_b"),
+    ("self_attn.unembed_out", "attn_v_b"),
+];
+
+/// Keys of GGUF files.
+pub const GGUF_KEYS: NameMap = &[
+    ("q_lora_rank", "attention.q_lora_rank"),
+    ("kv_lora_rank", "attention.kv_lora_rank"),
+    ("qk_rope_head_dim", "rope.dimension_count"),
+    ("qk_head_dim", "attention.key_length_mla"),
+    ("v_head_dim", "attention.value_length_mla"),
+    ("value_length", "attention.value_length"),
+    ("llama_4_scaling_beta", "attention.temperature_scale"),
+    ("temperature_length", "attention.temperature_length"),
+];
 
 /// Epsilon of the norms of the query's and the keys' latents in most families, whatever `rms_norm_eps` says.
 const LATENT_EPS: f32 = 1e-6;

@@ -10,6 +10,7 @@ use moeflux_compute::graph::{
 
 use super::blocks::{self, Decoder};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -21,8 +22,24 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["llama4", "llama4_text"],
     gguf_architectures: &["llama4"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[GGUF_TENSORS],
+        gguf_keys: &[&[("interleave_moe_layer_step", "interleave_moe_layer_step")]],
+        ..Names::COMMON
+    },
     record,
 };
+
+/// Modules of GGUF files.
+const GGUF_TENSORS: NameMap = &[
+    ("feed_forward.gate_proj", "ffn_gate"),
+    ("feed_forward.up_proj", "ffn_up"),
+    ("feed_forward.down_proj", "ffn_down"),
+    ("feed_forward.router", "ffn_gate_inp"),
+    ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+    ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[

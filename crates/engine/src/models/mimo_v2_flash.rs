@@ -8,6 +8,7 @@ use moeflux_compute::graph::{Attention, PositionScale, Precision, RopeStyle, Val
 
 use super::blocks::{self, Decoder, Moe};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::rope;
 use super::{Family, SILU};
@@ -20,8 +21,22 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["mimo_v2_flash"],
     gguf_architectures: &["mimo2"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_keys: &[GGUF_KEYS],
+        other_keys: &[("rms_norm_eps", "layernorm_epsilon")],
+        ..Names::COMMON
+    },
     record,
 };
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("v_head_dim", "attention.value_length_mla"),
+    ("value_length", "attention.value_length"),
+    ("hybrid_layer_pattern", "attention.sliding_window_pattern"),
+    ("attention_value_scale", "attention.value_scale"),
+    ("swa_rope_theta", "rope.freq_base_swa"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[

@@ -13,6 +13,7 @@ use moeflux_compute::graph::{
 use super::Family;
 use super::blocks::{self, Decoder, Moe, SharedExpert};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Form, Recorder};
 use crate::Result;
 use crate::checkpoint::Format;
@@ -23,8 +24,31 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3"],
     gguf_architectures: &["minimax-m3"],
     hidden_act: &["silu", "swish", "swigluoai"],
+    names: &Names {
+        gguf_tensors: &[GGUF_TENSORS],
+        gguf_keys: &[GGUF_KEYS],
+        other_keys: &[("num_nextn_predict_layers", "num_mtp_modules")],
+        ..Names::COMMON
+    },
     record,
 };
+
+/// Modules of GGUF files.
+const GGUF_TENSORS: NameMap = &[
+    ("self_attn.indexer.q_proj", "indexer.q_proj"),
+    ("self_attn.indexer.k_proj", "indexer.k_proj"),
+    ("self_attn.indexer.q_norm", "indexer.q_norm"),
+    ("self_attn.indexer.k_norm", "indexer.k_norm"),
+];
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("index_topk_blocks", "attention.indexer.top_k"),
+    ("index_n_heads", "attention.indexer.head_count"),
+    ("index_head_dim", "attention.indexer.key_length"),
+    ("index_block_size", "attention.indexer.block_size"),
+    ("index_local_blocks", "attention.indexer.local_blocks"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[

@@ -8,7 +8,8 @@ use moeflux_compute::graph::{GroupRank, Route, Value};
 use super::blocks;
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v3::{self, Defaults};
-use super::latent::Growth;
+use super::latent::{self, Growth};
+use super::names::Names;
 use super::recorder::Recorder;
 use super::{Family, SILU};
 use crate::Result;
@@ -20,6 +21,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["mistral4"],
     gguf_architectures: &["mistral4"],
     hidden_act: SILU,
+    names: &Names { gguf_tensors: &[latent::GGUF_TENSORS], gguf_keys: &[latent::GGUF_KEYS], ..Names::COMMON },
     record,
 };
 

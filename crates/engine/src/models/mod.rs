@@ -15,6 +15,7 @@ mod glm4_moe;
 mod glm4_moe_lite;
 mod glm5_next;
 mod gpt_oss;
+mod granitemoe;
 mod hy_v3;
 mod hy_v4;
 mod indexer;
@@ -27,6 +28,7 @@ mod minimax_m3_vl;
 mod mistral4;
 mod mixtral;
 pub mod model;
+pub mod names;
 mod nemotron_h;
 mod olmoe;
 mod qwen2_moe;
@@ -47,6 +49,7 @@ use crate::checkpoint::{Checkpoint, Format, TensorEntry};
 use crate::{Error, Result};
 use config::Config;
 pub use model::Model;
+pub use names::{NameMap, Names};
 pub use recorder::Recorder;
 pub use recorder::outline::{Layout, Outline, OutlinedWeight};
 
@@ -62,6 +65,8 @@ pub struct Family {
     pub gguf_architectures: &'static [&'static str],
     /// What `hidden_act` may say; the first is the usual one.
     hidden_act: &'static [&'static str],
+    /// What its checkpoints call things, where most families' do not.
+    names: &'static Names,
     record: fn(&Config<'_>, &mut Recorder) -> Result<Value>,
 }
 
@@ -98,11 +103,18 @@ pub const FAMILIES: &[Family] = &[
     glm5_next::FAMILY,
     nemotron_h::FAMILY,
     step3p7::FAMILY,
+    granitemoe::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
 /// do with a text model of a known name is not known.
 const WRAPPERS: [&str; 6] = ["mistral3", "internvl", "llava", "llava_next", "kimi_vl", "kimi_k25"];
+
+/// The names of the family with this `model_type`; those of all where there is none.
+pub(crate) fn names_of(model_type: &str) -> &'static Names {
+    let family = FAMILIES.iter().find(|family| family.model_types.contains(&model_type));
+    family.map_or(&Names::COMMON, |family| family.names)
+}
 
 /// The architecture's name in a checkpoint: `model_type` or `general.architecture`.
 ///
@@ -158,8 +170,7 @@ pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
 /// # Errors
 /// As [`record`].
 pub fn record_for(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
-    let recorder = Recorder::new(Arc::clone(&checkpoint));
-    record_with(&checkpoint, recorder, positions).map(|(model, _)| model)
+    record_with(&checkpoint, None, positions).map(|(model, _)| model)
 }
 
 /// Records the model of a checkpoint that has a configuration but no tensors; `layout` says what those would be. The
@@ -169,13 +180,12 @@ pub fn record_for(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Resu
 /// As [`record`], and if an encoding cannot store a weight.
 pub fn outline(checkpoint: Arc<Checkpoint>, layout: Box<dyn Layout>) -> Result<(Model, Vec<OutlinedWeight>)> {
     let outline = Outline::new(checkpoint.format(), layout);
-    let recorder = Recorder::outlined(Arc::clone(&checkpoint), outline);
-    record_with(&checkpoint, recorder, None)
+    record_with(&checkpoint, Some(outline), None)
 }
 
 fn record_with(
     checkpoint: &Arc<Checkpoint>,
-    mut recorder: Recorder,
+    outline: Option<Outline>,
     positions: Option<usize>,
 ) -> Result<(Model, Vec<OutlinedWeight>)> {
     let name = architecture(checkpoint)?;
@@ -193,12 +203,13 @@ fn record_with(
         let path = checkpoint.config_path();
         return Err(Error::UnsupportedArchitecture { path, got: name, supported: supported.join(", ") });
     };
-    if !recorder.is_outline() {
+    if outline.is_none() {
         checkpoint.check_quantization()?;
     }
-    let config = Config::new(checkpoint, &name, positions);
+    let config = Config::new(checkpoint, &name, family.names, positions);
     config.check_common(family.hidden_act)?;
-    check_layers(&config, checkpoint)?;
+    check_layers(&config, checkpoint, family.names)?;
+    let mut recorder = Recorder::new(Arc::clone(checkpoint), family.names, outline);
     let logits = (family.record)(&config, &mut recorder).map_err(|error| match error {
         Error::Compute(source) => Error::Model {
             path: checkpoint.config_path(),
@@ -214,18 +225,17 @@ fn record_with(
 }
 
 /// Layers that the configuration does not count would be left out without a word.
-fn check_layers(config: &Config<'_>, checkpoint: &Checkpoint) -> Result<()> {
+fn check_layers(config: &Config<'_>, checkpoint: &Checkpoint, names: &Names) -> Result<()> {
     let mut layers = config.num_hidden_layers()?;
     if checkpoint.format() != Format::Gguf {
         // Layers that predict further tokens follow the others. GGUF counts them with those.
-        let more = ["num_nextn_predict_layers", "num_mtp_modules"].map(|key| config.count(key));
-        layers += more.into_iter().map(|n| n.map(Option::unwrap_or_default)).sum::<Result<usize>>()?;
+        layers += config.count("num_nextn_predict_layers")?.unwrap_or(0);
     }
     let layer = |name: &str| -> Option<usize> {
         let text = name.strip_prefix("language_model.").unwrap_or(name);
         let text = text.strip_prefix("model.").unwrap_or(text);
         let text = text.strip_prefix("language_model.").unwrap_or(text);
-        let text = text.strip_prefix("backbone.").unwrap_or(text);
+        let text = names.prefixes.iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
         let rest = text.strip_prefix("layers.").or_else(|| text.strip_prefix("blk."))?;
         rest.split('.').next()?.parse().ok()
     };

@@ -7,13 +7,15 @@
 use moeflux_compute::graph::{
     Activation, Attention, ExpertMlp, Precision, Route, SsmInputs, SsmScan, SsmWeights, Value,
 };
+use serde_json::Value as Json;
 
 use super::blocks::{self, Decoder};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::recorder::{Form, NameMap, Recorder};
+use super::names::{NameMap, Names};
+use super::recorder::{Form, Recorder};
 use super::{Family, SILU};
 use crate::Result;
-use crate::checkpoint::Format;
+use crate::checkpoint::{Format, json};
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
@@ -21,15 +23,70 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["nemotron_h"],
     gguf_architectures: &["nemotron_h_moe"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[GGUF_TENSORS],
+        gguf_keys: &[GGUF_KEYS],
+        other_keys: OTHER_KEYS,
+        prefixes: &["backbone.", "model."],
+        top: &["embeddings", "norm_f"],
+        renamed: &[("embed_tokens", "embeddings"), ("norm", "norm_f")],
+        layer_kinds: "layers_block_type",
+        layer_letters: Some(LETTERS),
+        ..Names::COMMON
+    },
     record,
 };
+
+/// Modules and tensors of GGUF files.
+const GGUF_TENSORS: NameMap = &[
+    ("norm", "attn_norm"),
+    ("mixer.in_proj", "ssm_in"),
+    ("mixer.conv1d", "ssm_conv1d"),
+    ("mixer.dt_bias", "ssm_dt.bias"),
+    ("mixer.A_log", "ssm_a"),
+    ("mixer.D", "ssm_d"),
+    ("mixer.norm", "ssm_norm"),
+    ("mixer.out_proj", "ssm_out"),
+    ("mixer.q_proj", "attn_q"),
+    ("mixer.k_proj", "attn_k"),
+    ("mixer.v_proj", "attn_v"),
+    ("mixer.o_proj", "attn_output"),
+    ("mixer.up_proj", "ffn_up"),
+    ("mixer.down_proj", "ffn_down"),
+    ("mixer.gate", "ffn_gate_inp"),
+    ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
+    ("mixer.fc1_latent_proj", "ffn_latent_down"),
+    ("mixer.fc2_latent_proj", "ffn_latent_up"),
+];
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+    ("moe_latent_size", "moe_latent_size"),
+    ("conv_kernel", "ssm.conv_kernel"),
+    ("ssm_state_size", "ssm.state_size"),
+    ("n_groups", "ssm.group_count"),
+    ("mamba_num_heads", "ssm.time_step_rank"),
+    ("mamba_inner_size", "ssm.inner_size"),
+];
+
+/// Other keys of configurations.
+const OTHER_KEYS: NameMap = &[
+    ("layers_block_type", "layer_types"),
+    ("n_groups", "mamba_n_groups"),
+    ("conv_kernel", "mamba_d_conv"),
+    ("use_conv_bias", "mamba_conv_bias"),
+    ("time_step_min", "mamba_dt_min"),
+    ("time_step_limit", "mamba_dt_limit"),
+];
+
+/// Key of configurations with a letter for each layer.
+const LETTERS: &str = "hybrid_override_pattern";
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults =
     &[("num_experts", DefaultValue::Count(8)), ("num_experts_per_tok", DefaultValue::Count(2))];
-
-const PREFIXES: [&str; 2] = ["backbone.", "model."];
-const TOP: NameMap = &[("embed_tokens", "embeddings"), ("norm", "norm_f")];
 
 /// What a layer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,8 +122,8 @@ fn kinds(config: &Config<'_>, r: &Recorder) -> Result<Vec<Kind>> {
                 'E' => Some(Kind::Moe),
                 _ => None,
             };
-            let letters = config.letters("hybrid_override_pattern")?.unwrap_or_default();
-            ("hybrid_override_pattern", letters.into_iter().map(kind).collect())
+            let letters = config.letters(LETTERS)?.unwrap_or_default();
+            (LETTERS, letters.into_iter().map(kind).collect())
         }
     };
     match kinds {
@@ -109,6 +166,19 @@ fn size(config: &Config<'_>, key: &str, default: usize) -> Result<usize> {
     }
 }
 
+/// Least and most time step, of which the second may be infinite, as [`json`] has it.
+fn time_step_limit(config: &Config<'_>) -> Result<Option<(f32, f32)>> {
+    let number = |v: &Json| match v.as_f64() {
+        Some(n) => Some(n as f32).filter(|n| n.is_finite()),
+        None => json::is_infinity(v).then_some(f32::INFINITY),
+    };
+    let expected = "two numbers, the larger one last";
+    config.read("time_step_limit", expected, |v| match v.as_array()?.as_slice() {
+        [least, most] => Some((number(least)?, number(most)?)).filter(|(least, most)| least <= most),
+        _ => None,
+    })
+}
+
 /// Mamba-2 layers.
 #[derive(Debug, Clone, Copy)]
 struct Mamba {
@@ -140,7 +210,7 @@ impl Mamba {
         // What each format's own implementation does.
         let time_steps = match config.format() {
             Format::Gguf => (0.0, f32::INFINITY),
-            Format::Mlx => config.limits("time_step_limit")?.unwrap_or((0.0, f32::INFINITY)),
+            Format::Mlx => time_step_limit(config)?.unwrap_or((0.0, f32::INFINITY)),
             Format::HuggingFace => {
                 let least = config.number("time_step_min")?.unwrap_or(0.001);
                 (least as f32, f32::INFINITY)
@@ -282,7 +352,6 @@ fn decoder(config: &Config<'_>, kv_heads: usize) -> Result<Decoder> {
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
-    r.top_is(PREFIXES, TOP);
     for (key, expected) in [("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")] {
         if config.word(key)?.is_some_and(|word| word != expected) {
             return Err(config.unsupported(key, expected));

@@ -7,6 +7,7 @@ use moeflux_compute::graph::{RopeStyle, Route, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -17,6 +18,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["qwen2_moe"],
     gguf_architectures: &["qwen2moe"],
     hidden_act: SILU,
+    names: &Names::COMMON,
     record,
 };
 

@@ -20,6 +20,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
     gguf_architectures: &["qwen35moe"],
     hidden_act: SILU,
+    names: &hybrid::NAMES,
     record,
 };
 

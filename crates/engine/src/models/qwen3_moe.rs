@@ -7,6 +7,7 @@ use moeflux_compute::graph::{RopeStyle, Route, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -18,6 +19,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["qwen3_moe"],
     gguf_architectures: &["qwen3moe"],
     hidden_act: SILU,
+    names: &Names::COMMON,
     record,
 };
 

@@ -17,6 +17,7 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["qwen3_next"],
     gguf_architectures: &["qwen3next"],
     hidden_act: SILU,
+    names: &hybrid::NAMES,
     record,
 };
 

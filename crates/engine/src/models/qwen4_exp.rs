@@ -13,6 +13,7 @@ use moeflux_compute::graph::{
 use super::blocks::hybrid::{self, Linear, OutputGate};
 use super::blocks::{self, Decoder, Moe, SharedExpert};
 use super::config::{Config, DefaultValue, KeyDefaults};
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -25,8 +26,42 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["qwen4_exp", "qwen4_exp_text"],
     gguf_architectures: &["qwen4exp"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[hybrid::GGUF_TENSORS, ngrams::GGUF_TENSORS, GGUF_TENSORS],
+        gguf_keys: &[hybrid::GGUF_KEYS, ngrams::GGUF_KEYS, GGUF_KEYS],
+        ..hybrid::NAMES
+    },
     record,
 };
+
+/// Modules of GGUF files.
+const GGUF_TENSORS: NameMap = &[
+    ("attn_hyper_connection.hc_norm", "hc_attn_norm"),
+    ("attn_hyper_connection.input_mix_weight_down", "hc_attn_down"),
+    ("attn_hyper_connection.input_mix_weight_up", "hc_attn_up"),
+    ("attn_hyper_connection.block_inject_weight", "hc_attn_inject"),
+    ("mlp_hyper_connection.hc_norm", "hc_ffn_norm"),
+    ("mlp_hyper_connection.input_mix_weight_down", "hc_ffn_down"),
+    ("mlp_hyper_connection.input_mix_weight_up", "hc_ffn_up"),
+    ("mlp_hyper_connection.block_inject_weight", "hc_ffn_inject"),
+    ("model.hyper_connection_mixer.hc_norm", "output_hc_norm"),
+    ("model.hyper_connection_mixer.input_mix_weight_down", "output_hc_down"),
+    ("model.hyper_connection_mixer.input_mix_weight_up", "output_hc_up"),
+    ("self_attn.indexer.q_proj", "indexer.q_proj"),
+    ("self_attn.indexer.k_proj", "indexer.k_proj"),
+    ("self_attn.indexer.q_layernorm", "indexer.q_norm"),
+    ("self_attn.indexer.k_layernorm", "indexer.k_norm"),
+];
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("hc_count", "hyper_connection.count"),
+    ("hc_lowrank", "hyper_connection.low_rank"),
+    ("indexer_n_heads", "attention.indexer.head_count"),
+    ("indexer_head_dim", "attention.indexer.key_length"),
+    ("indexer_budget", "attention.indexer.top_k"),
+    ("compress_ratios", "attention.compress_ratios"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[

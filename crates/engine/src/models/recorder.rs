@@ -18,139 +18,12 @@ use moeflux_compute::quant::dequantize;
 
 pub use super::model::Form;
 use super::model::{Model, Part, Source, tensor_error};
+use super::names::Names;
 use crate::checkpoint::{Checkpoint, Encoding, Format, StoredWeight};
 use crate::experts::{ExpertLocation, ExpertStore};
 use crate::{Error, Result};
 pub use experts::ExpertNames;
 use outline::{Need, Outline, OutlinedWeight};
-
-/// A Hugging Face name and its GGUF counterpart, both within a layer or both at the top.
-pub type NameMap = &'static [(&'static str, &'static str)];
-
-/// Names that (nearly) all families share.
-const COMMON_NAMES: NameMap = &[
-    ("model.embed_tokens", "token_embd"),
-    ("model.norm", "output_norm"),
-    ("lm_head", "output"),
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.qkv_proj", "attn_qkv"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("post_attention_layernorm", "post_attention_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-    ("mlp.gate", "ffn_gate_inp"),
-    ("block_sparse_moe.gate", "ffn_gate_inp"),
-    ("mlp.router", "ffn_gate_inp"),
-    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
-    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
-    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
-    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
-    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
-    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
-    ("feed_forward.gate_proj", "ffn_gate"),
-    ("feed_forward.up_proj", "ffn_up"),
-    ("feed_forward.down_proj", "ffn_down"),
-    ("feed_forward.router", "ffn_gate_inp"),
-    ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
-    ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
-    ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
-    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
-    ("linear_attn.in_proj_qkv", "attn_qkv"),
-    ("linear_attn.in_proj_z", "attn_gate"),
-    ("linear_attn.in_proj_qkvz", "ssm_in"),
-    ("linear_attn.in_proj_ba", "ssm_ba"),
-    ("linear_attn.in_proj_b", "ssm_beta"),
-    ("linear_attn.in_proj_a", "ssm_alpha"),
-    ("linear_attn.conv1d", "ssm_conv1d"),
-    ("linear_attn.norm", "ssm_norm"),
-    ("linear_attn.out_proj", "ssm_out"),
-    ("linear_attn.A_log", "ssm_a"),
-    ("linear_attn.dt_bias", "ssm_dt.bias"),
-    ("self_attn.q_a_proj", "attn_q_a"),
-    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
-    ("self_attn.q_b_proj", "attn_q_b"),
-    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
-    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
-    ("self_attn.kv_b_proj", "attn_kv_b"),
-    ("self_attn.g_proj", "attn_gate"),
-    ("self_attn.sinks", "attn_sinks.weight"),
-    ("mlp.share_expert.gate_proj", "ffn_gate_shexp"),
-    ("mlp.share_expert.up_proj", "ffn_up_shexp"),
-    ("mlp.share_expert.down_proj", "ffn_down_shexp"),
-    ("self_attn.embed_q", "attn_k_b"),
-    ("self_attn.unembed_out", "attn_v_b"),
-    ("self_attn.indexer.wq_b", "indexer.attn_q_b"),
-    ("self_attn.indexer.wk", "indexer.attn_k"),
-    ("self_attn.indexer.weights_proj", "indexer.proj"),
-    ("self_attn.indexer.q_proj", "indexer.q_proj"),
-    ("self_attn.indexer.k_proj", "indexer.k_proj"),
-    ("self_attn.indexer.q_norm", "indexer.q_norm"),
-    ("self_attn.indexer.k_norm", "indexer.k_norm"),
-    ("self_attn.indexer.index_kpool_compress_gate", "indexer_compressor_gate.weight"),
-    ("self_attn.indexer.index_kpool_compress_ape", "indexer_compressor_ape.weight"),
-    ("attn_hc.fn", "hc_attn_fn.weight"),
-    ("attn_hc.base", "hc_attn_base.weight"),
-    ("attn_hc.scale", "hc_attn_scale.weight"),
-    ("ffn_hc.fn", "hc_ffn_fn.weight"),
-    ("ffn_hc.base", "hc_ffn_base.weight"),
-    ("ffn_hc.scale", "hc_ffn_scale.weight"),
-    ("self_attn.q_conv1d", "ssm_conv1d_q"),
-    ("self_attn.k_conv1d", "ssm_conv1d_k"),
-    ("self_attn.v_conv1d", "ssm_conv1d_v"),
-    ("self_attn.f_a_proj", "ssm_f_a"),
-    ("self_attn.f_b_proj", "ssm_f_b"),
-    ("self_attn.g_a_proj", "ssm_g_a"),
-    ("self_attn.g_b_proj", "ssm_g_b"),
-    ("self_attn.b_proj", "ssm_beta"),
-    ("self_attn.o_norm", "ssm_norm"),
-    ("self_attn.A_log", "ssm_a"),
-    ("self_attn.dt_bias", "ssm_dt.bias"),
-    ("attn_hyper_connection.hc_norm", "hc_attn_norm"),
-    ("attn_hyper_connection.input_mix_weight_down", "hc_attn_down"),
-    ("attn_hyper_connection.input_mix_weight_up", "hc_attn_up"),
-    ("attn_hyper_connection.block_inject_weight", "hc_attn_inject"),
-    ("mlp_hyper_connection.hc_norm", "hc_ffn_norm"),
-    ("mlp_hyper_connection.input_mix_weight_down", "hc_ffn_down"),
-    ("mlp_hyper_connection.input_mix_weight_up", "hc_ffn_up"),
-    ("mlp_hyper_connection.block_inject_weight", "hc_ffn_inject"),
-    ("model.hyper_connection_mixer.hc_norm", "output_hc_norm"),
-    ("model.hyper_connection_mixer.input_mix_weight_down", "output_hc_down"),
-    ("model.hyper_connection_mixer.input_mix_weight_up", "output_hc_up"),
-    ("self_attn.indexer.q_layernorm", "indexer.q_norm"),
-    ("self_attn.indexer.k_layernorm", "indexer.k_norm"),
-    ("ple.key_proj", "ple_key"),
-    ("ple.value_proj", "ple_value"),
-    ("ple.norm_key", "ple_norm_key"),
-    ("ple.norm_query", "ple_norm_query"),
-    ("ple.norm_conv", "ple_norm_conv"),
-    ("ple.conv1d", "ple_conv1d"),
-    ("norm", "attn_norm"),
-    ("mixer.in_proj", "ssm_in"),
-    ("mixer.conv1d", "ssm_conv1d"),
-    ("mixer.dt_bias", "ssm_dt.bias"),
-    ("mixer.A_log", "ssm_a"),
-    ("mixer.D", "ssm_d"),
-    ("mixer.norm", "ssm_norm"),
-    ("mixer.out_proj", "ssm_out"),
-    ("mixer.q_proj", "attn_q"),
-    ("mixer.k_proj", "attn_k"),
-    ("mixer.v_proj", "attn_v"),
-    ("mixer.o_proj", "attn_output"),
-    ("mixer.up_proj", "ffn_up"),
-    ("mixer.down_proj", "ffn_down"),
-    ("mixer.gate", "ffn_gate_inp"),
-    ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
-    ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
-    ("mixer.fc1_latent_proj", "ffn_latent_down"),
-    ("mixer.fc2_latent_proj", "ffn_latent_up"),
-];
 
 /// Whether these rows, one after the other, can have the scales that they are stored with: whole blocks, but at the end; or
 /// one range of rows that have one scale.
@@ -175,10 +48,9 @@ pub struct Recorder {
     /// The graph so far.
     pub graph: GraphBuilder,
     checkpoint: Arc<Checkpoint>,
+    names: &'static Names,
     /// What stands for `model.` at the start of names.
     prefix: &'static str,
-    /// Modules behind `model.` that Hugging Face and MLX checkpoints call otherwise.
-    renamed: NameMap,
     /// How norm weights are stored.
     norms: Form,
     /// Names of all biases without the number of their layer.
@@ -192,41 +64,26 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts recording a model of `checkpoint`, which has a configuration only: weights are as `outline` says.
-    pub fn outlined(checkpoint: Arc<Checkpoint>, outline: Outline) -> Self {
-        Self { outline: Some(outline), ..Self::new(checkpoint) }
-    }
-
-    /// Starts recording a model of `checkpoint`.
-    pub fn new(checkpoint: Arc<Checkpoint>) -> Self {
-        // Multimodal checkpoints keep their text model one level down, some have no level at all.
-        let prefixes = ["model.", "model.language_model.", "language_model.model."];
-        let has = |prefix: &&str| checkpoint.contains(&format!("{prefix}embed_tokens.weight"));
-        let bare = if checkpoint.contains("embed.weight") { "" } else { "model." };
-        let prefix = prefixes.into_iter().find(has).unwrap_or(bare);
+    /// Starts recording a model of `checkpoint`, whose family has `names`. A checkpoint that has a configuration only has
+    /// the weights that `outline` says.
+    pub fn new(checkpoint: Arc<Checkpoint>, names: &'static Names, outline: Option<Outline>) -> Self {
+        let top = |prefix: &&&str| {
+            names.top.iter().any(|name| checkpoint.contains(&format!("{prefix}{name}.weight")))
+        };
+        let prefix = names.prefixes.iter().find(top).or(names.prefixes.first()).copied().unwrap_or_default();
         let biases = checkpoint.names().filter(|name| name.ends_with(".bias")).map(without_layer).collect();
         Self {
             graph: GraphBuilder::new(),
             biases,
             checkpoint,
+            names,
             prefix,
-            renamed: &[],
             norms: Form::F32,
             sources: vec![],
             experts: vec![],
-            outline: None,
+            outline,
             context_limit: None,
         }
-    }
-
-    /// Says how Hugging Face and MLX checkpoints call what other families call `model.embed_tokens` and `model.norm`: below
-    /// one of `prefixes` (the first, if there are no tensors), by the names that `renamed` has for them.
-    pub fn top_is(&mut self, prefixes: [&'static str; 2], renamed: NameMap) {
-        let names = || renamed.iter().map(|(_, name)| name);
-        let has =
-            |prefix: &&str| names().any(|name| self.checkpoint.contains(&format!("{prefix}{name}.weight")));
-        self.prefix = prefixes.into_iter().find(has).unwrap_or(prefixes[0]);
-        self.renamed = renamed;
     }
 
     /// Says that the model is right for so many positions only.
@@ -263,25 +120,33 @@ impl Recorder {
         Ok((Model { graph, experts, context_length, checkpoint, sources }, outlined))
     }
 
-    /// The name that the checkpoint has for a module.
+    /// The name that the checkpoint has for a module or tensor.
     fn resolve(&self, module: &str) -> String {
         let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let has = |name: &String| {
+            self.checkpoint.contains(&format!("{name}.weight")) || self.checkpoint.contains(name)
+        };
         if self.checkpoint.format() == Format::Gguf {
             let (prefix, name) = match layer {
                 Some((layer, name)) => (format!("blk.{layer}."), name),
                 None => (String::new(), module),
             };
-            let known = COMMON_NAMES.iter().filter(|(hf, _)| *hf == name);
-            let mut names = known.map(|(_, gguf)| format!("{prefix}{gguf}")).peekable();
+            let known = self.names.gguf_tensors(name);
+            let mut names = known.map(|gguf| format!("{prefix}{gguf}")).peekable();
             let first = names.peek().cloned().unwrap_or_else(|| format!("{prefix}{name}"));
-            let stored = names.find(|name| self.checkpoint.contains(&format!("{name}.weight")));
-            return stored.unwrap_or(first);
+            return names.find(has).unwrap_or(first);
+        }
+        if let Some((layer, name)) = layer {
+            let prefix = format!("{}layers.{layer}.", self.prefix);
+            let own = format!("{prefix}{name}");
+            let mut others = self.names.other_tensors(name).map(|other| format!("{prefix}{other}"));
+            return others.find(|other| has(other) && !has(&own)).unwrap_or(own);
         }
         let head_prefix = if self.prefix == "language_model.model." { "language_model." } else { "" };
         match module.strip_prefix("model.") {
             Some(rest) => {
-                let renamed = self.renamed.iter().find(|(name, _)| *name == rest).map_or(rest, |(_, to)| to);
-                format!("{}{renamed}", self.prefix)
+                let renamed = self.names.renamed.iter().find(|(name, _)| *name == rest);
+                format!("{}{}", self.prefix, renamed.map_or(rest, |(_, to)| to))
             }
             None => format!("{head_prefix}{module}"),
         }
@@ -691,7 +556,6 @@ impl Recorder {
                 let bare = format!("model.layers.{layer}.exp_probs_b");
                 if self.has_parameter(&bare) { bare } else { format!("{bare}.bias") }
             }
-            _ if self.contains(module, "expert_bias") => format!("{module}.expert_bias"),
             _ => format!("{module}.e_score_correction_bias"),
         }
     }

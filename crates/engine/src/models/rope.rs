@@ -250,6 +250,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::Checkpoint;
     use crate::checkpoint::gguf::{Metadata, Value};
+    use crate::models::Names;
 
     const DIM: usize = 8;
 
@@ -261,7 +262,7 @@ mod tests {
         }
         let null = serde_json::Value::Null;
         let checkpoint = Checkpoint::outlined(Path::new("model.gguf"), Format::Gguf, null, metadata);
-        let config = Config::new(&checkpoint, "any", None);
+        let config = Config::new(&checkpoint, "any", &Names::COMMON, None);
         rotation(&config, DIM, RopeStyle::HalfSplit, 100.0).unwrap()
     }
 
@@ -270,7 +271,7 @@ mod tests {
         let config = json!({ "rope_parameters": parameters, "max_position_embeddings": 4096 });
         let none = Metadata::new(Path::new("config.json"));
         let checkpoint = Checkpoint::outlined(Path::new("folder"), Format::HuggingFace, config, none);
-        let config = Config::new(&checkpoint, "any", context);
+        let config = Config::new(&checkpoint, "any", &Names::COMMON, context);
         let rope = rotation(&config, DIM, RopeStyle::HalfSplit, 100.0).unwrap();
         (rope, context_length(&config).unwrap())
     }

@@ -5,9 +5,11 @@
 //! Source: transformers `modeling_step3p7.py`, of which this is the text part; GGUF architecture `step35`.
 
 use moeflux_compute::graph::{Activation, Attention, ExpertMlp, Precision, Rope, RopeStyle, Route, Value};
+use serde_json::Value as Json;
 
 use super::blocks::{self, Decoder};
-use super::config::{Config, DefaultValue, KeyDefaults};
+use super::config::{Config, DefaultValue, KeyDefaults, MAX_SIZE};
+use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::rope;
 use super::{Family, SILU};
@@ -20,8 +22,40 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["step3p7", "step3p5"],
     gguf_architectures: &["step35"],
     hidden_act: SILU,
+    names: &Names {
+        gguf_tensors: &[GGUF_TENSORS],
+        gguf_keys: &[GGUF_KEYS],
+        other_keys: OTHER_KEYS,
+        ..Names::COMMON
+    },
     record,
 };
+
+/// Modules of GGUF files.
+const GGUF_TENSORS: NameMap = &[
+    ("self_attn.g_proj", "attn_gate"),
+    ("mlp.share_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.share_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.share_expert.down_proj", "ffn_down_shexp"),
+];
+
+/// Keys of GGUF files.
+const GGUF_KEYS: NameMap = &[
+    ("share_expert_dim", "expert_shared_feed_forward_length"),
+    ("sliding_layers", "attention.sliding_window_pattern"),
+    ("swa_rope_theta", "rope.freq_base_swa"),
+    ("swa_rotary_dim", "rope.dimension_count_swa"),
+    ("swiglu_limits", "swiglu_clamp_exp"),
+    ("swiglu_limits_shared", "swiglu_clamp_shexp"),
+];
+
+/// Keys of published configurations.
+const OTHER_KEYS: NameMap = &[
+    ("num_experts", "moe_num_experts"),
+    ("num_experts_per_tok", "moe_top_k"),
+    ("num_key_value_heads", "num_attention_groups"),
+    ("share_expert_dim", "share_expert_dims"),
+];
 
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[
@@ -60,6 +94,19 @@ fn sliding_layers(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     listed.ok_or_else(|| config.unsupported(key, &format!("a kind for each of {layers} layers")))
 }
 
+/// Heads of single layers: `per_layer_config` has layers by their numbers, with nothing else in them.
+fn heads_of_layers(config: &Config<'_>) -> Result<Vec<(usize, usize)>> {
+    let name = "num_attention_heads";
+    let layer = |(layer, own): (&String, &Json)| {
+        let own = own.as_object()?;
+        let size = own.get(name)?.as_u64().filter(|n| own.len() == 1 && (1..=MAX_SIZE).contains(n))?;
+        Some((layer.parse().ok()?, size as usize))
+    };
+    let expected = format!("layers with an integer {name} each");
+    let convert = |v: &Json| v.as_object()?.iter().map(layer).collect();
+    Ok(config.read("per_layer_config", &expected, convert)?.unwrap_or_default())
+}
+
 /// Attention of each layer.
 fn attention_layers(config: &Config<'_>, layers: usize) -> Result<Vec<Layer>> {
     let sliding = sliding_layers(config, layers)?;
@@ -86,7 +133,7 @@ fn attention_layers(config: &Config<'_>, layers: usize) -> Result<Vec<Layer>> {
             let pick = |own, other| sliding.iter().map(|s| if *s { other } else { own }).collect();
             let (mut heads, kv_heads): (Vec<usize>, Vec<usize>) =
                 (pick(heads, other), pick(kv_heads, other_kv));
-            for (layer, own) in config.size_of_layers("per_layer_config", "num_attention_heads")? {
+            for (layer, own) in heads_of_layers(config)? {
                 if let Some(heads) = heads.get_mut(layer) {
                     *heads = own;
                 }
@@ -207,7 +254,13 @@ fn gguf_rotation(config: &Config<'_>, r: &Recorder, head_dim: usize, sliding: bo
 
 /// The limit of each layer's SwiGLU, if it has one.
 fn limits(config: &Config<'_>, key: &str, layers: usize) -> Result<Vec<Option<f32>>> {
-    let listed = config.magnitudes(key)?.unwrap_or_default();
+    let item = |v: &Json| match v {
+        Json::Null => Some(None),
+        v => v.as_f64().filter(|n| *n >= 0.0 && (*n as f32).is_finite()).map(Some),
+    };
+    let convert = |v: &Json| v.as_array()?.iter().map(item).collect();
+    let expected = "a list of numbers that are not negative";
+    let listed: Vec<Option<f64>> = config.read(key, expected, convert)?.unwrap_or_default();
     if listed.is_empty() {
         return Ok(vec![None; layers]);
     }
@@ -216,6 +269,19 @@ fn limits(config: &Config<'_>, key: &str, layers: usize) -> Result<Vec<Option<f3
     }
     let limit = |limit: Option<f64>| limit.filter(|limit| *limit > 0.0).map(|limit| limit as f32);
     Ok(listed.into_iter().take(layers).map(limit).collect())
+}
+
+/// Layers with experts: a list, or a text with commas.
+fn routed_layers(config: &Config<'_>) -> Result<Option<Vec<usize>>> {
+    let item = |v: &Json| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize);
+    let part = |part: &str| part.parse().ok().filter(|n| *n as u64 <= MAX_SIZE);
+    config.read("moe_layers_enum", "integers with commas between them", |v| match v {
+        Json::String(text) => {
+            let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+            parts.map(part).collect()
+        }
+        other => other.as_array()?.iter().map(item).collect(),
+    })
 }
 
 /// For each layer whether its feed-forward is dense.
@@ -233,7 +299,7 @@ fn dense_layers(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<
         return Ok(kinds.iter().take(layers).map(|kind| kind == "dense").collect());
     }
     let first = if config.format() == Format::Mlx { 1 } else { 3 };
-    let routed = config.listed_sizes("moe_layers_enum")?.unwrap_or_else(|| (first..layers).collect());
+    let routed = routed_layers(config)?.unwrap_or_else(|| (first..layers).collect());
     let dense: Vec<bool> = (0..layers).map(|layer| !routed.contains(&layer)).collect();
     let routers =
         |layer| ["moe.gate", "mlp.gate", "mlp.gate.gate"].map(|name| format!("model.layers.{layer}.{name}"));
@@ -257,15 +323,15 @@ fn mlp(r: &mut Recorder, h: Value, module: &str, width: usize, limit: Option<f32
     r.linear(product, &format!("{module}.down_proj"), h.width(), Precision::Fast)
 }
 
-/// Names of a layer's experts and router, which differ by who wrote them.
-struct Names {
+/// A layer's router, shared expert and experts, which have other names by who wrote them.
+struct Modules {
     router: &'static str,
     bias: &'static str,
     shared: &'static str,
     experts: ExpertNames,
 }
 
-impl Names {
+impl Modules {
     fn new(r: &Recorder, layer: usize) -> Self {
         let has = |name: &str| r.has(&format!("model.layers.{layer}.{name}"));
         let (router, bias, shared, module) = if r.format() == Format::Gguf {
@@ -318,7 +384,7 @@ impl Moe {
     /// Router, experts, shared expert of normed h; `limits` are those of experts and of the shared one.
     fn mix(&self, r: &mut Recorder, layer: usize, h: Value, limits: [Option<f32>; 2]) -> Result<Value> {
         let base = format!("model.layers.{layer}");
-        let names = Names::new(r, layer);
+        let names = Modules::new(r, layer);
         let router = format!("{base}.{}", names.router);
         let logits = r.linear(h, &router, self.route.experts, Precision::F32)?;
         let bias = match names.bias {

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::checkpoint::gguf::{self, Array};
 use crate::models::config::gguf_counterparts;
+use crate::models::{Names, names_of};
 use crate::{Error, Result};
 
 /// A published model's sizes.
@@ -93,6 +94,11 @@ impl Parsed {
         &self.0["config"]
     }
 
+    /// What the family calls things.
+    fn names(&self) -> &'static Names {
+        names_of(self.config()["model_type"].as_str().unwrap_or_default())
+    }
+
     /// The configuration's number `key`, or 0.
     pub(super) fn size(&self, key: &str) -> usize {
         self.config()[key].as_u64().unwrap_or(0) as usize
@@ -105,7 +111,7 @@ impl Parsed {
 
     /// Routed experts of a layer.
     pub(super) fn experts(&self) -> usize {
-        self.first_size(&["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"])
+        self.first_size(&self.names().keys("num_experts").collect::<Vec<_>>())
     }
 
     /// Endings of the names of optional tensors.
@@ -130,7 +136,8 @@ impl Parsed {
         drop(metadata.insert("general.architecture", gguf::Value::String(architecture.to_owned())));
         let own = gguf["keys"].as_object().into_iter().flatten();
         let own = own.map(|(key, value)| (key.as_str(), value.clone()));
-        for (key, value) in gguf_counterparts(&config).into_iter().chain(own) {
+        let counterparts = gguf_counterparts(&config, self.names());
+        for (key, value) in counterparts.into_iter().chain(own) {
             if let Some(value) = gguf_value(&value) {
                 drop(metadata.insert(format!("{architecture}.{key}"), value));
             }

@@ -8,10 +8,30 @@ use moeflux_compute::graph::{Decay, DeltaInputs, DeltaRule, HeadPairing, Precisi
 use crate::Result;
 use crate::checkpoint::Format;
 use crate::models::config::Config;
+use crate::models::names::NameMap;
 use crate::models::recorder::{Form, Recorder};
 
 /// Object of published configurations.
 pub const LINEAR: &str = "linear_attn_config";
+
+/// Modules and tensors of GGUF files.
+pub const GGUF_TENSORS: NameMap = &[
+    ("self_attn.q_conv1d", "ssm_conv1d_q"),
+    ("self_attn.k_conv1d", "ssm_conv1d_k"),
+    ("self_attn.v_conv1d", "ssm_conv1d_v"),
+    ("self_attn.f_a_proj", "ssm_f_a"),
+    ("self_attn.f_b_proj", "ssm_f_b"),
+    ("self_attn.g_a_proj", "ssm_g_a"),
+    ("self_attn.g_b_proj", "ssm_g_b"),
+    ("self_attn.b_proj", "ssm_beta"),
+    ("self_attn.o_norm", "ssm_norm"),
+    ("self_attn.A_log", "ssm_a"),
+    ("self_attn.dt_bias", "ssm_dt.bias"),
+];
+
+/// Keys of GGUF files.
+pub const GGUF_KEYS: NameMap =
+    &[("linear_conv_kernel_dim", "ssm.conv_kernel"), ("linear_head_dim", "kda.head_dim")];
 
 /// Linear attention of all layers.
 #[derive(Debug, Clone, Copy)]

@@ -15,7 +15,42 @@ use crate::Result;
 use crate::checkpoint::Format;
 use crate::models::blocks;
 use crate::models::config::Config;
+use crate::models::names::{NameMap, Names};
 use crate::models::recorder::{ExpertNames, Form, Recorder};
+
+/// Modules and tensors of GGUF files.
+pub const GGUF_TENSORS: NameMap = &[
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_qkvz", "ssm_in"),
+    ("linear_attn.in_proj_ba", "ssm_ba"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.dt_bias", "ssm_dt.bias"),
+];
+
+/// Keys of GGUF files.
+pub const GGUF_KEYS: NameMap = &[
+    ("full_attention_interval", "full_attention_interval"),
+    ("recurrent_layers", "attention.recurrent_layers"),
+    ("linear_conv_kernel_dim", "ssm.conv_kernel"),
+    ("linear_key_head_dim", "ssm.state_size"),
+    ("linear_num_key_heads", "ssm.group_count"),
+    ("linear_num_value_heads", "ssm.time_step_rank"),
+    ("linear_value_width", "ssm.inner_size"),
+];
+
+/// What these decoders call things.
+pub const NAMES: Names = Names {
+    gguf_tensors: &[GGUF_TENSORS],
+    gguf_keys: &[GGUF_KEYS],
+    published: &["linear_attn.in_proj_qkv.weight"],
+    ..Names::COMMON
+};
 
 /// What gates the result of linear attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

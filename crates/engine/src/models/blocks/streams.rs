@@ -3,7 +3,25 @@
 use moeflux_compute::graph::{HyperConnection, Precision, Value};
 
 use crate::Result;
+use crate::models::names::NameMap;
 use crate::models::recorder::{Form, Recorder};
+
+/// Tensors of GGUF files.
+pub const GGUF_TENSORS: NameMap = &[
+    ("attn_hc.fn", "hc_attn_fn.weight"),
+    ("attn_hc.base", "hc_attn_base.weight"),
+    ("attn_hc.scale", "hc_attn_scale.weight"),
+    ("ffn_hc.fn", "hc_ffn_fn.weight"),
+    ("ffn_hc.base", "hc_ffn_base.weight"),
+    ("ffn_hc.scale", "hc_ffn_scale.weight"),
+];
+
+/// Keys of GGUF files.
+pub const GGUF_KEYS: NameMap = &[
+    ("hc_mult", "hyper_connection.count"),
+    ("hc_sinkhorn_iters", "hyper_connection.sinkhorn_iterations"),
+    ("hc_eps", "hyper_connection.epsilon"),
+];
 
 /// A hyper-connection around a block.
 #[derive(Debug, Clone)]

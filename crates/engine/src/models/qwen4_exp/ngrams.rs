@@ -2,12 +2,37 @@
 //! residual stream and smoothed by a convolution.
 
 use moeflux_compute::graph::{NGrams, Precision, Value, WeightId};
+use serde_json::Value as Json;
 
 use crate::checkpoint::Format;
 use crate::models::blocks::Decoder;
 use crate::models::config::Config;
+use crate::models::names::NameMap;
 use crate::models::recorder::{Form, Recorder};
 use crate::{Error, Result};
+
+/// Modules of GGUF files.
+pub(super) const GGUF_TENSORS: NameMap = &[
+    ("ple.key_proj", "ple_key"),
+    ("ple.value_proj", "ple_value"),
+    ("ple.norm_key", "ple_norm_key"),
+    ("ple.norm_query", "ple_norm_query"),
+    ("ple.norm_conv", "ple_norm_conv"),
+    ("ple.conv1d", "ple_conv1d"),
+];
+
+/// Keys of GGUF files.
+pub(super) const GGUF_KEYS: NameMap = &[
+    ("ple_layers", "ple.layers"),
+    ("ple_conv_kernel_size", "ple.conv_kernel"),
+    ("ple_end", "ple.eos_token_id"),
+    ("ple_row_width", "embedding_length_per_layer_input"),
+    ("ngram_size", "ple.ngram_size"),
+    ("heads_per_ngram", "ple.heads_per_ngram"),
+    ("layer_multipliers", "ple.layer_multipliers"),
+    ("ngram_heads_vocab_sizes", "ple.head_vocab_sizes"),
+    ("ngram_heads_offsets", "ple.head_offsets"),
+];
 
 /// Hashed rows of a token, at most.
 const MAX_HEADS: usize = 4096;
@@ -66,7 +91,7 @@ impl<'a> LayerEmbeddings<'a> {
         if !width.is_multiple_of(heads) {
             return Err(config.unsupported("ple_embed_dim", &format!("a multiple of the {heads} heads")));
         }
-        let Some(end) = config.token("eos_token_id")? else {
+        let Some(end) = first_token(config, "eos_token_id")? else {
             return Err(config.unsupported("eos_token_id", "a token's id"));
         };
         Ok(Some(Self {
@@ -78,7 +103,7 @@ impl<'a> LayerEmbeddings<'a> {
             kernel: size("ple_conv_kernel_size", 4)?,
             end,
             last_prime: config.positions("ngram_vocab_size_base")?.unwrap_or(20_000_000) as u64 - 1,
-            seed: config.seed("seed")?.unwrap_or(1234),
+            seed: config.read("seed", "an integer", Json::as_u64)?.unwrap_or(1234),
             stored: None,
             hidden_size: d.hidden_size,
             streams,
@@ -104,7 +129,8 @@ impl<'a> LayerEmbeddings<'a> {
         };
         let end = end as u32;
         let numbers = |key: &str, count: usize| -> Result<Vec<u64>> {
-            let found = config.whole_numbers(key)?;
+            let convert = |v: &Json| v.as_array()?.iter().map(Json::as_u64).collect();
+            let found: Vec<u64> = config.read(key, "a list of integers", convert)?.unwrap_or_default();
             if found.len() != count {
                 return Err(config.unsupported(key, &format!("{count} numbers")));
             }
@@ -232,6 +258,15 @@ impl<'a> LayerEmbeddings<'a> {
         };
         (0..self.size as u64).map(number).collect()
     }
+}
+
+/// A token's id, or the first of several.
+fn first_token(config: &Config<'_>, key: &str) -> Result<Option<u32>> {
+    let id = |v: &Json| v.as_u64().and_then(|id| u32::try_from(id).ok());
+    config.read(key, "a token's id or a list of them", |v| match v {
+        Json::Array(ids) => id(ids.first()?),
+        other => id(other),
+    })
 }
 
 /// The first row of each head.

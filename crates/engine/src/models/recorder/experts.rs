@@ -216,7 +216,8 @@ impl Recorder {
                     return Ok(Some(found));
                 }
             }
-            (format!("{module}.gate_up_proj"), format!("{module}.down_proj"))
+            let whole = |part: &str| self.resolve(&format!("{base}.{}.{part}", names.module));
+            (whole("gate_up_proj"), whole("down_proj"))
         };
         let Some(gate_up) = stack(&gate_up)? else { return Ok(None) };
         let down = stack(&down)?.ok_or_else(|| missing(down))?;
