@@ -1,6 +1,6 @@
 //! [`Engine`]: a loaded model with its memory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,8 @@ pub struct Options {
     pub kv_type: Option<KvType>,
     /// Positions that a session keeps to come back to; of models with recurrent state each takes the memory of a state.
     pub checkpoints: usize,
+    /// Copies of the checkpoint on other disks, files or folders, from which experts are read at the same time.
+    pub mirrors: Vec<PathBuf>,
     /// Whether experts are read past the page cache or through it. By default what a short probe finds faster.
     pub read_mode: Option<ReadMode>,
     /// What reads experts. By default the best that the system allows.
@@ -79,6 +81,7 @@ impl Default for Options {
             activations: ActivationMode::Int8,
             kv_type: None,
             checkpoints: 2,
+            mirrors: vec![],
             read_mode: None,
             read_queue: None,
             read_depth: 256,
@@ -221,7 +224,8 @@ impl Engine {
         let precision = (options.activations, kv_type);
         let fingerprint = Fingerprint::new(&model.graph, &weights, &description, precision);
         let mut executable = backend.compile(&model.graph, weights, compile)?;
-        let store = std::mem::take(&mut model.experts);
+        let mut store = std::mem::take(&mut model.experts);
+        options.mirrors.iter().try_for_each(|mirror| store.add_mirror(mirror))?;
         let expert_use = ExpertUse::new(&store);
         let no_memory = |source| Error::Io {
             action: "find memory for experts of",

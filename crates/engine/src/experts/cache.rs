@@ -15,6 +15,7 @@ use moeflux_compute::backend::{ExpertSource, ExpertView};
 use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::quant::find_not_finite;
 
+use super::copies::Copies;
 use super::policy::{Demand, PolicyKind};
 use super::prefetch::{Forecaster, Prefetch};
 use super::residency::{Key, Place, Residency};
@@ -50,6 +51,8 @@ impl Default for CacheOptions {
 pub struct CacheStats {
     /// Experts that were in memory when they were requested.
     pub hits: u64,
+    /// Experts that a device held when batches chose them, so that they were not requested.
+    pub device_hits: u64,
     /// Hits that had been prefetched.
     pub prefetch_hits: u64,
     /// Experts that were not in memory when they were requested.
@@ -60,6 +63,8 @@ pub struct CacheStats {
     pub prefetches: u64,
     /// Bytes read.
     pub bytes_read: u64,
+    /// Those of them that came from mirrors.
+    pub bytes_from_mirrors: u64,
     /// Time that computing stood still waiting for reads.
     pub stall: Duration,
     /// Bytes of reads that have ended.
@@ -75,12 +80,18 @@ pub struct CacheStats {
 }
 
 impl CacheStats {
-    /// Share of requests that were hits, 0..=1; 1 if there were none.
+    /// Share of chosen experts that were in memory, the host's or a device's, 0..=1; 1 if there were none.
     pub fn hit_rate(&self) -> f64 {
-        match self.hits + self.misses {
+        let hits = self.hits + self.device_hits;
+        match hits + self.misses {
             0 => 1.0,
-            all => self.hits as f64 / all as f64,
+            all => hits as f64 / all as f64,
         }
+    }
+
+    /// Share of chosen experts that a device held, 0..=1.
+    pub fn device_hit_rate(&self) -> f64 {
+        self.device_hits as f64 / (self.hits + self.device_hits + self.misses).max(1) as f64
     }
 
     /// Bytes per second while something was read; `None` if nothing was. The disk may be faster: a read that ends while
@@ -104,6 +115,8 @@ impl std::ops::AddAssign for CacheStats {
         self.late += other.late;
         self.prefetches += other.prefetches;
         self.bytes_read += other.bytes_read;
+        self.bytes_from_mirrors += other.bytes_from_mirrors;
+        self.device_hits += other.device_hits;
         self.stall += other.stall;
         self.bytes_arrived += other.bytes_arrived;
         self.reading += other.reading;
@@ -117,8 +130,8 @@ impl std::ops::AddAssign for CacheStats {
 struct Reading {
     queue: Box<dyn ReadQueue>,
     mode: ReadMode,
-    /// Requests under way, by tag, and their bytes.
-    requests: HashMap<u64, (Key, u64)>,
+    /// Requests under way, by tag.
+    requests: HashMap<u64, UnderWay>,
     next_tag: u64,
     /// When the last read ended, or the first began after the disk was idle; `None` while it is.
     busy_since: Option<Instant>,
@@ -126,6 +139,13 @@ struct Reading {
     exact: bool,
     /// When the last read ended that somebody waited for, or a layer asked for experts, whichever was later.
     needed_until: Instant,
+}
+
+/// A read of an expert, and from which copy.
+struct UnderWay {
+    key: Key,
+    bytes: u64,
+    copy: usize,
 }
 
 /// A guess of what the next layer will ask for.
@@ -151,6 +171,7 @@ pub struct ExpertCache {
     /// Failed reads; the error waits for whoever visits the expert.
     failed: HashMap<Key, Error>,
     reading: Reading,
+    copies: Copies,
     /// Announced and not yet visited, hence held.
     announced: Vec<Key>,
     /// Given by a device whose copies may still be under way, hence held.
@@ -188,7 +209,7 @@ impl ExpertCache {
             Ok(memory.split(class.slots, class.slot_bytes))
         };
         let free = Stock::new(plan.classes().iter().map(&mut allocate).collect::<std::io::Result<_>>()?);
-        let shapes = store.shapes();
+        let (shapes, store_copies) = (store.shapes(), store.copies());
         Ok(Self {
             residency: Residency::new(&shapes, &plan, options.policy),
             content: shapes.iter().map(|shape| (0..shape.experts).map(|_| None).collect()).collect(),
@@ -205,6 +226,7 @@ impl ExpertCache {
                 exact: true,
                 needed_until: Instant::now(),
             },
+            copies: Copies::new(store_copies),
             announced: vec![],
             given: vec![],
             away: shapes.iter().map(|shape| vec![false; shape.experts]).collect(),
@@ -284,18 +306,29 @@ impl ExpertCache {
     fn start_read(&mut self, key: Key) -> bool {
         let Ok(victim) = self.residency.take_slot(key) else { return false };
         let buffer = self.slot_of(key.0, victim);
-        let parts = self.store.reads(ExpertSetId(key.0), key.1);
+        let copy = self.copies.choose(self.store.expert_bytes(ExpertSetId(key.0)));
+        self.read_from(copy, key, buffer);
+        true
+    }
+
+    /// Starts reading an expert from a copy of the checkpoint.
+    fn read_from(&mut self, copy: usize, key: Key, buffer: HostBuffer) {
+        let parts = self.store.reads_from(copy, ExpertSetId(key.0), key.1);
         let bytes = parts.iter().map(|p| p.len as u64).sum::<u64>();
         self.stats.bytes_read += bytes;
+        if copy > 0 {
+            self.stats.bytes_from_mirrors += bytes;
+        }
+        let now = Instant::now();
+        self.copies.started(copy, bytes, now);
         let reading = &mut self.reading;
         reading.next_tag += 1;
         let (tag, mode) = (reading.next_tag, reading.mode);
-        reading.requests.insert(tag, (key, bytes));
+        reading.requests.insert(tag, UnderWay { key, bytes, copy });
         if reading.busy_since.is_none() {
-            (reading.busy_since, reading.exact) = (Some(Instant::now()), true);
+            (reading.busy_since, reading.exact) = (Some(now), true);
         }
         reading.queue.submit(ReadRequest { tag, buffer, parts, mode });
-        true
     }
 
     /// The slot that a victim had, or an empty one for a set.
@@ -325,8 +358,10 @@ impl ExpertCache {
 
     /// Files a finished read, which was `waited` for or noticed in passing.
     fn finish(&mut self, done: ReadDone, waited: bool) {
-        let (key, bytes) = self.reading.requests.remove(&done.tag).expect("a tag of a request under way");
+        let UnderWay { key, bytes, copy } =
+            self.reading.requests.remove(&done.tag).expect("a tag of a request under way");
         let now = Instant::now();
+        self.copies.finished(copy, bytes, now, waited);
         let took = self.reading.busy_since.replace(now).map_or(Duration::ZERO, |since| now - since);
         self.stats.bytes_arrived += bytes;
         self.stats.reading += took;
@@ -340,6 +375,11 @@ impl ExpertCache {
             Ok(()) => {
                 self.content[key.0][key.1 as usize] = Some(done.buffer);
                 self.residency.arrived(key);
+            }
+            // A mirror that fails is not asked again.
+            Err(_) if copy > 0 => {
+                self.copies.give_up(copy);
+                self.read_from(0, key, done.buffer);
             }
             Err(error) => {
                 // Nobody else needs to know: whoever asks for it later reads it again.
@@ -491,6 +531,7 @@ impl ExpertSource for ExpertCache {
         // Nothing is chosen where experts are read ahead of all batches.
         if !chosen.is_empty() {
             self.count(set, chosen);
+            self.stats.device_hits += (chosen.len() - missing.len()) as u64;
         }
         self.announced.extend(missing.iter().map(|id| (set, *id)));
         let mut absent = vec![];

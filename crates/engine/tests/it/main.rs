@@ -12,6 +12,7 @@ mod emulator;
 mod exchange;
 mod faults;
 mod generation_faults;
+mod mirrors;
 mod pack;
 mod parity;
 mod sampler;
