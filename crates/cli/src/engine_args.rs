@@ -1,7 +1,7 @@
 //! Options shared by every command that runs a model.
 
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result};
@@ -92,6 +92,9 @@ pub struct EngineArgs {
     /// Highest instruction set to use: portable, neon, avx2, avx512 [default: the machine's best]
     #[arg(long, value_name = "LEVEL", value_parser = parse::<SimdLevel>, help_heading = "Engine")]
     pub simd: Option<SimdLevel>,
+    /// A copy of the model on another disk, file or folder, from which experts are read too; may be repeated
+    #[arg(long, value_name = "PATH", help_heading = "Streaming")]
+    pub mirror: Vec<PathBuf>,
     /// How to read experts: direct (bypassing the page cache) or buffered (through it) [default: the faster in a probe]
     #[arg(long, value_name = "MODE", value_parser = parse::<ReadMode>, help_heading = "Streaming")]
     pub read_mode: Option<ReadMode>,
@@ -174,6 +177,7 @@ impl EngineArgs {
             reserved,
             activations,
             kv_type,
+            mirrors: self.mirror.clone(),
             read_mode: self.read_mode,
             read_queue: self.read_queue,
             read_depth: self.read_depth,

@@ -142,6 +142,30 @@ pub trait ExpertSource {
         if missing.is_empty() { Ok(()) } else { self.announce(set, missing) }
     }
 
+    /// What experts of a set are worth keeping in memory, by how often they were chosen; nothing from a source that does not
+    /// count. Numbers of different sets are compared with each other.
+    fn worths(&self, _set: ExpertSetId) -> &[f64] {
+        &[]
+    }
+
+    /// Offers an expert that the caller held and gives up. A source that takes it calls `copy` with the planes of gate, up
+    /// and down in its memory, which are written until the caller says that they were [`exchanged`](Self::exchanged).
+    ///
+    /// # Errors
+    /// What `copy` returns.
+    fn give(
+        &mut self,
+        _set: ExpertSetId,
+        _expert: u32,
+        _copy: &mut dyn FnMut(&mut [&mut [u8]]) -> Result<()>,
+    ) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Says that experts which were given have arrived, and that the caller holds `experts` of a set itself: they need not
+    /// stay in host memory.
+    fn exchanged(&mut self, _set: ExpertSetId, _experts: &[u32]) {}
+
     /// Hands over `experts` (distinct, ascending ids).
     ///
     /// # Errors
@@ -175,6 +199,11 @@ pub trait Backend {
     /// Bytes that a compiled graph takes besides its weights and key-value pages; `usize::MAX` if that is not enough
     /// to say it.
     fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize;
+
+    /// Whether weights, pages and scratch are in memory of the backend's own, and not in that of the processor.
+    fn has_own_memory(&self) -> bool {
+        false
+    }
 
     /// Bytes of host memory in which a compiled graph could keep all routed experts in a form of its own, and then ask its
     /// source for each only once; `None` if it would have no use for that.
@@ -268,6 +297,21 @@ pub trait Executable: Send {
     /// If an expert cannot be had.
     fn run(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, logits: &mut Vec<f32>)
     -> Result<()>;
+
+    /// Fills memory of its own that is set aside for experts, so that what is needed first need not be fetched. Does
+    /// nothing on a backend without such memory.
+    ///
+    /// # Errors
+    /// If an expert cannot be had.
+    fn take_experts(&mut self, _source: &mut dyn ExpertSource) -> Result<()> {
+        Ok(())
+    }
+
+    /// Makes copies between a device and `memory`, zeros that nothing was written to, as fast as they can be, for as long as
+    /// what is returned lives; `None` where that makes no difference or is refused.
+    fn pin(&mut self, _memory: &mut [u8]) -> Option<Box<dyn Send>> {
+        None
+    }
 
     /// Whether it has [`Executable::run_candidates`].
     fn has_candidates(&self) -> bool {

@@ -55,7 +55,8 @@ fn main() {
         models::record(Arc::new(Checkpoint::open(&model).expect("a model"))).expect("a model").experts;
     let plan = SlotPlan::of_slots(&store.shapes(), usize::MAX);
     let (_, queue) = queue::open(None, 64).expect("a queue");
-    let mut cache = ExpertCache::new(store, plan, queue, CacheOptions::default()).expect("a cache");
+    let mut cache =
+        ExpertCache::new(store, plan, queue, CacheOptions::default(), &mut |_| ()).expect("a cache");
     ask(&mut cache, &requests);
     let mut seconds: Vec<f64> = (0..ROUNDS).map(|_| ask(&mut cache, &requests)).collect();
     let cost = median(&mut seconds) / TOKENS as f64;

@@ -1,6 +1,6 @@
 //! [`Engine`]: a loaded model with its memory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use crate::experts::trace::TraceHeader;
 use crate::experts::usage::Counting;
 use crate::experts::{CacheOptions, CacheStats, ExpertCache, ExpertUse, PolicyKind, Prefetch};
 use crate::fingerprint::Fingerprint;
+use crate::io::buffer::HostBuffer;
 use crate::io::file::ReadMode;
 use crate::io::queue::{self, QueueKind, ReadQueue};
 use crate::memory::Budget;
@@ -52,6 +53,8 @@ pub struct Options {
     pub kv_type: Option<KvType>,
     /// Positions that a session keeps to come back to; of models with recurrent state each takes the memory of a state.
     pub checkpoints: usize,
+    /// Copies of the checkpoint on other disks, files or folders, from which experts are read at the same time.
+    pub mirrors: Vec<PathBuf>,
     /// Whether experts are read past the page cache or through it. By default what a short probe finds faster.
     pub read_mode: Option<ReadMode>,
     /// What reads experts. By default the best that the system allows.
@@ -78,6 +81,7 @@ impl Default for Options {
             activations: ActivationMode::Int8,
             kv_type: None,
             checkpoints: 2,
+            mirrors: vec![],
             read_mode: None,
             read_queue: None,
             read_depth: 256,
@@ -219,8 +223,9 @@ impl Engine {
         let description = backend.describe();
         let precision = (options.activations, kv_type);
         let fingerprint = Fingerprint::new(&model.graph, &weights, &description, precision);
-        let executable = backend.compile(&model.graph, weights, compile)?;
-        let store = std::mem::take(&mut model.experts);
+        let mut executable = backend.compile(&model.graph, weights, compile)?;
+        let mut store = std::mem::take(&mut model.experts);
+        options.mirrors.iter().try_for_each(|mirror| store.add_mirror(mirror))?;
         let expert_use = ExpertUse::new(&store);
         let no_memory = |source| Error::Io {
             action: "find memory for experts of",
@@ -232,7 +237,12 @@ impl Engine {
         let reads = Reads { queue: None, mode, probe };
         let cache =
             CacheOptions { policy: options.cache_policy, prefetch: options.prefetch, read_mode: mode };
-        let experts = ExpertCache::new(store, slots, queue, cache).map_err(no_memory)?;
+        let mut pin = |memory: &mut HostBuffer| {
+            if let Some(pinned) = executable.pin(memory.as_mut_slice()) {
+                memory.keep(pinned);
+            }
+        };
+        let experts = ExpertCache::new(store, slots, queue, cache, &mut pin).map_err(no_memory)?;
         let pool = Arc::new(Pool::new(pages, state_slots, options.checkpoints));
         Ok(Self {
             model,
@@ -268,6 +278,7 @@ impl Engine {
             return Ok(());
         }
         self.executable.reserve_pages(self.pool.pages())?;
+        self.executable.take_experts(&mut self.experts)?;
         // Lists of kernels are recorded when they are used for the second time.
         for _ in 0..2 {
             let part = Part { session: &mut self.session(), tokens: &[0], outputs: Some(Outputs::Last) };
@@ -530,9 +541,14 @@ impl Engine {
 
     /// Reads experts into memory that is set aside for them and still empty, so that what is measured afterwards does not
     /// depend on which tokens came before.
-    pub fn fill_experts(&mut self) {
+    ///
+    /// # Errors
+    /// If a device fails, or cannot have an expert that it has room for.
+    pub fn fill_experts(&mut self) -> Result<()> {
+        self.executable.take_experts(&mut self.experts)?;
         self.experts.fill();
         self.stats.cache += self.experts.take_stats();
+        Ok(())
     }
 
     /// How experts are read.
@@ -554,7 +570,7 @@ impl Engine {
             model: self.model.checkpoint().path().display().to_string(),
             sets: self.experts.store().shapes(),
             top_k: top_k(&self.model),
-            needs: needs.trunk + needs.kv + needs.scratch + needs.overhead,
+            needs: needs.held() - needs.kept,
             compute_seconds: computing / stats.tokens.max(1) as f64,
             bandwidth: stats.cache.bandwidth().unwrap_or(0.0),
         };

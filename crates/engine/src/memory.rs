@@ -104,12 +104,25 @@ pub struct Needs {
     pub overhead: u64,
     /// Experts that the backend keeps in a form of its own.
     pub kept: u64,
+    /// Whether trunk, pages and scratch are in a backend's own memory.
+    pub in_own_memory: bool,
 }
 
 impl Needs {
+    /// What is in the processor's memory all the time, in bytes. A backend that keeps experts takes them while weights that
+    /// it was given are still there.
+    pub fn held(&self) -> u64 {
+        let Self { trunk, kv, scratch, overhead, kept, in_own_memory } = *self;
+        let parts = match in_own_memory {
+            true => [if kept > 0 { trunk } else { 0 }, 0, 0, overhead, kept],
+            false => [trunk, kv, scratch, overhead, kept],
+        };
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
     /// With the overhead of a model of `vocab_size` tokens.
     pub fn new(trunk: u64, kv: u64, scratch: u64, vocab_size: usize) -> Self {
-        Self { trunk, kv, scratch, overhead: overhead(vocab_size), kept: 0 }
+        Self { trunk, kv, scratch, overhead: overhead(vocab_size), kept: 0, in_own_memory: false }
     }
 }
 
@@ -130,21 +143,35 @@ impl Budget {
     /// # Errors
     /// [`Error::Budget`] if it leaves less than `minimum_experts`.
     pub fn divide(total: u64, needs: Needs, minimum_experts: u64) -> Result<Self> {
-        let Needs { trunk, kv, scratch, overhead, kept } = needs;
-        let parts = [trunk, kv, scratch, overhead, kept, minimum_experts];
-        let minimum = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(*part));
-        let Some(minimum) = minimum.filter(|minimum| *minimum <= total) else {
-            let parts = format!(
-                "resident weights {}, context {}, scratch {}, experts of one token {}, overhead {}",
-                size(trunk),
-                size(kv),
-                size(scratch),
-                size(minimum_experts),
-                size(overhead)
-            );
-            return Err(Error::Budget { budget: total, minimum: minimum.unwrap_or(u64::MAX), parts });
-        };
-        Ok(Self { total, needs, experts: total - minimum + minimum_experts })
+        let Needs { trunk, kv, scratch, overhead, in_own_memory, .. } = needs;
+        let held = needs.held();
+        // Weights pass through the processor's memory on their way to that of a backend.
+        let loading = trunk.saturating_add(overhead);
+        let minimum = held.saturating_add(minimum_experts).max(loading);
+        if minimum > total || minimum == u64::MAX {
+            let parts = match in_own_memory {
+                true if minimum == loading => {
+                    format!(
+                        "resident weights {} on their way to the GPU, overhead {}",
+                        size(trunk),
+                        size(overhead)
+                    )
+                }
+                true => {
+                    format!("experts of one token {}, overhead {}", size(minimum_experts), size(overhead))
+                }
+                false => format!(
+                    "resident weights {}, context {}, scratch {}, experts of one token {}, overhead {}",
+                    size(trunk),
+                    size(kv),
+                    size(scratch),
+                    size(minimum_experts),
+                    size(overhead)
+                ),
+            };
+            return Err(Error::Budget { budget: total, minimum, parts });
+        }
+        Ok(Self { total, needs, experts: total - held })
     }
 }
 
@@ -155,12 +182,24 @@ mod measured;
 mod tests {
     use super::*;
 
-    const NEEDS: Needs = Needs { trunk: 10, kv: 20, scratch: 30, overhead: 5, kept: 0 };
+    const NEEDS: Needs = Needs { trunk: 10, kv: 20, scratch: 30, overhead: 5, kept: 0, in_own_memory: false };
 
     #[test]
     fn what_is_left_is_for_experts() {
         let budget = Budget::divide(105, NEEDS, 40).unwrap();
         assert_eq!(budget.experts, 40);
+    }
+
+    #[test]
+    fn a_backend_with_its_own_memory_leaves_the_processors_to_experts() {
+        let needs = Needs { in_own_memory: true, ..NEEDS };
+        assert_eq!(Budget::divide(105, needs, 40).unwrap().experts, 100);
+        // What it keeps comes beside the weights, which are given to it then.
+        assert_eq!(Budget::divide(105, Needs { kept: 50, ..needs }, 40).unwrap().experts, 40);
+        // Weights must fit while they are loaded.
+        let error = Budget::divide(14, needs, 4).unwrap_err();
+        let Error::Budget { minimum, .. } = error else { panic!("{error}") };
+        assert_eq!(minimum, 15);
     }
 
     #[test]

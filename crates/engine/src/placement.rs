@@ -90,7 +90,8 @@ impl Placement {
             let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages(context) as u64);
             let kv = kv.saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
-            Needs { kept, overhead: needs.overhead.saturating_add(options.reserved), ..needs }
+            let overhead = needs.overhead.saturating_add(options.reserved);
+            Needs { kept, overhead, in_own_memory: backend.has_own_memory(), ..needs }
         };
         // Where the backend can keep all experts and there is memory for that, only those slots are wanted that experts
         // pass through.

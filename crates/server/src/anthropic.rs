@@ -170,7 +170,8 @@ fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Too
             return Err(ApiError::invalid("tools", "expected objects with name and input_schema"));
         };
         let description = tool.get("description").and_then(Value::as_str).map(str::to_owned);
-        Ok(Tool { name: name.into(), description, parameters: schema.clone() })
+        let strict = tool.get("strict").and_then(Value::as_bool).unwrap_or(false);
+        Ok(Tool { name: name.into(), description, parameters: schema.clone(), strict })
     };
     let tools = given.iter().map(tool).collect::<Result<_, ApiError>>()?;
     let single = choice.and_then(|choice| choice.get("disable_parallel_tool_use")).and_then(Value::as_bool);

@@ -75,6 +75,9 @@ fn wrong_field<T: DeserializeOwned>(body: &[u8]) -> Option<(String, String)> {
 
 /// `reason` without the names of this program's types.
 fn plain(reason: &str) -> String {
+    if reason.starts_with("recursion limit exceeded") {
+        return "nested deeper than 128 levels".into();
+    }
     let (before, expected) = reason.split_once("expected ").unwrap_or((reason, ""));
     let (what, after) = expected.split_once(' ').unwrap_or((expected, ""));
     let plain = match what {

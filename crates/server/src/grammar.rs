@@ -1,15 +1,20 @@
 //! Constraining answers to a grammar, with llguidance.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Matcher, ParserFactory, TokenParser};
 use moeflux::tokenizer::Tokenizer;
 use moeflux::{Constraint, Error, Result, Scheduler};
-use serde_json::{Value, json};
 
 use crate::error::ApiError;
+
+/// Most items of the parser after a token, and while the tokens that may follow are determined: an object with a thousand
+/// optional properties needs about four thousand.
+const MAX_ROW: usize = 40_000;
+const MAX_STEP: usize = 400_000;
 
 /// Makes constraints for one tokenizer.
 pub(crate) struct Grammars {
@@ -67,6 +72,8 @@ impl Grammars {
             let env: TokEnv = Arc::new(Env { scheduler: Arc::clone(&self.scheduler), trie });
             let mut factory = ParserFactory::new_simple(&env).map_err(|error| error.to_string())?;
             factory.quiet();
+            let limits = factory.limits_mut();
+            (limits.max_items_in_row, limits.step_max_items) = (MAX_ROW, MAX_STEP);
             Ok(factory)
         };
         let made = self.factory.get_or_init(make).as_ref();
@@ -79,33 +86,48 @@ impl Grammars {
         grammar: TopLevelGrammar,
         param: &str,
     ) -> Result<Box<dyn Constraint>, ApiError> {
-        let parser = self.factory()?.create_parser(grammar);
-        let parser = parser.map_err(|error| ApiError::invalid(param, first_lines(&error.to_string())))?;
+        let parser = self.parser(grammar)?.map_err(|reason| {
+            tracing::debug!("{param}: {reason}");
+            ApiError::invalid(param, "the grammar cannot be compiled")
+        })?;
         let eos = self.scheduler.tokenizer().eos_ids().to_vec();
         Ok(Box::new(Guided { matcher: Matcher::new(Ok(parser)), eos }))
     }
+
+    /// Whether a grammar works.
+    pub(crate) fn try_out(&self, grammar: TopLevelGrammar) -> Trial {
+        let Ok(made) = self.parser(grammar) else { return Trial::TooComplex };
+        let first = made.and_then(|parser| {
+            let mask = Matcher::new(Ok(parser)).compute_mask();
+            mask.map(drop).map_err(|error| error.to_string())
+        });
+        match first {
+            Ok(()) => Trial::Works,
+            Err(reason) if reason.contains("Unsatisfiable schema") => Trial::Empty,
+            Err(_) => Trial::TooComplex,
+        }
+    }
+
+    /// Compiles `grammar`; the inner error is the compiler's.
+    fn parser(&self, grammar: TopLevelGrammar) -> Result<Result<TokenParser, String>, ApiError> {
+        let factory = self.factory()?;
+        // A compiler that panics must not take the server along.
+        let made = catch_unwind(AssertUnwindSafe(|| factory.create_parser(grammar)));
+        Ok(match made {
+            Ok(made) => made.map_err(|error| format!("{error:#}")),
+            Err(_) => Err("the compiler panicked".into()),
+        })
+    }
 }
 
-/// Messages of the grammar compiler continue with the whole grammar.
-fn first_lines(text: &str) -> String {
-    text.lines().take(2).collect::<Vec<_>>().join(" ").chars().take(400).collect()
-}
-
-/// A grammar for the JSON values of `schema`.
-pub(crate) fn json_schema(schema: &Value, param: &str) -> Result<TopLevelGrammar, ApiError> {
-    Ok(TopLevelGrammar::from_json_schema(with_separators(schema, param)?))
-}
-
-/// `schema` with single spaces allowed where JSON allows any: white space must not repeat endlessly.
-pub(crate) fn with_separators(schema: &Value, param: &str) -> Result<Value, ApiError> {
-    let mut schema = match schema {
-        Value::Object(schema) => schema.clone(),
-        Value::Bool(true) => serde_json::Map::new(),
-        other => return Err(ApiError::invalid(param, format!("expected a JSON schema, got {other}"))),
-    };
-    let separators = json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
-    schema.insert("x-guidance".into(), separators);
-    Ok(Value::Object(schema))
+/// What became of a grammar that was tried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trial {
+    Works,
+    /// No text has it.
+    Empty,
+    /// It has more than the compiler can do.
+    TooComplex,
 }
 
 /// A grammar in progress.
@@ -115,7 +137,8 @@ struct Guided {
 }
 
 fn fault(error: impl std::fmt::Display) -> Error {
-    Error::Constraint { reason: first_lines(&error.to_string()) }
+    tracing::error!("grammar: {}", error.to_string().lines().next().unwrap_or_default());
+    Error::Constraint { reason: "the form of the answer is too complex".into() }
 }
 
 impl Constraint for Guided {

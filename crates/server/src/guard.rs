@@ -34,7 +34,7 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
         let usual = HeaderValue::from_static("authorization, content-type, x-api-key");
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.unwrap_or(usual));
-        let readable = HeaderValue::from_static("x-request-id, request-id, retry-after");
+        let readable = HeaderValue::from_static("x-request-id, request-id, retry-after, x-moeflux-warning");
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, readable);
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     }

@@ -20,6 +20,7 @@ mod metrics;
 mod openai;
 mod page;
 mod prompt;
+mod schema;
 mod serve;
 mod sse;
 mod stall;

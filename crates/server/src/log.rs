@@ -23,6 +23,8 @@ use crate::openai::unique;
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The same under the name that Anthropic's clients read.
 const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
+/// What of a request is not done as asked.
+const WARNING: HeaderName = HeaderName::from_static("x-moeflux-warning");
 const MAX_ID: usize = 128;
 /// What nginx writes for a client that went away before its answer began.
 const CLIENT_CLOSED: u16 = 499;
@@ -37,6 +39,7 @@ pub(crate) struct Tally {
     cached_tokens: AtomicUsize,
     generated_tokens: AtomicUsize,
     fault: OnceLock<String>,
+    warning: OnceLock<String>,
 }
 
 impl Tally {
@@ -53,6 +56,11 @@ impl Tally {
     /// An answer is complete.
     pub(crate) fn done(&self, usage: &Usage) {
         self.cached_tokens.fetch_add(usage.cached_tokens, Ordering::Relaxed);
+    }
+
+    /// The client is to know something; the first warning is kept.
+    pub(crate) fn warn(&self, text: String) {
+        let _ = self.warning.set(text);
     }
 
     /// The answer failed after it had begun.
@@ -164,6 +172,9 @@ pub(crate) async fn layer(State(app): State<Arc<App>>, mut request: Request, nex
     let mut response = next.run(request).await;
     line.status = Some(response.status().as_u16());
     line.reason = response.extensions_mut().remove::<Fault>().map(|fault| fault.0);
+    if let Some(warning) = line.tally.warning.get().and_then(|text| HeaderValue::from_str(text).ok()) {
+        response.headers_mut().insert(WARNING, warning);
+    }
     if let Ok(id) = HeaderValue::from_str(&line.id) {
         if line.path.contains("/v1/messages") {
             response.headers_mut().insert(ANTHROPIC_ID, id.clone());

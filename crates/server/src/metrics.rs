@@ -55,8 +55,11 @@ fn render(app: &App) -> String {
         "Requests preempted because memory was short.",
         &[("", f.preemptions as f64)],
     );
-    let lookups =
-        [("{tier=\"memory\"}", f.experts.hits as f64), ("{tier=\"disk\"}", f.experts.misses as f64)];
+    let lookups = [
+        ("{tier=\"device\"}", f.experts.device_hits as f64),
+        ("{tier=\"memory\"}", f.experts.hits as f64),
+        ("{tier=\"disk\"}", f.experts.misses as f64),
+    ];
     one("counter", "expert_lookups_total", "Expert requests, by where the expert was.", &lookups);
     one("counter", "expert_bytes_read_total", "Bytes of experts read.", &[("", f.experts.bytes_read as f64)]);
     one(

@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
 use moeflux::sampler::SamplerOptions;
-use moeflux::{DecodingOptions, Request};
+use moeflux::{Constraint, DecodingOptions, Request};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::App;
 use crate::answer::Answers;
 use crate::error::ApiError;
-use crate::grammar;
 use crate::intake::Room;
+use crate::log::Tally;
 use crate::markup::{Parts, Tools, Wanted};
+use crate::schema::{Origin, Schemas};
 
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 1024;
@@ -100,8 +101,14 @@ impl Texts {
 pub(crate) enum Form {
     #[default]
     Text,
-    /// JSON by a schema, which came in the named field.
-    Json(Value, &'static str),
+    /// JSON by a schema.
+    Json {
+        schema: Value,
+        /// The field that it came in.
+        param: &'static str,
+        /// All of it must be enforced.
+        strict: bool,
+    },
 }
 
 impl Form {
@@ -111,11 +118,13 @@ impl Form {
         let Some(format) = format.filter(|format| !format.is_null()) else { return Ok(Self::Text) };
         match format.get("type").and_then(Value::as_str) {
             Some("text") => Ok(Self::Text),
-            Some("json_object") => Ok(Self::Json(json!({"type": "object"}), param)),
+            Some("json_object") => Ok(Self::Json { schema: json!({"type": "object"}), param, strict: false }),
             Some("json_schema") => {
-                let schema = format.get("json_schema").unwrap_or(format).get("schema");
-                let schema = schema.ok_or_else(|| ApiError::invalid(param, "schema is missing"))?;
-                Ok(Self::Json(schema.clone(), param))
+                let fields = format.get("json_schema").unwrap_or(format);
+                let schema = fields.get("schema");
+                let schema = schema.ok_or_else(|| ApiError::invalid(param, "schema is missing"))?.clone();
+                let strict = fields.get("strict").and_then(Value::as_bool).unwrap_or(false);
+                Ok(Self::Json { schema, param, strict })
             }
             _ => Err(ApiError::invalid(param, "type: expected text, json_object or json_schema")),
         }
@@ -168,18 +177,21 @@ impl Ask {
         let tally = Arc::clone(&room.tally);
         // Tokenizing and compiling grammars may take a while; a compiler that panics must not take the server along.
         let prepare = move || {
-            let _room = room;
-            self.prepare(&theirs)
+            let room = room;
+            self.prepare(&theirs, &room.tally)
         };
         let prepared = tokio::task::spawn_blocking(prepare).await;
         let (requests, parts) = match prepared {
             Ok(prepared) => prepared?,
-            Err(_) => return Err(ApiError::invalid("response_format", "the grammar cannot be compiled")),
+            Err(_) => {
+                let message = "the request could not be prepared";
+                return Err(ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, message));
+            }
         };
         Answers::submit(&scheduler, requests, parts, tally)
     }
 
-    fn prepare(self, app: &App) -> Result<(Vec<Request>, Parts), ApiError> {
+    fn prepare(self, app: &App, tally: &Tally) -> Result<(Vec<Request>, Parts), ApiError> {
         if self.answers == 0 || self.answers > MAX_ANSWERS {
             let message = format!("expected a number from 1 to {MAX_ANSWERS}, got {}", self.answers);
             return Err(ApiError::invalid("n", message));
@@ -212,10 +224,7 @@ impl Ask {
                     logprobs: self.logprobs,
                     visible: if text.is_some() { app.markup.visible().to_vec() } else { vec![] },
                 };
-                let constraint = match self.grammar(app, text.as_deref())? {
-                    Some((grammar, param)) => Some(app.grammars.constraint(grammar, param)?),
-                    None => None,
-                };
+                let constraint = self.constraint(app, text.as_deref(), tally)?;
                 let conversation = self.conversation.clone().filter(|_| index == 0);
                 requests.push(Request { prompt: prompt.clone(), options, constraint, conversation });
             }
@@ -235,26 +244,58 @@ impl Ask {
         }
     }
 
+    /// What answers are held to. What of it cannot be enforced is counted as a warning.
+    fn constraint(
+        &self,
+        app: &App,
+        chat: Option<&str>,
+        tally: &Tally,
+    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+        let mut schemas = Schemas::new(None);
+        let Some((grammar, param)) = self.grammar(app, chat, &mut schemas)? else { return Ok(None) };
+        let constraint = match app.grammars.constraint(grammar, param) {
+            Ok(constraint) => constraint,
+            // One of several schemas may be more than the compiler can do.
+            Err(_) => {
+                schemas = Schemas::new(Some(&app.grammars));
+                let Some((grammar, param)) = self.grammar(app, chat, &mut schemas)? else { return Ok(None) };
+                app.grammars.constraint(grammar, param)?
+            }
+        };
+        if let Some(text) = schemas.left.text() {
+            tally.warn(text);
+        }
+        Ok(Some(constraint))
+    }
+
     /// The grammar that answers are held to, and the field that asks for it.
     fn grammar(
         &self,
         app: &App,
         chat: Option<&str>,
+        schemas: &mut Schemas<'_>,
     ) -> Result<Option<(TopLevelGrammar, &'static str)>, ApiError> {
         let form = match &self.form {
             Form::Text => None,
-            Form::Json(schema, param) => Some((schema, *param)),
+            Form::Json { schema, param, strict } => {
+                Some((schema, Origin { param, function: None, strict: *strict }))
+            }
         };
         let param = match (form, &self.tools) {
             (None, None) => return Ok(None),
-            (Some((_, param)), _) => param,
+            (Some((_, origin)), _) => origin.param,
             (None, Some(_)) => "tools",
         };
         let wanted = Wanted { form, tools: self.tools.as_ref() };
         let grammar = match (chat, form) {
             // Text that no template made has no markup.
-            (None, Some((schema, param))) => grammar::json_schema(schema, param)?,
-            (chat, _) => app.markup.grammar(app.scheduler.tokenizer(), chat.unwrap_or_default(), &wanted)?,
+            (None, Some((schema, origin))) => {
+                TopLevelGrammar::from_json_schema(schemas.read(schema, &origin)?)
+            }
+            (chat, _) => {
+                let tokenizer = app.scheduler.tokenizer();
+                app.markup.grammar(tokenizer, chat.unwrap_or_default(), &wanted, schemas)?
+            }
         };
         Ok(Some((grammar, param)))
     }

@@ -168,8 +168,18 @@ impl Screen {
                 format!(", {n} prefetched, {wasted} of them unused")
             }
         };
+        let on_device = match cache.device_hits {
+            0 => String::new(),
+            _ => format!(" ({:.1} % on the GPU)", 100.0 * cache.device_hit_rate()),
+        };
+        let from_mirrors = match cache.bytes_from_mirrors {
+            0 => String::new(),
+            bytes => {
+                format!(", {:.0} % of it from mirrors", 100.0 * bytes as f64 / cache.bytes_read.max(1) as f64)
+            }
+        };
         self.note(&format!(
-            "prompt {} tokens{known}, {:.1} tokens/s; answer {} tokens, {:.1} tokens/s{finish}; experts: {:.1} % hits, {} read{bandwidth} ({} per token){read_ahead}, stalled {:.2} s; context {} of {context}",
+            "prompt {} tokens{known}, {:.1} tokens/s; answer {} tokens, {:.1} tokens/s{finish}; experts: {:.1} % hits{on_device}, {} read{bandwidth} ({} per token){from_mirrors}{read_ahead}, stalled {:.2} s; context {} of {context}",
             prefill.tokens,
             speed(prefill),
             generated.tokens.len(),

@@ -307,7 +307,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
     // Memory that is touched for the first time takes its time, which a test of few tokens would show.
     bar.set_message("reading experts");
     bar.tick();
-    engine.fill_experts();
+    engine.fill_experts()?;
     engine.take_stats();
     let mut sessions: Vec<Session> = vec![];
     let mut results = vec![];

@@ -147,8 +147,10 @@ impl View {
         let (sum, count) = (self.grown("batch_sequences_sum"), self.grown("batch_sequences_count"));
         let batch = if count > 0.0 { format!("{:.1}", sum / count) } else { "-".into() };
         let (pages, used) = (m.get("kv_pages"), m.get("kv_pages_used"));
-        let (hits, misses) = (self.grown(MEMORY_LOOKUPS), self.grown(DISK_LOOKUPS));
-        let all = m.get(MEMORY_LOOKUPS) / (m.get(MEMORY_LOOKUPS) + m.get(DISK_LOOKUPS)).max(1.0);
+        let (hits, misses) =
+            (self.grown(MEMORY_LOOKUPS) + self.grown(DEVICE_LOOKUPS), self.grown(DISK_LOOKUPS));
+        let held = m.get(MEMORY_LOOKUPS) + m.get(DEVICE_LOOKUPS);
+        let all = held / (held + m.get(DISK_LOOKUPS)).max(1.0);
         let now = match hits + misses {
             0.0 => format!("{:17}", "none requested"),
             asked => format!("memory {:5.1} %  disk {:5.1} %", 100.0 * hits / asked, 100.0 * misses / asked),
@@ -219,6 +221,7 @@ impl View {
     }
 }
 
+const DEVICE_LOOKUPS: &str = "expert_lookups_total{tier=\"device\"}";
 const MEMORY_LOOKUPS: &str = "expert_lookups_total{tier=\"memory\"}";
 const DISK_LOOKUPS: &str = "expert_lookups_total{tier=\"disk\"}";
 

@@ -44,6 +44,10 @@ impl Backend for GpuBackend {
         device_scratch_bytes(graph, options.max_rows)
     }
 
+    fn has_own_memory(&self) -> bool {
+        self.options.host_memory
+    }
+
     fn expert_bytes(&self, graph: &Graph) -> Option<u64> {
         all_bytes(graph).ok().filter(|bytes| self.options.host_memory && *bytes > 0)
     }

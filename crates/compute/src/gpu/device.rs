@@ -290,6 +290,21 @@ pub trait Device: Send {
         self.upload(to, bytes)
     }
 
+    /// Starts a copy to host memory beside the queued work, in the order of the other copies: nothing queued may write the
+    /// source. `to` is written until [`Device::finish_copies`], so nothing else may use it until then; an executor that
+    /// cannot write it after the call returns does it first.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn copy_out(&mut self, from: Slice, to: &mut [u8]) -> Result<()> {
+        self.download(from, to)
+    }
+
+    /// As [`crate::backend::Executable::pin`].
+    fn pin(&mut self, _memory: &mut [u8]) -> Option<Box<dyn Send>> {
+        None
+    }
+
     /// Waits until all copies started have ended; what is queued from now on sees them.
     ///
     /// # Errors

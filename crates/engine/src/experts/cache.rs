@@ -15,6 +15,7 @@ use moeflux_compute::backend::{ExpertSource, ExpertView};
 use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::quant::find_not_finite;
 
+use super::copies::Copies;
 use super::policy::{Demand, PolicyKind};
 use super::prefetch::{Forecaster, Prefetch};
 use super::residency::{Key, Place, Residency};
@@ -50,6 +51,8 @@ impl Default for CacheOptions {
 pub struct CacheStats {
     /// Experts that were in memory when they were requested.
     pub hits: u64,
+    /// Experts that a device held when batches chose them, so that they were not requested.
+    pub device_hits: u64,
     /// Hits that had been prefetched.
     pub prefetch_hits: u64,
     /// Experts that were not in memory when they were requested.
@@ -60,6 +63,8 @@ pub struct CacheStats {
     pub prefetches: u64,
     /// Bytes read.
     pub bytes_read: u64,
+    /// Those of them that came from mirrors.
+    pub bytes_from_mirrors: u64,
     /// Time that computing stood still waiting for reads.
     pub stall: Duration,
     /// Bytes of reads that have ended.
@@ -75,12 +80,18 @@ pub struct CacheStats {
 }
 
 impl CacheStats {
-    /// Share of requests that were hits, 0..=1; 1 if there were none.
+    /// Share of chosen experts that were in memory, the host's or a device's, 0..=1; 1 if there were none.
     pub fn hit_rate(&self) -> f64 {
-        match self.hits + self.misses {
+        let hits = self.hits + self.device_hits;
+        match hits + self.misses {
             0 => 1.0,
-            all => self.hits as f64 / all as f64,
+            all => hits as f64 / all as f64,
         }
+    }
+
+    /// Share of chosen experts that a device held, 0..=1.
+    pub fn device_hit_rate(&self) -> f64 {
+        self.device_hits as f64 / (self.hits + self.device_hits + self.misses).max(1) as f64
     }
 
     /// Bytes per second while something was read; `None` if nothing was. The disk may be faster: a read that ends while
@@ -104,6 +115,8 @@ impl std::ops::AddAssign for CacheStats {
         self.late += other.late;
         self.prefetches += other.prefetches;
         self.bytes_read += other.bytes_read;
+        self.bytes_from_mirrors += other.bytes_from_mirrors;
+        self.device_hits += other.device_hits;
         self.stall += other.stall;
         self.bytes_arrived += other.bytes_arrived;
         self.reading += other.reading;
@@ -117,8 +130,8 @@ impl std::ops::AddAssign for CacheStats {
 struct Reading {
     queue: Box<dyn ReadQueue>,
     mode: ReadMode,
-    /// Requests under way, by tag, and their bytes.
-    requests: HashMap<u64, (Key, u64)>,
+    /// Requests under way, by tag.
+    requests: HashMap<u64, UnderWay>,
     next_tag: u64,
     /// When the last read ended, or the first began after the disk was idle; `None` while it is.
     busy_since: Option<Instant>,
@@ -126,6 +139,13 @@ struct Reading {
     exact: bool,
     /// When the last read ended that somebody waited for, or a layer asked for experts, whichever was later.
     needed_until: Instant,
+}
+
+/// A read of an expert, and from which copy.
+struct UnderWay {
+    key: Key,
+    bytes: u64,
+    copy: usize,
 }
 
 /// A guess of what the next layer will ask for.
@@ -151,8 +171,13 @@ pub struct ExpertCache {
     /// Failed reads; the error waits for whoever visits the expert.
     failed: HashMap<Key, Error>,
     reading: Reading,
+    copies: Copies,
     /// Announced and not yet visited, hence held.
     announced: Vec<Key>,
+    /// Given by a device whose copies may still be under way, hence held.
+    given: Vec<Key>,
+    /// Whether a device holds each expert, by set.
+    away: Vec<Vec<bool>>,
     /// What the routers of the batch chose for the set announced next: tokens by expert, rows.
     routed: Option<(usize, Vec<u32>, usize)>,
     forecaster: Forecaster,
@@ -166,7 +191,7 @@ pub struct ExpertCache {
 }
 
 impl ExpertCache {
-    /// An empty cache with the slots of `plan`.
+    /// An empty cache with the slots of `plan`; `prepare` gets their memory before it is used.
     ///
     /// # Errors
     /// If the system has no memory for the slots.
@@ -175,13 +200,16 @@ impl ExpertCache {
         plan: SlotPlan,
         queue: Box<dyn ReadQueue>,
         options: CacheOptions,
+        prepare: &mut dyn FnMut(&mut HostBuffer),
     ) -> std::io::Result<Self> {
-        let allocate = |class: &SlotClass| {
+        let mut allocate = |class: &SlotClass| {
             let bytes = class.slot_bytes.checked_mul(class.slots).ok_or(std::io::ErrorKind::OutOfMemory)?;
-            Ok(HostBuffer::zeroed(bytes)?.split(class.slots, class.slot_bytes))
+            let mut memory = HostBuffer::zeroed(bytes)?;
+            prepare(&mut memory);
+            Ok(memory.split(class.slots, class.slot_bytes))
         };
-        let free = Stock::new(plan.classes().iter().map(allocate).collect::<std::io::Result<_>>()?);
-        let shapes = store.shapes();
+        let free = Stock::new(plan.classes().iter().map(&mut allocate).collect::<std::io::Result<_>>()?);
+        let (shapes, store_copies) = (store.shapes(), store.copies());
         Ok(Self {
             residency: Residency::new(&shapes, &plan, options.policy),
             content: shapes.iter().map(|shape| (0..shape.experts).map(|_| None).collect()).collect(),
@@ -198,7 +226,10 @@ impl ExpertCache {
                 exact: true,
                 needed_until: Instant::now(),
             },
+            copies: Copies::new(store_copies),
             announced: vec![],
+            given: vec![],
+            away: shapes.iter().map(|shape| vec![false; shape.experts]).collect(),
             routed: None,
             forecaster: Forecaster::new(options.prefetch),
             guess: None,
@@ -248,7 +279,10 @@ impl ExpertCache {
         for (id, set) in (0..most).flat_map(|id| (0..sets).map(move |set| (id, set))) {
             let key = (set, id as u32);
             let empty = self.free.has_any(self.residency.class(set));
-            if id < self.content[set].len() && empty && self.residency.place(key) == Place::Absent {
+            if id >= self.content[set].len() || self.away[set][id] {
+                continue;
+            }
+            if empty && self.residency.place(key) == Place::Absent {
                 self.stats.prefetches += u64::from(self.start_read(key));
                 if self.reading.requests.len() >= FILL_READS {
                     self.wait();
@@ -271,29 +305,63 @@ impl ExpertCache {
     /// Starts reading an expert that has no slot. False if every slot is taken for now.
     fn start_read(&mut self, key: Key) -> bool {
         let Ok(victim) = self.residency.take_slot(key) else { return false };
-        let buffer = match victim {
-            Some((set, id)) => self.content[set][id as usize].take(),
-            None => self.free.take(self.residency.class(key.0)),
-        };
-        let buffer = buffer.expect("a slot that residency counts");
-        let parts = self.store.reads(ExpertSetId(key.0), key.1);
+        let buffer = self.slot_of(key.0, victim);
+        let copy = self.copies.choose(self.store.expert_bytes(ExpertSetId(key.0)));
+        self.read_from(copy, key, buffer);
+        true
+    }
+
+    /// Starts reading an expert from a copy of the checkpoint.
+    fn read_from(&mut self, copy: usize, key: Key, buffer: HostBuffer) {
+        let parts = self.store.reads_from(copy, ExpertSetId(key.0), key.1);
         let bytes = parts.iter().map(|p| p.len as u64).sum::<u64>();
         self.stats.bytes_read += bytes;
+        if copy > 0 {
+            self.stats.bytes_from_mirrors += bytes;
+        }
+        let now = Instant::now();
+        self.copies.started(copy, bytes, now);
         let reading = &mut self.reading;
         reading.next_tag += 1;
         let (tag, mode) = (reading.next_tag, reading.mode);
-        reading.requests.insert(tag, (key, bytes));
+        reading.requests.insert(tag, UnderWay { key, bytes, copy });
         if reading.busy_since.is_none() {
-            (reading.busy_since, reading.exact) = (Some(Instant::now()), true);
+            (reading.busy_since, reading.exact) = (Some(now), true);
         }
         reading.queue.submit(ReadRequest { tag, buffer, parts, mode });
-        true
+    }
+
+    /// The slot that a victim had, or an empty one for a set.
+    fn slot_of(&mut self, set: usize, victim: Option<Key>) -> HostBuffer {
+        let buffer = match victim {
+            Some((set, id)) => self.content[set][id as usize].take(),
+            None => self.free.take(self.residency.class(set)),
+        };
+        buffer.expect("a slot that residency counts")
+    }
+
+    /// Counts what a batch chose.
+    fn count(&mut self, set: usize, experts: &[u32]) {
+        let (tokens, rows) = match self.routed.take().filter(|(routed, ..)| *routed == set) {
+            Some((_, tokens, rows)) => (experts.iter().map(|id| tokens[*id as usize]).collect(), rows),
+            None => (vec![1; experts.len()], 1),
+        };
+        let guess = self.check_guess(set, experts);
+        if let Some(trace) = &mut self.trace {
+            trace.push(Request { set, rows, experts: experts.to_vec(), tokens: tokens.clone(), guess });
+        }
+        self.forecaster.layer(rows);
+        self.forecaster.idle(self.reading.needed_until.elapsed());
+        self.reading.needed_until = Instant::now();
+        self.residency.asked(set, Demand { experts, tokens: &tokens, rows });
     }
 
     /// Files a finished read, which was `waited` for or noticed in passing.
     fn finish(&mut self, done: ReadDone, waited: bool) {
-        let (key, bytes) = self.reading.requests.remove(&done.tag).expect("a tag of a request under way");
+        let UnderWay { key, bytes, copy } =
+            self.reading.requests.remove(&done.tag).expect("a tag of a request under way");
         let now = Instant::now();
+        self.copies.finished(copy, bytes, now, waited);
         let took = self.reading.busy_since.replace(now).map_or(Duration::ZERO, |since| now - since);
         self.stats.bytes_arrived += bytes;
         self.stats.reading += took;
@@ -308,12 +376,17 @@ impl ExpertCache {
                 self.content[key.0][key.1 as usize] = Some(done.buffer);
                 self.residency.arrived(key);
             }
+            // A mirror that fails is not asked again.
+            Err(_) if copy > 0 => {
+                self.copies.give_up(copy);
+                self.read_from(0, key, done.buffer);
+            }
             Err(error) => {
                 // Nobody else needs to know: whoever asks for it later reads it again.
                 if self.announced.contains(&key) {
                     self.failed.insert(key, error);
                 }
-                self.residency.failed(key);
+                self.residency.vacated(key);
                 self.free.put(self.residency.class(key.0), done.buffer);
             }
         }
@@ -380,6 +453,13 @@ impl ExpertCache {
         }
         self.announced.clear();
         self.failed.clear();
+        self.let_given_go();
+    }
+
+    fn let_given_go(&mut self) {
+        for key in self.given.drain(..) {
+            self.residency.let_go(key);
+        }
     }
 
     fn visit_all(
@@ -436,24 +516,26 @@ impl ExpertSource for ExpertCache {
     }
 
     fn announce(&mut self, set: ExpertSetId, experts: &[u32]) -> moeflux_compute::Result<()> {
+        self.announce_missing(set, experts, experts)
+    }
+
+    fn announce_missing(
+        &mut self,
+        set: ExpertSetId,
+        chosen: &[u32],
+        missing: &[u32],
+    ) -> moeflux_compute::Result<()> {
         let set = set.0;
         self.release();
         self.collect_finished();
-        let (tokens, rows) = match self.routed.take().filter(|(routed, ..)| *routed == set) {
-            Some((_, tokens, rows)) => (experts.iter().map(|id| tokens[*id as usize]).collect(), rows),
-            None => (vec![1; experts.len()], 1),
-        };
-        let guess = self.check_guess(set, experts);
-        if let Some(trace) = &mut self.trace {
-            trace.push(Request { set, rows, experts: experts.to_vec(), tokens: tokens.clone(), guess });
+        // Nothing is chosen where experts are read ahead of all batches.
+        if !chosen.is_empty() {
+            self.count(set, chosen);
+            self.stats.device_hits += (chosen.len() - missing.len()) as u64;
         }
-        self.forecaster.layer(rows);
-        self.forecaster.idle(self.reading.needed_until.elapsed());
-        self.reading.needed_until = Instant::now();
-
-        self.announced.extend(experts.iter().map(|id| (set, *id)));
-        let mut missing = vec![];
-        for id in experts {
+        self.announced.extend(missing.iter().map(|id| (set, *id)));
+        let mut absent = vec![];
+        for id in missing {
             let key = (set, *id);
             match self.residency.place(key) {
                 Place::Present => {
@@ -466,7 +548,7 @@ impl ExpertSource for ExpertCache {
                 }
                 Place::Absent => {
                     self.stats.misses += 1;
-                    missing.push(*id);
+                    absent.push(*id);
                     continue;
                 }
             }
@@ -474,10 +556,56 @@ impl ExpertSource for ExpertCache {
             self.residency.hold(key);
         }
         self.read_ahead.clear();
-        self.layers_without_miss = if missing.is_empty() { self.layers_without_miss + 1 } else { 0 };
-        self.residency.asked(set, Demand { experts, tokens: &tokens, rows });
-        self.start_reads(set, &missing);
+        self.layers_without_miss = if absent.is_empty() { self.layers_without_miss + 1 } else { 0 };
+        self.start_reads(set, &absent);
         Ok(())
+    }
+
+    fn worths(&self, set: ExpertSetId) -> &[f64] {
+        self.residency.worths(set.0)
+    }
+
+    fn give(
+        &mut self,
+        set: ExpertSetId,
+        expert: u32,
+        copy: &mut dyn FnMut(&mut [&mut [u8]]) -> moeflux_compute::Result<()>,
+    ) -> moeflux_compute::Result<bool> {
+        let key = (set.0, expert);
+        self.away[set.0][expert as usize] = false;
+        // What is asked for comes first: all of it has a slot, and it stays.
+        let waits = |key: &Key| self.residency.place(*key) == Place::Absent;
+        if !waits(&key) || self.announced.iter().any(waits) || !self.store.is_separate(set, expert) {
+            return Ok(false);
+        }
+        let Ok(victim) = self.residency.take_slot_if_worthy(key) else { return Ok(false) };
+        let mut buffer = self.slot_of(key.0, victim);
+        let planes = self.store.planes_mut(set, expert, buffer.as_mut_slice());
+        let outcome = planes.map(|mut planes| copy(&mut planes));
+        if let Some(Ok(())) = outcome {
+            self.content[key.0][expert as usize] = Some(buffer);
+            self.residency.arrived(key);
+            self.residency.hold(key);
+            self.given.push(key);
+            return Ok(true);
+        }
+        self.residency.vacated(key);
+        self.free.put(self.residency.class(key.0), buffer);
+        outcome.unwrap_or(Ok(())).map(|()| false)
+    }
+
+    fn exchanged(&mut self, set: ExpertSetId, experts: &[u32]) {
+        self.let_given_go();
+        for id in experts {
+            let key = (set.0, *id);
+            self.away[set.0][*id as usize] = true;
+            if self.residency.is_idle(key)
+                && let Some(buffer) = self.content[set.0][*id as usize].take()
+            {
+                self.residency.vacated(key);
+                self.free.put(self.residency.class(set.0), buffer);
+            }
+        }
     }
 
     fn visit(

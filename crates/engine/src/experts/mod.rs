@@ -3,6 +3,7 @@
 //! [`replay`]) and how often each expert was used ([`usage`]).
 
 pub mod cache;
+mod copies;
 pub mod policy;
 pub mod prefetch;
 pub mod probe;

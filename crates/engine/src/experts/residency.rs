@@ -152,6 +152,29 @@ impl Residency {
         Ok(victim)
     }
 
+    /// As [`Residency::take_slot`], for an expert that somebody else gives up: `Err` also if all that could be evicted is worth
+    /// as much.
+    pub(crate) fn take_slot_if_worthy(&mut self, key: Key) -> Result<Option<Key>, ()> {
+        let class = self.sets[key.0].class;
+        if self.free[class] == 0 && self.passed(class).is_none() {
+            let (set, id) = self.weakest(class).ok_or(())?;
+            if self.sets[set].worth[id as usize] >= self.sets[key.0].worth[key.1 as usize] {
+                return Err(());
+            }
+        }
+        self.take_slot(key)
+    }
+
+    /// What the experts of a set are worth.
+    pub(crate) fn worths(&self, set: usize) -> &[f64] {
+        &self.sets[set].worth
+    }
+
+    /// Whether nobody needs an expert that is present.
+    pub(crate) fn is_idle(&self, (set, id): Key) -> bool {
+        self.sets[set].entries[id as usize] == (Place::Present, Claim::Idle)
+    }
+
     /// Whether a slot for `key` could be had without taking a reserved one.
     pub(crate) fn has_room(&mut self, key: Key) -> bool {
         let class = self.sets[key.0].class;
@@ -163,8 +186,8 @@ impl Residency {
         self.entry(key).0 = Place::Present;
     }
 
-    /// The read of `key` has failed: its slot is free.
-    pub(crate) fn failed(&mut self, key: Key) {
+    /// `key` has left its slot, or never came: the slot is free.
+    pub(crate) fn vacated(&mut self, key: Key) {
         *self.entry(key) = Default::default();
         let class = self.sets[key.0].class;
         self.free[class] += 1;

@@ -4,6 +4,7 @@
 //! go. Each read goes to a slot position that is congruent to its file offset modulo 4096, so that the same slot serves
 //! reads that bypass the page cache and must be aligned. The price is up to two pages per read.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use moeflux_compute::TensorView;
@@ -55,6 +56,8 @@ impl ExpertLocation {
 #[derive(Debug, Default)]
 pub struct ExpertStore {
     files: Vec<Arc<CheckpointFile>>,
+    /// The same files elsewhere.
+    mirrors: Vec<Vec<Arc<CheckpointFile>>>,
     sets: Vec<Stored>,
 }
 
@@ -163,7 +166,7 @@ impl ExpertStore {
             };
             Stored { set, experts, shape }
         };
-        Self { files, sets: sets.into_iter().map(stored).collect() }
+        Self { files, mirrors: vec![], sets: sets.into_iter().map(stored).collect() }
     }
 
     /// Number of layers with routed experts.
@@ -202,16 +205,76 @@ impl ExpertStore {
         self.sets[set.0].shape.slot_bytes
     }
 
+    /// Adds a copy of the checkpoint from which experts are read, too: a folder with files of the same names, or the file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a file is not there; [`Error::Malformed`] if its length, its beginning or a sample of it differs.
+    pub fn add_mirror(&mut self, path: &Path) -> Result<()> {
+        let copy = self.files.iter().map(|file| {
+            let name = file.path().file_name().unwrap_or_default();
+            let place = match path.is_dir() {
+                true => path.join(name),
+                false if self.files.len() == 1 => path.to_owned(),
+                false => path.with_file_name(name),
+            };
+            let copy = CheckpointFile::open(&place)?;
+            copy.expect_like(file)?;
+            Ok(Arc::new(copy))
+        });
+        let copy = copy.collect::<Result<_>>()?;
+        self.mirrors.push(copy);
+        Ok(())
+    }
+
+    /// The checkpoint and its mirrors.
+    pub fn copies(&self) -> usize {
+        1 + self.mirrors.len()
+    }
+
     /// The reads that fill a slot with an expert.
     pub fn reads(&self, set: ExpertSetId, expert: u32) -> Vec<ReadPart> {
+        self.reads_from(0, set, expert)
+    }
+
+    /// The same from a copy: 0 is the checkpoint itself, mirrors follow.
+    pub fn reads_from(&self, copy: usize, set: ExpertSetId, expert: u32) -> Vec<ReadPart> {
         let (_, layout) = &self.sets[set.0].experts[expert as usize];
+        let files = if copy == 0 { &self.files } else { &self.mirrors[copy - 1] };
         let part = |(run, at): &(ByteRange, usize)| ReadPart {
-            file: Arc::clone(&self.files[run.file]),
+            file: Arc::clone(&files[run.file]),
             offset: run.offset,
             len: run.len as usize,
             at: *at,
         };
         layout.runs.iter().map(part).collect()
+    }
+
+    /// Whether an expert's matrices are stored one by one, row after row.
+    pub fn is_separate(&self, set: ExpertSetId, expert: u32) -> bool {
+        self.location(set, expert).form == ExpertForm::Separate
+    }
+
+    /// The planes of gate, up and down in a slot, for writing; `None` if some share bytes.
+    pub fn planes_mut<'a>(
+        &self,
+        set: ExpertSetId,
+        expert: u32,
+        slot: &'a mut [u8],
+    ) -> Option<Vec<&'a mut [u8]>> {
+        let (location, layout) = &self.sets[set.0].experts[expert as usize];
+        let lengths = location.ranges().map(|range| range.len as usize);
+        let mut order: Vec<(usize, usize, usize)> =
+            layout.at.iter().zip(lengths).enumerate().map(|(plane, (at, len))| (*at, len, plane)).collect();
+        order.sort_unstable();
+        let mut planes: Vec<Option<&mut [u8]>> = order.iter().map(|_| None).collect();
+        let (mut rest, mut start) = (slot, 0);
+        for (at, len, plane) in order {
+            let (_, from) = rest.split_at_mut_checked(at.checked_sub(start)?)?;
+            let (found, after) = from.split_at_mut_checked(len)?;
+            planes[plane] = Some(found);
+            (rest, start) = (after, at + len);
+        }
+        planes.into_iter().collect()
     }
 
     /// Passes samples of up to `len` bytes of every layer's experts to `visit`: of experts spread over the layer, from

@@ -68,6 +68,23 @@ impl<S: ExpertSource> ExpertSource for Counting<'_, S> {
         self.source.announce_missing(set, chosen, missing)
     }
 
+    fn worths(&self, set: ExpertSetId) -> &[f64] {
+        self.source.worths(set)
+    }
+
+    fn give(
+        &mut self,
+        set: ExpertSetId,
+        expert: u32,
+        copy: &mut dyn FnMut(&mut [&mut [u8]]) -> moeflux_compute::Result<()>,
+    ) -> moeflux_compute::Result<bool> {
+        self.source.give(set, expert, copy)
+    }
+
+    fn exchanged(&mut self, set: ExpertSetId, experts: &[u32]) {
+        self.source.exchanged(set, experts);
+    }
+
     fn visit(
         &mut self,
         set: ExpertSetId,

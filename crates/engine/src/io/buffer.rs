@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(target_os = "linux")]
 use rustix::mm::{Advice, madvise};
@@ -18,6 +18,8 @@ pub const PAGE_BYTES: usize = 4096;
 struct Region {
     start: NonNull<u8>,
     bytes: usize,
+    /// What must go before the memory does.
+    guard: Mutex<Option<Box<dyn Send>>>,
 }
 
 // SAFETY: a region is plain memory; who may access which part is decided by the `HostBuffer`s that own its
@@ -28,6 +30,7 @@ unsafe impl Sync for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
+        *self.guard.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
         // SAFETY: `start` and `bytes` are what mmap returned, and the last buffer of the region is gone. An
         // unmapping that the system refuses only leaks memory.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
@@ -55,7 +58,12 @@ impl HostBuffer {
         #[cfg(target_os = "linux")]
         // SAFETY: the range is the mapping just made. Huge pages are a wish: a refusal changes nothing.
         let _ = unsafe { madvise(start.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
-        Ok(Self { region: Arc::new(Region { start, bytes }), offset: 0, len })
+        Ok(Self { region: Arc::new(Region { start, bytes, guard: Mutex::new(None) }), offset: 0, len })
+    }
+
+    /// Keeps `guard` as long as the memory of this buffer and of all that it is cut into.
+    pub fn keep(&self, guard: Box<dyn Send>) {
+        *self.region.guard.lock().unwrap_or_else(PoisonError::into_inner) = Some(guard);
     }
 
     /// Cuts the buffer into `count` buffers of `each` bytes; what is left over stays unused.

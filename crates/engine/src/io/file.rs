@@ -52,6 +52,11 @@ impl std::fmt::Display for ReadMode {
     }
 }
 
+/// What is compared of two files that are to be the same: bytes at the beginning, pieces of the rest, bytes of a piece.
+const COMPARED_BEGINNING: u64 = 32 << 20;
+const COMPARED_SAMPLES: u64 = 256;
+const COMPARED_PIECE: usize = 64 << 10;
+
 /// An open checkpoint file.
 #[derive(Debug)]
 pub struct CheckpointFile {
@@ -92,6 +97,34 @@ impl CheckpointFile {
     pub(super) fn of_pipe(handle: File) -> Self {
         let (direct, random) = (OnceLock::from(None), OnceLock::from(None));
         Self { path: "a pipe".into(), length: u64::MAX, handle, direct, random }
+    }
+
+    /// Compares lengths, the beginning, where names and shapes are, and samples of the rest.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] if this file differs from `other`; [`Error::Read`] if one cannot be read.
+    pub fn expect_like(&self, other: &Self) -> Result<()> {
+        let differs = |what: &str, expected: String, got: String| {
+            Err(Error::Malformed { path: self.path.clone(), what: what.into(), expected, got })
+        };
+        if self.length != other.length {
+            let expected = format!("{} bytes as {} has", other.length, other.path.display());
+            return differs("length", expected, format!("{} bytes", self.length));
+        }
+        let beginning = self.length.min(COMPARED_BEGINNING);
+        let samples = (0..COMPARED_SAMPLES).map(|part| (self.length - beginning) / COMPARED_SAMPLES * part);
+        let pieces = (0..beginning).step_by(COMPARED_PIECE).chain(samples.map(|offset| beginning + offset));
+        let (mut own, mut others) = (vec![0; COMPARED_PIECE], vec![0; COMPARED_PIECE]);
+        for offset in pieces {
+            let len = usize::try_from(self.length - offset).unwrap_or(usize::MAX).min(COMPARED_PIECE);
+            self.read_exact_at(offset, &mut own[..len])?;
+            other.read_exact_at(offset, &mut others[..len])?;
+            if own[..len] != others[..len] {
+                let expected = format!("the bytes of {}", other.path.display());
+                return differs("content", expected, format!("others from byte {offset} on"));
+            }
+        }
+        Ok(())
     }
 
     /// Where it was opened from.

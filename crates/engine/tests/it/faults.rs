@@ -247,7 +247,7 @@ fn cache(fixture: &str, slots: usize, queue: Box<dyn ReadQueue>) -> ExpertCache 
     let store = models::record(checkpoint).unwrap().experts;
     let plan = SlotPlan::of_slots(&store.shapes(), slots);
     let options = CacheOptions { prefetch: Prefetch::Always, ..CacheOptions::default() };
-    ExpertCache::new(store, plan, queue, options).unwrap()
+    ExpertCache::new(store, plan, queue, options, &mut |_| ()).unwrap()
 }
 
 /// A guess may fail: whoever asks for the expert has it read again.

@@ -139,8 +139,8 @@ fn filling_empty_slots_reads_as_many_experts_as_fit_and_changes_no_bit() {
     let expected = bits(&logits(&mut untouched, &tokens));
     for slots in [1, all / 2, all] {
         let mut engine = open(Some(slots));
-        engine.fill_experts();
-        engine.fill_experts();
+        engine.fill_experts().unwrap();
+        engine.fill_experts().unwrap();
         let filled = engine.take_stats();
         check_stats(&engine, filled, "filled");
         assert_eq!(filled.cache.prefetches, slots as u64, "every slot is filled, and once");

@@ -157,7 +157,7 @@ fn requests(path: &Path) -> Vec<Vec<u64>> {
     let counts = (0..store.sets()).map(|set| vec![0; store.set(ExpertSetId(set)).experts]).collect();
     let slots = SlotPlan::of_slots(&store.shapes(), usize::MAX);
     let queue = Box::new(PreadPool::new(2).expect("threads"));
-    let cache = ExpertCache::new(store, slots, queue, CacheOptions::default()).expect("a cache");
+    let cache = ExpertCache::new(store, slots, queue, CacheOptions::default(), &mut |_| ()).expect("a cache");
     let mut source = Counting { cache, counts };
     let mut logits = vec![];
     for (i, token) in random_tokens(3, 1024, 1024).iter().enumerate() {

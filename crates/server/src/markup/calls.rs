@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::schema::Origin;
 
 /// A function that may be called.
 #[derive(Debug, Clone)]
@@ -11,9 +12,16 @@ pub(crate) struct Tool {
     pub(crate) description: Option<String>,
     /// JSON schema of its arguments.
     pub(crate) parameters: Value,
+    /// All of the schema must be enforced.
+    pub(crate) strict: bool,
 }
 
 impl Tool {
+    /// Where its schema came from.
+    pub(crate) fn origin(&self) -> Origin<'_> {
+        Origin { param: "tools", function: Some(&self.name), strict: self.strict }
+    }
+
     /// Schema of one of its arguments.
     pub(crate) fn property(&self, name: &str) -> Option<&Value> {
         self.parameters.get("properties")?.get(name)

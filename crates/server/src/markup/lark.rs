@@ -11,12 +11,12 @@ use super::splitter::{END_THINK, THINK};
 use super::tags::{Body, Tags, is_text};
 use super::{Calls, Choice, Markup, Tool, Tools};
 use crate::error::ApiError;
-use crate::grammar::with_separators;
+use crate::schema::{Origin, Schemas};
 
 /// What an answer is held to.
 pub(crate) struct Wanted<'a> {
-    /// A schema that the answer's text must keep, and the field that it came in.
-    pub(crate) form: Option<(&'a Value, &'static str)>,
+    /// A schema that the answer's text must keep, and where it came from.
+    pub(crate) form: Option<(&'a Value, Origin<'a>)>,
     /// Functions that may be called.
     pub(crate) tools: Option<&'a Tools>,
 }
@@ -28,10 +28,11 @@ impl Markup {
         tokenizer: &Tokenizer,
         prompt: &str,
         wanted: &Wanted<'_>,
+        schemas: &mut Schemas<'_>,
     ) -> Result<TopLevelGrammar, ApiError> {
-        let mut lark = Lark { tokenizer, rules: String::new(), count: 0 };
+        let mut lark = Lark { tokenizer, schemas, rules: String::new(), count: 0 };
         let answer = match wanted.form {
-            Some((schema, param)) => Some(lark.json(schema, param)?),
+            Some((schema, origin)) => Some(lark.json(schema, &origin)?),
             None => None,
         };
         let start = match self.channels {
@@ -55,13 +56,14 @@ impl Markup {
     }
 }
 
-struct Lark<'t> {
+struct Lark<'t, 's> {
     tokenizer: &'t Tokenizer,
+    schemas: &'t mut Schemas<'s>,
     rules: String,
     count: usize,
 }
 
-impl Lark<'_> {
+impl Lark<'_, '_> {
     /// Makes a rule and gives its name.
     fn rule(&mut self, body: &str) -> String {
         self.named("", body)
@@ -118,8 +120,8 @@ impl Lark<'_> {
         }
     }
 
-    fn json(&mut self, schema: &Value, param: &str) -> Result<String, ApiError> {
-        let schema = with_separators(schema, param)?;
+    fn json(&mut self, schema: &Value, origin: &Origin<'_>) -> Result<String, ApiError> {
+        let schema = self.schemas.read(schema, origin)?;
         Ok(self.rule(&format!("%json {schema}")))
     }
 
@@ -170,12 +172,12 @@ impl Lark<'_> {
         let name = &tool.name;
         match tags.body {
             Body::Object => {
-                let arguments = self.json(&tool.parameters, "tools")?;
+                let arguments = self.json(&tool.parameters, &tool.origin())?;
                 let head = self.text(&format!("{{\"name\": \"{name}\", \"arguments\": "));
                 Ok(self.rule(&format!("/\\n?/ {head} {arguments} \"}}\" /\\n?/")))
             }
             Body::NameAndObject { before, numbered, between, after } => {
-                let arguments = self.json(&tool.parameters, "tools")?;
+                let arguments = self.json(&tool.parameters, &tool.origin())?;
                 let head = self.text(&format!("{before}{name}"));
                 let number = if numbered { "/:[0-9]{1,3}/" } else { "" };
                 let (between, after) = (self.text(between), self.text(after));
@@ -190,7 +192,7 @@ impl Lark<'_> {
                 let properties = tool.parameters["properties"].as_object();
                 for (name, schema) in properties.into_iter().flatten() {
                     let head = self.text(&format!("{key}{name}{value}"));
-                    let written = self.value(schema, &tool.parameters, end)?;
+                    let written = self.value(schema, tool, end)?;
                     let pair = self.rule(&format!("{head} {written}"));
                     let optional = if required.contains(&name.as_str()) { "" } else { "?" };
                     terms.push(format!("{pair}{optional}"));
@@ -209,7 +211,7 @@ impl Lark<'_> {
     }
 
     /// A value that is not quoted, and the tag after it. Of texts by a schema only a list of values is enforced.
-    fn value(&mut self, schema: &Value, root: &Value, end: &str) -> Result<String, ApiError> {
+    fn value(&mut self, schema: &Value, tool: &Tool, end: &str) -> Result<String, ApiError> {
         let texts: Option<Vec<String>> = schema["enum"]
             .as_array()
             .map(|values| values.iter().filter_map(Value::as_str).map(|text| self.text(text)).collect());
@@ -217,16 +219,9 @@ impl Lark<'_> {
             Some(texts) if is_text(schema) => Ok(format!("({}) {}", texts.join(" | "), self.text(end))),
             _ if is_text(schema) => Ok(self.until(end)),
             _ => {
-                let mut schema = schema.clone();
-                if let Some(schema) = schema.as_object_mut() {
-                    // What it refers to is kept beside all properties.
-                    for key in ["$defs", "definitions"] {
-                        if let Some(definitions) = root.get(key) {
-                            schema.entry(key).or_insert(definitions.clone());
-                        }
-                    }
-                }
-                Ok(format!("{} {}", self.json(&schema, "tools")?, self.text(end)))
+                let schema = self.schemas.read_part(schema, &tool.parameters, &tool.origin())?;
+                let value = self.rule(&format!("%json {schema}"));
+                Ok(format!("{value} {}", self.text(end)))
             }
         }
     }
@@ -244,7 +239,7 @@ impl Lark<'_> {
             Some(tools) => {
                 let mut calls = vec![];
                 for tool in tools.usable() {
-                    let arguments = self.json(&tool.parameters, "tools")?;
+                    let arguments = self.json(&tool.parameters, &tool.origin())?;
                     let head = self.text(&format!("{CHANNEL}commentary to=functions.{} ", tool.name));
                     let kind = self.text(&format!("{CONSTRAIN}json"));
                     calls.push(format!("{head} ({kind} | \"json\") {} {arguments}", self.text(MESSAGE)));

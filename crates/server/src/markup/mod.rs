@@ -99,7 +99,12 @@ impl Markup {
     fn recognise(template: &ChatTemplate, has_channels: bool) -> Self {
         let arguments = json!({"text": "two words", "count": 7});
         let parameters = json!({"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}});
-        let tool = Tool { name: FUNCTION.into(), description: Some("For a trial.".into()), parameters };
+        let tool = Tool {
+            name: FUNCTION.into(),
+            description: Some("For a trial.".into()),
+            parameters,
+            strict: false,
+        };
         let tools = Arc::new(Tools { tools: vec![tool], choice: Choice::Auto, parallel: true });
         let call = json!({"id": "trial0001", "type": "function",
             "function": {"name": FUNCTION, "arguments": arguments}});

@@ -1,7 +1,13 @@
 use super::*;
+use crate::schema::{Origin, Schemas};
 
 fn tools() -> Arc<Tools> {
-    let tool = |name: &str, parameters: Value| Tool { name: name.into(), description: None, parameters };
+    let tool = |name: &str, parameters: Value| Tool {
+        name: name.into(),
+        description: None,
+        parameters,
+        strict: false,
+    };
     let weather = json!({"type": "object", "properties": {
         "city": {"type": "string"},
         "days": {"type": "integer"},
@@ -334,7 +340,8 @@ fn refused(
     wanted: &Wanted<'_>,
     text: &str,
 ) -> Option<usize> {
-    let grammar = markup.grammar(scheduler.tokenizer(), prompt, wanted).unwrap();
+    let mut schemas = Schemas::new(None);
+    let grammar = markup.grammar(scheduler.tokenizer(), prompt, wanted, &mut schemas).unwrap();
     let grammars = crate::grammar::Grammars::new(Arc::clone(scheduler));
     let mut constraint = grammars.constraint(grammar, "tools").unwrap();
     let tokenizer = scheduler.tokenizer();
@@ -410,7 +417,7 @@ fn weather(choice: Choice) -> Tools {
         "required": ["city", "days"],
         "additionalProperties": false,
     });
-    let tool = Tool { name: "weather".into(), description: None, parameters };
+    let tool = Tool { name: "weather".into(), description: None, parameters, strict: false };
     Tools { tools: vec![tool], choice, parallel: true }
 }
 
@@ -450,7 +457,7 @@ fn grammars_take_calls_in_every_markup() {
         assert!(refused(&scheduler, &markup, "<think>\n\n</think>\n\n", &wanted, &thought).is_some());
         // Forms after reasoning, and forms or calls.
         let schema = json!({"type": "array", "items": {"type": "integer"}});
-        let form = Some((&schema, "response_format"));
+        let form = Some((&schema, Origin { param: "response_format", function: None, strict: true }));
         let only = Wanted { form, tools: None };
         assert_eq!(refused(&scheduler, &markup, "<think>", &only, "so</think>[1, 2]"), None);
         assert!(refused(&scheduler, &markup, "<think>", &only, "so</think>no").is_some());
@@ -460,6 +467,29 @@ fn grammars_take_calls_in_every_markup() {
         assert_eq!(refused(&scheduler, &markup, "", &both, &right[0]), None);
         assert!(refused(&scheduler, &markup, "", &both, "text").is_some());
     }
+}
+
+#[test]
+fn parameters_may_refer_to_others() {
+    let scheduler = scheduler(&SPECIAL, "{% for m in messages %}{{ m.content }}{% endfor %}");
+    let mut markup = Markup::none();
+    markup.calls = Some(Calls::Tagged(&tags::ALL[1]));
+    let parameters = json!({
+        "type": "object",
+        "properties": {"a": {"$ref": "#/properties/b"}, "b": {"type": "array", "items": {"$ref": "#/$defs/n"}}},
+        "required": ["a", "b"],
+        "$defs": {"n": {"type": "integer"}},
+    });
+    let tool = Tool { name: "f".into(), description: None, parameters, strict: true };
+    let tools = Tools { tools: vec![tool], choice: Choice::Required, parallel: true };
+    let wanted = Wanted { form: None, tools: Some(&tools) };
+    let call = |a: &str| {
+        format!(
+            "<tool_call>\n<function=f>\n<parameter=a>\n{a}\n</parameter>\n<parameter=b>\n[1]\n</parameter>\n</function>\n</tool_call>"
+        )
+    };
+    assert_eq!(refused(&scheduler, &markup, "", &wanted, &call("[1, 2]")), None);
+    assert!(refused(&scheduler, &markup, "", &wanted, &call("[true]")).is_some());
 }
 
 #[test]
@@ -486,7 +516,8 @@ fn grammars_take_messages_on_channels() {
         assert_eq!(refused(&format!("{thought}<|channel|>final<|message|>Yes.")).is_none(), auto);
     }
     let schema = json!({"type": "array", "items": {"type": "integer"}});
-    let wanted = Wanted { form: Some((&schema, "response_format")), tools: None };
+    let origin = Origin { param: "response_format", function: None, strict: true };
+    let wanted = Wanted { form: Some((&schema, origin)), tools: None };
     let refused = |text: &str| refused(&scheduler, &markup, "", &wanted, text);
     assert_eq!(refused(&format!("{thought}<|channel|>final<|message|>[1, 2]")), None);
     assert!(refused("<|channel|>final<|message|>no").is_some());

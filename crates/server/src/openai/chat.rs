@@ -185,6 +185,7 @@ fn tools(
             name: name.into(),
             description: function.get("description").and_then(Value::as_str).map(str::to_owned),
             parameters: function.get("parameters").filter(|p| !p.is_null()).cloned().unwrap_or(none),
+            strict: function.get("strict").and_then(Value::as_bool).unwrap_or(false),
         })
     };
     let tools = given.iter().map(tool).collect::<Result<_, ApiError>>()?;

@@ -2,5 +2,6 @@
 
 mod api;
 mod bad_input;
+mod schemas;
 mod structured;
 mod support;

@@ -230,16 +230,21 @@ impl PlanArgs {
         let mut rows = vec![];
         for memory in self.budgets(needs) {
             let placement = Placement::new(model, backend, &self.options(Some(memory)))?;
-            // What a backend keeps needs no slots in front of it.
-            let plan = match placement.keep_experts {
-                true => &SlotPlan::of_slots(&shapes, all),
-                false => &placement.slots,
-            };
+            let host_slots = if placement.keep_experts { all } else { placement.slots.slots() };
             for device_memory in &device_budgets {
                 let device_held = device_memory.map(|bytes| {
                     let left = bytes.saturating_sub(needs.beside_experts());
                     (left as f64 / needs.experts.max(1) as f64).min(1.0)
                 });
+                // What a backend keeps needs no slots in front of it; else it holds other experts than the host.
+                let plan = match device_held {
+                    _ if placement.keep_experts => &SlotPlan::of_slots(&shapes, all),
+                    Some(held) => {
+                        let slots = placement.slots.slots() + (held * all as f64) as usize;
+                        &SlotPlan::of_slots(&shapes, slots.min(all))
+                    }
+                    None => &placement.slots,
+                };
                 let link = device_held.map(|held| Link {
                     bandwidth: measured.link.unwrap_or(f64::INFINITY),
                     slots: shapes.iter().map(|set| held * set.experts as f64).collect(),
@@ -248,7 +253,11 @@ impl PlanArgs {
                     layers: measured.layers().to_vec(),
                     head: measured.head,
                     disk: disk.disk,
-                    guessed: recorded.map_or(GUESSED, |recorded| recorded.guessed),
+                    // Nothing is prefetched for a device.
+                    guessed: match link {
+                        Some(_) => 0.0,
+                        None => recorded.map_or(GUESSED, |recorded| recorded.guessed),
+                    },
                     link,
                 };
                 let prompt = Prompt { tokens: self.prompt.min(placement.context), chunk: placement.chunk };
@@ -260,7 +269,7 @@ impl PlanArgs {
                 rows.push(Row {
                     memory,
                     device_memory: *device_memory,
-                    held: plan.slots().min(all) as f64 / all.max(1) as f64,
+                    held: host_slots.min(all) as f64 / all.max(1) as f64,
                     device_held,
                     chunk: placement.chunk,
                     plain,
@@ -282,7 +291,8 @@ impl Needs {
     fn new(model: &Model, backend: &dyn Backend, args: &PlanArgs) -> Result<Self> {
         let place = |memory| Placement::new(model, backend, &args.options(Some(memory)));
         let whole = place(u64::MAX)?;
-        let memory::Needs { trunk, kv, scratch, overhead, kept } = whole.budget.needs;
+        let needs = whole.budget.needs;
+        let memory::Needs { trunk, kv, scratch, overhead, .. } = needs;
         let minimum = match place(0) {
             Err(Error::Budget { minimum, .. }) => minimum,
             Err(error) => return Err(error.into()),
@@ -296,7 +306,7 @@ impl Needs {
             kv: kv.max(pages),
             scratch,
             overhead,
-            all_resident: trunk + kv + scratch + overhead + kept + whole.slots.bytes(),
+            all_resident: needs.held() + whole.slots.bytes(),
             minimum,
             context: whole.context,
             // As the engine takes it if nothing is asked for.

@@ -1,11 +1,12 @@
 //! Pinned host memory: what transfers pass through, so that they are queued like any other work, and what kernels read.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::driver::{DevicePointer, Driver, Event, Stream, call};
+use super::driver::{Context, DevicePointer, Driver, Event, Stream, call};
 use crate::{Error, Result};
 
 /// A ring of pinned memory in two halves: one is filled while the transfers of the other may be under way.
@@ -110,6 +111,53 @@ pub(super) struct Pinned {
 // SAFETY: the memory is the struct's own, and pinned memory may be used by any thread.
 unsafe impl Send for Pinned {}
 
+/// Makes the pages of memory of zeros, by many threads: pinning would make them one after the other.
+fn touch(memory: &mut [u8]) {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(TOUCHING);
+    let each = memory.len().div_ceil(threads).next_multiple_of(HUGE_PAGE);
+    std::thread::scope(|scope| {
+        for part in memory.chunks_mut(each.max(1)) {
+            scope.spawn(|| part.iter_mut().step_by(4096).for_each(|byte| *byte = 0));
+        }
+    });
+}
+
+/// Host memory of somebody else that is pinned until this is dropped, which must be before the memory is given back. It
+/// keeps the device's context.
+pub(super) struct Registered {
+    driver: Arc<Driver>,
+    device: c_int,
+    context: Context,
+    memory: *mut c_void,
+}
+
+// SAFETY: the pointer is a name for the driver and never read through; the driver may be called by any thread.
+unsafe impl Send for Registered {}
+
+impl Registered {
+    /// Pins `memory`, zeros that nothing was written to.
+    pub(super) fn new(driver: &Arc<Driver>, device: c_int, memory: &mut [u8]) -> Result<Self> {
+        touch(memory);
+        let mut context = Context::NULL;
+        call!(driver, context_retain(&mut context, device))?;
+        let start: *mut c_void = memory.as_mut_ptr().cast();
+        const PORTABLE: c_uint = 1;
+        if let Err(error) = call!(driver, host_register(start, memory.len(), PORTABLE)) {
+            let _ = call!(driver, context_release(device));
+            return Err(error);
+        }
+        Ok(Self { driver: Arc::clone(driver), device, context, memory: start })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let _ = call!(self.driver, context_set(self.context));
+        let _ = call!(self.driver, host_unregister(self.memory));
+        let _ = call!(self.driver, context_release(self.device));
+    }
+}
+
 /// Bytes of a huge page, and the threads that touch pages at most.
 const HUGE_PAGE: usize = 2 << 20;
 const TOUCHING: usize = 16;
@@ -130,14 +178,7 @@ impl Pinned {
         let mut pinned = Self { memory, bytes, pointer: 0 };
         // SAFETY: the range is the mapping just made. Huge pages are a wish: a refusal changes nothing.
         let _ = unsafe { madvise(memory.cast(), bytes, Advice::LinuxHugepage) };
-        // Pinning would make the pages one after the other.
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(TOUCHING);
-        let each = bytes.div_ceil(threads).next_multiple_of(HUGE_PAGE);
-        std::thread::scope(|scope| {
-            for part in pinned.as_mut_slice().chunks_mut(each) {
-                scope.spawn(|| part.iter_mut().step_by(4096).for_each(|byte| *byte = 0));
-            }
-        });
+        touch(pinned.as_mut_slice());
         const PORTABLE_AND_MAPPED: c_uint = 3;
         if let Err(error) = call!(driver, host_register(memory.cast(), bytes, PORTABLE_AND_MAPPED)) {
             pinned.unmap();

@@ -21,7 +21,7 @@ use archive::Archive;
 use driver::{
     Context, DevicePointer, Driver, Event, Graph, GraphExec, GraphNode, KernelNode, Stream, attribute, call,
 };
-use host::{Pinned, Staging};
+use host::{Pinned, Registered, Staging};
 use kernels::{Kernel, Kernels};
 use profile::EventProfile;
 
@@ -463,6 +463,18 @@ impl Device for Cuda {
         self.enter()?;
         let address = self.address(to, bytes.len())?;
         call!(self.driver, copy_to_device(address, bytes.as_ptr().cast(), bytes.len(), self.copies))
+    }
+
+    fn copy_out(&mut self, from: Slice, to: &mut [u8]) -> Result<()> {
+        self.enter()?;
+        let address = self.address(from, to.len())?;
+        call!(self.driver, copy_to_host(to.as_mut_ptr().cast(), address, to.len(), self.copies))
+    }
+
+    fn pin(&mut self, memory: &mut [u8]) -> Option<Box<dyn Send>> {
+        self.enter().ok()?;
+        let registered = Registered::new(&self.driver, self.ordinal, memory).ok()?;
+        Some(Box::new(registered))
     }
 
     fn finish_copies(&mut self) -> Result<()> {

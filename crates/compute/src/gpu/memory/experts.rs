@@ -1,10 +1,11 @@
 //! Routed experts in device memory: slots of one buffer, and a table that tells kernels where an expert's slot is.
 //!
 //! If all experts fit, each has a slot for good and is loaded before the first batch. If host memory holds them all, it
-//! does, and the device has slots for some ([`Tiers`]). Otherwise experts are asked for when they are needed, and the least
-//! recently used one that is not needed is evicted; slots come in size classes then, because layers may store experts in
-//! different encodings.
+//! does, and the device has slots for some ([`Tiers`]). Otherwise experts are asked for when they are needed, and change
+//! places with those that are worth least ([`exchange`](super::exchange)); slots come in size classes then, because layers
+//! may store experts in different encodings.
 
+use super::exchange::Leaving;
 use super::expert_layout::{ExpertLayout, ExpertMatrix, layouts, most_chosen};
 use super::inputs::FEW_ROWS;
 use super::tiers::{ABSENT, TierPlan, Tiers};
@@ -49,6 +50,8 @@ pub(crate) struct DeviceExperts {
     resident: bool,
     tiers: Option<Tiers>,
     loaded: bool,
+    /// Experts that batches chose, and those that were brought.
+    counts: [u64; 2],
 }
 
 /// Bytes of what says where experts are, in whichever way they are kept: tables and worths of experts, owners of slots,
@@ -71,6 +74,9 @@ pub(crate) enum Room {
     /// This many, all slots of the largest size; in every layer, where host memory has all experts.
     Slots(usize),
 }
+
+/// Experts that are brought at once where nobody waits for them.
+const TAKEN_AT_ONCE: usize = 16;
 
 /// Bytes and number of slots by class, ascending, and the class of each set.
 struct SlotPlan {
@@ -167,6 +173,7 @@ impl DeviceExperts {
                 resident: false,
                 tiers: Some(tiers),
                 loaded: false,
+                counts: [0; 2],
             });
         }
         let mut end = 0;
@@ -187,12 +194,17 @@ impl DeviceExperts {
         let table = device.alloc((entries * 4).max(4))?;
         device.upload(table.into(), &vec![0xff; entries * 4])?;
         let (resident, tiers) = (plan.resident, None);
-        Ok(Self { slots, table, sets, classes, clock: 0, resident, tiers, loaded: false })
+        Ok(Self { slots, table, sets, classes, clock: 0, resident, tiers, loaded: false, counts: [0; 2] })
     }
 
     /// Whether every expert has a slot for good.
     pub(crate) fn resident(&self) -> bool {
         self.resident
+    }
+
+    /// Whether experts come from the host's cache and go back there.
+    pub(crate) fn exchanges(&self) -> bool {
+        !self.resident && self.tiers.is_none() && !self.sets.is_empty()
     }
 
     /// The buffer of slots.
@@ -250,6 +262,11 @@ impl DeviceExperts {
         self.tiers.as_mut().map(|tiers| (tiers, self.slots))
     }
 
+    /// Experts that batches chose where not all have slots, and those of them that were brought.
+    pub(crate) fn counts(&self) -> [u64; 2] {
+        self.counts
+    }
+
     /// If all experts have a place, on the device or in host memory, loads those that are not there yet.
     pub(crate) fn load_all(&mut self, device: &mut dyn Device, source: &mut dyn ExpertSource) -> Result<()> {
         if self.loaded {
@@ -272,25 +289,20 @@ impl DeviceExperts {
         }
         for set in (0..self.sets.len()).map(ExpertSetId) {
             let ids: Vec<u32> = (0..self.sets[set.0].slots.len() as u32).collect();
-            self.load(device, set, &ids, source)?;
+            self.bring(device, set, (&ids, &[]), source)?;
             self.publish(device, set, |_| true)?;
         }
         self.loaded = true;
         Ok(())
     }
 
-    /// Those of `ids` that have no slot.
-    pub(crate) fn missing(&self, set: ExpertSetId, ids: &[u32]) -> Vec<u32> {
-        let slots = &self.sets[set.0].slots;
-        ids.iter().copied().filter(|id| slots[*id as usize].is_none()).collect()
-    }
-
-    /// Loads those of `ids` that have no slot; all of them are then present. No work that reads experts may be queued.
-    pub(crate) fn load(
+    /// Gives slots to those of `ids` that have none: all of them are then present. `chosen` are those of them that a batch
+    /// chose, for the source's statistics. No work that reads experts may be queued.
+    pub(crate) fn bring(
         &mut self,
         device: &mut dyn Device,
         set: ExpertSetId,
-        ids: &[u32],
+        (ids, chosen): (&[u32], &[u32]),
         source: &mut dyn ExpertSource,
     ) -> Result<()> {
         self.clock += 1;
@@ -298,41 +310,101 @@ impl DeviceExperts {
         for slot in ids.iter().filter_map(|id| slots[*id as usize]) {
             self.classes[*class].slots[slot].1 = self.clock;
         }
-        let missing = self.missing(set, ids);
+        let missing: Vec<u32> = ids.iter().copied().filter(|id| slots[*id as usize].is_none()).collect();
+        if !chosen.is_empty() {
+            self.counts[0] += chosen.len() as u64;
+            self.counts[1] += missing.len() as u64;
+        }
+        // What the device holds is read by nobody: it has left host memory.
+        source.announce_missing(set, chosen, &missing)?;
         if missing.is_empty() {
             return Ok(());
         }
+        let sweep = (4 * ids.len() >= 3 * self.sets[set.0].slots.len()).then_some(set);
         let mut outcome = Ok(());
+        let mut free = self.vacate(device, (set, sweep), missing.len(), source)?;
         let visited = source.visit(set, &missing, &mut |views| {
             for view in views {
                 if outcome.is_ok() {
-                    outcome = self.store(device, set, view);
+                    let slot = free.pop().expect("a slot for every expert that is missing");
+                    outcome = self.store(device, set, view, slot);
                 }
             }
             if outcome.is_ok() {
                 outcome = device.finish_copies();
             }
         });
-        outcome.and(visited)
+        let outcome = outcome.and(device.finish_copies()).and(visited);
+        source.exchanged(set, if outcome.is_ok() { &missing } else { &[] });
+        outcome
     }
 
-    /// Gives an expert a slot and starts copying it there.
-    fn store(&mut self, device: &mut dyn Device, id: ExpertSetId, view: &ExpertView<'_>) -> Result<()> {
-        let class = &mut self.classes[self.sets[id.0].class];
-        let slots = class.slots.iter().enumerate();
-        let oldest =
-            slots.min_by_key(|(_, (content, used))| (content.is_some(), *used)).map(|(slot, _)| slot);
-        let slot = oldest.expect("a class has slots");
-        let start = class.start + slot * class.slot_bytes;
-        if let (Some((set, expert)), _) = std::mem::take(&mut class.slots[slot]) {
-            self.sets[set.0].slots[expert as usize] = None;
+    /// Empties `count` slots for experts of a set, in a sweep if there is one, and offers the source what they held.
+    fn vacate(
+        &mut self,
+        device: &mut dyn Device,
+        (set, sweep): (ExpertSetId, Option<ExpertSetId>),
+        count: usize,
+        source: &mut dyn ExpertSource,
+    ) -> Result<Vec<usize>> {
+        let index = self.sets[set.0].class;
+        let of_class = |(_, set): &(usize, &Set)| set.class == index;
+        let sets: Vec<usize> = self.sets.iter().enumerate().filter(of_class).map(|(at, _)| at).collect();
+        let most = sets.iter().map(|set| self.sets[*set].slots.len()).max().unwrap_or(0);
+        let class = &self.classes[index];
+        let sweep = sweep.map(|set| set.0);
+        let leaving = Leaving { slots: &class.slots, now: self.clock, sets: &sets, most, sweep };
+        let chosen = leaving.choose(count, |(set, expert), used| {
+            source.worths(set).get(expert as usize).copied().unwrap_or(used as f64)
+        });
+        for slot in &chosen {
+            let class = &mut self.classes[index];
+            let (Some((set, expert)), _) = std::mem::take(&mut class.slots[*slot]) else { continue };
+            let start = class.start + slot * class.slot_bytes;
+            let from = Slice { buffer: self.slots, offset: start };
+            let Set { slots, .. } = &mut self.sets[set.0];
+            slots[expert as usize] = None;
+            let stored = self.sets[set.0].stored();
+            source.give(set, expert, &mut |planes| copy_planes(device, from, stored, planes))?;
         }
-        for (part, matrix) in self.sets[id.0].stored().iter().zip(view.matrices()) {
+        Ok(chosen)
+    }
+
+    /// Starts copying an expert to an empty slot.
+    fn store(
+        &mut self,
+        device: &mut dyn Device,
+        id: ExpertSetId,
+        view: &ExpertView<'_>,
+        slot: usize,
+    ) -> Result<()> {
+        let set = &mut self.sets[id.0];
+        let class = &mut self.classes[set.class];
+        let start = class.start + slot * class.slot_bytes;
+        for (part, matrix) in set.stored().iter().zip(view.matrices()) {
             copy_part(device, Slice { buffer: self.slots, offset: start }, part, matrix)?;
         }
-        let set = &mut self.sets[id.0];
         set.slots[view.id as usize] = Some(slot);
-        self.classes[set.class].slots[slot] = (Some((id, view.id)), self.clock);
+        class.slots[slot] = (Some((id, view.id)), self.clock);
+        Ok(())
+    }
+
+    /// Gives slots that are empty to each layer's first experts.
+    pub(crate) fn take(&mut self, device: &mut dyn Device, source: &mut dyn ExpertSource) -> Result<()> {
+        self.load_all(device, source)?;
+        if self.loaded {
+            return Ok(());
+        }
+        for index in 0..self.sets.len() {
+            let class = &self.classes[self.sets[index].class];
+            let sharing = self.sets.iter().filter(|set| set.class == self.sets[index].class).count();
+            let empty = class.slots.iter().filter(|(owner, _)| owner.is_none()).count();
+            let share = (class.slots.len() / sharing).min(empty).min(self.sets[index].slots.len());
+            let ids: Vec<u32> = (0..share as u32).collect();
+            for some in ids.chunks(TAKEN_AT_ONCE) {
+                self.bring(device, ExpertSetId(index), (some, &[]), source)?;
+            }
+        }
         Ok(())
     }
 
@@ -355,6 +427,17 @@ impl DeviceExperts {
         }
         device.upload(self.own_table(id), &table)
     }
+}
+
+/// Copies an expert's planes in a slot to host memory.
+fn copy_planes(
+    device: &mut dyn Device,
+    slot: Slice,
+    parts: &[ExpertMatrix],
+    planes: &mut [&mut [u8]],
+) -> Result<()> {
+    let starts = parts.iter().flat_map(|part| &part.part.offsets[..part.matrix.dtype.planes()]);
+    starts.zip(planes).try_for_each(|(start, plane)| device.copy_out(slot.at(*start), plane))
 }
 
 /// Threads that bring experts into the form of slots, at most.

@@ -3,6 +3,7 @@
 //! What is needed is known before anything big is allocated; what is left is for experts.
 
 mod budget;
+mod exchange;
 mod expert_layout;
 mod experts;
 mod inputs;

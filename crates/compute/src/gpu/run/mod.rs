@@ -117,6 +117,15 @@ impl Executable for GpuExecutable {
         self.device_mut().download(from.into(), bytes_of(logits))
     }
 
+    fn take_experts(&mut self, source: &mut dyn ExpertSource) -> Result<()> {
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.memory.experts.take(device, source)
+    }
+
+    fn pin(&mut self, memory: &mut [u8]) -> Option<Box<dyn Send>> {
+        if self.memory.experts.exchanges() { self.device_mut().pin(memory) } else { None }
+    }
+
     fn has_candidates(&self) -> bool {
         true
     }
@@ -161,7 +170,7 @@ impl Executable for GpuExecutable {
                 self.asked += 1;
                 tiers.traffic(device).ok()?
             }
-            None => [0; 2],
+            None => self.memory.experts.counts(),
         };
         let counts = device.counts();
         Some(DeviceCounts { experts, fetched, waits: counts.waits.saturating_sub(self.asked), ..counts })

@@ -136,9 +136,7 @@ impl Runner<'_> {
             if pass > 0 {
                 device.synchronize()?;
             }
-            // What the device holds is read by nobody: it may have left host memory.
-            self.source.announce_missing(set, ids, &experts.missing(set, ids))?;
-            experts.load(device, set, ids, self.source)?;
+            experts.bring(device, set, (ids, ids), self.source)?;
             experts.publish(device, set, |id| ids.binary_search(&id).is_ok())?;
             body(device)?;
         }

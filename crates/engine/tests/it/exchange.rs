@@ -1,0 +1,138 @@
+//! A device and a host that together hold more experts than each alone: what comes to one leaves the other.
+
+use std::sync::Arc;
+
+use moeflux::checkpoint::Checkpoint;
+use moeflux::{Engine, Error, Options, Outputs, models};
+use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::{GpuBackend, GpuOptions};
+
+use crate::support::faulty::{Fate, Fates, Faulty};
+use crate::support::{Fixture, bits, f32_options};
+
+const CONTEXT: usize = 28;
+/// Prompts, and single tokens after them.
+const STEPS: [std::ops::Range<usize>; 6] = [0..15, 15..16, 16..17, 17..18, 18..26, 26..27];
+
+fn options(memory: Option<u64>) -> Options {
+    Options { context: Some(CONTEXT), chunk: Some(20), memory, ..f32_options() }
+}
+
+/// A device with so much memory beside the host's.
+fn device(memory: u64) -> GpuBackend {
+    let options = GpuOptions { memory: Some(memory), host_memory: true, ..GpuOptions::default() };
+    GpuBackend::new("emulator", options, move || Ok(Box::new(Emulator::new(7).with_memory(memory))))
+}
+
+fn open(fixture: &Fixture, memory: u64, host: Option<u64>) -> moeflux::Result<Engine> {
+    Engine::open(&fixture.path, &device(memory), &options(host), |_, _| ())
+}
+
+/// The least that a device and a host must have.
+fn least(fixture: &Fixture) -> (u64, u64) {
+    let Err(Error::Budget { minimum, .. }) = open(fixture, 1 << 30, Some(1000)) else {
+        panic!("a host of a thousand bytes");
+    };
+    let Err(Error::Compute(moeflux_compute::Error::DeviceMemory { wanted, .. })) =
+        open(fixture, 1000, Some(minimum))
+    else {
+        panic!("a device of a thousand bytes");
+    };
+    (wanted, minimum)
+}
+
+fn tokens() -> Vec<u32> {
+    (0..CONTEXT as u32).map(|i| (i * i * 5 + i * 11 + 3) % 47).collect()
+}
+
+fn logits(engine: &mut Engine) -> moeflux::Result<Vec<u32>> {
+    let (mut session, mut logits) = (engine.session(), vec![]);
+    for step in STEPS {
+        logits.extend(engine.eval(&mut session, &tokens()[step], Outputs::Last)?);
+    }
+    Ok(bits(&logits))
+}
+
+/// Encodings of several sizes; separate and fused projections; experts of which a device cannot give back the form.
+const FIXTURES: [&str; 4] =
+    ["gguf/qwen3_moe_mixed", "hf/qwen3_moe_basic", "hf/gpt_oss_mxfp4", "gguf/qwen3_moe_q4_k_m"];
+
+#[test]
+fn any_pair_of_budgets_from_the_least_on_gives_the_same_bits() {
+    let mut random = 11u64;
+    let mut part = || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % 130
+    };
+    for name in FIXTURES {
+        let fixture = Fixture::named(name);
+        let (device, host) = least(&fixture);
+        assert!(open(&fixture, device - 1, Some(host)).is_err(), "{name}");
+        assert!(open(&fixture, device, Some(host - 1)).is_err(), "{name}");
+        let mut whole = open(&fixture, 1 << 30, None).unwrap();
+        let experts = whole.experts().store().total_bytes();
+        let resident = logits(&mut whole).unwrap();
+        let pairs = [(0, 0), (100, 0), (0, 100)].into_iter().chain((0..2).map(|_| (part(), part())));
+        for (of_device, of_host) in pairs {
+            let (device, host) = (device + experts * of_device / 100, host + experts * of_host / 100);
+            let got = open(&fixture, device, Some(host)).and_then(|mut engine| logits(&mut engine));
+            let got = got.unwrap_or_else(|error| panic!("{name}, device {device}, host {host}: {error}"));
+            assert!(got == resident, "{name}, device {device}, host {host}");
+        }
+    }
+}
+
+/// A device with slots for so many experts and a host with so many more, which reads as `fates` say.
+fn with_slots(fixture: &Fixture, device: usize, host: usize) -> (Engine, Fates) {
+    let gpu = GpuOptions { expert_slots: Some(device), ..GpuOptions::default() };
+    let backend = GpuBackend::new("emulator", gpu, || Ok(Box::new(Emulator::new(7))));
+    let options = Options { expert_cache: Some(host), ..options(None) };
+    let model =
+        models::record_for(Arc::new(Checkpoint::open(&fixture.path).unwrap()), options.context).unwrap();
+    let fates = Fates::default();
+    (Engine::new(model, &backend, &options, Faulty::new(&fates), |_, _| ()).unwrap(), fates)
+}
+
+#[test]
+fn what_both_can_hold_is_read_once() {
+    for name in ["hf/qwen3_moe_basic", "gguf/qwen3_moe_q4_k_m"] {
+        let fixture = Fixture::named(name);
+        let (mut whole, _) = with_slots(&fixture, 1000, 2);
+        let expected = logits(&mut whole).unwrap();
+        let sets = whole.model().graph.expert_sets();
+        let experts: usize = sets.iter().map(|set| set.experts).sum();
+        let most = sets.iter().map(|set| set.experts).max().unwrap_or(0);
+        // Those that come are still there when those that leave arrive.
+        let (mut engine, _) = with_slots(&fixture, experts / 2, experts - experts / 2 + most);
+        engine.fill_experts().unwrap();
+        let all = engine.experts().store().total_bytes();
+        assert_eq!(engine.take_stats().cache.bytes_read, all, "{name}");
+        assert!(logits(&mut engine).unwrap() == expected, "{name}");
+        let counts = engine.device_counts().unwrap();
+        assert_eq!(engine.take_stats().cache.bytes_read, 0, "{name}, {counts:?}");
+        assert!(counts.fetched > 0 && counts.fetched < counts.experts, "{name}, {counts:?}");
+    }
+}
+
+/// An error ends its evaluation; what had been moved until then is where the next one looks for it.
+#[test]
+fn a_read_that_fails_leaves_device_and_host_in_order() {
+    let fixture = Fixture::named("hf/qwen3_moe_basic");
+    let expected = logits(&mut with_slots(&fixture, 1000, 2).0).unwrap();
+    let mut failures = 0;
+    for fate in [Fate::Failed, Fate::Short, Fate::Late] {
+        for read in [0, 1, 2, 6, 11, 17] {
+            let (mut engine, fates) = with_slots(&fixture, 6, 6);
+            fates.nth(read, fate);
+            match logits(&mut engine) {
+                Ok(logits) => assert!(logits == expected, "{fate:?} of {read}"),
+                Err(error) => {
+                    assert!(error.to_string().contains("expert "), "{error}");
+                    failures += 1;
+                    assert!(logits(&mut engine).unwrap() == expected, "after {fate:?} of {read}");
+                }
+            }
+        }
+    }
+    assert_eq!(failures, 12, "all that failed or came short were noticed");
+}
