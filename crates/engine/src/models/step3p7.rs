@@ -153,14 +153,9 @@ fn attention_layers(config: &Config<'_>, layers: usize) -> Result<Vec<Layer>> {
 /// of them is missing.
 fn rope_sets<'a>(config: &Config<'a>, kinds: &[bool]) -> Result<[Option<Config<'a>>; 2]> {
     let config = config.with_rope_in("rope_parameters");
-    let sets = [false, true].map(|sliding| config.with_rope(kind_of(sliding)));
-    if config.format() == Format::Mlx {
-        let [full, sliding] = sets;
-        return Ok([full?, sliding?]);
-    }
-    let sets = sets.map(|set| set.ok().flatten());
+    let sets = [config.with_rope(kind_of(false))?, config.with_rope(kind_of(true))?];
     let complete = kinds.iter().all(|sliding| sets[usize::from(*sliding)].is_some());
-    Ok(if complete { sets } else { [None, None] })
+    Ok(if complete || config.format() == Format::Mlx { sets } else { [None, None] })
 }
 
 /// The kind of a layer in configurations.

@@ -24,11 +24,13 @@ fn spoil(part: &mut Part) -> bool {
 /// The tensor's name, or the projection's if it is of a routed expert.
 fn named_as(name: &str) -> String {
     let projections = [
-        ("gate", "gate_proj|.w1.|ffn_gate_exps|gate_up"),
+        ("gate", "gate_proj|.w1.|ffn_gate_exps|gate_up|input_linear"),
         ("up", "up_proj|.w3.|ffn_up_exps|switch_mlp.fc1"),
-        ("down", "down_proj|.w2.|ffn_down_exps|switch_mlp.fc2"),
+        ("down", "down_proj|.w2.|ffn_down_exps|switch_mlp.fc2|output_linear"),
     ];
-    let routed = ["experts.", "switch_mlp", "_exps.", ".moe."].iter().any(|part| name.contains(part))
+    let routed = ["experts.", "switch_mlp", "_exps.", ".moe.", "block_sparse_moe."]
+        .iter()
+        .any(|part| name.contains(part))
         && !name.contains("shared");
     let known = projections.iter().find(|(_, names)| routed && names.split('|').any(|n| name.contains(n)));
     match known {
