@@ -33,7 +33,7 @@ use crate::checkpoint::{ByteRange, Checkpoint, Format, safetensors};
 use crate::io::buffer::PAGE_BYTES;
 use crate::models::Model;
 use crate::{Error, Result};
-use layout::{Item, Layout, Source, Tensor, element_type, refused};
+use layout::{Item, PackLayout, Source, Tensor, element_type, refused};
 use segments::{SEGMENT, Segments};
 
 /// Bytes copied at once.
@@ -117,7 +117,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Pack {
     checkpoint: Arc<Checkpoint>,
-    layout: Layout,
+    layout: PackLayout,
     options: PackOptions,
     segment: usize,
 }
@@ -173,7 +173,7 @@ impl Pack {
             return Err(Error::Option { option: "experts_bits", expected, got });
         }
         let store = &model.experts;
-        let layout = Layout::new(&checkpoint, store, options.experts_bits)?;
+        let layout = PackLayout::new(&checkpoint, store, options.experts_bits)?;
         if let Some(bits) = options.experts_bits
             && !layout.is_lossy()
         {
