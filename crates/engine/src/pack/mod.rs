@@ -2,7 +2,7 @@
 //!
 //! Published files hold all gate projections of a layer, then all up, then all down: an expert is three reads at places
 //! far apart, nine where scales and biases are separate. The copy has a tensor for each projection of each expert, one
-//! after the other ([`elements`](crate::checkpoint::elements)), and opens like any other checkpoint: a GGUF file whose
+//! after the other (`checkpoint/elements.rs`), and opens like any other checkpoint: a GGUF file whose
 //! experts begin at pages, or a folder with one safetensors file. Unless fewer bits are asked for, no byte of a weight
 //! changes. The price is a copy on disk and a longer directory.
 //!
