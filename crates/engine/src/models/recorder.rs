@@ -19,6 +19,7 @@ use moeflux_compute::quant::dequantize;
 pub use super::model::Form;
 use super::model::{Model, Source, WeightPart, tensor_error};
 use super::names::Names;
+use crate::checkpoint::elements::element_name;
 use crate::checkpoint::{Checkpoint, Encoding, Format, StoredWeight};
 use crate::experts::{ExpertLocation, ExpertStore};
 use crate::{Error, Result};
@@ -123,8 +124,12 @@ impl Recorder {
     /// The name that the checkpoint has for a module or tensor.
     fn resolve(&self, module: &str) -> String {
         let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        // A packed copy has stacks of experts in elements.
         let has = |name: &String| {
-            self.checkpoint.contains(&format!("{name}.weight")) || self.checkpoint.contains(name)
+            let element = element_name(self.checkpoint.format(), name, 0);
+            [format!("{name}.weight"), name.clone(), element]
+                .iter()
+                .any(|name| self.checkpoint.contains(name))
         };
         if self.checkpoint.format() == Format::Gguf {
             let (prefix, name) = match layer {
