@@ -28,7 +28,7 @@ pub mod cost;
 pub mod decoding;
 #[cfg(feature = "demo")]
 pub mod demo;
-pub mod engine;
+mod engine;
 pub mod error;
 pub mod experts;
 mod fingerprint;
@@ -41,7 +41,7 @@ mod open;
 pub mod pack;
 pub mod perplexity;
 pub mod placement;
-pub mod reasoning;
+mod reasoning;
 pub mod sampler;
 pub mod scheduler;
 pub mod session;

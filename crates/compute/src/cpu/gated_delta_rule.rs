@@ -92,7 +92,7 @@ pub(crate) fn gated_delta_rule(
                     rows.for_each(|(i, row)| vector::scale(simd, decay(i), row));
                 }
                 let value = at * value_dim..(at + 1) * value_dim;
-                simd.run(Step {
+                simd.run(DeltaStep {
                     state,
                     q: &q,
                     k: &k,
@@ -120,7 +120,7 @@ fn softplus(x: f32) -> f32 {
 }
 
 /// One token of one head: S ← g·S; δ = β(v − Sᵀk); S ← S + kδᵀ; out = Sᵀq.
-struct Step<'a> {
+struct DeltaStep<'a> {
     /// S: (key_dim, value_dim).
     state: &'a mut [f32],
     /// (key_dim), normalised and scaled.
@@ -137,7 +137,7 @@ struct Step<'a> {
     out: &'a mut [f32],
 }
 
-impl Kernel for Step<'_> {
+impl Kernel for DeltaStep<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -161,7 +161,7 @@ impl Kernel for Step<'_> {
     }
 }
 
-impl Step<'_> {
+impl DeltaStep<'_> {
     /// Columns `column..column + N · LANES`.
     ///
     /// # Safety

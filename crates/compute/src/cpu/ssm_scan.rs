@@ -76,7 +76,7 @@ pub(crate) fn ssm_scan(
                 let own = at * head_dim..(at + 1) * head_dim;
                 let group = (row * groups + shape.group(head)) * state_size;
                 let time_step = time_step(inputs.dt[at] + inputs.dt_bias[head], shape.time_steps);
-                simd.run(Step {
+                simd.run(SsmStep {
                     state,
                     x: &inputs.x[own.clone()],
                     b: &inputs.b[group..group + state_size],
@@ -104,7 +104,7 @@ fn time_step(x: f32, (least, most): (f32, f32)) -> f32 {
 }
 
 /// One token of one head: S ← g·S + Δ·b·xᵀ; out = Sᵀc + d·x.
-struct Step<'a> {
+struct SsmStep<'a> {
     /// S: (state_size, head_dim).
     state: &'a mut [f32],
     /// (head_dim).
@@ -123,7 +123,7 @@ struct Step<'a> {
     out: &'a mut [f32],
 }
 
-impl Kernel for Step<'_> {
+impl Kernel for SsmStep<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -147,7 +147,7 @@ impl Kernel for Step<'_> {
     }
 }
 
-impl Step<'_> {
+impl SsmStep<'_> {
     /// Columns `column..column + N · LANES`.
     ///
     /// # Safety

@@ -7,7 +7,7 @@
 //!
 //! Names are those of the files. Mapping them to a model's parts is the architectures' business.
 
-pub mod elements;
+pub(crate) mod elements;
 mod fp8;
 pub mod gguf;
 pub mod json;

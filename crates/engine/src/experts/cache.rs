@@ -2,11 +2,11 @@
 //!
 //! A bounded number of slots, each of which holds one expert at a time. Hits are handed to the compute layer at once, misses
 //! as their reads finish, so that computing overlaps with reading. What a visit still needs cannot be evicted; among the
-//! rest a [`policy`](super::policy) decides. A visit may need more experts than there are slots: then slots are refilled
+//! rest a [policy](super::PolicyKind) decides. A visit may need more experts than there are slots: then slots are refilled
 //! during the visit.
 //!
 //! Between layers the cache may prefetch experts that a backend guesses will be needed, where that pays
-//! ([`prefetch`](super::prefetch)).
+//! ([`Prefetch`]).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

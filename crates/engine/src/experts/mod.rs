@@ -1,20 +1,20 @@
-//! Routed experts: where they are on disk ([`store`]), how many fit in memory ([`slots`]), which are cached ([`cache`]),
-//! which are evicted ([`policy`]) and prefetched ([`prefetch`]), how requests are recorded and replayed ([`trace`],
-//! [`replay`]) and how often each expert was used ([`usage`]).
+//! Routed experts: where they are on disk ([`ExpertStore`]), how many fit in memory ([`slots`]), which are cached ([`cache`]),
+//! which are evicted ([`PolicyKind`]) and prefetched ([`Prefetch`]), how requests are recorded and replayed ([`trace`],
+//! [`replay`]) and how often each expert was used ([`ExpertUse`]).
 
 pub mod cache;
 mod copies;
-pub mod policy;
-pub mod prefetch;
-pub mod probe;
+mod policy;
+mod prefetch;
+pub(crate) mod probe;
 pub mod replay;
 mod residency;
 pub mod routing;
 pub mod slots;
 mod stock;
-pub mod store;
+mod store;
 pub mod trace;
-pub mod usage;
+pub(crate) mod usage;
 
 pub use cache::{CacheOptions, CacheStats, ExpertCache};
 pub use policy::PolicyKind;

@@ -65,13 +65,13 @@ pub struct ExpertStore {
 #[derive(Debug)]
 struct Stored {
     set: ExpertSet,
-    experts: Vec<(ExpertLocation, Layout)>,
+    experts: Vec<(ExpertLocation, SlotLayout)>,
     shape: SetShape,
 }
 
 /// How an expert lies in its slot.
 #[derive(Debug)]
-struct Layout {
+struct SlotLayout {
     /// What to read in one go, and where in the slot it begins.
     runs: Vec<(ByteRange, usize)>,
     /// Where each of the expert's ranges begins in the slot.
@@ -84,7 +84,7 @@ const MOST_SAMPLES: usize = 4096;
 /// Ranges are read in one go if what lies between them is less than a page and than this part of what is read.
 const GAP_PART: u64 = 16;
 
-impl Layout {
+impl SlotLayout {
     /// Every run begins in the slot where it begins within a page of its file, with whole pages of its own, so that it
     /// can be read straight from the device.
     fn new(location: &ExpertLocation) -> Self {
@@ -158,7 +158,7 @@ impl ExpertStore {
     pub fn outlined(files: Vec<Arc<CheckpointFile>>, sets: Vec<(ExpertSet, Vec<ExpertLocation>)>) -> Self {
         let stored = |(set, experts): (ExpertSet, Vec<ExpertLocation>)| {
             let experts: Vec<_> =
-                experts.into_iter().map(|l| (Layout::new(&l), l)).map(|(l, e)| (e, l)).collect();
+                experts.into_iter().map(|l| (SlotLayout::new(&l), l)).map(|(l, e)| (e, l)).collect();
             let shape = SetShape {
                 experts: set.experts,
                 expert_bytes: experts.first().map_or(0, |(e, _)| e.ranges().map(|r| r.len).sum()),

@@ -8,4 +8,4 @@ pub mod file;
 pub mod pread;
 pub mod queue;
 #[cfg(target_os = "linux")]
-pub mod uring;
+mod uring;

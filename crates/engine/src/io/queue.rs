@@ -3,7 +3,7 @@
 //! A request owns its buffer until it comes back with the result, so a read in flight can never race with a
 //! user of the memory. Requests complete in any order, but are started in the order in which they were submitted.
 //!
-//! [`open`] gives the best queue that the system allows: [`UringQueue`](super::uring::UringQueue) on Linux,
+//! [`open`] gives the best queue that the system allows: `UringQueue` on Linux,
 //! [`PreadPool`] elsewhere or where a sandbox refuses io_uring.
 
 use std::fs::File;

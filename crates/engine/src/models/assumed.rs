@@ -1,6 +1,6 @@
 //! [`describe`]: a model of which only a `config.json` exists.
 //!
-//! Families ask an [`Outline`](super::Outline) for their weights, so shapes follow from the configuration. How weights are
+//! Families ask an outline for their weights, so shapes follow from the configuration. How weights are
 //! stored need not: a quantisation stated in the configuration is believed, otherwise it is bf16, or what the caller
 //! asks for.
 

@@ -1,8 +1,8 @@
-//! Architectures: one file per family, over shared [`blocks`]. Nothing outside this folder names a model.
+//! Architectures: one file per family, over shared blocks. Nothing outside this folder names a model.
 
 pub mod assumed;
-pub mod blocks;
-pub mod config;
+mod blocks;
+pub(crate) mod config;
 mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
@@ -20,15 +20,15 @@ mod hy_v3;
 mod hy_v4;
 mod indexer;
 mod kimi_linear;
-pub mod latent;
+mod latent;
 mod llama4;
 mod mimo_v2_flash;
 mod minimax_m2;
 mod minimax_m3_vl;
 mod mistral4;
 mod mixtral;
-pub mod model;
-pub mod names;
+mod model;
+mod names;
 mod nemotron_h;
 mod olmoe;
 mod qwen2_moe;
@@ -36,8 +36,8 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen4_exp;
-pub mod recorder;
-pub mod rope;
+mod recorder;
+mod rope;
 mod solar_open;
 mod step3p7;
 
@@ -49,9 +49,10 @@ use crate::checkpoint::{Checkpoint, Format, TensorEntry};
 use crate::{Error, Result};
 use config::Config;
 pub use model::Model;
-pub use names::{NameMap, Names};
-pub use recorder::Recorder;
-pub use recorder::outline::{Layout, Outline, OutlinedWeight};
+pub(crate) use names::Names;
+use recorder::Recorder;
+use recorder::outline::Outline;
+pub(crate) use recorder::outline::{Layout, OutlinedWeight};
 
 /// An architecture family.
 #[derive(Debug, Clone, Copy)]
@@ -178,7 +179,10 @@ pub fn record_for(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Resu
 ///
 /// # Errors
 /// As [`record`], and if an encoding cannot store a weight.
-pub fn outline(checkpoint: Arc<Checkpoint>, layout: Box<dyn Layout>) -> Result<(Model, Vec<OutlinedWeight>)> {
+pub(crate) fn outline(
+    checkpoint: Arc<Checkpoint>,
+    layout: Box<dyn Layout>,
+) -> Result<(Model, Vec<OutlinedWeight>)> {
     let outline = Outline::new(checkpoint.format(), layout);
     record_with(&checkpoint, Some(outline), None)
 }

@@ -30,13 +30,13 @@ pub struct Model {
 #[derive(Debug)]
 pub(super) struct Source {
     pub stored: StoredWeight,
-    pub part: Part,
+    pub part: WeightPart,
     pub form: Form,
 }
 
 /// Which part of a stored weight a weight of the graph is.
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum WeightPart {
     Whole,
     /// These rows, in this order. Vectors have rows of one element.
     Rows(Vec<Range<usize>>),
@@ -53,14 +53,16 @@ impl Source {
     /// The rows that are read, in this order.
     pub fn rows(&self) -> Vec<Range<usize>> {
         match &self.part {
-            Part::Rows(rows) => rows.clone(),
-            Part::Whole | Part::EverySecond(_) => std::iter::once(0..self.stored_rows()).collect(),
+            WeightPart::Rows(rows) => rows.clone(),
+            WeightPart::Whole | WeightPart::EverySecond(_) => {
+                std::iter::once(0..self.stored_rows()).collect()
+            }
         }
     }
 
     /// The part of the stored weight that is read.
-    fn read_part(&self) -> &Part {
-        if self.form == Form::Widened { &Part::Whole } else { &self.part }
+    fn read_part(&self) -> &WeightPart {
+        if self.form == Form::Widened { &WeightPart::Whole } else { &self.part }
     }
 }
 
@@ -126,8 +128,8 @@ impl Model {
                 return widened(&tensor, &source.rows());
             }
             let (first, step) = match source.part {
-                Part::EverySecond(first) => (first, 2),
-                Part::Whole | Part::Rows(_) => (0, 1),
+                WeightPart::EverySecond(first) => (first, 2),
+                WeightPart::Whole | WeightPart::Rows(_) => (0, 1),
             };
             let stored = dequantize(tensor.view())?;
             let values: Vec<f32> =
@@ -175,8 +177,8 @@ impl Model {
         let weight = &source.stored;
         let stored_rows = source.stored_rows();
         let rows: usize = match source.read_part() {
-            Part::Rows(rows) => rows.iter().map(Range::len).sum(),
-            Part::Whole | Part::EverySecond(_) => stored_rows,
+            WeightPart::Rows(rows) => rows.iter().map(Range::len).sum(),
+            WeightPart::Whole | WeightPart::EverySecond(_) => stored_rows,
         };
         let mut planes = vec![];
         for (index, plane) in weight.planes.iter().enumerate() {
@@ -185,8 +187,8 @@ impl Model {
             let block = weight.dtype.block_rows(index);
             let each = plane.len.checked_div(stored_rows.div_ceil(block) as u64).unwrap_or(0);
             let parts: Vec<ByteRange> = match source.read_part() {
-                Part::Whole | Part::EverySecond(_) => vec![*plane],
-                Part::Rows(chosen) => {
+                WeightPart::Whole | WeightPart::EverySecond(_) => vec![*plane],
+                WeightPart::Rows(chosen) => {
                     let part = |rows: &Range<usize>| {
                         let blocks = rows.start / block..rows.end.div_ceil(block);
                         let offset = plane.offset + each * blocks.start as u64;

@@ -17,8 +17,9 @@ use moeflux_compute::graph::{ExpertSet, GraphBuilder, MatrixSpec, Precision, Val
 use moeflux_compute::quant::dequantize;
 
 pub use super::model::Form;
-use super::model::{Model, Part, Source, tensor_error};
+use super::model::{Model, Source, WeightPart, tensor_error};
 use super::names::Names;
+use crate::checkpoint::elements::element_name;
 use crate::checkpoint::{Checkpoint, Encoding, Format, StoredWeight};
 use crate::experts::{ExpertLocation, ExpertStore};
 use crate::{Error, Result};
@@ -123,8 +124,12 @@ impl Recorder {
     /// The name that the checkpoint has for a module or tensor.
     fn resolve(&self, module: &str) -> String {
         let layer = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        // A packed copy has stacks of experts in elements.
         let has = |name: &String| {
-            self.checkpoint.contains(&format!("{name}.weight")) || self.checkpoint.contains(name)
+            let element = element_name(self.checkpoint.format(), name, 0);
+            [format!("{name}.weight"), name.clone(), element]
+                .iter()
+                .any(|name| self.checkpoint.contains(name))
         };
         if self.checkpoint.format() == Format::Gguf {
             let (prefix, name) = match layer {
@@ -195,7 +200,7 @@ impl Recorder {
         Error::MissingTensor { path: self.checkpoint.path().into(), tensor }
     }
 
-    fn add(&mut self, stored: StoredWeight, part: Part, form: Form) -> Result<WeightId> {
+    fn add(&mut self, stored: StoredWeight, part: WeightPart, form: Form) -> Result<WeightId> {
         let source = Source { stored, part, form };
         let rows: usize = source.rows().iter().map(Range::len).sum();
         let stored = &source.stored;
@@ -208,10 +213,10 @@ impl Recorder {
             Form::Widened => MatrixSpec { dtype: DType::F32, rows, cols },
             Form::Ids { words, .. } => MatrixSpec { dtype: DType::F32, rows, cols: cols / words },
             _ => match source.part {
-                Part::EverySecond(first) => {
+                WeightPart::EverySecond(first) => {
                     MatrixSpec::vector((rows * cols).saturating_sub(first).div_ceil(2))
                 }
-                Part::Whole | Part::Rows(_) => MatrixSpec::vector(rows * cols),
+                WeightPart::Whole | WeightPart::Rows(_) => MatrixSpec::vector(rows * cols),
             },
         };
         matrix.bytes()?;
@@ -263,7 +268,7 @@ impl Recorder {
     /// [`Error::MissingTensor`] or [`Error::Tensor`].
     pub fn matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<WeightId> {
         let stored = self.stored_matrix(module, rows, cols)?;
-        self.add(stored, Part::Whole, Form::Stored)
+        self.add(stored, WeightPart::Whole, Form::Stored)
     }
 
     /// A (rows, cols) matrix that is a tensor of its own, without `.weight`.
@@ -279,7 +284,7 @@ impl Recorder {
             let expected = format!("shape [{rows}, {cols}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
-        self.add(stored, Part::Whole, Form::Stored)
+        self.add(stored, WeightPart::Whole, Form::Stored)
     }
 
     /// Whether the checkpoint has the tensor `name`, without `.weight`.
@@ -300,7 +305,7 @@ impl Recorder {
             let stored = self.find_tensor(name, &tensor, &[rows, cols], Need::Required)?;
             let missing = || Error::MissingTensor { path: self.checkpoint.path().into(), tensor };
             let stored = stored.ok_or_else(missing)?;
-            return self.add(stored, Part::Whole, Form::Stored);
+            return self.add(stored, WeightPart::Whole, Form::Stored);
         }
         let Some(entry) = self.checkpoint.entry(&tensor) else {
             return Err(Error::MissingTensor { path: self.checkpoint.path().into(), tensor });
@@ -322,7 +327,7 @@ impl Recorder {
             let expected = format!("I32 or I64 of shape [{rows}, {cols}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, got));
         }
-        self.add(stored, Part::Whole, Form::Ids { words, below })
+        self.add(stored, WeightPart::Whole, Form::Ids { words, below })
     }
 
     /// The `count` integers of the tensor `name`, without `.weight`, read at once; `None` if the checkpoint lacks it.
@@ -389,7 +394,7 @@ impl Recorder {
             let expected = format!("shape [{heads}, {rows}, {cols}]");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
-        self.add(stored, Part::Whole, Form::Stored)
+        self.add(stored, WeightPart::Whole, Form::Stored)
     }
 
     /// A vector of `len` values, as f32.
@@ -399,7 +404,7 @@ impl Recorder {
     pub fn vector(&mut self, module: &str, part: &str, len: usize) -> Result<WeightId> {
         let stored = self.stored_vector(module, part, len, Need::Required)?;
         let stored = stored.ok_or_else(|| self.missing(module, part))?;
-        self.add(stored, Part::Whole, Form::F32)
+        self.add(stored, WeightPart::Whole, Form::F32)
     }
 
     /// A vector of `len` values, as f32; `None` if the checkpoint lacks it.
@@ -408,7 +413,7 @@ impl Recorder {
     /// [`Error::Tensor`] if it has another length.
     pub fn optional_vector(&mut self, module: &str, part: &str, len: usize) -> Result<Option<WeightId>> {
         let stored = self.stored_vector(module, part, len, Need::Optional)?;
-        stored.map(|stored| self.add(stored, Part::Whole, Form::F32)).transpose()
+        stored.map(|stored| self.add(stored, WeightPart::Whole, Form::F32)).transpose()
     }
 
     /// The values of the tensor `name` (with what stands behind the module's name), which usually has `shape`, in any
@@ -437,7 +442,7 @@ impl Recorder {
                 format!("shape {:?}", stored.shape),
             ));
         }
-        self.add(stored, Part::Whole, form)
+        self.add(stored, WeightPart::Whole, form)
     }
 
     /// A norm of each of `groups` equal parts of x.
@@ -482,7 +487,7 @@ impl Recorder {
             let expected = format!("{rows} rows of {cols} values");
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
-        self.add(stored, Part::Rows(vec![part]), Form::F32)
+        self.add(stored, WeightPart::Rows(vec![part]), Form::F32)
     }
 
     /// As [`Recorder::rms_norm`], with weights of its own for each part.
@@ -511,7 +516,7 @@ impl Recorder {
     pub fn linear(&mut self, x: Value, module: &str, rows: usize, precision: Precision) -> Result<Value> {
         let weight = self.matrix(module, Some(rows), x.width())?;
         let bias = self.stored_bias(module, rows)?;
-        let bias = bias.map(|bias| self.add(bias, Part::Whole, Form::F32)).transpose()?;
+        let bias = bias.map(|bias| self.add(bias, WeightPart::Whole, Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
     }
 
@@ -529,9 +534,10 @@ impl Recorder {
     ) -> Result<Value> {
         let weight = self.stored_matrix(module, Some(rows), x.width())?;
         let form = if whole_blocks(weight.dtype, parts) { Form::Stored } else { Form::Widened };
-        let weight = self.add(weight, Part::Rows(parts.to_vec()), form)?;
+        let weight = self.add(weight, WeightPart::Rows(parts.to_vec()), form)?;
         let bias = self.stored_bias(module, rows)?;
-        let bias = bias.map(|bias| self.add(bias, Part::Rows(parts.to_vec()), Form::F32)).transpose()?;
+        let bias =
+            bias.map(|bias| self.add(bias, WeightPart::Rows(parts.to_vec()), Form::F32)).transpose()?;
         Ok(self.graph.linear(x, weight, bias, precision)?)
     }
 

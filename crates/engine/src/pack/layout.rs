@@ -41,7 +41,7 @@ pub(super) struct Item {
 
 /// Everything that is written.
 #[derive(Debug, Default)]
-pub(super) struct Layout {
+pub(super) struct PackLayout {
     pub(super) items: Vec<Item>,
     /// Modules in the configuration that get another encoding.
     pub(super) encodings: BTreeMap<String, DType>,
@@ -73,7 +73,7 @@ impl<'a> Directory<'a> {
     }
 }
 
-impl Layout {
+impl PackLayout {
     /// The copy of `checkpoint`, whose experts are `store`'s, with `bits` in experts of so many bits.
     pub(super) fn new(checkpoint: &Checkpoint, store: &ExpertStore, bits: Option<u8>) -> Result<Self> {
         let directory = Directory::new(checkpoint);

@@ -2,7 +2,7 @@
 //!
 //! Published files hold all gate projections of a layer, then all up, then all down: an expert is three reads at places
 //! far apart, nine where scales and biases are separate. The copy has a tensor for each projection of each expert, one
-//! after the other ([`elements`](crate::checkpoint::elements)), and opens like any other checkpoint: a GGUF file whose
+//! after the other (`checkpoint/elements.rs`), and opens like any other checkpoint: a GGUF file whose
 //! experts begin at pages, or a folder with one safetensors file. Unless fewer bits are asked for, no byte of a weight
 //! changes. The price is a copy on disk and a longer directory.
 //!
@@ -33,7 +33,7 @@ use crate::checkpoint::{ByteRange, Checkpoint, Format, safetensors};
 use crate::io::buffer::PAGE_BYTES;
 use crate::models::Model;
 use crate::{Error, Result};
-use layout::{Item, Layout, Source, Tensor, element_type, refused};
+use layout::{Item, PackLayout, Source, Tensor, element_type, refused};
 use segments::{SEGMENT, Segments};
 
 /// Bytes copied at once.
@@ -117,7 +117,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Pack {
     checkpoint: Arc<Checkpoint>,
-    layout: Layout,
+    layout: PackLayout,
     options: PackOptions,
     segment: usize,
 }
@@ -173,7 +173,7 @@ impl Pack {
             return Err(Error::Option { option: "experts_bits", expected, got });
         }
         let store = &model.experts;
-        let layout = Layout::new(&checkpoint, store, options.experts_bits)?;
+        let layout = PackLayout::new(&checkpoint, store, options.experts_bits)?;
         if let Some(bits) = options.experts_bits
             && !layout.is_lossy()
         {

@@ -15,7 +15,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{Model as _, SplitDelimiterBehavior};
 
 use super::pre_tokenizers::Digits;
-use super::special::{Part, SpecialTokens};
+use super::special::{SpecialTokens, Stretch};
 use super::spm::{ESCAPED_SPACE, Spm, Unencodable};
 use super::{AddSpecial, Named, byte_level, pre_tokenizers};
 use crate::checkpoint::gguf::{Array, Metadata, Value};
@@ -338,10 +338,10 @@ impl Gguf {
         let mut after_special = true;
         for part in self.special.split(text, parse_special) {
             match part {
-                Part::Token(id) => ids.push(id),
-                Part::Text(text) => self.encode_ordinary(text, after_special, &mut ids)?,
+                Stretch::Token(id) => ids.push(id),
+                Stretch::Text(text) => self.encode_ordinary(text, after_special, &mut ids)?,
             }
-            after_special = matches!(part, Part::Token(_));
+            after_special = matches!(part, Stretch::Token(_));
         }
         if add == AddSpecial::Yes && self.add_eos {
             ids.extend(self.eos);

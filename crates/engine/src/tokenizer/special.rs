@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 /// A stretch of text between special tokens, or a special token.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Part<'a> {
+pub(super) enum Stretch<'a> {
     /// Ordinary text, not empty.
     Text(&'a str),
     /// A special token that stood in the text.
@@ -40,7 +40,7 @@ impl SpecialTokens {
 
     /// Cuts `text` at its special tokens. A longer token wins over a shorter one that overlaps it, even if the shorter
     /// begins earlier; among equally long ones the lower id wins, then the earlier place.
-    pub(super) fn split<'a>(&self, text: &'a str, parse_special: bool) -> Vec<Part<'a>> {
+    pub(super) fn split<'a>(&self, text: &'a str, parse_special: bool) -> Vec<Stretch<'a>> {
         let mut found: Vec<(usize, &Special)> = Vec::new();
         for (start, byte) in text.bytes().enumerate() {
             for special in &self.by_first_byte[usize::from(byte)] {
@@ -66,13 +66,13 @@ impl SpecialTokens {
         let mut at = 0;
         for (start, special) in taken {
             if at < start {
-                parts.push(Part::Text(&text[at..start]));
+                parts.push(Stretch::Text(&text[at..start]));
             }
-            parts.push(Part::Token(special.id));
+            parts.push(Stretch::Token(special.id));
             at = start + special.text.len();
         }
         if at < text.len() {
-            parts.push(Part::Text(&text[at..]));
+            parts.push(Stretch::Text(&text[at..]));
         }
         parts
     }
@@ -82,7 +82,7 @@ impl SpecialTokens {
 mod tests {
     use super::*;
 
-    fn check(text: &str, parse_special: bool, expected: &[Part<'_>]) {
+    fn check(text: &str, parse_special: bool, expected: &[Stretch<'_>]) {
         let tokens =
             [("<a>", 1, true), ("<a><b>", 2, true), ("ab", 3, false), ("bcd", 4, false), ("  ", 5, false)];
         let tokens = SpecialTokens::new(tokens.map(|(text, id, parsed)| (text.to_owned(), id, parsed)));
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn longer_tokens_win() {
-        use Part::{Text, Token};
+        use Stretch::{Text, Token};
         check("", true, &[]);
         check("x", true, &[Text("x")]);
         check("<a>", true, &[Token(1)]);

@@ -19,7 +19,7 @@ use tokenizers::{
 };
 
 use super::hugging_face::{ROLES, content, generation_eos, read, read_json};
-use super::special::{Part, SpecialTokens};
+use super::special::{SpecialTokens, Stretch};
 use super::{Named, byte_level};
 use crate::{Error, Result};
 
@@ -116,8 +116,8 @@ impl Tiktoken {
         let mut ids = vec![];
         for part in self.special.split(text, parse_special) {
             match part {
-                Part::Token(id) => ids.push(id),
-                Part::Text(text) => {
+                Stretch::Token(id) => ids.push(id),
+                Stretch::Text(text) => {
                     let mut words = PreTokenizedString::from(text);
                     self.words.pre_tokenize(&mut words).map_err(|error| error.to_string())?;
                     for (word, _, _) in words.get_splits(OffsetReferential::Original, OffsetType::None) {

@@ -3,7 +3,7 @@
 use moeflux_compute::graph::{ExpertBiases, ExpertSet, ExpertSetId, MatrixSpec, WeightId};
 
 use super::outline::Need;
-use super::{ExpertNames, Form, Part, Recorder, tensor_error};
+use super::{ExpertNames, Form, Recorder, WeightPart, tensor_error};
 use crate::checkpoint::{Format, StoredWeight};
 use crate::experts::{ExpertForm, ExpertLocation};
 use crate::{Error, Result};
@@ -38,12 +38,12 @@ impl Recorder {
             Format::HuggingFace => {
                 let gate_up = format!("{module}.gate_up_proj_bias");
                 ExpertBiases {
-                    gate: self.expert_bias(&gate_up, [count, 2 * inner], Part::EverySecond(0))?,
-                    up: self.expert_bias(&gate_up, [count, 2 * inner], Part::EverySecond(1))?,
+                    gate: self.expert_bias(&gate_up, [count, 2 * inner], WeightPart::EverySecond(0))?,
+                    up: self.expert_bias(&gate_up, [count, 2 * inner], WeightPart::EverySecond(1))?,
                     down: self.expert_bias(
                         &format!("{module}.down_proj_bias"),
                         [count, hidden],
-                        Part::Whole,
+                        WeightPart::Whole,
                     )?,
                 }
             }
@@ -53,16 +53,16 @@ impl Recorder {
                     _ => format!("{module}.{part}_proj.bias"),
                 };
                 ExpertBiases {
-                    gate: self.expert_bias(&name("gate"), [count, inner], Part::Whole)?,
-                    up: self.expert_bias(&name("up"), [count, inner], Part::Whole)?,
-                    down: self.expert_bias(&name("down"), [count, hidden], Part::Whole)?,
+                    gate: self.expert_bias(&name("gate"), [count, inner], WeightPart::Whole)?,
+                    up: self.expert_bias(&name("up"), [count, inner], WeightPart::Whole)?,
+                    down: self.expert_bias(&name("down"), [count, hidden], WeightPart::Whole)?,
                 }
             }
         };
         Ok((id, biases))
     }
 
-    fn expert_bias(&mut self, name: &str, shape: [usize; 2], part: Part) -> Result<WeightId> {
+    fn expert_bias(&mut self, name: &str, shape: [usize; 2], part: WeightPart) -> Result<WeightId> {
         let stored = self.stored(name, &shape)?;
         if stored.shape != shape {
             let got = format!("{:?}", stored.shape);
