@@ -11,7 +11,7 @@ use crate::App;
 use crate::error::{ApiError, Dialect};
 
 /// Paths that need no key: the page asks its user for it.
-const OPEN: [&str; 5] = ["/", "/page.css", "/page.js", "/health", "/openapi.json"];
+const OPEN: [&str; 7] = ["/", "/page.css", "/page.js", "/health", "/livez", "/readyz", "/openapi.json"];
 
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();

@@ -10,6 +10,7 @@ mod answer;
 mod anthropic;
 mod body;
 mod error;
+mod fields;
 mod grammar;
 mod guard;
 mod intake;
@@ -24,6 +25,7 @@ mod schema;
 mod serve;
 mod sse;
 mod stall;
+mod tokens;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,6 +119,10 @@ pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
         .route("/metrics", get(metrics::handle))
         .route("/api/live", get(live::handle))
         .route("/health", get(health))
+        .route("/livez", get(live_probe))
+        .route("/readyz", get(health))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
         .route("/openapi.json", get(openapi))
         .route("/", get(page::html))
         .route("/page.css", get(page::css))
@@ -134,6 +140,15 @@ async fn health(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Re
     let (status, text) = match app.scheduler.is_open() {
         true => (StatusCode::OK, "ok"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
+    };
+    (status, axum::Json(serde_json::json!({ "status": text }))).into_response()
+}
+
+/// Whether the engine is there at all, as it is while the server shuts down.
+async fn live_probe(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Response {
+    let (status, text) = match app.scheduler.is_alive() {
+        true => (StatusCode::OK, "ok"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "the engine has stopped"),
     };
     (status, axum::Json(serde_json::json!({ "status": text }))).into_response()
 }

@@ -72,12 +72,27 @@ impl std::fmt::Debug for Request {
 /// What happens to a request.
 #[derive(Debug)]
 pub enum Event {
+    /// More of the prompt was evaluated; not sent for a prompt that takes a single step.
+    Progress(Progress),
     /// A step of the answer.
     Piece(Piece),
     /// The answer is complete.
     Done(Done),
     /// The request failed; others continue.
     Failed(Error),
+}
+
+/// How far a prompt is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub tokens: usize,
+    /// Of these, tokens that an earlier request had left evaluated.
+    pub cached: usize,
+    /// Tokens evaluated so far, with the cached ones.
+    pub evaluated: usize,
+    /// Since submission.
+    pub time: Duration,
 }
 
 /// How an answer ended.
@@ -333,6 +348,12 @@ impl Scheduler {
         }
     }
 
+    /// Whether the engine's thread is there: it ends when the last request has been answered after [`Scheduler::drain`],
+    /// or by a fault of its own.
+    pub fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
     /// Whether requests are taken.
     pub fn is_open(&self) -> bool {
         !lock(&self.shared.queue).closed
@@ -439,6 +460,7 @@ impl Answer {
         let mut text = String::new();
         for event in self.events.iter() {
             match event {
+                Event::Progress(_) => {}
                 Event::Piece(piece) => text.push_str(&piece.text),
                 Event::Done(done) => return Ok((text, done)),
                 Event::Failed(error) => return Err(error),

@@ -8,7 +8,7 @@ use std::time::Instant;
 use moeflux_compute::backend::Candidates;
 
 use super::prefixes::{self, Prefixes, common};
-use super::{Done, Event, Job, Queue, Request, Shared, Sink, Usage, lock, plan};
+use super::{Done, Event, Job, Progress, Queue, Request, Shared, Sink, Usage, lock, plan};
 use crate::batch::Part;
 use crate::decoding::{Decoding, Piece};
 use crate::engine::{Engine, Outputs, Stats};
@@ -107,6 +107,15 @@ impl Sequence<'_> {
         match piece.finish.is_none() && self.session.position() == context {
             true => Some(self.decoding.finish(piece, Finish::ContextFull)),
             false => Some(Ok(piece)),
+        }
+    }
+
+    /// Says how far the prompt is, unless it is read again.
+    fn tell_progress(&mut self) {
+        let (tokens, cached) = (self.usage.prompt_tokens, self.usage.cached_tokens);
+        if self.usage.completion_tokens == 0 {
+            let (evaluated, time) = (self.session.position(), self.submitted.elapsed());
+            (self.sink)(Event::Progress(Progress { tokens, cached, evaluated, time }));
         }
     }
 
@@ -455,7 +464,7 @@ impl<'t> Worker<'t> {
             sequence.session.checkpoint();
         }
         match outcome {
-            Ok(None) => {}
+            Ok(None) => sequence.tell_progress(),
             Ok(Some(piece)) => self.advance(index, piece),
             Err(error) => {
                 let mut sequence = self.running.remove(index);

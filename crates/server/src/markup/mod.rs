@@ -6,6 +6,7 @@
 mod calls;
 mod channels;
 mod lark;
+mod reader;
 mod splitter;
 mod tags;
 
@@ -14,12 +15,13 @@ use std::sync::Arc;
 use moeflux::Scheduler;
 use moeflux::chat_template::ChatTemplate;
 use moeflux::generation::{ChatPrompt, EncodedChat};
+use moeflux::tokenizer::AddSpecial;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 pub(crate) use calls::{Call, Choice, Tool, Tools};
 pub(crate) use lark::Wanted;
-pub(crate) use splitter::{Delta, Parts, Splitter};
+pub(crate) use splitter::{Collected, Delta, Parts, Splitter};
 use splitter::{END_THINK, THINK};
 use tags::Tags;
 
@@ -83,7 +85,8 @@ impl Markup {
         markup
     }
 
-    fn none() -> Self {
+    /// That of a model that marks nothing.
+    pub(crate) fn none() -> Self {
         let history = History { arguments_as_text: false, null_content: false };
         Self {
             channels: false,
@@ -133,13 +136,12 @@ impl Markup {
                 let mut splitter = Splitter::new(parts);
                 let mut deltas = vec![];
                 splitter.push(text, &mut deltas);
-                splitter.finish(&mut deltas);
-                deltas.iter().any(|delta| match delta {
-                    Delta::Call(call) => {
-                        let read: Option<Value> = serde_json::from_str(&call.arguments).ok();
-                        call.name == FUNCTION && read.as_ref() == Some(&arguments)
-                    }
-                    _ => false,
+                splitter.finish(false, &mut deltas);
+                let mut collected = Collected::default();
+                deltas.into_iter().for_each(|delta| collected.add(delta));
+                collected.calls.iter().any(|call| {
+                    let read: Option<Value> = serde_json::from_str(&call.arguments).ok();
+                    call.name == FUNCTION && read.as_ref() == Some(&arguments)
                 })
             };
             let found = match markup.channels {
@@ -189,6 +191,32 @@ impl Markup {
         let conversation =
             ChatPrompt { messages: &messages, tools: json.as_ref(), variables: Some(variables) };
         Ok(scheduler.encode_chat(&conversation)?)
+    }
+
+    /// Whether an answer that is begun may go on to call one of `tools`.
+    pub(crate) fn may_continue(&self, tools: &Tools) -> bool {
+        tools.choice == Choice::Auto && !self.channels
+    }
+
+    /// Appends the beginning of an answer, as plain text, to a prompt.
+    pub(crate) fn begin_answer(
+        &self,
+        scheduler: &Scheduler,
+        prompt: &mut EncodedChat,
+        beginning: &str,
+    ) -> Result<(), ApiError> {
+        let tokenizer = scheduler.tokenizer();
+        let before = match self.channels {
+            true => format!("{}final{}", channels::CHANNEL, channels::MESSAGE),
+            // What is begun is the answer, not reasoning.
+            false if prompt.text.trim_end().ends_with(THINK) => format!("\n{END_THINK}\n\n"),
+            false => String::new(),
+        };
+        prompt.tokens.extend(tokenizer.encode(&before, AddSpecial::No)?);
+        prompt.tokens.extend(tokenizer.encode_plain(beginning)?);
+        prompt.text += &before;
+        prompt.text += beginning;
+        Ok(())
     }
 
     /// Says in the system message which functions there are, for a template that does not.

@@ -2,6 +2,9 @@
 
 mod api;
 mod bad_input;
+mod fields;
+mod probes;
+mod responses;
 mod schemas;
 mod structured;
 mod support;
