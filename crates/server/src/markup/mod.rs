@@ -15,7 +15,7 @@ use std::sync::Arc;
 use moeflux::Scheduler;
 use moeflux::chat_template::ChatTemplate;
 use moeflux::generation::{ChatPrompt, EncodedChat};
-use moeflux::tokenizer::AddSpecial;
+use moeflux::tokenizer::{AddSpecial, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
@@ -174,6 +174,7 @@ impl Markup {
     ) -> Result<EncodedChat, ApiError> {
         let mut messages = messages.to_vec();
         messages.iter_mut().for_each(|message| self.history.fit(message));
+        let mut preface = None;
         let json = match tools {
             Some(tools) => {
                 let Some(calls) = self.calls else {
@@ -182,14 +183,18 @@ impl Markup {
                 };
                 tools.check()?;
                 if !self.shows_tools {
-                    self.describe(calls, tools, &mut messages);
+                    preface = Some(describe(scheduler.tokenizer(), calls, tools));
                 }
                 Some(tools.json())
             }
             None => None,
         };
-        let conversation =
-            ChatPrompt { messages: &messages, tools: json.as_ref(), variables: Some(variables) };
+        let conversation = ChatPrompt {
+            messages: &messages,
+            preface: preface.as_deref(),
+            tools: json.as_ref(),
+            variables: Some(variables),
+        };
         Ok(scheduler.encode_chat(&conversation)?)
     }
 
@@ -219,24 +224,6 @@ impl Markup {
         Ok(())
     }
 
-    /// Says in the system message which functions there are, for a template that does not.
-    fn describe(&self, calls: Calls, tools: &Tools, messages: &mut Vec<Value>) {
-        let mut text = String::from("You can call these functions:\n");
-        for tool in tools.json().as_array().into_iter().flatten() {
-            text += &format!("{}\n", tool["function"]);
-        }
-        if let Calls::Tagged(tags) = calls {
-            text += &format!("\nTo call one, write exactly:\n{}", tags.example());
-        }
-        match messages.first_mut().filter(|first| first["role"] == "system") {
-            Some(system) => {
-                let before = system["content"].as_str().unwrap_or_default();
-                system["content"] = json!(format!("{before}\n\n{text}").trim_start());
-            }
-            None => messages.insert(0, json!({"role": "system", "content": text})),
-        }
-    }
-
     /// What an answer to `prompt` may contain.
     pub(crate) fn parts(&self, prompt: &str, tools: Option<&Arc<Tools>>) -> Parts {
         let calls = match (self.calls, tools) {
@@ -252,6 +239,20 @@ impl Markup {
         let prompt = prompt.trim_end();
         prompt.ends_with(THINK) || (self.knows_thinking && !prompt.ends_with(END_THINK))
     }
+}
+
+/// Says which functions there are, for a template that does not.
+fn describe(tokenizer: &Tokenizer, calls: Calls, tools: &Tools) -> String {
+    let mut text = String::from("You can call these functions:\n");
+    for tool in tools.json().as_array().into_iter().flatten() {
+        let mut function = tool["function"].clone();
+        tokenizer.mark_outside(&mut function);
+        text += &format!("{function}\n");
+    }
+    if let Calls::Tagged(tags) = calls {
+        text += &format!("\nTo call one, write exactly:\n{}", tags.example());
+    }
+    text
 }
 
 /// The tokens in a piece of markup: `<…>`.

@@ -4,6 +4,7 @@ mod api;
 mod bad_input;
 mod fields;
 mod probes;
+mod prompts;
 mod responses;
 mod schemas;
 mod structured;
