@@ -8,12 +8,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use moeflux::error::size;
+use moeflux::scheduler::SessionLimits;
 use moeflux::{Scheduler, SchedulerOptions};
 use moeflux_server::{Limits, ServerOptions, router, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::engine_args::{EngineArgs, Sharing};
+use crate::engine_args::{EngineArgs, Sharing, parse_size};
 use crate::log::{Log, LogFormat, LogLevel};
 use crate::model::ModelArg;
 
@@ -67,6 +68,12 @@ pub struct ServeArgs {
     /// Save conversations that have a `prompt_cache_key` in this folder
     #[arg(long, value_name = "FOLDER", help_heading = "Serving")]
     sessions: Option<PathBuf>,
+    /// Maximum conversations in that folder; those used longest ago are removed
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Serving")]
+    max_sessions: usize,
+    /// Maximum size of all of them, as in 16GiB
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = parse_size, help_heading = "Serving")]
+    max_session_bytes: u64,
     /// Maximum tokens in an answer if the request does not say
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Serving")]
     max_tokens: usize,
@@ -123,6 +130,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             prefill_beside_decode: args.prefill_beside_decode,
             kept_sessions: args.kept_sessions,
             sessions: args.sessions.clone(),
+            session_limits: SessionLimits { files: args.max_sessions, bytes: args.max_session_bytes },
         },
     )?;
     let scheduler = Arc::new(scheduler);
