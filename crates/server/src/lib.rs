@@ -51,10 +51,10 @@ const OPENAPI: &str = include_str!("../openapi.json");
 pub struct ServerOptions {
     /// Name under which clients know the model.
     pub model: String,
-    /// Further names that are accepted.
+    /// Further names that are accepted; `*` is any.
     pub aliases: Vec<String>,
-    /// Key that clients must send, as a bearer token or in `x-api-key`.
-    pub api_key: Option<String>,
+    /// Keys of which clients must send one, as a bearer token or in `x-api-key`; without any, nobody needs one.
+    pub api_keys: Vec<String>,
     /// Origins whose pages may call this server; `*` is any.
     pub cors: Vec<String>,
     /// Refuse requests whose `Host` is not this machine, so that a page which renames itself cannot reach a server that
@@ -76,7 +76,7 @@ impl Default for ServerOptions {
         Self {
             model: "moeflux".into(),
             aliases: vec![],
-            api_key: None,
+            api_keys: vec![],
             cors: vec![],
             local_only: false,
             max_body: 8 << 20,

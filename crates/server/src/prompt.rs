@@ -345,7 +345,10 @@ impl App {
     /// Refuses a model that is not this one; none at all means this one.
     pub(crate) fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
         let Some(model) = model else { return Ok(()) };
-        if model == self.options.model || self.options.aliases.iter().any(|alias| alias == model) {
+        // Ollama's clients add a tag to names without one.
+        let model = model.strip_suffix(":latest").unwrap_or(model);
+        let known = |alias: &String| alias == model || alias == "*";
+        if model == self.options.model || self.options.aliases.iter().any(known) {
             return Ok(());
         }
         let message = format!("unknown model {model:?}; this server has {:?}", self.options.model);

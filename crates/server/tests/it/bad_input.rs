@@ -208,7 +208,7 @@ fn guarded(serving: ServerOptions, limits: Limits) -> Server {
 fn keys_hosts_and_origins() {
     let server = guarded(
         ServerOptions {
-            api_key: Some("secret".into()),
+            api_keys: vec!["other".into(), "secret".into()],
             cors: vec!["https://good.example".into()],
             ..ServerOptions::default()
         },
@@ -220,6 +220,7 @@ fn keys_hosts_and_origins() {
         (&[("Authorization", "secret")], 401),
         (&[("Authorization", "Bearer secret")], 200),
         (&[("x-api-key", "secret")], 200),
+        (&[("x-api-key", "other")], 200),
         (&[("x-api-key", "secret2")], 401),
     ] {
         for path in ["/v1/models", "/metrics"] {

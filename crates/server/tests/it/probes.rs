@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 #[test]
 fn probes_and_gauges() {
-    let serving = ServerOptions { api_key: Some("secret".into()), ..ServerOptions::default() };
+    let serving =
+        ServerOptions { api_keys: vec!["other".into(), "secret".into()], ..ServerOptions::default() };
     let options = Options { sequences: 2, context: Some(256), ..Options::default() };
     let server = start_with(&options, SchedulerOptions::default(), serving, Limits::default());
     // Probes have no key.

@@ -1,6 +1,8 @@
 //! What clients send stays text.
 
-use crate::support::start;
+use crate::support::{start, start_with};
+use moeflux::{Options, SchedulerOptions};
+use moeflux_server::{Limits, ServerOptions};
 use serde_json::{Value, json};
 
 #[test]
@@ -39,4 +41,16 @@ fn special_tokens_in_messages_are_text() {
     server.ask("/v1/chat/completions", &ask(tool));
     let raw = server.ask("/tokenize", &json!({"prompt": said, "add_special_tokens": false}));
     assert_eq!(raw["tokens"], json!(specials));
+}
+
+#[test]
+fn any_name_may_be_the_models() {
+    let options = Options { sequences: 1, context: Some(256), ..Options::default() };
+    for (alias, status) in [("*", 200), ("gpt-4o", 200), ("gpt-4", 404)] {
+        let serving = ServerOptions { aliases: vec![alias.into()], ..ServerOptions::default() };
+        let server = start_with(&options, SchedulerOptions::default(), serving, Limits::default());
+        let request =
+            json!({"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+        assert_eq!(server.post("/v1/chat/completions", &request).status, status, "{alias}");
+    }
 }
