@@ -59,14 +59,16 @@ const REFUSED: [(&str, f64); 49] = [
     ("prompt", 0.0),
 ];
 
+/// Of these, switches that are usually on.
+const USUALLY_ON: [&str; 2] = ["add_generation_prompt", "skip_special_tokens"];
+
 /// Refuses what `more`, the fields that an interface does not know, asks for and does not get.
 pub(crate) fn refuse(more: &Map<String, Value>) -> Result<(), ApiError> {
     for (name, value) in more {
         let Some((_, nothing)) = REFUSED.iter().find(|(refused, _)| refused == name) else { continue };
         let neutral = match value {
-            Value::Null | Value::Bool(false) => true,
-            // The usual value of a switch that is on.
-            Value::Bool(true) => ["skip_special_tokens", "add_generation_prompt"].contains(&name.as_str()),
+            Value::Null => true,
+            Value::Bool(on) => *on == USUALLY_ON.contains(&name.as_str()),
             Value::Number(number) => number.as_f64() == Some(*nothing),
             Value::String(text) => text.is_empty() || text == "none",
             Value::Array(list) => list.is_empty(),
@@ -167,6 +169,7 @@ mod tests {
             ),
             (json!({"grammar": "root ::= \"a\""}), Some("grammar")),
             (json!({"mirostat": 2}), Some("mirostat")),
+            (json!({"skip_special_tokens": false}), Some("skip_special_tokens")),
             (json!({"background": true}), Some("background")),
             (json!({"modalities": ["text", "audio"]}), Some("modalities")),
             (json!({"modalities": ["text"]}), None),

@@ -83,7 +83,12 @@ impl ChatRequest {
         if self.messages.is_empty() {
             return Err(ApiError::invalid("messages", "expected at least one"));
         }
-        fields::refuse(&self.more)?;
+        let mut more = self.more;
+        if self.continue_final_message == Some(true) {
+            // Clients say both.
+            more.remove("add_generation_prompt");
+        }
+        fields::refuse(&more)?;
         let messages = self.messages.iter().enumerate();
         let mut messages: Vec<Value> =
             messages.map(|(index, message)| normal(index, message)).collect::<Result<_, _>>()?;
@@ -110,7 +115,7 @@ impl ChatRequest {
             stop: self.stop.map(Texts::list).unwrap_or_default(),
             answers: self.n.unwrap_or(1),
             logprobs,
-            form: fields::form(&self.more, Form::parse(self.response_format.as_ref(), "response_format")?)?,
+            form: fields::form(&more, Form::parse(self.response_format.as_ref(), "response_format")?)?,
             tools: tools(self.tools, self.tool_choice, self.parallel_tool_calls)?,
             conversation: self.prompt_cache_key,
             prefill,
