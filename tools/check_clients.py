@@ -1,4 +1,4 @@
-"""Runs the official OpenAI and Anthropic clients, and a fuzzer of the published interface, against `moeflux serve demo`.
+"""Runs the official OpenAI, Anthropic and Ollama clients, and a fuzzer of the published interface, against `moeflux serve demo`.
 
     pip install -r tools/requirements-clients.txt
     python tools/check_clients.py target/debug/moeflux [--fuzz EXAMPLES]
@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 
 import anthropic
 import jsonschema
+import ollama
 import openai
 
 KEY = "a key for tests"
@@ -52,6 +54,8 @@ class Server:
             self.said += line
             if found := re.search(r"on (http://\S+)", line):
                 self.url = found[1]
+                # A full pipe would cost the lines that follow.
+                threading.Thread(target=self.process.stderr.read, daemon=True).start()
                 return
         sys.exit(f"the server did not start: {self.said}")
 
@@ -243,6 +247,29 @@ def anthropic_errors(server: Server, client: anthropic.Anthropic) -> None:
     raises(anthropic.AuthenticationError, lambda: wrong.messages.create(model="demo", max_tokens=5, messages=QUESTION))
 
 
+def ollama_client(server: Server, client: ollama.Client) -> None:
+    assert [model.model for model in client.list().models] == ["demo"]
+    assert "completion" in client.show("demo").capabilities and client.ps().models[0].model == "demo"
+    request = {"model": "demo", "messages": QUESTION, "options": {"temperature": 0}}
+    whole = client.chat(**request)
+    assert whole.message.content == "17 + 25 = 42" and whole.done_reason == "stop", whole
+    parts = list(client.chat(**request, stream=True))
+    assert "".join(part.message.content for part in parts) == "17 + 25 = 42" and parts[-1].done and len(parts) > 3
+    person = json.loads(client.chat(model="demo", messages=STORY, format=PERSON).message.content)
+    jsonschema.validate(person, PERSON)
+    tool = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
+    asked = [{"role": "user", "content": "Weather in Oslo?"}]
+    answer = client.chat(model="demo", messages=asked, tools=[tool])
+    for call in answer.message.tool_calls or []:
+        # This client passes types and enums on, but no bounds.
+        assert call.function.arguments["city"] in ["Paris", "Oslo"] and type(call.function.arguments["days"]) is int, call
+    history = [*asked, {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Oslo", "days": 1}}}]},
+               {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
+    assert client.chat(model="demo", messages=history, tools=[tool], options={"num_predict": 9}).done
+    assert client.generate(model="demo", prompt="What is 17 + 25?", options={"temperature": 0}).response == "17 + 25 = 42"
+    assert raises(ollama.ResponseError, lambda: client.chat(model="nothing", messages=QUESTION)).status_code == 404
+
+
 def killed_and_started_again(binary: str) -> None:
     """Conversations on disk survive a server that is killed in the midst of others."""
     with tempfile.TemporaryDirectory() as folder:
@@ -303,6 +330,7 @@ def main() -> None:
             [openai_chat, openai_responses, openai_agent, openai_schemas, openai_forms, openai_tools, openai_errors, openai_cancel, openai_at_once],
         anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0):
             [anthropic_messages, anthropic_tools, anthropic_errors],
+        ollama.Client(host=server.url, headers={"Authorization": f"Bearer {KEY}"}): [ollama_client],
     }
     for client, checks in theirs.items():
         for check in checks:

@@ -1,4 +1,4 @@
-//! HTTP over a [`Scheduler`]: the OpenAI and Anthropic APIs, Prometheus metrics and a web page.
+//! HTTP over a [`Scheduler`]: the OpenAI, Anthropic and Ollama APIs, Prometheus metrics and a web page.
 //!
 //! [`router`] gives an axum [`Router`] that can be nested in another program; [`serve`] runs it with time limits and a
 //! graceful shutdown. Requests go to the scheduler's thread through a bounded queue; when a client disconnects, its
@@ -18,6 +18,7 @@ mod live;
 mod log;
 mod markup;
 mod metrics;
+mod ollama;
 mod openai;
 mod page;
 mod prompt;
@@ -116,6 +117,13 @@ pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
         .route("/v1/models/{model}", get(openai::models::one))
         .route("/v1/messages", post(anthropic::handle))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/version", get(ollama::version))
+        .route("/api/pull", post(ollama::unsupported))
         .route("/metrics", get(metrics::handle))
         .route("/api/live", get(live::handle))
         .route("/health", get(health))

@@ -159,6 +159,16 @@ impl Markup {
         markup
     }
 
+    /// Whether functions can be called.
+    pub(crate) fn calls_tools(&self) -> bool {
+        self.calls.is_some()
+    }
+
+    /// Whether the model may think before it answers.
+    pub(crate) fn thinks(&self) -> bool {
+        self.channels || self.knows_thinking
+    }
+
     /// Special tokens that are part of the markup.
     pub(crate) fn visible(&self) -> &[u32] {
         &self.visible

@@ -167,7 +167,7 @@ fn normal_call(call: &Value, param: &str) -> Result<Value, ApiError> {
     Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
 }
 
-fn tools(
+pub(crate) fn tools(
     tools: Option<Vec<Value>>,
     choice: Option<Value>,
     parallel: Option<bool>,

@@ -3,6 +3,7 @@
 mod api;
 mod bad_input;
 mod fields;
+mod ollama;
 mod probes;
 mod prompts;
 mod responses;
