@@ -14,6 +14,7 @@ mod fields;
 mod grammar;
 mod guard;
 mod intake;
+mod keys;
 mod live;
 mod log;
 mod markup;
