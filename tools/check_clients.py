@@ -1,4 +1,4 @@
-"""Runs the official OpenAI and Anthropic clients, and a fuzzer of the published interface, against `moeflux serve demo`.
+"""Runs the official OpenAI, Anthropic and Ollama clients, and a fuzzer of the published interface, against `moeflux serve demo`.
 
     pip install -r tools/requirements-clients.txt
     python tools/check_clients.py target/debug/moeflux [--fuzz EXAMPLES]
@@ -19,6 +19,7 @@ import urllib.request
 
 import anthropic
 import jsonschema
+import ollama
 import openai
 
 KEY = "a key for tests"
@@ -108,6 +109,35 @@ def openai_responses(server: Server, client: openai.OpenAI) -> None:
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed", kinds
 
 
+def openai_agent(server: Server, client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "name": "get_weather", "description": "Weather", "parameters": WEATHER, "strict": True}]
+    items = [{"role": "user", "content": "Weather in Oslo?"}]
+    request = {"model": "demo", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "store": False}
+    answer = client.responses.create(**request, input=items)
+    call = answer.output[0]
+    assert call.type == "function_call" and call.name == "get_weather" and answer.status == "completed", answer
+    jsonschema.validate(json.loads(call.arguments), WEATHER)
+    with client.responses.stream(**request, input=items) as stream:
+        kinds = [event.type for event in stream]
+        jsonschema.validate(json.loads(stream.get_final_response().output[0].arguments), WEATHER)
+    assert kinds.count("response.function_call_arguments.delta") > 3, kinds
+    items += [call.model_dump(), {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    assert client.responses.create(model="demo", tools=tools, input=items, max_output_tokens=40).output
+    refused = raises(openai.BadRequestError, lambda: client.responses.create(model="demo", input="Hi", background=True))
+    assert refused.param == "background", refused
+
+
+def openai_schemas(server: Server, client: openai.OpenAI) -> None:
+    """Schemas that validators know and grammars do not: served with a warning, refused if they are to be strict."""
+    schema = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+              "secret": {"type": "string", "format": "password"}}, "required": []}
+    tool = lambda strict: {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+    ask = client.chat.completions.with_raw_response.create
+    answer = ask(model="demo", messages=QUESTION, tools=[tool(False)], max_tokens=40)
+    assert answer.headers["x-moeflux-warning"] == "not enforced: f: uniqueItems, format password", answer.headers
+    raises(openai.BadRequestError, lambda: ask(model="demo", messages=QUESTION, tools=[tool(True)]))
+
+
 def openai_forms(server: Server, client: openai.OpenAI) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     made = []
@@ -134,8 +164,11 @@ def openai_tools(server: Server, client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(**request, tool_choice="required", stream=True)
     calls = [call for chunk in stream for choice in chunk.choices for call in choice.delta.tool_calls or []]
     assert calls and calls[0].index == 0 and calls[0].id, calls
-    jsonschema.validate(json.loads(calls[0].function.arguments), WEATHER)
-    history = [*request["messages"], {"role": "assistant", "tool_calls": [calls[0].model_dump(exclude={"index"})]},
+    arguments = "".join(call.function.arguments or "" for call in calls if call.index == 0)
+    assert len(calls) > 3, "arguments come piece by piece"
+    jsonschema.validate(json.loads(arguments), WEATHER)
+    made = {"id": calls[0].id, "type": "function", "function": {"name": calls[0].function.name, "arguments": arguments}}
+    history = [*request["messages"], {"role": "assistant", "tool_calls": [made]},
                {"role": "tool", "tool_call_id": calls[0].id, "content": "sunny"}]
     answer = client.chat.completions.create(**{**request, "messages": history}, tool_choice="auto", max_tokens=40)
     assert answer.choices[0].message
@@ -184,6 +217,8 @@ def anthropic_messages(server: Server, client: anthropic.Anthropic) -> None:
     assert text == whole.content[0].text == final.content[0].text
     assert final.stop_reason == whole.stop_reason == "max_tokens"
     assert client.messages.count_tokens(model="demo", messages=STORY).input_tokens > 5
+    begun = [*QUESTION, {"role": "assistant", "content": "17 + 25 ="}]
+    assert client.messages.create(model="demo", max_tokens=9, messages=begun, extra_body={"temperature": 0}).content[0].text == " 42"
     stopped = client.messages.create(**{**request, "stop_sequences": [text[10:20]]})
     assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == text[10:20], stopped
 
@@ -210,6 +245,29 @@ def anthropic_errors(server: Server, client: anthropic.Anthropic) -> None:
     assert error.body["error"]["type"] == "invalid_request_error", error.body
     wrong = anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0)
     raises(anthropic.AuthenticationError, lambda: wrong.messages.create(model="demo", max_tokens=5, messages=QUESTION))
+
+
+def ollama_client(server: Server, client: ollama.Client) -> None:
+    assert [model.model for model in client.list().models] == ["demo"]
+    assert "completion" in client.show("demo").capabilities and client.ps().models[0].model == "demo"
+    request = {"model": "demo", "messages": QUESTION, "options": {"temperature": 0}}
+    whole = client.chat(**request)
+    assert whole.message.content == "17 + 25 = 42" and whole.done_reason == "stop", whole
+    parts = list(client.chat(**request, stream=True))
+    assert "".join(part.message.content for part in parts) == "17 + 25 = 42" and parts[-1].done and len(parts) > 3
+    person = json.loads(client.chat(model="demo", messages=STORY, format=PERSON).message.content)
+    jsonschema.validate(person, PERSON)
+    tool = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
+    asked = [{"role": "user", "content": "Weather in Oslo?"}]
+    answer = client.chat(model="demo", messages=asked, tools=[tool])
+    for call in answer.message.tool_calls or []:
+        # This client passes types and enums on, but no bounds.
+        assert call.function.arguments["city"] in ["Paris", "Oslo"] and type(call.function.arguments["days"]) is int, call
+    history = [*asked, {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Oslo", "days": 1}}}]},
+               {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
+    assert client.chat(model="demo", messages=history, tools=[tool], options={"num_predict": 9}).done
+    assert client.generate(model="demo", prompt="What is 17 + 25?", options={"temperature": 0}).response == "17 + 25 = 42"
+    assert raises(ollama.ResponseError, lambda: client.chat(model="nothing", messages=QUESTION)).status_code == 404
 
 
 def killed_and_started_again(binary: str) -> None:
@@ -269,9 +327,10 @@ def main() -> None:
     server = Server(arguments.binary, "--api-key", KEY, "--max-tokens", "200")
     theirs = {
         openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0):
-            [openai_chat, openai_responses, openai_forms, openai_tools, openai_errors, openai_cancel, openai_at_once],
+            [openai_chat, openai_responses, openai_agent, openai_schemas, openai_forms, openai_tools, openai_errors, openai_cancel, openai_at_once],
         anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0):
             [anthropic_messages, anthropic_tools, anthropic_errors],
+        ollama.Client(host=server.url, headers={"Authorization": f"Bearer {KEY}"}): [ollama_client],
     }
     for client, checks in theirs.items():
         for check in checks:

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use moeflux_compute::backend::Backend;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::batch::Part;
 use crate::chat_template::ChatTemplate;
@@ -265,8 +265,10 @@ impl Generation<'_> {
 /// What a chat template turns into a prompt.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ChatPrompt<'a> {
-    /// Objects with `role` and `content`.
+    /// Objects with `role` and `content`. Special tokens that are written out in them are text.
     pub messages: &'a [Value],
+    /// More for the system message, in which special tokens are such.
+    pub preface: Option<&'a str>,
     /// JSON array of the functions that the model may call.
     pub tools: Option<&'a Value>,
     /// Further variables of the template, as in `enable_thinking`.
@@ -294,6 +296,17 @@ pub fn encode_chat(
     encode_chat_within(tokenizer, template, conversation, usize::MAX)
 }
 
+/// Adds a text to the system message, if need be a new one.
+fn append_to_system(text: &str, messages: &mut Vec<Value>) {
+    match messages.first_mut().filter(|first| first["role"] == "system") {
+        Some(system) => {
+            let before = system["content"].as_str().unwrap_or_default();
+            system["content"] = json!(format!("{before}\n\n{text}").trim_start());
+        }
+        None => messages.insert(0, json!({"role": "system", "content": text})),
+    }
+}
+
 /// As [`encode_chat`], for a context of so many positions: what is too long by far is refused before it is tokenised whole.
 pub(crate) fn encode_chat_within(
     tokenizer: &Tokenizer,
@@ -301,17 +314,24 @@ pub(crate) fn encode_chat_within(
     conversation: &ChatPrompt<'_>,
     context: usize,
 ) -> Result<EncodedChat> {
-    let ChatPrompt { messages, tools, variables } = *conversation;
+    let ChatPrompt { messages, preface, tools, variables } = *conversation;
+    let mut messages = Value::Array(messages.to_vec());
+    tokenizer.mark_outside(&mut messages);
     let Some(template) = template else {
-        let text = messages.last().and_then(|m| m.get("content")).and_then(Value::as_str).unwrap_or_default();
-        let tokens = tokenizer.encode_within(text, AddSpecial::Yes, context)?;
-        return Ok(EncodedChat { tokens, text: text.to_owned() });
+        let last = messages.as_array().and_then(|messages| messages.last());
+        let text = last.and_then(|m| m.get("content")).and_then(Value::as_str).unwrap_or_default();
+        let (tokens, text) = tokenizer.encode_marked_within(text.to_owned(), AddSpecial::Yes, context)?;
+        return Ok(EncodedChat { tokens, text });
     };
+    if let (Some(preface), Some(messages)) = (preface, messages.as_array_mut()) {
+        append_to_system(preface, messages);
+    }
+    let mut tools = tools.cloned();
+    tools.iter_mut().for_each(|tools| tokenizer.mark_outside(tools));
     let none = Map::new();
-    let messages = Value::Array(messages.to_vec());
-    let text = template.render(&messages, tools, true, variables.unwrap_or(&none))?;
+    let text = template.render(&messages, tools.as_ref(), true, variables.unwrap_or(&none))?;
     // Templates write the special tokens themselves.
-    let tokens = tokenizer.encode_within(&text, AddSpecial::No, context)?;
+    let (tokens, text) = tokenizer.encode_marked_within(text, AddSpecial::No, context)?;
     if tokens.is_empty() {
         let reason = "it makes no text of these messages".to_owned();
         return Err(Error::ChatTemplate { path: template.path().to_owned(), reason });

@@ -150,16 +150,18 @@ impl Hardware {
 /// `given` threads, or one for each processor.
 ///
 /// # Errors
-/// [`Error::Option`] for zero.
+/// [`Error::Option`] for zero, and for far more than there are processors: they wait for each other at every step.
 pub fn threads(given: Option<usize>) -> Result<usize> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = (processors * 4).max(64);
     match given {
-        Some(0) => Err(Error::Option {
+        Some(n) if n == 0 || n > most => Err(Error::Option {
             option: "threads",
-            expected: "a positive number".to_owned(),
-            got: "0".to_owned(),
+            expected: format!("a positive number up to {most}, on {processors} processors"),
+            got: n.to_string(),
         }),
         Some(n) => Ok(n),
-        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+        None => Ok(processors),
     }
 }
 
@@ -181,8 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn zero_threads_are_refused() {
-        assert!(threads(Some(0)).unwrap_err().to_string().contains("positive"));
+    fn numbers_of_threads_that_cannot_be_meant_are_refused() {
+        for number in [0, 100_000] {
+            assert!(threads(Some(number)).unwrap_err().to_string().contains("positive"), "{number}");
+        }
         assert_eq!(threads(Some(3)).unwrap(), 3);
         assert!(threads(None).unwrap() > 0);
     }

@@ -18,6 +18,9 @@ use crate::engine::Engine;
 use crate::session::{Session, Slot};
 use crate::{Error, Result};
 
+/// How a file is named while it is being written.
+pub(crate) const PARTIAL_PREFIX: &str = ".session-";
+pub(crate) const PARTIAL_SUFFIX: &str = ".partial";
 /// What `format` in the metadata says.
 const FORMAT: &str = "moeflux session 2";
 /// Most bytes of a header that is ours, its note included.
@@ -58,7 +61,9 @@ impl Engine {
     pub fn save(&self, session: &Session, path: &Path, note: &str) -> Result<()> {
         let io = |source| Error::Io { action: "write", path: path.to_owned(), source };
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
+        let mut partial = tempfile::Builder::new();
+        partial.prefix(PARTIAL_PREFIX).suffix(PARTIAL_SUFFIX);
+        let mut file = partial.tempfile_in(folder).map_err(io)?;
         let hash = RefCell::new(Xxh3::new());
         let out = Hashing { out: BufWriter::new(file.as_file_mut()), hash: &hash };
 

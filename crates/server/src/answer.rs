@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use moeflux::decoding::TokenLogprobs;
-use moeflux::scheduler::{Done, Event, Ticket};
-use moeflux::{Request, Scheduler};
+use moeflux::scheduler::{Done, Event, Progress, Ticket};
+use moeflux::{Finish, Request, Scheduler};
 use tokio::sync::mpsc;
 
 use crate::error::ApiError;
 use crate::log::Tally;
-use crate::markup::{Call, Delta, Parts, Splitter};
+use crate::markup::{Collected, Delta, Parts, Splitter};
 
 /// What a request's answers are made of.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(crate) enum Update {
     Delta(Delta),
     /// A token's log-probabilities.
     Logprobs(TokenLogprobs),
+    /// More of the prompt is evaluated.
+    Progress(Progress),
     /// The answer is complete.
     Done(Done),
     /// The answer failed.
@@ -97,12 +99,15 @@ impl Answers {
                 self.splitters[index].push(&piece.text, &mut deltas);
                 None
             }
+            // All answers have the same prompt, or nearly so.
+            Event::Progress(progress) => (index == 0).then_some(Update::Progress(progress)),
             Event::Done(done) => {
                 if let Some(warning) = &done.warning {
                     tracing::warn!("{warning}");
                 }
                 self.tally.done(&done.usage);
-                self.splitters[index].finish(&mut deltas);
+                let cut = matches!(done.finish, Finish::MaxTokens | Finish::ContextFull);
+                self.splitters[index].finish(cut, &mut deltas);
                 Some(Update::Done(done))
             }
             Event::Failed(error) => {
@@ -112,7 +117,7 @@ impl Answers {
         };
         self.ready.extend(deltas.into_iter().map(|delta| (index, Update::Delta(delta))));
         if let Some(last) = last {
-            self.left -= 1;
+            self.left -= usize::from(!matches!(last, Update::Progress(_)));
             self.ready.push_back((index, last));
         }
     }
@@ -127,10 +132,9 @@ impl Answers {
         let mut wholes: Vec<Whole> = self.splitters.iter().map(|_| Whole::default()).collect();
         while let Some((index, update)) = self.next().await {
             match update {
-                Update::Delta(Delta::Text(text)) => wholes[index].text.push_str(&text),
-                Update::Delta(Delta::Reasoning(text)) => wholes[index].reasoning.push_str(&text),
-                Update::Delta(Delta::Call(call)) => wholes[index].calls.push(call),
+                Update::Delta(delta) => wholes[index].said.add(delta),
                 Update::Logprobs(logprobs) => wholes[index].logprobs.push(logprobs),
+                Update::Progress(_) => {}
                 Update::Done(done) => wholes[index].done = Some(done),
                 Update::Failed(error) => return Err(error),
             }
@@ -142,9 +146,7 @@ impl Answers {
 /// A complete answer.
 #[derive(Debug, Default)]
 pub(crate) struct Whole {
-    pub(crate) reasoning: String,
-    pub(crate) text: String,
-    pub(crate) calls: Vec<Call>,
+    pub(crate) said: Collected,
     pub(crate) logprobs: Vec<TokenLogprobs>,
     /// Set by the last update of every answer.
     pub(crate) done: Option<Done>,

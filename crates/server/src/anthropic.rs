@@ -14,9 +14,10 @@ use crate::answer::{Update, Whole};
 use crate::error::{ApiError, Dialect};
 use crate::markup::{Call, Choice, Delta, Tool, Tools};
 use crate::openai::{engine_usage, unique};
-use crate::prompt::{Ask, Prompt, Sampling, content_text};
-use crate::sse::{self, Events, Render};
-use crate::{App, body};
+use crate::prompt::{self, Prompt};
+use crate::prompt::{Ask, Form, Sampling, content_text};
+use crate::sse::{self, Events, Render, Tell};
+use crate::{App, body, fields};
 
 #[derive(Debug, Deserialize)]
 struct MessagesRequest {
@@ -30,7 +31,10 @@ struct MessagesRequest {
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     thinking: Option<Value>,
+    output_config: Option<Value>,
     stream: Option<bool>,
+    #[serde(flatten)]
+    more: Map<String, Value>,
 }
 
 pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -46,7 +50,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     let answers = Ask { max_tokens: Some(max_tokens), ..ask }.submit(&app, room).await?;
     let prompt_tokens = answers.prompt_tokens();
     let mut reply =
-        Reply { id: unique("msg_"), app, prompt_tokens, blocks: 0, open: None, calls: 0, done: None };
+        Reply { id: unique("msg_"), app, prompt_tokens, blocks: 0, open: None, calls: vec![], done: None };
     if stream {
         return Ok(sse::stream(answers, reply));
     }
@@ -62,9 +66,8 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) 
         let theirs = Arc::clone(&app);
         let count = tokio::task::spawn_blocking(move || {
             let _room = room;
-            let [Prompt::Chat(messages, variables)] = &ask.prompts[..] else { return Ok(0) };
-            let encoded = theirs.markup.encode(&theirs.scheduler, messages, ask.tools.as_ref(), variables);
-            encoded.map(|encoded| encoded.tokens.len())
+            let encoded = ask.prompts.iter().map(|prompt| ask.encode(&theirs, prompt));
+            encoded.map(|encoded| encoded.map(|(tokens, _)| tokens.len())).sum()
         });
         let count = count.await.unwrap_or(Ok(0))?;
         Ok::<_, ApiError>(Json(json!({"input_tokens": count})).into_response())
@@ -74,6 +77,7 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) 
 
 impl MessagesRequest {
     fn ask(self) -> Result<Ask, ApiError> {
+        fields::refuse(&self.more)?;
         let mut messages = vec![];
         if let Some(system) = &self.system {
             messages.push(json!({"role": "system", "content": content_text(system, "system")?}));
@@ -84,7 +88,12 @@ impl MessagesRequest {
         if self.messages.is_empty() {
             return Err(ApiError::invalid("messages", "expected at least one"));
         }
+        // In this interface an answer continues the last message if that is the assistant's.
+        let prefill = prompt::take_beginning(&mut messages);
         let mut variables = Map::new();
+        let config = |key: &str| self.output_config.as_ref().and_then(|config| config.get(key));
+        Ask::set_effort(&mut variables, config("effort").and_then(Value::as_str));
+        let form = Form::parse(config("format"), "output_config.format")?;
         let thinking =
             self.thinking.as_ref().and_then(|thinking| thinking.get("type")).and_then(Value::as_str);
         if let Some(thinking) = thinking {
@@ -93,7 +102,9 @@ impl MessagesRequest {
         Ok(Ask {
             sampling: self.sampling,
             stop: self.stop_sequences.unwrap_or_default(),
+            form,
             tools: tools(self.tools, self.tool_choice.as_ref())?,
+            prefill,
             ..Ask::new(vec![Prompt::Chat(messages, variables)])
         })
     }
@@ -182,6 +193,7 @@ fn tools(tools: Option<Vec<Value>>, choice: Option<&Value>) -> Result<Option<Too
 enum Block {
     Thinking,
     Text,
+    Call,
 }
 
 struct Reply {
@@ -192,13 +204,15 @@ struct Reply {
     blocks: usize,
     /// The block that text is being appended to.
     open: Option<Block>,
-    calls: usize,
+    /// Whether each call is complete.
+    calls: Vec<bool>,
     done: Option<Done>,
 }
 
-fn stop_reason(done: &Done, calls: usize) -> &'static str {
+/// `called` if there are calls and all are complete.
+fn stop_reason(done: &Done, called: bool) -> &'static str {
     match done.finish {
-        _ if calls > 0 => "tool_use",
+        _ if called => "tool_use",
         Finish::EndOfText => "end_turn",
         Finish::Stopped => "stop_sequence",
         Finish::MaxTokens => "max_tokens",
@@ -206,10 +220,8 @@ fn stop_reason(done: &Done, calls: usize) -> &'static str {
     }
 }
 
-fn tool_use(call: &Call) -> Value {
-    // A grammar has made sure that these are JSON; a model left to itself may write something else.
-    let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-    json!({"type": "tool_use", "id": unique("toolu_"), "name": call.name, "input": input})
+fn tool_use(name: &str, input: Value) -> Value {
+    json!({"type": "tool_use", "id": unique("toolu_"), "name": name, "input": input})
 }
 
 impl Reply {
@@ -227,14 +239,14 @@ impl Reply {
         })
     }
 
-    fn message(&self, content: Value, calls: usize) -> Value {
+    fn message(&self, content: Value, called: bool) -> Value {
         json!({
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.app.options.model,
             "content": content,
-            "stop_reason": self.done.as_ref().map(|done| stop_reason(done, calls)),
+            "stop_reason": self.done.as_ref().map(|done| stop_reason(done, called)),
             "stop_sequence": self.done.as_ref().and_then(|done| done.stopped_by.clone()),
             "usage": self.usage(),
         })
@@ -242,15 +254,18 @@ impl Reply {
 
     fn whole(&mut self, whole: Whole) -> Value {
         let mut content = vec![];
-        if !whole.reasoning.is_empty() {
-            content.push(json!({"type": "thinking", "thinking": whole.reasoning, "signature": ""}));
+        let said = whole.said;
+        if !said.reasoning.is_empty() {
+            content.push(json!({"type": "thinking", "thinking": said.reasoning, "signature": ""}));
         }
-        if !whole.text.is_empty() {
-            content.push(json!({"type": "text", "text": whole.text}));
+        if !said.text.is_empty() {
+            content.push(json!({"type": "text", "text": said.text}));
         }
-        content.extend(whole.calls.iter().map(tool_use));
+        // Arguments that were cut off are no object, and nothing to act on.
+        let of = |call: &Call| Some(tool_use(&call.name, serde_json::from_str(&call.arguments).ok()?));
+        content.extend(said.calls.iter().filter(|call| call.complete).filter_map(of));
         self.done = whole.done;
-        self.message(json!(content), whole.calls.len())
+        self.message(json!(content), said.called())
     }
 
     fn begin_block(&mut self, block: Value, events: &mut Events) {
@@ -274,7 +289,7 @@ impl Reply {
             self.end_block(events);
             let empty = match block {
                 Block::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
-                Block::Text => json!({"type": "text", "text": ""}),
+                _ => json!({"type": "text", "text": ""}),
             };
             self.begin_block(empty, events);
             self.open = Some(block);
@@ -284,7 +299,7 @@ impl Reply {
 
 impl Render for Reply {
     fn begin(&mut self, events: &mut Events) {
-        events.named(&json!({"type": "message_start", "message": self.message(json!([]), 0)}));
+        events.named(&json!({"type": "message_start", "message": self.message(json!([]), false)}));
     }
 
     fn update(&mut self, _: usize, update: Update, events: &mut Events) {
@@ -297,15 +312,22 @@ impl Render for Reply {
                 self.enter(Block::Thinking, events);
                 self.delta(json!({"type": "thinking_delta", "thinking": text}), events);
             }
-            Update::Delta(Delta::Call(call)) => {
+            Update::Delta(Delta::CallBegin(name)) => {
                 self.end_block(events);
-                let mut block = tool_use(&call);
-                block["input"] = json!({});
-                self.begin_block(block, events);
-                self.delta(json!({"type": "input_json_delta", "partial_json": call.arguments}), events);
-                events.named(&json!({"type": "content_block_stop", "index": self.blocks - 1}));
-                self.calls += 1;
+                self.begin_block(tool_use(&name, json!({})), events);
+                self.open = Some(Block::Call);
+                self.calls.push(false);
             }
+            Update::Delta(Delta::Arguments(text)) => {
+                self.delta(json!({"type": "input_json_delta", "partial_json": text}), events);
+            }
+            Update::Delta(Delta::CallEnd) => {
+                self.end_block(events);
+                if let Some(last) = self.calls.last_mut() {
+                    *last = true;
+                }
+            }
+            Update::Progress(progress) => events.raw(&progress.comment()),
             Update::Logprobs(_) => {}
             Update::Done(done) => self.done = Some(done),
             Update::Failed(error) => events.named(&error.json(Dialect::Anthropic)),
@@ -314,7 +336,8 @@ impl Render for Reply {
 
     fn end(&mut self, events: &mut Events) {
         self.end_block(events);
-        let message = self.message(json!([]), self.calls);
+        let called = !self.calls.is_empty() && self.calls.iter().all(|complete| *complete);
+        let message = self.message(json!([]), called);
         let delta = json!({"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]});
         events.named(&json!({"type": "message_delta", "delta": delta, "usage": message["usage"]}));
         events.named(&json!({"type": "message_stop"}));

@@ -14,14 +14,18 @@ use crate::log::Fault;
 pub(crate) enum Dialect {
     OpenAi,
     Anthropic,
+    Ollama,
 }
 
 impl Dialect {
     /// The dialect of a path.
     pub(crate) fn of(path: &str) -> Self {
-        match path.starts_with("/v1/messages") {
-            true => Self::Anthropic,
-            false => Self::OpenAi,
+        if path.starts_with("/v1/messages") {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
         }
     }
 }
@@ -72,6 +76,7 @@ impl ApiError {
             Dialect::OpenAi => {
                 json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
             }
+            Dialect::Ollama => json!({"error": message}),
             Dialect::Anthropic => json!({"type": "error", "error": {"type": kind, "message": message}}),
         }
     }

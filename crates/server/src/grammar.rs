@@ -10,6 +10,7 @@ use moeflux::tokenizer::Tokenizer;
 use moeflux::{Constraint, Error, Result, Scheduler};
 
 use crate::error::ApiError;
+use crate::keys::KeyWatch;
 
 /// Most items of the parser after a token, and while the tokens that may follow are determined: an object with a thousand
 /// optional properties needs about four thousand.
@@ -21,7 +22,12 @@ pub(crate) struct Grammars {
     scheduler: Arc<Scheduler>,
     /// Made when the first grammar is asked for: the trie of a large vocabulary takes some time.
     factory: OnceLock<Result<ParserFactory, String>>,
+    /// Tokens with a quotation mark.
+    quotes: OnceLock<Words>,
 }
+
+/// Tokens with their bytes.
+type Words = Arc<Vec<(TokenId, Vec<u8>)>>;
 
 /// The tokenizer as llguidance sees it.
 struct Env {
@@ -63,7 +69,7 @@ fn trie(tokenizer: &Tokenizer) -> Result<TokTrie, String> {
 
 impl Grammars {
     pub(crate) fn new(scheduler: Arc<Scheduler>) -> Self {
-        Self { scheduler, factory: OnceLock::new() }
+        Self { scheduler, factory: OnceLock::new(), quotes: OnceLock::new() }
     }
 
     fn factory(&self) -> Result<&ParserFactory, ApiError> {
@@ -91,7 +97,19 @@ impl Grammars {
             ApiError::invalid(param, "the grammar cannot be compiled")
         })?;
         let eos = self.scheduler.tokenizer().eos_ids().to_vec();
-        Ok(Box::new(Guided { matcher: Matcher::new(Ok(parser)), eos }))
+        let quotes = self.quotes.get_or_init(|| {
+            let tokenizer = self.scheduler.tokenizer();
+            let all = (0..tokenizer.vocab_size() as u32).filter(|id| !tokenizer.is_special(*id));
+            let with_bytes = all.filter_map(|id| Some((id, tokenizer.token_bytes(id)?)));
+            Arc::new(with_bytes.filter(|(_, bytes)| bytes.contains(&b'"')).collect())
+        });
+        Ok(Box::new(Guided {
+            matcher: Matcher::new(Ok(parser)),
+            eos,
+            scheduler: Arc::clone(&self.scheduler),
+            quotes: Arc::clone(quotes),
+            watch: KeyWatch::default(),
+        }))
     }
 
     /// Whether a grammar works.
@@ -134,6 +152,21 @@ pub(crate) enum Trial {
 struct Guided {
     matcher: Matcher,
     eos: Vec<TokenId>,
+    scheduler: Arc<Scheduler>,
+    quotes: Words,
+    watch: KeyWatch,
+}
+
+impl Guided {
+    /// Takes tokens that would repeat a name out of `mask`, as long as others are left.
+    fn forbid_repeated(&self, mask: &mut SimpleVob) {
+        let allowed = self.quotes.iter().filter(|(id, _)| mask.is_allowed(*id));
+        let repeated: Vec<TokenId> =
+            allowed.filter(|(_, bytes)| self.watch.repeats(bytes)).map(|(id, _)| *id).collect();
+        if repeated.len() < mask.num_set() {
+            repeated.into_iter().for_each(|id| mask.disallow_token(id));
+        }
+    }
 }
 
 fn fault(error: impl std::fmt::Display) -> Error {
@@ -143,7 +176,10 @@ fn fault(error: impl std::fmt::Display) -> Error {
 
 impl Constraint for Guided {
     fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
-        let mask: SimpleVob = self.matcher.compute_mask_or_eos().map_err(fault)?;
+        let mut mask: SimpleVob = self.matcher.compute_mask_or_eos().map_err(fault)?;
+        if self.watch.is_watching() {
+            self.forbid_repeated(&mut mask);
+        }
         let may_end = self.eos.iter().any(|id| mask.is_allowed(*id));
         for (id, logit) in (0..).zip(logits) {
             // The grammar knows one token that ends texts; the model may have several.
@@ -157,6 +193,11 @@ impl Constraint for Guided {
 
     fn accept(&mut self, token: u32) -> Result<bool> {
         self.matcher.consume_token(token).map_err(fault)?;
+        let tokenizer = self.scheduler.tokenizer();
+        match tokenizer.token_bytes(token) {
+            Some(bytes) if !tokenizer.is_special(token) => self.watch.read(&bytes),
+            _ => self.watch.reset(),
+        }
         Ok(self.matcher.is_stopped())
     }
 }

@@ -11,7 +11,7 @@ use crate::App;
 use crate::error::{ApiError, Dialect};
 
 /// Paths that need no key: the page asks its user for it.
-const OPEN: [&str; 5] = ["/", "/page.css", "/page.js", "/health", "/openapi.json"];
+const OPEN: [&str; 7] = ["/", "/page.css", "/page.js", "/health", "/livez", "/readyz", "/openapi.json"];
 
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
@@ -54,8 +54,10 @@ fn check(app: &App, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         let message = "this server answers to localhost only; start it with --api-key or --host to open it";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
-    let Some(key) = &app.options.api_key else { return Ok(()) };
-    if OPEN.contains(&path) || given_key(headers).is_some_and(|given| same(given, key.as_bytes())) {
+    let keys = &app.options.api_keys;
+    // All are compared, whichever it is.
+    let known = |given| keys.iter().fold(false, |known, key| known | same(given, key.as_bytes()));
+    if keys.is_empty() || OPEN.contains(&path) || given_key(headers).is_some_and(known) {
         return Ok(());
     }
     let code = Some("invalid_api_key");

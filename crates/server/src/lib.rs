@@ -1,4 +1,4 @@
-//! HTTP over a [`Scheduler`]: the OpenAI and Anthropic APIs, Prometheus metrics and a web page.
+//! HTTP over a [`Scheduler`]: the OpenAI, Anthropic and Ollama APIs, Prometheus metrics and a web page.
 //!
 //! [`router`] gives an axum [`Router`] that can be nested in another program; [`serve`] runs it with time limits and a
 //! graceful shutdown. Requests go to the scheduler's thread through a bounded queue; when a client disconnects, its
@@ -10,13 +10,16 @@ mod answer;
 mod anthropic;
 mod body;
 mod error;
+mod fields;
 mod grammar;
 mod guard;
 mod intake;
+mod keys;
 mod live;
 mod log;
 mod markup;
 mod metrics;
+mod ollama;
 mod openai;
 mod page;
 mod prompt;
@@ -24,6 +27,7 @@ mod schema;
 mod serve;
 mod sse;
 mod stall;
+mod tokens;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,10 +53,10 @@ const OPENAPI: &str = include_str!("../openapi.json");
 pub struct ServerOptions {
     /// Name under which clients know the model.
     pub model: String,
-    /// Further names that are accepted.
+    /// Further names that are accepted; `*` is any.
     pub aliases: Vec<String>,
-    /// Key that clients must send, as a bearer token or in `x-api-key`.
-    pub api_key: Option<String>,
+    /// Keys of which clients must send one, as a bearer token or in `x-api-key`; without any, nobody needs one.
+    pub api_keys: Vec<String>,
     /// Origins whose pages may call this server; `*` is any.
     pub cors: Vec<String>,
     /// Refuse requests whose `Host` is not this machine, so that a page which renames itself cannot reach a server that
@@ -74,7 +78,7 @@ impl Default for ServerOptions {
         Self {
             model: "moeflux".into(),
             aliases: vec![],
-            api_key: None,
+            api_keys: vec![],
             cors: vec![],
             local_only: false,
             max_body: 8 << 20,
@@ -114,9 +118,20 @@ pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
         .route("/v1/models/{model}", get(openai::models::one))
         .route("/v1/messages", post(anthropic::handle))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/version", get(ollama::version))
+        .route("/api/pull", post(ollama::unsupported))
         .route("/metrics", get(metrics::handle))
         .route("/api/live", get(live::handle))
         .route("/health", get(health))
+        .route("/livez", get(live_probe))
+        .route("/readyz", get(health))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
         .route("/openapi.json", get(openapi))
         .route("/", get(page::html))
         .route("/page.css", get(page::css))
@@ -134,6 +149,15 @@ async fn health(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Re
     let (status, text) = match app.scheduler.is_open() {
         true => (StatusCode::OK, "ok"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
+    };
+    (status, axum::Json(serde_json::json!({ "status": text }))).into_response()
+}
+
+/// Whether the engine is there at all, as it is while the server shuts down.
+async fn live_probe(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Response {
+    let (status, text) = match app.scheduler.is_alive() {
+        true => (StatusCode::OK, "ok"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "the engine has stopped"),
     };
     (status, axum::Json(serde_json::json!({ "status": text }))).into_response()
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use moeflux::scheduler::Histogram;
+use moeflux::scheduler::{Figures, Histogram};
 
 use crate::App;
 
@@ -77,6 +77,7 @@ fn render(app: &App) -> String {
     if let Some(bytes) = moeflux::memory::resident() {
         one("gauge", "resident_bytes", "Resident memory of the process.", &[("", bytes as f64)]);
     }
+    gateway(&mut text, app, &f, description.pages);
     histogram(&mut text, "batch_sequences", "Sequences per batch.", &f.batch);
     histogram(
         &mut text,
@@ -87,6 +88,20 @@ fn render(app: &App) -> String {
     histogram(&mut text, "inter_token_seconds", "Time between tokens of an answer.", &f.between_tokens);
     histogram(&mut text, "request_seconds", "Time from submission to the end of an answer.", &f.duration);
     text
+}
+
+/// What gateways and autoscalers for language models look at, under the names that vLLM gave it.
+fn gateway(text: &mut String, app: &App, figures: &Figures, pages: usize) {
+    let model = app.options.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let used = figures.pages_running as f64 / pages.max(1) as f64;
+    for (name, help, value) in [
+        ("num_requests_waiting", "Requests in the queue.", figures.waiting as f64),
+        ("num_requests_running", "Requests being answered.", figures.running as f64),
+        ("kv_cache_usage_perc", "Part of the key-value pages that running requests use; 1 is all.", used),
+    ] {
+        let _ = writeln!(text, "# HELP vllm:{name} {help}\n# TYPE vllm:{name} gauge");
+        let _ = writeln!(text, "vllm:{name}{{model_name=\"{model}\"}} {value}");
+    }
 }
 
 fn histogram(text: &mut String, name: &str, help: &str, histogram: &Histogram) {

@@ -13,8 +13,8 @@ use crate::answer::Answers;
 use crate::error::ApiError;
 use crate::intake::Room;
 use crate::log::Tally;
-use crate::markup::{Parts, Tools, Wanted};
-use crate::schema::{Origin, Schemas};
+use crate::markup::{Markup, Parts, Tools, Wanted};
+use crate::schema::Schemas;
 
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 1024;
@@ -30,16 +30,20 @@ pub(crate) struct Sampling {
     top_p: Option<f32>,
     top_k: Option<i64>,
     min_p: Option<f32>,
+    #[serde(alias = "repeat_penalty")]
     repetition_penalty: Option<f32>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     #[serde(default)]
     logit_bias: Option<Map<String, Value>>,
     seed: Option<i64>,
+    /// Never end by itself.
+    ignore_eos: Option<bool>,
 }
 
 impl Sampling {
-    fn options(&self) -> Result<SamplerOptions, ApiError> {
+    /// `eos` ends texts.
+    fn options(&self, eos: &[u32]) -> Result<SamplerOptions, ApiError> {
         let within = |name: &str, value: Option<f32>, low: f32, high: f32| match value {
             Some(value) if !(low..=high).contains(&value) => {
                 Err(ApiError::invalid(name, format!("expected a number from {low} to {high}, got {value}")))
@@ -61,6 +65,9 @@ impl Sampling {
             let bias = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias)).ok_or_else(fault)?;
             // -100 is meant as never, as in OpenAI's interface.
             logit_bias.insert(id, if bias == -100.0 { f32::NEG_INFINITY } else { bias as f32 });
+        }
+        if self.ignore_eos == Some(true) {
+            logit_bias.extend(eos.iter().map(|id| (*id, f32::NEG_INFINITY)));
         }
         let default = SamplerOptions::default();
         Ok(SamplerOptions {
@@ -109,9 +116,21 @@ pub(crate) enum Form {
         /// All of it must be enforced.
         strict: bool,
     },
+    /// What a regular expression matches as a whole.
+    Regex { pattern: String, param: &'static str },
+    /// One of several texts.
+    Choice { texts: Vec<String>, param: &'static str },
 }
 
 impl Form {
+    /// The field that asks for it.
+    pub(crate) fn param(&self) -> &'static str {
+        match self {
+            Self::Text => "response_format",
+            Self::Json { param, .. } | Self::Regex { param, .. } | Self::Choice { param, .. } => param,
+        }
+    }
+
     /// `{"type": "text" | "json_object" | "json_schema", …}` as in OpenAI's interfaces; the schema may stand in
     /// `json_schema` or, as in responses, beside the type.
     pub(crate) fn parse(format: Option<&Value>, param: &'static str) -> Result<Self, ApiError> {
@@ -154,6 +173,8 @@ pub(crate) struct Ask {
     pub(crate) form: Form,
     pub(crate) tools: Option<Tools>,
     pub(crate) conversation: Option<String>,
+    /// The beginning of the answer, which the answer continues.
+    pub(crate) prefill: Option<String>,
 }
 
 impl Ask {
@@ -168,7 +189,22 @@ impl Ask {
             form: Form::Text,
             tools: None,
             conversation: None,
+            prefill: None,
         }
+    }
+
+    /// Tells the chat template how much the model is to think.
+    pub(crate) fn set_effort(variables: &mut Map<String, Value>, effort: Option<&str>) {
+        let Some(effort) = effort else { return };
+        if effort == "none" {
+            variables.entry("enable_thinking").or_insert(json!(false));
+        }
+        variables.entry("reasoning_effort").or_insert(json!(effort));
+    }
+
+    /// Whether a grammar limits the answer.
+    fn is_constrained(&self) -> bool {
+        !matches!(self.form, Form::Text) || self.tools.is_some()
     }
 
     /// Encodes, compiles and queues; what the request takes until then is given back.
@@ -205,7 +241,18 @@ impl Ask {
         if self.max_tokens == Some(0) {
             return Err(ApiError::invalid("max_tokens", "expected a positive number, got 0"));
         }
-        let sampler = self.sampling.options()?;
+        if self.sampling.ignore_eos == Some(true) && self.is_constrained() {
+            let message = "an answer in a given form, or with tools, must be able to end";
+            return Err(ApiError::invalid("ignore_eos", message));
+        }
+        if self.prefill.is_some() {
+            let calls = self.tools.as_ref().is_some_and(|tools| !app.markup.may_continue(tools));
+            if calls || !matches!(self.form, Form::Text) {
+                let message = "an answer that is begun can neither be held to a form nor to calling tools";
+                return Err(ApiError::invalid("messages", message));
+            }
+        }
+        let sampler = self.sampling.options(app.scheduler.tokenizer().eos_ids())?;
         let mut requests = vec![];
         let mut parts = Parts::default();
         let tools = self.tools.clone().map(Arc::new);
@@ -233,12 +280,16 @@ impl Ask {
     }
 
     /// Token ids of a prompt, and its text if it came through the chat template.
-    fn encode(&self, app: &App, prompt: &Prompt) -> Result<(Vec<u32>, Option<String>), ApiError> {
+    pub(crate) fn encode(&self, app: &App, prompt: &Prompt) -> Result<(Vec<u32>, Option<String>), ApiError> {
         match prompt {
             Prompt::Tokens(tokens) => Ok((tokens.clone(), None)),
             Prompt::Text(text) => Ok((app.scheduler.encode(text)?, None)),
             Prompt::Chat(messages, variables) => {
-                let encoded = app.markup.encode(&app.scheduler, messages, self.tools.as_ref(), variables)?;
+                let mut encoded =
+                    app.markup.encode(&app.scheduler, messages, self.tools.as_ref(), variables)?;
+                if let Some(beginning) = &self.prefill {
+                    app.markup.begin_answer(&app.scheduler, &mut encoded, beginning)?;
+                }
                 Ok((encoded.tokens, Some(encoded.text)))
             }
         }
@@ -275,27 +326,16 @@ impl Ask {
         chat: Option<&str>,
         schemas: &mut Schemas<'_>,
     ) -> Result<Option<(TopLevelGrammar, &'static str)>, ApiError> {
-        let form = match &self.form {
-            Form::Text => None,
-            Form::Json { schema, param, strict } => {
-                Some((schema, Origin { param, function: None, strict: *strict }))
-            }
-        };
-        let param = match (form, &self.tools) {
-            (None, None) => return Ok(None),
-            (Some((_, origin)), _) => origin.param,
-            (None, Some(_)) => "tools",
-        };
-        let wanted = Wanted { form, tools: self.tools.as_ref() };
-        let grammar = match (chat, form) {
+        if !self.is_constrained() {
+            return Ok(None);
+        }
+        let param = if matches!(self.form, Form::Text) { "tools" } else { self.form.param() };
+        let wanted = Wanted { form: &self.form, tools: self.tools.as_ref() };
+        let tokenizer = app.scheduler.tokenizer();
+        let grammar = match chat {
+            Some(chat) => app.markup.grammar(tokenizer, chat, &wanted, schemas)?,
             // Text that no template made has no markup.
-            (None, Some((schema, origin))) => {
-                TopLevelGrammar::from_json_schema(schemas.read(schema, &origin)?)
-            }
-            (chat, _) => {
-                let tokenizer = app.scheduler.tokenizer();
-                app.markup.grammar(tokenizer, chat.unwrap_or_default(), &wanted, schemas)?
-            }
+            None => Markup::none().grammar(tokenizer, "", &wanted, schemas)?,
         };
         Ok(Some((grammar, param)))
     }
@@ -305,7 +345,10 @@ impl App {
     /// Refuses a model that is not this one; none at all means this one.
     pub(crate) fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
         let Some(model) = model else { return Ok(()) };
-        if model == self.options.model || self.options.aliases.iter().any(|alias| alias == model) {
+        // Ollama's clients add a tag to names without one.
+        let model = model.strip_suffix(":latest").unwrap_or(model);
+        let known = |alias: &String| alias == model || alias == "*";
+        if model == self.options.model || self.options.aliases.iter().any(known) {
             return Ok(());
         }
         let message = format!("unknown model {model:?}; this server has {:?}", self.options.model);
@@ -315,6 +358,17 @@ impl App {
             ..ApiError::new(axum::http::StatusCode::NOT_FOUND, message)
         })
     }
+}
+
+/// Takes the text of the last message, if it is the assistant's and nothing but text.
+pub(crate) fn take_beginning(messages: &mut Vec<Value>) -> Option<String> {
+    let last = messages.last()?;
+    if last["role"] != "assistant" || last.get("tool_calls").is_some() {
+        return None;
+    }
+    let text = last["content"].as_str().filter(|text| !text.is_empty())?.to_owned();
+    messages.pop();
+    (!messages.is_empty()).then_some(text)
 }
 
 /// The text of a message's content: a text, or a list of parts of type `text`.

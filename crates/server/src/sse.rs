@@ -9,7 +9,8 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
+use moeflux::scheduler::Progress;
+use serde_json::{Value, json};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::answer::{Answers, Update};
@@ -52,6 +53,30 @@ impl Events {
 
     pub(crate) fn raw(&mut self, text: &str) {
         self.0.push_back(Bytes::copy_from_slice(text.as_bytes()));
+    }
+}
+
+/// How far a prompt is, in words for clients.
+pub(crate) trait Tell {
+    /// An event that clients pass over.
+    fn comment(&self) -> String;
+
+    /// In llama.cpp's words, in which `processed` includes what was cached.
+    fn json(&self) -> Value;
+}
+
+impl Tell for Progress {
+    fn comment(&self) -> String {
+        format!(": prompt {} of {}\n\n", self.evaluated, self.tokens)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "total": self.tokens,
+            "cache": self.cached,
+            "processed": self.evaluated,
+            "time_ms": self.time.as_millis() as u64,
+        })
     }
 }
 

@@ -8,12 +8,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use moeflux::error::size;
+use moeflux::scheduler::SessionLimits;
 use moeflux::{Scheduler, SchedulerOptions};
 use moeflux_server::{Limits, ServerOptions, router, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::engine_args::{EngineArgs, Sharing};
+use crate::engine_args::{EngineArgs, Sharing, parse_size};
 use crate::log::{Log, LogFormat, LogLevel};
 use crate::model::ModelArg;
 
@@ -29,15 +30,15 @@ pub struct ServeArgs {
     /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     model: ModelArg,
     /// Address to listen on; any but localhost requires an API key
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
     host: IpAddr,
     /// Port to listen on; 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// API key that clients must send
+    /// API key that clients must send; may be repeated, any one of them will do
     #[arg(long, value_name = "KEY", conflicts_with = "api_key_file")]
-    api_key: Option<String>,
-    /// File that holds the API key, which other users do not see in the list of processes
+    api_key: Vec<String>,
+    /// File that holds API keys, one a line, which other users do not see in the list of processes
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Allow other addresses without an API key
@@ -49,6 +50,9 @@ pub struct ServeArgs {
     /// Model name in the APIs [default: the file's]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// Further model name that requests may use, or * for any; may be repeated
+    #[arg(long, value_name = "NAME")]
+    alias: Vec<String>,
     /// Maximum requests answered at once
     #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Serving")]
     sequences: usize,
@@ -67,6 +71,12 @@ pub struct ServeArgs {
     /// Save conversations that have a `prompt_cache_key` in this folder
     #[arg(long, value_name = "FOLDER", help_heading = "Serving")]
     sessions: Option<PathBuf>,
+    /// Maximum conversations in that folder; those used longest ago are removed
+    #[arg(long, value_name = "N", default_value_t = 1000, help_heading = "Serving")]
+    max_sessions: usize,
+    /// Maximum size of all of them, as in 16GiB
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = parse_size, help_heading = "Serving")]
+    max_session_bytes: u64,
     /// Maximum tokens in an answer if the request does not say
     #[arg(long, value_name = "N", default_value_t = 1024, help_heading = "Serving")]
     max_tokens: usize,
@@ -94,17 +104,8 @@ pub struct ServeArgs {
 
 pub fn run(args: &ServeArgs) -> Result<()> {
     let log = Log::start(args.log_level, args.log_format);
-    let api_key = match &args.api_key_file {
-        Some(path) => {
-            let text = std::fs::read_to_string(path);
-            Some(text.with_context(|| format!("cannot read {}", path.display()))?.trim().to_owned())
-        }
-        None => args.api_key.clone(),
-    };
-    if api_key.as_ref().is_some_and(String::is_empty) {
-        bail!("the API key is empty");
-    }
-    if !args.host.is_loopback() && api_key.is_none() && !args.no_key {
+    let api_keys = args.api_keys()?;
+    if !args.host.is_loopback() && api_keys.is_empty() && !args.no_key {
         bail!("--host {}: anyone could use this server; add --api-key, or --no-key to allow it", args.host);
     }
     if args.queue == 0 || args.connections == 0 {
@@ -123,6 +124,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             prefill_beside_decode: args.prefill_beside_decode,
             kept_sessions: args.kept_sessions,
             sessions: args.sessions.clone(),
+            session_limits: SessionLimits { files: args.max_sessions, bytes: args.max_session_bytes },
         },
     )?;
     let scheduler = Arc::new(scheduler);
@@ -140,9 +142,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     ));
     let options = ServerOptions {
         model: args.name.clone().unwrap_or_else(|| name_of(&args.model.to_string(), &path)),
-        aliases: vec![args.model.to_string()],
-        local_only: args.host.is_loopback() && api_key.is_none(),
-        api_key,
+        aliases: [&[args.model.to_string()], &args.alias[..]].concat(),
+        local_only: args.host.is_loopback() && api_keys.is_empty(),
+        api_keys,
         cors: args.cors.clone(),
         max_body: args.max_body.unwrap_or_else(|| {
             let part = args.engine.memory.map_or(u64::MAX, |memory| memory / BODY_PART);
@@ -160,6 +162,37 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let outcome = runtime.block_on(listen(args, log, scheduler, options, limits));
     runtime.shutdown_timeout(Duration::from_secs(1));
     outcome
+}
+
+impl ServeArgs {
+    /// The keys of which clients must send one; none if nobody needs any.
+    fn api_keys(&self) -> Result<Vec<String>> {
+        let keys = match &self.api_key_file {
+            Some(path) => {
+                let text = std::fs::read_to_string(path);
+                let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+                let keys = text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty());
+                let keys: Vec<String> = keys.collect();
+                if keys.is_empty() {
+                    bail!("{}: there is no API key", path.display());
+                }
+                keys
+            }
+            None => self.api_key.clone(),
+        };
+        if keys.iter().any(String::is_empty) {
+            bail!("the API key is empty");
+        }
+        Ok(keys)
+    }
+}
+
+/// An address, or the name that every machine has for itself.
+fn parse_host(text: &str) -> Result<IpAddr, String> {
+    if text.eq_ignore_ascii_case("localhost") {
+        return Ok(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
+    }
+    text.parse().map_err(|_| "expected an address such as 127.0.0.1 or 0.0.0.0, or localhost".to_owned())
 }
 
 async fn listen(

@@ -8,6 +8,7 @@
 //! Nothing here is asynchronous: events go to a closure, or to the iterator [`Answer`].
 
 mod figures;
+mod folder;
 mod plan;
 mod prefixes;
 mod worker;
@@ -29,6 +30,7 @@ use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 
 pub use figures::{Figures, Histogram};
+pub use folder::SessionLimits;
 
 /// How requests are served. How many at once is [`Options::sequences`](crate::Options::sequences).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,11 +44,14 @@ pub struct SchedulerOptions {
     pub kept_sessions: usize,
     /// Folder where conversations with a key are kept on disk.
     pub sessions: Option<PathBuf>,
+    /// What that folder may hold.
+    pub session_limits: SessionLimits,
 }
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        Self { queue: 64, prefill_beside_decode: 128, kept_sessions: 16, sessions: None }
+        let session_limits = SessionLimits::default();
+        Self { queue: 64, prefill_beside_decode: 128, kept_sessions: 16, sessions: None, session_limits }
     }
 }
 
@@ -72,12 +77,27 @@ impl std::fmt::Debug for Request {
 /// What happens to a request.
 #[derive(Debug)]
 pub enum Event {
+    /// More of the prompt was evaluated; not sent for a prompt that takes a single step.
+    Progress(Progress),
     /// A step of the answer.
     Piece(Piece),
     /// The answer is complete.
     Done(Done),
     /// The request failed; others continue.
     Failed(Error),
+}
+
+/// How far a prompt is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub tokens: usize,
+    /// Of these, tokens that an earlier request had left evaluated.
+    pub cached: usize,
+    /// Tokens evaluated so far, with the cached ones.
+    pub evaluated: usize,
+    /// Since submission.
+    pub time: Duration,
 }
 
 /// How an answer ended.
@@ -225,11 +245,13 @@ impl Scheduler {
     /// Starts the thread that runs `model`.
     ///
     /// # Errors
-    /// If the system has no thread, or the folder for sessions cannot be made.
+    /// If the system has no thread, or the folder for sessions cannot be made or cleaned up.
     pub fn start(model: TextModel, options: SchedulerOptions) -> Result<Self> {
         if let Some(folder) = &options.sessions {
             let io = |source| Error::Io { action: "make", path: folder.clone(), source };
             std::fs::create_dir_all(folder).map_err(io)?;
+            let io = |source| Error::Io { action: "clean up", path: folder.clone(), source };
+            folder::prune(folder, options.session_limits).map_err(io)?;
         }
         let TextModel { engine, tokenizer, template } = model;
         let path = engine.model().checkpoint().path().to_owned();
@@ -331,6 +353,12 @@ impl Scheduler {
             let queue = lock(&self.shared.queue);
             queue.jobs.is_empty() && queue.running == 0
         }
+    }
+
+    /// Whether the engine's thread is there: it ends when the last request has been answered after [`Scheduler::drain`],
+    /// or by a fault of its own.
+    pub fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     /// Whether requests are taken.
@@ -439,6 +467,7 @@ impl Answer {
         let mut text = String::new();
         for event in self.events.iter() {
             match event {
+                Event::Progress(_) => {}
                 Event::Piece(piece) => text.push_str(&piece.text),
                 Event::Done(done) => return Ok((text, done)),
                 Event::Failed(error) => return Err(error),

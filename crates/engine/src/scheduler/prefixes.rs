@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::folder::EXTENSION;
 use crate::Result;
 use crate::engine::Engine;
 use crate::session::Session;
@@ -84,7 +85,7 @@ impl Prefixes {
 
 /// Where a conversation is kept. Its key may be any text, so the name is a hash of it.
 pub(super) fn file_of(folder: &Path, conversation: &str) -> PathBuf {
-    folder.join(format!("{:032x}.session", xxh3_128(conversation.as_bytes())))
+    folder.join(format!("{:032x}.{EXTENSION}", xxh3_128(conversation.as_bytes())))
 }
 
 /// Loads a conversation from disk; `None` if it was never saved.

@@ -1,14 +1,16 @@
 //! The scheduler's thread: admission, batches, what becomes of their results.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use moeflux_compute::backend::Candidates;
 
+use super::folder;
 use super::prefixes::{self, Prefixes, common};
-use super::{Done, Event, Job, Queue, Request, Shared, Sink, Usage, lock, plan};
+use super::{Done, Event, Job, Progress, Queue, Request, Shared, Sink, Usage, lock, plan};
 use crate::batch::Part;
 use crate::decoding::{Decoding, Piece};
 use crate::engine::{Engine, Outputs, Stats};
@@ -109,6 +111,15 @@ impl Sequence<'_> {
             Some(self.decoding.finish(piece, Finish::ContextFull))
         } else {
             Some(Ok(piece))
+        }
+    }
+
+    /// Says how far the prompt is, unless it is read again.
+    fn tell_progress(&mut self) {
+        let (tokens, cached) = (self.usage.prompt_tokens, self.usage.cached_tokens);
+        if self.usage.completion_tokens == 0 {
+            let (evaluated, time) = (self.session.position(), self.submitted.elapsed());
+            (self.sink)(Event::Progress(Progress { tokens, cached, evaluated, time }));
         }
     }
 
@@ -457,7 +468,7 @@ impl<'t> Worker<'t> {
             sequence.session.checkpoint();
         }
         match outcome {
-            Ok(None) => {}
+            Ok(None) => sequence.tell_progress(),
             Ok(Some(piece)) => self.advance(index, piece),
             Err(error) => {
                 let mut sequence = self.running.remove(index);
@@ -499,7 +510,7 @@ impl<'t> Worker<'t> {
         let Sequence { mut sink, mut usage, decoding, session, conversation, mut warning, submitted, .. } =
             sequence;
         if let (Some(key), Some(folder)) = (&conversation, &self.shared.options.sessions)
-            && let Err(error) = self.engine.save(&session, &prefixes::file_of(folder, key), key)
+            && let Err(error) = self.save(&session, folder, key)
         {
             warning = Some(error.to_string());
         }
@@ -511,6 +522,13 @@ impl<'t> Worker<'t> {
         self.prefixes.keep(session, conversation);
         let stopped_by = decoding.stopped_by().map(str::to_owned);
         sink(Event::Done(Done { finish, stopped_by, usage, warning }));
+    }
+
+    /// Saves a conversation, and removes what there is too much of.
+    fn save(&self, session: &Session, folder: &Path, key: &str) -> Result<()> {
+        self.engine.save(session, &prefixes::file_of(folder, key), key)?;
+        let io = |source| Error::Io { action: "clean up", path: folder.to_owned(), source };
+        folder::prune(folder, self.shared.options.session_limits).map_err(io)
     }
 
     /// Counts a batch.

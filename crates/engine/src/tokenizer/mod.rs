@@ -16,6 +16,7 @@ pub(crate) mod byte_level;
 mod decode_stream;
 mod gguf;
 mod hugging_face;
+mod outside;
 pub(crate) mod pre_tokenizers;
 mod special;
 mod spm;
@@ -24,10 +25,12 @@ mod tiktoken;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 pub use decode_stream::DecodeStream;
 pub use gguf::GgufVocab;
 pub(crate) use hugging_face::read_json;
+use outside::Controls;
 
 use crate::checkpoint::{Checkpoint, Format};
 use crate::{Error, Result};
@@ -53,6 +56,8 @@ pub struct Tokenizer {
     path: PathBuf,
     backend: Backend,
     named: Named,
+    /// Made when text from outside is first looked at.
+    controls: OnceLock<Controls>,
 }
 
 #[derive(Debug)]
@@ -78,7 +83,12 @@ impl Tokenizer {
     pub fn from_json_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (tokenizer, named) = hugging_face::HuggingFace::new(path)?;
-        Ok(Self { path: path.to_owned(), backend: Backend::HuggingFace(Box::new(tokenizer)), named })
+        Ok(Self {
+            path: path.to_owned(),
+            backend: Backend::HuggingFace(Box::new(tokenizer)),
+            named,
+            controls: OnceLock::new(),
+        })
     }
 
     /// Reads a `tiktoken.model`. From the same folder, `tokenizer_config.json` says which class made it and gives special
@@ -89,14 +99,24 @@ impl Tokenizer {
     pub fn from_tiktoken_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (tokenizer, named) = tiktoken::Tiktoken::new(path)?;
-        Ok(Self { path: path.to_owned(), backend: Backend::Tiktoken(Box::new(tokenizer)), named })
+        Ok(Self {
+            path: path.to_owned(),
+            backend: Backend::Tiktoken(Box::new(tokenizer)),
+            named,
+            controls: OnceLock::new(),
+        })
     }
 
     /// Builds the tokenizer of the GGUF file at `path` from its metadata.
     pub fn from_gguf(path: impl AsRef<Path>, vocab: GgufVocab) -> Result<Self> {
         let path = path.as_ref();
         let (tokenizer, named) = gguf::Gguf::new(path, vocab)?;
-        Ok(Self { path: path.to_owned(), backend: Backend::Gguf(Box::new(tokenizer)), named })
+        Ok(Self {
+            path: path.to_owned(),
+            backend: Backend::Gguf(Box::new(tokenizer)),
+            named,
+            controls: OnceLock::new(),
+        })
     }
 
     /// The tokenizer of an open checkpoint.
@@ -267,6 +287,14 @@ impl Tokenizer {
                     && text != all
             }
         }
+    }
+
+    /// The texts of special tokens.
+    fn controls(&self) -> &Controls {
+        self.controls.get_or_init(|| {
+            let special = (0..self.vocab_size() as u32).filter(|id| self.is_special(*id));
+            Controls::new(special.filter_map(|id| String::from_utf8(self.token_bytes(id)?).ok()))
+        })
     }
 
     /// Appends the text of `id`, which may be part of a character. Only if tokens decode one by one.

@@ -135,6 +135,7 @@ fn submit(scheduler: &Scheduler, max_tokens: usize, at: impl Fn(usize) + Send + 
                 own.tokens.extend(piece.token);
                 at(own.tokens.len());
             }
+            Event::Progress(_) => {}
             Event::Done(_) => own.done = true,
             Event::Failed(error) => own.error = Some(error),
         }

@@ -97,6 +97,7 @@ fn tokens(answer: moeflux::scheduler::Answer) -> Vec<u32> {
     for event in answer {
         match event {
             Event::Piece(piece) => tokens.extend(piece.token),
+            Event::Progress(_) => {}
             Event::Done(_) => return tokens,
             Event::Failed(error) => panic!("{error}"),
         }
@@ -411,6 +412,7 @@ fn conversations_are_found_again_on_disk() {
             for event in scheduler.submit(request).unwrap() {
                 match event {
                     Event::Piece(piece) => tokens.extend(piece.token),
+                    Event::Progress(_) => {}
                     Event::Done(done) => return (tokens, done),
                     Event::Failed(error) => panic!("{error}"),
                 }

@@ -54,6 +54,8 @@ pub(crate) struct Call {
     pub(crate) name: String,
     /// JSON text.
     pub(crate) arguments: String,
+    /// False if the answer was cut off within it.
+    pub(crate) complete: bool,
 }
 
 impl Tools {

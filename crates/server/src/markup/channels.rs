@@ -3,7 +3,7 @@
 //!
 //! What is on the channel `analysis` is reasoning, what goes to a function is its call, everything else is the answer.
 
-use super::calls::Call;
+use super::reader::Nesting;
 use super::splitter::{Delta, take_until};
 
 pub(crate) const CHANNEL: &str = "<|channel|>";
@@ -21,8 +21,8 @@ pub(crate) const TOKENS: [&str; 7] = [CHANNEL, MESSAGE, START, END, CALL, RETURN
 enum Message {
     Reasoning,
     Text,
-    /// A call of the function with this name.
-    Call(String),
+    /// A call of a function.
+    Call,
 }
 
 #[derive(Debug)]
@@ -38,11 +38,28 @@ pub(crate) struct Channels {
     held: String,
     /// Inside a message.
     begun: bool,
+    /// The arguments of the call that is being read.
+    nesting: Nesting,
+    /// What is known of them.
+    arguments: Arguments,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arguments {
+    None,
+    Begun,
+    Complete,
 }
 
 impl Channels {
     pub(crate) fn new() -> Self {
-        Self { state: State::Header, held: String::new(), begun: false }
+        Self {
+            state: State::Header,
+            held: String::new(),
+            begun: false,
+            nesting: Nesting::default(),
+            arguments: Arguments::None,
+        }
     }
 
     pub(crate) fn push(&mut self, text: &str, out: &mut Vec<Delta>) {
@@ -50,7 +67,7 @@ impl Channels {
         while self.step(out) {}
     }
 
-    pub(crate) fn finish(&mut self, out: &mut Vec<Delta>) {
+    pub(crate) fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Header) {
             State::Header if !self.begun && !held.starts_with(['<', ' ']) => Delta::text(held, out),
@@ -58,15 +75,45 @@ impl Channels {
             State::Header => {}
             State::Message(Message::Reasoning) => Delta::reasoning(held, out),
             State::Message(Message::Text) => Delta::text(held, out),
-            State::Message(Message::Call(name)) => call(name, &held, out),
+            State::Message(Message::Call) => {
+                self.arguments(&held, out);
+                if !cut || self.arguments == Arguments::Complete {
+                    self.end_call(out);
+                }
+            }
         }
+    }
+
+    /// Passes on more of a call's arguments.
+    fn arguments(&mut self, text: &str, out: &mut Vec<Delta>) {
+        if self.arguments == Arguments::Complete {
+            return;
+        }
+        let text = if self.arguments == Arguments::None { text.trim_start() } else { text };
+        let (end, complete) = self.nesting.read(text);
+        if !text.is_empty() {
+            self.arguments = if complete { Arguments::Complete } else { Arguments::Begun };
+        }
+        Delta::arguments(text[..end].to_owned(), out);
+    }
+
+    fn end_call(&mut self, out: &mut Vec<Delta>) {
+        if self.arguments == Arguments::None {
+            Delta::arguments("{}".into(), out);
+        }
+        out.push(Delta::CallEnd);
     }
 
     fn step(&mut self, out: &mut Vec<Delta>) -> bool {
         match &self.state {
             State::Header => {
                 if let Some(at) = self.held.find(MESSAGE) {
-                    self.state = State::Message(header(&self.held[..at]));
+                    let (message, function) = header(&self.held[..at]);
+                    if let Some(name) = function {
+                        (self.nesting, self.arguments) = (Nesting::default(), Arguments::None);
+                        out.push(Delta::CallBegin(name));
+                    }
+                    self.state = State::Message(message);
                     self.held.drain(..at + MESSAGE.len());
                     self.begun = true;
                     return true;
@@ -83,19 +130,18 @@ impl Channels {
             }
             State::Message(message) => {
                 let message = message.clone();
-                if let Message::Call(name) = message {
-                    let ends =
-                        [CALL, END, START].iter().filter_map(|end| Some((self.held.find(end)?, end.len())));
-                    let Some((at, len)) = ends.min() else { return false };
-                    call(name, &self.held[..at], out);
-                    self.held.drain(..at + len);
-                    self.state = State::Header;
-                    return true;
-                }
-                let (before, end) = take_until(&mut self.held, &[END, RETURN, CALL, START]);
+                let ends: &[&'static str] =
+                    if message == Message::Call { &[CALL, END, START] } else { &[END, RETURN, CALL, START] };
+                let (before, end) = take_until(&mut self.held, ends);
                 match message {
                     Message::Reasoning => Delta::reasoning(before, out),
-                    _ => Delta::text(before, out),
+                    Message::Text => Delta::text(before, out),
+                    Message::Call => {
+                        self.arguments(&before, out);
+                        if end.is_some() {
+                            self.end_call(out);
+                        }
+                    }
                 }
                 if end.is_some() {
                     self.state = State::Header;
@@ -106,24 +152,16 @@ impl Channels {
     }
 }
 
-fn call(name: String, arguments: &str, out: &mut Vec<Delta>) {
-    let arguments = match arguments.trim() {
-        "" => "{}".into(),
-        other => other.into(),
-    };
-    out.push(Delta::Call(Call { name, arguments }));
-}
-
-/// What a header like `<|start|>assistant to=functions.NAME<|channel|>commentary <|constrain|>json` begins.
-fn header(header: &str) -> Message {
+/// What a header like `<|start|>assistant to=functions.NAME<|channel|>commentary <|constrain|>json` begins, and the function that it calls.
+fn header(header: &str) -> (Message, Option<String>) {
     let word = |mark: &str| {
         let rest = &header[header.find(mark)? + mark.len()..];
         let end = rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len());
         Some(&rest[..end])
     };
     match (word(" to="), word(CHANNEL)) {
-        (Some(to), _) => Message::Call(to.strip_prefix("functions.").unwrap_or(to).into()),
-        (None, Some("analysis")) => Message::Reasoning,
-        _ => Message::Text,
+        (Some(to), _) => (Message::Call, Some(to.strip_prefix("functions.").unwrap_or(to).into())),
+        (None, Some("analysis")) => (Message::Reasoning, None),
+        _ => (Message::Text, None),
     }
 }

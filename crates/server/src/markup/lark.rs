@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use llguidance::api::TopLevelGrammar;
+use llguidance::derivre::RegexBuilder;
 use moeflux::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
@@ -11,12 +12,13 @@ use super::splitter::{END_THINK, THINK};
 use super::tags::{Body, Tags, is_text};
 use super::{Calls, Choice, Markup, Tool, Tools};
 use crate::error::ApiError;
+use crate::prompt::Form;
 use crate::schema::{Origin, Schemas};
 
 /// What an answer is held to.
 pub(crate) struct Wanted<'a> {
-    /// A schema that the answer's text must keep, and where it came from.
-    pub(crate) form: Option<(&'a Value, Origin<'a>)>,
+    /// What the answer's text must be.
+    pub(crate) form: &'a Form,
     /// Functions that may be called.
     pub(crate) tools: Option<&'a Tools>,
 }
@@ -32,8 +34,15 @@ impl Markup {
     ) -> Result<TopLevelGrammar, ApiError> {
         let mut lark = Lark { tokenizer, schemas, rules: String::new(), count: 0 };
         let answer = match wanted.form {
-            Some((schema, origin)) => Some(lark.json(schema, &origin)?),
-            None => None,
+            Form::Text => None,
+            Form::Json { schema, param, strict } => {
+                Some(lark.json(schema, &Origin { param, function: None, strict: *strict })?)
+            }
+            Form::Regex { pattern, param } => Some(lark.regex(pattern, param)?),
+            Form::Choice { texts, .. } => {
+                let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+                Some(lark.rule(&texts.join(" | ")))
+            }
         };
         let start = match self.channels {
             true => lark.on_channels(answer, wanted.tools)?,
@@ -123,6 +132,25 @@ impl Lark<'_, '_> {
     fn json(&mut self, schema: &Value, origin: &Origin<'_>) -> Result<String, ApiError> {
         let schema = self.schemas.read(schema, origin)?;
         Ok(self.rule(&format!("%json {schema}")))
+    }
+
+    fn regex(&mut self, pattern: &str, param: &str) -> Result<String, ApiError> {
+        if RegexBuilder::new().mk_regex(pattern).is_err() {
+            let message = format!("{pattern:?}: expected a regular expression without look-around");
+            return Err(ApiError::invalid(param, message));
+        }
+        // Between slashes, on one line.
+        let mut between = String::new();
+        let mut escape = false;
+        for c in pattern.chars() {
+            match c {
+                '\n' => between.push_str("\\n"),
+                '/' if !escape => between.push_str("\\/"),
+                c => between.push(c),
+            }
+            escape = c == '\\' && !escape;
+        }
+        Ok(self.rule(&format!("/{between}/")))
     }
 
     /// Answers with calls between tags; `answer` is what the text must be otherwise.

@@ -6,6 +6,7 @@
 mod calls;
 mod channels;
 mod lark;
+mod reader;
 mod splitter;
 mod tags;
 
@@ -14,12 +15,13 @@ use std::sync::Arc;
 use moeflux::Scheduler;
 use moeflux::chat_template::ChatTemplate;
 use moeflux::generation::{ChatPrompt, EncodedChat};
+use moeflux::tokenizer::{AddSpecial, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 pub(crate) use calls::{Call, Choice, Tool, Tools};
 pub(crate) use lark::Wanted;
-pub(crate) use splitter::{Delta, Parts, Splitter};
+pub(crate) use splitter::{Collected, Delta, Parts, Splitter};
 use splitter::{END_THINK, THINK};
 use tags::Tags;
 
@@ -83,7 +85,8 @@ impl Markup {
         markup
     }
 
-    fn none() -> Self {
+    /// That of a model that marks nothing.
+    pub(crate) fn none() -> Self {
         let history = History { arguments_as_text: false, null_content: false };
         Self {
             channels: false,
@@ -133,13 +136,12 @@ impl Markup {
                 let mut splitter = Splitter::new(parts);
                 let mut deltas = vec![];
                 splitter.push(text, &mut deltas);
-                splitter.finish(&mut deltas);
-                deltas.iter().any(|delta| match delta {
-                    Delta::Call(call) => {
-                        let read: Option<Value> = serde_json::from_str(&call.arguments).ok();
-                        call.name == FUNCTION && read.as_ref() == Some(&arguments)
-                    }
-                    _ => false,
+                splitter.finish(false, &mut deltas);
+                let mut collected = Collected::default();
+                deltas.into_iter().for_each(|delta| collected.add(delta));
+                collected.calls.iter().any(|call| {
+                    let read: Option<Value> = serde_json::from_str(&call.arguments).ok();
+                    call.name == FUNCTION && read.as_ref() == Some(&arguments)
                 })
             };
             let found = match markup.channels {
@@ -157,6 +159,16 @@ impl Markup {
         markup
     }
 
+    /// Whether functions can be called.
+    pub(crate) fn calls_tools(&self) -> bool {
+        self.calls.is_some()
+    }
+
+    /// Whether the model may think before it answers.
+    pub(crate) fn thinks(&self) -> bool {
+        self.channels || self.knows_thinking
+    }
+
     /// Special tokens that are part of the markup.
     pub(crate) fn visible(&self) -> &[u32] {
         &self.visible
@@ -172,6 +184,7 @@ impl Markup {
     ) -> Result<EncodedChat, ApiError> {
         let mut messages = messages.to_vec();
         messages.iter_mut().for_each(|message| self.history.fit(message));
+        let mut preface = None;
         let json = match tools {
             Some(tools) => {
                 let Some(calls) = self.calls else {
@@ -180,33 +193,45 @@ impl Markup {
                 };
                 tools.check()?;
                 if !self.shows_tools {
-                    self.describe(calls, tools, &mut messages);
+                    preface = Some(describe(scheduler.tokenizer(), calls, tools));
                 }
                 Some(tools.json())
             }
             None => None,
         };
-        let conversation =
-            ChatPrompt { messages: &messages, tools: json.as_ref(), variables: Some(variables) };
+        let conversation = ChatPrompt {
+            messages: &messages,
+            preface: preface.as_deref(),
+            tools: json.as_ref(),
+            variables: Some(variables),
+        };
         Ok(scheduler.encode_chat(&conversation)?)
     }
 
-    /// Says in the system message which functions there are, for a template that does not.
-    fn describe(&self, calls: Calls, tools: &Tools, messages: &mut Vec<Value>) {
-        let mut text = String::from("You can call these functions:\n");
-        for tool in tools.json().as_array().into_iter().flatten() {
-            text += &format!("{}\n", tool["function"]);
-        }
-        if let Calls::Tagged(tags) = calls {
-            text += &format!("\nTo call one, write exactly:\n{}", tags.example());
-        }
-        match messages.first_mut().filter(|first| first["role"] == "system") {
-            Some(system) => {
-                let before = system["content"].as_str().unwrap_or_default();
-                system["content"] = json!(format!("{before}\n\n{text}").trim_start());
-            }
-            None => messages.insert(0, json!({"role": "system", "content": text})),
-        }
+    /// Whether an answer that is begun may go on to call one of `tools`.
+    pub(crate) fn may_continue(&self, tools: &Tools) -> bool {
+        tools.choice == Choice::Auto && !self.channels
+    }
+
+    /// Appends the beginning of an answer, as plain text, to a prompt.
+    pub(crate) fn begin_answer(
+        &self,
+        scheduler: &Scheduler,
+        prompt: &mut EncodedChat,
+        beginning: &str,
+    ) -> Result<(), ApiError> {
+        let tokenizer = scheduler.tokenizer();
+        let before = match self.channels {
+            true => format!("{}final{}", channels::CHANNEL, channels::MESSAGE),
+            // What is begun is the answer, not reasoning.
+            false if prompt.text.trim_end().ends_with(THINK) => format!("\n{END_THINK}\n\n"),
+            false => String::new(),
+        };
+        prompt.tokens.extend(tokenizer.encode(&before, AddSpecial::No)?);
+        prompt.tokens.extend(tokenizer.encode_plain(beginning)?);
+        prompt.text += &before;
+        prompt.text += beginning;
+        Ok(())
     }
 
     /// What an answer to `prompt` may contain.
@@ -224,6 +249,20 @@ impl Markup {
         let prompt = prompt.trim_end();
         prompt.ends_with(THINK) || (self.knows_thinking && !prompt.ends_with(END_THINK))
     }
+}
+
+/// Says which functions there are, for a template that does not.
+fn describe(tokenizer: &Tokenizer, calls: Calls, tools: &Tools) -> String {
+    let mut text = String::from("You can call these functions:\n");
+    for tool in tools.json().as_array().into_iter().flatten() {
+        let mut function = tool["function"].clone();
+        tokenizer.mark_outside(&mut function);
+        text += &format!("{function}\n");
+    }
+    if let Calls::Tagged(tags) = calls {
+        text += &format!("\nTo call one, write exactly:\n{}", tags.example());
+    }
+    text
 }
 
 /// The tokens in a piece of markup: `<…>`.

@@ -6,6 +6,7 @@ use moeflux::{Passage, ReasoningForm, ReasoningSplit};
 
 use super::calls::{Call, Tools};
 use super::channels::Channels;
+use super::reader::{CallReader, Step};
 use super::tags::Tags;
 
 pub(crate) const THINK: &str = "<think>";
@@ -18,8 +19,12 @@ pub(crate) enum Delta {
     Reasoning(String),
     /// The answer.
     Text(String),
-    /// A function call.
-    Call(Call),
+    /// A function's call begins.
+    CallBegin(String),
+    /// More of that call's arguments, as JSON text.
+    Arguments(String),
+    /// That call is complete.
+    CallEnd,
 }
 
 impl Delta {
@@ -53,7 +58,7 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 pub(crate) enum Splitter {
     /// By tags.
-    Tagged(Tagged),
+    Tagged(Box<Tagged>),
     /// By channels.
     Channels(Channels),
 }
@@ -62,7 +67,7 @@ impl Splitter {
     pub(crate) fn new(parts: Parts) -> Self {
         match parts.channels {
             true => Self::Channels(Channels::new()),
-            false => Self::Tagged(Tagged::new(parts)),
+            false => Self::Tagged(Box::new(Tagged::new(parts))),
         }
     }
 
@@ -73,21 +78,21 @@ impl Splitter {
         }
     }
 
-    /// Gives out what is held at the end of an answer.
-    pub(crate) fn finish(&mut self, out: &mut Vec<Delta>) {
+    /// Gives out what is held at the end of an answer, which may have been `cut` off.
+    pub(crate) fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) {
         match self {
-            Self::Tagged(tagged) => tagged.finish(out),
-            Self::Channels(channels) => channels.finish(out),
+            Self::Tagged(tagged) => tagged.finish(cut, out),
+            Self::Channels(channels) => channels.finish(cut, out),
         }
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 enum State {
     Text,
     /// Between the calls of a section.
     Section,
-    Calling,
+    Calling(CallReader),
 }
 
 /// See [`Splitter::Tagged`].
@@ -96,7 +101,7 @@ pub(crate) struct Tagged {
     reasoning: Option<ReasoningSplit>,
     calls: Option<(&'static Tags, Arc<Tools>)>,
     state: State,
-    /// Text that may be the beginning of a tag, or a call that is not complete.
+    /// Text that may be the beginning of a tag, or part of a call that cannot be told yet.
     held: String,
     /// Whether a call has been made: white space between calls is no text.
     called: bool,
@@ -118,19 +123,19 @@ impl Tagged {
         self.take(passages, out);
     }
 
-    fn finish(&mut self, out: &mut Vec<Delta>) {
+    fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) {
         let mut passages = vec![];
         if let Some(split) = &mut self.reasoning {
             split.finish(&mut passages);
         }
         self.take(passages, out);
         let held = std::mem::take(&mut self.held);
-        match (self.state, &self.calls) {
-            (State::Calling, Some((tags, tools))) => match tags.parse(&held, tools) {
-                Some(call) => out.push(Delta::Call(call)),
-                None => Delta::text(format!("{}{held}", tags.call[0]), out),
-            },
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Calling(reader) => reader.finish(&held, cut, out),
+            State::Section if cut => {}
             _ if self.called && held.trim().is_empty() => {}
+            // The beginning of a tag, not of a text.
+            _ if cut && self.calls.as_ref().is_some_and(|(tags, _)| tags.begins_with(&held)) => {}
             _ => Delta::text(held, out),
         }
     }
@@ -149,69 +154,106 @@ impl Tagged {
 
     /// Goes on as far as the next tag; false if more text is needed.
     fn step(&mut self, out: &mut Vec<Delta>) -> bool {
-        match (self.state, self.calls.clone()) {
-            (State::Text, Some((tags, _))) => {
+        let Some((tags, tools)) = &self.calls else {
+            Delta::text(std::mem::take(&mut self.held), out);
+            return false;
+        };
+        let tags = *tags;
+        match &mut self.state {
+            State::Text => {
                 let (before, open) = take_until(&mut self.held, &[tags.open()]);
                 if !(self.called && before.trim().is_empty()) {
                     Delta::text(before, out);
                 }
                 if open.is_some() {
-                    self.state = if tags.section.is_some() { State::Section } else { State::Calling };
+                    self.state = match tags.section {
+                        Some(_) => State::Section,
+                        None => State::Calling(CallReader::new(tags, Arc::clone(tools))),
+                    };
                 }
                 open.is_some()
             }
-            (State::Section, Some((tags, _))) => self.step_section(tags, out),
-            (State::Calling, Some((tags, tools))) => {
-                let [open, close] = tags.call;
-                let Some(at) = self.held.find(close) else { return false };
-                match tags.parse(&self.held[..at], &tools) {
-                    Some(call) => {
-                        self.called = true;
-                        out.push(Delta::Call(call));
-                    }
-                    None => Delta::text(format!("{open}{}{close}", &self.held[..at]), out),
+            State::Section => self.step_section(tags, out),
+            State::Calling(reader) => {
+                match reader.read(&mut self.held, out) {
+                    Step::More => return false,
+                    Step::Ended => self.called = true,
+                    Step::NoCall(text) => Delta::text(text, out),
                 }
-                self.held.drain(..at + close.len());
                 self.state = if tags.section.is_some() { State::Section } else { State::Text };
                 true
-            }
-            (State::Text | State::Section | State::Calling, None) => {
-                Delta::text(std::mem::take(&mut self.held), out);
-                false
             }
         }
     }
 
     /// Goes on to the next call of a section, or out of it.
-    fn step_section(&mut self, tags: &Tags, out: &mut Vec<Delta>) -> bool {
+    fn step_section(&mut self, tags: &'static Tags, out: &mut Vec<Delta>) -> bool {
         let [open, close] = [tags.call[0], tags.section.map_or("", |section| section[1])];
         let rest = self.held.trim_start();
         if rest.is_empty() || [open, close].iter().any(|tag| tag.starts_with(rest) && tag.len() > rest.len())
         {
             return false;
         }
-        let state = if rest.starts_with(open) { State::Calling } else { State::Text };
+        let begins = rest.starts_with(open);
         let known = [open, close].into_iter().find(|tag| rest.starts_with(tag));
         if known.is_none() && !self.called {
             // No calls at all: all of it is text.
             Delta::text(tags.open().to_owned(), out);
         }
         self.held = rest[known.map_or(0, str::len)..].to_owned();
-        self.state = state;
+        self.state = match &self.calls {
+            Some((_, tools)) if begins => State::Calling(CallReader::new(tags, Arc::clone(tools))),
+            _ => State::Text,
+        };
         true
+    }
+}
+
+/// What the deltas of an answer make together.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    pub(crate) reasoning: String,
+    pub(crate) text: String,
+    pub(crate) calls: Vec<Call>,
+}
+
+impl Collected {
+    /// Whether there are calls, and all are complete.
+    pub(crate) fn called(&self) -> bool {
+        !self.calls.is_empty() && self.calls.iter().all(|call| call.complete)
+    }
+
+    pub(crate) fn add(&mut self, delta: Delta) {
+        match delta {
+            Delta::Reasoning(text) => self.reasoning.push_str(&text),
+            Delta::Text(text) => self.text.push_str(&text),
+            Delta::CallBegin(name) => {
+                self.calls.push(Call { name, arguments: String::new(), complete: false });
+            }
+            Delta::Arguments(text) => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&text);
+                }
+            }
+            Delta::CallEnd => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.complete = true;
+                }
+            }
+        }
     }
 }
 
 /// Takes the text before the first of `tags` out of `held`, and the tag; without one, all that cannot be the beginning of
 /// one.
-pub(super) fn take_until(held: &mut String, tags: &[&'static str]) -> (String, Option<&'static str>) {
+pub(super) fn take_until<'t>(held: &mut String, tags: &[&'t str]) -> (String, Option<&'t str>) {
     let found = tags.iter().filter_map(|tag| Some((held.find(tag)?, *tag)));
     if let Some((at, tag)) = found.min_by_key(|(at, _)| *at) {
         let before = held[..at].to_owned();
         held.drain(..at + tag.len());
         return (before, Some(tag));
     }
-    let beginning = |tag: &&'static str| {
+    let beginning = |tag: &&'t str| {
         let longest = held.len().min(tag.len() - 1);
         (1..=longest).rev().find(|n| held.as_bytes().ends_with(&tag.as_bytes()[..*n]))
     };

@@ -124,6 +124,11 @@ impl Tags {
         self.section.map_or(self.call[0], |section| section[0])
     }
 
+    /// Whether `text` is the beginning of the tag that calls begin with.
+    pub(super) fn begins_with(&self, text: &str) -> bool {
+        text.len() > 1 && self.open().starts_with(text)
+    }
+
     /// Every piece of markup.
     pub(crate) fn texts(&self) -> Vec<&'static str> {
         let mut texts: Vec<_> = self.section.into_iter().flatten().chain(self.call).collect();
@@ -165,7 +170,7 @@ impl Tags {
                     _ => name,
                 };
                 let _: Value = serde_json::from_str(arguments).ok()?;
-                Some(Call { name: is_name(name.trim())?.into(), arguments: arguments.into() })
+                Some(Call { name: is_name(name.trim())?.into(), arguments: arguments.into(), complete: true })
             }
             Body::Parameters { before, between, key, value, end, .. } => {
                 let rest = after_word(text, before)?;
@@ -196,14 +201,15 @@ impl Tags {
                     arguments.insert(name.into(), typed(written, schema));
                     rest = others;
                 }
-                Some(Call { name: name.into(), arguments: Value::Object(arguments).to_string() })
+                let arguments = Value::Object(arguments).to_string();
+                Some(Call { name: name.into(), arguments, complete: true })
             }
         }
     }
 }
 
 /// What follows `word` at the beginning of `text`; white space does not matter.
-fn after_word<'a>(text: &'a str, word: &str) -> Option<&'a str> {
+pub(super) fn after_word<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.trim_start().strip_prefix(word.trim_start())
 }
 
@@ -217,7 +223,7 @@ fn split_loosely<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
     Some((before, rest))
 }
 
-fn is_name(name: &str) -> Option<&str> {
+pub(super) fn is_name(name: &str) -> Option<&str> {
     (!name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))).then_some(name)
 }
 
@@ -229,12 +235,12 @@ fn object(text: &str) -> Option<Call> {
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     };
-    Some(Call { name, arguments })
+    Some(Call { name, arguments, complete: true })
 }
 
 /// A value that was written without quotes: text if `schema` takes nothing else, or if it is no JSON of a type that it
 /// takes.
-fn typed(written: &str, schema: Option<&Value>) -> Value {
+pub(super) fn typed(written: &str, schema: Option<&Value>) -> Value {
     let text = || Value::String(written.to_owned());
     if schema.is_some_and(is_text) {
         return text();

@@ -1,5 +1,6 @@
 use super::*;
-use crate::schema::{Origin, Schemas};
+use crate::prompt::Form;
+use crate::schema::Schemas;
 
 fn tools() -> Arc<Tools> {
     let tool = |name: &str, parameters: Value| Tool {
@@ -24,28 +25,92 @@ fn tagged(index: usize) -> Parts {
     Parts { split: true, calls: Some((&tags::ALL[index], tools())), ..Parts::default() }
 }
 
-/// Splits `text` in pieces of every size; all must say the same.
-fn check(parts: &Parts, text: &str, reasoning: &str, answer: &str, calls: &[(&str, Value)]) {
-    let chars: Vec<char> = text.chars().collect();
-    for size in 1..=chars.len() {
+/// What `text` says in pieces of so many characters.
+fn split(parts: &Parts, text: &str, size: usize, cut: bool) -> (Vec<Delta>, Collected) {
+    let run = || {
+        let chars: Vec<char> = text.chars().collect();
         let mut splitter = Splitter::new(parts.clone());
         let mut deltas = vec![];
         for piece in chars.chunks(size) {
             splitter.push(&piece.iter().collect::<String>(), &mut deltas);
         }
-        splitter.finish(&mut deltas);
-        let (mut thought, mut said, mut made) = (String::new(), String::new(), vec![]);
-        for delta in deltas {
-            match delta {
-                Delta::Reasoning(text) => thought += &text,
-                Delta::Text(text) => said += &text,
-                Delta::Call(call) => {
-                    made.push((call.name, serde_json::from_str::<Value>(&call.arguments).unwrap()));
-                }
+        splitter.finish(cut, &mut deltas);
+        deltas
+    };
+    let mut collected = Collected::default();
+    run().into_iter().for_each(|delta| collected.add(delta));
+    (run(), collected)
+}
+
+/// Splits `text` in pieces of every size; all must say the same.
+fn check(parts: &Parts, text: &str, reasoning: &str, answer: &str, calls: &[(&str, Value)]) {
+    for size in 1..=text.chars().count() {
+        let (_, said) = split(parts, text, size, false);
+        let read = |call: &Call| serde_json::from_str::<Value>(&call.arguments).unwrap();
+        let made: Vec<_> = said.calls.iter().map(|call| (&*call.name, read(call))).collect();
+        assert_eq!((&*said.reasoning, &*said.text, &*made), (reasoning, answer, calls), "{text:?} by {size}");
+        assert!(said.calls.iter().all(|call| call.complete), "{text:?} by {size}");
+    }
+}
+
+/// Every call that `tagged` and channels can write, with its arguments so long that they come in several pieces.
+#[test]
+fn arguments_come_as_they_are_written() {
+    let city = "New York ".repeat(20);
+    let object = json!({"city": city, "days": 3}).to_string();
+    let texts = [
+        (tagged(0), format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {object}}}\n</tool_call>")),
+        (
+            tagged(1),
+            format!(
+                "<tool_call>\n<function=weather>\n<parameter=city>\n{city}\n</parameter>\n\
+                 <parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+            ),
+        ),
+        (
+            tagged(2),
+            format!(
+                "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{city}</arg_value>\n\
+                 <arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+            ),
+        ),
+        (
+            tagged(5),
+            format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{object}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+            ),
+        ),
+        (
+            Parts { channels: true, split: true, ..Parts::default() },
+            format!(
+                "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{object}<|call|>"
+            ),
+        ),
+    ];
+    for (parts, text) in &texts {
+        let (deltas, said) = split(parts, text, 7, false);
+        assert_eq!(deltas[0], Delta::CallBegin("weather".into()), "{text}");
+        assert!(deltas.len() > 20 && deltas.last() == Some(&Delta::CallEnd), "{text}: {}", deltas.len());
+        assert_eq!(serde_json::from_str::<Value>(&said.calls[0].arguments).unwrap()["city"], *city);
+        // Cut off anywhere, no markup is taken for text.
+        let chars: Vec<char> = text.chars().collect();
+        for end in 2..chars.len() {
+            let part: String = chars[..end].iter().collect();
+            let (_, said) = split(parts, &part, 3, true);
+            assert!(said.text.is_empty() && said.calls.len() <= 1, "{part:?}: {said:?}");
+            for call in &said.calls {
+                let whole = serde_json::from_str::<Value>(&call.arguments).is_ok();
+                assert!(whole || !call.complete, "{part:?}: {call:?}");
+                assert!(
+                    whole
+                        || object
+                            .replace(": ", ":")
+                            .starts_with(&call.arguments.replace(": ", ":").replace(", ", ","))
+                        || object.starts_with(&call.arguments),
+                    "{part:?}: {call:?}"
+                );
             }
         }
-        let calls: Vec<_> = calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        assert_eq!((&*thought, &*said, &made), (reasoning, answer, &calls), "{text:?} by {size}");
     }
 }
 
@@ -120,10 +185,8 @@ fn values_have_the_types_of_their_schemas() {
         let text = format!(
             "<tool_call>\n<function=weather>\n<parameter={key}>\n{written}\n</parameter>\n</function>\n</tool_call>"
         );
-        let mut splitter = Splitter::new(tagged(1));
-        let mut deltas = vec![];
-        splitter.push(&text, &mut deltas);
-        let [Delta::Call(call)] = &deltas[..] else { panic!("{deltas:?}") };
+        let (_, said) = split(&tagged(1), &text, 1000, false);
+        let [call] = &said.calls[..] else { panic!("{said:?}") };
         serde_json::from_str::<Value>(&call.arguments).unwrap()[key].clone()
     };
     assert_eq!(of("city", "17"), json!("17"));
@@ -158,8 +221,8 @@ fn names_and_objects_between_tokens() {
     // What is no call is shown; what was cut off too.
     let odd = "<｜tool▁calls▁begin｜>so what";
     check(&tagged(5), odd, "", odd, &[]);
-    let broken = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
-    check(&tagged(5), broken, "", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{<｜tool▁call▁end｜>", &[]);
+    let broken = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>what<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    check(&tagged(5), broken, "", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>what<｜tool▁call▁end｜>", &[]);
 }
 
 #[test]
@@ -432,7 +495,7 @@ fn grammars_take_calls_in_every_markup() {
             markup.calls = Some(Calls::Tagged(&tags::ALL[index]));
             for choice in [Choice::Auto, Choice::Required, Choice::Named("weather".into())] {
                 let tools = weather(choice.clone());
-                let wanted = Wanted { form: None, tools: Some(&tools) };
+                let wanted = Wanted { form: &Form::Text, tools: Some(&tools) };
                 let refused = |prompt: &str, text: &str| refused(&scheduler, &markup, prompt, &wanted, text);
                 assert_eq!(refused("", right), None, "{choice:?} {right}");
                 assert!(refused("", wrong).is_some(), "{choice:?} {wrong}");
@@ -449,7 +512,7 @@ fn grammars_take_calls_in_every_markup() {
         // Only where the vocabulary has a beginning of reasoning may it come by itself.
         markup.calls = Some(Calls::Tagged(&tags::ALL[0]));
         let tools = weather(Choice::Required);
-        let wanted = Wanted { form: None, tools: Some(&tools) };
+        let wanted = Wanted { form: &Form::Text, tools: Some(&tools) };
         let thought = format!("<think>so</think>\n{}", right[0]);
         assert!(refused(&scheduler, &markup, "", &wanted, &thought).is_some());
         markup.knows_thinking = true;
@@ -457,7 +520,7 @@ fn grammars_take_calls_in_every_markup() {
         assert!(refused(&scheduler, &markup, "<think>\n\n</think>\n\n", &wanted, &thought).is_some());
         // Forms after reasoning, and forms or calls.
         let schema = json!({"type": "array", "items": {"type": "integer"}});
-        let form = Some((&schema, Origin { param: "response_format", function: None, strict: true }));
+        let form = &Form::Json { schema, param: "response_format", strict: true };
         let only = Wanted { form, tools: None };
         assert_eq!(refused(&scheduler, &markup, "<think>", &only, "so</think>[1, 2]"), None);
         assert!(refused(&scheduler, &markup, "<think>", &only, "so</think>no").is_some());
@@ -482,7 +545,7 @@ fn parameters_may_refer_to_others() {
     });
     let tool = Tool { name: "f".into(), description: None, parameters, strict: true };
     let tools = Tools { tools: vec![tool], choice: Choice::Required, parallel: true };
-    let wanted = Wanted { form: None, tools: Some(&tools) };
+    let wanted = Wanted { form: &Form::Text, tools: Some(&tools) };
     let call = |a: &str| {
         format!(
             "<tool_call>\n<function=f>\n<parameter=a>\n{a}\n</parameter>\n<parameter=b>\n[1]\n</parameter>\n</function>\n</tool_call>"
@@ -508,7 +571,7 @@ fn grammars_take_messages_on_channels() {
     for choice in [Choice::Auto, Choice::Required] {
         let auto = choice == Choice::Auto;
         let tools = weather(choice);
-        let wanted = Wanted { form: None, tools: Some(&tools) };
+        let wanted = Wanted { form: &Form::Text, tools: Some(&tools) };
         let refused = |text: &str| refused(&scheduler, &markup, "", &wanted, text);
         assert_eq!(refused(&call(3)), None);
         assert_eq!(refused(&format!("{thought}{}", call(3))), None);
@@ -516,8 +579,8 @@ fn grammars_take_messages_on_channels() {
         assert_eq!(refused(&format!("{thought}<|channel|>final<|message|>Yes.")).is_none(), auto);
     }
     let schema = json!({"type": "array", "items": {"type": "integer"}});
-    let origin = Origin { param: "response_format", function: None, strict: true };
-    let wanted = Wanted { form: Some((&schema, origin)), tools: None };
+    let form = Form::Json { schema, param: "response_format", strict: true };
+    let wanted = Wanted { form: &form, tools: None };
     let refused = |text: &str| refused(&scheduler, &markup, "", &wanted, text);
     assert_eq!(refused(&format!("{thought}<|channel|>final<|message|>[1, 2]")), None);
     assert!(refused("<|channel|>final<|message|>no").is_some());

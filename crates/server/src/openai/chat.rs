@@ -14,8 +14,8 @@ use crate::answer::{Update, Whole};
 use crate::error::{ApiError, Dialect};
 use crate::markup::{Call, Choice, Delta, Tool, Tools};
 use crate::prompt::{Ask, Form, Prompt, Sampling, Texts, content_text};
-use crate::sse::{self, Events, Render};
-use crate::{App, body};
+use crate::sse::{self, Events, Render, Tell};
+use crate::{App, body, fields, prompt};
 
 const MAX_TOP_LOGPROBS: usize = 20;
 
@@ -37,11 +37,17 @@ struct ChatRequest {
     parallel_tool_calls: Option<bool>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
+    /// Streams say how far the prompt is, as llama.cpp's server does.
+    return_progress: Option<bool>,
     /// Variables of the chat template, as in `enable_thinking`.
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
     /// Names a conversation that is kept on disk.
     prompt_cache_key: Option<String>,
+    /// The last message is the beginning of the answer.
+    continue_final_message: Option<bool>,
+    #[serde(flatten)]
+    more: Map<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -59,12 +65,13 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     app.check_model(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let with_usage = request.stream_options.as_ref().is_some_and(|options| options.include_usage);
+    let with_progress = request.return_progress.unwrap_or(false);
     let answers = request.ask()?.submit(&app, room).await?;
     let head = Head { id: unique("chatcmpl-"), created: now(), app };
     if stream {
         return Ok(sse::stream(
             answers,
-            Chunks { head, with_usage, begun: vec![], calls: vec![], dones: vec![] },
+            Chunks { head, with_usage, with_progress, begun: vec![], calls: vec![], dones: vec![] },
         ));
     }
     let wholes = answers.collect().await?;
@@ -76,8 +83,21 @@ impl ChatRequest {
         if self.messages.is_empty() {
             return Err(ApiError::invalid("messages", "expected at least one"));
         }
+        let mut more = self.more;
+        if self.continue_final_message == Some(true) {
+            // Clients say both.
+            more.remove("add_generation_prompt");
+        }
+        fields::refuse(&more)?;
         let messages = self.messages.iter().enumerate();
-        let messages = messages.map(|(index, message)| normal(index, message)).collect::<Result<_, _>>()?;
+        let mut messages: Vec<Value> =
+            messages.map(|(index, message)| normal(index, message)).collect::<Result<_, _>>()?;
+        let prefill = match self.continue_final_message {
+            Some(true) => Some(prompt::take_beginning(&mut messages).ok_or_else(|| {
+                ApiError::invalid("continue_final_message", "the last message is no text of the assistant's")
+            })?),
+            _ => None,
+        };
         let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (true, count) => Some(count.unwrap_or(0)),
             (false, Some(0) | None) => None,
@@ -88,28 +108,24 @@ impl ChatRequest {
             return Err(ApiError::invalid("top_logprobs", message));
         }
         let mut variables = self.chat_template_kwargs.unwrap_or_default();
-        if let Some(effort) = self.reasoning_effort {
-            if effort == "none" {
-                variables.entry("enable_thinking").or_insert(json!(false));
-            }
-            variables.entry("reasoning_effort").or_insert(json!(effort));
-        }
+        Ask::set_effort(&mut variables, self.reasoning_effort.as_deref());
         Ok(Ask {
             sampling: self.sampling,
             max_tokens: self.max_completion_tokens.or(self.max_tokens),
             stop: self.stop.map(Texts::list).unwrap_or_default(),
             answers: self.n.unwrap_or(1),
             logprobs,
-            form: Form::parse(self.response_format.as_ref(), "response_format")?,
+            form: fields::form(&more, Form::parse(self.response_format.as_ref(), "response_format")?)?,
             tools: tools(self.tools, self.tool_choice, self.parallel_tool_calls)?,
             conversation: self.prompt_cache_key,
+            prefill,
             ..Ask::new(vec![Prompt::Chat(messages, variables)])
         })
     }
 }
 
 /// A message as chat templates expect it: content as one text, arguments of calls as objects.
-fn normal(index: usize, message: &Value) -> Result<Value, ApiError> {
+pub(crate) fn normal(index: usize, message: &Value) -> Result<Value, ApiError> {
     let param = format!("messages[{index}]");
     let fields = message.as_object().ok_or_else(|| ApiError::invalid(&param, "expected an object"))?;
     let role = fields.get("role").and_then(Value::as_str).unwrap_or_default();
@@ -151,7 +167,7 @@ fn normal_call(call: &Value, param: &str) -> Result<Value, ApiError> {
     Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
 }
 
-fn tools(
+pub(crate) fn tools(
     tools: Option<Vec<Value>>,
     choice: Option<Value>,
     parallel: Option<bool>,
@@ -228,17 +244,18 @@ impl Head {
 
     fn whole(&self, wholes: &[Whole]) -> Value {
         let choice = |(index, whole): (usize, &Whole)| {
-            let mut message = json!({"role": "assistant", "content": whole.text, "refusal": null});
-            if !whole.reasoning.is_empty() {
-                message["reasoning_content"] = json!(whole.reasoning);
+            let said = &whole.said;
+            let mut message = json!({"role": "assistant", "content": said.text, "refusal": null});
+            if !said.reasoning.is_empty() {
+                message["reasoning_content"] = json!(said.reasoning);
             }
-            if !whole.calls.is_empty() {
-                message["tool_calls"] = whole.calls.iter().map(call_json).collect();
-                if whole.text.is_empty() {
+            if !said.calls.is_empty() {
+                message["tool_calls"] = said.calls.iter().map(call_json).collect();
+                if said.text.is_empty() {
                     message["content"] = Value::Null;
                 }
             }
-            let reason = whole.done.as_ref().map(|done| finish_reason(done, whole.calls.len()));
+            let reason = whole.done.as_ref().map(|done| finish_reason(done, said.called()));
             json!({
                 "index": index,
                 "message": message,
@@ -259,12 +276,19 @@ struct Chunks {
     with_usage: bool,
     /// Answers that have started.
     begun: Vec<usize>,
-    /// Which answer made each call.
-    calls: Vec<usize>,
+    /// Of each call the answer that made it, and whether it is complete.
+    calls: Vec<(usize, bool)>,
+    /// How far the prompt is goes into chunks of its own.
+    with_progress: bool,
     dones: Vec<Done>,
 }
 
 impl Chunks {
+    /// Whether each call of an answer is complete.
+    fn calls_of(&self, index: usize) -> impl Iterator<Item = bool> {
+        self.calls.iter().filter(move |call| call.0 == index).map(|call| call.1)
+    }
+
     fn send(&mut self, index: usize, delta: Value, more: Value, events: &mut Events) {
         let mut delta = delta;
         if !self.begun.contains(&index) {
@@ -289,19 +313,38 @@ impl Render for Chunks {
             Update::Delta(Delta::Reasoning(text)) => {
                 self.send(index, json!({"reasoning_content": text}), json!({}), events);
             }
-            Update::Delta(Delta::Call(call)) => {
-                let mut entry = call_json(&call);
-                entry["index"] = json!(self.calls.iter().filter(|other| **other == index).count());
-                self.calls.push(index);
+            Update::Delta(Delta::CallBegin(name)) => {
+                let mut entry = call_json(&Call { name, arguments: String::new(), complete: false });
+                entry["index"] = json!(self.calls_of(index).count());
+                self.calls.push((index, false));
                 self.send(index, json!({"tool_calls": [entry]}), json!({}), events);
             }
+            Update::Delta(Delta::Arguments(text)) => {
+                let number = self.calls_of(index).count().saturating_sub(1);
+                let entry = json!({"index": number, "function": {"arguments": text}});
+                self.send(index, json!({"tool_calls": [entry]}), json!({}), events);
+            }
+            Update::Delta(Delta::CallEnd) => {
+                if let Some(last) = self.calls.iter_mut().rfind(|call| call.0 == index) {
+                    last.1 = true;
+                }
+            }
+            Update::Progress(progress) => match self.with_progress {
+                true => {
+                    let mut object = self.head.object("chat.completion.chunk", json!([]));
+                    object["prompt_progress"] = progress.json();
+                    events.data(&object);
+                }
+                false => events.raw(&progress.comment()),
+            },
             Update::Logprobs(logprobs) => {
                 let logprobs = self.head.logprobs(&[logprobs]);
                 self.send(index, json!({}), json!({"logprobs": logprobs}), events);
             }
             Update::Done(done) => {
-                let calls = self.calls.iter().filter(|other| **other == index).count();
-                let more = json!({"finish_reason": finish_reason(&done, calls)});
+                let called =
+                    self.calls_of(index).count() > 0 && self.calls_of(index).all(|complete| complete);
+                let more = json!({"finish_reason": finish_reason(&done, called)});
                 self.send(index, json!({}), more, events);
                 self.dones.push(done);
             }

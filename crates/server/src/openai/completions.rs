@@ -12,12 +12,12 @@ use serde_json::{Map, Value, json};
 
 use super::chat::StreamOptions;
 use super::{finish_reason, now, token_text, unique, usage};
-use crate::answer::Update;
+use crate::answer::{Update, Whole};
 use crate::error::{ApiError, Dialect};
 use crate::markup::Delta;
 use crate::prompt::{Ask, Form, Prompt, Sampling, Texts};
-use crate::sse::{self, Events, Render};
-use crate::{App, body};
+use crate::sse::{self, Events, Render, Tell};
+use crate::{App, body, fields};
 
 const MAX_LOGPROBS: usize = 20;
 const MAX_PROMPTS: usize = 16;
@@ -39,6 +39,8 @@ struct CompletionRequest {
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     prompt_cache_key: Option<String>,
+    #[serde(flatten)]
+    more: Map<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -59,34 +61,80 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     app.check_model(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let with_usage = request.stream_options.as_ref().is_some_and(|options| options.include_usage);
+    let echo = request.echo == Some(true);
     let n = request.n.unwrap_or(1);
-    let answers = request.ask()?.submit(&app, room).await?;
-    let head = Head { id: unique("cmpl-"), created: now(), n, app };
+    let tried = request.best_of.unwrap_or(n);
+    let shown = request.logprobs;
+    let ask = request.ask()?;
+    let echo = match echo {
+        true => ask.prompts.iter().map(|prompt| shown_prompt(&app, prompt)).collect::<Result<_, _>>()?,
+        false => vec![],
+    };
+    let answers = ask.submit(&app, room).await?;
+    let head = Head { id: unique("cmpl-"), created: now(), n, echo, app };
     if stream {
-        return Ok(sse::stream(answers, Chunks { head, with_usage, dones: vec![] }));
+        return Ok(sse::stream(answers, Chunks { head, with_usage, begun: vec![], dones: vec![] }));
     }
     let wholes = answers.collect().await?;
-    let choices = wholes.iter().enumerate().map(|(index, whole)| {
-        let reason = whole.done.as_ref().map(|done| finish_reason(done, 0));
-        head.choice(index, &whole.text, &whole.logprobs, json!(reason))
+    let best = wholes.chunks(tried).flat_map(|tried| best(tried, n));
+    let choices = best.enumerate().map(|(index, whole)| {
+        let reason = whole.done.as_ref().map(|done| finish_reason(done, false));
+        let text = format!("{}{}", head.before(index), whole.said.text);
+        let logprobs = if shown.is_some() { &whole.logprobs[..] } else { &[] };
+        head.choice(index, &text, logprobs, json!(reason))
     });
     let mut object = head.object(choices.collect());
     let dones = wholes.iter().enumerate();
-    object["usage"] = usage(dones.filter_map(|(index, whole)| Some((index / n, whole.done.as_ref()?))));
+    object["usage"] = usage(dones.filter_map(|(index, whole)| Some((index / tried, whole.done.as_ref()?))));
     Ok(Json(object).into_response())
+}
+
+/// A prompt as it is repeated before its answer.
+fn shown_prompt(app: &App, prompt: &Prompt) -> Result<String, ApiError> {
+    match prompt {
+        Prompt::Tokens(tokens) => {
+            let text = app.scheduler.tokenizer().decode(tokens, false);
+            text.map_err(|error| ApiError::invalid("prompt", error))
+        }
+        Prompt::Text(text) => Ok(text.clone()),
+        Prompt::Chat(..) => Ok(String::new()),
+    }
+}
+
+/// The `n` most likely of several answers, by the mean log-probability of their tokens; as they are if none is to be
+/// left out.
+fn best(tried: &[Whole], n: usize) -> Vec<&Whole> {
+    let mut best: Vec<&Whole> = tried.iter().collect();
+    if n < best.len() {
+        let mean = |whole: &Whole| {
+            let all = whole.logprobs.iter().map(|token| f64::from(token.chosen.logprob));
+            all.sum::<f64>() / whole.logprobs.len().max(1) as f64
+        };
+        best.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        best.truncate(n);
+    }
+    best
 }
 
 impl CompletionRequest {
     fn ask(self) -> Result<Ask, ApiError> {
-        let unsupported = |name: &str| Err(ApiError::invalid(name, "is not supported"));
-        if self.echo == Some(true) {
-            return unsupported("echo");
+        fields::refuse(&self.more)?;
+        let n = self.n.unwrap_or(1);
+        let tried = self.best_of.unwrap_or(n);
+        if self.echo == Some(true) && self.logprobs.is_some() {
+            return Err(ApiError::invalid("echo", "log-probabilities of prompts are not supported"));
         }
         if self.suffix.is_some_and(|suffix| !suffix.is_empty()) {
-            return unsupported("suffix");
+            return Err(ApiError::invalid("suffix", "is not supported"));
         }
-        if self.best_of.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
-            return unsupported("best_of");
+        if n == 0 || tried < n {
+            return Err(ApiError::invalid("best_of", "expected at least n, and n at least 1"));
+        }
+        if tried > n && self.stream == Some(true) {
+            return Err(ApiError::invalid(
+                "best_of",
+                "the best answer cannot be streamed before it is known",
+            ));
         }
         if self.logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
             return Err(ApiError::invalid("logprobs", format!("expected at most {MAX_LOGPROBS}")));
@@ -104,9 +152,9 @@ impl CompletionRequest {
             sampling: self.sampling,
             max_tokens: Some(self.max_tokens.unwrap_or(16)),
             stop: self.stop.map(Texts::list).unwrap_or_default(),
-            answers: self.n.unwrap_or(1),
-            logprobs: self.logprobs,
-            form: Form::parse(self.response_format.as_ref(), "response_format")?,
+            answers: tried,
+            logprobs: if tried > n { Some(self.logprobs.unwrap_or(0)) } else { self.logprobs },
+            form: fields::form(&self.more, Form::parse(self.response_format.as_ref(), "response_format")?)?,
             conversation: self.prompt_cache_key,
             ..Ask::new(prompts)
         })
@@ -118,10 +166,17 @@ struct Head {
     created: u64,
     /// Answers to each prompt; not 0.
     n: usize,
+    /// What stands before the answers to each prompt, if anything does.
+    echo: Vec<String>,
     app: Arc<App>,
 }
 
 impl Head {
+    /// What stands before an answer.
+    fn before(&self, index: usize) -> &str {
+        self.echo.get(index / self.n).map_or("", String::as_str)
+    }
+
     fn object(&self, choices: Value) -> Value {
         json!({
             "id": self.id,
@@ -162,20 +217,32 @@ impl Head {
 struct Chunks {
     head: Head,
     with_usage: bool,
+    /// Answers that have started.
+    begun: Vec<usize>,
     /// With the number of its prompt.
     dones: Vec<(usize, Done)>,
 }
 
 impl Render for Chunks {
     fn update(&mut self, index: usize, update: Update, events: &mut Events) {
+        if !matches!(update, Update::Progress(_) | Update::Failed(_)) && !self.begun.contains(&index) {
+            self.begun.push(index);
+            let before = self.head.before(index);
+            if !before.is_empty() {
+                let choice = self.head.choice(index, before, &[], Value::Null);
+                events.data(&self.head.object(json!([choice])));
+            }
+        }
         let choice = match update {
             Update::Delta(Delta::Text(text) | Delta::Reasoning(text)) => {
                 self.head.choice(index, &text, &[], Value::Null)
             }
-            Update::Delta(Delta::Call(_)) => return,
+            // There are no functions, and nobody asked how far the prompt is.
+            Update::Delta(_) => return,
+            Update::Progress(progress) => return events.raw(&progress.comment()),
             Update::Logprobs(logprobs) => self.head.choice(index, "", &[logprobs], Value::Null),
             Update::Done(done) => {
-                let reason = json!(finish_reason(&done, 0));
+                let reason = json!(finish_reason(&done, false));
                 self.dones.push((index / self.head.n, done));
                 self.head.choice(index, "", &[], reason)
             }

@@ -13,10 +13,10 @@ use moeflux::scheduler::{Done, Usage};
 use moeflux::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
-/// Why an answer ended, in OpenAI's words.
-fn finish_reason(done: &Done, calls: usize) -> &'static str {
+/// Why an answer ended, in OpenAI's words; `called` if it has calls and all are complete.
+fn finish_reason(done: &Done, called: bool) -> &'static str {
     match done.finish {
-        _ if calls > 0 => "tool_calls",
+        _ if called => "tool_calls",
         Finish::EndOfText | Finish::Stopped => "stop",
         Finish::MaxTokens | Finish::ContextFull => "length",
     }

@@ -91,7 +91,10 @@ fn wrong_requests() {
         ("/v1/completions", json!({"prompt": []}), 400),
         ("/v1/completions", json!({"prompt": ""}), 400),
         ("/v1/completions", json!({"prompt": [1, 99_999_999]}), 400),
-        ("/v1/completions", json!({"prompt": "x", "echo": true}), 400),
+        ("/v1/completions", json!({"prompt": "x", "echo": true, "logprobs": 1}), 400),
+        ("/v1/completions", json!({"prompt": "x", "best_of": 2, "stream": true}), 400),
+        ("/v1/completions", json!({"prompt": "x", "best_of": 2, "n": 3}), 400),
+        ("/v1/completions", json!({"prompt": "x", "n": 0}), 400),
         ("/v1/completions", json!({"prompt": "x", "suffix": "y"}), 400),
         ("/v1/responses", json!({"input": 5}), 400),
         ("/v1/responses", json!({"input": []}), 400),
@@ -205,7 +208,7 @@ fn guarded(serving: ServerOptions, limits: Limits) -> Server {
 fn keys_hosts_and_origins() {
     let server = guarded(
         ServerOptions {
-            api_key: Some("secret".into()),
+            api_keys: vec!["other".into(), "secret".into()],
             cors: vec!["https://good.example".into()],
             ..ServerOptions::default()
         },
@@ -217,6 +220,7 @@ fn keys_hosts_and_origins() {
         (&[("Authorization", "secret")], 401),
         (&[("Authorization", "Bearer secret")], 200),
         (&[("x-api-key", "secret")], 200),
+        (&[("x-api-key", "other")], 200),
         (&[("x-api-key", "secret2")], 401),
     ] {
         for path in ["/v1/models", "/metrics"] {

@@ -2,6 +2,11 @@
 
 mod api;
 mod bad_input;
+mod fields;
+mod ollama;
+mod probes;
+mod prompts;
+mod responses;
 mod schemas;
 mod structured;
 mod support;

@@ -170,6 +170,22 @@ fn large_schemas_are_served() {
     );
 }
 
+/// Names that a schema does not list come once each.
+#[test]
+fn names_are_not_repeated() {
+    let server = start();
+    let schema = json!({"type": "object", "patternProperties": {"^[a-c]{1,6}$": {"type": "boolean"}},
+        "additionalProperties": false, "minProperties": 4, "maxProperties": 4});
+    for seed in 0..10 {
+        let request = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 300, "seed": seed * 7,
+            "temperature": 1.5, "guided_json": schema});
+        let answer = server.ask("/v1/chat/completions", &request);
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        let object: serde_json::Map<String, Value> = serde_json::from_str(text).unwrap();
+        assert_eq!((object.len(), text.matches(':').count()), (4, 4), "{text}");
+    }
+}
+
 #[test]
 fn faults_are_told_in_plain_words() {
     let server = start();

@@ -137,8 +137,73 @@ fn functions_are_called_as_they_are_declared() {
     let events = server.post("/v1/chat/completions", &json!({
         "messages": [{"role": "user", "content": "Weather?"}], "tools": tools(), "tool_choice": "required", "stream": true, "max_tokens": 200, "seed": 1
     })).events();
-    let calls: Vec<&Value> =
+    let deltas: Vec<&Value> =
         events.iter().map(|e| &e["choices"][0]["delta"]["tool_calls"][0]).filter(|c| c.is_object()).collect();
-    assert!(!calls.is_empty());
-    calls.into_iter().for_each(check_call);
+    let first = deltas[0];
+    assert!(first["id"].is_string() && first["function"]["arguments"] == "", "{first}");
+    let of_first = deltas.iter().filter(|delta| delta["index"] == 0);
+    let pieces: Vec<&str> = of_first.filter_map(|delta| delta["function"]["arguments"].as_str()).collect();
+    assert!(pieces.len() > 1, "{pieces:?}");
+    check_call(&json!({"function": {"name": first["function"]["name"], "arguments": pieces.concat()}}));
+}
+
+/// Every interface streams the arguments of a call as they are made, and one that is cut off is no text.
+#[test]
+fn calls_are_streamed_and_may_be_cut_off() {
+    let server = start();
+    let schema = json!({"type": "object", "properties": {"text": {"type": "string", "minLength": 300}}, "required": ["text"]});
+    let function = json!({"name": "write", "parameters": schema, "input_schema": schema, "type": "function"});
+    let say = json!([{"role": "user", "content": "Write."}]);
+    let chat = json!({"messages": say, "tools": [{"type": "function", "function": function}], "tool_choice": "required"});
+    let mut anthropic = function.clone();
+    anthropic.as_object_mut().unwrap().remove("type");
+    let messages =
+        json!({"model": "demo", "messages": say, "tools": [anthropic], "tool_choice": {"type": "any"}});
+    let responses = json!({"input": say, "tools": [function], "tool_choice": "required"});
+    for max_tokens in [3, 8, 12, 30] {
+        for (path, body) in
+            [("/v1/chat/completions", &chat), ("/v1/messages", &messages), ("/v1/responses", &responses)]
+        {
+            let mut body = body.clone();
+            let limit = if path == "/v1/responses" { "max_output_tokens" } else { "max_tokens" };
+            (body[limit], body["seed"]) = (json!(max_tokens), json!(5));
+            let whole = server.ask(path, &body);
+            body["stream"] = json!(true);
+            let events = server.post(path, &body).events();
+            let (text, reason, pieces) = match path {
+                "/v1/chat/completions" => {
+                    let choices = || events.iter().map(|event| &event["choices"][0]);
+                    let pieces = choices()
+                        .filter_map(|c| c["delta"]["tool_calls"][0]["function"]["arguments"].as_str());
+                    let message = &whole["choices"][0]["message"];
+                    let made = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap_or_default();
+                    assert_eq!(pieces.clone().collect::<String>(), made, "{whole}");
+                    assert!(choices().all(|c| c["delta"]["content"].as_str().unwrap_or_default().is_empty()));
+                    (message["content"].clone(), whole["choices"][0]["finish_reason"].clone(), pieces.count())
+                }
+                "/v1/messages" => {
+                    let pieces = events.iter().filter(|event| event["delta"]["type"] == "input_json_delta");
+                    let starts = events.iter().filter(|event| event["type"] == "content_block_start").count();
+                    let stops = events.iter().filter(|event| event["type"] == "content_block_stop").count();
+                    assert_eq!(starts, stops);
+                    (whole["content"].clone(), whole["stop_reason"].clone(), pieces.count())
+                }
+                _ => {
+                    let kind = "response.function_call_arguments.delta";
+                    let pieces = events.iter().filter(|event| event["type"] == kind);
+                    let last = &events.last().unwrap()["response"];
+                    let arguments = |response: &Value| response["output"][0]["arguments"].clone();
+                    assert_eq!(arguments(last), arguments(&whole));
+                    assert_eq!(events.last().unwrap()["type"], "response.incomplete");
+                    (json!(""), whole["status"].clone(), pieces.count())
+                }
+            };
+            assert!(
+                text.as_str().unwrap_or_default().is_empty() && text.as_array().is_none_or(Vec::is_empty),
+                "{whole}"
+            );
+            assert!(["length", "max_tokens", "incomplete"].iter().any(|limit| reason == *limit), "{whole}");
+            assert!(max_tokens < 30 || pieces > 8, "{path}: {pieces}");
+        }
+    }
 }
