@@ -109,6 +109,7 @@ ROWS: dict[str, list[Row]] = {
     + keys("routed_scaling_factor", "swiglu_limit")
     + [
         ("one set, YARN", put("rope_parameters", YARN | {"truncate": False})),
+        ("one set with a base", both(put("rope_parameters", YARN | {"rope_theta": 333.0}), put("rope_theta", 77.0))),
         ("one set, divided by frequency", put("rope_parameters", {"rope_type": "longrope", "factor": 2.0} | LONG)),
     ],
     "qwen4_exp_basic": rope() + TIED,

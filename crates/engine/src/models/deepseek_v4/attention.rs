@@ -234,7 +234,9 @@ fn ropes(config: &Config<'_>, head_dim: usize, rotary_dim: usize) -> Result<[gra
         let own = rope::rotation(&first, rotary_dim, style, main)?;
         return Ok([own, rope::rotation(&second, rotary_dim, style, compress)?]);
     }
-    let own = rope::plain(&config, rotary_dim, style, config.number("rope_theta")?.unwrap_or(main))?;
+    // A base among the parameters is nobody's.
+    let base = config.without_rope_objects().number("rope_theta")?.unwrap_or(main);
+    let own = rope::plain(&config, rotary_dim, style, base)?;
     let theta = config.number("compress_rope_theta")?.unwrap_or(compress);
     let mut scaled = rope::scaled(&config, rotary_dim, style, theta)?;
     let yarn = config.word("rope_type")?.or(config.word("type")?).is_some_and(|kind| kind == "yarn");

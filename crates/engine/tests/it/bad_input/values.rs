@@ -28,7 +28,7 @@ fn named_as(name: &str) -> String {
         ("up", "up_proj|.w3.|ffn_up_exps|switch_mlp.fc1"),
         ("down", "down_proj|.w2.|ffn_down_exps|switch_mlp.fc2|output_linear"),
     ];
-    let routed = ["experts.", "switch_mlp", "_exps.", ".moe.", "block_sparse_moe."]
+    let routed = ["experts.", "switch_mlp", "_exps.", ".moe.", "e.input_linear", "e.output_linear"]
         .iter()
         .any(|part| name.contains(part))
         && !name.contains("shared");
