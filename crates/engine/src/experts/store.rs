@@ -218,7 +218,7 @@ impl ExpertStore {
                 false => path.with_file_name(name),
             };
             let copy = CheckpointFile::open(&place)?;
-            copy.expect_like(file)?;
+            copy.expect_like(file, self.files.len())?;
             Ok(Arc::new(copy))
         });
         let copy = copy.collect::<Result<_>>()?;

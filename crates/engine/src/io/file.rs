@@ -52,9 +52,10 @@ impl std::fmt::Display for ReadMode {
     }
 }
 
-/// What is compared of two files that are to be the same: bytes at the beginning, pieces of the rest, bytes of a piece.
-const COMPARED_BEGINNING: u64 = 32 << 20;
-const COMPARED_SAMPLES: u64 = 256;
+/// What is compared of two checkpoints that are to be the same, divided by their files, and of each file at least: bytes
+/// at the beginning, pieces of the rest. Bytes of a piece.
+const COMPARED_BEGINNING: [u64; 2] = [32 << 20, 1 << 20];
+const COMPARED_SAMPLES: [u64; 2] = [256, 4];
 const COMPARED_PIECE: usize = 64 << 10;
 
 /// An open checkpoint file.
@@ -99,11 +100,11 @@ impl CheckpointFile {
         Self { path: "a pipe".into(), length: u64::MAX, handle, direct, random }
     }
 
-    /// Compares lengths, the beginning, where names and shapes are, and samples of the rest.
+    /// Compares lengths, the beginning, where names and shapes are, and samples of the rest; less of each of many `files`.
     ///
     /// # Errors
     /// [`Error::Malformed`] if this file differs from `other`; [`Error::Read`] if one cannot be read.
-    pub fn expect_like(&self, other: &Self) -> Result<()> {
+    pub fn expect_like(&self, other: &Self, files: usize) -> Result<()> {
         let differs = |what: &str, expected: String, got: String| {
             Err(Error::Malformed { path: self.path.clone(), what: what.into(), expected, got })
         };
@@ -111,8 +112,9 @@ impl CheckpointFile {
             let expected = format!("{} bytes as {} has", other.length, other.path.display());
             return differs("length", expected, format!("{} bytes", self.length));
         }
-        let beginning = self.length.min(COMPARED_BEGINNING);
-        let samples = (0..COMPARED_SAMPLES).map(|part| (self.length - beginning) / COMPARED_SAMPLES * part);
+        let of_each = |[all, least]: [u64; 2]| (all / files.max(1) as u64).max(least);
+        let (beginning, count) = (self.length.min(of_each(COMPARED_BEGINNING)), of_each(COMPARED_SAMPLES));
+        let samples = (0..count).map(|part| (self.length - beginning) / count * part);
         let pieces = (0..beginning).step_by(COMPARED_PIECE).chain(samples.map(|offset| beginning + offset));
         let (mut own, mut others) = (vec![0; COMPARED_PIECE], vec![0; COMPARED_PIECE]);
         for offset in pieces {
