@@ -6,11 +6,26 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use xxhash_rust::xxh3::xxh3_128;
+
 use crate::session_file::{PARTIAL_PREFIX, PARTIAL_SUFFIX};
 
 /// A file that nobody has written to for so long is given up.
 const ABANDONED: Duration = Duration::from_secs(60);
-pub(super) const EXTENSION: &str = "session";
+const EXTENSION: &str = "session";
+/// Hexadecimal digits of a conversation's hash.
+const DIGITS: usize = 32;
+
+/// The file of a conversation.
+pub(super) fn name(conversation: &str) -> String {
+    format!("{:0DIGITS$x}.{EXTENSION}", xxh3_128(conversation.as_bytes()))
+}
+
+/// Whether a file is one of a conversation: sessions that people named are theirs.
+fn is_name(file: &str) -> bool {
+    let hash = file.strip_suffix(EXTENSION).and_then(|rest| rest.strip_suffix('.'));
+    hash.is_some_and(|hash| hash.len() == DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
 
 /// What a folder may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +50,7 @@ pub(super) fn prune(folder: &Path, limits: SessionLimits) -> io::Result<()> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let partial = name.starts_with(PARTIAL_PREFIX) && name.ends_with(PARTIAL_SUFFIX);
-        let whole = Path::new(&*name).extension().is_some_and(|extension| extension == EXTENSION);
+        let whole = is_name(&name);
         if !partial && !whole {
             continue;
         }
@@ -90,22 +105,21 @@ mod tests {
 
     #[test]
     fn the_oldest_go_and_what_was_left_half_written() {
+        let [a, b, c] = ["a", "b", "c"].map(name);
+        let [a, b, c] = [&*a, &*b, &*c];
         let files = [
-            ("a.session", 500, 10),
-            ("b.session", 100, 10),
-            ("c.session", 300, 10),
+            (a, 500, 10),
+            (b, 100, 10),
+            (c, 300, 10),
+            ("mine.session", 800, 10),
             (".session-x.partial", 400, 10),
             (".session-y.partial", 1, 10),
             ("notes.txt", 900, 10),
         ];
-        let rest = [".session-y.partial", "notes.txt"];
-        for (count, bytes, kept) in [
-            (9, 100, &["a.session", "b.session", "c.session"][..]),
-            (2, 100, &["b.session", "c.session"]),
-            (9, 25, &["b.session", "c.session"]),
-            (9, 5, &["b.session"]),
-            (0, 0, &["b.session"]),
-        ] {
+        let rest = [".session-y.partial", "mine.session", "notes.txt"];
+        for (count, bytes, kept) in
+            [(9, 100, &[a, b, c][..]), (2, 100, &[b, c]), (9, 25, &[b, c]), (9, 5, &[b]), (0, 0, &[b])]
+        {
             let mut expected: Vec<&str> = rest.iter().chain(kept).copied().collect();
             expected.sort_unstable();
             assert_eq!(left(&files, SessionLimits { files: count, bytes }), expected, "{count} {bytes}");

@@ -2,9 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use xxhash_rust::xxh3::xxh3_128;
-
-use super::folder::EXTENSION;
+use super::folder;
 use crate::Result;
 use crate::engine::Engine;
 use crate::session::Session;
@@ -85,7 +83,7 @@ impl Prefixes {
 
 /// Where a conversation is kept. Its key may be any text, so the name is a hash of it.
 pub(super) fn file_of(folder: &Path, conversation: &str) -> PathBuf {
-    folder.join(format!("{:032x}.{EXTENSION}", xxh3_128(conversation.as_bytes())))
+    folder.join(folder::name(conversation))
 }
 
 /// Loads a conversation from disk; `None` if it was never saved.
