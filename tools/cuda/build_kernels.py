@@ -79,8 +79,9 @@ def units() -> list[Unit]:
     gemm = [Unit(f"gemm_{name}", "cuda/gemm.cu", name) for name, tensor in rows if tensor == "yes"]
     rows = re.findall(r"^ +X\((\w+), .*, +(\w+), +\w+, +\w+, +\w+\)", (KERNELS / "encodings.h").read_text(), re.M)
     batched = [Unit(f"batched_{name}", "cuda/batched.h", name) for name, few in rows if few == "bytes"]
-    others = ["prefill", "flash_attention", "tensor_decode", "early"]
-    return common + gemm + batched + [Unit(name, f"cuda/{name}.cu") for name in others]
+    panels = [Unit(f"panels_{name}", "cuda/panels.cu", name) for name, few in rows if few == "bytes"]
+    others = ["blocks", "prefill", "flash_attention", "tensor_decode", "early"]
+    return common + gemm + batched + panels + [Unit(name, f"cuda/{name}.cu") for name in others]
 
 
 def included(file: str, seen: list[str]) -> list[str]:

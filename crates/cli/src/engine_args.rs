@@ -68,6 +68,9 @@ pub struct EngineArgs {
     /// shared with the CPU, at most three quarters of --memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
     pub device_memory: Option<u64>,
+    /// On a GPU, compute a token with the same bits whatever else is in its batch, as the CPU does; slower with many sequences
+    #[arg(long, help_heading = "Engine")]
+    pub batch_invariant: bool,
     /// Memory for everything: weights, context, scratch, experts (such as 6GiB) [default: what the system has available]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
     pub memory: Option<u64>,
@@ -186,6 +189,7 @@ impl EngineArgs {
             ..Options::default()
         };
         let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());
+        options = options.batch_invariant(self.batch_invariant);
         options = self.device_memory.into_iter().fold(options, OpenOptions::device_memory);
         options = self.threads.into_iter().fold(options, OpenOptions::threads);
         self.simd.into_iter().fold(options, OpenOptions::simd)

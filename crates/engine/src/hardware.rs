@@ -64,9 +64,10 @@ const fn gpus() -> Option<Gpus> {
 }
 
 impl Gpus {
-    /// The first GPU, which is `device`, with at most `memory` bytes of its memory.
-    pub fn backend(self, device: DeviceInfo, memory: Option<u64>) -> Box<dyn Backend> {
-        let options = GpuOptions { memory, host_memory: !device.unified, ..GpuOptions::default() };
+    /// The first GPU, which is `device`, used as `options` says but for what `device` decides.
+    pub fn backend(self, device: DeviceInfo, options: GpuOptions) -> Box<dyn Backend> {
+        let memory = options.memory;
+        let options = GpuOptions { host_memory: !device.unified, ..options };
         Box::new(GpuBackend::new(device.name, options, move || (self.open)(memory)))
     }
 }
@@ -107,6 +108,8 @@ pub(crate) struct Hardware {
     pub(crate) simd: Option<SimdLevel>,
     /// Bytes of the GPU's memory.
     pub(crate) device_memory: Option<u64>,
+    /// See [`GpuOptions::batch_invariant`].
+    pub(crate) batch_invariant: bool,
     /// Bytes of the processor's memory.
     pub(crate) memory: Option<u64>,
 }
@@ -121,7 +124,9 @@ impl Hardware {
             } else {
                 (self.device_memory, self.memory)
             };
-            return Ok((gpus.backend(gpu, memory), host));
+            let batch_invariant = self.batch_invariant;
+            let options = GpuOptions { memory, batch_invariant, ..GpuOptions::default() };
+            return Ok((gpus.backend(gpu, options), host));
         }
         if let Some(bytes) = self.device_memory {
             return Err(Error::Option {

@@ -49,6 +49,13 @@ impl OpenOptions {
         self
     }
 
+    /// Whether linear layers, routers and experts on a GPU give a token the same bits whatever else is in its batch, as they do
+    /// on the CPU. Batches of more than a few sequences are slower then.
+    pub fn batch_invariant(mut self, invariant: bool) -> Self {
+        self.hardware.batch_invariant = invariant;
+        self
+    }
+
     /// Threads that compute.
     pub fn threads(mut self, threads: usize) -> Self {
         self.hardware.threads = Some(threads);

@@ -46,7 +46,7 @@ macro_rules! arguments {
 }
 
 arguments! {
-    ["weights.h" Format, "cuda/gemm.h" Format]
+    ["weights.h" Format, "cuda/matrices.h" Format]
     /// A matrix (rows, cols) without its bytes.
     Format {
         /// The code of the encoding, with its parameters: see `kernels/weights.h`.
@@ -56,7 +56,7 @@ arguments! {
         strides: [usize; 3],
     }
 
-    ["experts.h" Part, "cuda/gemm.cu" Part]
+    ["experts.h" Part, "cuda/matrices.h" Part]
     /// Where one of an expert's matrices lies in its slot.
     PartConstants { format: Format, offsets: [usize; 3], rows: usize }
 
@@ -64,7 +64,7 @@ arguments! {
     /// What is done to the outputs of gate and up projections.
     ActivationConstants { kind: u32, alpha: f32, limit: f32 }
 
-    ["activations.h" NormConstants]
+    ["activations.h" NormConstants, "cuda/blocks.cu" NormConstants]
     /// A norm that a kernel makes of what it reads; none by default.
     NormConstants { has_norm: bool, eps: f32 }
 
@@ -266,7 +266,7 @@ arguments! {
     /// Of `moe_bucket`.
     BucketConstants { pairs: usize, experts: usize, tiles: [usize; 2] }
 
-    ["few_rows.h" ProductPart]
+    ["few_rows.h" ProductPart, "cuda/panels.cu" ProductPart]
     /// One of the products of a dispatch; none by default, but for its bias.
     ProductPart {
         format: Format,
@@ -384,10 +384,25 @@ arguments! {
 
     ["cuda/prefill.cu" SortConstants]
     /// Of `tensor_sort`.
-    TensorSortConstants { pairs: usize, experts: usize, tiles: usize, tokens: usize }
+    TensorSortConstants {
+        pairs: usize,
+        experts: usize,
+        tiles: usize,
+        tokens: usize,
+        align: usize,
+        places: usize,
+    }
 
-    ["cuda/gemm.cu" GateUpConstants]
-    /// Of `tensor_gate_up_…`.
+    ["cuda/blocks.cu" BlocksConstants]
+    /// Of `blocks_of`.
+    BlocksConstants { rows: usize, cols: usize, share: u32, norm: NormConstants }
+
+    ["cuda/panels.cu" ProductsConstants]
+    /// Of `panel_products_…`.
+    PanelProductsConstants { parts: [ProductPart; 3], tokens: usize, slices: usize, has_residual: bool }
+
+    ["cuda/matrices.h" GateUpConstants]
+    /// Of `tensor_gate_up_…` and `panel_gate_up_…`.
     TensorGateUpConstants {
         gate: PartConstants,
         up: PartConstants,
@@ -399,8 +414,8 @@ arguments! {
         weighs: bool,
     }
 
-    ["cuda/gemm.cu" DownConstants]
-    /// Of `tensor_down_…`.
+    ["cuda/gemm.cu" DownConstants, "cuda/panels.cu" DownConstants]
+    /// Of `tensor_down_…` and `panel_down_…`.
     TensorDownConstants { part: PartConstants, has_bias: bool }
 
     ["elementwise.h" ElementConstants]

@@ -7,6 +7,9 @@ pub struct GpuOptions {
     pub memory: Option<u64>,
     /// Slots for experts, in place of those that memory leaves; in every layer, where host memory keeps all experts.
     pub expert_slots: Option<usize>,
+    /// Whether linear layers, routers and experts give a row the same bits in batches of up to 256 rows, whatever else is in
+    /// the batch. Batches of more than a few rows are slower then.
+    pub batch_invariant: bool,
     /// Whether host memory is another than the device's, and keeps experts that the device has no room for.
     pub host_memory: bool,
 }

@@ -19,6 +19,7 @@ use moeflux::models::Model;
 use moeflux::{Error, Options, Placement, memory};
 use moeflux_compute::backend::{ActivationMode, Backend, KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+use moeflux_compute::gpu::GpuOptions;
 
 use crate::engine_args::{BackendKind, parse, parse_size};
 use crate::model::ModelArg;
@@ -128,7 +129,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         bail!("--device-memory: no GPU found");
     }
     let backend: Box<dyn Backend> = match found {
-        Some((device, gpus)) => gpus.backend(device, None),
+        Some((device, gpus)) => gpus.backend(device, GpuOptions::default()),
         None => Box::new(CpuBackend::new(threads, args.simd)?),
     };
     let needs = Needs::new(model, &*backend, args)?;

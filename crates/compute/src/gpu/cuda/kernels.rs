@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::archive::{Archive, ImageId};
 use super::driver::{Driver, Function, Module, attribute, call};
 use crate::gpu::device::Dispatch;
-use crate::gpu::kernels::{BATCHED_UNIT, EARLY_UNIT, TENSOR_DECODE_UNIT};
+use crate::gpu::kernels::{BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, PANELS_UNIT, TENSOR_DECODE_UNIT};
 use crate::{Error, Result};
 
 /// So much shared memory a block has without asking, beside what any kernel declares.
@@ -27,6 +27,8 @@ const DECODING_UNITS: &[&str] = &[
     TENSOR_DECODE_UNIT,
     EARLY_UNIT,
     BATCHED_UNIT,
+    PANELS_UNIT,
+    BLOCKS_UNIT,
 ];
 
 /// The part of a multiprocessor's memory, in percent, that groups of their kernels get; the rest is a cache.

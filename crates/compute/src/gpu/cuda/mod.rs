@@ -26,7 +26,7 @@ use kernels::{Kernel, Kernels};
 use profile::EventProfile;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
-use super::kernels::{BATCHED_UNIT, EARLY_UNIT, TENSOR_DECODE_UNIT};
+use super::kernels::WAITING_UNITS;
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
@@ -252,9 +252,8 @@ impl Cuda {
             }
             let beside = dispatches.get(index + 1).is_some_and(|next| next.order == Order::Beside);
             let alone = dispatch.order == Order::After && !beside && before.len() == 1;
-            // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of three units.
-            let common = !dispatch.unit.starts_with("cuda/")
-                || [TENSOR_DECODE_UNIT, EARLY_UNIT, BATCHED_UNIT].contains(&dispatch.unit);
+            // Kernels of the common dialect wait, those of `kernels/cuda` do not, but for those of some units.
+            let common = !dispatch.unit.starts_with("cuda/") || WAITING_UNITS.contains(&dispatch.unit);
             let waits = launch.kernel.waits && common;
             let early = alone && waits && self.driver.has_early_edges();
             let (function, grid, threads) = (launch.kernel.function, launch.grid, launch.threads);

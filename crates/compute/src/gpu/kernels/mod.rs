@@ -62,6 +62,15 @@ pub(super) const EARLY_UNIT: &str = "cuda/early";
 /// Products on matrix units of bytes, which CUDA and the emulator have: compiled for CUDA once for each encoding.
 pub(super) const BATCHED_UNIT: &str = "cuda/batched";
 
+/// Products on tensor cores whose weights go straight into registers: compiled once for each encoding.
+pub(super) const PANELS_UNIT: &str = "cuda/panels";
+/// Activations as those take them.
+pub(super) const BLOCKS_UNIT: &str = "cuda/blocks";
+
+/// Units of `kernels/cuda` whose kernels wait for the dispatch before them by themselves.
+pub(super) const WAITING_UNITS: [&str; 5] =
+    [TENSOR_DECODE_UNIT, EARLY_UNIT, BATCHED_UNIT, PANELS_UNIT, BLOCKS_UNIT];
+
 /// Units that only Metal has.
 const METAL_UNITS: &[(&str, &str)] = &[("metal/gemm", include_str!("metal/gemm.h"))];
 

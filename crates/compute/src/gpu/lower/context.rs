@@ -6,7 +6,7 @@ use crate::DType;
 use crate::backend::KvType;
 use crate::gpu::device::{Dispatch, Grid, Order, Slice, Words};
 use crate::gpu::encodings::{FastPath, kernel_name};
-use crate::gpu::memory::{BATCH_ROWS, DeviceWeight, FEW_ROWS, InputLayout, Memory, Shape};
+use crate::gpu::memory::{BATCH_ROWS, DeviceWeight, FEW_ROWS, InputLayout, Memory, PANEL_ROWS, Shape};
 use crate::gpu::steps::{Buffers, Step};
 use crate::graph::{ExpertSetId, Graph, Precision, Route, Routing, Value, WeightId};
 
@@ -14,6 +14,10 @@ use crate::graph::{ExpertSetId, Graph, Precision, Route, Routing, Value, WeightI
 pub(super) const THREADS: u32 = 256;
 /// Warps of such a group.
 pub(super) const WARPS: usize = 8;
+
+/// Rows up to which products are made row by row where `kernels/cuda/panels.cu` makes those of more. On an H200 panels are faster
+/// from nine rows on.
+const FEW_ROWS_BESIDE_PANELS: usize = 8;
 
 /// Work between the host's steps.
 #[derive(Debug)]
@@ -74,7 +78,7 @@ pub(super) struct Lowering<'a> {
     pub(super) rows: usize,
     /// What the f16 copy for tensor cores holds.
     pub(super) converted: Option<Value>,
-    /// What the copy in eight bits of a batch holds.
+    /// What the copy in eight bits of a batch, or that in blocks, holds.
     pub(super) entered: Option<Value>,
     /// Norms that the readers of their results make.
     pub(super) norms: HashMap<Value, DeferredNorm>,
@@ -199,13 +203,24 @@ impl<'a> Lowering<'a> {
     /// Whether the kernels for few rows may be used: they find weights by where they begin in one buffer, in which those
     /// that a device uses where they are do not lie. No product is made with those that are far.
     pub(super) fn is_few(&self) -> bool {
-        self.rows <= FEW_ROWS && self.finds_weights()
+        self.rows <= self.most_few() && self.finds_weights()
+    }
+
+    /// Rows up to which those kernels are used.
+    fn most_few(&self) -> usize {
+        if self.takes_panels() { FEW_ROWS_BESIDE_PANELS } else { FEW_ROWS }
+    }
+
+    /// Whether batches take the kernels of `kernels/cuda/panels.cu`.
+    fn takes_panels(&self) -> bool {
+        self.memory.scratch.panels.is_some() && !self.memory.batch_invariant
     }
 
     /// Whether the kernels for batches of more rows may be used, which multiply bytes on matrix units and find weights in the
     /// same way.
     pub(super) fn is_batch(&self) -> bool {
-        let rows = FEW_ROWS + 1..=BATCH_ROWS;
+        let most = if self.takes_panels() { PANEL_ROWS } else { BATCH_ROWS };
+        let rows = self.most_few() + 1..=most;
         self.memory.info.byte_matrices && rows.contains(&self.rows) && self.finds_weights()
     }
 

@@ -10,6 +10,7 @@ mod experts;
 mod linear;
 mod ngrams;
 mod operations;
+mod panels;
 mod recurrent;
 mod rows;
 mod streams;

@@ -19,6 +19,8 @@ pub(crate) struct Shape {
 pub(crate) const FEW_ROWS: usize = 14;
 /// Rows up to which matrix units multiply bytes, where there are such; more are multiplied as f16.
 pub(crate) const BATCH_ROWS: usize = 256;
+/// Rows up to which `kernels/cuda/panels.cu` multiplies f16, where that is used; more are multiplied in wider tiles.
+pub(crate) const PANEL_ROWS: usize = 512;
 /// Rows times parts of their keys for which there is room: few rows with many parts, or more rows with fewer.
 pub(crate) const ROW_SPLITS: usize = 8 * MOST_SPLITS;
 /// Keys in each of the parts that attention of few rows is divided into, and the most parts.

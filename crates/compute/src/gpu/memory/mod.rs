@@ -18,13 +18,14 @@ use std::collections::HashMap;
 use budget::{Budget, Needs, PAGE_NUMBER_BYTES};
 pub(super) use expert_layout::{ExpertMatrix, all_bytes};
 pub(super) use experts::DeviceExperts;
-pub(super) use inputs::{BATCH_ROWS, FEW_ROWS, InputLayout, Shape, Turn};
+pub(super) use inputs::{BATCH_ROWS, FEW_ROWS, InputLayout, PANEL_ROWS, Shape, Turn};
 use inputs::{page_numbers, turns};
 pub(super) use ngrams::{NGramTable, PART_BYTES};
 pub(super) use scratch::{
     AttentionScratch, BATCH_PAIRS, BatchScratch, BucketScratch, ExpertScratch, MOST_TILED_EXPERTS,
-    QuantizedScratch, SCALED_COLUMNS, SCORED_ROWS, TENSOR_TILE, TILE, TensorScratch, device_scratch_bytes,
-    most_batch_tiles, most_blocks, most_tiles,
+    PANEL_TILE, PANEL_TOKENS, PanelScratch, QuantizedScratch, SCALED_COLUMNS, SCORED_ROWS, TENSOR_TILE, TILE,
+    TensorScratch, device_scratch_bytes, most_batch_tiles, most_blocks, most_panel_tiles, most_places,
+    most_tiles,
 };
 use scratch::{IndexScratch, Scratch};
 use state::State;
@@ -57,6 +58,8 @@ pub(super) struct RoutingBuffers {
 pub(super) struct Memory {
     pub(super) info: DeviceInfo,
     pub(super) activations: ActivationMode,
+    /// Whether a row's result may not depend on how many others there are, as far as products make it so.
+    pub(super) batch_invariant: bool,
     pub(super) weights: Vec<DeviceWeight>,
     /// Of the values that steps write, as [`Buffers`] says.
     pub(super) values: Vec<BufferId>,
@@ -115,6 +118,7 @@ impl Memory {
         let keep = options.keep_experts && gpu.host_memory;
         let experts = DeviceExperts::new(device, graph, budget.experts, keep)?;
         Ok(Self {
+            batch_invariant: gpu.batch_invariant,
             info,
             activations: options.activations,
             weights,

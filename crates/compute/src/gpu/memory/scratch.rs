@@ -1,6 +1,6 @@
 //! Memory within a step: what kernels of one step leave for each other.
 
-use super::inputs::{BATCH_ROWS, FEW_ROWS, MOST_SPLITS};
+use super::inputs::{BATCH_ROWS, FEW_ROWS, MOST_SPLITS, PANEL_ROWS};
 use crate::Result;
 use crate::backend::PAGE_TOKENS;
 use crate::gpu::device::{BufferId, Device};
@@ -16,6 +16,10 @@ pub(crate) const TENSOR_TILE: usize = 128;
 /// Pairs and experts that `batch_tiles` of `kernels/batch.h` sorts, at most.
 pub(crate) const BATCH_PAIRS: usize = 8192;
 pub(crate) const MOST_TILED_EXPERTS: usize = 1024;
+/// Rows and columns that blocks of activations in f16 are filled up to, and most tokens of a tile of `kernels/cuda/panels.cu`.
+pub(crate) const PANEL_TOKENS: usize = 8;
+pub(crate) const PANEL_COLUMNS: usize = 128;
+pub(crate) const PANEL_TILE: usize = 16;
 /// Columns of activations of eight bits that share a scale.
 pub(crate) const SCALED_COLUMNS: usize = 32;
 /// Rows whose entries have scores at once.
@@ -81,6 +85,21 @@ pub(crate) struct BatchScratch<T = BufferId> {
     pub(crate) tiles: T,
 }
 
+/// Of products on tensor cores of up to `PANEL_ROWS` rows, whose activations come in blocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PanelScratch<T = BufferId> {
+    /// f16 blocks of eight rows × eight columns, of rows or of pairs sorted by expert.
+    pub(crate) x: T,
+    /// By which the products of each row are multiplied, f32.
+    pub(crate) scale: T,
+    /// (places), u32: pairs, each expert's from a multiple of [`PANEL_TOKENS`] on.
+    pub(crate) list: T,
+    /// (tiles, 4), u32.
+    pub(crate) tiles: T,
+    /// (places, inner), f32: the activated products of gate and up.
+    pub(crate) products: T,
+}
+
 /// Of choices of entries and blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IndexScratch {
@@ -100,6 +119,7 @@ pub(crate) struct Scratch {
     pub(crate) buckets: BucketScratch,
     /// Given if tensor cores may be used.
     pub(crate) tensor: Option<TensorScratch>,
+    pub(crate) panels: Option<PanelScratch>,
     pub(crate) quantized: QuantizedScratch,
     pub(crate) batch: BatchScratch,
     pub(crate) index: IndexScratch,
@@ -111,6 +131,7 @@ struct Sizes {
     experts: ExpertScratch<usize>,
     buckets: BucketScratch<usize>,
     tensor: TensorScratch<usize>,
+    panels: PanelScratch<usize>,
     quantized: QuantizedScratch<usize>,
     batch: BatchScratch<usize>,
     /// Of the lists of chosen entries.
@@ -126,7 +147,8 @@ impl Scratch {
         tensor_cores: bool,
         room: usize,
     ) -> Result<Self> {
-        let Sizes { attention, experts, buckets, tensor, quantized, batch, chosen } = sizes(graph, rows);
+        let Sizes { attention, experts, buckets, tensor, panels, quantized, batch, chosen } =
+            sizes(graph, rows);
         let mut alloc = |bytes: usize| device.alloc(bytes.max(4));
         let attention = AttentionScratch {
             parts: alloc(attention.parts)?,
@@ -151,6 +173,13 @@ impl Scratch {
         } else {
             None
         };
+        let panels = if tensor_cores {
+            let PanelScratch { x, scale, list, tiles, products } = panels;
+            let (x, scale, list) = (alloc(x)?, alloc(scale)?, alloc(list)?);
+            Some(PanelScratch { x, scale, list, tiles: alloc(tiles)?, products: alloc(products)? })
+        } else {
+            None
+        };
         let quantized = QuantizedScratch { bytes: alloc(quantized.bytes)?, scales: alloc(quantized.scales)? };
         let batch = BatchScratch {
             bytes: alloc(batch.bytes)?,
@@ -160,7 +189,7 @@ impl Scratch {
         };
         let (chosen, scores) = (alloc(chosen)?, alloc(score_bytes(room, rows))?);
         let index = IndexScratch { scores, room, chosen };
-        Ok(Self { attention, experts, buckets, tensor, quantized, batch, index })
+        Ok(Self { attention, experts, buckets, tensor, panels, quantized, batch, index })
     }
 }
 
@@ -171,6 +200,7 @@ fn sizes(graph: &Graph, rows: usize) -> Sizes {
         experts,
         buckets,
         tensor: tensor(graph, rows),
+        panels: panels(graph, rows),
         quantized: quantized(graph, rows),
         batch: batch(graph, rows),
         chosen: indices(graph).map(|(_, index)| rows.saturating_mul(index.top_k) * 4).max().unwrap_or(0),
@@ -266,6 +296,41 @@ fn batch(graph: &Graph, rows: usize) -> BatchScratch<usize> {
     BatchScratch { bytes: rows * width, scales, factors: rows * 4, tiles: tiles * 16 }
 }
 
+fn panels(graph: &Graph, rows: usize) -> PanelScratch<usize> {
+    let rows = rows.min(PANEL_ROWS);
+    let block_bytes = |rows: usize, cols: usize| {
+        rows.next_multiple_of(PANEL_TOKENS) * cols.next_multiple_of(PANEL_COLUMNS) * 2
+    };
+    let mut all = PanelScratch { x: 4, scale: rows * 4, list: 4, tiles: 16, products: 4 };
+    for node in graph.nodes() {
+        match node.op {
+            Op::Linear(LinearOp { x, .. }) => all.x = all.x.max(block_bytes(rows, x.width())),
+            Op::MoeExperts(MoeExpertsOp { x, routing, experts, .. }) => {
+                let set = &graph.expert_sets()[experts.0];
+                let pairs = rows * routing.top_k();
+                let places = most_places(pairs, set.experts);
+                all.x = all.x.max(block_bytes(places, x.width().max(set.width())));
+                all.scale = all.scale.max(places * 4);
+                all.list = all.list.max(places * 4);
+                all.tiles = all.tiles.max(most_panel_tiles(pairs, set.experts) * 16);
+                all.products = all.products.max(places * set.width() * 4);
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// Places of pairs that are sorted by expert, each expert's from a multiple of [`PANEL_TOKENS`] on, at most.
+pub(crate) fn most_places(pairs: usize, experts: usize) -> usize {
+    (pairs + (PANEL_TOKENS - 1) * experts.min(pairs)).next_multiple_of(PANEL_TOKENS)
+}
+
+/// Tiles of their pairs, at most.
+pub(crate) fn most_panel_tiles(pairs: usize, experts: usize) -> usize {
+    pairs / PANEL_TILE + experts.min(pairs)
+}
+
 /// Tiles of pairs of up to [`BATCH_ROWS`] rows, at most, of eight pairs or more each.
 pub(crate) fn most_batch_tiles(pairs: usize, experts: usize) -> usize {
     pairs / 8 + experts.min(pairs)
@@ -311,13 +376,13 @@ pub(super) fn score_bytes(room: usize, rows: usize) -> usize {
 
 /// Bytes of each buffer of a [`Scratch`].
 pub(super) fn buffer_bytes(graph: &Graph, rows: usize, tensor_cores: bool, room: usize) -> Vec<usize> {
-    let Sizes { attention: a, experts: e, buckets: b, tensor: t, quantized: q, batch: s, chosen } =
+    let Sizes { attention: a, experts: e, buckets: b, tensor: t, panels: p, quantized: q, batch: s, chosen } =
         sizes(graph, rows);
     let mut all = vec![a.parts, a.stats, a.query, a.mixed, e.gates, e.ups, e.products, e.outputs];
     all.extend([b.list, b.blocks, b.grids, q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles]);
     all.extend([chosen, score_bytes(room, rows)]);
     if tensor_cores {
-        all.extend([t.x, t.scale, t.tiles]);
+        all.extend([t.x, t.scale, t.tiles, p.x, p.scale, p.list, p.tiles, p.products]);
     }
     all
 }
@@ -330,12 +395,13 @@ pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
     }
     let steps = steps::steps(graph);
     let widths: usize = steps::buffers(graph, &steps).widths.iter().sum();
-    let Sizes { attention: a, experts: e, buckets: b, tensor: t, quantized: q, batch: s, chosen } =
+    let Sizes { attention: a, experts: e, buckets: b, tensor: t, panels: p, quantized: q, batch: s, chosen } =
         sizes(graph, rows);
     let attention = [a.parts, a.stats, a.query, a.mixed];
     let experts = [e.gates, e.ups, e.products, e.outputs, b.list, b.blocks, b.grids];
     let bytes = [q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles];
     let scratch = attention.into_iter().chain(experts).chain(bytes).chain([t.x, t.scale, t.tiles, chosen]);
+    let scratch = scratch.chain([p.x, p.scale, p.list, p.tiles, p.products]);
     let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
     scratch.fold(values, usize::saturating_add)
 }

@@ -49,51 +49,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     });
 }
 
-// Where one of an expert's matrices lies within its slot, as in `../moe.h`.
-struct Part {
-    Format format;
-    u32 offsets[3];
-    u32 rows;
-};
-
-DEVICE RowAddress expert_row(const u8* slots, u32 slot, const Part& part, u32 row) {
-    const u8* base = slots + (u64)slot * 256;
-    return row_address(base + part.offsets[0], base + part.offsets[1], base + part.offsets[2], part.format, row);
-}
-
-// At most TOKENS pairs of one expert: those of `list` from `first` on.
-struct Tile {
-    u32 expert, first, count, unused;
-};
-
-struct GateUpConstants {
-    Part gate, up;
-    // Pairs that share a row of x.
-    u32 share;
-    u32 has_bias;
-    // See `../activate.h`.
-    u32 activation;
-    float alpha, limit;
-    // Whether rows of x count as much as `weights` (pairs) says.
-    u32 weighs;
-};
-
-// Kinds of activation.
-const u32 SWIGLU = 0, CAPPED_SWIGLU = 3, SQUARED_RELU = 4;
-
-DEVICE float activation(float gate, float up, const GateUpConstants& c) {
-    if (c.activation == SWIGLU) return gate / (1.0f + __expf(-gate)) * up;
-    // fminf would drop a NaN.
-    if (c.activation == SQUARED_RELU) return up < 0.0f ? 0.0f : up * up;
-    const float u = up > c.limit ? c.limit : up < -c.limit ? -c.limit : up;
-    if (c.activation == CAPPED_SWIGLU) {
-        const float s = gate / (1.0f + __expf(-gate));
-        return (s > c.limit ? c.limit : s) * u;
-    }
-    const float g = gate > c.limit ? c.limit : gate;
-    return c.activation == 2 ? g / (1.0f + __expf(-g)) * u : (u + 1.0f) * g / (1.0f + __expf(-c.alpha * g));
-}
-
 // x (tokens, hidden), of which pair p takes row p / share → out (pairs, inner): the activated product of gate and up.
 // A tile's 128 weight rows are 64 of gate and the same of up, 16 of each in turn, so that a lane holds both of a
 // column; of experts without a gate, 128 of up. Grid: (inner / 64, or inner / 128 without a gate, tiles).

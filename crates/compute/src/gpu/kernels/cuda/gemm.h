@@ -8,7 +8,7 @@
 // The sum over columns runs in one order whatever else is in the batch: a token's result depends on its own row only.
 // Compiled once for each encoding: DTYPE.
 #pragma once
-#include "unpack.h"
+#include "matrices.h"
 
 const u32 WEIGHT_ROWS = 128;
 const u32 STEP = 64;
@@ -17,8 +17,6 @@ const u32 THREADS = 256;
 const u32 X_STAGES = 3;
 const u32 TILE_BYTES = 128 * STEP * 2;
 const u32 SHARED_BYTES = (X_STAGES + 2) * TILE_BYTES;
-
-typedef Encoding<DTYPE> Weight;
 
 // A tile's row is 128 bytes: eight pieces of 16, permuted so that eight rows' same piece is in eight banks' groups.
 DEVICE u32 piece(u32 row, u32 column_16) { return row * 128 + ((column_16 ^ (row & 7)) << 4); }
@@ -130,15 +128,4 @@ DEVICE void clear(Acc& acc) {
         for (int n = 0; n < 4; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) acc.v[m][n][i] = 0.0f;
-}
-
-// A matrix (rows, cols) without its bytes, as in `../weights.h`.
-struct Format {
-    u32 kind, cols;
-    u32 strides[3];
-};
-
-DEVICE RowAddress row_address(const u8* p0, const u8* p1, const u8* p2, const Format& f, u32 row) {
-    const u32 scales_row = DTYPE != FP8 ? row : f.kind >> 26 & 1 ? 0 : row / 128;
-    return {{p0 + (u64)row * f.strides[0], p1 + (u64)scales_row * f.strides[1], p2 + (u64)row * f.strides[2]}};
 }

@@ -42,6 +42,8 @@ struct SortConstants {
     u32 tiles;
     // Most pairs of a tile.
     u32 tokens;
+    // Each expert's pairs begin at a multiple of `align` places of the list; what is left over of `places` is ABSENT.
+    u32 align, places;
 };
 
 const u32 ABSENT = 0xffffffffu;
@@ -58,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(1024)
     for (u32 p = threadIdx.x; p < c.pairs; p += 1024) atomicAdd(&counts[ids[p]], 1);
     __syncthreads();
     const u32 count = expert < c.experts && table[expert] != ABSENT ? counts[expert] : 0;
-    const u32 parts = (count + c.tokens - 1) / c.tokens;
-    u32 pairs_end = count, tiles_end = parts;
+    const u32 parts = (count + c.tokens - 1) / c.tokens, room = (count + c.align - 1) / c.align * c.align;
+    u32 pairs_end = room, tiles_end = parts;
 #pragma unroll
     for (u32 d = 1; d < 32; d *= 2) {
         const u32 more_pairs = __shfl_up_sync(0xffffffffu, pairs_end, d);
@@ -68,12 +70,15 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
     if (lane == 31) warp_pairs[warp] = pairs_end, warp_tiles[warp] = tiles_end;
     __syncthreads();
-    u32 all_tiles = 0;
+    u32 all_tiles = 0, all_places = 0;
     for (u32 i = 0; i < 32; i++) {
         if (i < warp) pairs_end += warp_pairs[i], tiles_end += warp_tiles[i];
         all_tiles += warp_tiles[i];
+        all_places += warp_pairs[i];
     }
-    const u32 first = pairs_end - count, at = tiles_end - parts;
+    const u32 first = pairs_end - room, at = tiles_end - parts;
+    for (u32 i = first + count; i < pairs_end; i++) list[i] = ABSENT;
+    for (u32 i = all_places + threadIdx.x; i < c.places; i += 1024) list[i] = ABSENT;
     next[expert] = count == 0 ? ABSENT : first;
     for (u32 i = 0; i < parts && at + i < c.tiles; i++) {
         // Shares in whole groups of 16, which is what a product takes at once.

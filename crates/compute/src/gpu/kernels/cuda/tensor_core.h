@@ -77,3 +77,11 @@ DEVICE void copy_async_wait() {
 DEVICE void store_shared_16(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+
+// Waits for the kernel in front, if this one may have begun before that has ended; lets the next one do the same.
+DEVICE void after_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}

@@ -33,8 +33,15 @@ const u32 H1024 = 0x64006400;
 DEVICE u32 bytes_01(u32 w) { return __byte_perm(w, 0, 0x4140); }
 DEVICE u32 bytes_23(u32 w) { return __byte_perm(w, 0, 0x4342); }
 // 1024 + n for each low nibble n of two lanes; 1024 + 16n for each high one.
-DEVICE u32 low_nibbles(u32 lanes) { return (lanes & 0x000f000f) | H1024; }
-DEVICE u32 high_nibbles(u32 lanes) { return (lanes & 0x00f000f0) | H1024; }
+template <u32 mask>
+DEVICE u32 masked_1024(u32 lanes) {
+    u32 d;
+    // (lanes & mask) | H1024: the compiler makes two of it.
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(lanes), "n"(mask), "r"(H1024));
+    return d;
+}
+DEVICE u32 low_nibbles(u32 lanes) { return masked_1024<0x000f000f>(lanes); }
+DEVICE u32 high_nibbles(u32 lanes) { return masked_1024<0x00f000f0>(lanes); }
 
 // 32 columns of a row as f16 pairs, in order within each run of 16.
 struct Columns {
@@ -46,19 +53,24 @@ struct RowAddress {
     const u8* plane[3];
 };
 
-// 6-bit scales and minima of Q4_K and Q5_K: 12 bytes, ggml's get_scale_min layout.
-DEVICE void k_scale(const u32 (&header)[4], u32 j, float& scale, float& min) {
-    u32 low = j & 3;
-    u32 s = header[1] >> (8 * low), m = header[2] >> (8 * low), h = header[3] >> (8 * low);
-    u32 sc, mn;
-    if (j < 4) {
-        sc = s & 63, mn = m & 63;
-    } else {
-        sc = (h & 15) | ((s >> 2) & 0x30);
-        mn = ((h >> 4) & 15) | ((m >> 2) & 0x30);
-    }
-    scale = f32_of_f16(header[0]) * (float)sc;
-    min = f32_of_f16(header[0] >> 16) * (float)mn;
+// Bytes 0 and 1, or 2 and 3, of `w` as the integers that two f16 are 1024 more than.
+DEVICE u32 high_1024_01(u32 w) { return __byte_perm(w, 0x64646464, 0x4140); }
+DEVICE u32 high_1024_23(u32 w) { return __byte_perm(w, 0x64646464, 0x4342); }
+DEVICE u32 splat_low(u32 w) { return __byte_perm(w, 0, 0x1010); }
+DEVICE u32 splat_high(u32 w) { return __byte_perm(w, 0, 0x3232); }
+
+// Scales and negated minima of two runs of 32 columns.
+struct KScales {
+    u32 scale[2], min[2];
+};
+// Those of runs j and j + 1, j even, of Q4_K and Q5_K: 6 bits each in 12 bytes, ggml's get_scale_min layout.
+DEVICE KScales k_scales(const u32 (&header)[4], u32 j) {
+    const u32 scales = j & 4 ? (header[3] & 0x0f0f0f0f) | (header[1] >> 2 & 0x30303030) : header[1] & 0x3f3f3f3f;
+    const u32 mins = j & 4 ? (header[3] >> 4 & 0x0f0f0f0f) | (header[2] >> 2 & 0x30303030) : header[2] & 0x3f3f3f3f;
+    const u32 chosen = j & 2 ? 0x4342 : 0x4140;
+    const u32 s = h2_mul(h2_sub(__byte_perm(scales, 0x64646464, chosen), H1024), splat_low(header[0]));
+    const u32 m = h2_mul(h2_sub(__byte_perm(mins, 0x64646464, chosen), H1024), splat_high(header[0]) ^ 0x80008000);
+    return {{splat_low(s), splat_high(s)}, {splat_low(m), splat_high(m)}};
 }
 
 #define CODE(name, NAME, code, ...) const int NAME = code;
@@ -74,6 +86,7 @@ struct KRaw {
 template <>
 struct Encoding<Q4_K> {
     static const bool SPLIT = true;
+    static const bool IS_LARGE = false;
     typedef KRaw Raw;
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
         const u8* block = row.plane[0] + (k / 256) * 144;
@@ -82,17 +95,14 @@ struct Encoding<Q4_K> {
     }
     static DEVICE void unpack(const Raw& raw, u32 k, u32, Columns& out) {
         u32 j = (k % 256) / 32;
-        float s0, m0, s1, m1;
-        k_scale(raw.header, j, s0, m0);
-        k_scale(raw.header, j + 1, s1, m1);
-        u32 a_scale = h2_splat(s0), a_min = h2_splat(-m0), b_scale = h2_splat(s1), b_min = h2_splat(-m1);
+        const KScales s = k_scales(raw.header, j);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             u32 lanes = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
             u32 low = h2_sub(low_nibbles(lanes), H1024);
             u32 high = h2_fma(high_nibbles(lanes), 0x2c002c00 /* 1/16 */, 0xd400d400 /* -64 */);
-            out.a[i] = h2_fma(low, a_scale, a_min);
-            out.b[i] = h2_fma(high, b_scale, b_min);
+            out.a[i] = h2_fma(low, s.scale[0], s.min[0]);
+            out.b[i] = h2_fma(high, s.scale[1], s.min[1]);
         }
     }
 };
@@ -100,6 +110,7 @@ struct Encoding<Q4_K> {
 template <>
 struct Encoding<Q5_K> {
     static const bool SPLIT = true;
+    static const bool IS_LARGE = true;
     struct Raw {
         u32 header[4], qs[4], qh[4];
     };
@@ -111,18 +122,15 @@ struct Encoding<Q5_K> {
     }
     static DEVICE void unpack(const Raw& raw, u32 k, u32, Columns& out) {
         u32 j = (k % 256) / 32;
-        float s0, m0, s1, m1;
-        k_scale(raw.header, j, s0, m0);
-        k_scale(raw.header, j + 1, s1, m1);
-        u32 a_scale = h2_splat(s0), a_min = h2_splat(-m0), b_scale = h2_splat(s1), b_min = h2_splat(-m1);
+        const KScales s = k_scales(raw.header, j);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             u32 lanes = i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2]);
             u32 bits = (i & 1 ? bytes_23(raw.qh[i / 2]) : bytes_01(raw.qh[i / 2])) >> j;
             u32 low = (lanes & 0x000f000f) | ((bits & 0x00010001) << 4) | H1024;
             u32 high = ((lanes >> 4) & 0x000f000f) | ((bits & 0x00020002) << 3) | H1024;
-            out.a[i] = h2_fma(h2_sub(low, H1024), a_scale, a_min);
-            out.b[i] = h2_fma(h2_sub(high, H1024), b_scale, b_min);
+            out.a[i] = h2_fma(h2_sub(low, H1024), s.scale[0], s.min[0]);
+            out.b[i] = h2_fma(h2_sub(high, H1024), s.scale[1], s.min[1]);
         }
     }
 };
@@ -130,8 +138,10 @@ struct Encoding<Q5_K> {
 template <>
 struct Encoding<Q6_K> {
     static const bool SPLIT = true;
+    static const bool IS_LARGE = true;
     struct Raw {
-        u32 a[4], b[4], qh[4], scales, d;
+        u32 a[4], b[4], qh[4];
+        u32 scales[2], d;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
         const u8* block = row.plane[0] + (k / 256) * 210;
@@ -140,23 +150,25 @@ struct Encoding<Q6_K> {
         load_unaligned(raw.b, block + 64 * half + 32 + 16 * h);
         load_unaligned(raw.qh, block + 128 + 32 * half + 16 * h);
         const u8* scales = block + 192 + 8 * half + 4 * quarter + h;
-        raw.scales = (u32)__ldg(scales) | (u32)__ldg(scales + 2) << 8;
+        raw.scales[0] = __ldg(scales);
+        raw.scales[1] = __ldg(scales + 2);
         raw.d = load_u16(block + 208);
     }
     static DEVICE void unpack(const Raw& raw, u32 k, u32, Columns& out) {
         u32 shift = 4 * ((k / 64) % 2);
-        float d = f32_of_f16(raw.d);
-        u32 a_scale = h2_splat(d * (float)(signed char)(raw.scales & 255));
-        u32 b_scale = h2_splat(d * (float)(signed char)(raw.scales >> 8));
+        // Signed bytes: 128 more is what two f16 are 1024 more than.
+        const u32 both = (raw.scales[0] | raw.scales[1] << 16) ^ 0x64806480;
+        const u32 s = h2_mul(h2_sub(both, 0x64806480 /* 1152 */), splat_low(raw.d));
+        const u32 a_scale = splat_low(s), b_scale = splat_high(s);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            u32 a = (i & 1 ? bytes_23(raw.a[i / 2]) : bytes_01(raw.a[i / 2])) >> shift;
-            u32 b = (i & 1 ? bytes_23(raw.b[i / 2]) : bytes_01(raw.b[i / 2])) >> shift;
-            u32 bits = (i & 1 ? bytes_23(raw.qh[i / 2]) : bytes_01(raw.qh[i / 2])) >> shift;
-            a = (a & 0x000f000f) | ((bits & 0x00030003) << 4) | H1024;
-            b = (b & 0x000f000f) | ((bits & 0x000c000c) << 2) | H1024;
-            out.a[i] = h2_mul(h2_sub(a, 0x64206420 /* 1056 */), a_scale);
-            out.b[i] = h2_mul(h2_sub(b, 0x64206420), b_scale);
+        for (int i = 0; i < 4; i++) {
+            const u32 high = raw.qh[i] >> shift;
+            const u32 a = (raw.a[i] >> shift & 0x0f0f0f0f) | (high << 4 & 0x30303030);
+            const u32 b = (raw.b[i] >> shift & 0x0f0f0f0f) | (high << 2 & 0x30303030);
+            out.a[2 * i] = h2_mul(h2_sub(high_1024_01(a), 0x64206420 /* 1056 */), a_scale);
+            out.a[2 * i + 1] = h2_mul(h2_sub(high_1024_23(a), 0x64206420), a_scale);
+            out.b[2 * i] = h2_mul(h2_sub(high_1024_01(b), 0x64206420), b_scale);
+            out.b[2 * i + 1] = h2_mul(h2_sub(high_1024_23(b), 0x64206420), b_scale);
         }
     }
 };
@@ -164,6 +176,7 @@ struct Encoding<Q6_K> {
 template <>
 struct Encoding<Q8_0> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = true;
     struct Raw {
         u32 qs[8], d;
     };
@@ -188,6 +201,7 @@ struct Encoding<Q8_0> {
 template <>
 struct Encoding<Q4_0> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4], d;
     };
@@ -210,6 +224,7 @@ struct Encoding<Q4_0> {
 template <>
 struct Encoding<Q5_0> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4], qh[1], d;
     };
@@ -236,6 +251,7 @@ struct Encoding<Q5_0> {
 template <>
 struct Encoding<Q4_1> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4], d, m;
     };
@@ -260,6 +276,7 @@ struct Encoding<Q4_1> {
 template <>
 struct Encoding<Q5_1> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4], qh[1], d, m;
     };
@@ -307,6 +324,7 @@ DEVICE void unpack_non_linear(const u32 (&qs)[4], float d, Columns& out) {
 template <>
 struct Encoding<IQ4_NL> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4], d;
     };
@@ -323,6 +341,7 @@ struct Encoding<IQ4_NL> {
 template <>
 struct Encoding<IQ4_XS> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4];
         float d;
@@ -344,6 +363,7 @@ DEVICE u32 e8m0(u32 e) { return h2_splat(__uint_as_float(e << 23)); }
 template <>
 struct Encoding<MXFP4> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4], e;
     };
@@ -376,6 +396,7 @@ DEVICE void ordered_nibbles(u32 w, u32 (&lanes)[4]) {
 template <>
 struct Encoding<MXFP4_PLANES> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4], e;
     };
@@ -406,6 +427,7 @@ struct FloatRaw {
 template <>
 struct Encoding<F16> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = true;
     typedef FloatRaw Raw;
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
         load_unaligned(raw.words, row.plane[0] + 2 * (k + 32 * h));
@@ -423,6 +445,7 @@ struct Encoding<F16> {
 template <>
 struct Encoding<BF16> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = true;
     typedef FloatRaw Raw;
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32) {
         load_unaligned(raw.words, row.plane[0] + 2 * (k + 32 * h));
@@ -451,6 +474,7 @@ DEVICE AffineScale affine_scale(const RowAddress& row, u32 column, u32 kind) {
 template <>
 struct Encoding<AFFINE4> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
     struct Raw {
         u32 qs[4];
         AffineScale s;
@@ -478,6 +502,7 @@ struct Encoding<AFFINE4> {
 template <>
 struct Encoding<AFFINE8> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = true;
     struct Raw {
         u32 qs[8];
         AffineScale s;
@@ -502,6 +527,7 @@ struct Encoding<AFFINE8> {
 template <>
 struct Encoding<FP8> {
     static const bool SPLIT = false;
+    static const bool IS_LARGE = true;
     struct Raw {
         u32 qs[8];
         float scale;

@@ -2,6 +2,7 @@
 
 mod batch;
 mod few;
+mod panels;
 mod place;
 mod tensor;
 
@@ -123,7 +124,9 @@ impl Lowering<'_> {
             out: self.value(out),
         };
         let (mut summed, mut ready) = (false, usize::MAX);
-        let mut body = if let Some(body) = self.batch_experts(&few) {
+        let mut body = if let Some(body) = self.panel_experts(&few) {
+            body
+        } else if let Some(body) = self.batch_experts(&few) {
             body
         } else if let Some(few) = self.few_experts(&few) {
             (summed, ready) = (few.summed, few.ready);

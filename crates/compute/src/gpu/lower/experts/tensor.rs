@@ -45,7 +45,14 @@ impl Lowering<'_> {
         self.converted = None;
         let mut body: Vec<Dispatch> = self.convert(scratch, e.x).into_iter().collect();
 
-        let constants = &TensorSortConstants { pairs, experts, tiles: most, tokens: TENSOR_TILE };
+        let constants = &TensorSortConstants {
+            pairs,
+            experts,
+            tiles: most,
+            tokens: TENSOR_TILE,
+            align: 1,
+            places: pairs,
+        };
         let buffers = [table, e.ids, list, tiles];
         let sort = Launch { unit: "cuda/prefill", kernel: "tensor_sort", buffers: &buffers, constants };
         body.push(sort.over([1, 1, 1], 1024));

@@ -11,7 +11,7 @@ use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::EARLY_UNIT;
 use crate::gpu::lower::bytes::{MOST_COLUMNS, encoding};
 use crate::gpu::lower::context::{DeferredNorm, Launch, Lowering, Product, WARPS, named};
-use crate::gpu::memory::{ALIGNMENT, DeviceWeight, SCALED_COLUMNS};
+use crate::gpu::memory::{ALIGNMENT, DeviceWeight, FEW_ROWS, SCALED_COLUMNS};
 use crate::gpu::steps::Step;
 use crate::graph::{Precision, Value, WeightId};
 
@@ -50,7 +50,8 @@ impl Lowering<'_> {
             return Some(true);
         }
         // In a batch, weights of many rows are better multiplied as f16 if they may be.
-        let batch = self.is_batch() && (matrix.rows <= FEW_PLAIN_ROWS || precision != Precision::Fast);
+        let few = matrix.rows <= FEW_PLAIN_ROWS || precision != Precision::Fast || self.rows <= FEW_ROWS;
+        let batch = self.is_batch() && few;
         let fits = (self.is_few() || batch) && matrix.cols.is_multiple_of(8) && matrix.cols <= MOST_COLUMNS;
         kernel_name(matrix.dtype, FastPath::Plain).filter(|_| fits).map(|_| false)
     }
@@ -133,6 +134,9 @@ impl Lowering<'_> {
     pub(in crate::gpu::lower) fn flush_products(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
         let Some(first) = waiting.first() else { return };
+        if let Some(scratch) = self.panel_scratch() {
+            return self.panel_products(&waiting, scratch);
+        }
         if self.is_batch() {
             return self.batch_products(&waiting);
         }

@@ -4,6 +4,7 @@
 mod batch;
 mod early;
 mod few;
+mod panels;
 mod pieces;
 mod tensor;
 
