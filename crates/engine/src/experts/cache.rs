@@ -65,6 +65,8 @@ pub struct CacheStats {
     pub bytes_read: u64,
     /// Those of them that came from mirrors.
     pub bytes_from_mirrors: u64,
+    /// Mirrors of which a read failed, so that nothing is read from them any more.
+    pub mirrors_lost: u64,
     /// Time that computing stood still waiting for reads.
     pub stall: Duration,
     /// Bytes of reads that have ended.
@@ -116,6 +118,7 @@ impl std::ops::AddAssign for CacheStats {
         self.prefetches += other.prefetches;
         self.bytes_read += other.bytes_read;
         self.bytes_from_mirrors += other.bytes_from_mirrors;
+        self.mirrors_lost += other.mirrors_lost;
         self.device_hits += other.device_hits;
         self.stall += other.stall;
         self.bytes_arrived += other.bytes_arrived;
@@ -378,7 +381,7 @@ impl ExpertCache {
             }
             // A mirror that fails is not asked again.
             Err(_) if copy > 0 => {
-                self.copies.give_up(copy);
+                self.stats.mirrors_lost += u64::from(self.copies.give_up(copy));
                 self.read_from(0, key, done.buffer);
             }
             Err(error) => {
