@@ -373,3 +373,31 @@ fn check_ranges(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Crafted files may have tensors in tensors; every range lies in the run that it is read with.
+    #[test]
+    fn a_run_covers_all_of_its_ranges() {
+        let check = |ranges: [(u64, u64); 3], expected: &[(u64, u64)]| {
+            let range = |(offset, len)| vec![ByteRange { file: 0, offset, len }];
+            let [gate, up, down] = ranges.map(range);
+            let layout = SlotLayout::new(&ExpertLocation { form: ExpertForm::Separate, gate, up, down });
+            let runs: Vec<(u64, u64)> = layout.runs.iter().map(|(run, _)| (run.offset, run.len)).collect();
+            assert_eq!(runs, expected, "{ranges:?}");
+            for ((offset, len), at) in ranges.into_iter().zip(&layout.at) {
+                let covers = |(run, start): &&(ByteRange, usize)| {
+                    let within = offset.wrapping_sub(run.offset);
+                    within.saturating_add(len) <= run.len && *at == start + within as usize
+                };
+                assert!(layout.runs.iter().any(|run| covers(&run)), "{offset} +{len} of {ranges:?}");
+            }
+        };
+        check([(0, 3000), (3000, 3000), (20_000, 500)], &[(0, 6000), (20_000, 500)]);
+        check([(0, 9000), (100, 200), (5000, 3000)], &[(0, 9000)]);
+        check([(100, 200), (0, 9000), (8000, 3000)], &[(0, 11_000)]);
+        check([(0, 9000), (0, 10), (9100, 100)], &[(0, 9200)]);
+    }
+}

@@ -121,6 +121,15 @@ fn numbers_that_no_model_has_cost_nothing() {
                 }
             }
         }
+        // Layers that are listed rather than counted.
+        if let Some(kind) = config.get("layer_types").map(|kinds| kinds[0].clone()) {
+            let mut odd = config.clone();
+            odd.as_object_mut().unwrap().remove("num_hidden_layers");
+            describe(&odd).unwrap();
+            odd["layer_types"] = vec![kind; 4097].into();
+            let error = describe(&odd).unwrap_err();
+            assert!(error.contains("layer_types: expected at most 4096 layers"), "{error}");
+        }
         // Each is within its own bound.
         let mut odd = config.clone();
         odd["num_hidden_layers"] = 4096.into();
