@@ -294,6 +294,18 @@ uint32_t exchange(uint32_t value, uint lane) {
     return values[lane];
 }
 
+float sum_of_lanes(float value) {
+    const uint self = now.thread;
+    uint32_t* values = machine->warps[self / 32].values[machine->fibres[self].exchanges++ % 2];
+    memcpy(values + self % 32, &value, 4);
+    yield(State::Lanes);
+    float sums[32];
+    memcpy(sums, values, sizeof sums);
+    for (uint half = 16; half > 0; half /= 2)
+        for (uint i = 0; i < half; ++i) sums[i] += sums[i + half];
+    return sums[0];
+}
+
 void multiply_accumulate(float* to, const float* a, const float* b, const float* sum) {
     const uint self = now.thread, lane = self % 32, row = lane / 4;
     float(*matrices)[64] = machine->warps[self / 32].matrices[machine->fibres[self].exchanges++ % 2];
