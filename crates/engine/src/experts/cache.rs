@@ -259,7 +259,7 @@ impl ExpertCache {
     }
 
     /// Says which expert in memory holds a value that is not finite, if any does.
-    pub fn find_not_finite(&self) -> Option<String> {
+    pub(crate) fn find_not_finite(&self) -> Option<String> {
         let sets = self.content.iter().enumerate();
         let mut slots = sets.flat_map(|(set, slots)| slots.iter().enumerate().map(move |slot| (set, slot)));
         slots.find_map(|(set, (id, slot))| {
@@ -301,7 +301,7 @@ impl ExpertCache {
     }
 
     /// Ends recording and returns what was recorded.
-    pub fn take_trace(&mut self) -> Option<Trace> {
+    pub(crate) fn take_trace(&mut self) -> Option<Trace> {
         self.trace.take()
     }
 
