@@ -124,7 +124,7 @@ mod emulator {
             for (build, unit, symbol) in [common, metal].into_iter().take(take).skip(skip) {
                 let path = out.join(format!("{symbol}.cpp"));
                 let body = format!(
-                    "{text}\nextern \"C\" const emulator::Kernel* {symbol}() {{ return mf_kernels; }}\n"
+                    "#include \"emulator/sums.h\"\n{text}\nextern \"C\" const emulator::Kernel* {symbol}() {{ return mf_kernels; }}\n"
                 );
                 write_if_changed(&path, &body);
                 build.file(&path);

@@ -4,12 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
+use moeflux::Placement;
 use moeflux::chat_template::ChatTemplate;
 use moeflux::experts::replay::{guesses, replay, replay_optimum};
 use moeflux::experts::trace::Trace;
 use moeflux::experts::{PolicyKind, SlotPlan};
 use moeflux::models::assumed;
-use moeflux::placement::Placement;
 use moeflux::{Engine, Error, Options, Outputs};
 use moeflux_compute::cpu::CpuBackend;
 use serde_json::{Map, json};
@@ -72,8 +72,7 @@ pub fn session(data: &[u8]) {
     static ENGINE: OnceLock<Mutex<Engine>> = OnceLock::new();
     let content = &data[..data.len().saturating_sub(16)];
     let path = file("input.session", &[content, &xxh3_128(content).to_le_bytes()].concat());
-    let mut engine =
-        ENGINE.get_or_init(|| Mutex::new(open())).lock().unwrap_or_else(PoisonError::into_inner);
+    let mut engine = ENGINE.get_or_init(|| Mutex::new(open())).lock().unwrap_or_else(PoisonError::into_inner);
     let mut session = engine.session();
     engine.eval(&mut session, &[5, 6, 7], Outputs::Last).expect("tokens");
     match engine.load(&mut session, &path) {

@@ -102,6 +102,7 @@ ROWS: dict[str, list[Row]] = {
     "llama4_basic": rope() + TIED + keys("floor_scale", "attn_scale", attention_chunk_size=None),
     "mistral4_plain": rope() + TIED + keys("rope_parameters", "norm_topk_prob", "routed_scaling_factor"),
     "mimo_v2_flash_basic": [("a part beside a set without", both(without("full_attention", "partial_rotary_factor"), put("partial_rotary_factor", 1.0)))]
+    + [("a stretched set without a part", put("rope_parameters", SETS | {"sliding_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 333.0}}))]
     + [("an odd number of channels, stretched", both(put("max_position_embeddings", 16), put("rope_parameters", SETS | {"full_attention": ODD})))]
     + TIED
     + keys("attention_value_scale", "routed_scaling_factor", rotary_dim=2),
@@ -115,9 +116,11 @@ ROWS: dict[str, list[Row]] = {
     "qwen4_exp_basic": rope() + TIED,
     "minimax_m3_vl_text": rope() + part(0.5) + TIED + keys("routed_scaling_factor", hidden_act="swigluoai"),
     "glm5_next_basic": keys("routed_scaling_factor", layer_types=["linear_attention", *["deepseek_sparse_attention"] * 2, "linear_attention"]),
-    "kimi_linear_basic": TIED + keys("routed_scaling_factor", num_experts_per_tok=1),
+    "kimi_linear_basic": TIED + keys("routed_scaling_factor", num_experts_per_tok=1, moe_renormalize=None),
     "nemotron_h_basic": keys("routed_scaling_factor", "norm_topk_prob"),
-    "step3p7_basic": SETS_OF_KINDS + keys("moe_router_scaling_factor", "rms_norm_eps"),
+    "step3p7_basic": SETS_OF_KINDS
+    + [("scaling by its older key", both(drop("rope_parameters"), put("rope_scaling", {"type": "linear", "factor": 3.0})))]
+    + keys("moe_router_scaling_factor", "rms_norm_eps"),
     "hy_v4_basic": rope() + TIED + keys("routed_scaling_factor", "hc_magnitude"),
 }
 

@@ -740,6 +740,37 @@ def step3p7(d: Draw) -> dict[str, Any]:
     return {"text_config": config, "vision_config": vision, "tie_word_embeddings": d.chance(0.3)}
 
 
+def granitemoe(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_local_experts")
+    if d.chance(0.7):
+        heads = d.few_heads(config)
+        del config["head_dim"]
+        step = d.aligned if d.aligned > 1 else 2
+        config["hidden_size"] = heads * step * d.rng.randint(1, 6 if d.aligned == 1 else 1)
+    else:
+        # Neither form has a key for it.
+        d.only(gguf=False, mlx=False)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    # transformers cannot scale dynamically what is not configured.
+    kinds = ROPE_KINDS if "head_dim" in config else tuple(k for k in ROPE_KINDS if k != "dynamic")
+    config |= {
+        "intermediate_size": d.width(1, 50),
+        "embedding_multiplier": d.pick(1.0, 12.0, round(d.rng.uniform(0.3, 8.0), 2)),
+        "attention_multiplier": d.pick(1.0, head_dim**-0.5, round(d.rng.uniform(0.02, 0.9), 4)),
+        "residual_multiplier": d.pick(1.0, 0.22, round(d.rng.uniform(0.1, 1.5), 3)),
+        "logits_scaling": d.pick(1.0, 6.0, round(d.rng.uniform(0.2, 9.0), 2)),
+        "rope_parameters": d.rope(head_dim, kinds=kinds),
+    }
+    d.maybe(config, "attention_bias", True, gguf=False)
+    return config
+
+
+def granitemoeshared(d: Draw) -> dict[str, Any]:
+    """With a shared expert, mostly."""
+    d.only(mlx=False)
+    return granitemoe(d) | {"shared_intermediate_size": 0 if d.chance(0.2) else d.width(1, 40)}
+
+
 FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
     draw.__name__: draw
     for draw in (
@@ -772,5 +803,7 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         glm5_next,
         nemotron_h,
         step3p7,
+        granitemoe,
+        granitemoeshared,
     )
 }

@@ -40,7 +40,7 @@ pub mod models;
 mod open;
 pub mod pack;
 pub mod perplexity;
-pub mod placement;
+mod placement;
 mod reasoning;
 pub mod sampler;
 pub mod scheduler;

@@ -142,7 +142,7 @@ impl Budget {
     ///
     /// # Errors
     /// [`Error::Budget`] if it leaves less than `minimum_experts`.
-    pub fn divide(total: u64, needs: Needs, minimum_experts: u64) -> Result<Self> {
+    pub(crate) fn divide(total: u64, needs: Needs, minimum_experts: u64) -> Result<Self> {
         let Needs { trunk, kv, scratch, overhead, in_own_memory, .. } = needs;
         let held = needs.held();
         // Weights pass through the processor's memory on their way to that of a backend.

@@ -164,3 +164,32 @@ fn fit(
         })),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use moeflux_compute::cpu::CpuBackend;
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::models;
+
+    #[test]
+    fn states_and_what_is_reserved_are_in_the_budget() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf/qwen3_next_basic");
+        let model = models::record(Arc::new(Checkpoint::open(&path).unwrap())).unwrap();
+        let backend = CpuBackend::new(1, None).unwrap();
+        let place = |options: &Options| Placement::new(&model, &backend, options).unwrap();
+        let options = Options { memory: Some(1 << 40), sequences: 3, ..Options::default() };
+        let placed = place(&options);
+        let (page, slot) = (page_bytes(&model.graph, placed.kv_type), slot_bytes(&model.graph));
+        assert!(slot > 0 && placed.state_slots == 2 * 3 + 3 * options.checkpoints);
+        let needs = placed.budget.needs;
+        assert_eq!(needs.kv, (page * placed.pages + slot * placed.state_slots) as u64);
+        let reserved = place(&Options { reserved: 12_345, ..options }).budget;
+        assert_eq!(reserved.needs, Needs { overhead: needs.overhead + 12_345, ..needs });
+        assert_eq!(reserved.experts, placed.budget.experts - 12_345);
+    }
+}

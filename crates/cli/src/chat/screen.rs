@@ -190,6 +190,12 @@ impl Screen {
             cache.stall.as_secs_f64(),
             conversation.position(),
         ));
+        if cache.mirrors_lost > 0 {
+            let lost = cache.mirrors_lost;
+            self.note(&format!(
+                "{lost} of the mirrors failed and is no longer read from; the model's own files are"
+            ));
+        }
     }
 }
 

@@ -1,14 +1,18 @@
 //! MXFP4: blocks of 32 four-bit floats with a shared power of two.
 //!
 //! Source: Open Compute Project, *Microscaling Formats (MX) Specification 1.0*. An element has a sign, two bits of
-//! exponent and one of mantissa; a scale s stands for 2^(s − 127).
+//! exponent and one of mantissa; a scale s stands for 2^(s − 127), but 255 for NaN.
 
 /// Twice the values of the codes: integers, so that products with integers are exact.
 const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Half of the scale that `s` stands for, 2^(s − 128), exact down to the subnormal ones.
 pub(crate) fn half_scale(s: u8) -> f32 {
-    f32::from_bits(if s < 2 { 0x0020_0000 << s } else { (u32::from(s) - 1) << 23 })
+    match s {
+        0 | 1 => f32::from_bits(0x0020_0000 << s),
+        255 => f32::NAN,
+        _ => f32::from_bits((u32::from(s) - 1) << 23),
+    }
 }
 
 fn value(code: u8, half_scale: f32) -> f32 {

@@ -365,15 +365,24 @@ fn fp8_dequantises_as_in_torch_wherever_rows_are_cut() {
 /// The Microscaling Formats specification's one code of a scale that is no power of two.
 #[test]
 fn the_last_code_of_a_power_of_two_is_not_a_number() {
+    // Of E4M3, and twice of E2M1.
     const ONE: u8 = 0x38;
+    const ONES: u8 = 0x22;
     let scale = BlockScale::E8M0;
-    for (dtype, scales) in
-        [(DType::Fp8 { scale }, 1), (DType::Fp8_Whole { scale }, 1), (DType::MXFP8_Planes, 2)]
-    {
+    for (dtype, codes, scales) in [
+        (DType::Fp8 { scale }, vec![ONE; 64], 1),
+        (DType::Fp8_Whole { scale }, vec![ONE; 64], 1),
+        (DType::MXFP8_Planes, vec![ONE; 64], 2),
+        (DType::MXFP4_Planes, vec![ONES; 32], 2),
+        (DType::MXFP4, vec![], 0),
+    ] {
         let values = |code: u8| {
-            let (codes, scales) = ([ONE; 64], vec![code; scales]);
+            let (codes, scales) = match dtype {
+                DType::MXFP4 => ([&[code][..], &[ONES; 16]].concat().repeat(2), vec![]),
+                _ => (codes.clone(), vec![code; scales]),
+            };
             let planes: [&[u8]; 2] = [&codes, &scales];
-            let view = TensorView::new(dtype, 1, 64, &planes).unwrap();
+            let view = TensorView::new(dtype, 1, 64, &planes[..dtype.planes()]).unwrap();
             (quant::dequantize(view).unwrap(), quant::find_not_finite(view).unwrap())
         };
         for (code, power) in [(0, -127), (1, -126), (127, 0), (128, 1), (254, 127)] {

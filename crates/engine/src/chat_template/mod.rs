@@ -71,7 +71,7 @@ impl ChatTemplate {
     }
 
     /// Compiles several templates, of which one is called `default`, and maybe one `tool_use`.
-    pub fn from_named(
+    pub(crate) fn from_named(
         path: impl AsRef<Path>,
         templates: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self> {

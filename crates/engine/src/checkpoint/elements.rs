@@ -10,7 +10,7 @@ const PARTS: [&str; 6] = [".weight_scale_inv", ".weight", ".scales", ".scale", "
 
 /// Name of element `index` of the stack `name`: `blk.0.ffn_up.3.weight` for `blk.0.ffn_up_exps.weight` of GGUF files,
 /// `mlp.switch_mlp.up_proj.3.scales` for `mlp.switch_mlp.up_proj.scales` of others.
-pub fn element_name(format: Format, name: &str, index: usize) -> String {
+pub(crate) fn element_name(format: Format, name: &str, index: usize) -> String {
     if format == Format::Gguf {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         return format!("{}.{index}.weight", module.strip_suffix("_exps").unwrap_or(module));
@@ -20,7 +20,7 @@ pub fn element_name(format: Format, name: &str, index: usize) -> String {
 }
 
 /// The stack that the module of an element belongs to; `None` for other modules.
-pub fn stack_of(module: &str) -> Option<&str> {
+pub(crate) fn stack_of(module: &str) -> Option<&str> {
     let (stack, index) = module.rsplit_once('.')?;
     index.bytes().all(|b| b.is_ascii_digit()).then_some(stack)
 }

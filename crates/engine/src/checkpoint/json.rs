@@ -21,7 +21,7 @@ pub fn from_slice<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T> {
 }
 
 /// Whether a value stands for infinity.
-pub fn is_infinity(value: &Value) -> bool {
+pub(crate) fn is_infinity(value: &Value) -> bool {
     value.get("__float__").is_some_and(|word| word == "Infinity")
 }
 

@@ -120,7 +120,7 @@ impl Checkpoint {
     }
 
     /// A checkpoint called `name` that has a configuration, but no files and no tensors.
-    pub fn outlined(name: &Path, format: Format, config: Value, metadata: gguf::Metadata) -> Self {
+    pub(crate) fn outlined(name: &Path, format: Format, config: Value, metadata: gguf::Metadata) -> Self {
         Self {
             path: name.to_owned(),
             format,
@@ -173,7 +173,7 @@ impl Checkpoint {
     }
 
     /// The file that holds the configuration, for error messages.
-    pub fn config_path(&self) -> PathBuf {
+    pub(crate) fn config_path(&self) -> PathBuf {
         match self.format {
             Format::Gguf => self.metadata.path().to_owned(),
             Format::HuggingFace | Format::Mlx => self.path.join("config.json"),

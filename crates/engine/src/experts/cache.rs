@@ -65,6 +65,8 @@ pub struct CacheStats {
     pub bytes_read: u64,
     /// Those of them that came from mirrors.
     pub bytes_from_mirrors: u64,
+    /// Mirrors of which a read failed, so that nothing is read from them any more.
+    pub mirrors_lost: u64,
     /// Time that computing stood still waiting for reads.
     pub stall: Duration,
     /// Bytes of reads that have ended.
@@ -116,6 +118,7 @@ impl std::ops::AddAssign for CacheStats {
         self.prefetches += other.prefetches;
         self.bytes_read += other.bytes_read;
         self.bytes_from_mirrors += other.bytes_from_mirrors;
+        self.mirrors_lost += other.mirrors_lost;
         self.device_hits += other.device_hits;
         self.stall += other.stall;
         self.bytes_arrived += other.bytes_arrived;
@@ -256,7 +259,7 @@ impl ExpertCache {
     }
 
     /// Says which expert in memory holds a value that is not finite, if any does.
-    pub fn find_not_finite(&self) -> Option<String> {
+    pub(crate) fn find_not_finite(&self) -> Option<String> {
         let sets = self.content.iter().enumerate();
         let mut slots = sets.flat_map(|(set, slots)| slots.iter().enumerate().map(move |slot| (set, slot)));
         slots.find_map(|(set, (id, slot))| {
@@ -298,7 +301,7 @@ impl ExpertCache {
     }
 
     /// Ends recording and returns what was recorded.
-    pub fn take_trace(&mut self) -> Option<Trace> {
+    pub(crate) fn take_trace(&mut self) -> Option<Trace> {
         self.trace.take()
     }
 
@@ -378,7 +381,7 @@ impl ExpertCache {
             }
             // A mirror that fails is not asked again.
             Err(_) if copy > 0 => {
-                self.copies.give_up(copy);
+                self.stats.mirrors_lost += u64::from(self.copies.give_up(copy));
                 self.read_from(0, key, done.buffer);
             }
             Err(error) => {

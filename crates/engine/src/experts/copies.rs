@@ -63,9 +63,9 @@ impl Copies {
         all.min_by(|(_, a), (_, b)| a.total_cmp(b)).map_or(0, |(copy, _)| copy)
     }
 
-    /// Reads nothing from a copy any more.
-    pub(super) fn give_up(&mut self, copy: usize) {
-        self.all[copy].broken = true;
+    /// Reads nothing from a copy any more; whether it was read from until then.
+    pub(super) fn give_up(&mut self, copy: usize) -> bool {
+        !std::mem::replace(&mut self.all[copy].broken, true)
     }
 
     /// A read of `bytes` has begun.

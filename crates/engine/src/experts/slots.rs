@@ -89,7 +89,7 @@ impl SlotPlan {
     }
 
     /// Class of each expert set.
-    pub fn class_of(&self) -> &[usize] {
+    pub(crate) fn class_of(&self) -> &[usize] {
         &self.class_of
     }
 

@@ -155,7 +155,10 @@ impl ExpertStore {
     }
 
     /// As [`ExpertStore::new`], without checks: without `files`, a store that can be sized but not read.
-    pub fn outlined(files: Vec<Arc<CheckpointFile>>, sets: Vec<(ExpertSet, Vec<ExpertLocation>)>) -> Self {
+    pub(crate) fn outlined(
+        files: Vec<Arc<CheckpointFile>>,
+        sets: Vec<(ExpertSet, Vec<ExpertLocation>)>,
+    ) -> Self {
         let stored = |(set, experts): (ExpertSet, Vec<ExpertLocation>)| {
             let experts: Vec<_> =
                 experts.into_iter().map(|l| (SlotLayout::new(&l), l)).map(|(l, e)| (e, l)).collect();
@@ -209,7 +212,7 @@ impl ExpertStore {
     ///
     /// # Errors
     /// [`Error::Io`] if a file is not there; [`Error::Malformed`] if its length, its beginning or a sample of it differs.
-    pub fn add_mirror(&mut self, path: &Path) -> Result<()> {
+    pub(crate) fn add_mirror(&mut self, path: &Path) -> Result<()> {
         let copy = self.files.iter().map(|file| {
             let name = file.path().file_name().unwrap_or_default();
             let place = match path.is_dir() {
@@ -237,7 +240,7 @@ impl ExpertStore {
     }
 
     /// The same from a copy: 0 is the checkpoint itself, mirrors follow.
-    pub fn reads_from(&self, copy: usize, set: ExpertSetId, expert: u32) -> Vec<ReadPart> {
+    pub(crate) fn reads_from(&self, copy: usize, set: ExpertSetId, expert: u32) -> Vec<ReadPart> {
         let (_, layout) = &self.sets[set.0].experts[expert as usize];
         let files = if copy == 0 { &self.files } else { &self.mirrors[copy - 1] };
         let part = |(run, at): &(ByteRange, usize)| ReadPart {
@@ -250,12 +253,12 @@ impl ExpertStore {
     }
 
     /// Whether an expert's matrices are stored one by one, row after row.
-    pub fn is_separate(&self, set: ExpertSetId, expert: u32) -> bool {
+    pub(crate) fn is_separate(&self, set: ExpertSetId, expert: u32) -> bool {
         self.location(set, expert).form == ExpertForm::Separate
     }
 
     /// The planes of gate, up and down in a slot, for writing; `None` if some share bytes.
-    pub fn planes_mut<'a>(
+    pub(crate) fn planes_mut<'a>(
         &self,
         set: ExpertSetId,
         expert: u32,
@@ -372,4 +375,32 @@ fn check_ranges(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Crafted files may have tensors in tensors; every range lies in the run that it is read with.
+    #[test]
+    fn a_run_covers_all_of_its_ranges() {
+        let check = |ranges: [(u64, u64); 3], expected: &[(u64, u64)]| {
+            let range = |(offset, len)| vec![ByteRange { file: 0, offset, len }];
+            let [gate, up, down] = ranges.map(range);
+            let layout = SlotLayout::new(&ExpertLocation { form: ExpertForm::Separate, gate, up, down });
+            let runs: Vec<(u64, u64)> = layout.runs.iter().map(|(run, _)| (run.offset, run.len)).collect();
+            assert_eq!(runs, expected, "{ranges:?}");
+            for ((offset, len), at) in ranges.into_iter().zip(&layout.at) {
+                let covers = |(run, start): &&(ByteRange, usize)| {
+                    let within = offset.wrapping_sub(run.offset);
+                    within.saturating_add(len) <= run.len && *at == start + within as usize
+                };
+                assert!(layout.runs.iter().any(|run| covers(&run)), "{offset} +{len} of {ranges:?}");
+            }
+        };
+        check([(0, 3000), (3000, 3000), (20_000, 500)], &[(0, 6000), (20_000, 500)]);
+        check([(0, 9000), (100, 200), (5000, 3000)], &[(0, 9000)]);
+        check([(100, 200), (0, 9000), (8000, 3000)], &[(0, 11_000)]);
+        check([(0, 9000), (0, 10), (9100, 100)], &[(0, 9200)]);
+    }
 }

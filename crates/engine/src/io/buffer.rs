@@ -13,7 +13,7 @@ use rustix::mm::{Advice, madvise};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Size of a memory page and of a disk block that direct reads must be aligned to.
-pub const PAGE_BYTES: usize = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 
 struct Region {
     start: NonNull<u8>,
@@ -49,7 +49,7 @@ impl HostBuffer {
     ///
     /// # Errors
     /// If the system has no address space left for it.
-    pub fn zeroed(len: usize) -> std::io::Result<Self> {
+    pub(crate) fn zeroed(len: usize) -> std::io::Result<Self> {
         let bytes = len.max(1).checked_next_multiple_of(PAGE_BYTES).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a private anonymous mapping at an address of the system's choosing touches no existing memory.
@@ -79,7 +79,7 @@ impl HostBuffer {
     /// Finds memory for the buffer now, which otherwise happens where it is first written. Content does not change; if the
     /// system refuses, nothing does.
     #[cfg(target_os = "linux")]
-    pub fn populate(&mut self) {
+    pub(crate) fn populate(&mut self) {
         let start = self.as_mut_ptr();
         // SAFETY: the range is this buffer's own part of a mapping that may be written; the pages that it touches get what
         // writing to them would give them.
@@ -88,7 +88,7 @@ impl HostBuffer {
 
     /// As above; here memory is found where it is first written.
     #[cfg(not(target_os = "linux"))]
-    pub fn populate(&mut self) {}
+    pub(crate) fn populate(&mut self) {}
 
     /// Where the bytes begin, for a kernel that writes them.
     #[cfg(target_os = "linux")]

@@ -104,7 +104,7 @@ impl CheckpointFile {
     ///
     /// # Errors
     /// [`Error::Malformed`] if this file differs from `other`; [`Error::Read`] if one cannot be read.
-    pub fn expect_like(&self, other: &Self, files: usize) -> Result<()> {
+    pub(crate) fn expect_like(&self, other: &Self, files: usize) -> Result<()> {
         let differs = |what: &str, expected: String, got: String| {
             Err(Error::Malformed { path: self.path.clone(), what: what.into(), expected, got })
         };
@@ -145,7 +145,7 @@ impl CheckpointFile {
     }
 
     /// A handle for reads at random places; `None` if the system has none of that kind for this file.
-    pub fn handle_for(&self, mode: ReadMode) -> Option<&File> {
+    pub(crate) fn handle_for(&self, mode: ReadMode) -> Option<&File> {
         match mode {
             ReadMode::Direct => {
                 self.direct.get_or_init(|| reopen::direct(&self.handle, &self.path).ok()).as_ref()
@@ -160,7 +160,7 @@ impl CheckpointFile {
     ///
     /// # Errors
     /// [`Error::Read`] if the file ends early or the system fails the read.
-    pub fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let mut got = 0;
         while got < out.len() {
             let failure = match self.handle.read_at(&mut out[got..], offset.saturating_add(got as u64)) {

@@ -3,7 +3,7 @@
 #[cfg(target_vendor = "apple")]
 pub(crate) mod apple_memory;
 pub mod atomic_file;
-pub mod buffer;
+pub(crate) mod buffer;
 pub mod file;
 pub mod pread;
 pub mod queue;

@@ -504,7 +504,10 @@ impl<'a> Config<'a> {
 
     /// Whether the key is there without a value, which is something else than not being there.
     pub fn is_null(&self, key: &str) -> bool {
-        self.places(key).find_map(|place| place.get(key)).is_some_and(Value::is_null)
+        let names = self.names.keys(key);
+        let mut found =
+            self.places(key).flat_map(|place| names.clone().filter_map(move |name| place.get(name)));
+        found.next().is_some_and(Value::is_null)
     }
 
     /// Checks what no family asks for by itself: objects that are none, and an activation other than those that its

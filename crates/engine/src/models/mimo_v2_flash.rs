@@ -149,7 +149,9 @@ fn rotation(config: &Config<'_>, r: &mut Recorder, head_dim: usize, sliding: boo
     let config = config.with_rope_in("rope_parameters");
     let own = config.with_rope(name)?;
     let set = own.unwrap_or(config);
-    let part = set.rope_number("partial_rotary_factor")?.unwrap_or(0.334);
+    // transformers' functions for scaled rotations are those of all models, and rotate every channel.
+    let default = if rope::is_scaled(&set)? { 1.0 } else { 0.334 };
+    let part = set.rope_number("partial_rotary_factor")?.unwrap_or(default);
     // An odd number rotates one channel more.
     let given = match config.format() {
         Format::HuggingFace => None,

@@ -296,22 +296,37 @@ mod tests {
         check(of("mistral3", "mistral"), "mistral3");
     }
 
+    /// The error of a small model whose configuration is changed, and which has an `hf_quant_config.json` besides.
+    fn refused(config: &dyn Fn(&mut Value), beside: Option<Value>) -> Option<String> {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf/qwen3_moe_basic");
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        std::fs::copy(fixture.join("model.safetensors"), file("model.safetensors")).unwrap();
+        let text = std::fs::read_to_string(fixture.join("config.json")).unwrap();
+        let mut own: Value = serde_json::from_str(&text).unwrap();
+        config(&mut own);
+        std::fs::write(file("config.json"), own.to_string()).unwrap();
+        if let Some(beside) = beside {
+            std::fs::write(file("hf_quant_config.json"), beside.to_string()).unwrap();
+        }
+        record(Arc::new(Checkpoint::open(folder.path()).unwrap())).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn sizes_that_tensors_do_not_have_are_refused() {
+        for (key, what) in [("vocab_size", "embedding"), ("moe_intermediate_size", "experts of layer 0")] {
+            let change =
+                |by: i64| refused(&|config| config[key] = (config[key].as_i64().unwrap() + by).into(), None);
+            assert_eq!(change(0), None);
+            for by in [-1, 1] {
+                let error = change(by).unwrap();
+                assert!(error.contains(key) && error.contains(what), "{error}");
+            }
+        }
+    }
+
     #[test]
     fn a_quantisation_that_cannot_be_read_is_named() {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf/qwen3_moe_basic");
-        let refused = |config: &dyn Fn(&mut Value), beside: Option<Value>| {
-            let folder = tempfile::tempdir().unwrap();
-            let file = |name: &str| folder.path().join(name);
-            std::fs::copy(fixture.join("model.safetensors"), file("model.safetensors")).unwrap();
-            let text = std::fs::read_to_string(fixture.join("config.json")).unwrap();
-            let mut own: Value = serde_json::from_str(&text).unwrap();
-            config(&mut own);
-            std::fs::write(file("config.json"), own.to_string()).unwrap();
-            if let Some(beside) = beside {
-                std::fs::write(file("hf_quant_config.json"), beside.to_string()).unwrap();
-            }
-            record(Arc::new(Checkpoint::open(folder.path()).unwrap())).err().map(|error| error.to_string())
-        };
         assert_eq!(refused(&|_| (), None), None);
         let awq = json!({"quant_method": "awq", "bits": 4});
         let error = refused(&|config| config["quantization_config"] = awq.clone(), None).unwrap();

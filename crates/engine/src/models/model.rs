@@ -163,7 +163,7 @@ impl Model {
     }
 
     /// Says which resident weight holds a value that is not finite, if any does, reading them again.
-    pub fn find_not_finite(&self) -> Option<String> {
+    pub(crate) fn find_not_finite(&self) -> Option<String> {
         for source in &self.sources {
             let Ok(tensor) = self.read(source) else { continue };
             if let Ok(Some(at)) = find_not_finite(tensor.view()) {

@@ -39,6 +39,22 @@ pub fn plain(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f6
     Ok(Rope { style, inv_freq: frequencies(rotary_dim, theta), magnitude: 1.0 })
 }
 
+/// The kind of scaling that is configured.
+fn kind(config: &Config<'_>) -> Result<Option<String>> {
+    match config.word("rope_type")? {
+        Some(kind) => Ok(Some(kind)),
+        None => config.word("type"),
+    }
+}
+
+/// Whether a kind of scaling is configured, and not that of none.
+///
+/// # Errors
+/// [`crate::Error::Config`] if it is not a word.
+pub fn is_scaled(config: &Config<'_>) -> Result<bool> {
+    Ok(!matches!(kind(config)?.as_deref(), None | Some("default" | "none")))
+}
+
 /// As [`rotation`], with the base `theta` whatever the configuration says.
 ///
 /// # Errors
@@ -48,10 +64,7 @@ pub fn scaled(config: &Config<'_>, rotary_dim: usize, style: RopeStyle, theta: f
         return Err(config.unsupported("rope_theta", "a number above 1"));
     }
     let base = frequencies(rotary_dim, theta);
-    let kind = match config.word("rope_type")? {
-        Some(kind) => Some(kind),
-        None => config.word("type")?,
-    };
+    let kind = kind(config)?;
     let required = |key: &str| -> Result<f64> {
         let value = config.number(key)?.filter(|v| *v > 0.0);
         value.ok_or_else(|| config.unsupported(key, "a positive number, for this kind of rope scaling"))

@@ -202,6 +202,8 @@ fn rotation(
             kinds.is_empty() || kinds.iter().any(|of| of == kind)
         }
         None if config.format() == Format::Mlx => true,
+        // Added to a set that says `default`, which the older key `type` does not change.
+        _ if config.format() == Format::HuggingFace => !sliding && config.word("rope_type")?.is_some(),
         _ => !sliding,
     };
     if scaled {

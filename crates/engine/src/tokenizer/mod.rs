@@ -160,7 +160,12 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`Error::ContextFull`] with the tokens found so far; never for a text that fits.
-    pub fn encode_within(&self, text: &str, add_special: AddSpecial, context: usize) -> Result<Vec<u32>> {
+    pub(crate) fn encode_within(
+        &self,
+        text: &str,
+        add_special: AddSpecial,
+        context: usize,
+    ) -> Result<Vec<u32>> {
         // Where a text is cut, a few tokens stand for what may be one in the whole.
         let enough = context.saturating_add(CUT_TOKENS);
         let mut end = enough.saturating_mul(TOKEN_BYTES);

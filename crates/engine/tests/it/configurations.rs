@@ -9,7 +9,7 @@ use moeflux_compute::cpu::CpuBackend;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use crate::support::{Fixture, f32_options, logits, open};
+use crate::support::{Fixture, f32_options, logits, open, replace};
 
 /// As of fixtures with their own configurations.
 const RELATIVE_ERROR: f32 = 3e-5;
@@ -59,7 +59,7 @@ fn are_read_as_transformers_reads_them() {
         for (number, (what, change)) in changes.as_object().expect("an object").iter().enumerate() {
             let tokens = words(&golden, &format!("{number}.tokens"), u32::from_le_bytes);
             let expected = words(&golden, &format!("{number}.logits"), f32::from_le_bytes);
-            std::fs::write(copy.file("config.json"), changed(&config, change).to_string()).unwrap();
+            replace(&copy.file("config.json"), changed(&config, change).to_string());
             let options = Options { context: Some(tokens.len()), ..f32_options() };
             let got = logits(&mut open(copy.path(), &backend, &options), &tokens);
             let got = &got[got.len() - expected.len()..];

@@ -93,17 +93,23 @@ fn with_slots(fixture: &Fixture, device: usize, host: usize) -> (Engine, Fates) 
     (Engine::new(model, &backend, &options, Faulty::new(&fates), |_, _| ()).unwrap(), fates)
 }
 
+/// A device with slots for half of the experts and a host with slots for the rest and those of one layer: those that come
+/// are still there when those that leave arrive.
+fn half_and_half(fixture: &Fixture) -> (Engine, Fates) {
+    let model = models::record(Arc::new(Checkpoint::open(&fixture.path).unwrap())).unwrap();
+    let sets = model.graph.expert_sets();
+    let experts: usize = sets.iter().map(|set| set.experts).sum();
+    let most = sets.iter().map(|set| set.experts).max().unwrap_or(0);
+    with_slots(fixture, experts / 2, experts - experts / 2 + most)
+}
+
 #[test]
 fn what_both_can_hold_is_read_once() {
     for name in ["hf/qwen3_moe_basic", "gguf/qwen3_moe_q4_k_m"] {
         let fixture = Fixture::named(name);
         let (mut whole, _) = with_slots(&fixture, 1000, 2);
         let expected = logits(&mut whole).unwrap();
-        let sets = whole.model().graph.expert_sets();
-        let experts: usize = sets.iter().map(|set| set.experts).sum();
-        let most = sets.iter().map(|set| set.experts).max().unwrap_or(0);
-        // Those that come are still there when those that leave arrive.
-        let (mut engine, _) = with_slots(&fixture, experts / 2, experts - experts / 2 + most);
+        let (mut engine, _) = half_and_half(&fixture);
         engine.fill_experts().unwrap();
         let all = engine.experts().store().total_bytes();
         assert_eq!(engine.take_stats().cache.bytes_read, all, "{name}");
@@ -135,4 +141,21 @@ fn a_read_that_fails_leaves_device_and_host_in_order() {
         }
     }
     assert_eq!(failures, 12, "all that failed or came short were noticed");
+}
+
+/// What failed to come is not on the device: slots that are empty are filled with it as with any other.
+#[test]
+fn what_failed_to_come_fills_empty_slots() {
+    let fixture = Fixture::named("hf/qwen3_moe_basic");
+    let expected = logits(&mut with_slots(&fixture, 1000, 2).0).unwrap();
+    for read in [0, 3] {
+        let (mut engine, fates) = half_and_half(&fixture);
+        fates.nth(read, Fate::Failed);
+        assert!(logits(&mut engine).is_err(), "read {read}");
+        engine.fill_experts().unwrap();
+        engine.take_stats();
+        assert!(logits(&mut engine).unwrap() == expected, "after read {read}");
+        let cache = engine.take_stats().cache;
+        assert_eq!(cache.bytes_read, 0, "after read {read}: {cache:?}");
+    }
 }

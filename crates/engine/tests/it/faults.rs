@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::faulty::{Fate, Fates, Faulty};
-use crate::support::{Fixture, all, bits, golden_positions, logits, open};
+use crate::support::{Fixture, all, bits, expert_cache, golden_positions, logits, open};
 use moeflux::checkpoint::Checkpoint;
-use moeflux::experts::{CacheOptions, ExpertCache, PolicyKind, Prefetch, SlotPlan};
+use moeflux::experts::{ExpertCache, PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::pread::PreadPool;
 use moeflux::io::queue::{QueueKind, ReadDone, ReadQueue, ReadRequest};
@@ -241,20 +241,11 @@ fn a_file_that_is_removed_stays_readable() {
     assert_eq!(bits(&logits(&mut engine, &tokens)), expected);
 }
 
-/// The experts of a model in a cache of `slots`, read through `queue`.
-fn cache(fixture: &str, slots: usize, queue: Box<dyn ReadQueue>) -> ExpertCache {
-    let checkpoint = Arc::new(Checkpoint::open(&Fixture::named(fixture).path).unwrap());
-    let store = models::record(checkpoint).unwrap().experts;
-    let plan = SlotPlan::of_slots(&store.shapes(), slots);
-    let options = CacheOptions { prefetch: Prefetch::Always, ..CacheOptions::default() };
-    ExpertCache::new(store, plan, queue, options, &mut |_| ()).unwrap()
-}
-
 /// A guess may fail: whoever asks for the expert has it read again.
 #[test]
 fn a_failed_guess_is_nobodys_error() {
     let fates = Fates::default();
-    let mut cache = cache("hf/qwen3_moe_basic", 4, Faulty::new(&fates));
+    let mut cache = expert_cache("hf/qwen3_moe_basic", 4, Faulty::new(&fates));
     let ask = |cache: &mut ExpertCache, set, experts: &[u32]| {
         let mut seen = 0;
         cache.announce(ExpertSetId(set), experts).unwrap();
@@ -310,7 +301,7 @@ impl ReadQueue for Counted {
 fn a_cache_that_is_dropped_waits_for_its_reads() {
     let under_way = Arc::<AtomicUsize>::default();
     let queue = Counted { queue: PreadPool::new(1).unwrap(), under_way: Arc::clone(&under_way) };
-    let mut cache = cache("hf/qwen3_moe_basic", 4, Box::new(queue));
+    let mut cache = expert_cache("hf/qwen3_moe_basic", 4, Box::new(queue));
     cache.announce(ExpertSetId(0), &[0, 1, 2]).unwrap();
     assert_eq!(under_way.load(Ordering::SeqCst), 3);
     drop(cache);

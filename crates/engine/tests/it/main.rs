@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod batches;
+mod cache;
 mod chat_template;
 mod checkpoint;
 mod configurations;

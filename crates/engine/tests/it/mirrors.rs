@@ -48,10 +48,11 @@ fn a_mirror_that_breaks_is_left() {
     }
     let got = bits(&logits(&mut engine, &tokens()));
     assert!(got == bits(&logits(&mut open(&fixture, vec![]).unwrap(), &tokens())));
-    let first = engine.take_stats().cache.bytes_from_mirrors;
+    let first = engine.take_stats().cache;
+    assert!(first.bytes_from_mirrors > 0 && first.mirrors_lost == 1, "{first:?}");
     logits(&mut engine, &tokens());
     let cache = engine.take_stats().cache;
-    assert!(first > 0 && cache.bytes_from_mirrors == 0 && cache.bytes_read > 0, "{cache:?}");
+    assert!(cache.bytes_from_mirrors == 0 && cache.mirrors_lost == 0 && cache.bytes_read > 0, "{cache:?}");
 }
 
 #[test]

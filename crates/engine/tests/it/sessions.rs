@@ -308,7 +308,7 @@ fn damaged_and_foreign_files_are_refused() {
         let good = std::fs::read(&path).unwrap();
         eval(&mut engine, &mut session, 70, 90);
         let mut refused = |engine: &mut Engine, bytes: &[u8], what: &str| {
-            std::fs::write(&path, bytes).unwrap();
+            support::replace(&path, bytes);
             let error = engine.load(&mut session, &path).unwrap_err();
             assert!(error.to_string().contains("saved"), "{name}: {what}: {error} names the file");
             assert_holds_90(engine, &mut session, &format!("{name}: {what}: {error}"));
@@ -361,7 +361,7 @@ impl Copy {
         let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         let (parent, key) = pointer.rsplit_once('/').unwrap();
         config.pointer_mut(parent).unwrap()[key] = value;
-        std::fs::write(path, config.to_string()).unwrap();
+        support::replace(&path, config.to_string());
     }
 
     /// Calls `change` with the bytes of the tensor `name` and with its entry in the header, which keeps its length.
@@ -371,7 +371,7 @@ impl Copy {
             let mut bytes = std::fs::read(&path).unwrap();
             if let Some(range) = tensor_range(&bytes, name) {
                 change(&mut bytes[range]);
-                return std::fs::write(path, bytes).unwrap();
+                return support::replace(&path, bytes);
             }
         }
         panic!("no tensor {name}");
@@ -509,7 +509,7 @@ fn tokens_beyond_the_vocabulary_are_refused() {
         let content = bytes.len() - 16;
         let checksum = xxhash_rust::xxh3::xxh3_128(&bytes[..content]);
         bytes[content..].copy_from_slice(&checksum.to_le_bytes());
-        std::fs::write(&path, &bytes).unwrap();
+        support::replace(&path, &bytes);
         let outcome = engine.load(&mut engine.session(), &path).map(|_| ());
         match outcome {
             Ok(()) => assert!(accepted, "{token}"),

@@ -105,11 +105,14 @@ impl Format for Mxfp4Planes {
     }
 }
 
-/// 2^(s − 128) as the product of 2^(⌊s/2⌋ − 64) and 2^(⌈s/2⌉ − 64), which are normal for every s.
+/// 2^(s − 128) as the product of 2^(⌊s/2⌋ − 64) and 2^(⌈s/2⌉ − 64), which are normal for every s; of 255, all bits: NaN.
 #[inline(always)]
 fn half_scale<I: Isa>(isa: I, s: I::U) -> I::F {
     let power = |half: I::U| isa.of_bits(isa.shl::<23>(isa.add_u(half, isa.splat_u(63))));
-    isa.mul(power(isa.shr::<1>(s)), power(isa.shr::<1>(isa.add_u(s, isa.splat_u(1)))))
+    let next = isa.add_u(s, isa.splat_u(1));
+    let scale = isa.mul(power(isa.shr::<1>(s)), power(isa.shr::<1>(next)));
+    let is_last = isa.sub_u(isa.splat_u(0), isa.shr::<8>(next));
+    isa.of_bits(isa.or(isa.bits(scale), is_last))
 }
 
 /// Four nibbles to four bytes.

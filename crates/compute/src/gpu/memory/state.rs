@@ -157,3 +157,30 @@ fn write<'a>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::emulator::Emulator;
+
+    /// A device's memory is what others left in it.
+    #[test]
+    fn items_are_zero_when_new_and_stay_when_the_pool_grows() {
+        const ITEM: usize = 96;
+        let mut device = Emulator::new(5);
+        let left = device.alloc(64 * ITEM).unwrap();
+        device.upload(left.into(), &[0xa5; 64 * ITEM]).unwrap();
+        device.free(left);
+        let mut pool = Pool::new(&mut device, ITEM).unwrap();
+        let mut expected: Vec<u8> = vec![];
+        for (items, moves) in [(2, true), (2, false), (1, false), (3, true), (11, true)] {
+            assert_eq!(pool.reserve(&mut device, items).unwrap(), moves);
+            expected.resize(expected.len().max(items * ITEM), 0);
+            let mut found = vec![1; expected.len()];
+            device.download(pool.slice(), &mut found).unwrap();
+            assert_eq!(found, expected, "{items} items");
+            expected = (0..expected.len()).map(|i| i as u8 | 1).collect();
+            device.upload(pool.slice(), &expected).unwrap();
+        }
+    }
+}

@@ -341,3 +341,44 @@ impl Tiers {
 fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::gpu::memory::expert_layout::layouts;
+    use crate::graph::{ExpertSet, GraphBuilder, MatrixSpec, Precision};
+
+    /// Shares are rounded down, and layers with fewer experts have smaller ones.
+    #[test]
+    fn every_layer_has_its_minimum_or_there_is_no_plan() {
+        const EXPERTS: [usize; 3] = [24, 4, 9];
+        let mut g = GraphBuilder::new();
+        let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
+        for (layer, experts) in EXPERTS.into_iter().enumerate() {
+            let (up, down) = (matrix(16, 64), matrix(64, 16));
+            g.expert_set(ExpertSet { layer, experts, gate: Some(up), up, down }).unwrap();
+        }
+        let table = g.weight("table", matrix(3, 64));
+        let x = g.embed(table);
+        let rows = g.gather_rows(x);
+        let logits = g.linear(rows, table, None, Precision::F32).unwrap();
+        let layouts = layouts(&g.finish(logits)).unwrap();
+        let all: u64 = layouts.iter().zip(EXPERTS).map(|(layout, n)| (layout.bytes * n) as u64).sum();
+        for minimum in 1..=4 {
+            let (mut none, mut some) = (0, 0);
+            for part in 0..=200 {
+                let Some(plan) = TierPlan::new(&layouts, &EXPERTS, all * part / 100, minimum) else {
+                    none += 1;
+                    continue;
+                };
+                some += 1;
+                for (shelf, experts) in plan.shelves.iter().zip(EXPERTS) {
+                    let enough = shelf.slots >= minimum.min(experts) && shelf.slots <= experts;
+                    assert!(enough, "{} of {experts}, at least {minimum}, {part} %", shelf.slots);
+                }
+            }
+            assert!(none > 10 && some > 10, "{minimum}: {none} without a plan, {some} with one");
+        }
+    }
+}

@@ -78,13 +78,16 @@ impl Random {
         planes
     }
 
-    /// Plane and offset of the first 16-bit scale; none for plain floats and MXFP4.
-    pub(crate) fn scale_at(&self, dtype: DType) -> Option<(usize, usize)> {
+    /// Plane and offset of the first scale, and one that is no number; none for plain floats.
+    pub(crate) fn scale_at(&self, dtype: DType) -> Option<(usize, usize, &'static [u8])> {
+        const HALF: &[u8] = &[0xff, 0x7f];
+        const POWER: &[u8] = &[0xff];
         match dtype {
             DType::F32 | DType::F16 | DType::BF16 => None,
-            DType::MXFP4 | DType::MXFP4_Planes | DType::MXFP8_Planes => None,
-            DType::Affine { .. } => Some((1, 0)),
-            blocks => Some((0, scale_offsets(blocks)[0])),
+            DType::MXFP4 => Some((0, 0, POWER)),
+            DType::MXFP4_Planes | DType::MXFP8_Planes => Some((1, 0, POWER)),
+            DType::Affine { .. } => Some((1, 0, HALF)),
+            blocks => Some((0, scale_offsets(blocks)[0], HALF)),
         }
     }
 

@@ -5,7 +5,7 @@ use moeflux::models::assumed;
 use serde_json::{Value, json};
 
 use super::odd_keys::{Change, Key, check_keys};
-use crate::support::{Fixture, all};
+use crate::support::{Fixture, all, replace};
 
 /// Values that no key expects, or that others do not go with.
 fn odd_values() -> Vec<Value> {
@@ -56,7 +56,7 @@ fn every_value_of_every_configuration_may_be_odd() {
             let fits = same_kind(place, odd);
             *place = odd.clone();
             let file = file.clone();
-            let write = Box::new(move || std::fs::write(&file, changed.to_string()).unwrap());
+            let write = Box::new(move || replace(&file, changed.to_string()));
             Change { value: odd.to_string(), fits, write }
         };
         let key = |place: String| Key {
@@ -85,7 +85,7 @@ fn numbers_that_no_model_has_cost_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
     let describe = |config: &Value| {
-        std::fs::write(&path, config.to_string()).unwrap();
+        replace(&path, config.to_string());
         let start = std::time::Instant::now();
         let outcome = assumed::describe(&path, None).map(|_| ()).map_err(|error| error.to_string());
         assert!(start.elapsed().as_secs_f64() < 5.0, "{config}");
@@ -120,6 +120,15 @@ fn numbers_that_no_model_has_cost_nothing() {
                     );
                 }
             }
+        }
+        // Layers that are listed rather than counted.
+        if let Some(kind) = config.get("layer_types").map(|kinds| kinds[0].clone()) {
+            let mut odd = config.clone();
+            odd.as_object_mut().unwrap().remove("num_hidden_layers");
+            describe(&odd).unwrap();
+            odd["layer_types"] = vec![kind; 4097].into();
+            let error = describe(&odd).unwrap_err();
+            assert!(error.contains("layer_types: expected at most 4096 layers"), "{error}");
         }
         // Each is within its own bound.
         let mut odd = config.clone();

@@ -6,7 +6,7 @@ use moeflux::checkpoint::gguf::{self, Metadata};
 use moeflux::checkpoint::safetensors::{self, ElementType};
 use moeflux::checkpoint::{Checkpoint, Encoding};
 
-use crate::support::Copied;
+use crate::support::{Copied, replace};
 
 /// A file's tensors and what else its header says.
 pub(crate) struct Parts {
@@ -99,7 +99,7 @@ impl Parts {
                 writer.finish().expect("complete data")
             }
         };
-        std::fs::write(&self.path, bytes).expect("a file");
+        replace(&self.path, bytes);
     }
 }
 

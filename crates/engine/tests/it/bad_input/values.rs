@@ -2,7 +2,6 @@
 
 use moeflux::Error;
 use moeflux::checkpoint::Encoding;
-use moeflux_compute::DType;
 
 use super::editor::{Part, files};
 use super::supervisor::{is_of_vision, record, run, supervise, unclear_message};
@@ -11,9 +10,7 @@ use crate::support::sample;
 /// Makes the values of a tensor NaN; false for parts of weights that cannot hold one.
 fn spoil(part: &mut Part) -> bool {
     match &part.encoding {
-        // E8M0's code for NaN is read as a large number, as ggml does.
-        Encoding::Weight(DType::MXFP4) => return false,
-        // Scales of GGUF's blocks are f16: all ones are NaN there too.
+        // Scales of GGUF's blocks are f16 or powers of two: all ones are NaN there too.
         Encoding::Weight(_) => part.data.fill(0xff),
         Encoding::Other(name) if name == "F8_E4M3" => part.data.fill(0x7f),
         Encoding::Other(_) => return false,

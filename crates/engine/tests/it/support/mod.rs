@@ -3,8 +3,12 @@
 pub mod faulty;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use moeflux::{Engine, Options, Outputs};
+use moeflux::checkpoint::Checkpoint;
+use moeflux::experts::{CacheOptions, ExpertCache, PolicyKind, Prefetch, SlotPlan};
+use moeflux::io::queue::ReadQueue;
+use moeflux::{Engine, Options, Outputs, models};
 use moeflux_compute::backend::{ActivationMode, Backend};
 use safetensors::SafeTensors;
 
@@ -111,6 +115,13 @@ impl Golden {
     }
 }
 
+/// Writes a file in place of one that may be there. A file that is truncated and written again is flushed by some file
+/// systems, a new one is not: fifty times as fast, where a test writes thousands.
+pub fn replace(path: &Path, bytes: impl AsRef<[u8]>) {
+    let _ = std::fs::remove_file(path);
+    std::fs::write(path, bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
+
 /// Options of the exact mode.
 pub fn f32_options() -> Options {
     Options { activations: ActivationMode::F32, ..Options::default() }
@@ -127,6 +138,16 @@ pub fn golden_positions(path: &Path) -> Option<usize> {
 pub fn open(path: &Path, backend: &dyn Backend, options: &Options) -> Engine {
     let options = Options { context: options.context.or_else(|| golden_positions(path)), ..options.clone() };
     Engine::open(path, backend, &options, |_, _| ()).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The experts of a fixture in a cache of `slots`, read through `queue`; what was used last is kept.
+pub fn expert_cache(fixture: &str, slots: usize, queue: Box<dyn ReadQueue>) -> ExpertCache {
+    let checkpoint = Arc::new(Checkpoint::open(&Fixture::named(fixture).path).unwrap());
+    let store = models::record(checkpoint).unwrap().experts;
+    let plan = SlotPlan::of_slots(&store.shapes(), slots);
+    let options =
+        CacheOptions { policy: PolicyKind::Lru, prefetch: Prefetch::Always, ..CacheOptions::default() };
+    ExpertCache::new(store, plan, queue, options, &mut |_| ()).unwrap()
 }
 
 /// Logits of all `tokens` in a new session.

@@ -122,6 +122,9 @@ uint groups(uint axis);
 void wait_for_group(const char* file, int line);
 // Gives `value` to the warp and returns that of `lane`.
 uint32_t exchange(uint32_t value, uint lane);
+// The dialect's `lane_sum`, with one exchange in place of five: a lane and its partner add the same two numbers, so that
+// every lane has the sum of the first one.
+float sum_of_lanes(float value);
 // a · b + sum of 8 × 8 matrices, of which lane l holds columns 2(l % 4) and the next of row l / 4.
 void multiply_accumulate(float* to, const float* a, const float* b, const float* sum);
 // a · b + sum of (16, 16 · halves) and (16 · halves, 8) bytes, signed: with g = lane / 4 and t = lane % 4, a lane holds of each half

@@ -49,7 +49,8 @@ namespace {
 
 enum class State { Ready, Barrier, Lanes, Done };
 
-const size_t STACK_BYTES = 64 << 10;
+// Not a power of two: stacks whose tops are a multiple of one apart share a few lines of the cache.
+const size_t STACK_BYTES = (64 << 10) + 9 * 64;
 
 struct Fibre {
     void* stack_pointer;
@@ -96,16 +97,82 @@ struct Machine {
 
     uint below(uint n) {
         random = random * 6364136223846793005ull + 1442695040888963407ull;
-        return (uint)((random >> 33) % n);
+        return (uint)((random >> 32) * n >> 32);
     }
 };
 
-thread_local Machine machine;
+// That of the thread, once it has run something: a plain pointer, which costs no look whether it is constructed.
+__thread Machine* machine;
 
+void report(const char* format, va_list arguments) {
+    Machine& m = *machine;
+    if (m.failed) return;
+    char text[512], where[256];
+    vsnprintf(text, sizeof text, format, arguments);
+    snprintf(where, sizeof where, "kernel %s, group (%u, %u, %u), thread %u: ", m.kernel->name, m.group[0], m.group[1],
+             m.group[2], now.thread);
+    m.failed = true;
+    m.message = std::string(where) + text;
+}
+
+void note(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    report(format, arguments);
+    va_end(arguments);
+}
+
+// All threads that take part wait at the same place, or it is a divergence.
+void release(Machine& m, uint first, uint count, State state) {
+    const Fibre& head = m.fibres[first];
+    for (uint i = first; i < first + count; ++i) {
+        Fibre& fibre = m.fibres[i];
+        if (fibre.state != state || (state == State::Barrier && (fibre.line != head.line || fibre.file != head.file))) {
+            now.thread = i;
+            return note("threads diverge at a barrier: %s:%d and %s:%d", head.file, head.line,
+                        fibre.file ? fibre.file : "the end", fibre.line);
+        }
+        fibre.state = State::Ready;
+        m.ready.push_back(i);
+    }
+}
+
+// Files why a thread stops, and lets those go on that waited for it.
+void stopped(Machine& m, uint thread, State state) {
+    m.fibres[thread].state = state;
+    if (state == State::Lanes) {
+        Warp& warp = m.warps[thread / 32];
+        if (++warp.waiting == 32) {
+            warp.waiting = 0;
+            release(m, thread / 32 * 32, 32, State::Lanes);
+        }
+    } else if (state == State::Done) {
+        ++m.done;
+    } else if (++m.waiting == m.threads) {
+        m.waiting = 0;
+        ++now.epoch;
+        release(m, 0, m.threads, State::Barrier);
+    }
+}
+
+// The stack of the thread that runs next, any of those that can; the scheduler's where none can or one has failed.
+void* next_stack(Machine& m) {
+    if (m.failed || m.ready.empty()) return m.scheduler;
+    const uint pick = m.below((uint)m.ready.size());
+    now.thread = m.ready[pick];
+    m.ready[pick] = m.ready.back();
+    m.ready.pop_back();
+    return m.fibres[now.thread].stack_pointer;
+}
+
+// Stops the running thread and goes on with the next one, straight from stack to stack.
 void yield(State state) {
-    Fibre& fibre = machine.fibres[now.thread];
-    fibre.state = state;
-    moeflux_fibre_switch(&fibre.stack_pointer, machine.scheduler);
+    Machine& m = *machine;
+    const uint self = now.thread;
+    stopped(m, self, state);
+    void* next = next_stack(m);
+    if (now.thread == self && next != m.scheduler) return;
+    moeflux_fibre_switch(&m.fibres[self].stack_pointer, next);
 }
 
 // Ends the running fibre, wherever it is: kernels own nothing that would have to be given back.
@@ -115,13 +182,13 @@ void yield(State state) {
 }
 
 [[noreturn]] void fibre_main() {
-    machine.kernel->run(machine.bindings, machine.constants);
+    machine->kernel->run(machine->bindings, machine->constants);
     leave();
 }
 
 void start(uint index) {
-    Fibre& fibre = machine.fibres[index];
-    uintptr_t top = (uintptr_t)(machine.stacks.data() + (index + 1) * STACK_BYTES) & ~(uintptr_t)63;
+    Fibre& fibre = machine->fibres[index];
+    uintptr_t top = (uintptr_t)(machine->stacks.data() + (index + 1) * STACK_BYTES) & ~(uintptr_t)63;
     // Below a return address, as a call leaves the stack: misaligned by one word.
     void** stack = (void**)(top - 64);
 #if defined(__x86_64__)
@@ -137,40 +204,8 @@ void start(uint index) {
     fibre = Fibre{stack, State::Ready, nullptr, 0, 0, 0};
 }
 
-void report(const char* format, va_list arguments) {
-    if (machine.failed) return;
-    char text[512], where[256];
-    vsnprintf(text, sizeof text, format, arguments);
-    snprintf(where, sizeof where, "kernel %s, group (%u, %u, %u), thread %u: ", machine.kernel->name,
-             machine.group[0], machine.group[1], machine.group[2], now.thread);
-    machine.failed = true;
-    machine.message = std::string(where) + text;
-}
-
-void note(const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    report(format, arguments);
-    va_end(arguments);
-}
-
-// All threads that take part wait at the same place, or it is a divergence.
-void release(uint first, uint count, State state) {
-    const Fibre& head = machine.fibres[first];
-    for (uint i = first; i < first + count; ++i) {
-        Fibre& fibre = machine.fibres[i];
-        if (fibre.state != state || (state == State::Barrier && (fibre.line != head.line || fibre.file != head.file))) {
-            now.thread = i;
-            return note("threads diverge at a barrier: %s:%d and %s:%d", head.file, head.line,
-                        fibre.file ? fibre.file : "the end", fibre.line);
-        }
-        fibre.state = State::Ready;
-        machine.ready.push_back(i);
-    }
-}
-
 void run_group() {
-    Machine& m = machine;
+    Machine& m = *machine;
     m.waiting = m.done = 0;
     m.ready.clear();
     for (Warp& warp : m.warps) warp.waiting = 0;
@@ -178,30 +213,8 @@ void run_group() {
         start(i);
         m.ready.push_back(i);
     }
-    while (!m.ready.empty() && !m.failed) {
-        const uint pick = m.below((uint)m.ready.size());
-        now.thread = m.ready[pick];
-        m.ready[pick] = m.ready.back();
-        m.ready.pop_back();
-        Fibre& fibre = m.fibres[now.thread];
-        moeflux_fibre_switch(&m.scheduler, fibre.stack_pointer);
-        if (m.failed) break;
-        if (fibre.state == State::Lanes) {
-            const uint warp = now.thread / 32;
-            if (++m.warps[warp].waiting == 32) {
-                m.warps[warp].waiting = 0;
-                release(warp * 32, 32, State::Lanes);
-            }
-        } else {
-            if (fibre.state == State::Barrier) ++m.waiting;
-            else ++m.done;
-            if (m.waiting == m.threads) {
-                m.waiting = 0;
-                ++now.epoch;
-                release(0, m.threads, State::Barrier);
-            }
-        }
-    }
+    // Comes back when no thread can run.
+    if (m.threads) moeflux_fibre_switch(&m.scheduler, next_stack(m));
     if (!m.failed && m.done < m.threads) {
         for (uint i = 0; i < m.threads; ++i) {
             const Fibre& fibre = m.fibres[i];
@@ -260,12 +273,12 @@ void fail_access(const Memory& memory, uint64_t at, uint64_t size, bool write) {
 void fail_ahead(const Memory& memory) { fail("%s: used before the dispatches before have ended", memory.name); }
 uint own_index() { return now.thread; }
 uint lane() { return now.thread % 32; }
-uint threads() { return machine.threads; }
-uint group(uint axis) { return machine.group[axis]; }
-uint groups(uint axis) { return machine.grid[axis]; }
+uint threads() { return machine->threads; }
+uint group(uint axis) { return machine->group[axis]; }
+uint groups(uint axis) { return machine->grid[axis]; }
 
 void wait_for_group(const char* file, int line) {
-    Fibre& fibre = machine.fibres[now.thread];
+    Fibre& fibre = machine->fibres[now.thread];
     fibre.file = file;
     fibre.line = line;
     yield(State::Barrier);
@@ -274,16 +287,28 @@ void wait_for_group(const char* file, int line) {
 uint32_t exchange(uint32_t value, uint lane) {
     const uint self = now.thread;
     // Two sets of values in turn: a lane can be one operation ahead of another, never two.
-    uint32_t* values = machine.warps[self / 32].values[machine.fibres[self].exchanges++ % 2];
+    uint32_t* values = machine->warps[self / 32].values[machine->fibres[self].exchanges++ % 2];
     values[self % 32] = value;
     yield(State::Lanes);
     if (lane >= 32) fail("a lane operation names lane %u", lane);
     return values[lane];
 }
 
+float sum_of_lanes(float value) {
+    const uint self = now.thread;
+    uint32_t* values = machine->warps[self / 32].values[machine->fibres[self].exchanges++ % 2];
+    memcpy(values + self % 32, &value, 4);
+    yield(State::Lanes);
+    float sums[32];
+    memcpy(sums, values, sizeof sums);
+    for (uint half = 16; half > 0; half /= 2)
+        for (uint i = 0; i < half; ++i) sums[i] += sums[i + half];
+    return sums[0];
+}
+
 void multiply_accumulate(float* to, const float* a, const float* b, const float* sum) {
     const uint self = now.thread, lane = self % 32, row = lane / 4;
-    float(*matrices)[64] = machine.warps[self / 32].matrices[machine.fibres[self].exchanges++ % 2];
+    float(*matrices)[64] = machine->warps[self / 32].matrices[machine->fibres[self].exchanges++ % 2];
     for (uint i = 0; i < 2; ++i) {
         matrices[0][2 * lane + i] = a[i];
         matrices[1][2 * lane + i] = b[i];
@@ -298,7 +323,7 @@ void multiply_accumulate(float* to, const float* a, const float* b, const float*
 
 void multiply_bytes(int* to, const uint* a, const uint* b, uint halves) {
     const uint self = now.thread, lane = self % 32, g = lane / 4, t = lane % 4;
-    uint32_t(*shares)[6] = machine.warps[self / 32].shares[machine.fibres[self].exchanges++ % 2];
+    uint32_t(*shares)[6] = machine->warps[self / 32].shares[machine->fibres[self].exchanges++ % 2];
     for (uint i = 0; i < 2 * halves; ++i) shares[lane][i] = a[i];
     for (uint i = 0; i < halves; ++i) shares[lane][4 + i] = b[i];
     yield(State::Lanes);
@@ -313,9 +338,9 @@ void multiply_bytes(int* to, const uint* a, const uint* b, uint halves) {
 }
 
 Memory* shared(const char* name, uint64_t bytes, uint32_t element) {
-    const uint index = machine.fibres[now.thread].arrays++;
-    if (index == machine.arrays.size()) machine.arrays.push_back(new Array());
-    Array& array = *machine.arrays[index];
+    const uint index = machine->fibres[now.thread].arrays++;
+    if (index == machine->arrays.size()) machine->arrays.push_back(new Array());
+    Array& array = *machine->arrays[index];
     if (array.memory.name != name || array.memory.bytes != bytes) {
         const size_t elements = bytes / element;
         array.data.assign(bytes, 0xcd);
@@ -339,7 +364,8 @@ bool within(const Memory& memory, const uint8_t* address) {
 
 // An access through a plain pointer: whose memory it is, and whether that allows it.
 void access(const void* pointer, uint64_t size, bool write, bool aligned) {
-    Machine& m = machine;
+    if (!machine) return;
+    Machine& m = *machine;
     const uint8_t* address = (const uint8_t*)pointer;
     if (!m.running || (address >= m.stacks.data() && address < m.stacks.data() + m.stacks.size())) return;
     Memory* memory = m.last && within(*m.last, address) ? m.last : nullptr;
@@ -407,7 +433,9 @@ extern "C" int32_t moeflux_emulator_run(const emulator::Kernel* kernel, const em
     emulator::now.first_group = first_group;
     emulator::now.before = before;
     using namespace emulator;
-    Machine& m = machine;
+    thread_local Machine own;
+    machine = &own;
+    Machine& m = own;
     m.kernel = kernel;
     m.bindings = bindings;
     m.constants = constants;
