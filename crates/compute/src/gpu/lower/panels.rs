@@ -38,7 +38,7 @@ impl Lowering<'_> {
     }
 
     /// Writes x (rows, cols), normalised if that is left to its readers, as blocks.
-    pub(super) fn to_blocks(&mut self, scratch: PanelScratch, x: Value) -> Option<Dispatch> {
+    pub(super) fn enter_blocks(&mut self, scratch: PanelScratch, x: Value) -> Option<Dispatch> {
         if self.entered == Some(x) {
             return None;
         }

@@ -18,7 +18,7 @@ const WIDE_GROUPS: usize = 128;
 impl Lowering<'_> {
     /// Queues products of one input: a dispatch for each encoding.
     pub(super) fn panel_products(&mut self, waiting: &[Product], scratch: PanelScratch) {
-        let blocks = self.to_blocks(scratch, waiting[0].x);
+        let blocks = self.enter_blocks(scratch, waiting[0].x);
         self.run.extend(blocks);
         let name =
             |p: &Product| encoding(self.weight(p.weight).matrix.dtype).expect("weights that take bytes");
