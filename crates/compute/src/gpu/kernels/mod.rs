@@ -67,10 +67,6 @@ pub(super) const PANELS_UNIT: &str = "cuda/panels";
 /// Activations as those take them.
 pub(super) const BLOCKS_UNIT: &str = "cuda/blocks";
 
-/// Units of `kernels/cuda` whose kernels wait for the dispatch before them by themselves.
-pub(super) const WAITING_UNITS: [&str; 5] =
-    [TENSOR_DECODE_UNIT, EARLY_UNIT, BATCHED_UNIT, PANELS_UNIT, BLOCKS_UNIT];
-
 /// Units that only Metal has.
 const METAL_UNITS: &[(&str, &str)] = &[("metal/gemm", include_str!("metal/gemm.h"))];
 
