@@ -56,8 +56,8 @@ DEVICE float e2m1(uint code) {
     return code & 8 ? -value : value;
 }
 
-// 2^(s − 127), subnormal ones included.
-DEVICE float e8m0(uint s) { return s == 0 ? as_float(0x00400000) : as_float(s << 23); }
+// 2^(s − 127), subnormal ones included, but NaN for 255: the bits of infinity and one more.
+DEVICE float e8m0(uint s) { return s == 0 ? as_float(0x00400000) : as_float(s << 23 | (s + 1 & 256) << 14); }
 
 DEVICE float e4m3(uint code) {
     const uint exponent = code >> 3 & 15, mantissa = code & 7;

@@ -13,13 +13,15 @@ mod refusals;
 
 use std::process::Command;
 
-use moeflux_compute::backend::PAGE_TOKENS;
+use moeflux_compute::backend::{Backend, PAGE_TOKENS};
 use moeflux_compute::graph::{Attention, Precision, Rope, RopeStyle};
-use moeflux_compute::{DType, Half};
+use moeflux_compute::reference::Reference;
+use moeflux_compute::{BlockScale, Bytes, DType, Half, Tensor};
 
-use crate::support::weights::{affine, codebooks, dtypes};
-use case::{Case, LONG, Recorder, Tested, VOCABULARY};
-use checks::check;
+use crate::support::devices::devices;
+use crate::support::weights::{affine, codebooks, dtypes, weight};
+use case::{Case, LONG, MODES, Recorder, Tested, VOCABULARY};
+use checks::{backends, check, compile, run, schedules};
 
 /// Row lengths for an encoding: one block, and several that are no multiple of 256.
 fn columns(dtype: DType) -> [usize; 2] {
@@ -86,6 +88,46 @@ fn linear() {
             linear_case(dtype, 33, long, true, Precision::F32),
         ]
     }));
+}
+
+/// Code 255 of a power of two is NaN, and so are results where the reference's are: not infinite, which a softmax or a
+/// sigmoid after it would make a number again.
+#[test]
+fn scales_that_are_no_numbers_are_seen() {
+    let scale = BlockScale::E8M0;
+    for dtype in [DType::MXFP4, DType::MXFP4_Planes, DType::Fp8 { scale }, DType::Fp8_Whole { scale }] {
+        let mut r = Recorder::new(16);
+        // All of one sign, so that products are infinite where they are not NaN.
+        let x = r.input_of(64, |random| 1.0 + random.uniform());
+        let (scales, at) = if dtype.planes() > 1 { (1, 0) } else { (0, 0) };
+        let tensor = weight(&mut r.random, dtype, 5, 64);
+        let mut planes: Vec<Vec<u8>> =
+            (0..dtype.planes()).map(|plane| tensor.view().plane(plane).to_vec()).collect();
+        planes[scales][at] = 255;
+        let planes = planes.into_iter().map(Bytes::new).collect();
+        let spoilt = r.declare(Tensor::new(dtype, 5, 64, planes).unwrap());
+        let rows = r.graph.gather_rows(x);
+        let logits = r.graph.linear(rows, spoilt, None, Precision::Fast).unwrap();
+        let (graph, weights) = (r.graph.finish(logits), r.weights);
+        let name = format!("{dtype} with a scale that is no number");
+        let tested = Tested::Linear;
+        let case = Case { name, tested, dtype, graph, weights, experts: vec![], lengths: &[20, 3, 1] };
+        let schedules = schedules(case.lengths);
+        let nans = |backend: &dyn Backend, mode| -> Vec<bool> {
+            let results = run(&case, &mut *compile(&case, backend, mode), &schedules[0], None, 1);
+            results.values().flatten().map(|v| v.is_nan()).collect()
+        };
+        let expected = nans(&Reference, MODES[0]);
+        assert!(expected.contains(&true) && (dtype.block_len() == 1 || expected.contains(&false)));
+        for mode in MODES {
+            for level in backends() {
+                assert!(nans(&level.one, mode) == expected, "{dtype} {mode:?} on {}", level.one.describe());
+            }
+            for (device, make) in devices() {
+                assert!(nans(&make(1), mode) == expected, "{dtype} {mode:?} on {device}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -358,7 +358,7 @@ struct Encoding<IQ4_XS> {
 
 // Two E2M1 values from bits 0..4 and 16..20: their bits are those of an f16 that is 2^14 times too small.
 DEVICE u32 e2m1(u32 lanes) { return h2_mul(((lanes & 0x00080008) << 12) | ((lanes & 0x00070007) << 9), 0x74007400); }
-DEVICE u32 e8m0(u32 e) { return h2_splat(__uint_as_float(e << 23)); }
+DEVICE u32 e8m0(u32 e) { return h2_splat(__uint_as_float(e << 23 | (e + 1 & 256) << 14)); }
 
 template <>
 struct Encoding<MXFP4> {
