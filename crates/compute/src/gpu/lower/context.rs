@@ -170,7 +170,7 @@ impl<'a> Lowering<'a> {
     pub(super) fn value(&self, value: Value) -> Slice {
         match self.buffers.of[value.index] {
             Some(buffer) => self.memory.values[buffer].into(),
-            None => self.memory.logits.buffer.into(),
+            None => self.memory.logits.buffer().into(),
         }
     }
 

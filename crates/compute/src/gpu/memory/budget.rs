@@ -55,7 +55,7 @@ impl Needs {
             }
         }
         all.push(InputLayout::most_bytes(rows, &graph.ropes, turns));
-        all.push(options.sequences.max(1).saturating_mul(graph.vocab_size() * 4));
+        all.push(logits_bytes(graph, options));
         all.push(table_bytes(graph));
         all.extend(page_number_bytes(options, positions));
         all.extend(state_bytes(graph, options));
@@ -120,6 +120,11 @@ fn only_embeds(graph: &Graph, weight: WeightId) -> bool {
     let multiplies = |op: &Op| matches!(*op, Op::Linear(LinearOp { weight: own, .. }) if own == weight);
     let mut ops = graph.nodes().iter().map(|node| &node.op);
     ops.clone().any(embeds) && !ops.any(multiplies)
+}
+
+/// Of the logits that all sequences' next tokens are chosen from.
+pub(super) fn logits_bytes(graph: &Graph, options: &CompileOptions) -> usize {
+    options.sequences.max(1).saturating_mul(graph.vocab_size() * 4)
 }
 
 /// Of a batch's page numbers, before and after they grow: every sequence has those of all its positions.

@@ -7,6 +7,7 @@ mod exchange;
 mod expert_layout;
 mod experts;
 mod inputs;
+mod logits;
 mod ngrams;
 mod scratch;
 mod state;
@@ -15,11 +16,12 @@ mod weights;
 
 use std::collections::HashMap;
 
-use budget::{Budget, Needs, PAGE_NUMBER_BYTES};
+use budget::{Budget, Needs, PAGE_NUMBER_BYTES, logits_bytes};
 pub(super) use expert_layout::{ExpertMatrix, all_bytes};
 pub(super) use experts::DeviceExperts;
 pub(super) use inputs::{BATCH_ROWS, FEW_ROWS, InputLayout, PANEL_ROWS, Shape, Turn};
 use inputs::{page_numbers, turns};
+use logits::Logits;
 pub(super) use ngrams::{NGramTable, PART_BYTES};
 pub(super) use scratch::{
     AttentionScratch, BATCH_PAIRS, BatchScratch, BucketScratch, ExpertScratch, MOST_TILED_EXPERTS,
@@ -36,7 +38,7 @@ use super::options::GpuOptions;
 use super::steps::Buffers;
 use crate::backend::{ActivationMode, Batch, CompileOptions};
 use crate::graph::{Graph, Op, RouteOp, StateId};
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor};
 
 /// A buffer that is replaced by a larger one when it is too small.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +74,7 @@ pub(super) struct Memory {
     pub(super) turns: Vec<Turn>,
     pub(super) inputs: BufferId,
     pub(super) page_numbers: Growing,
-    pub(super) logits: Growing,
+    pub(super) logits: Logits,
     /// What the device's page numbers are.
     held_pages: Vec<u8>,
     max_rows: usize,
@@ -110,9 +112,8 @@ impl Memory {
             }
         }
         let inputs = alloc(InputLayout::most_bytes(rows, &graph.ropes, &turns))?;
-        let mut growing = |bytes: usize| Ok::<_, Error>(Growing { buffer: alloc(bytes)?, bytes });
-        let page_numbers = growing(PAGE_NUMBER_BYTES)?;
-        let logits = growing(graph.vocab_size() * 4)?;
+        let page_numbers = Growing { buffer: alloc(PAGE_NUMBER_BYTES)?, bytes: PAGE_NUMBER_BYTES };
+        let logits = Logits::new(device, logits_bytes(graph, options))?;
         let ngrams = ngrams::upload(device, graph, &weights)?;
         let state = State::new(device, graph, options.kv_type)?;
         let keep = options.keep_experts && gpu.host_memory;
@@ -151,7 +152,7 @@ impl Memory {
         let pages = page_numbers(batch);
         let moved = [
             self.grow_page_numbers(device, pages.len())?,
-            self.grow_logits(device, shape.outputs * graph.vocab_size() * 4)?,
+            self.logits.reserve(device, shape.outputs * graph.vocab_size() * 4)?,
             self.grow_scores(device, graph, batch)?,
         ];
         let inputs =
@@ -172,20 +173,6 @@ impl Memory {
         device.free(self.page_numbers.buffer);
         self.page_numbers = Growing { buffer: device.alloc(bytes)?, bytes };
         self.held_pages.clear();
-        Ok(true)
-    }
-
-    fn grow_logits(&mut self, device: &mut dyn Device, bytes: usize) -> Result<bool> {
-        if bytes <= self.logits.bytes {
-            return Ok(false);
-        }
-        device.free(self.logits.buffer);
-        let buffer = match device.alloc(bytes) {
-            // Logits of many positions, for which there may be no room: they go to host memory as they are made.
-            Err(Error::DeviceMemory { .. }) if !self.info.unified => device.alloc_host(bytes)?,
-            buffer => buffer?,
-        };
-        self.logits = Growing { buffer, bytes };
         Ok(true)
     }
 

@@ -113,7 +113,7 @@ impl Executable for GpuExecutable {
         self.queue(batch, experts)?;
         // Not cleared: what has the right length need not be filled before it is overwritten.
         logits.resize(batch.outputs.len() * self.graph.vocab_size(), 0.0);
-        let from = self.memory.logits.buffer;
+        let from = self.memory.logits.buffer();
         self.device_mut().download(from.into(), bytes_of(logits))
     }
 
@@ -142,14 +142,14 @@ impl Executable for GpuExecutable {
         }
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let all = self.graph.vocab_size();
-        let logits = self.memory.logits.buffer.into();
+        let logits = self.memory.logits.buffer().into();
         self.candidates.find(device, logits, batch.outputs.len(), [all, vocab_size.min(all)])
     }
 
     fn read_logits(&mut self, output: usize, logits: &mut Vec<f32>) -> Result<()> {
         let vocab_size = self.graph.vocab_size();
         logits.resize(vocab_size, 0.0);
-        let from = Slice::from(self.memory.logits.buffer).at(output * vocab_size * size_of::<f32>());
+        let from = Slice::from(self.memory.logits.buffer()).at(output * vocab_size * size_of::<f32>());
         self.device_mut().download(from, bytes_of(logits))
     }
 
