@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::draw::Draw;
 use crate::graph::{ExpertSetId, Graph};
 use crate::profile::Profile;
 use crate::{Result, Tensor, TensorView};
@@ -273,19 +274,6 @@ impl std::ops::Sub for DeviceCounts {
     }
 }
 
-/// The most likely tokens by a row of logits, and how likely all are together.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Candidates {
-    /// The largest logit; NaN if one is not finite, and then nothing else is said.
-    pub maximum: f32,
-    /// Sum of exp(logit - maximum) over all tokens, f32.
-    pub total: f32,
-    /// The smallest logit of the candidates; every token that is none has a smaller one.
-    pub least: f32,
-    /// Ids and logits of the candidates in no order; nothing if they were too many.
-    pub tokens: Vec<(u32, f32)>,
-}
-
 /// A compiled graph with its state.
 pub trait Executable: Send {
     /// Runs `batch` and writes logits (outputs, vocab_size) to `logits`, replacing what was there.
@@ -313,30 +301,33 @@ pub trait Executable: Send {
         None
     }
 
-    /// Whether it has [`Executable::run_candidates`].
-    fn has_candidates(&self) -> bool {
+    /// Whether it has [`Executable::run_and_draw`].
+    fn draws_tokens(&self) -> bool {
         false
     }
 
-    /// Runs `batch` and keeps its logits; gives of each output the candidates among the first `vocab_size` tokens.
+    /// As [`Executable::run`], but of each of the batch's outputs returns the token that its draw chooses among the first
+    /// `vocab_size`, as [`Draw::choose`] would: logits stay where they are. `None` for an output without a draw, and where no
+    /// token can be chosen or a logit is not finite.
     ///
     /// # Errors
-    /// As [`Executable::run`].
-    fn run_candidates(
+    /// As [`Executable::run`], and on a backend that does not draw.
+    fn run_and_draw(
         &mut self,
         _batch: &Batch<'_>,
         _experts: &mut dyn ExpertSource,
+        _draws: &[Option<Draw>],
         _vocab_size: usize,
-    ) -> Result<Vec<Candidates>> {
-        Err(crate::Error::Device { reason: "candidates: not on this backend".to_owned() })
+    ) -> Result<Vec<Option<u32>>> {
+        Err(crate::Error::Device { reason: "drawing tokens: not on this backend".to_owned() })
     }
 
-    /// Reads the logits, (graph's vocab_size), of an output of the last [`Executable::run_candidates`].
+    /// Reads the logits, (graph's vocab_size), of an output of the last [`Executable::run_and_draw`].
     ///
     /// # Errors
     /// If a device fails.
     fn read_logits(&mut self, _output: usize, _logits: &mut Vec<f32>) -> Result<()> {
-        Err(crate::Error::Device { reason: "candidates: not on this backend".to_owned() })
+        Err(crate::Error::Device { reason: "reading logits: not on this backend".to_owned() })
     }
 
     /// Calls `task` with 0, 1, … below `count`, maybe on several threads: what the host has to do between two batches, on

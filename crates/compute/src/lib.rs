@@ -7,6 +7,7 @@
 
 pub mod backend;
 pub mod cpu;
+pub mod draw;
 pub mod dtype;
 pub mod error;
 pub mod gpu;

@@ -1,6 +1,7 @@
 //! [`Engine::eval_batch`]: tokens of several sequences in one pass through the model.
 
-use moeflux_compute::backend::{Batch, Candidates, Span, StateSlots};
+use moeflux_compute::backend::{Batch, Span, StateSlots};
+use moeflux_compute::draw::Draw;
 
 use crate::engine::{Engine, Outputs};
 use crate::session::Session;
@@ -29,35 +30,49 @@ impl Part<'_> {
 }
 
 impl Engine {
-    /// Whether the backend can tell the most likely tokens without giving all logits: see [`Engine::eval_candidates`].
-    pub fn has_candidates(&self) -> bool {
-        self.executable.has_candidates()
+    /// Whether the backend chooses tokens where the logits are: see [`Engine::eval_and_draw`].
+    pub fn draws_tokens(&self) -> bool {
+        self.executable.draws_tokens()
     }
 
-    /// As [`Engine::eval_batch`] of parts of [`Outputs::Last`] or none; of each part that has an output its candidates among
-    /// the first `vocab_size` tokens, found where the logits are. All logits of an output can be had afterwards by
-    /// [`Engine::read_logits`].
+    /// As [`Engine::eval_batch`] of parts of [`Outputs::Last`] or none; of each part that has an output the token that its draw
+    /// chooses among the first `vocab_size`, where the logits are. `None` for parts without an output or a draw, and where no token
+    /// can be chosen. The logits of an output can be had afterwards by [`Engine::read_logits`].
     ///
     /// # Errors
-    /// As [`Engine::eval_batch`], and on a backend that has no candidates.
-    pub fn eval_candidates(
+    /// As [`Engine::eval_batch`], and on a backend that does not draw.
+    ///
+    /// # Panics
+    /// If there are not as many draws as parts.
+    pub fn eval_and_draw(
         &mut self,
         parts: &mut [Part<'_>],
+        draws: &[Option<Draw>],
         vocab_size: usize,
-    ) -> Result<Vec<Option<Candidates>>> {
-        let mut found = vec![];
+    ) -> Result<Vec<Option<u32>>> {
+        assert_eq!(parts.len(), draws.len());
+        let mut chosen = vec![];
         self.append(parts, |engine, batch, parts| {
-            let mut all = engine.run_candidates(batch, vocab_size)?.into_iter();
-            for part in parts.iter() {
-                let own = if part.output_rows() > 0 { all.next() } else { None };
-                if own.as_ref().is_some_and(|own| own.maximum.is_nan()) {
-                    return Err(engine.not_finite(part.session.position() + part.tokens.len() - 1));
+            let has_output: Vec<bool> = parts.iter().map(|part| part.output_rows() > 0).collect();
+            let wanted: Vec<Option<Draw>> = draws
+                .iter()
+                .zip(&has_output)
+                .filter(|(_, has)| **has)
+                .map(|(draw, _)| draw.clone())
+                .collect();
+            let tokens = engine.run_and_draw(batch, &wanted, vocab_size)?;
+            let mut outputs = tokens.into_iter().zip(wanted).enumerate();
+            for (part, has_output) in parts.iter().zip(has_output) {
+                let own = if has_output { outputs.next() } else { None };
+                chosen.push(own.as_ref().and_then(|(_, (token, _))| *token));
+                if let Some((output, (None, Some(_)))) = own {
+                    let logits = engine.read_logits(output)?;
+                    engine.check_finite(&logits, part.session.position() + part.tokens.len() - 1)?;
                 }
-                found.push(own);
             }
             Ok(())
         })?;
-        Ok(found)
+        Ok(chosen)
     }
 
     /// Appends the tokens of every part to its session, in one batch; returns each part's logits, (outputs,

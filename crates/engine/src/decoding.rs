@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use moeflux_compute::backend::Candidates;
+use moeflux_compute::draw::Draw;
 
 use crate::generation::Finish;
 use crate::sampler::{Sampler, SamplerOptions};
@@ -150,16 +150,18 @@ impl<'t> Decoding<'t> {
         self.take(token, wanted.map(|count| logprobs(logits, token, count)))
     }
 
-    /// As [`Decoding::next`], by the most likely tokens; `None` if those do not tell what all logits would.
-    pub(crate) fn next_of(&mut self, candidates: &Candidates) -> Option<Result<Piece>> {
-        if self.constraint.is_some() || self.options.logprobs.is_some() {
-            return None;
-        }
-        if self.tokens.len() >= self.options.max_tokens {
-            return Some(self.finish(Piece::default(), Finish::MaxTokens));
-        }
-        let token = self.sampler.sample_candidates(candidates)?;
-        Some(self.take(token, None))
+    /// How the next token is to be chosen where the logits are; `None` if it takes all of them here.
+    pub(crate) fn draw(&self) -> Option<Draw> {
+        let here = self.constraint.is_some()
+            || self.options.logprobs.is_some()
+            || self.tokens.len() >= self.options.max_tokens;
+        (!here).then(|| self.sampler.draw())
+    }
+
+    /// As [`Decoding::next`], with the token that [`Decoding::draw`] chose.
+    pub(crate) fn next_drawn(&mut self, token: u32) -> Result<Piece> {
+        self.sampler.drawn();
+        self.take(token, None)
     }
 
     /// Goes on with a token that was chosen.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, Candidates, CompileOptions, DeviceCounts, Executable, KvType, Span,
-    StateSlots,
+    ActivationMode, Backend, Batch, CompileOptions, DeviceCounts, Executable, KvType, Span, StateSlots,
 };
+use moeflux_compute::draw::Draw;
 use moeflux_compute::graph::ExpertSetId;
 use moeflux_compute::profile::Profile;
 
@@ -274,15 +274,16 @@ impl Engine {
     /// # Errors
     /// As [`Engine::eval`], and if a device has no room for the context.
     pub fn warm_up(&mut self) -> Result<()> {
-        if !self.has_candidates() {
+        if !self.draws_tokens() {
             return Ok(());
         }
         self.executable.reserve_pages(self.pool.pages())?;
         self.executable.take_experts(&mut self.experts)?;
+        let every_rule = Draw { temperature: 1.0, top_k: 40, top_p: 0.9, min_p: 0.1, ..Draw::default() };
         // Lists of kernels are recorded when they are used for the second time.
         for _ in 0..2 {
             let part = Part { session: &mut self.session(), tokens: &[0], outputs: Some(Outputs::Last) };
-            self.eval_candidates(&mut [part], self.model.graph.vocab_size())?;
+            self.eval_and_draw(&mut [part], &[Some(every_rule.clone())], self.model.graph.vocab_size())?;
         }
         self.take_stats();
         Ok(())
@@ -443,23 +444,28 @@ impl Engine {
         Ok(())
     }
 
-    /// As [`Engine::run`], for candidates.
-    pub(crate) fn run_candidates(&mut self, batch: &Batch<'_>, vocab_size: usize) -> Result<Vec<Candidates>> {
+    /// As [`Engine::run`], but chooses tokens where the logits are.
+    pub(crate) fn run_and_draw(
+        &mut self,
+        batch: &Batch<'_>,
+        draws: &[Option<Draw>],
+        vocab_size: usize,
+    ) -> Result<Vec<Option<u32>>> {
         if batch.tokens.is_empty() {
             return Ok(vec![]);
         }
         let start = Instant::now();
         let choices = self.routing.as_deref_mut();
         let mut experts = Counting { source: &mut self.experts, uses: &self.expert_use, choices };
-        let outcome = self.executable.run_candidates(batch, &mut experts, vocab_size);
+        let outcome = self.executable.run_and_draw(batch, &mut experts, draws, vocab_size);
         self.stats.cache += self.experts.take_stats();
-        let found = outcome?;
+        let chosen = outcome?;
         self.stats.tokens += batch.tokens.len() as u64;
         self.stats.time += start.elapsed();
-        Ok(found)
+        Ok(chosen)
     }
 
-    /// The logits, (vocab_size), of an output of the last evaluation, if that was one for candidates.
+    /// The logits, (vocab_size), of an output of the last evaluation, if that was [`Engine::eval_and_draw`].
     ///
     /// # Errors
     /// If a device fails.

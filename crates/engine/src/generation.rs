@@ -217,15 +217,14 @@ impl Generation<'_> {
 
     /// Evaluates a token and chooses the next.
     fn decode(&mut self, token: u32) -> Result<Piece> {
-        if !self.engine.has_candidates() {
+        let Some(draw) = self.decoding.draw().filter(|_| self.engine.draws_tokens()) else {
             self.logits = self.engine.eval(self.session, &[token], Outputs::Last)?;
             return self.decoding.next(&self.logits);
-        }
+        };
         let part = Part { session: &mut *self.session, tokens: &[token], outputs: Some(Outputs::Last) };
-        let found = self.engine.eval_candidates(&mut [part], self.decoding.vocab_size())?;
-        let found = found.into_iter().flatten().next().unwrap_or_default();
-        if let Some(piece) = self.decoding.next_of(&found) {
-            return piece;
+        let chosen = self.engine.eval_and_draw(&mut [part], &[Some(draw)], self.decoding.vocab_size())?;
+        if let Some(token) = chosen.into_iter().next().flatten() {
+            return self.decoding.next_drawn(token);
         }
         self.logits = self.engine.read_logits(0)?;
         self.decoding.next(&self.logits)

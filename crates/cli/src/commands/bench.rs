@@ -1,5 +1,6 @@
 //! `moeflux bench`: speed of prompt evaluation and of generation, as a table like llama-bench's.
 
+use std::hint::black_box;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
 use moeflux::{Engine, Outputs, Part, Session, Stats};
 use moeflux_compute::backend::{DeviceCounts, PAGE_TOKENS};
+use moeflux_compute::draw::Draw;
 use moeflux_compute::profile::{Entry, Profile};
 use serde_json::{Value, json};
 
@@ -44,6 +46,12 @@ pub struct BenchArgs {
     /// Seed of the tokens
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Choose generated tokens at this temperature; 0 takes the most likely ones
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temperature: f32,
+    /// Choose among the most likely tokens only, as many as together have this probability; 1 is off
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    top_p: f32,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -62,13 +70,14 @@ enum Kind {
     Generate,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Test {
     kind: Kind,
     /// Of every sequence.
     tokens: usize,
     depth: usize,
     sequences: usize,
+    draw: Draw,
 }
 
 impl std::fmt::Display for Test {
@@ -116,9 +125,7 @@ impl Test {
         tokens: &[&[u32]],
         range: Range<usize>,
     ) -> Result<()> {
-        // As answers are generated: where a backend finds the most likely tokens, not all logits are read.
-        let candidates = self.kind == Kind::Generate && engine.has_candidates();
-        if let ([session], [tokens], false) = (&mut *sessions, tokens, candidates) {
+        if let ([session], [tokens], Kind::Prompt) = (&mut *sessions, tokens, self.kind) {
             engine.eval(session, &tokens[range], Outputs::Last)?;
             return Ok(());
         }
@@ -126,11 +133,18 @@ impl Test {
         for (session, tokens) in sessions.iter_mut().zip(tokens) {
             parts.push(Part { session, tokens: &tokens[range.clone()], outputs: Some(Outputs::Last) });
         }
-        if candidates {
+        let draws_tokens = self.kind == Kind::Generate && engine.draws_tokens();
+        if draws_tokens {
             let vocab_size = engine.model().graph.vocab_size();
-            engine.eval_candidates(&mut parts, vocab_size)?;
-        } else {
-            engine.eval_batch(&mut parts)?;
+            let draws = vec![Some(self.draw.clone()); parts.len()];
+            engine.eval_and_draw(&mut parts, &draws, vocab_size)?;
+            return Ok(());
+        }
+        let logits = engine.eval_batch(&mut parts)?;
+        if self.kind == Kind::Generate {
+            for logits in &logits {
+                black_box(self.draw.choose(logits));
+            }
         }
         Ok(())
     }
@@ -293,7 +307,15 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
         let prompt = args.prompt.iter().map(move |n| (Kind::Prompt, *n, 1));
         let batches = |n| args.batch.iter().map(move |sequences| (Kind::Generate, n, *sequences));
         let generate = args.generate.iter().flat_map(move |n| batches(*n));
-        let test = move |(kind, tokens, sequences)| Test { kind, tokens, depth, sequences };
+        // Which token a random number falls on makes no difference to speed.
+        let draw = Draw {
+            temperature: args.temperature,
+            top_p: args.top_p,
+            random: u64::MAX / 3,
+            ..Draw::default()
+        };
+        let test =
+            move |(kind, tokens, sequences)| Test { kind, tokens, depth, sequences, draw: draw.clone() };
         prompt.chain(generate).map(test).filter(|test| test.tokens > 0)
     };
     args.depth.iter().flat_map(at).collect()
@@ -337,7 +359,7 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
         }
         let profile = engine.take_profile();
         engine.set_profiling(false);
-        results.push(Measured::new(*test, repetitions, profile));
+        results.push(Measured::new(test.clone(), repetitions, profile));
     }
     bar.finish_and_clear();
     Ok(results)
@@ -542,7 +564,9 @@ mod tests {
 
     #[test]
     fn names_are_those_of_llama_bench() {
-        let name = |kind, depth, sequences| Test { kind, tokens: 64, depth, sequences }.to_string();
+        let name = |kind, depth, sequences| {
+            Test { kind, tokens: 64, depth, sequences, draw: Draw::default() }.to_string()
+        };
         assert_eq!(name(Kind::Prompt, 0, 1), "pp64");
         assert_eq!(name(Kind::Generate, 4096, 1), "tg64@d4096");
         assert_eq!(name(Kind::Generate, 0, 8), "tg64 x8");

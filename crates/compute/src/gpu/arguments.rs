@@ -297,13 +297,13 @@ arguments! {
     /// Of `batch_plain_…`.
     BatchPlainConstants { part: ProductPart, norm: NormConstants, weight: u32, tokens: usize, has_residual: bool }
 
-    ["candidates.h" SegmentConstants]
-    /// Of `segment_maxima`.
-    SegmentConstants { vocab: usize, segments: usize, each: usize, tokens: usize }
+    ["draw.h" ChangeConstants]
+    /// Of `change_logits` and `restore_logits`.
+    ChangeConstants { vocab: usize, count: usize }
 
-    ["candidates.h" CandidateConstants]
-    /// Of `candidates`.
-    CandidateConstants { vocab: usize, segments: usize, each: usize, tokens: usize, least: usize }
+    ["draw.h" DrawConstants]
+    /// Of the kernels that choose tokens.
+    DrawConstants { vocab: usize, segments: usize, each: usize, tokens: usize, rule: u32 }
 
     ["cuda/batched.h" BatchProductsConstants]
     /// Of `batch_products_…`.

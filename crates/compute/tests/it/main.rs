@@ -1,8 +1,8 @@
 //! Kernels and graphs against `reference`, on every backend.
 
-mod candidates;
 mod chosen_ops;
 mod compressed_ops;
+mod draws;
 mod emulator;
 mod excerpt;
 mod latent_attention;

@@ -4,18 +4,16 @@
 //! distribution, then temperature, then the draw. (vLLM and transformers apply temperature before truncating; with a
 //! high temperature that lets more unlikely tokens through.)
 //!
-//! The same options, logits and seed give the same tokens on every platform: the random numbers and the exponential
-//! are computed here from operations that IEEE 754 defines exactly, and ties go to the lowest id.
+//! The same options, logits and seed give the same tokens on every platform and backend: see [`moeflux_compute::draw`].
 
 pub(crate) mod random;
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use moeflux_compute::backend::Candidates;
-use random::{Random, entropy, exp};
+use moeflux_compute::draw::{Adjustment, Draw, MOST_TOKENS, largest};
+use random::{Random, entropy};
 
 use crate::{Error, Result};
 
@@ -97,20 +95,6 @@ impl SamplerOptions {
     }
 }
 
-/// A token that may be chosen.
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    logit: f32,
-    id: u32,
-}
-
-impl Candidate {
-    /// The more likely first, then the lower id.
-    fn rank(&self, other: &Self) -> Ordering {
-        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
-    }
-}
-
 /// Chooses the tokens of one sequence.
 #[derive(Debug)]
 pub struct Sampler {
@@ -122,10 +106,6 @@ pub struct Sampler {
     recent: VecDeque<u32>,
     /// How often each of `recent` occurs.
     counts: HashMap<u32, u32>,
-    /// Scratch, (vocab_size).
-    candidates: Vec<Candidate>,
-    /// Scratch, (vocab_size), f64: likelihoods of `candidates`, or of all tokens.
-    weights: Vec<f64>,
     /// Scratch, (vocab_size): logits with bias and penalties.
     adjusted: Vec<f32>,
 }
@@ -134,6 +114,10 @@ impl Sampler {
     /// A sampler for logits over `vocab_size` tokens.
     pub fn new(options: SamplerOptions, vocab_size: usize) -> Result<Self> {
         options.validate(vocab_size)?;
+        if vocab_size > MOST_TOKENS {
+            let expected = format!("a vocabulary of at most {MOST_TOKENS} tokens");
+            return Err(Error::Logits { expected, got: vocab_size.to_string() });
+        }
         let seed = options.seed.unwrap_or_else(entropy);
         Ok(Self {
             options,
@@ -142,8 +126,6 @@ impl Sampler {
             random: Random::new(seed),
             recent: VecDeque::new(),
             counts: HashMap::new(),
-            candidates: Vec::new(),
-            weights: Vec::new(),
             adjusted: Vec::new(),
         })
     }
@@ -193,233 +175,72 @@ impl Sampler {
                 got: format!("{} for token {id}", logits[id]),
             });
         }
-        if self.options.logit_bias.is_empty() && self.counts.is_empty() {
-            return self.choose(logits);
-        }
+        let draw = self.draw();
         let mut adjusted = std::mem::take(&mut self.adjusted);
-        adjusted.clear();
-        adjusted.extend_from_slice(logits);
-        self.bias_and_penalise(&mut adjusted);
-        let chosen = self.choose(&adjusted);
+        let logits = if draw.adjustments.is_empty() {
+            logits
+        } else {
+            adjusted.clear();
+            adjusted.extend_from_slice(logits);
+            for change in &draw.adjustments {
+                let logit = &mut adjusted[change.token as usize];
+                *logit = change.of(*logit);
+            }
+            &adjusted
+        };
+        let chosen = choose(&draw, logits);
         self.adjusted = adjusted;
+        if chosen.is_ok() {
+            self.drawn();
+        }
         chosen
     }
 
-    /// The choice that [`sample`](Self::sample) would make of all logits, by the candidates alone; `None` if those do not
-    /// tell, and then nothing has changed.
-    pub(crate) fn sample_candidates(&mut self, found: &Candidates) -> Option<u32> {
+    /// How the next token is to be chosen.
+    pub(crate) fn draw(&self) -> Draw {
         let SamplerOptions { temperature, top_k, top_p, min_p, .. } = self.options;
-        if !self.options.logit_bias.is_empty() || !self.counts.is_empty() || found.tokens.is_empty() {
-            return None;
-        }
-        let best = found.maximum;
-        if temperature == 0.0 {
-            return found.tokens.iter().filter(|(_, logit)| *logit == best).map(|(id, _)| *id).min();
-        }
-        // All others are below; each step leaves what it would leave of all tokens, or is not told by the candidates.
-        let all = found.tokens.len() >= self.vocab_size;
-        let mut complete = all;
-        self.candidates.clear();
-        self.candidates.extend(found.tokens.iter().map(|&(id, logit)| Candidate { logit, id }));
-        self.candidates.sort_unstable_by_key(|candidate| candidate.id);
-        if top_k > 0 && top_k < self.vocab_size {
-            if top_k > self.candidates.len() {
-                return None;
-            }
-            self.candidates.sort_unstable_by(Candidate::rank);
-            self.candidates.truncate(top_k);
-            complete = true;
-        }
-        if top_p < 1.0 {
-            weigh(&self.candidates, best, 1.0, &mut self.weights);
-            let total = if complete { self.weights.iter().sum() } else { f64::from(found.total) };
-            if !complete {
-                // The sum of all is known to about this part: what ends nearer to the bound is not told.
-                const UNSURE: f64 = 1e-5;
-                self.candidates.sort_unstable_by(Candidate::rank);
-                let mut sum = 0.0;
-                let end = self.candidates.iter().position(|candidate| {
-                    sum += weight(candidate.logit, best, 1.0) / total;
-                    sum >= f64::from(top_p) - UNSURE
-                })?;
-                if sum < f64::from(top_p) + UNSURE {
-                    return None;
-                }
-                self.candidates.truncate(end + 1);
-                complete = true;
-            } else {
-                keep_top_p(&mut self.candidates, best, f64::from(top_p), total);
-            }
-        }
-        if min_p > 0.0 {
-            let may = |logit: f32| weight(logit, best, 1.0) >= f64::from(min_p);
-            if !complete && may(found.least) {
-                return None;
-            }
-            self.candidates.retain(|candidate| may(candidate.logit));
-            complete = true;
-        }
-        if !complete {
-            return None;
-        }
-        weigh(&self.candidates, best, f64::from(temperature), &mut self.weights);
-        let index = self.draw(|_| true);
-        Some(self.candidates[index].id)
+        let mut random = self.random.clone();
+        Draw { temperature, top_k, top_p, min_p, random: random.next(), adjustments: self.adjustments() }
     }
 
-    /// Chooses from logits that bias and penalties are part of.
-    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
-        let best = largest(logits);
-        if best == f32::NEG_INFINITY {
-            return Err(Error::Logits {
-                expected: "at least one token above negative infinity".to_owned(),
-                got: "none after logit bias".to_owned(),
-            });
+    /// Notes that a token was chosen by [`draw`](Self::draw).
+    pub(crate) fn drawn(&mut self) {
+        if self.options.temperature > 0.0 {
+            self.random.next();
         }
-        let id_of_best = || logits.iter().position(|logit| *logit == best).unwrap_or_default() as u32;
-        if best == f32::INFINITY {
-            return Err(Error::Logits {
-                expected: "numbers that bias and penalties keep finite".to_owned(),
-                got: format!("infinity for token {}", id_of_best()),
-            });
-        }
-        let SamplerOptions { temperature, top_k, top_p, min_p, .. } = self.options;
-        if temperature == 0.0 {
-            return Ok(id_of_best());
-        }
-        let temperature = f64::from(temperature);
-        if (top_k == 0 || top_k >= logits.len()) && top_p >= 1.0 && min_p <= 0.0 {
-            self.weights.clear();
-            self.weights.extend(logits.iter().map(|logit| weight(*logit, best, temperature)));
-            return Ok(self.draw(|index| logits[index] > f32::NEG_INFINITY) as u32);
-        }
-        self.candidates.clear();
-        let candidates = (0..).zip(logits).map(|(id, &logit)| Candidate { logit, id });
-        self.candidates.extend(candidates.filter(|candidate| candidate.logit > f32::NEG_INFINITY));
-        if top_k > 0 && top_k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(top_k - 1, Candidate::rank);
-            self.candidates.truncate(top_k);
-            self.candidates.sort_unstable_by(Candidate::rank);
-        }
-        if top_p < 1.0 {
-            weigh(&self.candidates, best, 1.0, &mut self.weights);
-            let total = self.weights.iter().sum();
-            keep_top_p(&mut self.candidates, best, f64::from(top_p), total);
-        }
-        if min_p > 0.0 {
-            // Most fall to a bound that leaves room for how platforms round a logarithm.
-            let bound = best + min_p.ln() * 1.001 - 0.001;
-            let min_p = f64::from(min_p);
-            self.candidates
-                .retain(|candidate| candidate.logit >= bound && weight(candidate.logit, best, 1.0) >= min_p);
-        }
-        weigh(&self.candidates, best, temperature, &mut self.weights);
-        let index = self.draw(|_| true);
-        Ok(self.candidates[index].id)
     }
 
-    fn bias_and_penalise(&self, logits: &mut [f32]) {
-        for (&id, &bias) in &self.options.logit_bias {
-            logits[id as usize] += bias;
-        }
-        for (&id, &count) in &self.counts {
-            let Some(logit) = logits.get_mut(id as usize) else { continue };
-            *logit = if *logit > 0.0 {
-                *logit / self.options.repetition_penalty
-            } else {
-                *logit * self.options.repetition_penalty
-            };
+    /// What bias and penalties change, by token.
+    fn adjustments(&self) -> Vec<Adjustment> {
+        let SamplerOptions { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.options;
+        let biases = self.options.logit_bias.iter();
+        let biased = |(token, add): (&u32, &f32)| {
+            let nothing = Adjustment { token: *token, add: *add, repetition: 1.0, subtract: 0.0 };
+            (*token, nothing)
+        };
+        let mut all: BTreeMap<u32, Adjustment> = biases.map(biased).collect();
+        for (&token, &count) in self.counts.iter().filter(|(token, _)| (**token as usize) < self.vocab_size) {
+            let nothing = Adjustment { token, add: 0.0, repetition: 1.0, subtract: 0.0 };
+            let own = all.entry(token).or_insert(nothing);
+            own.repetition = repetition_penalty;
             // A count is at most the window; beyond 2^24 it would be rounded.
-            *logit -= self.options.presence_penalty + self.options.frequency_penalty * count as f32;
+            own.subtract = presence_penalty + frequency_penalty * count as f32;
         }
-    }
-
-    /// Draws an index by `weights`; `may` says of one whether it can be chosen.
-    fn draw(&mut self, may: impl Fn(usize) -> bool) -> usize {
-        /// Weights that are summed apart, so that most of them are looked at once only.
-        const BLOCK: usize = 64;
-        let sums = self.weights.chunks(BLOCK).map(sum_of);
-        let mut left = self.random.next_unit() * sums.clone().sum::<f64>();
-        let mut chosen = 0;
-        for (block, (sum, weights)) in sums.zip(self.weights.chunks(BLOCK)).enumerate() {
-            if left >= sum && (block + 1) * BLOCK < self.weights.len() {
-                left -= sum;
-                continue;
-            }
-            for (index, weight) in (block * BLOCK..).zip(weights) {
-                if may(index) {
-                    chosen = index;
-                    left -= weight;
-                    if left < 0.0 {
-                        return index;
-                    }
-                }
-            }
-        }
-        // Rounding may leave a little beyond the last one.
-        if may(chosen) {
-            chosen
-        } else {
-            (0..self.weights.len()).rev().find(|index| may(*index)).unwrap_or_default()
-        }
+        all.into_values().collect()
     }
 }
 
-/// The largest of `values`.
-fn largest(values: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let chunks = values.chunks_exact(16);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane = if *value > *lane { *value } else { *lane };
-        }
+/// What `draw` chooses of logits that its adjustments are part of.
+fn choose(draw: &Draw, logits: &[f32]) -> Result<u32> {
+    if largest(logits) == f32::INFINITY {
+        let id = logits.iter().position(|logit| *logit == f32::INFINITY).unwrap_or_default();
+        return Err(Error::Logits {
+            expected: "numbers that bias and penalties keep finite".to_owned(),
+            got: format!("infinity for token {id}"),
+        });
     }
-    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
-}
-
-/// The sum of `values`, in eight parts.
-fn sum_of(values: &[f64]) -> f64 {
-    let mut lanes = [0.0; 8];
-    let chunks = values.chunks_exact(8);
-    let rest: f64 = chunks.remainder().iter().sum();
-    for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, value)| *lane += value);
-    }
-    lanes.iter().sum::<f64>() + rest
-}
-
-/// The likelihood of a token relative to that of logit `best`.
-fn weight(logit: f32, best: f32, temperature: f64) -> f64 {
-    exp((f64::from(logit) - f64::from(best)) / temperature)
-}
-
-/// The likelihoods of all candidates.
-fn weigh(candidates: &[Candidate], best: f32, temperature: f64, weights: &mut Vec<f64>) {
-    weights.clear();
-    weights.extend(candidates.iter().map(|candidate| weight(candidate.logit, best, temperature)));
-}
-
-/// Leaves the most likely candidates up to the one with which their probability reaches `top_p`, sorted.
-/// `total` is the sum of their likelihoods.
-fn keep_top_p(candidates: &mut Vec<Candidate>, best: f32, top_p: f64, total: f64) {
-    let mut sum = 0.0;
-    let mut sorted = 0;
-    // Few candidates are needed as a rule: sort more and more of them.
-    while sorted < candidates.len() {
-        let rest = &mut candidates[sorted..];
-        let step = (sorted + 128).min(rest.len());
-        if step < rest.len() {
-            rest.select_nth_unstable_by(step, Candidate::rank);
-        }
-        rest[..step].sort_unstable_by(Candidate::rank);
-        for index in sorted..sorted + step {
-            sum += weight(candidates[index].logit, best, 1.0) / total;
-            if sum >= top_p {
-                candidates.truncate(index + 1);
-                return;
-            }
-        }
-        sorted += step;
-    }
+    draw.choose(logits).ok_or_else(|| Error::Logits {
+        expected: "at least one token above negative infinity".to_owned(),
+        got: "none after logit bias".to_owned(),
+    })
 }

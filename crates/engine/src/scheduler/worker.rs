@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use moeflux_compute::backend::Candidates;
+use moeflux_compute::draw::Draw;
 
 use super::folder;
 use super::prefixes::{self, Prefixes, common};
@@ -54,7 +54,8 @@ enum Row {
     /// Nothing: it is in the middle of its prompt.
     None,
     Logits(Vec<f32>),
-    Candidates(Candidates),
+    /// The token that was chosen where the logits are.
+    Token(u32),
 }
 
 impl Row {
@@ -94,23 +95,20 @@ impl Sequence<'_> {
     /// The next step of the answer, by the logits of its last token.
     fn next(&mut self, logits: &[f32], context: usize) -> Result<Piece> {
         let piece = self.decoding.next(logits)?;
+        self.unless_full(piece, context)
+    }
+
+    /// The same with a token that was chosen as its draw says.
+    fn next_drawn(&mut self, token: u32, context: usize) -> Result<Piece> {
+        let piece = self.decoding.next_drawn(token)?;
+        self.unless_full(piece, context)
+    }
+
+    fn unless_full(&mut self, piece: Piece, context: usize) -> Result<Piece> {
         if piece.finish.is_none() && self.session.position() == context {
             self.decoding.finish(piece, Finish::ContextFull)
         } else {
             Ok(piece)
-        }
-    }
-
-    /// The same by the most likely tokens; `None` if those do not tell.
-    fn next_of(&mut self, candidates: &Candidates, context: usize) -> Option<Result<Piece>> {
-        let piece = match self.decoding.next_of(candidates)? {
-            Ok(piece) => piece,
-            Err(error) => return Some(Err(error)),
-        };
-        if piece.finish.is_none() && self.session.position() == context {
-            Some(self.decoding.finish(piece, Finish::ContextFull))
-        } else {
-            Some(Ok(piece))
         }
     }
 
@@ -352,17 +350,11 @@ impl<'t> Worker<'t> {
         }
     }
 
-    /// Chooses the next token of every sequence that has logits. Sequences do not depend on each other, so they are
-    /// spread over the threads that have just computed.
+    /// Chooses the next token of every sequence that has logits, or takes that which was chosen. Sequences do not depend on
+    /// each other, so they are spread over the threads that have just computed.
     fn decode(&mut self, results: Vec<Result<Row>>) -> Vec<Result<Option<Piece>>> {
         type Slot<'a, 't> = (&'a mut Sequence<'t>, Result<Row>, Result<Option<Piece>>);
         let context = self.engine.context();
-        let mut outputs = 0;
-        let mut places = vec![];
-        for result in &results {
-            places.push(outputs);
-            outputs += usize::from(matches!(result, Ok(Row::Candidates(_))));
-        }
         let slots: Vec<Mutex<Slot<'_, '_>>> = self
             .running
             .iter_mut()
@@ -374,38 +366,11 @@ impl<'t> Worker<'t> {
             *outcome = std::mem::replace(result, Ok(Row::None)).and_then(|row| match row {
                 Row::None => Ok(None),
                 Row::Logits(logits) => sequence.next(&logits, context).map(Some),
-                Row::Candidates(found) => match sequence.next_of(&found, context) {
-                    Some(piece) => piece.map(Some),
-                    None => {
-                        *result = Ok(Row::Candidates(found));
-                        Ok(None)
-                    }
-                },
+                Row::Token(token) => sequence.next_drawn(token, context).map(Some),
             });
         });
         let slots = slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner));
-        let mut untold = vec![];
-        let mut outcomes = vec![];
-        for (index, (_, result, outcome)) in slots.enumerate() {
-            if matches!(result, Ok(Row::Candidates(_))) {
-                untold.push(index);
-            }
-            outcomes.push(outcome);
-        }
-        if untold.is_empty() {
-            return outcomes;
-        }
-        // What candidates do not tell takes all logits.
-        let mut results: Vec<Result<Row>> = outcomes.iter().map(|_| Ok(Row::None)).collect();
-        for index in &untold {
-            results[*index] = self.engine.read_logits(places[*index]).map(Row::Logits);
-        }
-        for (index, outcome) in self.decode(results).into_iter().enumerate() {
-            if untold.contains(&index) {
-                outcomes[index] = outcome;
-            }
-        }
-        outcomes
+        slots.map(|(_, _, outcome)| outcome).collect()
     }
 
     fn divide(&self) -> Vec<usize> {
@@ -438,13 +403,26 @@ impl<'t> Worker<'t> {
 
     fn evaluate(&mut self, given: &[usize]) -> Result<Vec<Row>> {
         let vocab_size = self.shared.tokenizer.vocab_size();
+        let draws: Vec<Option<Draw>> = self.running.iter().map(|sequence| sequence.decoding.draw()).collect();
         let mut parts: Vec<Part<'_>> =
             self.running.iter_mut().zip(given).map(|(sequence, given)| part(sequence, *given)).collect();
-        if self.engine.has_candidates() {
-            let found = self.engine.eval_candidates(&mut parts, vocab_size)?;
-            return Ok(found.into_iter().map(|found| found.map_or(Row::None, Row::Candidates)).collect());
+        if !self.engine.draws_tokens() {
+            return Ok(self.engine.eval_batch(&mut parts)?.into_iter().map(Row::of).collect());
         }
-        Ok(self.engine.eval_batch(&mut parts)?.into_iter().map(Row::of).collect())
+        let has_output: Vec<bool> =
+            parts.iter().map(|part| part.outputs.is_some() && !part.tokens.is_empty()).collect();
+        let chosen = self.engine.eval_and_draw(&mut parts, &draws, vocab_size)?;
+        let mut rows = vec![];
+        let mut outputs = 0;
+        for (token, has_output) in chosen.into_iter().zip(has_output) {
+            rows.push(match token {
+                Some(token) => Row::Token(token),
+                None if has_output => Row::Logits(self.engine.read_logits(outputs)?),
+                None => Row::None,
+            });
+            outputs += usize::from(has_output);
+        }
+        Ok(rows)
     }
 
     fn evaluate_one_by_one(&mut self, given: &[usize]) -> Vec<Result<Row>> {

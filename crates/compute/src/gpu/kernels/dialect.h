@@ -21,6 +21,8 @@
 // - A KERNEL begins when the dispatches before it have ended. A KERNEL_AHEAD may begin while the one right before it runs:
 //   until it has called `after_previous`, which every thread does, it writes nothing and reads nothing that that one writes.
 //   From `writes_apart` on it may write what that one neither reads nor writes.
+// - `tally` adds to a counter in threadgroup memory that other threads add to at the same time, `tally_device` to one in device
+//   memory, where other groups may, too. Both return what it was before. The sum is there after a barrier, or in the next dispatch.
 // - Values reach other threads of a group through threadgroup memory and a barrier, or through lane operations; other
 //   groups through device memory and the next dispatch.
 #pragma once
@@ -120,6 +122,8 @@ DEVICE void writes_apart(CTX) {}
 #define MF_NAME(index, pair) MF_NAME_ pair
 
 DEVICE void barrier(CTX) { __syncthreads(); }
+DEVICE uint tally(SPTR(uint) counter, uint number) { return atomicAdd(counter, number); }
+DEVICE uint tally_device(GPTR(uint) counter, uint number) { return atomicAdd(counter, number); }
 DEVICE float lane_xor(CTX, float v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE uint lane_xor(CTX, uint v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE float lane_read(CTX, float v, uint lane) { return __shfl_sync(0xffffffffu, v, lane); }

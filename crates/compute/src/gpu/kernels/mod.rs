@@ -35,9 +35,9 @@ macro_rules! units {
 units![
     "attention",
     "batch",
-    "candidates",
     "compressed",
     "decode",
+    "draw",
     "elementwise",
     "few_experts",
     "few_rows",

@@ -11,6 +11,7 @@ use super::{ngrams, scratch};
 use crate::backend::{CompileOptions, PAGE_TOKENS, page_bytes, slot_bytes};
 use crate::gpu::device::DeviceInfo;
 use crate::gpu::options::GpuOptions;
+use crate::gpu::run::DRAW_ROW_BYTES;
 use crate::gpu::steps::Buffers;
 use crate::graph::{EmbedOp, Graph, LinearOp, Op, WeightId};
 use crate::{Error, Result, Tensor};
@@ -56,6 +57,7 @@ impl Needs {
         }
         all.push(InputLayout::most_bytes(rows, &graph.ropes, turns));
         all.push(logits_bytes(graph, options));
+        all.push(options.sequences.max(1).saturating_mul(DRAW_ROW_BYTES));
         all.push(table_bytes(graph));
         all.extend(page_number_bytes(options, positions));
         all.extend(state_bytes(graph, options));

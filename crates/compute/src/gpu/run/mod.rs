@@ -1,17 +1,19 @@
 //! [`GpuExecutable`]: a graph on a device.
 
-mod candidates;
+mod draws;
 mod recording;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use self::candidates::CandidateBuffers;
+pub(super) use self::draws::ROW_BYTES as DRAW_ROW_BYTES;
+use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
 use super::device::{Device, Slice};
 use super::memory::{FEW_ROWS, Memory, Shape};
 use super::options::GpuOptions;
 use super::steps::{Buffers, Step, buffers, steps};
-use crate::backend::{Batch, Candidates, CompileOptions, DeviceCounts, Executable, ExpertSource};
+use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
+use crate::draw::Draw;
 use crate::graph::Graph;
 use crate::profile::{Profile, Work};
 use crate::{Result, Tensor};
@@ -24,7 +26,7 @@ pub(crate) struct GpuExecutable {
     buffers: Buffers,
     memory: Memory,
     recordings: Recordings,
-    candidates: CandidateBuffers,
+    draws: DrawBuffers,
     profiling: bool,
     /// How often the device was waited for to count what it did.
     asked: u64,
@@ -52,7 +54,7 @@ impl GpuExecutable {
             buffers,
             memory,
             recordings: Recordings::default(),
-            candidates: CandidateBuffers::default(),
+            draws: DrawBuffers::default(),
             profiling: false,
             asked: 0,
         })
@@ -126,16 +128,17 @@ impl Executable for GpuExecutable {
         if self.memory.experts.exchanges() { self.device_mut().pin(memory) } else { None }
     }
 
-    fn has_candidates(&self) -> bool {
-        true
+    fn draws_tokens(&self) -> bool {
+        self.graph.vocab_size() <= MOST_TOKENS
     }
 
-    fn run_candidates(
+    fn run_and_draw(
         &mut self,
         batch: &Batch<'_>,
         experts: &mut dyn ExpertSource,
+        draws: &[Option<Draw>],
         vocab_size: usize,
-    ) -> Result<Vec<Candidates>> {
+    ) -> Result<Vec<Option<u32>>> {
         self.queue(batch, experts)?;
         if batch.outputs.is_empty() {
             return Ok(vec![]);
@@ -143,7 +146,7 @@ impl Executable for GpuExecutable {
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let all = self.graph.vocab_size();
         let logits = self.memory.logits.buffer().into();
-        self.candidates.find(device, logits, batch.outputs.len(), [all, vocab_size.min(all)])
+        self.draws.draw(device, logits, draws, [all, vocab_size.min(all)])
     }
 
     fn read_logits(&mut self, output: usize, logits: &mut Vec<f32>) -> Result<()> {

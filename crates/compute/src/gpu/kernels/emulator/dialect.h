@@ -116,6 +116,9 @@ static inline void barrier(const Ctx&, const char* file = __builtin_FILE(), int 
 DEVICE void after_previous(CTX) { emulator::ahead[emulator::now.thread] = 0; }
 DEVICE void writes_apart(CTX) { emulator::ahead[emulator::now.thread] = 2; }
 
+DEVICE uint tally(SPTR(uint) counter, uint number) { return emulator::tally(*counter.memory, counter.at, number); }
+DEVICE uint tally_device(GPTR(uint) counter, uint number) { return emulator::tally(*counter.memory, counter.at, number); }
+
 using emulator::as_float;
 using emulator::as_uint;
 using emulator::f16_to_f32;

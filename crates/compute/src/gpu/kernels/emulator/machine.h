@@ -113,6 +113,25 @@ inline void check(Memory& memory, uint64_t at, uint64_t size, bool write) {
     if (!allowed(memory, at, size, write)) fail_access(memory, at, size, write);
 }
 
+// Adds to a counter that other threads and groups add to at the same time, and returns what it was. To anything else it is a
+// write by one thread that is none of the group's.
+inline uint32_t tally(Memory& memory, uint64_t at, uint32_t number) {
+    if (ahead[now.thread] && !memory.element) check_ahead(memory, at, sizeof number, true);
+    const Now own = now;
+    now.thread = 510;
+    now.group = memory.element ? own.group : own.first_group;
+    const bool may = allowed(memory, at, sizeof number, false) && allowed(memory, at, sizeof number, true);
+    now = own;
+    if (!may) fail_access(memory, at, sizeof number, true);
+    uint32_t before;
+    memcpy(&before, memory.data + at, sizeof before);
+    number += before;
+    memcpy(memory.data + at, &number, sizeof number);
+    return before;
+}
+// The same at an address.
+uint32_t tally_at(void* counter, uint32_t number);
+
 // The running thread's place in its group and its warp, and where the group is.
 uint own_index();
 uint lane();

@@ -362,12 +362,11 @@ bool within(const Memory& memory, const uint8_t* address) {
     return address >= memory.data && address < memory.data + memory.bytes;
 }
 
-// An access through a plain pointer: whose memory it is, and whether that allows it.
-void access(const void* pointer, uint64_t size, bool write, bool aligned) {
-    if (!machine) return;
+// Whose memory an address is; null for the threads' own, and while nothing runs.
+Memory* memory_of(const uint8_t* address, uint64_t size, bool write) {
+    if (!machine) return nullptr;
     Machine& m = *machine;
-    const uint8_t* address = (const uint8_t*)pointer;
-    if (!m.running || (address >= m.stacks.data() && address < m.stacks.data() + m.stacks.size())) return;
+    if (!m.running || (address >= m.stacks.data() && address < m.stacks.data() + m.stacks.size())) return nullptr;
     Memory* memory = m.last && within(*m.last, address) ? m.last : nullptr;
     for (size_t i = 0; !memory && i < m.arrays.size(); ++i) {
         if (within(m.arrays[i]->memory, address)) memory = &m.arrays[i]->memory;
@@ -383,6 +382,14 @@ void access(const void* pointer, uint64_t size, bool write, bool aligned) {
         if (before) fail_access(*before, (uint64_t)(address - before->data), size, write);
         fail("%s of %llu bytes outside of all buffers", write ? "write" : "read", (unsigned long long)size);
     }
+    return memory;
+}
+
+// An access through a plain pointer.
+void access(const void* pointer, uint64_t size, bool write, bool aligned) {
+    const uint8_t* address = (const uint8_t*)pointer;
+    Memory* const memory = memory_of(address, size, write);
+    if (!memory) return;
     const uint64_t at = (uint64_t)(address - memory->data);
     // Parts of a struct are aligned, all of it need not be.
     const uint64_t step = aligned ? size : at % 4 == 0 && size % 4 == 0 ? 4 : 1;
@@ -390,6 +397,13 @@ void access(const void* pointer, uint64_t size, bool write, bool aligned) {
 }
 
 } // namespace
+
+uint32_t tally_at(void* counter, uint32_t number) {
+    const uint8_t* address = (const uint8_t*)counter;
+    Memory* const memory = memory_of(address, sizeof number, true);
+    if (!memory) fail("a counter of a thread's own");
+    return tally(*memory, (uint64_t)(address - memory->data), number);
+}
 
 } // namespace emulator
 

@@ -72,6 +72,12 @@ DEVICE Ctx mf_context(Ctx given, uint, uint, uint) { return given; }
 
 // Orders device memory within the group too, as CUDA's barrier does.
 #define barrier(place) threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup)
+DEVICE uint tally(SPTR(uint) counter, uint number) {
+    return atomic_fetch_add_explicit((threadgroup atomic_uint*)counter, number, memory_order_relaxed);
+}
+DEVICE uint tally_device(GPTR(uint) counter, uint number) {
+    return atomic_fetch_add_explicit((device atomic_uint*)counter, number, memory_order_relaxed);
+}
 DEVICE float lane_xor(CTX, float v, uint mask) { return simd_shuffle_xor(v, (ushort)mask); }
 DEVICE uint lane_xor(CTX, uint v, uint mask) { return simd_shuffle_xor(v, (ushort)mask); }
 DEVICE float lane_read(CTX, float v, uint lane) { return simd_shuffle(v, (ushort)lane); }

@@ -1,0 +1,227 @@
+//! Tokens chosen by a batch's logits on the device: what crosses to the host is a number a row.
+
+use super::bytes_of;
+use crate::Result;
+use crate::draw::Draw;
+use crate::gpu::arguments::{ChangeConstants, DrawConstants};
+use crate::gpu::device::{BufferId, Device, Dispatch, Slice, Words};
+use crate::gpu::lower::Launch;
+
+/// As in `kernels/draw.h`.
+const SEGMENTS: usize = 512;
+const BINS: usize = 1024;
+const LISTED: usize = 2048;
+const COUNTED: usize = 2048;
+const FOUND_WORDS: usize = 10;
+const HOW_WORDS: usize = 8;
+const CHANGE_WORDS: usize = 5;
+const NONE: u32 = u32::MAX;
+/// Modes and rules of a row.
+const SKIPPED: u32 = 0;
+const BEST: u32 = 1;
+const DRAWN: u32 = 2;
+const BY_COUNT: u32 = 4;
+const BY_MASS: u32 = 8;
+const BY_LEAST: u32 = 16;
+/// Ids of tokens have 20 bits.
+pub(super) const MOST_TOKENS: usize = 1 << 20;
+/// Elements that a segment is a multiple of.
+const LANES: usize = 32;
+const THREADS: u32 = 256;
+const WARPS: usize = 8;
+
+/// A row's memory: maxima and sums of segments, bins, list, what was found, how it is drawn, its token.
+pub(crate) const ROW_BYTES: usize =
+    SEGMENTS * 12 + BINS * 16 + LISTED * 8 + FOUND_WORDS * 4 + HOW_WORDS * 4 + 4;
+
+/// How a row's token is chosen, as the kernels are told.
+#[derive(Debug, Clone, Copy)]
+struct How {
+    mode: u32,
+    scale: f32,
+    top_k: usize,
+    top_p: [u32; 2],
+    most_halvings: u32,
+    random: [u32; 2],
+}
+
+fn halves(value: u64) -> [u32; 2] {
+    [value as u32, (value >> 32) as u32]
+}
+
+impl How {
+    fn of(draw: Option<&Draw>, tokens: usize) -> Self {
+        let skipped =
+            Self { mode: SKIPPED, scale: 0.0, top_k: 0, top_p: [0; 2], most_halvings: 0, random: [0; 2] };
+        let Some(draw) = draw else { return skipped };
+        if draw.temperature == 0.0 {
+            return Self { mode: BEST, ..skipped };
+        }
+        let rules =
+            [(BY_COUNT, draw.by_count(tokens)), (BY_MASS, draw.by_mass()), (BY_LEAST, draw.min_p > 0.0)];
+        let rules = rules.iter().filter(|(_, has)| *has).map(|(rule, _)| rule);
+        Self {
+            mode: rules.fold(DRAWN, |all, rule| all | rule),
+            scale: draw.scale(),
+            top_k: draw.top_k.min(tokens),
+            top_p: halves(draw.top_p_units()),
+            most_halvings: if draw.min_p > 0.0 { draw.most_halvings() } else { u32::MAX },
+            random: halves(draw.random),
+        }
+    }
+
+    fn append(&self, out: &mut Vec<u8>) {
+        let words: [&dyn Words; 6] =
+            [&self.mode, &self.scale, &self.top_k, &self.top_p, &self.most_halvings, &self.random];
+        words.iter().for_each(|word| word.append(out));
+    }
+}
+
+/// Buffers for so many rows.
+#[derive(Debug, Clone, Copy)]
+struct Rows {
+    rows: usize,
+    maxima: BufferId,
+    sums: BufferId,
+    bins: BufferId,
+    list: BufferId,
+    found: BufferId,
+    how: BufferId,
+    tokens: BufferId,
+}
+
+/// Buffers for so many changes of logits.
+#[derive(Debug, Clone, Copy)]
+struct Changes {
+    count: usize,
+    changes: BufferId,
+    raw: BufferId,
+}
+
+/// Memory for choosing tokens, which grows with batches.
+#[derive(Debug, Default)]
+pub(super) struct DrawBuffers {
+    rows: Option<Rows>,
+    changes: Option<Changes>,
+}
+
+/// Elements of a segment.
+fn segment(vocab: usize) -> usize {
+    vocab.div_ceil(SEGMENTS).next_multiple_of(LANES)
+}
+
+/// Takes several buffers, or none.
+fn alloc_all<const N: usize>(device: &mut dyn Device, bytes: [usize; N]) -> Result<[BufferId; N]> {
+    let mut taken = vec![];
+    for bytes in bytes {
+        match device.alloc(bytes) {
+            Ok(buffer) => taken.push(buffer),
+            Err(error) => {
+                taken.into_iter().for_each(|buffer| device.free(buffer));
+                return Err(error);
+            }
+        }
+    }
+    Ok(std::array::from_fn(|i| taken[i]))
+}
+
+impl DrawBuffers {
+    /// Of each row of `vocab` logits the token that `draws` chooses among the first `tokens`; `None` for rows that have none, and
+    /// where no token can be chosen or a logit is not finite. Logits are as they were afterwards.
+    pub(super) fn draw(
+        &mut self,
+        device: &mut dyn Device,
+        logits: Slice,
+        draws: &[Option<Draw>],
+        [vocab, tokens]: [usize; 2],
+    ) -> Result<Vec<Option<u32>>> {
+        let buffers = self.rows_for(device, draws.len())?;
+        let hows: Vec<How> = draws.iter().map(|draw| How::of(draw.as_ref(), tokens)).collect();
+        let mut words = vec![];
+        hows.iter().for_each(|how| how.append(&mut words));
+        device.upload(buffers.how.into(), &words)?;
+        let mut changes = vec![];
+        for (row, draw) in draws.iter().enumerate() {
+            for change in draw.iter().flat_map(|draw| &draw.adjustments) {
+                let words: [&dyn Words; CHANGE_WORDS] =
+                    [&row, &change.token, &change.add, &change.repetition, &change.subtract];
+                words.iter().for_each(|word| word.append(&mut changes));
+            }
+        }
+        let rules = hows.iter().fold(0, |all, how| all | how.mode);
+        let mut dispatches = choose(logits, &buffers, [draws.len(), vocab, tokens], rules);
+        if !changes.is_empty() {
+            let count = changes.len() / (4 * CHANGE_WORDS);
+            let Changes { changes: list, raw, .. } = self.changes_for(device, count)?;
+            device.upload(list.into(), &changes)?;
+            let constants = &ChangeConstants { vocab, count };
+            let groups = [count.div_ceil(THREADS as usize), 1, 1];
+            let launch = |kernel, buffers: &[Slice]| {
+                Launch { unit: "draw", kernel, buffers, constants }.over(groups, THREADS)
+            };
+            dispatches.insert(0, launch("change_logits", &[list.into(), logits, raw.into()]));
+            dispatches.push(launch("restore_logits", &[list.into(), raw.into(), logits]));
+        }
+        device.run(&dispatches)?;
+        let mut chosen = vec![0.0; draws.len()];
+        device.download(buffers.tokens.into(), bytes_of(&mut chosen))?;
+        Ok(chosen.iter().map(|token| Some(token.to_bits()).filter(|token| *token != NONE)).collect())
+    }
+
+    fn rows_for(&mut self, device: &mut dyn Device, rows: usize) -> Result<Rows> {
+        if let Some(buffers) = self.rows.filter(|buffers| rows <= buffers.rows) {
+            return Ok(buffers);
+        }
+        if let Some(Rows { maxima, sums, bins, list, found, how, tokens, .. }) = self.rows.take() {
+            [maxima, sums, bins, list, found, how, tokens].into_iter().for_each(|buffer| device.free(buffer));
+        }
+        let bytes = [SEGMENTS * 4, SEGMENTS * 8, BINS * 16, LISTED * 8, FOUND_WORDS * 4, HOW_WORDS * 4, 4];
+        let [maxima, sums, bins, list, found, how, tokens] =
+            alloc_all(device, bytes.map(|bytes| bytes * rows))?;
+        let buffers = Rows { rows, maxima, sums, bins, list, found, how, tokens };
+        self.rows = Some(buffers);
+        Ok(buffers)
+    }
+
+    fn changes_for(&mut self, device: &mut dyn Device, count: usize) -> Result<Changes> {
+        if let Some(buffers) = self.changes.filter(|buffers| count <= buffers.count) {
+            return Ok(buffers);
+        }
+        if let Some(Changes { changes, raw, .. }) = self.changes.take() {
+            [changes, raw].into_iter().for_each(|buffer| device.free(buffer));
+        }
+        let count = count.next_power_of_two();
+        let [changes, raw] = alloc_all(device, [count * 4 * CHANGE_WORDS, count * 4])?;
+        let buffers = Changes { count, changes, raw };
+        self.changes = Some(buffers);
+        Ok(buffers)
+    }
+}
+
+/// From logits to tokens, with the rules that some row has.
+fn choose(logits: Slice, to: &Rows, [rows, vocab, tokens]: [usize; 3], rules: u32) -> Vec<Dispatch> {
+    let each = segment(vocab);
+    let segments = vocab.div_ceil(each);
+    let [maxima, sums, bins, list] = [to.maxima, to.sums, to.bins, to.list].map(Slice::from);
+    let [found, how, chosen] = [to.found, to.how, to.tokens].map(Slice::from);
+    let launch = |kernel, rule, buffers: &[Slice], groups: usize| {
+        let constants = &DrawConstants { vocab, segments, each, tokens, rule };
+        let grid = if groups > 0 { [groups, rows, 1] } else { [rows, 1, 1] };
+        Launch { unit: "draw", kernel, buffers, constants }.over(grid, THREADS)
+    };
+    let (by_segments, by_tokens) = (segments.div_ceil(WARPS), tokens.div_ceil(COUNTED));
+    let mut all = vec![launch("row_maxima", 0, &[logits, maxima, bins, found], by_segments)];
+    if rules & (BY_COUNT | BY_MASS) != 0 {
+        all.push(launch("count_bins", 0, &[logits, maxima, how, bins], by_tokens));
+    }
+    for rule in [BY_COUNT, BY_MASS].into_iter().filter(|rule| rules & rule != 0) {
+        all.push(launch("cut_bins", rule, &[how, bins, found], 0));
+        all.push(launch("list_bin", rule, &[logits, maxima, how, found, list], by_tokens));
+        all.push(launch("cut_rows", rule, &[logits, maxima, how, list, found], 0));
+    }
+    if rules & DRAWN != 0 {
+        all.push(launch("weigh_segments", 0, &[logits, maxima, how, found, sums], by_segments));
+    }
+    all.push(launch("choose_tokens", 0, &[logits, maxima, how, found, sums, chosen], 0));
+    all
+}
