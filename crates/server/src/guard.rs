@@ -7,11 +7,11 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::App;
 use crate::error::{ApiError, Dialect};
+use crate::{App, page};
 
-/// Paths that need no key: the page asks its user for it.
-const OPEN: [&str; 7] = ["/", "/page.css", "/page.js", "/health", "/livez", "/readyz", "/openapi.json"];
+/// Paths that need no key, beside those of the page, which asks its user for it.
+const OPEN: [&str; 4] = ["/health", "/livez", "/readyz", "/openapi.json"];
 
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
@@ -57,7 +57,7 @@ fn check(app: &App, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
     let keys = &app.options.api_keys;
     // All are compared, whichever it is.
     let known = |given| keys.iter().fold(false, |known, key| known | same(given, key.as_bytes()));
-    if keys.is_empty() || OPEN.contains(&path) || given_key(headers).is_some_and(known) {
+    if keys.is_empty() || OPEN.contains(&path) || page::has(path) || given_key(headers).is_some_and(known) {
         return Ok(());
     }
     let code = Some("invalid_api_key");

@@ -16,8 +16,8 @@ use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 use moeflux::scheduler::Usage;
 
-use crate::App;
 use crate::openai::unique;
+use crate::{App, page};
 
 /// Names a request; taken from the client if it has one, else made here.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -28,9 +28,8 @@ const WARNING: HeaderName = HeaderName::from_static("x-moeflux-warning");
 const MAX_ID: usize = 128;
 /// What nginx writes for a client that went away before its answer began.
 const CLIENT_CLOSED: u16 = 499;
-/// Paths that are asked for again and again by machines, or that belong to the page.
-const QUIET: [&str; 8] =
-    ["/", "/page.css", "/page.js", "/health", "/livez", "/readyz", "/metrics", "/api/live"];
+/// Paths that are asked for again and again by machines.
+const QUIET: [&str; 5] = ["/health", "/livez", "/readyz", "/metrics", "/api/live"];
 
 /// What is counted while a request is answered.
 #[derive(Debug, Default)]
@@ -136,7 +135,7 @@ impl Drop for Line {
         }
         if status >= 500 && status != 503 || tally.fault.get().is_some() {
             line!(error);
-        } else if status < 400 && QUIET.contains(&&*self.route) {
+        } else if status < 400 && (QUIET.contains(&&*self.route) || page::has(&self.route)) {
             line!(debug);
         } else {
             line!(info);

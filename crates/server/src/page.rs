@@ -1,11 +1,53 @@
-//! The web page: three files in the binary, which load nothing from other hosts.
+//! The web page: files in the binary, which load nothing from other hosts.
 
+use axum::Router;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 
 /// Scripts and styles of this server alone; no frames.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const JS: &str = "text/javascript; charset=utf-8";
+
+/// Declares files of the page: their paths, types and texts.
+macro_rules! files {
+    ($($path:literal $kind:ident $file:literal,)*) => {
+        /// Path, type and text of every file of the page.
+        const FILES: &[(&str, &str, &str)] = &[$(($path, $kind, include_str!(concat!("page/", $file)))),*];
+    };
+}
+
+files![
+    "/" HTML "page.html",
+    "/page.css" CSS "page.css",
+    "/main.js" JS "main.js",
+    "/chats.js" JS "chats.js",
+    "/dom.js" JS "dom.js",
+    "/engine.js" JS "engine.js",
+    "/files.js" JS "files.js",
+    "/log.js" JS "log.js",
+    "/markdown.js" JS "markdown.js",
+    "/settings.js" JS "settings.js",
+    "/store.js" JS "store.js",
+    "/stream.js" JS "stream.js",
+    "/vendor/markdown-it.js" JS "vendor/markdown-it.js",
+];
+
+/// Whether a path is of the page.
+pub(crate) fn has(path: &str) -> bool {
+    FILES.iter().any(|(own, ..)| *own == path)
+}
+
+/// The routes of all files.
+pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
+    FILES.iter().fold(Router::new(), |router, (path, kind, text)| {
+        router.route(path, get(|| std::future::ready(asset(kind, text))))
+    })
+}
 
 fn asset(kind: &'static str, text: &'static str) -> Response {
     let headers = [
@@ -15,16 +57,4 @@ fn asset(kind: &'static str, text: &'static str) -> Response {
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     ];
     (headers, text).into_response()
-}
-
-pub(crate) async fn html() -> Response {
-    asset("text/html; charset=utf-8", include_str!("page/page.html"))
-}
-
-pub(crate) async fn css() -> Response {
-    asset("text/css; charset=utf-8", include_str!("page/page.css"))
-}
-
-pub(crate) async fn js() -> Response {
-    asset("text/javascript; charset=utf-8", include_str!("page/page.js"))
 }

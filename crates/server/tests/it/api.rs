@@ -284,11 +284,21 @@ fn the_rest_of_the_paths() {
     ] {
         assert!(metrics.contains(&format!("moeflux_{name}")), "{name}: {metrics}");
     }
-    for path in ["/", "/page.css", "/page.js"] {
-        let page = server.get(path);
+    // The page, and all that its scripts import.
+    let mut paths = vec!["/".to_owned(), "/page.css".to_owned(), "/main.js".to_owned()];
+    for at in 0.. {
+        let Some(path) = paths.get(at).cloned() else { break };
+        let page = server.get(&path);
         assert!(page.status == 200 && page.headers.contains("content-security-policy"), "{path}");
-        assert!(!page.text().contains("http://") || path == "/", "{path} asks nobody else");
+        for line in page.text().lines().filter(|line| line.starts_with("import ")) {
+            let named =
+                line.split('"').nth(1).and_then(|name| name.strip_prefix('.')).expect("a file beside it");
+            if !paths.iter().any(|known| known == named) {
+                paths.push(named.to_owned());
+            }
+        }
     }
+    assert!(paths.contains(&"/vendor/markdown-it.js".to_owned()) && paths.len() > 10, "{paths:?}");
     let description = server.get("/openapi.json").json();
     let paths: Vec<&String> = description["paths"].as_object().unwrap().keys().collect();
     for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions", "/v1/models"] {
