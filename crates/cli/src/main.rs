@@ -4,6 +4,7 @@ mod chat;
 mod commands;
 mod engine_args;
 mod hub;
+mod layers;
 mod log;
 mod model;
 mod table;
@@ -14,7 +15,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Run Mixture-of-Experts language models bigger than memory
 #[derive(Debug, Parser)]
@@ -45,6 +46,8 @@ enum Command {
     Families(commands::families::FamiliesArgs),
     Perplexity(commands::perplexity::PerplexityArgs),
     Pull(commands::pull::PullArgs),
+    List(commands::list::ListArgs),
+    Rm(commands::rm::RmArgs),
     Trace(commands::trace::TraceArgs),
     Replay(commands::replay::ReplayArgs),
     Pack(commands::pack::PackArgs),
@@ -53,7 +56,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::from_arg_matches(&layers::matches(Cli::command())).unwrap_or_else(|error| error.exit());
     let outcome = match &cli.command {
         _ if cli.version => print(&version::text(cli.verbose)),
         None => {
@@ -86,6 +89,8 @@ fn obey(command: &Command) -> anyhow::Result<()> {
         Command::Families(args) => commands::families::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Pull(args) => commands::pull::run(args),
+        Command::List(args) => commands::list::run(args),
+        Command::Rm(args) => commands::rm::run(args),
         Command::Trace(args) => commands::trace::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Pack(args) => commands::pack::run(args),

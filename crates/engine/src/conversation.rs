@@ -103,6 +103,14 @@ impl Conversation {
         }
     }
 
+    /// Takes back the user's last message and what followed it; returns the message, `None` if there is none. What the
+    /// session holds of it is left out of the next evaluation.
+    pub fn take_back(&mut self) -> Option<String> {
+        let last = self.messages.iter().rposition(|message| message["role"] == "user")?;
+        let taken = self.messages.split_off(last);
+        taken[0]["content"].as_str().map(str::to_owned)
+    }
+
     /// Forgets everything but the system message.
     ///
     /// # Errors

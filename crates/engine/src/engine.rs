@@ -45,7 +45,7 @@ pub struct Options {
     /// Sequences that are evaluated at the same time: memory is set aside for the recurrent states of so many.
     pub sequences: usize,
     /// Maximum positions of all sequences together. By default the context for one sequence, four times that for
-    /// more, or fewer if memory is short; never less than the context.
+    /// more, but at least 512 for each, or fewer if memory is short; never less than the context.
     pub kv_tokens: Option<usize>,
     /// Precision of matrix products whose weights are quantised.
     pub activations: ActivationMode,

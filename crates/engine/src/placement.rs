@@ -22,6 +22,9 @@ const SMALLEST_CONTEXT: usize = 512;
 /// Sequences that there is memory for at full length, unless said otherwise; more of them share it.
 const FULL_SEQUENCES: usize = 4;
 
+/// Positions that there is memory for of every sequence, at least, up to the context.
+const EVERY_SEQUENCE: usize = 512;
+
 /// Slots for experts on their way to a backend that keeps them.
 const PASSING: usize = 64;
 
@@ -76,7 +79,9 @@ impl Placement {
         let mut chunk =
             positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context.max(options.sequences));
         let pages = |context: usize| {
-            let tokens = options.kv_tokens.unwrap_or(context.saturating_mul(sequences.min(FULL_SEQUENCES)));
+            let of_some = context.saturating_mul(sequences.min(FULL_SEQUENCES));
+            let of_all = sequences.saturating_mul(context.min(EVERY_SEQUENCE));
+            let tokens = options.kv_tokens.unwrap_or(of_some.max(of_all));
             tokens.max(context).div_ceil(PAGE_TOKENS)
         };
         let needs = |kept: u64, chunk: usize, context: usize| {

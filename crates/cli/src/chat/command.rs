@@ -7,6 +7,8 @@ use thiserror::Error;
 /// What `/help` says.
 pub const HELP: &str = "\
 /help            this list
+/regen           answer the last message again
+/undo            take back the last message and its answer
 /reset           forget the conversation, keep the system message
 /system [TEXT]   show or set the system message; /system \"\" removes it
 /save [FILE]     save the conversation [default: the file of --session]
@@ -17,12 +19,15 @@ pub const HELP: &str = "\
 A line that ends in \\ continues on the next one; so does everything between \"\"\" and \"\"\".";
 
 /// Every command's name.
-pub const NAMES: [&str; 8] = ["/help", "/reset", "/system", "/save", "/load", "/stats", "/set", "/exit"];
+pub const NAMES: [&str; 10] =
+    ["/help", "/regen", "/undo", "/reset", "/system", "/save", "/load", "/stats", "/set", "/exit"];
 
 /// A command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Command {
     Help,
+    Regen,
+    Undo,
     Reset,
     /// The text to set; empty for none.
     System(Option<String>),
@@ -65,6 +70,8 @@ pub fn parse(text: &str) -> Option<Result<Command, CommandError>> {
     };
     Some(match name {
         "help" => alone(Command::Help),
+        "regen" => alone(Command::Regen),
+        "undo" => alone(Command::Undo),
         "reset" => alone(Command::Reset),
         "stats" => alone(Command::Stats),
         "exit" | "quit" => alone(Command::Exit),
@@ -97,6 +104,8 @@ mod tests {
         let ok = |text: &str, command| assert_eq!(parse(text), Some(Ok(command)), "{text}");
         ok("/help", Command::Help);
         ok("/exit  ", Command::Exit);
+        ok("/undo", Command::Undo);
+        ok("/regen", Command::Regen);
         ok("/system", Command::System(None));
         ok("/system Be brief.", Command::System(Some("Be brief.".into())));
         ok("/system \"\"", Command::System(Some(String::new())));

@@ -10,6 +10,7 @@ mod interrupt;
 mod screen;
 mod settings;
 mod totals;
+mod wrap;
 
 pub use input::Input;
 pub use interrupt::Interrupt;
@@ -124,6 +125,14 @@ impl Chat {
                 self.conversation.reset(&mut self.model)?;
                 screen.note("conversation reset");
             }
+            Command::Undo => {
+                let text = self.take_back()?;
+                self.screen.note(&format!("taken back: {text}"));
+            }
+            Command::Regen => {
+                let text = self.take_back()?;
+                self.answer(&text)?;
+            }
             Command::System(None) => match self.conversation.system() {
                 Some(text) => screen.note(&format!("system message: {text}")),
                 None => screen.note("no system message"),
@@ -155,6 +164,15 @@ impl Chat {
             }
         }
         Ok(Next::Go)
+    }
+
+    /// Takes back the last message with its answer; returns the message.
+    fn take_back(&mut self) -> Result<String> {
+        let text = self.conversation.take_back().context("there is no message to take back")?;
+        if let Some(file) = &self.file {
+            self.conversation.save(&self.model, file)?;
+        }
+        Ok(text)
     }
 
     /// The file that a command names, or else that of `--session`.

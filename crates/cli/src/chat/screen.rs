@@ -11,6 +11,7 @@ use moeflux::experts::CacheStats;
 use moeflux::{Answered, Conversation, Finish, Passage, TextModel};
 
 use super::totals::speed;
+use super::wrap::Wrap;
 
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
@@ -20,6 +21,11 @@ enum Part {
     Nothing,
     Reasoning,
     Text,
+}
+
+/// Columns of the terminal.
+fn columns() -> usize {
+    ratatui::crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns.max(20)))
 }
 
 /// Writes answers, notes and statistics.
@@ -32,6 +38,7 @@ pub struct Screen {
     colour: bool,
     editable: bool,
     part: Part,
+    wrap: Wrap,
     /// Whether what was written last ended a line.
     at_line_start: bool,
     failed: std::io::Result<()>,
@@ -48,6 +55,7 @@ impl Screen {
             colour: !dumb && !set("NO_COLOR"),
             editable: !dumb,
             part: Part::Nothing,
+            wrap: Wrap::default(),
             at_line_start: true,
             failed: Ok(()),
         }
@@ -73,11 +81,13 @@ impl Screen {
         self.enter(part);
         // A model must not be able to command the terminal.
         let safe = |c: &char| !c.is_control() || ['\n', '\t'].contains(c);
-        let shown: String = match self.terminal {
-            true => text.chars().filter(safe).collect(),
-            false => text.to_owned(),
-        };
-        self.write(&shown);
+        if self.terminal {
+            let shown: String = text.chars().filter(safe).collect();
+            let shown = self.wrap.push(&shown, columns());
+            self.write(&shown);
+        } else {
+            self.write(text);
+        }
         self.failed.is_ok()
     }
 
@@ -86,6 +96,9 @@ impl Screen {
         if self.part == part {
             return;
         }
+        let rest = self.wrap.finish(columns());
+        self.write(&rest);
+        self.wrap = Wrap::default();
         match (self.terminal, self.colour, part) {
             (true, true, Part::Reasoning) => self.write(DIM),
             (true, false, Part::Reasoning) => self.write("[thinking]\n"),
@@ -106,6 +119,9 @@ impl Screen {
     }
 
     fn write(&mut self, text: &str) {
+        if text.is_empty() {
+            return;
+        }
         let written = if self.part == Part::Reasoning && !self.terminal {
             std::io::stderr().lock().write_all(text.as_bytes())
         } else {

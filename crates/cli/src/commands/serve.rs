@@ -29,6 +29,9 @@ const BODY: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
 pub struct ServeArgs {
     /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
     model: ModelArg,
+    /// TOML file with options, such as port = 8081; the environment (MOEFLUX_PORT) and the command line come first
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Address to listen on; any but localhost requires an API key
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
     host: IpAddr,
@@ -56,7 +59,7 @@ pub struct ServeArgs {
     /// Maximum requests answered at once
     #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Serving")]
     sequences: usize,
-    /// Tokens that all requests together may hold in the key-value cache [default: four contexts; fewer if memory is short]
+    /// Tokens that all requests together may hold in the key-value cache [default: four contexts, at least 512 each; fewer if memory is short]
     #[arg(long, value_name = "N", help_heading = "Serving")]
     kv_tokens: Option<usize>,
     /// Maximum requests waiting; more get status 429

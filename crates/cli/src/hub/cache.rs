@@ -91,6 +91,12 @@ impl RepoCache {
         Some(commit.trim().to_owned()).filter(|commit| is_checksum(commit))
     }
 
+    /// Forgets which commit `revision` was.
+    pub fn forget_revision(&self, revision: &str) -> Result<()> {
+        let path = self.folder.join("refs").join(revision);
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
     /// Notes which commit `revision` is.
     pub fn set_revision(&self, revision: &str, commit: &str) -> Result<()> {
         if revision == commit {

@@ -166,6 +166,19 @@ impl Listing {
         }
     }
 
+    /// Everything that can be opened: GGUF models by name, and the folder if it has safetensors.
+    pub fn models(&self) -> Vec<(Option<String>, Selection)> {
+        let of_set = |(name, set): (String, Vec<&RemoteFile>)| {
+            let files: Vec<RemoteFile> = set.into_iter().cloned().collect();
+            (Some(name), Selection { opens: files[0].path.clone(), files })
+        };
+        let mut models: Vec<_> = self.gguf_sets().into_iter().map(of_set).collect();
+        if self.files.iter().any(is_weights) {
+            models.push((None, self.safetensors()));
+        }
+        models
+    }
+
     /// Models in GGUF files by name, the parts of each in order.
     fn gguf_sets(&self) -> BTreeMap<String, Vec<&RemoteFile>> {
         let mut sets: BTreeMap<String, Vec<&RemoteFile>> = BTreeMap::new();

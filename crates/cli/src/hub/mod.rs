@@ -9,6 +9,7 @@ mod cache;
 mod error;
 mod headers;
 mod id;
+mod inventory;
 mod listing;
 mod settings;
 mod transfer;
@@ -20,6 +21,7 @@ use moeflux::error::size;
 
 pub use headers::{Headers, headers};
 pub use id::HubId;
+pub use inventory::{list, remove};
 pub use settings::Settings;
 
 use cache::RepoCache;

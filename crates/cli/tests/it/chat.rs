@@ -231,3 +231,19 @@ fn a_dumb_terminal_gets_no_control_codes() {
     let rest = session.expect(Eof).unwrap();
     assert!(!rest.as_bytes().contains(&0x1b));
 }
+
+#[test]
+fn messages_are_taken_back_and_answered_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let input = "My name is Anna.\nMy name is Ben.\n/undo\nwhat is my name?\n/regen\n";
+    let (done, out, err) = piped(folder, &["--session", "kept"], input);
+    assert!(done && err.contains("taken back: My name is Ben."), "{err}");
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(lines[2..], ["Your name is Anna.", "Your name is Anna."], "{out}");
+    // What was taken back is gone from the file as well.
+    let (_, out, _) = piped(folder, &["--session", "kept"], "/undo\nwhat is my name?\n");
+    assert_eq!(out, "Your name is Anna.\n");
+    let (done, _, err) = piped(folder, &[], "/undo\n");
+    assert!(!done && err.contains("no message to take back"), "{err}");
+}

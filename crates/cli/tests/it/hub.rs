@@ -295,3 +295,37 @@ fn too_little_room_is_noticed_before_and_while_writing() {
     assert!(message.contains("cannot write") && message.contains("the next attempt resumes it"), "{message}");
     assert_eq!(std::fs::read(user.pulled(MODEL)).unwrap(), noise());
 }
+
+#[test]
+fn models_in_the_cache_are_listed_and_removed() {
+    let small = |name, text: &str| File::small(name, text.as_bytes().to_vec());
+    let hub = Hub::start(vec![
+        File::large("m-Q4_K_M.gguf", demo()),
+        File::large("m-Q8_0.gguf", noise()),
+        small("README.md", "hello"),
+    ]);
+    let user = User::of(&hub);
+    let said = |arguments: &[&str]| {
+        let output = user.moeflux(arguments).assert().success().get_output().stdout.clone();
+        String::from_utf8(output).unwrap()
+    };
+    assert_eq!(said(&["list"]), "");
+    let path = user.pulled("org/model:Q4_K_M");
+    user.pulled("org/model:Q8_0");
+    let listed = said(&["list", "--paths"]);
+    assert!(
+        listed.contains("org/model:m-Q4_K_M.gguf") && listed.contains(path.to_str().unwrap()),
+        "{listed}"
+    );
+    assert!(listed.contains("org/model:m-Q8_0.gguf   | 19.1 MiB"), "{listed}");
+
+    let refused = refusal(&mut user.moeflux(&["rm", "org/model:Q8_0"]));
+    assert!(refused.contains("--yes"), "{refused}");
+    assert!(refusal(&mut user.moeflux(&["rm", "--yes", "org/model"])).contains("has several models"));
+    assert_eq!(said(&["rm", "--yes", "org/model:Q8_0"]), "org/model:Q8_0: 19.1 MiB freed\n");
+    assert!(path.exists() && user.blobs().len() == 1, "{:?}", user.blobs());
+    said(&["rm", "--yes", "org/model"]);
+    assert!(!path.exists() && user.blobs().is_empty());
+    assert!(refusal(&mut user.moeflux(&["rm", "--yes", "org/model"])).contains("org/model is not in"));
+    assert_eq!(said(&["list"]), "");
+}

@@ -82,3 +82,40 @@ fn a_log_that_nobody_reads_stops_no_request() {
     }
     assert_eq!(served.terminate(), Some(0));
 }
+
+#[test]
+fn options_come_from_a_file_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("serve.toml");
+    let file = |text: &str| std::fs::write(&path, text).unwrap();
+    let named = |served: &crate::support::server::Served| {
+        let body = serde_json::json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
+        let answer = served.post(&body.to_string());
+        answer.split("\"model\":\"").nth(1).and_then(|rest| rest.split('"').next()).map(str::to_owned)
+    };
+    let config = path.to_str().unwrap();
+    file("name = \"of the file\"\nsequences = 2\nlog-level = \"off\"\nalias = [\"a\", \"b\"]\n");
+    assert_eq!(named(&serve(0, &["--config", config])).as_deref(), Some("of the file"));
+    assert_eq!(named(&serve(0, &["--config", config, "--name", "typed"])).as_deref(), Some("typed"));
+
+    let refused = |text: &str, environment: &str| {
+        file(text);
+        let mut command = assert_cmd::Command::cargo_bin("moeflux").unwrap();
+        command.env("MOEFLUX_QUEUE", environment).args(["serve", "demo", "--config", config]);
+        let output = command.assert().failure();
+        String::from_utf8_lossy(&output.get_output().stderr).into_owned()
+    };
+    // The environment comes before the file: with the file's number it would start.
+    for (text, environment, part) in [
+        ("queue = 3", "0", "--queue"),
+        ("prot = 1", "3", "\"prot\" is not an option of serve"),
+        ("no-key = 1", "3", "no-key: expected true or false, got integer"),
+        ("port = [1, 2]", "3", "port: expected a text or a number, got array"),
+        ("port = 1 2", "3", "serve.toml is not TOML"),
+        ("port = \"x\"", "3", "--port"),
+        ("", "many", "--queue"),
+    ] {
+        let said = refused(text, environment);
+        assert!(said.contains(part), "{text}: {said}");
+    }
+}
