@@ -73,10 +73,7 @@ impl Screen {
         self.enter(part);
         // A model must not be able to command the terminal.
         let safe = |c: &char| !c.is_control() || ['\n', '\t'].contains(c);
-        let shown: String = match self.terminal {
-            true => text.chars().filter(safe).collect(),
-            false => text.to_owned(),
-        };
+        let shown: String = if self.terminal { text.chars().filter(safe).collect() } else { text.to_owned() };
         self.write(&shown);
         self.failed.is_ok()
     }
@@ -131,10 +128,7 @@ impl Screen {
 
     /// Writes what is no answer.
     pub fn note(&self, text: &str) {
-        match self.error_terminal && self.colour {
-            true => eprintln!("{DIM}{text}{PLAIN}"),
-            false => eprintln!("{text}"),
-        }
+        if self.error_terminal && self.colour { eprintln!("{DIM}{text}{PLAIN}") } else { eprintln!("{text}") }
     }
 
     /// Writes what went wrong.
