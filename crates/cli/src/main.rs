@@ -130,10 +130,12 @@ fn join_causes(
 ) -> String {
     error.chain().fold(String::new(), |text, cause| {
         let cause = describe_one(cause);
-        match text.is_empty() {
-            true => cause,
-            false if text.ends_with(&cause) => text,
-            false => format!("{text}: {cause}"),
+        if text.is_empty() {
+            cause
+        } else if text.ends_with(&cause) {
+            text
+        } else {
+            format!("{text}: {cause}")
         }
     })
 }

@@ -200,12 +200,12 @@ impl Graph {
     }
 
     /// Shapes of the multi-head latent attention layers, indexed by [`LatentCacheId`].
-    pub fn latent_caches(&self) -> &[LatentAttention] {
+    pub(crate) fn latent_caches(&self) -> &[LatentAttention] {
         &self.latent_caches
     }
 
     /// Shapes of the compressed attention layers, indexed by [`CompressedCacheId`].
-    pub fn compressed_caches(&self) -> &[CompressedAttention] {
+    pub(crate) fn compressed_caches(&self) -> &[CompressedAttention] {
         &self.compressed_caches
     }
 
@@ -223,7 +223,7 @@ impl Graph {
     ///
     /// # Errors
     /// [`Error::Weight`] naming the first that is not.
-    pub fn check_weights(&self, tensors: &[Tensor]) -> Result<()> {
+    pub(crate) fn check_weights(&self, tensors: &[Tensor]) -> Result<()> {
         for (index, spec) in self.weights.iter().enumerate() {
             let given =
                 tensors.get(index).map(|t| MatrixSpec { dtype: t.dtype(), rows: t.rows(), cols: t.cols() });

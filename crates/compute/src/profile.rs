@@ -38,7 +38,7 @@ impl Profile {
     }
 
     /// Counts `calls` steps of a kind, which took `time` and did `work` together.
-    pub fn add_all(&mut self, name: &str, calls: u64, time: Duration, work: Work) {
+    pub(crate) fn add_all(&mut self, name: &str, calls: u64, time: Duration, work: Work) {
         let index = self.entries.iter().position(|entry| entry.name == name).unwrap_or_else(|| {
             let (calls, time, work) = (0, Duration::ZERO, Work::default());
             self.entries.push(Entry { name: name.to_owned(), calls, time, work });

@@ -21,8 +21,9 @@ use std::sync::Arc;
 
 use activation::softplus;
 pub use activation::{activate, sigmoid, squared_relu, swiglu};
-pub use attention::{attend, latent_weights, visible};
-pub use compressed::{index_score, window_pool};
+pub use attention::{attend, visible};
+use compressed::index_score;
+pub use compressed::window_pool;
 pub use experts::{expert, route, route_by_token};
 pub use hyper::{gated_mean, hyper_collapse, hyper_expand, hyper_weights, stream_add, stream_gate};
 pub use linear::{dot, linear};

@@ -113,9 +113,10 @@ impl Needs {
     /// it was given are still there.
     pub fn held(&self) -> u64 {
         let Self { trunk, kv, scratch, overhead, kept, in_own_memory } = *self;
-        let parts = match in_own_memory {
-            true => [if kept > 0 { trunk } else { 0 }, 0, 0, overhead, kept],
-            false => [trunk, kv, scratch, overhead, kept],
+        let parts = if in_own_memory {
+            [if kept > 0 { trunk } else { 0 }, 0, 0, overhead, kept]
+        } else {
+            [trunk, kv, scratch, overhead, kept]
         };
         parts.into_iter().fold(0, u64::saturating_add)
     }
@@ -149,25 +150,23 @@ impl Budget {
         let loading = trunk.saturating_add(overhead);
         let minimum = held.saturating_add(minimum_experts).max(loading);
         if minimum > total || minimum == u64::MAX {
-            let parts = match in_own_memory {
-                true if minimum == loading => {
-                    format!(
-                        "resident weights {} on their way to the GPU, overhead {}",
-                        size(trunk),
-                        size(overhead)
-                    )
-                }
-                true => {
-                    format!("experts of one token {}, overhead {}", size(minimum_experts), size(overhead))
-                }
-                false => format!(
+            let parts = if in_own_memory && minimum == loading {
+                format!(
+                    "resident weights {} on their way to the GPU, overhead {}",
+                    size(trunk),
+                    size(overhead)
+                )
+            } else if in_own_memory {
+                format!("experts of one token {}, overhead {}", size(minimum_experts), size(overhead))
+            } else {
+                format!(
                     "resident weights {}, context {}, scratch {}, experts of one token {}, overhead {}",
                     size(trunk),
                     size(kv),
                     size(scratch),
                     size(minimum_experts),
                     size(overhead)
-                ),
+                )
             };
             return Err(Error::Budget { budget: total, minimum, parts });
         }

@@ -144,18 +144,20 @@ pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
 }
 
 async fn health(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Response {
-    let (status, text) = match app.scheduler.is_open() {
-        true => (StatusCode::OK, "ok"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
+    let (status, text) = if app.scheduler.is_open() {
+        (StatusCode::OK, "ok")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "shutting down")
     };
     (status, axum::Json(serde_json::json!({ "status": text }))).into_response()
 }
 
 /// Whether the engine is there at all, as it is while the server shuts down.
 async fn live_probe(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Response {
-    let (status, text) = match app.scheduler.is_alive() {
-        true => (StatusCode::OK, "ok"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "the engine has stopped"),
+    let (status, text) = if app.scheduler.is_alive() {
+        (StatusCode::OK, "ok")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "the engine has stopped")
     };
     (status, axum::Json(serde_json::json!({ "status": text }))).into_response()
 }

@@ -57,12 +57,13 @@ impl Input {
             let prompt = stdin.is_terminal();
             return Ok(Self::Lines { stdin, prompt });
         }
-        let history = match keep_history {
-            true => history::file().unwrap_or_else(|error| {
+        let history = if keep_history {
+            history::file().unwrap_or_else(|error| {
                 screen.error(&crate::describe(&error));
                 None
-            }),
-            false => None,
+            })
+        } else {
+            None
         };
         Ok(Self::Editor(Box::new(LineEditor::new(history)?)))
     }
@@ -213,9 +214,10 @@ impl Completer for Prompting {
 
 impl Validator for Prompting {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
-        Ok(match is_complete(context.input()) {
-            true => ValidationResult::Valid(None),
-            false => ValidationResult::Incomplete,
+        Ok(if is_complete(context.input()) {
+            ValidationResult::Valid(None)
+        } else {
+            ValidationResult::Incomplete
         })
     }
 }

@@ -139,9 +139,10 @@ impl Chat {
             },
             Command::System(Some(text)) => {
                 self.conversation.set_system(&text);
-                screen.note(match text.is_empty() {
-                    true => "system message removed",
-                    false => "system message set; the conversation will be re-evaluated with it",
+                screen.note(if text.is_empty() {
+                    "system message removed"
+                } else {
+                    "system message set; the conversation will be re-evaluated with it"
                 });
             }
             Command::Stats => screen.note(&self.totals.describe(&self.conversation, &self.model)),

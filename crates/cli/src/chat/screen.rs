@@ -147,10 +147,7 @@ impl Screen {
 
     /// Writes what is no answer.
     pub fn note(&self, text: &str) {
-        match self.error_terminal && self.colour {
-            true => eprintln!("{DIM}{text}{PLAIN}"),
-            false => eprintln!("{text}"),
-        }
+        if self.error_terminal && self.colour { eprintln!("{DIM}{text}{PLAIN}") } else { eprintln!("{text}") }
     }
 
     /// Writes what went wrong.

@@ -238,12 +238,13 @@ fn check_thinking(model: &TextModel) -> Result<(), CommandError> {
         let variables = Map::from_iter([("enable_thinking".to_owned(), json!(on))]);
         model.template.as_ref().and_then(|t| t.render(&messages, None, true, &variables).ok())
     };
-    match render(true) == render(false) {
-        false => Ok(()),
-        true => Err(CommandError::Value {
+    if render(true) == render(false) {
+        Err(CommandError::Value {
             setting: "thinking".into(),
             expected: "a model whose chat template supports switching it".into(),
             got: "one that cannot".into(),
-        }),
+        })
+    } else {
+        Ok(())
     }
 }

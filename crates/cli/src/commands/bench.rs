@@ -227,12 +227,13 @@ impl Measured {
             counts.iter().map(count).sum::<u64>() as f64 / self.tokens.max(1) as f64
         };
         let [experts, fetched] = [per_token(|c| c.experts), per_token(|c| c.fetched)];
-        let tier = match experts > 0.0 {
-            true => format!(
+        let tier = if experts > 0.0 {
+            format!(
                 ", {:.1} % of {experts:.1} experts in its memory and {fetched:.1} over the bus",
                 100.0 * (1.0 - fetched / experts)
-            ),
-            false => String::new(),
+            )
+        } else {
+            String::new()
         };
         let [waits, launches, kernels] =
             [per_token(|c| c.waits), per_token(|c| c.launches), per_token(|c| c.kernels)];
@@ -288,15 +289,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let sharing = Sharing { sequences, kv_tokens: (sequences > 1).then_some(kv_tokens), reserved: 0 };
     let path = args.model.path()?;
     // Before the model takes memory.
-    let memory = match args.profile {
-        true => Some(memory_bandwidth(threads(engine_args.threads)?)?),
-        false => None,
-    };
+    let memory = if args.profile { Some(memory_bandwidth(threads(engine_args.threads)?)?) } else { None };
     let mut engine = engine_args.open_shared(&path, Activations::Int8, sharing)?;
     let results = measure(&mut engine, args, &tests, positions)?;
-    crate::print(&match args.json {
-        true => format!("{:#}\n", report(args, &engine_args, &engine, &results, memory)),
-        false => text(args, &engine, &results, memory),
+    crate::print(&if args.json {
+        format!("{:#}\n", report(args, &engine_args, &engine, &results, memory))
+    } else {
+        text(args, &engine, &results, memory)
     })
 }
 

@@ -83,9 +83,10 @@ pub fn run(args: &InspectArgs) -> Result<()> {
         Some(shape) => described(args, shape)?,
         None => stored(args)?,
     };
-    crate::print(&match args.json {
-        true => format!("{:#}\n", report.json(args.tensors)),
-        false => report.text(args.tensors),
+    crate::print(&if args.json {
+        format!("{:#}\n", report.json(args.tensors))
+    } else {
+        report.text(args.tensors)
     })
 }
 

@@ -83,9 +83,10 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
         }
         Base::Compare(_, divergence) => Some(divergence),
     };
-    crate::print(&match args.json {
-        true => format!("{:#}\n", report(args, &windows, nll, divergence.as_ref())),
-        false => summary(args, &windows, nll, divergence.as_ref()),
+    crate::print(&if args.json {
+        format!("{:#}\n", report(args, &windows, nll, divergence.as_ref()))
+    } else {
+        summary(args, &windows, nll, divergence.as_ref())
     })
 }
 

@@ -49,9 +49,10 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
         .map(|m| budget(args, &header, &requests, m))
         .collect::<Result<_>>()?;
     let [router, last] = guesses(&header.sets, &requests);
-    crate::print(&match args.json {
-        true => format!("{:#}\n", report(&header, &replays, [router, last])),
-        false => text(args, &header, &replays, [router, last]),
+    crate::print(&if args.json {
+        format!("{:#}\n", report(&header, &replays, [router, last]))
+    } else {
+        text(args, &header, &replays, [router, last])
     })
 }
 

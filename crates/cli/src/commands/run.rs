@@ -55,10 +55,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let file = args.conversation.session.clone();
     let totals = Totals::default();
     let mut chat = Chat { model, conversation, totals, settings, screen, interrupt, file };
-    match args.raw {
-        true => continue_text(&mut chat, &prompt),
-        false => chat.answer(&prompt).map(drop),
-    }
+    if args.raw { continue_text(&mut chat, &prompt) } else { chat.answer(&prompt).map(drop) }
 }
 
 /// Writes what follows `text`, without a template.

@@ -36,9 +36,10 @@ pub fn run(args: &TopArgs) -> Result<()> {
         }
         None => args.api_key.clone().or_else(|| std::env::var(KEY_VARIABLE).ok()),
     };
-    let url = match args.url.contains("://") {
-        true => args.url.trim_end_matches('/').to_owned(),
-        false => format!("http://{}", args.url.trim_end_matches('/')),
+    let url = if args.url.contains("://") {
+        args.url.trim_end_matches('/').to_owned()
+    } else {
+        format!("http://{}", args.url.trim_end_matches('/'))
     };
     let feed = Feed::start(url.clone(), key.filter(|key| !key.is_empty()))?;
     let mut view = View::new(url);

@@ -128,9 +128,10 @@ impl Listing {
                     continue;
                 };
                 let path = if inner.is_empty() { name } else { format!("{inner}/{name}") };
-                match found.is_dir() {
-                    true => folders.push(path),
-                    false => files.push(RemoteFile { path, size: found.len(), checksum: String::new() }),
+                if found.is_dir() {
+                    folders.push(path)
+                } else {
+                    files.push(RemoteFile { path, size: found.len(), checksum: String::new() })
                 }
             }
         }

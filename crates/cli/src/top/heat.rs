@@ -73,9 +73,10 @@ impl HeatMap {
                 for column in 0..breadth {
                     let x = area.x + LABEL + (place * breadth + column) as u16;
                     if let Some(cell) = buffer.cell_mut((x, y)) {
-                        match colour {
-                            true => cell.set_char(' ').set_bg(Color::Indexed(level(heat, &COLOURS))),
-                            false => cell.set_char(level(heat, &SHADES)),
+                        if colour {
+                            cell.set_char(' ').set_bg(Color::Indexed(level(heat, &COLOURS)))
+                        } else {
+                            cell.set_char(level(heat, &SHADES))
                         };
                     }
                 }

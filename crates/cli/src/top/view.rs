@@ -114,9 +114,10 @@ impl View {
         .areas(area);
         let bold = Style::default().add_modifier(Modifier::BOLD);
         let text = |name: &str| self.model[name].as_str().unwrap_or("").to_owned();
-        let title = match self.model.is_object() {
-            true => format!("moeflux  {} at {}", text("name"), self.url),
-            false => format!("moeflux  {}", self.url),
+        let title = if self.model.is_object() {
+            format!("moeflux  {} at {}", text("name"), self.url)
+        } else {
+            format!("moeflux  {}", self.url)
         };
         put(buffer, head, 0, &title, bold);
 

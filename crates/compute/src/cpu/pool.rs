@@ -138,7 +138,7 @@ impl ThreadPool {
     ///
     /// # Panics
     /// As [`ThreadPool::run`].
-    pub fn run_in_order(&self, n_tasks: usize, task: &(dyn Fn(usize, Option<usize>) + Sync)) {
+    pub(crate) fn run_in_order(&self, n_tasks: usize, task: &(dyn Fn(usize, Option<usize>) + Sync)) {
         let Some(region) = self.enter(n_tasks) else {
             (0..n_tasks).for_each(|i| task(i, Some(i + 1).filter(|next| *next < n_tasks)));
             return;

@@ -260,7 +260,7 @@ kernel! {
 
 kernel! {
     /// out += a · b.
-    pub fn add_product(isa, a: &'a [f32], b: &'a [f32], out: &'a mut [f32]) {
+    pub(crate) fn add_product(isa, a: &'a [f32], b: &'a [f32], out: &'a mut [f32]) {
         update!(isa, out, a, b; isa.mul_add(a, b, out));
     }
 }

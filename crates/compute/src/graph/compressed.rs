@@ -92,7 +92,7 @@ impl CompressedAttention {
     }
 
     /// Channels that are kept of a token: its key and value, or its keys, then its values.
-    pub fn token_width(&self) -> usize {
+    pub(crate) fn token_width(&self) -> usize {
         match self.form {
             TokenForm::Shared => self.head_dim,
             TokenForm::Grouped { kv_heads } => 2 * kv_heads * self.head_dim,
@@ -101,7 +101,7 @@ impl CompressedAttention {
     }
 
     /// Channels that are kept of an entry before its key for the index.
-    pub fn entry_key(&self) -> usize {
+    pub(crate) fn entry_key(&self) -> usize {
         match self.form {
             TokenForm::Shared => self.head_dim,
             TokenForm::Grouped { .. } | TokenForm::Elsewhere => 0,
@@ -109,7 +109,7 @@ impl CompressedAttention {
     }
 
     /// Channels that are kept of an entry: itself, then its key for the index.
-    pub fn entry_width(&self) -> usize {
+    pub(crate) fn entry_width(&self) -> usize {
         self.entry_key() + self.index.map_or(0, |index| index.head_dim)
     }
 

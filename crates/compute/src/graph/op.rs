@@ -32,6 +32,18 @@ macro_rules! ops {
             )*
         }
 
+        impl Op {
+            /// Every kind of operation.
+            pub const KINDS: &[&str] = &[$($(#[$attribute])* stringify!($name),)*];
+
+            /// Its kind: one of [`Op::KINDS`].
+            pub fn kind(&self) -> &'static str {
+                match self {
+                    $($(#[$attribute])* Self::$name(_) => stringify!($name),)*
+                }
+            }
+        }
+
         $($(#[$attribute])* impl From<$op> for Op {
             fn from(op: $op) -> Self {
                 Self::$name(op)

@@ -52,7 +52,7 @@ impl DeltaRule {
     pub const L2_EPS: f32 = 1e-6;
 
     /// The key head of a value head.
-    pub fn key_head(&self, value_head: usize) -> usize {
+    pub(crate) fn key_head(&self, value_head: usize) -> usize {
         match self.pairing {
             HeadPairing::Grouped => value_head / (self.value_heads / self.key_heads),
             HeadPairing::Tiled => value_head % self.key_heads,

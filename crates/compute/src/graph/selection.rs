@@ -54,7 +54,7 @@ impl BlockChoice {
     }
 
     /// Blocks that the query at `position` may choose from.
-    pub fn choosable(&self, position: usize) -> usize {
+    pub(crate) fn choosable(&self, position: usize) -> usize {
         match self.score {
             BlockScore::Sum => (position + 1) / self.block,
             BlockScore::BestToken { .. } => position / self.block + 1,

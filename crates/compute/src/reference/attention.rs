@@ -39,7 +39,7 @@ pub(super) fn softmax(scores: &[f32]) -> Vec<f64> {
 ///
 /// # Errors
 /// If a weight's dtype has no dequantiser.
-pub fn latent_weights(
+fn latent_weights(
     shape: &LatentAttention,
     weights: LatentWeights,
     view: impl Fn(WeightId) -> Result<Vec<Vec<f32>>>,

@@ -28,7 +28,7 @@ pub fn window_pool(shape: &WindowPool, bias: &[f32], tokens: &[(&[f32], &[f32])]
 }
 
 /// What the index gives an entry with this key.
-pub fn index_score(q: &[f32], weights: &[f32], key: &[f32]) -> f32 {
+pub(super) fn index_score(q: &[f32], weights: &[f32], key: &[f32]) -> f32 {
     let heads = q.chunks_exact(key.len()).zip(weights);
     // `max` would drop a NaN.
     let relu = |v: f64| if v < 0.0 { 0.0 } else { v };

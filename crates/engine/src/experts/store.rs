@@ -215,10 +215,12 @@ impl ExpertStore {
     pub(crate) fn add_mirror(&mut self, path: &Path) -> Result<()> {
         let copy = self.files.iter().map(|file| {
             let name = file.path().file_name().unwrap_or_default();
-            let place = match path.is_dir() {
-                true => path.join(name),
-                false if self.files.len() == 1 => path.to_owned(),
-                false => path.with_file_name(name),
+            let place = if path.is_dir() {
+                path.join(name)
+            } else if self.files.len() == 1 {
+                path.to_owned()
+            } else {
+                path.with_file_name(name)
             };
             let copy = CheckpointFile::open(&place)?;
             copy.expect_like(file, self.files.len())?;

@@ -91,10 +91,14 @@ fn activations(config: &Config<'_>, layers: usize) -> Result<Vec<Activation>> {
     let gguf = config.format() == Format::Gguf;
     let default = if gguf { 0.0 } else { 10.0 };
     let limits = config.magnitude_per_layer(key, layers)?.unwrap_or_else(|| vec![default; layers]);
-    let activation = |limit: &f64| match *limit > 0.0 {
-        true => Ok(Activation::LimitedSwiGlu { limit: *limit as f32 }),
-        false if gguf => Ok(Activation::SwiGlu),
-        false => Err(config.unsupported(key, "a number above 0")),
+    let activation = |limit: &f64| {
+        if *limit > 0.0 {
+            Ok(Activation::LimitedSwiGlu { limit: *limit as f32 })
+        } else if gguf {
+            Ok(Activation::SwiGlu)
+        } else {
+            Err(config.unsupported(key, "a number above 0"))
+        }
     };
     limits.iter().take(layers).map(activation).collect()
 }
@@ -115,10 +119,12 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let latent =
         Latent::new(config, r, config.size("num_attention_heads")?, rope_style(config)?)?.with(More {
             sinks: Some(if published { "learnable_sink_param" } else { "sinks" }),
-            gate: Some(match published {
-                true => "linear_gate",
-                false if gguf => "g_proj",
-                false => "gate_proj",
+            gate: Some(if published {
+                "linear_gate"
+            } else if gguf {
+                "g_proj"
+            } else {
+                "gate_proj"
             }),
         });
     let mut indexer = Indexer::new(config, 16, eps)?;

@@ -118,11 +118,8 @@ impl Latent {
         };
         let scale = ((nope + rope) as f64).sqrt().recip();
         let mut layers = 0..blocks::layers(config)?;
-        let q_lora_rank = match layers.any(|layer| r.has(&format!("model.layers.{layer}.self_attn.q_a_proj")))
-        {
-            true => Some(config.size("q_lora_rank")?),
-            false => None,
-        };
+        let is_low_rank = layers.any(|layer| r.has(&format!("model.layers.{layer}.self_attn.q_a_proj")));
+        let q_lora_rank = if is_low_rank { Some(config.size("q_lora_rank")?) } else { None };
         let rank = config.size("kv_lora_rank")?;
         let shape = LatentAttention { heads, nope, rope, rank, value, scale: scale as f32 };
         let temperature = temperature(config, Growth::OfGguf)?;

@@ -125,17 +125,15 @@ impl Kind {
         let v = if scale == 1.0 { v } else { r.graph.position_scale(v, PositionScale::constant(scale)) };
         let q = r.graph.rope(q, heads, self.rope)?;
         let k = r.graph.rope(k, kv_heads, self.rope)?;
-        let sinks = match self.sinks {
-            true if r.format() == Format::Gguf => {
-                r.require_sinks(layer)?;
-                r.sinks(layer, heads)?
-            }
-            true => {
-                let published = r.has_parameter(&module("attention_sink_bias"));
-                let name = module(if published { "attention_sink_bias" } else { "sinks" });
-                Some(r.constants(&name, &[heads], Form::F32)?)
-            }
-            false => None,
+        let sinks = if !self.sinks {
+            None
+        } else if r.format() == Format::Gguf {
+            r.require_sinks(layer)?;
+            r.sinks(layer, heads)?
+        } else {
+            let published = r.has_parameter(&module("attention_sink_bias"));
+            let name = module(if published { "attention_sink_bias" } else { "sinks" });
+            Some(r.constants(&name, &[heads], Form::F32)?)
         };
         let mixed = r.graph.attention_with_sinks(q, k, v, self.shape, sinks)?;
         let out = r.linear(mixed, &module("o_proj"), d.hidden_size, Precision::Fast)?;

@@ -129,9 +129,10 @@ impl Tokenizer {
         .collect::<Vec<_>>();
         let mut whole = String::new();
         for (part, outside) in self.controls().parts(&text) {
-            tokens.extend(match outside {
-                true => self.encode_plain(&part)?,
-                false => self.encode_within(&part, AddSpecial::No, context)?,
+            tokens.extend(if outside {
+                self.encode_plain(&part)?
+            } else {
+                self.encode_within(&part, AddSpecial::No, context)?
             });
             whole += &part;
         }

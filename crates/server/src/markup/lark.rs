@@ -44,21 +44,20 @@ impl Markup {
                 Some(lark.rule(&texts.join(" | ")))
             }
         };
-        let start = match self.channels {
-            true => lark.on_channels(answer, wanted.tools)?,
-            false => {
-                let start = match (wanted.tools, self.calls) {
-                    (Some(tools), Some(Calls::Tagged(tags))) => lark.tagged(tags, answer, tools)?,
-                    _ => answer.unwrap_or_else(|| lark.rule("/(.|\\n)+/")),
-                };
-                match (prompt.trim_end().ends_with(THINK), self.may_think(prompt)) {
-                    (true, _) => format!("{} BLANK? ({start})", lark.until(END_THINK)),
-                    (false, true) => {
-                        let think = lark.text(THINK);
-                        format!("({think} {} BLANK?)? ({start})", lark.until(END_THINK))
-                    }
-                    (false, false) => start,
+        let start = if self.channels {
+            lark.on_channels(answer, wanted.tools)?
+        } else {
+            let start = match (wanted.tools, self.calls) {
+                (Some(tools), Some(Calls::Tagged(tags))) => lark.tagged(tags, answer, tools)?,
+                _ => answer.unwrap_or_else(|| lark.rule("/(.|\\n)+/")),
+            };
+            match (prompt.trim_end().ends_with(THINK), self.may_think(prompt)) {
+                (true, _) => format!("{} BLANK? ({start})", lark.until(END_THINK)),
+                (false, true) => {
+                    let think = lark.text(THINK);
+                    format!("({think} {} BLANK?)? ({start})", lark.until(END_THINK))
                 }
+                (false, false) => start,
             }
         };
         Ok(TopLevelGrammar::from_lark(format!("start: {start}\nBLANK: /\\n{{1,3}}/\n{}", lark.rules)))

@@ -144,12 +144,13 @@ impl Markup {
                     call.name == FUNCTION && read.as_ref() == Some(&arguments)
                 })
             };
-            let found = match markup.channels {
-                true => reads(Parts { channels: true, ..Parts::default() }).then_some(Calls::OnChannels),
-                false => tags::ALL.iter().find_map(|tags| {
+            let found = if markup.channels {
+                reads(Parts { channels: true, ..Parts::default() }).then_some(Calls::OnChannels)
+            } else {
+                tags::ALL.iter().find_map(|tags| {
                     let parts = Parts { calls: Some((tags, Arc::clone(&tools))), ..Parts::default() };
                     reads(parts).then_some(Calls::Tagged(tags))
-                }),
+                })
             };
             if found.is_some() {
                 (markup.calls, markup.history) = (found, history);
@@ -221,11 +222,13 @@ impl Markup {
         beginning: &str,
     ) -> Result<(), ApiError> {
         let tokenizer = scheduler.tokenizer();
-        let before = match self.channels {
-            true => format!("{}final{}", channels::CHANNEL, channels::MESSAGE),
+        let before = if self.channels {
+            format!("{}final{}", channels::CHANNEL, channels::MESSAGE)
+        } else if prompt.text.trim_end().ends_with(THINK) {
             // What is begun is the answer, not reasoning.
-            false if prompt.text.trim_end().ends_with(THINK) => format!("\n{END_THINK}\n\n"),
-            false => String::new(),
+            format!("\n{END_THINK}\n\n")
+        } else {
+            String::new()
         };
         prompt.tokens.extend(tokenizer.encode(&before, AddSpecial::No)?);
         prompt.tokens.extend(tokenizer.encode_plain(beginning)?);

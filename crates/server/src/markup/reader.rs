@@ -231,9 +231,10 @@ impl CallReader {
                     Kind::Typed(_) | Kind::Again => match held.find(mark) {
                         Some(at) => {
                             let written = &held[..at];
-                            let written = match line.is_some() {
-                                true => written.strip_suffix('\n').unwrap_or(written),
-                                false => written,
+                            let written = if line.is_some() {
+                                written.strip_suffix('\n').unwrap_or(written)
+                            } else {
+                                written
                             };
                             if let Kind::Typed(schema) = &kind {
                                 Delta::arguments(typed(written, schema.as_ref()).to_string(), out);
@@ -313,12 +314,11 @@ fn pair_head<'a>(pair: &'a str, value: &str) -> Option<(&'a str, &'a str)> {
     for line in lines {
         rest = after_word(rest, line)?;
     }
-    match value.ends_with('\n') {
-        // Only where the form itself begins a new line; what follows tells.
-        true if rest.is_empty() => None,
-        true => Some((name, rest.strip_prefix('\n').unwrap_or(rest))),
-        false => Some((name, rest)),
+    if !value.ends_with('\n') {
+        return Some((name, rest));
     }
+    // Only where the form itself begins a new line; what follows tells.
+    (!rest.is_empty()).then(|| (name, rest.strip_prefix('\n').unwrap_or(rest)))
 }
 
 /// `text` as it stands within a JSON string.

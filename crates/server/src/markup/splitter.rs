@@ -65,9 +65,10 @@ pub(crate) enum Splitter {
 
 impl Splitter {
     pub(crate) fn new(parts: Parts) -> Self {
-        match parts.channels {
-            true => Self::Channels(Channels::new()),
-            false => Self::Tagged(Box::new(Tagged::new(parts))),
+        if parts.channels {
+            Self::Channels(Channels::new())
+        } else {
+            Self::Tagged(Box::new(Tagged::new(parts)))
         }
     }
 

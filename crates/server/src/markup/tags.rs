@@ -188,13 +188,15 @@ impl Tags {
                     let (name, written) = split_loosely(pair, middle)?;
                     let (written, others) = written.split_once(close)?;
                     // Only where the form itself begins a new line.
-                    let written = match value.ends_with('\n') {
-                        true => written.strip_prefix('\n').unwrap_or(written),
-                        false => written,
+                    let written = if value.ends_with('\n') {
+                        written.strip_prefix('\n').unwrap_or(written)
+                    } else {
+                        written
                     };
-                    let written = match end.starts_with('\n') {
-                        true => written.strip_suffix('\n').unwrap_or(written),
-                        false => written,
+                    let written = if end.starts_with('\n') {
+                        written.strip_suffix('\n').unwrap_or(written)
+                    } else {
+                        written
                     };
                     let name = name.trim();
                     let schema = tool.and_then(|tool| tool.property(name));

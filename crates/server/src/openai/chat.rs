@@ -233,12 +233,11 @@ impl Head {
 
     fn logprobs(&self, logprobs: &[moeflux::decoding::TokenLogprobs]) -> Value {
         let tokenizer = self.app.scheduler.tokenizer();
-        match logprobs.is_empty() {
-            true => Value::Null,
-            false => {
-                let content: Vec<Value> = logprobs.iter().map(|l| logprob_entry(tokenizer, l)).collect();
-                json!({"content": content, "refusal": null})
-            }
+        if logprobs.is_empty() {
+            Value::Null
+        } else {
+            let content: Vec<Value> = logprobs.iter().map(|l| logprob_entry(tokenizer, l)).collect();
+            json!({"content": content, "refusal": null})
         }
     }
 
@@ -329,14 +328,15 @@ impl Render for Chunks {
                     last.1 = true;
                 }
             }
-            Update::Progress(progress) => match self.with_progress {
-                true => {
+            Update::Progress(progress) => {
+                if self.with_progress {
                     let mut object = self.head.object("chat.completion.chunk", json!([]));
                     object["prompt_progress"] = progress.json();
                     events.data(&object);
+                } else {
+                    events.raw(&progress.comment())
                 }
-                false => events.raw(&progress.comment()),
-            },
+            }
             Update::Logprobs(logprobs) => {
                 let logprobs = self.head.logprobs(&[logprobs]);
                 self.send(index, json!({}), json!({"logprobs": logprobs}), events);

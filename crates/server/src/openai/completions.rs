@@ -66,9 +66,10 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     let tried = request.best_of.unwrap_or(n);
     let shown = request.logprobs;
     let ask = request.ask()?;
-    let echo = match echo {
-        true => ask.prompts.iter().map(|prompt| shown_prompt(&app, prompt)).collect::<Result<_, _>>()?,
-        false => vec![],
+    let echo = if echo {
+        ask.prompts.iter().map(|prompt| shown_prompt(&app, prompt)).collect::<Result<_, _>>()?
+    } else {
+        vec![]
     };
     let answers = ask.submit(&app, room).await?;
     let head = Head { id: unique("cmpl-"), created: now(), n, echo, app };

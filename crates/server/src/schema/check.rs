@@ -78,9 +78,8 @@ pub(super) fn is_enforced(keyword: &str) -> bool {
 /// `schema` without what cannot be enforced; references are to `root`.
 pub(super) fn relax(schema: &Value, root: &Value) -> Result<Relaxed, String> {
     let mut walk = Walk { root, left: vec![], path: vec![] };
-    let schema = walk.node(schema).map_err(|reason| match walk.path.is_empty() {
-        true => reason,
-        false => format!("{}: {reason}", walk.path.join(".")),
+    let schema = walk.node(schema).map_err(|reason| {
+        if walk.path.is_empty() { reason } else { format!("{}: {reason}", walk.path.join(".")) }
     })?;
     Ok(Relaxed { schema, left: walk.left })
 }
@@ -126,9 +125,10 @@ impl Walk<'_> {
         let applicators =
             ["allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "additionalProperties"];
         if let Some(closed) = fields.get("unevaluatedProperties").filter(|value| **value != true) {
-            match applicators.iter().any(|keyword| fields.contains_key(*keyword)) {
-                true => self.leave("unevaluatedProperties"),
-                false => drop(made.insert("additionalProperties".into(), self.node(closed)?)),
+            if applicators.iter().any(|keyword| fields.contains_key(*keyword)) {
+                self.leave("unevaluatedProperties")
+            } else {
+                drop(made.insert("additionalProperties".into(), self.node(closed)?))
             }
         }
         Ok(made.into())

@@ -27,10 +27,7 @@ pub(super) fn target<'a>(root: &'a Value, reference: &str) -> Result<Option<&'a 
         return Ok(Some(found));
     }
     // Escapes of JSON pointers and of URLs.
-    match path.contains(['~', '%']) {
-        true => Ok(None),
-        false => Err(format!("{reference:?} points to nothing")),
-    }
+    if path.contains(['~', '%']) { Ok(None) } else { Err(format!("{reference:?} points to nothing")) }
 }
 
 /// Whether what `reference` points to says, before anything else, that it is what `reference` points to.

@@ -62,10 +62,8 @@ pub fn run(args: &PackArgs) -> Result<()> {
 
     let stop = Arc::new(AtomicBool::new(false));
     let handler = Arc::clone(&stop);
-    let original = match pack.is_lossy() {
-        true => Some(Original::new(&path, &text, args.memory, parent)?),
-        false => None,
-    };
+    let original =
+        if pack.is_lossy() { Some(Original::new(&path, &text, args.memory, parent)?) } else { None };
     ctrlc::set_handler(move || handler.store(true, Ordering::SeqCst)).context("cannot watch for Ctrl-C")?;
     let template = "packing {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
     let style = ProgressStyle::with_template(template).context("progress template")?;

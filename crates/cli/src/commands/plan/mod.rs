@@ -152,10 +152,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         guessed: recorded.as_ref().map_or(GUESSED, |recorded| recorded.guessed),
         rows: &rows,
     };
-    crate::print(&match args.json {
-        true => format!("{:#}\n", report.json()),
-        false => report.text(),
-    })
+    crate::print(&if args.json { format!("{:#}\n", report.json()) } else { report.text() })
 }
 
 impl PlanArgs {

@@ -3,10 +3,11 @@
 use moeflux_compute::graph::{Activation, ExpertMlp, Precision, Weighted};
 use moeflux_compute::{DType, Half};
 
-use super::case::{Case, MODES};
-use super::checks::{assert_same_bits, compile, run, schedules};
+use super::case::Case;
+use super::checks::{assert_same_bits, compile, run_all};
+use super::errors::MODES;
 use super::experts::moe_case_of;
-use super::linear_case;
+use super::linear::linear_case;
 use crate::support::devices::{METAL, devices, is_in_part};
 use crate::support::weights::affine;
 
@@ -21,12 +22,12 @@ fn encodings() -> Vec<DType> {
 fn check_bits(cases: impl IntoIterator<Item = Case>) {
     let devices = devices();
     for case in cases.into_iter().filter(|_| is_in_part()) {
-        let schedules = schedules(case.lengths);
+        let schedules = case.batching.schedules();
         for (name, device) in devices.iter().filter(|(name, _)| *name != METAL) {
             let mut executable = compile(&case, &device(1), MODES[1]);
-            let alone = run(&case, &mut *executable, &schedules[4], None, 1);
+            let alone = run_all(&case, &mut *executable, &schedules[4]);
             for index in [0, 3] {
-                let got = run(&case, &mut *executable, &schedules[index], None, 1);
+                let got = run_all(&case, &mut *executable, &schedules[index]);
                 assert_same_bits(&got, &alone, &format!("{} on {name}, schedule {index}", case.name));
             }
         }

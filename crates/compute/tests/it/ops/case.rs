@@ -1,105 +1,174 @@
-//! One operation with its weights, and how far a backend may be from the reference.
+//! One operation with its weights, and what runs through it.
 
-use moeflux_compute::backend::{ActivationMode, KvType, PAGE_TOKENS};
-use moeflux_compute::graph::{Graph, GraphBuilder, MatrixSpec, Precision, Value, WeightId};
+use moeflux_compute::backend::PAGE_TOKENS;
+use moeflux_compute::graph::{Graph, GraphBuilder, MatrixSpec, Op, Output, Precision, Value, WeightId};
 use moeflux_compute::{DType, Tensor};
 
+use super::errors::{MODES, Mode, modes};
 use crate::support::random::Random;
 use crate::support::weights::weight;
-
-/// Which row of the error table a case belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tested {
-    Embed,
-    Linear,
-    /// A linear layer whose activations are never quantised.
-    LinearF32,
-    RmsNorm,
-    Rope,
-    Attention,
-    SwiGlu,
-    Add,
-    Clamp,
-    SigmoidGate,
-    Slice,
-    Route,
-    MoeExperts,
-    GatherRows,
-}
-
-/// Precisions that a case runs with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mode {
-    pub activations: ActivationMode,
-    pub kv_type: KvType,
-}
-
-pub const MODES: [Mode; 2] = [
-    Mode { activations: ActivationMode::F32, kv_type: KvType::F32 },
-    Mode { activations: ActivationMode::Int8, kv_type: KvType::F16 },
-];
-
-/// The error table: largest mean squared difference from the reference over the reference's mean square.
-pub fn tolerance(tested: Tested, dtype: DType, mode: Mode) -> f64 {
-    let plain = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    let int8 = mode.activations == ActivationMode::Int8 && !plain;
-    match tested {
-        // Copies, or one rounding that both sides make.
-        Tested::Embed | Tested::Add | Tested::Clamp | Tested::Slice | Tested::GatherRows => 0.0,
-        // The same f32 operations in the same order, a product more or less.
-        Tested::Rope => 1e-14,
-        // A sum and some products in f32, each rounding at 6e-8: (1e-6)² leaves room for the longest rows.
-        Tested::RmsNorm | Tested::SwiGlu | Tested::SigmoidGate | Tested::Route | Tested::LinearF32 => 1e-12,
-        Tested::Linear if !int8 => 1e-12,
-        // Steps of max/127 per 32 normal values, whose maximum is about 2.1 σ: (2.1/127)²/12 = 2.3e-5. One output row
-        // of a short weight is a sample of few values: up to 2.5 times that.
-        Tested::Linear => 6e-5,
-        // f32 sums as above, twice, with a softmax between.
-        Tested::Attention if mode.kv_type == KvType::F32 => 1e-12,
-        // Values round to 11 bits: (2⁻¹¹)²/12 · 4/3 ≈ 3e-8; keys the same, which the softmax amplifies.
-        Tested::Attention => 5e-7,
-        // Three f32 products in a row.
-        Tested::MoeExperts if !int8 => 1e-11,
-        // Gate, up and down each add what a linear layer does; an output's error is that of two rounded factors plus
-        // one more rounding of their product.
-        Tested::MoeExperts => 2e-4,
-    }
-}
 
 /// One operation with its shapes and parameters.
 pub struct Case {
     pub name: String,
-    pub tested: Tested,
+    /// What it is a case of: the error table has a row for it.
+    pub tested: Op,
+    /// The encoding that matters.
     pub dtype: DType,
     pub graph: Graph,
     pub weights: Vec<Tensor>,
-    pub experts: Experts,
-    /// Tokens of each sequence.
-    pub lengths: &'static [usize],
+    pub experts: Vec<Expert>,
+    /// Which tokens of which sequences meet in a batch.
+    pub batching: Batching,
+    /// What of it runs on devices, which are slow where they are emulated.
+    pub on_devices: OnDevices,
+    /// Whether it runs in f32 alone: where what is rounded may change a choice, or nothing is.
+    pub f32_only: bool,
+    /// Whether a token's inputs can be made NaN.
+    pub poisoned: bool,
 }
 
-/// gate, up and down of every expert of one layer.
-pub type Experts = Vec<[Tensor; 3]>;
+/// The matrices of one expert.
+pub struct Expert {
+    pub gate: Option<Tensor>,
+    pub up: Tensor,
+    pub down: Tensor,
+}
+
+/// What of a case runs on devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnDevices {
+    /// All of it, NaNs and another order of threads among it.
+    All,
+    /// Whole sequences in every mode and pieces of them in the first.
+    Results,
+    Nothing,
+}
+
+/// Sequences, and the batches that they are cut into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batching {
+    /// Sequences of these lengths.
+    Lengths(&'static [usize]),
+    /// A sequence of three pages and one of two, whose pages alternate.
+    Pair,
+}
+
+/// Batches of 1 to 53 rows.
+pub const SHORT: Batching = Batching::Lengths(&[40, 9, 3, 1]);
+/// Sequences that end before, on and after the boundaries of pages.
+pub const LONG: Batching = Batching::Lengths(&[2 * PAGE_TOKENS + 12, PAGE_TOKENS + 1, PAGE_TOKENS, 1]);
+
+/// Batches of (sequence, number of its next tokens), and of how many of their rows one is asked for.
+pub struct Schedule {
+    pub batches: Vec<Vec<(usize, usize)>>,
+    pub stride: usize,
+}
+
+impl Batching {
+    pub fn lengths(self) -> &'static [usize] {
+        match self {
+            Self::Lengths(lengths) => lengths,
+            Self::Pair => &[2 * PAGE_TOKENS + 5, 70],
+        }
+    }
+
+    /// Five ways to run the sequences: the first all at once, which is what is compared with the reference, the fourth
+    /// in pieces of a few tokens and the last token by token.
+    pub fn schedules(self) -> [Schedule; 5] {
+        let whole: Vec<(usize, usize)> = self.lengths().iter().copied().enumerate().collect();
+        let together = vec![whole.clone()];
+        let schedule = |batches, stride| Schedule { batches, stride };
+        match self {
+            Self::Lengths(_) => [
+                schedule(together, 1),
+                schedule(whole.iter().map(|part| vec![*part]).collect(), 1),
+                schedule(vec![whole.iter().rev().copied().collect()], 2),
+                // Of 1, 2, 3, … tokens.
+                schedule(self.pieces(|i| i + 1), 3),
+                schedule(self.pieces(|_| 1), 4),
+            ],
+            Self::Pair => [
+                schedule(together, 1),
+                schedule(self.pieces(|_| 7), 1),
+                schedule(self.pieces(|_| PAGE_TOKENS + 3), 1),
+                schedule(self.pieces(|_| 4), 1),
+                schedule(self.pieces(|_| 1), 1),
+            ],
+        }
+    }
+
+    /// All sequences at once in pieces.
+    fn pieces(self, next: impl Fn(usize) -> usize) -> Vec<Vec<(usize, usize)>> {
+        let mut left = self.lengths().to_vec();
+        let mut batches = vec![];
+        while left.iter().any(|n| *n > 0) {
+            let mut batch = vec![];
+            for (sequence, left) in left.iter_mut().enumerate().filter(|(_, n)| **n > 0) {
+                let n = next(batches.len() + sequence).min(*left);
+                *left -= n;
+                batch.push((sequence, n));
+            }
+            batches.push(batch);
+        }
+        batches
+    }
+}
+
+impl Case {
+    /// As a case of the first operation of this kind in its graph.
+    pub fn of(mut self, kind: &str) -> Self {
+        let node = self.graph.nodes().iter().find(|node| node.op.kind() == kind);
+        self.tested = node.unwrap_or_else(|| panic!("{}: no {kind}", self.name)).op.clone();
+        self
+    }
+
+    /// With this encoding in the error table.
+    pub fn in_dtype(self, dtype: DType) -> Self {
+        Self { dtype, ..self }
+    }
+
+    /// With sequences in which states and many pages show.
+    pub fn in_pairs(self) -> Self {
+        Self { batching: Batching::Pair, on_devices: OnDevices::Results, ..self }
+    }
+
+    /// On the processor alone.
+    pub fn off_devices(self) -> Self {
+        Self { on_devices: OnDevices::Nothing, ..self }
+    }
+
+    /// In f32 alone.
+    pub fn in_f32(self) -> Self {
+        Self { f32_only: true, ..self }
+    }
+
+    /// Without NaNs among its inputs: where it has none, where they decide what an index chooses, and where
+    /// they show in other rows alone.
+    pub fn without_poison(self) -> Self {
+        Self { poisoned: false, ..self }
+    }
+
+    pub fn modes(&self) -> &'static [Mode] {
+        if self.f32_only { &MODES[..1] } else { modes(&self.tested) }
+    }
+}
 
 /// Token ids that inputs exist for. The last one's inputs are poisoned: see [`Recorder::input`].
 pub const VOCABULARY: usize = 89;
 pub const POISON: u32 = VOCABULARY as u32 - 1;
 
-/// Lengths that make batches of 1 to 53 rows.
-pub const SHORT: &[usize] = &[40, 9, 3, 1];
-/// Lengths that end before, on and after the boundaries of pages.
-pub const LONG: &[usize] = &[2 * PAGE_TOKENS + 12, PAGE_TOKENS + 1, PAGE_TOKENS, 1];
-
 /// A graph being recorded with its weights.
 pub struct Recorder {
     pub graph: GraphBuilder,
     pub weights: Vec<Tensor>,
+    pub experts: Vec<Expert>,
     pub random: Random,
 }
 
 impl Recorder {
     pub fn new(seed: u64) -> Self {
-        Self { graph: GraphBuilder::new(), weights: vec![], random: Random::new(seed) }
+        Self { graph: GraphBuilder::new(), weights: vec![], experts: vec![], random: Random::new(seed) }
     }
 
     pub fn declare(&mut self, tensor: Tensor) -> WeightId {
@@ -108,6 +177,12 @@ impl Recorder {
         self.graph.weight("weight", MatrixSpec { dtype, rows, cols })
     }
 
+    /// A float weight of these values.
+    pub fn weight(&mut self, rows: usize, cols: usize, values: &[f32]) -> WeightId {
+        self.declare(Tensor::from_f32(rows, cols, values).unwrap())
+    }
+
+    /// A weight of normal values.
     pub fn matrix(&mut self, dtype: DType, rows: usize, cols: usize) -> WeightId {
         let tensor = weight(&mut self.random, dtype, rows, cols);
         self.declare(tensor)
@@ -123,7 +198,7 @@ impl Recorder {
         // The sign bit set, as x86 makes NaNs, for every other width.
         let nan = if width.is_multiple_of(2) { -f32::NAN } else { f32::NAN };
         table[POISON as usize * width + width / 2] = nan;
-        let table = self.declare(Tensor::from_f32(VOCABULARY, width, &table).unwrap());
+        let table = self.weight(VOCABULARY, width, &table);
         self.graph.embed(table)
     }
 
@@ -132,25 +207,27 @@ impl Recorder {
         self.input_of(width, Random::normal)
     }
 
-    pub fn case(self, name: String, tested: Tested, dtype: DType, out: Value) -> Case {
-        self.moe_case(name, tested, dtype, out, vec![])
-    }
-
-    pub fn moe_case(
-        mut self,
-        name: String,
-        tested: Tested,
-        dtype: DType,
-        out: Value,
-        experts: Experts,
-    ) -> Case {
+    /// The case whose results are `out`; unless it says otherwise, of the operation that yields it.
+    pub fn case(mut self, name: impl Into<String>, out: Value) -> Case {
         let width = out.width();
         let rows = self.graph.gather_rows(out);
         let mut identity = vec![0.0; width * width];
         (0..width).for_each(|i| identity[i * width + i] = 1.0);
-        let identity = self.declare(Tensor::from_f32(width, width, &identity).unwrap());
+        let identity = self.weight(width, width, &identity);
         let logits = self.graph.linear(rows, identity, None, Precision::F32).unwrap();
-        let (graph, weights) = (self.graph.finish(logits), self.weights);
-        Case { name: format!("{tested:?} {name}"), tested, dtype, graph, weights, experts, lengths: SHORT }
+        let graph = self.graph.finish(logits);
+        let node = graph.nodes().iter().find(|node| node.out == Output::Value(out));
+        Case {
+            name: name.into(),
+            tested: node.expect("the graph has what its builder gave").op.clone(),
+            dtype: DType::F32,
+            graph,
+            weights: self.weights,
+            experts: self.experts,
+            batching: SHORT,
+            on_devices: OnDevices::All,
+            f32_only: false,
+            poisoned: true,
+        }
     }
 }

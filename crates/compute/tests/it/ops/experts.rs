@@ -7,26 +7,33 @@ use moeflux_compute::graph::{
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{DType, Error, Half, Result, Tensor};
 
-use super::case::{Case, Experts, MODES, Recorder, SHORT, Tested, VOCABULARY};
-use super::checks::{Results, Source, assert_same_bits, backends, check, compile, run, schedules};
+use super::case::{Case, Expert, Recorder, SHORT, VOCABULARY};
+use super::checks::{Results, Source, assert_same_bits, backends, compile, run};
+use super::errors::MODES;
 use crate::support::random::Random;
 use crate::support::weights::{affine, dtypes, weight};
 
 /// Experts that ignore their weights' input but for column 0, which is 1: expert e yields a constant in column e, so
 /// that their sum shows the router's weights by expert.
-fn revealing_experts(count: usize) -> Experts {
+fn revealing_experts(count: usize) -> Vec<Expert> {
     let first = |value: f32| {
         let row: Vec<f32> = (0..count).map(|column| if column == 0 { value } else { 0.0 }).collect();
         Tensor::from_f32(1, count, &row).unwrap()
     };
     let unit = |e: usize| (0..count).map(|row| if row == e { 1.0 } else { 0.0 }).collect::<Vec<f32>>();
-    (0..count).map(|e| [first(3.0), first(0.4), Tensor::from_f32(count, 1, &unit(e)).unwrap()]).collect()
+    let expert = |e| Expert {
+        gate: Some(first(3.0)),
+        up: first(0.4),
+        down: Tensor::from_f32(count, 1, &unit(e)).unwrap(),
+    };
+    (0..count).map(expert).collect()
 }
 
-fn expert_set(experts: &Experts) -> ExpertSet {
+fn expert_set(experts: &[Expert]) -> ExpertSet {
     let spec = |t: &Tensor| MatrixSpec { dtype: t.dtype(), rows: t.rows(), cols: t.cols() };
-    let [gate, up, down] = &experts[0];
-    ExpertSet { layer: 0, experts: experts.len(), gate: Some(spec(gate)), up: spec(up), down: spec(down) }
+    let Expert { gate, up, down } = &experts[0];
+    let gate = gate.as_ref().map(spec);
+    ExpertSet { layer: 0, experts: experts.len(), gate, up: spec(up), down: spec(down) }
 }
 
 /// A router on logits from `logit`, whose choices show in the result.
@@ -40,39 +47,44 @@ fn biased_route_case(route: Route, bias: bool, name: &str, logit: impl FnMut(&mu
     let bias = bias.then(|| r.vector(route.experts));
     let ones: Vec<f32> =
         (0..VOCABULARY).flat_map(|_| (0..route.experts).map(|c| f32::from(c == 0))).collect();
-    let ones = r.declare(Tensor::from_f32(VOCABULARY, route.experts, &ones).unwrap());
+    let ones = r.weight(VOCABULARY, route.experts, &ones);
     let x = r.graph.embed(ones);
     let routing = r.graph.route(logits, bias, route).unwrap();
     assert_eq!(routing.top_k(), route.top_k);
-    let experts = revealing_experts(route.experts);
-    let set = r.graph.expert_set(expert_set(&experts)).unwrap();
+    r.experts = revealing_experts(route.experts);
+    let set = r.graph.expert_set(expert_set(&r.experts)).unwrap();
     let out = r.graph.moe_experts(x, routing, set).unwrap();
-    r.moe_case(format!("{name}: {route:?}"), Tested::Route, DType::F32, out, experts)
+    r.case(format!("{name}: {route:?}"), out).of("Route")
 }
 
-#[test]
-fn route() {
+pub fn routes() -> Vec<Case> {
     let route = |(experts, top_k)| Route::softmax(experts, top_k, top_k % 2 == 1);
-    for shape in [(1, 1), (2, 1), (5, 2), (7, 3), (8, 8), (40, 6), (130, 9)] {
-        check([route_case(route(shape), "normal", Random::normal)]);
-    }
+    let shapes = [(1, 1), (2, 1), (5, 2), (7, 3), (8, 8), (40, 6), (130, 9)];
+    let mut cases: Vec<Case> =
+        shapes.into_iter().map(|shape| route_case(route(shape), "normal", Random::normal)).collect();
     for shape in [(5, 2), (12, 5)] {
-        check([
+        cases.extend([
             // Ties, which the lower id wins.
             route_case(route(shape), "few levels", |random| random.below(3) as f32),
             // Where a softmax without its maximum taken off overflows.
             route_case(route(shape), "large", |random| 200.0 + 30.0 * random.normal()),
         ]);
     }
+    cases
 }
 
-#[test]
-fn route_by_other_scores() {
+pub fn routes_by_other_scores() -> Vec<Case> {
+    let mut cases = vec![];
     let base = Route { scale: 2.5, ..Route::softmax(24, 5, true) };
     let groups = |count, keep, rank| Some(Groups { count, keep, rank });
     for score in [Score::Softmax, Score::Sigmoid, Score::SoftmaxOfChosen] {
         for (bias, renormalize) in [(false, true), (true, false), (true, true)] {
-            check([biased_route_case(Route { score, renormalize, ..base }, bias, "normal", Random::normal)]);
+            cases.push(biased_route_case(
+                Route { score, renormalize, ..base },
+                bias,
+                "normal",
+                Random::normal,
+            ));
         }
     }
     for groups in [
@@ -84,12 +96,13 @@ fn route_by_other_scores() {
     ] {
         for bias in [false, true] {
             let route = Route { groups, score: Score::Sigmoid, ..base };
-            check([biased_route_case(route, bias, "normal", Random::normal)]);
+            cases.push(biased_route_case(route, bias, "normal", Random::normal));
         }
     }
     // Biases that push scores below zero, where a mask of zeros would choose what is masked.
     let route = Route { groups: groups(4, 2, GroupRank::BestTwo), score: Score::Sigmoid, ..base };
-    check([biased_route_case(route, true, "far below zero", |random| random.normal() - 9.0)]);
+    cases.push(biased_route_case(route, true, "far below zero", |random| random.normal() - 9.0));
+    cases
 }
 
 /// Experts of random weights; the result of a router on random logits.
@@ -112,14 +125,14 @@ pub(super) fn moe_case_of(
     let [gate, up, down] = dtypes;
     let mut expert = || {
         let random = &mut r.random;
-        [
-            weight(random, gate, inner, hidden),
-            weight(random, up, inner, hidden),
-            weight(random, down, hidden, inner),
-        ]
+        Expert {
+            gate: Some(weight(random, gate, inner, hidden)),
+            up: weight(random, up, inner, hidden),
+            down: weight(random, down, hidden, inner),
+        }
     };
-    let experts: Experts = (0..count).map(|_| expert()).collect();
-    let set = r.graph.expert_set(expert_set(&experts)).unwrap();
+    r.experts = (0..count).map(|_| expert()).collect();
+    let set = r.graph.expert_set(expert_set(&r.experts)).unwrap();
     let all = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
     // The identity through which results leave is a matrix of all columns: of wide rows, some are enough.
     const MOST: usize = 512;
@@ -127,25 +140,22 @@ pub(super) fn moe_case_of(
     let name = format!("{count} top {top_k}, {gate} {up} {down}, {hidden} × {inner}, {mlp:?}");
     let plain = |d: &DType| matches!(d, DType::F32 | DType::F16 | DType::BF16);
     let dtype = dtypes.into_iter().find(|d| !plain(d)).unwrap_or(DType::F32);
-    r.moe_case(name, Tested::MoeExperts, dtype, out, experts)
+    r.case(name, out).of("MoeExperts").in_dtype(dtype)
 }
 
-#[test]
-fn moe_experts_of_every_encoding() {
-    check(dtypes().into_iter().map(|dtype| {
-        match dtype.block_len() {
-            1 => moe_case(4, 2, [dtype; 3], 33, 20),
-            32 => moe_case(4, 2, [dtype; 3], 64, 96),
-            // Matrices so large take emulated devices long.
-            n => moe_case(2, 1, [dtype; 3], n, n),
-        }
-    }));
+pub fn moe_experts_of_every_encoding() -> Vec<Case> {
+    let case = |dtype: DType| match dtype.block_len() {
+        1 => moe_case(4, 2, [dtype; 3], 33, 20),
+        32 => moe_case(4, 2, [dtype; 3], 64, 96),
+        // Matrices so large take emulated devices long.
+        n => moe_case(2, 1, [dtype; 3], n, n),
+    };
+    dtypes().into_iter().map(case).collect()
 }
 
-#[test]
-fn moe_experts_of_many_shapes() {
+pub fn moe_experts_of_many_shapes() -> Vec<Case> {
     use DType::{BF16, F16, F32, Q4_K, Q5_0, Q6_K, Q8_0};
-    check([
+    vec![
         moe_case(1, 1, [F32; 3], 1, 1),
         moe_case(3, 3, [F32, F16, BF16], 17, 5),
         moe_case(40, 6, [F32; 3], 24, 12),
@@ -161,11 +171,11 @@ fn moe_experts_of_many_shapes() {
             192,
             160,
         ),
-    ]);
+    ]
 }
 
-#[test]
-fn moe_experts_that_compute_something_else() {
+pub fn moe_experts_of_other_activations() -> Vec<Case> {
+    let mut cases = vec![];
     let limited = Activation::LimitedSwiGlu { limit: 6.0 };
     let clamped = Activation::ClampedSwiGlu { alpha: 0.7, limit: 6.0 };
     for dtype in [DType::F32, DType::Q8_0] {
@@ -173,9 +183,81 @@ fn moe_experts_that_compute_something_else() {
             [(Activation::SwiGlu, Weighted::Input), (limited, Weighted::Output), (clamped, Weighted::Input)]
         {
             let mlp = ExpertMlp { activation, weighted, biases: None };
-            check([moe_case_of(5, 2, [dtype; 3], [64, 32], mlp)]);
+            cases.push(moe_case_of(5, 2, [dtype; 3], [64, 32], mlp));
         }
     }
+    cases
+}
+
+fn random_matrix(r: &mut Recorder, matrix: MatrixSpec) -> Tensor {
+    let values = r.random.normals(matrix.rows * matrix.cols);
+    Tensor::from_f32(matrix.rows, matrix.cols, &values).unwrap()
+}
+
+pub fn moe_experts_without_a_gate() -> Vec<Case> {
+    let mut cases = vec![];
+    for (experts, top_k, hidden, inner) in [(1, 1, 1, 1), (7, 3, 6, 5), (5, 2, 33, 40)] {
+        for weighted in [Weighted::Output, Weighted::Input] {
+            let mut r = Recorder::new(5);
+            let (x, logits) = (r.input(hidden), r.input(experts));
+            let routing = r.graph.route(logits, None, Route::softmax(experts, top_k, true)).unwrap();
+            let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
+            let (up, down) = (matrix(inner, hidden), matrix(hidden, inner));
+            let set = r.graph.expert_set(ExpertSet { layer: 0, experts, gate: None, up, down }).unwrap();
+            for _ in 0..experts {
+                let [up, down] = [up, down].map(|matrix| random_matrix(&mut r, matrix));
+                r.experts.push(Expert { gate: None, up, down });
+            }
+            assert!(r.graph.moe_experts(x, routing, set).is_err(), "SwiGLU needs a gate");
+            let mlp = ExpertMlp { activation: Activation::SquaredRelu, biases: None, weighted };
+            let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
+            let name = format!("{experts} top {top_k} of {hidden} × {inner}, {weighted:?}");
+            cases.push(r.case(name, out).in_pairs().in_f32());
+        }
+    }
+    cases
+}
+
+pub fn moe_experts_of_biased_routes() -> Vec<Case> {
+    let mut cases = vec![];
+    let (experts, top_k, hidden, inner) = (7, 3, 6, 5);
+    for by_token in [false, true] {
+        for score in [Score::SqrtSoftplus, Score::Sigmoid, Score::Softmax] {
+            let mut r = Recorder::new(5);
+            let (x, logits) = (r.input(hidden), r.input(experts));
+            let route = Route { score, scale: 1.7, ..Route::softmax(experts, top_k, true) };
+            let routing = if by_token {
+                let ids: Vec<f32> = (0..VOCABULARY * top_k)
+                    .map(|i| ((i / top_k * 5 + i % top_k * 2) % experts) as f32)
+                    .collect();
+                let table = r.weight(VOCABULARY, top_k, &ids);
+                r.graph.route_by_token(logits, table, route).unwrap()
+            } else {
+                let bias = r.vector(experts);
+                r.graph.route(logits, Some(bias), route).unwrap()
+            };
+            let matrix = |rows, cols| MatrixSpec { dtype: DType::F32, rows, cols };
+            let (gate, down) = (matrix(inner, hidden), matrix(hidden, inner));
+            let set = r
+                .graph
+                .expert_set(ExpertSet { layer: 0, experts, gate: Some(gate), up: gate, down })
+                .unwrap();
+            for _ in 0..experts {
+                let [gate, up, down] = [gate, gate, down].map(|m| random_matrix(&mut r, m));
+                r.experts.push(Expert { gate: Some(gate), up, down });
+            }
+            let activation = match score {
+                Score::Softmax => Activation::CappedSwiGlu { limit: 0.3 },
+                _ => Activation::LimitedSwiGlu { limit: 0.8 },
+            };
+            let weighted = if by_token { Weighted::Output } else { Weighted::Input };
+            let mlp = ExpertMlp { activation, biases: None, weighted };
+            let out = r.graph.moe_experts_with(x, routing, set, mlp).unwrap();
+            let name = format!("{score:?} by token: {by_token}");
+            cases.push(r.case(name, out).in_pairs().in_f32());
+        }
+    }
+    cases
 }
 
 #[test]
@@ -196,13 +278,13 @@ fn a_router_logit_that_is_not_finite_is_not_lost() {
                 }
             };
             let case = route_case(route, "bad logit", logit);
-            let schedule = &schedules(SHORT)[0];
-            let reference = run(&case, &mut *compile(&case, &Reference, MODES[0]), schedule, None, 1);
+            let [schedule, ..] = &SHORT.schedules();
+            let reference = run(&case, &mut *compile(&case, &Reference, MODES[0]), schedule, None);
             let lost = |rows: &Results| rows.values().filter(|row| row.iter().all(|v| v.is_nan())).count();
             let expected = lost(&reference);
             assert!(expected > 0 && expected < reference.len(), "{bad}: some tokens are bad, some are not");
             for backend in backends() {
-                let got = run(&case, &mut *compile(&case, &backend.one, MODES[1]), schedule, None, 1);
+                let got = run(&case, &mut *compile(&case, &backend.one, MODES[1]), schedule, None);
                 for (key, row) in &got {
                     let bad_row = reference[key].iter().all(|v| v.is_nan());
                     assert_eq!(row.iter().any(|v| v.is_nan()), bad_row, "{bad}, {route:?}, {key:?}: {row:?}");
@@ -234,14 +316,14 @@ fn a_failing_source_of_experts_fails_the_run_and_nothing_else() {
     let case = moe_case(5, 2, [DType::Q8_0; 3], 64, 32);
     for backend in backends() {
         let mut executable = compile(&case, &backend.several, MODES[1]);
-        let schedule = &schedules(SHORT)[0];
-        let before = run(&case, &mut *executable, schedule, None, 1);
+        let [schedule, ..] = &SHORT.schedules();
+        let before = run(&case, &mut *executable, schedule, None);
         let tokens: Vec<u32> = (0..20).collect();
         let spans = [Span { rows: 0..20, start: 0, pages: &[0], slots: StateSlots::default() }];
         let batch = Batch { tokens: &tokens, spans: &spans, outputs: &[19] };
         let mut source = Failing(Source { experts: &case.experts, order: 0 });
         let error = executable.run(&batch, &mut source, &mut vec![]).unwrap_err();
         assert!(matches!(&error, Error::Expert { reason, .. } if reason == "lost"), "{error}");
-        assert_same_bits(&run(&case, &mut *executable, schedule, None, 1), &before, "after a failure");
+        assert_same_bits(&run(&case, &mut *executable, schedule, None), &before, "after a failure");
     }
 }

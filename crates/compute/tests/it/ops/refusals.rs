@@ -9,7 +9,7 @@ use moeflux_compute::reference::Reference;
 use moeflux_compute::{DType, Result, Tensor};
 
 use super::checks::backends;
-use super::linear_case;
+use super::linear::linear_case;
 use crate::support::random::Random;
 use crate::support::weights::weight;
 

@@ -1,15 +1,14 @@
-//! Operations with recurrent state against `reference`, on every instruction set, and what must not depend on how
-//! sequences are cut into batches.
+//! Operations with recurrent state, and slots of states.
 
-use crate::support::one_op::{Case, Recorder, VOCABULARY};
+use super::case::{Case, Recorder, VOCABULARY};
+use super::checks::Source;
+use super::errors::MODES;
 use moeflux_compute::Error;
-use moeflux_compute::backend::{Backend, Batch, Executable, KvType, Span, StateSlots};
+use moeflux_compute::backend::{Backend, Batch, CompileOptions, Executable, Span, StateSlots};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
+use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use moeflux_compute::graph::{Decay, DeltaInputs, DeltaRule, HeadPairing, SsmInputs, SsmScan, SsmWeights};
-use moeflux_compute::reference::Reference;
-
-/// Largest difference from the reference over the largest result: f32 sums of up to 128 terms over 40 steps.
-const TOLERANCE: f32 = 2e-5;
+use moeflux_compute::reference::{Reference, kept};
 
 fn conv(channels: usize, kernel: usize) -> Case {
     let mut r = Recorder::new((channels * 10 + kernel) as u64);
@@ -17,7 +16,7 @@ fn conv(channels: usize, kernel: usize) -> Case {
     let values = r.random.normals(channels * kernel);
     let weight = r.weight(1, channels * kernel, &values);
     let out = r.graph.causal_conv1d(x, weight, kernel).unwrap();
-    r.finish(out)
+    r.case(format!("{channels} × {kernel}"), out).in_pairs()
 }
 
 fn biased_conv(channels: usize, kernel: usize) -> Case {
@@ -26,7 +25,14 @@ fn biased_conv(channels: usize, kernel: usize) -> Case {
     let values = r.random.normals(channels * kernel);
     let (weight, bias) = (r.weight(1, channels * kernel, &values), r.vector(channels));
     let out = r.graph.biased_conv1d(x, weight, bias, kernel).unwrap();
-    r.finish(out)
+    r.case(format!("{channels} × {kernel} with a bias"), out).in_pairs()
+}
+
+fn dilated_conv(kernel: usize, dilation: usize) -> Case {
+    let mut r = Recorder::new(5);
+    let (x, weight) = (r.input(10), r.vector(10 * kernel));
+    let out = r.graph.dilated_conv1d(x, weight, kernel, dilation).unwrap();
+    r.case(format!("10 × {kernel}, every {dilation}"), out).in_pairs()
 }
 
 fn ssm(shape: SsmScan) -> Case {
@@ -42,7 +48,7 @@ fn ssm(shape: SsmScan) -> Case {
     let a: Vec<f32> = (0..heads).map(|h| -0.01 - 0.7 * h as f32).collect();
     let weights = SsmWeights { a: r.weight(1, heads, &a), d: r.vector(heads), dt_bias: r.vector(heads) };
     let out = r.graph.ssm_scan(inputs, weights, shape).unwrap();
-    r.finish(out)
+    r.case(format!("{shape:?}"), out).in_pairs()
 }
 
 fn delta(shape: DeltaRule) -> Case {
@@ -60,39 +66,111 @@ fn delta(shape: DeltaRule) -> Case {
     let dt_bias = r.random.normals(value_heads);
     let (decay, dt_bias) = (r.weight(1, value_heads, &decay), r.weight(1, value_heads, &dt_bias));
     let out = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape).unwrap();
-    r.finish(out)
+    r.case(format!("{shape:?}"), out).in_pairs()
 }
 
-fn cases() -> Vec<(String, Case)> {
+pub fn convolutions() -> Vec<Case> {
+    let plain = [(1, 1), (7, 2), (48, 4), (530, 4), (33, 5)].map(|(channels, kernel)| conv(channels, kernel));
+    let biased = [(7, 2), (530, 4)].map(|(channels, kernel)| biased_conv(channels, kernel));
+    let dilated = [(1, 3), (4, 3), (3, 2), (2, 71)].map(|(kernel, dilation)| dilated_conv(kernel, dilation));
+    plain.into_iter().chain(biased).chain(dilated).collect()
+}
+
+/// Devices are slow where they are emulated: every third runs on them, both kinds of each among them.
+fn some_on_devices(cases: Vec<Case>) -> Vec<Case> {
+    let some = |(i, case): (usize, Case)| if i % 3 == 0 { case } else { case.off_devices() };
+    cases.into_iter().enumerate().map(some).collect()
+}
+
+pub fn state_spaces() -> Vec<Case> {
     let mut cases = vec![];
-    for (channels, kernel) in [(1, 1), (7, 2), (48, 4), (530, 4), (33, 5)] {
-        cases.push((format!("conv {channels} × {kernel}"), conv(channels, kernel)));
-    }
-    for (channels, kernel) in [(7, 2), (530, 4)] {
-        cases.push((format!("conv {channels} × {kernel} with a bias"), biased_conv(channels, kernel)));
-    }
     for (heads, groups, head_dim, state_size) in
         [(1, 1, 1, 1), (4, 2, 12, 8), (3, 3, 17, 5), (6, 2, 33, 20), (2, 1, 64, 128)]
     {
         for time_steps in [(0.0, f32::INFINITY), (0.3, 0.9)] {
-            let shape = SsmScan { heads, head_dim, groups, state_size, time_steps };
-            cases.push((format!("{shape:?}"), ssm(shape)));
+            cases.push(ssm(SsmScan { heads, head_dim, groups, state_size, time_steps }));
         }
     }
+    let mut cases = some_on_devices(cases);
+    cases.push(ssm(LARGEST));
+    cases
+}
+
+pub fn delta_rules() -> Vec<Case> {
+    let mut cases = vec![];
     for pairing in [HeadPairing::Grouped, HeadPairing::Tiled] {
         for (key_heads, value_heads, key_dim, value_dim) in
             [(1, 1, 1, 1), (2, 4, 8, 12), (3, 3, 5, 17), (2, 6, 20, 33), (1, 2, 128, 128)]
         {
             let decay = Decay::Softplus;
-            let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, decay };
-            cases.push((format!("{shape:?}"), delta(shape)));
+            cases.push(delta(DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, decay }));
         }
     }
+    some_on_devices(cases)
+}
+
+/// Decays of each channel, and decays with a bound.
+pub fn delta_rules_by_channel() -> Vec<Case> {
+    let mut cases = vec![];
+    for (key_heads, value_heads, key_dim, value_dim) in
+        [(1, 1, 2, 1), (2, 4, 12, 9), (3, 3, 16, 32), (1, 2, 5, 70)]
+    {
+        let mut r = Recorder::new(5);
+        let [q, k] = [(); 2].map(|()| r.input(key_heads * key_dim));
+        let (v, b) = (r.input(value_heads * value_dim), r.input(value_heads));
+        let a = r.input(value_heads * key_dim);
+        let values: Vec<f32> = r.random.normals(value_heads).iter().map(|v| -v.exp()).collect();
+        let (decay, dt_bias) = (r.weight(1, value_heads, &values), r.vector(value_heads * key_dim));
+        let (pairing, bound) = (HeadPairing::Grouped, Decay::Softplus);
+        let shape = DeltaRule { key_heads, value_heads, key_dim, value_dim, pairing, decay: bound };
+        let inputs = DeltaInputs { q, k, v, a, b };
+        let out = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape).unwrap();
+        cases.push(r.case(format!("by channel, {shape:?}"), out).in_pairs());
+    }
+    cases.extend([false, true].map(bounded));
     cases
 }
 
+fn bounded(by_channel: bool) -> Case {
+    let (heads, key_dim, value_dim) = (3, 6, 9);
+    let mut r = Recorder::new(5);
+    let [q, k, v, b] = [18, 18, 27, 3].map(|width| r.input(width));
+    let each = if by_channel { key_dim } else { 1 };
+    let a = r.input(heads * each);
+    let (decay, dt_bias) = (r.weight(1, 3, &[-0.1, -1.0, -3.0]), r.vector(heads * each));
+    let shape = DeltaRule {
+        key_heads: heads,
+        value_heads: heads,
+        key_dim,
+        value_dim,
+        pairing: HeadPairing::Grouped,
+        decay: Decay::Bounded(-2.0),
+    };
+    let inputs = DeltaInputs { q, k, v, a, b };
+    let out = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape).unwrap();
+    r.case(format!("bounded, by channel: {by_channel}"), out).in_pairs()
+}
+
+#[test]
+fn what_is_kept_has_a_bound() {
+    // From nothing lost to the bound.
+    assert!((kept(Decay::Bounded(-2.0), -1.0, -50.0) - 1.0).abs() < 1e-12);
+    assert!((kept(Decay::Bounded(-2.0), -1.0, 50.0) - (-2f64).exp()).abs() < 1e-12);
+    assert!((kept(Decay::Bounded(-2.0), -1.0, 0.0) - (-1f64).exp()).abs() < 1e-12);
+}
+
+/// With states as large as devices take.
+const LARGEST: SsmScan =
+    SsmScan { heads: 1, head_dim: 1, groups: 1, state_size: 256, time_steps: (0.0, 1.0) };
+
+fn cases() -> impl Iterator<Item = Case> {
+    convolutions().into_iter().chain(state_spaces()).chain(delta_rules())
+}
+
 fn compile(case: &Case, backend: &dyn Backend) -> Box<dyn Executable> {
-    case.compile(backend, KvType::F32)
+    let mut executable = super::checks::compile(case, backend, MODES[0]);
+    executable.reserve_slots(6).unwrap();
+    executable
 }
 
 /// Tokens of a sequence; sequences differ.
@@ -115,7 +193,7 @@ fn run(
     let outputs: Vec<u32> = (0..ids.len() as u32).collect();
     let mut out = vec![];
     let batch = Batch { tokens: &ids, spans: &batch_spans, outputs: &outputs };
-    executable.run(&batch, &mut &case.experts, &mut out).unwrap();
+    executable.run(&batch, &mut Source { experts: &case.experts, order: 0 }, &mut out).unwrap();
     out
 }
 
@@ -128,33 +206,22 @@ fn backends() -> Vec<CpuBackend> {
     SimdLevel::available().into_iter().map(backend).collect()
 }
 
-#[test]
-fn agrees_with_the_reference() {
-    for (index, (name, case)) in cases().into_iter().enumerate() {
-        let right = run(&case, &mut *compile(&case, &Reference), &[(0, 0, 40, slots(0, 0))]);
-        let largest = right.iter().fold(0f32, |m, v| m.max(v.abs()));
-        for backend in backends() {
-            let got = run(&case, &mut *compile(&case, &backend), &[(0, 0, 40, slots(0, 0))]);
-            let error = got.iter().zip(&right).fold(0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
-            assert!(error <= TOLERANCE, "{name} on {}: {error:.1e}", backend.describe());
-        }
-        // Devices are slow where they are emulated: every third of the larger cases, which has both kinds of each.
-        if index % 3 == 1 || name.contains("conv") {
-            case.check_devices(&name, &[(KvType::F32, TOLERANCE)]);
-        }
-    }
-}
-
+/// Before they are opened.
 #[test]
 fn states_too_large_for_a_device_are_refused_by_name() {
-    let shape = SsmScan { heads: 1, head_dim: 1, groups: 1, state_size: 256, time_steps: (0.0, 1.0) };
-    ssm(shape).check_devices("256 numbers", &[(KvType::F32, TOLERANCE)]);
-    ssm(SsmScan { state_size: 257, ..shape }).check_refused("257 numbers");
+    let case = ssm(SsmScan { state_size: 257, ..LARGEST });
+    let unopened = || Err(Error::Device { reason: "opened".into() });
+    let backend = GpuBackend::new("none", GpuOptions::default(), unopened);
+    let options = CompileOptions::default();
+    assert_eq!(backend.scratch_bytes(&case.graph, options), 0);
+    let refused = backend.compile(&case.graph, case.weights, options).err().expect("refused");
+    assert!(matches!(&refused, Error::Device { reason } if reason.contains("use the CPU")), "{refused}");
 }
 
 #[test]
 fn results_do_not_depend_on_batches() {
-    for (name, case) in cases() {
+    for case in cases() {
+        let name = &case.name;
         for backend in backends() {
             let what = format!("{name} on {}", backend.describe());
             let width = case.graph.vocab_size();
@@ -179,7 +246,8 @@ fn results_do_not_depend_on_batches() {
 
 #[test]
 fn slots_can_be_carried_elsewhere() {
-    for (name, case) in cases() {
+    for case in cases() {
+        let name = &case.name;
         let cpu = CpuBackend::new(1, None).unwrap();
         for backend in [&cpu as &dyn Backend, &Reference] {
             let mut first = compile(&case, backend);

@@ -1,29 +1,16 @@
-//! Attention over tokens that an index chooses, and what goes with it, against `reference` on every instruction set, and bit
-//! for bit the same however sequences are cut into batches.
+//! Attention over blocks of tokens that an index chooses.
 
-use crate::support::one_op::{self, Case, Recorder};
+use super::case::{Case, Recorder, VOCABULARY};
+use super::checks::{compile, run_all};
+use super::errors::MODES;
 use moeflux_compute::Error;
 use moeflux_compute::backend::{Backend, KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::{
-    Activation, Attention, BlockChoice, BlockScore, Chosen, Decay, DeltaInputs, DeltaRule, EntryIndex,
-    HeadPairing, HyperConnection, HyperKind, IndexInputs, LatentAttention, LatentInputs, LatentWeights,
-    Value,
+    Activation, Attention, BlockChoice, BlockScore, Chosen, EntryIndex, IndexInputs, LatentAttention,
+    LatentInputs, LatentWeights, Value,
 };
-use moeflux_compute::reference::{Reference, kept, layer_norm, seen};
-
-/// Largest difference from the reference over the largest result: f32 sums of up to some hundred terms.
-const TOLERANCE: f32 = 5e-6;
-
-fn check(name: &str, case: &Case) {
-    check_cpu(name, case);
-    case.check_devices(name, &[(KvType::F32, TOLERANCE)]);
-}
-
-/// As [`check`], without the devices, which are slow where they are emulated.
-fn check_cpu(name: &str, case: &Case) {
-    case.check(name, &[(KvType::F32, TOLERANCE)]);
-}
+use moeflux_compute::reference::{Reference, seen};
 
 const INDEX: EntryIndex = EntryIndex { heads: 3, head_dim: 5, top_k: 4 };
 
@@ -57,18 +44,19 @@ fn chosen(r: &mut Recorder, choice: BlockChoice) -> Chosen {
     Chosen { blocks, groups: choice.groups(), block: choice.block, tail: choice.score == BlockScore::Sum }
 }
 
-#[test]
-fn the_same_blocks_are_chosen() {
-    for choice in choices() {
+pub fn chosen_blocks() -> Vec<Case> {
+    let case = |choice: BlockChoice| {
         let mut r = Recorder::new(5);
         let blocks = chosen(&mut r, choice).blocks;
         assert_eq!(blocks.width(), choice.groups() * choice.index.top_k);
-        check(&format!("{choice:?}"), &r.finish(blocks));
-    }
+        // Blocks are numbers.
+        r.case(format!("{choice:?}"), blocks).in_pairs().in_f32().without_poison()
+    };
+    choices().into_iter().map(case).collect()
 }
 
-#[test]
-fn attention_sees_what_was_chosen() {
+pub fn attention_over_chosen_blocks() -> Vec<Case> {
+    let mut cases = vec![];
     let shape = Attention::grouped(6, 2, 8, 0.4);
     for (i, choice) in choices().into_iter().enumerate() {
         // One key head for all, and keys that heads with different choices share.
@@ -79,10 +67,11 @@ fn attention_sees_what_was_chosen() {
             let sinks = (kv_heads == 2).then(|| r.vector(6));
             let chosen = chosen(&mut r, choice);
             let out = r.graph.attention_over([q, k, v], shape, sinks, Some(chosen)).unwrap();
-            let run = if (i + j) % 3 == 0 { check } else { check_cpu };
-            run(&format!("{shape:?} {choice:?}"), &r.finish(out));
+            let case = r.case(format!("{shape:?} {choice:?}"), out).in_pairs().in_f32().without_poison();
+            cases.push(if (i + j) % 3 == 0 { case } else { case.off_devices() });
         }
     }
+    cases
 }
 
 /// Latent attention of `heads` heads, with what few models have.
@@ -97,35 +86,39 @@ fn latent(r: &mut Recorder, rope: usize, sinks: bool, chosen: Option<Chosen>) ->
     r.graph.latent_attention(inputs, weights, shape).unwrap()
 }
 
-#[test]
-fn latent_attention_sees_what_was_chosen() {
+pub fn latent_attention_over_chosen_blocks() -> Vec<Case> {
+    let mut cases = vec![shared_choice()];
     for (i, choice) in choices().into_iter().filter(|choice| choice.groups() == 1).enumerate() {
         for (j, (rope, sinks)) in [(4, true), (0, false)].into_iter().enumerate() {
             let mut r = Recorder::new(7);
             let chosen = chosen(&mut r, choice);
             let out = latent(&mut r, rope, sinks, Some(chosen));
-            let run = if (i + j) % 2 == 0 { check } else { check_cpu };
-            run(&format!("rope {rope}, sinks {sinks}, {choice:?}"), &r.finish(out));
+            let case = r
+                .case(format!("rope {rope}, sinks {sinks}, {choice:?}"), out)
+                .in_pairs()
+                .in_f32()
+                .without_poison();
+            cases.push(if (i + j) % 2 == 0 { case } else { case.off_devices() });
         }
     }
     for (rope, sinks) in [(4, true), (0, false), (0, true)] {
         let mut r = Recorder::new(8);
         let out = latent(&mut r, rope, sinks, None);
-        check(&format!("rope {rope}, sinks {sinks}"), &r.finish(out));
+        cases.push(r.case(format!("rope {rope}, sinks {sinks}"), out).in_pairs().in_f32());
     }
+    cases
 }
 
 /// Two layers that share a choice have one cache of keys.
-#[test]
-fn a_choice_serves_several_layers() {
+fn shared_choice() -> Case {
     let mut r = Recorder::new(9);
     let chosen = chosen(&mut r, BlockChoice { index: INDEX, block: 1, score: BlockScore::Sum });
     let first = latent(&mut r, 4, true, Some(chosen));
     let second = latent(&mut r, 4, false, Some(chosen));
     let out = r.graph.add(first, second).unwrap();
-    let case = r.finish(out);
+    let case = r.case("shared choice", out).of("LatentAttention").in_pairs().in_f32().without_poison();
     assert_eq!(page_bytes(&case.graph, KvType::F32), PAGE_TOKENS * (2 * (9 + 4) + INDEX.head_dim) * 4);
-    check("shared", &case);
+    case
 }
 
 /// A score that is no number makes every result that hangs on it one: it must not vanish in a choice.
@@ -135,7 +128,7 @@ fn what_cannot_be_compared_is_seen_in_the_result() {
         let mut r = Recorder::new(3);
         let index = EntryIndex { heads: 2, head_dim: 3, top_k: 2 };
         let choice = BlockChoice { index, block: 2, score };
-        let q = r.weight(one_op::VOCABULARY, 6, &vec![f32::NAN; one_op::VOCABULARY * 6]);
+        let q = r.weight(VOCABULARY, 6, &vec![f32::NAN; VOCABULARY * 6]);
         let q = r.graph.embed(q);
         let k = r.input(3);
         let blocks = r.graph.choose_blocks(IndexInputs { q, k, weights: None }, choice).unwrap();
@@ -143,16 +136,18 @@ fn what_cannot_be_compared_is_seen_in_the_result() {
         let [q, k, v] = [8, 8, 8].map(|width| r.input(width));
         let shape = Attention::grouped(2, 2, 4, 1.0);
         let out = r.graph.attention_over([q, k, v], shape, None, Some(chosen)).unwrap();
-        let case = r.finish(out);
+        let case = r.case("no number", out).in_pairs();
         let mut backends: Vec<Box<dyn Backend>> =
             vec![Box::new(Reference), Box::new(CpuBackend::new(2, None).unwrap())];
         backends
             .extend(crate::support::devices::devices().into_iter().map(|(_, make)| Box::new(make(7)) as _));
         for backend in backends {
-            let [rows, _] = case.run(&*backend, KvType::F32, 1000);
-            // Up to two blocks there is no choice.
-            assert!(rows[..4 * 8].iter().all(|v| v.is_finite()), "{score:?}");
-            assert!(rows[8 * 8..].iter().all(|v| v.is_nan()), "{score:?}");
+            let [schedule, ..] = case.batching.schedules();
+            for ((_, position), row) in run_all(&case, &mut *compile(&case, &*backend, MODES[0]), &schedule) {
+                // Up to two blocks there is no choice.
+                assert!(position >= 4 || row.iter().all(|v| v.is_finite()), "{score:?} at {position}");
+                assert!(position < 8 || row.iter().all(|v| v.is_nan()), "{score:?} at {position}");
+            }
         }
     }
 }
@@ -168,71 +163,6 @@ fn what_a_query_sees() {
     assert_eq!(seen(&Chosen { tail: false, ..chosen }, &row, 7, 2, 4), [6, 7]);
     assert_eq!(seen(&Chosen { tail: false, ..chosen }, &row, 4, 0, 4), [0, 1, 2, 3, 4]);
     assert!(seen(&Chosen { tail: false, ..chosen }, &[-1.0; 6], 4, 0, 4).is_empty());
-}
-
-#[test]
-fn rows() {
-    for width in [1, 7, 33] {
-        let mut r = Recorder::new(2);
-        let (x, weight, bias) = (r.input(width), r.vector(width), r.vector(width));
-        let out = r.graph.layer_norm(x, weight, bias, 0.1).unwrap();
-        check("layer_norm", &r.finish(out));
-
-        let mut r = Recorder::new(3);
-        let (gate, up) = (r.input(width), r.input(width));
-        let out =
-            r.graph.activate(Activation::ClampedSwiGlu { alpha: 1.7, limit: 0.7 }, Some(gate), up).unwrap();
-        check("clamped_swiglu", &r.finish(out));
-    }
-    let mut x = [1.0, 3.0];
-    layer_norm(&mut x, &[2.0, 4.0], &[0.5, 0.25], 0.0);
-    assert_eq!(x, [-1.5, 4.25]);
-}
-
-#[test]
-fn streams_that_stay_apart() {
-    for streams in [1, 2, 4] {
-        let kind = HyperKind::Independent { magnitude: 1.7 };
-        let shape = HyperConnection { streams, norm_eps: 0.01, floor: 0.1, kind };
-        let mut r = Recorder::new(4);
-        let (x, block) = (r.input(streams * 6), r.input(6));
-        let mix = r.input(shape.weights());
-        let base = [r.vector(shape.weights()), r.vector(2)];
-        let weights = r.graph.hyper_weights(x, mix, base, shape).unwrap();
-        assert_eq!(weights.width(), 2 * streams);
-        let expanded = r.graph.hyper_expand(x, block, weights, streams).unwrap();
-        let collapsed = r.graph.hyper_collapse(expanded, weights, streams).unwrap();
-        check("independent streams", &r.finish(collapsed));
-    }
-}
-
-#[test]
-fn decays_with_a_bound() {
-    for by_channel in [false, true] {
-        let (heads, key_dim, value_dim) = (3, 6, 9);
-        let mut r = Recorder::new(5);
-        let [q, k, v, b] = [18, 18, 27, 3].map(|width| r.input(width));
-        let each = if by_channel { key_dim } else { 1 };
-        let a = r.input(heads * each);
-        let (decay, dt_bias) = (r.weight(1, 3, &[-0.1, -1.0, -3.0]), r.vector(heads * each));
-        let shape = DeltaRule {
-            key_heads: heads,
-            value_heads: heads,
-            key_dim,
-            value_dim,
-            pairing: HeadPairing::Grouped,
-            decay: Decay::Bounded(-2.0),
-        };
-        let inputs = DeltaInputs { q, k, v, a, b };
-        let out = r.graph.gated_delta_rule(inputs, decay, dt_bias, shape).unwrap();
-        let case = r.finish(out);
-        case.check("bounded decay", &[(KvType::F32, 2e-5)]);
-        case.check_devices("bounded decay", &[(KvType::F32, 2e-5)]);
-    }
-    // From nothing lost to the bound.
-    assert!((kept(Decay::Bounded(-2.0), -1.0, -50.0) - 1.0).abs() < 1e-12);
-    assert!((kept(Decay::Bounded(-2.0), -1.0, 50.0) - (-2f64).exp()).abs() < 1e-12);
-    assert!((kept(Decay::Bounded(-2.0), -1.0, 0.0) - (-1f64).exp()).abs() < 1e-12);
 }
 
 #[test]

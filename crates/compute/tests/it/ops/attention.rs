@@ -1,0 +1,64 @@
+//! Attention of grouped heads.
+
+use moeflux_compute::backend::PAGE_TOKENS;
+use moeflux_compute::graph::Attention;
+
+use super::case::{Case, LONG, Recorder};
+
+pub fn attention() -> Vec<Case> {
+    let case = |(heads, kv_heads, head_dim, window): (usize, usize, usize, Option<usize>)| {
+        let mut r = Recorder::new(8);
+        let [q, k, v] = [heads, kv_heads, kv_heads].map(|n| r.input(n * head_dim));
+        // Larger than 1/√d, so that some keys matter much more than others.
+        let scale = 1.7 / (head_dim as f32).sqrt();
+        let shape = Attention { window, ..Attention::grouped(heads, kv_heads, head_dim, scale) };
+        let out = r.graph.attention(q, k, v, shape).unwrap();
+        let name = format!("{heads}/{kv_heads} heads of {head_dim}, window {window:?}");
+        Case { batching: LONG, ..r.case(name, out) }
+    };
+    let shapes = [
+        (1, 1, 1, None),
+        (4, 2, 12, None),
+        (6, 1, 20, None),
+        (3, 3, 16, None),
+        (2, 1, 128, None),
+        (4, 2, 12, Some(1)),
+        (4, 2, 12, Some(13)),
+        (2, 2, 8, Some(PAGE_TOKENS)),
+        (2, 1, 8, Some(PAGE_TOKENS + 1)),
+        (2, 1, 8, Some(100_000)),
+    ];
+    shapes.into_iter().map(case).chain([two_layers()]).collect()
+}
+
+/// Layers with keys of their own.
+fn two_layers() -> Case {
+    let mut r = Recorder::new(9);
+    let shape = Attention::grouped(2, 1, 8, 0.3);
+    let [q, k, v] = [16, 8, 8].map(|width| r.input(width));
+    let first = r.graph.attention(q, k, v, shape).unwrap();
+    let [k, v] = [8, 8].map(|width| r.input(width));
+    let out = r.graph.attention(first, k, v, shape).unwrap();
+    Case { batching: LONG, ..r.case("two layers", out) }
+}
+
+pub fn attention_of_chunks() -> Vec<Case> {
+    let grouped = Attention::grouped(6, 2, 12, 0.4);
+    let shapes = [
+        Attention { chunk: Some(1), ..grouped },
+        Attention { chunk: Some(7), ..grouped },
+        Attention { chunk: Some(PAGE_TOKENS + 1), ..grouped },
+        Attention { chunk: Some(50), window: Some(9), ..grouped },
+        // Values of another width.
+        Attention { value_dim: 5, ..grouped },
+        Attention { value_dim: 20, window: Some(30), ..grouped },
+    ];
+    let case = |shape: Attention| {
+        let mut r = Recorder::new(5);
+        let [q, k] = [shape.heads, shape.kv_heads].map(|heads| r.input(heads * shape.head_dim));
+        let (v, sinks) = (r.input(shape.kv_heads * shape.value_dim), r.vector(shape.heads));
+        let out = r.graph.attention_with_sinks(q, k, v, shape, Some(sinks)).unwrap();
+        r.case(format!("{shape:?}"), out).in_pairs()
+    };
+    shapes.map(case).into()
+}

@@ -1,0 +1,116 @@
+//! The error table: how far each operation may be from the reference.
+
+use std::fmt;
+
+use moeflux_compute::DType;
+use moeflux_compute::backend::{ActivationMode, KvType};
+use moeflux_compute::graph::{Op, Precision};
+
+/// Precisions that a case runs with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mode {
+    pub activations: ActivationMode,
+    pub kv_type: KvType,
+}
+
+pub const MODES: [Mode; 2] = [
+    Mode { activations: ActivationMode::F32, kv_type: KvType::F32 },
+    Mode { activations: ActivationMode::Int8, kv_type: KvType::F16 },
+];
+
+/// Those of operations with pages whose weights multiply f32.
+const PAGES: [Mode; 2] = [MODES[0], Mode { activations: ActivationMode::F32, kv_type: KvType::F16 }];
+
+/// Modes that make a difference to an operation.
+pub fn modes(op: &Op) -> &'static [Mode] {
+    match op {
+        Op::Linear(_) | Op::Attention(_) | Op::MoeExperts(_) => &MODES,
+        Op::LatentAttention(_)
+        | Op::WindowPool(_)
+        | Op::WindowMean(_)
+        | Op::CompressedAttention(_)
+        | Op::BlockAttention(_)
+        | Op::ChooseBlocks(_) => &PAGES,
+        _ => &MODES[1..],
+    }
+}
+
+/// How far results may be from the reference.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bound {
+    /// Mean squared difference over the reference's mean square.
+    pub mean_square: f64,
+    /// Largest difference over the reference's largest value.
+    pub largest: f64,
+}
+
+impl Bound {
+    /// The larger of each.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            mean_square: self.mean_square.max(other.mean_square),
+            largest: self.largest.max(other.largest),
+        }
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "({:.1e}, {:.1e})", self.mean_square, self.largest)
+    }
+}
+
+const fn bound(mean_square: f64, largest: f64) -> Bound {
+    Bound { mean_square, largest }
+}
+
+/// Copies, or one rounding that both sides make.
+const EXACT: Bound = bound(0.0, 0.0);
+/// The same f32 operations in the same order, a product more or less.
+const ROUNDED: Bound = bound(1e-14, 1e-6);
+/// Sums of up to some hundred terms and some products in f32, each rounding at 6e-8: (1e-6)² leaves room for the longest
+/// rows.
+const SUMS: Bound = bound(1e-12, 5e-6);
+
+/// The row of an operation.
+pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
+    let plain = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let int8 = mode.activations == ActivationMode::Int8 && !plain;
+    let f16 = mode.kv_type == KvType::F16;
+    match op {
+        Op::Embed(_)
+        | Op::Add(_)
+        | Op::Clamp(_)
+        | Op::Slice(_)
+        | Op::Repeat(_)
+        | Op::GatherRows(_)
+        | Op::ChooseBlocks(_) => EXACT,
+        Op::Rope(_) => ROUNDED,
+        // Steps of max/127 per 32 normal values, whose maximum is about 2.1 σ: (2.1/127)²/12 = 2.3e-5. One output row
+        // of a short weight is a sample of few values: up to 2.5 times that.
+        Op::Linear(linear) if int8 && linear.precision == Precision::Fast => bound(6e-5, 3e-2),
+        Op::Linear(_) | Op::GroupedLinear(_) => SUMS,
+        Op::RmsNorm(_) | Op::LayerNorm(_) => SUMS,
+        Op::Activate(_) | Op::ScaledSilu(_) | Op::SigmoidGate(_) | Op::PositionScale(_) => SUMS,
+        // Values round to 11 bits: (2⁻¹¹)²/12 · 4/3 ≈ 3e-8; keys the same, which the softmax amplifies.
+        Op::Attention(_) if f16 => bound(5e-7, 4e-3),
+        // Latents do too.
+        Op::LatentAttention(_) if f16 => bound(5e-7, 3e-3),
+        // And entries.
+        Op::CompressedAttention(_) | Op::BlockAttention(_) if f16 => bound(5e-7, 4e-3),
+        // Sums, twice, with a softmax between.
+        Op::Attention(_) | Op::CompressedAttention(_) | Op::BlockAttention(_) => SUMS,
+        Op::LatentAttention(_) => bound(1e-12, 3e-6),
+        Op::WindowPool(_) | Op::WindowMean(_) => SUMS,
+        Op::Route(_) => SUMS,
+        // Gate, up and down each add what a linear layer does; an output's error is that of two rounded factors plus
+        // one more rounding of their product.
+        Op::MoeExperts(_) if int8 => bound(2e-4, 6e-2),
+        // Three f32 products in a row.
+        Op::MoeExperts(_) => bound(1e-11, 5e-6),
+        Op::CausalConv1d(_) | Op::GatedDeltaRule(_) | Op::SsmScan(_) => SUMS,
+        Op::NGramEmbed(_) => EXACT,
+        Op::HyperWeights(_) | Op::HyperCollapse(_) | Op::HyperExpand(_) => SUMS,
+        Op::GatedMean(_) | Op::StreamAdd(_) | Op::StreamGate(_) => SUMS,
+    }
+}

@@ -1,0 +1,59 @@
+//! Linear layers.
+
+use moeflux_compute::graph::Precision;
+use moeflux_compute::{DType, Half};
+
+use super::case::{Case, Recorder};
+use crate::support::weights::{affine, dtypes};
+
+/// Row lengths for an encoding: one block, and several that are no multiple of 256.
+pub fn columns(dtype: DType) -> [usize; 2] {
+    match dtype.block_len() {
+        1 => [5, 83],
+        n => [n, 3 * n],
+    }
+}
+
+/// A linear layer on normal inputs.
+pub fn linear_case(dtype: DType, rows: usize, cols: usize, bias: bool, precision: Precision) -> Case {
+    let mut r = Recorder::new(rows as u64 * 1000 + cols as u64);
+    let x = r.input(cols);
+    let weight = r.matrix(dtype, rows, cols);
+    let bias = bias.then(|| r.vector(rows));
+    let out = r.graph.linear(x, weight, bias, precision).unwrap();
+    r.case(format!("{dtype} {rows}×{cols}, {precision:?}, bias {bias:?}"), out).in_dtype(dtype)
+}
+
+pub fn linear() -> Vec<Case> {
+    let cases = |dtype| {
+        let [short, long] = columns(dtype);
+        [
+            linear_case(dtype, 1, long, true, Precision::Fast),
+            linear_case(dtype, 67, short, false, Precision::Fast),
+            linear_case(dtype, 33, long, true, Precision::F32),
+        ]
+    };
+    dtypes().into_iter().flat_map(cases).collect()
+}
+
+pub fn linear_of_an_input() -> Vec<Case> {
+    let mut r = Recorder::new(4);
+    let x = r.input(96);
+    // All before the first addition: layers that follow each other run as one.
+    let dtypes = [DType::Q8_0, DType::F32, DType::Q4_0, affine(4, 32, Half::F16)];
+    let layers = dtypes.map(|dtype| {
+        let (weight, bias) = (r.matrix(dtype, 45, 96), r.vector(45));
+        r.graph.linear(x, weight, Some(bias), Precision::Fast).unwrap()
+    });
+    let out = layers.into_iter().reduce(|sum, layer| r.graph.add(sum, layer).unwrap()).unwrap();
+    let mut cases = vec![r.case("shared input", out).of("Linear").in_dtype(DType::Q8_0)];
+
+    for (groups, each, cols) in [(3, 7, 10), (1, 5, 3), (2, 64, 32)] {
+        let mut r = Recorder::new(5);
+        let x = r.input(groups * cols);
+        let weight = r.matrix(DType::F32, groups * each, cols);
+        let out = r.graph.grouped_linear(x, weight, groups).unwrap();
+        cases.push(r.case(format!("{groups} groups of {each} × {cols}"), out).in_pairs());
+    }
+    cases
+}
