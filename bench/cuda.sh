@@ -32,7 +32,7 @@ limits="start:60 backends:240 operations:200 memcheck:450 racecheck:450 bits:90 
 parts=$(echo "$limits" | tr ' ' '\n' | cut -d: -f1 | paste -sd,)
 work=/tmp/moeflux-cuda seconds=560 llama="" inner="" tests=()
 # The modules of the test binary that run operations on devices.
-operations=(ops:: chosen_ops:: compressed_ops:: latent_attention:: recurrent_ops::)
+operations=(ops:: draws::)
 while getopts p:w:s:l:t:x: option; do
   case $option in
   p) parts=$OPTARG ;;

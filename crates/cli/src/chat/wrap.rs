@@ -83,7 +83,8 @@ impl Wrap {
             self.column = wide;
         } else {
             out.push_str(&self.gap);
-            self.column = (self.column + gap + wide) % width.max(1);
+            let end = self.column + gap + wide;
+            self.column = if end > width { end % width.max(1) } else { end };
         }
         out.push_str(&self.word);
         self.gap.clear();
@@ -108,7 +109,7 @@ mod tests {
     fn lines_break_between_words_however_they_arrive() {
         let cases = [
             ("one two three", "one two\nthree"),
-            ("one  two\nthree four five", "one  two\nthree\nfour five"),
+            ("one  two\nthree four five", "one  two\nthree four\nfive"),
             ("Überlange Wörter hier", "Überlange\nWörter\nhier"),
             ("a verylongwordindeed b", "a verylongwordindeed\nb"),
             ("日本語 日本語 x", "日本語\n日本語 x"),
