@@ -83,8 +83,8 @@ impl Wrap {
             self.column = wide;
         } else {
             out.push_str(&self.gap);
-            let end = self.column + gap + wide;
-            self.column = if end > width { end % width.max(1) } else { end };
+            // A line that is just full stays the present one.
+            self.column = (self.column + gap + wide).saturating_sub(1) % width.max(1) + 1;
         }
         out.push_str(&self.word);
         self.gap.clear();

@@ -8,7 +8,7 @@ use super::checks::{assert_same_bits, compile, run_all};
 use super::errors::MODES;
 use super::experts::moe_case_of;
 use super::linear::linear_case;
-use crate::support::devices::{METAL, devices, is_in_part};
+use crate::support::devices::{METAL, batch_invariant_devices, is_in_part};
 use crate::support::weights::affine;
 
 /// Encodings whose products take activations of eight bits.
@@ -20,7 +20,7 @@ fn encodings() -> Vec<DType> {
 
 /// The same bits with all rows at once, in pieces of different sizes, and row by row.
 fn check_bits(cases: impl IntoIterator<Item = Case>) {
-    let devices = devices();
+    let devices = batch_invariant_devices();
     for case in cases.into_iter().filter(|_| is_in_part()) {
         let schedules = case.batching.schedules();
         for (name, device) in devices.iter().filter(|(name, _)| *name != METAL) {

@@ -41,10 +41,24 @@ pub(crate) fn is_tested(name: &str) -> bool {
 /// # Panics
 /// If a backend alone is to be tested that is not here: tests that test nothing must not pass.
 pub(crate) fn devices() -> Vec<(&'static str, MakeDevice)> {
-    let emulated: MakeDevice =
-        |seed| GpuBackend::new("emulator", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed))));
+    devices_with::<false>()
+}
+
+/// The same, where a row's result does not depend on how many others there are.
+pub(crate) fn batch_invariant_devices() -> Vec<(&'static str, MakeDevice)> {
+    devices_with::<true>()
+}
+
+fn devices_with<const BATCH_INVARIANT: bool>() -> Vec<(&'static str, MakeDevice)> {
+    fn options<const BATCH_INVARIANT: bool>() -> GpuOptions {
+        GpuOptions { batch_invariant: BATCH_INVARIANT, ..GpuOptions::default() }
+    }
+    let emulated: MakeDevice = |seed| {
+        GpuBackend::new("emulator", options::<BATCH_INVARIANT>(), move || Ok(Box::new(Emulator::new(seed))))
+    };
     let metal: MakeDevice = |seed| {
-        GpuBackend::new("metal", GpuOptions::default(), move || Ok(Box::new(Emulator::new(seed).metal())))
+        let open = move || Ok(Box::new(Emulator::new(seed).metal()) as _);
+        GpuBackend::new("metal", options::<BATCH_INVARIANT>(), open)
     };
     let mut all = vec![("the emulator", emulated), (METAL, metal)];
     #[cfg(target_os = "linux")]
@@ -54,7 +68,7 @@ pub(crate) fn devices() -> Vec<(&'static str, MakeDevice)> {
         KEPT.get_or_init(|| Mutex::new(device));
         all.push(("CUDA", |_| {
             let open = || Ok(Box::new(moeflux_compute::gpu::cuda::Cuda::open(0, None)?) as _);
-            GpuBackend::new("cuda", GpuOptions::default(), open)
+            GpuBackend::new("cuda", options::<BATCH_INVARIANT>(), open)
         }));
     }
     let here: Vec<&str> = [CPU].into_iter().chain(all.iter().map(|(name, _)| *name)).collect();
