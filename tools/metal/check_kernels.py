@@ -46,10 +46,13 @@ void threadgroup_barrier(int flags);
 template <class To, class From> To as_type(From from);
 template <class T> T simd_shuffle(T v, ushort lane);
 template <class T> T simd_shuffle_xor(T v, ushort mask);
+// OpenCL has words like these of its own.
+#define atomic_uint metal_atomic_uint
+#define memory_order_relaxed 0
+#define atomic_fetch_add_explicit metal_atomic_fetch_add
 typedef uint atomic_uint;
-enum memory_order { memory_order_relaxed };
-uint atomic_fetch_add_explicit(device atomic_uint* to, uint v, memory_order order);
-uint atomic_fetch_add_explicit(threadgroup atomic_uint* to, uint v, memory_order order);
+uint atomic_fetch_add_explicit(device atomic_uint* to, uint v, int order);
+uint atomic_fetch_add_explicit(threadgroup atomic_uint* to, uint v, int order);
 struct simdgroup_float8x8 { float own[2]; };
 template <class T, int size> simdgroup_float8x8 make_filled_simdgroup_matrix(T v);
 void simdgroup_load(__private simdgroup_float8x8& to, const device float* from, ulong line);
