@@ -32,3 +32,14 @@ export function download(name, type, text) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
+
+// Copies a text, also where the browser lends no clipboard because the connection is not secure.
+export async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const field = element("textarea", "hidden");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+}

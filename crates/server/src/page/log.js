@@ -1,6 +1,6 @@
 // The conversation as the reader sees it. It follows what is being written until the reader scrolls up.
 
-import { $, bytes, button, element } from "./dom.js";
+import { $, bytes, button, copy, element } from "./dom.js";
 import { render } from "./markdown.js";
 
 const log = $("messages");
@@ -35,7 +35,7 @@ export function showUser(message, actions) {
   shown.append(element("div", "text", message.text));
   shown.append(element("div", "actions",
     button("Edit", "Change this message and ask again", () => actions.edit(message)),
-    button("Copy", "Copy this message", () => navigator.clipboard.writeText(message.text))));
+    button("Copy", "Copy this message", () => copy(message.text))));
 }
 
 function facts(usage) {
@@ -114,7 +114,7 @@ export class Answer {
     if (figures) this.shown.append(element("div", "facts", figures));
     const again = end === "failed" || end === "cut" ? "Retry" : "Regenerate";
     const actions = element("div", "actions", button(again, "Ask for this answer again", () => this.actions.again(this.message)));
-    if (text) actions.append(button("Copy", "Copy this answer", () => navigator.clipboard.writeText(text)));
+    if (text) actions.append(button("Copy", "Copy this answer", () => copy(text)));
     this.shown.append(actions);
     toEnd();
   }

@@ -1,7 +1,7 @@
 // Text from the model as elements. HTML in it stays text, pictures are not loaded, and links lead to http(s) alone.
 
 import MarkdownIt from "./vendor/markdown-it.js";
-import { button, element } from "./dom.js";
+import { button, copy, element } from "./dom.js";
 
 const parser = new MarkdownIt({ html: false, linkify: true, breaks: false }).disable("image");
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
@@ -27,12 +27,12 @@ export function render(text, parent) {
     link.target = "_blank";
   }
   for (const code of holder.content.querySelectorAll("pre")) {
-    const copy = button("Copy", "Copy this code", () => navigator.clipboard.writeText(code.firstElementChild.textContent));
-    copy.className = "copy";
+    const copies = button("Copy", "Copy this code", () => copy(code.firstElementChild.textContent));
+    copies.className = "copy";
     const frame = element("div", "code");
     code.replaceWith(frame);
     code.tabIndex = 0;
-    frame.append(code, copy);
+    frame.append(code, copies);
   }
   for (const table of holder.content.querySelectorAll("table")) {
     const frame = element("div", "table");
