@@ -196,6 +196,31 @@ async function keeps(visit, picture) {
   assert.equal(await page.locator("#chat-list li").count(), 1);
 }
 
+/// What is deleted while it is written stays away; what the page left while it was written is cut off.
+async function leaves(visit) {
+  const { page, last } = visit;
+  await visit.setting("max_tokens", "900");
+  await visit.setting("temperature", "1.6");
+  page.on("dialog", (dialog) => dialog.accept());
+  const long = "Tell me a long story about two friends. Do not stop.";
+  let release;
+  await page.route("**/v1/chat/completions", (route) => new Promise((resolve) => { release = resolve; }).then(() => route.abort()));
+  await visit.say(long);
+  await page.locator("#chat-list li").waitFor({ state: "attached", timeout: 2000 }).catch(() => {});
+  await page.reload();
+  release();
+  await page.locator("#chat-list .title").click();
+  await last.getByText("The connection ended").waitFor();
+  await visit.asked();
+  await last.getByRole("button", { name: "Retry" }).click();
+  await begun(visit);
+  await page.locator("#chat-list li").getByRole("button", { name: "Delete" }).click();
+  await page.waitForTimeout(500);
+  await page.reload();
+  await page.waitForTimeout(300);
+  assert.equal(await page.locator("#chat-list li").count(), 0);
+}
+
 /// Text files go with a message; others are refused by name.
 async function attaches(visit) {
   const { page } = visit;
@@ -246,6 +271,7 @@ export const checks = [
   { name: "failures", check: fails },
   { name: "markdown", check: renders },
   { name: "conversations", check: keeps },
+  { name: "leaving", check: leaves },
   { name: "files", check: attaches },
   { name: "keyboard", check: takesKeys },
 ];

@@ -12,6 +12,7 @@ import { answer } from "./stream.js";
 let conversation = store.fresh();
 // What stops the answer that is being written.
 let asking = null;
+const deleted = new Set();
 
 const tell = (text) => { $("status").textContent = text; };
 
@@ -65,11 +66,12 @@ const chats = new Chats({
     $("input").focus();
   },
   removed(id) {
+    deleted.add(id);
     if (id === conversation.id) change(store.fresh());
     else chats.list(conversation);
   },
 });
-chats.renamed = (title) => { conversation.title = title; };
+chats.renamed = (title) => { if (title) conversation.title = title; };
 
 // ---- asking
 
@@ -84,7 +86,8 @@ function request(messages) {
 // Asks for an answer to the conversation. Another may be on the page before it ends.
 async function ask() {
   const own = conversation;
-  const message = { role: "assistant", text: "", thought: "" };
+  // What is kept while it is written is cut off, should the page go.
+  const message = { role: "assistant", text: "", thought: "", end: "cut" };
   const body = request(own.messages);
   own.messages.push(message);
   const shown = new log.Answer(message, actions);
@@ -92,17 +95,17 @@ async function ask() {
   busy(true);
   tell("");
   shown.begin();
-  await store.keep(own);
+  await keep(own);
   try {
     const complete = await answer(body, controller.signal, (parts) => shown.update(parts));
-    if (!complete) message.end = "cut";
+    if (complete) delete message.end;
   } catch (error) {
     // A broken connection is an error of the network, whatever came before.
     const dropped = error instanceof TypeError && (message.text || message.thought);
     message.end = error.name === "AbortError" ? "stopped" : dropped ? "cut" : "failed";
     if (message.end === "failed") message.error = error.message;
   }
-  await store.keep(own);
+  await keep(own);
   if (own === conversation) shown.end();
   if (asking === controller) {
     asking = null;
@@ -111,6 +114,12 @@ async function ask() {
     if (message.end === "stopped") tell("Stopped.");
   }
   chats.list(conversation);
+}
+
+// Keeps a conversation, unless it was deleted; where the browser has no room the page says so and goes on.
+async function keep(own) {
+  if (deleted.has(own.id)) return;
+  await store.keep(own).catch((error) => tell(`This conversation is not kept: ${error.message}`));
 }
 
 function busy(is) {
