@@ -25,7 +25,7 @@ pub fn run(args: &RmArgs) -> Result<()> {
         let id = HubId::parse(model);
         let id = id.with_context(|| format!("expected a model such as org/name:Q4_K_M, got {model:?}"))?;
         if args.yes || asked(&id)? {
-            println!("{id}: {} freed", size(hub::remove(&settings, &id)?));
+            crate::print(&format!("{id}: {} freed\n", size(hub::remove(&settings, &id)?)))?;
         }
     }
     Ok(())

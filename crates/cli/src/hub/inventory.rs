@@ -58,26 +58,34 @@ pub fn remove(settings: &Settings, id: &HubId) -> Result<u64> {
     let snapshot = cache.snapshot(&commit);
     let selection = Listing::of_folder(&commit, &snapshot)?.select(id)?;
     let mut blobs = BTreeSet::new();
+    let mut freed = 0;
     for file in &selection.files {
         let link = snapshot.join(&file.path);
-        blobs.extend(fs::canonicalize(&link));
+        if link.is_symlink() {
+            blobs.extend(fs::canonicalize(&link));
+        } else {
+            freed += file.size;
+        }
         fs::remove_file(&link).with_context(|| format!("cannot remove {}", link.display()))?;
     }
     // Small files stay as long as something can be opened with them.
     if Listing::of_folder(&commit, &snapshot)?.models().is_empty() {
         blobs.extend(targets(&snapshot)?);
-        fs::remove_dir_all(&snapshot).with_context(|| format!("cannot remove {}", snapshot.display()))?;
         for (revision, _) in revisions(&cache)?.into_iter().filter(|(_, own)| *own == commit) {
             cache.forget_revision(&revision)?;
         }
+        fs::remove_dir_all(&snapshot).with_context(|| format!("cannot remove {}", snapshot.display()))?;
     }
     let used = targets(&cache.folder().join("snapshots"))?;
-    let mut freed = 0;
-    for blob in blobs.difference(&used) {
+    // A link that leads out of the cache is no content of it.
+    let contents = cache.folder().join("blobs");
+    let inside = fs::canonicalize(&contents).unwrap_or_else(|_| contents.clone());
+    for blob in blobs.difference(&used).filter(|blob| blob.starts_with(&inside)) {
         freed += fs::metadata(blob).map_or(0, |found| found.len());
         fs::remove_file(blob).with_context(|| format!("cannot remove {}", blob.display()))?;
     }
-    if used.is_empty() {
+    // Downloads that were interrupted stay.
+    if used.is_empty() && names(&contents)?.is_empty() {
         let folder = cache.folder();
         fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }

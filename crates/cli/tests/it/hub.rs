@@ -324,8 +324,16 @@ fn models_in_the_cache_are_listed_and_removed() {
     assert!(refusal(&mut user.moeflux(&["rm", "--yes", "org/model"])).contains("has several models"));
     assert_eq!(said(&["rm", "--yes", "org/model:Q8_0"]), "org/model:Q8_0: 19.1 MiB freed\n");
     assert!(path.exists() && user.blobs().len() == 1, "{:?}", user.blobs());
+    // What the user linked into the cache, and what is still being downloaded, is none of the model's.
+    let own = user.folder.path().join("own.gguf");
+    std::fs::write(&own, "mine").unwrap();
+    std::os::unix::fs::symlink(&own, path.with_file_name("own.gguf")).unwrap();
+    let partial =
+        user.folder.path().join("hub/models--org--model/blobs").join("0".repeat(64) + ".incomplete");
+    std::fs::write(&partial, "half").unwrap();
+    said(&["rm", "--yes", "org/model:own.gguf"]);
     said(&["rm", "--yes", "org/model"]);
-    assert!(!path.exists() && user.blobs().is_empty());
+    assert!(!path.exists() && own.exists() && user.blobs().len() == 1, "{:?}", user.blobs());
     assert!(refusal(&mut user.moeflux(&["rm", "--yes", "org/model"])).contains("org/model is not in"));
     assert_eq!(said(&["list"]), "");
 }
