@@ -14,6 +14,8 @@ export class Chats {
     $("show-chats").addEventListener("click", () => this.show($("chats").hidden));
     addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !wide.matches && !$("chats").hidden && $("chats").contains(document.activeElement)) {
+        // It is no answer that is to be stopped.
+        event.stopImmediatePropagation();
         this.show(false);
         $("show-chats").focus();
       }

@@ -43,6 +43,8 @@ export function attachments(tell) {
   });
 }
 
+export const hasFiles = () => chosen.length > 0;
+
 // Gives the files away.
 export function takeFiles() {
   const files = chosen;

@@ -3,7 +3,7 @@
 import { Chats } from "./chats.js";
 import { $, element } from "./dom.js";
 import { watch } from "./engine.js";
-import { attachments, giveFiles, takeFiles } from "./files.js";
+import { attachments, giveFiles, hasFiles, takeFiles } from "./files.js";
 import * as log from "./log.js";
 import { headers, keepSettings, sampling, system } from "./settings.js";
 import * as store from "./store.js";
@@ -137,7 +137,7 @@ function fit() {
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("input").value.trim();
-  if (asking || !text) return;
+  if (asking || !(text || hasFiles())) return;
   const message = { role: "user", text, files: takeFiles() };
   $("input").value = "";
   fit();
