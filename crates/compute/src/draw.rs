@@ -98,7 +98,7 @@ impl Draw {
 
     /// Halvings for each unit by which a logit is below the best one, at this temperature.
     pub(crate) fn scale(&self) -> f32 {
-        ((LOG2_E / f64::from(self.temperature)) as f32).min(1e30)
+        ((LOG2_E / f64::from(self.temperature)) as f32).clamp(0.0, 1e30)
     }
 
     /// `top_p` in units of 2⁻³².
@@ -119,15 +119,12 @@ impl Draw {
     }
 
     /// The token that is chosen by `logits`, (vocab_size), which adjustments are part of; none is NaN or infinite, but for
-    /// negative infinity, which forbids a token. `None` if there is none to choose.
-    ///
-    /// # Panics
-    /// If there are more than [`MOST_TOKENS`] logits.
+    /// negative infinity, which forbids a token. `None` if there is none to choose, or if there are more than
+    /// [`MOST_TOKENS`] logits.
     #[must_use]
     pub fn choose(&self, logits: &[f32]) -> Option<u32> {
-        assert!(logits.len() <= MOST_TOKENS, "a vocabulary of {}", logits.len());
         let best = largest(logits);
-        if best == f32::NEG_INFINITY {
+        if best == f32::NEG_INFINITY || logits.len() > MOST_TOKENS {
             return None;
         }
         if self.temperature == 0.0 {
@@ -322,8 +319,8 @@ pub fn largest(values: &[f32]) -> f32 {
 fn halvings(logit: f32, best: f32, scale: f32) -> u32 {
     let exact = (best - logit) * scale;
     let bounded = if exact < MOST_HALVINGS { exact } else { MOST_HALVINGS };
-    let units = bounded * (1 << FRACTION_BITS) as f32;
-    // SAFETY: from 0, since no logit is above the best one, to 62 · 2²⁴, which is below 2³¹; NaN fails the comparison.
+    let units = bounded.max(0.0) * (1 << FRACTION_BITS) as f32;
+    // SAFETY: from 0 to 62 · 2²⁴, which is below 2³¹; NaN fails the comparison.
     unsafe { units.to_int_unchecked::<i32>() as u32 }
 }
 
@@ -478,5 +475,9 @@ mod tests {
             assert_eq!(draw(part, how), Some(token), "{how:?}");
         }
         assert_eq!(Draw::default().choose(&[f32::NEG_INFINITY; 3]), None);
+        // No temperature is undefined behaviour.
+        for temperature in [-1.0, -0.0, f32::NAN, f32::INFINITY, f32::MIN_POSITIVE] {
+            let _ = Draw { temperature, top_p: 0.5, ..Draw::default() }.choose(&logits);
+        }
     }
 }

@@ -13,7 +13,7 @@ use moeflux::experts::CacheStats;
 use moeflux::hardware::threads;
 use moeflux::memory::peak_resident;
 use moeflux::synth::random_tokens;
-use moeflux::{Engine, Outputs, Part, Session, Stats};
+use moeflux::{Engine, Outputs, Part, SamplerOptions, Session, Stats};
 use moeflux_compute::backend::{DeviceCounts, PAGE_TOKENS};
 use moeflux_compute::draw::Draw;
 use moeflux_compute::profile::{Entry, Profile};
@@ -291,6 +291,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     // Before the model takes memory.
     let memory = if args.profile { Some(memory_bandwidth(threads(engine_args.threads)?)?) } else { None };
     let mut engine = engine_args.open_shared(&path, Activations::Int8, sharing)?;
+    let sampling =
+        SamplerOptions { temperature: args.temperature, top_p: args.top_p, ..SamplerOptions::default() };
+    sampling.validate(engine.model().graph.vocab_size())?;
     let results = measure(&mut engine, args, &tests, positions)?;
     crate::print(&if args.json {
         format!("{:#}\n", report(args, &engine_args, &engine, &results, memory))

@@ -403,10 +403,12 @@ impl<'t> Worker<'t> {
 
     fn evaluate(&mut self, given: &[usize]) -> Result<Vec<Row>> {
         let vocab_size = self.shared.tokenizer.vocab_size();
-        let draws: Vec<Option<Draw>> = self.running.iter().map(|sequence| sequence.decoding.draw()).collect();
+        let draws_tokens = self.engine.draws_tokens();
+        let drawing = self.running.iter().filter(|_| draws_tokens);
+        let draws: Vec<Option<Draw>> = drawing.map(|sequence| sequence.decoding.draw()).collect();
         let mut parts: Vec<Part<'_>> =
             self.running.iter_mut().zip(given).map(|(sequence, given)| part(sequence, *given)).collect();
-        if !self.engine.draws_tokens() {
+        if !draws_tokens {
             return Ok(self.engine.eval_batch(&mut parts)?.into_iter().map(Row::of).collect());
         }
         let has_output: Vec<bool> =

@@ -1,11 +1,11 @@
 //! Tokens chosen by a batch's logits on the device: what crosses to the host is a number a row.
 
 use super::bytes_of;
-use crate::Result;
 use crate::draw::Draw;
 use crate::gpu::arguments::{ChangeConstants, DrawConstants};
 use crate::gpu::device::{BufferId, Device, Dispatch, Slice, Words};
 use crate::gpu::lower::Launch;
+use crate::{Error, Result};
 
 /// As in `kernels/draw.h`.
 const SEGMENTS: usize = 512;
@@ -136,7 +136,17 @@ impl DrawBuffers {
         [vocab, tokens]: [usize; 2],
     ) -> Result<Vec<Option<u32>>> {
         let buffers = self.rows_for(device, draws.len())?;
-        let hows: Vec<How> = draws.iter().map(|draw| How::of(draw.as_ref(), tokens)).collect();
+        let count = draws.iter().flatten().map(|draw| draw.adjustments.len()).sum();
+        let changes_to = match self.changes_for(device, count) {
+            // Rows with changes are left to the host.
+            Err(Error::DeviceMemory { .. }) => None,
+            buffers => Some(buffers?),
+        };
+        let draws: Vec<Option<&Draw>> = draws
+            .iter()
+            .map(|draw| draw.as_ref().filter(|draw| changes_to.is_some() || draw.adjustments.is_empty()))
+            .collect();
+        let hows: Vec<How> = draws.iter().map(|draw| How::of(*draw, tokens)).collect();
         let mut words = vec![];
         hows.iter().for_each(|how| how.append(&mut words));
         device.upload(buffers.how.into(), &words)?;
@@ -150,9 +160,7 @@ impl DrawBuffers {
         }
         let rules = hows.iter().fold(0, |all, how| all | how.mode);
         let mut dispatches = choose(logits, &buffers, [draws.len(), vocab, tokens], rules);
-        if !changes.is_empty() {
-            let count = changes.len() / (4 * CHANGE_WORDS);
-            let Changes { changes: list, raw, .. } = self.changes_for(device, count)?;
+        if let Some(Changes { changes: list, raw, .. }) = changes_to.filter(|_| !changes.is_empty()) {
             device.upload(list.into(), &changes)?;
             let constants = &ChangeConstants { vocab, count };
             let groups = [count.div_ceil(THREADS as usize), 1, 1];
@@ -224,4 +232,28 @@ fn choose(logits: Slice, to: &Rows, [rows, vocab, tokens]: [usize; 3], rules: u3
     }
     all.push(launch("choose_tokens", 0, &[logits, maxima, how, found, sums, chosen], 0));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draw::Adjustment;
+    use crate::gpu::emulator::Emulator;
+
+    /// How many logits a request changes is its own affair: no budget counts them.
+    #[test]
+    fn changes_without_room_are_left_to_the_host() {
+        const VOCABULARY: usize = 40;
+        let mut device = Emulator::new(4).with_memory((2 * ROW_BYTES + 4096) as u64);
+        let logits = device.alloc(2 * VOCABULARY * 4).unwrap();
+        let values: Vec<u8> = (0..2 * VOCABULARY).flat_map(|i| ((i * 7 % 40) as f32).to_le_bytes()).collect();
+        device.upload(logits.into(), &values).unwrap();
+        let forbidden = |token| Adjustment { token, add: f32::NEG_INFINITY, repetition: 1.0, subtract: 0.0 };
+        let changed = Draw { adjustments: vec![forbidden(3); 400], ..Draw::default() };
+        let draws = [Some(Draw::default()), Some(changed)];
+        let chosen =
+            DrawBuffers::default().draw(&mut device, logits.into(), &draws, [VOCABULARY; 2]).unwrap();
+        // 7 · 17 is 39 of 40.
+        assert_eq!(chosen, [Some(17), None]);
+    }
 }
