@@ -185,7 +185,7 @@ pub trait Device: Send {
     /// [`crate::Error::Device`].
     fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<()>;
 
-    /// Waits for all queued work, then reads.
+    /// Waits for all queued work, then reads; nothing waits to read nothing.
     ///
     /// # Errors
     /// [`crate::Error::Device`].

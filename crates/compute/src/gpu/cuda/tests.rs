@@ -114,6 +114,39 @@ fn a_lost_device_is_an_error_of_its_own() {
     }
 }
 
+/// Copies that are queued are made when they are waited for: until then nothing else may be put where they read.
+#[test]
+fn uploads_stay_until_they_are_made() {
+    let alloc =
+        "(size_t* p, size_t bytes) { extern void* malloc(size_t); *p = (size_t)malloc(bytes); return 0; }";
+    let queue = "{ extern void* queued[64][3]; extern int count; queued[count][0] = (void*)to; \
+                 queued[count][1] = (void*)from; queued[count++][2] = (void*)bytes; return 0; }";
+    let to_device = format!(
+        "(size_t to, size_t from, size_t bytes, void* stream) {queue} void* queued[64][3]; int count;"
+    );
+    let to_host = format!("(size_t to, size_t from, size_t bytes, void* stream) {queue}");
+    let wait = "(void* stream) { extern void* queued[64][3]; extern int count; for (int i = 0; i < count; i++) \
+                memcpy(queued[i][0], queued[i][1], (size_t)queued[i][2]); count = 0; return 0; }";
+    let functions = [
+        ("cuMemAlloc_v2", alloc),
+        ("cuMemcpyHtoDAsync_v2", &to_device),
+        ("cuMemcpyDtoHAsync_v2", &to_host),
+        ("cuStreamSynchronize", wait),
+    ];
+    let Some(cuda) = open("queue", &functions, &[]) else { return };
+    let mut cuda = cuda.unwrap();
+    let [first, second] = [(); 2].map(|()| cuda.alloc(64).unwrap());
+    cuda.upload(first.into(), &[1; 64]).unwrap();
+    // As after a part of a prompt, whose logits nobody wants.
+    cuda.download(first.into(), &mut []).unwrap();
+    cuda.upload(second.into(), &[2; 64]).unwrap();
+    for (buffer, expected) in [(first, 1), (second, 2)] {
+        let mut found = [0; 64];
+        cuda.download(buffer.into(), &mut found).unwrap();
+        assert_eq!(found, [expected; 64]);
+    }
+}
+
 #[test]
 fn what_is_loaded_is_shared_and_unloaded_with_the_last_user() {
     // One module is all that this driver has room for.
