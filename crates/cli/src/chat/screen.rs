@@ -98,7 +98,6 @@ impl Screen {
         }
         let rest = self.wrap.finish(columns());
         self.write(&rest);
-        self.wrap = Wrap::default();
         match (self.terminal, self.colour, part) {
             (true, true, Part::Reasoning) => self.write(DIM),
             (true, false, Part::Reasoning) => self.write("[thinking]\n"),

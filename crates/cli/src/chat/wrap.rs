@@ -44,11 +44,11 @@ impl Wrap {
         out
     }
 
-    /// The rest, when nothing follows.
+    /// The rest, when nothing follows; what comes then begins a line.
     pub fn finish(&mut self, width: usize) -> String {
         let mut out = String::new();
         self.flush(&mut out, width);
-        *self = Self { column: self.column, ..Self::default() };
+        *self = Self::default();
         out
     }
 
