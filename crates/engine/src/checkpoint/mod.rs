@@ -91,7 +91,7 @@ impl Checkpoint {
     }
 
     fn open_gguf(path: &Path) -> Result<Self> {
-        let gguf::Model { files, metadata, entries } = gguf::open(path)?;
+        let gguf::GgufFiles { files, metadata, entries } = gguf::open(path)?;
         Self {
             path: path.to_owned(),
             format: Format::Gguf,

@@ -20,7 +20,7 @@ use super::recorder::{ExpertNames, Form, Recorder};
 use super::{Family, SILU};
 use crate::Result;
 use crate::checkpoint::Format;
-use attention::{Attention, Kind};
+use attention::{Attention, AttentionKind};
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
@@ -108,7 +108,7 @@ const NAMES: &[[&str; 3]] = &[
 
 /// What all layers have in common.
 #[derive(Debug, Clone)]
-struct Shape {
+struct Dimensions {
     hidden_size: usize,
     vocab_size: usize,
     heads: usize,
@@ -119,7 +119,7 @@ struct Shape {
     limits: [Vec<f64>; 2],
 }
 
-impl Shape {
+impl Dimensions {
     /// The full name of a layer's module or tensor that transformers calls `name`.
     fn name(&self, layer: usize, name: &str) -> String {
         let found = NAMES.iter().find(|names| names[0] == name);
@@ -170,7 +170,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         _ if r.has("model.layers.0.attn.wq_a") => Naming::Published,
         _ => Naming::Transformers,
     };
-    let d = Shape {
+    let d = Dimensions {
         hidden_size,
         vocab_size: r.graph.matrix(table).rows,
         heads: config.size("num_attention_heads")?,
@@ -192,7 +192,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         r.matrix(&name, Some(d.vocab_size), d.hidden_size)?
     };
     let attention = Attention::new(config, r, &d)?;
-    let kinds = Kind::of_layers(config, layers)?;
+    let kinds = AttentionKind::of_layers(config, layers)?;
     let route = route(config)?;
     let by_token = layers_by_token(config, layers)?;
     let shared = size("n_shared_experts", 1)?.saturating_mul(config.size("moe_intermediate_size")?);
@@ -261,7 +261,7 @@ fn layers_by_token(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 /// The streams x after `block`, which takes their normed collapse.
 fn joined(
     r: &mut Recorder,
-    d: &Shape,
+    d: &Dimensions,
     layer: usize,
     x: Value,
     [connection, norm]: [&str; 2],
@@ -275,7 +275,7 @@ fn joined(
 /// Router, experts, shared expert.
 fn moe(
     r: &mut Recorder,
-    d: &Shape,
+    d: &Dimensions,
     layer: usize,
     h: Value,
     route: Route,

@@ -56,7 +56,7 @@ const EXPERTS: ExpertNames =
 const EXPERTS_WITHOUT_NORM: usize = 128;
 
 /// Attention of all layers.
-struct Shape {
+struct AttentionShape {
     d: Decoder,
     rope: usize,
     /// Whether rotated queries and keys are divided by their length.
@@ -121,7 +121,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     } else {
         Some(config.positions("attention_chunk_size")?.unwrap_or(8192))
     };
-    let shape = Shape {
+    let shape = AttentionShape {
         d,
         rope,
         normed: config.flag("use_qk_norm", !gguf || experts != EXPERTS_WITHOUT_NORM)?,
@@ -160,7 +160,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
 /// Norm, attention, residual.
 fn attention(
     r: &mut Recorder,
-    shape: &Shape,
+    shape: &AttentionShape,
     layer: usize,
     x: Value,
     [rotated, chunked]: [bool; 2],

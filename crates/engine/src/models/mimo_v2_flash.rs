@@ -51,14 +51,14 @@ const DEFAULTS: &KeyDefaults = &[
 
 /// Attention of one layer.
 #[derive(Debug, Clone, Copy)]
-struct Kind {
+struct LayerKind {
     shape: Attention,
     rope: usize,
     /// Whether there are sinks.
     sinks: bool,
 }
 
-impl Kind {
+impl LayerKind {
     /// Attention of a layer with `listed` key heads, if the configuration lists them by layer.
     fn new(
         config: &Config<'_>,
@@ -249,7 +249,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for layer in 0..d.layers {
         let kv_heads = listed.as_ref().map(|listed| listed[layer]);
-        let mut kind = Kind::new(config, r, &d, sliding[layer], kv_heads)?;
+        let mut kind = LayerKind::new(config, r, &d, sliding[layer], kv_heads)?;
         if gguf {
             // Files do not say which kind has sinks: if one layer of it has, all must.
             let alike = (0..layers).filter(|other| sliding[*other] == sliding[layer]);

@@ -90,7 +90,7 @@ const DEFAULTS: &KeyDefaults =
 
 /// What a layer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BlockKind {
     Mamba,
     Attention,
     Mlp,
@@ -98,28 +98,28 @@ enum Kind {
 }
 
 /// The kind of each layer.
-fn kinds(config: &Config<'_>, r: &Recorder) -> Result<Vec<Kind>> {
+fn kinds(config: &Config<'_>, r: &Recorder) -> Result<Vec<BlockKind>> {
     let layers = blocks::layers(config)?;
     if config.format() == Format::Gguf {
         return gguf_kinds(config, r, layers);
     }
-    let (key, kinds): (_, Option<Vec<Kind>>) = match config.layer_kinds("layers_block_type")? {
+    let (key, kinds): (_, Option<Vec<BlockKind>>) = match config.layer_kinds("layers_block_type")? {
         Some(words) => {
             let kind = |word: &String| match word.as_str() {
-                "linear_attention" | "mamba" => Some(Kind::Mamba),
-                "full_attention" | "attention" => Some(Kind::Attention),
-                "mlp" => Some(Kind::Mlp),
-                "moe" => Some(Kind::Moe),
+                "linear_attention" | "mamba" => Some(BlockKind::Mamba),
+                "full_attention" | "attention" => Some(BlockKind::Attention),
+                "mlp" => Some(BlockKind::Mlp),
+                "moe" => Some(BlockKind::Moe),
                 _ => None,
             };
             ("layers_block_type", words.iter().map(kind).collect())
         }
         None => {
             let kind = |letter: char| match letter {
-                'M' => Some(Kind::Mamba),
-                '*' => Some(Kind::Attention),
-                '-' => Some(Kind::Mlp),
-                'E' => Some(Kind::Moe),
+                'M' => Some(BlockKind::Mamba),
+                '*' => Some(BlockKind::Attention),
+                '-' => Some(BlockKind::Mlp),
+                'E' => Some(BlockKind::Moe),
                 _ => None,
             };
             let letters = config.letters(LETTERS)?.unwrap_or_default();
@@ -140,7 +140,7 @@ fn kinds(config: &Config<'_>, r: &Recorder) -> Result<Vec<Kind>> {
 }
 
 /// GGUF files have for each layer key heads, else channels of its MLP or experts, else neither.
-fn gguf_kinds(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<Kind>> {
+fn gguf_kinds(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<BlockKind>> {
     let listed = |key: &str| -> Result<Vec<usize>> {
         let listed = config.sizes(key)?;
         if listed.len() >= layers {
@@ -151,10 +151,10 @@ fn gguf_kinds(config: &Config<'_>, r: &Recorder, layers: usize) -> Result<Vec<Ki
     };
     let (key_heads, channels) = (listed("num_key_value_heads")?, listed("intermediate_size")?);
     let kind = |layer: usize| match (key_heads[layer], channels[layer]) {
-        (0, 0) => Kind::Mamba,
-        (_, 0) => Kind::Attention,
-        _ if r.has(&format!("model.layers.{layer}.mixer.up_proj")) => Kind::Mlp,
-        _ => Kind::Moe,
+        (0, 0) => BlockKind::Mamba,
+        (_, 0) => BlockKind::Attention,
+        _ if r.has(&format!("model.layers.{layer}.mixer.up_proj")) => BlockKind::Mlp,
+        _ => BlockKind::Moe,
     };
     Ok((0..layers).map(kind).collect())
 }
@@ -374,23 +374,23 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         _ => size(config, "num_key_value_heads", 8)?,
     };
     let d = decoder(config, kv_heads)?;
-    let mamba = if kinds.contains(&Kind::Mamba) { Some(Mamba::new(config)?) } else { None };
-    let moe = if kinds.contains(&Kind::Moe) { Some(Moe::new(config)?) } else { None };
+    let mamba = if kinds.contains(&BlockKind::Mamba) { Some(Mamba::new(config)?) } else { None };
+    let moe = if kinds.contains(&BlockKind::Moe) { Some(Moe::new(config)?) } else { None };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
     for (layer, kind) in kinds.into_iter().enumerate() {
         let base = format!("model.layers.{layer}");
         let part = match kind {
-            Kind::Mamba => "mamba",
-            Kind::Attention => "self_attn",
-            Kind::Mlp | Kind::Moe => "mlp",
+            BlockKind::Mamba => "mamba",
+            BlockKind::Attention => "self_attn",
+            BlockKind::Mlp | BlockKind::Moe => "mlp",
         };
         r.graph.scope(format!("layers.{layer}.{part}"));
         let h = r.rms_norm(x, &format!("{base}.norm"), 1, d.eps)?;
         let out = match (kind, &mamba, &moe) {
-            (Kind::Mamba, Some(mamba), _) => mamba.mix(r, &d, layer, h)?,
-            (Kind::Moe, _, Some(moe)) => moe.mix(r, layer, h)?,
-            (Kind::Attention, ..) => attention(r, &d, layer, h)?,
+            (BlockKind::Mamba, Some(mamba), _) => mamba.mix(r, &d, layer, h)?,
+            (BlockKind::Moe, _, Some(moe)) => moe.mix(r, layer, h)?,
+            (BlockKind::Attention, ..) => attention(r, &d, layer, h)?,
             _ => mlp(r, h, &format!("{base}.mixer"), size(config, "intermediate_size", 21504)?)?,
         };
         x = r.graph.add(x, out)?;

@@ -401,7 +401,7 @@ impl Moe {
 }
 
 /// What attention has besides the layer's heads.
-struct Shape {
+struct AttentionShape {
     d: Decoder,
     scale: f32,
     window: Option<usize>,
@@ -410,7 +410,7 @@ struct Shape {
     ropes: [Option<usize>; 2],
 }
 
-impl Shape {
+impl AttentionShape {
     /// Norm, attention, residual.
     fn attention(&self, r: &mut Recorder, index: usize, layer: Layer, x: Value) -> Result<Value> {
         let Decoder { hidden_size, head_dim, eps, .. } = self.d;
@@ -494,7 +494,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     if config.flag("use_bidirectional_attention", false)? {
         return Err(config.unsupported("use_bidirectional_attention", "false"));
     }
-    let shape = Shape { d, scale: scalar.sqrt().recip() as f32, window, gated, ropes };
+    let shape = AttentionShape { d, scale: scalar.sqrt().recip() as f32, window, gated, ropes };
     let dense = dense_layers(config, r, layers)?;
     let moe = if dense.contains(&false) { Some(Moe::new(config)?) } else { None };
     let routed_limits = limits(config, "swiglu_limits", layers)?;

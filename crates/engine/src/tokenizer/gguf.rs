@@ -191,7 +191,7 @@ impl GgufVocab {
 
 /// How a token shows in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum TokenType {
     Normal,
     /// Cut out of the text and shown only on request.
     Control,
@@ -205,9 +205,9 @@ enum Kind {
 /// The tokenizer of a GGUF file.
 #[derive(Debug)]
 pub(super) struct Gguf {
-    model: Model,
+    model: Algorithm,
     tokens: Vec<String>,
-    kinds: Vec<Kind>,
+    kinds: Vec<TokenType>,
     special: SpecialTokens,
     bos: Option<u32>,
     eos: Option<u32>,
@@ -218,7 +218,7 @@ pub(super) struct Gguf {
 }
 
 #[derive(Debug)]
-enum Model {
+enum Algorithm {
     Bpe {
         tokenizer: Box<tokenizers::Tokenizer>,
         digits: Digits,
@@ -291,7 +291,7 @@ impl Gguf {
             if let Some(id) = vocab.scores.iter().position(|score| score.is_nan()) {
                 return Err(fail(format!("tokenizer.ggml.scores: score of token {id} is NaN")));
             }
-            (Model::Spm(Spm::new(ids, vocab.scores, unk)), true)
+            (Algorithm::Spm(Spm::new(ids, vocab.scores, unk)), true)
         } else {
             let rule = pre_tokenizers::by_name(&vocab.pre).ok_or_else(|| {
                 let known = pre_tokenizers::known_names();
@@ -309,9 +309,9 @@ impl Gguf {
         }
         let special = SpecialTokens::new((0_u32..).zip(&tokens).zip(&kinds).filter_map(
             |((id, text), kind)| match kind {
-                Kind::Control | Kind::Unknown => Some((text.clone(), id, true)),
-                Kind::UserDefined => Some((text.clone(), id, false)),
-                Kind::Normal | Kind::Byte | Kind::Unused => None,
+                TokenType::Control | TokenType::Unknown => Some((text.clone(), id, true)),
+                TokenType::UserDefined => Some((text.clone(), id, false)),
+                TokenType::Normal | TokenType::Byte | TokenType::Unused => None,
             },
         ));
         let name = |id: Option<u32>| id.and_then(|id| tokens.get(id as usize)).cloned();
@@ -352,14 +352,14 @@ impl Gguf {
     fn encode_ordinary(&self, text: &str, after_special: bool, ids: &mut Vec<u32>) -> Result<(), String> {
         let unencodable = |byte: u8| format!("the vocabulary has no token for byte {byte:#04x}");
         match &self.model {
-            Model::Spm(spm) => {
+            Algorithm::Spm(spm) => {
                 let mut escaped = text.replace(' ', ESCAPED_SPACE);
                 if self.add_space_prefix && after_special {
                     escaped.insert_str(0, ESCAPED_SPACE);
                 }
                 spm.encode(&escaped, ids).map_err(|Unencodable(byte)| unencodable(byte))
             }
-            Model::Bpe { tokenizer, digits, missing_bytes } => {
+            Algorithm::Bpe { tokenizer, digits, missing_bytes } => {
                 if let Some(byte) = missing_bytes.iter().find(|byte| text.as_bytes().contains(byte)) {
                     return Err(unencodable(*byte));
                 }
@@ -376,16 +376,18 @@ impl Gguf {
     pub(super) fn decode_token(&self, id: u32, skip_special: bool, output: &mut Vec<u8>) -> Option<()> {
         let text = self.tokens.get(id as usize)?;
         match self.kinds.get(id as usize)? {
-            Kind::Control | Kind::Unknown if skip_special => {}
-            Kind::Control | Kind::Unknown | Kind::UserDefined => output.extend_from_slice(text.as_bytes()),
-            Kind::Unused => {}
-            Kind::Byte => match byte_token(text) {
+            TokenType::Control | TokenType::Unknown if skip_special => {}
+            TokenType::Control | TokenType::Unknown | TokenType::UserDefined => {
+                output.extend_from_slice(text.as_bytes())
+            }
+            TokenType::Unused => {}
+            TokenType::Byte => match byte_token(text) {
                 Some(byte) => output.push(byte),
                 None => output.extend_from_slice(text.as_bytes()),
             },
-            Kind::Normal => match &self.model {
-                Model::Bpe { .. } => byte_level::decode_token(text, output),
-                Model::Spm(_) => output.extend_from_slice(text.replace(ESCAPED_SPACE, " ").as_bytes()),
+            TokenType::Normal => match &self.model {
+                Algorithm::Bpe { .. } => byte_level::decode_token(text, output),
+                Algorithm::Spm(_) => output.extend_from_slice(text.replace(ESCAPED_SPACE, " ").as_bytes()),
             },
         }
         Some(())
@@ -397,8 +399,8 @@ impl Gguf {
 
     pub(super) fn token_to_id(&self, token: &str) -> Option<u32> {
         match &self.model {
-            Model::Bpe { tokenizer, .. } => tokenizer.get_model().token_to_id(token),
-            Model::Spm(spm) => spm.token_to_id(token),
+            Algorithm::Bpe { tokenizer, .. } => tokenizer.get_model().token_to_id(token),
+            Algorithm::Spm(spm) => spm.token_to_id(token),
         }
     }
 
@@ -413,19 +415,19 @@ fn byte_token(text: &str) -> Option<u8> {
 }
 
 /// The kind of every token and the tokens that end a generation, by type and well-known text.
-fn classify(tokens: &[String], types: &[i32], ids: &HashMap<String, u32>) -> (Vec<Kind>, Vec<u32>) {
-    let mut kinds: Vec<Kind> = if types.is_empty() {
-        vec![Kind::Normal; tokens.len()]
+fn classify(tokens: &[String], types: &[i32], ids: &HashMap<String, u32>) -> (Vec<TokenType>, Vec<u32>) {
+    let mut kinds: Vec<TokenType> = if types.is_empty() {
+        vec![TokenType::Normal; tokens.len()]
     } else {
         types
             .iter()
             .map(|kind| match *kind {
-                token_type::UNKNOWN => Kind::Unknown,
-                token_type::CONTROL => Kind::Control,
-                token_type::USER_DEFINED => Kind::UserDefined,
-                token_type::UNUSED => Kind::Unused,
-                token_type::BYTE => Kind::Byte,
-                _ => Kind::Normal,
+                token_type::UNKNOWN => TokenType::Unknown,
+                token_type::CONTROL => TokenType::Control,
+                token_type::USER_DEFINED => TokenType::UserDefined,
+                token_type::UNUSED => TokenType::Unused,
+                token_type::BYTE => TokenType::Byte,
+                _ => TokenType::Normal,
             })
             .collect()
     };
@@ -433,25 +435,25 @@ fn classify(tokens: &[String], types: &[i32], ids: &HashMap<String, u32>) -> (Ve
         |texts: &'static [&'static str]| texts.iter().filter_map(|text| Some((*text, *ids.get(*text)?)));
     let mut ends: Vec<u32> = Vec::new();
     for (_, id) in present(END_OF_GENERATION).chain(present(FILL_IN_THE_MIDDLE_ENDS)) {
-        kinds[id as usize] = Kind::Control;
+        kinds[id as usize] = TokenType::Control;
         ends.push(id);
     }
     for (_, id) in present(FILL_IN_THE_MIDDLE) {
-        kinds[id as usize] = Kind::Control;
+        kinds[id as usize] = TokenType::Control;
     }
     for (_, id) in present(ALWAYS_SHOWN) {
-        kinds[id as usize] = Kind::UserDefined;
+        kinds[id as usize] = TokenType::UserDefined;
     }
     let has = |text: &str| ids.contains_key(text);
     let harmony = has("<|return|>") && has("<|call|>");
     let solar = has("<|flush|>") && (has("<|call|>") || has("<|calls|>"));
     if let Some(&end) = ids.get("<|end|>").filter(|_| harmony || solar) {
         // There it ends a message, not the turn.
-        kinds[end as usize] = Kind::UserDefined;
+        kinds[end as usize] = TokenType::UserDefined;
         ends.retain(|id| *id != end);
     }
     if let Some(&end) = ids.get("</s>").filter(|_| has("<|tool_response>")) {
-        kinds[end as usize] = Kind::Normal;
+        kinds[end as usize] = TokenType::Normal;
         ends.retain(|id| *id != end);
     }
     ends.sort_unstable();
@@ -463,7 +465,7 @@ fn byte_level_bpe(
     ids: HashMap<String, u32>,
     merges: &[String],
     rule: &pre_tokenizers::PreTokenizer,
-) -> Result<Model, String> {
+) -> Result<Algorithm, String> {
     if merges.is_empty() {
         return Err("tokenizer.ggml.merges is missing; a gpt2 vocabulary merges by rank".to_owned());
     }
@@ -508,7 +510,7 @@ fn byte_level_bpe(
     splits.push(ByteLevel::new(false, false, false).into());
     let mut tokenizer = tokenizers::Tokenizer::new(bpe);
     tokenizer.with_pre_tokenizer(Some(Sequence::new(splits)));
-    Ok(Model::Bpe { tokenizer: Box::new(tokenizer), digits: rule.digits, missing_bytes })
+    Ok(Algorithm::Bpe { tokenizer: Box::new(tokenizer), digits: rule.digits, missing_bytes })
 }
 
 /// Whether `byte` can occur in UTF-8 text.

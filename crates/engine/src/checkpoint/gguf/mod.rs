@@ -13,5 +13,5 @@ mod writer;
 
 pub use header::{Header, MAX_HEADER_BYTES, TensorInfo};
 pub use metadata::{Array, Metadata, Value};
-pub(super) use split::{Model, models_in, open};
+pub(super) use split::{GgufFiles, models_in, open};
 pub use writer::{TensorSpec, Writer};

@@ -21,19 +21,19 @@ const MAX_SHARDS: u64 = 99_999;
 const READ_BUFFER: usize = 1 << 18;
 
 /// A whole model: its files, key-values of the first, tensors of all.
-pub(crate) struct Model {
+pub(crate) struct GgufFiles {
     pub(crate) files: Vec<CheckpointFile>,
     pub(crate) metadata: Metadata,
     pub(crate) entries: Vec<TensorEntry>,
 }
 
 /// Opens the model that `path`, its only file or any of its shards, belongs to.
-pub(crate) fn open(path: &Path) -> Result<Model> {
+pub(crate) fn open(path: &Path) -> Result<GgufFiles> {
     let (file, header) = open_file(path)?;
     let count = header.metadata.u64(SPLIT_COUNT)?.unwrap_or(1);
     if count <= 1 {
         let metadata = header.metadata.clone();
-        return Ok(Model { files: vec![file], metadata, entries: header.entries(0).collect() });
+        return Ok(GgufFiles { files: vec![file], metadata, entries: header.entries(0).collect() });
     }
     let malformed = |path: &Path, what: &str, expected: String, got: String| Error::Malformed {
         path: path.to_owned(),
@@ -78,7 +78,7 @@ pub(crate) fn open(path: &Path) -> Result<Model> {
             entries.len().to_string(),
         ));
     }
-    Ok(Model { files, metadata, entries })
+    Ok(GgufFiles { files, metadata, entries })
 }
 
 /// One file of every GGUF model in the folder, leaving out vision projectors (`mmproj*`).

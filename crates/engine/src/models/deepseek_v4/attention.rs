@@ -5,7 +5,7 @@ use moeflux_compute::graph::{
     TokenForm, Value, WindowPool,
 };
 
-use super::Shape;
+use super::Dimensions;
 use crate::Result;
 use crate::checkpoint::Format;
 use crate::models::config::Config;
@@ -14,7 +14,7 @@ use crate::models::rope;
 
 /// What a layer attends to besides recent tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum AttentionKind {
     /// Nothing.
     Sliding,
     /// Entries of a few tokens each, which overlap; an indexer chooses some.
@@ -23,7 +23,7 @@ pub(super) enum Kind {
     Heavy,
 }
 
-impl Kind {
+impl AttentionKind {
     /// Of each layer: as `layer_types` says, or `compress_ratios` in published configurations, else the first two heavy
     /// and then both in turn.
     pub(super) fn of_layers(config: &Config<'_>, layers: usize) -> Result<Vec<Self>> {
@@ -81,7 +81,7 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    pub(super) fn new(config: &Config<'_>, r: &mut Recorder, d: &Shape) -> Result<Self> {
+    pub(super) fn new(config: &Config<'_>, r: &mut Recorder, d: &Dimensions) -> Result<Self> {
         let size = |key, default| config.optional_size(key).map(|found| found.unwrap_or(default));
         let head_dim = size("head_dim", 512)?;
         let channels = config.optional_size("qk_rope_head_dim")?;
@@ -127,14 +127,14 @@ impl Attention {
     pub(super) fn record(
         &self,
         r: &mut Recorder,
-        d: &Shape,
+        d: &Dimensions,
         layer: usize,
         h: Value,
-        kind: Kind,
+        kind: AttentionKind,
     ) -> Result<Value> {
         let name = |part: &str| d.name(layer, &format!("self_attn.{part}"));
         let (heads, dim) = (d.heads, self.head_dim);
-        let rope = self.ropes[usize::from(kind != Kind::Sliding)];
+        let rope = self.ropes[usize::from(kind != AttentionKind::Sliding)];
         let place = Placement { first: dim - self.rotary_dim, inverse: false, stride: 1 };
 
         let latent = r.linear(h, &name("q_a_proj"), self.q_rank, Precision::Fast)?;
@@ -147,12 +147,12 @@ impl Attention {
         let kv = r.graph.placed_rope(kv, 1, rope, place)?;
         let sinks = r.constants(&name("sinks"), &[heads], Form::F32)?;
         let scale = (dim as f32).sqrt().recip();
-        let mixed = if kind == Kind::Sliding {
+        let mixed = if kind == AttentionKind::Sliding {
             let window = Some(self.window);
             let shape = graph::Attention { window, ..graph::Attention::grouped(heads, 1, dim, scale) };
             r.graph.attention_with_sinks(q, kv, kv, shape, Some(sinks))?
         } else {
-            let sparse = kind == Kind::Sparse;
+            let sparse = kind == AttentionKind::Sparse;
             let stride = self.strides[usize::from(!sparse)];
             let pool = WindowPool { window: stride, overlap: sparse, width: dim };
             let entries = self.entries(r, d, h, &|part| name(&format!("compressor.{part}")), pool)?;
@@ -180,7 +180,7 @@ impl Attention {
     fn entries(
         &self,
         r: &mut Recorder,
-        d: &Shape,
+        d: &Dimensions,
         h: Value,
         name: &dyn Fn(&str) -> String,
         pool: WindowPool,
@@ -200,7 +200,7 @@ impl Attention {
     fn index(
         &self,
         r: &mut Recorder,
-        d: &Shape,
+        d: &Dimensions,
         [h, latent]: [Value; 2],
         name: &dyn Fn(&str) -> String,
         stride: usize,
