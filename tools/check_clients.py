@@ -185,14 +185,14 @@ def openai_errors(server: Server, client: openai.OpenAI) -> None:
 
 
 def openai_cancel(server: Server, client: openai.OpenAI) -> None:
-    before = server.metric('requests_total{outcome="cancelled"}')
+    before = server.metric('requests_total{model="demo",outcome="cancelled"}')
     # Long enough not to end by itself before the client goes away.
     form = {"type": "json_schema", "json_schema": {"name": "long", "schema": {"type": "string", "minLength": 10000}}}
     stream = client.chat.completions.create(model="demo", messages=STORY, stream=True, max_tokens=1900, response_format=form)
     next(iter(stream))
     stream.close()
     eventually(lambda: server.metric("requests_running") == 0)
-    assert server.metric('requests_total{outcome="cancelled"}') == before + 1
+    assert server.metric('requests_total{model="demo",outcome="cancelled"}') == before + 1
 
 
 def openai_at_once(server: Server, client: openai.OpenAI) -> None:

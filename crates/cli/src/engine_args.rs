@@ -214,10 +214,15 @@ impl EngineArgs {
         self.open_text_shared(model, Sharing { sequences: 1, kv_tokens: None, reserved: 0 })
     }
 
+    /// How to open a model that is to answer requests.
+    pub fn serving_options(&self, sharing: Sharing) -> OpenOptions {
+        self.open_options(Activations::Int8, sharing)
+    }
+
     /// Opens a model for several sequences at the same time.
     pub fn open_text_shared(&self, model: &Path, sharing: Sharing) -> Result<TextModel> {
         let bar = loading_bar()?;
-        let options = self.open_options(Activations::Int8, sharing);
+        let options = self.serving_options(sharing);
         let model = options.open_with_progress(model, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
         Ok(model)

@@ -7,6 +7,7 @@ mod hub;
 mod layers;
 mod log;
 mod model;
+mod served;
 mod table;
 mod top;
 mod version;

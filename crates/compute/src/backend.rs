@@ -206,6 +206,11 @@ pub trait Backend {
         false
     }
 
+    /// Whether it has slots for experts of its own, so that those of its source are not the ones it computes from.
+    fn has_own_slots(&self) -> bool {
+        false
+    }
+
     /// Bytes of host memory in which a compiled graph could keep all routed experts in a form of its own, and then ask its
     /// source for each only once; `None` if it would have no use for that.
     fn expert_bytes(&self, _graph: &Graph) -> Option<u64> {

@@ -33,7 +33,10 @@ use crate::{Error, Result};
 pub struct Options {
     /// Bytes for everything: resident weights, context, scratch, experts. By default what the system grants.
     pub memory: Option<u64>,
-    /// Bytes of that which the caller needs for itself.
+    /// Bytes that [`Engine::grant`] may raise `memory` to, where experts are in the processor's memory: address space is set
+    /// aside for them.
+    pub memory_later: Option<u64>,
+    /// Bytes of `memory` which the caller needs for itself.
     pub reserved: u64,
     /// Expert slots, in place of those that the memory budget leaves.
     pub expert_cache: Option<usize>,
@@ -72,6 +75,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             memory: None,
+            memory_later: None,
             reserved: 0,
             expert_cache: None,
             chunk: None,
@@ -146,6 +150,8 @@ pub struct Engine {
     experts: ExpertCache,
     reads: Reads,
     budget: Budget,
+    /// Whether the number of slots may change.
+    adjustable: bool,
     backend: String,
     chunk: usize,
     context: usize,
@@ -201,8 +207,17 @@ impl Engine {
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
         let placement = Placement::new(&model, backend, options)?;
-        let Placement { budget, slots, chunk, context, pages, state_slots, kv_type, keep_experts } =
-            placement;
+        let Placement {
+            budget,
+            slots,
+            chunk,
+            context,
+            pages,
+            state_slots,
+            kv_type,
+            keep_experts,
+            adjustable,
+        } = placement;
         let trunk = budget.needs.trunk;
 
         let mut loaded = 0;
@@ -242,7 +257,10 @@ impl Engine {
                 memory.keep(pinned);
             }
         };
-        let experts = ExpertCache::new(store, slots, queue, cache, &mut pin).map_err(no_memory)?;
+        let mut experts = ExpertCache::new(store, slots, queue, cache, &mut pin).map_err(no_memory)?;
+        if adjustable {
+            experts.limit(budget.experts);
+        }
         let pool = Arc::new(Pool::new(pages, state_slots, options.checkpoints));
         Ok(Self {
             model,
@@ -251,6 +269,7 @@ impl Engine {
             experts,
             reads,
             budget,
+            adjustable,
             backend: description,
             chunk,
             context,
@@ -538,6 +557,29 @@ impl Engine {
     /// How memory is divided.
     pub fn budget(&self) -> Budget {
         self.budget
+    }
+
+    /// The least and the most memory that [`Engine::grant`] can make use of, in bytes: without an expert more than a token
+    /// needs, and with as many as [`Options::memory_later`] made room for. Both are what is in use if the number of slots was
+    /// given, or a device has slots of its own.
+    pub fn grants(&self) -> (u64, u64) {
+        let held = self.budget.needs.held();
+        let (least, most) =
+            if self.adjustable { self.experts.range() } else { (self.experts.bytes(), self.experts.bytes()) };
+        (held.saturating_add(least), held.saturating_add(most))
+    }
+
+    /// Changes the memory budget to `memory` bytes, within [`Engine::grants`]: slots for experts are added, or taken away with
+    /// the experts that are worth least. Results do not change.
+    pub fn grant(&mut self, memory: u64) {
+        if !self.adjustable {
+            return;
+        }
+        let (least, most) = self.grants();
+        let held = self.budget.needs.held();
+        let total = memory.clamp(least, most);
+        self.experts.limit(total - held);
+        self.budget = Budget { total, experts: total - held, ..self.budget };
     }
 
     /// The expert cache, for its slots and the experts' sizes.

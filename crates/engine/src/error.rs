@@ -224,6 +224,14 @@ pub enum Error {
     Compute(#[from] moeflux_compute::Error),
 }
 
+impl Error {
+    /// Whether more memory would help.
+    pub fn is_out_of_memory(&self) -> bool {
+        use moeflux_compute::Error::DeviceMemory;
+        matches!(self, Self::Budget { .. } | Self::Compute(DeviceMemory { .. }))
+    }
+}
+
 /// `bytes` in the largest binary unit that leaves a whole part: `3.5 GiB`.
 pub fn size(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];

@@ -14,6 +14,12 @@ pub fn available() -> Option<u64> {
     limits.into_iter().flatten().min()
 }
 
+/// The memory budget unless said otherwise, in bytes: nine tenths of what the system grants. The rest is for page tables,
+/// other programs and its own caches.
+pub fn default_budget() -> Option<u64> {
+    available().map(|bytes| bytes / 10 * 9)
+}
+
 #[cfg(target_vendor = "apple")]
 use crate::io::apple_memory::available as apple_available;
 

@@ -1,12 +1,15 @@
 //! The front door: [`open`], and [`OpenOptions`] for backend, memory and precision.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
+use crate::checkpoint::Checkpoint;
 use crate::hardware::{Compute, Hardware};
-use crate::{Engine, Options, Result, TextModel};
+use crate::placement::Placement;
+use crate::{Engine, Error, Options, Result, TextModel, models};
 
 /// Opens a model with its tokenizer and chat template: a GGUF file, a safetensors folder, or `demo`, the small model
 /// that comes with the library (feature `demo`). It runs on the first GPU if there is one, else on the processor, within
@@ -40,6 +43,12 @@ impl OpenOptions {
     /// Bytes for everything that the processor's memory holds: weights, context, scratch, experts.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.hardware.memory = Some(bytes);
+        self
+    }
+
+    /// Bytes that [`Engine::grant`] may raise that to.
+    pub fn memory_later(mut self, bytes: u64) -> Self {
+        self.options.memory_later = Some(bytes);
         self
     }
 
@@ -130,6 +139,22 @@ impl OpenOptions {
         let (backend, memory) = self.hardware.backend()?;
         let options = Options { memory, ..self.options.clone() };
         Engine::open(&locate(model.as_ref())?, &*backend, &options, progress)
+    }
+
+    /// The least memory, in bytes of the processor's, that the model can be opened with; only headers are read.
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open_engine`], but for memory that does not suffice.
+    pub fn least_memory(&self, model: impl AsRef<Path>) -> Result<u64> {
+        let (backend, _) = self.hardware.backend()?;
+        let checkpoint = Arc::new(Checkpoint::open(&locate(model.as_ref())?)?);
+        let model = models::record_for(checkpoint, self.options.context)?;
+        let options = Options { memory: Some(0), ..self.options.clone() };
+        match Placement::new(&model, &*backend, &options) {
+            Ok(placement) => Ok(placement.budget.needs.held()),
+            Err(Error::Budget { minimum, .. }) => Ok(minimum),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Placement {
     pub kv_type: KvType,
     /// Whether the backend may keep all experts in host memory.
     pub keep_experts: bool,
+    /// Whether the number of slots may change while the model runs.
+    pub adjustable: bool,
 }
 
 impl Placement {
@@ -65,7 +67,7 @@ impl Placement {
         let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
         let kv_type = options.kv_type.unwrap_or(default_kv);
         let trunk = model.trunk_bytes();
-        let total = options.memory.or_else(default_memory).unwrap_or(u64::MAX);
+        let total = options.memory.or_else(memory::default_budget).unwrap_or(u64::MAX);
         let top_k = top_k(model);
         let sequences = options.sequences.max(1);
         // Of every sequence the present state and the one that an evaluation writes; and those kept, of a few.
@@ -127,13 +129,27 @@ impl Placement {
                 }
             }
         }
-        Ok(Self { budget, slots, chunk, context, pages: pages(context), state_slots, kv_type, keep_experts })
+        let adjustable = options.expert_cache.is_none() && !backend.has_own_slots();
+        if let Some(later) = options.memory_later.filter(|_| adjustable) {
+            let most = later.max(total).saturating_sub(budget.needs.held());
+            let sets = model.experts.shapes();
+            let plan = SlotPlan::within(&sets, most, top_k);
+            let starts_within = |plan: &SlotPlan| plan.bytes_within(budget.experts) <= budget.experts;
+            let one_size = || SlotPlan::of_one_size(&sets, most, top_k).ok();
+            slots = plan.ok().filter(starts_within).or_else(one_size).unwrap_or(slots);
+        }
+        Ok(Self {
+            budget,
+            slots,
+            chunk,
+            context,
+            pages: pages(context),
+            state_slots,
+            kv_type,
+            keep_experts,
+            adjustable,
+        })
     }
-}
-
-/// Nine tenths of what the system grants: the rest is for page tables, other programs and its own caches.
-fn default_memory() -> Option<u64> {
-    memory::available().map(|bytes| bytes / 10 * 9)
 }
 
 /// Experts that one token needs in a layer, at most.

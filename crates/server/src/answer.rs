@@ -6,9 +6,10 @@ use std::task::{Context, Poll};
 
 use moeflux::decoding::TokenLogprobs;
 use moeflux::scheduler::{Done, Event, Progress, Ticket};
-use moeflux::{Finish, Request, Scheduler};
+use moeflux::{Finish, Request};
 use tokio::sync::mpsc;
 
+use crate::App;
 use crate::error::ApiError;
 use crate::log::Tally;
 use crate::markup::{Collected, Delta, Parts, Splitter};
@@ -37,12 +38,14 @@ pub(crate) struct Answers {
     prompt_tokens: usize,
     tally: Arc<Tally>,
     _tickets: Vec<Ticket>,
+    /// Keeps the model loaded.
+    _app: Arc<App>,
 }
 
 impl Answers {
     /// Queues `requests`, all or none.
     pub(crate) fn submit(
-        scheduler: &Arc<Scheduler>,
+        app: &Arc<App>,
         requests: Vec<Request>,
         parts: Parts,
         tally: Arc<Tally>,
@@ -55,10 +58,19 @@ impl Answers {
         let mut tickets = vec![];
         for (index, request) in requests.into_iter().enumerate() {
             let sender = sender.clone();
-            tickets.push(scheduler.submit_to(request, move |event| drop(sender.send((index, event))))?);
+            tickets.push(app.scheduler.submit_to(request, move |event| drop(sender.send((index, event))))?);
         }
         let splitters = (0..left).map(|_| Splitter::new(parts.clone())).collect();
-        Ok(Self { events, splitters, ready: VecDeque::new(), left, prompt_tokens, tally, _tickets: tickets })
+        Ok(Self {
+            events,
+            splitters,
+            ready: VecDeque::new(),
+            left,
+            prompt_tokens,
+            tally,
+            _tickets: tickets,
+            _app: Arc::clone(app),
+        })
     }
 
     /// Tokens of the first answer's prompt.

@@ -17,7 +17,7 @@ use crate::openai::{engine_usage, unique};
 use crate::prompt::{self, Prompt};
 use crate::prompt::{Ask, Form, Sampling, content_text};
 use crate::sse::{self, Events, Render, Tell};
-use crate::{App, body, fields};
+use crate::{App, Site, body, fields};
 
 #[derive(Debug, Deserialize)]
 struct MessagesRequest {
@@ -37,16 +37,17 @@ struct MessagesRequest {
     more: Map<String, Value>,
 }
 
-pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(app, request).await.unwrap_or_else(|error| error.response(Dialect::Anthropic))
+pub(crate) async fn handle(State(site): State<Arc<Site>>, request: Request) -> Response {
+    answer(&site, request).await.unwrap_or_else(|error| error.response(Dialect::Anthropic))
 }
 
-async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
-    let (request, room) = body::json::<MessagesRequest>(&app, request).await?;
-    app.check_model(Some(&request.model))?;
+async fn answer(site: &Site, request: Request) -> Result<Response, ApiError> {
+    let (request, room) = body::json::<MessagesRequest>(&site, request).await?;
+    let model = site.find(Some(&request.model))?;
     let stream = request.stream.unwrap_or(false);
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "is missing"))?;
     let ask = request.ask()?;
+    let app = site.get(model).await?;
     let answers = Ask { max_tokens: Some(max_tokens), ..ask }.submit(&app, room).await?;
     let prompt_tokens = answers.prompt_tokens();
     let mut reply =
@@ -58,10 +59,10 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     Ok(Json(reply.whole(whole)).into_response())
 }
 
-pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
+pub(crate) async fn count_tokens(State(site): State<Arc<Site>>, request: Request) -> Response {
     let counted = async {
-        let (request, room) = body::json::<MessagesRequest>(&app, request).await?;
-        app.check_model(Some(&request.model))?;
+        let (request, room) = body::json::<MessagesRequest>(&site, request).await?;
+        let app = site.model(Some(&request.model)).await?;
         let ask = request.ask()?;
         let theirs = Arc::clone(&app);
         let count = tokio::task::spawn_blocking(move || {
@@ -244,7 +245,7 @@ impl Reply {
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.app.options.model,
+            "model": self.app.name,
             "content": content,
             "stop_reason": self.done.as_ref().map(|done| stop_reason(done, called)),
             "stop_sequence": self.done.as_ref().and_then(|done| done.stopped_by.clone()),

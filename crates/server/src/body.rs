@@ -9,20 +9,20 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::App;
+use crate::Site;
 use crate::error::ApiError;
 use crate::intake::Room;
 use crate::log::Tally;
 
 /// Reads and parses the body of `request`, which takes room until it is in the queue.
-pub(crate) async fn json<T: DeserializeOwned>(app: &App, request: Request) -> Result<(T, Room), ApiError> {
+pub(crate) async fn json<T: DeserializeOwned>(site: &Site, request: Request) -> Result<(T, Room), ApiError> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;
     let said = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    let (most, patience) = (app.options.max_body, app.options.body_timeout);
-    let _arriving = app.intake.arriving(said.unwrap_or(most).min(most), patience).await?;
-    let bytes = read(app, body).await?;
-    let mut room = app.intake.preparing(bytes.len(), patience).await?;
+    let (most, patience) = (site.options.max_body, site.options.body_timeout);
+    let _arriving = site.intake.arriving(said.unwrap_or(most).min(most), patience).await?;
+    let bytes = read(site, body).await?;
+    let mut room = site.intake.preparing(bytes.len(), patience).await?;
     room.tally = parts.extensions.get::<Arc<Tally>>().cloned().unwrap_or_default();
     let parsed = serde_json::from_slice(&bytes);
     parsed.map(|parsed| (parsed, room)).map_err(|error| match wrong_field::<T>(&bytes) {
@@ -94,12 +94,12 @@ fn plain(reason: &str) -> String {
     format!("{before}expected {plain}{space}{after}")
 }
 
-async fn read(app: &App, body: Body) -> Result<axum::body::Bytes, ApiError> {
-    let collected = Limited::new(body, app.options.max_body).collect();
-    match tokio::time::timeout(app.options.body_timeout, collected).await {
+async fn read(site: &Site, body: Body) -> Result<axum::body::Bytes, ApiError> {
+    let collected = Limited::new(body, site.options.max_body).collect();
+    match tokio::time::timeout(site.options.body_timeout, collected).await {
         Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the request took too long to arrive")),
         Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let message = format!("the request has more than {} bytes", app.options.max_body);
+            let message = format!("the request has more than {} bytes", site.options.max_body);
             Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
         }
         Ok(Err(error)) => Err(ApiError::new(StatusCode::BAD_REQUEST, format!("request body: {error}"))),

@@ -31,7 +31,7 @@ impl Dialect {
 }
 
 /// An error with the status that it has in HTTP.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
@@ -109,6 +109,9 @@ impl From<moeflux::Error> for ApiError {
                 retry_after: Some(Duration::from_secs(5)),
                 ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
             },
+            E::Budget { .. } => {
+                Self { code: Some("out_of_memory"), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+            }
             E::ContextFull { .. } => Self {
                 code: Some("context_length_exceeded"),
                 param: Some("messages".into()),

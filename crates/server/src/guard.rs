@@ -8,20 +8,20 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::error::{ApiError, Dialect};
-use crate::{App, page};
+use crate::{Site, page};
 
 /// Paths that need no key, beside those of the page, which asks its user for it.
 const OPEN: [&str; 4] = ["/health", "/livez", "/readyz", "/openapi.json"];
 
-pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(crate) async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
-    let origin = allowed_origin(&app, request.headers());
+    let origin = allowed_origin(&site, request.headers());
     // Official clients send headers of their own, which differ from version to version; the key is what guards.
     let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response = if request.method() == Method::OPTIONS && origin.is_some() {
         StatusCode::NO_CONTENT.into_response()
     } else {
-        match check(&app, &path, request.headers()) {
+        match check(&site, &path, request.headers()) {
             Ok(()) => next.run(request).await,
             Err(error) => error.response(Dialect::of(&path)),
         }
@@ -42,19 +42,19 @@ pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
 }
 
 /// The request's origin, if its pages may read the answer.
-fn allowed_origin(app: &App, headers: &HeaderMap) -> Option<HeaderValue> {
+fn allowed_origin(site: &Site, headers: &HeaderMap) -> Option<HeaderValue> {
     let origin = headers.get(header::ORIGIN)?;
     let named =
-        app.options.cors.iter().any(|allowed| allowed == "*" || allowed.as_bytes() == origin.as_bytes());
+        site.options.cors.iter().any(|allowed| allowed == "*" || allowed.as_bytes() == origin.as_bytes());
     named.then(|| origin.clone())
 }
 
-fn check(app: &App, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-    if app.options.local_only && !is_local(headers) {
+fn check(site: &Site, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
+    if site.options.local_only && !is_local(headers) {
         let message = "this server answers to localhost only; start it with --api-key or --host to open it";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
-    let keys = &app.options.api_keys;
+    let keys = &site.options.api_keys;
     // All are compared, whichever it is.
     let known = |given| keys.iter().fold(false, |known, key| known | same(given, key.as_bytes()));
     if keys.is_empty() || OPEN.contains(&path) || page::has(path) || given_key(headers).is_some_and(known) {

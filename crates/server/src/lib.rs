@@ -1,7 +1,7 @@
 //! HTTP over a [`Scheduler`]: the OpenAI, Anthropic and Ollama APIs, Prometheus metrics and a web page.
 //!
 //! [`router`] gives an axum [`Router`] that can be nested in another program; [`serve`] runs it with time limits and a
-//! graceful shutdown. Requests go to the scheduler's thread through a bounded queue; when a client disconnects, its
+//! graceful shutdown. A [`Server`] may have several models, which are loaded when they are asked for and divide memory. Requests go to the scheduler's thread through a bounded queue; when a client disconnects, its
 //! request is cancelled within one step.
 //!
 //! Not here: TLS (put a proxy in front), embeddings, images, state between requests other than cached prefixes.
@@ -9,6 +9,7 @@
 mod answer;
 mod anthropic;
 mod body;
+mod division;
 mod error;
 mod fields;
 mod grammar;
@@ -19,6 +20,7 @@ mod live;
 mod log;
 mod markup;
 mod metrics;
+mod models;
 mod ollama;
 mod openai;
 mod page;
@@ -43,6 +45,8 @@ use error::{ApiError, Dialect};
 use grammar::Grammars;
 use intake::Intake;
 use markup::Markup;
+use models::Models;
+pub use models::{ModelSource, ServedModel};
 pub use serve::{Limits, serve};
 
 /// The OpenAPI description of this server.
@@ -51,9 +55,9 @@ const OPENAPI: &str = include_str!("../openapi.json");
 /// How a server behaves.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Name under which clients know the model.
+    /// Name under which clients know the model, where there is one.
     pub model: String,
-    /// Further names that are accepted; `*` is any.
+    /// Further names of it that are accepted; `*` is any.
     pub aliases: Vec<String>,
     /// Keys of which clients must send one, as a bearer token or in `x-api-key`; without any, nobody needs one.
     pub api_keys: Vec<String>,
@@ -89,27 +93,114 @@ impl Default for ServerOptions {
     }
 }
 
+/// One or several models and what their requests share. Clones are the same server.
+#[derive(Clone)]
+pub struct Server(Arc<Site>);
+
 /// What handlers share.
-struct App {
-    scheduler: Arc<Scheduler>,
-    options: ServerOptions,
-    grammars: Grammars,
-    markup: Markup,
+struct Site {
+    models: Arc<Models>,
+    options: Arc<ServerOptions>,
     intake: Intake,
     requests: log::Counts,
     /// When the server was made, in seconds since 1970.
     created: u64,
 }
 
-/// The server's routes over `scheduler`.
+/// A loaded model.
+struct App {
+    scheduler: Arc<Scheduler>,
+    name: String,
+    grammars: Grammars,
+    markup: Markup,
+    options: Arc<ServerOptions>,
+}
+
+impl App {
+    fn new(scheduler: Arc<Scheduler>, name: String, options: Arc<ServerOptions>) -> Self {
+        let (grammars, markup) = (Grammars::new(Arc::clone(&scheduler)), Markup::of(&scheduler));
+        Self { scheduler, name, grammars, markup, options }
+    }
+}
+
+impl Site {
+    /// The number of the model that a request means.
+    fn find(&self, name: Option<&str>) -> Result<usize, ApiError> {
+        self.models.find(name)
+    }
+
+    /// That model, loaded if need be.
+    async fn get(&self, model: usize) -> Result<Arc<App>, ApiError> {
+        self.models.get(model).await
+    }
+
+    /// Both at once.
+    async fn model(&self, name: Option<&str>) -> Result<Arc<App>, ApiError> {
+        self.get(self.find(name)?).await
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.models.names()).finish()
+    }
+}
+
+impl Server {
+    /// A server of one model, which is there already and stays.
+    pub fn new(scheduler: Arc<Scheduler>, options: ServerOptions) -> Self {
+        let options = Arc::new(options);
+        Self::over(Models::one(scheduler, Arc::clone(&options)), options)
+    }
+
+    /// A server of models that are loaded when they are asked for and divide `memory` bytes. A request that names none means
+    /// the first; `model` and `aliases` of the options do not count.
+    pub fn of_models(models: Vec<ServedModel>, memory: u64, options: ServerOptions) -> Self {
+        let options = Arc::new(options);
+        Self::over(Models::of(models, memory, Arc::clone(&options)), options)
+    }
+
+    fn over(models: Models, options: Arc<ServerOptions>) -> Self {
+        let intake = Intake::new(options.request_memory);
+        let requests = log::Counts::default();
+        Self(Arc::new(Site { models: Arc::new(models), options, intake, requests, created: openai::now() }))
+    }
+
+    /// Names of its models.
+    pub fn names(&self) -> Vec<&str> {
+        self.0.models.names().collect()
+    }
+
+    /// Loads a model, as a request for it does.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded, or that there is no such model.
+    pub async fn load(&self, name: &str) -> Result<(), String> {
+        self.0.model(Some(name)).await.map(drop).map_err(|error| error.message)
+    }
+
+    /// Takes no more requests; those that have been taken are answered.
+    pub fn drain(&self) {
+        self.0.models.drain();
+    }
+
+    /// Gives up every request at the next step, and takes no more.
+    pub fn abandon(&self) {
+        self.0.models.abandon();
+    }
+
+    /// Its routes.
+    pub fn router(&self) -> Router {
+        routes(Arc::clone(&self.0))
+    }
+}
+
+/// The routes of a server of one model.
 pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let created = now.map_or(0, |since| since.as_secs());
-    let grammars = Grammars::new(Arc::clone(&scheduler));
-    let markup = Markup::of(&scheduler);
-    let intake = Intake::new(options.request_memory);
-    let requests = log::Counts::default();
-    let app = Arc::new(App { scheduler, options, grammars, markup, intake, requests, created });
+    Server::new(scheduler, options).router()
+}
+
+fn routes(site: Arc<Site>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(openai::chat::handle))
         .route("/v1/completions", post(openai::completions::handle))
@@ -136,15 +227,15 @@ pub fn router(scheduler: Arc<Scheduler>, options: ServerOptions) -> Router {
         .merge(page::routes())
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), guard::guard))
-        .layer(axum::middleware::from_fn_with_state(Arc::clone(&app), log::layer))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&site), guard::guard))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&site), log::layer))
         // Bodies are read with a limit of their own, which answers in the client's dialect.
         .layer(DefaultBodyLimit::disable())
-        .with_state(app)
+        .with_state(site)
 }
 
-async fn health(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Response {
-    let (status, text) = if app.scheduler.is_open() {
+async fn health(axum::extract::State(site): axum::extract::State<Arc<Site>>) -> Response {
+    let (status, text) = if site.models.is_open() {
         (StatusCode::OK, "ok")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down")
@@ -153,8 +244,8 @@ async fn health(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Re
 }
 
 /// Whether the engine is there at all, as it is while the server shuts down.
-async fn live_probe(axum::extract::State(app): axum::extract::State<Arc<App>>) -> Response {
-    let (status, text) = if app.scheduler.is_alive() {
+async fn live_probe(axum::extract::State(site): axum::extract::State<Arc<Site>>) -> Response {
+    let (status, text) = if site.models.all_loaded().iter().all(|app| app.scheduler.is_alive()) {
         (StatusCode::OK, "ok")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "the engine has stopped")

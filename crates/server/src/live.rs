@@ -7,27 +7,51 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::response::Response;
 use moeflux::scheduler::Figures;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Interval, MissedTickBehavior};
 
-use crate::{App, sse};
+use crate::error::Dialect;
+use crate::models::Place;
+use crate::{Site, sse};
 
 const PERIOD: Duration = Duration::from_millis(400);
 
-/// Differences between two samples.
+/// Differences between two samples of a model.
 struct Live {
-    app: Arc<App>,
+    site: Arc<Site>,
+    /// The model that is looked at; without one that which was asked for last.
+    model: Option<usize>,
     interval: Interval,
-    before: Option<(Instant, Figures, Vec<Vec<u64>>)>,
+    before: Option<Sample>,
 }
 
-pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
+struct Sample {
+    /// Of which model.
+    model: usize,
+    /// Which of the times that it was loaded.
+    loads: u64,
+    time: Instant,
+    figures: Figures,
+    counts: Vec<Vec<u64>>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Which {
+    model: Option<String>,
+}
+
+pub(crate) async fn handle(State(site): State<Arc<Site>>, Query(which): Query<Which>) -> Response {
+    let model = match which.model.map(|model| site.find(Some(&model))).transpose() {
+        Ok(model) => model,
+        Err(error) => return error.response(Dialect::OpenAi),
+    };
     let mut interval = tokio::time::interval(PERIOD);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    sse::response(Live { app, interval, before: None })
+    sse::response(Live { site, model, interval, before: None })
 }
 
 impl futures_core::Stream for Live {
@@ -35,7 +59,7 @@ impl futures_core::Stream for Live {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         ready!(self.interval.poll_tick(context));
-        if !self.app.scheduler.is_open() {
+        if !self.site.models.is_open() {
             return Poll::Ready(None);
         }
         let data = self.look();
@@ -45,10 +69,20 @@ impl futures_core::Stream for Live {
 
 impl Live {
     fn look(&mut self) -> Value {
+        let models = &self.site.models;
+        let Some(model) = self.model.or_else(|| models.latest()) else {
+            self.before = None;
+            return json!({"waiting": 0, "running": 0});
+        };
+        let Some(app) = models.loaded(model) else {
+            self.before = None;
+            return self.absent(model);
+        };
+        let loads = models.look(model, |_, loads, _| loads);
         let now = Instant::now();
-        let figures = self.app.scheduler.figures();
-        let (layers, counts): (Vec<usize>, Vec<Vec<u64>>) = self.app.scheduler.expert_use().layers().unzip();
-        let description = self.app.scheduler.description();
+        let figures = app.scheduler.figures();
+        let (layers, counts): (Vec<usize>, Vec<Vec<u64>>) = app.scheduler.expert_use().layers().unzip();
+        let description = app.scheduler.description();
         let mut data = json!({
             "waiting": figures.waiting,
             "running": figures.running,
@@ -59,21 +93,21 @@ impl Live {
             "prompt_tokens": figures.prompt_tokens,
             "hit_rate": figures.experts.hit_rate(),
         });
-        match &self.before {
+        match self.before.as_ref().filter(|before| (before.model, before.loads) == (model, loads)) {
             None => {
                 let experts: Vec<usize> = counts.iter().map(Vec::len).collect();
                 data["model"] = json!({
-                    "name": self.app.options.model,
+                    "name": app.name,
                     "backend": description.backend,
                     "context": description.context,
                     "layers": layers,
                     "experts": experts,
-                    "expert_slots": description.expert_slots,
+                    "expert_slots": figures.memory.expert_slots,
                     "all_experts": description.experts,
                 });
             }
-            Some((then, old, old_counts)) => {
-                let seconds = (now - *then).as_secs_f64().max(1e-3);
+            Some(Sample { time, figures: old, counts: old_counts, .. }) => {
+                let seconds = (now - *time).as_secs_f64().max(1e-3);
                 let rate = |new: u64, old: u64| (new - old) as f64 / seconds;
                 let (hits, misses) =
                     (figures.experts.hits - old.experts.hits, figures.experts.misses - old.experts.misses);
@@ -95,7 +129,19 @@ impl Live {
                 data["heat"] = json!(heat);
             }
         }
-        self.before = Some((now, figures, counts));
+        self.before = Some(Sample { model, loads, time: now, figures, counts });
+        data
+    }
+
+    /// What there is to say of a model that is not loaded.
+    fn absent(&self, model: usize) -> Value {
+        let mut data = json!({"waiting": 0, "running": 0});
+        self.site.models.look(model, |place, _, _| {
+            if let Place::Loading { loaded, total } = place {
+                let name = self.site.models.name(model);
+                data["loading"] = json!({"name": name, "loaded_bytes": loaded, "total_bytes": total});
+            }
+        });
         data
     }
 }

@@ -17,7 +17,7 @@ use hyper::body::{Frame, SizeHint};
 use moeflux::scheduler::Usage;
 
 use crate::openai::unique;
-use crate::{App, page};
+use crate::{Site, page};
 
 /// Names a request; taken from the client if it has one, else made here.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -91,7 +91,7 @@ impl Counts {
 
 /// The line of one request, written when it is dropped.
 struct Line {
-    app: Arc<App>,
+    site: Arc<Site>,
     id: String,
     method: String,
     path: String,
@@ -108,7 +108,7 @@ struct Line {
 impl Drop for Line {
     fn drop(&mut self) {
         let status = self.status.unwrap_or(CLIENT_CLOSED);
-        self.app.requests.add(&self.route, status);
+        self.site.requests.add(&self.route, status);
         let Self { id, method, path, tally, .. } = &*self;
         let reason = tally.fault.get().or(self.reason.as_ref());
         let reason = reason.map(String::as_str).or((!self.complete).then_some("the client went away"));
@@ -151,12 +151,12 @@ fn given_id(headers: &HeaderMap) -> Option<String> {
 }
 
 /// Wraps everything else.
-pub(crate) async fn layer(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn layer(State(site): State<Arc<Site>>, mut request: Request, next: Next) -> Response {
     let tally = Arc::new(Tally::default());
     let id = given_id(request.headers()).unwrap_or_else(|| unique("req_"));
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let mut line = Line {
-        app,
+        site,
         id,
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),

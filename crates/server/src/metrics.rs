@@ -8,112 +8,156 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use moeflux::scheduler::{Figures, Histogram};
 
-use crate::App;
+use crate::Site;
+use crate::models::Place;
 
-pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
-    let text = render(&app);
+pub(crate) async fn handle(State(site): State<Arc<Site>>) -> Response {
+    let text = render(&site);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-fn render(app: &App) -> String {
-    let (f, description) = (app.scheduler.figures(), app.scheduler.description());
-    let mut text = String::new();
-    let mut one = |kind: &str, name: &str, help: &str, values: &[(&str, f64)]| {
-        // Writing to a text does not fail.
-        let _ = writeln!(text, "# HELP moeflux_{name} {help}\n# TYPE moeflux_{name} {kind}");
-        for (label, value) in values {
-            let _ = writeln!(text, "moeflux_{name}{label} {value}");
-        }
-    };
-    let requests = [
-        ("{outcome=\"finished\"}", f.finished as f64),
-        ("{outcome=\"cancelled\"}", f.cancelled as f64),
-        ("{outcome=\"failed\"}", f.failed as f64),
-        ("{outcome=\"refused\"}", f.refused as f64),
-    ];
-    one("counter", "requests_total", "Requests by outcome.", &requests);
-    let tokens = [
-        ("{kind=\"prompt\"}", f.prompt_tokens as f64),
-        ("{kind=\"cached\"}", f.cached_tokens as f64),
-        ("{kind=\"generated\"}", f.generated_tokens as f64),
-    ];
-    one("counter", "tokens_total", "Tokens, by what was done with them.", &tokens);
-    let http: Vec<(String, f64)> = app
-        .requests
-        .list()
-        .into_iter()
-        .map(|((path, status), count)| (format!("{{path=\"{path}\",status=\"{status}\"}}"), count as f64))
-        .collect();
-    let http: Vec<(&str, f64)> = http.iter().map(|(label, count)| (&**label, *count)).collect();
-    one("counter", "http_requests_total", "HTTP requests, by path and status.", &http);
-    one("counter", "steps_total", "Batches evaluated.", &[("", f.steps as f64)]);
-    one("counter", "busy_seconds_total", "Time spent evaluating.", &[("", f.busy_seconds)]);
-    one(
-        "counter",
-        "preemptions_total",
-        "Requests preempted because memory was short.",
-        &[("", f.preemptions as f64)],
-    );
-    let lookups = [
-        ("{tier=\"device\"}", f.experts.device_hits as f64),
-        ("{tier=\"memory\"}", f.experts.hits as f64),
-        ("{tier=\"disk\"}", f.experts.misses as f64),
-    ];
-    one("counter", "expert_lookups_total", "Expert requests, by where the expert was.", &lookups);
-    one("counter", "expert_bytes_read_total", "Bytes of experts read.", &[("", f.experts.bytes_read as f64)]);
-    one(
-        "counter",
-        "expert_stall_seconds_total",
-        "Time that computing stalled on reads.",
-        &[("", f.experts.stall.as_secs_f64())],
-    );
-    one("gauge", "requests_waiting", "Requests in the queue.", &[("", f.waiting as f64)]);
-    one("gauge", "requests_running", "Requests being answered.", &[("", f.running as f64)]);
-    one("gauge", "kv_pages", "Key-value pages.", &[("", description.pages as f64)]);
-    one("gauge", "kv_pages_used", "Pages in use, including cached sessions.", &[("", f.pages_used as f64)]);
-    one("gauge", "kv_pages_running", "Pages of requests being answered.", &[("", f.pages_running as f64)]);
-    one("gauge", "kept_sessions", "Sessions cached for reuse.", &[("", f.kept_sessions as f64)]);
-    if let Some(bytes) = moeflux::memory::resident() {
-        one("gauge", "resident_bytes", "Resident memory of the process.", &[("", bytes as f64)]);
+/// Labels of a value, and the value.
+type Sample = (String, f64);
+
+/// `name="value"`, with what must be escaped.
+fn label(name: &str, value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("{name}=\"{value}\"")
+}
+
+fn write(text: &mut String, kind: &str, name: &str, help: &str, samples: &[Sample]) {
+    // Writing to a text does not fail.
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    for (labels, value) in samples {
+        let _ = writeln!(text, "{name}{{{labels}}} {value}");
     }
-    gateway(&mut text, app, &f, description.pages);
-    histogram(&mut text, "batch_sequences", "Sequences per batch.", &f.batch);
-    histogram(
-        &mut text,
-        "time_to_first_token_seconds",
-        "Time from submission to the first token.",
-        &f.first_token,
-    );
-    histogram(&mut text, "inter_token_seconds", "Time between tokens of an answer.", &f.between_tokens);
-    histogram(&mut text, "request_seconds", "Time from submission to the end of an answer.", &f.duration);
+}
+
+fn render(site: &Site) -> String {
+    let mut text = String::new();
+    let http = site.requests.list().into_iter().map(|((path, status), count)| {
+        (format!("{},status=\"{status}\"", label("path", &path)), count as f64)
+    });
+    let http: Vec<Sample> = http.collect();
+    write(&mut text, "counter", "moeflux_http_requests_total", "HTTP requests, by path and status.", &http);
+    if let Some(bytes) = moeflux::memory::resident() {
+        let _ = writeln!(
+            text,
+            "# HELP moeflux_resident_bytes Resident memory of the process.\n# TYPE moeflux_resident_bytes gauge\n\
+             moeflux_resident_bytes {bytes}"
+        );
+    }
+    loads(&mut text, site);
+    let models: Vec<(String, Figures, usize)> = site
+        .models
+        .all_loaded()
+        .iter()
+        .map(|app| (app.name.clone(), app.scheduler.figures(), app.scheduler.description().pages))
+        .collect();
+    of_models(&mut text, &models);
+    gateway(&mut text, &models);
     text
 }
 
-/// What gateways and autoscalers for language models look at, under the names that vLLM gave it.
-fn gateway(text: &mut String, app: &App, figures: &Figures, pages: usize) {
-    let model = app.options.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    let used = figures.pages_running as f64 / pages.max(1) as f64;
-    for (name, help, value) in [
-        ("num_requests_waiting", "Requests in the queue.", figures.waiting as f64),
-        ("num_requests_running", "Requests being answered.", figures.running as f64),
-        ("kv_cache_usage_perc", "Part of the key-value pages that running requests use; 1 is all.", used),
-    ] {
-        let _ = writeln!(text, "# HELP vllm:{name} {help}\n# TYPE vllm:{name} gauge");
-        let _ = writeln!(text, "vllm:{name}{{model_name=\"{model}\"}} {value}");
-    }
+/// Which models are loaded, and what loading took.
+fn loads(text: &mut String, site: &Site) {
+    let look = |value: &dyn Fn(&Place, u64, f64) -> f64| -> Vec<Sample> {
+        let of = |(index, name): (usize, &str)| {
+            let value = site.models.look(index, |place, loads, time| value(place, loads, time.as_secs_f64()));
+            (label("model", name), value)
+        };
+        site.models.names().enumerate().map(of).collect()
+    };
+    let loaded = look(&|place, _, _| f64::from(matches!(place, Place::Ready(_))));
+    write(text, "gauge", "moeflux_model_loaded", "Whether the model is loaded.", &loaded);
+    let loads = look(&|_, loads, _| loads as f64);
+    write(text, "counter", "moeflux_model_loads_total", "Times that the model was loaded on demand.", &loads);
+    let seconds = look(&|_, _, seconds| seconds);
+    write(text, "counter", "moeflux_model_load_seconds_total", "Time spent on that.", &seconds);
 }
 
-fn histogram(text: &mut String, name: &str, help: &str, histogram: &Histogram) {
-    let _ = writeln!(text, "# HELP moeflux_{name} {help}\n# TYPE moeflux_{name} histogram");
+/// What every loaded model has done and holds.
+fn of_models(text: &mut String, models: &[(String, Figures, usize)]) {
+    let mut one = |kind: &str, name: &str, help: &str, value: &dyn Fn(&Figures) -> f64| {
+        let sample = |(model, figures, _): &(String, Figures, usize)| (label("model", model), value(figures));
+        let samples: Vec<Sample> = models.iter().map(sample).collect();
+        write(text, kind, &format!("moeflux_{name}"), help, &samples);
+    };
+    one("counter", "steps_total", "Batches evaluated.", &|f| f.steps as f64);
+    one("counter", "busy_seconds_total", "Time spent evaluating.", &|f| f.busy_seconds);
+    one("counter", "preemptions_total", "Requests preempted because memory was short.", &|f| {
+        f.preemptions as f64
+    });
+    one("counter", "expert_bytes_read_total", "Bytes of experts read.", &|f| f.experts.bytes_read as f64);
+    one("counter", "expert_stall_seconds_total", "Time that computing stalled on reads.", &|f| {
+        f.experts.stall.as_secs_f64()
+    });
+    one("gauge", "memory_bytes", "The model's part of the memory budget.", &|f| f.memory.budget as f64);
+    one("gauge", "expert_slots", "Slots for routed experts.", &|f| f.memory.expert_slots as f64);
+    one("gauge", "requests_waiting", "Requests in the queue.", &|f| f.waiting as f64);
+    one("gauge", "requests_running", "Requests being answered.", &|f| f.running as f64);
+    one("gauge", "kv_pages_used", "Pages in use, including cached sessions.", &|f| f.pages_used as f64);
+    one("gauge", "kv_pages_running", "Pages of requests being answered.", &|f| f.pages_running as f64);
+    one("gauge", "kept_sessions", "Sessions cached for reuse.", &|f| f.kept_sessions as f64);
+    let pages = models.iter().map(|(model, _, pages)| (label("model", model), *pages as f64));
+    write(text, "gauge", "moeflux_kv_pages", "Key-value pages.", &pages.collect::<Vec<_>>());
+    let mut several =
+        |name: &str, help: &str, key: &str, values: &dyn Fn(&Figures) -> [(&'static str, u64); 4]| {
+            let samples = models.iter().flat_map(|(model, figures, _)| {
+                let values = values(figures).into_iter().filter(|(value, _)| !value.is_empty());
+                let labels = |value| format!("{},{}", label("model", model), label(key, value));
+                values.map(|(value, count)| (labels(value), count as f64)).collect::<Vec<_>>()
+            });
+            write(text, "counter", &format!("moeflux_{name}"), help, &samples.collect::<Vec<_>>());
+        };
+    several("requests_total", "Requests by outcome.", "outcome", &|f| {
+        [("finished", f.finished), ("cancelled", f.cancelled), ("failed", f.failed), ("refused", f.refused)]
+    });
+    several("tokens_total", "Tokens, by what was done with them.", "kind", &|f| {
+        [("prompt", f.prompt_tokens), ("cached", f.cached_tokens), ("generated", f.generated_tokens), ("", 0)]
+    });
+    several("expert_lookups_total", "Expert requests, by where the expert was.", "tier", &|f| {
+        [("device", f.experts.device_hits), ("memory", f.experts.hits), ("disk", f.experts.misses), ("", 0)]
+    });
+    let mut distribution = |name: &str, help: &str, of: &dyn Fn(&Figures) -> &Histogram| {
+        let _ = writeln!(text, "# HELP moeflux_{name} {help}\n# TYPE moeflux_{name} histogram");
+        models
+            .iter()
+            .for_each(|(model, figures, _)| histogram(text, name, &label("model", model), of(figures)));
+    };
+    distribution("batch_sequences", "Sequences per batch.", &|f| &f.batch);
+    distribution("time_to_first_token_seconds", "Time from submission to the first token.", &|f| {
+        &f.first_token
+    });
+    distribution("inter_token_seconds", "Time between tokens of an answer.", &|f| &f.between_tokens);
+    distribution("request_seconds", "Time from submission to the end of an answer.", &|f| &f.duration);
+}
+
+/// What gateways and autoscalers for language models look at, under the names that vLLM gave it.
+fn gateway(text: &mut String, models: &[(String, Figures, usize)]) {
+    let mut one = |name: &str, help: &str, value: &dyn Fn(&Figures, usize) -> f64| {
+        let samples = models
+            .iter()
+            .map(|(model, figures, pages)| (label("model_name", model), value(figures, *pages)))
+            .collect::<Vec<_>>();
+        write(text, "gauge", &format!("vllm:{name}"), help, &samples);
+    };
+    one("num_requests_waiting", "Requests in the queue.", &|f, _| f.waiting as f64);
+    one("num_requests_running", "Requests being answered.", &|f, _| f.running as f64);
+    let used = "Part of the key-value pages that running requests use; 1 is all.";
+    one("kv_cache_usage_perc", used, &|f, pages| f.pages_running as f64 / pages.max(1) as f64);
+}
+
+fn histogram(text: &mut String, name: &str, labels: &str, histogram: &Histogram) {
     let mut below = 0;
     for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
         below += count;
-        let _ = writeln!(text, "moeflux_{name}_bucket{{le=\"{bound}\"}} {below}");
+        let _ = writeln!(text, "moeflux_{name}_bucket{{{labels},le=\"{bound}\"}} {below}");
     }
-    let _ = writeln!(text, "moeflux_{name}_bucket{{le=\"+Inf\"}} {}", histogram.count());
-    let _ =
-        writeln!(text, "moeflux_{name}_sum {}\nmoeflux_{name}_count {}", histogram.sum, histogram.count());
+    let (count, sum) = (histogram.count(), histogram.sum);
+    let _ = writeln!(text, "moeflux_{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
+    let _ = writeln!(text, "moeflux_{name}_sum{{{labels}}} {sum}\nmoeflux_{name}_count{{{labels}}} {count}");
 }
 
 #[cfg(test)]
@@ -124,18 +168,16 @@ mod tests {
     fn buckets_count_what_is_below_their_bound() {
         let mut text = String::new();
         let values = Histogram { bounds: &[0.5, 2.0], counts: vec![2, 1, 4], sum: 20.5 };
-        histogram(&mut text, "x", "Help.", &values);
+        histogram(&mut text, "x", &label("model", "a \"b\""), &values);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines,
             [
-                "# HELP moeflux_x Help.",
-                "# TYPE moeflux_x histogram",
-                "moeflux_x_bucket{le=\"0.5\"} 2",
-                "moeflux_x_bucket{le=\"2\"} 3",
-                "moeflux_x_bucket{le=\"+Inf\"} 7",
-                "moeflux_x_sum 20.5",
-                "moeflux_x_count 7",
+                r#"moeflux_x_bucket{model="a \"b\"",le="0.5"} 2"#,
+                r#"moeflux_x_bucket{model="a \"b\"",le="2"} 3"#,
+                r#"moeflux_x_bucket{model="a \"b\"",le="+Inf"} 7"#,
+                r#"moeflux_x_sum{model="a \"b\""} 20.5"#,
+                r#"moeflux_x_count{model="a \"b\""} 7"#,
             ]
         );
     }

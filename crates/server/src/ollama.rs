@@ -18,7 +18,7 @@ use crate::markup::{Call, Collected, Delta};
 use crate::openai::{chat, now};
 use crate::prompt::{Ask, Form, Prompt, Sampling, Texts};
 use crate::sse::{self, Events, Render};
-use crate::{App, body, fields};
+use crate::{App, Site, body, fields};
 
 /// Model, options and form, which both ways of asking share.
 #[derive(Debug, Deserialize)]
@@ -63,10 +63,10 @@ struct GenerateRequest {
     images: Option<Vec<Value>>,
 }
 
-pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Response {
+pub(crate) async fn chat(State(site): State<Arc<Site>>, request: Request) -> Response {
     let answered = async {
-        let (request, room) = body::json::<ChatRequest>(&app, request).await?;
-        let reply = Reply::new(&app, &request.common, Kind::Chat)?;
+        let (request, room) = body::json::<ChatRequest>(&site, request).await?;
+        let (reply, app) = Reply::new(&site, &request.common, Kind::Chat).await?;
         if request.messages.is_empty() {
             return Ok(Json(reply.loaded()).into_response());
         }
@@ -81,10 +81,10 @@ pub(crate) async fn chat(State(app): State<Arc<App>>, request: Request) -> Respo
     answered.await.unwrap_or_else(|error: ApiError| error.response(Dialect::Ollama))
 }
 
-pub(crate) async fn generate(State(app): State<Arc<App>>, request: Request) -> Response {
+pub(crate) async fn generate(State(site): State<Arc<Site>>, request: Request) -> Response {
     let answered = async {
-        let (request, room) = body::json::<GenerateRequest>(&app, request).await?;
-        let reply = Reply::new(&app, &request.common, Kind::Generate)?;
+        let (request, room) = body::json::<GenerateRequest>(&site, request).await?;
+        let (reply, app) = Reply::new(&site, &request.common, Kind::Generate).await?;
         for (name, given) in [
             ("suffix", request.suffix.as_ref().is_some_and(|text| !text.is_empty())),
             ("template", request.template.as_ref().is_some_and(|text| !text.is_empty())),
@@ -171,10 +171,10 @@ struct Reply {
 }
 
 impl Reply {
-    fn new(app: &App, common: &Common, kind: Kind) -> Result<Self, ApiError> {
+    async fn new(site: &Site, common: &Common, kind: Kind) -> Result<(Self, Arc<App>), ApiError> {
         let model = common.model.as_deref().ok_or_else(|| ApiError::invalid("model", "is missing"))?;
-        app.check_model(Some(model))?;
-        Ok(Self { model: model.to_owned(), kind, said: Collected::default(), done: None })
+        let app = site.model(Some(model)).await?;
+        Ok((Self { model: model.to_owned(), kind, said: Collected::default(), done: None }, app))
     }
 
     /// The answer to a request that says nothing, by which clients load a model.
@@ -276,23 +276,29 @@ impl Render for Reply {
 }
 
 /// The name that clients know the model by, and what little of it this interface wants.
-fn describe(app: &App) -> Value {
+fn describe(site: &Site, name: &str) -> Value {
     json!({
-        "name": app.options.model,
-        "model": app.options.model,
-        "modified_at": timestamp(app.created),
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(site.created),
         "details": {"family": "", "families": [], "format": "", "parameter_size": "", "quantization_level": ""},
     })
 }
 
-pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response {
-    Json(json!({"models": [describe(&app)]})).into_response()
+pub(crate) async fn tags(State(site): State<Arc<Site>>) -> Response {
+    let models: Vec<Value> = site.models.names().map(|name| describe(&site, name)).collect();
+    Json(json!({"models": models})).into_response()
 }
 
-pub(crate) async fn running(State(app): State<Arc<App>>) -> Response {
-    let mut model = describe(&app);
-    model["context_length"] = json!(app.scheduler.description().context);
-    Json(json!({"models": [model]})).into_response()
+pub(crate) async fn running(State(site): State<Arc<Site>>) -> Response {
+    let running = |app: Arc<App>| {
+        let mut model = describe(&site, &app.name);
+        model["context_length"] = json!(app.scheduler.description().context);
+        model["size"] = json!(app.scheduler.figures().memory.budget);
+        model
+    };
+    let models: Vec<Value> = site.models.all_loaded().into_iter().map(running).collect();
+    Json(json!({"models": models})).into_response()
 }
 
 #[derive(Debug, Deserialize)]
@@ -301,14 +307,14 @@ struct ShowRequest {
     model: String,
 }
 
-pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Response {
+pub(crate) async fn show(State(site): State<Arc<Site>>, request: Request) -> Response {
     let shown = async {
-        let (request, _room) = body::json::<ShowRequest>(&app, request).await?;
-        app.check_model(Some(&request.model))?;
+        let (request, _room) = body::json::<ShowRequest>(&site, request).await?;
+        let app = site.model(Some(&request.model)).await?;
         let mut capabilities = vec!["completion"];
         capabilities.extend(app.markup.calls_tools().then_some("tools"));
         capabilities.extend(app.markup.thinks().then_some("thinking"));
-        let mut model = describe(&app);
+        let mut model = describe(&site, &app.name);
         model["capabilities"] = json!(capabilities);
         model["model_info"] = json!({
             "general.architecture": "moeflux",

@@ -209,7 +209,7 @@ impl Ask {
 
     /// Encodes, compiles and queues; what the request takes until then is given back.
     pub(crate) async fn submit(self, app: &Arc<App>, room: Room) -> Result<Answers, ApiError> {
-        let (theirs, scheduler) = (Arc::clone(app), Arc::clone(&app.scheduler));
+        let theirs = Arc::clone(app);
         let tally = Arc::clone(&room.tally);
         // Tokenizing and compiling grammars may take a while; a compiler that panics must not take the server along.
         let prepare = move || {
@@ -224,7 +224,7 @@ impl Ask {
                 return Err(ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, message));
             }
         };
-        Answers::submit(&scheduler, requests, parts, tally)
+        Answers::submit(app, requests, parts, tally)
     }
 
     fn prepare(self, app: &App, tally: &Tally) -> Result<(Vec<Request>, Parts), ApiError> {
@@ -338,25 +338,6 @@ impl Ask {
             None => Markup::none().grammar(tokenizer, "", &wanted, schemas)?,
         };
         Ok(Some((grammar, param)))
-    }
-}
-
-impl App {
-    /// Refuses a model that is not this one; none at all means this one.
-    pub(crate) fn check_model(&self, model: Option<&str>) -> Result<(), ApiError> {
-        let Some(model) = model else { return Ok(()) };
-        // Ollama's clients add a tag to names without one.
-        let model = model.strip_suffix(":latest").unwrap_or(model);
-        let known = |alias: &String| alias == model || alias == "*";
-        if model == self.options.model || self.options.aliases.iter().any(known) {
-            return Ok(());
-        }
-        let message = format!("unknown model {model:?}; this server has {:?}", self.options.model);
-        Err(ApiError {
-            param: Some("model".into()),
-            code: Some("model_not_found"),
-            ..ApiError::new(axum::http::StatusCode::NOT_FOUND, message)
-        })
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Dialect};
 use crate::openai::chat::normal;
-use crate::{App, body};
+use crate::{App, Site, body};
 
 #[derive(Debug, Deserialize)]
 struct TokenizeRequest {
@@ -31,10 +31,10 @@ struct DetokenizeRequest {
     tokens: Vec<u32>,
 }
 
-pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
+pub(crate) async fn tokenize(State(site): State<Arc<Site>>, request: Request) -> Response {
     let made = async {
-        let (request, room) = body::json::<TokenizeRequest>(&app, request).await?;
-        app.check_model(request.model.as_deref())?;
+        let (request, room) = body::json::<TokenizeRequest>(&site, request).await?;
+        let app = site.model(request.model.as_deref()).await?;
         let theirs = Arc::clone(&app);
         let made = tokio::task::spawn_blocking(move || {
             let _room = room;
@@ -77,10 +77,10 @@ impl TokenizeRequest {
     }
 }
 
-pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
+pub(crate) async fn detokenize(State(site): State<Arc<Site>>, request: Request) -> Response {
     let made = async {
-        let (request, _room) = body::json::<DetokenizeRequest>(&app, request).await?;
-        app.check_model(request.model.as_deref())?;
+        let (request, _room) = body::json::<DetokenizeRequest>(&site, request).await?;
+        let app = site.model(request.model.as_deref()).await?;
         let text = app.scheduler.tokenizer().decode(&request.tokens, false);
         let text = text.map_err(|error| ApiError::invalid("tokens", error))?;
         Ok(Json(json!({"prompt": text, "content": text})).into_response())

@@ -1,7 +1,7 @@
-//! `moeflux serve`: OpenAI and Anthropic APIs and a web page over one model.
+//! `moeflux serve`: OpenAI and Anthropic APIs and a web page over one or several models.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use clap::Args;
 use moeflux::error::size;
 use moeflux::scheduler::SessionLimits;
 use moeflux::{Scheduler, SchedulerOptions};
-use moeflux_server::{Limits, ServerOptions, router, serve};
+use moeflux_server::{Limits, Server, ServerOptions, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::engine_args::{EngineArgs, Sharing, parse_size};
 use crate::log::{Log, LogFormat, LogLevel};
 use crate::model::ModelArg;
+use crate::served::{self, Found};
 
 /// Bytes for requests until their tokens are queued: part of `--memory`.
 const REQUEST_MEMORY: usize = 12 << 20;
@@ -24,11 +25,13 @@ const REQUEST_MEMORY: usize = 12 << 20;
 const BODY_PART: u64 = 128;
 const BODY: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
 
-/// Serve a model over HTTP: OpenAI and Anthropic APIs, and a web page.
+/// Serve models over HTTP: OpenAI and Anthropic APIs, and a web page.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M
-    model: ModelArg,
+    /// A GGUF file, a safetensors folder, `demo`, or a model on the Hub such as org/name:Q4_K_M. Several, or a folder of
+    /// models, are loaded when requests name them, and share --memory
+    #[arg(required = true)]
+    model: Vec<ModelArg>,
     /// TOML file with options, such as port = 8081; the environment (MOEFLUX_PORT) and the command line come first
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -50,12 +53,15 @@ pub struct ServeArgs {
     /// Origin whose pages may call this server, or *; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
-    /// Model name in the APIs [default: the file's]
+    /// Model name in the APIs, of a single model [default: the file's]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Further model name that requests may use, or * for any; may be repeated
+    /// Further model name that requests may use, or * for any; with several models ALIAS=MODEL; may be repeated
     #[arg(long, value_name = "NAME")]
     alias: Vec<String>,
+    /// Of several models one that is loaded at once and stays; may be repeated
+    #[arg(long, value_name = "MODEL")]
+    pin: Vec<String>,
     /// Maximum requests answered at once
     #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Serving")]
     sequences: usize,
@@ -114,60 +120,118 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if args.queue == 0 || args.connections == 0 {
         bail!("--queue and --connections: expected positive numbers");
     }
-    let path = args.model.path()?;
-    let sharing =
-        Sharing { sequences: args.sequences, kv_tokens: args.kv_tokens, reserved: REQUEST_MEMORY as u64 };
-    let mut model = args.engine.open_text_shared(&path, sharing)?;
-    model.engine.warm_up()?;
-    let budget = model.engine.budget();
-    let scheduler = Scheduler::start(
-        model,
-        SchedulerOptions {
-            queue: args.queue,
-            prefill_beside_decode: args.prefill_beside_decode,
-            kept_sessions: args.kept_sessions,
-            sessions: args.sessions.clone(),
-            session_limits: SessionLimits { files: args.max_sessions, bytes: args.max_session_bytes },
-        },
-    )?;
-    let scheduler = Arc::new(scheduler);
-    let what = scheduler.description();
-    log.say(&format!(
-        "{}; memory {}, trunk {}, {} requests at once in {} pages of context {}, {} of {} experts in memory",
-        what.backend,
-        size(budget.total),
-        size(budget.needs.trunk),
-        what.sequences,
-        what.pages,
-        size(budget.needs.kv),
-        what.expert_slots.min(what.experts),
-        what.experts,
-    ));
-    let options = ServerOptions {
-        model: args.name.clone().unwrap_or_else(|| name_of(&args.model.to_string(), &path)),
-        aliases: [&[args.model.to_string()], &args.alias[..]].concat(),
-        local_only: args.host.is_loopback() && api_keys.is_empty(),
-        api_keys,
-        cors: args.cors.clone(),
-        max_body: args.max_body.unwrap_or_else(|| {
-            let part = args.engine.memory.map_or(u64::MAX, |memory| memory / BODY_PART);
-            part.clamp(*BODY.start(), *BODY.end()) as usize
-        }),
-        request_memory: REQUEST_MEMORY,
-        body_timeout: Duration::from_secs(args.body_timeout),
-        max_tokens: args.max_tokens,
+    let mut found = served::find(&args.model)?;
+    let options = args.options(api_keys);
+    let (server, first) = match &mut found[..] {
+        [one] => {
+            let one = std::mem::take(one);
+            (args.serve_one(&log, one, options)?, vec![])
+        }
+        _ => args.serve_several(&log, found, options)?,
     };
     let limits =
         Limits { connections: args.connections, drain: Duration::from_secs(args.drain), ..Limits::default() };
     // One thread is enough to pass tokens on; the others are the engine's.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("cannot start the server's threads")?;
-    let outcome = runtime.block_on(listen(args, log, scheduler, options, limits));
+    let outcome = runtime.block_on(listen(args, log, server, &first, limits));
     runtime.shutdown_timeout(Duration::from_secs(1));
     outcome
 }
 
 impl ServeArgs {
+    /// A model that is loaded before the server listens.
+    fn serve_one(&self, log: &Log, found: Found, options: ServerOptions) -> Result<Server> {
+        let mut model = self.engine.open_text_shared(&found.path, self.sharing(REQUEST_MEMORY as u64))?;
+        model.engine.warm_up()?;
+        let budget = model.engine.budget();
+        let scheduler = Arc::new(Scheduler::start(model, self.scheduling())?);
+        let what = scheduler.description();
+        let name = self.name.clone().unwrap_or(found.name);
+        log.say(&format!(
+            "{name}: {}; memory {}, trunk {}, {} requests at once in {} pages of context {}, {} of {} experts in memory",
+            what.backend,
+            size(budget.total),
+            size(budget.needs.trunk),
+            what.sequences,
+            what.pages,
+            size(budget.needs.kv),
+            scheduler.figures().memory.expert_slots.min(what.experts),
+            what.experts,
+        ));
+        let aliases = [&[found.argument], &self.alias[..]].concat();
+        Ok(Server::new(scheduler, ServerOptions { model: name, aliases, ..options }))
+    }
+
+    /// Models that are loaded on demand, and which of them are before the server listens: those that are pinned, or the first.
+    fn serve_several(
+        &self,
+        log: &Log,
+        found: Vec<Found>,
+        options: ServerOptions,
+    ) -> Result<(Server, Vec<String>)> {
+        for (option, is_given) in
+            [("--name", self.name.is_some()), ("--mirror", !self.engine.mirror.is_empty())]
+        {
+            if is_given {
+                bail!("{option}: expected a single model, got {}", found.len());
+            }
+        }
+        let memory = self.engine.memory.or_else(moeflux::memory::default_budget).unwrap_or(u64::MAX);
+        let memory = memory.saturating_sub(REQUEST_MEMORY as u64);
+        let opening = self.engine.serving_options(self.sharing(0));
+        for model in &found {
+            let least = opening.least_memory(&model.path)?;
+            log.say(&format!("{}: {}; needs at least {}", model.name, model.path.display(), size(least)));
+            if least > memory {
+                bail!(
+                    "{}: needs at least {}, but --memory leaves {} for models",
+                    model.path.display(),
+                    size(least),
+                    size(memory)
+                );
+            }
+        }
+        log.say(&format!("{} models share {}", found.len(), size(memory)));
+        let models = served::serve(found, &self.alias, &self.pin, &opening, &self.scheduling())?;
+        let pinned = models.iter().filter(|model| model.pinned).map(|model| model.name.clone());
+        let mut first: Vec<String> = pinned.collect();
+        if first.is_empty() {
+            first.extend(models.first().map(|model| model.name.clone()));
+        }
+        Ok((Server::of_models(models, memory, options), first))
+    }
+
+    fn sharing(&self, reserved: u64) -> Sharing {
+        Sharing { sequences: self.sequences, kv_tokens: self.kv_tokens, reserved }
+    }
+
+    fn scheduling(&self) -> SchedulerOptions {
+        SchedulerOptions {
+            queue: self.queue,
+            prefill_beside_decode: self.prefill_beside_decode,
+            kept_sessions: self.kept_sessions,
+            sessions: self.sessions.clone(),
+            session_limits: SessionLimits { files: self.max_sessions, bytes: self.max_session_bytes },
+        }
+    }
+
+    fn options(&self, api_keys: Vec<String>) -> ServerOptions {
+        ServerOptions {
+            local_only: self.host.is_loopback() && api_keys.is_empty(),
+            api_keys,
+            cors: self.cors.clone(),
+            max_body: self.max_body.unwrap_or_else(|| {
+                let part = self.engine.memory.map_or(u64::MAX, |memory| memory / BODY_PART);
+                part.clamp(*BODY.start(), *BODY.end()) as usize
+            }),
+            request_memory: REQUEST_MEMORY,
+            body_timeout: Duration::from_secs(self.body_timeout),
+            max_tokens: self.max_tokens,
+            ..ServerOptions::default()
+        }
+    }
+
     /// The keys of which clients must send one; none if nobody needs any.
     fn api_keys(&self) -> Result<Vec<String>> {
         let keys = match &self.api_key_file {
@@ -198,13 +262,7 @@ fn parse_host(text: &str) -> Result<IpAddr, String> {
     text.parse().map_err(|_| "expected an address such as 127.0.0.1 or 0.0.0.0, or localhost".to_owned())
 }
 
-async fn listen(
-    args: &ServeArgs,
-    log: Log,
-    scheduler: Arc<Scheduler>,
-    options: ServerOptions,
-    limits: Limits,
-) -> Result<()> {
+async fn listen(args: &ServeArgs, log: Log, server: Server, first: &[String], limits: Limits) -> Result<()> {
     let address = SocketAddr::new(args.host, args.port);
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     let address = listener.local_addr().context("cannot determine the port")?;
@@ -217,8 +275,13 @@ async fn listen(
         })
         .await;
     };
-    log.say(&format!("{} on http://{address}", options.model));
-    let (draining, said) = (Arc::clone(&scheduler), log.clone());
+    for name in first {
+        if let Err(reason) = server.load(name).await {
+            bail!("{name}: {reason}");
+        }
+    }
+    log.say(&format!("{} on http://{address}", server.names().join(", ")));
+    let (draining, said) = (server.clone(), log.clone());
     let shutdown = async move {
         signalled().await;
         said.say("finishing running answers; press again to abort them");
@@ -228,19 +291,9 @@ async fn listen(
             std::process::exit(130);
         });
     };
-    let router = router(Arc::clone(&scheduler), options);
-    if !serve(listener, router, limits, shutdown, || scheduler.abandon()).await {
+    if !serve(listener, server.router(), limits, shutdown, || server.abandon()).await {
         log.say(&format!("aborted answers that took longer than {} seconds", limits.drain.as_secs()));
     }
-    scheduler.abandon();
+    server.abandon();
     Ok(())
-}
-
-/// `demo`, or the name of the file or folder without its extension.
-fn name_of(argument: &str, path: &Path) -> String {
-    if argument == "demo" {
-        return argument.into();
-    }
-    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
-    name.map_or_else(|| argument.into(), |name| name.to_string_lossy().into_owned())
 }

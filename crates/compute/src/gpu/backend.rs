@@ -48,6 +48,10 @@ impl Backend for GpuBackend {
         self.options.host_memory
     }
 
+    fn has_own_slots(&self) -> bool {
+        true
+    }
+
     fn expert_bytes(&self, graph: &Graph) -> Option<u64> {
         all_bytes(graph).ok().filter(|bytes| self.options.host_memory && *bytes > 0)
     }

@@ -171,6 +171,8 @@ pub struct ExpertCache {
     content: Vec<Vec<Option<HostBuffer>>>,
     /// Empty slots.
     free: Stock,
+    /// Slots in use of each class: those of the plan, or fewer.
+    slots: Vec<usize>,
     /// Failed reads; the error waits for whoever visits the expert.
     failed: HashMap<Key, Error>,
     reading: Reading,
@@ -217,6 +219,7 @@ impl ExpertCache {
             residency: Residency::new(&shapes, &plan, options.policy),
             content: shapes.iter().map(|shape| (0..shape.experts).map(|_| None).collect()).collect(),
             store,
+            slots: plan.classes().iter().map(|class| class.slots).collect(),
             plan,
             free,
             failed: HashMap::new(),
@@ -251,6 +254,44 @@ impl ExpertCache {
     /// Slots and their sizes.
     pub fn plan(&self) -> &SlotPlan {
         &self.plan
+    }
+
+    /// Slots in use: those of the plan unless [`ExpertCache::limit`] left fewer.
+    pub fn slots(&self) -> usize {
+        self.slots.iter().sum()
+    }
+
+    /// Bytes of the slots in use.
+    pub fn bytes(&self) -> u64 {
+        self.plan.bytes_of(&self.slots)
+    }
+
+    /// The least and the most bytes that the slots may have.
+    pub fn range(&self) -> (u64, u64) {
+        (self.plan.bytes_within(0), self.plan.bytes())
+    }
+
+    /// Holds the slots in use to `bytes`, in the plan's proportions: experts of the least worth leave, and their memory is
+    /// given back; or empty slots are added. Between evaluations only.
+    pub(crate) fn limit(&mut self, bytes: u64) {
+        for (class, wanted) in self.plan.within_bytes(bytes).into_iter().enumerate() {
+            while self.slots[class] < wanted && self.free.restore(class) {
+                self.residency.restored(class);
+                self.slots[class] += 1;
+            }
+            while self.slots[class] > wanted {
+                let slot = match self.residency.withdraw(class) {
+                    Ok(Some((set, id))) => self.content[set][id as usize].take(),
+                    Ok(None) => self.free.take(class),
+                    // What is being read comes first.
+                    Err(()) if self.wait() => continue,
+                    Err(()) => break,
+                };
+                self.free.withdraw(class, slot.expect("a slot that residency counts"));
+                self.slots[class] -= 1;
+            }
+        }
+        self.residency.divide(&self.slots);
     }
 
     /// Statistics since the last call.

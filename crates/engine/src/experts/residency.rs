@@ -77,18 +77,43 @@ impl Residency {
             weakest: None,
         };
         let experts: Vec<usize> = shapes.iter().map(|s| s.experts).collect();
-        let share = |(class, slots): (usize, usize)| {
-            let own = experts.iter().zip(plan.class_of()).filter(|(_, of)| **of == class);
-            let (sets, most) = own.fold((0usize, 0), |(sets, most), (n, _)| (sets + 1, most.max(*n)));
-            slots.saturating_sub(2 * most) / sets.saturating_sub(2).max(1)
-        };
-        Self {
+        let slots: Vec<usize> = plan.classes().iter().map(|c| c.slots).collect();
+        let mut residency = Self {
             sets: shapes.iter().zip(plan.class_of()).map(set).collect(),
-            free: plan.classes().iter().map(|c| c.slots).collect(),
-            shares: plan.classes().iter().map(|c| c.slots).enumerate().map(share).collect(),
+            free: slots.clone(),
+            shares: vec![],
             policy: policy.policy(&experts),
             sweep: None,
+        };
+        residency.divide(&slots);
+        residency
+    }
+
+    /// Determines what each set keeps of so many slots of each class.
+    pub(crate) fn divide(&mut self, slots: &[usize]) {
+        let share = |(class, slots): (usize, &usize)| {
+            let own = self.sets.iter().filter(|set| set.class == class);
+            let (sets, most) =
+                own.fold((0usize, 0), |(sets, most), set| (sets + 1, most.max(set.entries.len())));
+            slots.saturating_sub(2 * most) / sets.saturating_sub(2).max(1)
+        };
+        self.shares = slots.iter().enumerate().map(share).collect();
+    }
+
+    /// Takes a slot of `class` out of use; `Some(victim)` is who had it. `Err` if all are held or being filled.
+    pub(crate) fn withdraw(&mut self, class: usize) -> Result<Option<Key>, ()> {
+        if self.free[class] > 0 {
+            self.free[class] -= 1;
+            return Ok(None);
         }
+        let victim = self.weakest(class).or_else(|| self.any_reserved(class)).ok_or(())?;
+        *self.entry(victim) = Default::default();
+        Ok(Some(victim))
+    }
+
+    /// Counts a slot of `class` that is in use again.
+    pub(crate) fn restored(&mut self, class: usize) {
+        self.free[class] += 1;
     }
 
     pub(crate) fn place(&self, (set, id): Key) -> Place {

@@ -32,6 +32,8 @@ pub struct SlotPlan {
     classes: Vec<SlotClass>,
     /// Class of each expert set.
     class_of: Vec<usize>,
+    /// The fewest slots that a class may have.
+    minimum: usize,
 }
 
 impl SlotPlan {
@@ -44,27 +46,36 @@ impl SlotPlan {
         let (sizes, experts) = Self::sizes(sets);
         let total: u64 = sizes.iter().zip(&experts).map(|(s, n)| *s as u64 * *n as u64).sum();
         if total <= budget {
-            return Ok(Self::with(sets, &sizes, &experts));
+            return Ok(Self::with(sets, &sizes, &experts, minimum));
         }
         let share = |n: &usize| (u128::from(budget) * *n as u128 / u128::from(total.max(1))) as usize;
         let split: Vec<usize> = experts.iter().map(share).collect();
         if split.iter().all(|slots| *slots >= minimum) {
-            return Ok(Self::with(sets, &sizes, &split));
+            return Ok(Self::with(sets, &sizes, &split, minimum));
         }
+        Self::of_one_size(sets, budget, minimum)
+    }
+
+    /// Slots for `budget` bytes, all of the largest size.
+    ///
+    /// # Errors
+    /// As [`SlotPlan::within`].
+    pub(crate) fn of_one_size(sets: &[SetShape], budget: u64, minimum: usize) -> Result<Self, u64> {
+        let (sizes, experts) = Self::sizes(sets);
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let all: usize = experts.iter().sum();
         let slots = ((budget / largest.max(1) as u64) as usize).min(all);
         if slots < minimum.min(all) {
             return Err(largest as u64 * minimum.min(all) as u64);
         }
-        Ok(Self::with(sets, &[largest], &[slots]))
+        Ok(Self::with(sets, &[largest], &[slots], minimum))
     }
 
     /// Exactly `slots` slots (at least one), all of the largest size.
     pub fn of_slots(sets: &[SetShape], slots: usize) -> Self {
         let (sizes, experts) = Self::sizes(sets);
         let slots = slots.clamp(1, experts.iter().sum::<usize>().max(1));
-        Self::with(sets, &[sizes.iter().copied().max().unwrap_or(0)], &[slots])
+        Self::with(sets, &[sizes.iter().copied().max().unwrap_or(0)], &[slots], 1)
     }
 
     /// Distinct slot sizes, ascending, and how many experts need each.
@@ -76,11 +87,28 @@ impl SlotPlan {
         count.into_iter().unzip()
     }
 
-    fn with(sets: &[SetShape], sizes: &[usize], slots: &[usize]) -> Self {
+    fn with(sets: &[SetShape], sizes: &[usize], slots: &[usize], minimum: usize) -> Self {
         let classes = sizes.iter().zip(slots).map(|(s, n)| SlotClass { slot_bytes: *s, slots: *n }).collect();
         let class = |set: &SetShape| sizes.iter().position(|size| *size >= set.slot_bytes);
         let class_of = sets.iter().map(|set| class(set).expect("a size for every set")).collect();
-        Self { classes, class_of }
+        Self { classes, class_of, minimum }
+    }
+
+    /// Slots of each class that `bytes` hold, in the plan's proportions; never fewer than a token needs.
+    pub(crate) fn within_bytes(&self, bytes: u64) -> Vec<usize> {
+        let all = u128::from(self.bytes()).max(1);
+        let part = |slots: usize| (slots as u128 * u128::from(bytes) / all) as usize;
+        self.classes.iter().map(|class| part(class.slots).max(self.minimum).min(class.slots)).collect()
+    }
+
+    /// Bytes of the slots that [`SlotPlan::within_bytes`] gives.
+    pub(crate) fn bytes_within(&self, bytes: u64) -> u64 {
+        self.bytes_of(&self.within_bytes(bytes))
+    }
+
+    /// Bytes of `slots` slots of each class.
+    pub(crate) fn bytes_of(&self, slots: &[usize]) -> u64 {
+        self.classes.iter().zip(slots).map(|(class, slots)| class.slot_bytes as u64 * *slots as u64).sum()
     }
 
     /// The size classes.

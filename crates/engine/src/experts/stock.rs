@@ -42,6 +42,8 @@ struct Class {
     ready: Vec<HostBuffer>,
     /// Slots that the thread is preparing.
     in_hand: usize,
+    /// Slots that are withdrawn and have no memory.
+    withdrawn: Vec<HostBuffer>,
 }
 
 impl Stock {
@@ -90,6 +92,21 @@ impl Stock {
         let mut state = self.shared.lock();
         state.prepared += slot.as_ref().len();
         state.classes[class].ready.push(slot);
+    }
+
+    /// Takes a slot of `class` out of use and gives its memory back.
+    pub(super) fn withdraw(&self, class: usize, mut slot: HostBuffer) {
+        slot.release();
+        self.shared.lock().classes[class].withdrawn.push(slot);
+    }
+
+    /// Puts a slot that was withdrawn into use again; false if there is none.
+    pub(super) fn restore(&self, class: usize) -> bool {
+        let of = &mut self.shared.lock().classes[class];
+        let slot = of.withdrawn.pop();
+        let restored = slot.is_some();
+        of.fresh.extend(slot);
+        restored
     }
 }
 

@@ -8,9 +8,7 @@
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-#[cfg(target_os = "linux")]
-use rustix::mm::{Advice, madvise};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Size of a memory page and of a disk block that direct reads must be aligned to.
 pub(crate) const PAGE_BYTES: usize = 4096;
@@ -90,6 +88,17 @@ impl HostBuffer {
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn populate(&mut self) {}
 
+    /// Gives the buffer's memory back until it is written again; its content is lost.
+    pub(crate) fn release(&mut self) {
+        #[cfg(target_os = "linux")]
+        const GIVEN_UP: Advice = Advice::LinuxDontNeed;
+        #[cfg(not(target_os = "linux"))]
+        const GIVEN_UP: Advice = Advice::DontNeed;
+        let start = self.as_mut_slice().as_mut_ptr();
+        // SAFETY: the range is this buffer's own part of a private anonymous mapping: its pages read as zeros or as before.
+        let _ = unsafe { madvise(start.cast(), self.len, GIVEN_UP) };
+    }
+
     /// Where the bytes begin, for a kernel that writes them.
     #[cfg(target_os = "linux")]
     pub(super) fn as_mut_ptr(&mut self) -> *mut u8 {
@@ -142,6 +151,18 @@ mod tests {
         parts.iter_mut().for_each(HostBuffer::populate);
         assert!(parts[0].as_ref().iter().all(|b| *b == 7));
         assert!(parts[1].as_ref().iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    fn released_memory_can_be_used_again() {
+        let mut parts = HostBuffer::zeroed(8 * PAGE_BYTES).unwrap().split(2, 4 * PAGE_BYTES);
+        parts.iter_mut().for_each(|part| part.as_mut_slice().fill(7));
+        parts[0].release();
+        assert!(parts[1].as_ref().iter().all(|b| *b == 7), "the neighbour keeps its own");
+        #[cfg(target_os = "linux")]
+        assert!(parts[0].as_ref().iter().all(|b| *b == 0));
+        parts[0].as_mut_slice().fill(9);
+        assert!(parts[0].as_ref().iter().all(|b| *b == 9));
     }
 
     #[test]

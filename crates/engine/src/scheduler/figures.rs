@@ -1,5 +1,6 @@
 //! What a scheduler has done: counters and distributions.
 
+use crate::engine::Engine;
 use crate::experts::CacheStats;
 
 /// How often values fell below certain bounds.
@@ -32,6 +33,24 @@ impl Histogram {
     /// Mean of all values; 0 if there are none.
     pub fn mean(&self) -> f64 {
         self.sum / self.count().max(1) as f64
+    }
+}
+
+/// An engine's memory, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Its budget.
+    pub budget: u64,
+    /// The least and the most that [`Engine::grant`] can make of it.
+    pub grants: (u64, u64),
+    /// Slots for routed experts.
+    pub expert_slots: usize,
+}
+
+impl Memory {
+    pub(super) fn of(engine: &Engine) -> Self {
+        let expert_slots = engine.experts().slots();
+        Self { budget: engine.budget().total, grants: engine.grants(), expert_slots }
     }
 }
 
@@ -68,6 +87,8 @@ pub struct Figures {
     pub generated_tokens: u64,
     /// Seconds spent evaluating.
     pub busy_seconds: f64,
+    /// The engine's memory now.
+    pub memory: Memory,
     /// What the expert cache did.
     pub experts: CacheStats,
     /// Sequences in a batch.
@@ -102,6 +123,7 @@ impl Default for Figures {
             cached_tokens: 0,
             generated_tokens: 0,
             busy_seconds: 0.0,
+            memory: Memory::default(),
             experts: CacheStats::default(),
             batch: Histogram::new(SEQUENCES),
             first_token: Histogram::new(SECONDS),

@@ -29,7 +29,7 @@ use crate::generation::{ChatPrompt, EncodedChat, Finish, TextModel, encode_chat_
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 
-pub use figures::{Figures, Histogram};
+pub use figures::{Figures, Histogram, Memory};
 pub use folder::SessionLimits;
 
 /// How requests are served. How many at once is [`Options::sequences`](crate::Options::sequences).
@@ -160,6 +160,9 @@ impl ExpertShare {
     }
 }
 
+/// How often [`Scheduler::grant`] looks whether the engine's thread has ended.
+const GRANT_LOOK: Duration = Duration::from_millis(100);
+
 type Sink = Box<dyn FnMut(Event) + Send>;
 
 /// A request in the queue.
@@ -179,6 +182,8 @@ struct Queue {
     closed: bool,
     /// Set when those being answered are given up too.
     abandoned: bool,
+    /// The memory budget that the engine is to have.
+    grant: Option<u64>,
 }
 
 /// What the scheduler's thread and its users share.
@@ -210,8 +215,6 @@ pub struct Description {
     pub sequences: usize,
     /// Pages of keys and values.
     pub pages: usize,
-    /// Slots for routed experts.
-    pub expert_slots: usize,
     /// Routed experts that the model has.
     pub experts: usize,
 }
@@ -223,7 +226,6 @@ impl Description {
             context: engine.context(),
             sequences: engine.sequences(),
             pages: engine.pages(),
-            expert_slots: engine.experts().plan().slots(),
             experts: engine.expert_use().layers().map(|(_, counts)| counts.len()).sum(),
         }
     }
@@ -262,7 +264,7 @@ impl Scheduler {
             description: Description::new(&engine),
             queue: Mutex::default(),
             changed: Condvar::new(),
-            figures: Mutex::default(),
+            figures: Mutex::new(Figures { memory: Memory::of(&engine), ..Figures::default() }),
             expert_use: engine.expert_use().clone(),
         });
         let theirs = Arc::clone(&shared);
@@ -345,6 +347,17 @@ impl Scheduler {
         (queue.closed, queue.abandoned) = (true, true);
         drop(queue);
         self.shared.changed.notify_all();
+    }
+
+    /// Changes the engine's memory budget as [`Engine::grant`] does, between two steps; waits until that is done.
+    pub fn grant(&self, memory: u64) {
+        let mut queue = lock(&self.shared.queue);
+        queue.grant = Some(memory);
+        self.shared.changed.notify_all();
+        while queue.grant.is_some() && self.is_alive() {
+            let waited = self.shared.changed.wait_timeout(queue, GRANT_LOOK);
+            queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Whether nothing is waiting and nothing being answered, for good if requests are no longer taken.

@@ -10,7 +10,7 @@ use moeflux_compute::draw::Draw;
 
 use super::folder;
 use super::prefixes::{self, Prefixes, common};
-use super::{Done, Event, Job, Progress, Queue, Request, Shared, Sink, Usage, lock, plan};
+use super::{Done, Event, Job, Memory, Progress, Queue, Request, Shared, Sink, Usage, lock, plan};
 use crate::batch::Part;
 use crate::decoding::{Decoding, Piece};
 use crate::engine::{Engine, Outputs, Stats};
@@ -147,6 +147,12 @@ impl<'t> Worker<'t> {
             if queue.abandoned {
                 return false;
             }
+            if let Some(memory) = queue.grant {
+                drop(queue);
+                self.grant(memory);
+                queue = lock(&self.shared.queue);
+                continue;
+            }
             if !self.running.is_empty() || !self.put_back.is_empty() || !queue.jobs.is_empty() {
                 return true;
             }
@@ -155,6 +161,16 @@ impl<'t> Worker<'t> {
             }
             queue = self.shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    fn grant(&mut self, memory: u64) {
+        self.engine.grant(memory);
+        lock(&self.shared.figures).memory = Memory::of(&self.engine);
+        let mut queue = lock(&self.shared.queue);
+        // Another one may have come meanwhile.
+        queue.grant = queue.grant.filter(|newer| *newer != memory);
+        drop(queue);
+        self.shared.changed.notify_all();
     }
 
     fn drop_cancelled(&mut self) {

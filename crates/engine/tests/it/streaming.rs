@@ -401,3 +401,47 @@ fn any_way_to_run_a_prompt_gives_the_same_bits() {
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
+
+/// A budget may change between evaluations, from the least up to everything: the memory in use follows, no bit does.
+#[test]
+fn a_budget_may_change_while_a_sequence_runs() {
+    for name in ["hf/qwen3_moe_basic", "gguf/qwen3_moe_q4_k_m", "hf/deepseek_v3_basic"] {
+        let fixture = Fixture::named(name);
+        let tokens: Vec<u32> = (3..15).collect();
+        let mut resident = open(&fixture.path, &BACKENDS[0], &options(ActivationMode::Int8));
+        let expected = bits(&logits(&mut resident, &tokens));
+
+        let least = least_memory(&fixture);
+        let growing =
+            Options { memory: Some(least), memory_later: Some(1 << 40), ..options(ActivationMode::Int8) };
+        let mut engine = open(&fixture.path, &BACKENDS[1], &growing);
+        let (low, high) = engine.grants();
+        assert_eq!(
+            (engine.budget().total, engine.experts().bytes() + engine.budget().needs.held()),
+            (least, low)
+        );
+        let all = expert_count(&engine);
+        let mut session = engine.session();
+        let mut seen = vec![];
+        for (index, token) in tokens.iter().enumerate() {
+            let memory = [high, low, (low + high) / 2, 0, u64::MAX, low + (high - low) / 3][index % 6];
+            engine.grant(memory);
+            let (wanted, held) = (memory.clamp(low, high), engine.budget().needs.held());
+            assert_eq!(engine.budget().total, wanted, "{name}");
+            assert!(engine.experts().bytes() <= wanted - held, "{name}: {memory}");
+            assert_eq!(engine.experts().slots() == all, wanted == high, "{name}: {memory}");
+            seen.extend(bits(&engine.eval(&mut session, &[*token], Outputs::Last).unwrap()));
+        }
+        assert!(seen == expected, "{name}");
+    }
+}
+
+/// The memory that the error of a budget of nothing names.
+fn least_memory(fixture: &Fixture) -> u64 {
+    let context = golden_positions(&fixture.path);
+    let options = Options { memory: Some(1), context, ..options(ActivationMode::Int8) };
+    match Engine::open(&fixture.path, &BACKENDS[1], &options, |_, _| ()) {
+        Err(Error::Budget { minimum, .. }) => minimum,
+        other => panic!("{other:?}"),
+    }
+}

@@ -15,7 +15,7 @@ use crate::error::{ApiError, Dialect};
 use crate::markup::{Call, Choice, Delta, Tool, Tools};
 use crate::prompt::{Ask, Form, Prompt, Sampling, Texts, content_text};
 use crate::sse::{self, Events, Render, Tell};
-use crate::{App, body, fields, prompt};
+use crate::{App, Site, body, fields, prompt};
 
 const MAX_TOP_LOGPROBS: usize = 20;
 
@@ -56,17 +56,19 @@ pub(super) struct StreamOptions {
     pub(super) include_usage: bool,
 }
 
-pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(app, request).await.unwrap_or_else(|error| error.response(Dialect::OpenAi))
+pub(crate) async fn handle(State(site): State<Arc<Site>>, request: Request) -> Response {
+    answer(&site, request).await.unwrap_or_else(|error| error.response(Dialect::OpenAi))
 }
 
-async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
-    let (request, room) = body::json::<ChatRequest>(&app, request).await?;
-    app.check_model(request.model.as_deref())?;
+async fn answer(site: &Site, request: Request) -> Result<Response, ApiError> {
+    let (request, room) = body::json::<ChatRequest>(&site, request).await?;
+    let model = site.find(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let with_usage = request.stream_options.as_ref().is_some_and(|options| options.include_usage);
     let with_progress = request.return_progress.unwrap_or(false);
-    let answers = request.ask()?.submit(&app, room).await?;
+    let ask = request.ask()?;
+    let app = site.get(model).await?;
+    let answers = ask.submit(&app, room).await?;
     let head = Head { id: unique("chatcmpl-"), created: now(), app };
     if stream {
         return Ok(sse::stream(
@@ -226,7 +228,7 @@ impl Head {
             "id": self.id,
             "object": kind,
             "created": self.created,
-            "model": self.app.options.model,
+            "model": self.app.name,
             "choices": choices,
         })
     }

@@ -17,7 +17,7 @@ use crate::error::{ApiError, Dialect};
 use crate::markup::Delta;
 use crate::prompt::{Ask, Form, Prompt, Sampling, Texts};
 use crate::sse::{self, Events, Render, Tell};
-use crate::{App, body, fields};
+use crate::{App, Site, body, fields};
 
 const MAX_LOGPROBS: usize = 20;
 const MAX_PROMPTS: usize = 16;
@@ -52,13 +52,13 @@ enum PromptField {
     TokenLists(Vec<Vec<u32>>),
 }
 
-pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(app, request).await.unwrap_or_else(|error| error.response(Dialect::OpenAi))
+pub(crate) async fn handle(State(site): State<Arc<Site>>, request: Request) -> Response {
+    answer(&site, request).await.unwrap_or_else(|error| error.response(Dialect::OpenAi))
 }
 
-async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
-    let (request, room) = body::json::<CompletionRequest>(&app, request).await?;
-    app.check_model(request.model.as_deref())?;
+async fn answer(site: &Site, request: Request) -> Result<Response, ApiError> {
+    let (request, room) = body::json::<CompletionRequest>(&site, request).await?;
+    let model = site.find(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let with_usage = request.stream_options.as_ref().is_some_and(|options| options.include_usage);
     let echo = request.echo == Some(true);
@@ -66,6 +66,7 @@ async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
     let tried = request.best_of.unwrap_or(n);
     let shown = request.logprobs;
     let ask = request.ask()?;
+    let app = site.get(model).await?;
     let echo = if echo {
         ask.prompts.iter().map(|prompt| shown_prompt(&app, prompt)).collect::<Result<_, _>>()?
     } else {
@@ -183,7 +184,7 @@ impl Head {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.app.options.model,
+            "model": self.app.name,
             "choices": choices,
         })
     }

@@ -7,26 +7,34 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::App;
+use crate::Site;
 use crate::error::Dialect;
+use crate::models::Place;
 
-fn describe(app: &App) -> Value {
-    json!({
-        "id": app.options.model,
-        "object": "model",
-        "created": app.created,
-        "owned_by": "moeflux",
-        "context_length": app.scheduler.description().context,
-    })
+fn describe(site: &Site, model: usize, name: &str) -> Value {
+    let mut object = json!({"id": name, "object": "model", "created": site.created, "owned_by": "moeflux"});
+    site.models.look(model, |place, _, _| match place {
+        Place::Absent => object["status"] = json!({"value": "unloaded"}),
+        Place::Loading { loaded, total } => {
+            object["status"] = json!({"value": "loading", "loaded_bytes": loaded, "total_bytes": total});
+        }
+        Place::Leaving => object["status"] = json!({"value": "unloading"}),
+        Place::Ready(app) => {
+            object["status"] = json!({"value": "loaded"});
+            object["context_length"] = json!(app.scheduler.description().context);
+        }
+    });
+    object
 }
 
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
-    Json(json!({"object": "list", "data": [describe(&app)]})).into_response()
+pub(crate) async fn list(State(site): State<Arc<Site>>) -> Response {
+    let models = site.models.names().enumerate().map(|(model, name)| describe(&site, model, name));
+    Json(json!({"object": "list", "data": models.collect::<Vec<Value>>()})).into_response()
 }
 
-pub(crate) async fn one(State(app): State<Arc<App>>, Path(model): Path<String>) -> Response {
-    match app.check_model(Some(&model)) {
-        Ok(()) => Json(describe(&app)).into_response(),
+pub(crate) async fn one(State(site): State<Arc<Site>>, Path(model): Path<String>) -> Response {
+    match site.find(Some(&model)) {
+        Ok(index) => Json(describe(&site, index, site.models.name(index))).into_response(),
         Err(error) => error.response(Dialect::OpenAi),
     }
 }

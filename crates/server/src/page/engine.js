@@ -20,6 +20,11 @@ function look(data) {
       `${model.expert_slots >= model.all_experts ? "all" : model.expert_slots + " of " + model.all_experts} fit in memory. ` +
       "Bright cells are being used.";
   }
+  if (data.loading) {
+    const { name, loaded_bytes, total_bytes } = data.loading;
+    $("model").textContent = `loading ${name}: ${bytes(loaded_bytes)} of ${bytes(total_bytes)}`;
+  }
+  if (data.hit_rate === undefined) return;
   $("speed").textContent = (data.tokens_per_second ?? 0).toFixed(1);
   $("prompts").textContent = (data.prompt_tokens_per_second ?? 0).toFixed(0);
   $("hits").textContent = (100 * data.hit_rate).toFixed(1) + " %";

@@ -277,10 +277,10 @@ fn the_rest_of_the_paths() {
     }
     let metrics = server.get("/metrics").text();
     for name in [
-        "requests_total{outcome=\"finished\"} 1",
+        "requests_total{model=\"demo\",outcome=\"finished\"} 1",
         "tokens_total",
-        "request_seconds_count 1",
-        "kv_pages_running 0",
+        "request_seconds_count{model=\"demo\"} 1",
+        "kv_pages_running{model=\"demo\"} 0",
     ] {
         assert!(metrics.contains(&format!("moeflux_{name}")), "{name}: {metrics}");
     }

@@ -4,6 +4,8 @@ mod api;
 mod bad_input;
 mod fields;
 mod ollama;
+
+mod models;
 mod probes;
 mod prompts;
 mod responses;

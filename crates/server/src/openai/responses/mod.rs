@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{ApiError, Dialect};
 use crate::markup::{Choice, Tool, Tools};
 use crate::prompt::{Ask, Form, Prompt, Sampling};
-use crate::{App, body, fields, sse};
+use crate::{Site, body, fields, sse};
 use input::Input;
 use reply::{Echo, Reply};
 
@@ -38,20 +38,22 @@ struct ResponsesRequest {
     more: Map<String, Value>,
 }
 
-pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(app, request).await.unwrap_or_else(|error| error.response(Dialect::OpenAi))
+pub(crate) async fn handle(State(site): State<Arc<Site>>, request: Request) -> Response {
+    answer(&site, request).await.unwrap_or_else(|error| error.response(Dialect::OpenAi))
 }
 
-async fn answer(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
-    let (request, room) = body::json::<ResponsesRequest>(&app, request).await?;
-    app.check_model(request.model.as_deref())?;
+async fn answer(site: &Site, request: Request) -> Result<Response, ApiError> {
+    let (request, room) = body::json::<ResponsesRequest>(&site, request).await?;
+    let model = site.find(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let echo = Echo {
         tools: request.tools.clone().unwrap_or_default(),
         tool_choice: request.tool_choice.clone().unwrap_or_else(|| json!("auto")),
         parallel: request.parallel_tool_calls.unwrap_or(true),
     };
-    let answers = request.ask()?.submit(&app, room).await?;
+    let ask = request.ask()?;
+    let app = site.get(model).await?;
+    let answers = ask.submit(&app, room).await?;
     let mut reply = Reply::new(app, echo);
     if stream {
         return Ok(sse::stream(answers, reply));

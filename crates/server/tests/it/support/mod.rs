@@ -8,14 +8,34 @@ use std::time::Duration;
 
 use moeflux::{Options, Scheduler, SchedulerOptions, TextModel};
 use moeflux_compute::cpu::CpuBackend;
-use moeflux_server::{Limits, ServerOptions, router, serve};
+use moeflux_server::{Limits, ServerOptions, serve};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-/// A server that ends with the value.
+/// A server of one model.
 pub struct Server {
-    pub address: SocketAddr,
     pub scheduler: Arc<Scheduler>,
+    running: Running,
+}
+
+impl std::ops::Deref for Server {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.running
+    }
+}
+
+impl std::ops::DerefMut for Server {
+    fn deref_mut(&mut self) -> &mut Running {
+        &mut self.running
+    }
+}
+
+/// A server that ends with the value.
+pub struct Running {
+    pub address: SocketAddr,
+    served: moeflux_server::Server,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<bool>>,
 }
@@ -39,23 +59,28 @@ pub fn start_with(
 ) -> Server {
     let scheduler = Arc::new(Scheduler::start(model(options), scheduling).unwrap());
     let serving = ServerOptions { model: "demo".into(), ..serving };
-    let theirs = Arc::clone(&scheduler);
-    let router = router(Arc::clone(&scheduler), serving);
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let address = listener.local_addr().unwrap();
-    let (stop, stopped) = oneshot::channel();
-    let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            serve(listener, router, limits, async { drop(stopped.await) }, || theirs.abandon()).await
-        })
-    });
-    Server { address, scheduler, stop: Some(stop), thread: Some(thread) }
+    let served = moeflux_server::Server::new(Arc::clone(&scheduler), serving);
+    Server { scheduler, running: Running::start(served, limits) }
 }
 
-impl Server {
+impl Running {
+    pub fn start(served: moeflux_server::Server, limits: Limits) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let theirs = served.clone();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+                let (router, stopped) = (theirs.router(), async { drop(stopped.await) });
+                serve(listener, router, limits, stopped, || theirs.abandon()).await
+            })
+        });
+        Self { address, served, stop: Some(stop), thread: Some(thread) }
+    }
+
     /// As SIGTERM does.
     pub fn begin_stop(&mut self) {
         drop(self.stop.take());
@@ -99,9 +124,9 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for Running {
     fn drop(&mut self) {
-        self.scheduler.abandon();
+        self.served.abandon();
         self.stop();
     }
 }

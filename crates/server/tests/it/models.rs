@@ -1,0 +1,185 @@
+//! Several models in one server: loaded on demand, unloaded for each other, memory divided.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use moeflux::{Compute, Error, OpenOptions, Result, Scheduler, SchedulerOptions};
+use moeflux_server::{Limits, ModelSource, ServedModel, Server, ServerOptions};
+use serde_json::{Value, json};
+
+use crate::support::Running;
+
+/// The demo model, of which the first `failing` loads fail.
+struct Demo {
+    failing: Arc<AtomicUsize>,
+}
+
+fn options() -> OpenOptions {
+    OpenOptions::new().compute(Compute::Cpu).threads(1).context(512).sequences(4)
+}
+
+fn path() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo.gguf"))
+}
+
+impl ModelSource for Demo {
+    fn least_memory(&self) -> Result<u64> {
+        options().least_memory(path())
+    }
+
+    fn open(&self, memory: u64, later: u64, progress: &mut dyn FnMut(u64, u64)) -> Result<Scheduler> {
+        if self.failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Err(Error::Option { option: "test", expected: "luck".into(), got: "none".into() });
+        }
+        let model = options().memory(memory).memory_later(later).open_with_progress(path(), progress)?;
+        Scheduler::start(model, SchedulerOptions::default())
+    }
+}
+
+fn model(name: &str, pinned: bool) -> ServedModel {
+    let source = Box::new(Demo { failing: Arc::default() });
+    ServedModel { name: name.into(), aliases: vec![format!("{name}-alias")], pinned, source }
+}
+
+/// A server of `models` with `parts` of a thousand of what one needs at least.
+fn start(models: Vec<ServedModel>, parts: u64) -> Running {
+    let memory = options().least_memory(path()).unwrap() * parts / 1000;
+    Running::start(Server::of_models(models, memory, ServerOptions::default()), Limits::default())
+}
+
+fn question(model: Option<&str>) -> Value {
+    let mut body = json!({
+        "messages": [{"role": "user", "content": "Tell me a short story about a fox."}],
+        "temperature": 0,
+        "max_tokens": 24,
+    });
+    if let Some(model) = model {
+        body["model"] = json!(model);
+    }
+    body
+}
+
+fn text(server: &Running, model: &str) -> String {
+    let answer = server.ask("/v1/chat/completions", &question(Some(model)));
+    assert_eq!(answer["model"], json!(model.trim_end_matches("-alias")));
+    answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+}
+
+/// Names and places of all models.
+fn places(server: &Running) -> Vec<(String, String)> {
+    let models = server.get("/v1/models").json();
+    let place = |model: &Value| {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        (text(&model["id"]), text(&model["status"]["value"]))
+    };
+    models["data"].as_array().unwrap().iter().map(place).collect()
+}
+
+fn metric(server: &Running, name: &str) -> f64 {
+    let page = server.get("/metrics").text();
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ').map(str::to_owned));
+    line.unwrap_or_else(|| panic!("{name}: {page}")).parse().unwrap()
+}
+
+#[test]
+fn models_take_turns_where_memory_holds_one() {
+    let server = start(vec![model("a", false), model("b", false)], 1500);
+    let states = |a: &str, b: &str| vec![("a".to_owned(), a.to_owned()), ("b".to_owned(), b.to_owned())];
+    assert_eq!(places(&server), states("unloaded", "unloaded"));
+    let expected = text(&server, "a");
+    assert!(!expected.is_empty());
+    assert_eq!(places(&server), states("loaded", "unloaded"));
+    for name in ["b", "a-alias", "b-alias", "b", "a"] {
+        assert_eq!(text(&server, name), expected, "{name}");
+        let is_a = name.starts_with('a');
+        let (a, b) = if is_a { ("loaded", "unloaded") } else { ("unloaded", "loaded") };
+        assert_eq!(places(&server), states(a, b), "{name}");
+    }
+    assert_eq!(metric(&server, "moeflux_model_loads_total{model=\"a\"}"), 3.0);
+    assert_eq!(metric(&server, "moeflux_model_loaded{model=\"b\"}"), 0.0);
+    // A request that names none means the first.
+    let answer = server.ask("/v1/chat/completions", &question(None));
+    assert_eq!(answer["model"], "a");
+    let unknown = server.post("/v1/chat/completions", &question(Some("c")));
+    assert_eq!(unknown.status, 404);
+    assert!(unknown.text().contains("this server has \\\"a\\\", \\\"b\\\""), "{}", unknown.text());
+    // What is wrong with a request is said before anything is loaded for it.
+    let mut wrong = question(Some("b"));
+    wrong["grammar"] = json!(7);
+    assert_eq!(server.post("/v1/chat/completions", &wrong).status, 400);
+    assert_eq!(places(&server), states("loaded", "unloaded"));
+}
+
+#[test]
+fn many_at_once_are_all_answered() {
+    for parts in [1500, 2600, 9000] {
+        let server = start(vec![model("a", false), model("b", false), model("c", false)], parts);
+        let expected = text(&server, "a");
+        std::thread::scope(|scope| {
+            for client in 0..12 {
+                let (server, expected) = (&server, &expected);
+                scope.spawn(move || {
+                    for round in 0..2 {
+                        let name = ["a", "b", "c"][(client + round) % 3];
+                        assert_eq!(&text(server, name), expected);
+                    }
+                });
+            }
+        });
+        let budgets: Vec<f64> = ["a", "b", "c"]
+            .iter()
+            .filter(|name| metric(&server, &format!("moeflux_model_loaded{{model=\"{name}\"}}")) > 0.0)
+            .map(|name| metric(&server, &format!("moeflux_memory_bytes{{model=\"{name}\"}}")))
+            .collect();
+        let least = options().least_memory(path()).unwrap();
+        let held = [(1500, 1..=1), (2600, 1..=2), (9000, 3..=3)].into_iter().find(|(of, _)| *of == parts);
+        assert!(held.is_some_and(|(_, held)| held.contains(&budgets.len())), "{parts}: {budgets:?}");
+        assert!(budgets.iter().sum::<f64>() <= (least * parts / 1000) as f64, "{budgets:?}");
+    }
+}
+
+#[test]
+fn a_pinned_model_stays_and_errors_say_so() {
+    let server = start(vec![model("a", true), model("b", false)], 1500);
+    let expected = text(&server, "a");
+    let refused = server.post("/v1/chat/completions", &question(Some("b")));
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert!(refused.text().contains("pinned"), "{}", refused.text());
+    assert_eq!(text(&server, "a"), expected);
+    assert_eq!(metric(&server, "moeflux_model_loads_total{model=\"a\"}"), 1.0);
+}
+
+#[test]
+fn a_load_that_fails_is_one_requests_own() {
+    let failing = Arc::new(AtomicUsize::new(1));
+    let source = Box::new(Demo { failing });
+    let unlucky = ServedModel { name: "b".into(), aliases: vec!["*".into()], pinned: false, source };
+    let server = start(vec![model("a", false), unlucky], 9000);
+    let expected = text(&server, "a");
+    let failed = server.post("/v1/chat/completions", &question(Some("b")));
+    assert_eq!(failed.status, 400, "{}", failed.text());
+    assert!(failed.text().contains("expected luck, got none"), "{}", failed.text());
+    assert_eq!(text(&server, "a"), expected);
+    assert_eq!(text(&server, "b"), expected, "the next request tries again");
+    let any = server.ask("/v1/chat/completions", &question(Some("whatever")));
+    assert_eq!(any["model"], "b", "the wildcard is the second model's");
+}
+
+#[test]
+fn every_interface_knows_all_models() {
+    let mut server = start(vec![model("a", false), model("b", false)], 9000);
+    let tags = server.get("/api/tags").json();
+    assert_eq!(tags["models"][1]["name"], "b");
+    assert_eq!(server.get("/api/ps").json()["models"].as_array().unwrap().len(), 0);
+    let body = json!({"model": "b:latest", "messages": [{"role": "user", "content": "Hi"}], "stream": false});
+    assert_eq!(server.ask("/api/chat", &body)["done"], true);
+    assert_eq!(server.get("/api/ps").json()["models"][0]["name"], "b");
+    let counted = server.ask("/tokenize", &json!({"model": "a", "prompt": "Hello"}));
+    assert!(counted["count"].as_u64().unwrap() > 0);
+    assert_eq!(server.get("/v1/models/b").json()["status"]["value"], "loaded");
+    assert_eq!(server.get("/api/live?model=c").status, 404);
+    assert_eq!(server.get("/health").status, 200);
+    server.begin_stop();
+    assert!(server.stop());
+}
