@@ -42,7 +42,7 @@ pub(crate) async fn handle(State(site): State<Arc<Site>>, request: Request) -> R
 }
 
 async fn answer(site: &Site, request: Request) -> Result<Response, ApiError> {
-    let (request, room) = body::json::<MessagesRequest>(&site, request).await?;
+    let (request, room) = body::json::<MessagesRequest>(site, request).await?;
     let model = site.find(Some(&request.model))?;
     let stream = request.stream.unwrap_or(false);
     let max_tokens = request.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "is missing"))?;

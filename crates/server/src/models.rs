@@ -297,19 +297,20 @@ impl Models {
                 return;
             }
         }
-        let begun = Instant::now();
         let outcome = self.load(index).await;
-        let took = begun.elapsed();
         let name = &self.entries[index].name;
         {
-            let state = &mut self.lock()[index];
+            let mut states = self.lock();
+            let most = states.iter().map(|state| state.demand).fold(0.0, f64::max);
+            let state = &mut states[index];
             state.queued = false;
             match outcome {
-                Ok(app) => {
+                Ok((app, took)) => {
                     tracing::info!(model = name, seconds = took.as_secs_f64(), "loaded");
                     (state.place, state.used) = (Place::Ready(app), Instant::now());
                     (state.loads, state.load_time) = (state.loads + 1, state.load_time + took);
-                    state.counted = (Instant::now(), 0);
+                    // It is what is wanted now.
+                    (state.demand, state.counted) = (most, (Instant::now(), 0));
                 }
                 Err(error) => {
                     tracing::error!(model = name, reason = error.message, "not loaded");
@@ -333,15 +334,20 @@ impl Models {
         }
     }
 
-    async fn load(self: &Arc<Self>, index: usize) -> Result<Arc<App>, ApiError> {
+    /// Opens a model once there is room for it; returns how long opening took.
+    async fn load(self: &Arc<Self>, index: usize) -> Result<(Arc<App>, Duration), ApiError> {
         let entry = &self.entries[index];
         let Some(source) = entry.source.clone() else { return Err(Error::ShuttingDown.into()) };
         let asked = Arc::clone(&source);
         let least = blocking(move || asked.least_memory()).await??;
+        // Context and scratch are chosen by the memory that a model is opened with, and one that stays leaves room for others.
+        let spare = if entry.pinned { self.most_wanted_by_others().await? } else { 0 };
         loop {
             self.make_room(index, least).await?;
             let share = self.shrink_for(least).await?;
+            let share = share.min(self.memory.saturating_sub(spare)).max(least);
             self.lock()[index].place = Place::Loading { loaded: 0, total: 0 };
+            let begun = Instant::now();
             let (source, models, later) = (Arc::clone(&source), Arc::clone(self), self.memory);
             let opened = blocking(move || {
                 source.open(share, later, &mut |loaded, total| {
@@ -351,7 +357,8 @@ impl Models {
             match opened.await? {
                 Ok(scheduler) => {
                     let (name, options) = (entry.name.clone(), Arc::clone(&self.options));
-                    return Ok(Arc::new(App::new(Arc::new(scheduler), name, options)));
+                    let app = App::new(Arc::new(scheduler), name, options);
+                    return Ok((Arc::new(app), begun.elapsed()));
                 }
                 // Of a device's memory, or with options of its own, it may need more than was thought.
                 Err(error) if error.is_out_of_memory() => match self.oldest(index) {
@@ -361,6 +368,14 @@ impl Models {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// The least memory of the model that may be unloaded and needs most; one that cannot be read needs none.
+    async fn most_wanted_by_others(&self) -> Result<u64, ApiError> {
+        let others = self.entries.iter().filter(|entry| !entry.pinned);
+        let sources: Vec<_> = others.filter_map(|entry| entry.source.clone()).collect();
+        let least = move || sources.iter().filter_map(|source| source.least_memory().ok()).max();
+        Ok(blocking(least).await?.unwrap_or(0))
     }
 
     /// Unloads models until the rest can do with what `least` leaves.

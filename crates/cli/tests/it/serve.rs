@@ -119,3 +119,63 @@ fn options_come_from_a_file_too() {
         assert!(said.contains(part), "{text}: {said}");
     }
 }
+
+/// The demo model under other names, in a folder.
+fn copies(names: &[&str]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in names {
+        std::fs::copy(
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/demo/demo.gguf"),
+            folder.path().join(name),
+        )
+        .unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a_folder_of_models_is_served_beside_another() {
+    let folder = copies(&["first.gguf", "second-00001-of-00001.gguf"]);
+    std::fs::write(folder.path().join("notes.gguf"), "no model").unwrap();
+    let path = folder.path().to_str().unwrap();
+    let served = serve(0, &[path, "--alias", "quick=second", "--pin", "first", "--memory", "64MiB"]);
+    let ask = |model: &str| {
+        let question = serde_json::json!([{"role": "user", "content": "What is 17 + 25?"}]);
+        served.ask(&serde_json::json!({"model": model, "messages": question, "temperature": 0}))
+    };
+    for model in ["demo", "first", "quick", "demo", "second"] {
+        assert_eq!(ask(model), "17 + 25 = 42", "{model}");
+    }
+    let unknown = served.post(r#"{"model": "notes", "messages": [{"role": "user", "content": "Hi"}]}"#);
+    assert!(unknown.starts_with("HTTP/1.1 404") && unknown.contains("first"), "{unknown}");
+    let said = served.stop_and_read();
+    let loads =
+        |model: &str| said.iter().filter(|line| line.contains(&format!("loaded model=\"{model}\""))).count();
+    assert!(
+        loads("second") > 0 && loads("first") == 0,
+        "the pinned one is loaded before the server listens: {said:?}"
+    );
+}
+
+#[test]
+fn several_models_are_checked_at_the_start() {
+    let folder = copies(&["demo.gguf", "other.gguf"]);
+    let other = folder.path().join("other.gguf");
+    let (path, other) = (folder.path().to_str().unwrap(), other.to_str().unwrap());
+    for (arguments, expected) in [
+        (vec!["demo", path], "both are called \"demo\""),
+        (vec!["demo", other, "--pin", "nothing"], "--pin nothing: there is no model \"nothing\""),
+        (vec!["demo", other, "--alias", "x=nothing"], "there is no model \"nothing\""),
+        (vec!["demo", other, "--name", "x"], "--name: expected a single model, got 2"),
+        (vec!["demo", other, "--mirror", other], "--mirror: expected a single model, got 2"),
+        (vec!["demo", other, "--memory", "14MiB"], "needs at least"),
+        (vec!["demo", "/nowhere.gguf"], "/nowhere.gguf"),
+    ] {
+        let cache = tempfile::tempdir().unwrap();
+        let mut command = assert_cmd::Command::cargo_bin("moeflux").unwrap();
+        command.env("XDG_CACHE_HOME", cache.path()).args(["serve", "--port", "0"]).args(&arguments);
+        let output = command.timeout(std::time::Duration::from_secs(60)).assert().failure();
+        let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+    }
+}

@@ -200,6 +200,33 @@ fn answers_of_a_device_are_those_of_all_its_logits() {
 }
 
 #[test]
+fn memory_may_change_while_answers_run() {
+    let streamed = Options { memory_later: Some(1 << 40), ..options() };
+    let scheduler = start(&demo(), &streamed);
+    let prompt = |index: usize| {
+        let conversation = chat(QUESTIONS[index]);
+        let conversation = moeflux::generation::ChatPrompt { messages: &conversation, ..Default::default() };
+        scheduler.encode_chat(&conversation).unwrap().tokens
+    };
+    let (low, high) = scheduler.figures().memory.grants;
+    let mut alone_with_all = model(&demo(), &options());
+    let running: Vec<_> =
+        (0..4).map(|index| scheduler.submit(request(prompt(index), index, 40)).unwrap()).collect();
+    for memory in [low, high, 0, (low + high) / 2, u64::MAX, low] {
+        scheduler.grant(memory);
+        assert_eq!(scheduler.figures().memory.budget, memory.clamp(low, high));
+    }
+    let few = scheduler.figures().memory.expert_slots;
+    for (index, answer) in running.into_iter().enumerate() {
+        assert_eq!(tokens(answer), alone(&mut alone_with_all, index, 40), "{index}");
+    }
+    scheduler.grant(high);
+    assert!(few < scheduler.figures().memory.expert_slots, "{few}");
+    scheduler.abandon();
+    scheduler.grant(low);
+}
+
+#[test]
 fn a_conversation_goes_on_from_what_is_known() {
     let folder = tempfile::tempdir().unwrap();
     for path in [demo(), recurrent(folder.path())] {

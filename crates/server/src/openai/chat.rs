@@ -61,7 +61,7 @@ pub(crate) async fn handle(State(site): State<Arc<Site>>, request: Request) -> R
 }
 
 async fn answer(site: &Site, request: Request) -> Result<Response, ApiError> {
-    let (request, room) = body::json::<ChatRequest>(&site, request).await?;
+    let (request, room) = body::json::<ChatRequest>(site, request).await?;
     let model = site.find(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
     let with_usage = request.stream_options.as_ref().is_some_and(|options| options.include_usage);
