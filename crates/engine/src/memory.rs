@@ -74,6 +74,11 @@ fn reclaimable(group: &Path, field: &str) -> u64 {
     line.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
 }
 
+/// Gives memory back to the system that was freed and is kept for later, as after dropping a model.
+pub fn trim() {
+    crate::io::heap::trim();
+}
+
 /// Largest resident set that this process has had, in bytes.
 pub fn peak_resident() -> Option<u64> {
     status("VmHWM:")

@@ -433,7 +433,11 @@ impl Models {
             while Arc::strong_count(&app) > 1 {
                 tokio::time::sleep(LOOK).await;
             }
-            blocking(move || drop(app)).await?;
+            let leave = move || {
+                drop(app);
+                moeflux::memory::trim();
+            };
+            blocking(leave).await?;
             tracing::info!(model = self.entries[index].name, "unloaded");
         }
         self.lock()[index].place = Place::Absent;

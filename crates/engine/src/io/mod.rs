@@ -5,6 +5,7 @@ pub(crate) mod apple_memory;
 pub mod atomic_file;
 pub(crate) mod buffer;
 pub mod file;
+pub(crate) mod heap;
 pub mod pread;
 pub mod queue;
 #[cfg(target_os = "linux")]
