@@ -206,6 +206,7 @@ impl EngineArgs {
         let options = self.open_options(default, sharing);
         let engine = options.open_engine(model, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
+        warn_of_context(&engine);
         Ok(engine)
     }
 
@@ -225,7 +226,18 @@ impl EngineArgs {
         let options = self.serving_options(sharing);
         let model = options.open_with_progress(model, |loaded, total| advance(&bar, loaded, total))?;
         bar.finish_and_clear();
+        warn_of_context(&model.engine);
         Ok(model)
+    }
+}
+
+/// Says if the context is longer than what the model was made for.
+fn warn_of_context(engine: &Engine) {
+    let (context, trained) = (engine.context(), engine.model().context_length);
+    if context > trained {
+        eprintln!(
+            "warning: --context {context}: the model was made for {trained} tokens; beyond them it may write nonsense"
+        );
     }
 }
 

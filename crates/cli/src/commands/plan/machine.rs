@@ -1,6 +1,7 @@
 //! What `plan` measures of the machine.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -41,6 +42,37 @@ pub struct Machine {
     pub measured: Measured,
     pub disk: DiskProbe,
     pub gpu: Option<Gpu>,
+    /// Part of the processors' time that other programs took before measuring, 0..=1, if it was worth telling.
+    pub busy: Option<f64>,
+}
+
+/// For how long it is looked whether processors are busy.
+const LOOK: Duration = Duration::from_millis(200);
+/// Less than this part of their time changes little.
+const BUSY: f64 = 0.2;
+
+/// The part of the processors' time that programs take now, if it changes what is measured.
+pub fn busy() -> Option<f64> {
+    let before = processor_times()?;
+    std::thread::sleep(LOOK);
+    let after = processor_times()?;
+    let (idle, all) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+    let part = 1.0 - idle as f64 / all.max(1) as f64;
+    (all > 0 && part >= BUSY).then_some(part)
+}
+
+/// Idle time of all processors and time in all since the machine started, in the system's units.
+fn processor_times() -> Option<(u64, u64)> {
+    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    times(text.lines().next()?)
+}
+
+/// The same, of the first line of `/proc/stat`.
+fn times(line: &str) -> Option<(u64, u64)> {
+    let fields = line.strip_prefix("cpu ")?.split_whitespace().map(|field| field.parse().ok());
+    // What guests take is counted as user time already.
+    let fields: Vec<u64> = fields.take(8).collect::<Option<_>>()?;
+    Some((fields.get(3)? + fields.get(4)?, fields.iter().sum()))
 }
 
 /// How experts would be read.
@@ -103,6 +135,13 @@ pub fn bar(what: &'static str) -> Result<ProgressBar> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waiting_for_a_disk_is_idle() {
+        assert_eq!(times("cpu  10 1 5 80 4 0 0 0 7 0"), Some((84, 100)));
+        assert_eq!(times("cpu0 10 1 5 80 4 0 0 0 7 0"), None);
+        assert_eq!(times("cpu  10 x"), None);
+    }
 
     #[test]
     fn a_device_keeps_a_margin() {

@@ -133,6 +133,14 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         None => Box::new(CpuBackend::new(threads, args.simd)?),
     };
     let needs = Needs::new(model, &*backend, args)?;
+    let busy = machine::busy();
+    if let Some(part) = busy {
+        eprintln!(
+            "warning: other programs take {:.0} % of the processors: measuring takes longer, and what it predicts is for a \
+             machine as busy as now",
+            100.0 * part
+        );
+    }
     let bar = machine::bar("measuring this machine")?;
     let disk = machine::disk(&subject, threads)?;
     let bandwidth = memory_bandwidth(threads)?;
@@ -141,7 +149,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         bar.set_position((1000.0 * done) as u64);
     })?;
     bar.finish_and_clear();
-    let machine = Machine { backend: backend.describe(), bandwidth, measured, disk, gpu };
+    let machine = Machine { backend: backend.describe(), bandwidth, measured, disk, gpu, busy };
     let rows = args.rows(model, &*backend, &needs, &machine, recorded.as_ref())?;
     let report = Report {
         subject: &subject,

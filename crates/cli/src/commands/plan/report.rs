@@ -93,7 +93,7 @@ impl Report<'_> {
     fn machine_text(&self) -> String {
         let mut text = String::new();
         let mut line = |key: &str, value: String| text += &format!("{key:<10} {value}\n");
-        let Machine { backend, bandwidth, measured, disk, gpu } = self.machine;
+        let Machine { backend, bandwidth, measured, disk, gpu, busy } = self.machine;
         let free = self
             .needs
             .available
@@ -125,6 +125,9 @@ impl Report<'_> {
                 disk.mode
             ),
         );
+        if let Some(part) = busy {
+            line("", format!("measured while other programs took {:.0} % of the processors", 100.0 * part));
+        }
         text
     }
 
@@ -214,7 +217,7 @@ impl Report<'_> {
     }
 
     pub fn json(&self) -> Value {
-        let Machine { backend, bandwidth, measured, disk, gpu } = self.machine;
+        let Machine { backend, bandwidth, measured, disk, gpu, busy } = self.machine;
         let needs = self.needs;
         let kind = |kind: &LayerTimes| {
             json!({
@@ -267,6 +270,7 @@ impl Report<'_> {
                 "backend": backend,
                 "available_memory": needs.available,
                 "memory_bandwidth": bandwidth,
+                "busy": busy,
                 "disk": {
                     "bandwidth": disk.disk.bandwidth,
                     "latency_seconds": disk.disk.latency,
