@@ -206,6 +206,22 @@ def openai_at_once(server: Server, client: openai.OpenAI) -> None:
     assert together == [answer.choices[0].message.content for answer in alone]
 
 
+def openai_embeddings(server: Server, client: openai.OpenAI) -> None:
+    texts = ["Tell me a short story about a fox.", "What is 17 + 25?"]
+    # This client asks for base64 unless told otherwise.
+    coded = client.embeddings.create(model="demo", input=texts)
+    plain = client.embeddings.create(model="demo", input=texts, encoding_format="float")
+    assert [item.embedding for item in coded.data] == [item.embedding for item in plain.data] and coded.usage == plain.usage
+    for item in coded.data:
+        assert abs(sum(value * value for value in item.embedding) - 1) < 1e-5
+    one = client.embeddings.create(model="demo", input=texts[1], dimensions=len(coded.data[0].embedding))
+    assert one.data[0].embedding == coded.data[1].embedding
+    mean = client.embeddings.create(model="demo", input=texts, extra_body={"pooling": "mean"})
+    assert mean.data[0].embedding != coded.data[0].embedding
+    raises(openai.BadRequestError, lambda: client.embeddings.create(model="demo", input=texts, dimensions=5))
+    raises(openai.BadRequestError, lambda: client.embeddings.create(model="demo", input=[]))
+
+
 def anthropic_messages(server: Server, client: anthropic.Anthropic) -> None:
     answer = client.messages.create(model="demo", max_tokens=50, messages=QUESTION, extra_body={"temperature": 0}, system="Be brief.")
     assert answer.content[0].type == "text" and answer.stop_reason == "end_turn" and answer.usage.output_tokens > 0, answer
@@ -267,6 +283,9 @@ def ollama_client(server: Server, client: ollama.Client) -> None:
                {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
     assert client.chat(model="demo", messages=history, tools=[tool], options={"num_predict": 9}).done
     assert client.generate(model="demo", prompt="What is 17 + 25?", options={"temperature": 0}).response == "17 + 25 = 42"
+    embedded = client.embed(model="demo", input=["What is 17 + 25?", "x"])
+    assert len(embedded.embeddings) == 2 and abs(sum(value * value for value in embedded.embeddings[0]) - 1) < 1e-5
+    assert client.embeddings(model="demo", prompt="x").embedding == embedded.embeddings[1]
     assert raises(ollama.ResponseError, lambda: client.chat(model="nothing", messages=QUESTION)).status_code == 404
 
 
@@ -327,7 +346,7 @@ def main() -> None:
     server = Server(arguments.binary, "--api-key", KEY, "--max-tokens", "200")
     theirs = {
         openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0):
-            [openai_chat, openai_responses, openai_agent, openai_schemas, openai_forms, openai_tools, openai_errors, openai_cancel, openai_at_once],
+            [openai_chat, openai_responses, openai_agent, openai_schemas, openai_forms, openai_tools, openai_errors, openai_cancel, openai_at_once, openai_embeddings],
         anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0):
             [anthropic_messages, anthropic_tools, anthropic_errors],
         ollama.Client(host=server.url, headers={"Authorization": f"Bearer {KEY}"}): [ollama_client],

@@ -291,6 +291,18 @@ pub trait Executable: Send {
     fn run(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, logits: &mut Vec<f32>)
     -> Result<()>;
 
+    /// Runs `batch` but for the head, and calls `visit` with the rows of [`Graph::hidden`], (outputs, hidden_size), in order, some
+    /// rows at a time; not at all without outputs. Pages and states are left as by [`Executable::run`].
+    ///
+    /// # Errors
+    /// As [`Executable::run`]; [`crate::Error::NoHead`].
+    fn run_hidden(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        visit: &mut dyn FnMut(&[f32]),
+    ) -> Result<()>;
+
     /// Fills memory of its own that is set aside for experts, so that what is needed first need not be fetched. Does
     /// nothing on a backend without such memory.
     ///

@@ -123,6 +123,9 @@ pub enum Error {
         /// What went wrong.
         reason: String,
     },
+    /// Hidden states are wanted of a graph that does not end with a head.
+    #[error("the graph does not end with the linear layer that makes the logits")]
+    NoHead,
     /// A graph's layers cannot be run on their own.
     #[error("a layer takes more from the layers before it than the residual stream")]
     Excerpt,

@@ -219,6 +219,19 @@ impl Graph {
         self.logits.width
     }
 
+    /// What the head multiplies: (outputs, hidden_size), the last layer's rows after the final norm, with whatever scale the model
+    /// has there. `None` if the graph does not end with the linear layer that makes the logits.
+    pub fn hidden(&self) -> Option<Value> {
+        match self.nodes.last() {
+            Some(Node { op: Op::Linear(LinearOp { x, .. }), out: Output::Value(out), .. })
+                if *out == self.logits =>
+            {
+                Some(*x)
+            }
+            _ => None,
+        }
+    }
+
     /// Checks that `tensors` are the graph's weights, one each, of the declared encoding and shape.
     ///
     /// # Errors

@@ -126,6 +126,28 @@ trait ReferenceOp {
 }
 
 impl Interpreter {
+    /// The values of the first `nodes` nodes.
+    fn values(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        nodes: usize,
+    ) -> Result<Vec<Matrix>> {
+        let graph = Arc::clone(&self.graph);
+        let mut values: Vec<Matrix> = vec![vec![]; graph.values];
+        let mut routings: Vec<Routed> = vec![vec![]; graph.routings];
+        for node in &graph.nodes[..nodes] {
+            let mut call = ReferenceCall { batch, experts, values: &values, routings: &routings };
+            let outcome = with_op!(&node.op, op => op.run(self, &mut call))?;
+            match (node.out, outcome) {
+                (Output::Value(out), Outcome::Rows(rows)) => values[out.index] = rows,
+                (Output::Routing(out), Outcome::Routing(choices)) => routings[out.index] = choices,
+                _ => unreachable!("only a route yields a routing"),
+            }
+        }
+        Ok(values)
+    }
+
     fn vector(&self, id: WeightId) -> Result<Vec<f32>> {
         let view = self.weights[id.0].view();
         let mut out = vec![0.0; view.cols()];
@@ -141,20 +163,21 @@ impl Executable for Interpreter {
         experts: &mut dyn ExpertSource,
         logits: &mut Vec<f32>,
     ) -> Result<()> {
-        let graph = Arc::clone(&self.graph);
-        let mut values: Vec<Matrix> = vec![vec![]; graph.values];
-        let mut routings: Vec<Routed> = vec![vec![]; graph.routings];
-        for node in &graph.nodes {
-            let mut call = ReferenceCall { batch, experts, values: &values, routings: &routings };
-            let outcome = with_op!(&node.op, op => op.run(self, &mut call))?;
-            match (node.out, outcome) {
-                (Output::Value(out), Outcome::Rows(rows)) => values[out.index] = rows,
-                (Output::Routing(out), Outcome::Routing(choices)) => routings[out.index] = choices,
-                _ => unreachable!("only a route yields a routing"),
-            }
-        }
+        let values = self.values(batch, experts, self.graph.nodes.len())?;
         logits.clear();
-        logits.extend(values[graph.logits.index].iter().flatten());
+        logits.extend(values[self.graph.logits.index].iter().flatten());
+        Ok(())
+    }
+
+    fn run_hidden(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        visit: &mut dyn FnMut(&[f32]),
+    ) -> Result<()> {
+        let hidden = self.graph.hidden().ok_or(Error::NoHead)?;
+        let values = self.values(batch, experts, self.graph.nodes.len() - 1)?;
+        values[hidden.index].iter().for_each(|row| visit(row));
         Ok(())
     }
 

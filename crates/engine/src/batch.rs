@@ -20,7 +20,7 @@ pub struct Part<'a> {
 
 impl Part<'_> {
     /// How many rows of logits it gets.
-    fn output_rows(&self) -> usize {
+    pub(crate) fn output_rows(&self) -> usize {
         match self.outputs {
             None => 0,
             Some(Outputs::Last) => self.tokens.len().min(1),
@@ -108,7 +108,7 @@ impl Engine {
     }
 
     /// Runs the batch of all parts by `run`, and appends their tokens to their sessions.
-    fn append(
+    pub(crate) fn append(
         &mut self,
         parts: &mut [Part<'_>],
         run: impl FnOnce(&mut Self, &Batch<'_>, &[Part<'_>]) -> Result<()>,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, DeviceCounts, Executable, KvType, Span, StateSlots,
+    ActivationMode, Backend, Batch, CompileOptions, DeviceCounts, Executable, ExpertSource, KvType, Span,
+    StateSlots,
 };
 use moeflux_compute::draw::Draw;
 use moeflux_compute::graph::ExpertSetId;
@@ -317,16 +318,29 @@ impl Engine {
     /// expert.
     pub fn eval(&mut self, session: &mut Session, tokens: &[u32], outputs: Outputs) -> Result<Vec<f32>> {
         let mut logits = vec![];
+        self.eval_with(session, tokens, outputs, |engine, batch, first| {
+            engine.append_logits(batch, first, &mut logits)
+        })?;
+        Ok(logits)
+    }
+
+    /// Appends `tokens` to `session`; every chunk is run by `run`, with the position of its first output.
+    pub(crate) fn eval_with(
+        &mut self,
+        session: &mut Session,
+        tokens: &[u32],
+        outputs: Outputs,
+        run: impl FnMut(&mut Self, &Batch<'_>, usize) -> Result<()>,
+    ) -> Result<()> {
         let from = (session.position(), session.state().cloned());
-        let result = self.eval_from(session, from, tokens, Some(outputs), &mut logits);
-        match result {
+        match self.eval_from(session, from, tokens, Some(outputs), run) {
             Ok(state) => session.extend(tokens, state),
             Err(error) => {
                 session.release_pages();
                 return Err(error);
             }
         }
-        Ok(logits)
+        Ok(())
     }
 
     /// As [`Engine::eval`], and which experts every layer's router chose for each token, layers ascending.
@@ -378,20 +392,23 @@ impl Engine {
         }
         let (start, state) = session.nearest(position);
         let again = session.tokens()[start..position].to_vec();
-        let state = self.eval_from(session, (start, state), &again, None, &mut vec![])?;
+        let run =
+            |engine: &mut Self, batch: &Batch<'_>, first| engine.append_logits(batch, first, &mut vec![]);
+        let state = self.eval_from(session, (start, state), &again, None, run)?;
         session.cut(position, state);
         Ok(())
     }
 
-    /// Evaluates `tokens` as those of `session` after a position where its state was the given one; returns its state
-    /// after them. The session gets pages and is otherwise left as it is.
+    /// Evaluates `tokens` as those of `session` after a position where its state was the given one, chunks by `run`, which gets
+    /// the position of a chunk's first output; returns its state after them. The session gets pages and is otherwise left as
+    /// it is.
     fn eval_from(
         &mut self,
         session: &mut Session,
         (mut position, mut state): (usize, Option<Arc<Slot>>),
         tokens: &[u32],
         outputs: Option<Outputs>,
-        all: &mut Vec<f32>,
+        mut run: impl FnMut(&mut Self, &Batch<'_>, usize) -> Result<()>,
     ) -> Result<Option<Arc<Slot>>> {
         self.check_tokens(position, tokens)?;
         if tokens.is_empty() {
@@ -404,7 +421,6 @@ impl Engine {
             slots = StateSlots { read, write: new.number() };
             state = Some(new);
         }
-        let mut logits = std::mem::take(&mut self.logits);
         for (index, chunk) in tokens.chunks(self.chunk).enumerate() {
             self.reserve(session, position, position + chunk.len())?;
             let last = (index + 1) * self.chunk >= tokens.len();
@@ -415,15 +431,26 @@ impl Engine {
             };
             let span = Span { rows: 0..chunk.len(), start: position, pages: session.pages(), slots };
             let batch = Batch { tokens: chunk, spans: &[span], outputs: &rows };
-            self.run(&batch, &mut logits)?;
-            self.check_finite(&logits, position + chunk.len() - rows.len())?;
+            run(self, &batch, position + chunk.len() - rows.len())?;
             // The state before is kept; the new one belongs to this evaluation.
             slots.read = slots.write;
             position += chunk.len();
-            if all.is_empty() { std::mem::swap(all, &mut logits) } else { all.extend_from_slice(&logits) }
+        }
+        Ok(state)
+    }
+
+    /// Runs a batch and appends its logits to `all`; `first` is the position of the first.
+    fn append_logits(&mut self, batch: &Batch<'_>, first: usize, all: &mut Vec<f32>) -> Result<()> {
+        let mut logits = std::mem::take(&mut self.logits);
+        self.run(batch, &mut logits)?;
+        self.check_finite(&logits, first)?;
+        if all.is_empty() {
+            std::mem::swap(all, &mut logits)
+        } else {
+            all.extend_from_slice(&logits)
         }
         self.logits = logits;
-        Ok(state)
+        Ok(())
     }
 
     /// Takes pages for positions `from..to` of `session`, and makes those that it shares its own. After an error it has
@@ -452,15 +479,7 @@ impl Engine {
 
     /// Runs one batch, and counts what it did.
     pub(crate) fn run(&mut self, batch: &Batch<'_>, logits: &mut Vec<f32>) -> Result<()> {
-        let start = Instant::now();
-        let choices = self.routing.as_deref_mut();
-        let mut experts = Counting { source: &mut self.experts, uses: &self.expert_use, choices };
-        let outcome = self.executable.run(batch, &mut experts, logits);
-        self.stats.cache += self.experts.take_stats();
-        outcome?;
-        self.stats.tokens += batch.tokens.len() as u64;
-        self.stats.time += start.elapsed();
-        Ok(())
+        self.counted(batch, |executable, experts| executable.run(batch, experts, logits))
     }
 
     /// As [`Engine::run`], but chooses tokens where the logits are.
@@ -473,15 +492,24 @@ impl Engine {
         if batch.tokens.is_empty() {
             return Ok(vec![]);
         }
+        self.counted(batch, |executable, experts| executable.run_and_draw(batch, experts, draws, vocab_size))
+    }
+
+    /// Runs `batch` by `run`, and counts what that did.
+    pub(crate) fn counted<T>(
+        &mut self,
+        batch: &Batch<'_>,
+        run: impl FnOnce(&mut dyn Executable, &mut dyn ExpertSource) -> moeflux_compute::Result<T>,
+    ) -> Result<T> {
         let start = Instant::now();
         let choices = self.routing.as_deref_mut();
         let mut experts = Counting { source: &mut self.experts, uses: &self.expert_use, choices };
-        let outcome = self.executable.run_and_draw(batch, &mut experts, draws, vocab_size);
+        let outcome = run(&mut *self.executable, &mut experts);
         self.stats.cache += self.experts.take_stats();
-        let chosen = outcome?;
+        let made = outcome?;
         self.stats.tokens += batch.tokens.len() as u64;
         self.stats.time += start.elapsed();
-        Ok(chosen)
+        Ok(made)
     }
 
     /// The logits, (vocab_size), of an output of the last evaluation, if that was [`Engine::eval_and_draw`].

@@ -17,8 +17,8 @@
 //! ```
 //! [`open()`] chooses everything, [`OpenOptions`] lets backend, memory and precision be said. A [`Conversation`] keeps
 //! its tokens, so that every turn evaluates only what is new; [`Conversation::stream`] is an iterator over the answer.
-//! [`Engine::eval`] gives logits, [`Engine::eval_with_routing`] the routers' choices too, and the [`Scheduler`] answers many
-//! requests at once. `docs/embedding.md` has an example of each.
+//! [`Engine::eval`] gives logits, [`Engine::eval_with_routing`] the routers' choices too, [`Engine::embed`] an embedding, and the
+//! [`Scheduler`] answers many requests at once. `docs/embedding.md` has an example of each.
 
 mod batch;
 pub mod chat_template;
@@ -28,6 +28,7 @@ pub mod cost;
 pub mod decoding;
 #[cfg(feature = "demo")]
 pub mod demo;
+mod embeddings;
 mod engine;
 pub mod error;
 pub mod experts;
@@ -52,6 +53,7 @@ pub mod tokenizer;
 pub use batch::Part;
 pub use conversation::{Answer, AnswerOptions, Answered, Conversation};
 pub use decoding::{Constraint, Decoding, DecodingOptions};
+pub use embeddings::Pooling;
 pub use engine::{Engine, Options, Outputs, Reads, Stats};
 pub use error::{Error, Result};
 pub use experts::routing::RouterChoices;

@@ -4,12 +4,13 @@
 //! graceful shutdown. A [`Server`] may have several models, which are loaded when they are asked for and divide memory. Requests go to the scheduler's thread through a bounded queue; when a client disconnects, its
 //! request is cancelled within one step.
 //!
-//! Not here: TLS (put a proxy in front), embeddings, images, state between requests other than cached prefixes.
+//! Not here: TLS (put a proxy in front), images, state between requests other than cached prefixes.
 
 mod answer;
 mod anthropic;
 mod body;
 mod division;
+mod embeddings;
 mod error;
 mod fields;
 mod grammar;
@@ -204,6 +205,7 @@ fn routes(site: Arc<Site>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(openai::chat::handle))
         .route("/v1/completions", post(openai::completions::handle))
+        .route("/v1/embeddings", post(openai::embeddings::handle))
         .route("/v1/responses", post(openai::responses::handle))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{model}", get(openai::models::one))
@@ -211,6 +213,8 @@ fn routes(site: Arc<Site>) -> Router {
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
         .route("/api/tags", get(ollama::tags))
         .route("/api/show", post(ollama::show))
         .route("/api/ps", get(ollama::running))

@@ -84,6 +84,7 @@ fn of_models(text: &mut String, models: &[(String, Figures, usize)]) {
         let samples: Vec<Sample> = models.iter().map(sample).collect();
         write(text, kind, &format!("moeflux_{name}"), help, &samples);
     };
+    one("counter", "embeddings_total", "Inputs embedded.", &|f| f.embeddings as f64);
     one("counter", "steps_total", "Batches evaluated.", &|f| f.steps as f64);
     one("counter", "busy_seconds_total", "Time spent evaluating.", &|f| f.busy_seconds);
     one("counter", "preemptions_total", "Requests preempted because memory was short.", &|f| {
@@ -131,7 +132,11 @@ fn of_models(text: &mut String, models: &[(String, Figures, usize)]) {
         &f.first_token
     });
     distribution("inter_token_seconds", "Time between tokens of an answer.", &|f| &f.between_tokens);
-    distribution("request_seconds", "Time from submission to the end of an answer.", &|f| &f.duration);
+    distribution(
+        "request_seconds",
+        "Time from submission to the end of an answer, or to the last embedding.",
+        &|f| &f.duration,
+    );
 }
 
 /// What gateways and autoscalers for language models look at, under the names that vLLM gave it.

@@ -1,7 +1,9 @@
-//! Ollama's API, as far as its clients need it to talk to a model that is there: chat, generate, and what models there are.
+//! Ollama's API, as far as its clients need it to talk to a model that is there: chat, generate, embed, and what models there
+//! are.
 //! Models are neither pulled nor loaded nor unloaded.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -9,11 +11,13 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use moeflux::Finish;
 use moeflux::scheduler::Done;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::answer::{Answers, Update, Whole};
+use crate::embeddings::{Embed, Embedded, Input, Pooling};
 use crate::error::{ApiError, Dialect};
+use crate::intake::Room;
 use crate::markup::{Call, Collected, Delta};
 use crate::openai::{chat, now};
 use crate::prompt::{Ask, Form, Prompt, Sampling, Texts};
@@ -112,6 +116,107 @@ pub(crate) async fn generate(State(site): State<Arc<Site>>, request: Request) ->
         reply.answer(answers, stream).await
     };
     answered.await.unwrap_or_else(|error: ApiError| error.response(Dialect::Ollama))
+}
+
+/// What both ways of asking for embeddings share.
+#[derive(Debug, Deserialize)]
+struct EmbedCommon {
+    model: Option<String>,
+    options: Option<Map<String, Value>>,
+    dimensions: Option<usize>,
+    pooling: Option<Pooling>,
+    /// Whether what is too long may be cut off; nothing is.
+    truncate: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct EmbedRequest {
+    #[serde(flatten)]
+    common: EmbedCommon,
+    input: Option<Texts>,
+}
+
+#[derive(Debug, Deserialize)]
+struct OldEmbedRequest {
+    #[serde(flatten)]
+    common: EmbedCommon,
+    #[serde(default)]
+    prompt: String,
+}
+
+#[derive(Debug, Serialize)]
+struct EmbedReply {
+    model: String,
+    embeddings: Vec<Vec<f32>>,
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct OldEmbedReply {
+    embedding: Vec<f32>,
+}
+
+pub(crate) async fn embed(State(site): State<Arc<Site>>, request: Request) -> Response {
+    let begun = Instant::now();
+    let embedded = async {
+        let (EmbedRequest { common, input }, room) = body::json::<EmbedRequest>(&site, request).await?;
+        let texts = match input {
+            // Clients load a model by asking for nothing.
+            Some(Texts::One(text)) if text.is_empty() => vec![],
+            input => input.map(Texts::list).unwrap_or_default(),
+        };
+        let (model, embedded) = common.embed(&site, "input", texts, room).await?;
+        let reply = EmbedReply {
+            model,
+            embeddings: embedded.embeddings,
+            total_duration: begun.elapsed().as_nanos() as u64,
+            load_duration: 0,
+            prompt_eval_count: embedded.tokens,
+        };
+        Ok(Json(reply).into_response())
+    };
+    embedded.await.unwrap_or_else(|error: ApiError| error.response(Dialect::Ollama))
+}
+
+/// The older form, of one text.
+pub(crate) async fn embeddings(State(site): State<Arc<Site>>, request: Request) -> Response {
+    let embedded = async {
+        let (request, room) = body::json::<OldEmbedRequest>(&site, request).await?;
+        let texts = if request.prompt.is_empty() { vec![] } else { vec![request.prompt] };
+        let (_, mut embedded) = request.common.embed(&site, "prompt", texts, room).await?;
+        Ok(Json(OldEmbedReply { embedding: embedded.embeddings.pop().unwrap_or_default() }).into_response())
+    };
+    embedded.await.unwrap_or_else(|error: ApiError| error.response(Dialect::Ollama))
+}
+
+impl EmbedCommon {
+    /// The model's name and what came of `texts`, which may be none.
+    async fn embed(
+        self,
+        site: &Site,
+        param: &'static str,
+        texts: Vec<String>,
+        room: Room,
+    ) -> Result<(String, Embedded), ApiError> {
+        let model = self.model.ok_or_else(|| ApiError::invalid("model", "is missing"))?;
+        let app = site.model(Some(&model)).await?;
+        self.options.as_ref().map_or(Ok(()), fields::refuse)?;
+        if texts.is_empty() {
+            return Ok((model, Embedded { embeddings: vec![], tokens: 0 }));
+        }
+        let inputs = texts.into_iter().map(Input::Text).collect();
+        let pooling = self.pooling.unwrap_or_default();
+        let embed = Embed { param, inputs, pooling, dimensions: self.dimensions };
+        let too_long = |error: ApiError| match self.truncate {
+            Some(true) if error.code == Some("context_length_exceeded") => {
+                ApiError { message: format!("{}; nothing is truncated", error.message), ..error }
+            }
+            _ => error,
+        };
+        Ok((model, embed.run(&app, room).await.map_err(too_long)?))
+    }
 }
 
 /// A message as chat templates expect it.

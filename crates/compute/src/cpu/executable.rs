@@ -207,6 +207,39 @@ impl CpuExecutable {
         outcome
     }
 
+    /// Runs the first `steps` steps; the logits, if they are made, go to `logits`.
+    fn run_steps(
+        &mut self,
+        steps: usize,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
+        self.q8_of = None;
+        self.positions.clear();
+        self.positions.extend(batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()));
+        for (angles, rope) in self.angles.iter_mut().zip(&self.graph.ropes) {
+            angles.set(rope, self.positions.iter().copied());
+        }
+        for step in 0..steps {
+            let nodes = self.steps[step].clone();
+            let start = Instant::now();
+            if nodes.len() > 1 {
+                self.linears(nodes.clone(), logits);
+            } else {
+                let (graph, node) = (Arc::clone(&self.graph), nodes.start);
+                let mut call = CpuCall { batch, experts, logits, node, out: graph.nodes[node].out };
+                with_op!(&graph.nodes[node].op, op => op.run(self, &mut call))?;
+            }
+            if let Some(mut profile) = self.profile.take() {
+                let outcome = self.record(&mut profile, nodes, start.elapsed(), batch);
+                self.profile = Some(profile);
+                outcome?;
+            }
+        }
+        Ok(())
+    }
+
     /// Adds the step of `nodes`, which took `time`, to `profile`.
     fn record(
         &mut self,
@@ -266,27 +299,20 @@ impl Executable for CpuExecutable {
         experts: &mut dyn ExpertSource,
         logits: &mut Vec<f32>,
     ) -> Result<()> {
-        self.q8_of = None;
-        self.positions.clear();
-        self.positions.extend(batch.spans.iter().flat_map(|s| s.start..s.start + s.rows.len()));
-        for (angles, rope) in self.angles.iter_mut().zip(&self.graph.ropes) {
-            angles.set(rope, self.positions.iter().copied());
-        }
-        for step in 0..self.steps.len() {
-            let nodes = self.steps[step].clone();
-            let start = Instant::now();
-            if nodes.len() > 1 {
-                self.linears(nodes.clone(), logits);
-            } else {
-                let (graph, node) = (Arc::clone(&self.graph), nodes.start);
-                let mut call = CpuCall { batch, experts, logits, node, out: graph.nodes[node].out };
-                with_op!(&graph.nodes[node].op, op => op.run(self, &mut call))?;
-            }
-            if let Some(mut profile) = self.profile.take() {
-                let outcome = self.record(&mut profile, nodes, start.elapsed(), batch);
-                self.profile = Some(profile);
-                outcome?;
-            }
+        self.run_steps(self.steps.len(), batch, experts, logits)
+    }
+
+    fn run_hidden(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        visit: &mut dyn FnMut(&[f32]),
+    ) -> Result<()> {
+        let hidden = self.graph.hidden().ok_or(Error::NoHead)?;
+        // Nothing but the head comes after the value, so that its buffer still holds it.
+        self.run_steps(self.steps.len() - 1, batch, experts, &mut vec![])?;
+        if !batch.outputs.is_empty() {
+            visit(self.values.of(hidden));
         }
         Ok(())
     }

@@ -59,7 +59,7 @@ impl Memory {
 pub struct Figures {
     /// Requests that wait now.
     pub waiting: usize,
-    /// Requests being answered now.
+    /// Requests being answered now; of those for embeddings each input counts.
     pub running: usize,
     /// Key-value pages in use now, including those of cached sessions.
     pub pages_used: usize,
@@ -85,6 +85,8 @@ pub struct Figures {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// Inputs embedded.
+    pub embeddings: u64,
     /// Seconds spent evaluating.
     pub busy_seconds: f64,
     /// The engine's memory now.
@@ -97,7 +99,7 @@ pub struct Figures {
     pub first_token: Histogram,
     /// Seconds between tokens of an answer.
     pub between_tokens: Histogram,
-    /// Seconds from submission to the end of an answer.
+    /// Seconds from submission to the end of an answer, or to the last embedding.
     pub duration: Histogram,
 }
 
@@ -122,6 +124,7 @@ impl Default for Figures {
             prompt_tokens: 0,
             cached_tokens: 0,
             generated_tokens: 0,
+            embeddings: 0,
             busy_seconds: 0.0,
             memory: Memory::default(),
             experts: CacheStats::default(),

@@ -5,12 +5,18 @@
 //! When key-value pages run out, cached sessions are evicted first, then the newest request is preempted and re-evaluated
 //! later; on the CPU that changes no bit of its answer.
 //!
+//! Embeddings wait in the same queue and take pages from the same pool. Each input is a sequence of its own, whose session is
+//! given up at the end; those of one request take turns with other requests. They are evaluated in batches of their own between
+//! those of answers, without the head, and as long as there are answers with no more tokens than prompts beside them.
+//!
 //! Nothing here is asynchronous: events go to a closure, or to the iterator [`Answer`].
 
+mod embed;
 mod figures;
 mod folder;
 mod plan;
 mod prefixes;
+mod sequence;
 mod worker;
 
 use std::collections::VecDeque;
@@ -29,6 +35,8 @@ use crate::generation::{ChatPrompt, EncodedChat, Finish, TextModel, encode_chat_
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 
+pub use embed::EmbedRequest;
+use embed::Inputs;
 pub use figures::{Figures, Histogram, Memory};
 pub use folder::SessionLimits;
 
@@ -37,8 +45,8 @@ pub use folder::SessionLimits;
 pub struct SchedulerOptions {
     /// Most requests that wait.
     pub queue: usize,
-    /// Maximum prompt tokens in a step that also decodes: more is quicker for prompts, fewer keeps answers
-    /// flowing.
+    /// Maximum prompt tokens in a step that also decodes, and tokens of embeddings between two such steps: more is quicker
+    /// for them, fewer keeps answers flowing.
     pub prefill_beside_decode: usize,
     /// Sessions cached after their answers, so that requests with the same prefix skip its evaluation.
     pub kept_sessions: usize,
@@ -165,10 +173,17 @@ const GRANT_LOOK: Duration = Duration::from_millis(100);
 
 type Sink = Box<dyn FnMut(Event) + Send>;
 
+/// What a request asks for.
+enum Work {
+    /// An answer.
+    Answer { request: Request, sink: Sink },
+    /// Embeddings.
+    Embed(Inputs),
+}
+
 /// A request in the queue.
 struct Job {
-    request: Request,
-    sink: Sink,
+    work: Work,
     cancelled: Arc<AtomicBool>,
     submitted: Instant,
 }
@@ -176,7 +191,7 @@ struct Job {
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Requests that have been taken from `jobs` and not ended.
+    /// Requests, and inputs of them, that have been taken from `jobs` and not ended.
     running: usize,
     /// Set when no more requests are taken.
     closed: bool,
@@ -217,6 +232,10 @@ pub struct Description {
     pub pages: usize,
     /// Routed experts that the model has.
     pub experts: usize,
+    /// Width of embeddings.
+    pub hidden_size: usize,
+    /// Tokens that the model knows; its tokenizer may have fewer.
+    pub vocab_size: usize,
 }
 
 impl Description {
@@ -227,6 +246,8 @@ impl Description {
             sequences: engine.sequences(),
             pages: engine.pages(),
             experts: engine.expert_use().layers().map(|(_, counts)| counts.len()).sum(),
+            hidden_size: engine.hidden_size(),
+            vocab_size: engine.model().graph.vocab_size(),
         }
     }
 }
@@ -291,6 +312,41 @@ impl Scheduler {
     /// a request that could not be answered.
     pub fn submit_to(&self, request: Request, sink: impl FnMut(Event) + Send + 'static) -> Result<Ticket> {
         self.check(&request)?;
+        self.enqueue(Work::Answer { request, sink: Box::new(sink) })
+    }
+
+    /// The embeddings of all inputs, (hidden_size) each, of length 1; waits for them.
+    ///
+    /// # Errors
+    /// As [`Scheduler::embed_to`], and the first input's that fails.
+    pub fn embed(&self, request: EmbedRequest) -> Result<Vec<Vec<f32>>> {
+        let mut embeddings = vec![vec![]; request.inputs.len()];
+        let (sender, results) = mpsc::channel();
+        let _ticket = self.embed_to(request, move |input, result| drop(sender.send((input, result))))?;
+        for _ in 0..embeddings.len() {
+            let (input, result) = results.recv().map_err(|_| Error::ShuttingDown)?;
+            embeddings[input] = result?;
+        }
+        Ok(embeddings)
+    }
+
+    /// Queues a request for embeddings; each input's number and embedding go to `sink`, in any order, which is called on the
+    /// engine's thread and must not wait. An input that fails leaves the others alone.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::ShuttingDown`]; [`Error::ContextFull`], [`Error::Token`] or [`Error::Option`] for
+    /// inputs that cannot be evaluated.
+    pub fn embed_to(
+        &self,
+        request: EmbedRequest,
+        sink: impl FnMut(usize, Result<Vec<f32>>) + Send + 'static,
+    ) -> Result<Ticket> {
+        let description = &self.shared.description;
+        request.check(description.vocab_size, description.context)?;
+        self.enqueue(Work::Embed(Inputs::new(request, Box::new(sink))))
+    }
+
+    fn enqueue(&self, work: Work) -> Result<Ticket> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let ticket = Ticket { cancelled: Arc::clone(&cancelled), shared: Arc::clone(&self.shared) };
         let mut queue = lock(&self.shared.queue);
@@ -307,7 +363,7 @@ impl Scheduler {
             let seconds = (figures.duration.mean() * rounds).clamp(1.0, 60.0);
             return Err(Error::QueueFull { waiting, retry_after: Duration::from_secs_f64(seconds) });
         }
-        queue.jobs.push_back(Job { request, sink: Box::new(sink), cancelled, submitted: Instant::now() });
+        queue.jobs.push_back(Job { work, cancelled, submitted: Instant::now() });
         drop(queue);
         self.shared.changed.notify_all();
         Ok(ticket)

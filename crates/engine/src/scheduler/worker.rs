@@ -1,19 +1,21 @@
 //! The scheduler's thread: admission, batches, what becomes of their results.
 
+mod evaluate;
+
 use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use moeflux_compute::draw::Draw;
+use evaluate::Row;
 
 use super::folder;
 use super::prefixes::{self, Prefixes, common};
-use super::{Done, Event, Job, Memory, Progress, Queue, Request, Shared, Sink, Usage, lock, plan};
-use crate::batch::Part;
+use super::sequence::{Answering, Kind, Sequence, Task};
+use super::{Done, Event, Job, Memory, Queue, Request, Shared, Sink, Usage, Work, lock, plan};
 use crate::decoding::{Decoding, Piece};
-use crate::engine::{Engine, Outputs, Stats};
+use crate::engine::{Engine, Stats};
 use crate::generation::Finish;
 use crate::session::Session;
 use crate::{Error, Result};
@@ -31,7 +33,9 @@ pub(super) fn run(shared: &Shared, engine: Engine) {
     while worker.wait() {
         worker.drop_cancelled();
         worker.admit();
-        worker.step();
+        worker.step(Kind::Answers);
+        worker.step(Kind::Embeddings);
+        worker.turn += 1;
         worker.note();
     }
     worker.prefixes = Prefixes::new(0);
@@ -49,83 +53,8 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// What a sequence got of a batch.
-enum Row {
-    /// Nothing: it is in the middle of its prompt.
-    None,
-    Logits(Vec<f32>),
-    /// The token that was chosen where the logits are.
-    Token(u32),
-}
-
-impl Row {
-    fn of(logits: Vec<f32>) -> Self {
-        if logits.is_empty() { Self::None } else { Self::Logits(logits) }
-    }
-}
-
-/// A request that has been admitted.
-struct Sequence<'t> {
-    /// Order of admission.
-    number: u64,
-    sink: Sink,
-    cancelled: Arc<AtomicBool>,
-    conversation: Option<String>,
-    decoding: Decoding<'t>,
-    /// Prompt and answer; those after the session's position have yet to be evaluated.
-    tokens: Vec<u32>,
-    session: Session,
-    /// Position at which other requests are known to branch off.
-    branch: Option<usize>,
-    usage: Usage,
-    submitted: Instant,
-    last_token: Option<Instant>,
-    warning: Option<String>,
-}
-
-impl Sequence<'_> {
-    fn pending(&self) -> usize {
-        self.tokens.len() - self.session.position()
-    }
-
-    fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
-    }
-
-    /// The next step of the answer, by the logits of its last token.
-    fn next(&mut self, logits: &[f32], context: usize) -> Result<Piece> {
-        let piece = self.decoding.next(logits)?;
-        self.unless_full(piece, context)
-    }
-
-    /// The same with a token that was chosen as its draw says.
-    fn next_drawn(&mut self, token: u32, context: usize) -> Result<Piece> {
-        let piece = self.decoding.next_drawn(token)?;
-        self.unless_full(piece, context)
-    }
-
-    fn unless_full(&mut self, piece: Piece, context: usize) -> Result<Piece> {
-        if piece.finish.is_none() && self.session.position() == context {
-            self.decoding.finish(piece, Finish::ContextFull)
-        } else {
-            Ok(piece)
-        }
-    }
-
-    /// Says how far the prompt is, unless it is read again.
-    fn tell_progress(&mut self) {
-        let (tokens, cached) = (self.usage.prompt_tokens, self.usage.cached_tokens);
-        if self.usage.completion_tokens == 0 {
-            let (evaluated, time) = (self.session.position(), self.submitted.elapsed());
-            (self.sink)(Event::Progress(Progress { tokens, cached, evaluated, time }));
-        }
-    }
-
-    /// Reading its prompt still, or again.
-    fn is_reading(&self) -> bool {
-        self.pending() > 1
-    }
-}
+/// A sequence's tokens and task, its session and where others branch off.
+type Started<'t> = (Vec<u32>, Task<'t>, (Session, Option<usize>));
 
 struct Worker<'t> {
     shared: &'t Shared,
@@ -177,16 +106,23 @@ impl<'t> Worker<'t> {
         let mut count = 0;
         lock(&self.shared.queue).jobs.retain(|job| {
             let gone = job.cancelled.load(Ordering::Relaxed);
-            count += u64::from(gone);
+            let counts = match &job.work {
+                Work::Answer { .. } => true,
+                Work::Embed(inputs) => gone && inputs.results.give_up(),
+            };
+            count += u64::from(gone && counts);
             !gone
         });
         self.put_back.retain(|sequence| {
-            count += u64::from(sequence.is_cancelled());
-            !sequence.is_cancelled()
+            let gone = sequence.is_cancelled();
+            count += u64::from(gone && sequence.give_up());
+            !gone
         });
         for sequence in self.running.extract_if(.., |sequence| sequence.is_cancelled()) {
-            count += 1;
-            self.prefixes.keep(sequence.session, None);
+            count += u64::from(sequence.give_up());
+            if sequence.kind() == Kind::Answers {
+                self.prefixes.keep(sequence.session, None);
+            }
         }
         if count > 0 {
             lock(&self.shared.figures).cancelled += count;
@@ -197,7 +133,9 @@ impl<'t> Worker<'t> {
         while self.running.len() < self.engine.sequences() {
             let sequence = match self.put_back.pop_front() {
                 Some(mut sequence) => {
-                    sequence.session = self.begin(&sequence.tokens, None).0;
+                    if sequence.kind() == Kind::Answers {
+                        sequence.session = self.begin(&sequence.tokens, None).0;
+                    }
                     sequence
                 }
                 None => {
@@ -215,9 +153,9 @@ impl<'t> Worker<'t> {
 
     /// Whether what `sequence` and the running ones have yet to evaluate fits in memory, if need be without cached sessions.
     fn has_room(&mut self, sequence: &Sequence<'t>) -> bool {
-        let wanted = |s: &Sequence<'_>| s.session.pages_wanted(s.session.position(), s.tokens.len() + 1);
         loop {
-            let all = wanted(sequence) + self.running.iter().map(wanted).sum::<usize>();
+            let all =
+                sequence.pages_wanted() + self.running.iter().map(Sequence::pages_wanted).sum::<usize>();
             if all <= self.engine.free_pages() {
                 return true;
             }
@@ -230,17 +168,17 @@ impl<'t> Worker<'t> {
 
     /// Lets a request wait for memory, before any that came after it.
     fn postpone(&mut self, mut sequence: Sequence<'t>) {
-        sequence.session = self.engine.session();
-        sequence.branch = None;
+        sequence.reset(self.engine.session());
         let after = self.put_back.iter().position(|other| other.number > sequence.number);
         self.put_back.insert(after.unwrap_or(self.put_back.len()), sequence);
     }
 
-    /// The first request in the queue, but for those whose beginning is just being evaluated for another one.
+    /// The first request in the queue, but for those whose beginning is just being evaluated for another one; of a request for
+    /// embeddings its next input, while the others line up again.
     fn next_job(&self) -> Option<Job> {
         let mut queue: std::sync::MutexGuard<'_, Queue> = lock(&self.shared.queue);
         let index = queue.jobs.iter().position(|job| {
-            let prompt = &job.request.prompt;
+            let Work::Answer { request: Request { prompt, .. }, .. } = &job.work else { return true };
             let known = self.prefixes.longest(prompt);
             !self.running.iter().filter(|s| s.is_reading()).any(|s| {
                 let shared = common(&s.tokens, prompt).min(prompt.len() - 1);
@@ -251,9 +189,37 @@ impl<'t> Worker<'t> {
         queue.jobs.remove(index)
     }
 
-    /// Makes a sequence of a request; `None` if it failed.
+    /// Makes a sequence of a request, or of its next input; `None` if it failed.
     fn start(&mut self, job: Job) -> Option<Sequence<'t>> {
-        let Job { request, mut sink, cancelled, submitted } = job;
+        let Job { work, cancelled, submitted } = job;
+        let (tokens, task, (session, branch)) = match work {
+            Work::Answer { request, sink } => self.start_answer(request, sink)?,
+            Work::Embed(mut inputs) => {
+                let (tokens, embedding) = inputs.take()?;
+                if !inputs.is_empty() {
+                    let job = Job { work: Work::Embed(inputs), cancelled: Arc::clone(&cancelled), submitted };
+                    lock(&self.shared.queue).jobs.push_back(job);
+                }
+                (tokens, Task::Embed(embedding), (self.engine.session(), None))
+            }
+        };
+        let usage = Usage {
+            prompt_tokens: tokens.len(),
+            cached_tokens: session.position(),
+            queued: submitted.elapsed(),
+            seed: match &task {
+                Task::Answer(answering) => answering.decoding.seed(),
+                Task::Embed(_) => 0,
+            },
+            ..Usage::default()
+        };
+        lock(&self.shared.figures).cached_tokens += session.position() as u64;
+        self.admitted += 1;
+        Some(Sequence { number: self.admitted, cancelled, task, tokens, session, branch, usage, submitted })
+    }
+
+    /// Tokens and task of a request for an answer, and where it begins; `None` if it failed.
+    fn start_answer(&mut self, request: Request, mut sink: Sink) -> Option<Started<'t>> {
         let Request { prompt, options, constraint, conversation } = request;
         let decoding = match Decoding::new(&self.shared.tokenizer, &prompt, options, constraint) {
             Ok(decoding) => decoding,
@@ -273,30 +239,9 @@ impl<'t> Worker<'t> {
                 Err(error) => warning = Some(error.to_string()),
             }
         }
-        let (session, branch) = self.begin(&prompt, Some(prompt.len() - 1));
-        let usage = Usage {
-            prompt_tokens: prompt.len(),
-            cached_tokens: session.position(),
-            queued: submitted.elapsed(),
-            seed: decoding.seed(),
-            ..Usage::default()
-        };
-        lock(&self.shared.figures).cached_tokens += session.position() as u64;
-        self.admitted += 1;
-        Some(Sequence {
-            number: self.admitted,
-            sink,
-            cancelled,
-            conversation,
-            decoding,
-            tokens: prompt,
-            session,
-            branch,
-            usage,
-            submitted,
-            last_token: None,
-            warning,
-        })
+        let begun = self.begin(&prompt, Some(prompt.len() - 1));
+        let answering = Answering { sink, conversation, decoding, last_token: None, warning };
+        Some((prompt, Task::Answer(Box::new(answering)), begun))
     }
 
     /// A session with as much of `tokens` as is cached, except the last one; also the position at which a cached
@@ -320,13 +265,13 @@ impl<'t> Worker<'t> {
         (session, worth.map(|_| branch))
     }
 
-    /// Evaluates one batch.
-    fn step(&mut self) {
-        if self.running.is_empty() {
+    /// Evaluates one batch of sequences of a kind, if there are any.
+    fn step(&mut self, kind: Kind) {
+        if self.running.iter().all(|s| s.kind() != kind) {
             return;
         }
         let given = loop {
-            let given = self.divide();
+            let given = self.divide(kind);
             let wanted: usize = self
                 .running
                 .iter()
@@ -338,9 +283,12 @@ impl<'t> Worker<'t> {
                 break given;
             }
         };
-        self.turn += 1;
+        if given.iter().all(|given| *given == 0) {
+            // The only ones of the kind have made room.
+            return;
+        }
         self.engine.take_stats();
-        let result = match self.evaluate(&given) {
+        let result = match self.evaluate(kind, &given) {
             Err(Error::StatesFull { .. }) if self.make_room() => return,
             other => other,
         };
@@ -353,7 +301,7 @@ impl<'t> Worker<'t> {
         let results = match result {
             Ok(results) => results.into_iter().map(Ok).collect(),
             // One of them is the cause: by themselves the others go on.
-            Err(_) if self.running.len() > 1 => self.evaluate_one_by_one(&given),
+            Err(_) if self.running.len() > 1 => self.evaluate_one_by_one(kind, &given),
             Err(error) => vec![Err(error)],
         };
         let mut outcomes = self.decode(results);
@@ -381,24 +329,35 @@ impl<'t> Worker<'t> {
             let (sequence, result, outcome) = &mut *lock(&slots[index]);
             *outcome = std::mem::replace(result, Ok(Row::None)).and_then(|row| match row {
                 Row::None => Ok(None),
-                Row::Logits(logits) => sequence.next(&logits, context).map(Some),
-                Row::Token(token) => sequence.next_drawn(token, context).map(Some),
+                Row::Logits(logits) => sequence.next(context, |decoding| decoding.next(&logits)),
+                Row::Token(token) => sequence.next(context, |decoding| decoding.next_drawn(token)),
             });
         });
         let slots = slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner));
         slots.map(|(_, _, outcome)| outcome).collect()
     }
 
-    fn divide(&self) -> Vec<usize> {
-        let pending: Vec<usize> = self.running.iter().map(Sequence::pending).collect();
-        let mut given =
-            plan::divide(&pending, self.engine.chunk(), self.shared.options.prefill_beside_decode, self.turn);
-        for (sequence, given) in self.running.iter().zip(&mut given) {
-            if let Some(branch) = sequence.branch.filter(|branch| *branch > sequence.session.position()) {
-                *given = (*given).min(branch - sequence.session.position());
+    /// What every sequence gets of the next batch: those of another kind nothing. Between steps of answers, embeddings have as
+    /// many tokens as prompts beside them would.
+    fn divide(&self, kind: Kind) -> Vec<usize> {
+        let beside = self.shared.options.prefill_beside_decode;
+        let chunk = match kind {
+            Kind::Embeddings if self.running.iter().any(|s| s.kind() == Kind::Answers) => {
+                self.engine.chunk().min(beside.max(1))
             }
-        }
-        given
+            _ => self.engine.chunk(),
+        };
+        let of_kind = || self.running.iter().filter(|s| s.kind() == kind);
+        let pending: Vec<usize> = of_kind().map(Sequence::pending).collect();
+        let mut shares = plan::divide(&pending, chunk, beside, self.turn).into_iter();
+        let share = |sequence: &Sequence<'_>| {
+            let given = if sequence.kind() == kind { shares.next().unwrap_or(0) } else { 0 };
+            match sequence.branch.filter(|branch| *branch > sequence.session.position()) {
+                Some(branch) => given.min(branch - sequence.session.position()),
+                None => given,
+            }
+        };
+        self.running.iter().map(share).collect()
     }
 
     /// Evicts a cached session or, if there is none, preempts the newest request; false if there is only one.
@@ -417,41 +376,6 @@ impl<'t> Worker<'t> {
         true
     }
 
-    fn evaluate(&mut self, given: &[usize]) -> Result<Vec<Row>> {
-        let vocab_size = self.shared.tokenizer.vocab_size();
-        let draws_tokens = self.engine.draws_tokens();
-        let drawing = self.running.iter().filter(|_| draws_tokens);
-        let draws: Vec<Option<Draw>> = drawing.map(|sequence| sequence.decoding.draw()).collect();
-        let mut parts: Vec<Part<'_>> =
-            self.running.iter_mut().zip(given).map(|(sequence, given)| part(sequence, *given)).collect();
-        if !draws_tokens {
-            return Ok(self.engine.eval_batch(&mut parts)?.into_iter().map(Row::of).collect());
-        }
-        let has_output: Vec<bool> =
-            parts.iter().map(|part| part.outputs.is_some() && !part.tokens.is_empty()).collect();
-        let chosen = self.engine.eval_and_draw(&mut parts, &draws, vocab_size)?;
-        let mut rows = vec![];
-        let mut outputs = 0;
-        for (token, has_output) in chosen.into_iter().zip(has_output) {
-            rows.push(match token {
-                Some(token) => Row::Token(token),
-                None if has_output => Row::Logits(self.engine.read_logits(outputs)?),
-                None => Row::None,
-            });
-            outputs += usize::from(has_output);
-        }
-        Ok(rows)
-    }
-
-    fn evaluate_one_by_one(&mut self, given: &[usize]) -> Vec<Result<Row>> {
-        let mut results = vec![];
-        for (sequence, given) in self.running.iter_mut().zip(given) {
-            let result = self.engine.eval_batch(&mut [part(sequence, *given)]);
-            results.push(result.map(|mut logits| Row::of(logits.pop().unwrap_or_default())));
-        }
-        results
-    }
-
     /// Goes on with a sequence after its part of a batch.
     fn settle(&mut self, index: usize, outcome: Result<Option<Piece>>) {
         let sequence = &mut self.running[index];
@@ -464,22 +388,37 @@ impl<'t> Worker<'t> {
             sequence.session.checkpoint();
         }
         match outcome {
+            Ok(None) if sequence.pending() == 0 => self.deliver(index),
             Ok(None) => sequence.tell_progress(),
             Ok(Some(piece)) => self.advance(index, piece),
             Err(error) => {
-                let mut sequence = self.running.remove(index);
-                (sequence.sink)(Event::Failed(error));
-                lock(&self.shared.figures).failed += 1;
+                let ends = self.running.remove(index).fail(error);
+                lock(&self.shared.figures).failed += u64::from(ends);
             }
+        }
+    }
+
+    /// Gives away an embedding all of whose tokens are evaluated.
+    fn deliver(&mut self, index: usize) {
+        let Sequence { task: Task::Embed(embedding), submitted, .. } = self.running.remove(index) else {
+            unreachable!("the last token of an answer has a piece")
+        };
+        let completes = embedding.give();
+        let mut figures = lock(&self.shared.figures);
+        figures.embeddings += 1;
+        if completes {
+            figures.finished += 1;
+            figures.duration.add(submitted.elapsed().as_secs_f64());
         }
     }
 
     /// Takes a step of the answer to whoever asked.
     fn advance(&mut self, index: usize, piece: Piece) {
         let sequence = &mut self.running[index];
+        let Task::Answer(answering) = &mut sequence.task else { return };
         let now = Instant::now();
         let mut figures = lock(&self.shared.figures);
-        match sequence.last_token.replace(now) {
+        match answering.last_token.replace(now) {
             Some(last) => figures.between_tokens.add((now - last).as_secs_f64()),
             None => {
                 sequence.usage.first_token = sequence.submitted.elapsed();
@@ -494,7 +433,7 @@ impl<'t> Worker<'t> {
         drop(figures);
         let finish = piece.finish;
         if piece.token.is_some() || !piece.text.is_empty() {
-            (sequence.sink)(Event::Piece(piece));
+            (answering.sink)(Event::Piece(piece));
         }
         if let Some(finish) = finish {
             let sequence = self.running.remove(index);
@@ -503,8 +442,10 @@ impl<'t> Worker<'t> {
     }
 
     fn complete(&mut self, sequence: Sequence<'t>, finish: Finish) {
-        let Sequence { mut sink, mut usage, decoding, session, conversation, mut warning, submitted, .. } =
-            sequence;
+        let Sequence { task: Task::Answer(answering), mut usage, session, submitted, .. } = sequence else {
+            return;
+        };
+        let Answering { mut sink, decoding, conversation, mut warning, .. } = *answering;
         if let (Some(key), Some(folder)) = (&conversation, &self.shared.options.sessions)
             && let Err(error) = self.save(&session, folder, key)
         {
@@ -553,16 +494,5 @@ impl<'t> Worker<'t> {
         figures.kept_sessions = self.prefixes.len();
         drop(figures);
         lock(&self.shared.queue).running = self.running.len() + self.put_back.len();
-    }
-}
-
-/// The next `given` tokens of a sequence, with logits if they are its last.
-fn part<'a>(sequence: &'a mut Sequence<'_>, given: usize) -> Part<'a> {
-    let from = sequence.session.position();
-    let last = from + given == sequence.tokens.len();
-    Part {
-        tokens: &sequence.tokens[from..from + given],
-        session: &mut sequence.session,
-        outputs: last.then_some(Outputs::Last),
     }
 }

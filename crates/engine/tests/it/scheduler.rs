@@ -15,12 +15,12 @@ use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions};
 use serde_json::json;
 
-fn demo() -> PathBuf {
+pub fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.gguf")
 }
 
 /// A model with recurrent state, in a folder with a tokenizer of as many tokens: one a byte.
-fn recurrent(folder: &Path) -> PathBuf {
+pub fn recurrent(folder: &Path) -> PathBuf {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf");
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(fixtures.join("qwen3_next_basic").join(file), folder.join(file)).unwrap();
@@ -34,15 +34,15 @@ fn recurrent(folder: &Path) -> PathBuf {
     folder.into()
 }
 
-fn model(path: &Path, options: &Options) -> TextModel {
+pub fn model(path: &Path, options: &Options) -> TextModel {
     TextModel::open(path, &CpuBackend::new(2, None).unwrap(), options, |_, _| ()).unwrap()
 }
 
-fn options() -> Options {
+pub fn options() -> Options {
     Options { context: Some(256), sequences: 6, ..Options::default() }
 }
 
-fn start(path: &Path, options: &Options) -> Scheduler {
+pub fn start(path: &Path, options: &Options) -> Scheduler {
     Scheduler::start(model(path, options), SchedulerOptions::default()).unwrap()
 }
 
@@ -72,7 +72,7 @@ const QUESTIONS: [&str; 7] = [
 ];
 
 /// The scheduler's figures once nothing is going on.
-fn settled(scheduler: &Scheduler) -> Figures {
+pub fn settled(scheduler: &Scheduler) -> Figures {
     let start = Instant::now();
     loop {
         let figures = scheduler.figures();
@@ -260,7 +260,7 @@ fn requests_at_once_read_a_common_beginning_once() {
 }
 
 /// Lets a request hold the engine up when its answer has so many pieces: says so, and waits to be let go.
-fn hold_up(at: usize) -> (impl FnMut(Event) + Send + 'static, mpsc::Receiver<()>, mpsc::Sender<()>) {
+pub fn hold_up(at: usize) -> (impl FnMut(Event) + Send + 'static, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (reached, is_reached) = mpsc::channel();
     let (go, wait) = mpsc::channel();
     let mut pieces = 0;
@@ -278,7 +278,7 @@ fn hold_up(at: usize) -> (impl FnMut(Event) + Send + 'static, mpsc::Receiver<()>
 }
 
 /// A request whose answer is as long as it may be.
-fn endless(scheduler: &Scheduler, prompt: Vec<u32>, max_tokens: usize) -> Request {
+pub fn endless(scheduler: &Scheduler, prompt: Vec<u32>, max_tokens: usize) -> Request {
     let mut request = request(prompt, 0, max_tokens);
     request.options.sampler.logit_bias =
         scheduler.tokenizer().eos_ids().iter().map(|id| (*id, f32::NEG_INFINITY)).collect();

@@ -581,6 +581,15 @@ impl Executable for Limited {
         self.executable.run(batch, experts, logits)
     }
 
+    fn run_hidden(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        visit: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), ComputeError> {
+        self.executable.run_hidden(batch, experts, visit)
+    }
+
     fn reserve_pages(&mut self, pages: usize) -> Result<(), ComputeError> {
         Limits::count(&self.limits.pages)?;
         self.executable.reserve_pages(pages)

@@ -112,7 +112,8 @@ fn wrong_requests() {
             json!({"model": "demo", "messages": user, "max_tokens": 5, "tool_choice": {"type": "any"}}),
             400,
         ),
-        ("/v1/embeddings", json!({"input": "x"}), 404),
+        ("/v1/embeddings", json!({"input": ""}), 400),
+        ("/v1/images/generations", json!({"prompt": "x"}), 404),
     ];
     for (path, body, status) in cases {
         let answer = server.post(path, &body);

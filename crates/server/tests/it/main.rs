@@ -2,6 +2,7 @@
 
 mod api;
 mod bad_input;
+mod embeddings;
 mod fields;
 mod ollama;
 

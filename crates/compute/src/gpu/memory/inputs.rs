@@ -5,7 +5,16 @@ use crate::gpu::arguments::{PlaceWords, SequenceWords};
 use crate::gpu::device::Words;
 use crate::graph::{Graph, Op, Rope, RopeOp};
 
-/// Counts that a list of dispatches is made for.
+/// What a batch ends with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Ending {
+    /// The head's product.
+    Logits,
+    /// What the head would multiply.
+    Hidden,
+}
+
+/// Counts that a list of dispatches is made for, and how it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,
@@ -13,6 +22,7 @@ pub(crate) struct Shape {
     pub(crate) outputs: usize,
     /// Parts that each row's keys are divided into.
     pub(crate) splits: usize,
+    pub(crate) ending: Ending,
 }
 
 /// Rows up to which products are made row by row; more are multiplied in tiles. On an H200 tiles are faster from 15 rows on.
@@ -28,7 +38,7 @@ const SPLIT_KEYS: usize = 128;
 pub(crate) const MOST_SPLITS: usize = 64;
 
 impl Shape {
-    pub(crate) fn of(batch: &Batch<'_>) -> Self {
+    pub(crate) fn of(batch: &Batch<'_>, ending: Ending) -> Self {
         let rows = batch.tokens.len();
         let longest = batch.spans.iter().map(|s| s.start + s.rows.len()).max().unwrap_or(0);
         let splits = longest.div_ceil(SPLIT_KEYS).next_power_of_two().clamp(2, MOST_SPLITS);
@@ -40,7 +50,7 @@ impl Shape {
             }
             _ => 1,
         };
-        Self { rows, sequences: batch.spans.len(), outputs: batch.outputs.len(), splits }
+        Self { rows, sequences: batch.spans.len(), outputs: batch.outputs.len(), splits, ending }
     }
 }
 
@@ -106,7 +116,8 @@ impl InputLayout {
 
     /// The most bytes that batches of up to `rows` rows need.
     pub(crate) fn most_bytes(rows: usize, ropes: &[Rope], turns: &[Turn]) -> usize {
-        Self::new(&Shape { rows, sequences: rows, outputs: rows, splits: 1 }, ropes, turns).bytes
+        let shape = Shape { rows, sequences: rows, outputs: rows, splits: 1, ending: Ending::Logits };
+        Self::new(&shape, ropes, turns).bytes
     }
 
     /// The upload for `batch`.

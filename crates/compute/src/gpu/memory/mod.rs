@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use budget::{Budget, Needs, PAGE_NUMBER_BYTES, logits_bytes};
 pub(super) use expert_layout::{ExpertMatrix, all_bytes};
 pub(super) use experts::DeviceExperts;
-pub(super) use inputs::{BATCH_ROWS, FEW_ROWS, InputLayout, PANEL_ROWS, Shape, Turn};
+pub(super) use inputs::{BATCH_ROWS, Ending, FEW_ROWS, InputLayout, PANEL_ROWS, Shape, Turn};
 use inputs::{page_numbers, turns};
 use logits::Logits;
 pub(super) use ngrams::{NGramTable, PART_BYTES};
@@ -150,9 +150,10 @@ impl Memory {
         shape: &Shape,
     ) -> Result<bool> {
         let pages = page_numbers(batch);
+        let logits = if shape.ending == Ending::Logits { shape.outputs * graph.vocab_size() * 4 } else { 0 };
         let moved = [
             self.grow_page_numbers(device, pages.len())?,
-            self.logits.reserve(device, shape.outputs * graph.vocab_size() * 4)?,
+            self.logits.reserve(device, logits)?,
             self.grow_scores(device, graph, batch)?,
         ];
         let inputs =

@@ -9,14 +9,17 @@ pub(super) use self::draws::ROW_BYTES as DRAW_ROW_BYTES;
 use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
 use super::device::{Device, Slice};
-use super::memory::{FEW_ROWS, Memory, Shape};
+use super::memory::{Ending, FEW_ROWS, Memory, Shape};
 use super::options::GpuOptions;
 use super::steps::{Buffers, Step, buffers, steps};
 use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
 use crate::draw::Draw;
 use crate::graph::Graph;
 use crate::profile::{Profile, Work};
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
+
+/// Rows of hidden states that come from the device at a time.
+const HIDDEN_ROWS: usize = 64;
 
 /// A graph ready to run on a device.
 pub(crate) struct GpuExecutable {
@@ -69,12 +72,12 @@ impl GpuExecutable {
         &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a batch; its logits are in the device's memory then.
-    fn queue(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
+    /// Queues a batch; what it ends with is in the device's memory then.
+    fn queue(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, ending: Ending) -> Result<()> {
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (graph, memory) = (&self.graph, &mut self.memory);
         memory.experts.load_all(device, experts)?;
-        let shape = Shape::of(batch);
+        let shape = Shape::of(batch, ending);
         let moved = memory.set_inputs(device, graph, batch, &shape);
         if !matches!(moved, Ok(false)) {
             self.recordings.forget(device);
@@ -112,11 +115,32 @@ impl Executable for GpuExecutable {
         experts: &mut dyn ExpertSource,
         logits: &mut Vec<f32>,
     ) -> Result<()> {
-        self.queue(batch, experts)?;
+        self.queue(batch, experts, Ending::Logits)?;
         // Not cleared: what has the right length need not be filled before it is overwritten.
         logits.resize(batch.outputs.len() * self.graph.vocab_size(), 0.0);
         let from = self.memory.logits.buffer();
         self.device_mut().download(from.into(), bytes_of(logits))
+    }
+
+    fn run_hidden(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        visit: &mut dyn FnMut(&[f32]),
+    ) -> Result<()> {
+        let hidden = self.graph.hidden().ok_or(Error::NoHead)?;
+        self.queue(batch, experts, Ending::Hidden)?;
+        // Nothing but the head comes after the value, so that its buffer still holds it.
+        let buffer = self.buffers.of[hidden.index].expect("a value that a product reads has a buffer");
+        let from = Slice::from(self.memory.values[buffer]);
+        let (width, mut rows) = (hidden.width(), vec![]);
+        for first in (0..batch.outputs.len()).step_by(HIDDEN_ROWS) {
+            rows.resize((batch.outputs.len() - first).min(HIDDEN_ROWS) * width, 0.0);
+            let from = from.at(first * width * size_of::<f32>());
+            self.device_mut().download(from, bytes_of(&mut rows))?;
+            visit(&rows);
+        }
+        Ok(())
     }
 
     fn take_experts(&mut self, source: &mut dyn ExpertSource) -> Result<()> {
@@ -139,7 +163,7 @@ impl Executable for GpuExecutable {
         draws: &[Option<Draw>],
         vocab_size: usize,
     ) -> Result<Vec<Option<u32>>> {
-        self.queue(batch, experts)?;
+        self.queue(batch, experts, Ending::Logits)?;
         if batch.outputs.is_empty() {
             return Ok(vec![]);
         }

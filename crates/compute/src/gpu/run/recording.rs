@@ -6,7 +6,7 @@ use crate::Result;
 use crate::backend::ExpertSource;
 use crate::gpu::device::{Device, Dispatch, RecordingId, Slice};
 use crate::gpu::lower::{Piece, lower};
-use crate::gpu::memory::{BATCH_ROWS, FEW_ROWS, Memory, Shape};
+use crate::gpu::memory::{BATCH_ROWS, Ending, FEW_ROWS, Memory, Shape};
 use crate::gpu::steps::{Buffers, Step};
 use crate::graph::{ExpertSetId, Graph};
 
@@ -49,7 +49,8 @@ impl Runner<'_> {
     /// Runs one list for this shape: once as it is, from its second use on as a recording.
     pub(super) fn run(&mut self, recordings: &mut Recordings, shape: Shape) -> Result<()> {
         // Prompts are seldom of one length twice.
-        let repeats = shape.rows <= FEW_ROWS || shape.rows <= BATCH_ROWS && shape.rows == shape.sequences;
+        let decodes = shape.rows <= FEW_ROWS || shape.rows <= BATCH_ROWS && shape.rows == shape.sequences;
+        let repeats = decodes && shape.ending == Ending::Logits;
         if !repeats || !recordings.of.contains_key(&shape) {
             for piece in self.lower(shape) {
                 self.run_piece(&piece, |device, list: &Vec<Dispatch>| device.run(list))?;
@@ -78,7 +79,12 @@ impl Runner<'_> {
     }
 
     fn lower(&self, shape: Shape) -> Vec<Piece<Vec<Dispatch>>> {
-        lower(self.graph, self.steps, self.buffers, self.memory, shape)
+        let steps = match shape.ending {
+            Ending::Logits => self.steps,
+            // The head comes last.
+            Ending::Hidden => &self.steps[..self.steps.len() - 1],
+        };
+        lower(self.graph, steps, self.buffers, self.memory, shape)
     }
 
     fn record(&mut self, shape: Shape) -> Result<Recording> {

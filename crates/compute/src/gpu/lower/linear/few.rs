@@ -56,7 +56,7 @@ impl Lowering<'_> {
         kernel_name(matrix.dtype, FastPath::Plain).filter(|_| fits).map(|_| false)
     }
 
-    /// Leaves a norm to the products that read it, if all of them can make it.
+    /// Leaves a norm to the products that read it, if all of them can make it. One that none reads is the result.
     pub(in crate::gpu::lower) fn defer_norm(&mut self, norm: DeferredNorm, out: Value) -> bool {
         let can = |step: &Step| match *step {
             Step::Linear { x, weight, precision, residual, .. } => {
@@ -67,9 +67,10 @@ impl Lowering<'_> {
             }
             _ => false,
         };
-        let mut readers = self.steps.iter().filter(|step| step.inputs().contains(&out));
+        let mut readers = self.steps.iter().filter(|step| step.inputs().contains(&out)).peekable();
         let deferred = (self.is_few() || self.is_batch())
             && norm.x.width().is_multiple_of(SCALED_COLUMNS)
+            && readers.peek().is_some()
             && readers.all(can);
         if deferred {
             self.norms.insert(out, norm);
