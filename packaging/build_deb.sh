@@ -28,7 +28,10 @@ else
   install -D -m 644 "$build/completions/fish" "$root/usr/share/fish/vendor_completions.d/moeflux.fish"
   install -D -m 644 -t "$root/usr/share/doc/moeflux" README.md CHANGELOG.md LICENSE-APACHE
   install -D -m 644 LICENSE-MIT "$root/usr/share/doc/moeflux/copyright"
+  install -D -m 644 -t "$root/usr/lib/systemd/system" packaging/moeflux.service
+  install -D -m 644 -t "$root/etc/moeflux" packaging/serve.toml
   mkdir "$root/DEBIAN"
+  echo /etc/moeflux/serve.toml >"$root/DEBIAN/conffiles"
   cat >"$root/DEBIAN/control" <<EOF
 Package: moeflux
 Version: $version

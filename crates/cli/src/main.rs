@@ -5,6 +5,7 @@ mod commands;
 mod engine_args;
 mod hub;
 mod layers;
+mod listen_args;
 mod log;
 mod model;
 mod served;
@@ -36,7 +37,7 @@ struct Cli {
 enum Command {
     Run(commands::run::RunArgs),
     Chat(commands::chat::ChatArgs),
-    Serve(commands::serve::ServeArgs),
+    Serve(Box<commands::serve::ServeArgs>),
     Top(commands::top::TopArgs),
     Logits(commands::logits::LogitsArgs),
     Synth(commands::synth::SynthArgs),

@@ -1,10 +1,11 @@
 //! HTTP over a [`Scheduler`]: the OpenAI, Anthropic and Ollama APIs, Prometheus metrics and a web page.
 //!
-//! [`router`] gives an axum [`Router`] that can be nested in another program; [`serve`] runs it with time limits and a
-//! graceful shutdown. A [`Server`] may have several models, which are loaded when they are asked for and divide memory. Requests go to the scheduler's thread through a bounded queue; when a client disconnects, its
-//! request is cancelled within one step.
+//! [`router`] gives an axum [`Router`] that can be nested in another program; [`serve`] runs it on a [`Listener`] (TCP,
+//! TLS, a unix socket) with time limits and a graceful shutdown. A [`Server`] may have several models, which are loaded when
+//! they are asked for and divide memory. Requests go to the scheduler's thread through a bounded queue; when a client
+//! disconnects, its request is cancelled within one step.
 //!
-//! Not here: TLS (put a proxy in front), images, state between requests other than cached prefixes.
+//! Not here: HTTP/2, images, state between requests other than cached prefixes.
 
 mod answer;
 mod anthropic;
@@ -17,6 +18,7 @@ mod grammar;
 mod guard;
 mod intake;
 mod keys;
+mod listener;
 mod live;
 mod log;
 mod markup;
@@ -30,6 +32,7 @@ mod schema;
 mod serve;
 mod sse;
 mod stall;
+mod tls;
 mod tokens;
 
 use std::sync::Arc;
@@ -45,10 +48,12 @@ use moeflux::Scheduler;
 use error::{ApiError, Dialect};
 use grammar::Grammars;
 use intake::Intake;
+pub use listener::{ListenError, Listener};
 use markup::Markup;
 use models::Models;
 pub use models::{ModelSource, ServedModel};
 pub use serve::{Limits, serve};
+pub use tls::Tls;
 
 /// The OpenAPI description of this server.
 const OPENAPI: &str = include_str!("../openapi.json");

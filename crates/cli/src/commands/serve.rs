@@ -1,6 +1,5 @@
 //! `moeflux serve`: OpenAI and Anthropic APIs and a web page over one or several models.
 
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +9,11 @@ use clap::Args;
 use moeflux::error::size;
 use moeflux::scheduler::SessionLimits;
 use moeflux::{Scheduler, SchedulerOptions};
-use moeflux_server::{Limits, Server, ServerOptions, serve};
-use tokio::net::TcpListener;
+use moeflux_server::{Limits, Server, ServerOptions, Tls, serve};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::engine_args::{EngineArgs, Sharing, parse_size};
+use crate::listen_args::ListenArgs;
 use crate::log::{Log, LogFormat, LogLevel};
 use crate::model::ModelArg;
 use crate::served::{self, Found};
@@ -35,12 +34,8 @@ pub struct ServeArgs {
     /// TOML file with options, such as port = 8081; the environment (MOEFLUX_PORT) and the command line come first
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Address to listen on; any but localhost requires an API key
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
-    host: IpAddr,
-    /// Port to listen on; 0 for any free one
-    #[arg(long, value_name = "PORT", default_value_t = 8080)]
-    port: u16,
+    #[command(flatten)]
+    listen: ListenArgs,
     /// API key that clients must send; may be repeated, any one of them will do
     #[arg(long, value_name = "KEY", conflicts_with = "api_key_file")]
     api_key: Vec<String>,
@@ -114,12 +109,14 @@ pub struct ServeArgs {
 pub fn run(args: &ServeArgs) -> Result<()> {
     let log = Log::start(args.log_level, args.log_format);
     let api_keys = args.api_keys()?;
-    if !args.host.is_loopback() && api_keys.is_empty() && !args.no_key {
-        bail!("--host {}: anyone could use this server; add --api-key, or --no-key to allow it", args.host);
+    let host = args.listen.host;
+    if !host.is_loopback() && api_keys.is_empty() && !args.no_key {
+        bail!("--host {host}: anyone could use this server; add --api-key, or --no-key to allow it");
     }
     if args.queue == 0 || args.connections == 0 {
         bail!("--queue and --connections: expected positive numbers");
     }
+    let tls = args.listen.tls()?;
     let mut found = served::find(&args.model)?;
     let options = args.options(api_keys);
     let (server, first) = match &mut found[..] {
@@ -134,7 +131,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     // One thread is enough to pass tokens on; the others are the engine's.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("cannot start the server's threads")?;
-    let outcome = runtime.block_on(listen(args, log, server, &first, limits));
+    let outcome = runtime.block_on(listen(args, tls, log, server, &first, limits));
     runtime.shutdown_timeout(Duration::from_secs(1));
     outcome
 }
@@ -218,7 +215,7 @@ impl ServeArgs {
 
     fn options(&self, api_keys: Vec<String>) -> ServerOptions {
         ServerOptions {
-            local_only: self.host.is_loopback() && api_keys.is_empty(),
+            local_only: self.listen.only_localhost() && api_keys.is_empty(),
             api_keys,
             cors: self.cors.clone(),
             max_body: self.max_body.unwrap_or_else(|| {
@@ -254,18 +251,16 @@ impl ServeArgs {
     }
 }
 
-/// An address, or the name that every machine has for itself.
-fn parse_host(text: &str) -> Result<IpAddr, String> {
-    if text.eq_ignore_ascii_case("localhost") {
-        return Ok(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
-    }
-    text.parse().map_err(|_| "expected an address such as 127.0.0.1 or 0.0.0.0, or localhost".to_owned())
-}
-
-async fn listen(args: &ServeArgs, log: Log, server: Server, first: &[String], limits: Limits) -> Result<()> {
-    let address = SocketAddr::new(args.host, args.port);
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
-    let address = listener.local_addr().context("cannot determine the port")?;
+async fn listen(
+    args: &ServeArgs,
+    tls: Option<Tls>,
+    log: Log,
+    server: Server,
+    first: &[String],
+    limits: Limits,
+) -> Result<()> {
+    let listener = args.listen.listener(tls).await?;
+    let url = listener.url().context("cannot determine the port")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for Ctrl-C")?;
     let mut signalled = async move || {
@@ -280,7 +275,7 @@ async fn listen(args: &ServeArgs, log: Log, server: Server, first: &[String], li
             bail!("{name}: {reason}");
         }
     }
-    log.say(&format!("{} on http://{address}", server.names().join(", ")));
+    log.say(&format!("{} on {url}", server.names().join(", ")));
     let (draining, said) = (server.clone(), log.clone());
     let shutdown = async move {
         signalled().await;

@@ -1,6 +1,7 @@
 //! What the documentation says of the program is what the program says.
 
 use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -117,6 +118,17 @@ fn the_page_of_errors_has_the_messages() {
     check(&["run", "demo", "--temprature=0"]);
     check(&["serve", "demo", "--port", &port]);
     check(&["serve", "demo", "--host", "0.0.0.0"]);
+    let tls = |cert, key| ["serve", "demo", "--tls-cert", cert, "--tls-key", key];
+    for name in ["chain.pem", "key.pem", "other_key.pem"] {
+        file(name, read(&format!("crates/server/tests/fixtures/tls/{name}")).as_bytes());
+    }
+    check(&tls("key.pem", "key.pem"));
+    check(&tls("chain.pem", "chain.pem"));
+    check(&tls("chain.pem", "other_key.pem"));
+    let answered = UnixListener::bind(folder.join("socket")).unwrap();
+    check(&["serve", "demo", "--unix-socket", "socket"]);
+    check(&["serve", "demo", "--unix-socket", "text.gguf"]);
+    drop(answered);
     drop(taken);
     check(&["top", "--once", &format!("127.0.0.1:{port}")]);
     let (_, devices, _) = moeflux(folder, &["devices", "--json"]);

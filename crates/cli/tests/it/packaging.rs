@@ -104,6 +104,32 @@ fn the_formula_is_filled() {
     }
 }
 
+#[test]
+fn the_service_has_its_files() {
+    let read = |name: &str| std::fs::read_to_string(in_repository(name)).unwrap();
+    for builder in ["packaging/build_deb.sh", "crates/cli/Cargo.toml"] {
+        for file in ["packaging/moeflux.service", "packaging/serve.toml", "/etc/moeflux/serve.toml"] {
+            assert!(read(builder).contains(file), "{builder} lacks {file}");
+        }
+    }
+    assert!(read("packaging/moeflux.service").contains("moeflux serve --config /etc/moeflux/serve.toml\n"));
+
+    // With all that it proposes, only the certificate is missing.
+    let example = read("packaging/serve.toml");
+    let proposed =
+        |line: &str| line.strip_prefix("# ").filter(|line| line.contains(" = ")).map(str::to_owned);
+    let lines: Vec<_> =
+        example.lines().map(|line| proposed(line).unwrap_or_else(|| line.to_owned())).collect();
+    assert!(lines.iter().any(|line| line.starts_with("tls-key = ")), "{lines:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("serve.toml");
+    std::fs::write(&config, lines.join("\n")).unwrap();
+    let mut serve = Command::cargo_bin("moeflux").unwrap();
+    let output = serve.args(["serve", "--api-key", "k", "--config"]).arg(&config).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("cannot read /run/credentials/moeflux.service/cert.pem"), "{said}");
+}
+
 /// Whether `.ci/run` succeeds, and what it says, where the Python, the Rust targets and the packages that its checks need are
 /// missing; `online` if they could be had.
 fn checks(ci: bool, online: bool) -> (bool, String) {

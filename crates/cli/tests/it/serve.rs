@@ -1,6 +1,10 @@
 //! `moeflux serve`, from the command line to its end.
 
-use crate::support::server::{serve, serve_unread};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use crate::support::server::{serve, serve_elsewhere, serve_unread};
 
 #[test]
 fn says_what_run_says_and_ends_in_order() {
@@ -178,4 +182,67 @@ fn several_models_are_checked_at_the_start() {
         let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
         assert!(said.contains(expected), "{arguments:?}: {said}");
     }
+}
+
+#[test]
+fn a_unix_socket_takes_any_host_and_no_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let config = folder.path().join("serve.toml");
+    std::fs::write(&config, format!("unix-socket = {:?}\n", path.to_str().unwrap())).unwrap();
+    let served = serve_elsewhere(&["--config", config.to_str().unwrap()]);
+    assert_eq!(served.address, format!("unix:{}", path.display()));
+    let mut stream = UnixStream::connect(&path).unwrap();
+    let body = r#"{"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}"#;
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: model.example\r\nConnection: close";
+    write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("17 + 25 = 42"), "{answer}");
+    assert_eq!(served.terminate(), Some(0));
+    assert!(!path.exists());
+}
+
+#[test]
+fn tls_for_a_client_that_checks_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/tests/fixtures/tls");
+    let fixture = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let files = ["--tls-cert", &fixture("chain.pem"), "--tls-key", &fixture("key.pem")];
+    let served = serve_elsewhere(&[&files[..], &["--port", "0"]].concat());
+    let root = ureq::tls::Certificate::from_pem(&std::fs::read(fixture("root.pem")).unwrap()).unwrap();
+    let health = |roots| {
+        let tls = ureq::tls::TlsConfig::builder().root_certs(roots).build();
+        let agent: ureq::Agent = ureq::Agent::config_builder().tls_config(tls).build().into();
+        agent.get(format!("{}/health", served.address)).call().map(|answer| answer.status().as_u16())
+    };
+    assert!(served.address.starts_with("https://127.0.0.1:"), "{}", served.address);
+    assert_eq!(health(ureq::tls::RootCerts::new_with_certs(&[root])).unwrap(), 200);
+    assert!(health(ureq::tls::RootCerts::WebPki).is_err());
+    assert_eq!(served.terminate(), Some(0));
+}
+
+#[test]
+fn where_it_listens_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("words");
+    std::fs::write(&path, "no key").unwrap();
+    let words = path.to_str().unwrap();
+    let listens = |arguments: &[&str]| {
+        let mut command = assert_cmd::Command::cargo_bin("moeflux").unwrap();
+        command.env("XDG_CACHE_HOME", folder.path()).args(["serve", "demo"]).args(arguments);
+        String::from_utf8_lossy(&command.assert().failure().get_output().stderr).into_owned()
+    };
+    for (arguments, part) in [
+        (&["--unix-socket", "s", "--port", "1"][..], "cannot be used with '--port <PORT>'"),
+        (&["--unix-socket", "s", "--host", "::1"], "cannot be used with '--host <ADDRESS>'"),
+        (&["--unix-socket", "s", "--tls-cert", "c", "--tls-key", "k"], "cannot be used with"),
+        (&["--tls-cert", "c"], "--tls-key <FILE>"),
+        (&["--tls-key", "k"], "--tls-cert <FILE>"),
+        (&["--tls-cert", words, "--tls-key", words], "words: expected a certificate in PEM, got no section"),
+        (&["--unix-socket", words], "words: expected a socket or no file, got a regular file"),
+    ] {
+        let said = listens(arguments);
+        assert!(said.contains(part), "{arguments:?}: {said}");
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "no key");
 }

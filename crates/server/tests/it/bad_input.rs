@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use crate::support::{Answer, Server, start, start_with};
+use crate::support::{Answer, Server, eventually, start, start_with};
 use moeflux::{Options, SchedulerOptions};
 use moeflux_server::{Limits, ServerOptions};
 use serde_json::{Value, json};
@@ -283,15 +283,6 @@ fn slow_and_huge_requests() {
 fn endless() -> Value {
     json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 100_000, "stream": true,
            "temperature": 1, "logit_bias": {"0": -100, "1": -100, "2": -100, "3": -100}})
-}
-
-/// Waits for something that must come about.
-fn eventually(what: &str, check: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 fn open(server: &Server, body: &Value) -> std::net::TcpStream {

@@ -4,6 +4,7 @@ mod api;
 mod bad_input;
 mod embeddings;
 mod fields;
+mod listening;
 mod ollama;
 
 mod models;

@@ -23,14 +23,33 @@ pub fn serve(port: u16, arguments: &[&str]) -> Served {
 
 /// The same, with the lines of its log for the caller to read.
 pub fn serve_unread(port: u16, arguments: &[&str]) -> (Served, Lines<BufReader<ChildStderr>>) {
+    let port = port.to_string();
+    let (mut served, lines) = start(&[&["--port", &port], arguments].concat());
+    served.address = served.address.strip_prefix("http://").unwrap().to_owned();
+    (served, lines)
+}
+
+/// Starts a server that listens where `arguments` say; its address is what it prints, with the scheme.
+#[allow(dead_code, reason = "not every binary with a server listens elsewhere")]
+pub fn serve_elsewhere(arguments: &[&str]) -> Served {
+    let (mut served, lines) = start(arguments);
+    served.log = Some(std::thread::spawn(move || lines.map_while(Result::ok).collect()));
+    served
+}
+
+fn start(arguments: &[&str]) -> (Served, Lines<BufReader<ChildStderr>>) {
     let cache = tempfile::tempdir().unwrap();
     let mut command = Command::cargo_bin("moeflux").unwrap();
-    command.env("XDG_CACHE_HOME", cache.path()).args(["serve", "demo", "--context", "512", "--port"]);
-    command.arg(port.to_string());
+    command.env("XDG_CACHE_HOME", cache.path()).args(["serve", "demo", "--context", "512"]);
     let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let line = lines.find_map(|line| line.ok().filter(|line| line.contains(" on http://"))).unwrap();
-    let address = line.split("http://").nth(1).unwrap().trim_end_matches(['"', '}']).to_owned();
+    let address = lines.find_map(|line| {
+        let line = line.ok()?;
+        let schemes = [" on http://", " on https://", " on unix:"];
+        let at = schemes.iter().find_map(|scheme| line.find(scheme))?;
+        Some(line[at + " on ".len()..].trim_end_matches(['"', '}']).to_owned())
+    });
+    let address = address.expect("it says where it listens");
     (Served { child, address, log: None, _cache: cache }, lines)
 }
 

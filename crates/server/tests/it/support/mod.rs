@@ -4,11 +4,11 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use moeflux::{Options, Scheduler, SchedulerOptions, TextModel};
 use moeflux_compute::cpu::CpuBackend;
-use moeflux_server::{Limits, ServerOptions, serve};
+use moeflux_server::{Limits, Listener, ServerOptions, serve};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -34,6 +34,9 @@ impl std::ops::DerefMut for Server {
 
 /// A server that ends with the value.
 pub struct Running {
+    /// Where it listens, as clients say it.
+    pub url: String,
+    /// The address in it; unspecified if it listens on a unix socket.
     pub address: SocketAddr,
     served: moeflux_server::Server,
     stop: Option<oneshot::Sender<()>>,
@@ -47,8 +50,20 @@ pub fn model(options: &Options) -> TextModel {
 
 /// How most tests serve the model.
 pub fn start() -> Server {
-    let options = Options { sequences: 8, context: Some(512), ..Options::default() };
-    start_with(&options, SchedulerOptions::default(), ServerOptions::default(), Limits::default())
+    start_with(&usual(), SchedulerOptions::default(), ServerOptions::default(), Limits::default())
+}
+
+/// The same, listening elsewhere.
+pub fn start_on(
+    listen: impl AsyncFnOnce() -> Listener + Send + 'static,
+    serving: ServerOptions,
+    limits: Limits,
+) -> Server {
+    start_any(listen, &usual(), SchedulerOptions::default(), serving, limits)
+}
+
+fn usual() -> Options {
+    Options { sequences: 8, context: Some(512), ..Options::default() }
 }
 
 pub fn start_with(
@@ -57,28 +72,50 @@ pub fn start_with(
     serving: ServerOptions,
     limits: Limits,
 ) -> Server {
+    let listen = async || tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().into();
+    start_any(listen, options, scheduling, serving, limits)
+}
+
+fn start_any(
+    listen: impl AsyncFnOnce() -> Listener + Send + 'static,
+    options: &Options,
+    scheduling: SchedulerOptions,
+    serving: ServerOptions,
+    limits: Limits,
+) -> Server {
     let scheduler = Arc::new(Scheduler::start(model(options), scheduling).unwrap());
     let serving = ServerOptions { model: "demo".into(), ..serving };
     let served = moeflux_server::Server::new(Arc::clone(&scheduler), serving);
-    Server { scheduler, running: Running::start(served, limits) }
+    Server { scheduler, running: Running::start_on(listen, served, limits) }
 }
 
 impl Running {
     pub fn start(served: moeflux_server::Server, limits: Limits) -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
+        let listen = async || tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().into();
+        Self::start_on(listen, served, limits)
+    }
+
+    fn start_on(
+        listen: impl AsyncFnOnce() -> Listener + Send + 'static,
+        served: moeflux_server::Server,
+        limits: Limits,
+    ) -> Self {
         let (stop, stopped) = oneshot::channel();
+        let (listens, url) = std::sync::mpsc::channel();
         let theirs = served.clone();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+                let listener = listen().await;
+                listens.send(listener.url().unwrap()).unwrap();
                 let (router, stopped) = (theirs.router(), async { drop(stopped.await) });
                 serve(listener, router, limits, stopped, || theirs.abandon()).await
             })
         });
-        Self { address, served, stop: Some(stop), thread: Some(thread) }
+        let url = url.recv().unwrap();
+        let address = url.split_once("://").map(|(_, address)| address.parse().unwrap());
+        let address = address.unwrap_or((std::net::Ipv4Addr::UNSPECIFIED, 0).into());
+        Self { url, address, served, stop: Some(stop), thread: Some(thread) }
     }
 
     /// As SIGTERM does.
@@ -100,11 +137,8 @@ impl Running {
 
     pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut stream = self.connect();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
-        headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
-        head += &format!("Content-Length: {}\r\n\r\n", body.len());
         // A server that refuses early may close before all is sent.
-        let _ = stream.write_all(&[head.as_bytes(), body].concat());
+        let _ = stream.write_all(&message(method, path, headers, body));
         Answer::read(&mut stream)
     }
 
@@ -131,6 +165,23 @@ impl Drop for Running {
     }
 }
 
+/// The bytes of a request that is the last on its connection.
+pub fn message(method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
+    let mut head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+    headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
+    head += &format!("Content-Length: {}\r\n\r\n", body.len());
+    [head.as_bytes(), body].concat()
+}
+
+/// Waits for something that must come about.
+pub fn eventually(what: &str, check: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !check() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 pub struct Answer {
     pub status: u16,
     pub headers: String,
@@ -139,7 +190,7 @@ pub struct Answer {
 
 impl Answer {
     /// Reads to the end of the connection.
-    pub fn read(stream: &mut TcpStream) -> Self {
+    pub fn read(stream: &mut impl Read) -> Self {
         let mut bytes = vec![];
         let _ = stream.read_to_end(&mut bytes);
         let end = bytes.windows(4).position(|w| w == b"\r\n\r\n").unwrap_or_else(|| {
