@@ -56,11 +56,14 @@ fn get(stream: &mut (impl Read + Write), path: &str) -> Answer {
     Answer::read(stream)
 }
 
-/// Asks for a story of `max_tokens`, without reading it.
+/// Tokens of an answer that goes on while other things are done.
+const LONG: usize = 500;
+
+/// Asks for a story of `max_tokens`, no fewer, without reading it.
 fn ask(stream: &mut impl Write, max_tokens: usize, streamed: bool) {
     let body = json!({
         "messages": [{"role": "user", "content": "Tell me a short story about a fox."}],
-        "max_tokens": max_tokens, "temperature": 0, "stream": streamed
+        "max_tokens": max_tokens, "temperature": 0, "stream": streamed, "ignore_eos": true
     });
     let head = [("Content-Type", "application/json")];
     let bytes = message("POST", "/v1/chat/completions", &head, body.to_string().as_bytes());
@@ -135,7 +138,8 @@ fn answers_over_tls_end_before_the_server() {
     let header_timeout = Duration::from_secs(300);
     let mut server = with_tls(Limits { header_timeout, ..Limits::default() });
     let mut stream = usual_client(&server);
-    ask(&mut stream, 30, true);
+    ask(&mut stream, LONG, true);
+    let reader = std::thread::spawn(move || (story(&mut stream), stream.read(&mut [0])));
     eventually("running", || server.scheduler.figures().running == 1);
     let mut silent = server.connect();
     // Whoever is answered after it was accepted after it.
@@ -147,8 +151,8 @@ fn answers_over_tls_end_before_the_server() {
         assert_eq!(get(&mut usual_client(&server), "/health").status, 503);
     }
     assert!(server.stop(), "in time");
-    assert!(story(&mut stream).len() > 20);
-    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    let (story, end) = reader.join().unwrap();
+    assert!(story.len() > 20 && end.unwrap() == 0, "{story}");
 }
 
 #[test]
@@ -167,13 +171,14 @@ fn a_unix_socket() {
     assert_eq!(story(&mut stream), story(&mut expected));
 
     let mut last = connect();
-    ask(&mut last, 30, true);
+    ask(&mut last, LONG, true);
+    let reader = std::thread::spawn(move || story(&mut last));
     eventually("running", || server.scheduler.figures().running > 0);
     server.scheduler.drain();
     server.begin_stop();
     assert_eq!(get(&mut connect(), "/health").status, 503);
     assert!(server.stop(), "in time");
-    assert!(story(&mut last).len() > 20);
+    assert!(reader.join().unwrap().len() > 20);
     assert!(!path.exists(), "removed at the end");
 }
 
