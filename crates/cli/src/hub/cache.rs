@@ -47,9 +47,10 @@ impl RepoCache {
         fs::metadata(self.blob(file)).is_ok_and(|found| found.len() == file.size)
     }
 
-    /// Bytes of `file` that an interrupted download left.
+    /// Bytes of `file` that an interrupted download left; more than there should be are none.
     pub fn partial(&self, file: &RemoteFile) -> u64 {
-        fs::metadata(self.incomplete(file)).map_or(0, |found| found.len())
+        let found = fs::metadata(self.incomplete(file)).map_or(0, |found| found.len());
+        if found > file.size { 0 } else { found }
     }
 
     /// Bytes that can be written where the cache is; `None` if the system does not say.

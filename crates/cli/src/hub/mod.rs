@@ -11,6 +11,7 @@ mod headers;
 mod id;
 mod inventory;
 mod listing;
+mod progress;
 mod settings;
 mod transfer;
 
@@ -51,7 +52,7 @@ pub fn pull(id: &HubId, settings: &Settings) -> Result<PathBuf> {
     };
     let selection = listing.select(id)?;
     let missing: Vec<_> = selection.files.iter().filter(|file| !cache.has(file)).collect();
-    let bytes = missing.iter().map(|file| file.size - cache.partial(file).min(file.size)).sum();
+    let bytes = missing.iter().map(|file| file.size - cache.partial(file)).sum();
     if let Some(free) = cache.free_space()?.filter(|free| *free < bytes) {
         let folder = cache.folder().display();
         bail!("{id} needs {} more on disk, and {folder} has {} free", size(bytes), size(free));

@@ -10,7 +10,6 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use anyhow::Result;
-use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{FlockOperation, flock};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -21,12 +20,15 @@ use super::cache::RepoCache;
 use super::error::HubError;
 use super::id::HubId;
 use super::listing::RemoteFile;
+use super::progress::Progress;
 use super::settings::Settings;
 
 /// Ranges of a file that are fetched at once.
 const CONNECTIONS: u64 = 8;
 /// Bytes of a range; up to two for every connection are in memory.
 const RANGE: u64 = 8 << 20;
+/// Bytes that are counted at once when they arrive.
+const PIECE: u64 = 64 << 10;
 /// How often a request that got no proper answer is sent.
 const TRIES: u32 = 5;
 /// Waiting before the second try; doubles with every further one.
@@ -113,7 +115,7 @@ impl Transfer {
             return Ok(vec![]);
         }
         let url = self.file_url(id, commit, file);
-        self.retry(|| self.range(&url, file, from, to))
+        self.retry(|| self.range(&url, file, (from, to), &Progress::Hidden))
     }
 
     fn file_url(&self, id: &HubId, commit: &str, file: &RemoteFile) -> String {
@@ -125,15 +127,15 @@ impl Transfer {
         if files.is_empty() {
             return Ok(());
         }
-        let bar = ProgressBar::new(files.iter().map(|file| file.size).sum());
-        let template = "{msg} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta} left";
-        bar.set_style(ProgressStyle::with_template(template)?);
+        let total = files.iter().map(|file| file.size).sum();
+        let there = files.iter().map(|file| cache.partial(file)).sum();
+        let progress = Progress::new(id.to_string(), files.len(), total, there)?;
         for file in files {
-            bar.set_message(file.path.clone());
+            progress.file(&file.path);
             let url = self.file_url(id, commit, file);
-            self.file(&url, file, cache, &bar)?;
+            self.file(&url, file, cache, &progress)?;
         }
-        bar.finish_and_clear();
+        progress.finish();
         Ok(())
     }
 
@@ -142,7 +144,7 @@ impl Transfer {
         url: &str,
         file: &RemoteFile,
         cache: &RepoCache,
-        bar: &ProgressBar,
+        progress: &Progress,
     ) -> Result<(), HubError> {
         let path = cache.incomplete(file);
         let write_error = |source| HubError::Write { path: path.clone(), source };
@@ -152,11 +154,9 @@ impl Transfer {
             .map_err(|_| HubError::Busy { path: path.clone() })?;
         let mut checksum = Checksum::of(file);
         let there = resume(&mut out, file, &mut checksum).map_err(write_error)?;
-        bar.inc(there);
-        self.ranges(url, file, there, |bytes| {
+        self.ranges(url, file, there, progress, |bytes| {
             out.write_all(bytes).map_err(write_error)?;
             checksum.update(bytes);
-            bar.inc(bytes.len() as u64);
             Ok(())
         })?;
         let got = checksum.hexadecimal();
@@ -175,6 +175,7 @@ impl Transfer {
         url: &str,
         file: &RemoteFile,
         start: u64,
+        progress: &Progress,
         mut write: impl FnMut(&[u8]) -> Result<(), HubError>,
     ) -> Result<(), HubError> {
         let count = (file.size - start).div_ceil(RANGE);
@@ -186,7 +187,7 @@ impl Transfer {
                         for index in (first..count).step_by(CONNECTIONS as usize) {
                             let from = start + index * RANGE;
                             let to = (from + RANGE).min(file.size);
-                            let bytes = self.retry(|| self.range(url, file, from, to));
+                            let bytes = self.retry(|| self.range(url, file, (from, to), progress));
                             let failed = bytes.is_err();
                             // Nobody receives after an error elsewhere.
                             if sender.send(bytes).is_err() || failed {
@@ -205,15 +206,28 @@ impl Transfer {
     }
 
     /// Bytes `from..to` of a file.
-    fn range(&self, url: &str, file: &RemoteFile, from: u64, to: u64) -> Result<Vec<u8>, HubError> {
+    fn range(
+        &self,
+        url: &str,
+        file: &RemoteFile,
+        (from, to): (u64, u64),
+        progress: &Progress,
+    ) -> Result<Vec<u8>, HubError> {
         let mut response = self.get(url, &file.path, Some((from, to)))?;
         let mut bytes = Vec::with_capacity((to - from) as usize);
-        let read = response.read_to_end(&mut bytes);
-        read.map_err(|error| unreachable(url, error))?;
+        let mut arriving = progress.request();
+        loop {
+            let piece = response.by_ref().take(PIECE).read_to_end(&mut bytes);
+            match piece.map_err(|error| unreachable(url, error))? {
+                0 => break,
+                count => arriving.add(count as u64),
+            }
+        }
         if bytes.len() as u64 != to - from {
             let reason = format!("expected {} bytes from {from} on, got {}", to - from, bytes.len());
             return Err(HubError::Unreachable { url: url.to_owned(), reason });
         }
+        arriving.keep();
         Ok(bytes)
     }
 

@@ -1,9 +1,12 @@
 //! Models of the hub, against a small hub on the loopback interface.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::support::hub::{Fault, File, Hub};
 use assert_cmd::Command;
+use assert_cmd::cargo::CommandCargoExt;
+use expectrl::{Eof, Expect, Session};
 
 const MODEL: &str = "org/model";
 
@@ -134,6 +137,39 @@ fn content_in_the_cache_is_told_by_its_size() {
     // Somebody has cut it short.
     std::fs::write(&blob, &content[..1000]).unwrap();
     assert_eq!(std::fs::read(user.pulled(MODEL)).unwrap(), content);
+}
+
+#[test]
+fn a_download_shows_what_has_arrived() {
+    let hub = Hub::start(vec![File::large("model.gguf", noise())]);
+    let user = User::of(&hub);
+    // No range is complete.
+    hub.fault(Fault::HoldAfter { bytes: 1 << 20 });
+    let mut pull = std::process::Command::cargo_bin("moeflux").unwrap();
+    pull.args(["pull", MODEL]).env("HF_HOME", user.folder.path()).env("HF_ENDPOINT", hub.endpoint());
+    pull.env("TERM", "xterm").env_remove("HF_HUB_CACHE").env_remove("HF_HUB_OFFLINE");
+    let mut terminal = Session::spawn(pull).unwrap();
+    terminal.set_expect_timeout(Some(Duration::from_secs(60)));
+    terminal.expect("3.00 MiB/19.07 MiB").unwrap();
+    hub.fault(Fault::None);
+    terminal.expect("snapshots").unwrap();
+    terminal.expect(Eof).unwrap();
+    // A log has no bar.
+    let said = || {
+        let output = user.moeflux(&["pull", MODEL]).assert().success().get_output().stderr.clone();
+        String::from_utf8(output).unwrap()
+    };
+    assert_eq!(said(), "", "nothing is downloaded");
+    let path = user.pulled(MODEL);
+    let blob = std::fs::canonicalize(&path).unwrap();
+    std::fs::rename(&blob, blob.with_extension("incomplete")).unwrap();
+    let whole = "org/model: downloading 1 file, 19.1 MiB, 19.1 MiB of it there already\n\
+                 org/model: 0 B downloaded in 0s\n";
+    assert_eq!(said(), whole);
+    std::fs::remove_file(&blob).unwrap();
+    assert!(
+        said().starts_with("org/model: downloading 1 file, 19.1 MiB\norg/model: 19.1 MiB downloaded in ")
+    );
 }
 
 #[test]

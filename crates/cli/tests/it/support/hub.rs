@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::json;
 use sha1::Sha1;
@@ -16,6 +17,10 @@ pub enum Fault {
     /// The connection ends when this byte of a file should come.
     CutAfter {
         offset: usize,
+    },
+    /// After so many bytes of an answer nothing more comes until the fault is over.
+    HoldAfter {
+        bytes: usize,
     },
     /// The next answers are these.
     Unavailable {
@@ -167,7 +172,15 @@ impl State {
             _ => body.len(),
         };
         self.bytes_served.fetch_add(cut as u64, Ordering::SeqCst);
-        drop(stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body[..cut])));
+        let held = match *self.fault.lock().unwrap() {
+            Fault::HoldAfter { bytes } if path.contains("model.gguf") => bytes.min(cut),
+            _ => cut,
+        };
+        let start = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body[..held]));
+        while held < cut && matches!(*self.fault.lock().unwrap(), Fault::HoldAfter { .. }) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(start.and_then(|()| stream.write_all(&body[held..cut])));
     }
 
     fn answer(&self, path: &str, range: Option<(usize, usize)>) -> (String, Vec<u8>) {
