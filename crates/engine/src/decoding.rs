@@ -22,6 +22,9 @@ pub trait Constraint: Send {
     /// # Errors
     /// [`Error::Constraint`] if the token was not allowed.
     fn accept(&mut self, token: u32) -> Result<bool>;
+
+    /// Another one that has accepted the same tokens.
+    fn fork(&self) -> Box<dyn Constraint>;
 }
 
 /// How an answer is generated.

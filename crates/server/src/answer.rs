@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use moeflux::Finish;
 use moeflux::decoding::TokenLogprobs;
-use moeflux::scheduler::{Done, Event, Progress, Ticket};
-use moeflux::{Finish, Request};
+use moeflux::scheduler::{Done, Event, ManyRequest, Progress, Ticket};
 use tokio::sync::mpsc;
 
 use crate::App;
@@ -37,29 +37,26 @@ pub(crate) struct Answers {
     left: usize,
     prompt_tokens: usize,
     tally: Arc<Tally>,
-    _tickets: Vec<Ticket>,
+    _ticket: Ticket,
     /// Keeps the model loaded.
     _app: Arc<App>,
 }
 
 impl Answers {
-    /// Queues `requests`, all or none.
+    /// Queues a request, all of its answers or none.
     pub(crate) fn submit(
         app: &Arc<App>,
-        requests: Vec<Request>,
+        request: ManyRequest,
         parts: Parts,
         tally: Arc<Tally>,
     ) -> Result<Self, ApiError> {
         // As many events as tokens can wait for a slow client; no more than the limits of its request allow.
         let (sender, events) = mpsc::unbounded_channel();
-        let left = requests.len();
-        tally.prompt(requests.iter().map(|request| request.prompt.len()).sum());
-        let prompt_tokens = requests.first().map_or(0, |request| request.prompt.len());
-        let mut tickets = vec![];
-        for (index, request) in requests.into_iter().enumerate() {
-            let sender = sender.clone();
-            tickets.push(app.scheduler.submit_to(request, move |event| drop(sender.send((index, event))))?);
-        }
+        let left = request.prompts.len() * request.answers;
+        tally.prompt(request.prompts.iter().map(Vec::len).sum::<usize>() * request.answers);
+        let prompt_tokens = request.prompts.first().map_or(0, Vec::len);
+        let sink = move |index, event| drop(sender.send((index, event)));
+        let ticket = app.scheduler.submit_many_to(request, sink)?;
         let splitters = (0..left).map(|_| Splitter::new(parts.clone())).collect();
         Ok(Self {
             events,
@@ -68,7 +65,7 @@ impl Answers {
             left,
             prompt_tokens,
             tally,
-            _tickets: tickets,
+            _ticket: ticket,
             _app: Arc::clone(app),
         })
     }

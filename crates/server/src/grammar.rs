@@ -200,4 +200,14 @@ impl Constraint for Guided {
         }
         Ok(self.matcher.is_stopped())
     }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Self {
+            matcher: self.matcher.deep_clone(),
+            eos: self.eos.clone(),
+            scheduler: Arc::clone(&self.scheduler),
+            quotes: Arc::clone(&self.quotes),
+            watch: self.watch.clone(),
+        })
+    }
 }

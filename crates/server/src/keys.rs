@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 /// An object or a list that has begun.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Level {
     Object(HashSet<Vec<u8>>),
     List,
@@ -23,7 +23,7 @@ struct Place {
 }
 
 /// Reads JSON as it is written.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct KeyWatch {
     levels: Vec<Level>,
     place: Place,

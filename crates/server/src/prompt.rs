@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
 use moeflux::sampler::SamplerOptions;
-use moeflux::{Constraint, DecodingOptions, Request};
+use moeflux::scheduler::ManyRequest;
+use moeflux::{Constraint, DecodingOptions};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -18,7 +19,7 @@ use crate::schema::Schemas;
 
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 1024;
-/// Most answers to one request.
+/// Most answers to one prompt.
 const MAX_ANSWERS: usize = 16;
 /// Most stop texts of one request.
 const MAX_STOPS: usize = 16;
@@ -217,17 +218,17 @@ impl Ask {
             self.prepare(&theirs, &room.tally)
         };
         let prepared = tokio::task::spawn_blocking(prepare).await;
-        let (requests, parts) = match prepared {
+        let (request, parts) = match prepared {
             Ok(prepared) => prepared?,
             Err(_) => {
                 let message = "the request could not be prepared";
                 return Err(ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, message));
             }
         };
-        Answers::submit(app, requests, parts, tally)
+        Answers::submit(app, request, parts, tally)
     }
 
-    fn prepare(self, app: &App, tally: &Tally) -> Result<(Vec<Request>, Parts), ApiError> {
+    fn prepare(self, app: &App, tally: &Tally) -> Result<(ManyRequest, Parts), ApiError> {
         if self.answers == 0 || self.answers > MAX_ANSWERS {
             let message = format!("expected a number from 1 to {MAX_ANSWERS}, got {}", self.answers);
             return Err(ApiError::invalid("n", message));
@@ -253,30 +254,33 @@ impl Ask {
             }
         }
         let sampler = self.sampling.options(app.scheduler.tokenizer().eos_ids())?;
-        let mut requests = vec![];
-        let mut parts = Parts::default();
+        let mut prompts = vec![];
+        let (mut parts, mut text) = (Parts::default(), None);
         let tools = self.tools.clone().map(Arc::new);
         for prompt in &self.prompts {
-            let (prompt, text) = self.encode(app, prompt)?;
+            let encoded = self.encode(app, prompt)?;
+            prompts.push(encoded.0);
+            text = encoded.1;
             if let Some(text) = &text {
                 parts = app.markup.parts(text, tools.as_ref());
             }
-            for index in 0..self.answers {
-                let mut sampler = sampler.clone();
-                sampler.seed = sampler.seed.map(|seed| seed.wrapping_add(index as u64));
-                let options = DecodingOptions {
-                    sampler,
-                    max_tokens: self.max_tokens.unwrap_or(app.options.max_tokens),
-                    stop: self.stop.clone(),
-                    logprobs: self.logprobs,
-                    visible: if text.is_some() { app.markup.visible().to_vec() } else { vec![] },
-                };
-                let constraint = self.constraint(app, text.as_deref(), tally)?;
-                let conversation = self.conversation.clone().filter(|_| index == 0);
-                requests.push(Request { prompt: prompt.clone(), options, constraint, conversation });
-            }
         }
-        Ok((requests, parts))
+        let options = DecodingOptions {
+            sampler,
+            max_tokens: self.max_tokens.unwrap_or(app.options.max_tokens),
+            stop: self.stop.clone(),
+            logprobs: self.logprobs,
+            visible: if text.is_some() { app.markup.visible().to_vec() } else { vec![] },
+        };
+        let constraint = self.constraint(app, text.as_deref(), tally)?;
+        let request = ManyRequest {
+            prompts,
+            answers: self.answers,
+            options,
+            constraint,
+            conversation: self.conversation,
+        };
+        Ok((request, parts))
     }
 
     /// Token ids of a prompt, and its text if it came through the chat template.

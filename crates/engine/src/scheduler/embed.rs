@@ -92,6 +92,11 @@ impl Inputs {
         Some((tokens, Embedding { input, pooling: self.pooling, pooled: Pooled::default(), results }))
     }
 
+    /// Tokens that wait.
+    pub(super) fn tokens(&self) -> usize {
+        self.waiting.iter().map(|(_, tokens)| tokens.len()).sum()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

@@ -5,12 +5,15 @@
 //! When key-value pages run out, cached sessions are evicted first, then the newest request is preempted and re-evaluated
 //! later; on the CPU that changes no bit of its answer.
 //!
+//! A request may have several answers: it waits as one, and after each that begins the others go to the end of the queue.
+//!
 //! Embeddings wait in the same queue and take pages from the same pool. Each input is a sequence of its own, whose session is
 //! given up at the end; those of one request take turns with other requests. They are evaluated in batches of their own between
 //! those of answers, without the head, and as long as there are answers with no more tokens than prompts beside them.
 //!
 //! Nothing here is asynchronous: events go to a closure, or to the iterator [`Answer`].
 
+mod answers;
 mod embed;
 mod figures;
 mod folder;
@@ -35,6 +38,8 @@ use crate::generation::{ChatPrompt, EncodedChat, Finish, TextModel, encode_chat_
 use crate::tokenizer::{AddSpecial, Tokenizer};
 use crate::{Error, Result};
 
+pub use answers::ManyRequest;
+use answers::Waiting;
 pub use embed::EmbedRequest;
 use embed::Inputs;
 pub use figures::{Figures, Histogram, Memory};
@@ -43,7 +48,8 @@ pub use folder::SessionLimits;
 /// How requests are served. How many at once is [`Options::sequences`](crate::Options::sequences).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulerOptions {
-    /// Most requests that wait.
+    /// Most requests that wait. Together their prompts have no more tokens than that many of the context's length, unless only
+    /// one waits.
     pub queue: usize,
     /// Maximum prompt tokens in a step that also decodes, and tokens of embeddings between two such steps: more is quicker
     /// for them, fewer keeps answers flowing.
@@ -175,10 +181,20 @@ type Sink = Box<dyn FnMut(Event) + Send>;
 
 /// What a request asks for.
 enum Work {
-    /// An answer.
-    Answer { request: Request, sink: Sink },
+    /// Answers.
+    Answer(Waiting),
     /// Embeddings.
     Embed(Inputs),
+}
+
+impl Work {
+    /// Tokens that wait with it.
+    fn tokens(&self) -> usize {
+        match self {
+            Self::Answer(waiting) => waiting.tokens(),
+            Self::Embed(inputs) => inputs.tokens(),
+        }
+    }
 }
 
 /// A request in the queue.
@@ -311,8 +327,23 @@ impl Scheduler {
     /// [`Error::QueueFull`], [`Error::ShuttingDown`]; [`Error::ContextFull`], [`Error::Token`] or [`Error::Option`] for
     /// a request that could not be answered.
     pub fn submit_to(&self, request: Request, sink: impl FnMut(Event) + Send + 'static) -> Result<Ticket> {
+        let mut sink = sink;
+        self.submit_many_to(request.into(), move |_, event| sink(event))
+    }
+
+    /// Queues a request for several answers, all or none; the events of each go to `sink` with its number, which counts
+    /// through the answers to the first prompt, then those to the second. It is called on the engine's thread and must not
+    /// wait.
+    ///
+    /// # Errors
+    /// As [`Scheduler::submit_to`].
+    pub fn submit_many_to(
+        &self,
+        request: ManyRequest,
+        sink: impl FnMut(usize, Event) + Send + 'static,
+    ) -> Result<Ticket> {
         self.check(&request)?;
-        self.enqueue(Work::Answer { request, sink: Box::new(sink) })
+        self.enqueue(Work::Answer(Waiting::new(request, Box::new(sink))))
     }
 
     /// The embeddings of all inputs, (hidden_size) each, of length 1; waits for them.
@@ -355,11 +386,14 @@ impl Scheduler {
         }
         queue.jobs.retain(|job| !job.cancelled.load(Ordering::Relaxed));
         let waiting = queue.jobs.len();
-        if waiting >= self.shared.options.queue {
+        let Shared { options, description, .. } = &*self.shared;
+        let tokens: usize = queue.jobs.iter().map(|job| job.work.tokens()).sum();
+        let room = options.queue.saturating_mul(description.context);
+        if waiting >= options.queue || (waiting > 0 && tokens.saturating_add(work.tokens()) > room) {
             drop(queue);
             let mut figures = lock(&self.shared.figures);
             figures.refused += 1;
-            let rounds = waiting.div_ceil(self.shared.description.sequences) as f64;
+            let rounds = waiting.div_ceil(description.sequences) as f64;
             let seconds = (figures.duration.mean() * rounds).clamp(1.0, 60.0);
             return Err(Error::QueueFull { waiting, retry_after: Duration::from_secs_f64(seconds) });
         }
@@ -370,25 +404,30 @@ impl Scheduler {
     }
 
     /// Refuses what could not be answered.
-    fn check(&self, request: &Request) -> Result<()> {
+    fn check(&self, request: &ManyRequest) -> Result<()> {
         let Shared { tokenizer, description, .. } = &*self.shared;
-        if request.prompt.is_empty() {
-            let expected = "at least one token".into();
-            return Err(Error::Option { option: "prompt", expected, got: "none".into() });
+        let ManyRequest { prompts, answers, options, .. } = request;
+        let refuse = |option, expected: &str, got: &str| {
+            Err(Error::Option { option, expected: expected.into(), got: got.into() })
+        };
+        if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
+            return refuse("prompt", "at least one token", "none");
         }
-        if request.prompt.len() >= description.context {
-            // One position is for the answer.
-            return Err(Error::ContextFull {
-                wanted: request.prompt.len() + 1,
-                context: description.context,
-            });
+        if *answers == 0 {
+            return refuse("answers", "a positive number", "0");
         }
-        if request.options.stop.iter().any(String::is_empty) {
-            let expected = "non-empty strings".into();
-            return Err(Error::Option { option: "stop", expected, got: "\"\"".into() });
+        if options.stop.iter().any(String::is_empty) {
+            return refuse("stop", "non-empty strings", "\"\"");
         }
-        // Checks the sampler's options and the prompt's tokens.
-        Decoding::new(tokenizer, &request.prompt, request.options.clone(), None).map(drop)
+        for prompt in prompts {
+            if prompt.len() >= description.context {
+                // One position is for the answer.
+                return Err(Error::ContextFull { wanted: prompt.len() + 1, context: description.context });
+            }
+            // Checks the sampler's options and the prompt's tokens.
+            Decoding::new(tokenizer, prompt, options.clone(), None)?;
+        }
+        Ok(())
     }
 
     /// Takes no more requests; those that have been taken are answered.

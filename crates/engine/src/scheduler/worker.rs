@@ -4,7 +4,7 @@ mod evaluate;
 
 use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -106,11 +106,12 @@ impl<'t> Worker<'t> {
         let mut count = 0;
         lock(&self.shared.queue).jobs.retain(|job| {
             let gone = job.cancelled.load(Ordering::Relaxed);
-            let counts = match &job.work {
-                Work::Answer { .. } => true,
-                Work::Embed(inputs) => gone && inputs.results.give_up(),
-            };
-            count += u64::from(gone && counts);
+            if gone {
+                count += match &job.work {
+                    Work::Answer(waiting) => waiting.left() as u64,
+                    Work::Embed(inputs) => u64::from(inputs.results.give_up()),
+                };
+            }
             !gone
         });
         self.put_back.retain(|sequence| {
@@ -178,7 +179,8 @@ impl<'t> Worker<'t> {
     fn next_job(&self) -> Option<Job> {
         let mut queue: std::sync::MutexGuard<'_, Queue> = lock(&self.shared.queue);
         let index = queue.jobs.iter().position(|job| {
-            let Work::Answer { request: Request { prompt, .. }, .. } = &job.work else { return true };
+            let Work::Answer(waiting) = &job.work else { return true };
+            let prompt = waiting.prompt();
             let known = self.prefixes.longest(prompt);
             !self.running.iter().filter(|s| s.is_reading()).any(|s| {
                 let shared = common(&s.tokens, prompt).min(prompt.len() - 1);
@@ -189,16 +191,21 @@ impl<'t> Worker<'t> {
         queue.jobs.remove(index)
     }
 
-    /// Makes a sequence of a request, or of its next input; `None` if it failed.
+    /// Makes a sequence of a request's next answer or input; `None` if it failed.
     fn start(&mut self, job: Job) -> Option<Sequence<'t>> {
         let Job { work, cancelled, submitted } = job;
         let (tokens, task, (session, branch)) = match work {
-            Work::Answer { request, sink } => self.start_answer(request, sink)?,
+            Work::Answer(mut waiting) => {
+                let (request, sink) = waiting.take();
+                if waiting.left() > 0 {
+                    self.queue_again(Work::Answer(waiting), &cancelled, submitted);
+                }
+                self.start_answer(request, sink)?
+            }
             Work::Embed(mut inputs) => {
                 let (tokens, embedding) = inputs.take()?;
                 if !inputs.is_empty() {
-                    let job = Job { work: Work::Embed(inputs), cancelled: Arc::clone(&cancelled), submitted };
-                    lock(&self.shared.queue).jobs.push_back(job);
+                    self.queue_again(Work::Embed(inputs), &cancelled, submitted);
                 }
                 (tokens, Task::Embed(embedding), (self.engine.session(), None))
             }
@@ -216,6 +223,12 @@ impl<'t> Worker<'t> {
         lock(&self.shared.figures).cached_tokens += session.position() as u64;
         self.admitted += 1;
         Some(Sequence { number: self.admitted, cancelled, task, tokens, session, branch, usage, submitted })
+    }
+
+    /// What is left of a request, of which a part has begun, lets others go first.
+    fn queue_again(&self, work: Work, cancelled: &Arc<AtomicBool>, submitted: Instant) {
+        let job = Job { work, cancelled: Arc::clone(cancelled), submitted };
+        lock(&self.shared.queue).jobs.push_back(job);
     }
 
     /// Tokens and task of a request for an answer, and where it begins; `None` if it failed.

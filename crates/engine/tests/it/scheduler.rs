@@ -410,6 +410,10 @@ impl Constraint for TwoTokens {
         self.0 += 1;
         Ok(self.0 == 4)
     }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Self(self.0, self.1))
+    }
 }
 
 #[test]

@@ -337,6 +337,33 @@ fn full_queues_say_when_to_come_back() {
 }
 
 #[test]
+fn answers_of_a_request_wait_as_one() {
+    let options = Options { sequences: 2, context: Some(256), ..Options::default() };
+    let scheduling = SchedulerOptions { queue: 3, ..SchedulerOptions::default() };
+    let server = start_with(&options, scheduling, ServerOptions::default(), Limits::default());
+    let user = json!([{"role": "user", "content": "Tell me a story."}]);
+    let many = json!({"messages": user, "n": 16, "max_tokens": 4, "seed": 1});
+    let format = json!({"type": "json_schema", "json_schema": {"schema": {"enum": ["a", "b"]}}});
+    let formed = json!({"messages": user, "n": 16, "max_tokens": 9, "response_format": format});
+    let few = json!({"messages": user, "max_tokens": 4});
+    let ask = |request| server.post("/v1/chat/completions", request).json();
+    let asked = std::thread::scope(|scope| {
+        let ask = |request| scope.spawn(move || ask(request));
+        [ask(&many), ask(&formed), ask(&few)].map(|asked| asked.join().unwrap())
+    });
+    for (answer, count) in asked.iter().zip([16, 16, 1]) {
+        assert_eq!(answer["choices"].as_array().unwrap_or(&vec![]).len(), count, "{answer}");
+    }
+    for choice in asked[1]["choices"].as_array().unwrap() {
+        let text = choice["message"]["content"].as_str().unwrap();
+        assert!(["\"a\"", "\"b\""].contains(&text), "{text}");
+    }
+    let prompts: Vec<String> = (0..16).map(|n| format!("Number {n}")).collect();
+    let answer = server.post("/v1/completions", &json!({"prompt": prompts, "n": 5, "max_tokens": 2})).json();
+    assert_eq!(answer["choices"].as_array().unwrap_or(&vec![]).len(), 80, "{answer}");
+}
+
+#[test]
 fn a_server_that_ends_lets_answers_end() {
     let mut server = guarded(ServerOptions::default(), Limits::default());
     let request = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 30, "stream": true});
