@@ -19,11 +19,18 @@ const SCRATCH_PART: u64 = 16;
 /// Positions of the context unless said otherwise, and the fewest that a small budget brings it down to.
 const CONTEXT: usize = 4096;
 const SMALLEST_CONTEXT: usize = 512;
+/// Down to these, chunk and context are halved for the sake of experts too, if they take more memory than those get: with
+/// few slots an answer reads nearly all of its experts, a prompt of several chunks reads them for each.
+const FAIR_CHUNK: usize = 128;
+const FAIR_CONTEXT: usize = 2048;
 /// Sequences that there is memory for at full length, unless said otherwise; more of them share it.
 const FULL_SEQUENCES: usize = 4;
 
 /// Positions that there is memory for of every sequence, at least, up to the context.
 const EVERY_SEQUENCE: usize = 512;
+/// Where experts stream, pages beyond those of one context take at most this part of what pages and experts have together:
+/// an answer needs experts for every token, and pages of a second context only beside others.
+const PAGES_PART: u64 = 4;
 
 /// Slots for experts on their way to a backend that keeps them.
 const PASSING: usize = 64;
@@ -80,13 +87,15 @@ impl Placement {
         let mut context = positive("context", options.context)?.unwrap_or(model.context_length.min(CONTEXT));
         let mut chunk =
             positive("chunk", options.chunk)?.unwrap_or(CHUNK).min(context.max(options.sequences));
-        let pages = |context: usize| {
+        // Pages that are wanted, and the fewest that do.
+        let wanted = |context: usize| {
             let of_some = context.saturating_mul(sequences.min(FULL_SEQUENCES));
             let of_all = sequences.saturating_mul(context.min(EVERY_SEQUENCE));
-            let tokens = options.kv_tokens.unwrap_or(of_some.max(of_all));
-            tokens.max(context).div_ceil(PAGE_TOKENS)
+            options.kv_tokens.unwrap_or(of_some.max(of_all)).max(context).div_ceil(PAGE_TOKENS)
         };
-        let needs = |kept: u64, chunk: usize, context: usize| {
+        let least = |context: usize| options.kv_tokens.unwrap_or(context).max(context).div_ceil(PAGE_TOKENS);
+        let page = page_bytes(&model.graph, kv_type) as u64;
+        let needs = |kept: u64, chunk: usize, pages: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
                 kv_type,
@@ -94,8 +103,7 @@ impl Placement {
                 ..CompileOptions::default()
             };
             let scratch = backend.scratch_bytes(&model.graph, compile) as u64;
-            let kv = (page_bytes(&model.graph, kv_type) as u64).saturating_mul(pages(context) as u64);
-            let kv = kv.saturating_add(states);
+            let kv = page.saturating_mul(pages as u64).saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
             let overhead = needs.overhead.saturating_add(options.reserved);
             Needs { kept, overhead, in_own_memory: backend.has_own_memory(), ..needs }
@@ -103,31 +111,64 @@ impl Placement {
         // Where the backend can keep all experts and there is memory for that, only those slots are wanted that experts
         // pass through.
         let kept = backend.expert_bytes(&model.graph).filter(|_| options.expert_cache.is_none());
-        let kept =
-            kept.filter(|kept| fit(model, options, total, needs(*kept, chunk, context), top_k).is_ok());
+        let kept = kept
+            .filter(|kept| fit(model, options, total, needs(*kept, chunk, wanted(context)), top_k).is_ok());
         let keep_experts = kept.is_some();
-        let needs = |chunk, context| needs(kept.unwrap_or(0), chunk, context);
+        let needs = |chunk, pages| needs(kept.unwrap_or(0), chunk, pages);
+        let place = |chunk, pages| fit(model, options, total, needs(chunk, pages), top_k);
+        let all_fit = |slots: &SlotPlan| slots.holds_all(&model.experts.shapes());
         let (mut budget, mut slots) = loop {
-            match fit(model, options, total, needs(chunk, context), top_k) {
-                Err(Error::Budget { .. }) if options.chunk.is_none() && chunk > SMALLEST_CHUNK => chunk /= 2,
-                Err(Error::Budget { .. }) if options.context.is_none() && context > SMALLEST_CONTEXT => {
-                    context /= 2;
-                    chunk = chunk.min(context.max(options.sequences));
+            let placed = place(chunk, least(context));
+            // What is worth less than the experts that would have its memory.
+            let (scratch, kv) = match &placed {
+                Ok((budget, slots)) if !all_fit(slots) && !backend.has_own_memory() => {
+                    (budget.needs.scratch > budget.experts, budget.needs.kv > budget.experts)
                 }
-                other => break other?,
+                Err(Error::Budget { .. }) => (true, true),
+                _ => break placed?,
+            };
+            let by_chunk = |fewest| options.chunk.is_none() && chunk > fewest;
+            let by_context =
+                |fewest| options.context.is_none() && context > fewest && least(context / 2) < least(context);
+            if scratch && by_chunk(FAIR_CHUNK)
+                || placed.is_err() && by_chunk(SMALLEST_CHUNK) && !by_context(FAIR_CONTEXT)
+            {
+                chunk /= 2;
+            } else if kv && by_context(FAIR_CONTEXT) || placed.is_err() && by_context(SMALLEST_CONTEXT) {
+                context /= 2;
+                chunk = chunk.min(context.max(options.sequences));
+            } else {
+                break placed?;
             }
         };
         // A chunk reads nearly every expert that is not in memory, so where they stream, fewer chunks are better.
-        if options.chunk.is_none() && chunk == CHUNK && !slots.holds_all(&model.experts.shapes()) {
+        if options.chunk.is_none() && chunk == CHUNK && !all_fit(&slots) {
             for larger in [4 * CHUNK, 2 * CHUNK] {
-                let needs = needs(larger, context);
-                if larger <= context && needs.scratch <= total / SCRATCH_PART {
-                    let Ok(found) = fit(model, options, total, needs, top_k) else { continue };
+                if larger <= context && needs(larger, 0).scratch <= total / SCRATCH_PART {
+                    let Ok(found) = place(larger, least(context)) else { continue };
                     (budget, slots) = found;
                     chunk = larger;
                     break;
                 }
             }
+        }
+        // All the pages that are wanted if that costs no experts, else what experts can spare.
+        let (fewest, most) = (least(context), wanted(context));
+        let spare = match options.expert_cache {
+            Some(_) => budget.experts.saturating_sub(slots.bytes()) / page.max(1) + fewest as u64,
+            None => (budget.experts + page * fewest as u64) / PAGES_PART / page.max(1),
+        };
+        let spare = usize::try_from(spare).unwrap_or(usize::MAX).clamp(fewest, most);
+        let costs_nothing = |slots: &SlotPlan| {
+            let fixed = options.expert_cache.is_some() || keep_experts || backend.has_own_memory();
+            fixed || all_fit(slots)
+        };
+        let all =
+            place(chunk, most).ok().filter(|(_, slots)| costs_nothing(slots)).map(|found| (most, found));
+        let some = || place(chunk, spare).ok().map(|found| (spare, found));
+        let mut pages = fewest;
+        if let Some(found) = all.or_else(some) {
+            (pages, (budget, slots)) = found;
         }
         let adjustable = options.expert_cache.is_none() && !backend.has_own_slots();
         if let Some(later) = options.memory_later.filter(|_| adjustable) {
@@ -138,17 +179,7 @@ impl Placement {
             let one_size = || SlotPlan::of_one_size(&sets, most, top_k).ok();
             slots = plan.ok().filter(starts_within).or_else(one_size).unwrap_or(slots);
         }
-        Ok(Self {
-            budget,
-            slots,
-            chunk,
-            context,
-            pages: pages(context),
-            state_slots,
-            kv_type,
-            keep_experts,
-            adjustable,
-        })
+        Ok(Self { budget, slots, chunk, context, pages, state_slots, kv_type, keep_experts, adjustable })
     }
 }
 
@@ -196,6 +227,49 @@ mod tests {
     use super::*;
     use crate::checkpoint::Checkpoint;
     use crate::models;
+    use crate::synth::{Encoding, Plan, Recipe, Shape};
+
+    #[test]
+    fn memory_that_is_short_goes_to_what_is_worth_more() {
+        let shape = Shape::by_name("qwen3-30b-a3b").unwrap();
+        let recipe = Recipe { shape, layers: 8, encoding: Encoding::Q4KM, seed: 0, router_skew: 0.0 };
+        let plan = Plan::new(recipe).unwrap();
+        let backend = CpuBackend::new(1, None).unwrap();
+        let place = |mib: u64, options: &Options| {
+            let memory = Some(mib << 20);
+            Placement::new(plan.model(), &backend, &Options { memory, sequences: 8, ..options.clone() })
+                .unwrap()
+        };
+        let all = plan.model().experts.shapes();
+        for mib in (640..4500).step_by(60) {
+            let placed = place(mib, &Options::default());
+            let Budget { needs, experts, .. } = placed.budget;
+            let what = format!("{mib} MiB: {placed:?}");
+            if placed.slots.holds_all(&all) {
+                assert_eq!(placed.pages, 4 * CONTEXT / PAGE_TOKENS, "{what}");
+                continue;
+            }
+            let one_context = placed.pages * PAGE_TOKENS == placed.context;
+            assert!(one_context || needs.kv <= (needs.kv + experts) / PAGES_PART, "{what}");
+            assert!(placed.chunk <= FAIR_CHUNK || needs.scratch <= experts, "{what}");
+            assert!(placed.context <= FAIR_CONTEXT || needs.kv <= experts, "{what}");
+        }
+        assert!(place(4400, &Options::default()).slots.holds_all(&all), "the loop has seen both");
+        let slots = |options: &Options| place(1024, options).slots.slots();
+        let usual = slots(&Options::default());
+        assert!(usual > 80, "{usual}");
+        // What is asked for is kept, whatever it costs.
+        let asked = Options { kv_tokens: Some(16_384), ..Options::default() };
+        let placed = place(1024, &asked);
+        assert_eq!((placed.pages * PAGE_TOKENS, placed.context), (16_384, CONTEXT));
+        assert!(placed.slots.slots() < usual);
+        let asked = Options { context: Some(8192), chunk: Some(1024), ..Options::default() };
+        let placed = place(1024, &asked);
+        assert_eq!((placed.context, placed.chunk, placed.pages * PAGE_TOKENS), (8192, 1024, 8192));
+        let asked = Options { expert_cache: Some(20), ..Options::default() };
+        let placed = place(1024, &asked);
+        assert_eq!((placed.slots.slots(), placed.pages * PAGE_TOKENS), (20, 4 * CONTEXT));
+    }
 
     #[test]
     fn states_and_what_is_reserved_are_in_the_budget() {

@@ -9,6 +9,7 @@ use clap::Args;
 use moeflux::error::size;
 use moeflux::scheduler::SessionLimits;
 use moeflux::{Scheduler, SchedulerOptions};
+use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_server::{Limits, Server, ServerOptions, Tls, serve};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -141,20 +142,30 @@ impl ServeArgs {
     fn serve_one(&self, log: &Log, found: Found, options: ServerOptions) -> Result<Server> {
         let mut model = self.engine.open_text_shared(&found.path, self.sharing(REQUEST_MEMORY as u64))?;
         model.engine.warm_up()?;
-        let budget = model.engine.budget();
+        let (budget, chunk, context) = (model.engine.budget(), model.engine.chunk(), model.engine.context());
+        let experts = model.engine.experts().plan().bytes();
         let scheduler = Arc::new(Scheduler::start(model, self.scheduling())?);
         let what = scheduler.description();
         let name = self.name.clone().unwrap_or(found.name);
+        let memory = scheduler.figures().memory;
         log.say(&format!(
-            "{name}: {}; memory {}, trunk {}, {} requests at once in {} pages of context {}, {} of {} experts in memory",
+            "{name}: {}; {} requests at once, of up to {context} tokens each, {} together; prompts in chunks of {chunk}",
             what.backend,
-            size(budget.total),
-            size(budget.needs.trunk),
             what.sequences,
-            what.pages,
-            size(budget.needs.kv),
-            scheduler.figures().memory.expert_slots.min(what.experts),
+            what.pages * PAGE_TOKENS,
+        ));
+        let needs = budget.needs;
+        let place = if needs.in_own_memory { " of the GPU's" } else { "" };
+        log.say(&format!(
+            "{name}: memory {}: experts {} ({} of {}), trunk {}{place}, context {}{place}, scratch {}{place}, other {}",
+            size(budget.total),
+            size(experts),
+            memory.expert_slots.min(what.experts),
             what.experts,
+            size(needs.trunk),
+            size(needs.kv),
+            size(needs.scratch),
+            size(needs.overhead),
         ));
         let aliases = [&[found.argument], &self.alias[..]].concat();
         Ok(Server::new(scheduler, ServerOptions { model: name, aliases, ..options }))
