@@ -19,7 +19,7 @@ const SCRATCH_PART: u64 = 16;
 /// Positions of the context unless said otherwise, and the fewest that a small budget brings it down to.
 const CONTEXT: usize = 4096;
 const SMALLEST_CONTEXT: usize = 512;
-/// Down to these, chunk and context are halved for the sake of experts too, if they take more memory than those get: with
+/// Down to these, chunk and context shrink for the sake of experts too, as long as they take more memory than those: with
 /// few slots an answer reads nearly all of its experts, a prompt of several chunks reads them for each.
 const FAIR_CHUNK: usize = 128;
 const FAIR_CONTEXT: usize = 2048;
@@ -127,14 +127,16 @@ impl Placement {
                 Err(Error::Budget { .. }) => (true, true),
                 _ => break placed?,
             };
-            let by_chunk = |fewest| options.chunk.is_none() && chunk > fewest;
-            let by_context =
-                |fewest| options.context.is_none() && context > fewest && least(context / 2) < least(context);
-            if scratch && by_chunk(FAIR_CHUNK)
-                || placed.is_err() && by_chunk(SMALLEST_CHUNK) && !by_context(FAIR_CONTEXT)
-            {
+            let may_read_less = options.chunk.is_none() && chunk > SMALLEST_CHUNK;
+            // Pages that were asked for do not depend on the context.
+            let may_hold_less = |less: usize| options.context.is_none() && least(less) < least(context);
+            if scratch && may_read_less && chunk > FAIR_CHUNK {
+                chunk -= SMALLEST_CHUNK.min(chunk - FAIR_CHUNK);
+            } else if kv && context > FAIR_CONTEXT && may_hold_less(context - PAGE_TOKENS) {
+                context -= PAGE_TOKENS;
+            } else if placed.is_err() && may_read_less {
                 chunk /= 2;
-            } else if kv && by_context(FAIR_CONTEXT) || placed.is_err() && by_context(SMALLEST_CONTEXT) {
+            } else if placed.is_err() && context > SMALLEST_CONTEXT && may_hold_less(context / 2) {
                 context /= 2;
                 chunk = chunk.min(context.max(options.sequences));
             } else {
@@ -241,6 +243,7 @@ mod tests {
                 .unwrap()
         };
         let all = plan.model().experts.shapes();
+        let mut before = 0;
         for mib in (640..4500).step_by(60) {
             let placed = place(mib, &Options::default());
             let Budget { needs, experts, .. } = placed.budget;
@@ -249,6 +252,9 @@ mod tests {
                 assert_eq!(placed.pages, 4 * CONTEXT / PAGE_TOKENS, "{what}");
                 continue;
             }
+            let slots = placed.slots.slots();
+            let fewer = slots < std::mem::replace(&mut before, slots);
+            assert!(!fewer || placed.chunk > CHUNK, "more memory, fewer slots: {what}");
             let one_context = placed.pages * PAGE_TOKENS == placed.context;
             assert!(one_context || needs.kv <= (needs.kv + experts) / PAGES_PART, "{what}");
             assert!(placed.chunk <= FAIR_CHUNK || needs.scratch <= experts, "{what}");
