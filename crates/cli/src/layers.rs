@@ -1,10 +1,11 @@
 //! Options of `serve` from three places: the command line, the environment (`MOEFLUX_PORT` is `--port`), and a TOML file
-//! (`--config`). What comes first here wins.
+//! (`--config`). What comes first here wins, also over another option that excludes it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -19,6 +20,10 @@ const FILE: &str = "config";
 pub fn matches(command: Command) -> ArgMatches {
     let mut command = command.mut_subcommand(LAYERED, |serve| serve.mut_args(with_environment));
     let given: Vec<OsString> = std::env::args_os().collect();
+    for id in overruled(&command, &given) {
+        let unset = |argument: Arg| argument.env(Resettable::Reset);
+        command = command.mut_subcommand(LAYERED, |serve| serve.mut_arg(id, unset));
+    }
     let added = from_file(&command, &given);
     let added =
         added.unwrap_or_else(|error| command.error(ErrorKind::InvalidValue, format!("{error:#}")).exit());
@@ -34,6 +39,29 @@ fn with_environment(argument: Arg) -> Arg {
     // clap keeps names for ever; there are some fifty, once.
     let name: &'static str = format!("MOEFLUX_{}", name.to_uppercase()).leak();
     argument.env(name).hide_env_values(true)
+}
+
+/// Options in the environment that exclude one on the command line.
+fn overruled(command: &Command, given: &[OsString]) -> Vec<String> {
+    let matches = command.clone().ignore_errors(true).try_get_matches_from(given);
+    let Some((serve, matches)) = command.find_subcommand(LAYERED).zip(matches.ok()) else { return vec![] };
+    let Some(matches) = matches.subcommand_matches(LAYERED) else { return vec![] };
+    let from = |source: ValueSource| {
+        let is = move |argument: &&Arg| matches.value_source(argument.get_id().as_str()) == Some(source);
+        serve.get_arguments().filter(is)
+    };
+    from(ValueSource::EnvVariable)
+        .filter(|argument| from(ValueSource::CommandLine).any(|other| exclude(serve, argument, other)))
+        .map(|argument| argument.get_id().to_string())
+        .collect()
+}
+
+/// Whether one of them cannot be beside the other.
+fn exclude(command: &Command, one: &Arg, other: &Arg) -> bool {
+    let excludes = |one: &Arg, other: &Arg| {
+        command.get_arg_conflicts_with(one).iter().any(|excluded| excluded.get_id() == other.get_id())
+    };
+    excludes(one, other) || excludes(other, one)
 }
 
 /// Arguments that the file adds to those that are `given`.
@@ -56,7 +84,8 @@ fn from_file(command: &Command, given: &[OsString]) -> Result<Vec<OsString>> {
         let Some(argument) = argument.filter(|argument| argument.get_id() != "help") else {
             bail!("{}: {key:?} is not an option of {LAYERED}", path.display());
         };
-        if !told(&id) {
+        let is_excluded = |other: &Arg| told(other.get_id().as_str()) && exclude(serve, argument, other);
+        if !told(&id) && !serve.get_arguments().any(is_excluded) {
             let wrong = || format!("{}: {key}", path.display());
             added.extend(arguments_of(argument, value).with_context(wrong)?);
         }

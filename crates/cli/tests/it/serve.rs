@@ -33,6 +33,36 @@ fn an_open_server_without_a_key_is_refused() {
     assert!(said.contains("--api-key"), "{said}");
 }
 
+/// Flag before environment before file, also among options that exclude each other.
+#[test]
+fn what_is_nearer_wins_over_what_it_excludes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    // A file without a key is an error if it is read; so is a model that is not there, later.
+    let empty = file("keys", String::new());
+    let by_file = file("serve.toml", format!("api-key-file = {empty:?}"));
+    let check = |environment: &[(&str, &str)], arguments: &[&str], expected: &str| {
+        let mut command = assert_cmd::Command::cargo_bin("moeflux").unwrap();
+        command.envs(environment.iter().copied()).args(["serve", "no-such-model"]).args(arguments);
+        let said = String::from_utf8(command.assert().failure().get_output().stderr.clone()).unwrap();
+        assert!(said.contains(expected), "{environment:?} {arguments:?}: {said}");
+    };
+    let (no_key, no_model) = ("there is no API key", "no-such-model");
+    check(&[("MOEFLUX_API_KEY", "k")], &["--api-key-file", &empty], no_key);
+    check(&[("MOEFLUX_API_KEY_FILE", &empty)], &["--api-key", "k"], no_model);
+    check(&[("MOEFLUX_API_KEY", "k")], &["--config", &by_file], no_model);
+    check(&[], &["--config", &by_file, "--api-key", "k"], no_model);
+    check(&[("MOEFLUX_API_KEY_FILE", &empty)], &[], no_key);
+    check(&[("MOEFLUX_SOCKET", "s")], &["--port", "0", "--api-key-file", &empty], no_key);
+    let both = "cannot be used with";
+    check(&[], &["--api-key", "k", "--api-key-file", &empty], both);
+    check(&[("MOEFLUX_API_KEY", "k"), ("MOEFLUX_API_KEY_FILE", &empty)], &[], both);
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn large_requests_stay_within_the_memory() {
