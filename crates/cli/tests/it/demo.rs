@@ -2,8 +2,8 @@
 
 use assert_cmd::Command;
 
-/// The answer to `prompt` with these further arguments.
-fn answer(prompt: &str, arguments: &[&str]) -> String {
+/// The answer to `prompt` with these further arguments, and what is said beside it.
+fn said(prompt: &str, arguments: &[&str]) -> (String, String) {
     let cache = tempfile::tempdir().unwrap();
     // A folder of that name is no model.
     std::fs::create_dir(cache.path().join("demo")).unwrap();
@@ -13,8 +13,21 @@ fn answer(prompt: &str, arguments: &[&str]) -> String {
         .env("XDG_CACHE_HOME", cache.path())
         .args(["run", "demo", prompt, "--temperature", "0"])
         .args(arguments);
-    let output = command.assert().success().get_output().stdout.clone();
-    String::from_utf8(output).unwrap().trim().to_owned()
+    let output = command.assert().success().get_output().clone();
+    let [answer, beside] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    (answer.trim().to_owned(), beside)
+}
+
+fn answer(prompt: &str, arguments: &[&str]) -> String {
+    said(prompt, arguments).0
+}
+
+#[test]
+fn a_context_beyond_the_models_is_warned_of() {
+    let (answer, beside) = said("What is 17 + 25?", &["--context", "4096"]);
+    assert_eq!(answer, "17 + 25 = 42");
+    assert!(beside.contains("warning: --context 4096: the model was made for 2048 tokens"), "{beside}");
+    assert!(!said("What is 17 + 25?", &["--context", "2048"]).1.contains("warning"));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `moeflux plan`: what it says of models on disk, described, and of the hub.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::hub::{File, Hub};
 use assert_cmd::Command;
@@ -87,6 +88,28 @@ fn more_memory_is_never_slower() {
     assert_eq!(last["experts_held"], 1.0);
     assert_eq!(last["predicted"]["bytes_per_token"], 0.0);
     assert_eq!(report["computing"]["kinds"][0]["measured"], true);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_busy_machine_is_told() {
+    let over = AtomicBool::new(false);
+    let output = std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().unwrap().get() {
+            scope.spawn(|| while !over.load(Ordering::Relaxed) {});
+        }
+        let cache = tempfile::tempdir().unwrap();
+        let output = moeflux(cache.path(), &["demo", "--prompt", "8"]).output();
+        over.store(true, Ordering::Relaxed);
+        output.unwrap()
+    });
+    let [said, warned] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    let percent = |text: &str, before: &str| -> Option<u32> {
+        text.split_once(before)?.1.split_once(" % of the processors")?.0.parse().ok()
+    };
+    let part = percent(&warned, "warning: other programs take ").expect(&warned);
+    assert!((20..=100).contains(&part), "{part}");
+    assert_eq!(percent(&said, "measured while other programs took "), Some(part), "{said}");
 }
 
 #[test]
