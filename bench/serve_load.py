@@ -1,15 +1,17 @@
 """Load on `moeflux serve`: many streaming clients that come and go, and how throughput grows with the batch.
 
-    python bench/serve_load.py load --binary target/release/moeflux            # 64 clients, 3 minutes, random cancels
+    python bench/serve_load.py load [MODEL …] --binary target/release/moeflux [--memory 900MiB]   # 64 clients, 3 minutes
     python bench/serve_load.py scale MODEL --binary … [--cap 4] [--memory 3900MiB] [--tokens 64] [--sequences 1 2 4 8 16]
            [--sampling '{"temperature": 0}'] [options of `serve`]
 
-`load` fails if a request errs, a client starves, or memory and pages do not come back to where they were after the
-first minute. `scale --cap` runs the server in a memory control group of so many GiB, in which page cache counts too; that
+`load` asks every model alike and gives up a fifth of the answers while they are written. It fails if a request errs, a
+client starves, the process takes more than a tenth above `--memory`, memory grows after the first minute, or pages do not
+come back. `scale --cap` runs the server in a memory control group of so many GiB, in which page cache counts too; that
 needs root. Only the standard library is used; the server listens on loopback.
 """
 
 import argparse
+import collections
 import http.client
 import json
 import random
@@ -30,8 +32,8 @@ TOPICS = ["a fox", "a boat", "the moon", "a lost key", "two friends", "a red kit
 class Server:
     """A running server on a free port."""
 
-    def __init__(self, binary: str, model: str, *arguments: str, group: ControlGroup | None = None):
-        command = [binary, "serve", model, "--port", "0", *arguments]
+    def __init__(self, binary: str, models: list[str], *arguments: str, group: ControlGroup | None = None):
+        command = [binary, "serve", *models, "--port", "0", *arguments]
         enter = group.enter if group else None
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=enter)
         self.said = []
@@ -44,12 +46,30 @@ class Server:
             sys.exit("the server did not start: " + "\n".join(self.said))
         threading.Thread(target=lambda: [self.said.append(line) for line in self.process.stderr], daemon=True).start()
 
+    def names(self) -> list[str]:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        connection.request("GET", "/v1/models")
+        listed = json.load(connection.getresponse())["data"]
+        connection.close()
+        return [model["id"] for model in listed]
+
+    def peak(self) -> int:
+        """Bytes that the process has had in memory at most."""
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+
     def metrics(self) -> dict[str, float]:
+        """By name and labels, over all models."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
         connection.close()
-        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+        values = collections.Counter()
+        for line in lines:
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                values[re.sub(r'\{model="[^"]*"\}$', "", re.sub(r'\{model="[^"]*",', "{", name))] += float(value)
+        return values
 
     def stream(self, body: dict):
         """Sends a chat request and yields (seconds since it was sent, event)."""
@@ -105,6 +125,11 @@ def question(rng: random.Random) -> str:
     return f"Tell me a story about {rng.choice(TOPICS)}. " + "Make it nice. " * rng.choice([0, 0, 1, 20])
 
 
+def size(text: str) -> int:
+    number, unit = re.fullmatch(r"([\d.]+)([KMG]iB)", text).groups()
+    return int(float(number) * 1024 ** (1 + "KMG".index(unit[0])))
+
+
 def settled(server: Server) -> dict[str, float]:
     """Metrics once nothing runs."""
     for _ in range(600):
@@ -116,15 +141,18 @@ def settled(server: Server) -> dict[str, float]:
 
 
 def load(arguments) -> None:
-    server = Server(arguments.binary, arguments.model, "--queue", "128", "--context", "512", *arguments.rest)
+    memory = ["--memory", arguments.memory] if arguments.memory else []
+    server = Server(arguments.binary, arguments.model, "--queue", "128", "--context", "512", *memory, *arguments.rest)
+    names = server.names()
     end = time.monotonic() + arguments.seconds
     errors, waits, counts, resident = [], [], [0] * arguments.clients, []
 
     def client(number: int) -> None:
         rng = random.Random(number)
         while time.monotonic() < end:
-            body = {"messages": [{"role": "user", "content": question(rng)}], "max_tokens": rng.choice([8, 32, 96])}
-            leave_after = rng.choice([None, None, 0, 1, 5, 20])
+            body = {"model": rng.choice(names), "messages": [{"role": "user", "content": question(rng)}],
+                    "max_tokens": rng.choice([8, 32, 96])}
+            leave_after = rng.choice([0, 1, 5, 7]) if rng.random() < 0.2 else None
             try:
                 for seen, (seconds, _) in enumerate(server.stream(body)):
                     if seen == 0:
@@ -143,7 +171,7 @@ def load(arguments) -> None:
         resident.append(server.metrics()["moeflux_resident_bytes"])
         if baseline is None and time.monotonic() > end - arguments.seconds * 2 / 3:
             baseline = max(resident)
-    last = settled(server)
+    last, peak = settled(server), server.peak()
     server.stop()
     waits.sort()
     print(f"{sum(counts)} requests by {arguments.clients} clients in {arguments.seconds} s, {len(errors)} errors")
@@ -153,13 +181,18 @@ def load(arguments) -> None:
           f"preemptions {last['moeflux_preemptions_total']:.0f}, generated {generated:.0f} tokens")
     print(f"requests a client: least {min(counts)}, median {statistics.median(counts)}, most {max(counts)}")
     print(f"first event: median {waits[len(waits) // 2]:.2f} s, 99 % {waits[len(waits) * 99 // 100]:.2f} s, worst {waits[-1]:.2f} s")
-    print(f"resident: {baseline / 2**20:.1f} MiB at most in the first third, {resident[-1] / 2**20:.1f} MiB at the end")
+    print(f"resident: {baseline / 2**20:.1f} MiB at most in the first third, {resident[-1] / 2**20:.1f} MiB at the end, "
+          f"peak {peak / 2**20:.1f} MiB" + (f" of {size(arguments.memory) / 2**20:.1f} MiB" if arguments.memory else ""))
+    if len(names) > 1:
+        print(f"models were loaded {last['moeflux_model_loads_total']:.0f} times")
     print(f"pages of requests {last['moeflux_kv_pages_running']:.0f}, of kept sessions {last['moeflux_kv_pages_used']:.0f}")
     problems = errors[:5]
     if last["moeflux_kv_pages_running"] != 0:
         problems.append("pages are still held")
     if outcomes["failed"] != 0:
         problems.append("requests failed")
+    if arguments.memory and peak > 1.1 * size(arguments.memory):
+        problems.append("more memory than it was given")
     if resident[-1] > baseline * 1.05 + 4 * 2**20:
         problems.append("memory grew")
     if min(counts) == 0 or min(counts) < statistics.median(counts) / 4:
@@ -175,7 +208,7 @@ def scale(arguments) -> None:
     group = ControlGroup(int(arguments.cap * GIB)) if arguments.cap else None
     if group:
         drop_caches()
-    server = Server(arguments.binary, arguments.model, "--sequences", str(most), "--context", "512",
+    server = Server(arguments.binary, [arguments.model], "--sequences", str(most), "--context", "512",
                     "--kept-sessions", "0", *memory, *arguments.rest, group=group)
     print("\n".join(server.said))
     forbidden = {str(token): -100 for token in arguments.forbid}
@@ -234,7 +267,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("load")
-    one.add_argument("model", nargs="?", default="demo")
+    one.add_argument("model", nargs="*", default=["demo"])
+    one.add_argument("--memory", help="such as 900MiB")
     one.add_argument("--clients", type=int, default=64)
     one.add_argument("--seconds", type=float, default=180)
     one.set_defaults(run=load)

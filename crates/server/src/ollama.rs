@@ -399,7 +399,8 @@ pub(crate) async fn running(State(site): State<Arc<Site>>) -> Response {
     let running = |app: Arc<App>| {
         let mut model = describe(&site, &app.name);
         model["context_length"] = json!(app.scheduler.description().context);
-        model["size"] = json!(app.scheduler.figures().memory.budget);
+        let memory = app.scheduler.figures().memory;
+        model["size"] = json!(memory.budget.min(memory.grants.1));
         model
     };
     let models: Vec<Value> = site.models.all_loaded().into_iter().map(running).collect();

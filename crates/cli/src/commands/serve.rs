@@ -157,7 +157,8 @@ impl ServeArgs {
         let needs = budget.needs;
         let place = if needs.in_own_memory { " of the GPU's" } else { "" };
         log.say(&format!(
-            "{name}: memory {}: experts {} ({} of {}), trunk {}{place}, context {}{place}, scratch {}{place}, other {}",
+            "{name}: {} of {}: experts {} ({} of {}), trunk {}{place}, context {}{place}, scratch {}{place}, other {}",
+            size(needs.held() + experts),
             size(budget.total),
             size(experts),
             memory.expert_slots.min(what.experts),
