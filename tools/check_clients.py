@@ -1,13 +1,20 @@
-"""Runs the official OpenAI, Anthropic and Ollama clients, and a fuzzer of the published interface, against `moeflux serve demo`.
+"""Runs the official OpenAI, Anthropic and Ollama clients, functions of MCP servers, and a fuzzer of the published interface
+against `moeflux serve demo`.
 
     pip install -r tools/requirements-clients.txt
-    python tools/check_clients.py target/debug/moeflux [--fuzz EXAMPLES]
+    python tools/check_clients.py target/debug/moeflux [--fuzz EXAMPLES] [--node] [--frameworks PYTHON]
+
+`--node` adds clients for Node, after `npm install` in tools/clients; `--frameworks` adds those that other programs are made
+with, in an environment of their own with what tools/requirements-frameworks.txt names.
 """
 
 import argparse
+import array
 import asyncio
+import atexit
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -21,6 +28,8 @@ import anthropic
 import jsonschema
 import ollama
 import openai
+
+from clients import mcp
 
 KEY = "a key for tests"
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -49,6 +58,7 @@ class Server:
     def __init__(self, binary: str, *arguments: str):
         command = [binary, "serve", "demo", "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)
         self.said = ""
         for line in self.process.stderr:
             self.said += line
@@ -211,11 +221,13 @@ def openai_embeddings(server: Server, client: openai.OpenAI) -> None:
     # This client asks for base64 unless told otherwise.
     coded = client.embeddings.create(model="demo", input=texts)
     plain = client.embeddings.create(model="demo", input=texts, encoding_format="float")
-    assert [item.embedding for item in coded.data] == [item.embedding for item in plain.data] and coded.usage == plain.usage
+    # Numbers of 32 bits, which JSON has with as few digits as tell them apart.
+    bits = lambda answer: [array.array("f", item.embedding) for item in answer.data]
+    assert bits(coded) == bits(plain) and coded.usage == plain.usage
     for item in coded.data:
         assert abs(sum(value * value for value in item.embedding) - 1) < 1e-5
     one = client.embeddings.create(model="demo", input=texts[1], dimensions=len(coded.data[0].embedding))
-    assert one.data[0].embedding == coded.data[1].embedding
+    assert bits(one)[0] == bits(coded)[1]
     mean = client.embeddings.create(model="demo", input=texts, extra_body={"pooling": "mean"})
     assert mean.data[0].embedding != coded.data[0].embedding
     raises(openai.BadRequestError, lambda: client.embeddings.create(model="demo", input=texts, dimensions=5))
@@ -289,6 +301,19 @@ def ollama_client(server: Server, client: ollama.Client) -> None:
     assert raises(ollama.ResponseError, lambda: client.chat(model="nothing", messages=QUESTION)).status_code == 404
 
 
+def mcp_tools(server: Server, client: openai.OpenAI) -> None:
+    mcp.check(client, anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0))
+
+
+def outside(server: Server, *command: str) -> None:
+    """A program of tools/clients that gets the server's URL and key."""
+    folder = pathlib.Path(__file__).parent / "clients"
+    outcome = subprocess.run([command[0], folder / command[1], server.url, KEY], text=True, capture_output=True)
+    if outcome.returncode != 0:
+        sys.exit(outcome.stdout + outcome.stderr[-6000:])
+    print(outcome.stdout, end="")
+
+
 def killed_and_started_again(binary: str) -> None:
     """Conversations on disk survive a server that is killed in the midst of others."""
     with tempfile.TemporaryDirectory() as folder:
@@ -342,11 +367,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     parser.add_argument("--fuzz", type=int, default=0, metavar="EXAMPLES")
+    parser.add_argument("--node", action="store_true")
+    parser.add_argument("--frameworks", metavar="PYTHON")
     arguments = parser.parse_args()
     server = Server(arguments.binary, "--api-key", KEY, "--max-tokens", "200")
     theirs = {
         openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0):
-            [openai_chat, openai_responses, openai_agent, openai_schemas, openai_forms, openai_tools, openai_errors, openai_cancel, openai_at_once, openai_embeddings],
+            [openai_chat, openai_responses, openai_agent, openai_schemas, openai_forms, openai_tools, openai_errors, openai_cancel, openai_at_once, openai_embeddings, mcp_tools],
         anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0):
             [anthropic_messages, anthropic_tools, anthropic_errors],
         ollama.Client(host=server.url, headers={"Authorization": f"Bearer {KEY}"}): [ollama_client],
@@ -356,6 +383,10 @@ def main() -> None:
             start = time.monotonic()
             check(server, client)
             print(f"{check.__name__}: ok, {time.monotonic() - start:.1f} s")
+    if arguments.node:
+        outside(server, "node", "node.mjs")
+    if arguments.frameworks:
+        outside(server, arguments.frameworks, "frameworks.py")
     if arguments.fuzz:
         start = time.monotonic()
         fuzz(server, arguments.fuzz)
