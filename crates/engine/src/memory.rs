@@ -79,6 +79,13 @@ pub fn trim() {
     crate::io::heap::trim();
 }
 
+/// Has all threads use one heap from now on, for programs that load and drop models: glibc's heap of each thread keeps pieces
+/// of what was dropped, which other threads cannot use. (Measured: 985 MiB instead of 793 after twelve loads.) Nothing to do
+/// elsewhere. It concerns the whole process.
+pub fn share_heap() {
+    crate::io::heap::unite();
+}
+
 /// Largest resident set that this process has had, in bytes.
 pub fn peak_resident() -> Option<u64> {
     status("VmHWM:")

@@ -188,6 +188,8 @@ impl ServeArgs {
         }
         let memory = self.engine.memory.or_else(moeflux::memory::default_budget).unwrap_or(u64::MAX);
         let memory = memory.saturating_sub(REQUEST_MEMORY as u64);
+        // Before there are other threads.
+        moeflux::memory::share_heap();
         let opening = self.engine.serving_options(self.sharing(0));
         for model in &found {
             let least = opening.least_memory(&model.path)?;
