@@ -260,6 +260,70 @@ async function takesKeys(visit) {
   assert.equal(await page.locator("#max_tokens").inputValue(), "77");
 }
 
+/// What would remove later turns asks first; asking the last answer again does not.
+async function asksBeforeCutting(visit) {
+  const { page } = visit;
+  for (const [question, text] of [["One?", "First."], ["Two?", "Second."], ["Three?", "Third."]]) {
+    await visit.answer({ text });
+    await visit.say(question);
+    await visit.last.getByText(text).waitFor();
+    await visit.ended();
+  }
+  const said = [];
+  let agrees = false;
+  page.on("dialog", (dialog) => { said.push(dialog.message()); return agrees ? dialog.accept() : dialog.dismiss(); });
+  await page.getByRole("button", { name: "Regenerate" }).nth(0).click();
+  await page.getByRole("button", { name: "Edit" }).nth(1).click();
+  assert.equal(await visit.messages(), 6);
+  assert.deepEqual(said, ["This removes 2 later questions and their answers.", "This removes a later question and its answer."]);
+  await page.getByRole("button", { name: "Regenerate" }).nth(2).click();
+  await visit.ended();
+  assert.equal(said.length, 2);
+  agrees = true;
+  await page.getByRole("button", { name: "Regenerate" }).nth(0).click();
+  await page.waitForFunction(() => document.querySelectorAll(".message").length === 2);
+}
+
+/// While an answer is written: what the reader folds and selects stays, and a page that goes leaves what there is.
+async function keepsWhatIsThere(visit) {
+  const { page, last } = visit;
+  // Pieces come as the test says: the network's answer is made in the page.
+  await page.evaluate(() => {
+    const ask = window.fetch;
+    window.fetch = (url, options) => String(url).endsWith("chat/completions") ? Promise.resolve(new Response(new ReadableStream({
+      start(stream) {
+        window.piece = (delta) => stream.enqueue(new TextEncoder().encode(
+          `data: ${JSON.stringify({ choices: [{ index: 0, delta, finish_reason: null }] })}\n\n`));
+      },
+    }), { headers: { "content-type": "text/event-stream" } })) : ask(url, options);
+  });
+  const piece = (delta) => page.evaluate((delta) => window.piece(delta), delta);
+  await visit.say("Think.");
+  await page.waitForFunction(() => window.piece);
+  await piece({ reasoning_content: "Some thoughts" });
+  await last.locator("details[open]").waitFor();
+  await last.locator("summary").click();
+  await piece({ reasoning_content: ", and more" });
+  await last.getByText("and more").waitFor({ state: "attached" });
+  assert.equal(await last.locator("details[open]").count(), 0, "it was folded");
+  await last.locator("summary").click();
+  await piece({ content: "The first paragraph.\n\nThe second" });
+  await last.getByText("The second").waitFor();
+  assert.equal(await last.locator("details[open]").count(), 1, "it was opened");
+  const selected = () => page.evaluate(() => String(getSelection()));
+  await page.evaluate(() => getSelection().selectAllChildren(document.querySelector(".message.assistant .body p")));
+  assert.equal(await selected(), "The first paragraph.");
+  await page.waitForTimeout(600);
+  await piece({ content: " one grows." });
+  await last.getByText("The second one grows.").waitFor();
+  assert.equal(await selected(), "The first paragraph.");
+  await page.waitForTimeout(200);
+  await page.reload();
+  await page.locator("#chat-list .title").click();
+  await last.getByText("The second one grows.").waitFor();
+  assert.equal(await page.getByRole("button", { name: "Retry" }).count(), 1);
+}
+
 const narrow = { width: 360, height: 740, phone: true };
 export const checks = [
   { name: "light", screen: { width: 1120, height: 700 }, check: talks },
@@ -272,6 +336,8 @@ export const checks = [
   { name: "markdown", check: renders },
   { name: "conversations", check: keeps },
   { name: "leaving", check: leaves },
+  { name: "cutting", check: asksBeforeCutting },
+  { name: "writing", check: keepsWhatIsThere },
   { name: "files", check: attaches },
   { name: "keyboard", check: takesKeys },
 ];

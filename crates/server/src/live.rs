@@ -16,7 +16,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::error::Dialect;
 use crate::models::Place;
-use crate::{Site, sse};
+use crate::{Site, openai, sse};
 
 const PERIOD: Duration = Duration::from_millis(400);
 
@@ -62,7 +62,13 @@ impl futures_core::Stream for Live {
         if !self.site.models.is_open() {
             return Poll::Ready(None);
         }
-        let data = self.look();
+        let mut data = self.look();
+        let names: Vec<&str> = self.site.models.names().collect();
+        if names.len() > 1 {
+            let one =
+                |(model, name)| json!({"name": name, "status": openai::models::status(&self.site, model)});
+            data["models"] = names.into_iter().enumerate().map(one).collect();
+        }
         Poll::Ready(Some(Ok(Bytes::from(format!("data: {data}\n\n")))))
     }
 }

@@ -23,6 +23,9 @@ pub struct TopArgs {
     /// File that holds the API key
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Model whose experts and speed are shown, where the server has several [default: the one that was asked last]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
     /// Print one view as plain text and exit
     #[arg(long)]
     once: bool,
@@ -41,7 +44,7 @@ pub fn run(args: &TopArgs) -> Result<()> {
     } else {
         format!("http://{}", args.url.trim_end_matches('/'))
     };
-    let feed = Feed::start(url.clone(), key.filter(|key| !key.is_empty()))?;
+    let feed = Feed::start(url.clone(), key.filter(|key| !key.is_empty()), args.model.clone())?;
     let mut view = View::new(url);
     if args.once {
         return crate::print(&once(&feed, &mut view)?);

@@ -11,6 +11,8 @@ use ureq::{Agent, Body};
 
 use super::metrics::Metrics;
 
+/// Where events come from.
+const LIVE: &str = "/api/live";
 /// Delay before reconnecting.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Most bytes of one event, and of a page of metrics.
@@ -31,8 +33,8 @@ pub enum Update {
 pub struct Feed(Receiver<Update>);
 
 impl Feed {
-    /// Connects to the server at `url`, which has no slash at its end.
-    pub fn start(url: String, key: Option<String>) -> Result<Self> {
+    /// Connects to the server at `url`, which has no slash at its end, to look at `model` or else at that which was asked last.
+    pub fn start(url: String, key: Option<String>, model: Option<String>) -> Result<Self> {
         let (sender, receiver) = channel();
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -41,7 +43,7 @@ impl Feed {
             .timeout_connect(Some(Duration::from_secs(5)))
             .timeout_recv_response(Some(Duration::from_secs(10)))
             .build();
-        let source = Source { agent: config.into(), url, key };
+        let source = Source { agent: config.into(), url, key, model };
         std::thread::Builder::new()
             .name("feed".into())
             .spawn(move || while source.follow(&sender) {})
@@ -59,6 +61,7 @@ struct Source {
     agent: Agent,
     url: String,
     key: Option<String>,
+    model: Option<String>,
 }
 
 impl Source {
@@ -81,6 +84,9 @@ impl Source {
 
     fn get(&self, path: &str) -> Result<Response<Body>, String> {
         let mut request = self.agent.get(format!("{}{path}", self.url));
+        if let Some(model) = self.model.as_ref().filter(|_| path == LIVE) {
+            request = request.query("model", model);
+        }
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
@@ -89,7 +95,7 @@ impl Source {
 
     fn connect(&self) -> Result<Response<Body>, Update> {
         let url = &self.url;
-        let response = self.get("/api/live").map_err(|reason| {
+        let response = self.get(LIVE).map_err(|reason| {
             Update::Lost(format!("no server at {url}: {reason}; `moeflux serve MODEL` starts one"))
         })?;
         let kind = response.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or("");
@@ -98,6 +104,10 @@ impl Source {
             StatusCode::UNAUTHORIZED => Err(Update::Refused(format!(
                 "{url}: wrong or missing API key: use --api-key, --api-key-file or MOEFLUX_API_KEY"
             ))),
+            StatusCode::NOT_FOUND if self.model.is_some() => {
+                let model = self.model.as_deref().unwrap_or_default();
+                Err(Update::Refused(format!("{url}: there is no model {model:?}")))
+            }
             status if status.is_server_error() => Err(Update::Lost(format!("{url}: {status}"))),
             status => Err(Update::Refused(format!("{url}: expected a moeflux server, got {status} {kind}"))),
         }

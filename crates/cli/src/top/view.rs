@@ -129,7 +129,7 @@ impl View {
         match &trouble {
             Some(trouble) => put(buffer, head, 1, trouble, red),
             None if self.news.is_none() => put(buffer, head, 1, "connecting", Style::default()),
-            None => put(buffer, head, 1, &text("backend"), Style::default()),
+            None => put(buffer, head, 1, &(text("backend") + &self.models()), Style::default()),
         }
         if self.news.is_some() {
             for (row, line) in self.lines().into_iter().enumerate() {
@@ -140,6 +140,24 @@ impl View {
         }
         let keys = if trouble.is_some() { "q quits; retrying every second" } else { "q quits" };
         put(buffer, foot, 0, keys, Style::default());
+    }
+
+    /// All models, where there are several, and whether they are loaded.
+    fn models(&self) -> String {
+        let Some(models) = self.live["models"].as_array() else { return String::new() };
+        let one = |model: &Value| {
+            let [name, status] =
+                [&model["name"], &model["status"]["value"]].map(|v| v.as_str().unwrap_or("?"));
+            let [loaded, total] =
+                ["loaded_bytes", "total_bytes"].map(|bytes| model["status"][bytes].as_f64());
+            match (loaded, total) {
+                (Some(loaded), Some(total)) => {
+                    format!("{name} {status} {:.0} %", 100.0 * loaded / total.max(1.0))
+                }
+                _ => format!("{name} {status}"),
+            }
+        };
+        format!("; models: {}", models.iter().map(one).collect::<Vec<_>>().join(", "))
     }
 
     /// The figures.

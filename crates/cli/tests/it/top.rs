@@ -53,6 +53,27 @@ fn one_view_is_printed() {
 }
 
 #[test]
+fn several_models_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.gguf");
+    let others = ["other", "third"].map(|name| folder.path().join(name).with_extension("gguf"));
+    others.iter().for_each(|other| drop(std::fs::copy(&demo, other).unwrap()));
+    let served = serve(0, &others.each_ref().map(|other| other.to_str().unwrap()));
+    let request = serde_json::json!({
+        "model": "other", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0
+    });
+    assert_eq!(served.ask(&request), "17 + 25 = 42");
+    for (arguments, shown) in [(&[][..], "other"), (&["--model", "demo"], "demo")] {
+        let (done, out, err) = once(&[arguments, &[&*served.address]].concat(), None);
+        assert!(done && out.contains(&format!("moeflux  {shown} at")), "{out}{err}");
+        assert!(out.contains("; models: demo loaded, other loaded, third unloaded"), "{out}");
+    }
+    let (done, _, err) = once(&["--model", "nothing", &served.address], None);
+    assert!(!done && err.contains("there is no model \"nothing\""), "{err}");
+    served.terminate();
+}
+
+#[test]
 fn keys_and_servers_that_are_missing() {
     let served = serve(0, &["--api-key", "secret"]);
     let address = served.address.as_str();

@@ -11,19 +11,24 @@ use crate::Site;
 use crate::error::Dialect;
 use crate::models::Place;
 
+/// Whether a model is loaded, and how far loading is.
+pub(crate) fn status(site: &Site, model: usize) -> Value {
+    site.models.look(model, |place, _, _| match place {
+        Place::Absent => json!({"value": "unloaded"}),
+        Place::Loading { loaded, total } => {
+            json!({"value": "loading", "loaded_bytes": loaded, "total_bytes": total})
+        }
+        Place::Leaving => json!({"value": "unloading"}),
+        Place::Ready(_) => json!({"value": "loaded"}),
+    })
+}
+
 fn describe(site: &Site, model: usize, name: &str) -> Value {
     let mut object = json!({"id": name, "object": "model", "created": site.created, "owned_by": "moeflux"});
-    site.models.look(model, |place, _, _| match place {
-        Place::Absent => object["status"] = json!({"value": "unloaded"}),
-        Place::Loading { loaded, total } => {
-            object["status"] = json!({"value": "loading", "loaded_bytes": loaded, "total_bytes": total});
-        }
-        Place::Leaving => object["status"] = json!({"value": "unloading"}),
-        Place::Ready(app) => {
-            object["status"] = json!({"value": "loaded"});
-            object["context_length"] = json!(app.scheduler.description().context);
-        }
-    });
+    object["status"] = status(site, model);
+    if let Some(app) = site.models.loaded(model) {
+        object["context_length"] = json!(app.scheduler.description().context);
+    }
     object
 }
 

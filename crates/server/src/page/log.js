@@ -50,13 +50,29 @@ function facts(usage) {
   return parts.join(" · ");
 }
 
+// Makes the children of `old` those of `fresh`. Those at the beginning that are alike stay, and with them what is selected.
+function replaceFrom(old, fresh) {
+  let kept = 0;
+  while (kept < old.childNodes.length && fresh.firstChild && old.childNodes[kept].isEqualNode(fresh.firstChild)) {
+    fresh.firstChild.remove();
+    kept++;
+  }
+  while (old.childNodes.length > kept) old.lastChild.remove();
+  old.append(...fresh.childNodes);
+}
+
 // An answer. While it is written `show` draws it again and again, at most a quarter of the time.
 export class Answer {
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
     this.shown = add("assistant");
+    this.body = this.shown.appendChild(element("div", "body"));
     this.progress = null;
+    // The reasoning, its text, and whether the reader has opened or closed it.
+    this.fold = null;
+    this.thought = null;
+    this.folded = false;
     // Whether it will be drawn soon, and after how many milliseconds at the earliest.
     this.drawn = false;
     this.pause = 0;
@@ -82,16 +98,29 @@ export class Answer {
     this.drawn = false;
     const start = performance.now();
     const { text, thought } = this.message;
-    this.shown.replaceChildren();
-    if (thought) {
-      const details = element("details", "", element("summary", "", "Reasoning"), thought);
-      details.open = !text;
-      this.shown.append(details);
-    }
-    if (this.progress) this.shown.append(this.reading());
-    render(text, this.shown);
+    if (thought) this.think(thought, !text);
+    this.bar?.remove();
+    this.bar = this.progress && this.reading();
+    if (this.bar) this.body.before(this.bar);
+    const drawn = element("div");
+    render(text, drawn);
+    replaceFrom(this.body, drawn);
     toEnd();
     this.pause = 3 * (performance.now() - start);
+  }
+
+  // Reasoning is open until the answer begins, or as the reader wants it.
+  think(thought, open) {
+    if (!this.fold) {
+      this.thought = document.createTextNode("");
+      const summary = element("summary", "", "Reasoning");
+      summary.addEventListener("click", () => { this.folded = true; });
+      this.fold = element("details", "", summary, this.thought);
+      this.shown.prepend(this.fold);
+    }
+    // What is selected in a text stays so if it grows.
+    this.thought.appendData(thought.slice(this.thought.length));
+    if (!this.folded) this.fold.open = open;
   }
 
   reading() {

@@ -13,6 +13,8 @@ let conversation = store.fresh();
 // What stops the answer that is being written.
 let asking = null;
 const deleted = new Set();
+// How often an answer is kept while it is written, in milliseconds.
+const KEEP = 500;
 
 const tell = (text) => { $("status").textContent = text; };
 
@@ -20,7 +22,7 @@ const tell = (text) => { $("status").textContent = text; };
 
 const actions = {
   edit(message) {
-    if (asking) return;
+    if (asking || !mayCut(message)) return;
     $("input").value = message.text;
     giveFiles(message.files ?? []);
     fit();
@@ -28,11 +30,19 @@ const actions = {
     cutFrom(message);
   },
   again(message) {
-    if (asking) return;
+    if (asking || !mayCut(message)) return;
     cutFrom(message);
     ask();
   },
 };
+
+// Whether a message may be left out: what was said after it is lost then, but for the answer to it.
+function mayCut(message) {
+  const after = conversation.messages.slice(conversation.messages.indexOf(message) + 1);
+  const questions = after.filter(({ role }) => role === "user").length;
+  const what = questions === 1 ? "a later question and its answer" : `${questions} later questions and their answers`;
+  return !questions || confirm(`This removes ${what}.`);
+}
 
 // Leaves out a message and all that follow.
 function cutFrom(message) {
@@ -97,7 +107,13 @@ async function ask() {
   shown.begin();
   await keep(own);
   try {
-    const complete = await answer(body, controller.signal, (parts) => shown.update(parts));
+    let kept = performance.now();
+    const complete = await answer(body, controller.signal, (parts) => {
+      shown.update(parts);
+      if (performance.now() < kept + KEEP) return;
+      kept = performance.now();
+      keep(own);
+    });
     if (complete) delete message.end;
   } catch (error) {
     // A broken connection is an error of the network, whatever came before.
