@@ -117,11 +117,16 @@ impl Placement {
         let needs = |chunk, pages| needs(kept.unwrap_or(0), chunk, pages);
         let place = |chunk, pages| fit(model, options, total, needs(chunk, pages), top_k);
         let all_fit = |slots: &SlotPlan| slots.holds_all(&model.experts.shapes());
+        // Whether experts that have no slot would get what the rest does without.
+        let more_would_fit = |slots: &SlotPlan| {
+            let fixed = options.expert_cache.is_some() || keep_experts || backend.has_own_memory();
+            !fixed && !all_fit(slots)
+        };
         let (mut budget, mut slots) = loop {
             let placed = place(chunk, least(context));
             // What is worth less than the experts that would have its memory.
             let (scratch, kv) = match &placed {
-                Ok((budget, slots)) if !all_fit(slots) && !backend.has_own_memory() => {
+                Ok((budget, slots)) if more_would_fit(slots) => {
                     (budget.needs.scratch > budget.experts, budget.needs.kv > budget.experts)
                 }
                 Err(Error::Budget { .. }) => (true, true),
@@ -161,12 +166,8 @@ impl Placement {
             None => (budget.experts + page * fewest as u64) / PAGES_PART / page.max(1),
         };
         let spare = usize::try_from(spare).unwrap_or(usize::MAX).clamp(fewest, most);
-        let costs_nothing = |slots: &SlotPlan| {
-            let fixed = options.expert_cache.is_some() || keep_experts || backend.has_own_memory();
-            fixed || all_fit(slots)
-        };
         let all =
-            place(chunk, most).ok().filter(|(_, slots)| costs_nothing(slots)).map(|found| (most, found));
+            place(chunk, most).ok().filter(|(_, slots)| !more_would_fit(slots)).map(|found| (most, found));
         let some = || place(chunk, spare).ok().map(|found| (spare, found));
         let mut pages = fewest;
         if let Some(found) = all.or_else(some) {

@@ -96,7 +96,11 @@ fn a_busy_machine_is_told() {
     let over = AtomicBool::new(false);
     let output = std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().unwrap().get() {
-            scope.spawn(|| while !over.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
         }
         let cache = tempfile::tempdir().unwrap();
         let output = moeflux(cache.path(), &["demo", "--prompt", "8"]).output();

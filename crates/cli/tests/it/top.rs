@@ -57,7 +57,9 @@ fn several_models_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
     let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.gguf");
     let others = ["other", "third"].map(|name| folder.path().join(name).with_extension("gguf"));
-    others.iter().for_each(|other| drop(std::fs::copy(&demo, other).unwrap()));
+    for other in &others {
+        std::fs::copy(&demo, other).unwrap();
+    }
     let served = serve(0, &others.each_ref().map(|other| other.to_str().unwrap()));
     let request = serde_json::json!({
         "model": "other", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0
