@@ -63,6 +63,9 @@ impl futures_core::Stream for Live {
             return Poll::Ready(None);
         }
         let mut data = self.look();
+        if let Some(loading) = self.loading() {
+            data["loading"] = loading;
+        }
         let names: Vec<&str> = self.site.models.names().collect();
         if names.len() > 1 {
             let one =
@@ -82,7 +85,7 @@ impl Live {
         };
         let Some(app) = models.loaded(model) else {
             self.before = None;
-            return self.absent(model);
+            return json!({"waiting": 0, "running": 0});
         };
         let loads = models.look(model, |_, loads, _| loads);
         let now = Instant::now();
@@ -139,15 +142,17 @@ impl Live {
         data
     }
 
-    /// What there is to say of a model that is not loaded.
-    fn absent(&self, model: usize) -> Value {
-        let mut data = json!({"waiting": 0, "running": 0});
-        self.site.models.look(model, |place, _, _| {
-            if let Place::Loading { loaded, total } = place {
-                let name = self.site.models.name(model);
-                data["loading"] = json!({"name": name, "loaded_bytes": loaded, "total_bytes": total});
-            }
-        });
-        data
+    /// The model that is being loaded, if it is one that is looked at, and how far that is.
+    fn loading(&self) -> Option<Value> {
+        let models = &self.site.models;
+        let is_looked_at = |(model, _): &(usize, &str)| self.model.is_none_or(|one| one == *model);
+        models.names().enumerate().filter(is_looked_at).find_map(|(model, name)| {
+            models.look(model, |place, _, _| match place {
+                Place::Loading { loaded, total } => {
+                    Some(json!({"name": name, "loaded_bytes": loaded, "total_bytes": total}))
+                }
+                _ => None,
+            })
+        })
     }
 }

@@ -15,15 +15,13 @@ function look(data) {
     model = data.model;
     heat = model.experts.map((count) => new Float32Array(count));
     past = [];
-    $("model").textContent = `${model.name} · ${model.backend}`;
     $("heat-text").textContent = `${model.layers.length} layers of ${Math.max(0, ...model.experts)} experts; ` +
       `${model.expert_slots >= model.all_experts ? "all" : model.expert_slots + " of " + model.all_experts} fit in memory. ` +
       "Bright cells are being used.";
   }
-  if (data.loading) {
-    const { name, loaded_bytes, total_bytes } = data.loading;
-    $("model").textContent = `loading ${name}: ${bytes(loaded_bytes)} of ${bytes(total_bytes)}`;
-  }
+  const { name, loaded_bytes, total_bytes } = data.loading ?? {};
+  const served = model ? `${model.name} · ${model.backend}` : "";
+  $("model").textContent = name ? `loading ${name}: ${bytes(loaded_bytes)} of ${bytes(total_bytes)}` : served;
   if (data.hit_rate === undefined) return;
   $("speed").textContent = (data.tokens_per_second ?? 0).toFixed(1);
   $("prompts").textContent = (data.prompt_tokens_per_second ?? 0).toFixed(0);

@@ -1,8 +1,9 @@
 //! Several models in one server: loaded on demand, unloaded for each other, memory divided.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 
 use moeflux::{Compute, Error, OpenOptions, Result, Scheduler, SchedulerOptions};
 use moeflux_server::{Limits, ModelSource, ServedModel, Server, ServerOptions};
@@ -182,4 +183,48 @@ fn every_interface_knows_all_models() {
     assert_eq!(server.get("/health").status, 200);
     server.begin_stop();
     assert!(server.stop());
+}
+
+/// The demo model, half of which is there until it may be loaded.
+struct Halted(Mutex<mpsc::Receiver<()>>);
+
+impl ModelSource for Halted {
+    fn least_memory(&self) -> Result<u64> {
+        options().least_memory(path())
+    }
+
+    fn open(&self, memory: u64, later: u64, progress: &mut dyn FnMut(u64, u64)) -> Result<Scheduler> {
+        progress(50, 100);
+        self.0.lock().unwrap().recv().unwrap();
+        Demo { failing: Arc::default() }.open(memory, later, progress)
+    }
+}
+
+#[test]
+fn a_model_that_is_loaded_is_seen_beside_the_others() {
+    let (go, wait) = mpsc::channel();
+    let source = Box::new(Halted(Mutex::new(wait)));
+    let halted = ServedModel { name: "b".into(), aliases: vec![], pinned: false, source };
+    let server = start(vec![model("a", false), halted], 20_000);
+    assert_eq!(server.post("/v1/chat/completions", &question(Some("a"))).status, 200);
+    let mut stream = server.connect();
+    stream.write_all(b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut lines = BufReader::new(stream).lines().map_while(std::result::Result::ok);
+    let mut until = |seen: &dyn Fn(&Value) -> bool| {
+        let data = lines.by_ref().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok());
+        data.take(30).find(seen).unwrap_or(Value::Null)
+    };
+    assert_eq!(until(&|event| event["model"].is_object())["model"]["name"], "a");
+    let (loading, loaded) = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| server.post("/v1/chat/completions", &question(Some("b"))).status);
+        let loading = until(&|event| event["loading"].is_object());
+        go.send(()).unwrap();
+        assert_eq!(asked.join().unwrap(), 200);
+        (loading, until(&|event| event["model"]["name"] == "b"))
+    });
+    assert_eq!(loading["loading"], json!({"name": "b", "loaded_bytes": 50, "total_bytes": 100}));
+    assert!(loading["hit_rate"].is_number(), "the other goes on: {loading}");
+    let status = |name: &str| json!({"name": name, "status": {"value": "loaded"}});
+    assert_eq!((&loading["models"][0], &loaded["models"][1]), (&status("a"), &status("b")));
+    assert!(loaded["loading"].is_null(), "{loaded}");
 }
