@@ -17,6 +17,7 @@
 #   bits       logits of the synthetic model with 9 GiB are those with all of its experts resident
 #   resident   speed with everything in the GPU's memory, interleaved with llama.cpp
 #   elsewhere  speed with about half of the experts in the GPU's memory, interleaved with llama.cpp
+#   share      decode with about half of the experts in the GPU's memory, by the part that the processor computes
 #   serving    speed of several sequences at once, in the engine and over HTTP
 #   plan       what `moeflux plan` predicts beside what is measured
 #   profile    where a token's time goes
@@ -26,9 +27,9 @@
 # Ends with 1 if anything is BAD.
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")
-usage() { sed -n '2,28s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,29s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-limits="start:60 backends:240 operations:200 memcheck:450 racecheck:450 bits:90 resident:240 elsewhere:240 serving:200 plan:240 profile:90 limits:60 table:20"
+limits="start:60 backends:240 operations:200 memcheck:450 racecheck:450 bits:90 resident:240 elsewhere:240 share:240 serving:200 plan:240 profile:90 limits:60 table:20"
 parts=$(echo "$limits" | tr ' ' '\n' | cut -d: -f1 | paste -sd,)
 work=/tmp/moeflux-cuda seconds=560 llama="" inner="" tests=()
 # The modules of the test binary that run operations on devices.
@@ -248,6 +249,18 @@ part_elsewhere() {
   done
 }
 
+part_share() {
+  need_model || return
+  local threads part own="--device-memory $budget -p 0 -d 128 -n 64 -r 3"
+  for threads in $(nproc) $(($(nproc) / 2)) $(($(nproc) / 4)); do
+    echo "$threads threads, parts 0 to 1, then chosen:"
+    for part in 0 0.2 0.3 0.4 0.5 0.6 0.7 0.8 1; do
+      ours "share $part of $threads threads" tg64 $own --threads "$threads" --processor-share $part
+    done
+    ours "share of $threads threads" tg64 $own --threads "$threads"
+  done
+}
+
 part_serving() {
   need_model || return
   local turn sampling
@@ -309,7 +322,7 @@ for part in ${parts//,/ }; do
 done
 # What parts wait for is made beside the first of them.
 [[ $parts =~ resident|elsewhere ]] && { make_llama & }
-[[ $parts =~ bits|resident|elsewhere|serving|plan|profile|limits ]] && { make_model & }
+[[ $parts =~ bits|resident|elsewhere|share|serving|plan|profile|limits ]] && { make_model & }
 for entry in $limits; do
   part=${entry%:*} limit=${entry#*:} left=$((seconds - SECONDS))
   [[ ,$parts, == *,$part,* ]] || continue

@@ -71,6 +71,9 @@ pub struct EngineArgs {
     /// On a GPU, compute a token with the same bits whatever else is in its batch, as the CPU does; slower with many sequences
     #[arg(long, help_heading = "Engine")]
     pub batch_invariant: bool,
+    /// Part of the experts missing on a GPU that the processor computes in host memory, from 0 to 1 [default: the fastest]
+    #[arg(long, value_name = "PART", value_parser = parse_part, help_heading = "Engine")]
+    pub processor_share: Option<f32>,
     /// Memory for everything: weights, context, scratch, experts (such as 6GiB) [default: what the system has available]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
     pub memory: Option<u64>,
@@ -113,6 +116,12 @@ pub struct EngineArgs {
     /// When to prefetch experts: auto (when it pays), off, always
     #[arg(long, value_name = "WHEN", value_parser = parse::<Prefetch>, default_value_t, help_heading = "Streaming")]
     pub prefetch: Prefetch,
+}
+
+/// A number from 0 to 1.
+fn parse_part(text: &str) -> Result<f32, String> {
+    let part = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
+    part.ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
 /// `6GiB`, `500MB`, `1.5G` (binary), or a number of bytes.
@@ -191,6 +200,7 @@ impl EngineArgs {
         let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());
         options = options.batch_invariant(self.batch_invariant);
         options = self.device_memory.into_iter().fold(options, OpenOptions::device_memory);
+        options = self.processor_share.into_iter().fold(options, OpenOptions::processor_share);
         options = self.threads.into_iter().fold(options, OpenOptions::threads);
         self.simd.into_iter().fold(options, OpenOptions::simd)
     }

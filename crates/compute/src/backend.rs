@@ -262,6 +262,8 @@ pub struct DeviceCounts {
     pub experts: u64,
     /// Those of them that came over the bus.
     pub fetched: u64,
+    /// Those of them that the processor computed where they are, in host memory.
+    pub computed: u64,
 }
 
 impl std::ops::Sub for DeviceCounts {
@@ -275,6 +277,7 @@ impl std::ops::Sub for DeviceCounts {
             kernels: self.kernels - earlier.kernels,
             experts: self.experts - earlier.experts,
             fetched: self.fetched - earlier.fetched,
+            computed: self.computed - earlier.computed,
         }
     }
 }

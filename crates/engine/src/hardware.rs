@@ -2,7 +2,7 @@
 
 use moeflux_compute::backend::Backend;
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
-use moeflux_compute::gpu::{Device, DeviceInfo, GpuBackend, GpuOptions};
+use moeflux_compute::gpu::{Device, DeviceInfo, GpuBackend, GpuOptions, ProcessorShare};
 
 use crate::error::size;
 use crate::memory::available;
@@ -110,6 +110,8 @@ pub(crate) struct Hardware {
     pub(crate) device_memory: Option<u64>,
     /// See [`GpuOptions::batch_invariant`].
     pub(crate) batch_invariant: bool,
+    /// See [`ProcessorShare::part`].
+    pub(crate) processor_share: Option<f32>,
     /// Bytes of the processor's memory.
     pub(crate) memory: Option<u64>,
 }
@@ -125,7 +127,11 @@ impl Hardware {
                 (self.device_memory, self.memory)
             };
             let batch_invariant = self.batch_invariant;
-            let options = GpuOptions { memory, batch_invariant, ..GpuOptions::default() };
+            // A thread waits for the GPU.
+            let threads = threads(self.threads)?.saturating_sub(1).max(1);
+            let share = ProcessorShare { threads, part: self.processor_share };
+            let processor = Some(share).filter(|_| !gpu.unified);
+            let options = GpuOptions { memory, batch_invariant, processor, ..GpuOptions::default() };
             return Ok((gpus.backend(gpu, options), host));
         }
         if let Some(bytes) = self.device_memory {

@@ -226,11 +226,16 @@ impl Measured {
         let per_token = |count: fn(&DeviceCounts) -> u64| {
             counts.iter().map(count).sum::<u64>() as f64 / self.tokens.max(1) as f64
         };
-        let [experts, fetched] = [per_token(|c| c.experts), per_token(|c| c.fetched)];
+        let [experts, fetched, computed] =
+            [per_token(|c| c.experts), per_token(|c| c.fetched), per_token(|c| c.computed)];
         let tier = if experts > 0.0 {
+            let processor = match computed {
+                0.0 => String::new(),
+                _ => format!(", {computed:.1} computed by the processor"),
+            };
             format!(
-                ", {:.1} % of {experts:.1} experts in its memory and {fetched:.1} over the bus",
-                100.0 * (1.0 - fetched / experts)
+                ", {:.1} % of {experts:.1} experts in its memory, {fetched:.1} over the bus{processor}",
+                100.0 * (1.0 - (fetched + computed) / experts)
             )
         } else {
             String::new()

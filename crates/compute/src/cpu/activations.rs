@@ -223,6 +223,28 @@ impl Q8Writer<'_> {
         };
         simd.run(Quantize { x, first: term(0), second: (self.terms == 2).then(|| term(1)) });
     }
+
+    /// Writes block `block` of row `row`, of rows with one term: `codes` of scale d.
+    ///
+    /// # Safety
+    /// No other call writes this block at the same time.
+    ///
+    /// # Panics
+    /// If there is no such block or rows have two terms.
+    pub(crate) unsafe fn write_codes(&self, row: usize, block: usize, codes: &[i8; BLOCK], d: f32) {
+        let blocks = self.cols / BLOCK;
+        assert!(row < self.n_rows && block < blocks && self.terms == 1, "a block of a row");
+        let at = row * blocks + block;
+        let half = |half: &[i8]| half.iter().map(|code| i32::from(*code)).sum::<i32>();
+        let sums = [half(&codes[..BLOCK / 2]), half(&codes[BLOCK / 2..])];
+        let sum = d * (sums[0] + sums[1]) as f32;
+        // SAFETY: within the buffers by the assertion, which `resize` gave these lengths; not aliased by the contract of
+        // this function and the borrow that `self` stands for.
+        unsafe {
+            self.q.add(at * BLOCK).copy_from_nonoverlapping(codes.as_ptr(), BLOCK);
+            *self.blocks.add(at) = Q8Block { scale: d, sum, sums };
+        }
+    }
 }
 
 /// Some columns of a term, in whole blocks.

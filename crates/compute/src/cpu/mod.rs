@@ -1,6 +1,6 @@
 //! The CPU backend: SIMD kernels chosen at run time, on a persistent thread pool.
 
-mod activate;
+pub(crate) mod activate;
 pub mod activations;
 mod attention;
 mod block_attention;
@@ -24,7 +24,7 @@ pub mod pool;
 mod rope;
 mod route;
 mod rows;
-mod shared;
+pub(crate) mod shared;
 pub mod simd;
 mod slots;
 mod ssm_scan;

@@ -88,6 +88,11 @@ impl ThreadPool {
     /// A pool of `n_threads` threads, the caller of [`ThreadPool::run`] being one of them. Zero counts as one.
     /// If the system refuses to start as many, the pool has fewer.
     pub fn new(n_threads: usize) -> Self {
+        Self::that_spins(n_threads, SPINS)
+    }
+
+    /// As [`ThreadPool::new`], with so many turns of the spin loop before a thread sleeps, if there are enough cores.
+    pub(crate) fn that_spins(n_threads: usize, spins: u32) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {
             spans: (0..n_threads.max(1)).map(|_| Line(AtomicU64::new(0))).collect(),
@@ -96,7 +101,7 @@ impl ThreadPool {
             job: UnsafeCell::new(Job { task: &|_| {}, n_tasks: 0 }),
             panic: Mutex::new(None),
             // Spinning keeps others from the core when there are more threads than cores.
-            spins: if n_threads > cores { SPINS / 50 } else { SPINS },
+            spins: if n_threads > cores { spins / 50 } else { spins },
             stop: AtomicBool::new(false),
             sleeping: AtomicUsize::new(0),
             caller_sleeping: AtomicBool::new(false),

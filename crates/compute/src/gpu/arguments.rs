@@ -342,9 +342,25 @@ arguments! {
         short_decay: f32,
         long_part: f32,
         short_part: f32,
+        hands: bool,
         routes: bool,
         route: RouteConstants,
     }
+
+    ["share.h" ShareConstants]
+    /// Of `share`.
+    ShareConstants {
+        brought: BroughtConstants,
+        norm: NormConstants,
+        rows: usize,
+        cols: usize,
+        set: usize,
+        desk_rows: usize,
+    }
+
+    ["share.h" CollectConstants]
+    /// Of `collect`.
+    CollectConstants { width: usize, desk_outputs: usize }
 
     ["few_experts.h" GateUpConstants]
     /// Of `gate_up8_…`.
@@ -372,6 +388,7 @@ arguments! {
         has_bias: bool,
         has_residual: bool,
         weighs: bool,
+        hands: bool,
     }
 
     ["cuda/early.cu" EarlyDownConstants]

@@ -30,10 +30,11 @@ mod memory;
 #[cfg(target_os = "macos")]
 pub mod metal;
 mod options;
+mod processor;
 mod run;
 mod steps;
 mod supported;
 
 pub use backend::GpuBackend;
 pub use device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, constants};
-pub use options::GpuOptions;
+pub use options::{GpuOptions, ProcessorShare};

@@ -12,4 +12,17 @@ pub struct GpuOptions {
     pub batch_invariant: bool,
     /// Whether host memory is another than the device's, and keeps experts that the device has no room for.
     pub host_memory: bool,
+    /// What the processor computes of them; nothing by default.
+    pub processor: Option<ProcessorShare>,
+}
+
+/// The processor's part in experts that host memory keeps and a batch of few rows misses: what it computes need not come over
+/// the bus. It changes no bits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProcessorShare {
+    /// Its threads.
+    pub threads: usize,
+    /// The part of missing experts that it computes, from 0 to 1; if that is not said, as much as makes batches fastest by what
+    /// both sides are measured to take.
+    pub part: Option<f32>,
 }

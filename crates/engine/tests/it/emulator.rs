@@ -9,7 +9,7 @@ use moeflux::{Engine, Error, Options, Outputs};
 use moeflux_compute::DType;
 use moeflux_compute::backend::Backend;
 use moeflux_compute::gpu::emulator::Emulator;
-use moeflux_compute::gpu::{GpuBackend, GpuOptions};
+use moeflux_compute::gpu::{GpuBackend, GpuOptions, ProcessorShare};
 use moeflux_compute::graph::ExpertSet;
 
 /// Tokens of a prompt: more than are evaluated row by row.
@@ -32,6 +32,14 @@ fn emulator(expert_slots: Option<usize>) -> GpuBackend {
 /// A device with so many experts of each layer; the host has all.
 fn tiered(slots: usize) -> GpuBackend {
     let options = GpuOptions { expert_slots: Some(slots), host_memory: true, ..GpuOptions::default() };
+    GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
+}
+
+/// The same, where the processor computes a part of the experts that are missing.
+fn shared(slots: usize, part: Option<f32>) -> GpuBackend {
+    let processor = Some(ProcessorShare { threads: 2, part });
+    let options =
+        GpuOptions { expert_slots: Some(slots), host_memory: true, processor, ..GpuOptions::default() };
     GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
 }
 
@@ -86,6 +94,7 @@ fn check(fixture: &Fixture) {
     if quantised {
         // Four are enough for a token of most models, so that the device decides; with fewer the host does.
         same_bits(fixture, tokens, (&tiered(4), &fast), &got_fast);
+        same_bits(fixture, tokens, (&shared(4, Some(0.5)), &fast), &got_fast);
     } else {
         same_bits(fixture, tokens, (&tiered(2), &f32_options()), &got);
     }
@@ -160,6 +169,46 @@ fn pools_that_grow_keep_what_they_hold() {
         };
         let expected = run(&emulator(None), false);
         assert!(run(&backend, true) == expected, "{name}");
+    }
+}
+
+/// Whoever computes an expert, its bits are the same: of every encoding that the processor takes, for one token and several.
+#[test]
+fn nobody_can_tell_who_computed_an_expert() {
+    for name in [
+        "gguf/qwen3_moe_q4_k_m",
+        "gguf/qwen3_moe_q8_0",
+        "gguf/mixtral_q8_0",
+        "gguf/gpt_oss_mxfp4",
+        "gguf/deepseek_v3_q8_0",
+        "gguf/deepseek_v4_mxfp4",
+    ] {
+        let fixture = Fixture::named(name);
+        let tokens = &fixture.golden().tokens[..14];
+        let run = |backend: &GpuBackend| {
+            let mut engine = open(&fixture.path, backend, &Options::default());
+            let mut session = engine.session();
+            let mut logits = vec![];
+            for batch in [1, 1, 1, 2, 1, 8] {
+                let first = session.tokens().len();
+                let batch = &tokens[first..first + batch];
+                logits
+                    .extend(engine.eval(&mut session, batch, Outputs::All).unwrap_or_else(|e| panic!("{e}")));
+            }
+            let counts = engine.device_counts().expect("a device");
+            (bits(&logits), counts.computed)
+        };
+        let (expected, _) = run(&emulator(None));
+        for part in [Some(0.0), Some(0.6), Some(1.0), None] {
+            let mut all = 0;
+            for slots in [2, 3, 4, 6] {
+                let (got, computed) = run(&shared(slots, part));
+                let differ = got.iter().zip(&expected).position(|(a, b)| a != b);
+                assert_eq!(differ, None, "{name}, {part:?}, {slots}: {computed} by the processor");
+                all += computed;
+            }
+            assert!(part.is_none() || (all > 0) == (part > Some(0.0)), "{name}, {part:?}: {all}");
+        }
     }
 }
 

@@ -249,7 +249,7 @@ impl<F: Format> Kernel for Multiply<'_, F> {
         if self.job.n_terms() > FEW {
             return batch::multiply(isa, self.job, self.format, self.x);
         }
-        let mut lanes = Lanes([[[0; MAX_LANES]; 4]; SUBS]);
+        let mut lanes = Lanes::zeroed();
         let mut tile = MaybeUninit::uninit();
         let tile = Tile::clear::<F>(&mut tile);
         walk(isa, self.job, Int8 { format: self.format, x: self.x, tile, lanes: &mut lanes });
@@ -353,7 +353,13 @@ impl<I: Isa, F: Format> Product<I> for Int8<'_, F> {
 
 /// Dot products of a tile with one token, before lanes are added up: (vector of columns, four rows, lane).
 #[repr(C, align(64))]
-struct Lanes([[[u32; MAX_LANES]; 4]; SUBS]);
+pub(super) struct Lanes([[[u32; MAX_LANES]; 4]; SUBS]);
+
+impl Lanes {
+    pub(super) fn zeroed() -> Self {
+        Self([[[0; MAX_LANES]; 4]; SUBS])
+    }
+}
 
 /// Whether sums of two lanes of dot products fit 16 bits only if zero points are subtracted from the start.
 const fn centred_first<F: Format>() -> bool {
@@ -361,16 +367,16 @@ const fn centred_first<F: Format>() -> bool {
 }
 
 /// The rows of a tile times one token.
-struct DotRows<'a, F> {
-    format: F,
+pub(super) struct DotRows<'a, F> {
+    pub(super) format: F,
     /// The blocks of lane 0.
-    first: *const u8,
+    pub(super) first: *const u8,
     /// From a row's blocks to the next's.
-    stride: usize,
+    pub(super) stride: usize,
     /// [`TILE_COLS`] activations.
-    x: *const i8,
-    lanes: &'a mut Lanes,
-    next: &'a mut NextRows,
+    pub(super) x: *const i8,
+    pub(super) lanes: &'a mut Lanes,
+    pub(super) next: &'a mut NextRows,
 }
 
 impl<F: Format> Kernel for DotRows<'_, F> {
@@ -421,6 +427,51 @@ impl<F: Format> Kernel for DotRows<'_, F> {
     }
 }
 
+/// What [`DotRows`] left, added up: Σ (code − zero) · x of each sub-block or, if the format has scales for 16 columns, of its
+/// first and its last 16; lanes are rows.
+#[inline(always)]
+pub(super) fn exact_dots<I: Isa, F: Format>(isa: I, lanes: &Lanes, blocks: &[Q8Block]) -> [[I::F; 2]; SUBS] {
+    let none = isa.splat_u(0);
+    let mut dots = [[none; 2]; SUBS];
+    for group in 0..TILE_COLS / (8 * I::LANES) {
+        let subs = F::subs(I::LANES, group);
+        for v in 0..2 {
+            let mut quads = [none; 4];
+            for quad in 0..I::LANES / 4 {
+                // SAFETY: LANES ≤ MAX_LANES.
+                quads[quad] = unsafe { isa.load_u(lanes.0[2 * group + v][quad].as_ptr()) };
+            }
+            let [low, high] = subs[v];
+            if F::Shape::HALVES {
+                let sums = isa.gather_quarters(quads);
+                dots[low] = [sums[0], sums[1]];
+                if I::LANES == 16 {
+                    dots[high] = [sums[2], sums[3]];
+                }
+            } else {
+                let sums = isa.gather_halves(quads);
+                dots[low][0] = sums[0];
+                if I::LANES == 16 {
+                    dots[high][0] = sums[1];
+                }
+            }
+        }
+    }
+    let zero = zero_point::<I, F>();
+    let mut exact = [[isa.splat(0.0); 2]; SUBS];
+    for sub in 0..SUBS {
+        let mut dots = dots[sub];
+        if zero != 0 && !centred_first::<F>() {
+            let [first, second] = blocks[sub].sums;
+            let first = if F::Shape::HALVES { first } else { first + second };
+            dots[0] = isa.add_u(dots[0], isa.splat_u((-zero * first) as u32));
+            dots[1] = isa.add_u(dots[1], isa.splat_u((-zero * second) as u32));
+        }
+        exact[sub] = [isa.to_f32(dots[0]), isa.to_f32(dots[1])];
+    }
+    exact
+}
+
 /// Adds what [`DotRows`] left to the sums of a tile's rows.
 struct AddQuads<'a, F> {
     format: PhantomData<F>,
@@ -435,49 +486,14 @@ impl<F: Format> Kernel for AddQuads<'_, F> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let zero = isa.splat_u(0);
-        // Of 32 columns or, if the format has scales for 16, of the first and the last 16; lanes are rows.
-        let mut dots = [[zero; 2]; SUBS];
-        for group in 0..TILE_COLS / (8 * I::LANES) {
-            let subs = F::subs(I::LANES, group);
-            for v in 0..2 {
-                let mut quads = [zero; 4];
-                for quad in 0..I::LANES / 4 {
-                    // SAFETY: LANES ≤ MAX_LANES.
-                    quads[quad] = unsafe { isa.load_u(self.lanes.0[2 * group + v][quad].as_ptr()) };
-                }
-                let [low, high] = subs[v];
-                if F::Shape::HALVES {
-                    let sums = isa.gather_quarters(quads);
-                    dots[low] = [sums[0], sums[1]];
-                    if I::LANES == 16 {
-                        dots[high] = [sums[2], sums[3]];
-                    }
-                } else {
-                    let sums = isa.gather_halves(quads);
-                    dots[low][0] = sums[0];
-                    if I::LANES == 16 {
-                        dots[high][0] = sums[1];
-                    }
-                }
-            }
-        }
+        let dots = exact_dots::<I, F>(isa, self.lanes, self.blocks);
         let Self { tile, sums, .. } = self;
         let sum = sums.get(isa, 0);
         let mut acc = begin::<I, F::Shape>(isa, sum);
         let mut biases = isa.splat(0.0);
-        let zero = zero_point::<I, F>();
         for sub in 0..SUBS {
             let x = &self.blocks[sub];
-            let mut dots = dots[sub];
-            if zero != 0 && !centred_first::<F>() {
-                let [first, second] = x.sums;
-                let first = if F::Shape::HALVES { first } else { first + second };
-                dots[0] = isa.add_u(dots[0], isa.splat_u((-zero * first) as u32));
-                dots[1] = isa.add_u(dots[1], isa.splat_u((-zero * second) as u32));
-            }
-            let dots = [isa.to_f32(dots[0]), isa.to_f32(dots[1])];
-            acc = add_products::<I, F::Shape>(isa, tile, sub, dots, isa.splat(x.scale), acc);
+            acc = add_products::<I, F::Shape>(isa, tile, sub, dots[sub], isa.splat(x.scale), acc);
             if F::Shape::BIAS {
                 let [first, second] = x_sums::<F::Shape>(x);
                 let x = [isa.splat(first), isa.splat(second)];

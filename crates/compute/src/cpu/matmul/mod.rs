@@ -25,6 +25,7 @@ mod k_quants;
 mod legacy;
 mod mxfp4;
 mod non_linear;
+pub(crate) mod pieces;
 mod plain;
 mod tile;
 mod transposed;

@@ -288,7 +288,7 @@ impl NextRows {
 
     /// The `n_lanes` rows from `row` on, as far as they are before row `end`.
     #[inline(always)]
-    fn new(w: TensorView<'_>, n_lanes: usize, row: usize, end: usize, steps: usize) -> Self {
+    pub(super) fn new(w: TensorView<'_>, n_lanes: usize, row: usize, end: usize, steps: usize) -> Self {
         let n_rows = n_lanes.min(end.saturating_sub(row));
         let steps = w.cols().div_ceil(TILE_COLS) * steps;
         Self {

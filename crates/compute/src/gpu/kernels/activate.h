@@ -20,5 +20,5 @@ DEVICE float activated(const Activation how, float gate, float up) {
         return (s > how.limit ? how.limit : s) * u;
     }
     const float g = gate > how.limit ? how.limit : gate;
-    return how.kind == LIMITED_SWIGLU ? silu(g) * u : (u + 1.0f) * g * sigmoid(how.alpha * g);
+    return how.kind == LIMITED_SWIGLU ? silu(g) * u : quotient(g, 1.0f + exponential(-(how.alpha * g))) * (u + 1.0f);
 }

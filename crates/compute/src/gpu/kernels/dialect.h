@@ -124,6 +124,25 @@ DEVICE void writes_apart(CTX) {}
 DEVICE void barrier(CTX) { __syncthreads(); }
 DEVICE uint tally(SPTR(uint) counter, uint number) { return atomicAdd(counter, number); }
 DEVICE uint tally_device(GPTR(uint) counter, uint number) { return atomicAdd(counter, number); }
+// Memory that the processor reads and writes at the same time: what was written before `tell` is there when the word is;
+// `told` waits until a word is 1, for so many nanoseconds at most, and says whether it is; `peek4` reads what the processor
+// wrote before.
+DEVICE void publish(CTX) { __threadfence_system(); }
+DEVICE void tell(GPTR(uint) word) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(1) : "memory"); }
+DEVICE uint nanoseconds() {
+    ulong now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return (uint)now;
+}
+DEVICE bool told(GPTR(const uint) word, uint limit) {
+    const uint begin = nanoseconds();
+    for (;;) {
+        uint now;
+        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+        if (now == 1) return true;
+        if (nanoseconds() - begin > limit) return false;
+    }
+}
 DEVICE float lane_xor(CTX, float v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE uint lane_xor(CTX, uint v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 DEVICE float lane_read(CTX, float v, uint lane) { return __shfl_sync(0xffffffffu, v, lane); }
@@ -153,9 +172,10 @@ DEVICE float exp_of(float x) { return expf(x); }
 DEVICE float exp2_of(float x) { return exp2f(x); }
 DEVICE float log1p_of(float x) { return log1pf(x); }
 DEVICE float sqrt_of(float x) { return sqrtf(x); }
-// 1 / √x and a / b within two units in the last place; a / b is 0 for a b beyond 2¹²⁶.
+// 1 / √x within two units in the last place.
 DEVICE float inverse_sqrt(float x) { return rsqrtf(x); }
-DEVICE float quotient(float a, float b) { return __fdividef(a, b); }
+// a / b, rounded.
+DEVICE float quotient(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE float abs_of(float x) { return fabsf(x); }
 DEVICE float round_of(float x) { return rintf(x); }
 DEVICE float fma_of(float a, float b, float d) { return fmaf(a, b, d); }
@@ -182,6 +202,11 @@ DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) {
     return Word4{v.x, v.y, v.z, v.w};
 }
 DEVICE void store_u32x4(GPTR(uchar) p, uint offset, Word4 v) { *(uint4*)(p + offset) = make_uint4(v.x, v.y, v.z, v.w); }
+DEVICE Word4 peek4(GPTR(const uint) p) {
+    Word4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
 #define GCAST(T, p) ((T*)(p))
 // The sixteen bytes at p + offset, a multiple of 2 (of `load_any` not even that): two aligned loads, and what lies between
 // shifted out of them.
@@ -269,9 +294,27 @@ DEVICE float group_max(CTX, float v, SPTR(float) scratch) {
 }
 
 DEVICE float bf16_to_f32(uint bits) { return as_float(bits << 16); }
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp_of(-x)); }
-DEVICE float silu(float x) { return x / (1.0f + exp_of(-x)); }
-// ln(1 + eˣ), without overflow.
-DEVICE float softplus(float x) { return (x > 0.0f ? x : x != x ? x : 0.0f) + log1p_of(exp_of(-abs_of(x))); }
 // Within ±limit; NaN stays NaN.
 DEVICE float clamped(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
+
+// eˣ to about one unit in the last place: `exp` of `cpu/vector.rs`, from operations that all machines round alike, so that the
+// processor gives the same bits.
+DEVICE float exponential(float x) {
+    const float most = x < -104.0f ? -104.0f : x, t = most > 89.0f ? 89.0f : most;
+    const float n = round_of(product_of(t, 1.44269504f));
+    const float r = fma_of(n, 2.1219444e-4f, fma_of(n, -0.6933594f, t));
+    float p = fma_of(1.9875691e-4f, r, 1.3982e-3f);
+    p = fma_of(p, r, 8.333452e-3f);
+    p = fma_of(p, r, 4.16658e-2f);
+    p = fma_of(p, r, 0.16666666f);
+    p = fma_of(p, r, 0.5f);
+    p = fma_of(product_of(p, r), r, r) + 1.0f;
+    // 2ⁿ in two factors, as n may lie outside the range of exponents.
+    const int whole = (int)n, low = whole >> 1, high = (whole + 1) >> 1;
+    return product_of(product_of(p, as_float((uint)(low + 127) << 23)), as_float((uint)(high + 127) << 23));
+}
+
+DEVICE float sigmoid(float x) { return quotient(1.0f, 1.0f + exponential(-x)); }
+DEVICE float silu(float x) { return quotient(x, 1.0f + exponential(-x)); }
+// ln(1 + eˣ), without overflow.
+DEVICE float softplus(float x) { return (x > 0.0f ? x : x != x ? x : 0.0f) + log1p_of(exp_of(-abs_of(x))); }

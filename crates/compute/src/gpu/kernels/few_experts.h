@@ -190,6 +190,8 @@ struct DownConstants {
     uint has_bias, has_residual;
     // Whether pairs count as much as `weights` says; else all the same.
     uint weighs;
+    // Whether the outputs of pairs of absent experts are there, in `handed`.
+    uint hands;
 };
 
 struct DownBuffers {
@@ -201,6 +203,7 @@ struct DownBuffers {
     GPTR(const float) weights;
     GPTR(const float) bias;
     GPTR(const float) residual;
+    GPTR(const float) handed;
     GPTR(float) out;
 };
 
@@ -221,7 +224,7 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
         Rows<N> rows;
         Sums<N> sums;
         uint pairs[N];
-        uint missing = 0;
+        uint missing = 0, elsewhere = 0;
 #pragma unroll
         for (uint n = 0; n < N; ++n) {
             // Beyond the last one, that again.
@@ -229,11 +232,12 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
             pairs[n] = first + (at < count ? at : count - 1);
             const uint slot = b.table[b.ids[pairs[n]]];
             missing |= slot == ABSENT ? 1 : 0;
+            elsewhere |= slot == ABSENT ? 1u << n : 0;
             rows.row[n] = expert_row(b.slots, slot == ABSENT ? 0 : slot, c.part, row);
             sums.v[n] = 0.0f;
         }
         // Of all pairs of a token, or of the only one: then for all lanes.
-        if (missing) {
+        if (missing && !c.hands) {
             total.present = false;
             return total;
         }
@@ -249,7 +253,8 @@ DEVICE Total down_row(CTX, const DownConstants c, const DownBuffers b, uint row,
         }
         float sum = team_sums<N>(ctx, sums, TEAM);
         // The pair whose sum this lane has.
-        const uint at = k + lane / (TEAM / N) * TEAMS + own;
+        const uint which = lane / (TEAM / N), at = k + which * TEAMS + own;
+        if (elsewhere >> which & 1) sum = b.handed[(first + (at < count ? at : count - 1)) * c.part.rows + row];
         if (c.has_bias && at < count) sum += b.bias[b.ids[first + at] * c.part.rows + row];
         const float weight = !c.fused || at >= count ? 0.0f : c.weighs ? (float)b.weights[first + at] : 1.0f;
 #pragma unroll
@@ -301,8 +306,8 @@ DEVICE void down8(CTX, const DownConstants c, const DownBuffers b) {
     }                                                                                                             \
     KERNEL(down8_##name, DownConstants, (const uchar, slots), (const uint, table), (const uint, ids),             \
            (const uchar, bytes), (const float, scales), (const float, weights), (const float, bias),              \
-           (const float, residual), (float, out)) {                                                               \
-        const DownBuffers b = {slots, table, ids, bytes, scales, weights, bias, residual, out};                   \
+           (const float, residual), (const float, handed), (float, out)) {                                        \
+        const DownBuffers b = {slots, table, ids, bytes, scales, weights, bias, residual, handed, out};           \
         down8<D>(ctx, c, b);                                                                                      \
     }
 

@@ -12,6 +12,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("experts.h", include_str!("experts.h")),
     ("fetch.h", include_str!("fetch.h")),
     ("few_rows.h", include_str!("few_rows.h")),
+    ("handed.h", include_str!("handed.h")),
     ("heads.h", include_str!("heads.h")),
     ("dialect.h", include_str!("dialect.h")),
     ("metal/dialect.h", include_str!("metal/dialect.h")),
@@ -49,6 +50,7 @@ units![
     "rms_norm",
     "route",
     "rows",
+    "share",
     "streams",
     "tiers"
 ];

@@ -1,6 +1,7 @@
 // Which experts have slots of the device, decided here for every token: the choice is known here, and the host is not
-// waited for. A layer has slots of its own.
-#include "fetch.h"
+// waited for. A layer has slots of its own. Of the experts that are missing some come over the bus, and the processor
+// computes the others where they are (`share.h`).
+#include "handed.h"
 #include "routing.h"
 
 struct PlaceConstants {
@@ -9,6 +10,8 @@ struct PlaceConstants {
     // What an expert is worth: how often tokens chose it, where earlier ones count less, over a long and a short while;
     // factors by which this batch makes earlier tokens count less, and of both sums.
     float long_decay, short_decay, long_part, short_part;
+    // Whether the processor takes part, as `shares` says.
+    uint hands;
     // Whether this chooses the experts, and how; else `ids` says which they are.
     uint routes;
     RouteConstants route;
@@ -18,6 +21,8 @@ struct PlaceConstants {
 CONSTANT uint PLACERS = 256, PLACED_EACH = MAX_EXPERTS / PLACERS, MAX_PAIRS = 8 * MAX_CHOSEN;
 // Two counts of experts in one sum: the second is so many times as large.
 CONSTANT uint SECOND_COUNT = 4096;
+// In the count of an expert's pairs: the processor computes them.
+CONSTANT uint IS_HANDED = 0x80000000u;
 
 // The experts of all pairs: `chosen`, which all threads of the group then see.
 DEVICE void all_chosen(CTX, const PlaceConstants c, GPTR(const float) logits, GPTR(const float) bias,
@@ -46,9 +51,11 @@ DEVICE void all_chosen(CTX, const PlaceConstants c, GPTR(const float) logits, GP
 // (pairs): which they are; where this chooses them by logits (rows, experts), groups beyond the first write ids and weights
 // (rows, top_k). table (experts): where each expert's slot begins, or ABSENT. owners (slots): whose each is, or ABSENT.
 // worth (experts, 2): frequencies. fetches (pairs, or experts if those are fewer): the experts to come from host memory,
-// then ABSENT. totals: experts chosen so far, and fetched. Grid: (1, and one a row if it chooses).
+// then ABSENT. totals: experts chosen so far, fetched and handed over. shares (MOST_SHARED + 1): of so many missing experts,
+// how many the processor computes; the least worthy. handed: which pairs have them. Grid: (1, and one a row if it chooses).
 KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), (uint, ids), (float, weights),
-             (uint, table), (uint, owners), (float, worth), (uint, fetches), (uint, totals)) {
+             (uint, table), (uint, owners), (float, worth), (uint, fetches), (uint, totals), (const uint, shares),
+             (uint, handed)) {
     SHARED(uint, counts, MAX_EXPERTS);
     SHARED(uint, scores, MAX_EXPERTS);
     SHARED(uint, keys, MAX_EXPERTS);
@@ -57,6 +64,7 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
     SHARED(uint, best, MAX_CHOSEN);
     SHARED(uint, chosen, MAX_PAIRS);
     SHARED(float, scratch, 8);
+    SHARED(uint, listed, 1);
     const RouteMemory r = {route_scores, keys, missing, best};
     const Shelf shelf = c.shelf;
     if (ctx.group_x() != 0) {
@@ -80,7 +88,7 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
     }
     after_previous(ctx);
     all_chosen(ctx, c, logits, bias, ids, r, chosen);
-    float tally = 0.0f;
+    float both_counts = 0.0f;
 #pragma unroll
     for (uint i = 0; i < PLACED_EACH; ++i) {
         const uint e = ctx.thread() + i * PLACERS;
@@ -96,21 +104,43 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
         counts[e] = count;
         scores[e] = score;
         keys[e] = misses ? score : 0;
-        tally += (misses ? 1.0f : 0.0f) + (count != 0 ? (float)SECOND_COUNT : 0.0f);
+        both_counts += (misses ? 1.0f : 0.0f) + (count != 0 ? (float)SECOND_COUNT : 0.0f);
     }
     pad_keys(ctx, keys, shelf.experts);
-    const uint both = (uint)group_sum(ctx, tally, scratch), wanted = both % SECOND_COUNT;
+    const uint both = (uint)group_sum(ctx, both_counts, scratch), wanted = both % SECOND_COUNT;
+    const uint given = c.hands ? (uint)shares[wanted < MOST_SHARED ? wanted : MOST_SHARED] : 0;
+    const uint fetched = given < wanted ? wanted - given : 0;
     if (ctx.thread() == 0) {
         totals[0] += both / SECOND_COUNT;
-        totals[1] += wanted;
+        totals[1] += fetched;
+        totals[2] += wanted - fetched;
+        listed[0] = 0;
+        if (c.hands) {
+            handed[HANDED_PAIRS] = 0;
+            handed[HANDED_EXPERTS] = wanted - fetched;
+            handed[HANDED_FETCHED] = fetched;
+            handed[HANDED_ARRIVED] = 0;
+            handed[HANDED_SINCE] = nanoseconds();
+        }
     }
     const uint most = c.pairs < shelf.experts ? c.pairs : shelf.experts;
-    for (uint at = wanted + ctx.thread(); at < most; at += PLACERS) fetches[at] = ABSENT;
+    for (uint at = fetched + ctx.thread(); at < most; at += PLACERS) fetches[at] = ABSENT;
     if (wanted == 0) return;
     for (uint e = ctx.thread(); e < shelf.experts; e += PLACERS) {
         if (keys[e] != 0) missing[keys_before(keys, shelf.experts, e)] = e;
     }
     barrier(ctx);
+    if (fetched < wanted) {
+        for (uint i = fetched + ctx.thread(); i < wanted; i += PLACERS) {
+            counts[missing[i]] = counts[missing[i]] | IS_HANDED;
+        }
+        barrier(ctx);
+        for (uint p = ctx.thread(); p < c.pairs; p += PLACERS) {
+            if (counts[chosen[p]] & IS_HANDED) handed[HANDED_LIST + tally(listed, 1)] = handed_pair(p, chosen[p]);
+        }
+        barrier(ctx);
+        if (ctx.thread() == 0) handed[HANDED_PAIRS] = listed[0];
+    }
     // The least worthy first; none that is needed now.
 #pragma unroll
     for (uint i = 0; i < PLACED_EACH; ++i) {
@@ -126,7 +156,7 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
         const uint s = ctx.thread() + i * PLACERS;
         if (s >= shelf.slots || keys[s] == 0) continue;
         const uint before = keys_before(keys, shelf.slots, s);
-        if (before >= wanted) continue;
+        if (before >= fetched) continue;
         const uint expert = missing[before];
         if (held[i] != ABSENT) table[held[i]] = ABSENT;
         table[expert] = shelf.first_slot + s * shelf.stride;

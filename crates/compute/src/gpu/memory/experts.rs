@@ -8,12 +8,13 @@
 use super::exchange::Leaving;
 use super::expert_layout::{ExpertLayout, ExpertMatrix, layouts, most_chosen};
 use super::inputs::FEW_ROWS;
-use super::tiers::{ABSENT, TierPlan, Tiers};
+use super::tiers::{ABSENT, HandOver, TierPlan, Tiers};
 use super::weights::{ALIGNMENT, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::gpu::device::{BufferId, Device, Slice, Words};
-use crate::graph::{ExpertSetId, Graph};
-use crate::{Error, Result, TensorView};
+use crate::gpu::processor::HandedSet;
+use crate::graph::{ExpertSetId, Graph, MoeExpertsOp, Op};
+use crate::{Error, Result, Tensor, TensorView};
 
 /// Experts of one layer.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ pub(crate) struct DeviceExperts {
 /// experts on their way.
 pub(super) fn table_bytes(graph: &Graph) -> usize {
     let experts: usize = graph.expert_sets().iter().map(|set| set.experts).sum();
-    experts * (4 + 4 + 8 + 4) + FEW_ROWS * most_chosen(graph) * 4 + 6 * 4 + ALIGNMENT
+    experts * (4 + 4 + 8 + 4) + FEW_ROWS * most_chosen(graph) * 4 + 7 * 4 + HandOver::BYTES + ALIGNMENT
 }
 
 /// How many experts a device may hold.
@@ -255,6 +256,28 @@ impl DeviceExperts {
     /// Experts of a set that can be present at once.
     pub(crate) fn room(&self, set: ExpertSetId) -> usize {
         self.classes[self.sets[set.0].class].slots.len()
+    }
+
+    /// Lets the processor compute experts that host memory keeps, and gives those sets for which it can, if there are some.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMemory`] if there is not enough.
+    pub(crate) fn share(
+        &mut self,
+        device: &mut dyn Device,
+        graph: &Graph,
+        tensors: &[Tensor],
+    ) -> Result<Option<Vec<Option<HandedSet>>>> {
+        let Some(tiers) = &mut self.tiers else { return Ok(None) };
+        let mut sets: Vec<Option<HandedSet>> = self.sets.iter().map(|_| None).collect();
+        for node in graph.nodes() {
+            let Op::MoeExperts(MoeExpertsOp { routing, experts, mlp, .. }) = &node.op else { continue };
+            let place = tiers.shelf(*experts).in_host();
+            let parts = &self.sets[experts.0].parts;
+            sets[experts.0] = HandedSet::new(parts, mlp, routing.top_k(), tensors, place);
+        }
+        tiers.share(device, graph, &sets)?;
+        Ok(sets.iter().any(Option::is_some).then_some(sets))
     }
 
     /// Experts in host memory, if they are there.

@@ -31,6 +31,7 @@ pub(super) use scratch::{
 };
 use scratch::{IndexScratch, Scratch};
 use state::State;
+pub(super) use tiers::{HandOver, Tiers};
 pub(super) use weights::{ALIGNMENT, DeviceWeight};
 
 use super::device::{BufferId, Device, DeviceInfo};

@@ -180,7 +180,8 @@ impl Scratch {
         } else {
             None
         };
-        let quantized = QuantizedScratch { bytes: alloc(quantized.bytes)?, scales: alloc(quantized.scales)? };
+        let sizes = quantized;
+        let quantized = QuantizedScratch { bytes: alloc(sizes.bytes)?, scales: alloc(sizes.scales)? };
         let batch = BatchScratch {
             bytes: alloc(batch.bytes)?,
             scales: alloc(batch.scales)?,
@@ -189,6 +190,9 @@ impl Scratch {
         };
         let (chosen, scores) = (alloc(chosen)?, alloc(score_bytes(room, rows))?);
         let index = IndexScratch { scores, room, chosen };
+        // Read, though for nothing, of pairs that the processor computes.
+        device.clear(quantized.bytes.into(), sizes.bytes)?;
+        device.clear(quantized.scales.into(), sizes.scales)?;
         Ok(Self { attention, experts, buckets, tensor, panels, quantized, batch, index })
     }
 }

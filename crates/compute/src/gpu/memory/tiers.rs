@@ -9,12 +9,13 @@
 
 use std::ops::Range;
 
-use super::expert_layout::ExpertLayout;
+use super::expert_layout::{ExpertLayout, most_chosen};
 use super::inputs::FEW_ROWS;
 use super::weights::ALIGNMENT;
 use crate::Result;
 use crate::gpu::arguments::{BroughtConstants, ShelfConstants};
 use crate::gpu::device::{BufferId, Device, Slice};
+use crate::gpu::processor::{DeskLayout, HandedSet, MOST_SHARED};
 use crate::graph::{ExpertSetId, Graph, Op, RouteOp};
 
 /// Table entry of an expert that is not there.
@@ -50,6 +51,11 @@ impl Shelf {
         }
     }
 
+    /// Where its experts begin in host memory, how far apart they are, and how many there are.
+    pub(super) fn in_host(&self) -> (usize, usize, usize) {
+        (self.first_expert, self.slot_bytes, self.experts)
+    }
+
     /// Bringing a range of its slots' bytes, multiples of 16.
     pub(crate) fn brought(&self, bytes: Range<usize>) -> BroughtConstants {
         BroughtConstants { shelf: self.constants(), first: bytes.start / 16, count: bytes.len() / 16 }
@@ -71,6 +77,31 @@ pub(crate) struct Placement {
     pub(crate) totals: Slice,
     /// All experts in host memory.
     pub(crate) host: Slice,
+}
+
+/// What hands experts over to the processor: see `kernels/share.h`.
+#[derive(Debug)]
+pub(crate) struct HandOver {
+    /// Host memory that both sides write.
+    pub(crate) desk: BufferId,
+    pub(crate) layout: DeskLayout,
+    /// Which pairs a batch hands over.
+    pub(crate) handed: BufferId,
+    /// How many experts, by how many are missing.
+    pub(crate) shares: BufferId,
+    /// What bringing experts took.
+    pub(crate) times: BufferId,
+    /// Sets whose experts the processor takes.
+    pub(crate) takes: Vec<bool>,
+}
+
+/// Words of [`HandOver::handed`], and sums of [`HandOver::times`]: `TIMES` of `kernels/share.h`.
+const HANDED_WORDS: usize = 5 + 8 * 64;
+const TIMES: usize = 8;
+
+impl HandOver {
+    /// Bytes of device memory.
+    pub(super) const BYTES: usize = 4 * (HANDED_WORDS + MOST_SHARED + 1 + TIMES);
 }
 
 /// How device memory for experts is divided.
@@ -179,6 +210,7 @@ pub(crate) struct Tiers {
     streamed: [u64; 2],
     /// What the device's table is, unless it has changed since.
     known: Option<Vec<u32>>,
+    hand_over: Option<HandOver>,
 }
 
 impl Tiers {
@@ -199,17 +231,91 @@ impl Tiers {
             owners: device.alloc((slots * 4).max(4))?,
             worth: device.alloc(experts * 8)?,
             fetches: device.alloc((most_fetches * 4).max(4))?,
-            totals: device.alloc(8)?,
+            totals: device.alloc(12)?,
             streamed: [0; 2],
             known: None,
+            hand_over: None,
         };
         device.clear(tiers.worth.into(), experts * 8)?;
-        device.clear(tiers.totals.into(), 8)?;
+        device.clear(tiers.totals.into(), 12)?;
         Ok(tiers)
     }
 
     pub(super) fn shelf(&self, set: ExpertSetId) -> &Shelf {
         &self.shelves[set.0]
+    }
+
+    /// All experts in host memory.
+    pub(crate) fn host(&self) -> BufferId {
+        self.host
+    }
+
+    /// What hands experts over to the processor, if it takes any.
+    pub(crate) fn hand_over(&self) -> Option<&HandOver> {
+        self.hand_over.as_ref()
+    }
+
+    /// Takes memory for handing over experts of `sets`.
+    pub(super) fn share(
+        &mut self,
+        device: &mut dyn Device,
+        graph: &Graph,
+        sets: &[Option<HandedSet>],
+    ) -> Result<()> {
+        let widths = || sets.iter().flatten().map(HandedSet::widths);
+        let (cols, width) = (widths().map(|w| w[0]).max(), widths().map(|w| w[1]).max());
+        let Some((cols, width)) = cols.zip(width) else { return Ok(()) };
+        let layout = DeskLayout::new(cols, width, most_chosen(graph));
+        let hand_over = HandOver {
+            desk: device.alloc_host(layout.bytes())?,
+            layout,
+            handed: device.alloc(HANDED_WORDS * 4)?,
+            shares: device.alloc((MOST_SHARED + 1) * 4)?,
+            times: device.alloc(TIMES * 4)?,
+            takes: sets.iter().map(Option::is_some).collect(),
+        };
+        device.clear(hand_over.handed.into(), HANDED_WORDS * 4)?;
+        device.clear(hand_over.shares.into(), (MOST_SHARED + 1) * 4)?;
+        device.clear(hand_over.times.into(), TIMES * 4)?;
+        self.hand_over = Some(hand_over);
+        Ok(())
+    }
+
+    /// Says how many experts the processor computes, by how many are missing.
+    pub(crate) fn set_shares(&self, device: &mut dyn Device, shares: &[u32]) -> Result<()> {
+        let Some(hand_over) = &self.hand_over else { return Ok(()) };
+        device.upload(hand_over.shares.into(), &words(shares))
+    }
+
+    /// What bringing experts and waiting for the processor has taken since this was last asked: the sums of
+    /// [`HandOver::times`].
+    pub(crate) fn take_times(&self, device: &mut dyn Device) -> Result<[f64; TIMES]> {
+        let Some(hand_over) = &self.hand_over else { return Ok([0.0; TIMES]) };
+        let mut bytes = [0; TIMES * 4];
+        device.download(hand_over.times.into(), &mut bytes)?;
+        device.clear(hand_over.times.into(), TIMES * 4)?;
+        let mut sums = [0.0; TIMES];
+        for (sum, bytes) in sums.iter_mut().zip(bytes.as_chunks().0) {
+            *sum = f64::from(f32::from_le_bytes(*bytes));
+        }
+        Ok(sums)
+    }
+
+    /// Starts copies of so many experts of a set, for the sake of the time that they take.
+    pub(crate) fn try_copies(
+        &mut self,
+        device: &mut dyn Device,
+        slots: BufferId,
+        set: usize,
+        count: usize,
+    ) -> Result<()> {
+        let shelf = self.shelves[set];
+        let to = Slice { buffer: slots, offset: self.ring.start };
+        for copy in 0..count {
+            let offset = shelf.first_expert + copy % shelf.experts * shelf.slot_bytes;
+            device.copy_from_host(Slice { buffer: self.host, offset }, to, shelf.slot_bytes)?;
+        }
+        Ok(())
     }
 
     /// The host's copies of a layer's experts, each of a slot's bytes.
@@ -268,17 +374,16 @@ impl Tiers {
         }
     }
 
-    /// Experts that batches chose so far, and those of them that came over the bus.
-    pub(crate) fn traffic(&self, device: &mut dyn Device) -> Result<[u64; 2]> {
-        let mut bytes = [0; 8];
+    /// Experts that batches chose so far, those of them that came over the bus, and those that the processor computed.
+    pub(crate) fn traffic(&self, device: &mut dyn Device) -> Result<[u64; 3]> {
+        let mut bytes = [0; 12];
         device.download(self.totals.into(), &mut bytes)?;
-        let few = bytes.as_chunks().0.iter().map(|word| u64::from(u32::from_le_bytes(*word)));
-        Ok(few
-            .zip(self.streamed)
-            .map(|(few, many)| few + many)
-            .collect::<Vec<_>>()
-            .try_into()
-            .unwrap_or_default())
+        let [mut chosen, mut fetched, mut handed] = [0; 3];
+        for (count, word) in [&mut chosen, &mut fetched, &mut handed].into_iter().zip(bytes.as_chunks().0) {
+            *count = u64::from(u32::from_le_bytes(*word));
+        }
+        let [of_many, fetched_of_many] = self.streamed;
+        Ok([chosen + of_many, fetched + fetched_of_many, handed])
     }
 
     /// The device decides from now on: what is known of its table is out of date.

@@ -11,6 +11,7 @@ use self::recording::{Recordings, Runner};
 use super::device::{Device, Slice};
 use super::memory::{Ending, FEW_ROWS, Memory, Shape};
 use super::options::GpuOptions;
+use super::processor::Processor;
 use super::steps::{Buffers, Step, buffers, steps};
 use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
 use crate::draw::Draw;
@@ -23,6 +24,8 @@ const HIDDEN_ROWS: usize = 64;
 
 /// A graph ready to run on a device.
 pub(crate) struct GpuExecutable {
+    /// Ends before the device's memory does.
+    processor: Option<Processor>,
     device: Mutex<Box<dyn Device>>,
     graph: Graph,
     steps: Vec<Step>,
@@ -49,8 +52,16 @@ impl GpuExecutable {
     ) -> Result<Self> {
         let steps = steps(&graph);
         let buffers = buffers(&graph, &steps);
-        let memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
+        let mut memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
+        let mut processor = None;
+        if let Some(share) = gpu.processor
+            && let Some(sets) = memory.experts.share(&mut *device, &graph, tensors)?
+            && let Some((tiers, _)) = memory.experts.tiers()
+        {
+            processor = Processor::new(&mut *device, tiers, sets, share)?;
+        }
         Ok(Self {
+            processor,
             device: Mutex::new(device),
             graph,
             steps,
@@ -72,11 +83,40 @@ impl GpuExecutable {
         &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Runs a batch: `read` gets what it ends with from the device.
+    fn run_batch<T>(
+        &mut self,
+        batch: &Batch<'_>,
+        experts: &mut dyn ExpertSource,
+        ending: Ending,
+        read: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let outcome = self.queue(batch, experts, ending).and_then(|()| read(self));
+        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let few = Shape::of(batch, ending).rows <= FEW_ROWS;
+        let ended = match (&mut self.processor, self.memory.experts.tiers()) {
+            (Some(processor), Some((tiers, _))) if few => {
+                // Whatever is under way may ask for the processor.
+                let unread = outcome.is_err() || batch.outputs.is_empty();
+                let waited = if unread { device.synchronize() } else { Ok(()) };
+                processor.end(device, tiers).and(waited)
+            }
+            _ => Ok(()),
+        };
+        ended.and(outcome)
+    }
+
     /// Queues a batch; what it ends with is in the device's memory then.
     fn queue(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource, ending: Ending) -> Result<()> {
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (graph, memory) = (&self.graph, &mut self.memory);
         memory.experts.load_all(device, experts)?;
+        if let Some(processor) = &mut self.processor
+            && let Some((tiers, slots)) = memory.experts.tiers()
+            && Shape::of(batch, ending).rows <= FEW_ROWS
+        {
+            processor.begin(device, tiers, slots)?;
+        }
         let shape = Shape::of(batch, ending);
         let moved = memory.set_inputs(device, graph, batch, &shape);
         if !matches!(moved, Ok(false)) {
@@ -115,11 +155,12 @@ impl Executable for GpuExecutable {
         experts: &mut dyn ExpertSource,
         logits: &mut Vec<f32>,
     ) -> Result<()> {
-        self.queue(batch, experts, Ending::Logits)?;
-        // Not cleared: what has the right length need not be filled before it is overwritten.
-        logits.resize(batch.outputs.len() * self.graph.vocab_size(), 0.0);
-        let from = self.memory.logits.buffer();
-        self.device_mut().download(from.into(), bytes_of(logits))
+        self.run_batch(batch, experts, Ending::Logits, |own| {
+            // Not cleared: what has the right length need not be filled before it is overwritten.
+            logits.resize(batch.outputs.len() * own.graph.vocab_size(), 0.0);
+            let from = own.memory.logits.buffer();
+            own.device_mut().download(from.into(), bytes_of(logits))
+        })
     }
 
     fn run_hidden(
@@ -129,18 +170,19 @@ impl Executable for GpuExecutable {
         visit: &mut dyn FnMut(&[f32]),
     ) -> Result<()> {
         let hidden = self.graph.hidden().ok_or(Error::NoHead)?;
-        self.queue(batch, experts, Ending::Hidden)?;
-        // Nothing but the head comes after the value, so that its buffer still holds it.
-        let buffer = self.buffers.of[hidden.index].expect("a value that a product reads has a buffer");
-        let from = Slice::from(self.memory.values[buffer]);
-        let (width, mut rows) = (hidden.width(), vec![]);
-        for first in (0..batch.outputs.len()).step_by(HIDDEN_ROWS) {
-            rows.resize((batch.outputs.len() - first).min(HIDDEN_ROWS) * width, 0.0);
-            let from = from.at(first * width * size_of::<f32>());
-            self.device_mut().download(from, bytes_of(&mut rows))?;
-            visit(&rows);
-        }
-        Ok(())
+        self.run_batch(batch, experts, Ending::Hidden, |own| {
+            // Nothing but the head comes after the value, so that its buffer still holds it.
+            let buffer = own.buffers.of[hidden.index].expect("a value that a product reads has a buffer");
+            let from = Slice::from(own.memory.values[buffer]);
+            let (width, mut rows) = (hidden.width(), vec![]);
+            for first in (0..batch.outputs.len()).step_by(HIDDEN_ROWS) {
+                rows.resize((batch.outputs.len() - first).min(HIDDEN_ROWS) * width, 0.0);
+                let from = from.at(first * width * size_of::<f32>());
+                own.device_mut().download(from, bytes_of(&mut rows))?;
+                visit(&rows);
+            }
+            Ok(())
+        })
     }
 
     fn take_experts(&mut self, source: &mut dyn ExpertSource) -> Result<()> {
@@ -163,14 +205,15 @@ impl Executable for GpuExecutable {
         draws: &[Option<Draw>],
         vocab_size: usize,
     ) -> Result<Vec<Option<u32>>> {
-        self.queue(batch, experts, Ending::Logits)?;
-        if batch.outputs.is_empty() {
-            return Ok(vec![]);
-        }
-        let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let all = self.graph.vocab_size();
-        let logits = self.memory.logits.buffer().into();
-        self.draws.draw(device, logits, draws, [all, vocab_size.min(all)])
+        self.run_batch(batch, experts, Ending::Logits, |own| {
+            let device = &mut **own.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+            if batch.outputs.is_empty() {
+                return Ok(vec![]);
+            }
+            let all = own.graph.vocab_size();
+            let logits = own.memory.logits.buffer().into();
+            own.draws.draw(device, logits, draws, [all, vocab_size.min(all)])
+        })
     }
 
     fn read_logits(&mut self, output: usize, logits: &mut Vec<f32>) -> Result<()> {
@@ -192,15 +235,24 @@ impl Executable for GpuExecutable {
 
     fn device_counts(&mut self) -> Option<DeviceCounts> {
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let [experts, fetched] = match self.memory.experts.tiers() {
+        let [experts, fetched, computed] = match self.memory.experts.tiers() {
             Some((tiers, _)) => {
                 self.asked += 1;
                 tiers.traffic(device).ok()?
             }
-            None => self.memory.experts.counts(),
+            None => {
+                let [experts, fetched] = self.memory.experts.counts();
+                [experts, fetched, 0]
+            }
         };
         let counts = device.counts();
-        Some(DeviceCounts { experts, fetched, waits: counts.waits.saturating_sub(self.asked), ..counts })
+        Some(DeviceCounts {
+            experts,
+            fetched,
+            computed,
+            waits: counts.waits.saturating_sub(self.asked),
+            ..counts
+        })
     }
 
     fn take_profile(&mut self) -> Option<Profile> {

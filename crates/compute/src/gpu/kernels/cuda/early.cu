@@ -194,7 +194,7 @@ EARLY_PRODUCTS(mixed, {
                  (const uchar, bytes), (const float, scales), (const float, weights), (const float, residual), \
                  (float, out), (const float, logits)) {                                                        \
         SHARED(ulong, bar, 1);                                                                                 \
-        const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, out};         \
+        const DownBuffers b = {slots, table, nullptr, bytes, scales, weights, nullptr, residual, nullptr, out};\
         early_down8<D>(ctx, c, b, logits, dynamic, bar);                                                       \
     }
 

@@ -5,6 +5,7 @@
 #include "bits.h"
 #include "machine.h"
 
+#include <atomic>
 #include <cmath>
 
 namespace emulator {
@@ -119,6 +120,11 @@ DEVICE void writes_apart(CTX) { emulator::ahead[emulator::now.thread] = 2; }
 DEVICE uint tally(SPTR(uint) counter, uint number) { return emulator::tally(*counter.memory, counter.at, number); }
 DEVICE uint tally_device(GPTR(uint) counter, uint number) { return emulator::tally(*counter.memory, counter.at, number); }
 
+DEVICE void publish(CTX) { std::atomic_thread_fence(std::memory_order_seq_cst); }
+DEVICE void tell(GPTR(uint) word) { emulator::tell(*word.memory, word.at); }
+DEVICE uint nanoseconds() { return emulator::nanoseconds(); }
+DEVICE bool told(GPTR(const uint) word, uint limit) { return emulator::told(*word.memory, word.at, limit); }
+
 using emulator::as_float;
 using emulator::as_uint;
 using emulator::f16_to_f32;
@@ -176,6 +182,7 @@ DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return emulator::loa
 DEVICE void store_u32x4(GPTR(uchar) p, uint offset, Word4 v) {
     emulator::Reference<Word4>{p.memory, (uint64_t)(p.at + offset)} = v;
 }
+DEVICE Word4 peek4(GPTR(const uint) p) { return emulator::load<Word4>(p, 0); }
 DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
     uint w[4];
     for (uint i = 0; i < 4; ++i) w[i] = load_u16(p, offset + 4 * i) | load_u16(p, offset + 4 * i + 2) << 16;

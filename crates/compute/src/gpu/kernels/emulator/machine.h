@@ -132,6 +132,11 @@ inline uint32_t tally(Memory& memory, uint64_t at, uint32_t number) {
 // The same at an address.
 uint32_t tally_at(void* counter, uint32_t number);
 
+// Words that the processor reads and writes at the same time; waiting lets its threads run.
+void tell(Memory& memory, uint64_t at);
+bool told(Memory& memory, uint64_t at, uint32_t limit);
+uint32_t nanoseconds();
+
 // The running thread's place in its group and its warp, and where the group is.
 uint own_index();
 uint lane();

@@ -1,9 +1,11 @@
 // Runs kernels on the CPU: each thread of a group is a fibre.
 #include "machine.h"
 
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
 
 // Saves the callee-saved registers on the running stack, its pointer in *save, and goes on with the stack `load`.
@@ -397,6 +399,25 @@ void access(const void* pointer, uint64_t size, bool write, bool aligned) {
 }
 
 } // namespace
+
+void tell(Memory& memory, uint64_t at) {
+    check(memory, at, 4, true);
+    __atomic_store_n((uint32_t*)(memory.data + at), 1u, __ATOMIC_RELEASE);
+}
+
+bool told(Memory& memory, uint64_t at, uint32_t limit) {
+    check(memory, at, 4, false);
+    for (const uint32_t begin = nanoseconds();;) {
+        if (__atomic_load_n((const uint32_t*)(memory.data + at), __ATOMIC_ACQUIRE) == 1) return true;
+        if (nanoseconds() - begin > limit) return false;
+        std::this_thread::yield();
+    }
+}
+
+uint32_t nanoseconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return (uint32_t)std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
 
 uint32_t tally_at(void* counter, uint32_t number) {
     const uint8_t* address = (const uint8_t*)counter;

@@ -78,6 +78,11 @@ DEVICE uint tally(SPTR(uint) counter, uint number) {
 DEVICE uint tally_device(GPTR(uint) counter, uint number) {
     return atomic_fetch_add_explicit((device atomic_uint*)counter, number, memory_order_relaxed);
 }
+// One memory: the processor shares no work of a dispatch.
+#define publish(place)
+DEVICE void tell(GPTR(uint) word) { *word = 1; }
+DEVICE uint nanoseconds() { return 0; }
+DEVICE bool told(GPTR(const uint) word, uint) { return *word == 1; }
 DEVICE float lane_xor(CTX, float v, uint mask) { return simd_shuffle_xor(v, (ushort)mask); }
 DEVICE uint lane_xor(CTX, uint v, uint mask) { return simd_shuffle_xor(v, (ushort)mask); }
 DEVICE float lane_read(CTX, float v, uint lane) { return simd_shuffle(v, (ushort)lane); }
@@ -137,6 +142,7 @@ DEVICE uint load_u16(GPTR(const uchar) p, uint offset) { return *(device const u
 DEVICE uint load_u32(GPTR(const uchar) p, uint offset) { return *(device const uint*)(p + offset); }
 DEVICE Word4 load_u32x4(GPTR(const uchar) p, uint offset) { return *(device const Word4*)(p + offset); }
 DEVICE void store_u32x4(GPTR(uchar) p, uint offset, Word4 v) { *(device Word4*)(p + offset) = v; }
+DEVICE Word4 peek4(GPTR(const uint) p) { return *(device const Word4*)p; }
 
 DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
     const device ushort* from = (const device ushort*)(p + offset);

@@ -39,6 +39,8 @@ pub(super) struct FewBody {
     pub(super) ready: usize,
     /// Whether they make the weighted sum; else the outputs of pairs.
     pub(super) summed: bool,
+    /// Whether the processor may compute some experts.
+    pub(super) hands: bool,
 }
 
 impl Lowering<'_> {
@@ -113,9 +115,14 @@ impl Lowering<'_> {
         // Where not all experts of a token may be there at once, their outputs are summed when all have been.
         let counts = [self.rows, self.rows * e.routing.top_k()];
         let summed = self.memory.experts.all_at_once(e.set, counts);
+        let [ids, _] = self.routing(e.routing);
+        let outputs = (e.outputs, e.parts[2].matrix.rows);
+        let collect = self.collect(e.set, counts, ids, outputs).filter(|_| summed);
+        let hands = collect.is_some();
         let first = named(self.gate_up8(e), gate_name);
-        let second = named(self.early_down8(e, summed).unwrap_or_else(|| self.down8(e, summed)), down_name);
-        Some(FewBody { body: vec![first, second], ready, summed })
+        let down = self.early_down8(e, summed).unwrap_or_else(|| self.down8(e, summed, hands));
+        let body = [Some(first), collect, Some(named(down, down_name))].into_iter().flatten().collect();
+        Some(FewBody { body, ready, summed, hands })
     }
 
     /// The choice of experts that is left to them.
@@ -213,7 +220,7 @@ impl Lowering<'_> {
     }
 
     /// Down's products, summed or not.
-    fn down8(&self, e: &FewExperts<'_>, summed: bool) -> Dispatch {
+    fn down8(&self, e: &FewExperts<'_>, summed: bool, hands: bool) -> Dispatch {
         let down = &e.parts[2];
         let [slots, table] = self.slots(e);
         let [ids, weights] = self.routing(e.routing);
@@ -221,7 +228,8 @@ impl Lowering<'_> {
         let none = self.input(0);
         let (bias, residual) = (e.biases.map_or(none, |b| b[2]), e.residual.unwrap_or(none));
         let (to, count) = self.destination(e, summed);
-        let buffers = [slots, table, ids, bytes.into(), scales.into(), weights, bias, residual, to];
+        let handed = if hands { e.outputs } else { none };
+        let buffers = [slots, table, ids, bytes.into(), scales.into(), weights, bias, residual, handed, to];
         let constants = &DownConstants {
             part: down.part,
             top_k: e.routing.top_k(),
@@ -229,6 +237,7 @@ impl Lowering<'_> {
             has_bias: e.biases.is_some(),
             has_residual: e.residual.is_some(),
             weighs: e.mlp.weighted != Weighted::Input,
+            hands,
         };
         Launch { unit: "few_experts", kernel: "down8", buffers: &buffers, constants }
             .over([down.matrix.rows.div_ceil(WARPS), count, 1], THREADS)

@@ -123,13 +123,13 @@ impl Lowering<'_> {
             outputs,
             out: self.value(out),
         };
-        let (mut summed, mut ready) = (false, usize::MAX);
+        let (mut summed, mut ready, mut hands) = (false, usize::MAX, false);
         let mut body = if let Some(body) = self.panel_experts(&few) {
             body
         } else if let Some(body) = self.batch_experts(&few) {
             body
         } else if let Some(few) = self.few_experts(&few) {
-            (summed, ready) = (few.summed, few.ready);
+            (summed, ready, hands) = (few.summed, few.ready, few.hands);
             few.body
         } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
             body
@@ -142,7 +142,8 @@ impl Lowering<'_> {
                 let words = RouteConstants::new(&c.route, c.bias.is_some());
                 ([self.value(c.logits), self.optional(c.bias)], words)
             });
-            let chosen = ChosenExperts { rows: self.rows, pairs, ids, weights, route };
+            let handed = hands.then_some(x);
+            let chosen = ChosenExperts { rows: self.rows, pairs, ids, weights, route, handed };
             self.run.extend(self.place(set, &chosen, ready));
             self.run.append(&mut body);
         } else {

@@ -1,9 +1,11 @@
 //! Lowering to the kernels of `kernels/tiers.h`: giving slots to experts that are in host memory, and bringing them there.
 
-use crate::gpu::arguments::{BroughtConstants, PlaceConstants, RouteConstants};
+use crate::gpu::arguments::{
+    BroughtConstants, CollectConstants, PlaceConstants, RouteConstants, ShareConstants,
+};
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
-use crate::graph::ExpertSetId;
+use crate::graph::{ExpertSetId, Value};
 
 /// Half-lives of an expert's frequencies in tokens, and the shorter one's part.
 const LONG: f32 = 256.0;
@@ -30,20 +32,26 @@ pub(super) struct ChosenExperts {
     pub(super) weights: Slice,
     /// Logits and their correction.
     pub(super) route: Option<([Slice; 2], RouteConstants)>,
+    /// What they take, if the processor may compute some.
+    pub(super) handed: Option<Value>,
 }
 
 impl Lowering<'_> {
     /// What brings a batch's experts to the device before kernels read them, where the device does that: gives slots to
     /// them and fetches those that have none, the first `ready` bytes of each.
     pub(super) fn place(&self, set: ExpertSetId, chosen: &ChosenExperts, ready: usize) -> Vec<Dispatch> {
-        let ChosenExperts { rows, pairs, ids, weights, ref route } = *chosen;
+        let ChosenExperts { rows, pairs, ids, weights, ref route, handed } = *chosen;
         let Some(tiers) = self.memory.experts.placing(set, [rows, pairs]) else { return vec![] };
         let at = tiers.placement(set);
         let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
         let [logits, bias] = route.as_ref().map_or([ids; 2], |(slices, _)| *slices);
         let route = route.as_ref().map(|(_, words)| *words);
         let groups = 1 + if route.is_some() { rows } else { 0 };
-        let buffers = [logits, bias, ids, weights, at.table, at.owners, at.worth, at.fetches, at.totals];
+        let hand_over = tiers.hand_over().zip(handed);
+        let [shares, list] =
+            hand_over.map_or([ids; 2], |(hand_over, _)| [hand_over.shares.into(), hand_over.handed.into()]);
+        let buffers =
+            [logits, bias, ids, weights, at.table, at.owners, at.worth, at.fetches, at.totals, shares, list];
         let constants = &PlaceConstants {
             shelf: at.shelf.constants(),
             pairs,
@@ -52,16 +60,47 @@ impl Lowering<'_> {
             // A sum over all tokens to come tends to 1 / (1 - decay).
             long_part: (1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)),
             short_part: SHORT_PART * (1.0 - decay(SHORT, 1)),
+            hands: hand_over.is_some(),
             routes: route.is_some(),
             route: route.unwrap_or_default(),
         };
         let place = Launch { unit: "tiers", kernel: "place", buffers: &buffers, constants }
             .over([groups, 1, 1], THREADS);
-        let buffers = [at.fetches, at.host, self.memory.experts.slots()];
-        let constants = &at.shelf.brought(0..ready.min(at.shelf.slot_bytes));
+        let slots = self.memory.experts.slots();
+        let brought = at.shelf.brought(0..ready.min(at.shelf.slot_bytes));
+        if let Some((hand_over, x)) = hand_over {
+            let (from, norm) = self.entering(x);
+            let weight = norm.map_or(from, |norm| self.vector(norm.weight));
+            let buffers = [at.fetches, at.host, slots, list, from, weight, hand_over.desk.into()];
+            let (cols, desk_rows) = (x.width(), hand_over.layout.rows);
+            let constants = &ShareConstants { brought, norm: norm.into(), rows, cols, set: set.0, desk_rows };
+            let grid = [FETCH_GROUPS, rows + pairs.min(at.shelf.experts), 1];
+            let share = Launch { unit: "share", kernel: "share", buffers: &buffers, constants };
+            return vec![place, share.over(grid, THREADS)];
+        }
+        let buffers = [at.fetches, at.host, slots];
+        let constants = &brought;
         let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
             .over([FETCH_GROUPS, pairs.min(at.shelf.experts), 1], THREADS);
         vec![place, fetch]
+    }
+
+    /// What brings the outputs that the processor has made of a batch's pairs to `out` (pairs, width), where it takes part.
+    pub(super) fn collect(
+        &self,
+        set: ExpertSetId,
+        counts: [usize; 2],
+        ids: Slice,
+        (out, width): (Slice, usize),
+    ) -> Option<Dispatch> {
+        let tiers = self.memory.experts.placing(set, counts)?;
+        let hand_over = tiers.hand_over().filter(|hand_over| hand_over.takes[set.0])?;
+        let table = tiers.placement(set).table;
+        let (handed, times, desk) = (hand_over.handed, hand_over.times, hand_over.desk);
+        let buffers = [table, ids, handed.into(), times.into(), desk.into(), out];
+        let constants = &CollectConstants { width, desk_outputs: hand_over.layout.outputs };
+        let collect = Launch { unit: "share", kernel: "collect", buffers: &buffers, constants };
+        Some(collect.over([counts[1], 1, 1], THREADS))
     }
 
     /// What is left of the experts that a batch of so many pairs of so many rows fetches, when the first `ready` bytes are

@@ -1,0 +1,187 @@
+//! How the experts that a batch misses are divided between the bus and the processor: by what both take.
+
+/// Missing experts for which shares are known: `MOST_SHARED` of `kernels/handed.h`.
+pub(crate) const MOST_SHARED: usize = 64;
+
+/// What counts of a measurement when the next one comes.
+const KEPT: f64 = 0.5;
+/// A share must make a batch this much faster to be larger than another.
+const WORTH: f64 = 0.98;
+
+/// Nanoseconds that n experts take, as a line through what was measured: sums of weights, n, n², t and n · t.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Line {
+    count: f64,
+    n: f64,
+    squares: f64,
+    time: f64,
+    products: f64,
+}
+
+impl Line {
+    pub(super) fn add(&mut self, n: f64, time: f64) {
+        *self = self.plus(Self { count: 1.0, n, squares: n * n, time, products: n * time });
+    }
+
+    /// The sums in this order.
+    pub(super) fn of_sums([count, n, squares, time, products]: [f64; 5]) -> Self {
+        Self { count, n, squares, time, products }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            count: self.count + other.count,
+            n: self.n + other.n,
+            squares: self.squares + other.squares,
+            time: self.time + other.time,
+            products: self.products + other.products,
+        }
+    }
+
+    /// As if it had been measured `factor` times.
+    fn times(self, factor: f64) -> Self {
+        Self {
+            count: self.count * factor,
+            n: self.n * factor,
+            squares: self.squares * factor,
+            time: self.time * factor,
+            products: self.products * factor,
+        }
+    }
+
+    /// Start and slope of the line of least squares; neither is negative.
+    fn fit(self) -> [f64; 2] {
+        let spread = self.count * self.squares - self.n * self.n;
+        if self.count <= 0.0 {
+            return [0.0; 2];
+        }
+        if spread <= 1e-6 * self.count * self.squares {
+            return [0.0, if self.n > 0.0 { self.time / self.n } else { 0.0 }];
+        }
+        let slope = ((self.count * self.products - self.n * self.time) / spread).max(0.0);
+        let start = (self.time - slope * self.n) / self.count;
+        // Through the origin, if it would begin below.
+        if start < 0.0 { [0.0, self.products / self.squares] } else { [start, slope] }
+    }
+}
+
+/// What was measured of the bus and of the processor.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Costs {
+    bus: Measured,
+    processor: Measured,
+    /// Nanoseconds that handing over takes beside the processor's own time: as guessed, and as measured.
+    guess: f64,
+    hand_over: f64,
+}
+
+/// What was measured before the first batch, which is never quite forgotten, and since.
+#[derive(Debug, Clone, Copy, Default)]
+struct Measured {
+    first: Line,
+    since: Line,
+}
+
+impl Measured {
+    fn line(self) -> [f64; 2] {
+        // A few batches weigh more than the trial.
+        self.since.plus(self.first.times(4.0 / self.first.count.max(1.0))).fit()
+    }
+
+    fn add(&mut self, line: Line) {
+        self.since = self.since.times(KEPT).plus(line);
+    }
+}
+
+impl Costs {
+    /// Those of a trial, with a guess at what handing over takes.
+    pub(super) fn new(bus: Line, processor: Line, hand_over: f64) -> Self {
+        let of = |first| Measured { first, since: Line::default() };
+        Self { bus: of(bus), processor: of(processor), guess: hand_over, hand_over }
+    }
+
+    /// What batches took; and of those that waited for the processor how many there were, the experts that it computed, and
+    /// nanoseconds from the choice to their outputs.
+    pub(super) fn add(&mut self, bus: Line, processor: Line, [waited, experts, time]: [f64; 3]) {
+        self.bus.add(bus);
+        self.processor.add(processor);
+        // Where nothing waits any more, what once took long is tried again.
+        let mut beside = self.guess;
+        if waited > 0.0 {
+            let [begin, compute] = self.processor.line();
+            beside = ((time - experts * compute) / waited - begin).max(0.0);
+        }
+        self.hand_over = KEPT * self.hand_over + (1.0 - KEPT) * beside;
+    }
+
+    /// How many experts the processor computes, by how many are missing.
+    pub(super) fn shares(&self) -> [u32; MOST_SHARED + 1] {
+        let ([begin, fetch], [start, compute]) = (self.bus.line(), self.processor.line());
+        let hand_over = self.hand_over + start;
+        let time = |missing: usize, share: usize| {
+            let bus = begin + fetch * (missing - share) as f64;
+            let processor = if share > 0 { hand_over + compute * share as f64 } else { 0.0 };
+            bus.max(processor)
+        };
+        std::array::from_fn(|missing| {
+            let better = |best: usize, share: usize| {
+                if time(missing, share) < WORTH * time(missing, best) { share } else { best }
+            };
+            (1..=missing).fold(0, better) as u32
+        })
+    }
+}
+
+/// The same part of all missing experts, rounded.
+pub(super) fn fixed_shares(part: f32) -> [u32; MOST_SHARED + 1] {
+    std::array::from_fn(|missing| (part.clamp(0.0, 1.0) * missing as f32).round() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(start: f64, slope: f64) -> Line {
+        let mut line = Line::default();
+        (1..=4).for_each(|n| line.add(f64::from(n), start + slope * f64::from(n)));
+        line
+    }
+
+    #[test]
+    fn the_slower_of_both_is_as_fast_as_it_can_be() {
+        // An expert in 56 µs over the bus, in 30 by the processor, which is handed work in 10.
+        let shares = Costs::new(line(5e3, 56e3), line(7e3, 30e3), 3e3).shares();
+        assert_eq!(shares[..9], [0, 1, 1, 2, 3, 3, 4, 5, 5]);
+        let slow = Costs::new(line(5e3, 56e3), line(10e3, 5e6), 0.0).shares();
+        assert!(slow[..64].iter().all(|share| *share == 0), "{slow:?}");
+        let fast = Costs::new(line(5e3, 56e3), line(0.0, 1.0), 0.0).shares();
+        assert!(fast.iter().zip(0..).all(|(share, missing)| *share == missing), "{fast:?}");
+    }
+
+    #[test]
+    fn what_batches_took_outweighs_the_trial() {
+        let mut costs = Costs::new(line(5e3, 56e3), line(10e3, 30e3), 0.0);
+        for _ in 0..10 {
+            costs.add(line(5e3, 56e3).times(20.0), line(10e3, 300e3).times(20.0), [0.0; 3]);
+        }
+        assert_eq!(costs.shares()[..5], [0; 5]);
+        let mut costs = Costs::new(line(5e3, 56e3), line(0.0, 30e3), 0.0);
+        assert_eq!(costs.shares()[1], 1);
+        // Handing over turns out to take longer than the bus.
+        for _ in 0..10 {
+            costs.add(line(5e3, 56e3), line(0.0, 30e3), [10.0, 10.0, 10.0 * 130e3]);
+        }
+        assert_eq!(costs.shares()[1], 0);
+        (0..10).for_each(|_| costs.add(Line::default(), Line::default(), [0.0; 3]));
+        assert_eq!(costs.shares()[1], 1);
+        assert_eq!(fixed_shares(0.5)[..5], [0, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn measurements_of_one_number_give_a_line_through_the_origin() {
+        let mut line = Line::default();
+        (0..3).for_each(|_| line.add(2.0, 100.0));
+        assert_eq!(line.fit(), [0.0, 50.0]);
+        assert_eq!(Line::default().fit(), [0.0, 0.0]);
+    }
+}

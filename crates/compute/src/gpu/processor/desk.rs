@@ -1,0 +1,150 @@
+//! [`Desk`]: memory of the host where a device and the processor hand each other rows and outputs of experts.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::gpu::memory::FEW_ROWS;
+
+/// Words of the desk: as `DESK_…` of `kernels/share.h`.
+const ASKED: usize = 0;
+const DONE: usize = 64;
+const LATE: usize = 128;
+const PAIRS: usize = 192;
+const SET: usize = 193;
+const LIST: usize = 194;
+/// Most pairs, as `MAX_PAIRS` of `kernels/tiers.h`.
+const MOST_PAIRS: usize = 8 * 64;
+
+/// Where things lie on a desk, in words of 32 bits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeskLayout {
+    /// Rows of activations.
+    pub(crate) rows: usize,
+    /// (pairs, width), f32.
+    pub(crate) outputs: usize,
+    words: usize,
+}
+
+impl DeskLayout {
+    /// For rows of up to `cols` columns of which each has `top_k` experts with up to `width` outputs.
+    pub(crate) fn new(cols: usize, width: usize, top_k: usize) -> Self {
+        let rows = (LIST + MOST_PAIRS).next_multiple_of(64);
+        let outputs = (rows + FEW_ROWS * row_words(cols)).next_multiple_of(64);
+        Self { rows, outputs, words: outputs + FEW_ROWS * top_k * width }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.words * 4
+    }
+}
+
+/// As `desk_row_words` of `kernels/share.h`.
+fn row_words(cols: usize) -> usize {
+    (cols / 4 + cols / 16 + 1).next_multiple_of(4)
+}
+
+/// A pair of a row with an expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct HandedPair {
+    pub(super) expert: u32,
+    /// Its number among the batch's pairs.
+    pub(super) pair: u32,
+}
+
+/// A row of activations on the desk.
+pub(super) struct DeskRow<'a> {
+    /// (cols), i8.
+    pub(super) codes: &'a [u8],
+    /// (cols / 32, 2): scales d, and d · Σq.
+    pub(super) scales: &'a [[u32; 2]],
+    /// What products are multiplied with.
+    pub(super) factor: f32,
+}
+
+/// The desk, as the processor sees it. What is read here has been written before [`Desk::asked`], and is not written again
+/// before [`Desk::answer`].
+#[derive(Debug)]
+pub(super) struct Desk {
+    start: *mut u32,
+    layout: DeskLayout,
+}
+
+// SAFETY: memory that lives longer than the desk and may be used by any thread.
+unsafe impl Send for Desk {}
+// SAFETY: the words that both sides write are atomic; of the others, its methods say who may use them.
+unsafe impl Sync for Desk {}
+
+impl Desk {
+    /// # Safety
+    /// `memory` outlives the desk, and nothing but a device and the desk uses it as long.
+    pub(super) unsafe fn new(memory: &mut [u8], layout: DeskLayout) -> Self {
+        assert!(
+            memory.len() >= layout.bytes() && memory.as_ptr().cast::<u32>().is_aligned(),
+            "a desk's memory"
+        );
+        Self { start: memory.as_mut_ptr().cast(), layout }
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: within the memory, aligned, and accessed by atomic operations only where it is written twice.
+        unsafe { AtomicU32::from_ptr(self.start.add(at)) }
+    }
+
+    /// Words that nobody writes meanwhile.
+    fn words(&self, range: Range<usize>) -> &[u32] {
+        assert!(range.end <= self.layout.words, "words of the desk");
+        // SAFETY: within the memory; the device writes them only while the processor is not asked.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+
+    /// Whether the device asks for something it has not asked for before.
+    pub(super) fn asked(&self) -> bool {
+        let asked = self.word(ASKED).load(Ordering::Acquire) == 1;
+        if asked {
+            self.word(ASKED).store(0, Ordering::Relaxed);
+        }
+        asked
+    }
+
+    /// The outputs are there.
+    pub(super) fn answer(&self) {
+        self.word(DONE).store(1, Ordering::Release);
+    }
+
+    /// Whether the device waited in vain, which it then no longer has.
+    pub(super) fn take_late(&self) -> bool {
+        self.word(LATE).swap(0, Ordering::AcqRel) == 1
+    }
+
+    /// The set of experts that is asked for, and the pairs.
+    pub(super) fn request(&self, pairs: &mut Vec<HandedPair>) -> usize {
+        let count = self.word(PAIRS).load(Ordering::Relaxed) as usize;
+        let listed = self.words(LIST..LIST + count.min(MOST_PAIRS)).iter();
+        pairs.clear();
+        pairs.extend(listed.map(|word| HandedPair { expert: word & 0xffff, pair: word >> 16 }));
+        pairs.sort_unstable();
+        self.word(SET).load(Ordering::Relaxed) as usize
+    }
+
+    /// A row of `cols` columns.
+    pub(super) fn row(&self, row: usize, cols: usize) -> DeskRow<'_> {
+        let start = self.layout.rows + row * row_words(cols);
+        let words = self.words(start..start + row_words(cols));
+        let (codes, rest) = words.split_at(cols / 4);
+        let (scales, rest) = rest.split_at(cols / 16);
+        // SAFETY: words have no padding, and bytes no invalid values.
+        let codes = unsafe { std::slice::from_raw_parts(codes.as_ptr().cast(), cols) };
+        DeskRow { codes, scales: scales.as_chunks().0, factor: f32::from_bits(rest[0]) }
+    }
+
+    /// Outputs (pairs, width), for the processor to write while it is asked.
+    ///
+    /// # Safety
+    /// What this gave before is no longer used.
+    #[allow(clippy::mut_from_ref, reason = "memory that two sides take turns to write")]
+    pub(super) unsafe fn outputs(&self) -> &mut [f32] {
+        let Range { start, end } = self.layout.outputs..self.layout.words;
+        // SAFETY: within the memory; the device reads it only once it is answered.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start).cast(), end - start) }
+    }
+}

@@ -1,0 +1,244 @@
+//! [`HandedExperts`]: the products of routed experts by the processor, with the bits of `kernels/few_experts.h`.
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use super::desk::{Desk, HandedPair};
+use crate::cpu::Simd;
+use crate::cpu::activate::activate;
+use crate::cpu::activations::{BLOCK, Q8Rows, Q8Writer};
+use crate::cpu::matmul::NextJob;
+use crate::cpu::matmul::pieces::{PieceRows, has_pieces, multiply_pieces, pieces_of};
+use crate::cpu::pool::ThreadPool;
+use crate::cpu::shared::SharedMut;
+use crate::gpu::memory::{ExpertMatrix, FEW_ROWS};
+use crate::graph::{Activation, ExpertMlp, Weighted};
+use crate::{Result, Tensor, TensorView};
+
+/// Rows of down that a task makes.
+const DOWN_ROWS: usize = 32;
+
+/// A set of experts in host memory.
+#[derive(Debug)]
+pub(crate) struct HandedSet {
+    /// gate, up and down.
+    parts: [ExpertMatrix; 3],
+    /// Where the first one is in host memory, and how far apart they are.
+    first_expert: usize,
+    slot_bytes: usize,
+    experts: usize,
+    activation: Activation,
+    /// Of gate and up, of all experts.
+    biases: Option<[Vec<f32>; 2]>,
+    top_k: usize,
+}
+
+impl HandedSet {
+    /// Experts from `first_expert` on, each of `slot_bytes` bytes, where the processor has the device's bits for them.
+    pub(crate) fn new(
+        parts: &[ExpertMatrix; 3],
+        mlp: &ExpertMlp,
+        top_k: usize,
+        tensors: &[Tensor],
+        (first_expert, slot_bytes, experts): (usize, usize, usize),
+    ) -> Option<Self> {
+        let simd = Simd::detect();
+        let known = parts.iter().all(|part| has_pieces(simd, part.matrix.dtype, part.matrix.cols));
+        let gated = mlp.activation != Activation::SquaredRelu;
+        let blocks = parts[0].matrix.rows.is_multiple_of(BLOCK);
+        if !known || !gated || !blocks || mlp.weighted == Weighted::Input {
+            return None;
+        }
+        let vector = |id: crate::graph::WeightId| {
+            let bytes = tensors[id.0].plane(0).as_slice().as_chunks().0.iter();
+            bytes.map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        };
+        let biases = mlp.biases.map(|b| [vector(b.gate), vector(b.up)]);
+        let (parts, activation) = (*parts, mlp.activation);
+        Some(Self { parts, first_expert, slot_bytes, experts, activation, biases, top_k })
+    }
+
+    /// Columns of x, and outputs.
+    pub(crate) fn widths(&self) -> [usize; 2] {
+        [self.parts[0].matrix.cols, self.parts[2].matrix.rows]
+    }
+
+    pub(crate) fn experts(&self) -> usize {
+        self.experts
+    }
+
+    /// One of an expert's matrices.
+    fn matrix<'a>(&self, host: &'a [u8], expert: usize, which: usize) -> Result<TensorView<'a>> {
+        let ExpertMatrix { matrix, part } = &self.parts[which];
+        let slot = &host[self.first_expert + expert * self.slot_bytes..][..self.slot_bytes];
+        let mut planes = [&[] as &[u8]; 3];
+        for (plane, bytes) in planes.iter_mut().enumerate().take(matrix.dtype.planes()) {
+            let length = matrix.dtype.plane_bytes(plane, matrix.rows, matrix.cols)?;
+            *bytes = &slot[part.offsets[plane]..][..length];
+        }
+        TensorView::new(matrix.dtype, matrix.rows, matrix.cols, &planes)
+    }
+}
+
+/// What a request takes, kept for the next one.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    x: Q8Rows,
+    factors: [f32; FEW_ROWS],
+    products: Q8Rows,
+}
+
+/// Pairs of one expert, by their places in the list, and its matrices.
+struct Group<'a> {
+    pairs: Range<usize>,
+    expert: usize,
+    matrices: [TensorView<'a>; 3],
+}
+
+/// Computes pairs of a set: their rows of x are on the desk, their outputs go there. `host` is the memory of all experts.
+///
+/// # Errors
+/// [`crate::Error::Shape`] and [`crate::Error::Unsupported`] if the set's matrices are not what they were taken for.
+pub(super) fn compute(
+    pool: &ThreadPool,
+    set: &HandedSet,
+    host: &[u8],
+    desk: &Desk,
+    pairs: &[HandedPair],
+    scratch: &mut Scratch,
+) -> Result<()> {
+    let simd = Simd::detect();
+    let [gate, _, down] = &set.parts;
+    let (cols, inner, width) = (gate.matrix.cols, gate.matrix.rows, down.matrix.rows);
+    let Scratch { x, factors, products } = scratch;
+    bring_rows(desk, set.top_k, cols, pairs, x, factors);
+    products.resize(pairs.len(), inner);
+    let mut groups = vec![];
+    let mut start = 0;
+    for group in pairs.chunk_by(|a, b| a.expert == b.expert) {
+        let expert = group[0].expert as usize;
+        let matrices = [0, 1, 2].map(|which| set.matrix(host, expert, which));
+        let [gate, up, down] = matrices;
+        let pairs = start..start + group.len();
+        start = pairs.end;
+        groups.push(Group { pairs, expert, matrices: [gate?, up?, down?] });
+    }
+    let failure = Mutex::new(Ok(()));
+    let keep = |outcome: Result<()>| {
+        if outcome.is_err()
+            && let Ok(mut failure) = failure.lock()
+        {
+            *failure = outcome;
+        }
+    };
+
+    let row_of = |place: usize| pairs[place].pair as usize / set.top_k;
+    let writer = products.writer();
+    let blocks = inner / BLOCK;
+    pool.run_in_order(groups.len() * blocks, &|task, next| {
+        let (group, block) = (&groups[task / blocks], task % blocks);
+        let next = next.map(|next| (groups[next / blocks].matrices[0], next % blocks * BLOCK));
+        for place in group.pairs.clone() {
+            let row = row_of(place);
+            let x = InputRow { x, row, factor: factors[row] };
+            keep(gate_up_block(simd, set, group, (block, next), &x, &writer, place));
+        }
+    });
+
+    let team = if pieces_of(down.matrix.dtype, inner) <= 16 { 16 } else { 32 };
+    let parts = width.div_ceil(DOWN_ROWS);
+    // SAFETY: the only one while the processor is asked.
+    let outputs = SharedMut::new(unsafe { desk.outputs() });
+    pool.run_in_order(groups.len() * parts, &|task, next| {
+        let (group, first) = (&groups[task / parts], task % parts * DOWN_ROWS);
+        let next = next.map(|next| (groups[next / parts].matrices[2], next % parts * DOWN_ROWS));
+        let rows = first..(first + DOWN_ROWS).min(width);
+        for place in group.pairs.clone() {
+            let to = pairs[place].pair as usize * width;
+            // SAFETY: rows of a pair that no other task has.
+            let out = unsafe { outputs.part(to + rows.start..to + rows.end) };
+            let rows = rows.clone();
+            let job = PieceRows { w: group.matrices[2], rows, x: products, row: place, team, next };
+            keep(multiply_pieces(simd, &job, out));
+        }
+    });
+    failure.into_inner().unwrap_or(Ok(()))
+}
+
+/// Rows of the pairs, from the desk.
+fn bring_rows(
+    desk: &Desk,
+    top_k: usize,
+    cols: usize,
+    pairs: &[HandedPair],
+    x: &mut Q8Rows,
+    factors: &mut [f32; FEW_ROWS],
+) {
+    x.resize(FEW_ROWS, cols);
+    let mut here = [false; FEW_ROWS];
+    pairs.iter().for_each(|pair| here[pair.pair as usize / top_k] = true);
+    let writer = x.writer();
+    for row in (0..FEW_ROWS).filter(|row| here[*row]) {
+        let from = desk.row(row, cols);
+        factors[row] = from.factor;
+        for (block, (codes, scale)) in from.codes.as_chunks::<BLOCK>().0.iter().zip(from.scales).enumerate() {
+            // SAFETY: one thread writes.
+            unsafe {
+                writer.write_codes(row, block, &codes.map(|code| code as i8), f32::from_bits(scale[0]))
+            };
+        }
+    }
+}
+
+/// A row of x, and what its products are multiplied with.
+struct InputRow<'a> {
+    x: &'a Q8Rows,
+    row: usize,
+    factor: f32,
+}
+
+/// What 32 rows of gate and up make of a row of x: a block of `to`'s row `place`.
+fn gate_up_block(
+    simd: Simd,
+    set: &HandedSet,
+    group: &Group<'_>,
+    (block, next): (usize, Option<NextJob<'_>>),
+    x: &InputRow<'_>,
+    to: &Q8Writer<'_>,
+    place: usize,
+) -> Result<()> {
+    let rows = block * BLOCK..(block + 1) * BLOCK;
+    let mut both = [[0.0; BLOCK]; 2];
+    for (which, out) in both.iter_mut().enumerate() {
+        let w = group.matrices[which];
+        let next = if which == 0 { Some((group.matrices[1], rows.start)) } else { next };
+        let job = PieceRows { w, rows: rows.clone(), x: x.x, row: x.row, team: 32, next };
+        multiply_pieces(simd, &job, out)?;
+        out.iter_mut().for_each(|v| *v *= x.factor);
+        if let Some(biases) = &set.biases {
+            let of_expert = &biases[which][group.expert * w.rows()..][rows.clone()];
+            out.iter_mut().zip(of_expert).for_each(|(v, bias)| *v += bias);
+        }
+    }
+    let [mut gate, up] = both;
+    activate(simd, set.activation, &mut gate, &up);
+    let (codes, d) = rounded(&gate);
+    // SAFETY: a task has its block of its pairs to itself.
+    unsafe { to.write_codes(place, block, &codes, d) };
+    Ok(())
+}
+
+/// Rounds a block to eight bits, with its scale: `quantize_block` of `kernels/quantize.h`, whose bits differ from those of
+/// [`Q8Rows::quantize_from`] in scales.
+fn rounded(v: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
+    /// What 1.5 · 2²³ is added to is rounded to a whole number, ties to even.
+    const MAGIC: f32 = 12_582_912.0;
+    let most = v.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
+    let d = if most >= 0x7f80_0000 { f32::NAN } else { f32::from_bits(most) * (1.0 / 127.0) };
+    let inverse = if most > 0 { 127.0 / f32::from_bits(most) } else { 0.0 };
+    let codes = v.map(|v| {
+        let whole = (v * inverse + MAGIC) - MAGIC;
+        if (-127.0..=127.0).contains(&whole) { whole as i8 } else { 0 }
+    });
+    (codes, d)
+}

@@ -1,0 +1,288 @@
+//! [`Processor`]: the processor's part of the experts that a batch misses, computed where they are, beside the device.
+//!
+//! For few rows the device decides which missing experts come over the bus and which ones the processor computes
+//! (`kernels/tiers.h`), puts their rows on a *desk* in host memory that both see, goes on with what it has, and waits for the
+//! outputs where it needs them (`kernels/share.h`). A thread of the processor's looks at the desk as long as a batch is under
+//! way. Outputs have the device's bits, so that nobody can tell who computed them.
+
+mod costs;
+mod desk;
+mod experts;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub(super) use self::costs::MOST_SHARED;
+use self::costs::{Costs, Line, fixed_shares};
+use self::desk::Desk;
+pub(super) use self::desk::DeskLayout;
+pub(super) use self::experts::HandedSet;
+use self::experts::{Scratch, compute};
+use super::device::{BufferId, Device};
+use super::memory::{HandOver, Tiers};
+use super::options::ProcessorShare;
+use crate::cpu::pool::ThreadPool;
+use crate::{Error, Result};
+
+/// Turns of the spin loop of threads that wait for the next layer: about a millisecond.
+const SPINS: u32 = 40_000;
+/// Batches after which the shares are looked at again.
+const LOOKED_AT: u32 = 32;
+/// Looks at an empty desk after which others may have the core.
+const PATIENCE: u32 = 1 << 14;
+
+/// States of the thread.
+const IDLE: u32 = 0;
+const ACTIVE: u32 = 1;
+const ENDED: u32 = 2;
+
+/// What the thread shares with the one that runs batches.
+struct Shared {
+    state: AtomicU32,
+    desk: Desk,
+    sets: Vec<Option<HandedSet>>,
+    /// All experts in host memory.
+    host: HostMemory,
+    /// What requests took, by their experts, since that was last looked at.
+    took: Mutex<Line>,
+    /// Whether a request could not be computed.
+    failed: AtomicBool,
+}
+
+/// Memory that outlives the thread, and that nothing writes while it runs.
+struct HostMemory(*const u8, usize);
+
+// SAFETY: memory that is only read, of any thread's.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: alive and not written by the type's contract.
+        unsafe { std::slice::from_raw_parts(self.0, self.1) }
+    }
+}
+
+/// The thread that computes experts for a device, and how many it is given.
+pub(super) struct Processor {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    share: ProcessorShare,
+    costs: Option<Costs>,
+    shares: [u32; MOST_SHARED + 1],
+    /// Batches since the shares were last looked at.
+    batches: u32,
+}
+
+impl Processor {
+    /// For experts in host memory, all of which are there when the first batch begins. Memory of `hand_over` and of `tiers`
+    /// outlives what this gives.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device has no host memory.
+    pub(super) fn new(
+        device: &mut dyn Device,
+        tiers: &mut Tiers,
+        sets: Vec<Option<HandedSet>>,
+        share: ProcessorShare,
+    ) -> Result<Option<Self>> {
+        let Some(HandOver { desk, layout, .. }) = tiers.hand_over() else { return Ok(None) };
+        let (desk, layout) = (*desk, *layout);
+        // SAFETY: by the caller the memory outlives the thread, which ends with `self`; besides it, kernels of `share.h` use
+        // it as `Desk` says.
+        let desk = unsafe { Desk::new(device.host_bytes(desk)?, layout) };
+        let host = device.host_bytes(tiers.host())?;
+        let host = HostMemory(host.as_ptr(), host.len());
+        let shared = Arc::new(Shared {
+            state: AtomicU32::new(IDLE),
+            desk,
+            sets,
+            host,
+            took: Mutex::default(),
+            failed: AtomicBool::new(false),
+        });
+        Ok(Some(Self { shared, thread: None, share, costs: None, shares: [0; MOST_SHARED + 1], batches: 0 }))
+    }
+
+    /// Begins to look at the desk: before a batch is queued. The first time it finds out what the processor can take.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(super) fn begin(
+        &mut self,
+        device: &mut dyn Device,
+        tiers: &mut Tiers,
+        slots: BufferId,
+    ) -> Result<()> {
+        if self.thread.is_none() {
+            let pool = ThreadPool::that_spins(self.share.threads, SPINS);
+            let shares = match self.share.part {
+                Some(part) => fixed_shares(part),
+                None => {
+                    let costs = self.trial(device, tiers, slots, &pool)?;
+                    self.costs = Some(costs);
+                    costs.shares()
+                }
+            };
+            self.publish(device, tiers, shares)?;
+            let shared = Arc::clone(&self.shared);
+            let run = move || shared.look(&pool);
+            let thread = std::thread::Builder::new().name("experts".into()).spawn(run);
+            let refused = |error| Error::Device { reason: format!("a thread for experts: {error}") };
+            self.thread = Some(thread.map_err(refused)?);
+        }
+        self.shared.state.store(ACTIVE, Ordering::Release);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+        Ok(())
+    }
+
+    /// Ends looking at the desk: after the batch has ended.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device waited for the processor in vain: the batch's results are NaN.
+    pub(super) fn end(&mut self, device: &mut dyn Device, tiers: &mut Tiers) -> Result<()> {
+        self.shared.state.store(IDLE, Ordering::Release);
+        if self.shared.desk.take_late() {
+            return Err(Error::Device { reason: "the processor did not compute its experts in time".into() });
+        }
+        if self.shared.failed.swap(false, Ordering::AcqRel) {
+            return Err(Error::Device { reason: "the processor could not compute its experts".into() });
+        }
+        self.batches += 1;
+        let Some(costs) = self.costs.as_mut().filter(|_| self.batches >= LOOKED_AT) else { return Ok(()) };
+        self.batches = 0;
+        let [batches, experts, squares, time, products, rest @ ..] = tiers.take_times(device)?;
+        let bus = Line::of_sums([batches, experts, squares, time, products]);
+        let processor = std::mem::take(&mut *self.shared.took.lock().unwrap_or_else(PoisonError::into_inner));
+        costs.add(bus, processor, rest);
+        let shares = costs.shares();
+        self.publish(device, tiers, shares)
+    }
+
+    /// Tells the device the shares, if they have changed.
+    fn publish(
+        &mut self,
+        device: &mut dyn Device,
+        tiers: &Tiers,
+        shares: [u32; MOST_SHARED + 1],
+    ) -> Result<()> {
+        if shares == self.shares {
+            return Ok(());
+        }
+        self.shares = shares;
+        tiers.set_shares(device, &shares)
+    }
+
+    /// Measures both sides at once, as they will be at work: they share the memory's bandwidth.
+    fn trial(
+        &self,
+        device: &mut dyn Device,
+        tiers: &mut Tiers,
+        slots: BufferId,
+        pool: &ThreadPool,
+    ) -> Result<Costs> {
+        /// Rounds, and experts of a request in each: the first round wakes everything up.
+        const ROUNDS: usize = 6;
+        const EXPERTS: [usize; 3] = [1, 2, 4];
+        /// Copies for each expert that is computed.
+        const COPIES: usize = 4;
+        /// What a batch takes that brings nothing, and what handing over takes beside the processor's own time: guesses,
+        /// in nanoseconds, until batches have shown it.
+        const BEGIN: f64 = 10e3;
+        const HAND_OVER: f64 = 4e3;
+        let Some((index, set)) =
+            self.shared.sets.iter().enumerate().find_map(|(i, s)| Some((i, s.as_ref()?)))
+        else {
+            return Ok(Costs::default());
+        };
+        let (mut bus, mut processor) = (Line::default(), Line::default());
+        let mut scratch = Scratch::default();
+        let mut next = 0;
+        for round in 0..ROUNDS {
+            let copies = COPIES * EXPERTS.iter().sum::<usize>();
+            let mut computed = Duration::ZERO;
+            let start = Instant::now();
+            tiers.try_copies(device, slots, index, copies)?;
+            for experts in EXPERTS {
+                let pairs: Vec<_> = (0..experts)
+                    .map(|i| desk::HandedPair { expert: ((next + i) % set.experts()) as u32, pair: 0 })
+                    .collect();
+                next += experts;
+                let begin = Instant::now();
+                compute(pool, set, self.shared.host.bytes(), &self.shared.desk, &pairs, &mut scratch)?;
+                let took = begin.elapsed();
+                computed += took;
+                if round > 0 {
+                    processor.add(experts as f64, took.as_nanos() as f64);
+                }
+            }
+            device.finish_copies()?;
+            let mut took = start.elapsed();
+            if computed > took / 2 {
+                // The copies may have ended long before.
+                let start = Instant::now();
+                tiers.try_copies(device, slots, index, copies)?;
+                device.finish_copies()?;
+                took = start.elapsed();
+            }
+            let each = took.as_nanos() as f64 / copies as f64;
+            if round > 0 {
+                (1..=4).for_each(|n| bus.add(f64::from(n), BEGIN + f64::from(n) * each));
+            }
+        }
+        Ok(Costs::new(bus, processor, HAND_OVER))
+    }
+}
+
+impl Drop for Processor {
+    fn drop(&mut self) {
+        self.shared.state.store(ENDED, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // Its panics are caught where they happen.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Answers requests until the end.
+    fn look(&self, pool: &ThreadPool) {
+        let (mut scratch, mut pairs) = (Scratch::default(), vec![]);
+        let mut looks = 0;
+        loop {
+            match self.state.load(Ordering::Acquire) {
+                ENDED => return,
+                IDLE => std::thread::park(),
+                _ if self.desk.asked() => {
+                    let begin = Instant::now();
+                    let set = self.desk.request(&mut pairs);
+                    let experts = pairs.chunk_by(|a, b| a.expert == b.expert).count();
+                    let answer = || match self.sets.get(set).and_then(Option::as_ref) {
+                        Some(set) => {
+                            compute(pool, set, self.host.bytes(), &self.desk, &pairs, &mut scratch).is_ok()
+                        }
+                        None => false,
+                    };
+                    if !catch_unwind(AssertUnwindSafe(answer)).unwrap_or(false) {
+                        self.failed.store(true, Ordering::Release);
+                    }
+                    self.desk.answer();
+                    let took = begin.elapsed().as_nanos() as f64;
+                    self.took.lock().unwrap_or_else(PoisonError::into_inner).add(experts as f64, took);
+                    looks = 0;
+                }
+                _ => {
+                    looks += 1;
+                    if looks % PATIENCE == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+                }
+            }
+        }
+    }
+}
