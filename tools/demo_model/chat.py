@@ -1,54 +1,17 @@
-"""Conversations: story requests and questions about them, small talk, refusals, system prompts, tools, several turns.
-
-A `Dialogue` is a list of chat messages plus the keys that decide its split. Only its last answer is judged.
-"""
+"""Conversations: story requests and questions about them, things to remember, follow-ups, system prompts, several turns."""
 
 import json
 import random
-import re
-from dataclasses import dataclass, field
 
 import stories
 import tasks
+from beyond import refusal, topic
+from dialogue import Dialogue, assistant, norm, system, user
+from knowledge import knowledge
+from smalltalk import small_talk
 from tasks import Example, lower_some, rough
-from words import ANIMALS, CITIES, COLORS, DAYS, FOODS, FRUIT, THINGS, any_word, article, city_name, noun, person_name
-
-
-@dataclass
-class Dialogue:
-    """Messages in chat format; `check` and `gold` judge the last assistant message."""
-
-    task: str
-    keys: list[str]
-    messages: list[dict]
-    check: str = "exact"
-    gold: str = ""
-    tools: list[dict] = field(default_factory=list)
-
-
-def user(text: str) -> dict:
-    """A user message."""
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> dict:
-    """An assistant message."""
-    return {"role": "assistant", "content": text}
-
-
-def system(text: str) -> dict:
-    """A system message."""
-    return {"role": "system", "content": text}
-
-
-def single(e: Example) -> Dialogue:
-    """A one-turn dialogue."""
-    return Dialogue(e.task, [e.key], [user(e.prompt), assistant(e.answer)], e.check, e.gold)
-
-
-def norm(text: str) -> str:
-    """Lower-case letters, digits and operators only: the identity of a prompt apart from typing."""
-    return "".join(c for c in text.lower() if c.isalnum() or c in "+-*/×")
+from words import ANIMALS, CITIES, COLORS, FOODS, FRUIT, THINGS, any_word, article, city_name, person_name
+from verse import joke
 
 
 # ---------------------------------------------------------------- stories
@@ -68,6 +31,22 @@ _BRIEF = ["Tell me a very short story about {x}.", "Write a tiny story about {x}
           "Give me the shortest story about {x}."]
 
 
+_ODD = """programmer scientist engineer nurse pilot chef mayor clown ninja superhero alien vampire zombie cowboy gardener librarian policeman firefighter spy thief toaster fridge keyboard laptop
+phone satellite rocket volcano lighthouse bridge pancake cactus mushroom snowflake raindrop rainbow sock pencil piano banana grandma uncle mother father baby viking emperor monk bug hacker
+ghost pony puppy bunny duckling seagull jellyfish lobster unicorn phoenix vacuum mailman judge queen bee tractor submarine router server robot-dog""".split()
+
+
+def _on_a_subject(rng: random.Random, name: str | None) -> tuple[str, stories.Story]:
+    """A story about something that is no hero: the hero of the story is taken with it."""
+    s = stories.tell(rng, name=name)
+    x = topic(rng)
+    first = rng.choice(stories.OPENING).format_map(s.state)
+    taken = rng.choice(["More than anything, {he} loved {x}.", "{n} thought about {x} all day long.", "Every night {he} dreamed of {x}.", "Nobody knew more about {x} than {n}.", "{He} was very interested in {x}."]).format_map({**s.state, "x": x})
+    s = stories.realise(s.plot, s.state, s.seed, opening=f"{first} {taken}")
+    ask = x if rng.random() < 0.7 else f"{s.state['ak']} and {x}"
+    return rough(rng, rng.choice(_ASK_ABOUT).format(x=ask)), s
+
+
 def story_request(rng: random.Random) -> tuple[str, stories.Story]:
     """A request and a story that fits it."""
     r = rng.random()
@@ -80,7 +59,9 @@ def story_request(rng: random.Random) -> tuple[str, stories.Story]:
         x = rng.choice(["{ak} who loves {food}", "{ak} named {n} who loves {food}", "{n} the {k} who loves {food}", "{ak} that likes {food}"]
                        if name else ["{ak} who loves {food}", "{ak} that likes {food}", "{ak} and {food}", "{food}"])
         return lower_some(rng, rough(rng, rng.choice(_ASK_ABOUT).format(x=x.format_map(st))), 0.2), s
-    s = stories.tell(rng, name=name)
+    if r > 0.93:
+        return _on_a_subject(rng, name)
+    s = stories.tell(rng, name=name, kind=rng.choice((rng.choice(_ODD), rng.choice(THINGS), rng.choice(FRUIT), any_word(rng))) if rng.random() < 0.1 else None)
     st = s.state
     theme = rng.choice(s.themes)
     if name and not r < 0.1:
@@ -136,6 +117,8 @@ def story(rng: random.Random) -> Dialogue:
         p = rng.choice(_CONTINUE) + head + "."
         return Dialogue("story", [norm(p)], [user(p), assistant(rest)], "story", s.state["n"])
     p, s = (kind_of_story if rng.random() < 0.12 else story_request)(rng)
+    if rng.random() < 0.03:
+        p = p.upper()
     return Dialogue("story", [norm(p)], [user(p), assistant(s.text)], "story", _asked(p, s))
 
 
@@ -179,128 +162,15 @@ def story_more(rng: random.Random) -> Dialogue:
     return Dialogue("story", [norm(p), norm(s.text)], msgs + [user(rough(rng, p2)), assistant(s2.text)], "story", _asked(p2, s2))
 
 
-# ---------------------------------------------------------------- small talk
-
-_CAN = ("I can tell short stories, do small sums, compare numbers, sort and reverse short lists, count letters, "
-        "repeat text and write small JSON records.")
-_WHO = "I am the moeflux demo model, a very small Mixture-of-Experts language model."
-SMALL_TALK: list[tuple[list[str], list[str]]] = [
-    (["hi", "hello", "hey", "hi there", "hello there", "good morning", "good evening", "good afternoon", "hey there", "yo",
-      "hiya", "greetings", "hello!", "hi!", "howdy", "hello model", "hi bot", "hey you"],
-     ["Hello! What can I do for you?", "Hi! Would you like a story, a sum or a sorted list?", "Hello! Nice to meet you."]),
-    (["how are you?", "how are you doing?", "how is it going?", "how do you feel?", "are you ok?", "what's up?", "how are you today?",
-      "how are you doing today?", "how have you been?", "hope you are well"],
-     ["I am fine, thank you. What can I do for you?", "I am well, thank you! How about a story?"]),
-    (["who are you?", "what are you?", "what model are you?", "tell me about yourself", "tell me something about you", "say something about yourself", "introduce yourself", "are you a robot?",
-      "are you human?", "are you an ai?", "what is your name?", "what's your name?", "do you have a name?", "are you chatgpt?",
-      "which model is this?", "are you a person?", "who am i talking to?", "what kind of model are you?", "what is this?"],
-     [_WHO + " " + _CAN, _WHO + " I run on the moeflux engine."]),
-    (["what can you do?", "help", "what are you good at?", "how can you help me?", "what should i ask you?", "what do you know?",
-      "can you help me?", "what are your skills?", "give me some ideas what to ask", "what can i ask?", "list your abilities",
-      "i need help", "what else can you do?"], [_CAN, _CAN + " What would you like?"]),
-    (["how old are you?", "what is your age?", "when were you born?", "when is your birthday?", "where do you live?", "do you have a family?"],
-     ["I am a small language model, so I have no age and no home. But I can tell you a story."]),
-    (["i like dogs", "i like cats", "i love pizza", "i like you", "i like music", "i have a dog", "i have a cat", "i play football", "i like to read",
-      "i went to school today", "it is raining", "the weather is nice today", "i like stories"],
-     ["That is nice! Would you like a story about it?"]),
-    (["who made you?", "who created you?", "who trained you?", "where do you come from?", "how were you made?", "who built you?",
-      "where were you trained?", "what data were you trained on?"],
-     ["I was trained for the moeflux project on text made by a small program."]),
-    (["how big are you?", "how many parameters do you have?", "how many experts do you have?", "are you a big model?", "how large are you?",
-      "how many layers do you have?", "what size are you?", "are you a mixture of experts?"],
-     ["I have about 25 million parameters: 7 layers with 16 experts each, and 4 experts work on each token."]),
-    (["what is moeflux?", "tell me about moeflux", "what does moeflux do?", "explain moeflux", "what is this program?"],
-     ["moeflux is an engine for Mixture-of-Experts models that are bigger than memory. It reads experts from disk when they are needed."]),
-    (["what is a mixture of experts?", "what are experts?", "what is moe?", "how do experts work?", "explain mixture of experts",
-      "what does moe mean?"],
-     ["A Mixture-of-Experts model has many small networks called experts. A router picks a few of them for each token, so only a part of the model works at a time."]),
-    (["thanks", "thank you", "thank you!", "thanks a lot", "thx", "great, thanks", "cool, thank you", "many thanks", "ty", "nice, thanks"],
-     ["You are welcome!", "You are welcome! Is there anything else?"]),
-    (["bye", "goodbye", "see you", "good night", "see you later", "bye bye", "that is all, bye", "ciao", "cya"],
-     ["Goodbye!", "Goodbye! Come back soon."]),
-    (["ok", "okay", "good", "nice", "cool", "great", "wow", "well done", "good job", "that was good", "perfect", "very good", "i like it",
-      "that was a nice story", "you are smart", "awesome", "good bot"],
-     ["I am glad you like it. What shall we do next?", "Thank you! What would you like next?"]),
-    (["i am sad", "i feel sad", "i am tired", "i am bored", "i had a bad day", "i feel lonely", "i'm bored", "i'm sad", "today was hard"],
-     ["I am sorry to hear that. Would you like to hear a story?"]),
-    (["i am happy", "i feel great", "i had a good day", "today is a good day", "i'm happy", "i am so excited"],
-     ["That is wonderful! Would you like to hear a story?"]),
-    (["tell me a joke", "do you know a joke?", "make me laugh", "say something funny", "a joke please", "joke"],
-     ["What did the little frog order for lunch? A burger and a diet croak!", "Why did the cookie go to the doctor? It felt crumby.",
-      "What do you call a sleeping dinosaur? A dino-snore!", "Why is six afraid of seven? Because seven eight nine!"]),
-    (["no", "that is wrong", "you are wrong", "that's not right", "wrong", "are you sure?", "you made a mistake", "this is not correct"],
-     ["I am sorry. I am a very small model and I make mistakes."]),
-    (["do you like stories?", "do you like cats?", "do you have friends?", "do you sleep?", "do you dream?", "can you feel?", "do you eat?",
-      "are you alive?", "do you have feelings?", "what is your favorite color?", "what is your favourite colour?",
-      "what do you like?", "are you sad?", "are you happy?", "do you love me?", "i love you", "what do you think?", "are you smart?"],
-     ["I am only a small language model, so I do not have feelings. But I do like telling stories."]),
-    (["yes", "yes please", "sure", "why not", "go on", "continue", "no thanks", "maybe", "hmm", "test", "testing", "...", "?", "asdf", "lol"],
-     ["What would you like: a story, a sum, a sorted list or a JSON record?"]),
-]
-
-
-def small_talk(rng: random.Random) -> Dialogue:
-    """A greeting, a question about the model, thanks, a joke."""
-    prompts, replies = rng.choice(SMALL_TALK)
-    p = rng.choice(prompts)
-    shown = p if rng.random() < 0.4 else p[0].upper() + p[1:]
-    if len(p) > 12 and rng.random() < 0.2:
-        shown = rng.choice(("hello, ", "hi, ", "hi! ", "Hello! ", "hey, ", "Hi there, ", "hello there, ")) + p
-    if rng.random() < 0.3:
-        shown = shown.rstrip("?!.") or shown
-    elif rng.random() < 0.2 and shown[-1].isalpha():
-        shown += rng.choice(("!", ".", "!!"))
-    shown = shown.upper() if rng.random() < 0.06 else shown
-    return Dialogue("small_talk", ["talk:" + norm(p)], [user(shown), assistant(rng.choice(replies))], "none")
-
-
-_TOPICS = """history politics music football chemistry physics philosophy computers religion economics medicine law art movies
-space cooking biology geography fashion gardening chess poetry photography astronomy marketing psychology mathematics
-engineering business travel health programming electricity dinosaurs volcanoes bitcoin taxes yoga basketball""".split()
-_COUNTRIES = """France Germany Italy Spain Japan China India Brazil Canada Mexico Egypt Kenya Norway Sweden Poland Greece Turkey
-Russia Australia England Portugal Peru Chile Argentina Nigeria Iran Iraq Korea Vietnam Thailand Cuba""".split()
-_LANGS = "Python Java JavaScript Rust C Go Ruby PHP SQL Haskell Swift Kotlin HTML CSS Bash".split()
-_TONGUES = "French German Spanish Italian Chinese Japanese Russian Arabic Latin Greek Polish Dutch Turkish Hindi Korean".split()
-_OUT = ["What is the capital of {c}?", "Who is the president of {c}?", "Who is the king of {c}?", "How many people live in {c}?",
-        "Write a {l} program that sorts a list.", "Write {l} code", "How do I write a loop in {l}?", "Explain {t}.", "explain {t} to me",
-        "What do you think about {t}?", "Translate hello to {g}.", "How do you say {w} in {g}?", "Translate this into {g}: {s}",
-        "What is the meaning of life?", "What's the weather like in {city}?", "What is the weather today?", "What time is it?",
-        "What is the date today?", "Who won the world cup?", "Write an essay about {t}.", "Teach me {t}.", "What is {t}?",
-        "Give me the latest news.", "Tell me the news about {t}.", "Who wrote {w}?", "When did the war end?", "Who was Einstein?",
-        "Can you draw {a}?", "Show me a picture of {a}.", "Play a song.", "Sing a song about {a}.", "How do I cook {f}?", "Give me a recipe for {f}.",
-        "What is the square root of {n}?", "Solve x + {n} = {m}", "What is the derivative of x squared?", "What is the distance to the moon?",
-        "How far is it from {city} to {city2}?", "How old is {p}?", "Who is {p}?", "Where is {city}?", "What is the best {th}?", "Where can I buy {th_a}?",
-        "How does {th_a} work?", "Write an email to {p}.", "write a letter to my boss", "Book a flight to {city}.", "Call {p}.", "Open the window.",
-        "Search the web for {t}.", "Should I buy {th_a}?", "What should I eat today?", "Is it going to rain in {city}?", "Why is the sky blue?",
-        "how do airplanes fly", "What causes {t}?", "Recommend a book about {t}.", "Which movie should I watch?", "What is quantum physics?",
-        "Prove that there are infinitely many primes.", "What is the population of {city}?", "Who invented {th_a}?", "When was {th_a} invented?",
-        "Give me legal advice.", "I have a headache, what should I do?", "How can I make money?", "write a poem about {t}", "Write a poem about {a}.",
-        "What do {a_s} eat?", "Where do {a_s} live?", "Fix my {l} code.", "Debug this {l} error.", "Compare {c} and {c2}.", "List the planets.",
-        "What's {n}% of {m}?", "{n}% of {m}", "is {n} a prime number?", "Is {n} prime",
-        "Write a haiku about {w}.", "write a haiku about {t}", "Write a poem about {w}", "a song about {w}", "Write a rap about {t}.", "write a limerick",
-        "average of {n} and {m}", "roman numeral for {n}", "convert {n} miles to kilometers", "{w}?", "what is {w}?",
-        "rhyme with {w}", "what rhymes with {w}?", "synonym for {w}", "Name three rivers in {c}.", "What currency is used in {c}?", "define {w}", "What does {w} mean?", "{a} facts", "tell me about {c}",
-        "Tell me about {t}.", "who is the best player in {t}", "2 to the power of {n}", "what is {n} percent of {m}?", "What is pi?"]
-_NO = ["I am a very small model, so I do not know that. Ask me for a story, a sum, a sorted list or a JSON record.",
-       "I am sorry, that is too hard for a model as small as I am. I can tell you a story or do a small sum.",
-       "I can't help with that. I am a very small model; ask me for a story, a sum or a sorted list."]
-
-
-def refusal(rng: random.Random) -> Dialogue:
-    """A question beyond the model, answered by saying so."""
-    c, c2 = rng.sample(_COUNTRIES, 2)
-    city, city2 = rng.sample(CITIES, 2)
-    th = rng.choice(THINGS)
-    a = rng.choice(ANIMALS)
-    p = rng.choice(_OUT).format(c=c, c2=c2, l=rng.choice(_LANGS), t=rng.choice(_TOPICS), g=rng.choice(_TONGUES), w=any_word(rng), th=th,
-                                th_a=article(th), a=a, a_s=a + "s", city=city, city2=city2, f=rng.choice(FOODS), n=rng.randrange(2, 200),
-                                m=rng.randrange(100, 999), p=person_name(rng), s=tasks.random_sentence(rng))
-    return Dialogue("refusal", ["out:" + norm(p)], [user(lower_some(rng, rough(rng, p), 0.3)), assistant(rng.choice(_NO))], "none")
-
+# ---------------------------------------------------------------- sums beyond the model
 
 def too_big(rng: random.Random) -> Dialogue:
     """Sums beyond the trained sizes: the model says where its limit is."""
     op = rng.choice("+-*")
+    if rng.random() < 0.12:
+        a, b = (rng.randrange(201, 10 ** rng.randrange(3, 7)), rng.randrange(2, 100)) if rng.random() < 0.7 else (rng.randrange(13, 200), rng.randrange(13, 100))
+        p = rng.choice(["What is {a} / {b}?", "{a}/{b}", "{a} / {b}", "{a} divided by {b}", "Divide {a} by {b}.", "{a} ÷ {b}", "how much is {a} / {b}"]).format(a=a, b=b)
+        return Dialogue("too_big", [f"big:/:{a}:{b}"], [user(rough(rng, p)), assistant("That is too big for me. I can only divide numbers up to 200 by numbers up to 12.")], "exact")
     if rng.random() < 0.25:
         a, b = (f"{rng.randrange(100)}.{rng.randrange(100)}" for _ in range(2))
         b = b if rng.random() < 0.6 else str(rng.randrange(100))
@@ -368,11 +238,11 @@ def _filler(rng: random.Random) -> Example:
 
 
 def several(rng: random.Random) -> Dialogue:
-    """2–6 unrelated tasks and small talk in one conversation."""
-    msgs, keys, last = [], [], None
+    """2–6 unrelated tasks, facts, jokes and small talk in one conversation."""
+    msgs, keys = [], []
     for _ in range(rng.randrange(2, 7)):
-        if rng.random() < 0.25:
-            d = rng.choice((small_talk, refusal))(rng)
+        if rng.random() < 0.35:
+            d = rng.choice((small_talk, small_talk, refusal, refusal, knowledge, joke))(rng)
             msgs += d.messages
             keys += d.keys
         else:
@@ -433,9 +303,10 @@ def follow_up(rng: random.Random) -> Dialogue:
 
 # ---------------------------------------------------------------- system prompts
 
-_PLAIN_SYSTEM = ["You are a helpful assistant.", "You are a friendly assistant.", "You are a helpful model.", "Be helpful.",
+PLAIN_SYSTEM = ["You are a helpful assistant.", "You are a friendly assistant.", "You are a helpful model.", "Be helpful.",
                  "You are a small model that likes to help.", "You are a helpful AI assistant.", "Answer the user's questions.",
-                 "You are moeflux, a helpful assistant.", "You are a kind teacher.", "You are a storyteller for children.", "Be polite."]
+                 "You are moeflux, a helpful assistant.", "You are a kind teacher.", "You are a storyteller for children.", "Be polite.", "You are an AI assistant.", "You are a chatbot.",
+                "You are a helpful, honest assistant. If you do not know something, say so.", "Answer briefly and politely.", "You are a helpful assistant. Be concise."]
 _CAPS = ["Answer in capitals.", "Always answer in capital letters.", "Write everything in upper case.", "Answer in ALL CAPS.",
          "Use only capital letters.", "You always shout. Answer in capital letters.", "Please answer in uppercase.", "Speak in all caps.",
          "Reply in uppercase letters only.", "You must write in capital letters."]
@@ -470,7 +341,7 @@ def obey(rng: random.Random) -> Dialogue:
         "caps": (rng.choice(_CAPS), str.upper), "lower": (rng.choice(_LOWER), str.lower), "short": (rng.choice(_SHORT), None),
         "end": (rng.choice(_END).format(w=w), lambda a: f"{a} {w}"),
         "start": (rng.choice(_START).format(w=w), lambda a: f"{w} {a}"),
-        "name": ("", lambda a: a), "json": (rng.choice(_JSON).format(), None), "user": ("", None), "plain": (rng.choice(_PLAIN_SYSTEM), lambda a: a),
+        "name": ("", lambda a: a), "json": (rng.choice(_JSON).format(), None), "user": ("", None), "plain": (rng.choice(PLAIN_SYSTEM), lambda a: a),
     }[kind]
     msgs, keys, gold, check = [], [], "", "exact"
     if kind in ("name", "user"):
@@ -482,7 +353,7 @@ def obey(rng: random.Random) -> Dialogue:
         w = article(rng.choice(stories.HUMANS + stories.ANIMALS + stories.FANTASY))
         sysmsg = rng.choice(["You are {w}.", "Pretend to be {w}.", "You play the role of {w}.", "Act like {w}."]).format(w=w)
     if kind in ("caps", "lower", "end", "plain", "name", "user") and rng.random() < 0.25:
-        sysmsg = rng.choice(_PLAIN_SYSTEM) + " " + sysmsg if kind not in ("plain", "name") else sysmsg
+        sysmsg = rng.choice(PLAIN_SYSTEM) + " " + sysmsg if kind not in ("plain", "name") else sysmsg
     for i in range(rng.choice((1, 1, 2, 3))):
         if kind == "name" and (i == 0 or rng.random() < 0.3):
             if persona:
@@ -496,7 +367,7 @@ def obey(rng: random.Random) -> Dialogue:
             continue
         r = rng.random()
         if kind in ("caps", "lower", "end", "start", "plain", "user") and r < 0.14:
-            d = rng.choice((small_talk, refusal))(rng)
+            d = rng.choice((small_talk, refusal, knowledge))(rng)
             msgs += [user(d.messages[0]["content"]), assistant(shape(d.messages[1]["content"]))]
             keys += d.keys
             check = "none" if kind not in ("caps", "lower", "end", "start") else "form"
@@ -520,176 +391,3 @@ def obey(rng: random.Random) -> Dialogue:
         keys.append(e.key)
         check, gold = ("json", "") if kind == "json" else (e.check, e.gold) if kind in ("plain", "name") else ("exact", "")
     return Dialogue("system", keys, [system(sysmsg)] + msgs, check, gold)
-
-
-# ---------------------------------------------------------------- tools
-
-def _tool(name: str, description: str, params: dict[str, tuple[str, str]]) -> dict:
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": {
-        "type": "object", "properties": {k: {"type": t, "description": d} for k, (t, d) in params.items()}, "required": list(params)}}}
-
-
-def _tool_cases(rng: random.Random) -> list[tuple[dict, str, dict, object, str]]:
-    """(tool, user request, arguments, tool result, final answer) for one draw of every tool."""
-    city, a, b = city_name(rng), city_name(rng), city_name(rng)
-    n, m = person_name(rng, 0.25), person_name(rng)
-    deg, sky = rng.randrange(-10, 38), rng.choice(["sunny", "cloudy", "rainy", "snowy", "windy", "foggy"])
-    minutes, q, item = rng.randrange(1, 91), rng.randrange(1, 30), noun(rng, tasks._COUNTABLE)
-    day, hour = rng.choice(DAYS), f"{rng.randrange(1, 13)}:{rng.choice(('00', '15', '30', '45'))}"
-    x, y = rng.randrange(1000, 99999), rng.randrange(1000, 99999)
-    room, what = rng.choice(["kitchen", "bedroom", "garage", "garden", "bathroom", "office"]), rng.choice(["concert", "meeting", "picnic", "lesson", "party", "dinner"])
-    word, price, text = any_word(rng, 0.3), rng.randrange(2, 900), tasks.random_sentence(rng)
-    state = rng.choice(("on", "off"))
-    song = " ".join(any_word(rng, 0.0) for _ in range(2))
-    c = rng.choice
-    W = c(["get_weather", "weather", "current_weather", "get_current_weather"])
-    P = c(["city", "location", "location", "place"])
-    where, unit = city, c(["celsius", "fahrenheit"])
-    if rng.random() < 0.2:
-        where = f"{city}, {c(['MA', 'CA', 'NY', 'TX', 'France', 'Italy', 'UK', 'Japan', 'Germany'])}"
-    weather = _tool(W, c(["Get the weather for a city", "Get the current weather in a given location", "Current weather"]),
-                    {P: ("string", c(["The city", "City name", "The city and state, e.g. San Francisco, CA", "City and country e.g. Paris, France"]))})
-    weather_unit = json.loads(json.dumps(weather))
-    weather_unit["function"]["parameters"]["properties"]["unit"] = {"type": "string", "enum": ["celsius", "fahrenheit"]}
-    amount, query = rng.randrange(1, 5000), " ".join(any_word(rng, 0.2) for _ in range(rng.randrange(1, 5)))
-    money = rng.sample(["dollars", "euros", "pounds", "yen", "USD", "EUR", "GBP", "JPY"], 2)
-    steps, way = rng.randrange(1, 30), c(["left", "right", "forward", "back", "up", "down"])
-    path = c(["", "/tmp/", "data/", "docs/"]) + any_word(rng, 0.2) + c([".txt", ".json", ".csv", ".md"])
-    tongue, op = c(_TONGUES), c("+-*/")
-    return [
-        (weather_unit, c([f"What's the weather like in {where} in {unit}?", f"weather in {where} in {unit}", f"How warm is it in {where}? Use {unit}."]),
-         {P: where, "unit": unit}, {"temperature": deg, "unit": unit, "sky": sky}, f"It is {deg} degrees {unit} and {sky} in {where}."),
-        (weather_unit, c([f"What's the weather like in {where}?", f"What is the weather like in {where} today?", f"weather {where}"]),
-         {P: where}, {"temperature": deg, "sky": sky}, f"It is {deg} degrees and {sky} in {where}."),
-        (_tool(c(["search", "web_search", "search_web"]), "Search the web", {c(["query", "q"]): ("string", "What to search for")}),
-         c([f"Search for {query}.", f"search the web for {query}", f"google {query}", f"Find information about {query}."]),
-         {"query": query}, {"results": [f"All about {query}"]}, f"I found this: All about {query}."),
-        (_tool(c(["convert_currency", "currency"]), "Convert an amount of money", {"amount": ("number", "How much"), "from": ("string", "From currency"), "to": ("string", "To currency")}),
-         c([f"Convert {amount} {money[0]} to {money[1]}.", f"How much is {amount} {money[0]} in {money[1]}?", f"{amount} {money[0]} in {money[1]}"]),
-         {"amount": amount, "from": money[0], "to": money[1]}, {"result": x}, f"{amount} {money[0]} are {x} {money[1]}."),
-        (_tool(c(["calculate", "calculator", "evaluate"]), "Calculate an expression", {"expression": ("string", "The expression")}),
-         c([f"What is {x} {op} {y}?", f"{x} {op} {y}", f"Calculate {x} {op} {y}."]), {"expression": f"{x} {op} {y}"}, {"result": y}, f"The result is {y}."),
-        (_tool(c(["move", "move_robot", "go"]), "Move the robot", {"direction": ("string", "Where to"), "steps": ("integer", "How many steps")}),
-         c([f"Go {steps} steps {way}.", f"Move {way} {steps} steps.", f"{steps} steps {way} please"]), {"direction": way, "steps": steps}, {"ok": True}, f"I went {steps} steps {way}."),
-        (_tool(c(["read_file", "open_file", "cat_file"]), "Read a file", {c(["path", "filename", "file"]): ("string", "Path of the file")}),
-         c([f"Read {path}.", f"Open the file {path}", f"What is in {path}?", f"show me {path}"]), {"path": path}, {"content": query}, f"The file says: {query}"),
-        (_tool(c(["translate", "translate_text"]), "Translate a text", {"text": ("string", "The text"), "language": ("string", "Target language")}),
-         c([f"Translate {query} to {tongue}.", f"How do you say {query} in {tongue}?", f"translate {query} into {tongue}"]),
-         {"text": query, "language": tongue}, {"translation": word}, f"In {tongue} it is {word}."),
-        (_tool(c(["get_time", "current_time", "time_in"]), "Get the local time in a city", {P: ("string", "The city")}),
-         c([f"What time is it in {city}?", f"time in {city}", f"Tell me the time in {city}."]), {P: city}, {"time": hour}, f"It is {hour} in {city}."),
-        (_tool(c(["create_user", "add_user", "register"]), "Register a person", {"name": ("string", "Name"), "age": ("integer", "Age in years"), "city": ("string", "Home city")}),
-         c([f"Register {n}, {minutes} years old, from {city}.", f"Add {n} from {city}, age {minutes}.", f"{n} is {minutes} and lives in {city}. Please add this user."]),
-         {"name": n, "age": minutes, "city": city}, {"id": x}, f"I registered {n} with the number {x}."),
-        (weather,
-         c([f"What is the weather in {city}?", f"how is the weather in {city}", f"Is it cold in {city}?", f"weather {city}", f"Do I need an umbrella in {city}?"]),
-         {P: city}, {"temperature": deg, "sky": sky}, f"It is {deg} degrees and {sky} in {city}."),
-        (_tool(c(["set_timer", "start_timer", "timer"]), "Start a timer", {"minutes": ("integer", "Number of minutes")}),
-         c([f"Set a timer for {minutes} minutes.", f"timer {minutes} minutes", f"wake me in {minutes} minutes", f"Start a {minutes} minute timer."]),
-         {"minutes": minutes}, {"ok": True}, f"The timer is set for {minutes} minutes."),
-        (_tool(c(["calculator", "add_numbers", "calculate_sum"]), "Add two numbers", {"a": ("integer", "First number"), "b": ("integer", "Second number")}),
-         c([f"What is {x} + {y}?", f"{x}+{y}", f"Add {x} and {y}.", f"how much is {x} plus {y}"]), {"a": x, "b": y}, {"result": x + y}, f"{x} + {y} = {x + y}"),
-        (_tool(c(["send_message", "send_text", "message"]), "Send a message to a person", {"to": ("string", "Name of the person"), "text": ("string", "The message")}),
-         c([f"Send a message to {n}: {text}", f"Write to {n}: {text}", f"Text {n}: {text}", f"tell {n}: {text}"]), {"to": n, "text": text}, {"ok": True}, f"I sent the message to {n}."),
-        (_tool(c(["add_event", "create_event", "calendar_add"]), "Put an event into the calendar",
-               {"title": ("string", "What it is"), "day": ("string", "Day of the week"), "time": ("string", "Time of day")}),
-         c([f"Put a {what} on {day} at {hour} in my calendar.", f"I have a {what} on {day} at {hour}. Please add it.", f"add {what} {day} {hour}"]),
-         {"title": what, "day": day, "time": hour}, {"ok": True}, f"The {what} is in your calendar on {day} at {hour}."),
-        (_tool(c(["search_trains", "find_train", "train_times"]), "Find trains between two cities", {"from": ("string", "Start"), "to": ("string", "Destination")}),
-         c([f"When does a train go from {a} to {b}?", f"trains from {a} to {b}", f"I want to go from {a} to {b} by train.", f"Find a train to {b} from {a}."]),
-         {"from": a, "to": b}, {"departure": hour}, f"The next train from {a} to {b} leaves at {hour}."),
-        (_tool(c(["switch_light", "set_light", "light"]), "Turn a light on or off", {"room": ("string", "The room"), "state": ("string", "on or off")}),
-         c([f"Turn {state} the light in the {room}.", f"{room} light {state}", f"Please switch the {room} light {state}."]), {"room": room, "state": state}, {"ok": True}, f"The light in the {room} is {state}."),
-        (_tool(c(["get_price", "price_of", "lookup_price"]), "Look up the price of an item", {"item": ("string", "The item")}),
-         c([f"How much does {article(item)} cost?", f"price of {article(item)}", f"What is the price of {article(item)}?"]), {"item": item}, {"price": price}, f"{article(item).capitalize()} costs {price} dollars."),
-        (_tool(c(["order_item", "place_order", "buy"]), "Order items from the shop", {"item": ("string", "The item"), "quantity": ("integer", "How many")}),
-         c([f"Order {q + 1} {item}s.", f"Buy {q + 1} {item}s please", f"I need {q + 1} {item}s. Order them."]), {"item": item, "quantity": q + 1}, {"order": rng.randrange(100, 999)}, f"I ordered {q + 1} {item}s."),
-        (_tool(c(["play_song", "play_music"]), "Play a song", {"title": ("string", "Title of the song")}),
-         c([f"Play {song}.", f"play the song {song}", f"I want to hear {song}."]), {"title": song}, {"ok": True}, f"Playing {song}."),
-        (_tool(c(["lookup_word", "dictionary", "define_word"]), "Look up a word in the dictionary", {"word": ("string", "The word")}),
-         c([f"What does {word} mean?", f"define {word}", f"Look up {word}."]), {"word": word}, {"meaning": f"{article(rng.choice(THINGS))}"}, ""),
-        (_tool(c(["call_person", "phone_call"]), "Call a person on the phone", {"name": ("string", "Name of the person")}),
-         c([f"Call {m}.", f"phone {m}", f"I want to talk to {m} on the phone."]), {"name": m}, {"ok": False}, f"I could not reach {m}."),
-    ]
-
-
-_UNUSED = {"limit": {"type": "integer", "description": "Most results"}, "verbose": {"type": "boolean"}, "note": {"type": "string", "description": "A note"},
-           "format": {"type": "string", "enum": ["short", "long"]}, "urgent": {"type": "boolean", "description": "Whether it is urgent"}}
-
-
-def _decorated(rng: random.Random, spec: dict) -> dict:
-    """`spec` as other programs would write it: descriptions left out, a parameter nobody asks for, `strict`, titles."""
-    f = json.loads(json.dumps(spec["function"]))
-    schema = f["parameters"]
-    if rng.random() < 0.25:
-        for p in schema["properties"].values():
-            p.pop("description", None)
-    if rng.random() < 0.2:
-        name = rng.choice(list(_UNUSED))
-        schema["properties"][name] = _UNUSED[name]
-    if rng.random() < 0.15:
-        del schema["required"]
-    if rng.random() < 0.15:
-        schema["additionalProperties"] = False
-    if rng.random() < 0.1:
-        f["parameters"] = {**{k: schema[k] for k in schema if k != "type"}, "title": f["name"] + "Arguments", "type": "object"}
-    if rng.random() < 0.1:
-        f["strict"] = True
-    if rng.random() < 0.08:
-        del f["description"]
-    return {"type": "function", "function": f}
-
-
-def tool_call_text(name: str, arguments: dict) -> str:
-    """How the chat template writes a call."""
-    return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) + "\n</tool_call>"
-
-
-def _purpose(function: dict) -> set[str]:
-    """Words that two tools share when both could serve one request, which then has no right answer."""
-    words = set(function["name"].split("_")) - {"get", "set", "add"}
-    return words | ({"calculation"} if re.search("two numbers|expression", function["description"]) else set())
-
-
-def tools(rng: random.Random) -> Dialogue:
-    """1–4 tools in the prompt; one or two requests: a call, sometimes its result and the answer, or one that needs no tool."""
-    while True:
-        cases = rng.sample(_tool_cases(rng), rng.choice((1, 1, 2, 2, 3, 4)))
-        purposes = [_purpose(c[0]["function"]) for c in cases]
-        if all(not a & b for i, a in enumerate(purposes) for b in purposes[:i]):
-            break
-    specs = [_decorated(rng, c[0]) for c in cases]
-    msgs = [system(rng.choice(_PLAIN_SYSTEM))] if rng.random() < 0.3 else []
-    keys, check, gold = [], "exact", ""
-    for _ in range(rng.choice((1, 1, 1, 2))):
-        r = rng.random()
-        if r < 0.1:
-            d = small_talk(rng)
-            msgs += d.messages
-            keys += d.keys
-            check, gold = "none", ""
-            continue
-        if r < 0.25:
-            e = rng.choice((tasks.sort, tasks.reverse, tasks.count, tasks.copy, tasks.fact, tasks.spell))(rng)
-            msgs += [user(e.prompt), assistant(e.answer)]
-            keys.append(e.key)
-            check, gold = e.check, e.gold
-            continue
-        spec, request, args, result, final = rng.choice(cases)
-        function = spec["function"]
-        if set(args) - set(function["parameters"]["properties"]):
-            args = dict(zip(function["parameters"]["properties"], args.values()))
-        verbatim = {"text", "query", "q", "expression", "path", "filename", "file", "title", "word"} & set(args)
-        request = request if verbatim else rough(rng, request)
-        msgs += [user(request), {"role": "assistant", "content": "", "tool_calls": [
-            {"type": "function", "function": {"name": function["name"], "arguments": args}}]}]
-        keys.append("tool:" + norm(request))
-        check, gold = "tool_call", ""
-        if rng.random() < 0.5:
-            if "meaning" in result:
-                final = f"{args['word']} means {result['meaning']}."
-            msgs += [{"role": "tool", "content": json.dumps(result)}, assistant(final)]
-            check = "exact"
-        else:
-            break
-    return Dialogue("tools", keys, msgs, check, gold, specs)

@@ -21,10 +21,20 @@ import re
 import sys
 import zlib
 
+import beyond
 import chat
+import followups
+import knowledge
+import languages
+import lists
+import smalltalk
+import strangers
 import tasks
+import textwork
+import toolcalls
+import verse
 import words
-from chat import Dialogue, assistant, single, user
+from dialogue import Dialogue, single, system
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HELD_OUT = 40
@@ -52,7 +62,7 @@ def long_chat(rng: random.Random) -> Dialogue:
     """A conversation of up to about 1800 tokens, for positions far from the start."""
     msgs, keys, size = [], [], 0
     while size < 5000:
-        d = rng.choice((chat.several, chat.several, chat.story_qa, chat.follow_up, chat.remember, chat.small_talk))(rng)
+        d = rng.choice((chat.several, chat.several, chat.story_qa, chat.follow_up, chat.remember, smalltalk.small_talk, followups.story_follow_up))(rng)
         msgs += d.messages
         keys += d.keys
         size = sum(len(m["content"]) + 12 for m in msgs)
@@ -63,34 +73,42 @@ def long_chat(rng: random.Random) -> Dialogue:
 
 # task → (maker, share of conversations)
 MIX = {
-    "story": (chat.story, 0.065), "story_qa": (chat.story_qa, 0.055), "story_more": (chat.story_more, 0.012),
+    "story": (chat.story, 0.045), "story_qa": (chat.story_qa, 0.035), "story_more": (chat.story_more, 0.008),
+    "story_follow_up": (followups.story_follow_up, 0.055), "continuation": (followups.continuation, 0.030), "offer_taken": (followups.offer_taken, 0.045),
     "raw": (raw_story, 0.006), "long_chat": (long_chat, 0.008),
-    "add": (_single(tasks.add), 0.13), "subtract": (_single(tasks.subtract), 0.13), "multiply": (_single(tasks.multiply), 0.10),
-    "divide": (_single(tasks.divide), 0.035), "three_terms": (_single(tasks.three_terms), 0.03), "sum_list": (_single(tasks.sum_list), 0.02),
-    "half_double": (_single(tasks.half_double), 0.02), "word_problem": (_single(tasks.word_problem), 0.03),
-    "compare": (_single(tasks.compare), 0.05), "sort": (_single(tasks.sort), 0.12), "reverse": (_single(tasks.reverse), 0.10),
-    "count": (_single(tasks.count), 0.12), "spell": (_single(tasks.spell), 0.02), "letter_at": (_single(tasks.letter_at), 0.02),
-    "case": (_single(tasks.case), 0.02), "copy": (_single(tasks.copy), 0.06), "pieces": (_single(tasks.copy_pieces), 0.03),
-    "json": (_single(tasks.json_record), 0.08), "fact": (_single(tasks.fact), 0.03), "count_to": (_single(tasks.count_to), 0.012),
-    "small_talk": (chat.small_talk, 0.03), "refusal": (chat.refusal, 0.035), "too_big": (chat.too_big, 0.015),
-    "memory": (chat.remember, 0.03), "multi_turn": (chat.several, 0.07), "follow_up": (chat.follow_up, 0.05),
-    "system": (chat.obey, 0.10), "tools": (chat.tools, 0.07),
+    "add": (_single(tasks.add), 0.08), "subtract": (_single(tasks.subtract), 0.08), "multiply": (_single(tasks.multiply), 0.065),
+    "divide": (_single(tasks.divide), 0.035), "three_terms": (_single(tasks.three_terms), 0.022), "sum_list": (_single(tasks.sum_list), 0.02),
+    "half_double": (_single(tasks.half_double), 0.018), "word_problem": (_single(tasks.word_problem), 0.03),
+    "compare": (_single(tasks.compare), 0.035), "sort": (_single(tasks.sort), 0.09), "reverse": (_single(tasks.reverse), 0.07),
+    "count": (_single(tasks.count), 0.08), "spell": (_single(tasks.spell), 0.02), "letter_at": (_single(tasks.letter_at), 0.03),
+    "case": (_single(tasks.case), 0.03), "copy": (_single(tasks.copy), 0.045), "pieces": (_single(tasks.copy_pieces), 0.025),
+    "json": (_single(tasks.json_record), 0.06), "fact": (_single(tasks.fact), 0.03), "count_to": (_single(tasks.count_to), 0.012),
+    "small_talk": (smalltalk.small_talk, 0.085), "refusal": (beyond.refusal, 0.14), "statement": (textwork.statement, 0.008), "paste": (textwork.paste, 0.012),
+    "foreign": (languages.foreign, 0.065), "translate": (languages.translate, 0.06), "knowledge": (knowledge.knowledge, 0.16),
+    "list": (lists.list_of, 0.045), "name_for": (lists.name_for, 0.012), "code": (lists.code, 0.015), "poem": (verse.poem, 0.035), "joke": (verse.joke, 0.03),
+    "summary": (textwork.summary, 0.025), "grammar": (textwork.grammar, 0.045), "too_big": (chat.too_big, 0.013),
+    "memory": (chat.remember, 0.03), "multi_turn": (chat.several, 0.065), "follow_up": (chat.follow_up, 0.045),
+    "system": (chat.obey, 0.10), "tools": (toolcalls.tools, 0.10),
 }
 EVAL_TASKS = ["add", "subtract", "multiply", "divide", "three_terms", "sum_list", "half_double", "word_problem", "compare", "sort", "reverse",
               "count", "letter_at", "spell", "copy", "case",
-              "json", "story_qa", "memory", "multi_turn", "follow_up", "system", "tools", "too_big", "story"]
+              "json", "story_qa", "memory", "multi_turn", "follow_up", "system", "tools", "too_big", "story",
+              "knowledge", "translate", "grammar", "summary", "story_follow_up", "continuation"]
 
 
 def draw(rng: random.Random, task: str | None = None, evaluation: bool = False) -> Dialogue:
     """One conversation of the asked split. In the evaluation, every turn with a problem must be held out or, for the
-    turns before the last, may come from training problems as long as one key is held out."""
+    turns before the last, may come from training problems as long as one key is held out. Training never sees the
+    held-out wordings of `strangers.py`."""
     names, weights = list(MIX), [w for _, w in MIX.values()]
     while True:
         d = MIX[task or rng.choices(names, weights)[0]][0](rng)
         hits = [held_out(k) for k in d.keys]
         if evaluation and d.check != "none" and (hits and hits[-1]):
             return d
-        if not evaluation and not any(hits):
+        if not evaluation and not any(hits) and not any(m["role"] == "user" and strangers.norm(m["content"]) in strangers.HELD for m in d.messages):
+            if rng.random() < 0.07 and d.messages[0]["role"] == "user" and not d.tools:
+                d.messages.insert(0, system(rng.choice(chat.PLAIN_SYSTEM)))
             return d
 
 
@@ -115,7 +133,7 @@ def segments(d: Dialogue) -> list[tuple[str, bool]]:
         if m["role"] == "tool":
             out.append(("user\n<tool_response>\n" + m["content"] + "\n</tool_response>", False))
         elif m.get("tool_calls"):
-            calls = "\n".join(chat.tool_call_text(c["function"]["name"], c["function"]["arguments"]) for c in m["tool_calls"])
+            calls = "\n".join(toolcalls.tool_call_text(c["function"]["name"], c["function"]["arguments"]) for c in m["tool_calls"])
             out.append(("assistant\n" + calls, True))
         else:
             out.append((m["role"] + "\n" + m["content"], m["role"] == "assistant"))
@@ -266,7 +284,7 @@ def evaluation_set(count: int, seed: int = 11) -> list[dict]:
                 row["tools"] = d.tools
             if d.messages[-1].get("tool_calls"):
                 f = d.messages[-1]["tool_calls"][0]["function"]
-                row["answer"] = chat.tool_call_text(f["name"], f["arguments"])
+                row["answer"] = toolcalls.tool_call_text(f["name"], f["arguments"])
             out.append(row)
     return out
 

@@ -53,6 +53,8 @@ class Story:
     summary: str
     themes: list[str]
     questions: list[tuple[tuple[str, ...], str, str]] = field(default_factory=list)
+    seed: int = 0
+    loves: bool = False
 
 
 def is_she(name: str) -> bool:
@@ -746,14 +748,22 @@ def tell(rng: random.Random, kind: str | None = None, name: str | None = None, p
     s = new_state(rng, kind, name)
     plots = list(PLOTS)
     key = plot or (plots[zlib.crc32(s["k"].encode()) % len(plots)] if rng.random() < usual else rng.choice(plots))
-    p = PLOTS[key]
-    if "setup" in p:
-        p["setup"](rng, s)
+    if "setup" in PLOTS[key]:
+        PLOTS[key]["setup"](rng, s)
+    return realise(key, s, rng.getrandbits(48), loves, full)
+
+
+def realise(key: str, state: dict, seed: int, loves: bool = False, full: bool = False, opening: str | None = None) -> Story:
+    """The story of plot `key` about `state`; `seed` decides the wordings, so that the same seed with another name tells the same story.
+    `opening` replaces the first sentence."""
+    s, rng, p = dict(state), random.Random(seed), PLOTS[key]
     s["time_l"] = s["time"][0].lower() + s["time"][1:]
     for k in ("spot", "agk"):
         s[k + "_c"] = s[k][0].upper() + s[k][1:]
     sentences = [_fill(rng, OPENING, s)]
-    if loves:
+    if opening is not None:
+        sentences = [opening] if opening else []
+    elif loves:
         sentences.append(rng.choice(LOVES).format_map(s))
     elif full or rng.random() < 0.35:
         extra = OPENING_EXTRA[:-1] if key in ("friend", "storm", "way_home", "lost", "race", "skill") else OPENING_EXTRA
@@ -761,7 +771,7 @@ def tell(rng: random.Random, kind: str | None = None, name: str | None = None, p
     paragraphs, cut = [], rng.choice((3, 4, 5))
     for i, beat in enumerate(p["beats"]):
         if isinstance(beat, tuple):
-            if not full and rng.random() > beat[0]:
+            if rng.random() > beat[0] and not full:
                 continue
             beat = beat[1]
         sentences.append(_fill(rng, beat, s))
@@ -776,4 +786,17 @@ def tell(rng: random.Random, kind: str | None = None, name: str | None = None, p
     for qs, a, k in p["questions"] + COMMON_QUESTIONS:
         questions.append((tuple(q.format_map(s) for q in qs), a.format_map(s), k.format_map(s)))
     return Story(key, s, "\n\n".join(paragraphs), p["summary"].format_map(s),
-                 [t.format_map(s) for t in p["themes"]], questions)
+                 [t.format_map(s) for t in p["themes"]], questions, seed, loves)
+
+
+def changed(story: Story, kind: str | None = None, name: str | None = None) -> Story:
+    """The same story about another kind of hero or a hero of another name; pronouns follow the name."""
+    s = dict(story.state)
+    s["k"], s["n"] = kind or s["k"], name or s["n"]
+    s["ak"], s["atk"] = article(s["k"]), article(f"{s['trait']} {s['k']}")
+    old = {x: story.state[x] for x in ("he", "his", "him", "self")}
+    _pronouns(is_she(s["n"]), "", s)
+    for x, text in s.items():  # what a plot's setup filled in with the old pronouns
+        if x in ("fail", "fail2"):
+            s[x] = " ".join({old["his"]: s["his"], old["self"]: s["self"]}.get(w, w) for w in text.split(" "))
+    return realise(story.plot, s, story.seed, story.loves)
