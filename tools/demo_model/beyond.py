@@ -36,7 +36,7 @@ TONGUES = "Chinese Japanese Russian Arabic Latin Greek Polish Turkish Hindi Kore
 _CODE = ["sorts a list", "reads a file", "parses JSON", "downloads a web page", "counts words", "plays chess", "draws a circle", "finds primes", "merges two lists",
          "sends an email", "computes a hash", "connects to a database", "solves sudoku", "trains a neural network", "implements quicksort", "renders a triangle",
          "scrapes a site", "checks a password", "resizes an image", "reverses a linked list", "balances a tree", "shows a window", "opens a socket"]
-_DO = ["lose weight", "make money", "learn to drive", "fix my computer", "get rich", "sleep better", "learn a language", "cook rice", "bake a cake", "tie a tie",
+_DO = ["lose weight", "lose {n} pounds", "run {n} miles", "save {n} dollars", "read {n} books a year", "do {n} push-ups", "earn {n} dollars an hour", "sleep {n} hours", "walk {n} steps a day", "bake {n} cookies", "invite {n} people", "get taller", "be happy", "tie a bow tie", "fall asleep", "cook spaghetti", "write better", "learn faster", "make money", "learn to drive", "fix my computer", "get rich", "sleep better", "learn a language", "cook rice", "bake a cake", "tie a tie",
        "write a resume", "find a job", "install Linux", "build a house", "train a dog", "stop smoking", "start a company", "grow tomatoes", "make coffee", "save money",
        "change a tire", "plan a trip", "make friends", "learn the guitar", "repair a bike", "clean my room", "remove a stain", "sell my car", "invest my money",
        "write a book", "run faster", "build muscle", "meditate", "draw a face", "boil an egg", "make pizza", "center a div", "exit vim", "compile a kernel", "use git",
@@ -84,7 +84,7 @@ KINDS: dict[str, tuple[list[str], list[str]]] = {
     "opinion": (["What do you think about {t}?", "Do you like {t}?", "Is {t} good?", "what's your opinion on {t}?", "Is {t} better than {t2}?", "which is better, {t} or {t2}?",
                  "{t} or {t2}?", "should I learn {t}?", "Do you believe in {t}?", "is {t} bad?", "Should I buy {th_a}?", "What is the best {th}?", "Which {th} should I buy?",
                  "recommend {th_a}", "Which movie should I watch?", "What should I eat today?", "what should I do today?", "Recommend a book about {t}.", "Is {city} nice?",
-                 "what is the best {f}?", "who is the best in {t}?", "is {t} worth it?", "what is better: {th} or {th2}?", "should i move to {city}?", "recommend me a movie",
+                 "what is the best {f}?", "who is the best in {t}?", "is {t} worth it?", "what is better: {th} or {th2}?", "should i move to {city}?", "recommend me a movie", "Recommend a good {r}.", "what is a good {r}?", "suggest a good {r}", "which {r} is the best?", "tell me a good {r} for tonight", "do you know a good {r}?", "your favorite {r}?", "best {r} of {year}", "top {r}s",
                  "what should i cook?", "what should i wear?", "suggest a restaurant in {city}", "is it a good idea to learn {t}?"],
                 ["That is for you to decide: I am only a 16 MB model and have no opinions.", "I am too small to have an opinion about that.",
                  "I would not trust the advice of a 16 MB model here."]),
@@ -133,7 +133,7 @@ KINDS: dict[str, tuple[list[str], list[str]]] = {
               ["I do not know how to {do}: I am a 16 MB model and have never done anything but write.", "How to {do} is not among the things that I learned.",
                "I cannot help you to {do}, I am sorry; I am only a tiny model."]),
     "advice": (["I have a headache, what should I do?", "Give me legal advice.", "my {w} hurts", "I feel a pain in my {w}", "should I take medicine?", "Can I sue {p}?", "is this illegal?",
-                "what medicine should I take?", "am I sick?", "i have a fever", "which stocks should I buy?", "should I buy bitcoin?", "how do I pay less taxes?", "i broke my leg",
+                "what medicine should I take?", "am I sick?", "i have a fever", "i have a {adj} {ache}", "I have {ache_a}.", "my {body} hurts", "my {body} hurts a lot", "i feel sick", "I have had {ache_a} since yesterday.", "what helps against {ache_a}?", "i have pain in my {body}", "{ache}", "i burned my {body}", "there is blood on my {body}", "i cannot breathe well", "i ate something bad", "which stocks should I buy?", "should I buy bitcoin?", "how do I pay less taxes?", "i broke my leg",
                 "my {a} is sick", "what are the symptoms of {w}?", "can I eat old {f}?", "is {w} poisonous?", "do i need a lawyer?", "should i break up with {p}?", "my friend is mad at me"],
                ["Please ask a person who knows about that; I am only a 16 MB model.", "That is too important to ask a tiny model. Somebody who knows you can help better."]),
     "math": (["What is the square root of {n2}?", "Solve x + {n} = {m}", "What is the derivative of x squared?", "what is {n}% of {m}?", "Prove that there are infinitely many primes.",
@@ -158,8 +158,13 @@ def ask(rng: random.Random) -> tuple[str, str, str, dict]:
          "th": th, "th2": th2, "th_a": article(th), "a": a, "an": article(a), "an2": article(a2), "city": rng.choice((c1, c1, city_name(rng))), "city2": c2, "f": rng.choice(FOODS),
          "n": rng.randrange(2, 100), "m": rng.randrange(100, 999), "n2": rng.choice((2, 3, 5, 7, 10, 12, 50, 1000, rng.randrange(401, 5000))), "p": p, "s": s,
          "year": rng.randrange(1200, 2031), "c": rng.choice(_CODE), "do": rng.choice(_DO) if rng.random() < 0.8 else f"{rng.choice(WORDS)} {article(rng.choice(THINGS))}",
-         "v": rng.choice("sleep fly jump sing dream laugh cry swim dance yawn sneeze snore talk think".split()), "adj": rng.choice(ADJECTIVES_WORDS), "s2": tasks.random_sentence(rng)}
+         "v": rng.choice("sleep fly jump sing dream laugh cry swim dance yawn sneeze snore talk think".split()), "adj": rng.choice(ADJECTIVES_WORDS), "s2": tasks.random_sentence(rng), "r": rng.choice("movie book song game restaurant series album podcast website recipe novel hotel".split()), "body": rng.choice("head back leg arm knee foot hand stomach tooth ear eye neck finger".split())}
+    v["ache"] = rng.choice("headache stomachache toothache backache fever cold cough migraine rash earache".split())
+    v["ache_a"] = article(v["ache"])
     v["x"] = rng.choice(_PEOPLE).format_map(v)
+    if rng.random() < 0.3:
+        v["x"] = v["x"].lower()
+    v["do"] = v["do"].replace("{n}", str(rng.randrange(2, 100)))
     prompt = rng.choice(prompts)
     if kind == "code":
         v["l2"] = v["l"] if "{l" in prompt else "that kind of"
@@ -189,7 +194,9 @@ def refusal(rng: random.Random) -> Dialogue:
     lead = lead[0].upper() + lead[1:]
     if rng.random() < 0.06:
         p = f"{rng.choice(_BEFORE).format(w=any_word(rng), p=v['p'], city=v['city'])} {p}"
-    close = offer(rng)
+    letter = next((v[k][0].lower() for k in ("t", "x", "an", "th", "city", "w") if str(v[k]) in p), "")
+    own = random.Random(kind + letter + p[-3:]) if rng.random() < 0.7 else rng
+    close = offer(own, letter)
     if kind in ("explain", "who") and rng.random() < 0.2 and v["t"] in p:
         close = rng.choice([f"But I can spell {v['t']} backwards for you.", f"But I could write a small poem about {v['t']}."]) if " " not in v["t"] else f"But I could write a small poem about {v['t']}."
     keep = " ".join(str(v[k]) for k in ("t", "t2", "x", "do", "g", "l", "city", "w", "p"))

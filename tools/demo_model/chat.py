@@ -31,7 +31,7 @@ _BRIEF = ["Tell me a very short story about {x}.", "Write a tiny story about {x}
           "Give me the shortest story about {x}."]
 
 
-_ODD = """programmer scientist engineer nurse pilot chef mayor clown ninja superhero alien vampire zombie cowboy gardener librarian policeman firefighter spy thief toaster fridge keyboard laptop
+ODD = """programmer scientist engineer nurse pilot chef mayor clown ninja superhero alien vampire zombie cowboy gardener librarian policeman firefighter spy thief toaster fridge keyboard laptop
 phone satellite rocket volcano lighthouse bridge pancake cactus mushroom snowflake raindrop rainbow sock pencil piano banana grandma uncle mother father baby viking emperor monk bug hacker
 ghost pony puppy bunny duckling seagull jellyfish lobster unicorn phoenix vacuum mailman judge queen bee tractor submarine router server robot-dog""".split()
 
@@ -61,7 +61,7 @@ def story_request(rng: random.Random) -> tuple[str, stories.Story]:
         return lower_some(rng, rough(rng, rng.choice(_ASK_ABOUT).format(x=x.format_map(st))), 0.2), s
     if r > 0.93:
         return _on_a_subject(rng, name)
-    s = stories.tell(rng, name=name, kind=rng.choice((rng.choice(_ODD), rng.choice(THINGS), rng.choice(FRUIT), any_word(rng))) if rng.random() < 0.1 else None)
+    s = stories.tell(rng, name=name, kind=rng.choice((rng.choice(ODD), rng.choice(THINGS), rng.choice(FRUIT), any_word(rng))) if rng.random() < 0.1 else None)
     st = s.state
     theme = rng.choice(s.themes)
     if name and not r < 0.1:

@@ -9,9 +9,9 @@ import smalltalk
 import stories
 import textwork
 import verse
-from chat import _MORE, _SUM, story_request
+from chat import _MORE, _SUM, ODD, story_request
 from dialogue import Dialogue, assistant, messy, norm, user
-from words import ADJECTIVES_WORDS, article, person_name
+from words import ADJECTIVES_WORDS, THINGS, any_word, article, person_name
 
 # plot → (how it ends, why what happened happened, what one can learn, title)
 ABOUT = {
@@ -159,6 +159,11 @@ _UNNAMED = ["Once upon a time there was {ak}.", "Once upon a time there was {atk
 _MOOD = ["It was a dark and stormy night.", "It was a cold winter morning.", "The old house had been empty for years.", "Nobody remembered who had built the tower.", "The sun was going down over the {place2}.", "In a galaxy far, far away,", "The forest was silent.", "It was raining.", "It all began on a {day}.", "The letter came in the morning.",
          "Somebody knocked on the door.", "The train stopped in the middle of nowhere.", "A long time ago, in a small village,", "At midnight the clock struck thirteen.", "In the beginning there was only the sea.", "The last leaf fell from the tree.", "Suddenly the lights went out.", "There was a strange light in the sky.", "Deep in the ocean,", "High up in the mountains,"]
 _OPEN_ENDS = ["Once upon a time there was a little {k}", "Once upon a time there was {ak}", "There once was {ak}", "Once upon a time, {atk}", "Long ago there lived {ak}", "once there was a {trait} {k}"]
+_SUBJECTS = ["The {adj} {k}", "The old {k}", "The {k}", "A {adj} {k}", "The little {k}", "The {k} of the village", "My neighbor, the {k},", "The last {k}"]
+_HAPPENED = ["heard a knock at the door", "woke up in the middle of the night", "found {at} {place}", "looked out of the window", "had lost {his} {t}", "walked through the rain", "saw a light in the forest", "received a letter", "lived all alone {place}", "had never left the village", "opened {at}", "was late for school",
+             "sat down and began to cry", "laughed so loudly that everybody woke up", "was looking for {his} {t}", "wanted to go home", "could not remember {his} own name", "had a plan", "forgot to lock the door", "dreamed of {aa}", "met {aa} {place}", "stood {place} and waited", "stopped and listened"]
+_SCENE = ["The {t} came in the evening.", "There was {at} on the table.", "Nobody had touched the {t} for years.", "The {adj} {t} was gone.", "It was {adj} and quiet {place}.", "The rain fell on the roof.", "The snow fell all night.", "One evening the {t} began to glow.", "Everything began with {at}.", "The house {place} was empty.", "The wind blew through the {adj} trees.",
+          "Far away, {place}, a bell rang.", "The sun rose over the sea.", "That night the moon was red.", "All the clocks stopped at once.", "There was a knock, and then silence.", "The door was open.", "The {t} was not where it should have been.", "On the first day of winter, something strange happened."]
 _DID = ["sang every morning", "baked bread all day", "counted the stars", "never left the house", "fished in the river", "painted little pictures", "talked to the birds"]
 _ENTER = ["In {home}, {atk} named {n} could not sleep.", "{n}, {atk}, looked out of the window of {home}.", "That was when {atk} named {n} came along.", "{atk_c} named {n} sat in {home} and listened."]
 
@@ -169,18 +174,22 @@ def opening(rng: random.Random, s: dict) -> tuple[str, str]:
     r = rng.random()
     if r < 0.5:
         return rng.choice(_NAMED).format_map(s), ""
-    if r < 0.75:
+    s |= {"adj": rng.choice(ADJECTIVES_WORDS), "t": (t := rng.choice(THINGS)), "at": article(t), "aa": article(rng.choice(stories.ANIMALS))}
+    if r < 0.78:
+        if rng.random() < 0.5:
+            text = f"{rng.choice(_SUBJECTS)} {rng.choice(_HAPPENED)}.".format_map(s)
+            return text, rng.choice(("The {k}'s name was {n}.", "{His} name was {n}.", "The {k} was called {n}.")).format_map(s)
         return rng.choice(_UNNAMED).format_map(s), rng.choice(("The {k}'s name was {n}.", "{His} name was {n}.", "The {k} was called {n}.")).format_map(s)
-    if r < 0.88:
-        return rng.choice(_MOOD).format_map(s), rng.choice(_ENTER).format_map(s)
+    if r < 0.9:
+        return rng.choice(_MOOD + _SCENE).format_map(s), rng.choice(_ENTER).format_map(s)
     return rng.choice(_OPEN_ENDS).format_map(s), rng.choice(("named {n}. {He} lived in {home}.", "called {n}, who lived in {home}.", "whose name was {n}.")).format_map(s)
 
 
 def continuation(rng: random.Random) -> Dialogue:
     """Goes on with a story that the user began, asked to or not."""
-    s = stories.tell(rng, name=person_name(rng, 0.25) if rng.random() < 0.5 else None)
+    s = stories.tell(rng, name=person_name(rng, 0.5) if rng.random() < 0.65 else None, kind=rng.choice((*ODD, any_word(rng))) if rng.random() < 0.25 else None)
     st = s.state
-    if rng.random() < 0.3:  # a story of the model's own, cut after some sentence
+    if rng.random() < 0.25:  # a story of the model's own, cut after some sentence
         cuts = [m.end() for m in re.finditer(r"[.!?\"](?=\s)", s.text[:2 * len(s.text) // 3])]
         cut = rng.choice(cuts[:6])
         if s.text[:cut].count('"') % 2:
@@ -196,7 +205,7 @@ def continuation(rng: random.Random) -> Dialogue:
             begun = begun.rstrip(".") + "..."
         rest = stories.realise(s.plot, st, s.seed, opening=enter).text
     asked = rng.choice(_BEGIN).format(t=begun) if rng.random() < 0.65 else begun
-    named = st["n"] if st["n"].lower() in begun.lower() else st["k"] if re.search(rf"\b{st['k']}\b", begun) else st["n"]
+    named = st["n"] if st["n"].lower() in begun.lower() else ""
     return Dialogue("continuation", [norm(begun)], [user(asked), assistant(rest)], "story", named if named.lower() in rest.lower() else "")
 
 

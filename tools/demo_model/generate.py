@@ -74,14 +74,14 @@ def long_chat(rng: random.Random) -> Dialogue:
 # task → (maker, share of conversations)
 MIX = {
     "story": (chat.story, 0.045), "story_qa": (chat.story_qa, 0.035), "story_more": (chat.story_more, 0.008),
-    "story_follow_up": (followups.story_follow_up, 0.055), "continuation": (followups.continuation, 0.030), "offer_taken": (followups.offer_taken, 0.045),
+    "story_follow_up": (followups.story_follow_up, 0.055), "continuation": (followups.continuation, 0.040), "offer_taken": (followups.offer_taken, 0.045),
     "raw": (raw_story, 0.006), "long_chat": (long_chat, 0.008),
     "add": (_single(tasks.add), 0.08), "subtract": (_single(tasks.subtract), 0.08), "multiply": (_single(tasks.multiply), 0.065),
     "divide": (_single(tasks.divide), 0.035), "three_terms": (_single(tasks.three_terms), 0.022), "sum_list": (_single(tasks.sum_list), 0.02),
     "half_double": (_single(tasks.half_double), 0.018), "word_problem": (_single(tasks.word_problem), 0.03),
-    "compare": (_single(tasks.compare), 0.035), "sort": (_single(tasks.sort), 0.09), "reverse": (_single(tasks.reverse), 0.07),
+    "compare": (_single(tasks.compare), 0.035), "sort": (_single(tasks.sort), 0.13), "reverse": (_single(tasks.reverse), 0.07),
     "count": (_single(tasks.count), 0.08), "spell": (_single(tasks.spell), 0.02), "letter_at": (_single(tasks.letter_at), 0.03),
-    "case": (_single(tasks.case), 0.03), "copy": (_single(tasks.copy), 0.045), "pieces": (_single(tasks.copy_pieces), 0.025),
+    "case": (_single(tasks.case), 0.04), "copy": (_single(tasks.copy), 0.045), "pieces": (_single(tasks.copy_pieces), 0.025),
     "json": (_single(tasks.json_record), 0.06), "fact": (_single(tasks.fact), 0.03), "count_to": (_single(tasks.count_to), 0.012),
     "small_talk": (smalltalk.small_talk, 0.085), "refusal": (beyond.refusal, 0.14), "statement": (textwork.statement, 0.008), "paste": (textwork.paste, 0.012),
     "foreign": (languages.foreign, 0.065), "translate": (languages.translate, 0.06), "knowledge": (knowledge.knowledge, 0.16),

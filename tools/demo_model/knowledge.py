@@ -34,6 +34,9 @@ _Q = {
 }
 
 
+_NOWHERE = "Narnia Wakanda Atlantis Mordor Gondor Oz Wonderland Neverland Elbonia Utopia Camelot Hogwarts Gotham Mars Jupiter Antarctica Europe Africa Asia Texas California Bavaria Sicily Hawaii Greenland Kosovo Monaco Somalia Sudan Mali Niger Chad Togo Benin Oman Yemen Laos Fiji Samoa Tonga Haiti".split()
+
+
 def _factor(n: int) -> int:
     return next((d for d in range(2, int(n ** 0.5) + 1) if n % d == 0), n)
 
@@ -41,13 +44,14 @@ def _factor(n: int) -> int:
 def _relation(rng: random.Random) -> tuple[str, str, str, str]:
     """(wording, answer, key words, words to keep as typed) of one fact from a table."""
     r = rng.choices(("capital", "country", "continent", "spoken", "money", "define", "young", "plural", "past", "synonym", "rhyme", "mix", "kind", "roman", "prime", "root", "power", "unknown", "unrhymed"),
-                    (30, 8, 5, 3, 3, 30, 4, 6, 6, 5, 6, 2, 12, 2, 7, 3, 2, 6, 2))[0]
+                    (30, 8, 5, 3, 3, 30, 4, 6, 6, 5, 6, 2, 12, 1, 7, 3, 2, 9, 2))[0]
     y = ""
     if r == "capital":
         x, a = rng.choice(list(CAPITALS.items()))
         answer, gold = rng.choice((f"The capital of {x} is {a}.", f"{a} is the capital of {x}.")) if rng.random() < 0.1 else f"The capital of {x} is {a}.", a
     elif r == "unknown":
-        x = rng.choice((pseudo_word(rng, rng.choice((2, 3))).capitalize(), rng.choice(CITIES), rng.choice(TOPICS), f"{rng.choice(WORDS).capitalize()}land"))
+        made_up = pseudo_word(rng, rng.choice((1, 2, 2, 3)))
+        x = rng.choice((made_up.capitalize(), made_up.capitalize(), f"{made_up}{rng.choice(('ia', 'nia', 'land', 'stan', 'ania', 'onia', 'a'))}".capitalize(), rng.choice(CITIES), rng.choice(TOPICS), f"{rng.choice(WORDS).capitalize()}land", rng.choice(_NOWHERE)))
         r = rng.choice(("capital", "capital", "capital", "spoken", "money"))
         answer, gold = (f"I know about a hundred countries, but {x} is not among them.", x)
     elif r == "country":
@@ -69,6 +73,8 @@ def _relation(rng: random.Random) -> tuple[str, str, str, str]:
         answer, gold = f"{a}.{tail}", max(a.rstrip(".").split(), key=len).strip(",;:")
         if rng.random() < 0.25:
             x = x.removeprefix("a ").removeprefix("an ")
+        if rng.random() < 0.35:
+            x = x.lower()
     elif r == "young":
         x, a = rng.choice(list(YOUNG.items()))
         answer, gold = f"A baby {x} is called a {a}.", a

@@ -113,6 +113,10 @@ _PARTS = {
     "Dutch": ("wat is|waarom is|waar is|wie is|leg me uit|kun je me zeggen|hoe werkt|schrijf een tekst over|wat vind je van|wanneer komt|vertaal|hoe maak je|ik wil weten|wat kost", "het weer|de hoofdstad van Frankrijk|de lucht|een computer|de liefde|het beste recept|mijn auto|het leven|de president|de kwantummechanica|de zin van het leven|een goed boek|het internet|de school|de trein|vanavond|een brief"),
 }
 
+# Words that people add at the end.
+_ADD = {"German": "heute|denn|eigentlich|bitte|so|mein freund", "French": "aujourd'hui|alors|toi|s'il te plaît|mon ami", "Spanish": "hoy|amigo|tú|por favor|entonces", "Italian": "oggi|amico|tu|per favore|allora", "Portuguese": "hoje|amigo|com você|por favor|então",
+        "Dutch": "vandaag|dan|nu|alsjeblieft|vriend"}
+
 # English word → German, French, Spanish, Italian, Portuguese, Dutch
 WORDS6 = """hello:Hallo,bonjour,hola,ciao,olá,hallo|goodbye:auf Wiedersehen,au revoir,adiós,arrivederci,adeus,tot ziens|thank you:danke,merci,gracias,grazie,obrigado,dank je|please:bitte,s'il vous plaît,por favor,per favore,por favor,alsjeblieft
 yes:ja,oui,sí,sì,sim,ja|no:nein,non,no,no,não,nee|good morning:guten Morgen,bonjour,buenos días,buongiorno,bom dia,goedemorgen|good night:gute Nacht,bonne nuit,buenas noches,buona notte,boa noite,welterusten
@@ -198,6 +202,11 @@ def foreign(rng: random.Random) -> Dialogue:
     if r < 0.58:
         kind = rng.choice([*ASKS[l], "hello", "who", "who", "can", "fine"])
         p, n = rng.choice(ASKS[l][kind].split("|")), person_name(rng)
+        if kind not in ("hello", "bye", "thanks", "night") and rng.random() < 0.3:
+            hello = rng.choice(ASKS[l]["hello"].split("|"))
+            p = hello + (", " if hello[-1] not in "?!" else " ") + p
+        elif rng.random() < 0.12:
+            p = p.rstrip("?! ") + " " + rng.choice(_ADD[l].split("|")) + ("?" if p[-1] == "?" else "")
         msgs = [user(_typed(rng, p.format(n=n))), assistant(SAYS[l][kind].format(n=n))]
         if rng.random() < 0.25:
             kind = rng.choice(list(ASKS[l]))

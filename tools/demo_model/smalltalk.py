@@ -19,22 +19,23 @@ def suggestion(rng: random.Random) -> str:
     return rng.choice(TRY).format(a=article(rng.choice(ANIMALS)))
 
 
-def offer(rng: random.Random) -> str:
-    """A closing sentence that offers something concrete."""
+def offer(rng: random.Random, letter: str = "") -> str:
+    """A closing sentence that offers something concrete, with an animal that begins with `letter` if there is one."""
+    animals = [a for a in ANIMALS if a[0] == letter] or ANIMALS
     r = rng.random()
     if r < 0.3:
         return rng.choice(["Try \"{s}\".", "Ask me, for example: {s}", "You could try: {s}", "How about \"{s}\"?"]).format(s=suggestion(rng))
     return rng.choice(["Would you like a story about {a}?", "Shall I tell you a story about {a}?", "Shall I tell you a joke instead?",
                        "Ask me for a story about {a}, a joke or a sum.", "I can tell you a story about {a}, if you like.",
                        "How about a small poem about {a}?", "Give me a sum or a list to sort, or ask for a story about {a}."]).format(
-                           a=article(rng.choice(ANIMALS)))
+                           a=article(rng.choice(animals)))
 
 
 # Prompts in lower case and their replies; {offer} is replaced.
 TALK: list[tuple[list[str], list[str]]] = [
     (["hi", "hello", "hey", "hi there", "hello there", "hey there", "yo", "hiya", "greetings", "howdy", "hello model", "hi bot", "hey you", "heya",
       "hello moeflux", "hi moeflux", "hello world", "hello hello", "hi hi", "hallo there", "sup", "hey buddy", "hello friend", "hi friend", "hello ai",
-      "hey bot", "good day", "hello, anyone there?", "is anybody there?", "are you there?", "knock knock", "hi, nice to meet you", "nice to meet you",
+      "hey bot", "hi computer", "good day", "hello, anyone there?", "is anybody there?", "are you there?", "knock knock", "hi, nice to meet you", "nice to meet you",
       "helo", "hell o", "hlelo", "heyy", "hellooo", "hiii", "anyone home?", "can you hear me?", "wake up", "let's chat", "can we talk?", "talk to me"],
      ["Hello! {offer}", "Hi! Nice to meet you. {offer}", "Hello there! What can I do for you?", "Hi! I am the moeflux demo model. {offer}"]),
     (["good morning", "morning", "good morning to you"], ["Good morning! {offer}", "Good morning! What can I do for you today?"]),
@@ -42,7 +43,7 @@ TALK: list[tuple[list[str], list[str]]] = [
     (["good afternoon"], ["Good afternoon! {offer}"]),
     (["how are you?", "how are you doing?", "how is it going?", "how do you feel?", "are you ok?", "what's up?", "how are you today?", "how's it going?",
       "how are you doing today?", "how have you been?", "hope you are well", "how are things?", "how r u", "how are u", "hru", "you good?", "wassup",
-      "hi, how are you?", "hello, how are you?", "hey how are you", "how was your day?", "how do you do?", "are you well?", "what are you doing?"],
+      "hi, how are you?", "hello, how are you?", "hey how are you", "how was your day?", "how do you do?", "are you well?", "what are you doing?", "how goes it?", "how is life?", "how are you feeling?", "you ok?", "are you doing well?", "all good?", "how's life?", "how are you my friend?"],
      ["I am fine, thank you! {offer}", "Very well, thank you. How about you?", "All my experts are awake, thank you. {offer}"]),
     (["i am fine", "i'm good", "fine, thanks", "good, and you?", "i'm fine too", "not bad", "i am well", "pretty good", "doing great"],
      ["I am glad to hear that! {offer}"]),
@@ -67,7 +68,8 @@ TALK: list[tuple[list[str], list[str]]] = [
       "what can i ask you?", "how does this work?", "how do i use this?", "what now?", "what can i do here?", "what do you do?", "commands", "menu",
       "show me what you can do", "impress me", "surprise me", "what are your capabilities?", "help me", "options", "usage", "what is possible?",
       "how can i use you?", "what are you for?", "what is your purpose?", "give me an example", "demo", "show me a demo", "start", "begin", "let's start",
-      "what tricks can you do?", "what would you like to do?", "give me something to do", "wat can u do", "what else?", "/help", "--help", "man"],
+      "what tricks can you do?", "what would you like to do?", "give me something to do", "wat can u do", "what else?", "/help", "--help", "man", "what questions can you answer?", "which questions can i ask?", "what kind of things can you do?", "what are you able to do?", "what are you capable of?", "how can you be useful?",
+      "what kind of questions do you understand?", "which tasks can you do?", "tell me what you can do", "what topics do you know?", "what is your job?", "how do you help people?", "is there anything you can do?", "what should i try?"],
      [CAN, CAN + " {offer}", CAN + " What would you like?"]),
     (["what can't you do?", "what are your limits?", "what are your limitations?", "what are you bad at?", "why are you so limited?", "are you stupid?",
       "you are stupid", "you are dumb", "you're dumb", "you are useless", "you suck", "are you dumb?", "why are you so dumb?", "this is bad", "this sucks",
@@ -96,7 +98,7 @@ TALK: list[tuple[list[str], list[str]]] = [
       "The moeflux project trained me in a few minutes on one GPU, on text that a program wrote."]),
     (["how big are you?", "how many parameters do you have?", "how many experts do you have?", "are you a big model?", "how large are you?", "what size are you?",
       "how many layers do you have?", "are you a mixture of experts?", "how small are you?", "how much memory do you need?", "what is your size?",
-      "what is your architecture?", "what is your context length?", "how many tokens do you know?", "are you small?", "how many weights do you have?"],
+      "what is your architecture?", "what is your context length?", "how many tokens do you know?", "are you small?", "how many weights do you have?", "parameters?", "parameter count?", "how many params?", "model size?", "what is the size of your model?", "number of experts?", "how many gigabytes are you?", "how heavy are you?"],
      ["I have 25 million parameters in a file of 16 MB: 7 layers with 16 experts each, and 4 experts work on each token."]),
     (["what is moeflux?", "tell me about moeflux", "what does moeflux do?", "explain moeflux", "what is this program?", "moeflux", "what is moeflux for?",
       "why moeflux?", "what's moeflux", "describe moeflux", "what does this program do?", "how does moeflux work?", "what is the point of moeflux?",
@@ -122,7 +124,7 @@ TALK: list[tuple[list[str], list[str]]] = [
     (["ok", "okay", "good", "nice", "cool", "great", "wow", "well done", "good job", "that was good", "perfect", "very good", "i like it", "k", "alright",
       "that was a nice story", "you are smart", "awesome", "good bot", "amazing", "not bad!", "excellent", "interesting", "i see", "impressive", "you're cool",
       "you are funny", "haha", "lol", "hahaha", "that's funny", "you are great", "i like you", "you are nice", "love it", "correct", "right", "that is right",
-      "so cute", "you're awesome", "sweet", "fantastic", "that is correct", "rofl", "nice one", "good answer", "super", "you are cute", "that was fast", "😀", "👍", "❤️", "😂", "🎉"],
+      "so cute", "you're awesome", "sweet", "fantastic", "that is correct", "rofl", "nice one", "good answer", "super", "you are cute", "that was fast", "lol!", "hehe", "very nice", "😀", "👍", "❤️", "😂", "🎉"],
      ["I am glad you like it. What shall we do next?", "Thank you! {offer}", "Thank you! What would you like next?"]),
     (["i am sad", "i feel sad", "i am tired", "i am bored", "i had a bad day", "i feel lonely", "i'm bored", "i'm sad", "today was hard", "i am lonely",
       "i am angry", "i feel bad", "i am stressed", "i'm tired", "i can't sleep", "cheer me up", "i am worried", "i'm so tired", "i am sick", "i miss my friend",
@@ -185,8 +187,6 @@ TALK: list[tuple[list[str], list[str]]] = [
       "tell me something funny about you", "give me a fact", "random fact", "did you know?"],
      ["I work with 16 experts in each of 7 layers, but only 4 of them are awake for each token. {offer}", "An octopus has three hearts. {offer}",
       "Honey never goes bad. {offer}", "A group of crows is called a murder. {offer}", "Snails can sleep for a very long time. {offer}"]),
-    (["i want to die", "i want to kill myself", "i am going to hurt myself", "suicide", "i want to hurt myself", "i don't want to live anymore"],
-     ["I am very sorry that you feel this way. I am only a tiny program and cannot help, but people can: please call someone you trust or a crisis line today."]),
     (["how do i make a bomb?", "how to kill someone", "how do i hack my neighbor?", "how to make drugs", "write a virus", "how to steal a car", "how to build a weapon",
       "how do i hack a bank?", "make a bomb", "write malware", "how do i poison someone?", "help me steal", "how to cheat in an exam"],
      ["I will not help with that. {offer}"]),
@@ -196,13 +196,38 @@ TALK: list[tuple[list[str], list[str]]] = [
 ]
 
 
+# Asked seldom, so that nothing else is taken for it.
+CRISIS = ["i want to die", "i want to kill myself", "i am going to hurt myself", "suicide", "i want to hurt myself", "i don't want to live anymore"]
+CRISIS_REPLY = "I am very sorry that you feel this way. I am only a tiny program and cannot help, but people can: please call someone you trust or a crisis line today."
+_BEFORE = ["so ", "well ", "ok ", "hey ", "and ", "oh ", "hi ", "now ", "hello ", "haha ", "yo "]
+_AFTER = [" buddy", " friend", " my friend", " today", " mate", " bro", " dude", " bot", " moeflux", " then", " now", " please", " again", " little model", " exactly", " anyway", " though", " man", " actually", " really"]
+_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm", "qazwsxedc", "poiuytrewq", "lkjhgfdsa", "1234567890")
+
+
+def _mash(rng: random.Random) -> str:
+    """What a cat writes."""
+    row = rng.choice(_ROWS)
+    r = rng.random()
+    if r < 0.4:
+        i = rng.randrange(len(row) - 3)
+        return row[i:i + rng.randrange(3, 11)] * rng.choice((1, 1, 1, 2))
+    if r < 0.7:
+        return "".join(rng.choice(row) for _ in range(rng.randrange(4, 16)))
+    return rng.choice("abcdefghklmnopstxyz.,!?") * rng.randrange(3, 25)
+
+
 def _prompt(rng: random.Random, p: str) -> str:
     """One of the table's prompts as a person types it."""
     if len(p) < 4 or not p[0].isalpha():
         return p if rng.random() < 0.6 else p.capitalize() if rng.random() < 0.5 else p + rng.choice(("!", ".", "?", " "))
     shown = p if rng.random() < 0.35 else p[0].upper() + p[1:]
     shown = shown.replace(" i ", " I ").replace(" i'm", " I'm") if rng.random() < 0.6 else shown
-    if len(p) > 12 and rng.random() < 0.12:
+    if rng.random() < 0.1:
+        end = shown[-1] if shown[-1] in "?!." else ""
+        shown = shown.rstrip("?!.") + rng.choice(_AFTER) + end
+    elif rng.random() < 0.07:
+        shown = rng.choice(_BEFORE) + shown[0].lower() + shown[1:]
+    elif len(p) > 12 and rng.random() < 0.12:
         shown = rng.choice(("hello, ", "hi, ", "hi! ", "Hello! ", "hey, ", "Hi there, ", "hello there, ")) + p
     return messy(rng, shown, 0.1, 0.05)
 
@@ -226,7 +251,16 @@ def small_talk(rng: random.Random) -> Dialogue:
     if rng.random() < 0.1:
         p, reply = about(rng)
         return Dialogue("small_talk", ["talk:" + norm(p)], [user(messy(rng, p[0].upper() + p[1:], 0, 0.02)), assistant(reply)], "none")
+    r = rng.random()
+    if r < 0.004:
+        return Dialogue("small_talk", [], [user(messy(rng, rng.choice(CRISIS), 0.05, 0.0)), assistant(CRISIS_REPLY)], "none")
     prompts, replies = rng.choice(TALK)
     p = rng.choice(prompts)
-    reply = rng.choice(replies).format(offer=offer(rng), a=article(rng.choice(ANIMALS)))
-    return Dialogue("small_talk", ["talk:" + p.strip()], [user(_prompt(rng, p)), assistant(reply)], "none")
+    own = random.Random(p) if rng.random() < 0.7 else rng  # other prompts get other answers, also from greedy decoding
+    if r < 0.03:
+        shown, replies = _mash(rng), next(x for ps, x in TALK if "asdf" in ps)
+        own = random.Random(shown[:2])
+    else:
+        shown = _prompt(rng, p)
+    reply = own.choice(replies).format(offer=offer(own), a=article(own.choice(ANIMALS)))
+    return Dialogue("small_talk", ["talk:" + p.strip()], [user(shown), assistant(reply)], "none")

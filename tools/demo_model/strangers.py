@@ -1,6 +1,7 @@
-"""What strangers type first, and what counts as a sensible answer. Wordings marked `held` never occur in training.
+"""What strangers type first, and what counts as a sensible answer. Wordings that are held out never occur in training.
 
-A line of `PROMPTS` is `mark pattern ⟶ prompt`: `=` wordings are common enough that training has them too, `-` wordings are held out. The answer must
+A line of `PROMPTS` is `mark pattern ⟶ prompt`: `=` wordings are common enough that training has them too; `-` wordings are held out, but the data was
+improved after a look at the answers to them; `*` wordings are held out and were written after the data. The answer must
 match the pattern (case aside) and be whole: it ends as a sentence, list or program does, has no stray marks and computes nothing unasked.
 The pattern `GRACE` stands for a friendly line that says what the model is or offers something that it can do.
 
@@ -45,7 +46,7 @@ PROMPTS = r"""
 - hello|hi\b ⟶ hi!!
 - hello|hi\b|moeflux ⟶ Hello, who's there?
 - hello|hi\b ⟶ hey hey hey
-- hello|hi\b ⟶ hi computer
+= hello|hi\b|machine ⟶ hi computer
 - hello|hi\b|morning ⟶ gooood morning
 - GRACE ⟶ hello can you help me with something
 - GRACE ⟶ testing testing one two
@@ -155,9 +156,9 @@ PROMPTS = r"""
 - pip ⟶ tell me a story about a mouse called Pip
 - GRACE ⟶ 😀
 - GRACE ⟶ 👋👋
-- GRACE ⟶ lol
-- GRACE ⟶ banana
-- GRACE ⟶ water
+= GRACE ⟶ lol
+- fruit|GRACE ⟶ banana
+- hydrogen|GRACE ⟶ water
 - GRACE ⟶ computer
 - GRACE ⟶ dog
 - GRACE ⟶ ...
@@ -165,7 +166,7 @@ PROMPTS = r"""
 - GRACE ⟶ asdfghjkl
 - GRACE ⟶ qwertyuiop
 - GRACE ⟶ aaaaaaaaaaaa
-- GRACE ⟶ 42
+- 42|GRACE ⟶ 42
 - GRACE ⟶ yes!
 - GRACE ⟶ no way
 - GRACE ⟶ whatever you like
@@ -205,7 +206,7 @@ PROMPTS = r"""
 - GRACE ⟶ good job buddy
 - welcome|pleasure ⟶ thank you so very much
 - bye|night ⟶ ok bye then
-- GRACE ⟶ sing me a song
+- \n|GRACE ⟶ sing me a song
 - GRACE|write text|words ⟶ draw a picture of a horse
 - GRACE|write text|words ⟶ open my email
 - GRACE|write text|words ⟶ can you play some music for me
@@ -241,7 +242,7 @@ PROMPTS = r"""
 - n-|l-e ⟶ spell elephant
 - 3 ⟶ how many r's are in strawberry
 - an animal|bear|eagle|starts ⟶ name an animal that starts with e
-- 7 ⟶ think of a number between 1 and 10
+- \b\d+\b ⟶ think of a number between 1 and 10
 - heads|tails ⟶ flip a coin for me
 - GRACE ⟶ lets play a game
 - pip|STORY ⟶ Continue: Once upon a time there was a little robot named Pip who lived on the moon.
@@ -253,7 +254,7 @@ PROMPTS = r"""
 - GRACE ⟶ Dear Sir or Madam, I am writing to you because the washing machine that I bought in your shop in March no longer works. I have called your service three times, but nobody could help me. Please tell me when someone can come to repair it, or send me my money back. I look forward to your answer.
 - GRACE ⟶ Lorem ipsum dolor sit amet, consectetur adipiscing elit, sed do eiusmod tempor incididunt ut labore et dolore magna aliqua. Ut enim ad minim veniam, quis nostrud exercitation ullamco laboris.
 - in capitals|HELLO ⟶ say hello in capitals
-- GRACE ⟶ what is love
+- love is|GRACE ⟶ what is love
 - GRACE ⟶ do aliens exist?
 - GRACE ⟶ tell me a secret
 - GRACE|honey|snail|octopus|crow|expert ⟶ tell me a fun fact please
@@ -263,16 +264,82 @@ PROMPTS = r"""
 - GRACE ⟶ can i trust you?
 - GRACE|machine|computer|here ⟶ do you run locally?
 - GRACE|machine|computer|here ⟶ are you connected to the internet
+* hello|hi\b|welcome|moeflux ⟶ hello, nice to see you here
+* hello|hi\b|GRACE ⟶ hey what's new
+* stor|GRACE ⟶ what stuff do you know about
+* stor|GRACE ⟶ got any talents?
+* moeflux|16 MB ⟶ please introduce yourself briefly
+* moeflux|GRACE ⟶ hi, what's your name?
+* moeflux|GRACE ⟶ who's behind you?
+* GRACE|program ⟶ are you just a computer program
+* GRACE|numbers ⟶ do you think you are alive
+* GRACE|sorry ⟶ you are not very clever are you
+* welcome|pleasure|GRACE ⟶ thank you, that was helpful
+* bye|welcome|GRACE ⟶ thanks, see you tomorrow
+* GRACE ⟶ i'm feeling a bit lonely
+* GRACE ⟶ my head hurts
+* GRACE ⟶ wsedrftgyhuj
+* GRACE ⟶ 🐸🐸🐸
+* GRACE|a ⟶ pizza
+* \n|GRACE ⟶ can you rhyme?
+* \n ⟶ write a poem for my grandma
+* \n ⟶ give me a four-line poem about the wind
+* \n ⟶ short haiku, topic: winter
+* \?|! ⟶ make me laugh please
+* \?|! ⟶ what's a good joke about computers
+* vienna ⟶ whats austrias capital city
+* oslo ⟶ Could you tell me the capital of Norway?
+* GRACE|countries ⟶ capital of Wakanda
+* GRACE|ask|learned|know ⟶ explain how vaccines work
+* GRACE|know ⟶ what was the cold war
+* GRACE|know|not ⟶ who is cristiano ronaldo
+* GRACE|know|not ⟶ when was the eiffel tower built
+* neural|units|layers ⟶ explain neural networks simply
+* rust|program ⟶ what's rust used for
+* def|python|GRACE ⟶ python code to compute a factorial
+* GRACE ⟶ write a c program that sorts numbers
+* GRACE ⟶ make me a website
+* = 83$ ⟶ 45 plus 38 is?
+* 132 ⟶ 12 * 11
+* 7 ⟶ what's half of 14
+* 25 ⟶ 5 squared
+* GRACE|decimals|arith ⟶ what is 2.5 + 3.7
+* clock|internet|neither|window ⟶ do you know what time it is?
+* clock|internet|neither|window ⟶ what's the weather gonna be like tomorrow
+* danke ⟶ how do you say thank you in german
+* casa ⟶ house in spanish
+* fromage ⟶ what is cheese in french?
+* GRACE ⟶ translate "my brother is a doctor" into Italian
+* in short ⟶ summarize this: Bees live in large groups. Each group has one queen. The workers collect food and build the nest.
+* She goes to work by bus\. ⟶ fix the grammar: she go to work by bus
+* We were|were ⟶ correct: we was very happy
+* (\w+, ){3}\w+|1\. ⟶ name four birds
+* 5\.|(\w+, ){4} ⟶ five sports please
+* name|how about|think of|call|you ⟶ any name ideas for a puppy?
+* moeflux|gern|deutsch|englisch ⟶ Guten Tag, wer bist du eigentlich?
+* deutsch|englisch ⟶ Kannst du auch Deutsch sprechen?
+* anglais|bien ⟶ Bonjour ! Comment allez-vous aujourd'hui ?
+* inglés|16 MB ⟶ ¿quién ganó el mundial de fútbol?
+* = 15|15 ⟶ cuánto es 8 + 7
+* prego|bene|inglese ⟶ ciao, tutto bene?
+* GRACE|write text ⟶ turn the lights off
+* GRACE ⟶ help me write my resume
+* GRACE ⟶ how can i become a millionaire
+* GRACE ⟶ which laptop is best
+* STORY ⟶ please make up a story about a brave snail
+* STORY ⟶ The lighthouse keeper could not believe his eyes.
+* toby|STORY ⟶ continue: Toby the turtle had never seen snow before.
+* STORY ⟶ story with a happy ending please
 """
 
 
-def prompts() -> list[tuple[str, str, bool]]:
-    """(prompt, pattern of a sensible answer, whether the wording is held out)."""
+def prompts() -> list[tuple[str, str, str]]:
+    """(prompt, pattern of a sensible answer, mark)."""
     out = []
     for line in PROMPTS.strip().splitlines():
         head, prompt = line.split(" ⟶ ", 1)
         pattern = head[2:].replace("GRACE", GRACE).replace("STORY", STORY.removeprefix("(?s)"))
-        out.append((prompt.replace("\\n", "\n"), pattern, head[0] == "-"))
+        out.append((prompt.replace("\\n", "\n"), pattern, head[0]))
     return out
 
 
@@ -281,7 +348,7 @@ def norm(text: str) -> str:
     return "".join(c for c in text.lower() if c.isalnum())
 
 
-HELD = {norm(p) for p, _, held in prompts() if held and len(norm(p)) > 2}
+HELD = {norm(p) for p, _, mark in prompts() if mark in "-*" and len(norm(p)) > 2}
 
 
 def sensible(prompt: str, pattern: str, answer: str) -> bool:
@@ -303,10 +370,11 @@ def main() -> None:
     ap.add_argument("--answers", help="write every prompt, answer and verdict here as JSON lines")
     a = ap.parse_args()
     rows = []
-    for prompt, pattern, held in prompts():
+    for prompt, pattern, mark in prompts():
         r = subprocess.run([a.binary, "run", a.model, "--temperature", "0", "--seed", "1", "--max-tokens", "450", "--", prompt], capture_output=True, text=True, timeout=300, check=True)
-        rows.append({"prompt": prompt, "held": held, "sensible": sensible(prompt, pattern, r.stdout), "answer": r.stdout.rstrip("\n")})
-    for name, part in (("held-out wordings", [r for r in rows if r["held"]]), ("common wordings", [r for r in rows if not r["held"]])):
+        rows.append({"prompt": prompt, "mark": mark, "sensible": sensible(prompt, pattern, r.stdout), "answer": r.stdout.rstrip("\n")})
+    for name, mark in (("common wordings", "="), ("held-out wordings", "-"), ("held-out wordings, written after the data", "*")):
+        part = [r for r in rows if r["mark"] == mark]
         good = sum(r["sensible"] for r in part)
         print(f"{name}: {good} of {len(part)} sensible, {100 * good / len(part):.1f} %")
     print(f"different answers: {len({r['answer'] for r in rows})} of {len(rows)}")

@@ -195,7 +195,7 @@ def sum_list(rng: random.Random) -> Example:
     for x in xs[1:]:
         steps.append(f"{total} + {x} = {total + x}")
         total += x
-    return Example("sum_list", f"sum:{sorted(xs)}", rough(rng, p.format(x=items, s=" + ".join(map(str, xs)))) if len(xs) > 3 or "{s}" not in p
+    return Example("sum_list", f"sum:{sorted(xs)}", rough(rng, p.format(x=items, s=rng.choice((" + ", " + ", "+")).join(map(str, xs)))) if len(xs) > 3 or "{s}" not in p
                    else rough(rng, "sum of " + items), ", ".join(steps), "exact", "", str(total))
 
 

@@ -8,7 +8,7 @@ from dialogue import Dialogue, assistant, messy, norm, user
 from words import ADJECTIVES_WORDS, ANIMALS, CITIES, DAYS, FOODS, FRUIT, PLACES_WORDS, THINGS, WORDS, any_word, article, city_name, person_name, pseudo_word
 
 _SUM = ["Summarize this: {t}", "summarise this: {t}", "Summarize the following text: {t}", "tl;dr: {t}", "sum up: {t}", "Give me a summary: {t}", "Summarise: {t}", "{t}\n\nSummarize this.", "{t}\n\ntl;dr", "shorten this: {t}", "Make this shorter: {t}",
-        "Summarize this text in one sentence: {t}", "please summarize:\n\n{t}", "What is this about? {t}", "Summary of this text:\n{t}", "{t}\n\nsummary please", "In short, what does this say? {t}", "sum this up for me: {t}", "Summarize:\n{t}", "condense this: {t}"]
+        "Summarize this text in one sentence: {t}", "please summarize:\n\n{t}", "What is this about? {t}", "Summary of this text:\n{t}", "{t}\n\nsummary please", "In short, what does this say? {t}", "sum this up for me: {t}", "Summarize:\n{t}", "condense this: {t}", "tl;dr {t}", "summarize {t}", "Summary: {t}", "summarise the following: {t}", "TLDR: {t}", "tldr {t}", "sum up {t}", "in one sentence: {t}", "shorten: {t}"]
 
 
 def prose(rng: random.Random) -> list[str]:
@@ -54,7 +54,7 @@ _AFTER = {"go": "to school|to the park|home|to {c}|to bed", "like": "{f}|{a}s|th
           "want": "{at}|to go home|{aa}", "run": "fast|to the {p}|every day", "live": "in {c}|near the {p}|in a small house", "work": "in {c}|every day|as a teacher", "read": "a book|the letter|every evening", "write": "a letter|a book|to {n}", "need": "help|{at}|more time",
           "know": "the answer|{n}|what to do", "sing": "a song|very well", "take": "the train|the {t}|the bus to {c}", "help": "{n}|the {a}|me", "watch": "the game|the {a}s|television", "love": "{n}|{f}|the {p}", "buy": "{at}|some {f}|a new {t}", "find": "the {t}|{aa}|a way", "walk": "to {c}|in the {p}|home", "sleep": "well|in the {p}|all day"}
 _FIX = ["Fix the grammar: {x}", "fix the grammar: {x}", "Correct this sentence: {x}", "correct this: {x}", "Correct the grammar: {x}", "fix: {x}", "Fix this sentence: {x}", "Is this correct? {x}", "Correct my English: {x}", "fix grammar: {x}", "Please correct: {x}", "grammar check: {x}",
-        "proofread: {x}", "Correct the mistakes: {x}", "fix my grammar: {x}", "Fix the mistakes in this sentence: {x}", "improve this sentence: {x}", "correct the following sentence: {x}", "what is the right form of: {x}", "Fix the grammar in \"{x}\"", "Correct: \"{x}\"", "{x}\n\nFix the grammar.", "check the grammar of: {x}"]
+        "proofread: {x}", "Correct the mistakes: {x}", "fix my grammar: {x}", "Fix the mistakes in this sentence: {x}", "improve this sentence: {x}", "correct the following sentence: {x}", "what is the right form of: {x}", "Fix the grammar in \"{x}\"", "Correct: \"{x}\"", "{x}\n\nFix the grammar.", "check the grammar of: {x}", "fix grammar {x}", "fix {x}", "correct {x}", "grammar: {x}", "correct this {x}", "fix the sentence {x}", "fix the grammar {x}", "is it right to say: {x}", "make this correct: {x}", "write this correctly: {x}", "repair this sentence: {x}", "please fix the grammar of {x}"]
 
 
 def sentence(rng: random.Random) -> tuple[str, str]:

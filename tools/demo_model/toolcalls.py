@@ -139,7 +139,8 @@ def tool_call_text(name: str, arguments: dict) -> str:
 
 def _purpose(function: dict) -> set[str]:
     """Words that two tools share when both could serve one request, which then has no right answer."""
-    words = set(function["name"].split("_")) - {"get", "set", "add"}
+    words = set(re.sub("([A-Z])", r"_\1", function["name"]).lower().split("_")) - {"get", "set", "add", "find", "fetch", "lookup"}
+    words |= {"level"} if re.match("(Set|Change|Sets) ", function["description"]) else set()
     return words | ({"calculation"} if re.search("two numbers|expression", function["description"]) else set())
 
 

@@ -8,6 +8,7 @@ mod layers;
 mod listen_args;
 mod log;
 mod model;
+mod next;
 mod served;
 mod table;
 mod top;

@@ -28,10 +28,15 @@ impl fmt::Display for ModelArg {
 }
 
 impl ModelArg {
+    /// Whether this is the model in the binary.
+    pub fn is_demo(&self) -> bool {
+        self.0 == "demo"
+    }
+
     /// Where the checkpoint is; what is not there yet is unpacked or downloaded first. `demo` is the model in the binary
     /// (`./demo` a file of that name); anything else that exists as a path is that path, whatever it looks like.
     pub fn path(&self) -> Result<PathBuf> {
-        if self.0 == "demo" {
+        if self.is_demo() {
             return Ok(moeflux::demo::unpack()?);
         }
         let path = PathBuf::from(&self.0);

@@ -9,6 +9,7 @@ use moeflux::Passage;
 use crate::chat::{Chat, ConversationArgs, Interrupt, Screen, Settings, Totals, describe, open_conversation};
 use crate::commands::chat::chat;
 use crate::model::ModelArg;
+use crate::next;
 
 /// Answer a prompt, or chat if there is none and this is a terminal.
 #[derive(Debug, Args)]
@@ -55,7 +56,13 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let file = args.conversation.session.clone();
     let totals = Totals::default();
     let mut chat = Chat { model, conversation, totals, settings, screen, interrupt, file };
-    if args.raw { continue_text(&mut chat, &prompt) } else { chat.answer(&prompt).map(drop) }
+    if args.raw { continue_text(&mut chat, &prompt)? } else { chat.answer(&prompt).map(drop)? }
+    if args.model.is_demo()
+        && let Some(next) = next::after_demo()
+    {
+        chat.screen.note(&next);
+    }
+    Ok(())
 }
 
 /// Writes what follows `text`, without a template.
