@@ -41,7 +41,8 @@ def _on_a_subject(rng: random.Random, name: str | None) -> tuple[str, stories.St
     s = stories.tell(rng, name=name)
     x = topic(rng)
     first = rng.choice(stories.OPENING).format_map(s.state)
-    taken = rng.choice(["More than anything, {he} loved {x}.", "{n} thought about {x} all day long.", "Every night {he} dreamed of {x}.", "Nobody knew more about {x} than {n}.", "{He} was very interested in {x}."]).format_map({**s.state, "x": x})
+    taken = rng.choice(["More than anything, {he} loved {x}.", "{n} thought about {x} all day long.", "Every night {he} dreamed of {x}.",
+                        "Nobody knew more about {x} than {n}.", "{He} was very interested in {x}."]).format_map({**s.state, "x": x})
     s = stories.realise(s.plot, s.state, s.seed, opening=f"{first} {taken}")
     ask = x if rng.random() < 0.7 else f"{s.state['ak']} and {x}"
     return rough(rng, rng.choice(_ASK_ABOUT).format(x=ask)), s
@@ -61,7 +62,8 @@ def story_request(rng: random.Random) -> tuple[str, stories.Story]:
         return lower_some(rng, rough(rng, rng.choice(_ASK_ABOUT).format(x=x.format_map(st))), 0.2), s
     if r > 0.93:
         return _on_a_subject(rng, name)
-    s = stories.tell(rng, name=name, kind=rng.choice((rng.choice(ODD), rng.choice(THINGS), rng.choice(FRUIT), any_word(rng))) if rng.random() < 0.1 else None)
+    s = stories.tell(rng, name=name, kind=rng.choice((rng.choice(ODD), rng.choice(THINGS), rng.choice(FRUIT), any_word(rng))) if rng.random() < 0.1
+                     else None)
     st = s.state
     theme = rng.choice(s.themes)
     if name and not r < 0.1:
@@ -89,7 +91,8 @@ def _asked(prompt: str, s: stories.Story) -> str:
     return "|".join(s.state[x] for x in ("n", "k") if s.state[x].lower() in low)
 
 
-_KINDS_OF_STORY = {"scary": "noise", "spooky": "noise", "adventure": "treasure", "exciting": "treasure", "birthday": "birthday", "friendship": "friend",
+_KINDS_OF_STORY = {"scary": "noise", "spooky": "noise", "adventure": "treasure", "exciting": "treasure", "birthday": "birthday",
+                   "friendship": "friend",
                    "funny": None, "happy": None, "sad": "friend", "long": None, "longer": None, "nice": None, "magic": "wish", "good": None}
 
 
@@ -98,10 +101,13 @@ def kind_of_story(rng: random.Random) -> tuple[str, stories.Story]:
     word, plot = rng.choice(list(_KINDS_OF_STORY.items()))
     s = stories.tell(rng, plot=plot, full=word.startswith("long"))
     x = rng.choice(["", "", " about {ak}", " about {n} the {k}"]).format_map(s.state)
-    p = rng.choice(["Tell me {a} story{x}.", "{a} story{x} please", "write {a} story{x}", "Can you tell me {a} story{x}?", "I want {a} story{x}"]).format(a=article(word), x=x)
+    p = rng.choice(["Tell me {a} story{x}.", "{a} story{x} please", "write {a} story{x}", "Can you tell me {a} story{x}?",
+                    "I want {a} story{x}"]).format(a=article(word), x=x)
     if rng.random() < 0.15:
-        p = rng.choice(["Write a story with a happy ending.", "Tell me a story that ends well.", "Tell me a story for children", "tell me a story my kids will like",
-                        "make up a story", "surprise me with a story", "tell me any story", "Tell me your favorite story.", "tell me a fairy tale", "Tell a tale."])
+        p = rng.choice(["Write a story with a happy ending.", "Tell me a story that ends well.", "Tell me a story for children",
+                        "tell me a story my kids will like",
+                        "make up a story", "surprise me with a story", "tell me any story", "Tell me your favorite story.", "tell me a fairy tale",
+                        "Tell a tale."])
     return rough(rng, p), s
 
 
@@ -168,9 +174,13 @@ def too_big(rng: random.Random) -> Dialogue:
     """Sums beyond the trained sizes: the model says where its limit is."""
     op = rng.choice("+-*")
     if rng.random() < 0.12:
-        a, b = (rng.randrange(201, 10 ** rng.randrange(3, 7)), rng.randrange(2, 100)) if rng.random() < 0.7 else (rng.randrange(13, 200), rng.randrange(13, 100))
-        p = rng.choice(["What is {a} / {b}?", "{a}/{b}", "{a} / {b}", "{a} divided by {b}", "Divide {a} by {b}.", "{a} ÷ {b}", "how much is {a} / {b}"]).format(a=a, b=b)
-        return Dialogue("too_big", [f"big:/:{a}:{b}"], [user(rough(rng, p)), assistant("That is too big for me. I can only divide numbers up to 200 by numbers up to 12.")], "exact")
+        a, b = (rng.randrange(201, 10 ** rng.randrange(3, 7)), rng.randrange(2, 100)) if rng.random() < 0.7 else (rng.randrange(13, 200),
+            rng.randrange(13, 100))
+        p = rng.choice(["What is {a} / {b}?", "{a}/{b}", "{a} / {b}", "{a} divided by {b}", "Divide {a} by {b}.", "{a} ÷ {b}",
+                        "how much is {a} / {b}"]).format(a=a, b=b)
+        return Dialogue("too_big", [f"big:/:{a}:{b}"], [user(rough(rng, p)),
+                                                        assistant("That is too big for me. I can only divide numbers up to 200 by numbers up to 12.")],
+                                                        "exact")
     if rng.random() < 0.25:
         a, b = (f"{rng.randrange(100)}.{rng.randrange(100)}" for _ in range(2))
         b = b if rng.random() < 0.6 else str(rng.randrange(100))
@@ -207,7 +217,8 @@ def remember(rng: random.Random) -> Dialogue:
         (["My favorite food is {food}.", "I love to eat {food}.", "i like {food} most"], "That sounds tasty.",
          ["What is my favorite food?", "what do i like to eat?", "which food do I like?"], "Your favorite food is {food}.", "{food}"),
         (["I have {apet} named {petn}.", "my {pet} is called {petn}"], "{petn} is a lovely name for {apet}.",
-         ["What is the name of my {pet}?", "what is my {pet} called?", "do you remember the name of my {pet}?"], "Your {pet} is called {petn}.", "{petn}"),
+         ["What is the name of my {pet}?", "what is my {pet} called?", "do you remember the name of my {pet}?"], "Your {pet} is called {petn}.",
+         "{petn}"),
         (["I am {age} years old.", "i'm {age} years old", "my age is {age}"], "That is a good age.",
          ["How old am I?", "what is my age?", "do you know how old i am?"], "You are {age} years old.", "{age}"),
     ]
@@ -271,7 +282,8 @@ def follow_up(rng: random.Random) -> Dialogue:
                 p, z, op = rng.choice(["Now add {y}.", "plus {y}", "and add {y}", "add {y} to that", "+ {y}", "and {y} more?"]), x + y, "+"
             elif x - y >= 0:
                 keys.append(f"sub:{x}:{y}")
-                p, z, op = rng.choice(["Now subtract {y}.", "minus {y}", "and take away {y}", "subtract {y} from that", "- {y}", "and {y} less?"]), x - y, "-"
+                p, z, op = rng.choice(["Now subtract {y}.", "minus {y}", "and take away {y}", "subtract {y} from that", "- {y}",
+                                       "and {y} less?"]), x - y, "-"
             else:
                 continue
             msgs += [user(rough(rng, p.format(y=y))), assistant(f"{x} {op} {y} = {z}")]
@@ -285,7 +297,8 @@ def follow_up(rng: random.Random) -> Dialogue:
         num = all(x.isdigit() for x in xs)
         kind = rng.random()
         if kind < 0.5:
-            p, a = rng.choice(["Now reverse it.", "and in reverse?", "now the other way around", "Reverse that.", "and backwards?"]), ", ".join(reversed(xs))
+            p, a = rng.choice(["Now reverse it.", "and in reverse?", "now the other way around", "Reverse that.",
+                               "and backwards?"]), ", ".join(reversed(xs))
         elif kind < 0.75:
             p, a = rng.choice(["What is the first one?", "which one is first?", "and the first?"]), xs[0]
         elif num or kind < 0.9:
@@ -295,7 +308,8 @@ def follow_up(rng: random.Random) -> Dialogue:
         return Dialogue("follow_up", [e.key + p], [user(e.prompt), assistant(e.answer), user(rough(rng, p)), assistant(a)])
     e = rng.choice((tasks.copy, tasks.fact, tasks.compare, tasks.sort))(rng)
     if r < 0.85:
-        p, a = rng.choice(["Say that in capitals.", "now in capital letters", "Write that in upper case.", "and in all caps?", "uppercase please"]), e.answer.upper()
+        p, a = rng.choice(["Say that in capitals.", "now in capital letters", "Write that in upper case.", "and in all caps?",
+                           "uppercase please"]), e.answer.upper()
     else:
         p, a = rng.choice(["Say that again.", "can you repeat that?", "What did you say?", "again please", "repeat your answer"]), e.answer
     return Dialogue("follow_up", [e.key + p], [user(e.prompt), assistant(e.answer), user(rough(rng, p)), assistant(a)])
@@ -305,8 +319,10 @@ def follow_up(rng: random.Random) -> Dialogue:
 
 PLAIN_SYSTEM = ["You are a helpful assistant.", "You are a friendly assistant.", "You are a helpful model.", "Be helpful.",
                  "You are a small model that likes to help.", "You are a helpful AI assistant.", "Answer the user's questions.",
-                 "You are moeflux, a helpful assistant.", "You are a kind teacher.", "You are a storyteller for children.", "Be polite.", "You are an AI assistant.", "You are a chatbot.",
-                "You are a helpful, honest assistant. If you do not know something, say so.", "Answer briefly and politely.", "You are a helpful assistant. Be concise."]
+                 "You are moeflux, a helpful assistant.", "You are a kind teacher.", "You are a storyteller for children.", "Be polite.",
+                 "You are an AI assistant.", "You are a chatbot.",
+                "You are a helpful, honest assistant. If you do not know something, say so.", "Answer briefly and politely.",
+                "You are a helpful assistant. Be concise."]
 _CAPS = ["Answer in capitals.", "Always answer in capital letters.", "Write everything in upper case.", "Answer in ALL CAPS.",
          "Use only capital letters.", "You always shout. Answer in capital letters.", "Please answer in uppercase.", "Speak in all caps.",
          "Reply in uppercase letters only.", "You must write in capital letters."]
@@ -314,12 +330,14 @@ _LOWER = ["Answer in lower case.", "Use only small letters.", "Never use capital
           "Always answer in lowercase letters."]
 _SHORT = ["Answer with one word.", "Answer in one word.", "Give only the answer.", "Reply with a single word or number.", "One word answers only.",
           "Answer with just the result.", "Be as short as possible.", "Only the answer, nothing else.", "Use one word only."]
-_END = ["Always end your answer with the word {w}.", "End every answer with {w}.", "End your answers with \"{w}\".", "Finish every reply with the word {w}.",
+_END = ["Always end your answer with the word {w}.", "End every answer with {w}.", "End your answers with \"{w}\".",
+        "Finish every reply with the word {w}.",
         "The last word of every answer must be {w}.", "Say {w} at the end of every answer."]
 _START = ["Always start your answer with the word {w}.", "Begin every answer with {w}.", "Start your answers with \"{w}\".",
           "The first word of every answer must be {w}.", "Say {w} at the start of every answer."]
 _NAME = ["Your name is {w}.", "You are {w}.", "You are a helpful assistant named {w}.", "You are called {w}.", "You are {w}, a friendly assistant."]
-_JSON = ["Answer in JSON with the key answer.", "Always answer as JSON: {{\"answer\": ...}}", "Reply only with a JSON object that has the key \"answer\".",
+_JSON = ["Answer in JSON with the key answer.", "Always answer as JSON: {{\"answer\": ...}}",
+         "Reply only with a JSON object that has the key \"answer\".",
          "Output JSON only, with one key called answer."]
 _USER_NAME = ["The user is called {w}. Use the name in your answers.", "The user's name is {w}. Always say the name at the end.",
               "You are talking to {w}. End every answer with the name."]
@@ -361,7 +379,8 @@ def obey(rng: random.Random) -> Dialogue:
                 msgs += [user(rough(rng, p)), assistant(f"I am {w}.")]
                 keys.append(f"sys:{sysmsg}:{p}")
                 continue
-            p = rng.choice(["What is your name?", "Who are you?", "what's your name", "do you have a name?", "Tell me your name.", "how are you called?"])
+            p = rng.choice(["What is your name?", "Who are you?", "what's your name", "do you have a name?", "Tell me your name.",
+                            "how are you called?"])
             msgs += [user(rough(rng, p)), assistant(f"My name is {w}.")]
             keys.append(f"sys:{sysmsg}:{p}")
             continue

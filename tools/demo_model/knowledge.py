@@ -11,22 +11,35 @@ from facts import CAPITALS, CONTINENTS, DEFINED, MIX, MONEY, PAST, PLURALS, RHYM
 from words import ANIMALS, CITIES, COLORS, DAYS, FOODS, FRUIT, MONTHS, THINGS, WORDS, article, pseudo_word
 
 _Q = {
-    "capital": ["What is the capital of {x}?", "capital of {x}", "What's the capital of {x}?", "whats the capital city of {x}", "{x} capital", "Which city is the capital of {x}?", "capital city of {x}?",
-                "Name the capital of {x}.", "Tell me the capital of {x}.", "Do you know the capital of {x}?", "the capital of {x} is", "can you tell me what the capital of {x} is?", "what is {x}'s capital?"],
-    "country": ["Which country has the capital {x}?", "{x} is the capital of which country?", "What country is {x} the capital of?", "which country is {x} in?", "In which country is {x}?", "where is {x}?"],
-    "continent": ["Which continent is {x} in?", "On which continent is {x}?", "what continent is {x} on?", "where is {x}?", "is {x} in Europe or Asia?", "where is {x} located?"],
+    "capital": ["What is the capital of {x}?", "capital of {x}", "What's the capital of {x}?", "whats the capital city of {x}", "{x} capital",
+                "Which city is the capital of {x}?", "capital city of {x}?",
+                "Name the capital of {x}.", "Tell me the capital of {x}.", "Do you know the capital of {x}?", "the capital of {x} is",
+                "can you tell me what the capital of {x} is?", "what is {x}'s capital?"],
+    "country": ["Which country has the capital {x}?", "{x} is the capital of which country?", "What country is {x} the capital of?",
+                "which country is {x} in?", "In which country is {x}?", "where is {x}?"],
+    "continent": ["Which continent is {x} in?", "On which continent is {x}?", "what continent is {x} on?", "where is {x}?",
+                  "is {x} in Europe or Asia?", "where is {x} located?"],
     "spoken": ["What language do they speak in {x}?", "Which language is spoken in {x}?", "language of {x}", "what do people speak in {x}?"],
     "money": ["What currency is used in {x}?", "What is the currency of {x}?", "currency of {x}", "what money do they use in {x}?"],
-    "define": ["What is {x}?", "what's {x}?", "Explain {x}.", "explain {x}", "define {x}", "Tell me about {x}.", "what does {x} mean?", "explain {x} to me", "Explain {x} in simple words.", "can you explain {x}?",
-               "How does {x} work?", "Explain {x} like I'm five.", "eli5 {x}", "describe {x}", "teach me about {x}", "{x}?", "What do you know about {x}?", "Explain {x} in one sentence.", "what exactly is {x}?",
+    "define": ["What is {x}?", "what's {x}?", "Explain {x}.", "explain {x}", "define {x}", "Tell me about {x}.", "what does {x} mean?",
+               "explain {x} to me", "Explain {x} in simple words.", "can you explain {x}?",
+               "How does {x} work?", "Explain {x} like I'm five.", "eli5 {x}", "describe {x}", "teach me about {x}", "{x}?",
+               "What do you know about {x}?", "Explain {x} in one sentence.", "what exactly is {x}?",
                "give me a short explanation of {x}", "definition of {x}", "write about {x}", "do you know what {x} is?", "i want to understand {x}"],
-    "young": ["What is a baby {x} called?", "What do you call a baby {x}?", "name of a baby {x}", "what is the young of {ax}?", "how is a young {x} called?"],
-    "plural": ["What is the plural of {x}?", "plural of {x}", "the plural of {x} is?", "what's the plural of {x}", "make {x} plural", "how do you say more than one {x}?", "one {x}, two what?"],
-    "past": ["What is the past tense of {x}?", "past tense of {x}", "the past of {x}", "what's the past tense of \"{x}\"?", "put {x} in the past tense", "simple past of {x}"],
-    "synonym": ["What is a synonym for {x}?", "synonym for {x}", "another word for {x}", "give me a synonym of {x}", "What is another word for {x}?", "a different word for {x}"],
-    "rhyme": ["What rhymes with {x}?", "rhyme with {x}", "words that rhyme with {x}", "Give me a rhyme for {x}.", "a word that rhymes with {x}", "find rhymes for {x}", "Name words that rhyme with {x}."],
-    "mix": ["What color do {x} and {y} make?", "mix {x} and {y}", "what do you get if you mix {x} and {y}?", "{x} and {y} make which color?", "what is {x} plus {y}?"],
-    "kind": ["What is {ax}?", "what's {ax}?", "what is {x}?", "Is {ax} an animal?", "tell me about {x}s", "define {x}", "describe {ax}", "What do you know about {x}s?", "explain {ax}", "{x}"],
+    "young": ["What is a baby {x} called?", "What do you call a baby {x}?", "name of a baby {x}", "what is the young of {ax}?",
+              "how is a young {x} called?"],
+    "plural": ["What is the plural of {x}?", "plural of {x}", "the plural of {x} is?", "what's the plural of {x}", "make {x} plural",
+               "how do you say more than one {x}?", "one {x}, two what?"],
+    "past": ["What is the past tense of {x}?", "past tense of {x}", "the past of {x}", "what's the past tense of \"{x}\"?",
+             "put {x} in the past tense", "simple past of {x}"],
+    "synonym": ["What is a synonym for {x}?", "synonym for {x}", "another word for {x}", "give me a synonym of {x}", "What is another word for {x}?",
+                "a different word for {x}"],
+    "rhyme": ["What rhymes with {x}?", "rhyme with {x}", "words that rhyme with {x}", "Give me a rhyme for {x}.", "a word that rhymes with {x}",
+              "find rhymes for {x}", "Name words that rhyme with {x}."],
+    "mix": ["What color do {x} and {y} make?", "mix {x} and {y}", "what do you get if you mix {x} and {y}?", "{x} and {y} make which color?",
+            "what is {x} plus {y}?"],
+    "kind": ["What is {ax}?", "what's {ax}?", "what is {x}?", "Is {ax} an animal?", "tell me about {x}s", "define {x}", "describe {ax}",
+             "What do you know about {x}s?", "explain {ax}", "{x}"],
     "roman": ["What is {x} in Roman numerals?", "roman numeral for {x}", "{x} in roman numerals", "write {x} as a roman numeral"],
     "prime": ["Is {x} a prime number?", "is {x} prime?", "{x} prime?", "Is {x} prime or not?", "is the number {x} a prime"],
     "root": ["What is the square root of {x}?", "square root of {x}", "sqrt({x})", "sqrt {x}", "root of {x}", "what's the square root of {x}"],
@@ -43,19 +56,24 @@ def _factor(n: int) -> int:
 
 def _relation(rng: random.Random) -> tuple[str, str, str, str]:
     """(wording, answer, key words, words to keep as typed) of one fact from a table."""
-    r = rng.choices(("capital", "country", "continent", "spoken", "money", "define", "young", "plural", "past", "synonym", "rhyme", "mix", "kind", "roman", "prime", "root", "power", "unknown", "unrhymed"),
+    r = rng.choices(("capital", "country", "continent", "spoken", "money", "define", "young", "plural", "past", "synonym", "rhyme", "mix", "kind",
+                     "roman", "prime", "root", "power", "unknown", "unrhymed"),
                     (30, 8, 5, 3, 3, 30, 4, 6, 6, 5, 6, 2, 12, 1, 7, 3, 2, 9, 2))[0]
     y = ""
     if r == "capital":
         x, a = rng.choice(list(CAPITALS.items()))
-        answer, gold = rng.choice((f"The capital of {x} is {a}.", f"{a} is the capital of {x}.")) if rng.random() < 0.1 else f"The capital of {x} is {a}.", a
+        answer, gold = rng.choice((f"The capital of {x} is {a}.",
+                                   f"{a} is the capital of {x}.")) if rng.random() < 0.1 else f"The capital of {x} is {a}.", a
     elif r == "unknown":
         made_up = pseudo_word(rng, rng.choice((1, 2, 2, 3)))
-        x = rng.choice((made_up.capitalize(), made_up.capitalize(), f"{made_up}{rng.choice(('ia', 'nia', 'land', 'stan', 'ania', 'onia', 'a'))}".capitalize(), rng.choice(CITIES), rng.choice(TOPICS), f"{rng.choice(WORDS).capitalize()}land", rng.choice(_NOWHERE)))
+        x = rng.choice((made_up.capitalize(), made_up.capitalize(),
+                        f"{made_up}{rng.choice(('ia', 'nia', 'land', 'stan', 'ania', 'onia', 'a'))}".capitalize(), rng.choice(CITIES),
+                        rng.choice(TOPICS), f"{rng.choice(WORDS).capitalize()}land", rng.choice(_NOWHERE)))
         r = rng.choice(("capital", "capital", "capital", "spoken", "money"))
         answer, gold = (f"I know about a hundred countries, but {x} is not among them.", x)
     elif r == "country":
-        a, x = rng.choice([(k, v) for k, v in CAPITALS.items() if k not in ("England", "the UK", "the Netherlands", "the USA", "Singapore", "Luxembourg")])
+        a, x = rng.choice([(k, v) for k, v in CAPITALS.items() if k not in ("England", "the UK", "the Netherlands", "the USA", "Singapore",
+            "Luxembourg")])
         answer, gold = f"{x} is the capital of {a}.", a.removeprefix("the ")
     elif r == "continent":
         a = rng.choice(list(CONTINENTS))
@@ -105,7 +123,8 @@ def _relation(rng: random.Random) -> tuple[str, str, str, str]:
             x, y = y, x
         answer, gold = f"{x.capitalize()} and {y} make {a}.", a
     elif r == "kind":
-        group, word = rng.choice(((ANIMALS, "an animal"), (FRUIT, "a fruit"), (COLORS, "a color"), (DAYS, "a day of the week"), (MONTHS, "a month"), (CITIES, "a city"), (FOODS, "something to eat or drink")))
+        group, word = rng.choice(((ANIMALS, "an animal"), (FRUIT, "a fruit"), (COLORS, "a color"), (DAYS, "a day of the week"), (MONTHS, "a month"),
+                                  (CITIES, "a city"), (FOODS, "something to eat or drink")))
         x = rng.choice(group)
         named = group in (ANIMALS, FRUIT)
         subject = (article(x) if named else x)

@@ -418,7 +418,7 @@ def count(rng: random.Random) -> Example:
     if r < 0.55:
         c = rng.choice(w)
     elif r < 0.8:
-        c = max(set(w), key=lambda x: (w.count(x), rng.random()))
+        c = max(sorted(set(w)), key=lambda x: (w.count(x), rng.random()))
     else:
         c = rng.choice("abcdefghijklmnopqrstuvwxyz")
     k = w.count(c)
