@@ -101,7 +101,8 @@ mod tests {
 
     #[test]
     fn a_line_names_size_disk_and_memory() {
-        let expected = "Next: moeflux plan Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M (18.6 GB; this disk has 30 GB free, ";
+        let expected =
+            "Next: moeflux plan Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M (18.6 GB; this disk has 30 GB free, ";
         assert_eq!(line(30 * GB, 14 * GB).unwrap(), format!("{expected}1.0 GB of it always in memory)"));
         assert_eq!(line(30 * GB, 24 * GB).unwrap(), format!("{expected}fits into memory as a whole)"));
     }

@@ -56,7 +56,11 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let file = args.conversation.session.clone();
     let totals = Totals::default();
     let mut chat = Chat { model, conversation, totals, settings, screen, interrupt, file };
-    if args.raw { continue_text(&mut chat, &prompt)? } else { chat.answer(&prompt).map(drop)? }
+    if args.raw {
+        continue_text(&mut chat, &prompt)?
+    } else {
+        chat.answer(&prompt).map(drop)?
+    }
     if args.model.is_demo()
         && let Some(next) = next::after_demo()
     {

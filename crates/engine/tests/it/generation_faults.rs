@@ -17,7 +17,8 @@ use moeflux::{
 use moeflux_compute::cpu::CpuBackend;
 use serde_json::json;
 
-const QUESTION: &str = "Tell me a short story about a fox.";
+const QUESTION: &str =
+    "<|im_start|>user\nTell me a short story about a fox.<|im_end|>\n<|im_start|>assistant\n";
 
 fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.gguf")
