@@ -55,7 +55,7 @@ fn a_pipe_has_a_message_a_line() {
 #[test]
 fn reasoning_is_no_part_of_the_answer() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, out, err) = piped(folder.path(), &[], "Repeat: <think>hm</think>yes\n");
+    let (_, out, err) = piped(folder.path(), &[], "Repeat \"<think>hm</think>yes\"\n");
     assert_eq!(out, "yes\n");
     assert!(err.lines().any(|line| line == "hm"), "{err}");
 }
@@ -161,7 +161,7 @@ fn lines_are_edited_and_kept() {
     session.send("\x1b[200~Repeat: one\ntwo\x1b[201~\r").unwrap();
     session.expect("answer").unwrap();
     session.expect("> ").unwrap();
-    session.send("Repeat: <think>hm</think>yes\r").unwrap();
+    session.send("Repeat \"<think>hm</think>yes\"\r").unwrap();
     session.expect("\x1b[2mhm").unwrap();
     session.expect("\x1b[0m").unwrap();
     session.expect("yes").unwrap();
@@ -221,7 +221,7 @@ fn ctrl_c_stops_an_answer_and_then_leaves() {
 fn a_dumb_terminal_gets_no_control_codes() {
     let folder = tempfile::tempdir().unwrap();
     let mut session = terminal(folder.path(), "dumb", &[]);
-    session.send("Repeat: <think>hm</think>yes\n").unwrap();
+    session.send("Repeat \"<think>hm</think>yes\"\n").unwrap();
     session.expect("[thinking]").unwrap();
     session.expect("hm").unwrap();
     session.expect("[answer]").unwrap();
