@@ -17,8 +17,7 @@ use moeflux::{
 use moeflux_compute::cpu::CpuBackend;
 use serde_json::json;
 
-const QUESTION: &str =
-    "<|im_start|>user\nTell me a short story about a fox.<|im_end|>\n<|im_start|>assistant\n";
+const QUESTION: &str = "Once upon a time, there was a fox";
 
 fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/demo.gguf")
