@@ -256,7 +256,7 @@ impl ExpertCache {
         &self.plan
     }
 
-    /// Slots in use: those of the plan unless [`ExpertCache::limit`] left fewer.
+    /// Slots in use: those of the plan unless it was given a lower limit.
     pub fn slots(&self) -> usize {
         self.slots.iter().sum()
     }
