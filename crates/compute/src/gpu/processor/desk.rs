@@ -97,13 +97,14 @@ impl Desk {
         unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
     }
 
-    /// Whether the device asks for something it has not asked for before.
+    /// Whether the device asks for something.
     pub(super) fn asked(&self) -> bool {
-        let asked = self.word(ASKED).load(Ordering::Acquire) == 1;
-        if asked {
-            self.word(ASKED).store(0, Ordering::Relaxed);
-        }
-        asked
+        self.word(ASKED).load(Ordering::Acquire) == 1
+    }
+
+    /// The same; it is then not asked for again.
+    pub(super) fn take_asked(&self) -> bool {
+        self.word(ASKED).swap(0, Ordering::AcqRel) == 1
     }
 
     /// The outputs are there.

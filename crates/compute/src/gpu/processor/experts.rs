@@ -1,4 +1,4 @@
-//! [`HandedExperts`]: the products of routed experts by the processor, with the bits of `kernels/few_experts.h`.
+//! [`HandedSet`]: the products of routed experts by the processor, with the bits of `kernels/few_experts.h`.
 
 use std::ops::Range;
 use std::sync::Mutex;

@@ -43,6 +43,8 @@ const ENDED: u32 = 2;
 struct Shared {
     state: AtomicU32,
     desk: Desk,
+    /// Held while a request is answered.
+    answering: Mutex<()>,
     sets: Vec<Option<HandedSet>>,
     /// All experts in host memory.
     host: HostMemory,
@@ -100,6 +102,7 @@ impl Processor {
         let shared = Arc::new(Shared {
             state: AtomicU32::new(IDLE),
             desk,
+            answering: Mutex::default(),
             sets,
             host,
             took: Mutex::default(),
@@ -149,6 +152,9 @@ impl Processor {
     pub(super) fn end(&mut self, device: &mut dyn Device, tiers: &mut Tiers) -> Result<()> {
         self.shared.state.store(IDLE, Ordering::Release);
         if self.shared.desk.take_late() {
+            // An answer to what nobody waits for would be taken for one to the next request.
+            let _answered = self.shared.answering.lock().unwrap_or_else(PoisonError::into_inner);
+            self.shared.desk.take_asked();
             return Err(Error::Device { reason: "the processor did not compute its experts in time".into() });
         }
         if self.shared.failed.swap(false, Ordering::AcqRel) {
@@ -261,6 +267,10 @@ impl Shared {
                 ENDED => return,
                 IDLE => std::thread::park(),
                 _ if self.desk.asked() => {
+                    let _answering = self.answering.lock().unwrap_or_else(PoisonError::into_inner);
+                    if !self.desk.take_asked() {
+                        continue;
+                    }
                     let begin = Instant::now();
                     let set = self.desk.request(&mut pairs);
                     let experts = pairs.chunk_by(|a, b| a.expert == b.expert).count();
