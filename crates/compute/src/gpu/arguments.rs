@@ -343,19 +343,13 @@ arguments! {
         long_part: f32,
         short_part: f32,
         hands: bool,
-        routes: bool,
-        route: RouteConstants,
-    }
-
-    ["share.h" ShareConstants]
-    /// Of `share`.
-    ShareConstants {
-        brought: BroughtConstants,
-        norm: NormConstants,
         rows: usize,
         cols: usize,
-        set: usize,
         desk_rows: usize,
+        set: usize,
+        norm: NormConstants,
+        routes: bool,
+        route: RouteConstants,
     }
 
     ["share.h" CollectConstants]

@@ -1,64 +1,9 @@
-// Routed experts that the processor computes beside the device, where they are: in host memory. The two meet at a *desk*,
-// memory of the host that both read and write.
-#include "activations.h"
+// What the processor has computed of a batch's experts, where they are: in host memory. It and the device meet at a *desk*,
+// memory of the host that both read and write; `place` asks (`tiers.h`).
 #include "handed.h"
 
-// Words of the desk: whether pairs wait for the processor and whether it has computed them, each in a line of its own;
-// whether it was waited for in vain; then the number of pairs, the set that their experts are of, and the pairs.
-CONSTANT uint DESK_ASKED = 0, DESK_DONE = 64, DESK_LATE = 128, DESK_PAIRS = 192, DESK_SET = 193, DESK_LIST = 194;
-// For so many nanoseconds.
+// The processor is waited for as many nanoseconds.
 CONSTANT uint MOST_WAITED = 4000000000u;
-
-struct ShareConstants {
-    Brought brought;
-    NormConstants norm;
-    // Of x.
-    uint rows, cols;
-    // Which set of experts.
-    uint set;
-    // Where rows of x begin, in words of the desk. A row: its bytes, its blocks' scales, its norm's factor, to a multiple
-    // of four words.
-    uint desk_rows;
-};
-
-DEVICE uint desk_row_words(uint cols) { return (cols / 4 + cols / 16 + 1 + 3) / 4 * 4; }
-
-// Brings the first part of what `place` says, as `fetch` does, and the rows of the pairs that are handed over to the
-// desk: x (rows, cols), normalised if there is a norm. Grid: (any, rows, then pairs or experts).
-KERNEL(share, ShareConstants, (const uint, fetches), (const uchar, host), (uchar, slots), (uint, handed),
-       (const float, x), (const float, norm), (uint, desk)) {
-    SHARED(uint, words, MOST_COLUMNS / 4);
-    SHARED(float, scales, MOST_COLUMNS / 16);
-    SHARED(float, scratch, 8);
-    const uint row = ctx.group_y(), cols = c.cols;
-    if (row >= c.rows) {
-        return bring(ctx, c.brought, fetches, host, slots, row - c.rows, ctx.group_x(), ctx.groups_x());
-    }
-    const uint pairs = handed[HANDED_PAIRS];
-    if (pairs == 0 || ctx.group_x() != 0) return;
-    const GPTR(const float) from = x + (ulong)row * cols;
-    const float factor =
-        enter_bytes(ctx, c.norm, from, norm, cols, words, scales, scratch, entering(ctx, c.norm, from, norm, cols));
-    const GPTR(uint) to = desk + (c.desk_rows + row * desk_row_words(cols));
-    for (uint i = ctx.thread(); i < cols / 4; i += ctx.threads()) to[i] = words[i];
-    for (uint i = ctx.thread(); i < cols / 16; i += ctx.threads()) to[cols / 4 + i] = as_uint(scales[i]);
-    if (row == 0) {
-        for (uint i = ctx.thread(); i < pairs; i += ctx.threads()) desk[DESK_LIST + i] = handed[HANDED_LIST + i];
-    }
-    if (ctx.thread() == 0) {
-        to[cols / 4 + cols / 16] = as_uint(factor);
-        if (row == 0) {
-            desk[DESK_PAIRS] = pairs;
-            desk[DESK_SET] = c.set;
-            desk[DESK_DONE] = 0;
-        }
-    }
-    publish(ctx);
-    barrier(ctx);
-    if (ctx.thread() != 0 || tally_device(handed + HANDED_ARRIVED, 1) + 1 != c.rows) return;
-    publish(ctx);
-    tell(desk + DESK_ASKED);
-}
 
 struct CollectConstants {
     // Of an output.
@@ -75,10 +20,12 @@ CONSTANT uint TIMES = 8;
 CONSTANT uint WAITING = 2000;
 
 // The outputs of the pairs that the processor computes → out (pairs, width), once they are there. Grid: (pairs).
-KERNEL(collect, CollectConstants, (const uint, table), (const uint, ids), (const uint, handed), (float, times),
+KERNEL(collect, CollectConstants, (const uint, table), (const uint, ids), (uint, handed), (float, times),
        (uint, desk), (float, out)) {
     SHARED(uint, in_time, 1);
     const uint pair = ctx.group_x();
+    // For the next `place`.
+    if (pair == 0 && ctx.thread() == 0) handed[HANDED_ARRIVED] = 0;
     if (handed[HANDED_PAIRS] == 0 || table[ids[pair]] != ABSENT) return;
     if (ctx.thread() == 0) {
         const uint here = nanoseconds();

@@ -1,6 +1,7 @@
 // Which experts have slots of the device, decided here for every token: the choice is known here, and the host is not
 // waited for. A layer has slots of its own. Of the experts that are missing some come over the bus, and the processor
-// computes the others where they are (`share.h`).
+// computes the others where they are: their rows go to the desk at once.
+#include "activations.h"
 #include "handed.h"
 #include "routing.h"
 
@@ -10,8 +11,10 @@ struct PlaceConstants {
     // What an expert is worth: how often tokens chose it, where earlier ones count less, over a long and a short while;
     // factors by which this batch makes earlier tokens count less, and of both sums.
     float long_decay, short_decay, long_part, short_part;
-    // Whether the processor takes part, as `shares` says.
-    uint hands;
+    // Whether the processor takes part, as `shares` says: rows of so many columns, with their norm, from this word of the
+    // desk on, and the number of the set.
+    uint hands, rows, cols, desk_rows, set;
+    NormConstants norm;
     // Whether this chooses the experts, and how; else `ids` says which they are.
     uint routes;
     RouteConstants route;
@@ -23,6 +26,32 @@ CONSTANT uint PLACERS = 256, PLACED_EACH = MAX_EXPERTS / PLACERS, MAX_PAIRS = 8 
 CONSTANT uint SECOND_COUNT = 4096;
 // In the count of an expert's pairs: the processor computes them.
 CONSTANT uint IS_HANDED = 0x80000000u;
+// Among groups that have done their part: there is something to ask the processor for.
+CONSTANT uint ASKS = 256;
+
+// A group has put its part of a question on the desk, with something that is `asked` or not: the last one asks.
+DEVICE void arrive(CTX, const PlaceConstants c, bool asked, GPTR(uint) handed, GPTR(uint) desk) {
+    publish(ctx);
+    barrier(ctx);
+    if (ctx.thread() != 0) return;
+    const uint own = asked ? ASKS + 1 : 1, all = tally_device(handed + HANDED_ARRIVED, own) + own;
+    if (all % ASKS != c.rows + 1 || all < ASKS) return;
+    publish(ctx);
+    tell(desk + DESK_ASKED);
+}
+
+// Puts a row of x on the desk. `words` and `scales` hold it meanwhile.
+DEVICE void hand_row(CTX, const PlaceConstants c, uint row, GPTR(const float) x, GPTR(const float) norm, GPTR(uint) desk,
+                     SPTR(uint) words, SPTR(float) scales, SPTR(float) scratch) {
+    const uint cols = c.cols;
+    const GPTR(const float) from = x + (ulong)row * cols;
+    const float factor =
+        enter_bytes(ctx, c.norm, from, norm, cols, words, scales, scratch, entering(ctx, c.norm, from, norm, cols));
+    const GPTR(uint) to = desk + (c.desk_rows + row * desk_row_words(cols));
+    for (uint i = ctx.thread(); i < cols / 4; i += ctx.threads()) to[i] = words[i];
+    for (uint i = ctx.thread(); i < cols / 16; i += ctx.threads()) to[cols / 4 + i] = as_uint(scales[i]);
+    if (ctx.thread() == 0) to[cols / 4 + cols / 16] = as_uint(factor);
+}
 
 // The experts of all pairs: `chosen`, which all threads of the group then see.
 DEVICE void all_chosen(CTX, const PlaceConstants c, GPTR(const float) logits, GPTR(const float) bias,
@@ -47,15 +76,17 @@ DEVICE void all_chosen(CTX, const PlaceConstants c, GPTR(const float) logits, GP
     barrier(ctx);
 }
 
-// Gives the chosen experts slots in place of the least worthy ones: no more distinct ones than there are slots. ids
+// Gives the chosen experts slots in place of the least worthy ones: no more distinct ones than there are slots, if the
+// processor takes none. ids
 // (pairs): which they are; where this chooses them by logits (rows, experts), groups beyond the first write ids and weights
 // (rows, top_k). table (experts): where each expert's slot begins, or ABSENT. owners (slots): whose each is, or ABSENT.
 // worth (experts, 2): frequencies. fetches (pairs, or experts if those are fewer): the experts to come from host memory,
 // then ABSENT. totals: experts chosen so far, fetched and handed over. shares (MOST_SHARED + 1): of so many missing experts,
-// how many the processor computes; the least worthy. handed: which pairs have them. Grid: (1, and one a row if it chooses).
+// how many the processor computes; the least worthy. handed: which pairs have them. x (rows, cols): what it computes them of.
+// Grid: (1, and one a row if it chooses or hands over).
 KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), (uint, ids), (float, weights),
              (uint, table), (uint, owners), (float, worth), (uint, fetches), (uint, totals), (const uint, shares),
-             (uint, handed)) {
+             (uint, handed), (const float, x), (const float, norm), (uint, desk)) {
     SHARED(uint, counts, MAX_EXPERTS);
     SHARED(uint, scores, MAX_EXPERTS);
     SHARED(uint, keys, MAX_EXPERTS);
@@ -65,11 +96,18 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
     SHARED(uint, chosen, MAX_PAIRS);
     SHARED(float, scratch, 8);
     SHARED(uint, listed, 1);
+    SHARED(uint, words, MOST_COLUMNS / 4);
+    SHARED(float, scales, MOST_COLUMNS / 16);
     const RouteMemory r = {route_scores, keys, missing, best};
     const Shelf shelf = c.shelf;
     if (ctx.group_x() != 0) {
         after_previous(ctx);
         const uint row = ctx.group_x() - 1;
+        if (c.hands) {
+            hand_row(ctx, c, row, x, norm, desk, words, scales, scratch);
+            arrive(ctx, c, false, handed, desk);
+        }
+        if (!c.routes) return;
         const float poison = choose(ctx, c.route, logits + row * c.route.experts, bias, r, true);
         const uint first = row * c.route.top_k;
         if (ctx.thread() == 0) weigh_chosen(ctx, c.route, r, poison, ids + first, weights + first);
@@ -109,7 +147,9 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
     pad_keys(ctx, keys, shelf.experts);
     const uint both = (uint)group_sum(ctx, both_counts, scratch), wanted = both % SECOND_COUNT;
     const uint given = c.hands ? (uint)shares[wanted < MOST_SHARED ? wanted : MOST_SHARED] : 0;
-    const uint fetched = given < wanted ? wanted - given : 0;
+    // Slots of experts that are chosen are not to be had: what finds none is the processor's, too.
+    const uint free = shelf.slots + wanted - both / SECOND_COUNT, left = given < wanted ? wanted - given : 0;
+    const uint fetched = left < free ? left : free;
     if (ctx.thread() == 0) {
         totals[0] += both / SECOND_COUNT;
         totals[1] += fetched;
@@ -119,13 +159,15 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
             handed[HANDED_PAIRS] = 0;
             handed[HANDED_EXPERTS] = wanted - fetched;
             handed[HANDED_FETCHED] = fetched;
-            handed[HANDED_ARRIVED] = 0;
             handed[HANDED_SINCE] = nanoseconds();
         }
     }
     const uint most = c.pairs < shelf.experts ? c.pairs : shelf.experts;
     for (uint at = fetched + ctx.thread(); at < most; at += PLACERS) fetches[at] = ABSENT;
-    if (wanted == 0) return;
+    if (wanted == 0) {
+        if (c.hands) arrive(ctx, c, false, handed, desk);
+        return;
+    }
     for (uint e = ctx.thread(); e < shelf.experts; e += PLACERS) {
         if (keys[e] != 0) missing[keys_before(keys, shelf.experts, e)] = e;
     }
@@ -136,11 +178,20 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
         }
         barrier(ctx);
         for (uint p = ctx.thread(); p < c.pairs; p += PLACERS) {
-            if (counts[chosen[p]] & IS_HANDED) handed[HANDED_LIST + tally(listed, 1)] = handed_pair(p, chosen[p]);
+            if (!(counts[chosen[p]] & IS_HANDED)) continue;
+            const uint place = tally(listed, 1), pair = handed_pair(p, chosen[p]);
+            handed[HANDED_LIST + place] = pair;
+            desk[DESK_LIST + place] = pair;
         }
         barrier(ctx);
-        if (ctx.thread() == 0) handed[HANDED_PAIRS] = listed[0];
+        if (ctx.thread() == 0) {
+            handed[HANDED_PAIRS] = listed[0];
+            desk[DESK_PAIRS] = listed[0];
+            desk[DESK_SET] = c.set;
+            desk[DESK_DONE] = 0;
+        }
     }
+    if (c.hands) arrive(ctx, c, fetched < wanted, handed, desk);
     // The least worthy first; none that is needed now.
 #pragma unroll
     for (uint i = 0; i < PLACED_EACH; ++i) {

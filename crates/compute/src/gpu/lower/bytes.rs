@@ -6,7 +6,7 @@ use crate::backend::ActivationMode;
 use crate::gpu::arguments::NormConstants;
 use crate::gpu::device::Slice;
 use crate::gpu::encodings::{FastPath, kernel_name};
-use crate::gpu::memory::SCALED_COLUMNS;
+use crate::gpu::memory::{DeviceWeight, Memory, SCALED_COLUMNS};
 use crate::graph::{ExpertSetId, Value};
 
 /// `MOST_COLUMNS` of `kernels/activations.h`.
@@ -23,21 +23,44 @@ impl From<Option<DeferredNorm>> for NormConstants {
     }
 }
 
-impl Lowering<'_> {
-    /// Whether products of a width may take activations of eight bits.
-    pub(super) fn takes_bytes(&self, dtype: DType, cols: usize) -> Option<&'static str> {
-        let bytes = (self.is_few() || self.is_batch()) && self.memory.activations == ActivationMode::Int8;
-        encoding(dtype).filter(|_| bytes && cols.is_multiple_of(SCALED_COLUMNS) && cols <= MOST_COLUMNS)
+impl Memory {
+    /// Whether kernels for few rows find all weights: by where they begin in one buffer, in which those that a device uses
+    /// where they are do not lie. No product is made with those that are far.
+    pub(super) fn finds_weights(&self) -> bool {
+        self.weights.iter().all(|weight: &DeviceWeight| weight.common || weight.far)
+    }
+
+    /// The end of the kernels' names for products of a width whose activations have eight bits, if they may.
+    fn takes_bytes(&self, dtype: DType, cols: usize) -> Option<&'static str> {
+        let fits = cols.is_multiple_of(SCALED_COLUMNS) && cols <= MOST_COLUMNS;
+        encoding(dtype).filter(|_| fits && self.activations == ActivationMode::Int8)
     }
 
     /// The ends of the kernels' names for a set's gate and down, if they suit it.
-    pub(super) fn few_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
-        let [gate, up, down] = self.memory.experts.parts(set);
+    fn few_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
+        let [gate, up, down] = self.experts.parts(set);
         let fits = up.matrix.dtype == gate.matrix.dtype && gate.matrix.rows.is_multiple_of(SCALED_COLUMNS);
         let first = self.takes_bytes(gate.matrix.dtype, gate.matrix.cols).filter(|_| fits)?;
         // Its activations stay in device memory: any width will do.
         let second = self.takes_bytes(down.matrix.dtype, SCALED_COLUMNS)?;
         Some([first, second])
+    }
+
+    /// Whether routed experts of few rows take activations of eight bits.
+    pub(in crate::gpu) fn experts_take_bytes(&self, set: ExpertSetId) -> bool {
+        self.finds_weights() && self.few_encodings(set).is_some()
+    }
+}
+
+impl Lowering<'_> {
+    /// As [`Memory::takes_bytes`], if a batch of so many rows takes such products.
+    pub(super) fn takes_bytes(&self, dtype: DType, cols: usize) -> Option<&'static str> {
+        self.memory.takes_bytes(dtype, cols).filter(|_| self.is_few() || self.is_batch())
+    }
+
+    /// As [`Memory::few_encodings`], if a batch of so many rows takes such products.
+    pub(super) fn few_encodings(&self, set: ExpertSetId) -> Option<[&'static str; 2]> {
+        self.memory.few_encodings(set).filter(|_| self.is_few() || self.is_batch())
     }
 
     /// What a kernel reads for `x`, with the norm that it makes itself.

@@ -6,7 +6,9 @@ use crate::DType;
 use crate::backend::KvType;
 use crate::gpu::device::{Dispatch, Grid, Order, Slice, Words};
 use crate::gpu::encodings::{FastPath, kernel_name};
-use crate::gpu::memory::{BATCH_ROWS, DeviceWeight, FEW_ROWS, InputLayout, Memory, PANEL_ROWS, Shape};
+use crate::gpu::memory::{
+    BATCH_ROWS, DeviceWeight, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, InputLayout, Memory, PANEL_ROWS, Shape,
+};
 use crate::gpu::steps::{Buffers, Step};
 use crate::graph::{ExpertSetId, Graph, Precision, Route, Routing, Value, WeightId};
 
@@ -14,10 +16,6 @@ use crate::graph::{ExpertSetId, Graph, Precision, Route, Routing, Value, WeightI
 pub(super) const THREADS: u32 = 256;
 /// Warps of such a group.
 pub(super) const WARPS: usize = 8;
-
-/// Rows up to which products are made row by row where `kernels/cuda/panels.cu` makes those of more. On an H200 panels are faster
-/// from nine rows on.
-const FEW_ROWS_BESIDE_PANELS: usize = 8;
 
 /// Work between the host's steps.
 #[derive(Debug)]
@@ -200,10 +198,9 @@ impl<'a> Lowering<'a> {
         self.memory.state.kv_type == KvType::F32
     }
 
-    /// Whether the kernels for few rows may be used: they find weights by where they begin in one buffer, in which those
-    /// that a device uses where they are do not lie. No product is made with those that are far.
+    /// Whether the kernels for few rows may be used.
     pub(super) fn is_few(&self) -> bool {
-        self.rows <= self.most_few() && self.finds_weights()
+        self.rows <= self.most_few() && self.memory.finds_weights()
     }
 
     /// Rows up to which those kernels are used.
@@ -221,11 +218,7 @@ impl<'a> Lowering<'a> {
     pub(super) fn is_batch(&self) -> bool {
         let most = if self.takes_panels() { PANEL_ROWS } else { BATCH_ROWS };
         let rows = self.most_few() + 1..=most;
-        self.memory.info.byte_matrices && rows.contains(&self.rows) && self.finds_weights()
-    }
-
-    fn finds_weights(&self) -> bool {
-        self.memory.weights.iter().all(|weight: &DeviceWeight| weight.common || weight.far)
+        self.memory.info.byte_matrices && rows.contains(&self.rows) && self.memory.finds_weights()
     }
 
     /// The same product by the kernel of `metal/gemm.h` for the encoding, where the device has that.

@@ -1,58 +1,63 @@
 //! Routed experts in device memory: slots of one buffer, and a table that tells kernels where an expert's slot is.
 //!
 //! If all experts fit, each has a slot for good and is loaded before the first batch. If host memory holds them all, it
-//! does, and the device has slots for some ([`Tiers`]). Otherwise experts are asked for when they are needed, and change
-//! places with those that are worth least ([`exchange`](super::exchange)); slots come in size classes then, because layers
+//! does, and the device has slots for some ([`Tiers`]). Otherwise experts are asked for when they are needed, and those that
+//! are worth it change places with others ([`exchange`](super::exchange)); slots come in size classes then, because layers
 //! may store experts in different encodings.
 
-use super::exchange::Leaving;
+use super::exchange::{Owner, guests};
 use super::expert_layout::{ExpertLayout, ExpertMatrix, layouts, most_chosen};
 use super::inputs::FEW_ROWS;
-use super::tiers::{ABSENT, HandOver, TierPlan, Tiers};
+use super::tiers::{ABSENT, HandOver, TierPlan, Tiers, words};
 use super::weights::{ALIGNMENT, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
-use crate::gpu::device::{BufferId, Device, Slice, Words};
+use crate::gpu::device::{BufferId, Device, Slice};
 use crate::gpu::processor::HandedSet;
 use crate::graph::{ExpertSetId, Graph, MoeExpertsOp, Op};
 use crate::{Error, Result, Tensor, TensorView};
 
 /// Experts of one layer.
 #[derive(Debug)]
-struct Set {
+pub(super) struct Set {
     /// gate, up, down; up in place of a gate that experts do not have.
     parts: [ExpertMatrix; 3],
     gated: bool,
-    class: usize,
+    pub(super) class: usize,
     /// Where its part of the table begins, in entries.
     table: usize,
     /// Slot of each expert within the class.
-    slots: Vec<Option<usize>>,
+    pub(super) slots: Vec<Option<usize>>,
 }
 
 /// Slots of one size.
 #[derive(Debug)]
-struct Class {
-    slot_bytes: usize,
+pub(super) struct Class {
+    pub(super) slot_bytes: usize,
     /// Bytes from the start of the buffer.
-    start: usize,
+    pub(super) start: usize,
     /// What each slot holds, and when that was used last.
-    slots: Vec<(Option<(ExpertSetId, u32)>, u64)>,
+    pub(super) slots: Vec<(Option<Owner>, u64)>,
+    /// The slots that hold nothing; so many of them are for guests.
+    pub(super) empty: Vec<usize>,
+    pub(super) guests: usize,
 }
 
 /// All routed experts of a graph.
 #[derive(Debug)]
 pub(crate) struct DeviceExperts {
-    slots: BufferId,
+    pub(super) slots: BufferId,
     table: BufferId,
-    sets: Vec<Set>,
-    classes: Vec<Class>,
-    clock: u64,
+    pub(super) sets: Vec<Set>,
+    pub(super) classes: Vec<Class>,
+    pub(super) clock: u64,
     /// Whether every expert has a slot for good.
     resident: bool,
     tiers: Option<Tiers>,
     loaded: bool,
     /// Experts that batches chose, and those that were brought.
-    counts: [u64; 2],
+    pub(super) counts: [u64; 2],
+    /// Whether experts are on their way to host memory.
+    pub(super) given: bool,
 }
 
 /// Bytes of what says where experts are, in whichever way they are kept: tables and worths of experts, owners of slots,
@@ -76,9 +81,6 @@ pub(crate) enum Room {
     Slots(usize),
 }
 
-/// Experts that are brought at once where nobody waits for them.
-const TAKEN_AT_ONCE: usize = 16;
-
 /// Bytes and number of slots by class, ascending, and the class of each set.
 struct SlotPlan {
     classes: Vec<(usize, usize)>,
@@ -88,7 +90,7 @@ struct SlotPlan {
 
 impl Set {
     /// What an expert's matrices are copied to, in their order.
-    fn stored(&self) -> &[ExpertMatrix] {
+    pub(super) fn stored(&self) -> &[ExpertMatrix] {
         &self.parts[usize::from(!self.gated)..]
     }
 }
@@ -175,13 +177,17 @@ impl DeviceExperts {
                 tiers: Some(tiers),
                 loaded: false,
                 counts: [0; 2],
+                given: false,
             });
         }
+        let chosen = most_chosen(graph);
         let mut end = 0;
         let mut class = |(slot_bytes, slots): (usize, usize)| {
             let start = end;
             end += slot_bytes * slots;
-            Class { slot_bytes, start, slots: vec![(None, 0); slots] }
+            let guests = if plan.resident { 0 } else { guests(slots, chosen, FEW_ROWS * chosen) };
+            let empty = (0..slots).rev().collect();
+            Class { slot_bytes, start, slots: vec![(None, 0); slots], empty, guests }
         };
         let classes: Vec<Class> = plan.classes.into_iter().map(&mut class).collect();
         let mut entries = 0;
@@ -194,8 +200,18 @@ impl DeviceExperts {
         let slots = device.alloc(end.max(ALIGNMENT))?;
         let table = device.alloc((entries * 4).max(4))?;
         device.upload(table.into(), &vec![0xff; entries * 4])?;
-        let (resident, tiers) = (plan.resident, None);
-        Ok(Self { slots, table, sets, classes, clock: 0, resident, tiers, loaded: false, counts: [0; 2] })
+        Ok(Self {
+            slots,
+            table,
+            sets,
+            classes,
+            clock: 0,
+            resident: plan.resident,
+            tiers: None,
+            loaded: false,
+            counts: [0; 2],
+            given: false,
+        })
     }
 
     /// Whether every expert has a slot for good.
@@ -222,7 +238,7 @@ impl DeviceExperts {
     pub(crate) fn all_at_once(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> bool {
         match &self.tiers {
             Some(tiers) => tiers.places(set, rows, pairs),
-            None => self.room(set) >= pairs.min(self.sets[set.0].slots.len()),
+            None => self.resident || self.guests_suffice(set, pairs),
         }
     }
 
@@ -253,12 +269,8 @@ impl DeviceExperts {
         &self.sets[set.0].parts
     }
 
-    /// Experts of a set that can be present at once.
-    pub(crate) fn room(&self, set: ExpertSetId) -> usize {
-        self.classes[self.sets[set.0].class].slots.len()
-    }
-
-    /// Lets the processor compute experts that host memory keeps, and gives those sets for which it can, if there are some.
+    /// Lets the processor compute experts that host memory keeps, of sets for which kernels are `suited`, and gives those for
+    /// which it can, if there are some.
     ///
     /// # Errors
     /// [`Error::DeviceMemory`] if there is not enough.
@@ -267,6 +279,7 @@ impl DeviceExperts {
         device: &mut dyn Device,
         graph: &Graph,
         tensors: &[Tensor],
+        suited: &[bool],
     ) -> Result<Option<Vec<Option<HandedSet>>>> {
         let Some(tiers) = &mut self.tiers else { return Ok(None) };
         let mut sets: Vec<Option<HandedSet>> = self.sets.iter().map(|_| None).collect();
@@ -274,7 +287,9 @@ impl DeviceExperts {
             let Op::MoeExperts(MoeExpertsOp { routing, experts, mlp, .. }) = &node.op else { continue };
             let place = tiers.shelf(*experts).in_host();
             let parts = &self.sets[experts.0].parts;
-            sets[experts.0] = HandedSet::new(parts, mlp, routing.top_k(), tensors, place);
+            if suited[experts.0] {
+                sets[experts.0] = HandedSet::new(parts, mlp, routing.top_k(), tensors, place);
+            }
         }
         tiers.share(device, graph, &sets)?;
         Ok(sets.iter().any(Option::is_some).then_some(sets))
@@ -312,103 +327,29 @@ impl DeviceExperts {
         }
         for set in (0..self.sets.len()).map(ExpertSetId) {
             let ids: Vec<u32> = (0..self.sets[set.0].slots.len() as u32).collect();
-            self.bring(device, set, (&ids, &[]), source)?;
-            self.publish(device, set, |_| true)?;
+            self.load(device, set, &ids, source)?;
+            let slots = self.sets[set.0].slots.iter().zip(0..);
+            let shown: Vec<_> = slots.filter_map(|(slot, id)| Some((id, (*slot)?))).collect();
+            self.show(device, set, &shown)?;
         }
         self.loaded = true;
         Ok(())
     }
 
-    /// Gives slots to those of `ids` that have none: all of them are then present. `chosen` are those of them that a batch
-    /// chose, for the source's statistics. No work that reads experts may be queued.
-    pub(crate) fn bring(
-        &mut self,
-        device: &mut dyn Device,
-        set: ExpertSetId,
-        (ids, chosen): (&[u32], &[u32]),
-        source: &mut dyn ExpertSource,
-    ) -> Result<()> {
-        self.clock += 1;
-        let Set { class, slots, .. } = &self.sets[set.0];
-        for slot in ids.iter().filter_map(|id| slots[*id as usize]) {
-            self.classes[*class].slots[slot].1 = self.clock;
-        }
-        let missing: Vec<u32> = ids.iter().copied().filter(|id| slots[*id as usize].is_none()).collect();
-        if !chosen.is_empty() {
-            self.counts[0] += chosen.len() as u64;
-            self.counts[1] += missing.len() as u64;
-        }
-        // What the device holds is read by nobody: it has left host memory.
-        source.announce_missing(set, chosen, &missing)?;
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let sweep = (4 * ids.len() >= 3 * self.sets[set.0].slots.len()).then_some(set);
-        let mut outcome = Ok(());
-        let mut free = self.vacate(device, (set, sweep), missing.len(), source)?;
-        let visited = source.visit(set, &missing, &mut |views| {
-            for view in views {
-                if outcome.is_ok() {
-                    let slot = free.pop().expect("a slot for every expert that is missing");
-                    outcome = self.store(device, set, view, slot);
-                }
-            }
-            if outcome.is_ok() {
-                outcome = device.finish_copies();
-            }
-        });
-        let outcome = outcome.and(device.finish_copies()).and(visited);
-        source.exchanged(set, if outcome.is_ok() { &missing } else { &[] });
-        outcome
-    }
-
-    /// Empties `count` slots for experts of a set, in a sweep if there is one, and offers the source what they held.
-    fn vacate(
-        &mut self,
-        device: &mut dyn Device,
-        (set, sweep): (ExpertSetId, Option<ExpertSetId>),
-        count: usize,
-        source: &mut dyn ExpertSource,
-    ) -> Result<Vec<usize>> {
-        let index = self.sets[set.0].class;
-        let of_class = |(_, set): &(usize, &Set)| set.class == index;
-        let sets: Vec<usize> = self.sets.iter().enumerate().filter(of_class).map(|(at, _)| at).collect();
-        let most = sets.iter().map(|set| self.sets[*set].slots.len()).max().unwrap_or(0);
-        let class = &self.classes[index];
-        let sweep = sweep.map(|set| set.0);
-        let leaving = Leaving { slots: &class.slots, now: self.clock, sets: &sets, most, sweep };
-        let chosen = leaving.choose(count, |(set, expert), used| {
-            source.worths(set).get(expert as usize).copied().unwrap_or(used as f64)
-        });
-        for slot in &chosen {
-            let class = &mut self.classes[index];
-            let (Some((set, expert)), _) = std::mem::take(&mut class.slots[*slot]) else { continue };
-            let start = class.start + slot * class.slot_bytes;
-            let from = Slice { buffer: self.slots, offset: start };
-            let Set { slots, .. } = &mut self.sets[set.0];
-            slots[expert as usize] = None;
-            let stored = self.sets[set.0].stored();
-            source.give(set, expert, &mut |planes| copy_planes(device, from, stored, planes))?;
-        }
-        Ok(chosen)
-    }
-
-    /// Starts copying an expert to an empty slot.
-    fn store(
-        &mut self,
+    /// Starts copying an expert to a slot that nobody reads.
+    pub(super) fn store(
+        &self,
         device: &mut dyn Device,
         id: ExpertSetId,
         view: &ExpertView<'_>,
         slot: usize,
     ) -> Result<()> {
-        let set = &mut self.sets[id.0];
-        let class = &mut self.classes[set.class];
+        let set = &self.sets[id.0];
+        let class = &self.classes[set.class];
         let start = class.start + slot * class.slot_bytes;
         for (part, matrix) in set.stored().iter().zip(view.matrices()) {
             copy_part(device, Slice { buffer: self.slots, offset: start }, part, matrix)?;
         }
-        set.slots[view.id as usize] = Some(slot);
-        class.slots[slot] = (Some((id, view.id)), self.clock);
         Ok(())
     }
 
@@ -418,49 +359,24 @@ impl DeviceExperts {
         if self.loaded {
             return Ok(());
         }
-        for index in 0..self.sets.len() {
-            let class = &self.classes[self.sets[index].class];
-            let sharing = self.sets.iter().filter(|set| set.class == self.sets[index].class).count();
-            let empty = class.slots.iter().filter(|(owner, _)| owner.is_none()).count();
-            let share = (class.slots.len() / sharing).min(empty).min(self.sets[index].slots.len());
-            let ids: Vec<u32> = (0..share as u32).collect();
-            for some in ids.chunks(TAKEN_AT_ONCE) {
-                self.bring(device, ExpertSetId(index), (some, &[]), source)?;
-            }
-        }
-        Ok(())
+        self.load_first(device, source)
     }
 
-    /// Writes a set's part of the table: the slots of those experts that `shown` says.
-    pub(crate) fn publish(
+    /// Writes a set's part of the table: these experts have these slots, the others none.
+    pub(super) fn show(
         &self,
         device: &mut dyn Device,
         id: ExpertSetId,
-        shown: impl Fn(u32) -> bool,
+        shown: &[(u32, usize)],
     ) -> Result<()> {
         let set = &self.sets[id.0];
         let class = &self.classes[set.class];
-        let mut table = vec![];
-        for (expert, slot) in set.slots.iter().enumerate() {
-            let address = |slot: usize| (class.start + slot * class.slot_bytes) / ALIGNMENT;
-            match slot.filter(|_| shown(expert as u32)) {
-                Some(slot) => address(slot).append(&mut table),
-                None => ABSENT.append(&mut table),
-            }
+        let mut table = vec![ABSENT; set.slots.len()];
+        for (expert, slot) in shown {
+            table[*expert as usize] = ((class.start + slot * class.slot_bytes) / ALIGNMENT) as u32;
         }
-        device.upload(self.own_table(id), &table)
+        device.upload(self.own_table(id), &words(&table))
     }
-}
-
-/// Copies an expert's planes in a slot to host memory.
-fn copy_planes(
-    device: &mut dyn Device,
-    slot: Slice,
-    parts: &[ExpertMatrix],
-    planes: &mut [&mut [u8]],
-) -> Result<()> {
-    let starts = parts.iter().flat_map(|part| &part.part.offsets[..part.matrix.dtype.planes()]);
-    starts.zip(planes).try_for_each(|(start, plane)| device.copy_out(slot.at(*start), plane))
 }
 
 /// Threads that bring experts into the form of slots, at most.

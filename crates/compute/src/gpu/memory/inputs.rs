@@ -27,6 +27,8 @@ pub(crate) struct Shape {
 
 /// Rows up to which products are made row by row; more are multiplied in tiles. On an H200 tiles are faster from 15 rows on.
 pub(crate) const FEW_ROWS: usize = 14;
+/// The same where `kernels/cuda/panels.cu` makes the products of more. On an H200 panels are faster from nine rows on.
+pub(crate) const FEW_ROWS_BESIDE_PANELS: usize = 8;
 /// Rows up to which matrix units multiply bytes, where there are such; more are multiplied as f16.
 pub(crate) const BATCH_ROWS: usize = 256;
 /// Rows up to which `kernels/cuda/panels.cu` multiplies f16, where that is used; more are multiplied in wider tiles.

@@ -19,7 +19,9 @@ use std::collections::HashMap;
 use budget::{Budget, Needs, PAGE_NUMBER_BYTES, logits_bytes};
 pub(super) use expert_layout::{ExpertMatrix, all_bytes};
 pub(super) use experts::DeviceExperts;
-pub(super) use inputs::{BATCH_ROWS, Ending, FEW_ROWS, InputLayout, PANEL_ROWS, Shape, Turn};
+pub(super) use inputs::{
+    BATCH_ROWS, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, InputLayout, PANEL_ROWS, Shape, Turn,
+};
 use inputs::{page_numbers, turns};
 use logits::Logits;
 pub(super) use ngrams::{NGramTable, PART_BYTES};

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::expert_layout::{ExpertLayout, most_chosen};
-use super::inputs::FEW_ROWS;
+use super::inputs::{FEW_ROWS, FEW_ROWS_BESIDE_PANELS};
 use super::weights::ALIGNMENT;
 use crate::Result;
 use crate::gpu::arguments::{BroughtConstants, ShelfConstants};
@@ -79,7 +79,7 @@ pub(crate) struct Placement {
     pub(crate) host: Slice,
 }
 
-/// What hands experts over to the processor: see `kernels/share.h`.
+/// What hands experts over to the processor: see `kernels/handed.h`.
 #[derive(Debug)]
 pub(crate) struct HandOver {
     /// Host memory that both sides write.
@@ -348,10 +348,13 @@ impl Tiers {
         device.finish_copies()
     }
 
-    /// Whether the device itself gives slots to the experts of so many pairs of so many rows.
+    /// Whether the device itself gives slots to the experts of so many pairs of so many rows: there are enough, or the
+    /// processor takes those that find none, in batches whose products are made row by row on every device.
     pub(crate) fn places(&self, set: ExpertSetId, rows: usize, pairs: usize) -> bool {
         let shelf = &self.shelves[set.0];
-        rows <= FEW_ROWS && pairs.min(shelf.experts) <= shelf.slots
+        let takes = || self.hand_over.as_ref().is_some_and(|hand_over| hand_over.takes[set.0]);
+        let fits = pairs.min(shelf.experts) <= shelf.slots;
+        rows <= FEW_ROWS && fits || rows <= FEW_ROWS_BESIDE_PANELS && takes()
     }
 
     /// The table that kernels are given.
@@ -443,7 +446,7 @@ impl Tiers {
     }
 }
 
-fn words(values: &[u32]) -> Vec<u8> {
+pub(super) fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::gpu::memory::FEW_ROWS;
 
-/// Words of the desk: as `DESK_…` of `kernels/share.h`.
+/// Words of the desk: as `DESK_…` of `kernels/handed.h`.
 const ASKED: usize = 0;
 const DONE: usize = 64;
 const LATE: usize = 128;
@@ -38,7 +38,7 @@ impl DeskLayout {
     }
 }
 
-/// As `desk_row_words` of `kernels/share.h`.
+/// As `desk_row_words` of `kernels/handed.h`.
 fn row_words(cols: usize) -> usize {
     (cols / 4 + cols / 16 + 1).next_multiple_of(4)
 }

@@ -1,8 +1,8 @@
 //! [`Processor`]: the processor's part of the experts that a batch misses, computed where they are, beside the device.
 //!
 //! For few rows the device decides which missing experts come over the bus and which ones the processor computes
-//! (`kernels/tiers.h`), puts their rows on a *desk* in host memory that both see, goes on with what it has, and waits for the
-//! outputs where it needs them (`kernels/share.h`). A thread of the processor's looks at the desk as long as a batch is under
+//! and puts their rows on a *desk* in host memory that both see (`kernels/tiers.h`), goes on with what it has, and waits for
+//! the outputs where it needs them (`kernels/share.h`). A thread of the processor's looks at the desk as long as a batch is under
 //! way. Outputs have the device's bits, so that nobody can tell who computed them.
 
 mod costs;
@@ -94,7 +94,7 @@ impl Processor {
     ) -> Result<Option<Self>> {
         let Some(HandOver { desk, layout, .. }) = tiers.hand_over() else { return Ok(None) };
         let (desk, layout) = (*desk, *layout);
-        // SAFETY: by the caller the memory outlives the thread, which ends with `self`; besides it, kernels of `share.h` use
+        // SAFETY: by the caller the memory outlives the thread, which ends with `self`; besides it, `place` and `collect` use
         // it as `Desk` says.
         let desk = unsafe { Desk::new(device.host_bytes(desk)?, layout) };
         let host = device.host_bytes(tiers.host())?;
@@ -207,6 +207,8 @@ impl Processor {
         else {
             return Ok(Costs::default());
         };
+        // Copies go where a prompt before may still read.
+        device.synchronize()?;
         let (mut bus, mut processor) = (Line::default(), Line::default());
         let mut scratch = Scratch::default();
         let mut next = 0;

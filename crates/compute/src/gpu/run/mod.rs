@@ -15,7 +15,7 @@ use super::processor::Processor;
 use super::steps::{Buffers, Step, buffers, steps};
 use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
 use crate::draw::Draw;
-use crate::graph::Graph;
+use crate::graph::{ExpertSetId, Graph};
 use crate::profile::{Profile, Work};
 use crate::{Error, Result, Tensor};
 
@@ -54,8 +54,10 @@ impl GpuExecutable {
         let buffers = buffers(&graph, &steps);
         let mut memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
         let mut processor = None;
-        if let Some(share) = gpu.processor
-            && let Some(sets) = memory.experts.share(&mut *device, &graph, tensors)?
+        let sets = (0..graph.expert_sets().len()).map(ExpertSetId);
+        let suited: Vec<bool> = sets.map(|set| memory.experts_take_bytes(set)).collect();
+        if let Some(share) = gpu.processor.filter(|share| share.part != Some(0.0))
+            && let Some(sets) = memory.experts.share(&mut *device, &graph, tensors, &suited)?
             && let Some((tiers, _)) = memory.experts.tiers()
         {
             processor = Processor::new(&mut *device, tiers, sets, share)?;
@@ -125,7 +127,8 @@ impl GpuExecutable {
         moved?;
         let (steps, buffers) = (&self.steps, &self.buffers);
         let mut runner = Runner { device, graph, steps, buffers, memory, source: experts };
-        runner.run(&mut self.recordings, shape)?;
+        let outcome = runner.run(&mut self.recordings, shape);
+        self.memory.experts.settle(device, experts).and(outcome)?;
         if shape.rows <= FEW_ROWS
             && let Some((tiers, _)) = self.memory.experts.tiers()
         {

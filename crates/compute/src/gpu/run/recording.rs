@@ -8,7 +8,7 @@ use crate::gpu::device::{Device, Dispatch, RecordingId, Slice};
 use crate::gpu::lower::{Piece, lower};
 use crate::gpu::memory::{BATCH_ROWS, Ending, FEW_ROWS, Memory, Shape};
 use crate::gpu::steps::{Buffers, Step};
-use crate::graph::{ExpertSetId, Graph};
+use crate::graph::Graph;
 
 /// Pairs for each expert from which on all experts are taken to be chosen: at 4, chance leaves out one in fifty.
 const ALL_CHOSEN: usize = 4;
@@ -115,7 +115,8 @@ impl Runner<'_> {
                 if let Some((tiers, slots)) = self.memory.experts.tiers() {
                     return tiers.stream(self.device, slots, *set, &chosen, |device| run(device, body));
                 }
-                self.run_experts(*set, &chosen, |device| run(device, body))
+                let experts = &mut self.memory.experts;
+                experts.pass(self.device, (*set, &chosen, *pairs), self.source, |device| run(device, body))
             }
         }
     }
@@ -128,24 +129,5 @@ impl Runner<'_> {
         ids.sort_unstable();
         ids.dedup();
         Ok(ids)
-    }
-
-    /// Runs `body` for all of `chosen`, as many at a time as there are slots.
-    fn run_experts(
-        &mut self,
-        set: ExpertSetId,
-        chosen: &[u32],
-        body: impl Fn(&mut dyn Device) -> Result<()>,
-    ) -> Result<()> {
-        let (device, experts) = (&mut *self.device, &mut self.memory.experts);
-        for (pass, ids) in chosen.chunks(experts.room(set)).enumerate() {
-            if pass > 0 {
-                device.synchronize()?;
-            }
-            experts.bring(device, set, (ids, ids), self.source)?;
-            experts.publish(device, set, |id| ids.binary_search(&id).is_ok())?;
-            body(device)?;
-        }
-        Ok(())
     }
 }

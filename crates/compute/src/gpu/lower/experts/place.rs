@@ -1,8 +1,6 @@
 //! Lowering to the kernels of `kernels/tiers.h`: giving slots to experts that are in host memory, and bringing them there.
 
-use crate::gpu::arguments::{
-    BroughtConstants, CollectConstants, PlaceConstants, RouteConstants, ShareConstants,
-};
+use crate::gpu::arguments::{BroughtConstants, CollectConstants, PlaceConstants, RouteConstants};
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
 use crate::graph::{ExpertSetId, Value};
@@ -46,12 +44,17 @@ impl Lowering<'_> {
         let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
         let [logits, bias] = route.as_ref().map_or([ids; 2], |(slices, _)| *slices);
         let route = route.as_ref().map(|(_, words)| *words);
-        let groups = 1 + if route.is_some() { rows } else { 0 };
         let hand_over = tiers.hand_over().zip(handed);
-        let [shares, list] =
-            hand_over.map_or([ids; 2], |(hand_over, _)| [hand_over.shares.into(), hand_over.handed.into()]);
-        let buffers =
-            [logits, bias, ids, weights, at.table, at.owners, at.worth, at.fetches, at.totals, shares, list];
+        let groups = 1 + if route.is_some() || hand_over.is_some() { rows } else { 0 };
+        let mut norm = None;
+        let [shares, list, x, weight, desk] = hand_over.map_or([ids; 5], |(hand_over, x)| {
+            let (from, of_x) = self.entering(x);
+            norm = of_x;
+            let weight = of_x.map_or(from, |norm| self.vector(norm.weight));
+            [hand_over.shares.into(), hand_over.handed.into(), from, weight, hand_over.desk.into()]
+        });
+        let placing = [logits, bias, ids, weights, at.table, at.owners, at.worth, at.fetches, at.totals];
+        let buffers: Vec<Slice> = placing.into_iter().chain([shares, list, x, weight, desk]).collect();
         let constants = &PlaceConstants {
             shelf: at.shelf.constants(),
             pairs,
@@ -61,6 +64,11 @@ impl Lowering<'_> {
             long_part: (1.0 - SHORT_PART) * (1.0 - decay(LONG, 1)),
             short_part: SHORT_PART * (1.0 - decay(SHORT, 1)),
             hands: hand_over.is_some(),
+            rows,
+            cols: handed.map_or(0, Value::width),
+            desk_rows: hand_over.map_or(0, |(hand_over, _)| hand_over.layout.rows),
+            set: set.0,
+            norm: norm.into(),
             routes: route.is_some(),
             route: route.unwrap_or_default(),
         };
@@ -68,16 +76,6 @@ impl Lowering<'_> {
             .over([groups, 1, 1], THREADS);
         let slots = self.memory.experts.slots();
         let brought = at.shelf.brought(0..ready.min(at.shelf.slot_bytes));
-        if let Some((hand_over, x)) = hand_over {
-            let (from, norm) = self.entering(x);
-            let weight = norm.map_or(from, |norm| self.vector(norm.weight));
-            let buffers = [at.fetches, at.host, slots, list, from, weight, hand_over.desk.into()];
-            let (cols, desk_rows) = (x.width(), hand_over.layout.rows);
-            let constants = &ShareConstants { brought, norm: norm.into(), rows, cols, set: set.0, desk_rows };
-            let grid = [FETCH_GROUPS, rows + pairs.min(at.shelf.experts), 1];
-            let share = Launch { unit: "share", kernel: "share", buffers: &buffers, constants };
-            return vec![place, share.over(grid, THREADS)];
-        }
         let buffers = [at.fetches, at.host, slots];
         let constants = &brought;
         let fetch = Launch { unit: "tiers", kernel: "fetch", buffers: &buffers, constants }
