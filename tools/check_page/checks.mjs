@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { fits, isAccessible } from "./looks.mjs";
+import { drawsBlocksOnce, showsCodeAndMath } from "./rich.mjs";
 
 async function talks(visit, picture, name) {
   const { page, last } = visit;
@@ -133,7 +134,8 @@ async function renders(visit) {
   await last.locator("pre + .copy").click();
   assert.equal(await page.evaluate(() => globalThis.copied), "let a = 1;\n");
   for (const [selector, count] of Object.entries(counts)) assert.equal(await last.locator(selector).count(), count, selector);
-  for (const text of ["`".repeat(2000), "*a ".repeat(3000), "[".repeat(3000), "> ".repeat(500) + "x", "- ".repeat(500) + "x"]) {
+  for (const text of ["`".repeat(2000), "*a ".repeat(3000), "[".repeat(3000), "> ".repeat(500) + "x", "- ".repeat(500) + "x",
+    "$a".repeat(5000), "\\(".repeat(5000), "\\[\n".repeat(2000), "$" + "{".repeat(3000) + "}".repeat(900) + "$", "```js\n" + "`${".repeat(3000)]) {
     await visit.answer({ text });
     await visit.say("Odd");
     await visit.ended();
@@ -237,6 +239,29 @@ async function attaches(visit) {
   assert.equal(await page.locator("#files .file").count(), 0);
 }
 
+/// A text file that is dropped on the conversation is attached.
+async function takesDrops(visit) {
+  const { page } = visit;
+  const drop = (name, type, bytes) => page.evaluate(([name, type, bytes]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([new Uint8Array(bytes)], name, { type }));
+    const target = document.getElementById("messages");
+    // A browser opens what is dropped where nothing takes it.
+    const over = new DragEvent("dragover", { dataTransfer: data, bubbles: true, cancelable: true });
+    const dropped = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+    return [over, dropped].map((event) => !target.dispatchEvent(event));
+  }, [name, type, [...bytes]]);
+  assert.deepEqual(await drop("dropped.md", "text/markdown", Buffer.from("# Grüße\n")), [true, true]);
+  await page.locator("#files .file", { hasText: "dropped.md" }).waitFor();
+  await drop("picture.png", "image/png", [0x89, 0x50, 0xff, 0]);
+  await page.locator("#status", { hasText: "picture.png is not a text file" }).waitFor();
+  assert.equal(await page.locator("#files .file").count(), 1);
+  await visit.answer({ text: "Read." });
+  const [asked] = await Promise.all([page.waitForRequest("**/v1/chat/completions"), visit.say("Read it")]);
+  assert.match(asked.postDataJSON().messages.at(-1).content, /^dropped\.md:\n```\n# Grüße\n/);
+  await visit.ended();
+}
+
 /// Everything can be reached by the keyboard; settings stay.
 async function takesKeys(visit) {
   const { page } = visit;
@@ -334,10 +359,14 @@ export const checks = [
   { name: "new", check: begins },
   { name: "failures", check: fails },
   { name: "markdown", check: renders },
+  { name: "code and math", screen: { width: 1280, height: 1400 }, check: showsCodeAndMath },
+  { name: "code and math, dark", screen: { width: 1280, height: 1400, scheme: "dark" }, check: showsCodeAndMath },
+  { name: "blocks", check: drawsBlocksOnce },
   { name: "conversations", check: keeps },
   { name: "leaving", check: leaves },
   { name: "cutting", check: asksBeforeCutting },
   { name: "writing", check: keepsWhatIsThere },
   { name: "files", check: attaches },
+  { name: "drops", check: takesDrops },
   { name: "keyboard", check: takesKeys },
 ];

@@ -1,7 +1,9 @@
 //! The web page: files in the binary, which load nothing from other hosts.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use axum::Router;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
@@ -12,6 +14,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
+const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Declares files of the page: their paths, types and texts.
 macro_rules! files {
@@ -26,15 +29,24 @@ files![
     "/page.css" CSS "page.css",
     "/main.js" JS "main.js",
     "/chats.js" JS "chats.js",
+    "/code.js" JS "code.js",
     "/dom.js" JS "dom.js",
     "/engine.js" JS "engine.js",
     "/files.js" JS "files.js",
+    "/late.js" JS "late.js",
     "/log.js" JS "log.js",
     "/markdown.js" JS "markdown.js",
+    "/math.js" JS "math.js",
     "/settings.js" JS "settings.js",
     "/store.js" JS "store.js",
     "/stream.js" JS "stream.js",
+    "/vendor/highlight.js" JS "vendor/highlight.js",
+    "/vendor/highlight.LICENSE" TEXT "vendor/highlight.LICENSE",
     "/vendor/markdown-it.js" JS "vendor/markdown-it.js",
+    "/vendor/markdown-it.LICENSE" TEXT "vendor/markdown-it.LICENSE",
+    "/vendor/temml.css" CSS "vendor/temml.css",
+    "/vendor/temml.js" JS "vendor/temml.js",
+    "/vendor/temml.LICENSE" TEXT "vendor/temml.LICENSE",
 ];
 
 /// Whether a path is of the page.
@@ -45,16 +57,29 @@ pub(crate) fn has(path: &str) -> bool {
 /// The routes of all files.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     FILES.iter().fold(Router::new(), |router, (path, kind, text)| {
-        router.route(path, get(|| std::future::ready(asset(kind, text))))
+        let tag = tag(text);
+        router
+            .route(path, get(move |headers: HeaderMap| std::future::ready(asset(kind, text, &tag, &headers))))
     })
 }
 
-fn asset(kind: &'static str, text: &'static str) -> Response {
+/// What a browser names a text by when it asks whether it still has the one there is.
+fn tag(text: &str) -> HeaderValue {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    HeaderValue::try_from(format!("\"{:016x}\"", hasher.finish())).expect("hexadecimal digits in quotes")
+}
+
+fn asset(kind: &'static str, text: &'static str, tag: &HeaderValue, asked: &HeaderMap) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (header::ETAG, tag.clone()),
         (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     ];
+    if asked.get(header::IF_NONE_MATCH) == Some(tag) {
+        return (StatusCode::NOT_MODIFIED, headers).into_response();
+    }
     (headers, text).into_response()
 }

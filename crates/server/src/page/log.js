@@ -1,7 +1,7 @@
 // The conversation as the reader sees it. It follows what is being written until the reader scrolls up.
 
 import { $, bytes, button, copy, element } from "./dom.js";
-import { render } from "./markdown.js";
+import { Draft, render } from "./markdown.js";
 
 const log = $("messages");
 let follow = true;
@@ -50,17 +50,6 @@ function facts(usage) {
   return parts.join(" · ");
 }
 
-// Makes the children of `old` those of `fresh`. Those at the beginning that are alike stay, and with them what is selected.
-function replaceFrom(old, fresh) {
-  let kept = 0;
-  while (kept < old.childNodes.length && fresh.firstChild && old.childNodes[kept].isEqualNode(fresh.firstChild)) {
-    fresh.firstChild.remove();
-    kept++;
-  }
-  while (old.childNodes.length > kept) old.lastChild.remove();
-  old.append(...fresh.childNodes);
-}
-
 // An answer. While it is written `show` draws it again and again, at most a quarter of the time.
 export class Answer {
   constructor(message, actions) {
@@ -68,6 +57,7 @@ export class Answer {
     this.actions = actions;
     this.shown = add("assistant");
     this.body = this.shown.appendChild(element("div", "body"));
+    this.draft = new Draft(this.body);
     this.progress = null;
     // The reasoning, its text, and whether the reader has opened or closed it.
     this.fold = null;
@@ -102,9 +92,8 @@ export class Answer {
     this.bar?.remove();
     this.bar = this.progress && this.reading();
     if (this.bar) this.body.before(this.bar);
-    const drawn = element("div");
-    render(text, drawn);
-    replaceFrom(this.body, drawn);
+    if (this.ended) render(text, this.body);
+    else this.draft.draw(text);
     toEnd();
     this.pause = 3 * (performance.now() - start);
   }

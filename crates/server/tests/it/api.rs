@@ -299,6 +299,17 @@ fn the_rest_of_the_paths() {
         }
     }
     assert!(paths.contains(&"/vendor/markdown-it.js".to_owned()) && paths.len() > 10, "{paths:?}");
+    // What a browser has already is not sent again.
+    let page = server.get("/main.js");
+    let tag = page
+        .headers
+        .lines()
+        .find_map(|line| line.strip_prefix("etag: "))
+        .unwrap_or_else(|| panic!("{}", page.headers));
+    let again = server.send("GET", "/main.js", &[("If-None-Match", tag)], b"");
+    assert_eq!((again.status, again.body.len()), (304, 0), "{}", again.headers);
+    let other = server.send("GET", "/page.css", &[("If-None-Match", tag)], b"");
+    assert_eq!(other.status, 200);
     let description = server.get("/openapi.json").json();
     let paths: Vec<&String> = description["paths"].as_object().unwrap().keys().collect();
     for path in ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions", "/v1/models"] {
