@@ -49,15 +49,29 @@ fn render(site: &Site) -> String {
         );
     }
     loads(&mut text, site);
-    let models: Vec<(String, Figures, usize)> = site
-        .models
-        .all_loaded()
-        .iter()
-        .map(|app| (app.name.clone(), app.scheduler.figures(), app.scheduler.description().pages))
-        .collect();
+    let models = of(site);
     of_models(&mut text, &models);
     gateway(&mut text, &models);
     text
+}
+
+/// What is known of a model.
+struct Model {
+    name: String,
+    /// What it has done, every time that it was loaded.
+    done: Figures,
+    /// If it is loaded, how it is now, and its key-value pages.
+    now: Option<(Figures, usize)>,
+}
+
+fn of(site: &Site) -> Vec<Model> {
+    let model = |(index, name): (usize, &str)| {
+        let (mut done, app) = site.models.account(index);
+        let now = app.map(|app| (app.scheduler.figures(), app.scheduler.description().pages));
+        now.iter().for_each(|(figures, _)| done.add_counts(figures));
+        Model { name: name.to_owned(), done, now }
+    };
+    site.models.names().enumerate().map(model).collect()
 }
 
 /// Which models are loaded, and what loading took.
@@ -77,37 +91,37 @@ fn loads(text: &mut String, site: &Site) {
     write(text, "counter", "moeflux_model_load_seconds_total", "Time spent on that.", &seconds);
 }
 
-/// What every loaded model has done and holds.
-fn of_models(text: &mut String, models: &[(String, Figures, usize)]) {
-    let mut one = |kind: &str, name: &str, help: &str, value: &dyn Fn(&Figures) -> f64| {
-        let sample = |(model, figures, _): &(String, Figures, usize)| (label("model", model), value(figures));
+/// What every model has done, and what those that are loaded hold.
+fn of_models(text: &mut String, models: &[Model]) {
+    let mut counter = |name: &str, help: &str, value: &dyn Fn(&Figures) -> f64| {
+        let sample = |model: &Model| (label("model", &model.name), value(&model.done));
         let samples: Vec<Sample> = models.iter().map(sample).collect();
-        write(text, kind, &format!("moeflux_{name}"), help, &samples);
+        write(text, "counter", &format!("moeflux_{name}"), help, &samples);
     };
-    one("counter", "embeddings_total", "Inputs embedded.", &|f| f.embeddings as f64);
-    one("counter", "steps_total", "Batches evaluated.", &|f| f.steps as f64);
-    one("counter", "busy_seconds_total", "Time spent evaluating.", &|f| f.busy_seconds);
-    one("counter", "preemptions_total", "Requests preempted because memory was short.", &|f| {
-        f.preemptions as f64
-    });
-    one("counter", "expert_bytes_read_total", "Bytes of experts read.", &|f| f.experts.bytes_read as f64);
-    one("counter", "expert_stall_seconds_total", "Time that computing stalled on reads.", &|f| {
+    counter("embeddings_total", "Inputs embedded.", &|f| f.embeddings as f64);
+    counter("steps_total", "Batches evaluated.", &|f| f.steps as f64);
+    counter("busy_seconds_total", "Time spent evaluating.", &|f| f.busy_seconds);
+    counter("preemptions_total", "Requests preempted because memory was short.", &|f| f.preemptions as f64);
+    counter("expert_bytes_read_total", "Bytes of experts read.", &|f| f.experts.bytes_read as f64);
+    counter("expert_stall_seconds_total", "Time that computing stalled on reads.", &|f| {
         f.experts.stall.as_secs_f64()
     });
-    one("gauge", "memory_bytes", "The model's part of the memory budget.", &|f| f.memory.budget as f64);
-    one("gauge", "expert_slots", "Slots for routed experts.", &|f| f.memory.expert_slots as f64);
-    one("gauge", "requests_waiting", "Requests in the queue.", &|f| f.waiting as f64);
-    one("gauge", "requests_running", "Requests being answered.", &|f| f.running as f64);
-    one("gauge", "kv_pages_used", "Pages in use, including cached sessions.", &|f| f.pages_used as f64);
-    one("gauge", "kv_pages_running", "Pages of requests being answered.", &|f| f.pages_running as f64);
-    one("gauge", "kept_sessions", "Sessions cached for reuse.", &|f| f.kept_sessions as f64);
-    let pages = models.iter().map(|(model, _, pages)| (label("model", model), *pages as f64));
-    write(text, "gauge", "moeflux_kv_pages", "Key-value pages.", &pages.collect::<Vec<_>>());
+    let mut gauge = |name: &str, help: &str, value: &dyn Fn(&Figures, usize) -> f64| {
+        write(text, "gauge", &format!("moeflux_{name}"), help, &present(models, "model", value));
+    };
+    gauge("memory_bytes", "The model's part of the memory budget.", &|f, _| f.memory.budget as f64);
+    gauge("expert_slots", "Slots for routed experts.", &|f, _| f.memory.expert_slots as f64);
+    gauge("requests_waiting", "Requests in the queue.", &|f, _| f.waiting as f64);
+    gauge("requests_running", "Requests being answered.", &|f, _| f.running as f64);
+    gauge("kv_pages_used", "Pages in use, including cached sessions.", &|f, _| f.pages_used as f64);
+    gauge("kv_pages_running", "Pages of requests being answered.", &|f, _| f.pages_running as f64);
+    gauge("kept_sessions", "Sessions cached for reuse.", &|f, _| f.kept_sessions as f64);
+    gauge("kv_pages", "Key-value pages.", &|_, pages| pages as f64);
     let mut several =
         |name: &str, help: &str, key: &str, values: &dyn Fn(&Figures) -> [(&'static str, u64); 4]| {
-            let samples = models.iter().flat_map(|(model, figures, _)| {
-                let values = values(figures).into_iter().filter(|(value, _)| !value.is_empty());
-                let labels = |value| format!("{},{}", label("model", model), label(key, value));
+            let samples = models.iter().flat_map(|model| {
+                let values = values(&model.done).into_iter().filter(|(value, _)| !value.is_empty());
+                let labels = |value| format!("{},{}", label("model", &model.name), label(key, value));
                 values.map(|(value, count)| (labels(value), count as f64)).collect::<Vec<_>>()
             });
             write(text, "counter", &format!("moeflux_{name}"), help, &samples.collect::<Vec<_>>());
@@ -123,9 +137,9 @@ fn of_models(text: &mut String, models: &[(String, Figures, usize)]) {
     });
     let mut distribution = |name: &str, help: &str, of: &dyn Fn(&Figures) -> &Histogram| {
         let _ = writeln!(text, "# HELP moeflux_{name} {help}\n# TYPE moeflux_{name} histogram");
-        models
-            .iter()
-            .for_each(|(model, figures, _)| histogram(text, name, &label("model", model), of(figures)));
+        for model in models {
+            histogram(text, name, &label("model", &model.name), of(&model.done));
+        }
     };
     distribution("batch_sequences", "Sequences per batch.", &|f| &f.batch);
     distribution("time_to_first_token_seconds", "Time from submission to the first token.", &|f| {
@@ -140,18 +154,23 @@ fn of_models(text: &mut String, models: &[(String, Figures, usize)]) {
 }
 
 /// What gateways and autoscalers for language models look at, under the names that vLLM gave it.
-fn gateway(text: &mut String, models: &[(String, Figures, usize)]) {
+fn gateway(text: &mut String, models: &[Model]) {
     let mut one = |name: &str, help: &str, value: &dyn Fn(&Figures, usize) -> f64| {
-        let samples = models
-            .iter()
-            .map(|(model, figures, pages)| (label("model_name", model), value(figures, *pages)))
-            .collect::<Vec<_>>();
-        write(text, "gauge", &format!("vllm:{name}"), help, &samples);
+        write(text, "gauge", &format!("vllm:{name}"), help, &present(models, "model_name", value));
     };
     one("num_requests_waiting", "Requests in the queue.", &|f, _| f.waiting as f64);
     one("num_requests_running", "Requests being answered.", &|f, _| f.running as f64);
     let used = "Part of the key-value pages that running requests use; 1 is all.";
     one("kv_cache_usage_perc", used, &|f, pages| f.pages_running as f64 / pages.max(1) as f64);
+}
+
+/// A value of the models that are loaded.
+fn present(models: &[Model], key: &str, value: &dyn Fn(&Figures, usize) -> f64) -> Vec<Sample> {
+    let sample = |model: &Model| {
+        let (figures, pages) = model.now.as_ref()?;
+        Some((label(key, &model.name), value(figures, *pages)))
+    };
+    models.iter().filter_map(sample).collect()
 }
 
 fn histogram(text: &mut String, name: &str, labels: &str, histogram: &Histogram) {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use moeflux::error::size;
-use moeflux::scheduler::Memory;
+use moeflux::scheduler::{Figures, Memory};
 use moeflux::{Error, Result, Scheduler};
 use tokio::sync::Notify;
 
@@ -68,8 +68,18 @@ pub(crate) enum Place {
         total: u64,
     },
     Ready(Arc<App>),
-    /// Its last answers are under way.
-    Leaving,
+    /// Its last answers are under way, or have ended: then there is none.
+    Leaving(Option<Arc<App>>),
+}
+
+impl Place {
+    /// The model if there are, or may be, answers of it.
+    fn app(&self) -> Option<&Arc<App>> {
+        match self {
+            Self::Ready(app) | Self::Leaving(Some(app)) => Some(app),
+            Self::Absent | Self::Loading { .. } | Self::Leaving(None) => None,
+        }
+    }
 }
 
 struct Entry {
@@ -93,6 +103,8 @@ struct State {
     failure: Option<ApiError>,
     loads: u64,
     load_time: Duration,
+    /// What it did whenever it was loaded before.
+    done: Figures,
     /// Bytes of experts that it asked for, those of long ago less, and when and at which count that was.
     demand: f64,
     counted: (Instant, u64),
@@ -164,6 +176,7 @@ impl Models {
             failure: None,
             loads: 0,
             load_time: Duration::ZERO,
+            done: Figures::default(),
             demand: 0.0,
             counted: (now, 0),
         };
@@ -239,6 +252,18 @@ impl Models {
         look(&state.place, state.loads, state.load_time)
     }
 
+    /// What a model did whenever it was loaded before, and the model if it is there. The two are of one moment, so that their
+    /// sum never falls.
+    pub(crate) fn account(&self, index: usize) -> (Figures, Option<Arc<App>>) {
+        let state = &self.lock()[index];
+        (state.done.clone(), state.place.app().cloned())
+    }
+
+    /// Every model that may have answers under way.
+    fn all_there(&self) -> Vec<Arc<App>> {
+        self.lock().iter().filter_map(|state| state.place.app().cloned()).collect()
+    }
+
     /// Whether requests are taken.
     pub(crate) fn is_open(&self) -> bool {
         !self.closed.load(Ordering::Relaxed) && self.all_loaded().iter().all(|app| app.scheduler.is_open())
@@ -248,13 +273,13 @@ impl Models {
     pub(crate) fn drain(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.changed.notify_waiters();
-        self.all_loaded().iter().for_each(|app| app.scheduler.drain());
+        self.all_there().iter().for_each(|app| app.scheduler.drain());
     }
 
     /// Gives up every request.
     pub(crate) fn abandon(&self) {
         self.drain();
-        self.all_loaded().iter().for_each(|app| app.scheduler.abandon());
+        self.all_there().iter().for_each(|app| app.scheduler.abandon());
     }
 
     /// The model, loaded if need be. It stays as long as what is returned is held.
@@ -274,6 +299,7 @@ impl Models {
                         state.used = Instant::now();
                         return Ok(Arc::clone(app));
                     }
+                    state.done.add_counts(&app.scheduler.figures());
                     state.place = Place::Absent;
                 }
                 if let Some(failure) = state.failure.as_ref().filter(|_| state.failures > waiting.failures) {
@@ -428,20 +454,25 @@ impl Models {
 
     /// Lets the answers of a model end, and drops it.
     async fn unload(self: &Arc<Self>, index: usize) -> Result<(), ApiError> {
-        let place = std::mem::replace(&mut self.lock()[index].place, Place::Leaving);
-        if let Place::Ready(app) = place {
-            while Arc::strong_count(&app) > 1 {
-                tokio::time::sleep(LOOK).await;
-            }
-            let leave = move || {
-                drop(app);
-                moeflux::memory::trim();
-            };
-            blocking(leave).await?;
-            tracing::info!(model = self.entries[index].name, "unloaded");
+        {
+            let state = &mut self.lock()[index];
+            let Place::Ready(app) = &state.place else { return Ok(()) };
+            state.place = Place::Leaving(Some(Arc::clone(app)));
         }
+        let app = loop {
+            if let Some(app) = self.lock()[index].left() {
+                break app;
+            }
+            tokio::time::sleep(LOOK).await;
+        };
+        let leave = move || {
+            drop(app);
+            moeflux::memory::trim();
+        };
+        let outcome = blocking(leave).await;
+        tracing::info!(model = self.entries[index].name, "unloaded");
         self.lock()[index].place = Place::Absent;
-        Ok(())
+        outcome
     }
 
     /// Divides memory by what has been used until now, unless that would change little.
@@ -473,6 +504,18 @@ impl Models {
 }
 
 impl State {
+    /// The model if it leaves and nobody else has it; what it did is counted then.
+    fn left(&mut self) -> Option<Arc<App>> {
+        let Place::Leaving(there) = &mut self.place else { return None };
+        // New holders come by the lock alone. Answers that were given up are counted a step later.
+        let over = |app: &mut Arc<App>| {
+            Arc::strong_count(app) == 1 && (app.scheduler.is_idle() || !app.scheduler.is_alive())
+        };
+        let app = there.take_if(over)?;
+        self.done.add_counts(&app.scheduler.figures());
+        Some(app)
+    }
+
     /// Counts what the model has asked for until now; returns how much it is used.
     fn count(&mut self, app: &App) -> f64 {
         let figures = app.scheduler.figures();

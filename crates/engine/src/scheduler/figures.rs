@@ -25,6 +25,12 @@ impl Histogram {
         self.sum += value;
     }
 
+    /// Adds the values of another with the same bounds.
+    fn merge(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
+        self.sum += other.sum;
+    }
+
     /// Number of values.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
@@ -103,6 +109,29 @@ pub struct Figures {
     pub duration: Histogram,
 }
 
+impl Figures {
+    /// Adds the counters and distributions of another scheduler, such as an earlier one of the same model. What describes the
+    /// present (`waiting`, `running`, pages, sessions, `memory`) stays as it is.
+    pub fn add_counts(&mut self, other: &Self) {
+        self.finished += other.finished;
+        self.cancelled += other.cancelled;
+        self.failed += other.failed;
+        self.refused += other.refused;
+        self.preemptions += other.preemptions;
+        self.steps += other.steps;
+        self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.generated_tokens += other.generated_tokens;
+        self.embeddings += other.embeddings;
+        self.busy_seconds += other.busy_seconds;
+        self.experts += other.experts;
+        self.batch.merge(&other.batch);
+        self.first_token.merge(&other.first_token);
+        self.between_tokens.merge(&other.between_tokens);
+        self.duration.merge(&other.duration);
+    }
+}
+
 impl Default for Figures {
     fn default() -> Self {
         const SECONDS: &[f64] = &[
@@ -147,5 +176,17 @@ mod tests {
         assert_eq!(histogram.counts, [2, 1, 1]);
         assert_eq!(histogram.mean(), 3.0);
         assert_eq!(Histogram::new(&[]).mean(), 0.0);
+    }
+
+    #[test]
+    fn counts_add_up_and_the_present_stays() {
+        let mut earlier = Figures { finished: 3, busy_seconds: 1.5, running: 2, ..Figures::default() };
+        earlier.experts.hits = 7;
+        earlier.duration.add(0.2);
+        let mut figures = Figures { finished: 1, running: 1, ..Figures::default() };
+        figures.duration.add(9.0);
+        figures.add_counts(&earlier);
+        assert_eq!((figures.finished, figures.busy_seconds, figures.running), (4, 1.5, 1));
+        assert_eq!((figures.experts.hits, figures.duration.count(), figures.duration.sum), (7, 2, 9.2));
     }
 }

@@ -18,7 +18,7 @@ pub(crate) fn status(site: &Site, model: usize) -> Value {
         Place::Loading { loaded, total } => {
             json!({"value": "loading", "loaded_bytes": loaded, "total_bytes": total})
         }
-        Place::Leaving => json!({"value": "unloading"}),
+        Place::Leaving(_) => json!({"value": "unloading"}),
         Place::Ready(_) => json!({"value": "loaded"}),
     })
 }

@@ -1,8 +1,9 @@
 //! Several models in one server: loaded on demand, unloaded for each other, memory divided.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use moeflux::{Compute, Error, OpenOptions, Result, Scheduler, SchedulerOptions};
@@ -110,6 +111,64 @@ fn models_take_turns_where_memory_holds_one() {
     wrong["grammar"] = json!(7);
     assert_eq!(server.post("/v1/chat/completions", &wrong).status, 400);
     assert_eq!(places(&server), states("loaded", "unloaded"));
+}
+
+/// Counters, with their labels, of a page of metrics.
+fn counters(page: &str) -> BTreeMap<String, f64> {
+    let of_type = |line: &str| {
+        let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+        matches!(kind, "counter" | "histogram").then(|| name.to_owned())
+    };
+    let names: Vec<String> = page.lines().filter_map(of_type).collect();
+    let is_counter = |series: &str| {
+        let name = series.split('{').next().unwrap_or(series);
+        names.iter().any(|of| {
+            name.strip_prefix(of.as_str())
+                .is_some_and(|rest| matches!(rest, "" | "_bucket" | "_sum" | "_count"))
+        })
+    };
+    let value = |line: &str| {
+        let (series, value) = line.rsplit_once(' ').filter(|(series, _)| is_counter(series))?;
+        Some((series.to_owned(), value.parse().unwrap()))
+    };
+    page.lines().filter(|line| !line.starts_with('#')).filter_map(value).collect()
+}
+
+#[test]
+fn counters_never_fall_when_models_leave_and_come_back() {
+    let server = start(vec![model("a", false), model("b", false)], 1500);
+    let done = AtomicBool::new(false);
+    let mut seen = counters(&server.get("/metrics").text());
+    let looks = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for name in ["a", "b", "a", "b", "a"] {
+                text(&server, name);
+            }
+            done.store(true, Ordering::SeqCst);
+        });
+        // Also while a model leaves or is loaded.
+        let mut looks = 0;
+        while !done.load(Ordering::SeqCst) {
+            let now = counters(&server.get("/metrics").text());
+            for (series, before) in &seen {
+                assert!(
+                    now.get(series).is_some_and(|now| now >= before),
+                    "{series}: {before}, {:?}",
+                    now.get(series)
+                );
+            }
+            (seen, looks) = (now, looks + 1);
+        }
+        looks
+    });
+    assert!(looks > 5, "{looks}");
+    let now = counters(&server.get("/metrics").text());
+    for (model, finished) in [("a", 3.0), ("b", 2.0)] {
+        let of = |name: &str| now[&format!("moeflux_{name}")];
+        assert_eq!(of(&format!("requests_total{{model=\"{model}\",outcome=\"finished\"}}")), finished);
+        assert_eq!(of(&format!("request_seconds_count{{model=\"{model}\"}}")), finished);
+        assert!(of(&format!("tokens_total{{model=\"{model}\",kind=\"generated\"}}")) >= finished * 10.0);
+    }
 }
 
 #[test]
