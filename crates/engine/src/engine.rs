@@ -523,7 +523,10 @@ impl Engine {
     }
 
     /// Refuses what is no token, and more than the context holds after position `from`.
-    pub(crate) fn check_tokens(&self, from: usize, tokens: &[u32]) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Token`] and [`Error::ContextFull`].
+    pub fn check_tokens(&self, from: usize, tokens: &[u32]) -> Result<()> {
         let vocab_size = self.model.graph.vocab_size();
         if let Some(position) = tokens.iter().position(|t| *t as usize >= vocab_size) {
             return Err(Error::Token { token: tokens[position], position, vocab_size });

@@ -11,6 +11,8 @@
 //! given up at the end; those of one request take turns with other requests. They are evaluated in batches of their own between
 //! those of answers, without the head, and as long as there are answers with no more tokens than prompts beside them.
 //!
+//! What is no answer, such as logits, is computed between two steps: [`Scheduler::visit`].
+//!
 //! Nothing here is asynchronous: events go to a closure, or to the iterator [`Answer`].
 
 mod answers;
@@ -20,6 +22,7 @@ mod folder;
 mod plan;
 mod prefixes;
 mod sequence;
+mod visit;
 mod worker;
 
 use std::collections::VecDeque;
@@ -44,6 +47,8 @@ pub use embed::EmbedRequest;
 use embed::Inputs;
 pub use figures::{Figures, Histogram, Memory};
 pub use folder::SessionLimits;
+pub use visit::Visit;
+use visit::Visitor;
 
 /// How requests are served. How many at once is [`Options::sequences`](crate::Options::sequences).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -215,6 +220,8 @@ struct Queue {
     abandoned: bool,
     /// The memory budget that the engine is to have.
     grant: Option<u64>,
+    /// Who wants the engine between two steps.
+    visitors: VecDeque<Visitor>,
 }
 
 /// What the scheduler's thread and its users share.
@@ -459,7 +466,7 @@ impl Scheduler {
     pub fn is_idle(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished) || {
             let queue = lock(&self.shared.queue);
-            queue.jobs.is_empty() && queue.running == 0
+            queue.jobs.is_empty() && queue.visitors.is_empty() && queue.running == 0
         }
     }
 

@@ -13,7 +13,7 @@ use evaluate::Row;
 use super::folder;
 use super::prefixes::{self, Prefixes, common};
 use super::sequence::{Answering, Kind, Sequence, Task};
-use super::{Done, Event, Job, Memory, Queue, Request, Shared, Sink, Usage, Work, lock, plan};
+use super::{Done, Event, Job, Memory, Queue, Request, Shared, Sink, Usage, Visit, Work, lock, plan};
 use crate::decoding::{Decoding, Piece};
 use crate::engine::{Engine, Stats};
 use crate::generation::Finish;
@@ -49,6 +49,7 @@ impl Drop for Closing<'_> {
         let mut queue = lock(&self.0.queue);
         queue.closed = true;
         queue.jobs.clear();
+        queue.visitors.clear();
         queue.running = 0;
     }
 }
@@ -81,6 +82,16 @@ impl<'t> Worker<'t> {
                 self.grant(memory);
                 queue = lock(&self.shared.queue);
                 continue;
+            }
+            if let Some(visitor) = queue.visitors.pop_front() {
+                drop(queue);
+                visitor(&mut Visit { engine: &mut self.engine, prefixes: &mut self.prefixes });
+                self.note();
+                queue = lock(&self.shared.queue);
+                // Answers have a step between two visits.
+                if self.running.is_empty() && self.put_back.is_empty() && queue.jobs.is_empty() {
+                    continue;
+                }
             }
             if !self.running.is_empty() || !self.put_back.is_empty() || !queue.jobs.is_empty() {
                 return true;

@@ -26,3 +26,4 @@ mod streaming;
 mod support;
 mod synth;
 mod tokenizer;
+mod visits;
