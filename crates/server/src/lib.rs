@@ -10,6 +10,7 @@
 mod answer;
 mod anthropic;
 mod body;
+mod constraints;
 mod division;
 mod embeddings;
 mod error;
@@ -45,6 +46,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use moeflux::Scheduler;
 
+pub use constraints::{AnswerForm, Constraints, Made};
 use error::{ApiError, Dialect};
 use grammar::Grammars;
 use intake::Intake;

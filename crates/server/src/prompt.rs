@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use llguidance::api::TopLevelGrammar;
 use moeflux::sampler::SamplerOptions;
 use moeflux::scheduler::ManyRequest;
 use moeflux::{Constraint, DecodingOptions};
@@ -11,11 +10,11 @@ use serde_json::{Map, Value, json};
 
 use crate::App;
 use crate::answer::Answers;
+use crate::constraints::{Made, constrain};
 use crate::error::ApiError;
 use crate::intake::Room;
 use crate::log::Tally;
-use crate::markup::{Markup, Parts, Tools, Wanted};
-use crate::schema::Schemas;
+use crate::markup::{Parts, Tools, Wanted};
 
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 1024;
@@ -306,42 +305,16 @@ impl Ask {
         chat: Option<&str>,
         tally: &Tally,
     ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
-        let mut schemas = Schemas::new(None);
-        let Some((grammar, param)) = self.grammar(app, chat, &mut schemas)? else { return Ok(None) };
-        let constraint = match app.grammars.constraint(grammar, param) {
-            Ok(constraint) => constraint,
-            // One of several schemas may be more than the compiler can do.
-            Err(_) => {
-                schemas = Schemas::new(Some(&app.grammars));
-                let Some((grammar, param)) = self.grammar(app, chat, &mut schemas)? else { return Ok(None) };
-                app.grammars.constraint(grammar, param)?
-            }
-        };
-        if let Some(text) = schemas.left.text() {
-            tally.warn(text);
-        }
-        Ok(Some(constraint))
-    }
-
-    /// The grammar that answers are held to, and the field that asks for it.
-    fn grammar(
-        &self,
-        app: &App,
-        chat: Option<&str>,
-        schemas: &mut Schemas<'_>,
-    ) -> Result<Option<(TopLevelGrammar, &'static str)>, ApiError> {
         if !self.is_constrained() {
             return Ok(None);
         }
-        let param = if matches!(self.form, Form::Text) { "tools" } else { self.form.param() };
         let wanted = Wanted { form: &self.form, tools: self.tools.as_ref() };
-        let tokenizer = app.scheduler.tokenizer();
-        let grammar = match chat {
-            Some(chat) => app.markup.grammar(tokenizer, chat, &wanted, schemas)?,
-            // Text that no template made has no markup.
-            None => Markup::none().grammar(tokenizer, "", &wanted, schemas)?,
-        };
-        Ok(Some((grammar, param)))
+        let Made { constraint, warning } =
+            constrain(&app.scheduler, &app.grammars, &app.markup, chat, &wanted)?;
+        if let Some(text) = warning {
+            tally.warn(text);
+        }
+        Ok(Some(constraint))
     }
 }
 
