@@ -208,6 +208,14 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// A model of the Hugging Face Hub is not where it is looked for, or its name means several.
+    #[error("{model} {reason}")]
+    Hub {
+        /// As it was named.
+        model: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The queue is full.
     #[error("the queue is full: {waiting} requests are waiting")]
     QueueFull {

@@ -35,6 +35,7 @@ pub mod experts;
 mod fingerprint;
 pub mod generation;
 pub mod hardware;
+pub mod hub;
 pub mod io;
 pub mod memory;
 pub mod models;

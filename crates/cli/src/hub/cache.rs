@@ -1,45 +1,43 @@
-//! [`RepoCache`]: the folder of one repository in the shared cache.
-//!
-//! ```text
-//! models--org--name/blobs/CHECKSUM                  content
-//! models--org--name/snapshots/COMMIT/path/to/file   symbolic link to its content
-//! models--org--name/refs/main                       the commit that main was
-//! ```
+//! [`RepoCache`]: writing to the folder of one repository in the shared cache.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use moeflux::hub::{HubId, RemoteFile, Repository};
 use rustix::fs::statvfs;
 
-use super::id::{HubId, is_checksum};
-use super::listing::RemoteFile;
 use super::settings::Settings;
 
 /// A repository's folder.
 #[derive(Debug)]
 pub struct RepoCache {
-    folder: PathBuf,
+    repository: Repository,
 }
 
 impl RepoCache {
     pub fn new(settings: &Settings, id: &HubId) -> Self {
-        Self { folder: settings.cache.join(format!("models--{}", id.repo.replace('/', "--"))) }
+        Self { repository: Repository::new(&settings.cache, id) }
     }
 
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.repository.folder()
+    }
+
+    /// The checkpoint that `id` names, if it is complete.
+    pub fn find(&self, id: &HubId) -> moeflux::Result<Option<PathBuf>> {
+        self.repository.find(id)
     }
 
     /// Where the content of `file` is or will be.
     pub fn blob(&self, file: &RemoteFile) -> PathBuf {
-        self.folder.join("blobs").join(&file.checksum)
+        self.folder().join("blobs").join(&file.checksum)
     }
 
     /// Where it is while it is incomplete: always a whole number of bytes from its start.
     pub fn incomplete(&self, file: &RemoteFile) -> PathBuf {
-        self.folder.join("blobs").join(format!("{}.incomplete", file.checksum))
+        self.folder().join("blobs").join(format!("{}.incomplete", file.checksum))
     }
 
     /// Whether the content of `file` is complete.
@@ -55,20 +53,20 @@ impl RepoCache {
 
     /// Bytes that can be written where the cache is; `None` if the system does not say.
     pub fn free_space(&self) -> Result<Option<u64>> {
-        let blobs = self.folder.join("blobs");
+        let blobs = self.folder().join("blobs");
         fs::create_dir_all(&blobs).with_context(|| format!("cannot create {}", blobs.display()))?;
         Ok(statvfs(&blobs).ok().map(|space| space.f_bavail.saturating_mul(space.f_frsize)))
     }
 
     pub fn snapshot(&self, commit: &str) -> PathBuf {
-        self.folder.join("snapshots").join(commit)
+        self.repository.snapshot(commit)
     }
 
     /// Makes the content of `file` appear under its name in the snapshot of `commit`.
     pub fn link(&self, commit: &str, file: &RemoteFile) -> Result<()> {
         let path = self.snapshot(commit).join(&file.path);
         let make = || -> std::io::Result<()> {
-            fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
+            fs::create_dir_all(path.parent().unwrap_or(self.folder()))?;
             // The link is relative, so that a cache can be moved: out of the file's folders, the commit's, snapshots.
             let up = "../".repeat(file.path.split('/').count() + 1);
             let target = PathBuf::from(format!("{up}blobs/{}", file.checksum));
@@ -85,16 +83,12 @@ impl RepoCache {
 
     /// The commit that `revision` was when it was last downloaded; a commit is itself.
     pub fn revision(&self, revision: &str) -> Option<String> {
-        if is_checksum(revision) && self.snapshot(revision).is_dir() {
-            return Some(revision.to_owned());
-        }
-        let commit = fs::read_to_string(self.folder.join("refs").join(revision)).ok()?;
-        Some(commit.trim().to_owned()).filter(|commit| is_checksum(commit))
+        self.repository.revision(revision)
     }
 
     /// Forgets which commit `revision` was.
     pub fn forget_revision(&self, revision: &str) -> Result<()> {
-        let path = self.folder.join("refs").join(revision);
+        let path = self.folder().join("refs").join(revision);
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
     }
 
@@ -103,9 +97,9 @@ impl RepoCache {
         if revision == commit {
             return Ok(());
         }
-        let path = self.folder.join("refs").join(revision);
+        let path = self.folder().join("refs").join(revision);
         let write = || {
-            fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
+            fs::create_dir_all(path.parent().unwrap_or(self.folder()))?;
             moeflux::io::atomic_file::write(&path, commit.as_bytes())
         };
         write().with_context(|| format!("cannot write {}", path.display()))

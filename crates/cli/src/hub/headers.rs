@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use moeflux::checkpoint::gguf::Header;
+use moeflux::hub::{HubId, RemoteFile};
 
 use super::cache::RepoCache;
-use super::id::HubId;
-use super::listing::{Listing, RemoteFile};
+use super::remote;
 use super::settings::Settings;
 use super::transfer::Transfer;
 
@@ -52,15 +52,15 @@ impl Headers {
 pub fn headers(id: &HubId, settings: &Settings) -> Result<Headers> {
     let cache = RepoCache::new(settings, id);
     if settings.offline {
-        let path = super::cached(&cache, id)?;
+        let path = cache.find(id)?;
         let path = path
             .with_context(|| format!("{id} is not in {} and the hub is offline", cache.folder().display()))?;
         return Ok(Headers { path, folder: None });
     }
     let transfer = Transfer::new(settings);
-    let listing = match Listing::fetch(&transfer, id) {
+    let listing = match remote::fetch(&transfer, id) {
         Ok(listing) => listing,
-        Err(error) => match super::cached(&cache, id)?.filter(|_| error.is_unreachable()) {
+        Err(error) => match cache.find(id)?.filter(|_| error.is_unreachable()) {
             Some(path) => return Ok(Headers { path, folder: None }),
             None => return Err(error.into()),
         },

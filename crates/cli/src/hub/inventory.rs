@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use moeflux::hub::{HubId, Listing};
+
 use super::cache::RepoCache;
-use super::id::HubId;
-use super::listing::Listing;
 use super::settings::Settings;
 
 /// A model in the cache.

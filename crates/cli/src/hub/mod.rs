@@ -8,10 +8,9 @@
 mod cache;
 mod error;
 mod headers;
-mod id;
 mod inventory;
-mod listing;
 mod progress;
+mod remote;
 mod settings;
 mod transfer;
 
@@ -19,29 +18,28 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use moeflux::error::size;
+pub use moeflux::hub::HubId;
 
 pub use headers::{Headers, headers};
-pub use id::HubId;
 pub use inventory::{list, remove};
 pub use settings::Settings;
 
 use cache::RepoCache;
-use listing::Listing;
 use transfer::Transfer;
 
 /// Where the checkpoint that `id` names is in the cache, after downloading what was not there.
 pub fn pull(id: &HubId, settings: &Settings) -> Result<PathBuf> {
     let cache = RepoCache::new(settings, id);
     if settings.offline {
-        let cached = cached(&cache, id)?;
+        let cached = cache.find(id)?;
         return cached
             .with_context(|| format!("{id} is not in {} and the hub is offline", cache.folder().display()));
     }
     let transfer = Transfer::new(settings);
-    let listing = match Listing::fetch(&transfer, id) {
+    let listing = match remote::fetch(&transfer, id) {
         Ok(listing) => listing,
         // What is complete here need not wait for the network to come back.
-        Err(error) if error.is_unreachable() => match cached(&cache, id)? {
+        Err(error) if error.is_unreachable() => match cache.find(id)? {
             Some(path) => {
                 eprintln!("{error}; using what is in {}", cache.folder().display());
                 return Ok(path);
@@ -63,16 +61,4 @@ pub fn pull(id: &HubId, settings: &Settings) -> Result<PathBuf> {
     }
     cache.set_revision(id.revision(), &listing.commit)?;
     Ok(cache.snapshot(&listing.commit).join(selection.opens))
-}
-
-/// The checkpoint in the cache, if it is complete.
-fn cached(cache: &RepoCache, id: &HubId) -> Result<Option<PathBuf>> {
-    let Some(commit) = cache.revision(id.revision()) else { return Ok(None) };
-    let listing = Listing::of_folder(&commit, &cache.snapshot(&commit))?;
-    match listing.select(id) {
-        Ok(selection) if selection.is_complete(&cache.snapshot(&commit)) => {
-            Ok(Some(cache.snapshot(&commit).join(selection.opens)))
-        }
-        _ => Ok(None),
-    }
 }

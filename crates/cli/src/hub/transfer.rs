@@ -10,6 +10,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use anyhow::Result;
+use moeflux::hub::{HubId, RemoteFile};
 use rustix::fs::{FlockOperation, flock};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -18,8 +19,6 @@ use ureq::config::RedirectAuthHeaders;
 
 use super::cache::RepoCache;
 use super::error::HubError;
-use super::id::HubId;
-use super::listing::RemoteFile;
 use super::progress::Progress;
 use super::settings::Settings;
 

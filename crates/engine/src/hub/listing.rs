@@ -3,13 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use moeflux::error::size;
-use serde::Deserialize;
-
-use super::error::HubError;
-use super::id::{HubId, is_checksum, stays_within};
-use super::transfer::Transfer;
+use super::id::HubId;
+use crate::error::size;
+use crate::{Error, Result};
 
 /// Files of a safetensors model besides its weights, as far as a repository has them.
 const COMPANIONS: [&str; 11] = [
@@ -55,73 +51,24 @@ pub struct Selection {
     pub opens: String,
 }
 
-/// What the hub says of a repository (`/api/models/…?blobs=true`), as far as it is of use.
-#[derive(Deserialize)]
-struct Answer {
-    sha: String,
-    siblings: Vec<Sibling>,
-}
-
-#[derive(Deserialize)]
-struct Sibling {
-    rfilename: String,
-    size: Option<u64>,
-    #[serde(rename = "blobId")]
-    blob_id: Option<String>,
-    lfs: Option<Lfs>,
-}
-
-#[derive(Deserialize)]
-struct Lfs {
-    sha256: String,
-    size: u64,
-}
-
 impl Listing {
-    /// Asks the hub.
-    pub fn fetch(transfer: &Transfer, id: &HubId) -> Result<Self, HubError> {
-        let url = transfer.listing_url(id);
-        let text = transfer.text(&url, &id.to_string())?;
-        let malformed = |what, expected: &str, got: String| HubError::Malformed {
-            url: url.clone(),
-            what,
-            expected: expected.to_owned(),
-            got,
-        };
-        let answer: Answer = serde_json::from_str(&text)
-            .map_err(|error| malformed("listing", "a repository's files", error.to_string()))?;
-        if !is_checksum(&answer.sha) {
-            return Err(malformed("commit", "a checksum", format!("{:?}", answer.sha)));
-        }
-        let mut files = vec![];
-        for sibling in answer.siblings {
-            let (checksum, size) = match sibling.lfs {
-                Some(lfs) => (Some(lfs.sha256), Some(lfs.size)),
-                None => (sibling.blob_id, sibling.size),
-            };
-            // Both become parts of paths here.
-            let path = sibling.rfilename;
-            if !stays_within(&path) {
-                return Err(malformed("file name", "a path within the repository", format!("{path:?}")));
-            }
-            let (Some(checksum), Some(size)) = (checksum.filter(|c| is_checksum(c)), size) else {
-                return Err(malformed("file", "a checksum and a size", format!("{path:?} without")));
-            };
-            files.push(RemoteFile { path, size, checksum });
-        }
-        Ok(Self { commit: answer.sha, files })
+    /// Files of a repository at a commit.
+    pub fn new(commit: String, files: Vec<RemoteFile>) -> Self {
+        Self { commit, files }
     }
 
     /// What is in the snapshot folder of `commit`; without checksums, and without links that lead nowhere.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the folder cannot be read.
     pub fn of_folder(commit: &str, folder: &Path) -> Result<Self> {
         let mut files = vec![];
         let mut folders = vec![String::new()];
         while let Some(inner) = folders.pop() {
             let path = folder.join(&inner);
-            let entries =
-                std::fs::read_dir(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            for entry in entries {
-                let entry = entry.with_context(|| format!("cannot read {}", path.display()))?;
+            let cannot = |source| Error::Io { action: "read", path: path.clone(), source };
+            for entry in std::fs::read_dir(&path).map_err(cannot)? {
+                let entry = entry.map_err(cannot)?;
                 let (Ok(found), Ok(name)) =
                     (std::fs::metadata(entry.path()), entry.file_name().into_string())
                 else {
@@ -139,6 +86,9 @@ impl Listing {
     }
 
     /// The files that `id` asks for.
+    ///
+    /// # Errors
+    /// [`Error::Hub`] if the repository has no such model, or several.
     pub fn select(&self, id: &HubId) -> Result<Selection> {
         let sets = self.gguf_sets();
         let has_safetensors = self.files.iter().any(is_weights);
@@ -156,14 +106,15 @@ impl Listing {
             None if has_safetensors => return Ok(self.safetensors()),
             None => sets.values().collect(),
         };
+        let refuse = |model: String, reason: String| Err(Error::Hub { model, reason });
         match (chosen.as_slice(), &id.choice) {
-            ([], None) => bail!("{id} has neither GGUF nor safetensors files"),
-            ([], Some(choice)) => bail!("{} has no {choice}; it has:{}", id.repo, choices()),
+            ([], None) => refuse(id.to_string(), "has neither GGUF nor safetensors files".into()),
+            ([], Some(choice)) => refuse(id.repo.clone(), format!("has no {choice}; it has:{}", choices())),
             ([set], _) => {
                 let files: Vec<RemoteFile> = set.iter().map(|file| (*file).clone()).collect();
                 Ok(Selection { opens: files[0].path.clone(), files })
             }
-            _ => bail!("{id} has several models; name one:{}", choices()),
+            _ => refuse(id.to_string(), format!("has several models; name one:{}", choices())),
         }
     }
 
