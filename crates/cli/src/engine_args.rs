@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::queue::QueueKind;
+use moeflux::memory::parse_size;
 use moeflux::{Compute, Engine, OpenOptions, Options, TextModel};
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
@@ -124,30 +125,6 @@ fn parse_part(text: &str) -> Result<f32, String> {
     part.ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
-/// `6GiB`, `500MB`, `1.5G` (binary), or a number of bytes.
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let scale: f64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "k" | "kib" => 1024.0,
-        "m" | "mib" => 1024f64.powi(2),
-        "g" | "gib" => 1024f64.powi(3),
-        "t" | "tib" => 1024f64.powi(4),
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "tb" => 1e12,
-        _ => return Err(format!("unknown unit {unit:?}: expected KiB, MiB, GiB, TiB, KB, MB, GB or TB")),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("{text:?} is not a size such as 6GiB"))?;
-    let bytes = number * scale;
-    if !(1.0..9e18).contains(&bytes) {
-        return Err(format!("{text:?} is not a plausible size"));
-    }
-    Ok(bytes as u64)
-}
-
 /// A value of an option that knows how it is written.
 pub fn parse<T: FromStr<Err: Display>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|error| format!("{error}"))
@@ -260,21 +237,4 @@ fn loading_bar() -> Result<ProgressBar> {
 fn advance(bar: &ProgressBar, loaded: u64, total: u64) {
     bar.set_length(total);
     bar.set_position(loaded);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_size;
-
-    #[test]
-    fn sizes() {
-        for (text, bytes) in
-            [("6GiB", 6 << 30), ("1.5G", 3 << 29), ("500MB", 500_000_000), ("17", 17), ("2 kib", 2048)]
-        {
-            assert_eq!(parse_size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "x", "-1", "0", "6Gib/s", "1e3", "99999999TiB", "1.2.3"] {
-            assert!(parse_size(text).is_err(), "{text}");
-        }
-    }
 }

@@ -20,6 +20,33 @@ pub fn default_budget() -> Option<u64> {
     available().map(|bytes| bytes / 10 * 9)
 }
 
+/// `6GiB`, `500MB`, `1.5G` (binary), or a number of bytes.
+///
+/// # Errors
+/// What is wrong with the text, in words.
+pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale: f64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kib" => 1024.0,
+        "m" | "mib" => 1024f64.powi(2),
+        "g" | "gib" => 1024f64.powi(3),
+        "t" | "tib" => 1024f64.powi(4),
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return Err(format!("unknown unit {unit:?}: expected KiB, MiB, GiB, TiB, KB, MB, GB or TB")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{text:?} is not a size such as 6GiB"))?;
+    let bytes = number * scale;
+    if !(1.0..9e18).contains(&bytes) {
+        return Err(format!("{text:?} is not a plausible size"));
+    }
+    Ok(bytes as u64)
+}
+
 #[cfg(target_vendor = "apple")]
 use crate::io::apple_memory::available as apple_available;
 
@@ -283,6 +310,18 @@ mod tests {
         if cfg!(target_os = "linux") {
             assert!(available().unwrap() > 1 << 20);
             assert!(peak_resident().unwrap() > 1 << 20);
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in
+            [("6GiB", 6 << 30), ("1.5G", 3 << 29), ("500MB", 500_000_000), ("17", 17), ("2 kib", 2048)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "x", "-1", "0", "6Gib/s", "1e3", "99999999TiB", "1.2.3"] {
+            assert!(parse_size(text).is_err(), "{text}");
         }
     }
 }

@@ -8,9 +8,10 @@ use moeflux::error::size;
 use moeflux::experts::replay::{Guesses, Replayed, guesses, replay, replay_optimum};
 use moeflux::experts::trace::{Request, Trace, TraceHeader};
 use moeflux::experts::{PolicyKind, SlotPlan};
+use moeflux::memory::parse_size;
 use serde_json::{Value, json};
 
-use crate::engine_args::{parse, parse_size};
+use crate::engine_args::parse;
 use crate::table::Table;
 
 /// Replay a trace under several eviction policies and Belady's optimum.

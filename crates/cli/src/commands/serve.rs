@@ -7,13 +7,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use moeflux::error::size;
+use moeflux::memory::parse_size;
 use moeflux::scheduler::SessionLimits;
 use moeflux::{Scheduler, SchedulerOptions};
 use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_server::{Limits, Server, ServerOptions, Tls, serve};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::engine_args::{EngineArgs, Sharing, parse_size};
+use crate::engine_args::{EngineArgs, Sharing};
 use crate::listen_args::ListenArgs;
 use crate::log::{Log, LogFormat, LogLevel};
 use crate::model::ModelArg;

@@ -10,11 +10,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use moeflux::checkpoint::Checkpoint;
+use moeflux::memory::parse_size;
 use moeflux::models;
 use moeflux::pack::{Loss, Outcome, Pack, PackOptions};
 
 use super::synth::check_space;
-use crate::engine_args::parse_size;
 use crate::model::ModelArg;
 use measure::Original;
 

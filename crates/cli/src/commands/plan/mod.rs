@@ -15,13 +15,14 @@ use moeflux::experts::replay::{guesses, replay};
 use moeflux::experts::trace::{Request, Trace, TraceHeader};
 use moeflux::experts::{PolicyKind, SlotPlan};
 use moeflux::hardware::threads;
+use moeflux::memory::parse_size;
 use moeflux::models::Model;
 use moeflux::{Error, Options, Placement, memory};
 use moeflux_compute::backend::{ActivationMode, Backend, KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::{CpuBackend, SimdLevel};
 use moeflux_compute::gpu::GpuOptions;
 
-use crate::engine_args::{BackendKind, parse, parse_size};
+use crate::engine_args::{BackendKind, parse};
 use crate::model::ModelArg;
 use machine::{Gpu, Machine};
 use report::Report;
