@@ -2,7 +2,7 @@
 //!
 //! A `Model` is a [`Scheduler`](moeflux::Scheduler): everything that Python asks for goes to the engine's thread and comes back
 //! through channels, so any number of threads and event loops may use one model, and no Rust code waits with the interpreter's
-//! lock held. Waiting looks for signals every [`wait::LOOK`], which is how Ctrl-C ends it.
+//! lock held. Waiting looks for signals twenty times a second, which is how Ctrl-C ends it.
 //!
 //! Arrays are the engine's own vectors, which NumPy takes over; `numpy` the crate finds NumPy's functions at run time, so that
 //! one wheel serves all versions from Python 3.10 on (abi3). The buffer protocol would do without it, but needs `unsafe` here and
