@@ -5,6 +5,7 @@
 //! places with it. Both sides are told by the same numbers what an expert is worth, so that together they hold the experts
 //! that are worth most.
 
+use super::expert_layout::ExpertMatrix;
 use super::experts::{Class, DeviceExperts, Set};
 use crate::Result;
 use crate::backend::{ExpertSource, ExpertView};
@@ -165,6 +166,7 @@ impl DeviceExperts {
             let ids: Vec<u32> = kept.iter().map(|(id, _)| *id).collect();
             source.exchanged(set, &ids);
         }
+        let mut outcome = Ok(());
         for slot in victims {
             let class = &mut self.classes[index];
             class.empty.push(slot);
@@ -174,9 +176,10 @@ impl DeviceExperts {
             slots[expert as usize] = None;
             let stored = self.sets[set.0].stored();
             self.given = true;
-            source.give(set, expert, &mut |planes| copy_planes(device, from, stored, planes))?;
+            let given = source.give(set, expert, &mut |planes| copy_planes(device, from, stored, planes));
+            outcome = outcome.and(given.map(|_| ()));
         }
-        Ok(())
+        outcome
     }
 
     /// Gives slots that are empty to experts of a set; fewer if there are not so many.
@@ -198,9 +201,10 @@ impl DeviceExperts {
         let mut outcome = Ok(());
         let visited = source.visit(set, &ids, &mut |views| {
             for view in views {
-                let Some(slot) = self.classes[class].empty.pop().filter(|_| outcome.is_ok()) else {
-                    continue;
-                };
+                if outcome.is_err() {
+                    return;
+                }
+                let Some(slot) = self.classes[class].empty.pop() else { return };
                 outcome = self.store(device, set, view, slot);
                 self.sets[set.0].slots[view.id as usize] = Some(slot);
                 self.classes[class].slots[slot] = (Some((set, view.id)), self.clock);
@@ -260,7 +264,7 @@ fn least_worthy(
 fn copy_planes(
     device: &mut dyn Device,
     slot: Slice,
-    parts: &[super::expert_layout::ExpertMatrix],
+    parts: &[ExpertMatrix],
     planes: &mut [&mut [u8]],
 ) -> Result<()> {
     let starts = parts.iter().flat_map(|part| &part.part.offsets[..part.matrix.dtype.planes()]);
