@@ -44,7 +44,7 @@ def measure(args: argparse.Namespace, device: float | None, host: float, turn: i
             "tokens_per_second": one["tokens_per_second"],
             "floor": one["tokens"] * speed / one["bytes_read"] if one["bytes_read"] else float("inf"),
             "bytes_per_token": one["bytes_read"] / one["tokens"],
-            "device_hits": 1 - counts.get("experts_fetched", chosen) / max(chosen, 1),
+            "device_hits": 1 - (counts.get("experts_fetched", chosen) + counts.get("experts_computed", 0)) / max(chosen, 1),
             "host_hits": one["expert_hits"] / max(chosen, 1),
             "stall_ms_per_token": 1e3 * one["stall_seconds"] / one["tokens"],
         }

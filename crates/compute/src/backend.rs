@@ -321,6 +321,12 @@ pub trait Executable: Send {
         None
     }
 
+    /// Of so many sequences, how many a batch with a token of each should have, for the most tokens a second: fewer where
+    /// experts are brought from afar, and batches of a few rows leave a part of them to others.
+    fn decode_rows(&self, sequences: usize) -> usize {
+        sequences
+    }
+
     /// Whether it has [`Executable::run_and_draw`].
     fn draws_tokens(&self) -> bool {
         false

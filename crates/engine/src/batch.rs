@@ -35,6 +35,12 @@ impl Engine {
         self.executable.draws_tokens()
     }
 
+    /// Of so many sequences, how many a batch with a token of each should have, for the most tokens a second: fewer where experts
+    /// come to a GPU over its bus, and batches of a few rows leave a part of them to the processor.
+    pub fn decode_rows(&self, sequences: usize) -> usize {
+        self.executable.decode_rows(sequences).clamp(1, sequences.max(1))
+    }
+
     /// As [`Engine::eval_batch`] of parts of [`Outputs::Last`] or none; of each part that has an output the token that its draw
     /// chooses among the first `vocab_size`, where the logits are. `None` for parts without an output or a draw, and where no token
     /// can be chosen. The logits of an output can be had afterwards by [`Engine::read_logits`].

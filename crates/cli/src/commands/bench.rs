@@ -133,11 +133,14 @@ impl Test {
         for (session, tokens) in sessions.iter_mut().zip(tokens) {
             parts.push(Part { session, tokens: &tokens[range.clone()], outputs: Some(Outputs::Last) });
         }
-        let draws_tokens = self.kind == Kind::Generate && engine.draws_tokens();
-        if draws_tokens {
+        if self.kind == Kind::Generate && engine.draws_tokens() {
             let vocab_size = engine.model().graph.vocab_size();
-            let draws = vec![Some(self.draw.clone()); parts.len()];
-            engine.eval_and_draw(&mut parts, &draws, vocab_size)?;
+            // As a scheduler would.
+            let rows = engine.decode_rows(parts.len());
+            for parts in parts.chunks_mut(rows) {
+                let draws = vec![Some(self.draw.clone()); parts.len()];
+                engine.eval_and_draw(parts, &draws, vocab_size)?;
+            }
             return Ok(());
         }
         let logits = engine.eval_batch(&mut parts)?;
@@ -493,6 +496,7 @@ fn report(
                         "kernels": counts.kernels,
                         "experts_chosen": counts.experts,
                         "experts_fetched": counts.fetched,
+                        "experts_computed": counts.computed,
                     })),
                 })
             };

@@ -344,13 +344,15 @@ arguments! {
         short_part: f32,
         hands: bool,
         rows: usize,
-        cols: usize,
-        desk_rows: usize,
         set: usize,
-        norm: NormConstants,
+        desk: DeskRowsConstants,
         routes: bool,
         route: RouteConstants,
     }
+
+    ["handed.h" DeskRows]
+    /// Rows on the processor's desk.
+    DeskRowsConstants { cols: usize, first: usize, norm: NormConstants }
 
     ["share.h" CollectConstants]
     /// Of `collect`.

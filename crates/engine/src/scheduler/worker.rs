@@ -35,7 +35,6 @@ pub(super) fn run(shared: &Shared, engine: Engine) {
         worker.admit();
         worker.step(Kind::Answers);
         worker.step(Kind::Embeddings);
-        worker.turn += 1;
         worker.note();
     }
     worker.prefixes = Prefixes::new(0);
@@ -311,6 +310,12 @@ impl<'t> Worker<'t> {
             // The only ones of the kind have made room.
             return;
         }
+        // Those that got nothing come first the next time.
+        let (of_kind, served) = (
+            self.running.iter().filter(|s| s.kind() == kind).count(),
+            given.iter().filter(|n| **n > 0).count(),
+        );
+        self.turn += if served < of_kind { served } else { 1 };
         self.engine.take_stats();
         let result = match self.evaluate(kind, &given) {
             Err(Error::StatesFull { .. }) if self.make_room() => return,
@@ -373,6 +378,8 @@ impl<'t> Worker<'t> {
         };
         let of_kind = || self.running.iter().filter(|s| s.kind() == kind);
         let pending: Vec<usize> = of_kind().map(Sequence::pending).collect();
+        let generating = pending.iter().all(|pending| *pending == 1);
+        let chunk = if generating { chunk.min(self.engine.decode_rows(pending.len())) } else { chunk };
         let mut shares = plan::divide(&pending, chunk, beside, self.turn).into_iter();
         let share = |sequence: &Sequence<'_>| {
             let given = if sequence.kind() == kind { shares.next().unwrap_or(0) } else { 0 };

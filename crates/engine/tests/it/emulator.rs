@@ -43,6 +43,13 @@ fn shared(slots: usize, part: Option<f32>) -> GpuBackend {
     GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
 }
 
+/// A device with so many experts in all; the others are in the host's cache, and the processor computes a part of those.
+fn exchanging(slots: usize, part: Option<f32>) -> GpuBackend {
+    let processor = Some(ProcessorShare { threads: 2, part });
+    let options = GpuOptions { expert_slots: Some(slots), processor, ..GpuOptions::default() };
+    GpuBackend::new("emulator", options, || Ok(Box::new(Emulator::new(7))))
+}
+
 /// The device with the kernels' Metal text.
 fn metal() -> GpuBackend {
     GpuBackend::new("metal", GpuOptions::default(), || Ok(Box::new(Emulator::new(7).metal())))
@@ -185,8 +192,8 @@ fn nobody_can_tell_who_computed_an_expert() {
     ] {
         let fixture = Fixture::named(name);
         let tokens = &fixture.golden().tokens[..14];
-        let run = |backend: &GpuBackend| {
-            let mut engine = open(&fixture.path, backend, &Options::default());
+        let run = |backend: &GpuBackend, expert_cache: Option<usize>| {
+            let mut engine = open(&fixture.path, backend, &Options { expert_cache, ..Options::default() });
             let mut session = engine.session();
             let mut logits = vec![];
             for batch in [1, 1, 1, 2, 1, 8] {
@@ -198,16 +205,19 @@ fn nobody_can_tell_who_computed_an_expert() {
             let counts = engine.device_counts().expect("a device");
             (bits(&logits), counts.computed)
         };
-        let (expected, _) = run(&emulator(None));
+        let (expected, _) = run(&emulator(None), None);
         for part in [Some(0.0), Some(0.6), Some(1.0), None] {
-            let mut all = 0;
-            for slots in [2, 4] {
-                let (got, computed) = run(&shared(slots, part));
+            let mut all = [0; 2];
+            // Host memory has all experts; or it reads some, and the device has room for those of a token or of several.
+            for (slots, cached) in [(2, None), (4, None), (5, Some(4)), (10, Some(5))] {
+                let backend = if cached.is_some() { exchanging(slots, part) } else { shared(slots, part) };
+                let (got, computed) = run(&backend, cached);
                 let differ = got.iter().zip(&expected).position(|(a, b)| a != b);
                 assert_eq!(differ, None, "{name}, {part:?}, {slots}: {computed} by the processor");
-                all += computed;
+                all[usize::from(cached.is_some())] += computed;
             }
-            assert!(part.is_none() || (all > 0) == (part > Some(0.0)), "{name}, {part:?}: {all}");
+            let some = all.map(|computed| computed > 0);
+            assert!(part.is_none() || some == [part > Some(0.0); 2], "{name}, {part:?}: {all:?}");
         }
     }
 }

@@ -19,6 +19,14 @@ CONSTANT uint TIMES = 8;
 // Nanoseconds that count as waiting.
 CONSTANT uint WAITING = 2000;
 
+// Puts rows of x (rows, cols) on the desk, for the host to take when it knows their experts. Grid: (rows).
+KERNEL(offer, DeskRows, (const float, x), (const float, norm), (uint, desk)) {
+    SHARED(uint, words, MOST_COLUMNS / 4);
+    SHARED(float, scales, MOST_COLUMNS / 16);
+    SHARED(float, scratch, 8);
+    hand_row(ctx, c, ctx.group_x(), x, norm, desk, words, scales, scratch);
+}
+
 // The outputs of the pairs that the processor computes → out (pairs, width), once they are there. Grid: (pairs).
 KERNEL(collect, CollectConstants, (const uint, table), (const uint, ids), (uint, handed), (float, times),
        (uint, desk), (float, out)) {

@@ -1,7 +1,6 @@
 // Which experts have slots of the device, decided here for every token: the choice is known here, and the host is not
 // waited for. A layer has slots of its own. Of the experts that are missing some come over the bus, and the processor
 // computes the others where they are: their rows go to the desk at once.
-#include "activations.h"
 #include "handed.h"
 #include "routing.h"
 
@@ -11,10 +10,9 @@ struct PlaceConstants {
     // What an expert is worth: how often tokens chose it, where earlier ones count less, over a long and a short while;
     // factors by which this batch makes earlier tokens count less, and of both sums.
     float long_decay, short_decay, long_part, short_part;
-    // Whether the processor takes part, as `shares` says: rows of so many columns, with their norm, from this word of the
-    // desk on, and the number of the set.
-    uint hands, rows, cols, desk_rows, set;
-    NormConstants norm;
+    // Whether the processor takes part, as `shares` says, how many rows there are, the number of the set, and the rows' form.
+    uint hands, rows, set;
+    DeskRows desk;
     // Whether this chooses the experts, and how; else `ids` says which they are.
     uint routes;
     RouteConstants route;
@@ -38,19 +36,6 @@ DEVICE void arrive(CTX, const PlaceConstants c, bool asked, GPTR(uint) handed, G
     if (all % ASKS != c.rows + 1 || all < ASKS) return;
     publish(ctx);
     tell(desk + DESK_ASKED);
-}
-
-// Puts a row of x on the desk. `words` and `scales` hold it meanwhile.
-DEVICE void hand_row(CTX, const PlaceConstants c, uint row, GPTR(const float) x, GPTR(const float) norm, GPTR(uint) desk,
-                     SPTR(uint) words, SPTR(float) scales, SPTR(float) scratch) {
-    const uint cols = c.cols;
-    const GPTR(const float) from = x + (ulong)row * cols;
-    const float factor =
-        enter_bytes(ctx, c.norm, from, norm, cols, words, scales, scratch, entering(ctx, c.norm, from, norm, cols));
-    const GPTR(uint) to = desk + (c.desk_rows + row * desk_row_words(cols));
-    for (uint i = ctx.thread(); i < cols / 4; i += ctx.threads()) to[i] = words[i];
-    for (uint i = ctx.thread(); i < cols / 16; i += ctx.threads()) to[cols / 4 + i] = as_uint(scales[i]);
-    if (ctx.thread() == 0) to[cols / 4 + cols / 16] = as_uint(factor);
 }
 
 // The experts of all pairs: `chosen`, which all threads of the group then see.
@@ -104,7 +89,7 @@ KERNEL_AHEAD(place, PlaceConstants, (const float, logits), (const float, bias), 
         after_previous(ctx);
         const uint row = ctx.group_x() - 1;
         if (c.hands) {
-            hand_row(ctx, c, row, x, norm, desk, words, scales, scratch);
+            hand_row(ctx, c.desk, row, x, norm, desk, words, scales, scratch);
             arrive(ctx, c, false, handed, desk);
         }
         if (!c.routes) return;

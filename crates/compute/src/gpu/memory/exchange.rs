@@ -10,6 +10,7 @@ use super::experts::{Class, DeviceExperts, Set};
 use crate::Result;
 use crate::backend::{ExpertSource, ExpertView};
 use crate::gpu::device::{Device, Slice};
+use crate::gpu::processor::Beside;
 use crate::graph::ExpertSetId;
 
 /// An expert with a slot.
@@ -36,20 +37,25 @@ pub(super) fn guests(slots: usize, least: usize, most: usize) -> usize {
 }
 
 impl DeviceExperts {
-    /// Runs `body` for all of `chosen`, ascending, which are experts of so many pairs: once if so many can be guests, and else
-    /// for those that have slots and for parts of the others as they come. No work that reads experts may be queued.
+    /// Runs `body` for the experts of all pairs, `ids`: once if so many can be guests or the others are computed `beside`, which
+    /// is given if the rows are on its desk; and else for those that have slots and for parts of the others as they come. No
+    /// work that reads experts may be queued.
     pub(crate) fn pass(
         &mut self,
         device: &mut dyn Device,
-        (set, chosen, pairs): (ExpertSetId, &[u32], usize),
+        (set, ids): (ExpertSetId, &[u32]),
         source: &mut dyn ExpertSource,
+        mut beside: Option<&mut Beside>,
         body: impl Fn(&mut dyn Device) -> Result<()>,
     ) -> Result<()> {
         self.settle(device, source)?;
         self.clock += 1;
-        let at_once = self.guests_suffice(set, pairs);
+        let at_once = beside.is_some() || self.guests_suffice(set, ids.len());
+        let mut chosen = ids.to_vec();
+        chosen.sort_unstable();
+        chosen.dedup();
         let (mut shown, mut missing) = (vec![], vec![]);
-        for id in chosen {
+        for id in &chosen {
             match self.sets[set.0].slots[*id as usize] {
                 Some(slot) => shown.push((*id, slot)),
                 None => missing.push(*id),
@@ -60,7 +66,12 @@ impl DeviceExperts {
         let guests = class.empty.clone();
         self.counts[0] += chosen.len() as u64;
         self.counts[1] += missing.len() as u64;
-        source.announce_missing(set, chosen, &missing)?;
+        source.announce_missing(set, &chosen, &missing)?;
+        if missing.is_empty()
+            && let Some(beside) = &mut beside
+        {
+            self.tell(device, beside)?;
+        }
         if missing.is_empty() || !at_once && !shown.is_empty() {
             self.show(device, set, &shown)?;
             body(device)?;
@@ -73,14 +84,28 @@ impl DeviceExperts {
         let part = if at_once { guests.len() } else { (guests.len() / PARTS).clamp(1, PART_EXPERTS) };
         let parts = guests.len() / part;
         let (mut next, mut brought) = (0, vec![]);
+        let worths = source.worths(set).to_vec();
+        let worth = |view: &&ExpertView<'_>| worths.get(view.id as usize).copied().unwrap_or_default();
         let mut bring = |device: &mut dyn Device, views: &[ExpertView<'_>]| {
             if at_once {
-                for view in views {
-                    let slot = guests[brought.len()];
-                    self.store(device, set, view, slot)?;
-                    brought.push((view.id, slot));
-                }
-                return device.finish_copies();
+                // What may stay comes.
+                let mut views: Vec<&ExpertView<'_>> = views.iter().collect();
+                views.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
+                let wanted = beside.as_mut().map_or(0, |beside| beside.share(set, views.len()));
+                // What finds no slot is the processor's, too.
+                let handed = wanted.max(views.len().saturating_sub(guests.len() - brought.len()));
+                let (coming, staying) = views.split_at(views.len() - handed);
+                let mut copy = |device: &mut dyn Device| {
+                    coming.iter().try_for_each(|view| {
+                        let slot = guests[brought.len()];
+                        brought.push((view.id, slot));
+                        self.store(device, set, view, slot)
+                    })
+                };
+                return match &mut beside {
+                    Some(beside) => beside.compute(device, (set, ids), coming.len(), copy, staying),
+                    None => copy(device).and_then(|()| device.finish_copies()),
+                };
             }
             for some in views.chunks(part) {
                 let mark = next % parts;
@@ -106,11 +131,23 @@ impl DeviceExperts {
         });
         outcome.and(device.finish_copies()).and(visited)?;
         if at_once {
+            if let Some(beside) = beside {
+                self.tell(device, beside)?;
+            }
             shown.extend(&brought);
             self.show(device, set, &shown)?;
             body(device)?;
             self.keep(device, set, brought, source)?;
         }
+        Ok(())
+    }
+
+    /// Tells the device what was computed beside it.
+    fn tell(&mut self, device: &mut dyn Device, beside: &mut Beside) -> Result<()> {
+        let Some(hand_over) = self.hand_over() else { return Ok(()) };
+        let computed = beside.tell(device, hand_over)? as u64;
+        self.counts[1] -= computed;
+        self.counts[2] += computed;
         Ok(())
     }
 

@@ -7,12 +7,13 @@
 
 use super::exchange::{Owner, guests};
 use super::expert_layout::{ExpertLayout, ExpertMatrix, layouts, most_chosen};
-use super::inputs::FEW_ROWS;
-use super::tiers::{ABSENT, HandOver, TierPlan, Tiers, words};
+use super::hand_over::HandOver;
+use super::inputs::{FEW_ROWS, FEW_ROWS_BESIDE_PANELS};
+use super::tiers::{ABSENT, TierPlan, Tiers, words};
 use super::weights::{ALIGNMENT, plane_bytes};
 use crate::backend::{ExpertSource, ExpertView};
 use crate::gpu::device::{BufferId, Device, Slice};
-use crate::gpu::processor::HandedSet;
+use crate::gpu::processor::{HandedSet, MOST_PAIRS};
 use crate::graph::{ExpertSetId, Graph, MoeExpertsOp, Op};
 use crate::{Error, Result, Tensor, TensorView};
 
@@ -53,9 +54,10 @@ pub(crate) struct DeviceExperts {
     /// Whether every expert has a slot for good.
     resident: bool,
     tiers: Option<Tiers>,
+    hand_over: Option<HandOver>,
     loaded: bool,
-    /// Experts that batches chose, and those that were brought.
-    pub(super) counts: [u64; 2],
+    /// Experts that batches chose, those that were brought, and those that the processor computed.
+    pub(super) counts: [u64; 3],
     /// Whether experts are on their way to host memory.
     pub(super) given: bool,
 }
@@ -175,8 +177,9 @@ impl DeviceExperts {
                 clock: 0,
                 resident: false,
                 tiers: Some(tiers),
+                hand_over: None,
                 loaded: false,
-                counts: [0; 2],
+                counts: [0; 3],
                 given: false,
             });
         }
@@ -208,8 +211,9 @@ impl DeviceExperts {
             clock: 0,
             resident: plan.resident,
             tiers: None,
+            hand_over: None,
             loaded: false,
-            counts: [0; 2],
+            counts: [0; 3],
             given: false,
         })
     }
@@ -237,14 +241,54 @@ impl DeviceExperts {
     /// Whether the outputs of so many pairs of so many rows can be summed as they are made: their experts are there at once.
     pub(crate) fn all_at_once(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> bool {
         match &self.tiers {
-            Some(tiers) => tiers.places(set, rows, pairs),
-            None => self.resident || self.guests_suffice(set, pairs),
+            Some(_) => self.places(set, [rows, pairs]),
+            None => self.resident || self.guests_suffice(set, pairs) || self.shares([rows, pairs], set),
         }
     }
 
     /// Whether the device itself brings the experts of so many pairs of so many rows.
     pub(crate) fn places(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> bool {
-        self.tiers.as_ref().is_some_and(|tiers| tiers.places(set, rows, pairs))
+        self.tiers.as_ref().is_some_and(|tiers| tiers.places(set, rows, pairs, self.takes(set)))
+    }
+
+    /// A layer's experts whose products the processor takes, and the part of them that the device has room for.
+    pub(crate) fn shared_layer(&self) -> Option<(usize, f64)> {
+        let hand_over = self.hand_over.as_ref()?;
+        let set = (0..self.sets.len()).map(ExpertSetId).find(|set| hand_over.takes(*set))?;
+        Some(match &self.tiers {
+            Some(tiers) => {
+                let shelf = tiers.shelf(set);
+                (shelf.experts, shelf.slots as f64 / shelf.experts as f64)
+            }
+            None => {
+                let slots: usize = self.classes.iter().map(|class| class.slots.len() - class.guests).sum();
+                let all: usize = self.sets.iter().map(|set| set.slots.len()).sum();
+                (self.sets[set.0].slots.len(), slots as f64 / all as f64)
+            }
+        })
+    }
+
+    /// What hands experts over to the processor, if it takes any.
+    pub(crate) fn hand_over(&self) -> Option<&HandOver> {
+        self.hand_over.as_ref()
+    }
+
+    /// The same, if the processor takes experts of so many pairs of so many rows: those for which there are no slots, and
+    /// others.
+    pub(crate) fn handing(&self, set: ExpertSetId, counts: [usize; 2]) -> Option<&HandOver> {
+        self.hand_over.as_ref().filter(|_| match self.tiers {
+            Some(_) => self.places(set, counts) && self.takes(set),
+            None => self.shares(counts, set),
+        })
+    }
+
+    fn takes(&self, set: ExpertSetId) -> bool {
+        self.hand_over.as_ref().is_some_and(|hand_over| hand_over.takes(set))
+    }
+
+    /// Whether the processor takes experts of so many pairs of so many rows, where the host decides.
+    fn shares(&self, [rows, pairs]: [usize; 2], set: ExpertSetId) -> bool {
+        rows <= FEW_ROWS_BESIDE_PANELS && pairs <= MOST_PAIRS && self.takes(set)
     }
 
     /// The tiers that bring the experts of so many pairs of so many rows by themselves.
@@ -253,9 +297,9 @@ impl DeviceExperts {
     }
 
     /// The table of a set, for kernels of so many pairs of so many rows.
-    pub(crate) fn table(&self, set: ExpertSetId, [rows, pairs]: [usize; 2]) -> Slice {
+    pub(crate) fn table(&self, set: ExpertSetId, counts: [usize; 2]) -> Slice {
         match &self.tiers {
-            Some(tiers) => tiers.table(set, tiers.places(set, rows, pairs)),
+            Some(tiers) => tiers.table(set, self.places(set, counts)),
             None => self.own_table(set),
         }
     }
@@ -281,27 +325,36 @@ impl DeviceExperts {
         tensors: &[Tensor],
         suited: &[bool],
     ) -> Result<Option<Vec<Option<HandedSet>>>> {
-        let Some(tiers) = &mut self.tiers else { return Ok(None) };
+        if self.resident {
+            return Ok(None);
+        }
         let mut sets: Vec<Option<HandedSet>> = self.sets.iter().map(|_| None).collect();
         for node in graph.nodes() {
             let Op::MoeExperts(MoeExpertsOp { routing, experts, mlp, .. }) = &node.op else { continue };
-            let place = tiers.shelf(*experts).in_host();
+            let place = self.tiers.as_ref().map(|tiers| tiers.shelf(*experts).in_host());
             let parts = &self.sets[experts.0].parts;
             if suited[experts.0] {
                 sets[experts.0] = HandedSet::new(parts, mlp, routing.top_k(), tensors, place);
             }
         }
-        tiers.share(device, graph, &sets)?;
-        Ok(sets.iter().any(Option::is_some).then_some(sets))
+        self.hand_over = HandOver::new(device, graph, &sets)?;
+        if self.hand_over.is_some() && self.tiers.is_none() {
+            // Products with what is not there are made of what is there first, and not used.
+            let first = self.classes.iter().map(|class| class.slot_bytes).max().unwrap_or(0);
+            let all = self.classes.iter().map(|class| class.slot_bytes * class.slots.len()).sum();
+            device.clear(self.slots.into(), first.min(all))?;
+        }
+        Ok(self.hand_over.is_some().then_some(sets))
     }
 
-    /// Experts in host memory, if they are there.
-    pub(crate) fn tiers(&mut self) -> Option<(&mut Tiers, BufferId)> {
-        self.tiers.as_mut().map(|tiers| (tiers, self.slots))
+    /// Experts in host memory, if they are there, with the slots and what hands over.
+    pub(crate) fn tiers(&mut self) -> Option<(&mut Tiers, BufferId, Option<&HandOver>)> {
+        self.tiers.as_mut().map(|tiers| (tiers, self.slots, self.hand_over.as_ref()))
     }
 
-    /// Experts that batches chose where not all have slots, and those of them that were brought.
-    pub(crate) fn counts(&self) -> [u64; 2] {
+    /// Experts that batches chose where not all have slots, those of them that were brought, and those that the processor
+    /// computed.
+    pub(crate) fn counts(&self) -> [u64; 3] {
         self.counts
     }
 

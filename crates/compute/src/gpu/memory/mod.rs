@@ -6,6 +6,7 @@ mod budget;
 mod exchange;
 mod expert_layout;
 mod experts;
+mod hand_over;
 mod inputs;
 mod logits;
 mod ngrams;
@@ -17,8 +18,9 @@ mod weights;
 use std::collections::HashMap;
 
 use budget::{Budget, Needs, PAGE_NUMBER_BYTES, logits_bytes};
-pub(super) use expert_layout::{ExpertMatrix, all_bytes};
+pub(super) use expert_layout::{ExpertMatrix, all_bytes, most_chosen};
 pub(super) use experts::DeviceExperts;
+pub(super) use hand_over::HandOver;
 pub(super) use inputs::{
     BATCH_ROWS, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, InputLayout, PANEL_ROWS, Shape, Turn,
 };
@@ -33,7 +35,7 @@ pub(super) use scratch::{
 };
 use scratch::{IndexScratch, Scratch};
 use state::State;
-pub(super) use tiers::{HandOver, Tiers};
+pub(super) use tiers::Tiers;
 pub(super) use weights::{ALIGNMENT, DeviceWeight};
 
 use super::device::{BufferId, Device, DeviceInfo};

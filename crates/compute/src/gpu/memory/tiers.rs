@@ -9,13 +9,13 @@
 
 use std::ops::Range;
 
-use super::expert_layout::{ExpertLayout, most_chosen};
+use super::expert_layout::ExpertLayout;
 use super::inputs::{FEW_ROWS, FEW_ROWS_BESIDE_PANELS};
 use super::weights::ALIGNMENT;
 use crate::Result;
 use crate::gpu::arguments::{BroughtConstants, ShelfConstants};
 use crate::gpu::device::{BufferId, Device, Slice};
-use crate::gpu::processor::{DeskLayout, HandedSet, MOST_SHARED};
+use crate::gpu::processor::MOST_PAIRS;
 use crate::graph::{ExpertSetId, Graph, Op, RouteOp};
 
 /// Table entry of an expert that is not there.
@@ -77,31 +77,6 @@ pub(crate) struct Placement {
     pub(crate) totals: Slice,
     /// All experts in host memory.
     pub(crate) host: Slice,
-}
-
-/// What hands experts over to the processor: see `kernels/handed.h`.
-#[derive(Debug)]
-pub(crate) struct HandOver {
-    /// Host memory that both sides write.
-    pub(crate) desk: BufferId,
-    pub(crate) layout: DeskLayout,
-    /// Which pairs a batch hands over.
-    pub(crate) handed: BufferId,
-    /// How many experts, by how many are missing.
-    pub(crate) shares: BufferId,
-    /// What bringing experts took.
-    pub(crate) times: BufferId,
-    /// Sets whose experts the processor takes.
-    pub(crate) takes: Vec<bool>,
-}
-
-/// Words of [`HandOver::handed`], and sums of [`HandOver::times`]: `TIMES` of `kernels/share.h`.
-const HANDED_WORDS: usize = 5 + 8 * 64;
-const TIMES: usize = 8;
-
-impl HandOver {
-    /// Bytes of device memory.
-    pub(super) const BYTES: usize = 4 * (HANDED_WORDS + MOST_SHARED + 1 + TIMES);
 }
 
 /// How device memory for experts is divided.
@@ -210,7 +185,6 @@ pub(crate) struct Tiers {
     streamed: [u64; 2],
     /// What the device's table is, unless it has changed since.
     known: Option<Vec<u32>>,
-    hand_over: Option<HandOver>,
 }
 
 impl Tiers {
@@ -234,7 +208,6 @@ impl Tiers {
             totals: device.alloc(12)?,
             streamed: [0; 2],
             known: None,
-            hand_over: None,
         };
         device.clear(tiers.worth.into(), experts * 8)?;
         device.clear(tiers.totals.into(), 12)?;
@@ -248,57 +221,6 @@ impl Tiers {
     /// All experts in host memory.
     pub(crate) fn host(&self) -> BufferId {
         self.host
-    }
-
-    /// What hands experts over to the processor, if it takes any.
-    pub(crate) fn hand_over(&self) -> Option<&HandOver> {
-        self.hand_over.as_ref()
-    }
-
-    /// Takes memory for handing over experts of `sets`.
-    pub(super) fn share(
-        &mut self,
-        device: &mut dyn Device,
-        graph: &Graph,
-        sets: &[Option<HandedSet>],
-    ) -> Result<()> {
-        let widths = || sets.iter().flatten().map(HandedSet::widths);
-        let (cols, width) = (widths().map(|w| w[0]).max(), widths().map(|w| w[1]).max());
-        let Some((cols, width)) = cols.zip(width) else { return Ok(()) };
-        let layout = DeskLayout::new(cols, width, most_chosen(graph));
-        let hand_over = HandOver {
-            desk: device.alloc_host(layout.bytes())?,
-            layout,
-            handed: device.alloc(HANDED_WORDS * 4)?,
-            shares: device.alloc((MOST_SHARED + 1) * 4)?,
-            times: device.alloc(TIMES * 4)?,
-            takes: sets.iter().map(Option::is_some).collect(),
-        };
-        device.clear(hand_over.handed.into(), HANDED_WORDS * 4)?;
-        device.clear(hand_over.shares.into(), (MOST_SHARED + 1) * 4)?;
-        device.clear(hand_over.times.into(), TIMES * 4)?;
-        self.hand_over = Some(hand_over);
-        Ok(())
-    }
-
-    /// Says how many experts the processor computes, by how many are missing.
-    pub(crate) fn set_shares(&self, device: &mut dyn Device, shares: &[u32]) -> Result<()> {
-        let Some(hand_over) = &self.hand_over else { return Ok(()) };
-        device.upload(hand_over.shares.into(), &words(shares))
-    }
-
-    /// What bringing experts and waiting for the processor has taken since this was last asked: the sums of
-    /// [`HandOver::times`].
-    pub(crate) fn take_times(&self, device: &mut dyn Device) -> Result<[f64; TIMES]> {
-        let Some(hand_over) = &self.hand_over else { return Ok([0.0; TIMES]) };
-        let mut bytes = [0; TIMES * 4];
-        device.download(hand_over.times.into(), &mut bytes)?;
-        device.clear(hand_over.times.into(), TIMES * 4)?;
-        let mut sums = [0.0; TIMES];
-        for (sum, bytes) in sums.iter_mut().zip(bytes.as_chunks().0) {
-            *sum = f64::from(f32::from_le_bytes(*bytes));
-        }
-        Ok(sums)
     }
 
     /// Starts copies of so many experts of a set, for the sake of the time that they take.
@@ -349,12 +271,11 @@ impl Tiers {
     }
 
     /// Whether the device itself gives slots to the experts of so many pairs of so many rows: there are enough, or the
-    /// processor takes those that find none, in batches whose products are made row by row on every device.
-    pub(crate) fn places(&self, set: ExpertSetId, rows: usize, pairs: usize) -> bool {
+    /// processor `takes` those that find none, in batches whose products are made row by row on every device.
+    pub(super) fn places(&self, set: ExpertSetId, rows: usize, pairs: usize, takes: bool) -> bool {
         let shelf = &self.shelves[set.0];
-        let takes = || self.hand_over.as_ref().is_some_and(|hand_over| hand_over.takes[set.0]);
         let fits = pairs.min(shelf.experts) <= shelf.slots;
-        rows <= FEW_ROWS && fits || rows <= FEW_ROWS_BESIDE_PANELS && takes()
+        pairs <= MOST_PAIRS && (rows <= FEW_ROWS && fits || rows <= FEW_ROWS_BESIDE_PANELS && takes)
     }
 
     /// The table that kernels are given.

@@ -13,7 +13,7 @@ const PAIRS: usize = 192;
 const SET: usize = 193;
 const LIST: usize = 194;
 /// Most pairs, as `MAX_PAIRS` of `kernels/tiers.h`.
-const MOST_PAIRS: usize = 8 * 64;
+pub(crate) const MOST_PAIRS: usize = 8 * 64;
 
 /// Where things lie on a desk, in words of 32 bits.
 #[derive(Debug, Clone, Copy)]
@@ -45,10 +45,17 @@ fn row_words(cols: usize) -> usize {
 
 /// A pair of a row with an expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct HandedPair {
-    pub(super) expert: u32,
+pub(crate) struct HandedPair {
+    pub(crate) expert: u32,
     /// Its number among the batch's pairs.
-    pub(super) pair: u32,
+    pub(crate) pair: u32,
+}
+
+impl HandedPair {
+    /// As `handed_pair` of `kernels/handed.h`.
+    pub(crate) fn word(&self) -> u32 {
+        self.pair << 16 | self.expert
+    }
 }
 
 /// A row of activations on the desk.

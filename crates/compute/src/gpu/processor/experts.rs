@@ -23,10 +23,8 @@ const DOWN_ROWS: usize = 32;
 pub(crate) struct HandedSet {
     /// gate, up and down.
     parts: [ExpertMatrix; 3],
-    /// Where the first one is in host memory, and how far apart they are.
-    first_expert: usize,
-    slot_bytes: usize,
-    experts: usize,
+    /// Where the first one is in host memory, how far apart they are, and how many there are; nothing if a cache has them.
+    place: Option<(usize, usize, usize)>,
     activation: Activation,
     /// Of gate and up, of all experts.
     biases: Option<[Vec<f32>; 2]>,
@@ -34,13 +32,13 @@ pub(crate) struct HandedSet {
 }
 
 impl HandedSet {
-    /// Experts from `first_expert` on, each of `slot_bytes` bytes, where the processor has the device's bits for them.
+    /// Experts that are at `place`, where the processor has the device's bits for them.
     pub(crate) fn new(
         parts: &[ExpertMatrix; 3],
         mlp: &ExpertMlp,
         top_k: usize,
         tensors: &[Tensor],
-        (first_expert, slot_bytes, experts): (usize, usize, usize),
+        place: Option<(usize, usize, usize)>,
     ) -> Option<Self> {
         let simd = Simd::detect();
         let known = parts.iter().all(|part| has_pieces(simd, part.matrix.dtype, part.matrix.cols));
@@ -55,7 +53,7 @@ impl HandedSet {
         };
         let biases = mlp.biases.map(|b| [vector(b.gate), vector(b.up)]);
         let (parts, activation) = (*parts, mlp.activation);
-        Some(Self { parts, first_expert, slot_bytes, experts, activation, biases, top_k })
+        Some(Self { parts, place, activation, biases, top_k })
     }
 
     /// Columns of x, and outputs.
@@ -63,14 +61,24 @@ impl HandedSet {
         [self.parts[0].matrix.cols, self.parts[2].matrix.rows]
     }
 
-    pub(crate) fn experts(&self) -> usize {
-        self.experts
+    /// Experts that are always in host memory.
+    pub(super) fn experts(&self) -> usize {
+        self.place.map_or(0, |(_, _, experts)| experts)
     }
 
-    /// One of an expert's matrices.
+    /// An expert's matrices: gate, up and down.
+    ///
+    /// # Errors
+    /// [`crate::Error::PlaneSize`] and others if they are not in `host`.
+    pub(super) fn matrices<'a>(&self, host: &'a [u8], expert: u32) -> Result<[TensorView<'a>; 3]> {
+        let [gate, up, down] = [0, 1, 2].map(|which| self.matrix(host, expert as usize, which));
+        Ok([gate?, up?, down?])
+    }
+
     fn matrix<'a>(&self, host: &'a [u8], expert: usize, which: usize) -> Result<TensorView<'a>> {
         let ExpertMatrix { matrix, part } = &self.parts[which];
-        let slot = &host[self.first_expert + expert * self.slot_bytes..][..self.slot_bytes];
+        let (first, slot_bytes, _) = self.place.unwrap_or_default();
+        let slot = &host[first + expert * slot_bytes..][..slot_bytes];
         let mut planes = [&[] as &[u8]; 3];
         for (plane, bytes) in planes.iter_mut().enumerate().take(matrix.dtype.planes()) {
             let length = matrix.dtype.plane_bytes(plane, matrix.rows, matrix.cols)?;
@@ -95,14 +103,16 @@ struct Group<'a> {
     matrices: [TensorView<'a>; 3],
 }
 
-/// Computes pairs of a set: their rows of x are on the desk, their outputs go there. `host` is the memory of all experts.
+/// Computes pairs of a set, ascending: their rows of x are on the desk, their outputs go there. `matrices` gives gate, up and
+/// down of an expert.
 ///
 /// # Errors
-/// [`crate::Error::Shape`] and [`crate::Error::Unsupported`] if the set's matrices are not what they were taken for.
-pub(super) fn compute(
+/// [`crate::Error::Shape`] and [`crate::Error::Unsupported`] if the matrices are not what they were taken for; those of
+/// `matrices`.
+pub(super) fn compute<'a>(
     pool: &ThreadPool,
     set: &HandedSet,
-    host: &[u8],
+    matrices: impl Fn(u32) -> Result<[TensorView<'a>; 3]>,
     desk: &Desk,
     pairs: &[HandedPair],
     scratch: &mut Scratch,
@@ -116,12 +126,10 @@ pub(super) fn compute(
     let mut groups = vec![];
     let mut start = 0;
     for group in pairs.chunk_by(|a, b| a.expert == b.expert) {
-        let expert = group[0].expert as usize;
-        let matrices = [0, 1, 2].map(|which| set.matrix(host, expert, which));
-        let [gate, up, down] = matrices;
+        let expert = group[0].expert;
         let pairs = start..start + group.len();
         start = pairs.end;
-        groups.push(Group { pairs, expert, matrices: [gate?, up?, down?] });
+        groups.push(Group { pairs, expert: expert as usize, matrices: matrices(expert)? });
     }
     let failure = Mutex::new(Ok(()));
     let keep = |outcome: Result<()>| {

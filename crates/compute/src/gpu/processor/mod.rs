@@ -3,11 +3,14 @@
 //! For few rows the device decides which missing experts come over the bus and which ones the processor computes
 //! and puts their rows on a *desk* in host memory that both see (`kernels/tiers.h`), goes on with what it has, and waits for
 //! the outputs where it needs them (`kernels/share.h`). A thread of the processor's looks at the desk as long as a batch is under
-//! way. Outputs have the device's bits, so that nobody can tell who computed them.
+//! way. Where the host decides, it computes its part itself ([`Beside`]). Outputs have the device's bits, so that nobody can
+//! tell who computed them.
 
+mod beside;
 mod costs;
 mod desk;
 mod experts;
+mod trials;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,14 +18,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub(super) use self::costs::MOST_SHARED;
+pub(super) use self::beside::Beside;
 use self::costs::{Costs, Line, fixed_shares};
+pub(super) use self::costs::{MOST_SHARED, missing};
 use self::desk::Desk;
-pub(super) use self::desk::DeskLayout;
+pub(super) use self::desk::{DeskLayout, HandedPair, MOST_PAIRS};
 pub(super) use self::experts::HandedSet;
 use self::experts::{Scratch, compute};
 use super::device::{BufferId, Device};
-use super::memory::{HandOver, Tiers};
+use super::memory::{FEW_ROWS_BESIDE_PANELS, HandOver, Tiers};
 use super::options::ProcessorShare;
 use crate::cpu::pool::ThreadPool;
 use crate::{Error, Result};
@@ -88,12 +92,11 @@ impl Processor {
     /// [`Error::Device`] if the device has no host memory.
     pub(super) fn new(
         device: &mut dyn Device,
-        tiers: &mut Tiers,
+        (tiers, hand_over): (&Tiers, &HandOver),
         sets: Vec<Option<HandedSet>>,
         share: ProcessorShare,
-    ) -> Result<Option<Self>> {
-        let Some(HandOver { desk, layout, .. }) = tiers.hand_over() else { return Ok(None) };
-        let (desk, layout) = (*desk, *layout);
+    ) -> Result<Self> {
+        let (desk, layout) = (hand_over.desk, hand_over.layout);
         // SAFETY: by the caller the memory outlives the thread, which ends with `self`; besides it, `place` and `collect` use
         // it as `Desk` says.
         let desk = unsafe { Desk::new(device.host_bytes(desk)?, layout) };
@@ -108,7 +111,7 @@ impl Processor {
             took: Mutex::default(),
             failed: AtomicBool::new(false),
         });
-        Ok(Some(Self { shared, thread: None, share, costs: None, shares: [0; MOST_SHARED + 1], batches: 0 }))
+        Ok(Self { shared, thread: None, share, costs: None, shares: [0; MOST_SHARED + 1], batches: 0 })
     }
 
     /// Begins to look at the desk: before a batch is queued. The first time it finds out what the processor can take.
@@ -118,8 +121,7 @@ impl Processor {
     pub(super) fn begin(
         &mut self,
         device: &mut dyn Device,
-        tiers: &mut Tiers,
-        slots: BufferId,
+        (tiers, slots, hand_over): (&mut Tiers, BufferId, &HandOver),
     ) -> Result<()> {
         if self.thread.is_none() {
             let pool = ThreadPool::that_spins(self.share.threads, SPINS);
@@ -131,7 +133,7 @@ impl Processor {
                     costs.shares()
                 }
             };
-            self.publish(device, tiers, shares)?;
+            self.publish(device, hand_over, shares)?;
             let shared = Arc::clone(&self.shared);
             let run = move || shared.look(&pool);
             let thread = std::thread::Builder::new().name("experts".into()).spawn(run);
@@ -149,7 +151,7 @@ impl Processor {
     ///
     /// # Errors
     /// [`Error::Device`] if the device waited for the processor in vain: the batch's results are NaN.
-    pub(super) fn end(&mut self, device: &mut dyn Device, tiers: &mut Tiers) -> Result<()> {
+    pub(super) fn end(&mut self, device: &mut dyn Device, hand_over: &HandOver) -> Result<()> {
         self.shared.state.store(IDLE, Ordering::Release);
         if self.shared.desk.take_late() {
             // An answer to what nobody waits for would be taken for one to the next request.
@@ -163,26 +165,42 @@ impl Processor {
         self.batches += 1;
         let Some(costs) = self.costs.as_mut().filter(|_| self.batches >= LOOKED_AT) else { return Ok(()) };
         self.batches = 0;
-        let [batches, experts, squares, time, products, rest @ ..] = tiers.take_times(device)?;
+        let [batches, experts, squares, time, products, rest @ ..] = hand_over.take_times(device)?;
         let bus = Line::of_sums([batches, experts, squares, time, products]);
         let processor = std::mem::take(&mut *self.shared.took.lock().unwrap_or_else(PoisonError::into_inner));
         costs.add(bus, processor, rest);
         let shares = costs.shares();
-        self.publish(device, tiers, shares)
+        self.publish(device, hand_over, shares)
+    }
+
+    /// [`Executable::decode_rows`](crate::backend::Executable::decode_rows), if batches of so many rows need as many experts
+    /// that the device does not hold.
+    pub(super) fn decode_rows(&self, sequences: usize, missing: impl Fn(usize) -> f64) -> usize {
+        /// Times as many rows as are few, from which on they are better together where a part is given and nothing measured.
+        const MANY: usize = 5;
+        let few = FEW_ROWS_BESIDE_PANELS;
+        let better = sequences > few
+            && match (&self.costs, self.share.part) {
+                (Some(costs), _) => costs.few_are_better(few, sequences, missing),
+                (None, Some(_)) => sequences < MANY * few,
+                // To be measured.
+                (None, None) => true,
+            };
+        if better { few } else { sequences }
     }
 
     /// Tells the device the shares, if they have changed.
     fn publish(
         &mut self,
         device: &mut dyn Device,
-        tiers: &Tiers,
+        hand_over: &HandOver,
         shares: [u32; MOST_SHARED + 1],
     ) -> Result<()> {
         if shares == self.shares {
             return Ok(());
         }
         self.shares = shares;
-        tiers.set_shares(device, &shares)
+        hand_over.set_shares(device, &shares)
     }
 
     /// Measures both sides at once, as they will be at work: they share the memory's bandwidth.
@@ -223,7 +241,9 @@ impl Processor {
                     .collect();
                 next += experts;
                 let begin = Instant::now();
-                compute(pool, set, self.shared.host.bytes(), &self.shared.desk, &pairs, &mut scratch)?;
+                let host = self.shared.host.bytes();
+                let matrices = |expert| set.matrices(host, expert);
+                compute(pool, set, matrices, &self.shared.desk, &pairs, &mut scratch)?;
                 let took = begin.elapsed();
                 computed += took;
                 if round > 0 {
@@ -278,7 +298,8 @@ impl Shared {
                     let experts = pairs.chunk_by(|a, b| a.expert == b.expert).count();
                     let answer = || match self.sets.get(set).and_then(Option::as_ref) {
                         Some(set) => {
-                            compute(pool, set, self.host.bytes(), &self.desk, &pairs, &mut scratch).is_ok()
+                            let matrices = |expert| set.matrices(self.host.bytes(), expert);
+                            compute(pool, set, matrices, &self.desk, &pairs, &mut scratch).is_ok()
                         }
                         None => false,
                     };

@@ -9,9 +9,9 @@ pub(super) use self::draws::ROW_BYTES as DRAW_ROW_BYTES;
 use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
 use super::device::{Device, Slice};
-use super::memory::{Ending, FEW_ROWS, Memory, Shape};
+use super::memory::{Ending, FEW_ROWS, Memory, Shape, most_chosen};
 use super::options::GpuOptions;
-use super::processor::Processor;
+use super::processor::{Beside, Processor, missing};
 use super::steps::{Buffers, Step, buffers, steps};
 use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
 use crate::draw::Draw;
@@ -26,6 +26,7 @@ const HIDDEN_ROWS: usize = 64;
 pub(crate) struct GpuExecutable {
     /// Ends before the device's memory does.
     processor: Option<Processor>,
+    beside: Option<Beside>,
     device: Mutex<Box<dyn Device>>,
     graph: Graph,
     steps: Vec<Step>,
@@ -53,17 +54,21 @@ impl GpuExecutable {
         let steps = steps(&graph);
         let buffers = buffers(&graph, &steps);
         let mut memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
-        let mut processor = None;
+        let (mut processor, mut beside) = (None, None);
         let sets = (0..graph.expert_sets().len()).map(ExpertSetId);
         let suited: Vec<bool> = sets.map(|set| memory.experts_take_bytes(set)).collect();
         if let Some(share) = gpu.processor.filter(|share| share.part != Some(0.0))
             && let Some(sets) = memory.experts.share(&mut *device, &graph, tensors, &suited)?
-            && let Some((tiers, _)) = memory.experts.tiers()
         {
-            processor = Processor::new(&mut *device, tiers, sets, share)?;
+            if let Some((tiers, _, Some(hand_over))) = memory.experts.tiers() {
+                processor = Some(Processor::new(&mut *device, (tiers, hand_over), sets, share)?);
+            } else if let Some(hand_over) = memory.experts.hand_over() {
+                beside = Some(Beside::new(&mut *device, hand_over, sets, share)?);
+            }
         }
         Ok(Self {
             processor,
+            beside,
             device: Mutex::new(device),
             graph,
             steps,
@@ -97,11 +102,11 @@ impl GpuExecutable {
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let few = Shape::of(batch, ending).rows <= FEW_ROWS;
         let ended = match (&mut self.processor, self.memory.experts.tiers()) {
-            (Some(processor), Some((tiers, _))) if few => {
+            (Some(processor), Some((_, _, Some(hand_over)))) if few => {
                 // Whatever is under way may ask for the processor.
                 let unread = outcome.is_err() || batch.outputs.is_empty();
                 let waited = if unread { device.synchronize() } else { Ok(()) };
-                processor.end(device, tiers).and(waited)
+                processor.end(device, hand_over).and(waited)
             }
             _ => Ok(()),
         };
@@ -114,10 +119,10 @@ impl GpuExecutable {
         let (graph, memory) = (&self.graph, &mut self.memory);
         memory.experts.load_all(device, experts)?;
         if let Some(processor) = &mut self.processor
-            && let Some((tiers, slots)) = memory.experts.tiers()
+            && let Some((tiers, slots, Some(hand_over))) = memory.experts.tiers()
             && Shape::of(batch, ending).rows <= FEW_ROWS
         {
-            processor.begin(device, tiers, slots)?;
+            processor.begin(device, (tiers, slots, hand_over))?;
         }
         let shape = Shape::of(batch, ending);
         let moved = memory.set_inputs(device, graph, batch, &shape);
@@ -126,11 +131,12 @@ impl GpuExecutable {
         }
         moved?;
         let (steps, buffers) = (&self.steps, &self.buffers);
-        let mut runner = Runner { device, graph, steps, buffers, memory, source: experts };
+        let beside = self.beside.as_mut();
+        let mut runner = Runner { device, graph, steps, buffers, memory, source: experts, beside };
         let outcome = runner.run(&mut self.recordings, shape);
         self.memory.experts.settle(device, experts).and(outcome)?;
         if shape.rows <= FEW_ROWS
-            && let Some((tiers, _)) = self.memory.experts.tiers()
+            && let Some((tiers, ..)) = self.memory.experts.tiers()
         {
             tiers.forget();
         }
@@ -197,6 +203,17 @@ impl Executable for GpuExecutable {
         if self.memory.experts.exchanges() { self.device_mut().pin(memory) } else { None }
     }
 
+    fn decode_rows(&self, sequences: usize) -> usize {
+        let Some((experts, held)) = self.memory.experts.shared_layer() else { return sequences };
+        let chosen = most_chosen(&self.graph);
+        let missing = |rows| missing(experts, held, chosen, rows);
+        match (&self.processor, &self.beside) {
+            (Some(processor), _) => processor.decode_rows(sequences, missing),
+            (_, Some(beside)) => beside.decode_rows(sequences, missing),
+            _ => sequences,
+        }
+    }
+
     fn draws_tokens(&self) -> bool {
         self.graph.vocab_size() <= MOST_TOKENS
     }
@@ -239,14 +256,11 @@ impl Executable for GpuExecutable {
     fn device_counts(&mut self) -> Option<DeviceCounts> {
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let [experts, fetched, computed] = match self.memory.experts.tiers() {
-            Some((tiers, _)) => {
+            Some((tiers, ..)) => {
                 self.asked += 1;
                 tiers.traffic(device).ok()?
             }
-            None => {
-                let [experts, fetched] = self.memory.experts.counts();
-                [experts, fetched, 0]
-            }
+            None => self.memory.experts.counts(),
         };
         let counts = device.counts();
         Some(DeviceCounts {

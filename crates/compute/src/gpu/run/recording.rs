@@ -7,6 +7,7 @@ use crate::backend::ExpertSource;
 use crate::gpu::device::{Device, Dispatch, RecordingId, Slice};
 use crate::gpu::lower::{Piece, lower};
 use crate::gpu::memory::{BATCH_ROWS, Ending, FEW_ROWS, Memory, Shape};
+use crate::gpu::processor::Beside;
 use crate::gpu::steps::{Buffers, Step};
 use crate::graph::Graph;
 
@@ -43,6 +44,7 @@ pub(super) struct Runner<'a> {
     pub(super) buffers: &'a Buffers,
     pub(super) memory: &'a mut Memory,
     pub(super) source: &'a mut dyn ExpertSource,
+    pub(super) beside: Option<&'a mut Beside>,
 }
 
 impl Runner<'_> {
@@ -92,8 +94,8 @@ impl Runner<'_> {
         for piece in self.lower(shape) {
             recording.push(match piece {
                 Piece::Run(list) => Piece::Run(self.device.record(list)?),
-                Piece::Experts { set, ids, pairs, body } => {
-                    Piece::Experts { set, ids, pairs, body: self.device.record(body)? }
+                Piece::Experts { set, ids, pairs, hands, body } => {
+                    Piece::Experts { set, ids, pairs, hands, body: self.device.record(body)? }
                 }
             });
         }
@@ -107,27 +109,28 @@ impl Runner<'_> {
     ) -> Result<()> {
         match piece {
             Piece::Run(list) => run(self.device, list),
-            Piece::Experts { set, ids, pairs, body } => {
+            Piece::Experts { set, ids, pairs, hands, body } => {
                 let experts = self.graph.expert_sets()[set.0].experts;
                 // So many tokens ask for every expert, or nearly: not worth waiting for their choice.
                 let all = self.memory.experts.tiers().is_some() && *pairs >= ALL_CHOSEN * experts;
-                let chosen = if all { (0..experts as u32).collect() } else { self.chosen(*ids, *pairs)? };
-                if let Some((tiers, slots)) = self.memory.experts.tiers() {
-                    return tiers.stream(self.device, slots, *set, &chosen, |device| run(device, body));
+                let mut ids = if all { (0..experts as u32).collect() } else { self.ids(*ids, *pairs)? };
+                if let Some((tiers, slots, _)) = self.memory.experts.tiers() {
+                    let chosen = &mut ids;
+                    chosen.sort_unstable();
+                    chosen.dedup();
+                    return tiers.stream(self.device, slots, *set, chosen, |device| run(device, body));
                 }
                 let experts = &mut self.memory.experts;
-                experts.pass(self.device, (*set, &chosen, *pairs), self.source, |device| run(device, body))
+                let beside = self.beside.as_deref_mut().filter(|_| *hands);
+                experts.pass(self.device, (*set, &ids), self.source, beside, |device| run(device, body))
             }
         }
     }
 
-    /// The distinct ids of a routing, ascending.
-    fn chosen(&mut self, ids: Slice, pairs: usize) -> Result<Vec<u32>> {
+    /// The ids of a routing.
+    fn ids(&mut self, ids: Slice, pairs: usize) -> Result<Vec<u32>> {
         let mut bytes = vec![0; pairs * 4];
         self.device.download(ids, &mut bytes)?;
-        let mut ids: Vec<u32> = bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        Ok(ids)
+        Ok(bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect())
     }
 }

@@ -147,9 +147,11 @@ impl Lowering<'_> {
             self.run.extend(self.place(set, &chosen, ready));
             self.run.append(&mut body);
         } else {
+            let offer = hands.then(|| self.offer(x)).flatten();
+            self.run.extend(offer);
             let run = std::mem::take(&mut self.run);
             self.pieces.push(Piece::Run(run));
-            self.pieces.push(Piece::Experts { set, ids, pairs, body });
+            self.pieces.push(Piece::Experts { set, ids, pairs, hands, body });
         }
         if summed {
             return;

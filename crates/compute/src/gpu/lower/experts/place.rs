@@ -1,6 +1,8 @@
 //! Lowering to the kernels of `kernels/tiers.h`: giving slots to experts that are in host memory, and bringing them there.
 
-use crate::gpu::arguments::{BroughtConstants, CollectConstants, PlaceConstants, RouteConstants};
+use crate::gpu::arguments::{
+    BroughtConstants, CollectConstants, DeskRowsConstants, PlaceConstants, RouteConstants,
+};
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
 use crate::graph::{ExpertSetId, Value};
@@ -44,7 +46,7 @@ impl Lowering<'_> {
         let decay = |half_life: f32, rows: usize| (-(rows as f32) / half_life).exp2();
         let [logits, bias] = route.as_ref().map_or([ids; 2], |(slices, _)| *slices);
         let route = route.as_ref().map(|(_, words)| *words);
-        let hand_over = tiers.hand_over().zip(handed);
+        let hand_over = self.memory.experts.hand_over().zip(handed);
         let groups = 1 + if route.is_some() || hand_over.is_some() { rows } else { 0 };
         let mut norm = None;
         let [shares, list, x, weight, desk] = hand_over.map_or([ids; 5], |(hand_over, x)| {
@@ -65,10 +67,12 @@ impl Lowering<'_> {
             short_part: SHORT_PART * (1.0 - decay(SHORT, 1)),
             hands: hand_over.is_some(),
             rows,
-            cols: handed.map_or(0, Value::width),
-            desk_rows: hand_over.map_or(0, |(hand_over, _)| hand_over.layout.rows),
             set: set.0,
-            norm: norm.into(),
+            desk: DeskRowsConstants {
+                cols: handed.map_or(0, Value::width),
+                first: hand_over.map_or(0, |(hand_over, _)| hand_over.layout.rows),
+                norm: norm.into(),
+            },
             routes: route.is_some(),
             route: route.unwrap_or_default(),
         };
@@ -83,6 +87,17 @@ impl Lowering<'_> {
         vec![place, fetch]
     }
 
+    /// What puts rows of `x` on the processor's desk, if there is one.
+    pub(super) fn offer(&self, x: Value) -> Option<Dispatch> {
+        let hand_over = self.memory.experts.hand_over()?;
+        let (from, norm) = self.entering(x);
+        let weight = norm.map_or(from, |norm| self.vector(norm.weight));
+        let buffers = [from, weight, hand_over.desk.into()];
+        let rows = DeskRowsConstants { cols: x.width(), first: hand_over.layout.rows, norm: norm.into() };
+        let offer = Launch { unit: "share", kernel: "offer", buffers: &buffers, constants: &rows };
+        Some(offer.over([self.rows, 1, 1], THREADS))
+    }
+
     /// What brings the outputs that the processor has made of a batch's pairs to `out` (pairs, width), where it takes part.
     pub(super) fn collect(
         &self,
@@ -91,11 +106,10 @@ impl Lowering<'_> {
         ids: Slice,
         (out, width): (Slice, usize),
     ) -> Option<Dispatch> {
-        let tiers = self.memory.experts.placing(set, counts)?;
-        let hand_over = tiers.hand_over().filter(|hand_over| hand_over.takes[set.0])?;
-        let table = tiers.placement(set).table;
+        let experts = &self.memory.experts;
+        let hand_over = experts.handing(set, counts)?;
         let (handed, times, desk) = (hand_over.handed, hand_over.times, hand_over.desk);
-        let buffers = [table, ids, handed.into(), times.into(), desk.into(), out];
+        let buffers = [experts.table(set, counts), ids, handed.into(), times.into(), desk.into(), out];
         let constants = &CollectConstants { width, desk_outputs: hand_over.layout.outputs };
         let collect = Launch { unit: "share", kernel: "collect", buffers: &buffers, constants };
         Some(collect.over([counts[1], 1, 1], THREADS))
