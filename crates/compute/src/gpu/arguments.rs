@@ -354,6 +354,10 @@ arguments! {
     /// Rows on the processor's desk.
     DeskRowsConstants { cols: usize, first: usize, norm: NormConstants }
 
+    ["share.h" OfferConstants]
+    /// Of `offer`.
+    OfferConstants { desk: DeskRowsConstants, rows: usize, top_k: usize }
+
     ["share.h" CollectConstants]
     /// Of `collect`.
     CollectConstants { width: usize, desk_outputs: usize }

@@ -19,12 +19,27 @@ CONSTANT uint TIMES = 8;
 // Nanoseconds that count as waiting.
 CONSTANT uint WAITING = 2000;
 
-// Puts rows of x (rows, cols) on the desk, for the host to take when it knows their experts. Grid: (rows).
-KERNEL(offer, DeskRows, (const float, x), (const float, norm), (uint, desk)) {
+struct OfferConstants {
+    DeskRows desk;
+    uint rows, top_k;
+};
+
+// Puts rows of x (rows, cols) and the experts of their pairs, ids (rows, top_k), on the desk, and says when all are there.
+// Grid: (rows).
+KERNEL(offer, OfferConstants, (const uint, ids), (const float, x), (const float, norm), (uint, handed), (uint, desk)) {
     SHARED(uint, words, MOST_COLUMNS / 4);
     SHARED(float, scales, MOST_COLUMNS / 16);
     SHARED(float, scratch, 8);
-    hand_row(ctx, c, ctx.group_x(), x, norm, desk, words, scales, scratch);
+    const uint row = ctx.group_x();
+    for (uint k = ctx.thread(); k < c.top_k; k += ctx.threads()) {
+        desk[DESK_LIST + row * c.top_k + k] = (uint)ids[row * c.top_k + k];
+    }
+    hand_row(ctx, c.desk, row, x, norm, desk, words, scales, scratch);
+    publish(ctx);
+    barrier(ctx);
+    if (ctx.thread() != 0 || tally_device(handed + HANDED_ARRIVED, 1) + 1 != c.rows) return;
+    publish(ctx);
+    tell(desk + DESK_ASKED);
 }
 
 // The outputs of the pairs that the processor computes → out (pairs, width), once they are there. Grid: (pairs).

@@ -23,8 +23,9 @@ pub(crate) enum Piece<D> {
     /// Runs without the host.
     Run(D),
     /// Experts that may have to be loaded: `ids` (`pairs`, u32) are those chosen, `body` computes all pairs whose
-    /// experts are present. With `hands` the processor may compute others, of the rows on its desk.
-    Experts { set: ExpertSetId, ids: Slice, pairs: usize, hands: bool, body: D },
+    /// experts are present. With `hands` the processor may compute others, of the rows on its desk; where it runs `once`, what
+    /// follows is part of it.
+    Experts { set: ExpertSetId, ids: Slice, pairs: usize, hands: bool, once: bool, body: D },
 }
 
 /// A norm that is made where its result is read.

@@ -41,12 +41,20 @@ pub(super) fn lower(
         lowering.step(step);
     }
     lowering.flush_products();
-    let run = std::mem::take(&mut lowering.run);
-    lowering.pieces.push(Piece::Run(run));
+    lowering.end_run();
     lowering.pieces
 }
 
 impl Lowering<'_> {
+    /// Ends the run: it goes on where experts end whose body runs once.
+    fn end_run(&mut self) {
+        let run = std::mem::take(&mut self.run);
+        match self.pieces.last_mut() {
+            Some(Piece::Experts { once: true, body, .. }) => body.extend(run),
+            _ => self.pieces.push(Piece::Run(run)),
+        }
+    }
+
     fn step(&mut self, step: &Step) {
         let siblings = std::mem::take(&mut self.siblings);
         if !matches!(step, Step::Linear { .. }) {

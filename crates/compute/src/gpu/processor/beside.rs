@@ -1,6 +1,6 @@
 //! [`Beside`]: the processor's part where the host decides what comes to the device, computed while that comes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::SPINS;
 use super::desk::{Desk, HandedPair};
@@ -13,6 +13,9 @@ use crate::gpu::memory::{FEW_ROWS_BESIDE_PANELS, HandOver};
 use crate::gpu::options::ProcessorShare;
 use crate::graph::ExpertSetId;
 use crate::{Error, Result};
+
+/// How long the desk is looked at before the device is asked.
+const PATIENCE: Duration = Duration::from_millis(2);
 
 /// The processor as a help to the thread that runs batches.
 pub(in crate::gpu) struct Beside {
@@ -30,6 +33,7 @@ pub(in crate::gpu) struct Beside {
     experts: usize,
     /// Whether the device has been told of any.
     told: bool,
+    waits: u64,
 }
 
 impl Beside {
@@ -43,8 +47,8 @@ impl Beside {
         sets: Vec<Option<HandedSet>>,
         share: ProcessorShare,
     ) -> Result<Self> {
-        // SAFETY: by the caller the memory outlives this; kernels use it only while this does not: `offer` before a choice is
-        // read, `collect` after it was answered.
+        // SAFETY: by the caller the memory outlives this; kernels use it only while this does not: `offer` before it has said
+        // that rows are there, `collect` after the list of pairs was sent.
         let desk = unsafe { Desk::new(device.host_bytes(hand_over.desk)?, hand_over.layout) };
         desk.answer();
         Ok(Self {
@@ -58,7 +62,46 @@ impl Beside {
             pairs: vec![],
             experts: 0,
             told: false,
+            waits: 0,
         })
+    }
+
+    /// The experts of a batch's pairs, once they and the rows are on the desk.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device fails to put them there.
+    pub(in crate::gpu) fn ids(&mut self, device: &mut dyn Device, pairs: usize) -> Result<Vec<u32>> {
+        self.waits += 1;
+        let begin = Instant::now();
+        while !self.desk.asked() {
+            if begin.elapsed() > PATIENCE {
+                // Whatever keeps the device from it is told here.
+                device.synchronize()?;
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        if !self.desk.take_asked() {
+            return Err(Error::Device { reason: "the choice of experts is not on the desk".into() });
+        }
+        Ok(self.desk.ids(pairs).to_vec())
+    }
+
+    /// Forgets what the device has put on the desk and nobody has taken: after a batch that failed.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(in crate::gpu) fn forget(&mut self, device: &mut dyn Device, hand_over: &HandOver) -> Result<()> {
+        device.synchronize()?;
+        self.desk.take_asked();
+        self.pairs.clear();
+        self.experts = 0;
+        hand_over.set_handed(device, &[], 0)
+    }
+
+    /// How often the desk was waited for.
+    pub(in crate::gpu) fn waits(&self) -> u64 {
+        self.waits
     }
 
     /// How many of so many experts that are at hand the processor computes.

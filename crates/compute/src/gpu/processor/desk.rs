@@ -134,6 +134,11 @@ impl Desk {
         self.word(SET).load(Ordering::Relaxed) as usize
     }
 
+    /// The experts of so many pairs, which were put there by themselves.
+    pub(super) fn ids(&self, pairs: usize) -> &[u32] {
+        self.words(LIST..LIST + pairs.min(MOST_PAIRS))
+    }
+
     /// A row of `cols` columns.
     pub(super) fn row(&self, row: usize, cols: usize) -> DeskRow<'_> {
         let start = self.layout.rows + row * row_words(cols);

@@ -108,9 +108,13 @@ impl GpuExecutable {
                 let waited = if unread { device.synchronize() } else { Ok(()) };
                 processor.end(device, hand_over).and(waited)
             }
-            _ => Ok(()),
+            _ => match (&mut self.beside, self.memory.experts.hand_over()) {
+                (Some(beside), Some(hand_over)) if outcome.is_err() => beside.forget(device, hand_over),
+                _ => Ok(()),
+            },
         };
-        ended.and(outcome)
+        // The first error is the cause.
+        outcome.and_then(|value| ended.map(|()| value))
     }
 
     /// Queues a batch; what it ends with is in the device's memory then.
@@ -262,7 +266,8 @@ impl Executable for GpuExecutable {
             }
             None => self.memory.experts.counts(),
         };
-        let counts = device.counts();
+        let mut counts = device.counts();
+        counts.waits += self.beside.as_ref().map_or(0, Beside::waits);
         Some(DeviceCounts {
             experts,
             fetched,

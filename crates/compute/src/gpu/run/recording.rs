@@ -94,8 +94,8 @@ impl Runner<'_> {
         for piece in self.lower(shape) {
             recording.push(match piece {
                 Piece::Run(list) => Piece::Run(self.device.record(list)?),
-                Piece::Experts { set, ids, pairs, hands, body } => {
-                    Piece::Experts { set, ids, pairs, hands, body: self.device.record(body)? }
+                Piece::Experts { set, ids, pairs, hands, once, body } => {
+                    Piece::Experts { set, ids, pairs, hands, once, body: self.device.record(body)? }
                 }
             });
         }
@@ -109,11 +109,16 @@ impl Runner<'_> {
     ) -> Result<()> {
         match piece {
             Piece::Run(list) => run(self.device, list),
-            Piece::Experts { set, ids, pairs, hands, body } => {
+            Piece::Experts { set, ids, pairs, hands, body, .. } => {
                 let experts = self.graph.expert_sets()[set.0].experts;
                 // So many tokens ask for every expert, or nearly: not worth waiting for their choice.
                 let all = self.memory.experts.tiers().is_some() && *pairs >= ALL_CHOSEN * experts;
-                let mut ids = if all { (0..experts as u32).collect() } else { self.ids(*ids, *pairs)? };
+                let mut beside = self.beside.as_deref_mut().filter(|_| *hands);
+                let mut ids = match &mut beside {
+                    Some(beside) => beside.ids(self.device, *pairs)?,
+                    None if all => (0..experts as u32).collect(),
+                    None => ids_of(self.device, *ids, *pairs)?,
+                };
                 if let Some((tiers, slots, _)) = self.memory.experts.tiers() {
                     let chosen = &mut ids;
                     chosen.sort_unstable();
@@ -121,16 +126,15 @@ impl Runner<'_> {
                     return tiers.stream(self.device, slots, *set, chosen, |device| run(device, body));
                 }
                 let experts = &mut self.memory.experts;
-                let beside = self.beside.as_deref_mut().filter(|_| *hands);
                 experts.pass(self.device, (*set, &ids), self.source, beside, |device| run(device, body))
             }
         }
     }
+}
 
-    /// The ids of a routing.
-    fn ids(&mut self, ids: Slice, pairs: usize) -> Result<Vec<u32>> {
-        let mut bytes = vec![0; pairs * 4];
-        self.device.download(ids, &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect())
-    }
+/// The ids of a routing.
+fn ids_of(device: &mut dyn Device, ids: Slice, pairs: usize) -> Result<Vec<u32>> {
+    let mut bytes = vec![0; pairs * 4];
+    device.download(ids, &mut bytes)?;
+    Ok(bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b)).collect())
 }

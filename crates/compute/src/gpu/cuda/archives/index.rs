@@ -16,7 +16,7 @@
     unit!("rms_norm", "a865e049e9cefe64", ["layer_norm", "rms_norm"]),
     unit!("route", "2343fc602b45082b", ["route", "route_by_token"]),
     unit!("rows", "268235d1e999d707", ["gather_rows", "position_scale", "repeat", "rope", "slice"]),
-    unit!("share", "d12222fa0faf1627", ["collect", "offer"]),
+    unit!("share", "e8d8cdaa2b2860a7", ["collect", "offer"]),
     unit!("streams", "627b5a363f76879a", ["gated_mean", "hyper_collapse", "hyper_expand", "hyper_weights", "stream_add", "stream_gate"]),
     unit!("tiers", "6bb107d944d82fe1", ["fetch", "place"]),
     unit!("gemm_f16", "0d9ecbe9b8e42e9f", ["tensor_down_f16", "tensor_gate_up_f16", "tensor_linear_f16"]),

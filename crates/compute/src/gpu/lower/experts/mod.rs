@@ -147,11 +147,11 @@ impl Lowering<'_> {
             self.run.extend(self.place(set, &chosen, ready));
             self.run.append(&mut body);
         } else {
-            let offer = hands.then(|| self.offer(x)).flatten();
+            let offer = hands.then(|| self.offer(x, ids, top_k)).flatten();
             self.run.extend(offer);
-            let run = std::mem::take(&mut self.run);
-            self.pieces.push(Piece::Run(run));
-            self.pieces.push(Piece::Experts { set, ids, pairs, hands, body });
+            self.end_run();
+            let once = self.memory.experts.all_at_once(set, [self.rows, pairs]);
+            self.pieces.push(Piece::Experts { set, ids, pairs, hands, once, body });
         }
         if summed {
             return;

@@ -1,7 +1,7 @@
 //! Lowering to the kernels of `kernels/tiers.h`: giving slots to experts that are in host memory, and bringing them there.
 
 use crate::gpu::arguments::{
-    BroughtConstants, CollectConstants, DeskRowsConstants, PlaceConstants, RouteConstants,
+    BroughtConstants, CollectConstants, DeskRowsConstants, OfferConstants, PlaceConstants, RouteConstants,
 };
 use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::lower::context::{Launch, Lowering, THREADS};
@@ -87,14 +87,15 @@ impl Lowering<'_> {
         vec![place, fetch]
     }
 
-    /// What puts rows of `x` on the processor's desk, if there is one.
-    pub(super) fn offer(&self, x: Value) -> Option<Dispatch> {
+    /// What puts rows of `x` and the experts of their pairs, `ids`, on the processor's desk, if there is one.
+    pub(super) fn offer(&self, x: Value, ids: Slice, top_k: usize) -> Option<Dispatch> {
         let hand_over = self.memory.experts.hand_over()?;
         let (from, norm) = self.entering(x);
         let weight = norm.map_or(from, |norm| self.vector(norm.weight));
-        let buffers = [from, weight, hand_over.desk.into()];
-        let rows = DeskRowsConstants { cols: x.width(), first: hand_over.layout.rows, norm: norm.into() };
-        let offer = Launch { unit: "share", kernel: "offer", buffers: &buffers, constants: &rows };
+        let buffers = [ids, from, weight, hand_over.handed.into(), hand_over.desk.into()];
+        let desk = DeskRowsConstants { cols: x.width(), first: hand_over.layout.rows, norm: norm.into() };
+        let constants = &OfferConstants { desk, rows: self.rows, top_k };
+        let offer = Launch { unit: "share", kernel: "offer", buffers: &buffers, constants };
         Some(offer.over([self.rows, 1, 1], THREADS))
     }
 
