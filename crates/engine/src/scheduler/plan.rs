@@ -25,9 +25,30 @@ pub(super) fn divide(pending: &[usize], chunk: usize, beside: usize, first: usiz
     given
 }
 
+/// Which sequence comes first in the next batch: after one that held all, the next one, and else the first of those that got
+/// nothing.
+pub(super) fn next_turn(first: usize, given: &[usize]) -> usize {
+    let served = given.iter().filter(|given| **given > 0).count();
+    first.wrapping_add(if served < given.len() { served } else { 1 })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::divide;
+    use super::{divide, next_turn};
+
+    #[test]
+    fn batches_that_do_not_hold_all_are_shared_evenly() {
+        for (sequences, chunk) in [(9, 8), (12, 8), (16, 8), (31, 8), (5, 2)] {
+            let (mut turn, mut tokens) = (0, vec![0; sequences]);
+            for _ in 0..5 * sequences {
+                let given = divide(&vec![1; sequences], chunk, 4, turn);
+                turn = next_turn(turn, &given);
+                tokens.iter_mut().zip(given).for_each(|(tokens, given)| *tokens += given);
+                let (least, most) = (tokens.iter().min().unwrap(), tokens.iter().max().unwrap());
+                assert!(most - least <= 1, "{sequences}, {chunk}: {tokens:?}");
+            }
+        }
+    }
 
     #[test]
     fn shares() {

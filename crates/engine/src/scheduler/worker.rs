@@ -310,12 +310,9 @@ impl<'t> Worker<'t> {
             // The only ones of the kind have made room.
             return;
         }
-        // Those that got nothing come first the next time.
-        let (of_kind, served) = (
-            self.running.iter().filter(|s| s.kind() == kind).count(),
-            given.iter().filter(|n| **n > 0).count(),
-        );
-        self.turn += if served < of_kind { served } else { 1 };
+        let of_kind = self.running.iter().zip(&given).filter(|(s, _)| s.kind() == kind);
+        let given_of_kind: Vec<usize> = of_kind.map(|(_, given)| *given).collect();
+        self.turn = plan::next_turn(self.turn, &given_of_kind);
         self.engine.take_stats();
         let result = match self.evaluate(kind, &given) {
             Err(Error::StatesFull { .. }) if self.make_room() => return,

@@ -251,23 +251,6 @@ impl DeviceExperts {
         self.tiers.as_ref().is_some_and(|tiers| tiers.places(set, rows, pairs, self.takes(set)))
     }
 
-    /// A layer's experts whose products the processor takes, and the part of them that the device has room for.
-    pub(crate) fn shared_layer(&self) -> Option<(usize, f64)> {
-        let hand_over = self.hand_over.as_ref()?;
-        let set = (0..self.sets.len()).map(ExpertSetId).find(|set| hand_over.takes(*set))?;
-        Some(match &self.tiers {
-            Some(tiers) => {
-                let shelf = tiers.shelf(set);
-                (shelf.experts, shelf.slots as f64 / shelf.experts as f64)
-            }
-            None => {
-                let slots: usize = self.classes.iter().map(|class| class.slots.len() - class.guests).sum();
-                let all: usize = self.sets.iter().map(|set| set.slots.len()).sum();
-                (self.sets[set.0].slots.len(), slots as f64 / all as f64)
-            }
-        })
-    }
-
     /// What hands experts over to the processor, if it takes any.
     pub(crate) fn hand_over(&self) -> Option<&HandOver> {
         self.hand_over.as_ref()

@@ -18,7 +18,7 @@ mod weights;
 use std::collections::HashMap;
 
 use budget::{Budget, Needs, PAGE_NUMBER_BYTES, logits_bytes};
-pub(super) use expert_layout::{ExpertMatrix, all_bytes, most_chosen};
+pub(super) use expert_layout::{ExpertMatrix, all_bytes};
 pub(super) use experts::DeviceExperts;
 pub(super) use hand_over::HandOver;
 pub(super) use inputs::{

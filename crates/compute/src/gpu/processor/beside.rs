@@ -9,7 +9,7 @@ use super::trials::Trials;
 use crate::backend::ExpertView;
 use crate::cpu::pool::ThreadPool;
 use crate::gpu::device::Device;
-use crate::gpu::memory::{FEW_ROWS_BESIDE_PANELS, HandOver};
+use crate::gpu::memory::HandOver;
 use crate::gpu::options::ProcessorShare;
 use crate::graph::ExpertSetId;
 use crate::{Error, Result};
@@ -153,22 +153,6 @@ impl Beside {
             self.trials.add(copies + views.len(), begin.elapsed().as_nanos() as f64);
         }
         Ok(())
-    }
-
-    /// [`Executable::decode_rows`](crate::backend::Executable::decode_rows), if batches of so many rows need as many experts
-    /// that the device does not hold.
-    pub(in crate::gpu) fn decode_rows(&self, sequences: usize, missing: impl Fn(usize) -> f64) -> usize {
-        let few = FEW_ROWS_BESIDE_PANELS;
-        if sequences <= few {
-            return sequences;
-        }
-        match (self.trials.times(missing(few)), self.trials.times(missing(sequences)), self.part) {
-            (Some([shared, _]), Some([_, bus]), _) if few as f64 / shared <= sequences as f64 / bus => {
-                sequences
-            }
-            (None, _, Some(_)) => sequences,
-            _ => few,
-        }
     }
 
     /// Tells the device which pairs were computed since this was last called; gives how many experts.

@@ -129,23 +129,6 @@ impl Costs {
         if experts > 0.0 { self.hand_over + start + compute * experts } else { 0.0 }
     }
 
-    /// Nanoseconds that both take for so many experts, if they are divided well.
-    pub(super) fn shared(&self, experts: f64) -> f64 {
-        let time = |share: f64| self.bus(experts - share).max(self.processor(share));
-        (0..=16).map(|part| time(experts * f64::from(part) / 16.0)).fold(f64::INFINITY, f64::min)
-    }
-
-    /// Whether batches of `few` rows, of whose experts the processor computes a part, make more tokens a second than one of as
-    /// many rows as there are `sequences`, whose experts all come over the bus. `missing` is how many do, by rows.
-    pub(super) fn few_are_better(
-        &self,
-        few: usize,
-        sequences: usize,
-        missing: impl Fn(usize) -> f64,
-    ) -> bool {
-        few as f64 / self.shared(missing(few)) > sequences as f64 / self.bus(missing(sequences))
-    }
-
     /// How many experts the processor computes, by how many are missing.
     pub(super) fn shares(&self) -> [u32; MOST_SHARED + 1] {
         let time = |missing: usize, share: usize| {
@@ -158,14 +141,6 @@ impl Costs {
             (1..=missing).fold(0, better) as u32
         })
     }
-}
-
-/// How many experts that are not on the device a batch of so many rows needs, if each row has `chosen` of a layer's `experts`,
-/// evenly, and the device holds a part of them, 0..=1.
-pub(crate) fn missing(experts: usize, held: f64, chosen: usize, rows: usize) -> f64 {
-    let experts = experts as f64;
-    let rows = i32::try_from(rows).unwrap_or(i32::MAX);
-    (1.0 - held) * experts * (1.0 - (1.0 - chosen as f64 / experts).powi(rows))
 }
 
 /// The same part of all missing experts, rounded.
@@ -211,19 +186,6 @@ mod tests {
         (0..10).for_each(|_| costs.add(Line::default(), Line::default(), [0.0; 3]));
         assert_eq!(costs.shares()[1], 1);
         assert_eq!(fixed_shares(0.5)[..5], [0, 1, 1, 2, 2]);
-    }
-
-    #[test]
-    fn few_rows_with_the_processor_against_many_without() {
-        // Half of 128 experts are there, a token has eight.
-        let missing = |rows| missing(128, 0.5, 8, rows);
-        assert!((missing(1) - 4.0).abs() < 1e-9 && missing(1000) <= 64.0);
-        let costs = Costs::new(line(24e3, 53e3), line(24e3, 35e3), 16e3);
-        assert!(costs.few_are_better(8, 9, missing) && costs.few_are_better(8, 16, missing));
-        assert!(!costs.few_are_better(8, 64, missing));
-        // A processor that is no help.
-        let alone = Costs::new(line(24e3, 53e3), line(24e3, 3e6), 16e3);
-        assert!(!alone.few_are_better(8, 9, missing));
     }
 
     #[test]

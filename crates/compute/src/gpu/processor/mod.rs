@@ -19,14 +19,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub(super) use self::beside::Beside;
+pub(super) use self::costs::MOST_SHARED;
 use self::costs::{Costs, Line, fixed_shares};
-pub(super) use self::costs::{MOST_SHARED, missing};
 use self::desk::Desk;
 pub(super) use self::desk::{DeskLayout, HandedPair, MOST_PAIRS};
 pub(super) use self::experts::HandedSet;
 use self::experts::{Scratch, compute};
 use super::device::{BufferId, Device};
-use super::memory::{FEW_ROWS_BESIDE_PANELS, HandOver, Tiers};
+use super::memory::{HandOver, Tiers};
 use super::options::ProcessorShare;
 use crate::cpu::pool::ThreadPool;
 use crate::{Error, Result};
@@ -171,22 +171,6 @@ impl Processor {
         costs.add(bus, processor, rest);
         let shares = costs.shares();
         self.publish(device, hand_over, shares)
-    }
-
-    /// [`Executable::decode_rows`](crate::backend::Executable::decode_rows), if batches of so many rows need as many experts
-    /// that the device does not hold.
-    pub(super) fn decode_rows(&self, sequences: usize, missing: impl Fn(usize) -> f64) -> usize {
-        /// Times as many rows as are few, from which on they are better together where a part is given and nothing measured.
-        const MANY: usize = 5;
-        let few = FEW_ROWS_BESIDE_PANELS;
-        let better = sequences > few
-            && match (&self.costs, self.share.part) {
-                (Some(costs), _) => costs.few_are_better(few, sequences, missing),
-                (None, Some(_)) => sequences < MANY * few,
-                // To be measured.
-                (None, None) => true,
-            };
-        if better { few } else { sequences }
     }
 
     /// Tells the device the shares, if they have changed.

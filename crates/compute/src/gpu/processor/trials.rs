@@ -63,14 +63,6 @@ impl Trials {
         };
         tried.count = tried.count.saturating_add(1);
     }
-
-    /// Nanoseconds that so many experts take, divided as well as is known; and if the processor takes none of them. `None`
-    /// before that was tried.
-    pub(super) fn times(&self, experts: f64) -> Option<[f64; 2]> {
-        // Of numbers that did not occur nothing is known.
-        let tried = self.sizes[..=size_of(experts as usize)].iter().rev().find(|tried| tried[0].count > 0)?;
-        Some([best(tried), 0].map(|part| experts * tried[part].time))
-    }
 }
 
 /// The part that took least time.
@@ -112,11 +104,8 @@ mod tests {
         assert_eq!((shares[0], shares[7], shares[11]), (0, 4, 6), "{shares:?}");
         let (_, slow) = settled(50.0, 20.0, 5000.0);
         assert!(slow.iter().all(|share| *share == 0), "{slow:?}");
-        let (trials, fast) = settled(50.0, 0.0, 1.0);
+        let (_, fast) = settled(50.0, 0.0, 1.0);
         assert!(fast.iter().zip(1..).all(|(share, experts)| *share == experts), "{fast:?}");
-        let [best, bus] = trials.times(26.0).unwrap();
-        assert!(best < bus / 10.0 && (bus - 26.0 * 50.0).abs() < 1.0, "{best} {bus}");
-        assert!(Trials::default().times(8.0).is_none());
     }
 
     /// An outlier does not decide for long.

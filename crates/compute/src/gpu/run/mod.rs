@@ -2,16 +2,19 @@
 
 mod draws;
 mod recording;
+mod turns;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 pub(super) use self::draws::ROW_BYTES as DRAW_ROW_BYTES;
 use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
+use self::turns::Turns;
 use super::device::{Device, Slice};
-use super::memory::{Ending, FEW_ROWS, Memory, Shape, most_chosen};
+use super::memory::{Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, Memory, Shape};
 use super::options::GpuOptions;
-use super::processor::{Beside, Processor, missing};
+use super::processor::{Beside, Processor};
 use super::steps::{Buffers, Step, buffers, steps};
 use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
 use crate::draw::Draw;
@@ -33,6 +36,7 @@ pub(crate) struct GpuExecutable {
     buffers: Buffers,
     memory: Memory,
     recordings: Recordings,
+    turns: Turns,
     draws: DrawBuffers,
     profiling: bool,
     /// How often the device was waited for to count what it did.
@@ -75,6 +79,7 @@ impl GpuExecutable {
             buffers,
             memory,
             recordings: Recordings::default(),
+            turns: Turns::default(),
             draws: DrawBuffers::default(),
             profiling: false,
             asked: 0,
@@ -98,7 +103,11 @@ impl GpuExecutable {
         ending: Ending,
         read: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
+        let begin = Instant::now();
         let outcome = self.queue(batch, experts, ending).and_then(|()| read(self));
+        if outcome.is_ok() && batch.tokens.len() == batch.spans.len() {
+            self.turns.add(batch.tokens.len(), begin.elapsed());
+        }
         let device = &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
         let few = Shape::of(batch, ending).rows <= FEW_ROWS;
         let ended = match (&mut self.processor, self.memory.experts.tiers()) {
@@ -208,13 +217,10 @@ impl Executable for GpuExecutable {
     }
 
     fn decode_rows(&self, sequences: usize) -> usize {
-        let Some((experts, held)) = self.memory.experts.shared_layer() else { return sequences };
-        let chosen = most_chosen(&self.graph);
-        let missing = |rows| missing(experts, held, chosen, rows);
-        match (&self.processor, &self.beside) {
-            (Some(processor), _) => processor.decode_rows(sequences, missing),
-            (_, Some(beside)) => beside.decode_rows(sequences, missing),
-            _ => sequences,
+        // Only in batches of few rows has the processor part.
+        match self.memory.experts.hand_over() {
+            Some(_) => self.turns.rows(FEW_ROWS_BESIDE_PANELS, sequences),
+            None => sequences,
         }
     }
 
