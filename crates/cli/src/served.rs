@@ -5,16 +5,21 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use moeflux::checkpoint::Checkpoint;
-use moeflux::{OpenOptions, Scheduler, SchedulerOptions};
+use moeflux::error::size;
+use moeflux::{OpenOptions, Scheduler, SchedulerOptions, TextModel};
+use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_server::{ModelSource, ServedModel};
 
+use crate::log::Log;
 use crate::model::ModelArg;
 
 /// Opens one of several models.
 struct Opener {
+    name: String,
     path: PathBuf,
     options: OpenOptions,
     scheduling: SchedulerOptions,
+    log: Log,
 }
 
 impl ModelSource for Opener {
@@ -29,10 +34,45 @@ impl ModelSource for Opener {
         progress: &mut dyn FnMut(u64, u64),
     ) -> moeflux::Result<Scheduler> {
         let options = self.options.clone().memory(memory).memory_later(later);
-        let mut model = options.open_with_progress(&self.path, progress)?;
-        model.engine.warm_up()?;
-        Scheduler::start(model, self.scheduling.clone())
+        let model = options.open_with_progress(&self.path, progress)?;
+        start(model, &self.name, self.scheduling.clone(), &self.log)
     }
+}
+
+/// Starts to serve a model, and says what it can do at once and what its memory is used for.
+pub fn start(
+    mut model: TextModel,
+    name: &str,
+    scheduling: SchedulerOptions,
+    log: &Log,
+) -> moeflux::Result<Scheduler> {
+    model.engine.warm_up()?;
+    let (budget, chunk, context) = (model.engine.budget(), model.engine.chunk(), model.engine.context());
+    // There may be more slots than memory, for what is granted later.
+    let experts = model.engine.experts().plan().bytes().min(budget.experts);
+    let scheduler = Scheduler::start(model, scheduling)?;
+    let what = scheduler.description();
+    log.say(&format!(
+        "{name}: {}; {} requests at once, of up to {context} tokens each, {} together; prompts in chunks of {chunk}",
+        what.backend,
+        what.sequences,
+        what.pages * PAGE_TOKENS,
+    ));
+    let needs = budget.needs;
+    let place = if needs.in_own_memory { " of the GPU's" } else { "" };
+    log.say(&format!(
+        "{name}: {} of {}: experts {} ({} of {}), trunk {}{place}, context {}{place}, scratch {}{place}, other {}",
+        size(needs.held() + experts),
+        size(budget.total),
+        size(experts),
+        scheduler.figures().memory.expert_slots.min(what.experts),
+        what.experts,
+        size(needs.trunk),
+        size(needs.kv),
+        size(needs.scratch),
+        size(needs.overhead),
+    ));
+    Ok(scheduler)
 }
 
 /// Where a model is, and what it was called on the command line.
@@ -98,6 +138,7 @@ pub fn serve(
     pinned: &[String],
     options: &OpenOptions,
     scheduling: &SchedulerOptions,
+    log: &Log,
 ) -> Result<Vec<ServedModel>> {
     let mut by_name: BTreeMap<&str, usize> = BTreeMap::new();
     for (index, model) in found.iter().enumerate() {
@@ -132,7 +173,8 @@ pub fn serve(
             // Conversations of different models may have the same key.
             let sessions = scheduling.sessions.as_ref().map(|folder| folder.join(&name));
             let scheduling = SchedulerOptions { sessions, ..scheduling.clone() };
-            let source = Box::new(Opener { path, options: options.clone(), scheduling });
+            let (options, log) = (options.clone(), log.clone());
+            let source = Box::new(Opener { name: name.clone(), path, options, scheduling, log });
             ServedModel { name, aliases, pinned, source }
         })
         .collect())

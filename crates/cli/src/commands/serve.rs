@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use moeflux::SchedulerOptions;
 use moeflux::error::size;
 use moeflux::memory::parse_size;
 use moeflux::scheduler::SessionLimits;
-use moeflux::{Scheduler, SchedulerOptions};
-use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_server::{Limits, Server, ServerOptions, Tls, serve};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -141,34 +140,9 @@ pub fn run(args: &ServeArgs) -> Result<()> {
 impl ServeArgs {
     /// A model that is loaded before the server listens.
     fn serve_one(&self, log: &Log, found: Found, options: ServerOptions) -> Result<Server> {
-        let mut model = self.engine.open_text_shared(&found.path, self.sharing(REQUEST_MEMORY as u64))?;
-        model.engine.warm_up()?;
-        let (budget, chunk, context) = (model.engine.budget(), model.engine.chunk(), model.engine.context());
-        let experts = model.engine.experts().plan().bytes();
-        let scheduler = Arc::new(Scheduler::start(model, self.scheduling())?);
-        let what = scheduler.description();
+        let model = self.engine.open_text_shared(&found.path, self.sharing(REQUEST_MEMORY as u64))?;
         let name = self.name.clone().unwrap_or(found.name);
-        let memory = scheduler.figures().memory;
-        log.say(&format!(
-            "{name}: {}; {} requests at once, of up to {context} tokens each, {} together; prompts in chunks of {chunk}",
-            what.backend,
-            what.sequences,
-            what.pages * PAGE_TOKENS,
-        ));
-        let needs = budget.needs;
-        let place = if needs.in_own_memory { " of the GPU's" } else { "" };
-        log.say(&format!(
-            "{name}: {} of {}: experts {} ({} of {}), trunk {}{place}, context {}{place}, scratch {}{place}, other {}",
-            size(needs.held() + experts),
-            size(budget.total),
-            size(experts),
-            memory.expert_slots.min(what.experts),
-            what.experts,
-            size(needs.trunk),
-            size(needs.kv),
-            size(needs.scratch),
-            size(needs.overhead),
-        ));
+        let scheduler = Arc::new(served::start(model, &name, self.scheduling(), log)?);
         let aliases = [&[found.argument], &self.alias[..]].concat();
         Ok(Server::new(scheduler, ServerOptions { model: name, aliases, ..options }))
     }
@@ -205,7 +179,7 @@ impl ServeArgs {
             }
         }
         log.say(&format!("{} models share {}", found.len(), size(memory)));
-        let models = served::serve(found, &self.alias, &self.pin, &opening, &self.scheduling())?;
+        let models = served::serve(found, &self.alias, &self.pin, &opening, &self.scheduling(), log)?;
         let pinned = models.iter().filter(|model| model.pinned).map(|model| model.name.clone());
         let mut first: Vec<String> = pinned.collect();
         if first.is_empty() {

@@ -184,11 +184,19 @@ fn a_folder_of_models_is_served_beside_another() {
     assert!(unknown.starts_with("HTTP/1.1 404") && unknown.contains("first"), "{unknown}");
     let said = served.stop_and_read();
     let loads =
-        |model: &str| said.iter().filter(|line| line.contains(&format!("loaded model=\"{model}\""))).count();
+        |model: &str| said.iter().filter(|line| line.contains(&format!(" loaded model=\"{model}\""))).count();
     assert!(
         loads("second") > 0 && loads("first") == 0,
         "the pinned one is loaded before the server listens: {said:?}"
     );
+    // How much of its memory goes to what, whenever one is loaded.
+    for model in ["demo", "second"] {
+        let divided = |line: &&String| {
+            line.starts_with(&format!("{model}: "))
+                && ["experts", "trunk", "context"].iter().all(|what| line.contains(what))
+        };
+        assert_eq!(said.iter().filter(divided).count(), loads(model), "{model}: {said:?}");
+    }
 }
 
 #[test]
