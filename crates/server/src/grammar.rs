@@ -1,6 +1,8 @@
 //! Constraining answers to a grammar, with llguidance.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
 use llguidance::api::TopLevelGrammar;
@@ -10,12 +12,14 @@ use moeflux::tokenizer::Tokenizer;
 use moeflux::{Constraint, Error, Result, Scheduler};
 
 use crate::error::ApiError;
-use crate::keys::KeyWatch;
+use crate::keys::{KeyWatch, Outlook, Position};
 
 /// Most items of the parser after a token, and while the tokens that may follow are determined: an object with a thousand
 /// optional properties needs about four thousand.
 const MAX_ROW: usize = 40_000;
 const MAX_STEP: usize = 400_000;
+/// Beginnings of names that are looked at to tell whether there is a new name: as many as letters of names that are there.
+const MAX_BEGINNINGS: usize = 400;
 
 /// Makes constraints for one tokenizer.
 pub(crate) struct Grammars {
@@ -92,6 +96,9 @@ impl Grammars {
         grammar: TopLevelGrammar,
         param: &str,
     ) -> Result<Box<dyn Constraint>, ApiError> {
+        // All other names can be continued to one that is new.
+        let finite_names =
+            serde_json::to_string(&grammar).is_ok_and(|text| text.contains("patternProperties"));
         let parser = self.parser(grammar)?.map_err(|reason| {
             tracing::debug!("{param}: {reason}");
             ApiError::invalid(param, "the grammar cannot be compiled")
@@ -109,6 +116,7 @@ impl Grammars {
             scheduler: Arc::clone(&self.scheduler),
             quotes: Arc::clone(quotes),
             watch: KeyWatch::default(),
+            finite_names,
         }))
     }
 
@@ -155,17 +163,60 @@ struct Guided {
     scheduler: Arc<Scheduler>,
     quotes: Words,
     watch: KeyWatch,
+    /// Whether there may be no further name for an object.
+    finite_names: bool,
 }
 
 impl Guided {
-    /// Takes tokens that would repeat a name out of `mask`, as long as others are left.
+    /// Takes tokens that would repeat a name out of `mask`, or lead to where each name does, as long as others are left.
     fn forbid_repeated(&self, mask: &mut SimpleVob) {
-        let allowed = self.quotes.iter().filter(|(id, _)| mask.is_allowed(*id));
-        let repeated: Vec<TokenId> =
-            allowed.filter(|(_, bytes)| self.watch.repeats(bytes)).map(|(id, _)| *id).collect();
+        if !self.watch.may_repeat() {
+            return;
+        }
+        let repeated: Vec<TokenId> = if self.finite_names {
+            let Ok(env) = self.matcher.tok_env() else { return };
+            let trie = env.tok_trie();
+            let is_dead = |id: &TokenId| match self.watch.outlook(trie.token(*id)) {
+                Outlook::New => false,
+                Outlook::Repeats => true,
+                Outlook::Open(watch) => !self.reaches_new_name(*id, watch, trie),
+            };
+            mask.iter().filter(is_dead).collect()
+        } else if self.watch.is_watching() {
+            let allowed = self.quotes.iter().filter(|(id, _)| mask.is_allowed(*id));
+            allowed.filter(|(_, bytes)| self.watch.repeats(bytes)).map(|(id, _)| *id).collect()
+        } else {
+            return;
+        };
         if repeated.len() < mask.num_set() {
             repeated.into_iter().for_each(|id| mask.disallow_token(id));
         }
+    }
+
+    /// Whether a name that the object does not have yet can follow `token`, after which the text is as `watch` has read it.
+    fn reaches_new_name(&self, token: TokenId, watch: KeyWatch, trie: &TokTrie) -> bool {
+        let mut seen: BTreeSet<Position> = BTreeSet::new();
+        let mut open = vec![(Rc::new(self.matcher.deep_clone()), token, watch)];
+        while let Some((before, token, watch)) = open.pop() {
+            if !seen.insert(watch.position()) {
+                continue;
+            }
+            let mut matcher = before.deep_clone();
+            let next = matcher.consume_token(token).and_then(|()| matcher.compute_mask());
+            let Ok(next) = next else { return true };
+            let matcher = Rc::new(matcher);
+            for id in next.iter() {
+                match watch.outlook(trie.token(id)) {
+                    Outlook::New => return true,
+                    Outlook::Repeats => {}
+                    Outlook::Open(watch) => open.push((Rc::clone(&matcher), id, watch)),
+                }
+            }
+            if seen.len() >= MAX_BEGINNINGS {
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -177,9 +228,7 @@ fn fault(error: impl std::fmt::Display) -> Error {
 impl Constraint for Guided {
     fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
         let mut mask: SimpleVob = self.matcher.compute_mask_or_eos().map_err(fault)?;
-        if self.watch.is_watching() {
-            self.forbid_repeated(&mut mask);
-        }
+        self.forbid_repeated(&mut mask);
         let may_end = self.eos.iter().any(|id| mask.is_allowed(*id));
         for (id, logit) in (0..).zip(logits) {
             // The grammar knows one token that ends texts; the model may have several.
@@ -195,7 +244,7 @@ impl Constraint for Guided {
         self.matcher.consume_token(token).map_err(fault)?;
         let tokenizer = self.scheduler.tokenizer();
         match tokenizer.token_bytes(token) {
-            Some(bytes) if !tokenizer.is_special(token) => self.watch.read(&bytes),
+            Some(bytes) if !tokenizer.is_special(token) => drop(self.watch.read(&bytes)),
             _ => self.watch.reset(),
         }
         Ok(self.matcher.is_stopped())
@@ -208,6 +257,7 @@ impl Constraint for Guided {
             scheduler: Arc::clone(&self.scheduler),
             quotes: Arc::clone(&self.quotes),
             watch: self.watch.clone(),
+            finite_names: self.finite_names,
         })
     }
 }

@@ -1,20 +1,24 @@
 //! [`KeyWatch`]: keeps an answer in JSON from naming the same property of an object twice.
 //!
 //! A grammar cannot remember names that its schema does not list. This reads along, and tells which tokens would end a
-//! name that the object has already. Text that is no JSON makes it start afresh. It does not look ahead: a name that has
-//! been begun and, by its schema, can only become one that is there is let through.
+//! name that the object has already, and which leave open whether they do. Text that is no JSON makes it start afresh.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Names that an object has, as [`canonical`] writes them.
+type Names = Arc<BTreeSet<Vec<u8>>>;
 
 /// An object or a list that has begun.
 #[derive(Debug, Clone)]
 enum Level {
-    Object(HashSet<Vec<u8>>),
+    Object(Names),
     List,
 }
 
 /// Where in an object a text is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     /// A name comes next, or is being written.
     name: bool,
@@ -31,18 +35,33 @@ pub(crate) struct KeyWatch {
     name: Vec<u8>,
 }
 
+/// What becomes of an object's names with a token.
+#[derive(Debug)]
+pub(crate) enum Outlook {
+    /// None is repeated, or can be before there is another new one.
+    New,
+    /// A name comes next, or is begun, that the object may have already.
+    Open(KeyWatch),
+    /// A name is repeated.
+    Repeats,
+}
+
+/// How far the text is, to tell apart those that have the same beginning.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Position(usize, Place, Vec<u8>);
+
 impl KeyWatch {
     pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 
-    pub(crate) fn read(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.step(*byte);
-        }
+    /// Says whether a name was repeated.
+    pub(crate) fn read(&mut self, bytes: &[u8]) -> bool {
+        bytes.iter().filter(|byte| self.step(**byte)).count() > 0
     }
 
-    fn step(&mut self, byte: u8) {
+    /// Says whether this ends a name that the object has.
+    fn step(&mut self, byte: u8) -> bool {
         let place = &mut self.place;
         if place.in_text {
             match byte {
@@ -51,21 +70,25 @@ impl KeyWatch {
                 b'"' => {
                     place.in_text = false;
                     if let (true, Some(Level::Object(names))) = (place.name, self.levels.last_mut()) {
-                        names.insert(std::mem::take(&mut self.name));
+                        place.name = false;
+                        return !Arc::make_mut(names).insert(canonical(&std::mem::take(&mut self.name)));
                     }
-                    return;
+                    return false;
                 }
-                0..0x20 => return self.reset(),
+                0..0x20 => {
+                    self.reset();
+                    return false;
+                }
                 _ => {}
             }
             if place.name {
                 self.name.push(byte);
             }
-            return;
+            return false;
         }
         match byte {
             b'{' => {
-                self.levels.push(Level::Object(HashSet::new()));
+                self.levels.push(Level::Object(Names::default()));
                 place.name = true;
             }
             b'[' => {
@@ -85,38 +108,78 @@ impl KeyWatch {
             b' ' | b'\n' | b'\r' | b'\t' | b'0'..=b'9' | b'a'..=b'z' | b'+' | b'-' | b'.' | b'E' => {}
             _ => self.reset(),
         }
+        false
+    }
+
+    /// The names of an object in which a next token may begin or end a name.
+    fn names(&self) -> Option<&Names> {
+        match self.levels.last() {
+            Some(Level::Object(names)) if !names.is_empty() => Some(names),
+            _ => None,
+        }
     }
 
     /// Whether a name may end soon that could be there already.
     pub(crate) fn is_watching(&self) -> bool {
-        self.place.name && matches!(self.levels.last(), Some(Level::Object(names)) if !names.is_empty())
+        self.place.name && self.names().is_some()
     }
 
     /// Whether `bytes` would end a name that the object has already.
     pub(crate) fn repeats(&self, bytes: &[u8]) -> bool {
-        let Some(Level::Object(names)) = self.levels.last() else { return false };
-        let Place { name, mut in_text, mut escape } = self.place;
-        let mut written = self.name.clone();
-        for byte in bytes {
-            match byte {
-                _ if escape => escape = false,
-                b'\\' if in_text => escape = true,
-                b'"' if in_text => return name && names.contains(&written),
-                b'"' => {
-                    in_text = true;
-                    written.clear();
-                    continue;
-                }
-                // The object ends, or a value begins.
-                b'}' | b':' if !in_text => return false,
-                _ => {}
-            }
-            if in_text {
-                written.push(*byte);
+        self.is_watching() && bytes.contains(&b'"') && self.clone().read(bytes)
+    }
+
+    /// What becomes of the names of objects with a token of these bytes.
+    pub(crate) fn outlook(&self, bytes: &[u8]) -> Outlook {
+        let has = |byte| bytes.contains(&byte);
+        let Place { name, in_text, .. } = self.place;
+        // Most tokens that may come next need not be read: texts have many.
+        let matters = match (name, in_text) {
+            (true, true) => has(b'"') || self.may_become_one_of_its(&[&self.name, bytes].concat()),
+            (true, false) => true,
+            (false, true) => has(b'"') && has(b','),
+            (false, false) => has(b','),
+        };
+        if !matters {
+            return Outlook::New;
+        }
+        let mut next = self.clone();
+        if next.read(bytes) {
+            return Outlook::Repeats;
+        }
+        let open = next.is_watching() && (!next.place.in_text || next.may_become_one_of_its(&next.name));
+        if open { Outlook::Open(next) } else { Outlook::New }
+    }
+
+    /// Whether the next token may matter to names at all.
+    pub(crate) fn may_repeat(&self) -> bool {
+        match (self.place.name, self.place.in_text) {
+            // A character may be escaped in several ways.
+            (true, true) => self.name.contains(&b'\\') || self.may_become_one_of_its(&self.name),
+            (true, false) => self.names().is_some(),
+            (false, _) => {
+                self.levels.iter().any(|level| matches!(level, Level::Object(names) if !names.is_empty()))
             }
         }
-        false
     }
+
+    fn may_become_one_of_its(&self, begun: &[u8]) -> bool {
+        self.names().is_some_and(|names| {
+            let next = names.range::<[u8], _>((Bound::Included(begun), Bound::Unbounded)).next();
+            next.is_some_and(|name| name.starts_with(begun))
+        })
+    }
+
+    pub(crate) fn position(&self) -> Position {
+        Position(self.levels.len(), self.place, self.name.clone())
+    }
+}
+
+/// A name with the escapes that JSON needs.
+fn canonical(name: &[u8]) -> Vec<u8> {
+    let read = serde_json::from_slice::<String>(&[b"\"", name, b"\""].concat());
+    let written = read.ok().and_then(|name| serde_json::to_vec(&name).ok());
+    written.map_or_else(|| name.to_vec(), |quoted| quoted[1..quoted.len() - 1].to_vec())
 }
 
 #[cfg(test)]
@@ -139,6 +202,8 @@ mod tests {
             (r#"{"a\"": 1, "a\""#, "\"", true),
             (r#"{"a": "x, \"a"#, "\"", false),
             (r#"{"a": "a"#, "\"", false),
+            (r#"{"\t": 1, "\u0009"#, "\"", true),
+            (r#"{"a": 1, "#, "\"b\": 2, \"a\"", true),
             ("{\"a\": 1} \"a", "\"", false),
             // What came before was no JSON.
             ("Let {\"a\" be <b> {\"c\": 1, \"a", "\"", false),
@@ -146,7 +211,37 @@ mod tests {
         ] {
             let mut watch = KeyWatch::default();
             watch.read(text.as_bytes());
-            assert_eq!(watch.is_watching() && watch.repeats(token.as_bytes()), repeats, "{text} {token}");
+            assert_eq!(watch.may_repeat() && watch.repeats(token.as_bytes()), repeats, "{text} {token}");
+        }
+    }
+
+    #[test]
+    fn it_is_open_as_long_as_a_name_may_become_one_that_is_there() {
+        for (text, token, expected) in [
+            (r#"{"ab": 1"#, ", ", "open"),
+            (r#"{"ab": 1"#, ", \"", "open"),
+            (r#"{"ab": 1"#, ", \"a", "open"),
+            (r#"{"ab": 1"#, ", \"b", "new"),
+            (r#"{"ab": 1"#, ", \"ab\"", "repeats"),
+            (r#"{"ab": 1"#, ", \"a\"", "new"),
+            (r#"{"ab": 1"#, "}", "new"),
+            (r#"{"ab": 1"#, "2", "new"),
+            (r#"{"ab": "x"#, "\", \"", "open"),
+            (r#"{"ab": "x"#, ", ", "new"),
+            (r#"{"ab": "#, "[1, ", "new"),
+            (r#"{"ab": 1, "a"#, "b", "open"),
+            (r#"{"ab": 1, "a"#, "bc", "new"),
+            (r#"{"ab": 1, "cd": {"x": 1"#, "}, ", "open"),
+            (r#"{"ab": 1, "cd": "#, "{", "new"),
+        ] {
+            let mut watch = KeyWatch::default();
+            watch.read(text.as_bytes());
+            let outlook = match watch.outlook(token.as_bytes()) {
+                Outlook::New => "new",
+                Outlook::Open(_) => "open",
+                Outlook::Repeats => "repeats",
+            };
+            assert_eq!(outlook, expected, "{text} {token}");
         }
     }
 }

@@ -187,15 +187,25 @@ fn large_schemas_are_served() {
 #[test]
 fn names_are_not_repeated() {
     let server = start();
-    let schema = json!({"type": "object", "patternProperties": {"^[a-c]{1,40}$": {"type": "boolean"}},
-        "additionalProperties": false, "minProperties": 4, "maxProperties": 4});
-    for seed in 0..10 {
-        let request = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 300, "seed": seed * 7,
-            "temperature": 1.5, "guided_json": schema});
-        let answer = server.ask("/v1/chat/completions", &request);
-        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
-        let object: serde_json::Map<String, Value> = serde_json::from_str(text).unwrap();
-        assert_eq!((object.len(), text.matches(':').count()), (4, 4), "{text}");
+    let of = |pattern: &str, least: usize, most: usize| {
+        json!({"type": "object", "patternProperties": {pattern: {"type": "boolean"}},
+            "additionalProperties": false, "minProperties": least, "maxProperties": most})
+    };
+    for (schema, sizes) in [
+        (of("^[a-c]{1,40}$", 4, 4), 4..=4),
+        // What begins as a name that is there can only become it.
+        (of("^(ab|cde|cdf)$", 3, 3), 3..=3),
+        (of("^(ab|cde|cdf)$", 2, 9), 2..=3),
+    ] {
+        for seed in 0..10 {
+            let request = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 300,
+                "seed": seed * 7, "temperature": 1.5, "guided_json": schema});
+            let answer = server.ask("/v1/chat/completions", &request);
+            let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+            let object: serde_json::Map<String, Value> = serde_json::from_str(text).unwrap();
+            assert_eq!(object.len(), text.matches(':').count(), "{schema}: {text}");
+            assert!(sizes.contains(&object.len()), "{schema}: {text}");
+        }
     }
 }
 
