@@ -13,6 +13,7 @@ binary=$target/release/moeflux
 gzip -9n "$build"/man/*.1
 mkdir "$build/completions"
 for shell in bash zsh fish; do "$binary" completions "$shell" >"$build/completions/$shell"; done
+packaging/copyright.sh >"$build/copyright"
 version=$("$binary" --version | cut -d ' ' -f 2)
 architecture=$(dpkg --print-architecture)
 package=$build/moeflux_${version}_$architecture.deb
@@ -27,7 +28,7 @@ else
   install -D -m 644 "$build/completions/zsh" "$root/usr/share/zsh/vendor-completions/_moeflux"
   install -D -m 644 "$build/completions/fish" "$root/usr/share/fish/vendor_completions.d/moeflux.fish"
   install -D -m 644 -t "$root/usr/share/doc/moeflux" README.md CHANGELOG.md LICENSE-APACHE
-  install -D -m 644 LICENSE-MIT "$root/usr/share/doc/moeflux/copyright"
+  install -D -m 644 -t "$root/usr/share/doc/moeflux" "$build/copyright"
   install -D -m 644 -t "$root/usr/lib/systemd/system" packaging/moeflux.service
   install -D -m 644 -t "$root/etc/moeflux" packaging/serve.toml
   mkdir "$root/DEBIAN"

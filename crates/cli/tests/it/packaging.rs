@@ -105,6 +105,32 @@ fn the_formula_is_filled() {
 }
 
 #[test]
+fn the_licences_of_the_pages_libraries_are_told() {
+    let written = text(&mut script("copyright.sh"));
+    let plain = |text: &str| -> Vec<String> {
+        let lines = text.lines().map(|line| line.trim().to_owned());
+        lines.filter(|line| !line.is_empty() && line != ".").collect()
+    };
+    let written = plain(&written);
+    let vendored = in_repository("crates/server/src/page/vendor");
+    let scripts: Vec<PathBuf> = std::fs::read_dir(vendored)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|kind| kind == "js"))
+        .collect();
+    assert!(scripts.len() >= 3, "{scripts:?}");
+    let texts = scripts.iter().map(|script| script.with_extension("LICENSE"));
+    for path in texts.chain([in_repository("LICENSE-MIT")]) {
+        let licence = plain(&std::fs::read_to_string(&path).unwrap());
+        assert!(written.windows(licence.len()).any(|part| part == licence), "{}", path.display());
+    }
+    for builder in ["packaging/build_deb.sh", "crates/cli/Cargo.toml", "packaging/Dockerfile"] {
+        let builder = std::fs::read_to_string(in_repository(builder)).unwrap();
+        assert!(builder.contains("copyright"), "{builder}");
+    }
+}
+
+#[test]
 fn the_service_has_its_files() {
     let read = |name: &str| std::fs::read_to_string(in_repository(name)).unwrap();
     for builder in ["packaging/build_deb.sh", "crates/cli/Cargo.toml"] {
