@@ -43,3 +43,44 @@ fn answers_and_streams_the_same_answer() {
     assert!(resident.starts_with("Once upon a time"), "{resident}");
     assert_eq!(story(&["--max-tokens", "40", "--memory", "14MiB"]), resident);
 }
+
+/// Bytes of the program's constants that are in memory once it serves the demo, as Linux says.
+#[cfg(target_os = "linux")]
+fn resident_constants(cache: &std::path::Path) -> u64 {
+    use assert_cmd::cargo::CommandCargoExt;
+    use std::io::{BufRead, BufReader};
+
+    let mut command = std::process::Command::cargo_bin("moeflux").unwrap();
+    command.env("XDG_CACHE_HOME", cache).args(["serve", "demo", "--port", "0"]);
+    let mut server = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(server.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let listens = said.any(|line| line.contains(" on http://"));
+    let mappings = std::fs::read_to_string(format!("/proc/{}/smaps", server.id())).unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(listens);
+    let mut counts = false;
+    let mut bytes = 0;
+    for line in mappings.lines() {
+        if let Some(resident) = line.strip_prefix("Rss:") {
+            let kib: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+            bytes += if counts { kib * 1024 } else { 0 };
+        } else if line.split(' ').nth(1).is_some_and(|rights| rights.len() == 4) {
+            counts = line.contains(" r--p ") && line.ends_with("/moeflux");
+        }
+    }
+    bytes
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_copy_that_is_there_is_used_without_reading_the_models_own() {
+    let cache = tempfile::tempdir().unwrap();
+    let unpacks = resident_constants(cache.path());
+    let model =
+        std::fs::metadata(cache.path().join(concat!("moeflux/demo-", env!("CARGO_PKG_VERSION"), ".gguf")));
+    let model = model.unwrap().len();
+    assert!(unpacks > model, "{unpacks} of {model}");
+    let uses = resident_constants(cache.path());
+    assert!(uses < model / 2, "{uses} of {model}");
+}
