@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use moeflux::SchedulerOptions;
 use moeflux::error::size;
 use moeflux::memory::parse_size;
@@ -50,10 +51,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
     /// Model name in the APIs, of a single model [default: the file's]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// Further model name that requests may use, or * for any; with several models ALIAS=MODEL; may be repeated
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     alias: Vec<String>,
     /// Of several models one that is loaded at once and stays; may be repeated
     #[arg(long, value_name = "MODEL")]
@@ -114,8 +115,18 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if !host.is_loopback() && api_keys.is_empty() && !args.no_key {
         bail!("--host {host}: anyone could use this server; add --api-key, or --no-key to allow it");
     }
-    if args.queue == 0 || args.connections == 0 {
-        bail!("--queue and --connections: expected positive numbers");
+    for (option, is_zero) in [
+        ("--sequences", args.sequences == 0),
+        ("--queue", args.queue == 0),
+        ("--max-sessions", args.max_sessions == 0),
+        ("--max-tokens", args.max_tokens == 0),
+        ("--max-body", args.max_body == Some(0)),
+        ("--body-timeout", args.body_timeout == 0),
+        ("--connections", args.connections == 0),
+    ] {
+        if is_zero {
+            bail!("{option}: expected a positive number, got 0");
+        }
     }
     let tls = args.listen.tls()?;
     let mut found = served::find(&args.model)?;

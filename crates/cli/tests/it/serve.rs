@@ -33,6 +33,24 @@ fn an_open_server_without_a_key_is_refused() {
     assert!(said.contains("--api-key"), "{said}");
 }
 
+#[test]
+fn options_that_would_serve_nothing_are_refused() {
+    for option in
+        ["sequences", "queue", "max-sessions", "max-tokens", "max-body", "body-timeout", "connections"]
+    {
+        let mut command = assert_cmd::Command::cargo_bin("moeflux").unwrap();
+        command.args(["serve", "no-such-model", &format!("--{option}"), "0"]);
+        let said = String::from_utf8(command.assert().failure().get_output().stderr.clone()).unwrap();
+        assert_eq!(said, format!("error: --{option}: expected a positive number, got 0\n"));
+    }
+    for option in ["--name", "--alias"] {
+        let mut command = assert_cmd::Command::cargo_bin("moeflux").unwrap();
+        command.args(["serve", "no-such-model", option, ""]);
+        let said = String::from_utf8(command.assert().failure().get_output().stderr.clone()).unwrap();
+        assert!(said.contains(option) && said.contains("value"), "{said}");
+    }
+}
+
 /// Flag before environment before file, also among options that exclude each other.
 #[test]
 fn what_is_nearer_wins_over_what_it_excludes() {
