@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -25,6 +26,9 @@ const REQUEST_MEMORY: usize = 12 << 20;
 /// A request may have this part of `--memory`, within these bytes, unless said otherwise.
 const BODY_PART: u64 = 128;
 const BODY: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
+/// Most time for clients to be told after a second signal, and the exit status then: that of Ctrl-C.
+const FAREWELL: Duration = Duration::from_secs(1);
+const ABORTED: i32 = 130;
 
 /// Serve models over HTTP: OpenAI and Anthropic APIs, and a web page.
 #[derive(Debug, Args)]
@@ -145,7 +149,17 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let runtime = runtime.context("cannot start the server's threads")?;
     let outcome = runtime.block_on(listen(args, tls, log, server, &first, limits));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    outcome
+    match outcome? {
+        End::InOrder => Ok(()),
+        End::Aborted => std::process::exit(ABORTED),
+    }
+}
+
+/// How a server ended.
+enum End {
+    InOrder,
+    /// By a second signal.
+    Aborted,
 }
 
 impl ServeArgs {
@@ -258,7 +272,7 @@ async fn listen(
     server: Server,
     first: &[String],
     limits: Limits,
-) -> Result<()> {
+) -> Result<End> {
     let listener = args.listen.listener(tls).await?;
     let url = listener.url().context("cannot determine the port")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
@@ -276,19 +290,24 @@ async fn listen(
         }
     }
     log.say(&format!("{} on {url}", server.names().join(", ")));
-    let (draining, said) = (server.clone(), log.clone());
+    let aborted = Arc::new(AtomicBool::new(false));
+    let (draining, said, aborts) = (server.clone(), log.clone(), Arc::clone(&aborted));
     let shutdown = async move {
         signalled().await;
         said.say("finishing running answers; press again to abort them");
         draining.drain();
         tokio::spawn(async move {
             signalled().await;
-            std::process::exit(130);
+            aborts.store(true, Ordering::Relaxed);
+            draining.abandon();
+            // Streams end with an error that says so, if their clients read.
+            tokio::time::sleep(FAREWELL).await;
+            std::process::exit(ABORTED);
         });
     };
     if !serve(listener, server.router(), limits, shutdown, || server.abandon()).await {
         log.say(&format!("aborted answers that took longer than {} seconds", limits.drain.as_secs()));
     }
     server.abandon();
-    Ok(())
+    Ok(if aborted.load(Ordering::Relaxed) { End::Aborted } else { End::InOrder })
 }

@@ -260,6 +260,32 @@ fn a_unix_socket_takes_any_host_and_no_key() {
 }
 
 #[test]
+fn a_second_signal_aborts_answers_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let served =
+        serve_elsewhere(&["--unix-socket", path.to_str().unwrap(), "--drain", "600", "--threads", "1"]);
+    let mut stream = UnixStream::connect(&path).unwrap();
+    let body = serde_json::json!({
+        "messages": [{"role": "user", "content": "Tell me a short story about a fox."}],
+        "stream": true, "ignore_eos": true, "max_tokens": 480, "n": 8,
+    });
+    let (head, body) =
+        ("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close", body.to_string());
+    write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut begun = [0; 1000];
+    stream.read_exact(&mut begun).unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).map(|_| rest)
+    });
+    assert_eq!(served.interrupt_twice(), Some(130));
+    let rest = reader.join().unwrap().unwrap();
+    assert!(rest.contains("\"error\"") && rest.contains("shutting down"), "{rest}");
+    assert!(!path.exists());
+}
+
+#[test]
 fn tls_for_a_client_that_checks_it() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/tests/fixtures/tls");
     let fixture = |name: &str| folder.join(name).to_str().unwrap().to_owned();

@@ -88,6 +88,18 @@ impl Served {
         self.log.take().unwrap().join().unwrap()
     }
 
+    /// Presses Ctrl-C two times, and waits for its end.
+    #[allow(dead_code, reason = "not every binary with a server ends one so")]
+    pub fn interrupt_twice(mut self) -> Option<i32> {
+        for _ in 0..2 {
+            let kill = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap();
+            assert!(kill.success());
+            // Two signals that are pending are one.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        self.child.wait().unwrap().code()
+    }
+
     /// Asks it to end, and waits for that.
     pub fn terminate(mut self) -> Option<i32> {
         let kill = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
