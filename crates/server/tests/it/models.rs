@@ -5,12 +5,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use moeflux::{Compute, Error, OpenOptions, Result, Scheduler, SchedulerOptions};
 use moeflux_server::{Limits, ModelSource, ServedModel, Server, ServerOptions};
 use serde_json::{Value, json};
 
-use crate::support::Running;
+use crate::support::{Running, eventually, message};
 
 /// The demo model, of which the first `failing` loads fail.
 struct Demo {
@@ -244,7 +245,7 @@ fn every_interface_knows_all_models() {
     assert!(server.stop());
 }
 
-/// The demo model, half of which is there until it may be loaded.
+/// The demo model, half of which is there until something is sent or the sender dropped.
 struct Halted(Mutex<mpsc::Receiver<()>>);
 
 impl ModelSource for Halted {
@@ -254,16 +255,20 @@ impl ModelSource for Halted {
 
     fn open(&self, memory: u64, later: u64, progress: &mut dyn FnMut(u64, u64)) -> Result<Scheduler> {
         progress(50, 100);
-        self.0.lock().unwrap().recv().unwrap();
+        let _ = self.0.lock().unwrap().recv();
         Demo { failing: Arc::default() }.open(memory, later, progress)
     }
 }
 
-#[test]
-fn a_model_that_is_loaded_is_seen_beside_the_others() {
+fn halted(name: &str) -> (mpsc::Sender<()>, ServedModel) {
     let (go, wait) = mpsc::channel();
     let source = Box::new(Halted(Mutex::new(wait)));
-    let halted = ServedModel { name: "b".into(), aliases: vec![], pinned: false, source };
+    (go, ServedModel { name: name.into(), aliases: vec![], pinned: false, source })
+}
+
+#[test]
+fn a_model_that_is_loaded_is_seen_beside_the_others() {
+    let (go, halted) = halted("b");
     let server = start(vec![model("a", false), halted], 20_000);
     assert_eq!(server.post("/v1/chat/completions", &question(Some("a"))).status, 200);
     let mut stream = server.connect();
@@ -286,4 +291,59 @@ fn a_model_that_is_loaded_is_seen_beside_the_others() {
     let status = |name: &str| json!({"name": name, "status": {"value": "loaded"}});
     assert_eq!((&loading["models"][0], &loaded["models"][1]), (&status("a"), &status("b")));
     assert!(loaded["loading"].is_null(), "{loaded}");
+}
+
+#[test]
+fn no_model_starves_whoever_asks_most() {
+    let server = start(vec![model("a", false), model("b", false), model("c", false)], 1500);
+    let expected = text(&server, "c");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for client in 0..12 {
+            let (server, over, expected) = (&server, &over, &expected);
+            scope.spawn(move || {
+                while !over.load(Ordering::SeqCst) {
+                    assert_eq!(&text(server, ["a", "b"][client % 2]), expected);
+                }
+            });
+        }
+        for _ in 0..3 {
+            eventually("another model is loaded", || places(&server)[2].1 == "unloaded");
+            assert_eq!(text(&server, "c"), expected);
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    assert!(metric(&server, "moeflux_model_loads_total{model=\"c\"}") >= 4.0);
+}
+
+#[test]
+fn who_goes_away_while_a_model_is_loaded_is_not_answered() {
+    let (go, halted) = halted("b");
+    let server = start(vec![model("a", true), halted], 20_000);
+    let expected = text(&server, "a");
+    std::thread::scope(|scope| {
+        // The models that are there go on.
+        let go = { go };
+        let headers = [("Content-Type", "application/json")];
+        let body = question(Some("b")).to_string();
+        let message = message("POST", "/v1/chat/completions", &headers, body.as_bytes());
+        let gone: Vec<_> = (0..4)
+            .map(|_| {
+                let mut stream = server.connect();
+                stream.write_all(&message).unwrap();
+                stream
+            })
+            .collect();
+        eventually("loading", || places(&server)[1].1 == "loading");
+        let stays = scope.spawn(|| text(&server, "b"));
+        assert_eq!(text(&server, "a"), expected);
+        drop(gone);
+        // They are noticed to have gone before the model is there.
+        std::thread::sleep(Duration::from_millis(200));
+        go.send(()).unwrap();
+        assert_eq!(stays.join().unwrap(), expected);
+    });
+    let of =
+        |outcome| metric(&server, &format!("moeflux_requests_total{{model=\"b\",outcome=\"{outcome}\"}}"));
+    assert_eq!((of("finished"), of("cancelled")), (1.0, 0.0));
 }
