@@ -36,6 +36,8 @@ impl Default for Limits {
     }
 }
 
+/// Bytes that a connection reads ahead. Headers that have not ended by then get status 431.
+const BUFFER: usize = 32 << 10;
 /// Connections at a time that learn, after `shutdown`, that the server ends.
 const LATE_CONNECTIONS: usize = 16;
 /// For clients to be told that their answers were given up.
@@ -57,7 +59,7 @@ pub async fn serve(
     let (ending, _) = watch::channel(());
     let mut shutdown = std::pin::pin!(shutdown);
     let mut builder = Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout);
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_buf_size(BUFFER);
     loop {
         let Some(permit) = unless(&mut shutdown, Arc::clone(&permits).acquire_owned()).await else { break };
         let Ok(permit) = permit else { break };

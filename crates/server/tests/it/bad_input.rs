@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use crate::support::{Answer, Server, eventually, start, start_with};
+use crate::support::{Answer, Server, eventually, message, start, start_with};
 use moeflux::{Options, SchedulerOptions};
 use moeflux_server::{Limits, ServerOptions};
 use serde_json::{Value, json};
@@ -265,6 +265,15 @@ fn slow_and_huge_requests() {
     assert_eq!(answer.status, 413);
     let answer = server.send("POST", "/v1/messages", &[json_type], &vec![b' '; 100_000]);
     assert_eq!((answer.status, answer.json()["error"]["type"].as_str()), (413, Some("request_too_large")));
+    // Headers count for nobody's memory, so they are short. A client that goes on sending may miss the answer.
+    let long = ("X-Long", "x".repeat(400_000));
+    let mut stream = server.connect();
+    let _ = stream.write_all(&message("GET", "/livez", &[(long.0, &long.1)], b""));
+    let mut said = [0; 12];
+    let refused = stream.read_exact(&mut said).is_err() || said == *b"HTTP/1.1 431";
+    assert!(refused, "{}", String::from_utf8_lossy(&said));
+    let cookie = ("Cookie", "x".repeat(20_000));
+    assert_eq!(server.send("GET", "/livez", &[(cookie.0, &cookie.1)], b"").status, 200);
     // Headers that never end, then a body that never comes.
     let start = Instant::now();
     let mut stream = server.connect();
