@@ -21,6 +21,7 @@
 //! [`Scheduler`] answers many requests at once. `docs/embedding.md` has an example of each.
 
 mod batch;
+mod chain;
 pub mod chat_template;
 pub mod checkpoint;
 pub mod conversation;

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use moeflux_compute::backend::PAGE_TOKENS;
 
+use crate::chain::Chain;
 use crate::{Error, Result};
 
 /// Numbers below a limit, handed out one at a time.
@@ -155,6 +156,8 @@ struct Checkpoint {
 pub struct Session {
     pages: Vec<u32>,
     tokens: Vec<u32>,
+    /// Hashes of the blocks of `tokens`, as far as anybody asked for them.
+    chain: Chain,
     /// State after all tokens; `None` at position 0 and for models without recurrent state.
     state: Option<Arc<Slot>>,
     /// Ascending positions above 0.
@@ -164,7 +167,8 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new(pool: Arc<Pool>) -> Self {
-        Self { pages: vec![], tokens: vec![], state: None, checkpoints: VecDeque::new(), pool }
+        let (chain, checkpoints) = (Chain::default(), VecDeque::new());
+        Self { pages: vec![], tokens: vec![], chain, state: None, checkpoints, pool }
     }
 
     /// Tokens evaluated so far.
@@ -175,6 +179,11 @@ impl Session {
     /// The tokens evaluated so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// The tokens evaluated so far, and the hashes of their full blocks.
+    pub(crate) fn blocks(&mut self) -> (&[u32], &[u64]) {
+        (&self.tokens, self.chain.extend(&self.tokens))
     }
 
     /// Keeps the present position, so that [`Session::restore`] can come back to it and
@@ -221,6 +230,7 @@ impl Session {
     /// Forgets the tokens from `position` on; `state` is the recurrent state there.
     pub(crate) fn cut(&mut self, position: usize, state: Option<Arc<Slot>>) {
         self.tokens.truncate(position);
+        self.chain.truncate(position);
         self.checkpoints.retain(|c| c.position <= position);
         self.state = state;
         self.release_pages();
@@ -236,6 +246,7 @@ impl Session {
     pub(crate) fn replace(&mut self, tokens: Vec<u32>, state: Option<Arc<Slot>>) {
         self.checkpoints.clear();
         self.tokens = tokens;
+        self.chain = Chain::default();
         self.state = state;
         self.release_pages();
     }
@@ -336,6 +347,7 @@ impl Session {
         Self {
             pages,
             tokens: self.tokens[..position].to_vec(),
+            chain: self.chain.first(position),
             state,
             checkpoints: kept.cloned().collect(),
             pool: Arc::clone(&self.pool),

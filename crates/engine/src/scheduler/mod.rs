@@ -16,6 +16,7 @@
 //! Nothing here is asynchronous: events go to a closure, or to the iterator [`Answer`].
 
 mod answers;
+mod blocks;
 mod embed;
 mod figures;
 mod folder;
@@ -33,6 +34,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use crate::chain::BLOCK_TOKENS;
 use crate::chat_template::ChatTemplate;
 use crate::decoding::{Constraint, Decoding, DecodingOptions, Piece};
 use crate::engine::Engine;
@@ -43,6 +45,7 @@ use crate::{Error, Result};
 
 pub use answers::ManyRequest;
 use answers::Waiting;
+pub use blocks::{BlockEvent, BlockObserver};
 pub use embed::EmbedRequest;
 use embed::Inputs;
 pub use figures::{Figures, Histogram, Memory};
@@ -293,6 +296,23 @@ impl Scheduler {
     /// # Errors
     /// If the system has no thread, or the folder for sessions cannot be made or cleaned up.
     pub fn start(model: TextModel, options: SchedulerOptions) -> Result<Self> {
+        Self::launch(model, options, None)
+    }
+
+    /// As [`Scheduler::start`]; `observer` is told after every step which blocks prompts can begin with. It is called on the
+    /// engine's thread and must not wait.
+    ///
+    /// # Errors
+    /// As [`Scheduler::start`].
+    pub fn start_observed(
+        model: TextModel,
+        options: SchedulerOptions,
+        observer: impl FnMut(Vec<BlockEvent>) + Send + 'static,
+    ) -> Result<Self> {
+        Self::launch(model, options, Some(Box::new(observer)))
+    }
+
+    fn launch(model: TextModel, options: SchedulerOptions, observer: Option<BlockObserver>) -> Result<Self> {
         if let Some(folder) = &options.sessions {
             let io = |source| Error::Io { action: "make", path: folder.clone(), source };
             std::fs::create_dir_all(folder).map_err(io)?;
@@ -313,7 +333,7 @@ impl Scheduler {
         });
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("moeflux-engine".into());
-        let thread = thread.spawn(move || worker::run(&theirs, engine));
+        let thread = thread.spawn(move || worker::run(&theirs, engine, observer));
         let thread = thread.map_err(|source| Error::Io { action: "start a thread for", path, source })?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -331,8 +351,8 @@ impl Scheduler {
     /// Queues a request; its events go to `sink`, which is called on the engine's thread and must not wait.
     ///
     /// # Errors
-    /// [`Error::QueueFull`], [`Error::ShuttingDown`]; [`Error::ContextFull`], [`Error::Token`] or [`Error::Option`] for
-    /// a request that could not be answered.
+    /// [`Error::QueueFull`], [`Error::ShuttingDown`]; [`Error::ContextFull`], [`Error::UnknownToken`] or [`Error::Option`]
+    /// for a request that could not be answered.
     pub fn submit_to(&self, request: Request, sink: impl FnMut(Event) + Send + 'static) -> Result<Ticket> {
         let mut sink = sink;
         self.submit_many_to(request.into(), move |_, event| sink(event))

@@ -76,6 +76,11 @@ impl Prefixes {
         self.kept.iter().map(|kept| common(kept.session.tokens(), tokens)).max().unwrap_or(0)
     }
 
+    /// All of them.
+    pub(super) fn sessions(&mut self) -> impl Iterator<Item = &mut Session> {
+        self.kept.iter_mut().map(|kept| &mut kept.session)
+    }
+
     pub(super) fn has(&self, conversation: &str) -> bool {
         self.kept.iter().any(|kept| kept.conversation.as_deref() == Some(conversation))
     }

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use evaluate::Row;
 
+use super::blocks::{BlockObserver, Ledger};
 use super::folder;
 use super::prefixes::{self, Prefixes, common};
 use super::sequence::{Answering, Kind, Sequence, Task};
@@ -24,12 +25,20 @@ use crate::{Error, Result};
 const SHARED_PREFIX: usize = 64;
 
 /// Serves until no more requests are taken and all are answered.
-pub(super) fn run(shared: &Shared, engine: Engine) {
+pub(super) fn run(shared: &Shared, engine: Engine, observer: Option<BlockObserver>) {
     // Whatever ends this thread, a panic included: nobody may wait for it any longer.
     let _closing = Closing(shared);
     let prefixes = Prefixes::new(shared.options.kept_sessions);
-    let mut worker =
-        Worker { shared, engine, running: vec![], put_back: VecDeque::new(), prefixes, admitted: 0, turn: 0 };
+    let mut worker = Worker {
+        shared,
+        engine,
+        running: vec![],
+        put_back: VecDeque::new(),
+        prefixes,
+        blocks: observer.map(Ledger::new),
+        admitted: 0,
+        turn: 0,
+    };
     while worker.wait() {
         worker.drop_cancelled();
         worker.admit();
@@ -38,6 +47,7 @@ pub(super) fn run(shared: &Shared, engine: Engine) {
         worker.note();
     }
     worker.prefixes = Prefixes::new(0);
+    worker.running.clear();
     worker.note();
 }
 
@@ -63,6 +73,8 @@ struct Worker<'t> {
     /// Requests whose sessions were given up when memory ran short, oldest first.
     put_back: VecDeque<Sequence<'t>>,
     prefixes: Prefixes,
+    /// What of them others know, if anybody is told.
+    blocks: Option<Ledger>,
     admitted: u64,
     /// Which sequence comes first when a batch does not hold all.
     turn: usize,
@@ -511,7 +523,12 @@ impl<'t> Worker<'t> {
     }
 
     /// Notes how things stand.
-    fn note(&self) {
+    fn note(&mut self) {
+        if let Some(blocks) = &mut self.blocks {
+            let answers =
+                self.running.iter_mut().filter(|s| s.kind() == Kind::Answers).map(|s| &mut s.session);
+            blocks.update(self.prefixes.sessions().chain(answers));
+        }
         let used = self.engine.pages() - self.engine.free_pages();
         let mut running: Vec<u32> = self.running.iter().flat_map(|s| s.session.pages()).copied().collect();
         running.sort_unstable();

@@ -3,6 +3,7 @@
 mod answers;
 mod bad_input;
 mod batches;
+mod blocks;
 mod cache;
 mod chat_template;
 mod checkpoint;
