@@ -1,5 +1,5 @@
 """Runs the official OpenAI, Anthropic and Ollama clients, functions of MCP servers, and a fuzzer of the published interface
-against `moeflux serve demo`.
+against `moeflux serve demo`, and a subscriber to its events.
 
     pip install -r tools/requirements-clients.txt
     python tools/check_clients.py target/debug/moeflux [--fuzz EXAMPLES] [--node] [--frameworks PYTHON]
@@ -29,7 +29,7 @@ import jsonschema
 import ollama
 import openai
 
-from clients import mcp
+from clients import kv_events, mcp
 
 KEY = "a key for tests"
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -363,6 +363,10 @@ def fuzz(server: Server, examples: int) -> None:
     print("  " + outcome.stdout.strip().splitlines()[-1])
 
 
+def published_events(binary: str) -> None:
+    kv_events.check(Server(binary, "--api-key", KEY, *kv_events.OPTIONS), KEY)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
@@ -392,7 +396,7 @@ def main() -> None:
         fuzz(server, arguments.fuzz)
         print(f"fuzz: ok, {time.monotonic() - start:.1f} s")
     assert server.stop() == 0, "an orderly end"
-    for check in (drained, killed_and_started_again):
+    for check in (published_events, drained, killed_and_started_again):
         check(arguments.binary)
         print(f"{check.__name__}: ok")
 

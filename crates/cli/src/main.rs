@@ -4,6 +4,7 @@ mod chat;
 mod commands;
 mod engine_args;
 mod hub;
+mod kv_events_args;
 mod layers;
 mod listen_args;
 mod log;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use moeflux::checkpoint::Checkpoint;
 use moeflux::error::size;
+use moeflux::scheduler::BlockObserver;
 use moeflux::{OpenOptions, Scheduler, SchedulerOptions, TextModel};
 use moeflux_compute::backend::PAGE_TOKENS;
 use moeflux_server::{ModelSource, ServedModel};
@@ -35,22 +36,27 @@ impl ModelSource for Opener {
     ) -> moeflux::Result<Scheduler> {
         let options = self.options.clone().memory(memory).memory_later(later);
         let model = options.open_with_progress(&self.path, progress)?;
-        start(model, &self.name, self.scheduling.clone(), &self.log)
+        start(model, &self.name, self.scheduling.clone(), None, &self.log)
     }
 }
 
-/// Starts to serve a model, and says what it can do at once and what its memory is used for.
+/// Starts to serve a model, and says what it can do at once and what its memory is used for. `observer` is told what prompts can
+/// begin with.
 pub fn start(
     mut model: TextModel,
     name: &str,
     scheduling: SchedulerOptions,
+    observer: Option<BlockObserver>,
     log: &Log,
 ) -> moeflux::Result<Scheduler> {
     model.engine.warm_up()?;
     let (budget, chunk, context) = (model.engine.budget(), model.engine.chunk(), model.engine.context());
     // There may be more slots than memory, for what is granted later.
     let experts = model.engine.experts().plan().bytes().min(budget.experts);
-    let scheduler = Scheduler::start(model, scheduling)?;
+    let scheduler = match observer {
+        Some(observer) => Scheduler::start_observed(model, scheduling, observer)?,
+        None => Scheduler::start(model, scheduling)?,
+    };
     let what = scheduler.description();
     log.say(&format!(
         "{name}: {}; {} requests at once, of up to {context} tokens each, {} together; prompts in chunks of {chunk}",

@@ -19,6 +19,7 @@ mod grammar;
 mod guard;
 mod intake;
 mod keys;
+mod kv_events;
 mod listener;
 mod live;
 mod log;
@@ -35,6 +36,7 @@ mod sse;
 mod stall;
 mod tls;
 mod tokens;
+mod worker_info;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +52,7 @@ pub use constraints::{AnswerForm, Constraints, Made};
 use error::{ApiError, Dialect};
 use grammar::Grammars;
 use intake::Intake;
+pub use kv_events::{KvEvents, KvEventsError, KvEventsFormat, KvEventsOptions, KvPublisher};
 pub use listener::{ListenError, Listener};
 use markup::Markup;
 use models::Models;
@@ -232,6 +235,10 @@ fn routes(site: Arc<Site>) -> Router {
         .route("/health", get(health))
         .route("/livez", get(live_probe))
         .route("/readyz", get(health))
+        .route("/get_model_info", get(worker_info::model))
+        .route("/model_info", get(worker_info::model))
+        .route("/get_server_info", get(worker_info::server))
+        .route("/server_info", get(worker_info::server))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/openapi.json", get(openapi))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
-use moeflux::scheduler::{Figures, Histogram};
+use moeflux::scheduler::{BLOCK_TOKENS, Figures, Histogram};
 
 use crate::Site;
 use crate::models::Place;
@@ -162,6 +162,21 @@ fn gateway(text: &mut String, models: &[Model]) {
     one("num_requests_running", "Requests being answered.", &|f, _| f.running as f64);
     let used = "Part of the key-value pages that running requests use; 1 is all.";
     one("kv_cache_usage_perc", used, &|f, pages| f.pages_running as f64 / pages.max(1) as f64);
+    let pages = |model: &Model| {
+        let (_, pages) = model.now.as_ref()?;
+        let (size, count) =
+            (label("block_size", &BLOCK_TOKENS.to_string()), label("num_gpu_blocks", &pages.to_string()));
+        let labels = [label("model_name", &model.name), size, count, label("enable_prefix_caching", "True")];
+        Some((labels.join(","), 1.0))
+    };
+    let pages: Vec<Sample> = models.iter().filter_map(pages).collect();
+    write(
+        text,
+        "gauge",
+        "vllm:cache_config_info",
+        "Tokens in a key-value page, and pages, as labels.",
+        &pages,
+    );
 }
 
 /// A value of the models that are loaded.

@@ -11,11 +11,12 @@ use clap::builder::NonEmptyStringValueParser;
 use moeflux::SchedulerOptions;
 use moeflux::error::size;
 use moeflux::memory::parse_size;
-use moeflux::scheduler::SessionLimits;
-use moeflux_server::{Limits, Server, ServerOptions, Tls, serve};
+use moeflux::scheduler::{BlockObserver, SessionLimits};
+use moeflux_server::{KvEvents, Limits, Server, ServerOptions, Tls, serve};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::engine_args::{EngineArgs, Sharing};
+use crate::kv_events_args::KvEventsArgs;
 use crate::listen_args::ListenArgs;
 use crate::log::{Log, LogFormat, LogLevel};
 use crate::model::ModelArg;
@@ -26,8 +27,9 @@ const REQUEST_MEMORY: usize = 12 << 20;
 /// A request may have this part of `--memory`, within these bytes, unless said otherwise.
 const BODY_PART: u64 = 128;
 const BODY: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
-/// Most time for clients to be told after a second signal, and the exit status then: that of Ctrl-C.
+/// Most time for clients to be told after a second signal, and for subscribers to learn that the cache is gone.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// The exit status after a second signal: that of Ctrl-C.
 const ABORTED: i32 = 130;
 
 /// Serve models over HTTP: OpenAI and Anthropic APIs, and a web page.
@@ -109,6 +111,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Serving")]
     drain: u64,
     #[command(flatten)]
+    kv_events: KvEventsArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -135,10 +139,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let tls = args.listen.tls()?;
     let mut found = served::find(&args.model)?;
     let options = args.options(api_keys);
-    let (server, first) = match &mut found[..] {
+    let serving = match &mut found[..] {
         [one] => {
             let one = std::mem::take(one);
-            (args.serve_one(&log, one, options)?, vec![])
+            args.serve_one(&log, one, options)?
         }
         _ => args.serve_several(&log, found, options)?,
     };
@@ -147,7 +151,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     // One thread is enough to pass tokens on; the others are the engine's.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("cannot start the server's threads")?;
-    let outcome = runtime.block_on(listen(args, tls, log, server, &first, limits));
+    let outcome = runtime.block_on(listen(args, tls, log, serving, limits));
     runtime.shutdown_timeout(Duration::from_secs(1));
     match outcome? {
         End::InOrder => Ok(()),
@@ -164,24 +168,29 @@ enum End {
 
 impl ServeArgs {
     /// A model that is loaded before the server listens.
-    fn serve_one(&self, log: &Log, found: Found, options: ServerOptions) -> Result<Server> {
+    fn serve_one(&self, log: &Log, found: Found, options: ServerOptions) -> Result<Serving> {
         let model = self.engine.open_text_shared(&found.path, self.sharing(REQUEST_MEMORY as u64))?;
+        let (events, observer) = match self.kv_events.options() {
+            Some(_) => {
+                let (events, observer) = KvEvents::observed();
+                (Some(events), Some(Box::new(observer) as BlockObserver))
+            }
+            None => (None, None),
+        };
         let name = self.name.clone().unwrap_or(found.name);
-        let scheduler = Arc::new(served::start(model, &name, self.scheduling(), log)?);
+        let scheduler = Arc::new(served::start(model, &name, self.scheduling(), observer, log)?);
         let aliases = [&[found.argument], &self.alias[..]].concat();
-        Ok(Server::new(scheduler, ServerOptions { model: name, aliases, ..options }))
+        let server = Server::new(scheduler, ServerOptions { model: name, aliases, ..options });
+        Ok(Serving { server, first: vec![], events })
     }
 
     /// Models that are loaded on demand, and which of them are before the server listens: those that are pinned, or the first.
-    fn serve_several(
-        &self,
-        log: &Log,
-        found: Vec<Found>,
-        options: ServerOptions,
-    ) -> Result<(Server, Vec<String>)> {
-        for (option, is_given) in
-            [("--name", self.name.is_some()), ("--mirror", !self.engine.mirror.is_empty())]
-        {
+    fn serve_several(&self, log: &Log, found: Vec<Found>, options: ServerOptions) -> Result<Serving> {
+        for (option, is_given) in [
+            ("--name", self.name.is_some()),
+            ("--mirror", !self.engine.mirror.is_empty()),
+            ("--kv-events", self.kv_events.options().is_some()),
+        ] {
             if is_given {
                 bail!("{option}: expected a single model, got {}", found.len());
             }
@@ -210,7 +219,7 @@ impl ServeArgs {
         if first.is_empty() {
             first.extend(models.first().map(|model| model.name.clone()));
         }
-        Ok((Server::of_models(models, memory, options), first))
+        Ok(Serving { server: Server::of_models(models, memory, options), first, events: None })
     }
 
     fn sharing(&self, reserved: u64) -> Sharing {
@@ -265,16 +274,36 @@ impl ServeArgs {
     }
 }
 
+/// What is served.
+struct Serving {
+    server: Server,
+    /// Models that are loaded before the server listens.
+    first: Vec<String>,
+    /// What the cache says of itself, if somebody is told.
+    events: Option<KvEvents>,
+}
+
 async fn listen(
     args: &ServeArgs,
     tls: Option<Tls>,
     log: Log,
-    server: Server,
-    first: &[String],
+    serving: Serving,
     limits: Limits,
 ) -> Result<End> {
+    let Serving { server, first, events } = serving;
     let listener = args.listen.listener(tls).await?;
     let url = listener.url().context("cannot determine the port")?;
+    let publishing = match args.kv_events.options().zip(events) {
+        Some((options, events)) => {
+            let publisher = events.publish(&options).await.context("--kv-events")?;
+            log.say(&format!("key-value cache events on tcp://{}", publisher.address()));
+            if let Some(address) = publisher.replay_address() {
+                log.say(&format!("missed key-value cache events on tcp://{address}"));
+            }
+            Some(tokio::spawn(publisher.run()))
+        }
+        None => None,
+    };
     let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for Ctrl-C")?;
     let mut signalled = async move || {
@@ -285,7 +314,7 @@ async fn listen(
         .await;
     };
     for name in first {
-        if let Err(reason) = server.load(name).await {
+        if let Err(reason) = server.load(&name).await {
             bail!("{name}: {reason}");
         }
     }
@@ -309,5 +338,10 @@ async fn listen(
         log.say(&format!("aborted answers that took longer than {} seconds", limits.drain.as_secs()));
     }
     server.abandon();
+    // Ends the scheduler, which says that its cache is gone.
+    drop(server);
+    if let Some(publishing) = publishing {
+        let _ = tokio::time::timeout(FAREWELL, publishing).await;
+    }
     Ok(if aborted.load(Ordering::Relaxed) { End::Aborted } else { End::InOrder })
 }

@@ -228,6 +228,7 @@ fn several_models_are_checked_at_the_start() {
         (vec!["demo", other, "--alias", "x=nothing"], "there is no model \"nothing\""),
         (vec!["demo", other, "--name", "x"], "--name: expected a single model, got 2"),
         (vec!["demo", other, "--mirror", other], "--mirror: expected a single model, got 2"),
+        (vec!["demo", other, "--kv-events", "tcp://*:0"], "--kv-events: expected a single model, got 2"),
         (vec!["demo", other, "--memory", "14MiB"], "needs at least"),
         (vec!["demo", "/nowhere.gguf"], "/nowhere.gguf"),
     ] {
@@ -327,4 +328,22 @@ fn where_it_listens_is_said_once() {
         assert!(said.contains(part), "{arguments:?}: {said}");
     }
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "no key");
+}
+
+#[test]
+fn events_of_the_cache_are_published_if_asked_for() {
+    let served = serve(0, &["--kv-events", "tcp://127.0.0.1:0", "--kv-events-replay", "tcp://127.0.0.1:0"]);
+    let question =
+        serde_json::json!({"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0});
+    assert_eq!(served.ask(&question), "17 + 25 = 42");
+    assert_eq!(served.terminate(), Some(0));
+    let refused = |arguments: &[&str], expected: &str| {
+        let mut command = assert_cmd::Command::cargo_bin("moeflux").unwrap();
+        command.args(["serve", "demo", "--port", "0"]).args(arguments);
+        let said = String::from_utf8(command.assert().failure().get_output().stderr.clone()).unwrap();
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+    };
+    refused(&["--kv-events", "ipc:///x"], "--kv-events: ipc:///x: expected an address such as tcp://*:5557");
+    refused(&["--kv-events-replay", "tcp://*:0"], "--kv-events <ENDPOINT>");
+    refused(&["--kv-events", "tcp://*:0", "--kv-events-format", "list"], "expected map or array");
 }

@@ -20,11 +20,40 @@ fn probes_and_gauges() {
         "vllm:num_requests_waiting{model_name=\"demo\"} 0",
         "vllm:num_requests_running{model_name=\"demo\"} 0",
         "vllm:kv_cache_usage_perc{model_name=\"demo\"} 0",
+        "# TYPE vllm:cache_config_info gauge",
+        &format!(
+            "vllm:cache_config_info{{model_name=\"demo\",block_size=\"64\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"True\"}} 1",
+            server.scheduler.description().pages
+        ),
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
     }
     server.scheduler.drain();
     assert_eq!(server.get("/readyz").status, 503);
+}
+
+#[test]
+fn routers_learn_what_a_worker_is() {
+    let options = Options { sequences: 2, context: Some(256), ..Options::default() };
+    let server =
+        start_with(&options, SchedulerOptions::default(), ServerOptions::default(), Limits::default());
+    let pages = server.scheduler.description().pages;
+    for path in ["/get_server_info", "/server_info?config_format=json"] {
+        let info = server.get(path).json();
+        assert_eq!((&info["served_model_name"], &info["max_running_requests"]), (&json!("demo"), &json!(2)));
+        assert_eq!(info["max_total_tokens"], json!(64 * pages));
+        let vllm = &info["vllm_config"];
+        assert_eq!(vllm["model_config"], json!({"model": "demo", "max_model_len": 256}));
+        assert_eq!(
+            (&vllm["cache_config"]["block_size"], &vllm["cache_config"]["num_gpu_blocks"]),
+            (&json!(64), &json!(pages))
+        );
+    }
+    for path in ["/get_model_info", "/model_info"] {
+        let info = server.get(path).json();
+        assert_eq!((&info["model_path"], &info["is_generation"]), (&json!("demo"), &json!(true)));
+        assert!(info.get("tokenizer_path").is_none(), "{info}");
+    }
 }
 
 #[test]
