@@ -1,38 +1,37 @@
-//! What `plan` measures of the machine.
+//! What a plan measures of the machine, besides computing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
-use moeflux::Options;
-use moeflux::cost::{Disk, Measured};
-use moeflux::io::file::ReadMode;
-use moeflux::io::queue;
 use moeflux_compute::graph::ExpertSetId;
 
-use super::subject::Subject;
-use crate::hub::Settings;
+use super::PlannedModel;
+use crate::cost::{Disk, Measured};
+use crate::io::file::ReadMode;
+use crate::io::queue;
+use crate::{Error, Options, Result};
 
 /// Device memory that the engine leaves alone.
 const MARGIN: u64 = 512 << 20;
 
 /// The GPU that would compute.
-#[derive(Debug)]
-pub struct Gpu {
+#[derive(Debug, Clone)]
+pub struct PlannedGpu {
+    /// What it is called.
     pub name: String,
     /// Bytes of its memory that are free.
     pub free: u64,
 }
 
-impl Gpu {
+impl PlannedGpu {
     /// Bytes that the engine would use.
     pub fn usable(&self) -> u64 {
         self.free.saturating_sub(MARGIN)
     }
 }
 
-/// All of it.
+/// What was measured.
+#[derive(Debug)]
 pub struct Machine {
     /// Compute backend.
     pub backend: String,
@@ -40,10 +39,23 @@ pub struct Machine {
     pub bandwidth: f64,
     /// What computing takes.
     pub measured: Measured,
+    /// How experts would be read.
     pub disk: DiskProbe,
-    pub gpu: Option<Gpu>,
+    /// The GPU, if it would compute.
+    pub gpu: Option<PlannedGpu>,
     /// Part of the processors' time that other programs took before measuring, 0..=1, if it was worth telling.
     pub busy: Option<f64>,
+}
+
+/// How experts would be read.
+#[derive(Debug, Clone, Copy)]
+pub struct DiskProbe {
+    /// What reads cost.
+    pub disk: Disk,
+    /// How files are read.
+    pub mode: ReadMode,
+    /// Whether it was tried on the model's own files.
+    pub on_model: bool,
 }
 
 /// For how long it is looked whether processors are busy.
@@ -52,7 +64,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const BUSY: f64 = 0.2;
 
 /// The part of the processors' time that programs take now, if it changes what is measured.
-pub fn busy() -> Option<f64> {
+pub(super) fn busy() -> Option<f64> {
     let before = processor_times()?;
     std::thread::sleep(LOOK);
     let after = processor_times()?;
@@ -75,17 +87,8 @@ fn times(line: &str) -> Option<(u64, u64)> {
     Some((fields.get(3)? + fields.get(4)?, fields.iter().sum()))
 }
 
-/// How experts would be read.
-#[derive(Debug, Clone, Copy)]
-pub struct DiskProbe {
-    pub disk: Disk,
-    pub mode: ReadMode,
-    /// Whether it was tried on the model's own files.
-    pub on_model: bool,
-}
-
 /// Bytes of the processor's last cache, or what most have.
-pub fn cache_bytes() -> u64 {
+pub(super) fn cache_bytes() -> u64 {
     let of = |index: usize| -> Option<u64> {
         let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size"));
         Some(text.ok()?.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10)
@@ -93,43 +96,32 @@ pub fn cache_bytes() -> u64 {
     (0..5).filter_map(of).max().unwrap_or(32 << 20)
 }
 
-/// Tries the disk of `subject`, or that of the cache that it would be downloaded to, beside computing with `threads`.
-pub fn disk(subject: &Subject, threads: usize) -> Result<DiskProbe> {
-    let options = Options::default();
-    let (_, mut queue) =
-        queue::open(options.read_queue, options.read_depth).context("cannot open a queue to read")?;
-    let experts = &subject.model().experts;
-    if subject.is_on_disk()
-        && let Some((disk, mode)) = Disk::of_store(experts, &mut *queue, None, threads)
-    {
-        return Ok(DiskProbe { disk, mode, on_model: true });
-    }
-    let expert_bytes = (0..experts.sets()).map(|set| experts.expert_bytes(ExpertSetId(set))).max();
-    let folder = existing(Settings::from_environment().cache);
-    let tried = Disk::of_folder(&folder, &mut *queue, expert_bytes.unwrap_or(1 << 20), threads);
-    // A cache that cannot be written to is no reason not to say anything.
-    let disk = match tried {
-        Ok(disk) => disk,
-        Err(_) => {
-            Disk::of_folder(&std::env::temp_dir(), &mut *queue, expert_bytes.unwrap_or(1 << 20), threads)?
+impl DiskProbe {
+    /// Tries the disk of `planned`, or that of `downloads`, which it would be downloaded to, beside computing with `threads`.
+    pub(super) fn of(planned: &PlannedModel, downloads: &Path, threads: usize) -> Result<Self> {
+        let options = Options::default();
+        let io = |source| Error::Io { action: "queue reads on", path: downloads.to_owned(), source };
+        let (_, mut queue) = queue::open(options.read_queue, options.read_depth).map_err(io)?;
+        let experts = &planned.model().experts;
+        if planned.is_on_disk()
+            && let Some((disk, mode)) = Disk::of_store(experts, &mut *queue, None, threads)
+        {
+            return Ok(Self { disk, mode, on_model: true });
         }
-    };
-    Ok(DiskProbe { disk, mode: ReadMode::Direct, on_model: false })
+        let expert_bytes = (0..experts.sets()).map(|set| experts.expert_bytes(ExpertSetId(set))).max();
+        let bytes = expert_bytes.unwrap_or(1 << 20);
+        let folder = existing(downloads.to_owned());
+        // A cache that cannot be written to is no reason not to say anything.
+        let disk = Disk::of_folder(&folder, &mut *queue, bytes, threads)
+            .or_else(|_| Disk::of_folder(&std::env::temp_dir(), &mut *queue, bytes, threads))?;
+        Ok(Self { disk, mode: ReadMode::Direct, on_model: false })
+    }
 }
 
 /// The folder, or the nearest above it that there is.
 fn existing(mut folder: PathBuf) -> PathBuf {
     while !folder.is_dir() && folder.pop() {}
     folder
-}
-
-/// A bar of a thousand steps.
-pub fn bar(what: &'static str) -> Result<ProgressBar> {
-    let bar = ProgressBar::new(1000);
-    bar.set_style(ProgressStyle::with_template("{msg} {wide_bar}")?);
-    bar.set_message(what);
-    bar.tick();
-    Ok(bar)
 }
 
 #[cfg(test)]
@@ -145,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_device_keeps_a_margin() {
-        let usable = |free| Gpu { name: String::new(), free }.usable();
+        let usable = |free| PlannedGpu { name: String::new(), free }.usable();
         assert_eq!((usable(MARGIN + 5), usable(MARGIN - 1)), (5, 0));
     }
 }
