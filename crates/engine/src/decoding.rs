@@ -101,8 +101,7 @@ impl<'t> Decoding<'t> {
     /// An answer that follows `prompt`.
     ///
     /// # Errors
-    /// [`Error::Option`] for sampler options without meaning, [`Error::Tokenizer`] for ids that are
-    /// none.
+    /// [`Error::Option`] for sampler options without meaning, [`Error::UnknownToken`] for ids that are none.
     pub fn new(
         tokenizer: &'t Tokenizer,
         prompt: &[u32],

@@ -174,6 +174,16 @@ pub enum Error {
         /// What was found.
         got: String,
     },
+    /// A token id that the tokenizer does not know.
+    #[error("{}: tokenizer: expected token ids below {vocab_size} that are in use, got {token}", path.display())]
+    UnknownToken {
+        /// The file that the tokenizer was read from.
+        path: PathBuf,
+        /// The id.
+        token: u32,
+        /// One more than the highest id.
+        vocab_size: usize,
+    },
     /// A token id beyond the vocabulary.
     #[error("token id {token} at input position {position} is outside the vocabulary of {vocab_size}")]
     Token {

@@ -123,6 +123,10 @@ impl From<moeflux::Error> for ApiError {
             // Templates refuse conversations that their models were not trained on.
             E::ChatTemplate { reason, .. } => Self::invalid("messages", reason),
             E::Tokenizer { reason, .. } => Self::invalid("prompt", reason),
+            E::UnknownToken { token, vocab_size, .. } => Self::invalid(
+                "prompt",
+                format!("expected token ids below {vocab_size} that are in use, got {token}"),
+            ),
             E::Token { .. } | E::Logits { .. } => Self::new(StatusCode::BAD_REQUEST, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }

@@ -39,7 +39,7 @@ pub struct SamplingArgs {
     #[arg(
         long,
         value_name = "T",
-        default_value_t = 0.7,
+        default_value_t = SamplerOptions::of_chats().temperature,
         allow_negative_numbers = true,
         help_heading = "Sampling"
     )]
@@ -48,7 +48,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "K", default_value_t = 0, help_heading = "Sampling")]
     top_k: usize,
     /// Sample from the most likely tokens whose probabilities add up to P
-    #[arg(long, value_name = "P", default_value_t = 0.95, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", default_value_t = SamplerOptions::of_chats().top_p, help_heading = "Sampling")]
     top_p: f32,
     /// Sample from tokens at least P times as likely as the most likely one
     #[arg(long, value_name = "P", default_value_t = 0.0, help_heading = "Sampling")]
@@ -154,15 +154,12 @@ impl Settings {
 
     /// The value of the setting `name`.
     pub fn value(&self, name: &str) -> Option<String> {
-        let s = &self.sampler;
+        let mut s = self.sampler.clone();
+        if let Some(number) = s.number_mut(name) {
+            return Some(number.to_string());
+        }
         Some(match name {
-            "temperature" => s.temperature.to_string(),
             "top_k" => s.top_k.to_string(),
-            "top_p" => s.top_p.to_string(),
-            "min_p" => s.min_p.to_string(),
-            "repetition_penalty" => s.repetition_penalty.to_string(),
-            "presence_penalty" => s.presence_penalty.to_string(),
-            "frequency_penalty" => s.frequency_penalty.to_string(),
             "seed" => s.seed.map_or("random".into(), |seed| seed.to_string()),
             "max_tokens" => self.max_tokens.to_string(),
             "thinking" => self.thinking.map_or("auto", |on| if on { "on" } else { "off" }).into(),
@@ -190,18 +187,15 @@ impl Settings {
             expected: expected.into(),
             got: value.into(),
         };
-        let number = || value.parse::<f32>().map_err(|_| wrong("a number"));
         let count = || value.parse::<usize>().map_err(|_| wrong("a non-negative integer"));
         let mut changed = self.clone();
         let sampler = &mut changed.sampler;
+        if let Some(number) = sampler.number_mut(name) {
+            *number = value.parse().map_err(|_| wrong("a number"))?;
+            return Ok(changed);
+        }
         match name {
-            "temperature" => sampler.temperature = number()?,
             "top_k" => sampler.top_k = count()?,
-            "top_p" => sampler.top_p = number()?,
-            "min_p" => sampler.min_p = number()?,
-            "repetition_penalty" => sampler.repetition_penalty = number()?,
-            "presence_penalty" => sampler.presence_penalty = number()?,
-            "frequency_penalty" => sampler.frequency_penalty = number()?,
             "seed" if value == "random" => sampler.seed = None,
             "seed" => sampler.seed = Some(value.parse().map_err(|_| wrong("an integer or random"))?),
             "max_tokens" => match count()? {

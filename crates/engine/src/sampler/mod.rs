@@ -59,7 +59,29 @@ impl Default for SamplerOptions {
     }
 }
 
+/// Those options that are numbers with a fraction.
+pub const SAMPLER_NUMBERS: [&str; 6] =
+    ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"];
+
 impl SamplerOptions {
+    /// As answers to people are sampled unless they say otherwise.
+    pub fn of_chats() -> Self {
+        Self { temperature: 0.7, top_p: 0.95, ..Self::default() }
+    }
+
+    /// The option of this name, if it is one of [`SAMPLER_NUMBERS`].
+    pub fn number_mut(&mut self, name: &str) -> Option<&mut f32> {
+        Some(match name {
+            "temperature" => &mut self.temperature,
+            "top_p" => &mut self.top_p,
+            "min_p" => &mut self.min_p,
+            "repetition_penalty" => &mut self.repetition_penalty,
+            "presence_penalty" => &mut self.presence_penalty,
+            "frequency_penalty" => &mut self.frequency_penalty,
+            _ => return None,
+        })
+    }
+
     /// Refuses values without meaning, for a vocabulary of `vocab_size` tokens.
     pub fn validate(&self, vocab_size: usize) -> Result<()> {
         let check = |option, value: f32, ok: bool, expected: &str| {

@@ -142,7 +142,7 @@ impl Tokenizer {
     }
 
     fn no_such_id(&self, id: u32) -> Error {
-        self.error(format!("expected token ids below {} that are in use, got {id}", self.vocab_size()))
+        Error::UnknownToken { path: self.path.clone(), token: id, vocab_size: self.vocab_size() }
     }
 
     /// The ids of `text`. Special tokens that are written out in it become their ids.

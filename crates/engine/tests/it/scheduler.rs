@@ -338,7 +338,7 @@ fn full_queues_and_bad_requests_are_refused() {
     let refused = |request: Request| scheduler.submit(request).map(drop).unwrap_err();
     assert!(matches!(refused(request(vec![], 0, 5)), Error::Option { option: "prompt", .. }));
     assert!(matches!(refused(request(vec![1; 256], 0, 5)), Error::ContextFull { .. }));
-    assert!(matches!(refused(request(vec![1_000_000], 0, 5)), Error::Tokenizer { .. }));
+    assert!(matches!(refused(request(vec![1_000_000], 0, 5)), Error::UnknownToken { .. }));
     let mut bad = request(vec![1], 0, 5);
     bad.options.sampler.temperature = -1.0;
     assert!(matches!(refused(bad), Error::Option { option: "temperature", .. }));
