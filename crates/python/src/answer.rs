@@ -1,8 +1,15 @@
 //! [`Answer`], and the [`Piece`]s that it comes in.
 
 use moeflux::scheduler::{Done, Usage as EngineUsage};
-use moeflux::{Finish, Passage};
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+
+use moeflux::Finish;
+use moeflux_server::AnswerPart;
 use pyo3::prelude::*;
+use serde_json::{Value, json};
+
+use crate::convert::from_json;
 
 /// A piece of an answer's text.
 #[pyclass(frozen, module = "moeflux", eq)]
@@ -16,15 +23,6 @@ pub struct Piece {
     reasoning: bool,
 }
 
-impl From<Passage> for Piece {
-    fn from(passage: Passage) -> Self {
-        match passage {
-            Passage::Text(text) => Self { text, reasoning: false },
-            Passage::Reasoning(text) => Self { text, reasoning: true },
-        }
-    }
-}
-
 #[pymethods]
 impl Piece {
     fn __str__(&self) -> &str {
@@ -34,6 +32,46 @@ impl Piece {
     fn __repr__(&self) -> String {
         let reasoning = if self.reasoning { ", reasoning=True" } else { "" };
         format!("Piece({:?}{reasoning})", self.text)
+    }
+}
+
+/// A call of a function.
+#[pyclass(frozen, module = "moeflux")]
+#[derive(Debug, Clone)]
+pub struct ToolCall {
+    /// What the result refers to.
+    #[pyo3(get)]
+    id: String,
+    /// The function.
+    #[pyo3(get)]
+    name: String,
+    text: String,
+    complete: bool,
+}
+
+#[pymethods]
+impl ToolCall {
+    /// Its arguments; `None` if the answer was cut off within them.
+    #[getter]
+    fn arguments<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let arguments = self.complete.then(|| serde_json::from_str::<Value>(&self.text).ok()).flatten();
+        arguments.map(|arguments| from_json(py, &arguments)).transpose()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("ToolCall({}({}))", self.name, self.text)
+    }
+}
+
+impl ToolCall {
+    fn new(name: String) -> Self {
+        // Nine letters or digits are what every template takes.
+        let id = format!("c{:08x}", RandomState::new().hash_one(&name) as u32);
+        Self { id, name, text: String::new(), complete: false }
+    }
+
+    fn message(&self) -> Value {
+        json!({"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}})
     }
 }
 
@@ -124,6 +162,8 @@ pub struct Answer {
     text: String,
     /// What the model thought.
     reasoning: String,
+    /// Functions that it calls.
+    tool_calls: Vec<ToolCall>,
     /// Tokens, without the one that ended the answer.
     tokens: Vec<u32>,
     /// Why it ended: `end_of_text`, `max_tokens`, `context_full` or `stopped`.
@@ -150,25 +190,47 @@ impl Answer {
 }
 
 impl Answer {
-    /// What was answered, without reasoning.
-    pub fn text(&self) -> &str {
-        &self.text
-    }
-
-    /// What the model thought.
-    pub fn reasoning(&self) -> &str {
-        &self.reasoning
-    }
-
     /// Tokens, without the one that ended the answer.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Adds a piece's text.
-    pub fn push(&mut self, piece: &Piece) {
-        let to = if piece.reasoning { &mut self.reasoning } else { &mut self.text };
-        to.push_str(&piece.text);
+    /// The message that it is.
+    pub fn message(&self) -> Value {
+        let mut message = json!({"role": "assistant", "content": self.text});
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = json!(self.reasoning);
+        }
+        if !self.tool_calls.is_empty() {
+            message["tool_calls"] = self.tool_calls.iter().map(ToolCall::message).collect();
+        }
+        message
+    }
+
+    /// Adds a part; gives its text if it is one of the pieces that streams have.
+    pub fn push(&mut self, part: AnswerPart) -> Option<Piece> {
+        match part {
+            AnswerPart::Text(text) => {
+                self.text.push_str(&text);
+                return Some(Piece { text, reasoning: false });
+            }
+            AnswerPart::Reasoning(text) => {
+                self.reasoning.push_str(&text);
+                return Some(Piece { text, reasoning: true });
+            }
+            AnswerPart::CallBegin(name) => self.tool_calls.push(ToolCall::new(name)),
+            AnswerPart::Arguments(text) => {
+                if let Some(call) = self.tool_calls.last_mut() {
+                    call.text.push_str(&text);
+                }
+            }
+            AnswerPart::CallEnd => {
+                if let Some(call) = self.tool_calls.last_mut() {
+                    call.complete = true;
+                }
+            }
+        }
+        None
     }
 
     /// Adds a token.

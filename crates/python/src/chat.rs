@@ -28,6 +28,16 @@ struct State {
     tokens: Vec<u32>,
     /// Whether an answer is under way.
     answering: bool,
+    /// Messages that there were before it.
+    asked: usize,
+}
+
+impl State {
+    /// There is no answer: what asked for it goes, too.
+    fn give_up(&mut self) {
+        self.answering = false;
+        self.messages.truncate(self.asked);
+    }
 }
 
 /// A conversation.
@@ -60,11 +70,16 @@ impl Chat {
             Ok((messages, tokens))
         });
         let (messages, tokens) = loaded?.or_raise(py)?;
-        let state = State { messages, tokens, answering: false };
+        let state = State { messages, tokens, ..State::default() };
         Ok(Self { host: Arc::clone(host), state: Arc::new(Mutex::new(state)) })
     }
 
-    fn begin(&self, py: Python<'_>, text: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Arc<Core>> {
+    fn begin(
+        &self,
+        py: Python<'_>,
+        text: Option<&str>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Arc<Core>> {
         let options = GenerateOptions::of(options)?;
         let messages = {
             let mut state = lock(&self.state);
@@ -72,14 +87,11 @@ impl Chat {
                 return Err(PyRuntimeError::new_err("the last message is still being answered"));
             }
             state.answering = true;
-            state.messages.push(json!({"role": "user", "content": text}));
+            state.asked = state.messages.len();
+            state.messages.extend(text.map(|text| json!({"role": "user", "content": text})));
             state.messages.clone()
         };
-        self.submit(py, messages, &options).inspect_err(|_| {
-            let mut state = lock(&self.state);
-            state.answering = false;
-            state.messages.pop();
-        })
+        self.submit(py, messages, &options).inspect_err(|_| lock(&self.state).give_up())
     }
 
     fn submit(&self, py: Python<'_>, messages: Vec<Value>, options: &GenerateOptions) -> PyResult<Arc<Core>> {
@@ -87,16 +99,11 @@ impl Chat {
         let (state, prompt) = (Arc::clone(&self.state), encoded.tokens.clone());
         let at_end: AtEnd = Box::new(move |answer, error| {
             let mut state = lock(&state);
-            state.answering = false;
             if error.is_some() || answer.tokens().is_empty() {
-                state.messages.pop();
-                return;
+                return state.give_up();
             }
-            let mut message = json!({"role": "assistant", "content": answer.text()});
-            if !answer.reasoning().is_empty() {
-                message["reasoning_content"] = json!(answer.reasoning());
-            }
-            state.messages.push(message);
+            state.answering = false;
+            state.messages.push(answer.message());
             state.tokens = [&prompt, answer.tokens()].concat();
         });
         self.host.submit(py, encoded, options, Some(at_end))
@@ -114,16 +121,26 @@ impl Chat {
 
 #[pymethods]
 impl Chat {
-    /// Answers `text` as the next message of the user.
-    #[pyo3(signature = (text, **options))]
-    fn ask(&self, py: Python<'_>, text: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Answer> {
+    /// Answers `text` as the next message of the user; without it, the messages that there are, such as results of functions.
+    #[pyo3(signature = (text=None, **options))]
+    fn ask(
+        &self,
+        py: Python<'_>,
+        text: Option<&str>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Answer> {
         self.begin(py, text, options)?.answer(py)
     }
 
-    /// Answers `text` as the next message of the user, a piece at a time. If the stream is stopped or dropped, what was said
+    /// As `ask`, a piece at a time; functions that are called are part of the whole answer only. If the stream is stopped or dropped, what was said
     /// until then stays part of the conversation; if nothing was said, the message is no part of it.
-    #[pyo3(signature = (text, **options))]
-    fn stream(&self, py: Python<'_>, text: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Stream> {
+    #[pyo3(signature = (text=None, **options))]
+    fn stream(
+        &self,
+        py: Python<'_>,
+        text: Option<&str>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Stream> {
         Ok(Stream(self.begin(py, text, options)?))
     }
 
@@ -134,9 +151,14 @@ impl Chat {
         from_json(py, &Value::Array(messages))
     }
 
-    /// Appends a message without answering it.
-    fn push(&self, role: &str, content: &str) -> PyResult<()> {
-        self.change(|state| state.messages.push(json!({"role": role, "content": content})))
+    /// Appends a message without answering it; the result of a function, with role `tool`, says which call it is of.
+    #[pyo3(signature = (role, content, tool_call_id=None))]
+    fn push(&self, role: &str, content: &str, tool_call_id: Option<&str>) -> PyResult<()> {
+        let mut message = json!({"role": role, "content": content});
+        if let Some(id) = tool_call_id {
+            message["tool_call_id"] = json!(id);
+        }
+        self.change(|state| state.messages.push(message))
     }
 
     /// Takes back the user's last message and what followed it; returns the message, or None if there is none.

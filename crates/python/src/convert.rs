@@ -1,11 +1,14 @@
 //! Values from and to Python.
 
+use moeflux::Result;
 use moeflux::generation::ChatPrompt;
-use moeflux::{Result, Scheduler};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PyString};
-use serde_json::{Map, Value};
+use serde_json::Value;
+
+use crate::host::Served;
+use crate::options::GenerateOptions;
 
 /// What Python calls JSON, by its own module.
 pub fn to_json(value: &Bound<'_, PyAny>) -> PyResult<Value> {
@@ -65,18 +68,22 @@ impl Prompt {
     }
 
     /// Its tokens. Takes a while for a long text.
-    pub fn encode(
-        &self,
-        scheduler: &Scheduler,
-        tools: Option<&Value>,
-        variables: &Map<String, Value>,
-    ) -> Result<Encoded> {
+    pub fn encode(&self, served: &Served, options: &GenerateOptions) -> Result<Encoded> {
+        let Served { scheduler, constraints } = served;
         match self {
             Self::Text(text) => Ok(Encoded { tokens: scheduler.encode(text)?, chat: None }),
             Self::Tokens(tokens) => Ok(Encoded { tokens: tokens.clone(), chat: None }),
             Self::Messages(messages) => {
-                let prompt = ChatPrompt { messages, preface: None, tools, variables: Some(variables) };
-                let encoded = scheduler.encode_chat(&prompt)?;
+                let variables = &options.variables;
+                let encoded = match &options.functions {
+                    Some(functions) => constraints.render(messages, functions, variables)?,
+                    None => scheduler.encode_chat(&ChatPrompt {
+                        messages,
+                        preface: None,
+                        tools: None,
+                        variables: Some(variables),
+                    })?,
+                };
                 let chat = scheduler.template().is_some().then_some(encoded.text);
                 Ok(Encoded { tokens: encoded.tokens, chat })
             }

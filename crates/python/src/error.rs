@@ -48,7 +48,9 @@ pub fn raise(py: Python<'_>, error: &Error) -> PyErr {
             (classes::BudgetError::new_err(text), Some(("minimum", minimum)))
         }
         Error::Compute(ComputeError::DeviceMemory { .. }) => (classes::BudgetError::new_err(text), None),
-        Error::Option { .. } | Error::Token { .. } => (classes::OptionError::new_err(text), None),
+        Error::Option { .. } | Error::Token { .. } | Error::UnknownToken { .. } => {
+            (classes::OptionError::new_err(text), None)
+        }
         Error::ContextFull { .. } | Error::StatesFull { .. } => {
             (classes::ContextFullError::new_err(text), None)
         }

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use moeflux::scheduler::{Event, Visit};
-use moeflux::{Error, ReasoningForm, ReasoningSplit, Request, Scheduler};
+use moeflux::{Constraint, Error, ReasoningForm, ReasoningSplit, Request, Scheduler};
 use moeflux_server::{Constraints, Made};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use crate::convert::{Encoded, Prompt};
 use crate::error::{OrRaise, raise};
 use crate::inbox::{Inbox, Wakers};
 use crate::options::GenerateOptions;
-use crate::stream::{AtEnd, Core};
+use crate::stream::{AtEnd, Core, Reader};
 use crate::wait::receive_surely;
 
 /// A model that takes requests.
@@ -84,8 +84,7 @@ impl Host {
     /// Tokens of a prompt.
     pub fn encode(&self, py: Python<'_>, prompt: &Prompt, options: &GenerateOptions) -> PyResult<Encoded> {
         let served = self.served(py)?;
-        let encode = || prompt.encode(&served.scheduler, options.tools.as_ref(), &options.variables);
-        py.detach(encode).or_raise(py)
+        py.detach(|| prompt.encode(&served, options)).or_raise(py)
     }
 
     /// Queues a request.
@@ -98,28 +97,37 @@ impl Host {
     ) -> PyResult<Arc<Core>> {
         let served = self.served(py)?;
         let chat = prompt.chat.as_deref();
-        let make = |form| py.detach(|| served.constraints.make(form, chat)).or_raise(py);
-        let constraint = match options.form.as_ref().map(make).transpose()? {
-            Some(Made { constraint, warning }) => {
-                if let Some(text) = warning {
-                    py.import("warnings")?.call_method1("warn", (text,))?;
-                }
-                Some(constraint)
+        let warn = |made: Made| -> PyResult<Box<dyn Constraint>> {
+            if let Some(text) = made.warning {
+                py.import("warnings")?.call_method1("warn", (text,))?;
             }
-            None => None,
+            Ok(made.constraint)
         };
+        let (constraints, form) = (&served.constraints, options.form.as_ref());
         let mut decoding = options.decoding.clone();
-        let form = ReasoningForm::of(served.scheduler.template());
-        let split = chat.map(|chat| {
-            decoding.visible = form.visible(served.scheduler.tokenizer());
-            let begun = form.begun_by(chat);
-            ReasoningSplit::new(form, begun)
-        });
+        let (constraint, reader) = match (chat, &options.functions) {
+            (Some(chat), Some(functions)) => {
+                let answer = py.detach(|| constraints.answer(chat, functions, form)).or_raise(py)?;
+                decoding.visible = answer.visible;
+                (Some(warn(answer.made)?), Some(Reader::Functions(answer.reader)))
+            }
+            _ => {
+                let make = |form| py.detach(|| constraints.make(form, chat)).or_raise(py);
+                let made = form.map(make).transpose()?.map(warn).transpose()?;
+                let form = ReasoningForm::of(served.scheduler.template());
+                let split = chat.map(|chat| {
+                    decoding.visible = form.visible(served.scheduler.tokenizer());
+                    let begun = form.begun_by(chat);
+                    Reader::Reasoning(ReasoningSplit::new(form, begun))
+                });
+                (made, split)
+            }
+        };
         let request = Request { prompt: prompt.tokens, options: decoding, constraint, conversation: None };
         let inbox = Inbox::new(self.wakers.clone());
         let sink: Box<dyn FnMut(Event) + Send> = Box::new(inbox.sink());
         let ticket = served.scheduler.submit_to(request, sink).or_raise(py)?;
-        Ok(Core::new(Arc::clone(self), inbox, ticket, split, at_end))
+        Ok(Core::new(Arc::clone(self), inbox, ticket, reader, at_end))
     }
 }
 

@@ -22,6 +22,7 @@ mod inbox;
 mod model;
 mod opening;
 mod options;
+mod plan;
 mod session;
 mod stream;
 mod tokenizer;
@@ -54,6 +55,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<answer::Answer>()?;
     module.add_class::<answer::Piece>()?;
     module.add_class::<answer::TokenLogprobs>()?;
+    module.add_class::<answer::ToolCall>()?;
     module.add_class::<answer::Usage>()?;
     module.add_class::<chat::Chat>()?;
     module.add_class::<model::Model>()?;
@@ -63,5 +65,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tokenizer::Tokenizer>()?;
     module.add_function(wrap_pyfunction!(gpus, module)?)?;
     module.add_function(wrap_pyfunction!(opening::open, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
     Ok(())
 }

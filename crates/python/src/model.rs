@@ -15,7 +15,7 @@ use crate::convert::Prompt;
 use crate::error::OrRaise;
 use crate::host::Host;
 use crate::options::GenerateOptions;
-use crate::session::{RouterChoices, Session};
+use crate::session::{RouterChoices, Session, Wanted};
 use crate::stream::{Core, Stream};
 use crate::tokenizer::Tokenizer;
 
@@ -44,6 +44,18 @@ impl Model {
     ) -> PyResult<Arc<Core>> {
         let encoded = self.host.encode(py, &Prompt::of(prompt)?, options)?;
         self.host.submit(py, encoded, options, None)
+    }
+
+    /// What is wanted of a prompt's tokens.
+    fn array<'py>(
+        &self,
+        py: Python<'py>,
+        prompt: &Bound<'py, PyAny>,
+        wanted: Wanted,
+        outputs: &str,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let tokens = self.tokens(py, prompt)?;
+        Session::empty(&self.host, py)?.array(py, &tokens, wanted, outputs)
     }
 
     /// Tokens of a prompt without options.
@@ -151,8 +163,7 @@ impl Model {
         prompt: &Bound<'py, PyAny>,
         outputs: &str,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let tokens = self.tokens(py, prompt)?;
-        Session::empty(&self.host, py)?.eval(py, tokens, outputs)
+        self.array(py, prompt, Wanted::Logits, outputs)
     }
 
     /// Hidden states of a prompt's tokens after the final norm, (tokens, hidden_size), or of the last with `outputs="last"`.
@@ -163,8 +174,7 @@ impl Model {
         prompt: &Bound<'py, PyAny>,
         outputs: &str,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let tokens = self.tokens(py, prompt)?;
-        Session::empty(&self.host, py)?.eval_hidden(py, tokens, outputs)
+        self.array(py, prompt, Wanted::Hidden, outputs)
     }
 
     /// Which experts every layer's router chooses for each token of a prompt. Only on the processor.

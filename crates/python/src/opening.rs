@@ -123,7 +123,7 @@ pub fn open(
 }
 
 /// Where the checkpoint is: `demo`, a path, or what the name of a model on the Hub has in the cache.
-fn locate(model: PathBuf, cache: &Path) -> moeflux::Result<PathBuf> {
+pub fn locate(model: PathBuf, cache: &Path) -> moeflux::Result<PathBuf> {
     if model.as_os_str() == "demo" {
         return moeflux::demo::unpack();
     }
@@ -134,7 +134,7 @@ fn locate(model: PathBuf, cache: &Path) -> moeflux::Result<PathBuf> {
 }
 
 /// Where Hugging Face's tools keep what they download.
-fn hub_cache(py: Python<'_>) -> PyResult<PathBuf> {
+pub fn hub_cache(py: Python<'_>) -> PyResult<PathBuf> {
     let environment = py.import("os")?.getattr("environ")?;
     let variable = |name: &str| -> PyResult<Option<PathBuf>> {
         let value: Option<PathBuf> = environment.call_method1("get", (name,))?.extract()?;
@@ -148,7 +148,7 @@ fn hub_cache(py: Python<'_>) -> PyResult<PathBuf> {
     Ok(home.unwrap_or_else(std::env::temp_dir).join("hub"))
 }
 
-fn compute_of(name: &str) -> moeflux::Result<Compute> {
+pub fn compute_of(name: &str) -> moeflux::Result<Compute> {
     let gpu = hardware::GPUS.map(|gpus| gpus.name);
     match name {
         "auto" => Ok(Compute::Auto),
@@ -178,7 +178,11 @@ fn kv_of(name: &str) -> moeflux::Result<KvType> {
 }
 
 /// The value of an option that knows how it is written.
-fn parse<T: FromStr>(name: &'static str, expected: &str, text: Option<&str>) -> moeflux::Result<Option<T>> {
+pub fn parse<T: FromStr>(
+    name: &'static str,
+    expected: &str,
+    text: Option<&str>,
+) -> moeflux::Result<Option<T>> {
     let parse = |text: &str| text.parse().map_err(|_| option(name, expected, text));
     text.map(parse).transpose()
 }

@@ -3,19 +3,18 @@
 use std::collections::BTreeMap;
 
 use moeflux::DecodingOptions;
-use moeflux::sampler::SamplerOptions;
-use moeflux_server::AnswerForm;
+use moeflux::sampler::{SAMPLER_NUMBERS, SamplerOptions};
+use moeflux_server::{AnswerForm, Functions};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use serde_json::{Map, Value};
 
 use crate::convert::to_json;
+use crate::error::OrRaise;
 
 /// As `moeflux run` and `chat` have it.
 const MAX_TOKENS: usize = 1024;
-const TEMPERATURE: f32 = 0.7;
-const TOP_P: f32 = 0.95;
 
 /// Keyword arguments of everything that generates.
 #[derive(Debug, Clone)]
@@ -24,8 +23,10 @@ pub struct GenerateOptions {
     pub decoding: DecodingOptions,
     /// What the answer must be.
     pub form: Option<AnswerForm>,
-    /// Functions that the chat template shows.
-    pub tools: Option<Value>,
+    /// Functions that may be called.
+    pub functions: Option<Functions>,
+    tools: Option<Value>,
+    tool_choice: Option<Value>,
     /// Further variables of the chat template.
     pub variables: Map<String, Value>,
 }
@@ -36,11 +37,20 @@ impl GenerateOptions {
     /// # Errors
     /// `TypeError` for names that mean nothing and values of the wrong type. What values mean is the engine's to judge.
     pub fn of(given: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
-        let sampler = SamplerOptions { temperature: TEMPERATURE, top_p: TOP_P, ..SamplerOptions::default() };
-        let decoding = DecodingOptions { sampler, max_tokens: MAX_TOKENS, ..DecodingOptions::default() };
-        let mut options = Self { decoding, form: None, tools: None, variables: Map::new() };
-        for (name, value) in given.into_iter().flatten() {
+        let decoding = DecodingOptions {
+            sampler: SamplerOptions::of_chats(),
+            max_tokens: MAX_TOKENS,
+            ..DecodingOptions::default()
+        };
+        let (form, functions, variables) = (None, None, Map::new());
+        let mut options = Self { decoding, form, functions, tools: None, tool_choice: None, variables };
+        let Some(given) = given else { return Ok(options) };
+        for (name, value) in given {
             options.set(&name.extract::<String>()?, &value)?;
+        }
+        if let Some(tools) = &options.tools {
+            let functions = Functions::new(tools, options.tool_choice.as_ref(), true);
+            options.functions = functions.or_raise(given.py())?;
         }
         Ok(options)
     }
@@ -48,18 +58,16 @@ impl GenerateOptions {
     fn set(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let DecodingOptions { sampler, max_tokens, stop, logprobs, .. } = &mut self.decoding;
         // `None` is the default everywhere.
-        if value.is_none() && NAMES.contains(&name) {
+        if value.is_none() && names().any(|known| known == name) {
+            return Ok(());
+        }
+        if let Some(number) = sampler.number_mut(name) {
+            *number = value.extract()?;
             return Ok(());
         }
         match name {
             "max_tokens" => *max_tokens = value.extract()?,
-            "temperature" => sampler.temperature = value.extract()?,
             "top_k" => sampler.top_k = value.extract()?,
-            "top_p" => sampler.top_p = value.extract()?,
-            "min_p" => sampler.min_p = value.extract()?,
-            "repetition_penalty" => sampler.repetition_penalty = value.extract()?,
-            "presence_penalty" => sampler.presence_penalty = value.extract()?,
-            "frequency_penalty" => sampler.frequency_penalty = value.extract()?,
             "penalty_window" => sampler.penalty_window = value.extract()?,
             "logit_bias" => sampler.logit_bias = value.extract::<BTreeMap<u32, f32>>()?,
             "seed" => sampler.seed = Some(value.extract()?),
@@ -70,12 +78,13 @@ impl GenerateOptions {
             "choice" => return self.set_form(AnswerForm::Choice(value.extract()?)),
             "grammar" => return self.set_form(AnswerForm::Lark(value.extract()?)),
             "tools" => self.tools = Some(to_json(value)?),
+            "tool_choice" => self.tool_choice = Some(to_json(value)?),
             "template" => match to_json(value)? {
                 Value::Object(variables) => self.variables = variables,
                 _ => return Err(PyTypeError::new_err("template: expected a dict of variables")),
             },
             _ => {
-                let names = NAMES.join(", ");
+                let names = names().collect::<Vec<_>>().join(", ");
                 let message = format!("unexpected keyword argument {name:?}; there are {names}");
                 return Err(PyTypeError::new_err(message));
             }
@@ -92,15 +101,14 @@ impl GenerateOptions {
 }
 
 /// What [`GenerateOptions::set`] knows.
-const NAMES: [&str; 19] = [
+fn names() -> impl Iterator<Item = &'static str> {
+    SAMPLER_NUMBERS.into_iter().chain(OTHERS)
+}
+
+/// Options that are no numbers of the sampler's.
+const OTHERS: [&str; 14] = [
     "max_tokens",
-    "temperature",
     "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
     "penalty_window",
     "logit_bias",
     "seed",
@@ -111,6 +119,7 @@ const NAMES: [&str; 19] = [
     "choice",
     "grammar",
     "tools",
+    "tool_choice",
     "template",
 ];
 

@@ -20,7 +20,7 @@ use crate::inbox::lock;
 
 /// What is computed of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+pub enum Wanted {
     Logits,
     Hidden,
     Routing,
@@ -175,6 +175,20 @@ impl Session {
     }
 }
 
+impl Session {
+    /// Appends tokens and returns what is wanted of them, (1 or tokens, width).
+    pub fn array<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &[u32],
+        wanted: Wanted,
+        outputs: &str,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let (evaluated, width) = self.evaluate(py, tokens, wanted, self::outputs(py, outputs)?)?;
+        rows(py, evaluated.rows, width)
+    }
+}
+
 fn in_use() -> PyErr {
     PyRuntimeError::new_err("the session is being evaluated by another thread, or its model is closed")
 }
@@ -183,26 +197,24 @@ fn in_use() -> PyErr {
 impl Session {
     /// Appends tokens and returns logits, (1 or tokens, vocab_size).
     #[pyo3(signature = (tokens, outputs="last"))]
-    pub fn eval<'py>(
+    fn eval<'py>(
         &self,
         py: Python<'py>,
         tokens: Vec<u32>,
         outputs: &str,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let (evaluated, width) = self.evaluate(py, &tokens, Wanted::Logits, self::outputs(py, outputs)?)?;
-        rows(py, evaluated.rows, width)
+        self.array(py, &tokens, Wanted::Logits, outputs)
     }
 
     /// Appends tokens and returns hidden states after the final norm, (1 or tokens, hidden_size).
     #[pyo3(signature = (tokens, outputs="last"))]
-    pub fn eval_hidden<'py>(
+    fn eval_hidden<'py>(
         &self,
         py: Python<'py>,
         tokens: Vec<u32>,
         outputs: &str,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let (evaluated, width) = self.evaluate(py, &tokens, Wanted::Hidden, self::outputs(py, outputs)?)?;
-        rows(py, evaluated.rows, width)
+        self.array(py, &tokens, Wanted::Hidden, outputs)
     }
 
     /// As `eval`, and which experts every layer's router chose for each token. Only on the processor.

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use moeflux::scheduler::{Done, Event, Ticket};
-use moeflux::{Error, Passage, ReasoningSplit};
+use moeflux::{Error, Finish, Passage, ReasoningSplit};
+use moeflux_server::{AnswerPart, AnswerReader};
 use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
 
@@ -27,10 +28,44 @@ enum Ended {
     Badly(Error),
 }
 
+/// Takes an answer to messages apart.
+pub enum Reader {
+    /// Reasoning, and what is said.
+    Reasoning(ReasoningSplit),
+    /// Calls of functions, too.
+    Functions(AnswerReader),
+}
+
+impl Reader {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
+        match self {
+            Self::Reasoning(split) => passages(|out| split.push(text, out)),
+            Self::Functions(reader) => reader.push(text),
+        }
+    }
+
+    fn finish(&mut self, cut: bool) -> Vec<AnswerPart> {
+        match self {
+            Self::Reasoning(split) => passages(|out| split.finish(out)),
+            Self::Functions(reader) => reader.finish(cut),
+        }
+    }
+}
+
+fn passages(fill: impl FnOnce(&mut Vec<Passage>)) -> Vec<AnswerPart> {
+    let mut passages = vec![];
+    fill(&mut passages);
+    let part = |passage| match passage {
+        Passage::Text(text) => AnswerPart::Text(text),
+        Passage::Reasoning(text) => AnswerPart::Reasoning(text),
+    };
+    passages.into_iter().map(part).collect()
+}
+
 /// What has come of an answer.
 struct Progress {
-    /// Takes reasoning apart from what is answered; `None` for text that is continued.
-    split: Option<ReasoningSplit>,
+    /// `None` for text that is continued.
+    reader: Option<Reader>,
     /// Pieces that nobody has asked for yet.
     ready: VecDeque<Piece>,
     answer: Answer,
@@ -56,32 +91,28 @@ impl Progress {
     }
 
     fn add_text(&mut self, text: String) {
-        let mut passages = vec![];
-        match &mut self.split {
-            Some(split) => split.push(&text, &mut passages),
-            None if text.is_empty() => {}
-            None => passages.push(Passage::Text(text)),
-        }
-        self.add_passages(passages);
+        let parts = match &mut self.reader {
+            Some(reader) => reader.push(&text),
+            None if text.is_empty() => vec![],
+            None => vec![AnswerPart::Text(text)],
+        };
+        self.add_parts(parts);
     }
 
-    fn add_passages(&mut self, passages: Vec<Passage>) {
-        for passage in passages {
-            let piece = Piece::from(passage);
-            self.answer.push(&piece);
-            self.ready.push_back(piece);
-        }
+    fn add_parts(&mut self, parts: Vec<AnswerPart>) {
+        self.ready.extend(parts.into_iter().filter_map(|part| self.answer.push(part)));
     }
 
     fn end(&mut self, ended: Ended) {
         if self.ended.is_some() {
             return;
         }
-        let mut rest = vec![];
-        if let Some(mut split) = self.split.take() {
-            split.finish(&mut rest);
+        if let Some(mut reader) = self.reader.take() {
+            let finish = self.done.as_ref().map(|done| done.finish);
+            let cut = !matches!(finish, Some(Finish::EndOfText | Finish::Stopped));
+            let rest = reader.finish(cut);
+            self.add_parts(rest);
         }
-        self.add_passages(rest);
         self.answer.end(self.done.take());
         if let Some(at_end) = self.at_end.take() {
             let error = match &ended {
@@ -110,11 +141,11 @@ impl Core {
         host: Arc<Host>,
         inbox: Arc<Inbox>,
         ticket: Ticket,
-        split: Option<ReasoningSplit>,
+        reader: Option<Reader>,
         at_end: Option<AtEnd>,
     ) -> Arc<Self> {
         let (ready, answer) = (VecDeque::new(), Answer::default());
-        let progress = Progress { split, ready, answer, done: None, ended: None, at_end };
+        let progress = Progress { reader, ready, answer, done: None, ended: None, at_end };
         let (ticket, progress) = (Mutex::new(Some(ticket)), Mutex::new(progress));
         Arc::new(Self { inbox, ticket, progress, _host: host })
     }

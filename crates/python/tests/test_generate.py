@@ -68,9 +68,9 @@ def test_batches_are_what_each_would_be_alone(model):
 def test_failures_in_a_batch(model):
     prompts = ["Hello", [10**6], "Hello", "word " * 600]
     outcome = model.generate_batch(prompts, return_exceptions=True, max_tokens=3, temperature=0)
-    assert [type(each) for each in outcome] == [moeflux.Answer, moeflux.CheckpointError, moeflux.Answer, moeflux.ContextFullError]
+    assert [type(each) for each in outcome] == [moeflux.Answer, moeflux.OptionError, moeflux.Answer, moeflux.ContextFullError]
     assert outcome[0].tokens == outcome[2].tokens
-    with pytest.raises(moeflux.CheckpointError, match="1000000"):
+    with pytest.raises(moeflux.OptionError, match="1000000"):
         model.generate_batch(prompts, max_tokens=3)
 
 

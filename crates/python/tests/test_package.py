@@ -39,6 +39,12 @@ def test_documentation_runs(tmp_path, monkeypatch):
         exec(compile(example, "docs/python.md", "exec"), {})
 
 
+def test_the_readmes_command_runs(tmp_path):
+    (code,) = re.findall("^python -c '(.*?)'$", (REPOSITORY / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(code.strip().splitlines()) < 5
+    assert len(subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path)) > 40
+
+
 def test_the_modules_own_example_is_right():
     assert doctest.testmod(moeflux).attempted == 3
     assert doctest.testmod(moeflux).failed == 0

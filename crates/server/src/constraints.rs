@@ -27,6 +27,20 @@ pub enum AnswerForm {
     Lark(String),
 }
 
+impl AnswerForm {
+    /// As requests have it; a grammar is none, since it is that of everything.
+    pub(crate) fn form(&self) -> Option<Form> {
+        Some(match self {
+            Self::JsonSchema(schema) => {
+                Form::Json { schema: schema.clone(), param: "json_schema", strict: false }
+            }
+            Self::Regex(pattern) => Form::Regex { pattern: pattern.clone(), param: "regex" },
+            Self::Choice(texts) => Form::Choice { texts: texts.clone(), param: "choice" },
+            Self::Lark(_) => return None,
+        })
+    }
+}
+
 /// A constraint, and what it leaves to the model.
 pub struct Made {
     /// Holds one answer to its form.
@@ -43,9 +57,9 @@ impl std::fmt::Debug for Made {
 
 /// Makes constraints for the answers of one model.
 pub struct Constraints {
-    scheduler: Arc<Scheduler>,
-    grammars: Grammars,
-    markup: Markup,
+    pub(crate) scheduler: Arc<Scheduler>,
+    pub(crate) grammars: Grammars,
+    pub(crate) markup: Markup,
 }
 
 impl std::fmt::Debug for Constraints {
@@ -67,18 +81,11 @@ impl Constraints {
     /// # Errors
     /// [`Error::Constraint`] for a form that cannot be compiled.
     pub fn make(&self, form: &AnswerForm, chat: Option<&str>) -> Result<Made> {
-        let form = match form {
-            AnswerForm::JsonSchema(schema) => {
-                Form::Json { schema: schema.clone(), param: "json_schema", strict: false }
-            }
-            AnswerForm::Regex(pattern) => Form::Regex { pattern: pattern.clone(), param: "regex" },
-            AnswerForm::Choice(texts) => Form::Choice { texts: texts.clone(), param: "choice" },
-            AnswerForm::Lark(grammar) => {
-                let constraint =
-                    self.grammars.constraint(TopLevelGrammar::from_lark(grammar.clone()), "grammar");
-                return Ok(Made { constraint: constraint.map_err(refused)?, warning: None });
-            }
-        };
+        if let AnswerForm::Lark(grammar) = form {
+            let constraint = self.grammars.constraint(TopLevelGrammar::from_lark(grammar.clone()), "grammar");
+            return Ok(Made { constraint: constraint.map_err(refused)?, warning: None });
+        }
+        let form = form.form().unwrap_or(Form::Text);
         let wanted = Wanted { form: &form, tools: None };
         constrain(&self.scheduler, &self.grammars, &self.markup, chat, &wanted).map_err(refused)
     }

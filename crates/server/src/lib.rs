@@ -15,6 +15,7 @@ mod division;
 mod embeddings;
 mod error;
 mod fields;
+mod functions;
 mod grammar;
 mod guard;
 mod intake;
@@ -50,6 +51,7 @@ use moeflux::Scheduler;
 
 pub use constraints::{AnswerForm, Constraints, Made};
 use error::{ApiError, Dialect};
+pub use functions::{AnswerPart, AnswerReader, FunctionAnswer, Functions};
 use grammar::Grammars;
 use intake::Intake;
 pub use kv_events::{KvEvents, KvEventsError, KvEventsFormat, KvEventsOptions, KvPublisher};

@@ -28,10 +28,12 @@ from moeflux._native import (
     Stream,
     TokenLogprobs,
     Tokenizer,
+    ToolCall,
     Usage,
     __version__,
     gpus,
     open,
+    plan,
 )
 
 __all__ = [
@@ -54,9 +56,11 @@ __all__ = [
     "Stream",
     "TokenLogprobs",
     "Tokenizer",
+    "ToolCall",
     "Usage",
     "__version__",
     "gpus",
     "open",
+    "plan",
 
 ]

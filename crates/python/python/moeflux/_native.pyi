@@ -20,8 +20,10 @@ __all__ = [
     "Session",
     "Stream",
     "Tokenizer",
+    "ToolCall",
     "gpus",
     "open",
+    "plan",
 ]
 
 __version__: str
@@ -47,6 +49,17 @@ class TokenLogprobs:
     def logprob(self) -> float: ...
     @property
     def top(self) -> list[tuple[int, float]]: ...
+
+@final
+class ToolCall:
+    """A call of a function."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> dict[str, Any] | None: ...
 
 @final
 class Usage:
@@ -82,6 +95,8 @@ class Answer:
     @property
     def reasoning(self) -> str: ...
     @property
+    def tool_calls(self) -> list[ToolCall]: ...
+    @property
     def tokens(self) -> list[int]: ...
     @property
     def finish(self) -> Literal["end_of_text", "max_tokens", "context_full", "stopped"]: ...
@@ -110,11 +125,11 @@ class Stream(Awaitable[Answer]):
 class Chat:
     """A conversation."""
 
-    def ask(self, text: str, **options: Unpack[GenerateOptions]) -> Answer: ...
-    def stream(self, text: str, **options: Unpack[GenerateOptions]) -> Stream: ...
+    def ask(self, text: str | None = None, **options: Unpack[GenerateOptions]) -> Answer: ...
+    def stream(self, text: str | None = None, **options: Unpack[GenerateOptions]) -> Stream: ...
     @property
     def messages(self) -> list[dict[str, Any]]: ...
-    def push(self, role: str, content: str) -> None: ...
+    def push(self, role: str, content: str, tool_call_id: str | None = None) -> None: ...
     def take_back(self) -> str | None: ...
     def save(self, path: str | PathLike[str]) -> None: ...
 
@@ -245,3 +260,19 @@ def open(
     progress: Callable[[int, int], object] | None = None,
 ) -> Model:
     """Opens a model."""
+
+def plan(
+    model: str | PathLike[str],
+    *,
+    memory: int | str | Iterable[int | str] | None = None,
+    device_memory: int | str | Iterable[int | str] | None = None,
+    context: int | None = None,
+    prompt: int = 512,
+    quant: str | None = None,
+    trace: str | PathLike[str] | None = None,
+    skew: float = 0.8,
+    backend: str = "auto",
+    threads: int | None = None,
+    simd: str | None = None,
+) -> dict[str, Any]:
+    """Predicts what a model needs and how fast it is on this machine, as ``moeflux plan --json`` does."""

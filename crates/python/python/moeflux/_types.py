@@ -50,6 +50,8 @@ class GenerateOptions(TypedDict, total=False):
     grammar: str | None
     """The answer is of this grammar, in llguidance's dialect of Lark."""
     tools: Sequence[Mapping[str, Any]] | None
-    """Functions that the chat template shows to the model."""
+    """Functions in OpenAI's form that an answer to messages may call."""
+    tool_choice: str | Mapping[str, Any] | None
+    """``auto``, ``none``, ``required``, or a function that is to be called."""
     template: Mapping[str, Any] | None
     """Further variables of the chat template, such as ``enable_thinking``."""
