@@ -24,6 +24,8 @@ use crate::served::{self, Found};
 
 /// Bytes for requests until their tokens are queued: part of `--memory`.
 const REQUEST_MEMORY: usize = 12 << 20;
+/// For events of the cache, a queue and what is replayed: part of `--memory`, if they are published.
+const EVENTS_MEMORY: u64 = 8 << 20;
 /// A request may have this part of `--memory`, within these bytes, unless said otherwise.
 const BODY_PART: u64 = 128;
 const BODY: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
@@ -169,7 +171,9 @@ enum End {
 impl ServeArgs {
     /// A model that is loaded before the server listens.
     fn serve_one(&self, log: &Log, found: Found, options: ServerOptions) -> Result<Serving> {
-        let model = self.engine.open_text_shared(&found.path, self.sharing(REQUEST_MEMORY as u64))?;
+        let events = if self.kv_events.options().is_some() { EVENTS_MEMORY } else { 0 };
+        let sharing = self.sharing(REQUEST_MEMORY as u64 + events);
+        let model = self.engine.open_text_shared(&found.path, sharing)?;
         let (events, observer) = match self.kv_events.options() {
             Some(_) => {
                 let (events, observer) = KvEvents::observed();

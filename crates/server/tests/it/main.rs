@@ -4,6 +4,7 @@ mod api;
 mod bad_input;
 mod embeddings;
 mod fields;
+mod functions;
 mod kv_events;
 mod listening;
 mod ollama;
