@@ -228,6 +228,18 @@ enum Algorithm {
     Spm(Spm),
 }
 
+/// The parts of a `tokenizer.json`.
+pub(super) struct Exported<'a> {
+    /// Splits text into words and merges them.
+    pub(super) pipeline: &'a tokenizers::Tokenizer,
+    /// Texts of special tokens, and whether they have no text in answers.
+    pub(super) special: Vec<(&'a str, bool)>,
+    /// What a text begins with.
+    pub(super) before: Option<(&'a str, u32)>,
+    /// What a text ends with.
+    pub(super) after: Option<(&'a str, u32)>,
+}
+
 impl Gguf {
     pub(super) fn new(path: &Path, vocab: GgufVocab) -> Result<(Self, Named)> {
         let fail = |reason: String| Error::Tokenizer { path: path.to_owned(), reason };
@@ -391,6 +403,31 @@ impl Gguf {
             },
         }
         Some(())
+    }
+
+    /// What a `tokenizer.json` needs; a reason if none can do the same.
+    pub(super) fn export(&self) -> Result<Exported<'_>, &'static str> {
+        let Algorithm::Bpe { tokenizer, digits: Digits::Pattern, .. } = &self.model else {
+            return Err(match &self.model {
+                Algorithm::Spm(_) => "no tokenizer.json can merge by score",
+                Algorithm::Bpe { .. } => "no tokenizer.json can cut numbers as this vocabulary wants it",
+            });
+        };
+        let special = self.tokens.iter().zip(&self.kinds).filter_map(|(text, kind)| match kind {
+            TokenType::Control | TokenType::Unknown => Some((text.as_str(), true)),
+            TokenType::UserDefined => Some((text.as_str(), false)),
+            TokenType::Normal | TokenType::Byte | TokenType::Unused => None,
+        });
+        let named = |wanted: bool, id: Option<u32>| {
+            let id = id.filter(|_| wanted)?;
+            Some((self.tokens.get(id as usize)?.as_str(), id))
+        };
+        Ok(Exported {
+            pipeline: tokenizer,
+            special: special.collect(),
+            before: named(self.add_bos, self.bos),
+            after: named(self.add_eos, self.eos),
+        })
     }
 
     pub(super) fn vocab_size(&self) -> usize {

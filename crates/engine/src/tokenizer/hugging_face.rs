@@ -31,6 +31,11 @@ pub(super) struct HuggingFace {
 }
 
 impl HuggingFace {
+    /// The library's tokenizer, with the special tokens that the configuration adds.
+    pub(super) fn pipeline(&self) -> &tokenizers::Tokenizer {
+        &self.tokenizer
+    }
+
     pub(super) fn new(path: &Path) -> Result<(Self, Named)> {
         let fail = |reason: String| Error::Tokenizer { path: path.to_owned(), reason };
         let json = read(path)?;

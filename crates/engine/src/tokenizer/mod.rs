@@ -14,6 +14,7 @@
 
 pub(crate) mod byte_level;
 mod decode_stream;
+mod export;
 mod gguf;
 mod hugging_face;
 mod outside;

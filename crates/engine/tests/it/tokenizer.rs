@@ -68,15 +68,15 @@ mod gguf {
     use super::*;
 
     #[derive(Deserialize)]
-    struct Case {
+    pub(super) struct Case {
         /// Bytes of every token, as Latin-1.
         pieces: Vec<String>,
         /// By name of the splitting rule.
-        rules: BTreeMap<String, Rule>,
+        pub(super) rules: BTreeMap<String, Rule>,
     }
 
     #[derive(Deserialize)]
-    struct Rule {
+    pub(super) struct Rule {
         #[serde(flatten)]
         expected: Expected,
         /// Tokens that end a generation.
@@ -458,6 +458,61 @@ fn lossless() -> Vec<(&'static str, Tokenizer)> {
         tokenizers.push((file, gguf::tokenizer(gguf::vocab(file)).expect("vocabulary")));
     }
     tokenizers
+}
+
+/// A tokenizer made of what another exports.
+fn exported(tokenizer: &Tokenizer) -> moeflux::Result<Tokenizer> {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, tokenizer.to_json()?).expect("written");
+    Tokenizer::from_json_file(&path)
+}
+
+#[test]
+fn exported_tokenizers_give_the_same_ids() {
+    let mut cut_otherwise = vec![];
+    for (file, case) in &read::<BTreeMap<String, gguf::Case>>("gguf.json") {
+        let vocab = gguf::vocab(file);
+        for pre in case.rules.keys() {
+            let name = format!("{file} {pre}");
+            let add_bos = Some(name.len().is_multiple_of(2));
+            let tokenizer = GgufVocab { pre: pre.clone(), add_bos, ..vocab.clone() };
+            let tokenizer = gguf::tokenizer(tokenizer).expect("known rule");
+            match exported(&tokenizer) {
+                Ok(other) => {
+                    for text in &TEXTS.texts {
+                        for add in [AddSpecial::No, AddSpecial::Yes] {
+                            let expected = tokenizer.encode(text, add).expect("encodes");
+                            assert_eq!(
+                                other.encode(text, add).expect("encodes"),
+                                expected,
+                                "{name}: {text:?}"
+                            );
+                        }
+                    }
+                    let ids: Vec<u32> = (0..200).collect();
+                    for skip_special in [false, true] {
+                        let expected = tokenizer.decode(&ids, skip_special).expect("decodes");
+                        assert_eq!(other.decode(&ids, skip_special).expect("decodes"), expected, "{name}");
+                    }
+                }
+                Err(Error::Tokenizer { reason, .. }) if reason.contains("no tokenizer.json can") => {
+                    cut_otherwise.push(pre.clone());
+                }
+                Err(error) => panic!("{name}: {error}"),
+            }
+        }
+    }
+    // Those that cut numbers by themselves; files that merge by score name no rule.
+    assert_eq!(cut_otherwise, ["afmoe", "cohere2moe", "superbpe", "tiny_aya", "", "", ""]);
+    let (_, json) = &LOSSLESS[0];
+    let again = exported(json).expect("exports");
+    for text in &TEXTS.texts {
+        assert_eq!(
+            again.encode(text, AddSpecial::Yes).expect("encodes"),
+            json.encode(text, AddSpecial::Yes).expect("encodes")
+        );
+    }
 }
 
 static LOSSLESS: LazyLock<Vec<(&str, Tokenizer)>> = LazyLock::new(lossless);
