@@ -80,7 +80,8 @@ def measure(arguments: argparse.Namespace, budget: str, mode: str) -> Peaks:
         rng = random.Random(number)
         while time.monotonic() < end:
             words = rng.choice([0, 0, 20, 200])
-            body = {"messages": [{"role": "user", "content": question(rng) + "Well. " * words}], "max_tokens": rng.choice([4, 16])}
+            messages = [{"role": "user", "content": question(rng) + "Well. " * words}]
+            body = {"messages": messages, "max_tokens": rng.choice([4, 16])}
             try:
                 for _ in server.stream(body):
                     if time.monotonic() > end:
@@ -97,7 +98,7 @@ def measure(arguments: argparse.Namespace, budget: str, mode: str) -> Peaks:
     server.stop()
     group.remove()
     if errors or not answered[0]:
-        sys.exit(f"{len(errors)} of {arguments.clients} clients failed, {answered[0]} answers: {errors[:2]} {server.said[-2:]}")
+        sys.exit(f"{len(errors)} clients failed, {answered[0]} answers: {errors[:2]} {server.said[-2:]}")
     return peaks
 
 
