@@ -118,6 +118,7 @@ def check_batch(rows: int, rounds: int, folder: pathlib.Path, address: str) -> N
         alone.append(single["speed"])
         said = finish(start(source, folder / f"answers-{turn}", address))
         together.append(float(said.split()[-2]))
+        print(f"one process {alone[-1]:.0f} tokens/s, two workers {together[-1]:.0f}", flush=True)
         compare(folder / f"answers-{turn}", single["answers"], "two workers")
     expected = single["answers"]
 
