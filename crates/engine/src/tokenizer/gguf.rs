@@ -537,6 +537,8 @@ fn byte_level_bpe(
     let bpe = BPE::builder()
         .vocab_and_merges(vocab, pairs)
         .ignore_merges(rule.ignore_merges)
+        // It would be one of every thread, which keeps words of models that are gone.
+        .cache_capacity(0)
         .build()
         .map_err(reason)?;
     let mut splits: Vec<PreTokenizerWrapper> = Vec::with_capacity(rule.patterns.len() + 1);

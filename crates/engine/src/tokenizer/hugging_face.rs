@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
-use tokenizers::{AddedToken, AddedVocabulary, DecoderWrapper, Model as _, OffsetType, PreTokenizer as _};
+use tokenizers::{
+    AddedToken, AddedVocabulary, DecoderWrapper, Model as _, ModelWrapper, OffsetType, PreTokenizer as _,
+};
 
 use super::{AddSpecial, Named, byte_level};
 use crate::{Error, Result};
@@ -45,6 +47,7 @@ impl HuggingFace {
         drop(json);
         tokenizer.with_truncation(None).map_err(|error| fail(error.to_string()))?;
         tokenizer.with_padding(None);
+        forget_words(&mut tokenizer);
 
         let config_path = path.with_file_name("tokenizer_config.json");
         let config = read_json(&config_path)?.unwrap_or_default();
@@ -289,4 +292,13 @@ pub(super) fn generation_eos(tokenizer: &Path) -> Result<Vec<u32>> {
 
 fn token_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+/// Leaves out the library's cache of words: it is one of every thread, which keeps words of models that are gone.
+fn forget_words(tokenizer: &mut tokenizers::Tokenizer) {
+    if let ModelWrapper::BPE(bpe) = tokenizer.get_model() {
+        let mut bpe = bpe.clone();
+        bpe.resize_cache(0);
+        tokenizer.with_model(bpe);
+    }
 }
