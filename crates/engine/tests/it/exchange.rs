@@ -5,7 +5,7 @@ use std::sync::Arc;
 use moeflux::checkpoint::Checkpoint;
 use moeflux::{Engine, Error, Options, Outputs, models};
 use moeflux_compute::gpu::emulator::Emulator;
-use moeflux_compute::gpu::{GpuBackend, GpuOptions};
+use moeflux_compute::gpu::{GpuBackend, GpuOptions, ProcessorShare};
 
 use crate::support::faulty::{Fate, Fates, Faulty};
 use crate::support::{Fixture, bits, f32_options};
@@ -85,8 +85,19 @@ fn any_pair_of_budgets_from_the_least_on_gives_the_same_bits() {
 /// A device with slots for so many experts and a host with so many more, which reads as `fates` say.
 fn with_slots(fixture: &Fixture, device: usize, host: usize) -> (Engine, Fates) {
     let gpu = GpuOptions { expert_slots: Some(device), ..GpuOptions::default() };
+    reading(fixture, gpu, Options { expert_cache: Some(host), ..options(None) })
+}
+
+/// The same with activations of eight bits, where the processor computes half of what is at hand.
+fn sharing(fixture: &Fixture, device: usize, host: usize) -> (Engine, Fates) {
+    let processor = Some(ProcessorShare { threads: 2, part: Some(0.5) });
+    let gpu = GpuOptions { expert_slots: Some(device), processor, ..GpuOptions::default() };
+    let activations = Options::default().activations;
+    reading(fixture, gpu, Options { expert_cache: Some(host), activations, ..options(None) })
+}
+
+fn reading(fixture: &Fixture, gpu: GpuOptions, options: Options) -> (Engine, Fates) {
     let backend = GpuBackend::new("emulator", gpu, || Ok(Box::new(Emulator::new(7))));
-    let options = Options { expert_cache: Some(host), ..options(None) };
     let model =
         models::record_for(Arc::new(Checkpoint::open(&fixture.path).unwrap()), options.context).unwrap();
     let fates = Fates::default();
@@ -141,6 +152,30 @@ fn a_read_that_fails_leaves_device_and_host_in_order() {
         }
     }
     assert_eq!(failures, 12, "all that failed or came short were noticed");
+}
+
+/// The same where the processor has part: what is on its desk is not taken for the next batch's.
+#[test]
+fn a_read_that_fails_leaves_the_processors_desk_in_order() {
+    let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
+    let expected = logits(&mut sharing(&fixture, 1000, 2).0).unwrap();
+    let (mut failures, mut computed) = (0, 0);
+    for fate in [Fate::Failed, Fate::Short, Fate::Late] {
+        for read in [0, 2, 9, 14, 20] {
+            let (mut engine, fates) = sharing(&fixture, 6, 6);
+            fates.nth(read, fate);
+            match logits(&mut engine) {
+                Ok(logits) => assert!(logits == expected, "{fate:?} of {read}"),
+                Err(error) => {
+                    assert!(error.to_string().contains("expert "), "{error}");
+                    failures += 1;
+                    assert!(logits(&mut engine).unwrap() == expected, "after {fate:?} of {read}");
+                }
+            }
+            computed += engine.device_counts().unwrap().computed;
+        }
+    }
+    assert!(failures >= 6 && computed > 0, "{failures} failures, {computed} computed");
 }
 
 /// What failed to come is not on the device: slots that are empty are filled with it as with any other.
