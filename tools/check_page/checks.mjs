@@ -198,12 +198,24 @@ async function keeps(visit, picture) {
   assert.equal(await page.locator("#chat-list li").count(), 1);
 }
 
+/// In the page: a browser that takes longer to delete than the page waits until it keeps an answer again.
+function slowDeletion() {
+  const now = IDBObjectStore.prototype.delete;
+  IDBObjectStore.prototype.delete = function (key) {
+    const request = now.call(this, key);
+    const late = {};
+    request.onsuccess = () => setTimeout(() => late.onsuccess(), 1200);
+    return late;
+  };
+}
+
 /// What is deleted while it is written stays away; what the page left while it was written is cut off.
 async function leaves(visit) {
   const { page, last } = visit;
   await visit.setting("max_tokens", "900");
   await visit.setting("temperature", "1.6");
   page.on("dialog", (dialog) => dialog.accept());
+  await page.addInitScript(slowDeletion);
   const long = "Tell me a long story about two friends. Do not stop.";
   let release;
   await page.route("**/v1/chat/completions", (route) => new Promise((resolve) => { release = resolve; }).then(() => route.abort()));
@@ -217,7 +229,7 @@ async function leaves(visit) {
   await last.getByRole("button", { name: "Retry" }).click();
   await begun(visit);
   await page.locator("#chat-list li").getByRole("button", { name: "Delete" }).click();
-  await page.waitForTimeout(500);
+  await page.locator("#chat-list li").waitFor({ state: "detached" });
   await page.reload();
   await page.waitForTimeout(300);
   assert.equal(await page.locator("#chat-list li").count(), 0);

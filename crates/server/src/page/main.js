@@ -12,7 +12,6 @@ import { answer } from "./stream.js";
 let conversation = store.fresh();
 // What stops the answer that is being written.
 let asking = null;
-const deleted = new Set();
 // How often an answer is kept while it is written, in milliseconds.
 const KEEP = 500;
 
@@ -76,7 +75,6 @@ const chats = new Chats({
     $("input").focus();
   },
   removed(id) {
-    deleted.add(id);
     if (id === conversation.id) change(store.fresh());
     else chats.list(conversation);
   },
@@ -132,9 +130,8 @@ async function ask() {
   chats.list(conversation);
 }
 
-// Keeps a conversation, unless it was deleted; where the browser has no room the page says so and goes on.
+// Keeps a conversation; where the browser has no room the page says so and goes on.
 async function keep(own) {
-  if (deleted.has(own.id)) return;
   await store.keep(own).catch((error) => tell(`This conversation is not kept: ${error.message}`));
 }
 

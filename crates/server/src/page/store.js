@@ -6,6 +6,8 @@
 
 const STORE = "conversations";
 const passing = new Map();
+// What is deleted stays away, though an answer to it may still be written.
+const removed = new Set();
 
 const finished = (request) => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
@@ -37,17 +39,22 @@ export async function all() {
 
 export async function keep(conversation) {
   conversation.updated = Date.now();
-  const copy = structuredClone(conversation);
-  await run("readwrite", (store) => store.put(copy), () => passing.set(copy.id, copy));
+  await put(conversation);
 }
 
 export async function rename(conversation, title) {
   conversation.title = title;
+  await put(conversation);
+}
+
+async function put(conversation) {
+  if (removed.has(conversation.id)) return;
   const copy = structuredClone(conversation);
   await run("readwrite", (store) => store.put(copy), () => passing.set(copy.id, copy));
 }
 
 export async function remove(id) {
+  removed.add(id);
   await run("readwrite", (store) => store.delete(id), () => passing.delete(id));
 }
 
