@@ -217,6 +217,14 @@ pub trait Backend {
         None
     }
 
+    /// The least of its own memory that `graph` can be compiled with, in bytes; `None` where it has none of its own.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoDevice`] if there is no device.
+    fn least_memory(&self, _graph: &Graph, _options: CompileOptions) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Bytes a second at which experts that are kept in host memory come to what computes, by a short trial; `None` if
     /// nothing lies in between.
     ///

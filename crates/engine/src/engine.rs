@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::{
-    ActivationMode, Backend, Batch, CompileOptions, DeviceCounts, Executable, ExpertSource, KvType, Span,
-    StateSlots,
+    ActivationMode, Backend, Batch, DeviceCounts, Executable, ExpertSource, KvType, Span, StateSlots,
 };
 use moeflux_compute::draw::Draw;
 use moeflux_compute::graph::ExpertSetId;
@@ -24,6 +23,7 @@ use crate::io::buffer::HostBuffer;
 use crate::io::file::ReadMode;
 use crate::io::queue::{self, QueueKind, ReadQueue};
 use crate::memory::Budget;
+use crate::minima::Minima;
 use crate::models::{self, Model};
 use crate::placement::{Placement, top_k};
 use crate::session::{Pool, Reserved, Session, Slot};
@@ -207,18 +207,11 @@ impl Engine {
         mut queue: Box<dyn ReadQueue>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
-        let placement = Placement::new(&model, backend, options)?;
-        let Placement {
-            budget,
-            slots,
-            chunk,
-            context,
-            pages,
-            state_slots,
-            kv_type,
-            keep_experts,
-            adjustable,
-        } = placement;
+        let told = |model: &Model, error| Minima::told(error, model, backend, options);
+        let placement = Placement::new(&model, backend, options).map_err(|error| told(&model, error))?;
+        let compile = placement.compile_options(options);
+        let Placement { budget, slots, chunk, context, pages, state_slots, kv_type, adjustable, .. } =
+            placement;
         let trunk = budget.needs.trunk;
 
         let mut loaded = 0;
@@ -226,20 +219,11 @@ impl Engine {
             loaded += bytes;
             progress(loaded, trunk);
         })?;
-        let compile = CompileOptions {
-            activations: options.activations,
-            kv_type,
-            max_rows: chunk,
-            pages,
-            state_slots,
-            positions: context,
-            sequences: options.sequences.max(1),
-            keep_experts,
-        };
         let description = backend.describe();
         let precision = (options.activations, kv_type);
         let fingerprint = Fingerprint::new(&model.graph, &weights, &description, precision);
-        let mut executable = backend.compile(&model.graph, weights, compile)?;
+        let compiled = backend.compile(&model.graph, weights, compile);
+        let mut executable = compiled.map_err(|error| told(&model, error.into()))?;
         let mut store = std::mem::take(&mut model.experts);
         options.mirrors.iter().try_for_each(|mirror| store.add_mirror(mirror))?;
         let expert_use = ExpertUse::new(&store);

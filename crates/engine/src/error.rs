@@ -121,7 +121,7 @@ pub enum Error {
         reason: String,
     },
     /// The memory budget does not hold even the smallest working set.
-    #[error("a memory budget of {} is too small for this model: it needs at least {} ({parts})", size(*budget), size(*minimum))]
+    #[error("a memory budget of {} is too small for this model: it needs at least {} ({parts}){}", size(*budget), size(*minimum), and_device(*device))]
     Budget {
         /// Bytes allowed.
         budget: u64,
@@ -129,6 +129,20 @@ pub enum Error {
         minimum: u64,
         /// What they are needed for.
         parts: String,
+        /// Bytes needed of a GPU's memory beside them, where one is used that has its own.
+        device: Option<u64>,
+    },
+    /// The budget of a GPU's memory does not hold even the smallest working set.
+    #[error("{device}: {} of its memory are too little for this model: it needs at least {}, and {} of the processor's", size(*budget), size(*minimum), size(*host))]
+    DeviceBudget {
+        /// Name of the device.
+        device: String,
+        /// Bytes that may be used.
+        budget: u64,
+        /// Bytes needed.
+        minimum: u64,
+        /// Bytes needed of the processor's memory beside them.
+        host: u64,
     },
     /// An option has an invalid value.
     #[error("option {option}: expected {expected}, got {got}")]
@@ -246,8 +260,13 @@ impl Error {
     /// Whether more memory would help.
     pub fn is_out_of_memory(&self) -> bool {
         use moeflux_compute::Error::DeviceMemory;
-        matches!(self, Self::Budget { .. } | Self::Compute(DeviceMemory { .. }))
+        matches!(self, Self::Budget { .. } | Self::DeviceBudget { .. } | Self::Compute(DeviceMemory { .. }))
     }
+}
+
+/// What a GPU needs beside what was said before.
+fn and_device(bytes: Option<u64>) -> String {
+    bytes.map_or(String::new(), |bytes| format!(", and {} of the GPU's memory", size(bytes)))
 }
 
 /// `bytes` in the largest binary unit that leaves a whole part: `3.5 GiB`.

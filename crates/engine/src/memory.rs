@@ -213,7 +213,7 @@ impl Budget {
                     size(overhead)
                 )
             };
-            return Err(Error::Budget { budget: total, minimum, parts });
+            return Err(Error::Budget { budget: total, minimum, parts, device: None });
         }
         Ok(Self { total, needs, experts: total - held })
     }

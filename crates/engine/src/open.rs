@@ -8,8 +8,8 @@ use moeflux_compute::cpu::SimdLevel;
 
 use crate::checkpoint::Checkpoint;
 use crate::hardware::{Compute, Hardware};
-use crate::placement::Placement;
-use crate::{Engine, Error, Options, Result, TextModel, models};
+use crate::minima::Minima;
+use crate::{Engine, Options, Result, TextModel, models};
 
 /// Opens a model with its tokenizer and chat template: a GGUF file, a safetensors folder, or `demo`, the small model
 /// that comes with the library (feature `demo`). It runs on the first GPU if there is one, else on the processor, within
@@ -156,12 +156,7 @@ impl OpenOptions {
         let (backend, _) = self.hardware.backend()?;
         let checkpoint = Arc::new(Checkpoint::open(&locate(model.as_ref())?)?);
         let model = models::record_for(checkpoint, self.options.context)?;
-        let options = Options { memory: Some(0), ..self.options.clone() };
-        match Placement::new(&model, &*backend, &options) {
-            Ok(placement) => Ok(placement.budget.needs.held()),
-            Err(Error::Budget { minimum, .. }) => Ok(minimum),
-            Err(error) => Err(error),
-        }
+        Minima::new(&model, &*backend, &self.options).map(|minima| minima.host)
     }
 }
 

@@ -184,6 +184,20 @@ impl Placement {
         }
         Ok(Self { budget, slots, chunk, context, pages, state_slots, kv_type, keep_experts, adjustable })
     }
+
+    /// What a backend compiles the model for.
+    pub fn compile_options(&self, options: &Options) -> CompileOptions {
+        CompileOptions {
+            activations: options.activations,
+            kv_type: self.kv_type,
+            max_rows: self.chunk,
+            pages: self.pages,
+            state_slots: self.state_slots,
+            positions: self.context,
+            sequences: options.sequences.max(1),
+            keep_experts: self.keep_experts,
+        }
+    }
 }
 
 /// Experts that one token needs in a layer, at most.
@@ -216,6 +230,7 @@ fn fit(
             budget: total,
             minimum,
             parts: "experts".into(),
+            device: None,
         })),
     }
 }

@@ -413,7 +413,13 @@ impl Models {
             }
             let Some(victim) = self.oldest(index) else {
                 let parts = format!("this model {}, those that are pinned {}", size(least), size(held));
-                return Err(Error::Budget { budget: self.memory, minimum: least + held, parts }.into());
+                return Err(Error::Budget {
+                    budget: self.memory,
+                    minimum: least + held,
+                    parts,
+                    device: None,
+                }
+                .into());
             };
             self.unload(victim).await?;
         }

@@ -8,14 +8,16 @@ use clap::Args;
 use moeflux::chat_template::ChatTemplate;
 use moeflux::checkpoint::{Checkpoint, Format};
 use moeflux::error::size;
+
 use moeflux::models::{self, Model};
 use moeflux::pack::Loss;
 use moeflux::synth::{Plan, Recipe};
 use moeflux::tokenizer::Tokenizer;
-use moeflux::{Error, Options, Placement, memory};
+use moeflux::{Compute, Error, Minima, Options, Placement, memory};
 use moeflux_compute::DType;
 use moeflux_compute::backend::{KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::gpu::GpuOptions;
 use moeflux_compute::graph::{ExpertSetId, MatrixSpec, MoeExpertsOp, Op, RouteOp};
 use serde_json::{Value, json};
 
@@ -69,11 +71,18 @@ struct Facts {
     vocab_size: usize,
 }
 
+/// A GPU with memory of its own, and what the model needs at least with it.
+struct OnGpu {
+    name: String,
+    minima: Minima,
+}
+
 /// How the model fits into memory with default options.
 struct Fit {
     available: Option<u64>,
     all_resident: u64,
-    minimum: Option<u64>,
+    minimum: u64,
+    gpu: Option<OnGpu>,
     /// Experts in memory, of all, at the available memory.
     slots: Option<(usize, usize)>,
 }
@@ -252,17 +261,25 @@ impl Fit {
         let place = |memory| Placement::new(model, &backend, &Options { memory, ..Options::default() });
         let unbounded = place(Some(u64::MAX))?;
         let beside_experts = unbounded.budget.total - unbounded.budget.experts;
-        let minimum = match place(Some(0)) {
-            Err(Error::Budget { minimum, .. }) => Some(minimum),
-            _ => None,
-        };
+        let minimum = Minima::new(model, &backend, &Options::default())?.host;
         let slots = place(None).ok().map(|placement| (placement.slots.slots(), unbounded.slots.slots()));
         Ok(Self {
             available: memory::available(),
             all_resident: beside_experts + unbounded.slots.bytes(),
             minimum,
+            gpu: OnGpu::find(model)?,
             slots,
         })
+    }
+}
+
+impl OnGpu {
+    fn find(model: &Model) -> Result<Option<Self>> {
+        let Some((gpu, gpus)) = Compute::Auto.gpu()?.filter(|(gpu, _)| !gpu.unified) else { return Ok(None) };
+        let name = gpu.name.clone();
+        let backend = gpus.backend(gpu, GpuOptions::default());
+        let minima = Minima::new(model, &*backend, &Options::default())?;
+        Ok(Some(Self { name, minima }))
     }
 }
 
@@ -435,9 +452,15 @@ impl Facts {
 impl Fit {
     fn lines(&self, line: &mut impl FnMut(&str, String)) {
         let available = self.available.map_or("unknown".to_owned(), size);
-        let minimum = self.minimum.map_or("unknown".to_owned(), size);
         line("memory here", format!("{available} available"));
-        line("needs", format!("{} for everything, at least {minimum}", size(self.all_resident)));
+        line("needs", format!("{} for everything, at least {}", size(self.all_resident), size(self.minimum)));
+        if let Some(OnGpu { name, minima: Minima { host, device } }) = &self.gpu {
+            let device = size(device.unwrap_or(0));
+            line(
+                "with the GPU",
+                format!("at least {device} of {name}'s memory, and {} of this one", size(*host)),
+            );
+        }
         let outcome = match self.slots {
             Some((slots, all)) if slots >= all => "everything in memory".to_owned(),
             Some((slots, all)) => {
@@ -456,6 +479,11 @@ impl Fit {
             "available": self.available,
             "all_resident": self.all_resident,
             "minimum": self.minimum,
+            "gpu": self.gpu.as_ref().map(|OnGpu { name, minima }| json!({
+                "name": name,
+                "minimum": minima.device,
+                "host_minimum": minima.host,
+            })),
             "expert_slots": self.slots.map(|(slots, _)| slots),
             "experts": self.slots.map(|(_, all)| all),
         })

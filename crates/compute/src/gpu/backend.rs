@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use super::device::Device;
-use super::memory::{all_bytes, device_scratch_bytes};
+use super::memory::{all_bytes, device_scratch_bytes, least_memory};
 use super::options::GpuOptions;
 use super::run::GpuExecutable;
+use super::steps::{buffers, steps};
 use super::supported;
 use crate::backend::{Backend, CompileOptions, Executable};
 use crate::graph::Graph;
@@ -54,6 +55,15 @@ impl Backend for GpuBackend {
 
     fn expert_bytes(&self, graph: &Graph) -> Option<u64> {
         all_bytes(graph).ok().filter(|bytes| self.options.host_memory && *bytes > 0)
+    }
+
+    fn least_memory(&self, graph: &Graph, options: CompileOptions) -> Result<Option<u64>> {
+        if !self.options.host_memory {
+            return Ok(None);
+        }
+        let info = (self.open)()?.info();
+        let buffers = buffers(graph, &steps(graph));
+        least_memory(&info, graph, &buffers, &options, &self.options).map(Some)
     }
 
     fn link_bandwidth(&self) -> Result<Option<f64>> {

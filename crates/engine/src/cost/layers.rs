@@ -188,7 +188,7 @@ fn check_memory(options: &MeasureOptions, parts: [(&str, u64); 3]) -> Result<()>
             .map(|(name, bytes)| format!("{name} {}", size(*bytes)))
             .collect();
         let parts = format!("to measure a layer: {}", parts.join(", "));
-        return Err(Error::Budget { budget, minimum, parts });
+        return Err(Error::Budget { budget, minimum, parts, device: None });
     }
     Ok(())
 }
@@ -488,7 +488,7 @@ mod tests {
         };
         let minimum = |memory, tokens| match measure(&model, &backend, &options(memory, tokens), |_| ()) {
             Ok(_) => None,
-            Err(Error::Budget { budget, minimum, parts }) => {
+            Err(Error::Budget { budget, minimum, parts, .. }) => {
                 assert!(minimum > budget && parts.contains("weights"), "{minimum} of {budget}: {parts}");
                 Some(minimum)
             }

@@ -301,10 +301,15 @@ fn every_budget_from_the_least_on_works() {
         };
         let options = Options { context: Some(POSITIONS), chunk: Some(POSITIONS - 1), ..f32_options() };
         let open = |memory| Engine::open(&fixture.path, &backend(memory), &options, |_, _| ());
-        let Err(Error::Compute(moeflux_compute::Error::DeviceMemory { wanted, .. })) = open(1000) else {
-            panic!("{name}: a thousand bytes");
+        let wanted = match open(1000) {
+            Err(Error::DeviceBudget { minimum, .. }) if host_memory => minimum,
+            Err(Error::Compute(moeflux_compute::Error::DeviceMemory { wanted, .. })) if !host_memory => {
+                wanted
+            }
+            other => panic!("{name}: a thousand bytes: {:?}", other.err()),
         };
-        assert!(open(wanted - 1).is_err(), "{name}, {wanted}");
+        // Beside more than the least of host memory, tables of embeddings may stay there.
+        assert!(host_memory || open(wanted - 1).is_err(), "{name}, {wanted}");
         let experts = open(1 << 30).expect("a gibibyte").model().experts.total_bytes();
         for part in [0, 5] {
             let memory = wanted + experts * part / 10;

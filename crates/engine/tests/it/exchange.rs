@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use moeflux::checkpoint::Checkpoint;
-use moeflux::{Engine, Error, Options, Outputs, models};
+use moeflux::error::size;
+use moeflux::{Engine, Error, Minima, Options, Outputs, models};
 use moeflux_compute::gpu::emulator::Emulator;
 use moeflux_compute::gpu::{GpuBackend, GpuOptions, ProcessorShare};
 
@@ -19,26 +20,31 @@ fn options(memory: Option<u64>) -> Options {
 }
 
 /// A device with so much memory beside the host's.
-fn device(memory: u64) -> GpuBackend {
+fn device_of(memory: u64) -> GpuBackend {
     let options = GpuOptions { memory: Some(memory), host_memory: true, ..GpuOptions::default() };
     GpuBackend::new("emulator", options, move || Ok(Box::new(Emulator::new(7).with_memory(memory))))
 }
 
 fn open(fixture: &Fixture, memory: u64, host: Option<u64>) -> moeflux::Result<Engine> {
-    Engine::open(&fixture.path, &device(memory), &options(host), |_, _| ())
+    Engine::open(&fixture.path, &device_of(memory), &options(host), |_, _| ())
 }
 
-/// The least that a device and a host must have.
+/// The least that a device and a host must have. Whichever is too small, the error names both.
 fn least(fixture: &Fixture) -> (u64, u64) {
-    let Err(Error::Budget { minimum, .. }) = open(fixture, 1 << 30, Some(1000)) else {
+    let Err(Error::Budget { minimum: host, device: Some(device), .. }) = open(fixture, 1 << 30, Some(1000))
+    else {
         panic!("a host of a thousand bytes");
     };
-    let Err(Error::Compute(moeflux_compute::Error::DeviceMemory { wanted, .. })) =
-        open(fixture, 1000, Some(minimum))
-    else {
-        panic!("a device of a thousand bytes");
-    };
-    (wanted, minimum)
+    let error = open(fixture, 1000, Some(host)).expect_err("a device of a thousand bytes");
+    let told = error.to_string();
+    assert!(told.contains(&size(device)) && told.contains(&size(host)), "{told}");
+    let Error::DeviceBudget { budget: 1000, minimum, host: beside, .. } = error else { panic!("{told}") };
+    assert_eq!((minimum, beside), (device, host));
+    let checkpoint = Arc::new(Checkpoint::open(&fixture.path).unwrap());
+    let model = models::record_for(checkpoint, Some(CONTEXT)).unwrap();
+    let minima = Minima::new(&model, &device_of(1000), &options(None)).unwrap();
+    assert_eq!(minima, Minima { host, device: Some(device) });
+    (device, host)
 }
 
 fn tokens() -> Vec<u32> {

@@ -6,15 +6,15 @@
 use super::expert_layout::{all_bytes, least_bytes, most_chosen};
 use super::experts::{Room, table_bytes};
 use super::inputs::{InputLayout, Turn};
-use super::weights::{ALIGNMENT, matrix_of, placed};
+use super::weights::{ALIGNMENT, placed};
 use super::{ngrams, scratch};
 use crate::backend::{CompileOptions, PAGE_TOKENS, page_bytes, slot_bytes};
 use crate::gpu::device::DeviceInfo;
 use crate::gpu::options::GpuOptions;
 use crate::gpu::run::DRAW_ROW_BYTES;
 use crate::gpu::steps::Buffers;
-use crate::graph::{EmbedOp, Graph, LinearOp, Op, WeightId};
-use crate::{Error, Result, Tensor};
+use crate::graph::{EmbedOp, Graph, LinearOp, Op, WeightId, WeightSpec};
+use crate::{Error, Result};
 
 /// Device memory that is left alone when all that is free may be used: for modules, recordings and the driver.
 const MARGIN: u64 = 512 << 20;
@@ -37,7 +37,6 @@ pub(super) struct Needs {
 impl Needs {
     pub(super) fn new(
         graph: &Graph,
-        tensors: &[Tensor],
         options: &CompileOptions,
         (buffers, turns): (&Buffers, &[Turn]),
         tensor_cores: bool,
@@ -62,8 +61,8 @@ impl Needs {
         all.extend(page_number_bytes(options, positions));
         all.extend(state_bytes(graph, options));
         let rest = all.iter().fold(0u64, |sum, bytes| sum.saturating_add((*bytes).max(4) as u64));
-        let bytes = |tensor: &Tensor| Ok(placed(matrix_of(tensor))?.0 as u64);
-        let weights = tensors.iter().map(bytes).collect::<Result<_>>()?;
+        let bytes = |weight: &WeightSpec| Ok(placed(weight.matrix)?.0 as u64);
+        let weights = graph.weights().iter().map(bytes).collect::<Result<_>>()?;
         Ok(Self { weights, rest: rest.saturating_add(ALIGNMENT as u64), room })
     }
 
@@ -91,15 +90,8 @@ impl Budget {
         options: &CompileOptions,
         gpu: &GpuOptions,
     ) -> Result<Self> {
-        let weights = needs.weights.len();
-        let taken = needs.total(&vec![false; weights]);
         let total = gpu.memory.unwrap_or(info.free.saturating_sub(MARGIN));
-        // Of a table of embeddings a token needs a row: where device memory does not hold all experts, some more of them
-        // are worth more.
-        let crowded = options.keep_experts
-            && gpu.host_memory
-            && (gpu.expert_slots.is_some() || total < taken.saturating_add(all_bytes(graph)?));
-        let far: Vec<bool> = (0..weights).map(|w| crowded && only_embeds(graph, WeightId(w))).collect();
+        let far = far(graph, needs, total, options, gpu)?;
         let taken = needs.total(&far);
         let wanted = taken.saturating_add(least_bytes(graph)?);
         if gpu.expert_slots.is_none() && total < wanted {
@@ -114,6 +106,33 @@ impl Budget {
         };
         Ok(Self { far, experts })
     }
+}
+
+/// The least device memory that a graph needs, in bytes.
+pub(super) fn least_memory(
+    graph: &Graph,
+    needs: &Needs,
+    options: &CompileOptions,
+    gpu: &GpuOptions,
+) -> Result<u64> {
+    Ok(needs.total(&far(graph, needs, 0, options, gpu)?).saturating_add(least_bytes(graph)?))
+}
+
+/// Which weights stay in host memory. Of a table of embeddings a token needs a row: where `total` bytes of device memory do
+/// not hold all experts, some more of them are worth more.
+fn far(
+    graph: &Graph,
+    needs: &Needs,
+    total: u64,
+    options: &CompileOptions,
+    gpu: &GpuOptions,
+) -> Result<Vec<bool>> {
+    let weights = needs.weights.len();
+    let taken = needs.total(&vec![false; weights]);
+    let crowded = options.keep_experts
+        && gpu.host_memory
+        && (gpu.expert_slots.is_some() || total < taken.saturating_add(all_bytes(graph)?));
+    Ok((0..weights).map(|w| crowded && only_embeds(graph, WeightId(w))).collect())
 }
 
 /// Whether a weight is a table of embeddings, and no product's too.

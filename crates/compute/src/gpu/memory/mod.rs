@@ -85,6 +85,27 @@ pub(super) struct Memory {
     max_rows: usize,
 }
 
+/// Whether products take a device's matrix units.
+fn multiplies_tiles(info: &DeviceInfo, options: &CompileOptions) -> bool {
+    info.tensor_cores && options.activations == ActivationMode::Int8
+}
+
+/// The least memory of a device that a graph can be compiled with, in bytes.
+///
+/// # Errors
+/// [`crate::Error::RowLength`] if an encoding cannot store a weight's rows.
+pub(super) fn least_memory(
+    info: &DeviceInfo,
+    graph: &Graph,
+    buffers: &Buffers,
+    options: &CompileOptions,
+    gpu: &GpuOptions,
+) -> Result<u64> {
+    let tensor_cores = multiplies_tiles(info, options);
+    let needs = Needs::new(graph, options, (buffers, &turns(graph)), tensor_cores)?;
+    budget::least_memory(graph, &needs, options, gpu)
+}
+
 impl Memory {
     /// Takes memory for a graph, and gives the device its weights.
     ///
@@ -101,8 +122,8 @@ impl Memory {
         let rows = options.max_rows.max(1);
         let info = device.info();
         let turns = turns(graph);
-        let tensor_cores = info.tensor_cores && options.activations == ActivationMode::Int8;
-        let needs = Needs::new(graph, tensors, options, (buffers, &turns), tensor_cores)?;
+        let tensor_cores = multiplies_tiles(&info, options);
+        let needs = Needs::new(graph, options, (buffers, &turns), tensor_cores)?;
         let budget = Budget::new(&info, graph, &needs, options, gpu)?;
         let weights = weights::upload(device, tensors, &budget.far)?;
         let values = buffers.widths.iter().map(|width| device.alloc((width * rows * 4).max(4)));
