@@ -271,6 +271,8 @@ fn rows(
             let link = device_held.map(|held| Link {
                 bandwidth: measured.link.unwrap_or(f64::INFINITY),
                 slots: shapes.iter().map(|set| held * set.experts as f64).collect(),
+                // Where experts come from disk too, what it gains is small beside reading.
+                processor: placement.keep_experts.then_some(machine.bandwidth),
             });
             let costs = CostModel {
                 layers: measured.layers().to_vec(),
