@@ -3,11 +3,13 @@
     python bench/serve_load.py load [MODEL …] --binary target/release/moeflux [--memory 900MiB]   # 64 clients, 3 minutes
     python bench/serve_load.py scale MODEL --binary … [--cap 4] [--memory 3900MiB] [--tokens 64] [--sequences 1 2 4 8 16]
            [--sampling '{"temperature": 0}'] [options of `serve`]
+    python bench/serve_load.py beside MODEL --binary … [--clients 4] [--prompt 1000] [--every 1] [options of `serve`]
 
 `load` asks every model alike and gives up a fifth of the answers while they are written. It fails if a request errs, a
 client starves, the process takes more than a tenth above `--memory`, memory grows after the first minute, or pages do not
 come back. `scale --cap` runs the server in a memory control group of so many GiB, in which page cache counts too; that
-needs root. Only the standard library is used; the server listens on loopback.
+needs root. `beside` tells how long answers wait for their next piece alone, and while a long prompt comes every so many
+seconds, and how long its answer takes to begin. Only the standard library is used; the server listens on loopback.
 """
 
 import argparse
@@ -263,6 +265,66 @@ def scale(arguments) -> None:
         print(f"| {count} | {speed:.1f} | {speed / first[0]:.2f} | {evaluated:.1f} | {evaluated / first[1]:.2f} | {read / 2**20:.2f} |")
 
 
+def beside(arguments) -> None:
+    server = Server(arguments.binary, [arguments.model], "--sequences", str(arguments.clients + 4), "--kept-sessions", "0",
+                    *arguments.rest)
+    print("\n".join(server.said))
+    errors = []
+
+    def answers(number: int, end: float, gaps: list[float]) -> None:
+        try:
+            while time.monotonic() < end:
+                body = {"messages": [{"role": "user", "content": f"{number}: {TOPICS[number % 8]}."}], "max_tokens": 4000,
+                        "temperature": 1, "ignore_eos": True}
+                last = None
+                for seconds, _ in server.stream(body):
+                    if last is not None:
+                        gaps.append(seconds - last)
+                    last = seconds
+                    if time.monotonic() > end:
+                        break
+        except Exception as error:
+            errors.append(repr(error))
+
+    def prompt(rng: random.Random, begins: list[float]) -> None:
+        words = " ".join(rng.choice(TOPICS).split()[-1] for _ in range(arguments.prompt))
+        try:
+            body = {"messages": [{"role": "user", "content": f"{rng.random()} {words}"}], "max_tokens": 1}
+            begins.append(next(server.stream(body))[0])
+        except Exception as error:
+            errors.append(repr(error))
+
+    def once(every: float | None, seed: int) -> tuple[list[float], list[float]]:
+        gaps, begins, end = [], [], time.monotonic() + arguments.seconds
+        threads = [threading.Thread(target=answers, args=(number, end, gaps)) for number in range(arguments.clients)]
+        [thread.start() for thread in threads]
+        rng = random.Random(seed)
+        while every and time.monotonic() < end - every:
+            time.sleep(every)
+            threads.append(threading.Thread(target=prompt, args=(rng, begins)))
+            threads[-1].start()
+        [thread.join() for thread in threads]
+        settled(server)
+        return gaps, begins
+
+    once(arguments.every, 0)
+    found = {None: ([], []), arguments.every: ([], [])}
+    for turn in range(arguments.rounds):
+        for every, all_of in found.items():
+            for more, of in zip(once(every, turn + 1), all_of):
+                of.extend(more)
+    server.stop()
+    if errors:
+        sys.exit("FAILED: " + "; ".join(errors[:5]))
+    print("| prompts | pieces/s | p50 ms between pieces | p99 ms | a prompt's answer begins after s |\n|" + " :-- |" + " --: |" * 4)
+    for every, (gaps, begins) in found.items():
+        gaps.sort()
+        p50, p99 = (1000 * gaps[len(gaps) * part // 100] for part in (50, 99))
+        name = f"{arguments.prompt} words every {every} s" if every else "none"
+        begin = f"{statistics.median(begins):.2f}" if begins else ""
+        print(f"| {name} | {len(gaps) / arguments.seconds / arguments.rounds:.1f} | {p50:.1f} | {p99:.1f} | {begin} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -282,7 +344,15 @@ def main() -> None:
     two.add_argument("--forbid", type=int, nargs="*", default=[], help="token ids that would end answers early")
     two.add_argument("--sampling", type=json.loads, default={"temperature": 1}, help="JSON: fields of the requests")
     two.set_defaults(run=scale)
-    for command in (one, two):
+    three = commands.add_parser("beside")
+    three.add_argument("model")
+    three.add_argument("--clients", type=int, default=4)
+    three.add_argument("--prompt", type=int, default=1000, help="words of a prompt")
+    three.add_argument("--every", type=float, default=1, help="seconds between two prompts")
+    three.add_argument("--seconds", type=float, default=15)
+    three.add_argument("--rounds", type=int, default=2)
+    three.set_defaults(run=beside)
+    for command in (one, two, three):
         command.add_argument("--binary", default="target/release/moeflux")
     arguments, arguments.rest = parser.parse_known_args()
     arguments.rest = [argument for argument in arguments.rest if argument != "--"]

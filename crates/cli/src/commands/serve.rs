@@ -76,9 +76,10 @@ pub struct ServeArgs {
     /// Maximum requests waiting; more get status 429
     #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Serving")]
     queue: usize,
-    /// Maximum prompt tokens in a step that also decodes
-    #[arg(long, value_name = "N", default_value_t = 128, help_heading = "Serving")]
-    prefill_beside_decode: usize,
+    /// Maximum prompt tokens in a step that also decodes; by default as many as take as long as its answers, unless that
+    /// costs a prompt too much
+    #[arg(long, value_name = "N", help_heading = "Serving")]
+    prefill_beside_decode: Option<usize>,
     /// Sessions cached, so that requests with the same prefix skip its evaluation
     #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Serving")]
     kept_sessions: usize,

@@ -20,6 +20,7 @@ mod blocks;
 mod embed;
 mod figures;
 mod folder;
+mod pace;
 mod plan;
 mod prefixes;
 mod sequence;
@@ -60,8 +61,9 @@ pub struct SchedulerOptions {
     /// one waits.
     pub queue: usize,
     /// Maximum prompt tokens in a step that also decodes, and tokens of embeddings between two such steps: more is quicker
-    /// for them, fewer keeps answers flowing.
-    pub prefill_beside_decode: usize,
+    /// for them, fewer keeps answers flowing. By default as many as a step's answers take to compute, unless so few tokens cost
+    /// more than twice what many do.
+    pub prefill_beside_decode: Option<usize>,
     /// Sessions cached after their answers, so that requests with the same prefix skip its evaluation.
     pub kept_sessions: usize,
     /// Folder where conversations with a key are kept on disk.
@@ -73,7 +75,7 @@ pub struct SchedulerOptions {
 impl Default for SchedulerOptions {
     fn default() -> Self {
         let session_limits = SessionLimits::default();
-        Self { queue: 64, prefill_beside_decode: 128, kept_sessions: 16, sessions: None, session_limits }
+        Self { queue: 64, prefill_beside_decode: None, kept_sessions: 16, sessions: None, session_limits }
     }
 }
 

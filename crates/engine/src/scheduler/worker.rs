@@ -12,6 +12,7 @@ use evaluate::Row;
 
 use super::blocks::{BlockObserver, Ledger};
 use super::folder;
+use super::pace::Pace;
 use super::prefixes::{self, Prefixes, common};
 use super::sequence::{Answering, Kind, Sequence, Task};
 use super::{Done, Event, Job, Memory, Queue, Request, Shared, Sink, Usage, Visit, Work, lock, plan};
@@ -38,6 +39,7 @@ pub(super) fn run(shared: &Shared, engine: Engine, observer: Option<BlockObserve
         blocks: observer.map(Ledger::new),
         admitted: 0,
         turn: 0,
+        pace: Pace::default(),
     };
     while worker.wait() {
         worker.drop_cancelled();
@@ -78,6 +80,8 @@ struct Worker<'t> {
     admitted: u64,
     /// Which sequence comes first when a batch does not hold all.
     turn: usize,
+    /// What steps took.
+    pace: Pace,
 }
 
 impl<'t> Worker<'t> {
@@ -326,10 +330,16 @@ impl<'t> Worker<'t> {
         let given_of_kind: Vec<usize> = of_kind.map(|(_, given)| *given).collect();
         self.turn = plan::next_turn(self.turn, &given_of_kind);
         self.engine.take_stats();
+        let of_prompts = |(s, given): (&Sequence<'_>, &usize)| if s.pending() > 1 { *given } else { 0 };
+        let prompt: usize = self.running.iter().zip(&given).map(of_prompts).sum();
+        let begun = Instant::now();
         let result = match self.evaluate(kind, &given) {
             Err(Error::StatesFull { .. }) if self.make_room() => return,
             other => other,
         };
+        if result.is_ok() && kind == Kind::Answers {
+            self.pace.add(given.iter().sum::<usize>() - prompt, prompt, begun.elapsed());
+        }
         let stats = self.engine.take_stats();
         let tokens = given.iter().sum::<usize>().max(1);
         for (sequence, given) in self.running.iter_mut().zip(&given) {
@@ -378,7 +388,10 @@ impl<'t> Worker<'t> {
     /// What every sequence gets of the next batch: those of another kind nothing. Between steps of answers, embeddings have as
     /// many tokens as prompts beside them would.
     fn divide(&self, kind: Kind) -> Vec<usize> {
+        let generating =
+            self.running.iter().filter(|s| s.kind() == Kind::Answers && s.pending() == 1).count();
         let beside = self.shared.options.prefill_beside_decode;
+        let beside = beside.unwrap_or_else(|| self.pace.tokens(generating, self.engine.chunk()));
         let chunk = match kind {
             Kind::Embeddings if self.running.iter().any(|s| s.kind() == Kind::Answers) => {
                 self.engine.chunk().min(beside.max(1))

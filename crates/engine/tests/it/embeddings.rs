@@ -129,7 +129,7 @@ fn a_text_that_is_put_back_begins_again() {
 #[test]
 fn answers_keep_flowing() {
     const BESIDE: usize = 4;
-    let scheduling = SchedulerOptions { prefill_beside_decode: BESIDE, ..SchedulerOptions::default() };
+    let scheduling = SchedulerOptions { prefill_beside_decode: Some(BESIDE), ..SchedulerOptions::default() };
     let scheduler = Scheduler::start(model(&demo(), &options()), scheduling).unwrap();
     let pieces = Arc::new(AtomicUsize::new(0));
     let (mut hold, reached, go) = hold_up(1);
