@@ -24,15 +24,6 @@ pub enum Activations {
     Int8,
 }
 
-/// Precision of cached keys and values.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Kv {
-    /// 16-bit floats.
-    F16,
-    /// 32-bit floats.
-    F32,
-}
-
 /// Compute backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendKind {
@@ -93,9 +84,9 @@ pub struct EngineArgs {
     /// Precision of activations in products with quantised weights [default: int8; f32 for `logits`]
     #[arg(long, value_name = "MODE", help_heading = "Engine")]
     pub activations: Option<Activations>,
-    /// Precision of cached keys and values [default: f16; f32 with --activations f32]
-    #[arg(long, value_name = "TYPE", help_heading = "Engine")]
-    pub kv: Option<Kv>,
+    /// Precision of cached keys and values: f16, f32, q8_0 [default: f16; f32 with --activations f32]
+    #[arg(long, value_name = "TYPE", value_parser = parse::<KvType>, help_heading = "Engine")]
+    pub kv: Option<KvType>,
     /// Highest instruction set to use: portable, neon, avx2, avx512 [default: the machine's best]
     #[arg(long, value_name = "LEVEL", value_parser = parse::<SimdLevel>, help_heading = "Engine")]
     pub simd: Option<SimdLevel>,
@@ -151,10 +142,6 @@ impl EngineArgs {
             Activations::F32 => ActivationMode::F32,
             Activations::Int8 => ActivationMode::Int8,
         };
-        let kv_type = self.kv.map(|kv| match kv {
-            Kv::F16 => KvType::F16,
-            Kv::F32 => KvType::F32,
-        });
         let Sharing { sequences, kv_tokens, reserved } = sharing;
         let engine = Options {
             memory: self.memory,
@@ -165,7 +152,7 @@ impl EngineArgs {
             kv_tokens,
             reserved,
             activations,
-            kv_type,
+            kv_type: self.kv,
             mirrors: self.mirror.clone(),
             read_mode: self.read_mode,
             read_queue: self.read_queue,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::draw::Draw;
 use crate::graph::{ExpertSetId, Graph};
+pub use crate::kv_type::KvType;
 use crate::profile::Profile;
 use crate::{Result, Tensor, TensorView};
 
@@ -24,26 +25,6 @@ pub enum ActivationMode {
     Int8,
     /// Activations stay f32.
     F32,
-}
-
-/// Precision of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvType {
-    /// IEEE binary16.
-    #[default]
-    F16,
-    /// IEEE binary32.
-    F32,
-}
-
-impl KvType {
-    /// Bytes of one element.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
 }
 
 /// What a compiled graph is optimised for.
@@ -432,7 +413,7 @@ pub fn page_bytes(graph: &Graph, kv_type: KvType) -> usize {
     let keys_values: usize = graph.caches().iter().map(|c| c.kv_heads * (c.head_dim + c.value_dim)).sum();
     let latents: usize = graph.latent_caches().iter().map(|c| c.rank + c.rope).sum();
     let compressed: usize = graph.compressed_caches().iter().map(|c| c.page_elements()).sum();
-    ((keys_values + latents) * PAGE_TOKENS + compressed) * kv_type.bytes()
+    kv_type.bytes((keys_values + latents) * PAGE_TOKENS + compressed)
 }
 
 /// Bytes of one state slot over all recurrent operations of `graph`.

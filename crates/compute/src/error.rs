@@ -95,6 +95,20 @@ pub enum Error {
         /// Names of the available levels, separated by commas.
         available: String,
     },
+    /// Keys and values of this model cannot be stored as asked for.
+    #[error(
+        "keys and values as {kv_type} come in blocks of {block}, and this model's {what} is {size}; use f16"
+    )]
+    KvBlocks {
+        /// What they should be stored as.
+        kv_type: crate::backend::KvType,
+        /// What is not a multiple of the block.
+        what: &'static str,
+        /// Its size.
+        size: usize,
+        /// Elements of a block.
+        block: usize,
+    },
     /// A device has not enough memory, or may not use enough of it.
     #[error("{device}: needs {wanted} bytes of device memory; {free} available")]
     DeviceMemory {

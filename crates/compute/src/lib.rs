@@ -12,6 +12,7 @@ pub mod dtype;
 pub mod error;
 pub mod gpu;
 pub mod graph;
+mod kv_type;
 pub mod profile;
 pub mod quant;
 pub mod reference;

@@ -73,6 +73,7 @@ impl Placement {
     pub fn new(model: &Model, backend: &dyn Backend, options: &Options) -> Result<Self> {
         let default_kv = if options.activations == ActivationMode::F32 { KvType::F32 } else { KvType::F16 };
         let kv_type = options.kv_type.unwrap_or(default_kv);
+        kv_type.check(&model.graph)?;
         let trunk = model.trunk_bytes();
         let total = options.memory.or_else(memory::default_budget).unwrap_or(u64::MAX);
         let top_k = top_k(model);
@@ -291,6 +292,39 @@ mod tests {
         let asked = Options { expert_cache: Some(20), ..Options::default() };
         let placed = place(1024, &asked);
         assert_eq!((placed.slots.slots(), placed.pages * PAGE_TOKENS), (20, 4 * CONTEXT));
+    }
+
+    /// The same memory holds 32 · 2 / 34 times as many tokens as 8-bit integers with a scale as in f16.
+    #[test]
+    fn integers_hold_nearly_twice_the_tokens() {
+        let shape = Shape::by_name("qwen3-30b-a3b").unwrap();
+        let recipe = Recipe { shape, layers: 2, encoding: Encoding::Q4KM, seed: 0, router_skew: 0.0 };
+        let plan = Plan::new(recipe).unwrap();
+        let backend = CpuBackend::new(1, None).unwrap();
+        let fits = |kv_type: KvType, tokens: usize| {
+            let memory = Some(2 << 30);
+            let (kv_type, kv_tokens) = (Some(kv_type), Some(tokens));
+            let options =
+                Options { memory, kv_type, kv_tokens, expert_cache: Some(16), ..Options::default() };
+            Placement::new(plan.model(), &backend, &options)
+        };
+        let most = |kv_type: KvType| {
+            let (mut least, mut beyond) = (0, 1 << 20);
+            while beyond - least > 1 {
+                let middle = usize::midpoint(least, beyond);
+                match fits(kv_type, middle * PAGE_TOKENS) {
+                    Ok(_) => least = middle,
+                    Err(Error::Budget { .. }) => beyond = middle,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            least * PAGE_TOKENS
+        };
+        let [f16, f32, q8] = KvType::ALL.map(most);
+        assert!(f32 > 10_000, "{f32}");
+        let ratio = |a: usize, b: usize| a as f64 / b as f64;
+        assert!((ratio(q8, f16) - 64.0 / 34.0).abs() < 0.01, "{q8} {f16}");
+        assert!((ratio(f16, f32) - 2.0).abs() < 0.01, "{f16} {f32}");
     }
 
     #[test]

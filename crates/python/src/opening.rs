@@ -6,7 +6,7 @@ use std::sync::mpsc;
 
 use moeflux::hub::HubId;
 use moeflux::{Compute, OpenOptions, Options, Scheduler, SchedulerOptions, TextModel, hardware};
-use moeflux_compute::backend::{ActivationMode, KvType};
+use moeflux_compute::backend::ActivationMode;
 use pyo3::prelude::*;
 
 use crate::convert::to_bytes;
@@ -68,7 +68,7 @@ pub fn open(
             sequences,
             kv_tokens,
             activations: activations_of(activations)?,
-            kv_type: kv.map(kv_of).transpose()?,
+            kv_type: parse("kv", "f16, f32 or q8_0", kv)?,
             mirrors: mirrors.unwrap_or_default(),
             read_mode: parse("read_mode", "direct or buffered", read_mode)?,
             read_queue: parse("read_queue", "io_uring or pread", read_queue)?,
@@ -166,14 +166,6 @@ fn activations_of(name: &str) -> moeflux::Result<ActivationMode> {
         "int8" => Ok(ActivationMode::Int8),
         "f32" => Ok(ActivationMode::F32),
         _ => Err(option("activations", "int8 or f32", name)),
-    }
-}
-
-fn kv_of(name: &str) -> moeflux::Result<KvType> {
-    match name {
-        "f16" => Ok(KvType::F16),
-        "f32" => Ok(KvType::F32),
-        _ => Err(option("kv", "f16 or f32", name)),
     }
 }
 

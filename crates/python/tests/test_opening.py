@@ -52,7 +52,7 @@ def test_budgets_that_are_too_small(cli):
     [
         ({"backend": "abacus"}, "option backend: expected auto, cpu or cuda, got abacus"),
         ({"activations": "int4"}, "option activations: expected int8 or f32, got int4"),
-        ({"kv": "q4"}, "option kv: expected f16 or f32, got q4"),
+        ({"kv": "q4"}, "option kv: expected f16, f32 or q8_0, got q4"),
         ({"prefetch": "maybe"}, "option prefetch: expected auto, off or always, got maybe"),
         ({"simd": "mmx"}, "option simd: expected portable, neon, avx2 or avx512, got mmx"),
         ({"threads": 0}, "option threads: expected a positive number"),

@@ -532,7 +532,7 @@ fn report(
             "chunk": engine.chunk(),
             "context": engine.context(),
             "activations": format!("{:?}", engine_args.activations.unwrap_or(Activations::Int8)).to_lowercase(),
-            "kv": engine_args.kv.map(|kv| format!("{kv:?}").to_lowercase()),
+            "kv": engine_args.kv.map(|kv| kv.name()),
             "read_depth": engine_args.read_depth,
             "cache_policy": engine_args.cache_policy.to_string(),
             "prefetch": engine_args.prefetch.to_string(),

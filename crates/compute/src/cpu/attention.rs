@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::gathered::{Choices, Heads, Seen};
-use super::head_group::{Ahead, Element, HeadSums, KeyBlock, Queries};
+use super::head_group::{Ahead, Element, HeadSums, KeyBlock, Queries, units};
 use super::pages::{Pages, Values};
 use super::pool::ThreadPool;
 use super::shared::SharedMut;
@@ -166,6 +166,7 @@ impl KvCache {
             match self.pages.values() {
                 Values::F16(pages) => block.attend(simd, pages, &out),
                 Values::F32(pages) => block.attend(simd, pages, &out),
+                Values::Q8(pages) => block.attend(simd, pages, &out),
             }
         });
     }
@@ -200,12 +201,14 @@ impl Block<'_> {
         let (first, last) = (visible(rows.start).start, visible(rows.end - 1).end);
         let keys_of = |page: usize| {
             let n = PAGE_TOKENS.min(last - page * PAGE_TOKENS);
-            &pages[span.pages[page] as usize][kv_head * PAGE_TOKENS * dim..][..n * dim]
+            let first = kv_head * PAGE_TOKENS;
+            units(&pages[span.pages[page] as usize], first * dim..(first + n) * dim)
         };
         Ahead::fetch(keys_of(first / PAGE_TOKENS));
         for page in first / PAGE_TOKENS..last.div_ceil(PAGE_TOKENS) {
             let start = page * PAGE_TOKENS;
-            let (keys, values) = pages[span.pages[page] as usize].split_at(kv_heads * PAGE_TOKENS * dim);
+            let (keys, values) =
+                pages[span.pages[page] as usize].split_at(kv_heads * PAGE_TOKENS * dim / E::LEN);
             let next_keys = if start + PAGE_TOKENS < last { keys_of(page + 1) } else { &[] };
             for (r, row) in rows.clone().enumerate() {
                 let seen = visible(row);
@@ -215,8 +218,8 @@ impl Block<'_> {
                 }
                 let n = seen.len();
                 let at = kv_head * PAGE_TOKENS + seen.start - start;
-                let (keys, values) =
-                    (&keys[at * dim..(at + n) * dim], &values[at * value_dim..(at + n) * value_dim]);
+                let keys = units(keys, at * dim..(at + n) * dim);
+                let values = units(values, at * value_dim..(at + n) * value_dim);
                 let at = row * heads * dim + kv_head * group * dim;
                 let q = &q[at..at + group * dim];
                 // Later rows find what the first has fetched.

@@ -104,6 +104,7 @@ impl CpuExecutable {
         options: CompileOptions,
     ) -> Result<Self> {
         graph.check_weights(&weights)?;
+        options.kv_type.check(&graph)?;
         let vector = |w: &Tensor| match (w.dtype(), w.rows()) {
             (DType::F32, 1) => dequantize(w.view()),
             _ => Ok(vec![]),

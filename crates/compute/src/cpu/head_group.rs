@@ -4,34 +4,69 @@
 
 #![allow(clippy::needless_range_loop, reason = "one index runs through several arrays of registers")]
 
+use std::ops::Range;
+
 use half::f16;
 
 use super::simd::{Isa, Kernel, Simd, prefetch};
 use super::vector;
+use crate::kv_type::Q8Block;
 
-/// What keys and values are stored as.
+/// What keys and values are stored as: a unit of `LEN` elements. Keys, values and the vectors that they are in consist of
+/// whole units.
 pub(super) trait Element: Copy {
-    /// `n` ≤ `LANES` elements from `p`, then zeros.
+    /// Elements of a unit.
+    const LEN: usize;
+
+    /// `n` ≤ `LANES` elements from element `at` on, then zeros; whole vectors of a unit of several.
     ///
     /// # Safety
-    /// `p` is valid for reads of as many.
-    unsafe fn load<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F;
+    /// `p` is valid for reads of the units that they are in.
+    unsafe fn load<I: Isa>(isa: I, p: *const Self, at: usize, n: usize) -> I::F;
 }
 
 impl Element for f32 {
+    const LEN: usize = 1;
+
     #[inline(always)]
-    unsafe fn load<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F {
+    unsafe fn load<I: Isa>(isa: I, p: *const Self, at: usize, n: usize) -> I::F {
         // SAFETY: by the caller.
-        unsafe { if n == I::LANES { isa.load(p) } else { isa.load_first(p, n) } }
+        unsafe { if n == I::LANES { isa.load(p.add(at)) } else { isa.load_first(p.add(at), n) } }
     }
 }
 
 impl Element for f16 {
+    const LEN: usize = 1;
+
     #[inline(always)]
-    unsafe fn load<I: Isa>(isa: I, p: *const Self, n: usize) -> I::F {
+    unsafe fn load<I: Isa>(isa: I, p: *const Self, at: usize, n: usize) -> I::F {
         // SAFETY: by the caller; `f16` is a transparent wrapper of its bits.
-        unsafe { if n == I::LANES { isa.load_f16(p.cast()) } else { isa.load_first_f16(p.cast(), n) } }
+        unsafe {
+            let p = p.add(at).cast();
+            if n == I::LANES { isa.load_f16(p) } else { isa.load_first_f16(p, n) }
+        }
     }
+}
+
+impl Element for Q8Block {
+    const LEN: usize = Self::LEN;
+
+    #[inline(always)]
+    unsafe fn load<I: Isa>(isa: I, p: *const Self, at: usize, _: usize) -> I::F {
+        // Vectors of units are whole ones, as a unit is a multiple of them.
+        const { assert!(Self::LEN.is_multiple_of(I::LANES)) };
+        // SAFETY: by the caller.
+        let block = unsafe { &*p.add(at / Self::LEN) };
+        // SAFETY: `at` is a multiple of `LANES`, so that the vector ends within the block.
+        let values = unsafe { isa.load_i8(block.values.as_ptr().add(at % Self::LEN)) };
+        let scale = isa.f16_to_f32(isa.splat_u(block.scale.to_bits().into()));
+        isa.mul(isa.to_f32(values), scale)
+    }
+}
+
+/// Units of so many elements.
+pub(super) fn units<E: Element>(all: &[E], elements: Range<usize>) -> &[E] {
+    &all[elements.start / E::LEN..elements.end / E::LEN]
 }
 
 /// Query heads.
@@ -74,7 +109,7 @@ impl HeadSums<'_> {
         [while_keys, while_values]: [Ahead; 2],
     ) {
         let KeyBlock { keys, values, stride } = block;
-        let (heads, n) = (self.states.len(), keys.len() / queries.dim);
+        let (heads, n) = (self.states.len(), keys.len() * E::LEN / queries.dim);
         let (dim, scores) = (self.sums.len() / heads, &mut scores[..heads * n]);
         simd.run(Scores { queries, heads, keys, out: scores, ahead: while_keys });
         vector::softmax_blocks(simd, scores, self.states, self.sums);
@@ -138,11 +173,12 @@ impl<E: Element> Kernel for Scores<'_, E> {
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let Queries { q, stride, dim, .. } = self.queries;
-        let (heads, n) = (self.heads, self.keys.len() / dim);
+        let (heads, n) = (self.heads, self.keys.len() * E::LEN / dim);
         assert!(
-            heads > 0 && q.len() >= (heads - 1) * stride + dim && self.keys.len() == n * dim,
+            heads > 0 && q.len() >= (heads - 1) * stride + dim && self.keys.len() * E::LEN == n * dim,
             "whole vectors"
         );
+        assert!(dim.is_multiple_of(E::LEN), "keys of whole units");
         assert!(self.out.len() == heads * n, "a score for every head and key");
         let mut head = 0;
         // Sixteen sums fit registers, and are added up crosswise.
@@ -192,13 +228,12 @@ impl<E: Element> Scores<'_, E> {
             let mut keys = [isa.splat(0.0); K];
             for k in 0..K {
                 // SAFETY: within key `key` + k < n.
-                keys[k] = unsafe { E::load(isa, self.keys.as_ptr().add((key + k) * dim + i), count) };
+                keys[k] = unsafe { E::load(isa, self.keys.as_ptr(), (key + k) * dim + i, count) };
             }
             for h in 0..H {
                 // SAFETY: within head `head` + h, one of the heads.
-                let q = unsafe {
-                    <f32 as Element>::load(isa, queries.as_ptr().add((head + h) * stride + i), count)
-                };
+                let q =
+                    unsafe { <f32 as Element>::load(isa, queries.as_ptr(), (head + h) * stride + i, count) };
                 for k in 0..K {
                     sums[k][h] = isa.mul_add(q, keys[k], sums[k][h]);
                 }
@@ -253,7 +288,12 @@ impl<E: Element> Kernel for WeightedSums<'_, E> {
         let heads = self.sums.len() / self.dim;
         let n = self.weights.len() / heads;
         assert!(self.sums.len() == heads * self.dim && self.weights.len() == heads * n, "whole heads");
-        assert!(n == 0 || self.values.len() >= (n - 1) * self.stride + self.dim, "a value for every weight");
+        let held = self.values.len() * E::LEN;
+        assert!(n == 0 || held >= (n - 1) * self.stride + self.dim, "a value for every weight");
+        assert!(
+            self.stride.is_multiple_of(E::LEN) && self.dim.is_multiple_of(E::LEN),
+            "values of whole units"
+        );
         let mut head = 0;
         while I::LANES == 16 && head + 8 <= heads {
             self.heads::<I, 8>(isa, head, n);
@@ -298,20 +338,18 @@ impl<E: Element> WeightedSums<'_, E> {
         let mut sums = [[isa.splat(0.0); C]; H];
         for h in 0..H {
             for c in 0..C {
+                let at = (head + h) * dim + i + c * I::LANES;
                 // SAFETY: columns of a head; `C` > 1 only with whole vectors.
-                let from = unsafe { self.sums.as_ptr().add((head + h) * dim + i + c * I::LANES) };
-                // SAFETY: as above.
-                sums[h][c] = unsafe { <f32 as Element>::load(isa, from, count) };
+                sums[h][c] = unsafe { <f32 as Element>::load(isa, self.sums.as_ptr(), at, count) };
             }
         }
         for k in 0..n {
             self.ahead.advance(1);
             let mut values = [isa.splat(0.0); C];
             for c in 0..C {
+                let at = k * self.stride + i + c * I::LANES;
                 // SAFETY: columns of value k < n.
-                let from = unsafe { self.values.as_ptr().add(k * self.stride + i + c * I::LANES) };
-                // SAFETY: as above.
-                values[c] = unsafe { E::load(isa, from, count) };
+                values[c] = unsafe { E::load(isa, self.values.as_ptr(), at, count) };
             }
             for h in 0..H {
                 // SAFETY: there are n weights for each head.

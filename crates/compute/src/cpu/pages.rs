@@ -1,11 +1,11 @@
-//! [`Pages`]: what one layer's attention keeps of the tokens before, as f16 or f32.
+//! [`Pages`]: what one layer's attention keeps of the tokens before, as f16, f32 or 8-bit integers.
 
 use std::ops::Range;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::backend::KvType;
+use crate::kv_type::{KvType, Q8Block};
 
 /// Pages of so many elements each; what an element means is up to the attention that owns them.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(crate) struct Pages {
 pub(super) enum Values {
     F16(Vec<Box<[f16]>>),
     F32(Vec<Box<[f32]>>),
+    /// Elements are a multiple of a block's, and so is all that is stored and loaded.
+    Q8(Vec<Box<[Q8Block]>>),
 }
 
 impl Pages {
@@ -26,6 +28,7 @@ impl Pages {
         let values = match kv_type {
             KvType::F16 => Values::F16(vec![]),
             KvType::F32 => Values::F32(vec![]),
+            KvType::Q8_0 => Values::Q8(vec![]),
         };
         Self { elements, values }
     }
@@ -44,6 +47,10 @@ impl Pages {
             Values::F32(pages) => {
                 pages.resize_with(count.max(pages.len()), || vec![0.0; elements].into_boxed_slice());
             }
+            Values::Q8(pages) => {
+                let zeros = || vec![Q8Block::default(); elements / Q8Block::LEN].into_boxed_slice();
+                pages.resize_with(count.max(pages.len()), zeros);
+            }
         }
     }
 
@@ -52,8 +59,9 @@ impl Pages {
         let kv_type = match self.values {
             Values::F16(_) => KvType::F16,
             Values::F32(_) => KvType::F32,
+            Values::Q8(_) => KvType::Q8_0,
         };
-        self.elements * kv_type.bytes()
+        kv_type.bytes(self.elements)
     }
 
     /// Appends a page to `out`, little-endian.
@@ -61,6 +69,7 @@ impl Pages {
         match &self.values {
             Values::F16(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
             Values::F32(pages) => out.extend(pages[page].iter().flat_map(|v| v.to_le_bytes())),
+            Values::Q8(pages) => out.extend(pages[page].iter().flat_map(|block| block.to_bytes())),
         }
     }
 
@@ -75,6 +84,10 @@ impl Pages {
                 let values = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
                 pages[page].iter_mut().zip(values).for_each(|(to, v)| *to = v);
             }
+            Values::Q8(pages) => {
+                let blocks = bytes.as_chunks().0.iter().map(Q8Block::from_bytes);
+                pages[page].iter_mut().zip(blocks).for_each(|(to, block)| *to = block);
+            }
         }
     }
 
@@ -84,6 +97,10 @@ impl Pages {
         match &mut self.values {
             Values::F16(pages) => pages[page][to].convert_from_f32_slice(values),
             Values::F32(pages) => pages[page][to].copy_from_slice(values),
+            Values::Q8(pages) => {
+                let blocks = pages[page][blocks(to)].iter_mut().zip(values.as_chunks().0);
+                blocks.for_each(|(block, x)| *block = Q8Block::of(x));
+            }
         }
     }
 
@@ -93,6 +110,7 @@ impl Pages {
         match &self.values {
             Values::F16(pages) => pages[page][from].convert_to_f32_slice(out),
             Values::F32(pages) => out.copy_from_slice(&pages[page][from]),
+            Values::Q8(pages) => load_blocks(&pages[page][blocks(from)], out),
         }
     }
 
@@ -105,6 +123,21 @@ impl Pages {
                 pages[page][range].convert_to_f32_slice(out);
                 out
             }
+            Values::Q8(pages) => {
+                let out = &mut scratch[..range.len()];
+                load_blocks(&pages[page][blocks(range)], out);
+                out
+            }
         }
     }
+}
+
+/// The blocks of so many elements.
+fn blocks(elements: Range<usize>) -> Range<usize> {
+    debug_assert!(elements.start.is_multiple_of(Q8Block::LEN) && elements.end.is_multiple_of(Q8Block::LEN));
+    elements.start / Q8Block::LEN..elements.end / Q8Block::LEN
+}
+
+fn load_blocks(blocks: &[Q8Block], out: &mut [f32]) {
+    blocks.iter().zip(out.as_chunks_mut().0).for_each(|(block, out)| block.load(out));
 }

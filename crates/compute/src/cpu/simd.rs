@@ -200,6 +200,11 @@ pub(crate) trait Isa: Copy {
     /// # Safety
     /// `p` is valid for reads of `LANES` elements.
     unsafe fn load_u16(self, p: *const u16) -> Self::U;
+    /// `LANES` signed bytes from `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `LANES` elements.
+    unsafe fn load_i8(self, p: *const i8) -> Self::U;
     /// Writes `LANES` elements to `p`.
     ///
     /// # Safety

@@ -88,7 +88,7 @@ arguments! {
 
     ["attention.h" AppendConstants]
     /// Of `append`: channels `start..start + len` of a cache of (heads, dim).
-    AppendConstants { heads: usize, dim: usize, start: usize, len: usize, is_f32: bool }
+    AppendConstants { heads: usize, dim: usize, start: usize, len: usize, kv_type: u32 }
 
     ["attention.h" AttendConstants]
     /// Of `attend`.
@@ -105,7 +105,7 @@ arguments! {
         window: u32,
         /// 0 for none.
         chunk: u32,
-        is_f32: bool,
+        kv_type: u32,
         splits: usize,
         has_sinks: bool,
     }
@@ -122,7 +122,7 @@ arguments! {
         key_stride: usize,
         value_stride: usize,
         scale: f32,
-        is_f32: bool,
+        kv_type: u32,
         splits: usize,
         has_sinks: bool,
         groups: usize,
@@ -148,7 +148,7 @@ arguments! {
         k_eps: f32,
         pairs: usize,
         interleaved: bool,
-        is_f32: bool,
+        kv_type: u32,
     }
 
     ["heads.h" DecodeConstants]
@@ -202,7 +202,7 @@ arguments! {
 
     ["compressed.h" Layout]
     /// Pages of tokens and entries.
-    PageConstants { page: usize, token: usize, entry: usize, stride: usize, is_f32: bool }
+    PageConstants { page: usize, token: usize, entry: usize, stride: usize, kv_type: u32 }
 
     ["compressed.h" KeepConstants]
     /// Of `keep`: widths of what is kept, 0 for what is not there.

@@ -17,6 +17,7 @@ mod exchange;
 mod faults;
 mod generation_faults;
 mod hidden;
+mod kv_types;
 mod mirrors;
 mod pack;
 mod parity;

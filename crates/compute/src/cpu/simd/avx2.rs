@@ -91,6 +91,11 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::U {
+        proven!(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
+    }
+
+    #[inline(always)]
     unsafe fn store_u(self, p: *mut u32, v: Self::U) {
         proven!(_mm256_storeu_si256(p.cast(), v))
     }

@@ -123,6 +123,11 @@ impl Isa for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::U {
+        proven!(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))
+    }
+
+    #[inline(always)]
     unsafe fn store_u(self, p: *mut u32, v: Self::U) {
         proven!(_mm512_storeu_si512(p.cast(), v))
     }

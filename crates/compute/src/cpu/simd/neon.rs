@@ -90,6 +90,14 @@ impl Isa for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::U {
+        proven!({
+            let words = vmovl_s8(vld1_s8(p));
+            [vmovl_s16(vget_low_s16(words)), vmovl_high_s16(words)].map(|v| vreinterpretq_u32_s32(v))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn store_u(self, p: *mut u32, v: Self::U) {
         proven!({
             vst1q_u32(p, v[0]);

@@ -73,6 +73,12 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> Self::U {
+        // SAFETY: by the caller.
+        map(unsafe { p.cast::<[i8; LANES]>().read_unaligned() }, |v| i32::from(v) as u32)
+    }
+
+    #[inline(always)]
     unsafe fn store_u(self, p: *mut u32, v: Self::U) {
         // SAFETY: by the caller.
         unsafe { p.cast::<Self::U>().write_unaligned(v) }

@@ -4,8 +4,8 @@
 struct AppendConstants {
     // Heads of the cache, its channels, and the first and number of those that are written.
     uint heads, dim, start, len;
-    // Whether the cache is f32, else f16.
-    uint is_f32;
+    // What the cache is stored as.
+    uint kv_type;
 };
 
 // x (rows, heads · len) → channels start..start + len of the cache at each row's position. A group does one row.
@@ -14,7 +14,7 @@ KERNEL(append, AppendConstants, (const float, x), (const Place, places), (const 
     const Place at = places[row];
     for (uint i = ctx.thread(); i < width; i += ctx.threads()) {
         const ulong to = place_of(pages, at, at.position, c.heads, i / c.len) * c.dim + c.start + i % c.len;
-        store_cached(cache, to, x[(ulong)row * width + i], c.is_f32);
+        store_cached(ctx, cache, to, x[(ulong)row * width + i], c.kv_type);
     }
 }
 
@@ -26,7 +26,7 @@ struct AttendConstants {
     float scale;
     // Keys seen, at most, and positions of a chunk, which is all that is seen: 0 for all.
     uint window, chunk;
-    uint is_f32;
+    uint kv_type;
     // Parts that each row's keys are divided into.
     uint splits;
     // Whether `sinks` holds a logit for each head.
@@ -56,13 +56,13 @@ KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uc
     begin_scores(ctx, m, q + head * c.key_dim, queries, c.key_dim, c.scale, sinks + (c.has_sinks ? head0 : 0),
                  c.has_sinks && split == 0);
     Mixed mixed = no_values();
-    const bool wide = !c.is_f32 && c.key_dim % 8 == 0 && c.key_stride % 8 == 0;
+    const bool wide = c.kv_type == KV_F16 && c.key_dim % 8 == 0 && c.key_stride % 8 == 0;
     barrier(ctx);
     for (uint tile = begin; tile < end; tile += KEYS) {
         const uint position = tile + ctx.thread();
         if (position < end) {
             const ulong key = place_of(pages, at, position, c.kv_heads, kv_head) * c.key_stride;
-            score_key(ctx, m, keys, key, queries, c.key_dim, wide, c.is_f32);
+            score_key(ctx, m, keys, key, queries, c.key_dim, wide, c.kv_type);
         }
         barrier(ctx);
         const uint count = end - tile < KEYS ? end - tile : KEYS;
@@ -75,7 +75,7 @@ KERNEL(attend, AttendConstants, (const float, q), (const uchar, keys), (const uc
             ulong value = place_of(pages, at, tile + i, c.kv_heads, kv_head) * c.value_stride + ctx.thread();
 #pragma unroll 4
             for (; i < stop; ++i, value += c.value_stride) {
-                mixed = with_value(ctx, m, mixed, values, value, i, queries, c.value_dim, c.is_f32);
+                mixed = with_value(ctx, m, mixed, values, value, i, queries, c.value_dim, c.kv_type);
             }
         }
         barrier(ctx);
@@ -89,7 +89,7 @@ struct AttendChosenConstants {
     // Channels of a key and of a value, and of a cached row of each.
     uint key_dim, value_dim, key_stride, value_stride;
     float scale;
-    uint is_f32;
+    uint kv_type;
     // Parts that each row's keys are divided into.
     uint splits;
     // Whether `sinks` holds a logit for each head.
@@ -135,7 +135,7 @@ KERNEL(attend_chosen, AttendChosenConstants, (const float, q), (const uchar, key
         m.sums[ctx.thread()] = list[0] != list[0] ? not_a_number() : 1.0f;
     }
     Mixed mixed = no_values();
-    const bool wide = !c.is_f32 && c.key_dim % 8 == 0 && c.key_stride % 8 == 0;
+    const bool wide = c.kv_type == KV_F16 && c.key_dim % 8 == 0 && c.key_stride % 8 == 0;
     barrier(ctx);
     for (uint tile = begin; tile < end; tile += KEYS) {
         const uint i = tile + ctx.thread();
@@ -144,7 +144,7 @@ KERNEL(attend_chosen, AttendChosenConstants, (const float, q), (const uchar, key
                 i < tokens ? (uint)(float)list[i / c.block] * c.block + i % c.block : tail + i - tokens;
             const ulong start = place_of(pages, at, position, c.kv_heads, kv_head);
             starts[ctx.thread()] = start;
-            score_key(ctx, m, keys, start * c.key_stride, queries, c.key_dim, wide, c.is_f32);
+            score_key(ctx, m, keys, start * c.key_stride, queries, c.key_dim, wide, c.kv_type);
         }
         barrier(ctx);
         const uint count_now = end - tile < KEYS ? end - tile : KEYS;
@@ -153,7 +153,7 @@ KERNEL(attend_chosen, AttendChosenConstants, (const float, q), (const uchar, key
         mixed = faded(m, mixed, queries);
         for (uint k = 0; k < count_now; ++k) {
             const ulong value = starts[k] * c.value_stride + ctx.thread();
-            mixed = with_value(ctx, m, mixed, values, value, k, queries, c.value_dim, c.is_f32);
+            mixed = with_value(ctx, m, mixed, values, value, k, queries, c.value_dim, c.kv_type);
         }
         barrier(ctx);
     }
@@ -222,7 +222,7 @@ struct PrepareConstants {
     float q_eps, k_eps;
     // Pairs that rotate, and whether channels 2i and 2i + 1 form one; else i and i + pairs.
     uint pairs, interleaved;
-    uint is_f32;
+    uint kv_type;
 };
 
 // Per head: norm and rotation of queries (rows, heads · dim) → out, the same of keys (rows, kv_heads · dim) and values
@@ -265,6 +265,6 @@ KERNEL(prepare, PrepareConstants, (const float, q), (const float, k), (const flo
             result = second ? result * cosine + head[i - step] * sine : result * cosine - head[i + step] * sine;
         }
         if (is_query) out[to + i] = result;
-        else store_cached(is_value ? values : keys, to + i, result, c.is_f32);
+        else store_cached(ctx, is_value ? values : keys, to + i, result, c.kv_type);
     }
 }

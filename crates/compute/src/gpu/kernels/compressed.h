@@ -7,8 +7,8 @@
 struct Layout {
     // Elements of a page, of a token and of an entry, tokens that an entry stands for.
     uint page, token, entry, stride;
-    // Whether elements are f32, else f16.
-    uint is_f32;
+    // What elements are stored as.
+    uint kv_type;
 };
 
 DEVICE ulong page_at(const Layout l, GPTR(const uint) pages, const Place at, uint position) {
@@ -37,18 +37,18 @@ KERNEL(keep, KeepConstants, (const float, a), (const float, b), (const float, d)
     const Place at = places[row];
     const ulong token = token_at(c.layout, pages, at, at.position);
     for (uint i = ctx.thread(); i < c.first; i += ctx.threads()) {
-        store_cached(cache, token + i, a[row * c.first + i], c.layout.is_f32);
+        store_cached(ctx, cache, token + i, a[row * c.first + i], c.layout.kv_type);
     }
     for (uint i = ctx.thread(); i < c.second; i += ctx.threads()) {
-        store_cached(cache, token + c.first + i, b[row * c.second + i], c.layout.is_f32);
+        store_cached(ctx, cache, token + c.first + i, b[row * c.second + i], c.layout.kv_type);
     }
     if ((at.position + 1) % c.layout.stride != 0) return;
     const ulong entry = entry_at(c.layout, pages, at, at.position / c.layout.stride);
     for (uint i = ctx.thread(); i < c.third; i += ctx.threads()) {
-        store_cached(cache, entry + i, d[row * c.third + i], c.layout.is_f32);
+        store_cached(ctx, cache, entry + i, d[row * c.third + i], c.layout.kv_type);
     }
     for (uint i = ctx.thread(); i < c.fourth; i += ctx.threads()) {
-        store_cached(cache, entry + c.third + i, e[row * c.fourth + i], c.layout.is_f32);
+        store_cached(ctx, cache, entry + c.third + i, e[row * c.fourth + i], c.layout.kv_type);
     }
 }
 
@@ -91,7 +91,7 @@ KERNEL(index_scores, IndexConstants, (const float, q), (const float, weights), (
     for (uint h = 0; h < c.heads; ++h) {
         const GPTR(const float) own = q + ((ulong)row * c.heads + h) * c.dim;
         float dot = 0.0f;
-        for (uint i = 0; i < c.dim; ++i) dot += own[i] * cached(cache, key + i, c.layout.is_f32);
+        for (uint i = 0; i < c.dim; ++i) dot += own[i] * cached(cache, key + i, c.layout.kv_type);
         // In this form NaN stays NaN.
         const float product = dot < 0.0f ? 0.0f : dot;
         score += c.weighs ? weights[(ulong)row * c.heads + h] * product : product;
@@ -114,7 +114,7 @@ KERNEL(block_scores, IndexConstants, (const float, q), (const uchar, cache), (co
     for (uint token = begin + ctx.lane(); token < end && !always; token += 32) {
         const ulong key = entry_at(c.layout, pages, at, token) + c.key;
         float dot = 0.0f;
-        for (uint i = 0; i < c.dim; ++i) dot += own[i] * cached(cache, key + i, c.layout.is_f32);
+        for (uint i = 0; i < c.dim; ++i) dot += own[i] * cached(cache, key + i, c.layout.kv_type);
         poisoned |= dot != dot ? 1 : 0;
         best = dot > best ? dot : best;
     }
@@ -286,13 +286,13 @@ KERNEL(attend_entries, AttendEntriesConstants, (const float, q), (const uchar, c
     Mixed mixed = no_values();
     const Layout l = c.layout;
     const bool wide =
-        !l.is_f32 && c.dim % 8 == 0 && l.page % 8 == 0 && l.token % 8 == 0 && (c.grouped || l.entry % 8 == 0);
+        l.kv_type == KV_F16 && c.dim % 8 == 0 && l.page % 8 == 0 && l.token % 8 == 0 && (c.grouped || l.entry % 8 == 0);
     barrier(ctx);
     for (uint tile = begin; tile < end; tile += KEYS) {
         if (tile + ctx.thread() < end) {
             const ulong start = seen_at(c, s, list, pages, tile + ctx.thread()) + kv_head * c.dim;
             starts[ctx.thread()] = start;
-            score_key(ctx, m, cache, start, queries, c.dim, wide, l.is_f32);
+            score_key(ctx, m, cache, start, queries, c.dim, wide, l.kv_type);
         }
         barrier(ctx);
         const uint count = end - tile < KEYS ? end - tile : KEYS;
@@ -300,7 +300,7 @@ KERNEL(attend_entries, AttendEntriesConstants, (const float, q), (const uchar, c
         barrier(ctx);
         mixed = faded(m, mixed, queries);
         for (uint i = 0; i < count; ++i) {
-            mixed = with_value(ctx, m, mixed, cache, starts[i] + value + ctx.thread(), i, queries, c.dim, l.is_f32);
+            mixed = with_value(ctx, m, mixed, cache, starts[i] + value + ctx.thread(), i, queries, c.dim, l.kv_type);
         }
         barrier(ctx);
     }

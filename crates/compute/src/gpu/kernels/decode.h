@@ -183,8 +183,8 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
             const ulong to = place_of(b.pages, at, at.position, c.kv_heads, kv_head) * DIM + own;
 #pragma unroll
             for (uint j = 0; j < 8; ++j) {
-                store_cached(b.keys, to + j, key.v[j], 0);
-                store_cached(b.values, to + j, value.v[j], 0);
+                store_half(b.keys, to + j, key.v[j]);
+                store_half(b.values, to + j, value.v[j]);
             }
         }
         g = gather<DIM, G, AT_ONCE>(ctx, q, l, g);

@@ -42,7 +42,7 @@ DEVICE void begin_scores(CTX, const ScoreMemory m, GPTR(const float) q, uint que
 
 // Scores of a thread's key, which begins at element `key`; `wide` is whether it can be loaded eight elements at a time.
 DEVICE void score_key(CTX, const ScoreMemory m, GPTR(const uchar) keys, ulong key, uint queries, uint dim, bool wide,
-                      uint is_f32) {
+                      uint kv_type) {
     float dots[QUERIES];
 #pragma unroll
     for (uint h = 0; h < QUERIES; ++h) dots[h] = 0.0f;
@@ -62,9 +62,31 @@ DEVICE void score_key(CTX, const ScoreMemory m, GPTR(const uchar) keys, ulong ke
                 dots[h] += a.x * k0 + a.y * k1 + a.z * k2 + a.w * k3 + b.x * k4 + b.y * k5 + b.z * k6 + b.w * k7;
             }
         }
+    } else if (kv_type == KV_Q8_0) {
+        GPTR(const ushort) block = GCAST(const ushort, keys) + key / KV_BLOCK * KV_BLOCK_PAIRS;
+        for (uint d = 0; d < dim; d += KV_BLOCK, block += KV_BLOCK_PAIRS) {
+            const float scale = f16_to_f32(block[0]);
+            for (uint i = 0; i < KV_BLOCK; i += 8) {
+                float k[8];
+#pragma unroll
+                for (uint j = 0; j < 4; ++j) {
+                    const uint pair = block[1 + i / 2 + j];
+                    k[2 * j] = scale * (float)(signed char)(pair & 255u);
+                    k[2 * j + 1] = scale * (float)(signed char)(pair >> 8);
+                }
+#pragma unroll
+                for (uint h = 0; h < QUERIES; ++h) {
+                    if (h >= queries) continue;
+                    const Float4 a = load_f32x4(m.query, h * dim + d + i);
+                    const Float4 b = load_f32x4(m.query, h * dim + d + i + 4);
+                    dots[h] += a.x * k[0] + a.y * k[1] + a.z * k[2] + a.w * k[3] + b.x * k[4] + b.y * k[5]
+                             + b.z * k[6] + b.w * k[7];
+                }
+            }
+        }
     } else {
         for (uint d = 0; d < dim; ++d) {
-            const float k = cached(keys, key + d, is_f32);
+            const float k = cached(keys, key + d, kv_type);
 #pragma unroll
             for (uint h = 0; h < QUERIES; ++h) {
                 if (h < queries) dots[h] += m.query[h * dim + d] * k;
@@ -135,11 +157,11 @@ DEVICE Mixed faded(const ScoreMemory m, Mixed mixed, uint queries) {
 // Adds the value of the tile's key i; `value` is where the thread's first channel is.
 DEVICE Mixed with_value(CTX, const ScoreMemory m, Mixed mixed,
                         GPTR(const uchar) values, ulong value, uint i, uint queries,
-                        uint dim, uint is_f32) {
+                        uint dim, uint kv_type) {
 #pragma unroll
     for (uint n = 0; n < 4; ++n) {
         if (ctx.thread() + 128 * n >= dim) continue;
-        const float v = cached(values, value + 128 * n, is_f32);
+        const float v = cached(values, value + 128 * n, kv_type);
 #pragma unroll
         for (uint h = 0; h < QUERIES; ++h) {
             if (h < queries) mixed.v[h][n] += m.scores[h * KEYS + i] * v;

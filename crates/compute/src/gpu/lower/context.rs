@@ -195,8 +195,18 @@ impl<'a> Lowering<'a> {
         self.memory.page_numbers.buffer.into()
     }
 
-    pub(super) fn f32_cache(&self) -> bool {
-        self.memory.state.kv_type == KvType::F32
+    /// Whether keys and values are what the kernels for matrix units and for few rows read.
+    pub(super) fn f16_cache(&self) -> bool {
+        self.memory.state.kv_type == KvType::F16
+    }
+
+    /// What keys and values are stored as, by the names of `cache.h`.
+    pub(super) fn kv_code(&self) -> u32 {
+        match self.memory.state.kv_type {
+            KvType::F16 => 0,
+            KvType::F32 => 1,
+            KvType::Q8_0 => 2,
+        }
     }
 
     /// Whether the kernels for few rows may be used.

@@ -160,11 +160,11 @@ fn page_number_bytes(options: &CompileOptions, positions: usize) -> [usize; 2] {
 /// more, which is copied when it grows.
 fn state_bytes(graph: &Graph, options: &CompileOptions) -> Vec<usize> {
     let (page, slot) = (page_bytes(graph, options.kv_type), slot_bytes(graph));
-    let item = options.kv_type.bytes();
     let caches = graph.caches().iter().map(|c| c.kv_heads * PAGE_TOKENS * c.head_dim.max(c.value_dim));
     let latents = graph.latent_caches().iter().map(|c| (c.rank + c.rope) * PAGE_TOKENS);
     let compressed = graph.compressed_caches().iter().map(|c| c.page_elements());
-    let largest_page = caches.chain(latents).chain(compressed).max().unwrap_or(0) * item;
+    let largest_page = caches.chain(latents).chain(compressed).max().unwrap_or(0);
+    let largest_page = options.kv_type.bytes(largest_page);
     let largest_slot = graph.states().iter().max().copied().unwrap_or(0) * size_of::<f32>();
     // Buffers of no bytes have four.
     let buffers = 2 * graph.caches().len()

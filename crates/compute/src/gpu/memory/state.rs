@@ -58,7 +58,7 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(device: &mut dyn Device, graph: &Graph, kv_type: KvType) -> Result<Self> {
-        let mut page = |elements: usize| Pool::new(device, elements * kv_type.bytes());
+        let mut page = |elements: usize| Pool::new(device, kv_type.bytes(elements));
         let mut caches = vec![];
         for cache in graph.caches() {
             let rows = cache.kv_heads * PAGE_TOKENS;

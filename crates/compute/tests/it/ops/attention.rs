@@ -22,6 +22,7 @@ pub fn attention() -> Vec<Case> {
         (6, 1, 20, None),
         (3, 3, 16, None),
         (2, 1, 128, None),
+        (5, 1, 32, Some(70)),
         (4, 2, 12, Some(1)),
         (4, 2, 12, Some(13)),
         (2, 2, 8, Some(PAGE_TOKENS)),
@@ -52,6 +53,7 @@ pub fn attention_of_chunks() -> Vec<Case> {
         // Values of another width.
         Attention { value_dim: 5, ..grouped },
         Attention { value_dim: 20, window: Some(30), ..grouped },
+        Attention { value_dim: 32, ..Attention::grouped(6, 2, 64, 0.2) },
     ];
     let case = |shape: Attention| {
         let mut r = Recorder::new(5);

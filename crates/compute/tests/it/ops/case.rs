@@ -1,6 +1,6 @@
 //! One operation with its weights, and what runs through it.
 
-use moeflux_compute::backend::PAGE_TOKENS;
+use moeflux_compute::backend::{KvType, PAGE_TOKENS};
 use moeflux_compute::graph::{Graph, GraphBuilder, MatrixSpec, Op, Output, Precision, Value, WeightId};
 use moeflux_compute::{DType, Tensor};
 
@@ -150,7 +150,7 @@ impl Case {
     }
 
     pub fn modes(&self) -> &'static [Mode] {
-        if self.f32_only { &MODES[..1] } else { modes(&self.tested) }
+        if self.f32_only { &MODES[..1] } else { modes(&self.tested, KvType::Q8_0.check(&self.graph).is_ok()) }
     }
 }
 

@@ -49,6 +49,13 @@ pub fn compressed_attention() -> Vec<Case> {
         // Entries of more tokens than a page has, and of a number that does not divide it.
         CompressedAttention { stride: 65, window: 200, ..shape },
         CompressedAttention { stride: 11, heads: 19, ..shape },
+        CompressedAttention {
+            index: Some(EntryIndex { top_k: 200, head_dim: 32, ..few }),
+            head_dim: 64,
+            stride: 3,
+            scale: 0.1,
+            ..shape
+        },
     ];
     let case = |shape: CompressedAttention| {
         let mut r = Recorder::new(5);
@@ -93,6 +100,12 @@ pub fn block_attention() -> Vec<Case> {
         },
         CompressedAttention { stride: 11, form: TokenForm::Grouped { kv_heads: 1 }, ..shape },
         CompressedAttention { index: Some(one), stride: 65, ..shape },
+        CompressedAttention {
+            index: Some(EntryIndex { top_k: 200, head_dim: 32, ..index }),
+            head_dim: 32,
+            scale: 0.2,
+            ..shape
+        },
     ];
     let mut cases = vec![];
     for shape in shapes {

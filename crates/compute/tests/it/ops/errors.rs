@@ -13,24 +13,30 @@ pub struct Mode {
     pub kv_type: KvType,
 }
 
-pub const MODES: [Mode; 2] = [
+pub const MODES: [Mode; 2] = [WITH_Q8[0], WITH_Q8[1]];
+
+/// Where keys and values may be integers too.
+const WITH_Q8: [Mode; 3] = [
     Mode { activations: ActivationMode::F32, kv_type: KvType::F32 },
     Mode { activations: ActivationMode::Int8, kv_type: KvType::F16 },
+    Mode { activations: ActivationMode::F32, kv_type: KvType::Q8_0 },
 ];
 
 /// Those of operations with pages whose weights multiply f32.
-const PAGES: [Mode; 2] = [MODES[0], Mode { activations: ActivationMode::F32, kv_type: KvType::F16 }];
+const PAGES: [Mode; 3] =
+    [MODES[0], Mode { activations: ActivationMode::F32, kv_type: KvType::F16 }, WITH_Q8[2]];
 
-/// Modes that make a difference to an operation.
-pub fn modes(op: &Op) -> &'static [Mode] {
+/// Modes that make a difference to an operation; `blocks` is whether the graph's pages consist of whole blocks.
+pub fn modes(op: &Op, blocks: bool) -> &'static [Mode] {
     match op {
-        Op::Linear(_) | Op::Attention(_) | Op::MoeExperts(_) => &MODES,
+        Op::Linear(_) | Op::MoeExperts(_) => &MODES,
+        Op::Attention(_) => &WITH_Q8[..if blocks { 3 } else { 2 }],
         Op::LatentAttention(_)
         | Op::WindowPool(_)
         | Op::WindowMean(_)
         | Op::CompressedAttention(_)
         | Op::BlockAttention(_)
-        | Op::ChooseBlocks(_) => &PAGES,
+        | Op::ChooseBlocks(_) => &PAGES[..if blocks { 3 } else { 2 }],
         _ => &MODES[1..],
     }
 }
@@ -76,7 +82,7 @@ const SUMS: Bound = bound(1e-12, 5e-6);
 pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
     let plain = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     let int8 = mode.activations == ActivationMode::Int8 && !plain;
-    let f16 = mode.kv_type == KvType::F16;
+    let (f16, q8) = (mode.kv_type == KvType::F16, mode.kv_type == KvType::Q8_0);
     match op {
         Op::Embed(_)
         | Op::Add(_)
@@ -94,6 +100,9 @@ pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
         Op::Activate(_) | Op::ScaledSilu(_) | Op::SigmoidGate(_) | Op::PositionScale(_) => SUMS,
         // Values round to 11 bits: (2⁻¹¹)²/12 · 4/3 ≈ 3e-8; keys the same, which the softmax amplifies.
         Op::Attention(_) if f16 => bound(5e-7, 4e-3),
+        // Steps of max/127 per 32 values, as of int8 activations; keys the same, which the softmax amplifies.
+        Op::Attention(_) | Op::LatentAttention(_) if q8 => bound(4e-4, 5e-2),
+        Op::CompressedAttention(_) | Op::BlockAttention(_) if q8 => bound(4e-4, 5e-2),
         // Latents do too.
         Op::LatentAttention(_) if f16 => bound(5e-7, 3e-3),
         // And entries.

@@ -67,6 +67,7 @@ pub fn latent_attention() -> Vec<Case> {
         (LatentAttention { heads: 7, nope: 20, value: 17, rank: 130, ..wide }, Form::Joint(fp8)),
         (wide, Form::Joint(DType::Q8_0)),
         (wide, Form::Split(DType::Q8_0, affine)),
+        (LatentAttention { rope: 32, ..wide }, Form::Joint(DType::Q8_0)),
     ];
     cases.map(|(shape, form)| case(shape, form)).into()
 }

@@ -1,9 +1,9 @@
 // Written by `tools/cuda/build_kernels.py`: units, fingerprints of what they were compiled from, their kernels.
 &[
-    unit!("attention", "d93772795ddc6cdd", ["append", "attend", "attend_chosen", "combine", "prepare"]),
+    unit!("attention", "f72336cd076f1a35", ["append", "attend", "attend_chosen", "combine", "prepare"]),
     unit!("batch", "5fa39caa09e60854", ["batch_enter", "batch_plain_bf16", "batch_plain_f16", "batch_plain_f32", "batch_tiles"]),
-    unit!("compressed", "d16739b3f3620048", ["attend_entries", "block_scores", "choose_blocks", "choose_entries", "index_scores", "keep"]),
-    unit!("decode", "b40900f3f967aa82", ["decode_128_1", "decode_128_4", "decode_256_1", "decode_256_4", "decode_64_1", "decode_64_4"]),
+    unit!("compressed", "7551cab508383fb0", ["attend_entries", "block_scores", "choose_blocks", "choose_entries", "index_scores", "keep"]),
+    unit!("decode", "ea9c10f667b4b010", ["decode_128_1", "decode_128_4", "decode_256_1", "decode_256_4", "decode_64_1", "decode_64_4"]),
     unit!("draw", "672fa900f7e5d9b2", ["change_logits", "choose_tokens", "count_bins", "cut_bins", "cut_rows", "list_bin", "restore_logits", "row_maxima", "weigh_segments"]),
     unit!("elementwise", "66b6a91f0dd7fada", ["activate", "add", "clamp_to", "scaled_silu", "sigmoid_gate", "swiglu"]),
     unit!("few_experts", "11929f737493c72f", ["down8_affine4", "down8_affine8", "down8_mxfp4", "down8_mxfp4_planes", "down8_q4_0", "down8_q4_k", "down8_q5_0", "down8_q5_k", "down8_q6_k", "down8_q8_0", "gate_up8_affine4", "gate_up8_affine8", "gate_up8_mxfp4", "gate_up8_mxfp4_planes", "gate_up8_q4_0", "gate_up8_q4_k", "gate_up8_q5_0", "gate_up8_q5_k", "gate_up8_q6_k", "gate_up8_q8_0"]),
@@ -15,7 +15,7 @@
     unit!("recurrent", "5926db719cf00855", ["carry", "causal_conv1d", "channel_delta_rule", "gated_delta_rule", "ssm_scan", "window_mean", "window_pool"]),
     unit!("rms_norm", "a865e049e9cefe64", ["layer_norm", "rms_norm"]),
     unit!("route", "2343fc602b45082b", ["route", "route_by_token"]),
-    unit!("rows", "268235d1e999d707", ["gather_rows", "position_scale", "repeat", "rope", "slice"]),
+    unit!("rows", "6bffebd210204d13", ["gather_rows", "position_scale", "repeat", "rope", "slice"]),
     unit!("share", "e8d8cdaa2b2860a7", ["collect", "offer"]),
     unit!("streams", "627b5a363f76879a", ["gated_mean", "hyper_collapse", "hyper_expand", "hyper_weights", "stream_add", "stream_gate"]),
     unit!("tiers", "6bb107d944d82fe1", ["fetch", "place"]),
@@ -59,6 +59,6 @@
     unit!("blocks", "f422e1cdda0e4f2c", ["blocks_of"]),
     unit!("prefill", "9053a3dff1131ec7", ["tensor_sort", "to_f16"]),
     unit!("flash_attention", "40c4ceb64b5774fd", ["tensor_attention_128", "tensor_attention_256", "tensor_attention_64"]),
-    unit!("tensor_decode", "eec52487af8d43bf", ["tensor_decode_128", "tensor_decode_64"]),
+    unit!("tensor_decode", "34f30bb2b503362d", ["tensor_decode_128", "tensor_decode_64"]),
     unit!("early", "042c864a5b3b09f4", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
 ]

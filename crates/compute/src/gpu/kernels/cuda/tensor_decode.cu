@@ -264,8 +264,8 @@ DEVICE void tensor_decode(CTX, const DecodeConstants c, const DecodeBuffers b, f
     if (newest && chunk == 0) {
         const ulong to = place_of(b.pages, at, held, c.kv_heads, kv_head) * DIM;
         for (uint d = ctx.thread(); d < DIM; d += ctx.threads()) {
-            store_cached(b.keys, to + d, heads[QUERIES * HEAD_LINE + d], 0);
-            store_cached(b.values, to + d, heads[(QUERIES + 1) * HEAD_LINE + d], 0);
+            store_half(b.keys, to + d, heads[QUERIES * HEAD_LINE + d]);
+            store_half(b.values, to + d, heads[(QUERIES + 1) * HEAD_LINE + d]);
         }
     }
     m.sum = quad_sum(ctx, m.sum);

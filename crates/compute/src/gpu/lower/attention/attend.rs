@@ -67,7 +67,7 @@ impl Lowering<'_> {
             scale: a.scale,
             window,
             chunk,
-            is_f32: self.f32_cache(),
+            kv_type: self.kv_code(),
             splits,
             has_sinks: a.sinks.is_some(),
         };
@@ -105,7 +105,7 @@ impl Lowering<'_> {
             key_stride,
             value_stride,
             scale: a.scale,
-            is_f32: self.f32_cache(),
+            kv_type: self.kv_code(),
             splits,
             has_sinks: a.sinks.is_some(),
             groups: chosen.groups,

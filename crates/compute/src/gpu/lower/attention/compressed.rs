@@ -67,7 +67,7 @@ impl Lowering<'_> {
             token: shape.token_width(),
             entry: shape.entry_width(),
             stride: shape.stride,
-            is_f32: self.f32_cache(),
+            kv_type: self.kv_code(),
         }
     }
 

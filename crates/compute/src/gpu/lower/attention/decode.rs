@@ -30,7 +30,7 @@ impl Lowering<'_> {
             && self.shape.sequences == self.shape.rows
             && self.rows == self.shape.rows;
         let plain = chunk.is_none() && value_dim == head_dim;
-        if !alone || !plain || self.f32_cache() || !matches!(head_dim, 64 | 128 | 256) {
+        if !alone || !plain || !self.f16_cache() || !matches!(head_dim, 64 | 128 | 256) {
             return false;
         }
         let group = heads / kv_heads;

@@ -31,8 +31,8 @@ impl Lowering<'_> {
         let LatentAttention { heads, nope, rope, rank, value, scale } = self.graph.latent_caches[cache];
         let latents = self.memory.state.latents[cache].slice();
         let width = rank + rope;
-        let is_f32 = self.f32_cache();
-        let latent = AppendConstants { heads: 1, dim: width, start: 0, len: rank, is_f32 };
+        let kv_type = self.kv_code();
+        let latent = AppendConstants { heads: 1, dim: width, start: 0, len: rank, kv_type };
         self.append(c, latents, latent);
         if let Some([_, k_rope]) = rotated {
             self.append(k_rope, latents, AppendConstants { start: rank, len: rope, ..latent });

@@ -53,8 +53,8 @@ impl Lowering<'_> {
                 query
             }
             None => {
-                let (heads, is_f32) = (shape.kv_heads, self.f32_cache());
-                let whole = |dim| AppendConstants { heads, dim, start: 0, len: dim, is_f32 };
+                let (heads, kv_type) = (shape.kv_heads, self.kv_code());
+                let whole = |dim| AppendConstants { heads, dim, start: 0, len: dim, kv_type };
                 self.append(k, keys, whole(dim));
                 self.append(v, values, whole(value_dim));
                 self.value(q)
@@ -115,7 +115,7 @@ impl Lowering<'_> {
             k_eps: eps(how.k_norm),
             pairs,
             interleaved,
-            is_f32: self.f32_cache(),
+            kv_type: self.kv_code(),
         };
         let launch =
             Launch { unit: "attention", kernel: "prepare", buffers: &buffers, constants: &constants };

@@ -24,7 +24,7 @@ impl Lowering<'_> {
             256 => "tensor_attention_256",
             _ => return None,
         };
-        if self.f32_cache() || shape.chunk.is_some() || shape.value_dim != shape.head_dim {
+        if !self.f16_cache() || shape.chunk.is_some() || shape.value_dim != shape.head_dim {
             return None;
         }
         let (sequences, places) = (self.input(self.layout.sequences), self.input(self.layout.places));
