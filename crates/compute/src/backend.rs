@@ -316,6 +316,12 @@ pub trait Executable: Send {
         sequences
     }
 
+    /// Whether a token's logits have the same bits whatever else is in its batch, and so those of several tokens of a sequence the
+    /// bits that they have one by one.
+    fn batch_invariant(&self) -> bool {
+        false
+    }
+
     /// Whether it has [`Executable::run_and_draw`].
     fn draws_tokens(&self) -> bool {
         false

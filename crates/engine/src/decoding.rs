@@ -241,6 +241,11 @@ impl<'t> Decoding<'t> {
         self.tokenizer.vocab_size()
     }
 
+    /// Tokens that the answer may still get.
+    pub(crate) fn tokens_left(&self) -> usize {
+        self.options.max_tokens.saturating_sub(self.tokens.len())
+    }
+
     /// Tokens generated, without the one that ends texts.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens

@@ -27,6 +27,7 @@ use crate::minima::Minima;
 use crate::models::{self, Model};
 use crate::placement::{Placement, top_k};
 use crate::session::{Pool, Reserved, Session, Slot};
+use crate::speculation::{SpecType, Speculator};
 use crate::{Error, Result};
 
 /// How a model is opened. Nothing else changes behaviour: there are no environment variables and no globals.
@@ -70,6 +71,10 @@ pub struct Options {
     pub cache_policy: PolicyKind,
     /// When to prefetch experts.
     pub prefetch: Prefetch,
+    /// When tokens are guessed from the context and verified in one pass, which changes no token.
+    pub spec_type: SpecType,
+    /// Most tokens guessed at a time, up to [`MOST_DRAFTED`](crate::MOST_DRAFTED).
+    pub draft_max: usize,
 }
 
 impl Default for Options {
@@ -92,6 +97,8 @@ impl Default for Options {
             read_depth: 256,
             cache_policy: PolicyKind::default(),
             prefetch: Prefetch::default(),
+            spec_type: SpecType::default(),
+            draft_max: 4,
         }
     }
 }
@@ -108,10 +115,14 @@ pub enum Outputs {
 /// What an engine has done since it was opened or since [`Engine::take_stats`].
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stats {
-    /// Tokens evaluated.
+    /// Tokens evaluated, without those that were guessed and wrong.
     pub tokens: u64,
     /// Time spent evaluating.
     pub time: Duration,
+    /// Tokens guessed and verified.
+    pub drafted: u64,
+    /// Of these, those that were right.
+    pub accepted: u64,
     /// The expert cache's part.
     pub cache: CacheStats,
 }
@@ -161,7 +172,8 @@ pub struct Engine {
     expert_use: ExpertUse,
     /// What routers choose, a set each, while somebody asks for it.
     routing: Option<Vec<RouterChoices>>,
-    stats: Stats,
+    pub(crate) stats: Stats,
+    pub(crate) speculator: Speculator,
     /// Of the last batch: its memory is used again.
     pub(crate) logits: Vec<f32>,
 }
@@ -224,6 +236,8 @@ impl Engine {
         let fingerprint = Fingerprint::new(&model.graph, &weights, &description, precision);
         let compiled = backend.compile(&model.graph, weights, compile);
         let mut executable = compiled.map_err(|error| told(&model, error.into()))?;
+        let invariant = executable.batch_invariant();
+        let speculator = Speculator::new(options.spec_type, options.draft_max, invariant)?;
         let mut store = std::mem::take(&mut model.experts);
         options.mirrors.iter().try_for_each(|mirror| store.add_mirror(mirror))?;
         let expert_use = ExpertUse::new(&store);
@@ -263,6 +277,7 @@ impl Engine {
             expert_use,
             routing: None,
             stats: Stats::default(),
+            speculator,
             logits: vec![],
         })
     }
@@ -386,7 +401,7 @@ impl Engine {
     /// Evaluates `tokens` as those of `session` after a position where its state was the given one, chunks by `run`, which gets
     /// the position of a chunk's first output; returns its state after them. The session gets pages and is otherwise left as
     /// it is.
-    fn eval_from(
+    pub(crate) fn eval_from(
         &mut self,
         session: &mut Session,
         (mut position, mut state): (usize, Option<Arc<Slot>>),
@@ -424,7 +439,12 @@ impl Engine {
     }
 
     /// Runs a batch and appends its logits to `all`; `first` is the position of the first.
-    fn append_logits(&mut self, batch: &Batch<'_>, first: usize, all: &mut Vec<f32>) -> Result<()> {
+    pub(crate) fn append_logits(
+        &mut self,
+        batch: &Batch<'_>,
+        first: usize,
+        all: &mut Vec<f32>,
+    ) -> Result<()> {
         let mut logits = std::mem::take(&mut self.logits);
         self.run(batch, &mut logits)?;
         self.check_finite(&logits, first)?;

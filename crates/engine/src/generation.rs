@@ -1,7 +1,7 @@
 //! [`TextModel`]: from text to text: tokenizer, chat template and engine of one checkpoint.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use moeflux_compute::backend::Backend;
 use serde_json::{Map, Value, json};
@@ -161,7 +161,7 @@ pub enum Step {
         /// Tokens of the prompt.
         total: usize,
     },
-    /// A token was generated; the text that is certain by now, which may be empty.
+    /// A token was generated, or several that were guessed; the text that is certain by now, which may be empty.
     Text(String),
 }
 
@@ -215,10 +215,30 @@ impl Generation<'_> {
         Ok(Some(Step::Text(piece.text)))
     }
 
-    /// Evaluates a token and chooses the next.
+    /// Evaluates a token and chooses the next, or several where guesses are right.
     fn decode(&mut self, token: u32) -> Result<Piece> {
+        let room = room_to_guess(&self.decoding, self.session, self.engine.context());
+        let draft = self.engine.draft(self.session.tokens(), token, room);
+        if draft.is_empty() {
+            return self.decode_one(token);
+        }
+        let (decoding, mut pieces) = (&mut self.decoding, Piece::default());
+        self.engine.verify(self.session, token, &draft, |logits| {
+            let piece = decoding.next(logits)?;
+            pieces.text.push_str(&piece.text);
+            let text = std::mem::take(&mut pieces.text);
+            pieces = Piece { text, ..piece };
+            Ok(pieces.token.filter(|_| pieces.finish.is_none()))
+        })?;
+        Ok(pieces)
+    }
+
+    /// Evaluates a token and chooses the next.
+    fn decode_one(&mut self, token: u32) -> Result<Piece> {
         let Some(draw) = self.decoding.draw().filter(|_| self.engine.draws_tokens()) else {
+            let start = Instant::now();
             self.logits = self.engine.eval(self.session, &[token], Outputs::Last)?;
+            self.engine.note_single_step(start.elapsed());
             return self.decoding.next(&self.logits);
         };
         let part = Part { session: &mut *self.session, tokens: &[token], outputs: Some(Outputs::Last) };
@@ -259,6 +279,13 @@ impl Generation<'_> {
             first_token: self.decoding.first_token(),
         }
     }
+}
+
+/// How many tokens after the next one may be guessed: none that the answer or the context has no room for, and the last position
+/// is left to a step of its own.
+pub(crate) fn room_to_guess(decoding: &Decoding<'_>, session: &Session, context: usize) -> usize {
+    let positions = context.saturating_sub(session.position() + 2);
+    positions.min(decoding.tokens_left().saturating_sub(1))
 }
 
 /// What a chat template turns into a prompt.

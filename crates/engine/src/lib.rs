@@ -50,6 +50,7 @@ pub mod sampler;
 pub mod scheduler;
 pub mod session;
 mod session_file;
+mod speculation;
 pub mod synth;
 pub mod tokenizer;
 
@@ -69,6 +70,7 @@ pub use reasoning::{Passage, ReasoningForm, ReasoningSplit};
 pub use sampler::SamplerOptions;
 pub use scheduler::{Request, Scheduler, SchedulerOptions};
 pub use session::Session;
+pub use speculation::{MOST_DRAFTED, SpecType};
 pub use tokenizer::AddSpecial;
 
 // The examples of that page are compiled and run with the documentation's.

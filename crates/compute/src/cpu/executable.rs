@@ -294,6 +294,10 @@ fn group_linears(graph: &Graph) -> Vec<Range<usize>> {
 }
 
 impl Executable for CpuExecutable {
+    fn batch_invariant(&self) -> bool {
+        true
+    }
+
     fn run(
         &mut self,
         batch: &Batch<'_>,

@@ -91,6 +91,12 @@ pub struct Figures {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
+    /// Times that guessed tokens were verified.
+    pub drafts: u64,
+    /// Tokens guessed and verified.
+    pub drafted_tokens: u64,
+    /// Of these, those that were right.
+    pub accepted_tokens: u64,
     /// Inputs embedded.
     pub embeddings: u64,
     /// Seconds spent evaluating.
@@ -122,6 +128,9 @@ impl Figures {
         self.prompt_tokens += other.prompt_tokens;
         self.cached_tokens += other.cached_tokens;
         self.generated_tokens += other.generated_tokens;
+        self.drafts += other.drafts;
+        self.drafted_tokens += other.drafted_tokens;
+        self.accepted_tokens += other.accepted_tokens;
         self.embeddings += other.embeddings;
         self.busy_seconds += other.busy_seconds;
         self.experts += other.experts;
@@ -153,6 +162,9 @@ impl Default for Figures {
             prompt_tokens: 0,
             cached_tokens: 0,
             generated_tokens: 0,
+            drafts: 0,
+            drafted_tokens: 0,
+            accepted_tokens: 0,
             embeddings: 0,
             busy_seconds: 0.0,
             memory: Memory::default(),

@@ -146,6 +146,10 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Tokens of the answer, without the one that ends texts.
     pub completion_tokens: usize,
+    /// Tokens guessed and verified.
+    pub drafted_tokens: u64,
+    /// Of these, those that were right.
+    pub accepted_tokens: u64,
     /// From submission to admission.
     pub queued: Duration,
     /// From submission to the first token.

@@ -1,6 +1,7 @@
 //! The scheduler's thread: admission, batches, what becomes of their results.
 
 mod evaluate;
+mod speculate;
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -306,7 +307,7 @@ impl<'t> Worker<'t> {
 
     /// Evaluates one batch of sequences of a kind, if there are any.
     fn step(&mut self, kind: Kind) {
-        if self.running.iter().all(|s| s.kind() != kind) {
+        if self.running.iter().all(|s| s.kind() != kind) || self.speculate() {
             return;
         }
         let given = loop {
@@ -346,6 +347,9 @@ impl<'t> Worker<'t> {
             sequence.usage.experts.add(&stats.cache, *given as f64 / tokens as f64);
         }
         self.count(&stats, &given);
+        if kind == Kind::Answers && result.is_ok() && given == [1] {
+            self.engine.note_single_step(stats.time);
+        }
         let results = match result {
             Ok(results) => results.into_iter().map(Ok).collect(),
             // One of them is the cause: by themselves the others go on.
@@ -444,10 +448,7 @@ impl<'t> Worker<'t> {
             Ok(None) if sequence.pending() == 0 => self.deliver(index),
             Ok(None) => sequence.tell_progress(),
             Ok(Some(piece)) => self.advance(index, piece),
-            Err(error) => {
-                let ends = self.running.remove(index).fail(error);
-                lock(&self.shared.figures).failed += u64::from(ends);
-            }
+            Err(error) => self.fail(index, error),
         }
     }
 
@@ -532,6 +533,9 @@ impl<'t> Worker<'t> {
         figures.prompt_tokens += self.running.iter().zip(given).map(reading).sum::<u64>();
         figures.busy_seconds += stats.time.as_secs_f64();
         figures.experts += stats.cache;
+        figures.drafts += u64::from(stats.drafted > 0);
+        figures.drafted_tokens += stats.drafted;
+        figures.accepted_tokens += stats.accepted;
         figures.batch.add(given.iter().filter(|given| **given > 0).count() as f64);
     }
 

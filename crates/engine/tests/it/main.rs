@@ -24,6 +24,7 @@ mod parity;
 mod sampler;
 mod scheduler;
 mod sessions;
+mod speculation;
 mod streaming;
 mod support;
 mod synth;

@@ -1,0 +1,237 @@
+//! Guessed tokens change no answer: sampled or greedy, with penalties, constraints, stop texts, in a small context, of models with
+//! recurrent state too.
+
+use std::path::Path;
+
+use moeflux::sampler::SamplerOptions;
+use moeflux::scheduler::{Done, Event};
+use moeflux::tokenizer::AddSpecial;
+use moeflux::{
+    Constraint, DecodingOptions, Error, Finish, Options, Outputs, Request, Result, SpecType, TextModel,
+};
+use moeflux_compute::cpu::CpuBackend;
+use moeflux_compute::gpu::emulator::Emulator;
+use moeflux_compute::gpu::{GpuBackend, GpuOptions};
+
+use crate::scheduler::{demo, model, recurrent, settled, start};
+use crate::support;
+
+/// A text that a model goes on with by repeating parts of it.
+const TEXT: &str = "The fox saw a red boat. The fox saw a red bird. The fox saw a red house. The fox saw a";
+
+fn options(spec_type: SpecType, draft_max: usize) -> Options {
+    Options { context: Some(512), spec_type, draft_max, ..Options::default() }
+}
+
+/// What an answer is, and the logits that the session has for what comes after it.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    tokens: Vec<u32>,
+    text: String,
+    finish: Finish,
+    session: Vec<u32>,
+    after: Vec<u32>,
+}
+
+/// Also how many tokens were guessed, and how many of them were right.
+fn answer(model: &mut TextModel, text: &str, options: &DecodingOptions) -> (Outcome, [u64; 2]) {
+    let prompt = model.tokenizer.encode(text, AddSpecial::Yes).unwrap();
+    let mut session = model.engine.session();
+    let mut text = String::new();
+    let generated = model
+        .generate(&mut session, &prompt, options.clone(), |piece| {
+            text.push_str(piece);
+            true
+        })
+        .unwrap();
+    let held = session.tokens().to_vec();
+    let after = if session.position() == model.engine.context() {
+        vec![]
+    } else {
+        support::bits(&model.engine.eval(&mut session, &[5], Outputs::Last).unwrap())
+    };
+    let decode = generated.decode;
+    assert!(decode.accepted <= decode.drafted);
+    assert!(decode.tokens <= generated.tokens.len() as u64, "{decode:?}");
+    let outcome = Outcome { tokens: generated.tokens, text, finish: generated.finish, session: held, after };
+    (outcome, [decode.drafted, decode.accepted])
+}
+
+/// Compares answers with guesses, of a few lengths, with those without.
+fn check(path: &Path, texts: &[&str], decoding: &[DecodingOptions]) -> [u64; 2] {
+    let mut plain = model(path, &options(SpecType::Off, 1));
+    let mut sums = [0; 2];
+    for draft_max in [1, 4, 16] {
+        let mut guessing = model(path, &options(SpecType::Ngram, draft_max));
+        for text in texts {
+            for decoding in decoding {
+                let (expected, none) = answer(&mut plain, text, decoding);
+                assert_eq!(none, [0; 2]);
+                let (got, guessed) = answer(&mut guessing, text, decoding);
+                assert_eq!(got, expected, "{draft_max} {decoding:?}");
+                sums = [sums[0] + guessed[0], sums[1] + guessed[1]];
+            }
+        }
+    }
+    sums
+}
+
+fn greedy(max_tokens: usize) -> DecodingOptions {
+    DecodingOptions { max_tokens, ..DecodingOptions::default() }
+}
+
+fn sampled(max_tokens: usize, sampler: SamplerOptions) -> DecodingOptions {
+    DecodingOptions { max_tokens, sampler, ..DecodingOptions::default() }
+}
+
+#[test]
+fn answers_are_those_of_single_steps() {
+    let warm = SamplerOptions { temperature: 0.7, seed: Some(3), ..SamplerOptions::default() };
+    let kinds = [
+        greedy(150),
+        greedy(3),
+        sampled(100, SamplerOptions { top_p: 0.9, top_k: 30, ..warm.clone() }),
+        sampled(60, SamplerOptions { frequency_penalty: 0.4, repetition_penalty: 1.1, ..warm.clone() }),
+        sampled(60, SamplerOptions { min_p: 0.05, logit_bias: [(300, 2.0)].into(), ..warm }),
+        DecodingOptions { stop: vec!["bird".into(), " the".into()], ..greedy(100) },
+    ];
+    let [drafted, accepted] = check(&demo(), &[TEXT], &kinds);
+    assert!(accepted > 100 && drafted > accepted, "{drafted} {accepted}");
+}
+
+// The state before is taken up again where a guess is wrong.
+#[test]
+fn recurrent_states_are_taken_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = recurrent(folder.path());
+    let kinds = [0, 1].map(|seed| {
+        sampled(80, SamplerOptions { temperature: 0.6, seed: Some(seed), ..SamplerOptions::default() })
+    });
+    let [drafted, accepted] = check(&path, &["abcabcabc"], &[&kinds[..], &[greedy(80)]].concat());
+    assert!(accepted > 0 && drafted > accepted, "{drafted} {accepted}");
+}
+
+#[test]
+fn the_context_ends_answers_as_it_does_without() {
+    for context in [40, 41, 42, 43] {
+        let open = |spec_type| model(&demo(), &Options { context: Some(context), ..options(spec_type, 4) });
+        let (expected, _) = answer(&mut open(SpecType::Off), TEXT, &greedy(400));
+        let (got, _) = answer(&mut open(SpecType::Ngram), TEXT, &greedy(400));
+        assert_eq!(got, expected, "{context}");
+        assert_eq!(got.finish, Finish::ContextFull);
+    }
+}
+
+// What the rest of this relies on, for every family: several rows of a sequence have the bits of single steps.
+#[test]
+fn rows_of_every_family_have_the_bits_of_single_steps() {
+    let backend = CpuBackend::new(2, None).unwrap();
+    for fixture in support::sample() {
+        let tokens = fixture.golden().tokens;
+        let options = Options { spec_type: SpecType::Auto, ..Options::default() };
+        let mut engine = support::open(&fixture.path, &backend, &options);
+        assert_eq!(engine.spec_type(), SpecType::Auto);
+        let rows = 5.min(tokens.len() - 1);
+        let (prefix, rest) = tokens.split_at(tokens.len() - rows);
+        let (mut together, mut alone) = (engine.session(), engine.session());
+        engine.eval(&mut together, prefix, Outputs::Last).unwrap();
+        engine.eval(&mut alone, prefix, Outputs::Last).unwrap();
+        let got = support::bits(&engine.eval(&mut together, rest, Outputs::All).unwrap());
+        let mut expected = vec![];
+        for token in rest {
+            expected.extend(support::bits(&engine.eval(&mut alone, &[*token], Outputs::Last).unwrap()));
+        }
+        assert!(got == expected, "{}", fixture.name);
+    }
+}
+
+#[test]
+fn a_gpu_does_not_guess() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = recurrent(folder.path());
+    let device = || Ok(Box::new(Emulator::new(5)) as _);
+    let backend = GpuBackend::new("emulator", GpuOptions::default(), device);
+    let open = |spec_type| TextModel::open(&path, &backend, &options(spec_type, 4), |_, _| ());
+    assert!(matches!(open(SpecType::Ngram), Err(Error::Option { option: "spec_type", .. })));
+    assert_eq!(open(SpecType::Auto).unwrap().engine.spec_type(), SpecType::Off);
+}
+
+/// Allows a few tokens again and again, then fails or ends.
+#[derive(Clone)]
+struct Round {
+    seen: usize,
+    last: usize,
+    fails: bool,
+}
+
+impl Constraint for Round {
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+        if self.fails && self.seen == self.last {
+            return Err(Error::Constraint { reason: "as told".into() });
+        }
+        let allowed = [500, 600, 700][self.seen % 3];
+        (0..).zip(logits).filter(|(id, _)| *id != allowed).for_each(|(_, l)| *l = f32::NEG_INFINITY);
+        Ok(())
+    }
+
+    fn accept(&mut self, _: u32) -> Result<bool> {
+        self.seen += 1;
+        Ok(self.seen == self.last && !self.fails)
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// All that a request gets: pieces, and how it ends.
+fn events(
+    path: &Path,
+    spec_type: SpecType,
+    request: Request,
+) -> (Vec<Event>, std::result::Result<Done, String>) {
+    let scheduler = start(path, &options(spec_type, 4));
+    let mut pieces = vec![];
+    for event in scheduler.submit(request).unwrap() {
+        match event {
+            Event::Piece(_) => pieces.push(event),
+            Event::Progress(_) => {}
+            Event::Done(done) => {
+                let figures = settled(&scheduler);
+                let counted = (figures.drafted_tokens, figures.accepted_tokens);
+                assert_eq!(counted, (done.usage.drafted_tokens, done.usage.accepted_tokens));
+                assert_eq!(figures.drafts > 0, figures.drafted_tokens > 0);
+                return (pieces, Ok(done));
+            }
+            Event::Failed(error) => return (pieces, Err(error.to_string())),
+        }
+    }
+    panic!("given up")
+}
+
+#[test]
+fn a_scheduler_gives_the_same_pieces() {
+    let tokenizer = model(&demo(), &options(SpecType::Off, 1)).tokenizer;
+    let prompt = tokenizer.encode(TEXT, AddSpecial::Yes).unwrap();
+    let round = |fails| Some(Box::new(Round { seen: 0, last: 17, fails }) as Box<dyn Constraint>);
+    let make = |kind: usize| {
+        let constraint = [None, None, round(false), round(true)].into_iter().nth(kind).flatten();
+        let logprobs = (kind == 1).then_some(3);
+        let stop = if kind == 1 { vec!["house".into()] } else { vec![] };
+        let options = DecodingOptions { logprobs, stop, ..greedy(60) };
+        Request { prompt: prompt.clone(), options, constraint, ..Request::default() }
+    };
+    for kind in 0..4 {
+        let (expected, end) = events(&demo(), SpecType::Off, make(kind));
+        let (got, guessed) = events(&demo(), SpecType::Ngram, make(kind));
+        assert_eq!(format!("{got:?}"), format!("{expected:?}"), "{kind}");
+        match (end, guessed) {
+            (Ok(end), Ok(guessed)) => {
+                assert_eq!((guessed.finish, guessed.stopped_by), (end.finish, end.stopped_by));
+                assert_eq!(end.usage.drafted_tokens, 0);
+                assert!(guessed.usage.accepted_tokens > 0, "{kind}");
+            }
+            (end, guessed) => assert_eq!((end.err(), kind), (guessed.err(), 3)),
+        }
+    }
+}
