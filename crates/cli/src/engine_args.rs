@@ -11,7 +11,7 @@ use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::queue::QueueKind;
 use moeflux::memory::parse_size;
-use moeflux::{Compute, Engine, OpenOptions, Options, TextModel};
+use moeflux::{Compute, Engine, OpenOptions, Options, SpecType, TextModel};
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
@@ -84,6 +84,13 @@ pub struct EngineArgs {
     /// Precision of activations in products with quantised weights [default: int8; f32 for `logits`]
     #[arg(long, value_name = "MODE", help_heading = "Engine")]
     pub activations: Option<Activations>,
+    /// Guess tokens from the context and verify several at once, which changes no token: auto (when it pays), off, or ngram
+    /// (whenever there is a guess; CPU only)
+    #[arg(long, value_name = "WHEN", value_parser = parse::<SpecType>, default_value_t, help_heading = "Engine")]
+    pub spec_type: SpecType,
+    /// Most tokens to guess at a time, up to 16
+    #[arg(long, value_name = "N", default_value_t = Options::default().draft_max, help_heading = "Engine")]
+    pub draft_max: usize,
     /// Precision of cached keys and values: f16, f32, q8_0 [default: f16; f32 with --activations f32]
     #[arg(long, value_name = "TYPE", value_parser = parse::<KvType>, help_heading = "Engine")]
     pub kv: Option<KvType>,
@@ -159,6 +166,8 @@ impl EngineArgs {
             read_depth: self.read_depth,
             cache_policy: self.cache_policy,
             prefetch: self.prefetch,
+            spec_type: self.spec_type,
+            draft_max: self.draft_max,
             ..Options::default()
         };
         let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());

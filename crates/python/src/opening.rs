@@ -28,7 +28,7 @@ enum Loading {
 #[pyo3(signature = (
     model, *, backend="auto", memory=None, device_memory=None, batch_invariant=false, processor_share=None, expert_cache=None,
     threads=None, chunk=None, context=None, sequences=8, kv_tokens=None, activations="int8", kv=None, simd=None,
-    mirrors=None, read_mode=None, read_queue=None, read_depth=None, cache_policy=None, prefetch=None, queue=1048576,
+    mirrors=None, read_mode=None, read_queue=None, read_depth=None, cache_policy=None, prefetch=None, spec_type=None, draft_max=None, queue=1048576,
     kept_sessions=16, progress=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
@@ -55,6 +55,8 @@ pub fn open(
     read_depth: Option<usize>,
     cache_policy: Option<&str>,
     prefetch: Option<&str>,
+    spec_type: Option<&str>,
+    draft_max: Option<usize>,
     queue: usize,
     kept_sessions: usize,
     progress: Option<Bound<'_, PyAny>>,
@@ -76,6 +78,8 @@ pub fn open(
             cache_policy: parse("cache_policy", "lru, lfu:HALF_LIFE or blend:LONG:SHORT:PART", cache_policy)?
                 .unwrap_or(defaults.cache_policy),
             prefetch: parse("prefetch", "auto, off or always", prefetch)?.unwrap_or(defaults.prefetch),
+            spec_type: parse("spec_type", "off, ngram or auto", spec_type)?.unwrap_or(defaults.spec_type),
+            draft_max: draft_max.unwrap_or(defaults.draft_max),
             ..defaults
         };
         let options = OpenOptions::new().engine_options(engine).compute(compute_of(backend)?);

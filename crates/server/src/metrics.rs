@@ -162,6 +162,14 @@ fn gateway(text: &mut String, models: &[Model]) {
     one("num_requests_running", "Requests being answered.", &|f, _| f.running as f64);
     let used = "Part of the key-value pages that running requests use; 1 is all.";
     one("kv_cache_usage_perc", used, &|f, pages| f.pages_running as f64 / pages.max(1) as f64);
+    let mut counter = |name: &str, help: &str, value: &dyn Fn(&Figures) -> u64| {
+        let sample = |model: &Model| (label("model_name", &model.name), value(&model.done) as f64);
+        let samples: Vec<Sample> = models.iter().map(sample).collect();
+        write(text, "counter", &format!("vllm:spec_decode_{name}_total"), help, &samples);
+    };
+    counter("num_drafts", "Times that guessed tokens were verified.", &|f| f.drafts);
+    counter("num_draft_tokens", "Tokens guessed and verified.", &|f| f.drafted_tokens);
+    counter("num_accepted_tokens", "Guessed tokens that were right.", &|f| f.accepted_tokens);
     let pages = |model: &Model| {
         let (_, pages) = model.now.as_ref()?;
         let (size, count) =

@@ -184,6 +184,10 @@ impl Screen {
             0 => String::new(),
             _ => format!(" ({:.1} % on the GPU)", 100.0 * cache.device_hit_rate()),
         };
+        let guessed = match decode.drafted {
+            0 => String::new(),
+            n => format!(", {} of {n} guesses right", decode.accepted),
+        };
         let from_mirrors = match cache.bytes_from_mirrors {
             0 => String::new(),
             bytes => {
@@ -191,7 +195,7 @@ impl Screen {
             }
         };
         self.note(&format!(
-            "prompt {} tokens{known}, {:.1} tokens/s; answer {} tokens, {:.1} tokens/s{finish}; experts: {:.1} % hits{on_device}, {} read{bandwidth} ({} per token){from_mirrors}{read_ahead}, stalled {:.2} s; context {} of {context}",
+            "prompt {} tokens{known}, {:.1} tokens/s; answer {} tokens, {:.1} tokens/s{guessed}{finish}; experts: {:.1} % hits{on_device}, {} read{bandwidth} ({} per token){from_mirrors}{read_ahead}, stalled {:.2} s; context {} of {context}",
             prefill.tokens,
             speed(prefill),
             generated.tokens.len(),

@@ -19,6 +19,8 @@ impl Totals {
         {
             total.tokens += more.tokens;
             total.time += more.time;
+            total.drafted += more.drafted;
+            total.accepted += more.accepted;
             total.cache += more.cache;
         }
     }

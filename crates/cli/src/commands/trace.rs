@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use moeflux::error::size;
 use moeflux::sampler::SamplerOptions;
 use moeflux::synth::random_tokens;
-use moeflux::{DecodingOptions, Engine, Outputs, Stats};
+use moeflux::{DecodingOptions, Engine, Outputs, SpecType, Stats};
 use serde_json::json;
 
 use crate::engine_args::{Activations, EngineArgs};
@@ -77,7 +77,9 @@ fn random(args: &TraceArgs) -> Result<Vec<u8>> {
 
 /// Answers to the prompts, one after the other.
 fn answers(args: &TraceArgs) -> Result<Vec<u8>> {
-    let mut model = args.engine.open_text(&args.model.path()?)?;
+    // Guesses that are wrong would be part of the trace.
+    let engine = EngineArgs { spec_type: SpecType::Off, ..args.engine.clone() };
+    let mut model = engine.open_text(&args.model.path()?)?;
     let bar = bar(args.tokens * args.prompt.len())?;
     model.engine.start_trace();
     let mut decode = Stats::default();

@@ -255,6 +255,8 @@ def open(
     read_depth: int | None = None,
     cache_policy: str | None = None,
     prefetch: str | None = None,
+    spec_type: str | None = None,
+    draft_max: int | None = None,
     queue: int = 1048576,
     kept_sessions: int = 16,
     progress: Callable[[int, int], object] | None = None,

@@ -37,6 +37,8 @@ pub(crate) fn engine_usage(usage: &Usage) -> Value {
         "first_token_seconds": usage.first_token.as_secs_f64(),
         "total_seconds": usage.total.as_secs_f64(),
         "tokens_per_second": per_second,
+        "drafted_tokens": usage.drafted_tokens,
+        "accepted_tokens": usage.accepted_tokens,
         "preemptions": usage.preemptions,
         "seed": usage.seed,
     })

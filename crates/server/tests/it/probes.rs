@@ -20,6 +20,9 @@ fn probes_and_gauges() {
         "vllm:num_requests_waiting{model_name=\"demo\"} 0",
         "vllm:num_requests_running{model_name=\"demo\"} 0",
         "vllm:kv_cache_usage_perc{model_name=\"demo\"} 0",
+        "vllm:spec_decode_num_drafts_total{model_name=\"demo\"} 0",
+        "vllm:spec_decode_num_draft_tokens_total{model_name=\"demo\"} 0",
+        "vllm:spec_decode_num_accepted_tokens_total{model_name=\"demo\"} 0",
         "# TYPE vllm:cache_config_info gauge",
         &format!(
             "vllm:cache_config_info{{model_name=\"demo\",block_size=\"64\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"True\"}} 1",
