@@ -19,9 +19,11 @@ import transformers
 from compare_logits import compare
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.glm4v_moe import Glm4vMoeConfig, Glm4vMoeForConditionalGeneration
 from transformers.models.glm5_next import Glm5NextConfig, Glm5NextForConditionalGeneration
 from transformers.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration, MiniMaxM3VLConfig
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.qwen3_vl_moe import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers.models.step3p7 import Step3p7Config, Step3p7ForConditionalGeneration
 
 from .weights import correction_biases
@@ -30,6 +32,8 @@ from .weights import correction_biases
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Glm5NextConfig, Glm5NextForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(MiniMaxM3VLConfig, MiniMaxM3SparseForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(Glm4vMoeConfig, Glm4vMoeForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, exist_ok=True)
 # Its text model has no class of its own with a head.
 AutoModelForCausalLM.register(Step3p7Config, Step3p7ForConditionalGeneration, exist_ok=True)
 
@@ -123,7 +127,8 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
             margin = min(margin, gap(scores, config.topk_group))
             left_out = scores < scores.topk(config.topk_group, dim=-1).values[:, -1:]
             ranks = groups.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
-        margin = min(margin, gap(ranks, config.num_experts_per_tok))
+        chosen = config.num_experts_per_tok
+        margin = min(margin, gap(ranks, chosen[index] if isinstance(chosen, list) else chosen))
     return margin
 
 

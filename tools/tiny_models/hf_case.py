@@ -16,6 +16,8 @@ class HfCase:
     dtype: str = "bfloat16"
     # Expert tensors as one matrix an expert (published checkpoints) or as stacked gate_up_proj and down_proj.
     stacked_experts: bool = False
+    # Stacked expert tensors with columns as rows, as some are published; in a checkpoint of one file.
+    transposed_experts: bool = False
     # Largest shard in bytes; several shards bring a model.safetensors.index.json.
     max_shard_bytes: int | None = None
     # Configuration keys as published checkpoints have them, in place of transformers 5's `rope_parameters`.

@@ -98,6 +98,8 @@ def write_checkpoint(model: torch.nn.Module, case: HfCase, folder: Path) -> None
     )
     (folder / "generation_config.json").unlink(missing_ok=True)
     rewrite_config(folder / "config.json", case)
+    if case.transposed_experts:
+        transpose_experts(folder)
     if case.renames:
         rename_tensors(folder, case.renames)
     if case.published_keys and case.family == "kimi_linear":
@@ -148,6 +150,16 @@ def edit_config(path: Path, edits: dict[str, Any]) -> None:
         else:
             config[key] = value
     path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def transpose_experts(folder: Path) -> None:
+    """Puts columns in place of rows in the stacked expert tensors of a checkpoint of one file."""
+    path = folder / "model.safetensors"
+    kinds = ("experts.gate_up_proj", "experts.down_proj")
+    tensors = {
+        name: tensor.mT.contiguous() if name.endswith(kinds) else tensor for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def rename_tensors(folder: Path, renames: tuple[tuple[str, str], ...]) -> None:

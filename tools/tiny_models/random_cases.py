@@ -59,7 +59,8 @@ def draw_case(family: str, seed: int) -> RandomCase:
     if d.case:
         hf = replace(hf, fp8=False, mxfp4=False, published_keys=False, multimodal=False)
         hf = replace(hf, **d.case)
-        return RandomCase(hf, d.gguf and not hf.stacked_experts, d.mlx and not hf.stacked_experts, d.aligned)
+        readable = hf.transposed_experts or not hf.stacked_experts
+        return RandomCase(hf, d.gguf and readable, d.mlx and readable, d.aligned)
     if hf.fp8 or hf.mxfp4 or hf.published_keys and family == "kimi_linear":
         # Rewritten as one file.
         hf = replace(hf, max_shard_bytes=None)

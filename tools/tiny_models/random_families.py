@@ -4,6 +4,7 @@ changes what is computed."""
 from collections.abc import Callable
 from typing import Any
 
+from . import random_multimodal, random_normed
 from .random_draw import PLAIN_KINDS, ROPE_KINDS, TOKENIZER_SIZE, Draw
 
 
@@ -805,5 +806,8 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         step3p7,
         granitemoe,
         granitemoeshared,
+        random_multimodal.qwen3_vl_moe,
+        random_normed.hunyuan_v1_moe,
+        random_multimodal.glm4v_moe,
     )
 }

@@ -55,6 +55,7 @@ CORRECTION_BIASES = {
     "dots1": CorrectionBias(std=0.2, float32=False),
     "glm4_moe": CorrectionBias(std=0.3, float32=True),
     "glm4_moe_lite": CorrectionBias(std=0.3, float32=True),
+    "glm4v_moe": CorrectionBias(std=0.3, float32=True),
     "glm_moe_dsa": CorrectionBias(std=0.2, float32=False),
     "hy_v3": CorrectionBias(std=0.3, float32=True),
     "solar_open": CorrectionBias(std=0.3, float32=True),
@@ -69,7 +70,7 @@ CORRECTION_BIASES = {
     "step3p7": CorrectionBias(std=0.2, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
-ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mixer.gate.weight", "feed_forward.router.weight")
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mixer.gate.weight", "mlp.gate.wg.weight", "feed_forward.router.weight")
 # Tables of the experts that tokens go to by their id.
 TOKEN_TABLE = "tid2eid"
 

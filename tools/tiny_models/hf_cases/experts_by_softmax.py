@@ -1,4 +1,4 @@
-"""Full attention, experts scored by a softmax: Granite-MoE, Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE."""
+"""Full attention, experts scored by a softmax: Granite-MoE, Hunyuan-A13B, Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE."""
 
 from typing import Any
 
@@ -81,7 +81,41 @@ def _granitemoe(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _hunyuan_v1_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=87,
+        hidden_size=24,
+        intermediate_size=14,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_experts=6,
+        moe_topk=2,
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 5.0, "factor": 1.0},
+    )
+    return base | changes
+
+
 CASES = [
+    # A base stretched for an alpha; as published, with lists that transformers does not read and a number of experts for
+    # each layer; tied.
+    HfCase(
+        "hunyuan_v1_moe_basic",
+        "hunyuan_v1_moe",
+        36,
+        _hunyuan_v1_moe(moe_topk=[2, 3], tie_word_embeddings=True),
+        config_edits={"moe_intermediate_size": [14, 14], "num_shared_expert": [1, 1], "use_qk_norm": True},
+    ),
+    # Biases on q, k, v and o; not scaled; stacked experts.
+    HfCase(
+        "hunyuan_v1_moe_bias",
+        "hunyuan_v1_moe",
+        37,
+        _hunyuan_v1_moe(attention_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+        stacked_experts=True,
+    ),
     # head_dim 12 against hidden/heads = 8; kv heads below heads; bf16; published key names.
     HfCase("qwen3_moe_basic", "qwen3_moe", 11, _qwen3_moe(), published_keys=True),
     # Biases on q, k, v and o; one kv head; dense layers from both mlp_only_layers and decoder_sparse_step

@@ -1,7 +1,8 @@
 //! Parts that families share: embedding, attention, dense and routed feed-forward, head.
 
 use moeflux_compute::graph::{
-    Activation, Attention, ExpertMlp, GroupRank, Groups, Precision, RopeStyle, Route, Score, Value, WeightId,
+    Activation, Attention, ExpertMlp, ExpertSetId, GroupRank, Groups, Precision, RopeStyle, Route, Score,
+    Value, WeightId,
 };
 
 use super::config::Config;
@@ -127,13 +128,15 @@ pub fn dense_layers(config: &Config<'_>, layers: usize, first: usize) -> Result<
     Ok(types.iter().map(|kind| kind == "dense").collect())
 }
 
-/// Norm of queries and keys before their rotation.
+/// Norm of queries and keys, before their rotation unless it says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
     /// None.
     None,
     /// Each head on its own, one weight for all.
     PerHead,
+    /// The same once they are rotated.
+    PerHeadRotated,
     /// The whole vector before it is split into heads.
     Whole,
 }
@@ -251,7 +254,8 @@ pub fn attention_of(
         let mut all = |name, width| r.linear(h, &module(name), width, Precision::Fast);
         [all("q_proj", q_width)?, all("k_proj", kv_width)?, all("v_proj", kv_width)?]
     };
-    if kind.qk_norm != QkNorm::None {
+    let after = kind.qk_norm == QkNorm::PerHeadRotated;
+    if !after && kind.qk_norm != QkNorm::None {
         let groups = |heads| if kind.qk_norm == QkNorm::PerHead { heads } else { 1 };
         q = r.rms_norm(q, &module("q_norm"), groups(d.heads), d.eps)?;
         k = r.rms_norm(k, &module("k_norm"), groups(d.kv_heads), d.eps)?;
@@ -261,6 +265,10 @@ pub fn attention_of(
     }
     q = r.graph.rope(q, d.heads, kind.rope)?;
     k = r.graph.rope(k, d.kv_heads, kind.rope)?;
+    if after {
+        q = r.rms_norm(q, &module("q_norm"), d.heads, d.eps)?;
+        k = r.rms_norm(k, &module("k_norm"), d.kv_heads, d.eps)?;
+    }
     let shape =
         Attention { window: kind.window, ..Attention::grouped(d.heads, d.kv_heads, d.head_dim, scale) };
     let sinks = r.sinks(layer, d.heads)?;
@@ -361,18 +369,26 @@ pub fn shared_experts(config: &Config<'_>, key: &str, default: usize) -> Result<
 /// Most experts of all layers, ten times what any model has: where each is stored takes memory.
 const MOST_EXPERTS: usize = 1 << 20;
 
+/// Experts of a layer.
+///
+/// # Errors
+/// [`crate::Error::Config`] for what is missing, or more experts than memory is for.
+pub fn experts(config: &Config<'_>) -> Result<usize> {
+    let (experts, layers) = (config.size("num_experts")?, config.num_hidden_layers()?);
+    if experts * layers > MOST_EXPERTS {
+        let expected = format!("at most {} in each of {layers} layers", MOST_EXPERTS / layers);
+        return Err(config.unsupported("num_experts", &expected));
+    }
+    Ok(experts)
+}
+
 /// Experts of a layer, and how many of them a token goes through; `top_k` is the family's default.
 ///
 /// # Errors
 /// [`crate::Error::Config`] for what is missing, more experts than memory is for, or more per token than there are.
 pub fn expert_counts(config: &Config<'_>, top_k: Option<usize>) -> Result<(usize, usize)> {
     let key = "num_experts_per_tok";
-    let experts = config.size("num_experts")?;
-    let layers = config.num_hidden_layers()?;
-    if experts * layers > MOST_EXPERTS {
-        let expected = format!("at most {} in each of {layers} layers", MOST_EXPERTS / layers);
-        return Err(config.unsupported("num_experts", &expected));
-    }
+    let experts = experts(config)?;
     let top_k = config.optional_size(key)?.or(top_k).map_or_else(|| config.size(key), Ok)?;
     if top_k > experts {
         return Err(config.unsupported(key, &format!("at most the {experts} experts")));
@@ -447,7 +463,22 @@ pub fn moe_with(
     layer: usize,
     h: Value,
     moe: &Moe,
-    [routed, of_shared]: [Activation; 2],
+    activations: [Activation; 2],
+) -> Result<Value> {
+    let declare = |r: &mut Recorder| r.experts(layer, moe.route.experts, h.width(), &moe.experts);
+    moe_from(r, layer, h, (moe, activations), declare)
+}
+
+/// As [`moe_with`], whose experts `declare` finds.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn moe_from(
+    r: &mut Recorder,
+    layer: usize,
+    h: Value,
+    (moe, [routed, of_shared]): (&Moe, [Activation; 2]),
+    declare: impl FnOnce(&mut Recorder) -> Result<ExpertSetId>,
 ) -> Result<Value> {
     let base = format!("model.layers.{layer}");
     let logits = r.linear(h, &format!("{base}.{}", moe.router), moe.route.experts, Precision::F32)?;
@@ -461,7 +492,7 @@ pub fn moe_with(
         Some(shared) => Some(shared_expert(r, &base, h, shared, of_shared)?),
         None => None,
     };
-    let experts = r.experts(layer, moe.route.experts, h.width(), &moe.experts)?;
+    let experts = declare(r)?;
     let mlp = ExpertMlp { activation: routed, ..ExpertMlp::default() };
     let out = r.graph.moe_experts_with(h, routing, experts, mlp)?;
     match shared {

@@ -55,6 +55,7 @@ const ROPE_KEYS: &[(&str, Around)] = &[
     ("rope_type", Around::Never),
     ("type", Around::Never),
     ("factor", Around::Never),
+    ("alpha", Around::Never),
     ("attention_factor", Around::Never),
     ("beta_fast", Around::Never),
     ("beta_slow", Around::Never),

@@ -1,7 +1,9 @@
-//! GLM-4.5 and GLM-4.6. Half of each head rotates; biases on q, k and v; sigmoid routing with a correction bias within
-//! the best groups; dense first layers; shared experts.
+//! GLM-4.5 and GLM-4.6, and the text part of GLM-4.5V. Half of each head rotates; biases on q, k and v; sigmoid routing
+//! with a correction bias within the best groups; dense first layers; shared experts.
 //!
-//! Source: transformers `modeling_glm4_moe.py`; GGUF architecture `glm4moe`, whose block count includes the layers
+//! Multimodal rotary embedding gives text the positions of plain rotary embedding.
+//!
+//! Source: transformers `modeling_glm4_moe.py`, `modeling_glm4v_moe.py`; GGUF architecture `glm4moe`, whose block count includes the layers
 //! that predict further tokens, which are not used here.
 
 use moeflux_compute::graph::{RopeStyle, Value};
@@ -16,8 +18,8 @@ use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "GLM-4.5, GLM-4.6",
-    model_types: &["glm4_moe"],
+    name: "GLM-4.5, GLM-4.6, GLM-4.5V (text)",
+    model_types: &["glm4_moe", "glm4v_moe", "glm4v_moe_text"],
     gguf_architectures: &["glm4moe"],
     hidden_act: SILU,
     names: &Names::COMMON,
@@ -41,12 +43,14 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let gguf = config.format() == Format::Gguf;
     let rotary_dim = blocks::rotary_dim(config, d.head_dim, 0.5)?;
     let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
-    // GGUF has no key for it.
-    let qk_norm = if config.flag("use_qk_norm", gguf && r.has("model.layers.0.self_attn.q_norm"))? {
-        QkNorm::PerHead
-    } else {
-        QkNorm::None
-    };
+    // GGUF has no key for it, and multimodal models do not have it whatever they say.
+    let text_part = config.architecture().starts_with("glm4v");
+    let qk_norm =
+        if !text_part && config.flag("use_qk_norm", gguf && r.has("model.layers.0.self_attn.q_norm"))? {
+            QkNorm::PerHead
+        } else {
+            QkNorm::None
+        };
     let kind = AttentionKind { qk_norm, clip_qkv: None, window: None, rope };
     let moe = Moe {
         route: blocks::sigmoid_route(config)?,

@@ -16,6 +16,7 @@ mod glm4_moe_lite;
 mod glm5_next;
 mod gpt_oss;
 mod granitemoe;
+mod hunyuan_v1_moe;
 mod hy_v3;
 mod hy_v4;
 mod indexer;
@@ -35,6 +36,7 @@ mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen3_vl_moe;
 mod qwen4_exp;
 mod recorder;
 mod rope;
@@ -105,6 +107,8 @@ pub const FAMILIES: &[Family] = &[
     nemotron_h::FAMILY,
     step3p7::FAMILY,
     granitemoe::FAMILY,
+    qwen3_vl_moe::FAMILY,
+    hunyuan_v1_moe::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

@@ -99,6 +99,36 @@ impl Recorder {
         }
     }
 
+    /// As [`Recorder::transposed_experts`] for checkpoints that may have rows as rows, too: their shapes tell.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] or [`Error::Tensor`].
+    pub fn either_experts(
+        &mut self,
+        layer: usize,
+        count: usize,
+        hidden: usize,
+        names: &ExpertNames,
+    ) -> Result<ExpertSetId> {
+        let module = self.resolve(&format!("model.layers.{layer}.{}", names.module));
+        let shape = |part: &str| -> Result<Option<Vec<usize>>> {
+            Ok(self.checkpoint.weight(&format!("{module}.{part}"))?.map(|stored| stored.shape))
+        };
+        let transposed = match (self.outline.is_some(), shape("gate_up_proj")?, shape("down_proj")?) {
+            (false, Some(gate_up), Some(down)) => {
+                // The experts' width may be `hidden` too, and then that of gate and up is not.
+                let [rows, columns] = [1, 2].map(|axis| down.get(axis) == Some(&hidden));
+                !rows || columns && gate_up.get(2) != Some(&hidden)
+            }
+            _ => false,
+        };
+        if transposed {
+            self.transposed_experts(layer, count, hidden, names)
+        } else {
+            self.experts(layer, count, hidden, names)
+        }
+    }
+
     /// Experts with gate and up in one matrix.
     fn joint_experts(
         &mut self,

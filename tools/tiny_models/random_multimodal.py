@@ -1,0 +1,76 @@
+"""Random small configurations of multimodal models, of which the text part is compared; towers as small as can be."""
+
+from typing import Any
+
+from .random_draw import Draw
+
+QWEN_TOWER = {
+    "depth": 1,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_heads": 2,
+    "patch_size": 2,
+    "num_position_embeddings": 4,
+    "deepstack_visual_indexes": [0],
+}
+
+
+def qwen3_vl_moe(d: Draw) -> dict[str, Any]:
+    text = d.base() | d.heads() | d.experts("num_experts")
+    layers = text["num_hidden_layers"]
+    # The channels of a head are divided between time, height and width.
+    half = text["head_dim"] // 2
+    rope = d.rope(text["head_dim"], kinds=("default", "default", "linear", "yarn"))
+    text |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 40),
+        "rope_parameters": rope | {"mrope_section": [half - 2 * (half // 3), half // 3, half // 3]},
+    }
+    hidden = text["hidden_size"]
+    if d.chance(0.3):
+        text["moe_intermediate_size"] = d.pick(hidden, max(1, hidden // 2))
+    # transformers takes a square matrix for one with rows as rows.
+    square = hidden in (text["moe_intermediate_size"], 2 * text["moe_intermediate_size"])
+    d.maybe(text, "attention_bias", True)
+    d.maybe(text, "decoder_sparse_step", 2, gguf=False)
+    d.maybe(text, "mlp_only_layers", [d.rng.randrange(layers)], gguf=False)
+    # mlx-lm reads keys that transformers does not write.
+    d.only(mlx=False)
+    tied = text["tie_word_embeddings"]
+    d.case = {"stacked_experts": True, "transposed_experts": not square and d.chance(0.7), "max_shard_bytes": None}
+    tower = QWEN_TOWER | {"out_hidden_size": text["hidden_size"]}
+    return {"text_config": text, "vision_config": tower, "tie_word_embeddings": tied}
+
+
+def glm4v_moe(d: Draw) -> dict[str, Any]:
+    text = d.base() | d.heads() | d.groups()
+    text["head_dim"] = 4 * max(1, text["head_dim"] // 4)
+    while d.aligned > 1 and text["num_attention_heads"] * text["head_dim"] % d.aligned:
+        text["num_attention_heads"] *= 2
+    # Where it is not given it is 0.5.
+    part = d.pick(0.5, 0.5, 1.0)
+    rotary_dim = int(text["head_dim"] * part)
+    rope = d.rope(rotary_dim, kinds=("default", "default", "linear", "yarn")) | {"partial_rotary_factor": part}
+    text |= {
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 40),
+        "n_shared_experts": d.rng.randint(1, 3),
+        "first_k_dense_replace": d.rng.randint(0, text["num_hidden_layers"]),
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5, 0.4),
+        "attention_bias": d.chance(0.7),
+        "rope_parameters": rope | {"mrope_section": [rotary_dim // 2, 0, 0]},
+    }
+    d.only(gguf=False, mlx=False)
+    tied = text["tie_word_embeddings"]
+    d.case = {"stacked_experts": d.chance()}
+    tower = {
+        "depth": 1,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_heads": 2,
+        "patch_size": 2,
+        "image_size": 4,
+        "out_hidden_size": text["hidden_size"],
+    }
+    return {"text_config": text, "vision_config": tower, "tie_word_embeddings": tied}
