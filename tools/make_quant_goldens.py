@@ -2,17 +2,19 @@
 """Writes the goldens of crates/compute/tests/it/quant.rs from independent implementations.
 
     pip install numpy safetensors gguf==0.19.0 "mlx[cpu]==0.32.4" llama-cpp-python==0.3.36 torch
+    pip install compressed-tensors==0.20.0
     python tools/make_quant_goldens.py
 
-Five files in crates/compute/tests/goldens/quant/:
+Six files in crates/compute/tests/goldens/quant/:
 
 ggml.safetensors      `NAME.bytes` u8 and `NAME.values` f32 (one row): random and extreme blocks through
                       `gguf.quants.dequantize`.
 affine.safetensors    `bB.gG.HALF.{weight,scales,biases}` as MLX stores them (as bytes) and `.values` f32:
                       random bits through `mlx.core.dequantize` with the scales widened to f32.
 fp8.safetensors       `weight` u8, every code of float8_e4m3fn among them, with `KIND.scale_inv` in f32, bf16 and e8m0
-                      for blocks of 128 × 128 and edges of 2, and one f32 for the `whole`, and `KIND.values` f32: torch's
+                      for blocks of 128 × 128 and edges of 2, f32 for `rows` and one for the `whole`, and `KIND.values` f32: torch's
                       product.
+four_bits.safetensors `KIND.`: what compressed-tensors and ModelOpt store, and `KIND.values` f32.
 mxfp8.safetensors     `weight` u8 and `scales` u8, and `values` f32 through `mlx.core.dequantize`.
 quantize.safetensors  `input.KIND` f32, one row of weights of each kind, and what the reference quantisers make of
                       it: `q8_0.KIND` and `q4_0.KIND` u8, llama.cpp's blocks; `q4_k.KIND.rms`, `q6_k.KIND.rms`
@@ -31,6 +33,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
+from tiny_models import four_bits
 
 OUT = pathlib.Path(__file__).parent.parent / "crates/compute/tests/goldens/quant"
 # Type: byte offsets of the f16 fields of a block.
@@ -156,9 +159,27 @@ def write_fp8(rng):
     tensors["e8m0.scale_inv"] = exponents
     values = codes.view(torch.float8_e4m3fn).double() * wide[:rows, :cols]
     tensors["e8m0.values"] = values.float()
+    rows_scales = torch.from_numpy(np.random.default_rng(9).normal(0, 0.02, (rows, 1)).astype(np.float32))
+    tensors["rows.scale_inv"] = rows_scales
+    tensors["rows.values"] = codes.view(torch.float8_e4m3fn).float() * rows_scales
     tensors["whole.scale_inv"] = torch.tensor([0.0173])
     tensors["whole.values"] = codes.view(torch.float8_e4m3fn).float() * tensors["whole.scale_inv"]
     save_torch_file(tensors, OUT / "fp8.safetensors")
+
+
+def write_four_bits(seed):
+    weight = torch.randn(10, 256, generator=torch.Generator().manual_seed(seed))
+    weight[3, ::50] *= 40
+    weight[5, 16:48] = 0.0
+    stored, tensors = {}, {}
+    stored["int4_32"] = four_bits.int4("w.weight", weight)
+    stored["int4_128"] = four_bits.int4("w.weight", weight, 128, torch.float16)
+    stored["nvfp4"] = four_bits.nvfp4("w.weight", weight)
+    stored["modelopt_nvfp4"] = four_bits.modelopt_nvfp4("w.weight", weight)
+    for kind, (parts, values) in stored.items():
+        tensors |= {f"{kind}.{name.removeprefix('w.')}": part.contiguous() for name, part in parts.items()}
+        tensors[f"{kind}.values"] = values
+    save_torch_file(tensors, OUT / "four_bits.safetensors")
 
 
 def write_mxfp8(rng):
@@ -203,5 +224,6 @@ if __name__ == "__main__":
     write_quantize(np.random.default_rng(3))
     write_fp8(np.random.default_rng(4))
     write_mxfp8(np.random.default_rng(8))
+    write_four_bits(10)
     for path in sorted(OUT.iterdir()):
         print(f"{path.stat().st_size:8} {path.name}")

@@ -1,8 +1,8 @@
 //! `DType`: every weight encoding and its block geometry.
 //!
 //! A weight matrix is stored in one *plane* of bytes (all GGUF encodings and plain floats: blocks carry
-//! their own scales), in three (MLX affine: packed weights, scales, biases) or in two (FP8, and MXFP4 with scales
-//! apart: weights, scales). Rows are stored one after the other in every plane, so a range of rows is a contiguous byte
+//! their own scales), in three (MLX affine: packed weights, scales, biases; NVFP4: weights, scales, the matrix's scale) or
+//! in two (FP8, INT4, and MXFP4 with scales apart: weights, scales). Rows are stored one after the other in every plane, so a range of rows is a contiguous byte
 //! range of each plane.
 //!
 //! A row of FP8's scales stands for [`FP8_BLOCK`] rows of weights or for all of them ([`DType::block_rows`]); the last one
@@ -44,6 +44,15 @@ impl BlockScale {
             Self::E8M0 => 1,
         }
     }
+}
+
+/// What the scale of a whole NVFP4 matrix does with those of its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MatrixScale {
+    /// They are multiplied by it: ModelOpt's `weight_scale_2`.
+    Factor,
+    /// They are divided by it: compressed-tensors' `weight_global_scale`.
+    Divisor,
 }
 
 /// Encoding of a weight matrix. GGUF encodings carry ggml's names.
@@ -112,8 +121,26 @@ pub enum DType {
         /// Encoding of scales and biases.
         scale: Half,
     },
+    /// 4-bit integers of −8 to 7, stored as q + 8 and low nibble first, w = q · scale per group of `group` columns:
+    /// symmetric `pack-quantized` of compressed-tensors.
+    Int4 {
+        /// 32, 64 or 128 columns share a scale.
+        group: u8,
+        /// Encoding of scales.
+        scale: Half,
+    },
+    /// 4-bit floats (E2M1), low nibble first, times a scale (e4m3) for 16 columns and one (f32) for the matrix.
+    NVFP4 {
+        /// What the matrix's scale does.
+        matrix: MatrixScale,
+    },
     /// 8-bit floats (e4m3) times a scale for each block of 128 rows and 128 columns.
     Fp8 {
+        /// Encoding of scales.
+        scale: BlockScale,
+    },
+    /// 8-bit floats (e4m3) times a scale for each row.
+    Fp8_Rows {
         /// Encoding of scales.
         scale: BlockScale,
     },
@@ -128,13 +155,15 @@ impl DType {
     /// Columns per block; a row holds a whole number of blocks.
     pub const fn block_len(self) -> usize {
         match self {
-            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 { .. } | Self::Fp8_Whole { .. } => 1,
+            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::Fp8 { .. } | Self::Fp8_Rows { .. } | Self::Fp8_Whole { .. } => 1,
+            Self::NVFP4 { .. } => 16,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL => 32,
             Self::MXFP4 | Self::MXFP4_Planes | Self::MXFP8_Planes => 32,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
             Self::IQ1_S | Self::IQ1_M | Self::IQ2_XXS | Self::IQ2_XS | Self::IQ2_S => 256,
             Self::IQ3_XXS | Self::IQ3_S | Self::IQ4_XS => 256,
-            Self::Affine { group, .. } => group as usize,
+            Self::Affine { group, .. } | Self::Int4 { group, .. } => group as usize,
         }
     }
 
@@ -142,7 +171,7 @@ impl DType {
     pub const fn block_rows(self, plane: usize) -> usize {
         match (self, plane) {
             (Self::Fp8 { .. }, 1) => FP8_BLOCK,
-            (Self::Fp8_Whole { .. }, 1) => usize::MAX,
+            (Self::Fp8_Whole { .. }, 1) | (Self::NVFP4 { .. }, 2) => usize::MAX,
             _ => 1,
         }
     }
@@ -152,8 +181,13 @@ impl DType {
         match (self, plane) {
             (Self::Affine { bits, group, .. }, 0) => group as usize * bits as usize / 8,
             (Self::Affine { .. }, 1 | 2) => 2,
-            (Self::Fp8 { .. } | Self::Fp8_Whole { .. }, 0) => 1,
-            (Self::Fp8 { scale } | Self::Fp8_Whole { scale }, 1) => scale.bytes(),
+            (Self::Int4 { group, .. }, 0) => group as usize / 2,
+            (Self::Int4 { .. }, 1) => 2,
+            (Self::NVFP4 { .. }, 0) => 8,
+            (Self::NVFP4 { .. }, 1) => 1,
+            (Self::NVFP4 { .. }, 2) => 4,
+            (Self::Fp8 { .. } | Self::Fp8_Rows { .. } | Self::Fp8_Whole { .. }, 0) => 1,
+            (Self::Fp8 { scale } | Self::Fp8_Rows { scale } | Self::Fp8_Whole { scale }, 1) => scale.bytes(),
             (Self::F32, 0) => 4,
             (Self::F16 | Self::BF16, 0) => 2,
             (Self::Q4_0, 0) => 18,
@@ -186,8 +220,9 @@ impl DType {
     /// Planes that a weight of this encoding has.
     pub const fn planes(self) -> usize {
         match self {
-            Self::Affine { .. } => 3,
-            Self::Fp8 { .. } | Self::Fp8_Whole { .. } | Self::MXFP4_Planes | Self::MXFP8_Planes => 2,
+            Self::Affine { .. } | Self::NVFP4 { .. } => 3,
+            Self::Fp8 { .. } | Self::Fp8_Rows { .. } | Self::Fp8_Whole { .. } => 2,
+            Self::Int4 { .. } | Self::MXFP4_Planes | Self::MXFP8_Planes => 2,
             _ => 1,
         }
     }
@@ -203,13 +238,18 @@ impl DType {
         {
             return Err(Error::Unsupported { what: "this width or group size", dtype: self });
         }
+        if let Self::Int4 { group, .. } = self
+            && !matches!(group, 32 | 64 | 128)
+        {
+            return Err(Error::Unsupported { what: "this group size", dtype: self });
+        }
         let err = |reason| Error::RowLength { dtype: self, cols, reason };
         if !cols.is_multiple_of(self.block_len()) {
             return Err(err("not a whole number of blocks"));
         }
         let blocks = match (self, plane) {
             (Self::Fp8 { .. }, 1) => cols.div_ceil(FP8_BLOCK),
-            (Self::Fp8_Whole { .. }, 1) => 1,
+            (Self::Fp8_Rows { .. } | Self::Fp8_Whole { .. }, 1) | (Self::NVFP4 { .. }, 2) => 1,
             _ => cols / self.block_len(),
         };
         blocks.checked_mul(self.block_bytes(plane)).ok_or(err("size overflows"))
@@ -243,6 +283,11 @@ impl fmt::Display for DType {
                 write!(f, "affine {bits}-bit g{group} {}", if *scale == Half::F16 { "f16" } else { "bf16" })
             }
             Self::Fp8 { scale } => write!(f, "FP8 e4m3 {FP8_BLOCK}×{FP8_BLOCK} {scale:?}"),
+            Self::Int4 { group, scale } => {
+                write!(f, "INT4 g{group} {}", if *scale == Half::F16 { "f16" } else { "bf16" })
+            }
+            Self::NVFP4 { .. } => write!(f, "NVFP4"),
+            Self::Fp8_Rows { scale } => write!(f, "FP8 e4m3 rows {scale:?}"),
             Self::Fp8_Whole { scale } => write!(f, "FP8 e4m3 {scale:?}"),
             Self::MXFP4_Planes => write!(f, "MXFP4"),
             Self::MXFP8_Planes => write!(f, "MXFP8"),

@@ -66,9 +66,11 @@ impl<'a> TensorView<'a> {
     /// [`Error::PlaneSize`] or [`Error::RowLength`] if sizes do not fit.
     pub fn new(dtype: DType, rows: usize, cols: usize, planes: &[&'a [u8]]) -> Result<Self> {
         let mut checked = [&[] as &[u8]; 3];
-        let mut row_bytes = [0; 3];
+        let (mut row_bytes, mut strides) = ([0; 3], [0; 3]);
         for (plane, slot) in checked.iter_mut().enumerate().take(dtype.planes()) {
             row_bytes[plane] = dtype.row_bytes(plane, cols)?;
+            // One that stands for all rows is where each of them finds it.
+            strides[plane] = if dtype.block_rows(plane) == usize::MAX { 0 } else { row_bytes[plane] };
             let expected = dtype.plane_bytes(plane, rows, cols)?;
             let got = planes.get(plane).map_or(0, |p| p.len());
             if got != expected {
@@ -76,8 +78,7 @@ impl<'a> TensorView<'a> {
             }
             *slot = planes[plane];
         }
-        let (strides, first_row) = (row_bytes, 0);
-        Ok(Self { dtype, rows, cols, first_row, planes: checked, row_bytes, strides, transposed: None })
+        Ok(Self { dtype, rows, cols, first_row: 0, planes: checked, row_bytes, strides, transposed: None })
     }
 
     /// The even and the odd rows of a stored matrix of twice `rows` rows.
@@ -86,7 +87,7 @@ impl<'a> TensorView<'a> {
     /// As [`TensorView::new`].
     pub fn interleaved(dtype: DType, rows: usize, cols: usize, planes: &[&'a [u8]]) -> Result<[Self; 2]> {
         let both = Self::new(dtype, 2 * rows, cols, planes)?;
-        Ok([0, 1].map(|first| both.every_second(rows, both.row_bytes, first)))
+        Ok([0, 1].map(|first| both.every_second(rows, both.strides, first)))
     }
 
     /// The matrix whose rows are the columns of a stored (cols, rows) matrix of plain floats.

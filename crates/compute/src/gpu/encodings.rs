@@ -82,7 +82,8 @@ fn names(dtype: DType) -> Option<[&'static str; 2]> {
         DType::Affine { bits: 8, .. } => return Some(["affine8", "affine"]),
         DType::Affine { .. } => "affine",
         DType::Fp8 { .. } | DType::Fp8_Whole { .. } => "fp8",
-        DType::MXFP8_Planes => return None,
+        DType::MXFP8_Planes | DType::Fp8_Rows { .. } => return None,
+        DType::Int4 { .. } | DType::NVFP4 { .. } => return None,
     };
     Some([name, name])
 }

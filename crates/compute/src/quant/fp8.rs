@@ -1,5 +1,5 @@
-//! FP8 (e4m3) with a scale for each block of 128 × 128 weights, as DeepSeek-V3 is published, for 32 weights of a row, or one
-//! for all: w = scale · q.
+//! FP8 (e4m3) with a scale for each block of 128 × 128 weights, as DeepSeek-V3 is published, for 32 weights of a row, for a
+//! row, or one for all: w = scale · q.
 //!
 //! e4m3 (Micikevicius et al. 2022, the "fn" variant): sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no
 //! infinities, one NaN of either sign. A product is rounded once, in f32; published code rounds it to bf16 again.
@@ -9,7 +9,7 @@ use crate::dtype::{BlockScale, FP8_BLOCK};
 use crate::quant::{half_le, mxfp4};
 
 /// The value of every code.
-const VALUES: [f32; 256] = {
+pub(super) const VALUES: [f32; 256] = {
     let mut values = [0.0; 256];
     let mut code = 0;
     while code < 256 {
@@ -40,7 +40,7 @@ pub(crate) fn dequantize_row(kind: BlockScale, codes: &[u8], scales: &[u8], out:
     }
 }
 
-/// Values of a row: `codes` are its weights, `scale` that of the matrix.
+/// Values of a row: `codes` are its weights, `scale` that of them all.
 pub(crate) fn dequantize_whole_row(kind: BlockScale, codes: &[u8], scale: &[u8], out: &mut [f32]) {
     scaled(codes, scale_of(kind, scale), out);
 }

@@ -5,10 +5,12 @@ pub(crate) mod affine;
 mod codebook;
 mod fit;
 pub(crate) mod fp8;
+pub(crate) mod int4;
 mod k_encode;
 pub(crate) mod k_quants;
 pub(crate) mod legacy;
 pub(crate) mod mxfp4;
+pub(crate) mod nvfp4;
 
 pub(crate) use codebook::NON_LINEAR;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
@@ -106,7 +108,16 @@ pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Re
         DType::IQ4_XS => blocks(bytes, out, codebook::dequantize_iq4_xs),
         DType::Fp8 { scale } => fp8::dequantize_row(scale, bytes, weight.row(1, row), out),
         DType::MXFP8_Planes => fp8::dequantize_mx_row(bytes, weight.row(1, row), out),
-        DType::Fp8_Whole { scale } => fp8::dequantize_whole_row(scale, bytes, weight.row(1, row), out),
+        DType::Int4 { group, scale } => {
+            int4::dequantize_row(group.into(), scale, bytes, weight.row(1, row), out)
+        }
+        DType::NVFP4 { matrix } => {
+            let factor = nvfp4::factor(matrix, weight.row(2, row));
+            nvfp4::dequantize_row(factor, bytes, weight.row(1, row), out);
+        }
+        DType::Fp8_Rows { scale } | DType::Fp8_Whole { scale } => {
+            fp8::dequantize_whole_row(scale, bytes, weight.row(1, row), out)
+        }
         dtype @ DType::Affine { bits, group, scale } => {
             let (group, planes) = (group.into(), [bytes, weight.row(1, row), weight.row(2, row)]);
             match bits {

@@ -15,7 +15,7 @@ pub(crate) fn half_scale(s: u8) -> f32 {
     }
 }
 
-fn value(code: u8, half_scale: f32) -> f32 {
+pub(super) fn value(code: u8, half_scale: f32) -> f32 {
     f32::from(DOUBLED[usize::from(code & 15)]) * half_scale
 }
 

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use moeflux_compute::{
-    DType, Error, Half, Tensor, TensorView,
+    DType, Error, Half, MatrixScale, Tensor, TensorView,
     cpu::{
         activations::{Activations, BLOCK, Q8Rows},
         matmul::{OutRows, RowTasks, Tokens, accepts_q8, matmul, matmul_rows},
@@ -43,7 +43,16 @@ fn affine() -> impl Iterator<Item = DType> {
 }
 
 fn all_dtypes() -> impl Iterator<Item = DType> {
-    FLOATS.into_iter().chain(GGUF).chain([DType::MXFP4_Planes, DType::MXFP8_Planes]).chain(affine())
+    let others = [
+        DType::MXFP4_Planes,
+        DType::MXFP8_Planes,
+        DType::Int4 { group: 32, scale: Half::BF16 },
+        DType::Int4 { group: 64, scale: Half::BF16 },
+        DType::Int4 { group: 128, scale: Half::F16 },
+        DType::NVFP4 { matrix: MatrixScale::Factor },
+        DType::NVFP4 { matrix: MatrixScale::Divisor },
+    ];
+    FLOATS.into_iter().chain(GGUF).chain(others).chain(affine())
 }
 
 /// Every level of this machine.
@@ -302,6 +311,19 @@ fn constant_weights(dtype: DType, rows: usize, cols: usize, code: u8) -> (Tensor
         DType::MXFP4 => ([&[128][..], &[nibbles; 16]].concat(), DOUBLED[usize::from(code & 15)]),
         DType::MXFP4_Planes => {
             let planes = [vec![nibbles; rows * cols / 2], vec![128; rows * cols / 32]];
+            let planes = planes.map(moeflux_compute::Bytes::new).to_vec();
+            return (Tensor::new(dtype, rows, cols, planes).unwrap(), DOUBLED[usize::from(code & 15)]);
+        }
+        DType::Int4 { group, scale } => {
+            let one = if scale == Half::F16 { one } else { half::bf16::ONE.to_le_bytes() };
+            let planes = [vec![nibbles; rows * cols / 2], one.repeat(rows * cols / usize::from(group))];
+            let planes = planes.map(moeflux_compute::Bytes::new).to_vec();
+            return (Tensor::new(dtype, rows, cols, planes).unwrap(), i64::from(code & 15) - 8);
+        }
+        // Scales of 2, as elements are halves.
+        DType::NVFP4 { .. } => {
+            let whole = 1f32.to_le_bytes().to_vec();
+            let planes = [vec![nibbles; rows * cols / 2], vec![0x40; rows * cols / 16], whole];
             let planes = planes.map(moeflux_compute::Bytes::new).to_vec();
             return (Tensor::new(dtype, rows, cols, planes).unwrap(), DOUBLED[usize::from(code & 15)]);
         }

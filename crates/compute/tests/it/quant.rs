@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use moeflux_compute::{BlockScale, DType, Error, Half, TensorView, quant};
+use moeflux_compute::{BlockScale, DType, Error, Half, MatrixScale, TensorView, quant};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
@@ -338,6 +338,7 @@ fn fp8_dequantises_as_in_torch_wherever_rows_are_cut() {
         ("f32", block(BlockScale::F32)),
         ("bf16", block(BlockScale::BF16)),
         ("e8m0", block(BlockScale::E8M0)),
+        ("rows", DType::Fp8_Rows { scale: BlockScale::F32 }),
         ("whole", DType::Fp8_Whole { scale: BlockScale::F32 }),
     ] {
         let scales = file.tensor(&format!("{name}.scale_inv")).unwrap();
@@ -357,6 +358,45 @@ fn fp8_dequantises_as_in_torch_wherever_rows_are_cut() {
             }
         }
         let short = [weight.data(), &scales.data()[1..]];
+        let error = TensorView::new(dtype, rows, cols, &short).unwrap_err();
+        assert!(matches!(error, Error::PlaneSize { plane: 1, .. }), "{error}");
+    }
+}
+
+#[test]
+fn four_bits_dequantise_as_in_compressed_tensors_wherever_rows_are_cut() {
+    let bytes = golden("four_bits.safetensors");
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let nvfp4 = |matrix| DType::NVFP4 { matrix };
+    for (kind, dtype, names) in [
+        ("int4_32", DType::Int4 { group: 32, scale: Half::BF16 }, &["weight_packed", "weight_scale"][..]),
+        ("int4_128", DType::Int4 { group: 128, scale: Half::F16 }, &["weight_packed", "weight_scale"]),
+        ("nvfp4", nvfp4(MatrixScale::Divisor), &["weight_packed", "weight_scale", "weight_global_scale"]),
+        ("modelopt_nvfp4", nvfp4(MatrixScale::Factor), &["weight", "weight_scale", "weight_scale_2"]),
+    ] {
+        let tensors: Vec<_> =
+            names.iter().map(|name| file.tensor(&format!("{kind}.{name}")).unwrap()).collect();
+        let planes: Vec<&[u8]> = tensors.iter().map(|tensor| tensor.data()).collect();
+        let values = f32s(&file, &format!("{kind}.values"));
+        let (rows, cols) = (10, 256);
+        assert_eq!(values.len(), rows * cols);
+        let view = TensorView::new(dtype, rows, cols, &planes).unwrap();
+        // A reciprocal is rounded before it is multiplied, and the product after.
+        let ulps = if dtype == nvfp4(MatrixScale::Divisor) { 2 } else { 0 };
+        for cut in [0..rows, 1..rows, 4..5] {
+            let got = quant::dequantize(view.rows_range(cut.clone())).unwrap();
+            let expected = &values[cut.start * cols..cut.end * cols];
+            for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+                let apart = got.to_bits().abs_diff(expected.to_bits());
+                // Elements are integers here, whose zero has no sign.
+                assert!(
+                    got == expected || apart <= ulps,
+                    "{kind} {cut:?} at {i}: got {got:e}, expected {expected:e}"
+                );
+            }
+        }
+        let mut short = planes.clone();
+        short[1] = &short[1][1..];
         let error = TensorView::new(dtype, rows, cols, &short).unwrap_err();
         assert!(matches!(error, Error::PlaneSize { plane: 1, .. }), "{error}");
     }

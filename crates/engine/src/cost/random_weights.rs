@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 use moeflux_compute::graph::{GatedDeltaRuleOp, Graph, MatrixSpec, Op, SsmScanOp};
-use moeflux_compute::{BlockScale, Bytes, DType, Half, Tensor};
+use moeflux_compute::{BlockScale, Bytes, DType, Half, MatrixScale, Tensor};
 
 use crate::io::buffer::HostBuffer;
 use crate::sampler::random::Random;
@@ -88,7 +88,9 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         | (DType::Q6_K | DType::MXFP4, _) => {
             Filler { dtype, cols, std, constant: false }.fill(plane, random, out);
         }
-        (DType::Affine { .. }, 0) | (DType::MXFP4_Planes, 0) => bytes(out),
+        (DType::Affine { .. } | DType::Int4 { .. } | DType::MXFP4_Planes | DType::NVFP4 { .. }, 0) => {
+            bytes(out)
+        }
         (DType::Affine { bits, scale, .. }, _) => {
             let levels = f32::from(1u16 << bits) - 1.0;
             let step = 3.0 * std / levels;
@@ -101,18 +103,36 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         }
         // The values are up to 6.
         (DType::MXFP4_Planes, _) => out.fill((127.0 + (std / 3.0).log2()).clamp(1.0, 254.0) as u8),
-        (DType::Fp8 { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes, 0) => {
+        // The values are up to 8.
+        (DType::Int4 { scale, .. }, _) => {
+            let value = match scale {
+                Half::F16 => f16::from_f32(std / 4.6).to_le_bytes(),
+                Half::BF16 => bf16::from_f32(std / 4.6).to_le_bytes(),
+            };
+            set_scales(out, 2, value, &[0]);
+        }
+        // One, and what makes it as large as wanted.
+        (DType::NVFP4 { .. }, 1) => out.fill(0x38),
+        (DType::NVFP4 { matrix }, _) => {
+            let scale = if matrix == MatrixScale::Factor { std / 3.0 } else { 3.0 / std };
+            out.as_chunks_mut::<4>().0.iter_mut().for_each(|bytes| *bytes = scale.to_le_bytes());
+        }
+        (DType::Fp8 { .. } | DType::Fp8_Rows { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes, 0) => {
             bytes(out);
             // Below two, and no NaN.
             out.iter_mut().for_each(|byte| *byte &= 0xBF);
         }
-        (DType::Fp8 { scale: BlockScale::F32 } | DType::Fp8_Whole { scale: BlockScale::F32 }, _) => {
+        (DType::Fp8 { scale } | DType::Fp8_Rows { scale } | DType::Fp8_Whole { scale }, _)
+            if scale == BlockScale::F32 =>
+        {
             out.as_chunks_mut::<4>().0.iter_mut().for_each(|scale| *scale = std.to_le_bytes());
         }
-        (DType::Fp8 { scale: BlockScale::BF16 } | DType::Fp8_Whole { scale: BlockScale::BF16 }, _) => {
+        (DType::Fp8 { scale } | DType::Fp8_Rows { scale } | DType::Fp8_Whole { scale }, _)
+            if scale == BlockScale::BF16 =>
+        {
             set_scales(out, 2, bf16::from_f32(std).to_le_bytes(), &[0]);
         }
-        (DType::Fp8 { scale: BlockScale::E8M0 } | DType::Fp8_Whole { scale: BlockScale::E8M0 }, _)
+        (DType::Fp8 { .. } | DType::Fp8_Rows { .. } | DType::Fp8_Whole { .. }, _)
         | (DType::MXFP8_Planes, _) => {
             out.fill((127.0 + std.log2().round()).clamp(1.0, 254.0) as u8);
         }
@@ -184,7 +204,11 @@ mod tests {
             DType::Fp8 { scale: BlockScale::E8M0 },
             DType::Fp8_Whole { scale: BlockScale::F32 },
             DType::Fp8_Whole { scale: BlockScale::BF16 },
+            DType::Fp8_Rows { scale: BlockScale::BF16 },
             DType::MXFP8_Planes,
+            DType::Int4 { group: 32, scale: Half::BF16 },
+            DType::NVFP4 { matrix: MatrixScale::Factor },
+            DType::NVFP4 { matrix: MatrixScale::Divisor },
             affine(4, 64, Half::BF16),
             affine(4, 32, Half::F16),
             affine(2, 128, Half::BF16),

@@ -1,12 +1,13 @@
-//! Decoders of MLX affine weights; layout in [`crate::quant`].
+//! Decoders of MLX affine weights and of compressed-tensors' INT4; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Biased, Format, Tile, WideBiased},
+    int8::{Biased, Centred, Format, Tile, WideBiased},
     tile::TileRows,
 };
 use crate::{
     Half,
     cpu::{activations::BLOCK, simd::Isa},
+    quant::int4::ZERO,
 };
 
 /// Groups of scales and biases.
@@ -28,6 +29,16 @@ impl Groups {
             let group = sub * BLOCK / self.cols;
             tile.set_scale(isa, sub, scales[group]);
             tile.set_bias(isa, sub, biases[group]);
+        }
+    }
+
+    /// The same without biases.
+    #[inline(always)]
+    fn decode_scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        let (at, len) = (2 * (col / self.cols), 2 * n.div_ceil(self.cols));
+        let scales = self.pairs(isa, rows.plane(1).words_of(isa, at, len));
+        for sub in 0..n / BLOCK {
+            tile.set_scale(isa, sub, scales[sub * BLOCK / self.cols]);
         }
     }
 
@@ -91,6 +102,40 @@ impl Format for Affine4 {
             let p = p.add(4 * I::LANES * group);
             [isa.load_nibbles(p), isa.load_nibbles(p.add(2 * I::LANES))]
         }
+    }
+}
+
+/// 4 bits, symmetric: codes as in [`Affine4`].
+#[derive(Clone, Copy)]
+pub(super) struct Int4(Affine4);
+
+impl Int4 {
+    /// With groups of `cols` columns.
+    pub(super) fn new(cols: u8, half: Half) -> Self {
+        Self(Affine4::new(cols, half))
+    }
+}
+
+impl Format for Int4 {
+    type Shape = Centred;
+    const BITS: u32 = 4;
+    const BYTES: usize = 16;
+    const ZERO: i32 = ZERO;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        self.0.0.decode_scales(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        self.0.codes(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        // SAFETY: by the caller; the layouts are the same.
+        unsafe { self.0.group(isa, p, group) }
     }
 }
 

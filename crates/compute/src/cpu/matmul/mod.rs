@@ -40,11 +40,11 @@ use super::{
 };
 use crate::quant::dequantize_row;
 use crate::{DType, Error, Half, Result, TensorView};
-use affine::{Affine4, Affine8, AffineOdd};
+use affine::{Affine4, Affine8, AffineOdd, Int4};
 use int8::Format;
 use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use legacy::{Q4, Q5, Q8, Q41, Q51};
-use mxfp4::{Mxfp4, Mxfp4Planes};
+use mxfp4::{Mxfp4, Mxfp4Planes, Nvfp4};
 use non_linear::{Iq4Nl, Iq4Xs};
 use plain::{Bf16, F16, F32};
 
@@ -56,7 +56,8 @@ pub const ROW_TILE: usize = 32;
 pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
         DType::F32 | DType::F16 | DType::BF16 => false,
-        DType::Fp8 { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => false,
+        DType::Fp8 { .. } | DType::Fp8_Rows { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => false,
+        DType::Int4 { group, .. } => matches!(group, 32 | 64 | 128),
         DType::IQ3_XXS | DType::IQ3_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => false,
         DType::IQ1_S | DType::IQ1_M => false,
         DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),
@@ -359,6 +360,8 @@ impl Job<'_> {
             (DType::Q8_0, x) => self.run_format(simd, Q8, x),
             (DType::MXFP4, x) => self.run_format(simd, Mxfp4, x),
             (DType::MXFP4_Planes, x) => self.run_format(simd, Mxfp4Planes, x),
+            (DType::NVFP4 { matrix }, x) => self.run_format(simd, Nvfp4::new(self.w, matrix), x),
+            (DType::Int4 { group, scale }, x) => self.run_format(simd, Int4::new(group, scale), x),
             (DType::Q2_K, x) => self.run_format(simd, Q2K, x),
             (DType::Q3_K, x) => self.run_format(simd, Q3K, x),
             (DType::Q4_K, x) => self.run_format(simd, Q4K, x),

@@ -1,11 +1,13 @@
-//! Decoders of MXFP4; layouts in [`crate::quant`]. Twice an element is an integer of at most 12, so codes are that
+//! Decoders of MXFP4 and NVFP4; layouts in [`crate::quant`]. Twice an element is an integer of at most 12, so codes are that
 //! integer + 16 and scales are halved.
 
 use super::{
-    int8::{Centred, Format, Tile},
+    int8::{Centred, Format, HalvesCentred, Tile},
     tile::TileRows,
 };
 use crate::cpu::{activations::BLOCK, simd::Isa};
+use crate::dtype::MatrixScale;
+use crate::{TensorView, quant::nvfp4};
 
 /// Blocks with their scale.
 #[derive(Clone, Copy)]
@@ -103,6 +105,67 @@ impl Format for Mxfp4Planes {
         };
         nibbles.map(|nibbles| code(isa, nibbles))
     }
+}
+
+/// NVFP4: codes as in [`Mxfp4Planes`], scales of 16 columns and a factor. The product of a scale, which has four bits, and
+/// the integer of its columns is exact.
+#[derive(Clone, Copy)]
+pub(super) struct Nvfp4 {
+    /// Half of what scales are multiplied by.
+    half_factor: f32,
+}
+
+impl Nvfp4 {
+    /// For the weights `w`, which have rows.
+    pub(super) fn new(w: TensorView<'_>, matrix: MatrixScale) -> Self {
+        Self { half_factor: 0.5 * nvfp4::factor(matrix, w.row(2, 0)) }
+    }
+}
+
+impl Format for Nvfp4 {
+    type Shape = HalvesCentred;
+    const BITS: u32 = Mxfp4Planes::BITS;
+    const BYTES: usize = Mxfp4Planes::BYTES;
+    const ZERO: i32 = Mxfp4Planes::ZERO;
+
+    #[inline(always)]
+    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        let byte = isa.splat_u(0xff);
+        let words = rows.plane(1).words_of(isa, col / 16, n / 16);
+        for (i, word) in (0..n / 16).map(|i| (i, words[i / 4])) {
+            let code = match i % 4 {
+                0 => isa.and(word, byte),
+                1 => isa.and(isa.shr::<8>(word), byte),
+                2 => isa.and(isa.shr::<16>(word), byte),
+                _ => isa.shr::<24>(word),
+            };
+            tile.set_scale(isa, i, e4m3(isa, code));
+        }
+        tile.set_factors(isa, isa.splat(self.half_factor), isa.splat(0.0));
+    }
+
+    #[inline(always)]
+    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
+        Mxfp4Planes.codes(isa, rows, col, n, tile);
+    }
+
+    #[inline(always)]
+    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
+        // SAFETY: by the caller; the layouts are the same.
+        unsafe { Mxfp4Planes.group(isa, p, group) }
+    }
+}
+
+/// The values of codes of 8-bit floats: their bits as those of an f32 that is 2^120 times too small, subnormal ones included;
+/// of the last code, all bits: NaN.
+#[inline(always)]
+fn e4m3<I: Isa>(isa: I, code: I::U) -> I::F {
+    let magnitude = isa.and(code, isa.splat_u(0x7f));
+    let small = isa.of_bits(isa.shl::<20>(magnitude));
+    let value = isa.bits(isa.mul(small, isa.splat(f32::from_bits(247 << 23))));
+    let is_last = isa.sub_u(isa.splat_u(0), isa.shr::<7>(isa.add_u(magnitude, isa.splat_u(1))));
+    let sign = isa.shl::<24>(isa.and(code, isa.splat_u(0x80)));
+    isa.of_bits(isa.or(isa.or(value, is_last), sign))
 }
 
 /// 2^(s − 128) as the product of 2^(⌊s/2⌋ − 64) and 2^(⌈s/2⌉ − 64), which are normal for every s; of 255, all bits: NaN.

@@ -1,6 +1,6 @@
 //! Seeded random values and weights.
 
-use moeflux_compute::{Bytes, DType, Half, Tensor};
+use moeflux_compute::{Bytes, DType, Half, MatrixScale, Tensor};
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 pub(crate) struct Random(u64);
@@ -64,6 +64,13 @@ impl Random {
                 }
             }
             DType::MXFP4_Planes => planes[1].fill_with(|| self.power_of_two()),
+            DType::Int4 { scale, .. } => self.fill(&mut planes[1], 2, 0, |v| half(scale, v)),
+            DType::NVFP4 { matrix } => {
+                // Scales of either sign below two, subnormal ones included.
+                planes[1].iter_mut().for_each(|code| *code &= 0xBF);
+                let scale = if matrix == MatrixScale::Factor { 0.0173f32 } else { 57.9 };
+                planes[2] = scale.to_le_bytes().to_vec();
+            }
             DType::MXFP8_Planes => {
                 // Below two, and no NaN.
                 planes[0].iter_mut().for_each(|code| *code &= 0xBF);
@@ -82,11 +89,13 @@ impl Random {
     pub(crate) fn scale_at(&self, dtype: DType) -> Option<(usize, usize, &'static [u8])> {
         const HALF: &[u8] = &[0xff, 0x7f];
         const POWER: &[u8] = &[0xff];
+        const SMALL: &[u8] = &[0x7f];
         match dtype {
             DType::F32 | DType::F16 | DType::BF16 => None,
             DType::MXFP4 => Some((0, 0, POWER)),
             DType::MXFP4_Planes | DType::MXFP8_Planes => Some((1, 0, POWER)),
-            DType::Affine { .. } => Some((1, 0, HALF)),
+            DType::Affine { .. } | DType::Int4 { .. } => Some((1, 0, HALF)),
+            DType::NVFP4 { .. } => Some((1, 0, SMALL)),
             blocks => Some((0, scale_offsets(blocks)[0], HALF)),
         }
     }
