@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import eight_bits, golden, mxfp4, published
+from . import quantised, golden, mxfp4, published
 from .fp8 import BLOCK, quantise_folder
 from .hf_case import HfCase
 from .vocabularies import save_byte_level_bpe
@@ -60,13 +60,13 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
 
     if case.fp8:
         quantise_folder(folder, model)
-    if case.eight_bits:
-        model = eight_bits.quantise_folder(folder, case.eight_bits)
+    if case.quantised:
+        model = quantised.quantise_folder(folder, case.quantised)
     # transformers would need a GPU to read packed experts, does not know all published keys, and reads multimodal models as
     # such.
     unreadable = case.published_keys and case.family in published.UNREADABLE
     unreadable = unreadable or case.multimodal and case.family in NESTED_WHOLE
-    rewritten = packed or fp4 or whole or case.fp8 or case.eight_bits
+    rewritten = packed or fp4 or whole or case.fp8 or case.quantised
     reread = model if rewritten or unreadable else golden.open_model(folder)
     found = golden.reference(reread, case.n_tokens, case.seed)
     expected = golden.logits_of(model, found.tokens)

@@ -118,6 +118,20 @@ CASES = [
     ),
     # head_dim 12 against hidden/heads = 8; kv heads below heads; bf16; published key names.
     HfCase("qwen3_moe_basic", "qwen3_moe", 11, _qwen3_moe(), published_keys=True),
+    # As compressed-tensors and ModelOpt publish: a scale a row, 4-bit integers, 4-bit floats in both conventions.
+    *(
+        HfCase(
+            f"qwen3_moe_{kind}",
+            "qwen3_moe",
+            150 + i,
+            _qwen3_moe(
+                hidden_size=64, num_hidden_layers=2, moe_intermediate_size=32, head_dim=16, num_experts=4
+            ),
+            published_keys=True,
+            quantised=kind.removeprefix("fp8_"),
+        )
+        for i, kind in enumerate(["fp8_rows", "int4", "nvfp4", "modelopt_nvfp4"])
+    ),
     # Biases on q, k, v and o; one kv head; dense layers from both mlp_only_layers and decoder_sparse_step
     # (only layers 3 and 5 route); tied embeddings; unnormalised top-3 of 5; stacked experts; f32.
     HfCase(

@@ -195,7 +195,7 @@ CASES = [
             ),
             "projector_hidden_size": 8,
         },
-        eight_bits="mxfp8",
+        quantised="mxfp8",
     ),
     # Choices of heads that do not share keys; blocks of a page's length and one token more; whole heads rotate, by linear
     # scaling; keys as published; tied; an epsilon that shows.

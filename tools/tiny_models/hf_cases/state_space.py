@@ -55,7 +55,7 @@ CASES = [
         "nemotron_h",
         173,
         _nemotron_h(hidden_size=28, layers_block_type=["mamba", "moe", "attention"], moe_latent_size=18),
-        eight_bits="modelopt",
+        quantised="modelopt",
     ),
     # Experts on fewer channels, in groups, unnormalised; a dense layer; biases everywhere but in the convolution over 3
     # tokens; one group of heads, one key head; time steps at their limit; an epsilon that shows; names and stacked tensors

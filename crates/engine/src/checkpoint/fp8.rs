@@ -3,7 +3,8 @@
 //! DeepSeek-V3 is published with `NAME_scale_inv`, one scale for each block of 128 × 128 weights; DeepSeek-V4 calls them
 //! `MODULE.scale` and has powers of two (F8_E8M0). MiniMax-M3's MXFP8 has a power of two for each 32 weights of a row, as
 //! bytes (U8) or F8_E8M0; MLX's the same as `MODULE.scales`, and four codes in a word. Other models have one scale for a whole matrix, for each matrix of a
-//! stack, or, under `NAME_scale`, for all shards of a table.
+//! stack, or, under `NAME_scale`, for all shards of a table, or, as compressed-tensors and ModelOpt write, for each row of a
+//! matrix.
 
 use moeflux_compute::dtype::FP8_BLOCK;
 use moeflux_compute::{BlockScale, DType};
@@ -63,14 +64,18 @@ pub(super) fn scaled(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
     // A shape of ones may mean either.
     let said = weight_block_size(checkpoint)?;
     let may_be_whole = scales.name.ends_with("weight_scale") || said.is_null();
+    let of_rows: Vec<usize> = outer.iter().copied().chain([rows]).collect();
+    let is_of_rows = scales.shape == of_rows || scales.shape.strip_suffix(&[1]) == Some(&of_rows);
     let dtype = if may_be_whole && is_one_each(&scales.shape, outer) {
         DType::Fp8_Whole { scale }
+    } else if scales.name.ends_with("weight_scale") && is_of_rows {
+        DType::Fp8_Rows { scale }
     } else if scales.shape == of_blocks {
         check_blocks(checkpoint)?;
         DType::Fp8 { scale }
     } else {
         let expected = if said.is_null() {
-            format!("shape {of_blocks:?}, or one scale for each of {outer:?} matrices")
+            format!("shape {of_blocks:?}, one scale for each row, or for each of {outer:?} matrices")
         } else {
             format!("shape {of_blocks:?}")
         };

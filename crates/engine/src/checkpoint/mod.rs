@@ -10,9 +10,11 @@
 pub(crate) mod elements;
 mod fp8;
 pub mod gguf;
+mod int4;
 pub mod json;
 pub mod mlx;
 mod mxfp4;
+mod nvfp4;
 pub(crate) mod quantization;
 pub mod safetensors;
 mod stream;
@@ -30,6 +32,9 @@ use serde_json::Value;
 pub use self::weight::{ByteRange, Encoding, StoredWeight, TensorEntry};
 pub use crate::io::file::CheckpointFile;
 use crate::{Error, Result};
+
+/// What the names of packed weights end with in compressed-tensors' files.
+const PACKED: &str = ".weight_packed";
 
 /// Where a checkpoint comes from, which decides tensor names and stored conventions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,7 +148,19 @@ impl Checkpoint {
                 }));
             }
         }
+        if self.format == Format::HuggingFace {
+            self.index_packed();
+        }
         Ok(self)
+    }
+
+    /// Lets what compressed-tensors calls `MODULE.weight_packed` be found as `MODULE.weight` too.
+    fn index_packed(&mut self) {
+        for (i, entry) in self.entries.iter().enumerate() {
+            if let Some(module) = entry.name.strip_suffix(PACKED) {
+                self.by_name.entry(format!("{module}.weight")).or_insert(i);
+            }
+        }
     }
 
     /// Format of the files.
@@ -212,7 +229,7 @@ impl Checkpoint {
 
     /// Where the weight `name` lies and how it is encoded; `None` if there is none. For a quantised MLX
     /// module the name is that of its packed `.weight`, and the result has scales and biases with it; likewise the scales
-    /// of an FP8 weight.
+    /// of FP8 and of packed weights, whose module's `.weight` may be `.weight_packed` in the file.
     ///
     /// # Errors
     /// [`Error::Tensor`] if its encoding cannot be used or, for MLX, does not fit its scales and biases.
@@ -227,6 +244,11 @@ impl Checkpoint {
             && let Some(weight) = fp8::scaled(self, entry)?
         {
             return Ok(Some(weight));
+        }
+        for packed in [int4::weight, nvfp4::weight] {
+            if let Some(weight) = packed(self, entry)? {
+                return Ok(Some(weight));
+            }
         }
         if let Some(weight) = mxfp4::weight(self, entry)? {
             return Ok(Some(weight));

@@ -16,18 +16,22 @@ const BESIDE: &str = "hf_quant_config.json";
 /// Bytes of that file, at most.
 const MAX_BYTES: u64 = 16 << 20;
 /// What can be read, for errors.
-const READABLE: &str =
-    "FP8 with a scale for 128 × 128 values or for a matrix, MXFP8, MXFP4, MLX's, and those of GGUF files";
+const READABLE: &str = "FP8 with a scale for 128 × 128 values, a row or a matrix, INT4 of compressed-tensors, NVFP4, MXFP8, MXFP4, MLX's, and \
+     those of GGUF files";
 
 /// What is said, by the name of its method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Method {
-    /// e4m3 with scales of blocks or whole matrices.
+    /// e4m3 with scales of blocks, rows or whole matrices.
     Fp8,
     /// e4m3 with powers of two for 32 values.
     Mxfp8,
     /// e2m1 with powers of two for 32 values.
     Mxfp4,
+    /// Integers of 4 bits in groups of 32, 64 or 128.
+    Int4,
+    /// e2m1 with e4m3 for 16 values.
+    Nvfp4,
 }
 
 /// What `config` says of its quantisation; null if nothing.
@@ -65,7 +69,8 @@ pub(crate) fn method(config: &Value, folder: &Path) -> Result<Option<Method>> {
             "" | "null" => return Ok(None),
             algorithm => {
                 let known = match algorithm {
-                    "FP8" | "FP8_PB_WO" => Some(Method::Fp8),
+                    "FP8" | "FP8_PB_WO" | "FP8_PER_CHANNEL_PER_TOKEN" => Some(Method::Fp8),
+                    "NVFP4" => Some(Method::Nvfp4),
                     "MXFP8" => Some(Method::Mxfp8),
                     _ => None,
                 };
@@ -92,7 +97,7 @@ fn described(method: &str, value: &Value) -> String {
     }
 }
 
-/// compressed-tensors' groups of layers: e4m3 can be read, in the same cases as elsewhere.
+/// compressed-tensors' groups of layers.
 fn compressed_tensors(value: &Value) -> (Option<Method>, String) {
     let format = value["format"].as_str().unwrap_or("of no format");
     let groups = value["config_groups"].as_object().into_iter().flatten();
@@ -105,16 +110,38 @@ fn compressed_tensors(value: &Value) -> (Option<Method>, String) {
         let strategy = weights["strategy"].as_str().unwrap_or_default();
         let format = group["format"].as_str().unwrap_or(format);
         name = format!("compressed-tensors {kind}{bits}, {format}");
-        let plain = ["float-quantized", "naive-quantized"].contains(&format);
-        if !plain || (kind.as_str(), bits) != ("FLOAT", 8) {
-            return (None, name);
-        }
-        if !["tensor", "block"].contains(&strategy) {
+        let (method, strategies) = match (kind.as_str(), bits, format) {
+            ("FLOAT", 8, "float-quantized" | "naive-quantized") => {
+                (Method::Fp8, &["tensor", "channel", "block"][..])
+            }
+            ("INT", 4, "pack-quantized") => (Method::Int4, &["group"][..]),
+            ("FLOAT", 4, "nvfp4-pack-quantized") => (Method::Nvfp4, &["tensor_group"][..]),
+            _ => return (None, name),
+        };
+        if !strategies.contains(&strategy) {
             return (None, format!("{name}, a scale for each {strategy}"));
         }
-        known = Some(Method::Fp8);
+        if method == Method::Int4 {
+            let group = weights["group_size"].as_u64().unwrap_or(0);
+            if ![32, 64, 128].contains(&group) {
+                return (None, format!("{name}, groups of {group}"));
+            }
+            if weights["symmetric"] == false {
+                return (None, format!("{name}, asymmetric"));
+            }
+            if weights["actorder"] == "group" {
+                return (None, format!("{name}, columns in another order (actorder)"));
+            }
+        }
+        known = Some(method);
     }
     (known, name)
+}
+
+/// Columns that share a scale in compressed-tensors' first group of layers, if `config` says it.
+pub(crate) fn group_size(config: &Value) -> Option<u8> {
+    let groups = said(config)["config_groups"].as_object()?;
+    groups.values().find_map(|group| u8::try_from(group["weights"]["group_size"].as_u64()?).ok())
 }
 
 fn read_beside(folder: &Path) -> Result<Value> {
@@ -175,6 +202,20 @@ mod tests {
         let groups = json!({"group_0": {"weights": weights}});
         let about = json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups});
         own(about.clone(), Method::Fp8);
+        let compressed = |format: &str, weights: Value| {
+            let groups = json!({"group_0": {"weights": weights}});
+            json!({"quant_method": "compressed-tensors", "format": format, "config_groups": groups})
+        };
+        let rows = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+        own(compressed("float-quantized", rows), Method::Fp8);
+        let int4 =
+            json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": true});
+        own(compressed("pack-quantized", int4), Method::Int4);
+        let float4 = json!({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16});
+        own(compressed("nvfp4-pack-quantized", float4), Method::Nvfp4);
+        own(json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), Method::Nvfp4);
+        let beside = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}});
+        check(&json!({}), Some(&beside), Ok(Some(Method::Nvfp4)));
         check(&json!({"compression_config": about}), None, Ok(Some(Method::Fp8)));
         let beside = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}});
         check(&json!({}), Some(&beside), Ok(Some(Method::Fp8)));
@@ -182,28 +223,35 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_named() {
-        let own = |value: Value, expected| {
+        let own = |value: Value, expected: &str| {
             check(&json!({"quantization_config": value}), None, Err(expected));
             check(&json!({"text_config": {"quantization_config": value}}), None, Err(expected));
         };
         own(json!({"quant_method": "awq", "bits": 4, "group_size": 128}), "awq, 4 bits");
         own(json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "bitsandbytes, 4 bits");
         own(json!({"quant_method": "quark"}), "quark");
-        own(json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "ModelOpt NVFP4");
+        own(json!({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}), "ModelOpt NVFP4_AWQ");
         let compressed = |format: &str, weights: Value| {
             let groups = json!({"group_0": {"weights": weights}});
             json!({"quant_method": "compressed-tensors", "format": format, "config_groups": groups})
         };
-        let int4 = json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32});
-        own(compressed("pack-quantized", int4), "compressed-tensors INT4, pack-quantized");
-        let float4 = json!({"num_bits": 4, "type": "float", "strategy": "tensor_group"});
-        own(compressed("nvfp4-pack-quantized", float4), "compressed-tensors FLOAT4, nvfp4-pack-quantized");
-        let rows = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+        let named = "compressed-tensors INT4, pack-quantized";
+        let int4 = |key: &str, value: Value| {
+            let mut weights = json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32});
+            weights[key] = value;
+            compressed("pack-quantized", weights)
+        };
+        own(int4("symmetric", json!(false)), &format!("{named}, asymmetric"));
+        own(int4("actorder", json!("group")), &format!("{named}, columns in another order (actorder)"));
+        own(int4("group_size", json!(16)), &format!("{named}, groups of 16"));
+        own(int4("strategy", json!("channel")), &format!("{named}, a scale for each channel"));
+        own(int4("num_bits", json!(8)), "compressed-tensors INT8, pack-quantized");
+        let tokens = json!({"num_bits": 8, "type": "float", "strategy": "token"});
         own(
-            compressed("float-quantized", rows),
-            "compressed-tensors FLOAT8, float-quantized, a scale for each channel",
+            compressed("float-quantized", tokens),
+            "compressed-tensors FLOAT8, float-quantized, a scale for each token",
         );
-        let beside = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}});
-        check(&json!({}), Some(&beside), Err("ModelOpt NVFP4"));
+        let beside = json!({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "W4A8_AWQ"}});
+        check(&json!({}), Some(&beside), Err("ModelOpt W4A8_AWQ"));
     }
 }

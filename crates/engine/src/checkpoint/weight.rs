@@ -56,7 +56,8 @@ pub struct StoredWeight {
     pub dtype: DType,
     /// Row-major logical shape: `[n]`, `[rows, cols]` or `[stack, rows, cols]`.
     pub shape: Vec<usize>,
-    /// One range, three for affine encodings (weights, scales, biases), or two for FP8 and MXFP4 (weights, scales).
+    /// One range, three for affine encodings (weights, scales, biases) and NVFP4 (weights, scales, the matrix's scale), or
+    /// two for FP8, INT4 and MXFP4 (weights, scales).
     pub planes: Vec<ByteRange>,
 }
 

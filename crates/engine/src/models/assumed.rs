@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use moeflux_compute::{BlockScale, DType, Half};
+use moeflux_compute::{BlockScale, DType, Half, MatrixScale};
 use serde_json::Value;
 
 use super::{Layout, Model, OutlinedWeight, names_of, outline};
@@ -29,6 +29,13 @@ pub enum Storage {
     FP4,
     /// Experts in MXFP4, everything else in bf16.
     MXFP4,
+    /// compressed-tensors' INT4 in groups of so many values, but what is at the ends, small or chooses experts.
+    Int4 {
+        /// 32, 64 or 128.
+        group: u8,
+    },
+    /// NVFP4, but the same.
+    NVFP4,
     /// llama.cpp's mix of Q4_K and Q6_K.
     Q4KM,
     /// Q8_0, but what is small or chooses experts.
@@ -44,7 +51,7 @@ pub enum Storage {
 
 impl Storage {
     /// Names on the command line.
-    pub const NAMES: &str = "bf16, fp8, fp4, mxfp4, q4_k_m, q8_0, 2bit to 8bit";
+    pub const NAMES: &str = "bf16, fp8, fp4, mxfp4, nvfp4, int4, q4_k_m, q8_0, 2bit to 8bit";
 
     /// The one called `name`.
     ///
@@ -56,6 +63,8 @@ impl Storage {
             "fp8" => Self::FP8,
             "fp4" => Self::FP4,
             "mxfp4" => Self::MXFP4,
+            "nvfp4" => Self::NVFP4,
+            "int4" => Self::Int4 { group: 32 },
             "q4_k_m" => Self::Q4KM,
             "q8_0" => Self::Q8_0,
             _ => {
@@ -98,6 +107,8 @@ impl Storage {
             Some(Method::Fp8) if config["expert_dtype"] == "fp4" => Some(Self::FP4),
             Some(Method::Fp8) => Some(Self::FP8),
             Some(Method::Mxfp4) => Some(Self::MXFP4),
+            Some(Method::Int4) => Some(Self::Int4 { group: quantization::group_size(config).unwrap_or(32) }),
+            Some(Method::Nvfp4) => Some(Self::NVFP4),
             Some(Method::Mxfp8) => {
                 return Err(fault("quantization_config.quant_method", "fp8 or mxfp4", &"mxfp8".into()));
             }
@@ -112,6 +123,8 @@ impl std::fmt::Display for Storage {
             Self::FP8 => f.write_str("fp8"),
             Self::FP4 => f.write_str("fp4"),
             Self::MXFP4 => f.write_str("mxfp4"),
+            Self::NVFP4 => f.write_str("nvfp4"),
+            Self::Int4 { .. } => f.write_str("int4"),
             Self::Q4KM => f.write_str("q4_k_m"),
             Self::Q8_0 => f.write_str("q8_0"),
             Self::Affine { bits, .. } => write!(f, "{bits}bit"),
@@ -201,11 +214,13 @@ impl Assumed {
         let ends = is("lm_head.weight") || is("embed_tokens.weight");
         match self.storage {
             Storage::BF16 => [DType::BF16; 2],
-            Storage::FP8 | Storage::FP4 if ends => [DType::BF16; 2],
+            Storage::FP8 | Storage::FP4 | Storage::NVFP4 | Storage::Int4 { .. } if ends => [DType::BF16; 2],
             Storage::FP4 if routed => [DType::MXFP4, DType::BF16],
             Storage::FP8 | Storage::FP4 => [DType::Fp8 { scale: BlockScale::F32 }, DType::BF16],
             Storage::MXFP4 if routed => [DType::MXFP4, DType::BF16],
             Storage::MXFP4 => [DType::BF16; 2],
+            Storage::NVFP4 => [DType::NVFP4 { matrix: MatrixScale::Factor }, DType::BF16],
+            Storage::Int4 { group } => [DType::Int4 { group, scale: Half::BF16 }, DType::BF16],
             Storage::Q8_0 => [DType::Q8_0, DType::F16],
             Storage::Affine { bits, group } => {
                 let affine = |group| DType::Affine { bits, group, scale: Half::BF16 };

@@ -1,6 +1,6 @@
-"""Checkpoints in 8-bit floats (e4m3) with other scales than DeepSeek's: MXFP8 as MiniMax-M3 is published, a power of two (E8M0,
-stored as bytes) for each 32 weights of a row; and ModelOpt's FP8 as Nemotron 3 is published, one scale a matrix, beside one for
-activations."""
+"""Checkpoints in four bits and in 8-bit floats (e4m3) with other scales than DeepSeek's: MXFP8 as MiniMax-M3 is published, a power
+of two (E8M0, stored as bytes) for each 32 weights of a row; ModelOpt's FP8 as Nemotron 3 is published, one scale a matrix, beside
+one for activations; and that of compressed-tensors as GLM-4.5 is published, one a row."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from . import golden
+from . import four_bits, golden
 
 BLOCK = 32
 LARGEST = 448.0
@@ -39,10 +39,19 @@ def modelopt(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], 
     return stored, codes.float() * scale
 
 
+def rows(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The same with a bfloat16 scale for each row."""
+    scales = (weight.float().abs().amax(-1, keepdim=True) / LARGEST).to(torch.bfloat16)
+    codes = (weight.float() / scales.float()).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return {name: codes, f"{name}_scale": scales}, codes.float() * scales.float()
+
+
+ROWS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 KINDS = {
+    "rows": (rows, four_bits.compressed_tensors("float-quantized", ROWS)),
     "mxfp8": (mxfp8, {"quant_method": "mxfp8", "weight_block_size": [1, BLOCK]}),
     "modelopt": (modelopt, {"quant_method": "modelopt", "quant_algo": "FP8"}),
-}
+} | four_bits.KINDS
 
 
 def quantise_folder(folder: Path, kind: str) -> torch.nn.Module:
@@ -54,6 +63,7 @@ def quantise_folder(folder: Path, kind: str) -> torch.nn.Module:
         stored[name], values[name] = tensor, tensor.float()
         if QUANTISED.search(name) and "vision" not in name:
             parts, values[name] = quantise(name, tensor)
+            del stored[name]
             stored |= parts
     if len(stored) == len(values):
         raise ValueError("nothing to quantise")
@@ -64,6 +74,9 @@ def quantise_folder(folder: Path, kind: str) -> torch.nn.Module:
         save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
         model = golden.open_model(plain)
     save_file(stored, path, metadata={"format": "pt"})
+    if "producer" in said:
+        (folder / "hf_quant_config.json").write_text(json.dumps(said, indent=2) + "\n")
+        return model
     config = json.loads(config) | {"quantization_config": said}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return model
