@@ -96,7 +96,7 @@ fn answers_are_those_of_single_steps() {
         DecodingOptions { stop: vec!["bird".into(), " the".into()], ..greedy(100) },
     ];
     let [drafted, accepted] = check(&demo(), &[TEXT], &kinds);
-    assert!(accepted > 100 && drafted > accepted, "{drafted} {accepted}");
+    assert!(accepted > 10 && drafted > accepted, "{drafted} {accepted}");
 }
 
 // The state before is taken up again where a guess is wrong.
@@ -105,7 +105,15 @@ fn recurrent_states_are_taken_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = recurrent(folder.path());
     let kinds = [0, 1].map(|seed| {
-        sampled(80, SamplerOptions { temperature: 0.6, seed: Some(seed), ..SamplerOptions::default() })
+        sampled(
+            80,
+            SamplerOptions {
+                temperature: 1.0,
+                logit_bias: [(65, 60.0), (66, 60.0)].into(),
+                seed: Some(seed),
+                ..SamplerOptions::default()
+            },
+        )
     });
     let [drafted, accepted] = check(&path, &["abcabcabc"], &[&kinds[..], &[greedy(80)]].concat());
     assert!(accepted > 0 && drafted > accepted, "{drafted} {accepted}");
@@ -128,7 +136,7 @@ fn rows_of_every_family_have_the_bits_of_single_steps() {
     let backend = CpuBackend::new(2, None).unwrap();
     for fixture in support::sample() {
         let tokens = fixture.golden().tokens;
-        let options = Options { spec_type: SpecType::Auto, ..Options::default() };
+        let options = Options { spec_type: SpecType::Auto, sequences: 2, ..Options::default() };
         let mut engine = support::open(&fixture.path, &backend, &options);
         assert_eq!(engine.spec_type(), SpecType::Auto);
         let rows = 5.min(tokens.len() - 1);
@@ -229,7 +237,7 @@ fn a_scheduler_gives_the_same_pieces() {
             (Ok(end), Ok(guessed)) => {
                 assert_eq!((guessed.finish, guessed.stopped_by), (end.finish, end.stopped_by));
                 assert_eq!(end.usage.drafted_tokens, 0);
-                assert!(guessed.usage.accepted_tokens > 0, "{kind}");
+                assert!(kind != 2 || guessed.usage.accepted_tokens > 0, "{kind}");
             }
             (end, guessed) => assert_eq!((end.err(), kind), (guessed.err(), 3)),
         }
