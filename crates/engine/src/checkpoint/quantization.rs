@@ -100,42 +100,66 @@ fn described(method: &str, value: &Value) -> String {
 /// compressed-tensors' groups of layers.
 fn compressed_tensors(value: &Value) -> (Option<Method>, String) {
     let format = value["format"].as_str().unwrap_or("of no format");
-    let groups = value["config_groups"].as_object().into_iter().flatten();
-    let mut name = format!("compressed-tensors, {format}");
+    let name = format!("compressed-tensors, {format}");
+    let Some(groups) = value["config_groups"].as_object() else {
+        return (None, format!("{name}, config_groups {}", value["config_groups"]));
+    };
     let mut known = None;
-    for (_, group) in groups {
-        let weights = &group["weights"];
-        let kind = weights["type"].as_str().unwrap_or_default().to_uppercase();
-        let bits = weights["num_bits"].as_u64().unwrap_or(0);
-        let strategy = weights["strategy"].as_str().unwrap_or_default();
-        let format = group["format"].as_str().unwrap_or(format);
-        name = format!("compressed-tensors {kind}{bits}, {format}");
-        let (method, strategies) = match (kind.as_str(), bits, format) {
-            ("FLOAT", 8, "float-quantized" | "naive-quantized") => {
-                (Method::Fp8, &["tensor", "channel", "block"][..])
-            }
-            ("INT", 4, "pack-quantized") => (Method::Int4, &["group"][..]),
-            ("FLOAT", 4, "nvfp4-pack-quantized") => (Method::Nvfp4, &["tensor_group"][..]),
-            _ => return (None, name),
-        };
-        if !strategies.contains(&strategy) {
-            return (None, format!("{name}, a scale for each {strategy}"));
+    for (group_name, group) in groups {
+        match method_of_group(group_name, group, format) {
+            Ok(method) => known = Some(method),
+            Err(name) => return (None, name),
         }
-        if method == Method::Int4 {
-            let group = weights["group_size"].as_u64().unwrap_or(0);
-            if ![32, 64, 128].contains(&group) {
-                return (None, format!("{name}, groups of {group}"));
-            }
-            if weights["symmetric"] == false {
-                return (None, format!("{name}, asymmetric"));
-            }
-            if weights["actorder"] == "group" {
-                return (None, format!("{name}, columns in another order (actorder)"));
-            }
-        }
-        known = Some(method);
     }
     (known, name)
+}
+
+/// The method of a group of layers, or what cannot be read of it.
+fn method_of_group(name: &str, group: &Value, format: &str) -> std::result::Result<Method, String> {
+    let weights = &group["weights"];
+    let odd = |key: &str, value: &Value| format!("compressed-tensors, {format}, {key} {value}");
+    if !group.is_object() {
+        return Err(odd(name, group));
+    }
+    if !weights.is_object() {
+        return Err(odd("weights", weights));
+    }
+    let word = |value: &Value, key: &str| {
+        value[key].as_str().map(str::to_owned).ok_or_else(|| odd(key, &value[key]))
+    };
+    let number = |key: &str| weights[key].as_u64().ok_or_else(|| odd(key, &weights[key]));
+    let (kind, bits) = (word(weights, "type")?.to_uppercase(), number("num_bits")?);
+    let strategy = word(weights, "strategy")?;
+    let format = if group["format"].is_null() { format.to_owned() } else { word(group, "format")? };
+    let name = format!("compressed-tensors {kind}{bits}, {format}");
+    let (method, strategies) = match (&kind[..], bits, &format[..]) {
+        ("FLOAT", 8, "float-quantized" | "naive-quantized") => {
+            (Method::Fp8, &["tensor", "channel", "block"][..])
+        }
+        ("INT", 4, "pack-quantized") => (Method::Int4, &["group"][..]),
+        ("FLOAT", 4, "nvfp4-pack-quantized") => (Method::Nvfp4, &["tensor_group"][..]),
+        _ => return Err(name),
+    };
+    if !strategies.contains(&&strategy[..]) {
+        return Err(format!("{name}, a scale for each {strategy}"));
+    }
+    if method == Method::Int4 {
+        if ![32, 64, 128].contains(&number("group_size")?) {
+            return Err(format!("{name}, group_size {}", weights["group_size"]));
+        }
+        match &weights["symmetric"] {
+            Value::Null | Value::Bool(true) => {}
+            Value::Bool(false) => return Err(format!("{name}, asymmetric")),
+            other => return Err(odd("symmetric", other)),
+        }
+        match weights["actorder"].as_str() {
+            None if weights["actorder"].is_null() => {}
+            Some("weight" | "static") => {}
+            Some("group") => return Err(format!("{name}, columns in another order (actorder)")),
+            _ => return Err(odd("actorder", &weights["actorder"])),
+        }
+    }
+    Ok(method)
 }
 
 /// Columns that share a scale in compressed-tensors' first group of layers, if `config` says it.
@@ -243,7 +267,7 @@ mod tests {
         };
         own(int4("symmetric", json!(false)), &format!("{named}, asymmetric"));
         own(int4("actorder", json!("group")), &format!("{named}, columns in another order (actorder)"));
-        own(int4("group_size", json!(16)), &format!("{named}, groups of 16"));
+        own(int4("group_size", json!(16)), &format!("{named}, group_size 16"));
         own(int4("strategy", json!("channel")), &format!("{named}, a scale for each channel"));
         own(int4("num_bits", json!(8)), "compressed-tensors INT8, pack-quantized");
         let tokens = json!({"num_bits": 8, "type": "float", "strategy": "token"});

@@ -335,8 +335,8 @@ mod tests {
         let awq = json!({"quant_method": "awq", "bits": 4});
         let error = refused(&|config| config["quantization_config"] = awq.clone(), None).unwrap();
         assert!(error.contains("config.json: awq, 4 bits: not supported"), "{error}");
-        let beside = json!({"quantization": {"quant_algo": "NVFP4"}});
+        let beside = json!({"quantization": {"quant_algo": "W4A8_AWQ"}});
         let error = refused(&|_| (), Some(beside)).unwrap();
-        assert!(error.contains("hf_quant_config.json: ModelOpt NVFP4: not supported"), "{error}");
+        assert!(error.contains("hf_quant_config.json: ModelOpt W4A8_AWQ: not supported"), "{error}");
     }
 }
