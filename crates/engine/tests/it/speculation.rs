@@ -136,7 +136,7 @@ fn rows_of_every_family_have_the_bits_of_single_steps() {
     let backend = CpuBackend::new(2, None).unwrap();
     for fixture in support::sample() {
         let tokens = fixture.golden().tokens;
-        let options = Options { spec_type: SpecType::Auto, sequences: 2, ..Options::default() };
+        let options = Options { spec_type: SpecType::Auto, kv_tokens: Some(512), ..Options::default() };
         let mut engine = support::open(&fixture.path, &backend, &options);
         assert_eq!(engine.spec_type(), SpecType::Auto);
         let rows = 5.min(tokens.len() - 1);

@@ -12,8 +12,8 @@ use crate::support::{Copied, Fixture};
 const PROBES: usize = 3;
 
 /// One id or several; one number or one for each layer; infinite or not; whole or not.
-const OF_SEVERAL_KINDS: [&str; 4] =
-    ["eos_token_id", "rope_theta", "time_step_limit", "query_pre_attn_scalar"];
+const OF_SEVERAL_KINDS: [&str; 5] =
+    ["eos_token_id", "rope_theta", "time_step_limit", "query_pre_attn_scalar", "moe_topk"];
 
 /// A place in a configuration, and what may be put there.
 pub(crate) struct Key {

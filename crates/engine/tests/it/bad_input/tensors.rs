@@ -4,6 +4,7 @@
 use moeflux::Error;
 use moeflux::checkpoint::Encoding;
 use moeflux_compute::DType;
+use serde_json::Value;
 
 use super::editor::{Part, files};
 use super::supervisor::{Outcome, attempt, is_of_vision, record, supervise, unclear_message};
@@ -85,8 +86,15 @@ fn may_run(fixture: &Fixture, name: &str, damage: &str, outcome: &Outcome) -> bo
         Outcome::Other if fixture.kind == "gguf" => {
             ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name)
         }
-        Outcome::Other => false,
+        // The head of a model with pictures is tied if the configuration of its text says so.
+        Outcome::Other => damage == "missing" && name == "lm_head.weight" && text_is_tied(fixture),
     }
+}
+
+fn text_is_tied(fixture: &Fixture) -> bool {
+    let config = std::fs::read_to_string(fixture.path.join("config.json")).unwrap_or_default();
+    let config: Value = serde_json::from_str(&config).unwrap_or_default();
+    config["text_config"]["tie_word_embeddings"] == true
 }
 
 /// Of the experts that have tensors of their own, the first and another.
