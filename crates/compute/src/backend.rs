@@ -255,6 +255,22 @@ pub struct DeviceCounts {
     pub computed: u64,
 }
 
+impl std::ops::Add for DeviceCounts {
+    type Output = Self;
+
+    /// What two devices have done.
+    fn add(self, other: Self) -> Self {
+        Self {
+            waits: self.waits + other.waits,
+            launches: self.launches + other.launches,
+            kernels: self.kernels + other.kernels,
+            experts: self.experts + other.experts,
+            fetched: self.fetched + other.fetched,
+            computed: self.computed + other.computed,
+        }
+    }
+}
+
 impl std::ops::Sub for DeviceCounts {
     type Output = Self;
 

@@ -26,6 +26,7 @@ mod ngrams;
 mod norm;
 mod op;
 pub(crate) mod operation;
+mod part;
 mod recurrent;
 mod rope;
 mod rows;
@@ -55,6 +56,7 @@ pub use ngrams::{NGramEmbedOp, NGrams};
 pub use norm::{LayerNormOp, RmsNormOp};
 pub(crate) use op::with_op;
 pub use op::{Node, Op, Output};
+pub(crate) use part::{Ends, Part};
 pub use recurrent::{
     CausalConv1dOp, Decay, DeltaInputs, DeltaRule, GatedDeltaRuleOp, HeadPairing, SsmInputs, SsmScan,
     SsmScanOp, SsmWeights, StateId,

@@ -7,7 +7,7 @@ use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
 use crate::checkpoint::Checkpoint;
-use crate::hardware::{Compute, Hardware};
+use crate::hardware::{Compute, Devices, Hardware};
 use crate::minima::Minima;
 use crate::{Engine, Options, Result, TextModel, models};
 
@@ -52,9 +52,21 @@ impl OpenOptions {
         self
     }
 
-    /// Bytes of the GPU's memory to use.
-    pub fn device_memory(mut self, bytes: u64) -> Self {
-        self.hardware.device_memory = Some(bytes);
+    /// The GPUs to use; by default the first one. Layers are in a row over as few of them as hold the whole model, in their
+    /// order.
+    pub fn devices(mut self, devices: Devices) -> Self {
+        self.hardware.devices = devices;
+        self
+    }
+
+    /// Bytes of the GPU's memory to use; of several, of each.
+    pub fn device_memory(self, bytes: u64) -> Self {
+        self.device_memories(vec![bytes])
+    }
+
+    /// Bytes of memory to use of each of several GPUs, in their order, or one number for all.
+    pub fn device_memories(mut self, bytes: Vec<u64>) -> Self {
+        self.hardware.device_memory = bytes;
         self
     }
 

@@ -3,13 +3,14 @@
 use std::time::Instant;
 
 use super::device::Device;
-use super::memory::{all_bytes, device_scratch_bytes, least_memory};
+use super::memory::{all_bytes, device_scratch_bytes, least_memory, usable};
 use super::options::GpuOptions;
+use super::pipeline::{Numbered, PipelineExecutable, Place, divide, on_device};
 use super::run::GpuExecutable;
 use super::steps::{buffers, steps};
 use super::supported;
 use crate::backend::{Backend, CompileOptions, Executable};
-use crate::graph::Graph;
+use crate::graph::{Ends, Graph, Part};
 use crate::{Result, Tensor};
 
 /// Bytes of a trial copy from host memory.
@@ -18,10 +19,30 @@ const LINK_TRIAL: usize = 64 << 20;
 /// Opens a device of its own for every graph that is compiled.
 type Open = dyn Fn() -> Result<Box<dyn Device>> + Send + Sync;
 
-/// Runs graphs on a GPU.
-pub struct GpuBackend {
+/// A GPU that a backend may use.
+pub struct GpuDevice {
     name: String,
+    number: usize,
+    memory: Option<u64>,
     open: Box<Open>,
+}
+
+impl GpuDevice {
+    /// The GPU that `open` gives, of whose memory `memory` bytes may be used; without that what is free, less a margin. `name`
+    /// is for people, and `number` tells it from others in errors.
+    pub fn new(
+        name: impl Into<String>,
+        number: usize,
+        memory: Option<u64>,
+        open: impl Fn() -> Result<Box<dyn Device>> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name: name.into(), number, memory, open: Box::new(open) }
+    }
+}
+
+/// Runs graphs on a GPU, or on several that have some layers each.
+pub struct GpuBackend {
+    devices: Vec<GpuDevice>,
     options: GpuOptions,
 }
 
@@ -32,13 +53,57 @@ impl GpuBackend {
         options: GpuOptions,
         open: impl Fn() -> Result<Box<dyn Device>> + Send + Sync + 'static,
     ) -> Self {
-        Self { name: name.into(), open: Box::new(open), options }
+        Self { devices: vec![GpuDevice::new(name, 0, options.memory, open)], options }
+    }
+
+    /// A backend on several devices, each of which runs the layers after those of the one before. As few of them are used as
+    /// hold the whole model, in their order. Their memory is what each of them says, and not that of `options`.
+    ///
+    /// # Panics
+    /// Without any device.
+    pub fn of_devices(devices: Vec<GpuDevice>, options: GpuOptions) -> Self {
+        assert!(!devices.is_empty(), "a backend has a device");
+        Self { devices, options }
+    }
+
+    /// Opens a device.
+    fn open(&self, index: usize) -> Result<Box<dyn Device>> {
+        let device = &self.devices[index];
+        let named = |error| if self.devices.len() > 1 { on_device(device.number, error) } else { error };
+        (device.open)().map_err(named)
+    }
+
+    /// Parts of a graph for devices that have been opened, and `memory` of each, or what the options say.
+    fn divide(
+        &self,
+        graph: &Graph,
+        devices: &[Box<dyn Device>],
+        options: &CompileOptions,
+        memory: Option<u64>,
+    ) -> Result<Vec<Part>> {
+        let place = |(device, own): (&Box<dyn Device>, &GpuDevice)| {
+            let info = device.info();
+            Place { memory: usable(&info, memory.or(own.memory)), info }
+        };
+        let places: Vec<Place> = devices.iter().zip(&self.devices).map(place).collect();
+        divide(graph, &places, options, self.options.spread || memory.is_some())
     }
 }
 
 impl Backend for GpuBackend {
     fn describe(&self) -> String {
-        self.name.clone()
+        let mut names: Vec<(&str, usize)> = vec![];
+        for device in &self.devices {
+            match names.iter_mut().find(|(name, _)| *name == device.name) {
+                Some((_, count)) => *count += 1,
+                None => names.push((&device.name, 1)),
+            }
+        }
+        let counted = |(name, count): (&str, usize)| match count {
+            1 => name.to_owned(),
+            _ => format!("{name} × {count}"),
+        };
+        names.into_iter().map(counted).collect::<Vec<_>>().join(" + ")
     }
 
     fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
@@ -61,16 +126,23 @@ impl Backend for GpuBackend {
         if !self.options.host_memory {
             return Ok(None);
         }
-        let info = (self.open)()?.info();
-        let buffers = buffers(graph, &steps(graph));
-        least_memory(&info, graph, &buffers, &options, &self.options).map(Some)
+        let devices = (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
+        // The least that does if every device may use as much.
+        let mut least = 0;
+        for (part, device) in self.divide(graph, &devices, &options, Some(1))?.into_iter().zip(&devices) {
+            let Part { graph, ends, .. } = part;
+            let buffers = buffers(&graph, &ends, &steps(&graph, &ends));
+            let own = least_memory(&device.info(), &graph, &buffers, &options, &self.options)?;
+            least = least.max(own);
+        }
+        Ok(Some(least))
     }
 
     fn link_bandwidth(&self) -> Result<Option<f64>> {
         if !self.options.host_memory {
             return Ok(None);
         }
-        let mut device = (self.open)()?;
+        let mut device = self.open(0)?;
         let (from, to) = (device.alloc_host(LINK_TRIAL)?, device.alloc(LINK_TRIAL)?);
         let mut seconds = f64::INFINITY;
         // The first copy may wake the link.
@@ -92,7 +164,18 @@ impl Backend for GpuBackend {
     ) -> Result<Box<dyn Executable>> {
         graph.check_weights(&weights)?;
         supported::check(graph)?;
-        let device = (self.open)()?;
-        Ok(Box::new(GpuExecutable::new(device, graph.clone(), &weights, &options, &self.options)?))
+        let mut devices = (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
+        if devices.len() == 1 {
+            let (device, whole) = (devices.remove(0), (graph.clone(), Ends::default()));
+            let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };
+            return Ok(Box::new(GpuExecutable::new(device, whole, &weights, &options, &gpu)?));
+        }
+        let parts = self.divide(graph, &devices, &options, None)?;
+        let numbered = devices.into_iter().zip(&self.devices).map(|(device, own)| {
+            let &GpuDevice { number, memory, .. } = own;
+            Numbered { number, device, memory }
+        });
+        let numbered: Vec<_> = numbered.take(parts.len()).collect();
+        Ok(Box::new(PipelineExecutable::new(graph, parts, numbered, &weights, &options, &self.options)?))
     }
 }

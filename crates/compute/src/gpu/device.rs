@@ -1,5 +1,6 @@
 //! [`Device`]: what runs dispatches. Implemented by the executors.
 
+use std::any::Any;
 use std::borrow::Cow;
 
 use crate::backend::{DeviceCounts, KernelTime};
@@ -157,7 +158,7 @@ pub struct DeviceInfo {
 /// Everything runs in the order of the calls, except what [`Device::copy_in`] says. Calls return as soon as work is
 /// queued; only [`Device::download`], [`Device::synchronize`] and [`Device::finish_copies`] wait. An error of queued
 /// work is reported by a later call.
-pub trait Device: Send {
+pub trait Device: Send + Any {
     /// What it is, and how much memory it has now.
     fn info(&self) -> DeviceInfo;
 
@@ -196,6 +197,22 @@ pub trait Device: Send {
     /// # Errors
     /// [`crate::Error::Device`].
     fn copy(&mut self, from: Slice, to: Slice, bytes: usize) -> Result<()>;
+
+    /// Copies to another device: after what is queued on both so far, and before what is queued on either from now on.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    fn copy_to(
+        &mut self,
+        from: Slice,
+        other: &mut (dyn Device + 'static),
+        to: Slice,
+        bytes: usize,
+    ) -> Result<()> {
+        let mut held = vec![0; bytes];
+        self.download(from, &mut held)?;
+        other.upload(to, &held)
+    }
 
     /// Sets `bytes` bytes to zero.
     ///

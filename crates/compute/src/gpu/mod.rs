@@ -30,11 +30,12 @@ mod memory;
 #[cfg(target_os = "macos")]
 pub mod metal;
 mod options;
+mod pipeline;
 mod processor;
 mod run;
 mod steps;
 mod supported;
 
-pub use backend::GpuBackend;
+pub use backend::{GpuBackend, GpuDevice};
 pub use device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice, constants};
 pub use options::{GpuOptions, ProcessorShare};

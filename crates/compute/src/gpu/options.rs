@@ -14,6 +14,8 @@ pub struct GpuOptions {
     pub host_memory: bool,
     /// What the processor computes of them; nothing by default.
     pub processor: Option<ProcessorShare>,
+    /// Whether each of several devices gets layers, even where fewer of them hold the whole model.
+    pub spread: bool,
 }
 
 /// The processor's part in experts that host memory keeps and a batch of few rows misses: what it computes need not come over

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::graph::{
     ActivateOp, Activation, AddOp, AttentionOp, CacheId, CausalConv1dOp, Chosen, ClampOp, DeltaInputs,
-    DeltaRule, EmbedOp, ExpertMlp, ExpertSetId, GatedDeltaRuleOp, GatherRowsOp, Graph, LatentAttentionOp,
+    DeltaRule, EmbedOp, Ends, ExpertMlp, ExpertSetId, GatedDeltaRuleOp, GatherRowsOp, Graph, LatentAttentionOp,
     LatentCacheId, LatentInputs, LatentWeights, LinearOp, MoeExpertsOp, Op, Output, Placement, Precision,
     RmsNormOp, RopeOp, Route, RouteBy, RouteOp, Routing, SigmoidGateOp, SliceOp, StateId, Value, WeightId,
 };
@@ -192,10 +192,11 @@ impl Step {
 }
 
 /// The graph's steps: an addition to the result of a product right before it becomes its residual.
-pub(crate) fn steps(graph: &Graph) -> Vec<Step> {
+pub(crate) fn steps(graph: &Graph, ends: &Ends) -> Vec<Step> {
     let mut uses = vec![0; graph.values];
     let all: Vec<Step> = graph.nodes.iter().map(|node| step(graph, &node.op, node.out)).collect();
-    for value in all.iter().flat_map(Step::inputs).chain([graph.logits]) {
+    let yielded = ends.outputs.iter().copied().chain([graph.logits]);
+    for value in all.iter().flat_map(Step::inputs).chain(yielded) {
         uses[value.index] += 1;
     }
     let mut fused: Vec<Step> = vec![];
@@ -321,7 +322,7 @@ pub(crate) struct Buffers {
 
 /// When each value is needed for the last time, by index of the step. What a norm or a router reads stays as long as its
 /// result: kernels of few rows make either where the result is read.
-fn last_uses(graph: &Graph, steps: &[Step]) -> Vec<usize> {
+fn last_uses(graph: &Graph, ends: &Ends, steps: &[Step]) -> Vec<usize> {
     let mut last = vec![0; graph.values];
     let mut chosen = HashMap::new();
     for (index, step) in steps.iter().enumerate().rev() {
@@ -337,16 +338,21 @@ fn last_uses(graph: &Graph, steps: &[Step]) -> Vec<usize> {
             last[value.index] = last[value.index].max(end);
         }
     }
+    ends.outputs.iter().for_each(|value| last[value.index] = steps.len());
     last
 }
 
 /// First-fit over values in execution order. A step's output shares no buffer with its inputs.
-pub(crate) fn buffers(graph: &Graph, steps: &[Step]) -> Buffers {
-    let mut ending = vec![vec![]; steps.len()];
-    for (value, last) in last_uses(graph, steps).into_iter().enumerate() {
+pub(crate) fn buffers(graph: &Graph, ends: &Ends, steps: &[Step]) -> Buffers {
+    let mut ending = vec![vec![]; steps.len() + 1];
+    for (value, last) in last_uses(graph, ends, steps).into_iter().enumerate() {
         ending[last].push(value);
     }
     let mut buffers = Buffers { of: vec![None; graph.values], widths: vec![] };
+    for input in &ends.inputs {
+        buffers.of[input.index] = Some(buffers.widths.len());
+        buffers.widths.push(input.width());
+    }
     let mut free: Vec<usize> = vec![];
     for (index, step) in steps.iter().enumerate() {
         if let Some(out) = step.output().filter(|out| *out != graph.logits) {

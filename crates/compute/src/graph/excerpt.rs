@@ -8,17 +8,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::operation::Visitor;
+use super::part::layer;
 use super::{
     Attention, CacheId, Chosen, CompressedAttention, CompressedCacheId, ExpertSet, ExpertSetId, Graph,
     LatentAttention, LatentCacheId, MatrixSpec, NGrams, Node, Op, Output, Routing, StateId, Value, WeightId,
     WeightSpec,
 };
 use crate::{DType, Error, Result};
-
-/// The number in `layers.3.mlp`.
-fn layer(name: &str) -> Option<usize> {
-    name.strip_prefix("layers.")?.split('.').next()?.parse().ok()
-}
 
 impl Graph {
     /// Decoder layers, by what they do: numbers of layers that do the same, kinds and numbers ascending.

@@ -1,6 +1,6 @@
 //! The CUDA driver's functions, found in its library when a device is first asked for.
 //!
-//! Declared by hand: the thirty that are needed, so that a machine without the library, or with one that lacks a
+//! Declared by hand: the few that are needed, so that a machine without the library, or with one that lacks a
 //! function, gives an error instead of a panic. Sources: `cuda.h` of CUDA 12.0, the oldest driver that has them all.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -153,6 +153,8 @@ functions! {
     context_retain = "cuDevicePrimaryCtxRetain"(*mut Context, c_int);
     context_release = "cuDevicePrimaryCtxRelease_v2"(c_int);
     context_set = "cuCtxSetCurrent"(Context);
+    can_reach = "cuDeviceCanAccessPeer"(*mut c_int, c_int, c_int);
+    context_reach = "cuCtxEnablePeerAccess"(Context, c_uint);
     memory_info = "cuMemGetInfo_v2"(*mut usize, *mut usize);
     memory_alloc = "cuMemAlloc_v2"(*mut DevicePointer, usize);
     memory_free = "cuMemFree_v2"(DevicePointer);
@@ -164,6 +166,7 @@ functions! {
     copy_to_device = "cuMemcpyHtoDAsync_v2"(DevicePointer, *const c_void, usize, Stream);
     copy_to_host = "cuMemcpyDtoHAsync_v2"(*mut c_void, DevicePointer, usize, Stream);
     copy_within = "cuMemcpyDtoDAsync_v2"(DevicePointer, DevicePointer, usize, Stream);
+    copy_between = "cuMemcpyPeerAsync"(DevicePointer, Context, DevicePointer, Context, usize, Stream);
     set_bytes = "cuMemsetD8Async"(DevicePointer, u8, usize, Stream);
     stream_create = "cuStreamCreate"(*mut Stream, c_uint);
     stream_destroy = "cuStreamDestroy_v2"(Stream);

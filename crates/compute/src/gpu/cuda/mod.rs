@@ -13,6 +13,7 @@ mod profile;
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -66,6 +67,11 @@ pub struct Cuda {
     stream: Stream,
     copies: Stream,
     copied: Event,
+    /// After the last copy to another GPU; and where this one stood when another's copy to it was queued.
+    sent: Event,
+    reached: Event,
+    /// GPUs whose memory has been asked for, as it makes copies fast.
+    neighbours: Vec<c_int>,
     /// What [`Device::mark_work`] remembers.
     marks: Vec<Event>,
     /// `None` only while this is dropped.
@@ -150,6 +156,9 @@ impl Cuda {
             stream: Stream::NULL,
             copies: Stream::NULL,
             copied: Event::NULL,
+            sent: Event::NULL,
+            reached: Event::NULL,
+            neighbours: vec![],
             marks: vec![],
             kernels: Some(Kernels::of(&driver, device, major)),
             buffers: vec![],
@@ -162,7 +171,9 @@ impl Cuda {
         const NON_BLOCKING: c_uint = 1;
         call!(cuda.driver, stream_create(&mut cuda.stream, NON_BLOCKING))?;
         call!(cuda.driver, stream_create(&mut cuda.copies, NON_BLOCKING))?;
-        call!(cuda.driver, event_create(&mut cuda.copied, NO_TIMING))?;
+        for event in [&mut cuda.copied, &mut cuda.sent, &mut cuda.reached] {
+            call!(cuda.driver, event_create(event, NO_TIMING))?;
+        }
         cuda.staging = Staging::new(&cuda.driver, STAGING_BYTES)?;
         Ok(cuda)
     }
@@ -174,6 +185,23 @@ impl Cuda {
     /// Makes the device's context that of the calling thread: an executable may move between threads.
     fn enter(&self) -> Result<()> {
         call!(self.driver, context_set(self.context))
+    }
+
+    /// Has the driver copy to another GPU directly, where the two are connected. Else it goes through host memory, which
+    /// changes no bytes.
+    fn reach(&mut self, other: &Self) {
+        if self.ordinal == other.ordinal || self.neighbours.contains(&other.ordinal) {
+            return;
+        }
+        for (from, to) in [(&*self, other), (other, &*self)] {
+            let mut can = 0;
+            let asked = call!(self.driver, can_reach(&mut can, from.ordinal, to.ordinal));
+            if asked.is_ok() && can != 0 && from.enter().is_ok() {
+                // A refusal, as when another engine of the process has asked before, changes nothing.
+                let _ = call!(self.driver, context_reach(to.context, 0));
+            }
+        }
+        self.neighbours.push(other.ordinal);
     }
 
     /// The address of `slice`, whose `bytes` bytes lie in its buffer.
@@ -393,6 +421,33 @@ impl Device for Cuda {
         call!(self.driver, copy_within(to, from, bytes, self.stream))
     }
 
+    fn copy_to(
+        &mut self,
+        from: Slice,
+        other: &mut (dyn Device + 'static),
+        to: Slice,
+        bytes: usize,
+    ) -> Result<()> {
+        let other: &mut dyn Any = other;
+        let Some(other) = other.downcast_mut::<Self>() else {
+            return Err(Error::Device { reason: "a copy to a device of another kind".into() });
+        };
+        self.reach(other);
+        let (from, to) = (self.address(from, bytes)?, other.address(to, bytes)?);
+        other.enter()?;
+        call!(self.driver, event_record(other.reached, other.stream))?;
+        self.enter()?;
+        call!(self.driver, stream_wait(self.stream, other.reached, 0))?;
+        if self.context == other.context {
+            call!(self.driver, copy_within(to, from, bytes, self.stream))?;
+        } else {
+            call!(self.driver, copy_between(to, other.context, from, self.context, bytes, self.stream))?;
+        }
+        call!(self.driver, event_record(self.sent, self.stream))?;
+        other.enter()?;
+        call!(self.driver, stream_wait(other.stream, self.sent, 0))
+    }
+
     fn clear(&mut self, at: Slice, bytes: usize) -> Result<()> {
         self.enter()?;
         let address = self.address(at, bytes)?;
@@ -549,7 +604,7 @@ impl Drop for Cuda {
         }
         self.kernels = None;
         self.staging.release(&self.driver);
-        for event in self.marks.iter().chain([&self.copied]) {
+        for event in self.marks.iter().chain([&self.copied, &self.sent, &self.reached]) {
             let _ = call!(self.driver, event_destroy(*event));
         }
         let _ = call!(self.driver, stream_destroy(self.copies));

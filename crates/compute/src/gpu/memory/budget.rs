@@ -90,7 +90,7 @@ impl Budget {
         options: &CompileOptions,
         gpu: &GpuOptions,
     ) -> Result<Self> {
-        let total = gpu.memory.unwrap_or(info.free.saturating_sub(MARGIN));
+        let total = usable(info, gpu.memory);
         let far = far(graph, needs, total, options, gpu)?;
         let taken = needs.total(&far);
         let wanted = taken.saturating_add(least_bytes(graph)?);
@@ -106,6 +106,25 @@ impl Budget {
         };
         Ok(Self { far, experts })
     }
+}
+
+/// Bytes that may be taken of a device's memory, of which `limit` is given.
+pub(crate) fn usable(info: &DeviceInfo, limit: Option<u64>) -> u64 {
+    limit.unwrap_or(info.free.saturating_sub(MARGIN))
+}
+
+/// Bytes of device memory that hold all of a graph, with all experts.
+pub(super) fn whole_memory(graph: &Graph, needs: &Needs) -> Result<u64> {
+    Ok(needs.total(&vec![false; needs.weights.len()]).saturating_add(all_bytes(graph)?))
+}
+
+/// Bytes of what a graph has alone: its weights, all experts, all pages and states; nothing of what batches need.
+pub(crate) fn own_bytes(graph: &Graph, options: &CompileOptions) -> Result<u64> {
+    let bytes = |weight: &WeightSpec| Ok(placed(weight.matrix)?.0 as u64);
+    let weights: u64 = graph.weights().iter().map(bytes).sum::<Result<_>>()?;
+    let pages = options.pages.saturating_mul(page_bytes(graph, options.kv_type));
+    let slots = options.state_slots.saturating_mul(slot_bytes(graph));
+    Ok(weights.saturating_add(all_bytes(graph)?).saturating_add(pages.saturating_add(slots) as u64))
 }
 
 /// The least device memory that a graph needs, in bytes.

@@ -18,6 +18,7 @@ mod weights;
 use std::collections::HashMap;
 
 use budget::{Budget, Needs, PAGE_NUMBER_BYTES, logits_bytes};
+pub(super) use budget::{own_bytes, usable};
 pub(super) use expert_layout::{ExpertMatrix, all_bytes};
 pub(super) use experts::DeviceExperts;
 pub(super) use hand_over::HandOver;
@@ -104,6 +105,20 @@ pub(super) fn least_memory(
     let tensor_cores = multiplies_tiles(info, options);
     let needs = Needs::new(graph, options, (buffers, &turns(graph)), tensor_cores)?;
     budget::least_memory(graph, &needs, options, gpu)
+}
+
+/// Bytes of a device's memory that hold all of a graph.
+///
+/// # Errors
+/// As [`least_memory`].
+pub(super) fn whole_memory(
+    info: &DeviceInfo,
+    graph: &Graph,
+    buffers: &Buffers,
+    options: &CompileOptions,
+) -> Result<u64> {
+    let tensor_cores = multiplies_tiles(info, options);
+    budget::whole_memory(graph, &Needs::new(graph, options, (buffers, &turns(graph)), tensor_cores)?)
 }
 
 impl Memory {

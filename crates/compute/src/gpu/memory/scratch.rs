@@ -6,7 +6,7 @@ use crate::backend::PAGE_TOKENS;
 use crate::gpu::device::{BufferId, Device};
 use crate::gpu::{steps, supported};
 use crate::graph::{
-    ChooseBlocksOp, CompressedAttention, EntryIndex, Graph, LinearOp, MoeExpertsOp, Op, TokenForm,
+    ChooseBlocksOp, CompressedAttention, Ends, EntryIndex, Graph, LinearOp, MoeExpertsOp, Op, TokenForm,
 };
 
 /// Outputs and rows of a tile of the common kernels.
@@ -397,8 +397,9 @@ pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
     if supported::unsupported(graph).is_some() {
         return 0;
     }
-    let steps = steps::steps(graph);
-    let widths: usize = steps::buffers(graph, &steps).widths.iter().sum();
+    let ends = Ends::default();
+    let steps = steps::steps(graph, &ends);
+    let widths: usize = steps::buffers(graph, &ends, &steps).widths.iter().sum();
     let Sizes { attention: a, experts: e, buckets: b, tensor: t, panels: p, quantized: q, batch: s, chosen } =
         sizes(graph, rows);
     let attention = [a.parts, a.stats, a.query, a.mixed];

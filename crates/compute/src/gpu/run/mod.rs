@@ -10,15 +10,15 @@ use std::time::Instant;
 pub(super) use self::draws::ROW_BYTES as DRAW_ROW_BYTES;
 use self::draws::{DrawBuffers, MOST_TOKENS};
 use self::recording::{Recordings, Runner};
-use self::turns::Turns;
+pub(super) use self::turns::Turns;
 use super::device::{Device, Slice};
-use super::memory::{Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, Memory, Shape};
+use super::memory::{Ending, FEW_ROWS, Memory, Shape};
 use super::options::GpuOptions;
 use super::processor::{Beside, Processor};
 use super::steps::{Buffers, Step, buffers, steps};
 use crate::backend::{Batch, CompileOptions, DeviceCounts, Executable, ExpertSource};
 use crate::draw::Draw;
-use crate::graph::{ExpertSetId, Graph};
+use crate::graph::{Ends, ExpertSetId, Graph, Value};
 use crate::profile::{Profile, Work};
 use crate::{Error, Result, Tensor};
 
@@ -32,6 +32,7 @@ pub(crate) struct GpuExecutable {
     beside: Option<Beside>,
     device: Mutex<Box<dyn Device>>,
     graph: Graph,
+    ends: Ends,
     steps: Vec<Step>,
     buffers: Buffers,
     memory: Memory,
@@ -50,13 +51,13 @@ impl GpuExecutable {
     /// [`crate::Error::DeviceMemory`] if there is not enough.
     pub(crate) fn new(
         mut device: Box<dyn Device>,
-        graph: Graph,
+        (graph, ends): (Graph, Ends),
         tensors: &[Tensor],
         options: &CompileOptions,
         gpu: &GpuOptions,
     ) -> Result<Self> {
-        let steps = steps(&graph);
-        let buffers = buffers(&graph, &steps);
+        let steps = steps(&graph, &ends);
+        let buffers = buffers(&graph, &ends, &steps);
         let mut memory = Memory::new(&mut *device, &graph, &buffers, tensors, options, gpu)?;
         let (mut processor, mut beside) = (None, None);
         let sets = (0..graph.expert_sets().len()).map(ExpertSetId);
@@ -75,6 +76,7 @@ impl GpuExecutable {
             beside,
             device: Mutex::new(device),
             graph,
+            ends,
             steps,
             buffers,
             memory,
@@ -93,6 +95,34 @@ impl GpuExecutable {
 
     fn device_mut(&mut self) -> &mut dyn Device {
         &mut **self.device.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a value is, as long as it is alive.
+    fn place(&self, value: Value) -> Slice {
+        let buffer = self.buffers.of[value.index].expect("a value that is made or brought has a buffer");
+        self.memory.values[buffer].into()
+    }
+
+    /// Queues a batch of a part of a graph that others follow, and waits for it only where experts need the host.
+    pub(super) fn advance(&mut self, batch: &Batch<'_>, experts: &mut dyn ExpertSource) -> Result<()> {
+        let batch = Batch { outputs: &[], ..*batch };
+        self.run_batch(&batch, experts, Ending::Logits, |_| Ok(()))
+    }
+
+    /// Gives the next part, on a device of its own, what this one yields of a batch of so many rows.
+    pub(super) fn hand_over(&mut self, next: &mut Self, rows: usize) -> Result<()> {
+        for value in self.ends.outputs.clone() {
+            let (from, to) = (self.place(value), next.place(value));
+            let other = next.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let device = self.device.get_mut().unwrap_or_else(PoisonError::into_inner);
+            device.copy_to(from, &mut **other, to, rows * value.width() * size_of::<f32>())?;
+        }
+        Ok(())
+    }
+
+    /// Whether it makes a difference how many sequences a batch has, besides its size: see [`Executable::decode_rows`].
+    pub(super) fn shares_with_processor(&self) -> bool {
+        self.memory.experts.hand_over().is_some()
     }
 
     /// Runs a batch: `read` gets what it ends with from the device.
@@ -194,8 +224,7 @@ impl Executable for GpuExecutable {
         let hidden = self.graph.hidden().ok_or(Error::NoHead)?;
         self.run_batch(batch, experts, Ending::Hidden, |own| {
             // Nothing but the head comes after the value, so that its buffer still holds it.
-            let buffer = own.buffers.of[hidden.index].expect("a value that a product reads has a buffer");
-            let from = Slice::from(own.memory.values[buffer]);
+            let from = own.place(hidden);
             let (width, mut rows) = (hidden.width(), vec![]);
             for first in (0..batch.outputs.len()).step_by(HIDDEN_ROWS) {
                 rows.resize((batch.outputs.len() - first).min(HIDDEN_ROWS) * width, 0.0);
@@ -218,10 +247,7 @@ impl Executable for GpuExecutable {
 
     fn decode_rows(&self, sequences: usize) -> usize {
         // Only in batches of few rows has the processor part.
-        match self.memory.experts.hand_over() {
-            Some(_) => self.turns.rows(FEW_ROWS_BESIDE_PANELS, sequences),
-            None => sequences,
-        }
+        if self.shares_with_processor() { self.turns.decode_rows(sequences) } else { sequences }
     }
 
     fn draws_tokens(&self) -> bool {

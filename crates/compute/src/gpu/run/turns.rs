@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use crate::gpu::memory::FEW_ROWS_BESIDE_PANELS;
+
 /// Measurements before batches of so many rows are judged; the first ones are recorded and find caches cold.
 const FIRST: u32 = 4;
 /// Batches after which what was slower is tried again.
@@ -12,7 +14,7 @@ const NEW: f64 = 0.1;
 
 /// What batches of one token a sequence took, by their rows.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     of: HashMap<usize, Taken>,
     batches: u64,
 }
@@ -32,7 +34,7 @@ fn key(rows: usize) -> usize {
 
 impl Turns {
     /// A batch of so many rows took so long.
-    pub(super) fn add(&mut self, rows: usize, took: Duration) {
+    pub(crate) fn add(&mut self, rows: usize, took: Duration) {
         self.batches += 1;
         let (seconds, last) = (took.as_secs_f64(), self.batches);
         let taken = self.of.entry(key(rows)).or_insert(Taken { seconds, count: 0, last });
@@ -40,8 +42,13 @@ impl Turns {
         (taken.count, taken.last) = (taken.count.saturating_add(1), last);
     }
 
+    /// Rows of the next batch for so many sequences: all, or as many as leave the processor a part.
+    pub(crate) fn decode_rows(&self, sequences: usize) -> usize {
+        self.rows(FEW_ROWS_BESIDE_PANELS, sequences)
+    }
+
     /// Rows of the next batch for so many sequences: all, or `few`.
-    pub(super) fn rows(&self, few: usize, sequences: usize) -> usize {
+    fn rows(&self, few: usize, sequences: usize) -> usize {
         if sequences <= few {
             return sequences;
         }

@@ -1,0 +1,205 @@
+//! Parts: consecutive layers of a graph as graphs of their own, for devices that have some layers each.
+//!
+//! A graph can be cut where a layer ends. What is alive there, the residual stream and maybe more, crosses the cut: it is
+//! what the earlier part yields and the later one begins with. Values keep their indices in all parts; weights, caches,
+//! states and experts are numbered anew, so that a part has memory for its own only. A weight that several parts read is in
+//! each of them.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::operation::Visitor;
+use super::{
+    CacheId, CompressedCacheId, ExpertSetId, Graph, LatentCacheId, Op, Output, Routing, StateId, Value,
+    WeightId,
+};
+
+/// Values that a part of a graph begins with, and those that it yields; neither for a whole graph.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Ends {
+    pub(crate) inputs: Vec<Value>,
+    pub(crate) outputs: Vec<Value>,
+}
+
+/// Some consecutive layers of a graph.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    /// Of its nodes only. Without the head its logits have no columns.
+    pub(crate) graph: Graph,
+    pub(crate) ends: Ends,
+    /// Numbers in the whole graph, by those in the part.
+    pub(crate) weights: Vec<usize>,
+    pub(crate) caches: Vec<usize>,
+    pub(crate) latent_caches: Vec<usize>,
+    pub(crate) compressed_caches: Vec<usize>,
+    pub(crate) states: Vec<usize>,
+    pub(crate) expert_sets: Vec<ExpertSetId>,
+}
+
+/// The number in `layers.3.mlp`.
+pub(super) fn layer(name: &str) -> Option<usize> {
+    name.strip_prefix("layers.")?.split('.').next()?.parse().ok()
+}
+
+impl Graph {
+    /// Where it can be cut, by the number of nodes before: where a layer begins that is not the first one, as long as all
+    /// tokens have rows and no router's choice is read beyond.
+    pub(crate) fn cuts(&self) -> Vec<usize> {
+        let mut last_read = vec![0; self.routings];
+        for (index, node) in self.nodes.iter().enumerate() {
+            let mut read = Routings(vec![]);
+            node.op.clone().visit(&mut read);
+            read.0.iter().for_each(|routing| last_read[routing.index] = index);
+        }
+        let (mut cuts, mut last, mut whole_until) = (vec![], None, 0);
+        for (index, node) in self.nodes.iter().enumerate() {
+            if matches!(node.op, Op::GatherRows(_)) {
+                break;
+            }
+            if let Some(number) = layer(&node.name) {
+                if last.is_some_and(|last| last != number) && whole_until < index {
+                    cuts.push(index);
+                }
+                last = Some(number);
+            }
+            if let Output::Routing(routing) = node.out {
+                whole_until = whole_until.max(last_read[routing.index]);
+            }
+        }
+        cuts
+    }
+
+    /// What is alive before node `at`, by index.
+    fn alive(&self, at: usize) -> Vec<Value> {
+        if at == 0 || at == self.nodes.len() {
+            return vec![];
+        }
+        let (before, after) = self.nodes.split_at(at);
+        let read: Vec<Value> = after.iter().flat_map(|node| node.op.values()).collect();
+        let made = before.iter().filter_map(|node| match node.out {
+            Output::Value(value) => Some(value),
+            Output::Routing(_) => None,
+        });
+        let mut alive: Vec<Value> = made.filter(|value| read.contains(value)).collect();
+        alive.sort_unstable_by_key(|value| value.index);
+        alive
+    }
+
+    /// The part of some of its nodes, from one of [`Graph::cuts`] or the beginning to another or the end.
+    pub(crate) fn part(&self, nodes: Range<usize>) -> Part {
+        let ends = Ends { inputs: self.alive(nodes.start), outputs: self.alive(nodes.end) };
+        Part { ends, ..self.part_without_ends(nodes) }
+    }
+
+    /// The same, without what crosses the cuts: what such a part has.
+    pub(crate) fn part_without_ends(&self, nodes: Range<usize>) -> Part {
+        let mut numbers = Numbers::default();
+        let mut graph = Graph { nodes: self.nodes[nodes.clone()].to_vec(), ..self.without_memory() };
+        graph.nodes.iter_mut().for_each(|node| node.op.visit(&mut numbers));
+        if nodes.end < self.nodes.len() {
+            graph.logits = Value { index: graph.values, width: 0 };
+            graph.values += 1;
+        }
+        let Numbers { weights, caches, latent_caches, compressed_caches, states, expert_sets } = numbers;
+        graph.weights = weights.of(&self.weights);
+        graph.caches = caches.of(&self.caches);
+        graph.latent_caches = latent_caches.of(&self.latent_caches);
+        graph.compressed_caches = compressed_caches.of(&self.compressed_caches);
+        graph.states = states.of(&self.states);
+        graph.expert_sets = expert_sets.of(&self.expert_sets);
+        Part {
+            graph,
+            ends: Ends::default(),
+            weights: weights.old,
+            caches: caches.old,
+            latent_caches: latent_caches.old,
+            compressed_caches: compressed_caches.old,
+            states: states.old,
+            expert_sets: expert_sets.old.into_iter().map(ExpertSetId).collect(),
+        }
+    }
+
+    /// A graph like this one that has nothing.
+    fn without_memory(&self) -> Graph {
+        Graph {
+            nodes: vec![],
+            weights: vec![],
+            ropes: self.ropes.clone(),
+            caches: vec![],
+            states: vec![],
+            latent_caches: vec![],
+            compressed_caches: vec![],
+            expert_sets: vec![],
+            values: self.values,
+            routings: self.routings,
+            logits: self.logits,
+        }
+    }
+}
+
+/// Collects choices of routers that are read.
+struct Routings(Vec<Routing>);
+
+impl Visitor for Routings {
+    fn routing(&mut self, routing: &mut Routing) {
+        self.0.push(*routing);
+    }
+}
+
+/// New numbers of one kind, in the order in which they are met.
+#[derive(Default)]
+struct Renumbered {
+    new: HashMap<usize, usize>,
+    old: Vec<usize>,
+}
+
+impl Renumbered {
+    fn exchange(&mut self, number: &mut usize) {
+        *number = *self.new.entry(*number).or_insert_with(|| {
+            self.old.push(*number);
+            self.old.len() - 1
+        });
+    }
+
+    /// Of what the whole graph has, that of the part.
+    fn of<T: Clone>(&self, all: &[T]) -> Vec<T> {
+        self.old.iter().map(|old| all[*old].clone()).collect()
+    }
+}
+
+/// Exchanges what operations refer to for the part's own.
+#[derive(Default)]
+struct Numbers {
+    weights: Renumbered,
+    caches: Renumbered,
+    latent_caches: Renumbered,
+    compressed_caches: Renumbered,
+    states: Renumbered,
+    expert_sets: Renumbered,
+}
+
+impl Visitor for Numbers {
+    fn weight(&mut self, id: &mut WeightId) {
+        self.weights.exchange(&mut id.0);
+    }
+
+    fn state(&mut self, id: &mut StateId) {
+        self.states.exchange(&mut id.0);
+    }
+
+    fn cache(&mut self, id: &mut CacheId) {
+        self.caches.exchange(&mut id.0);
+    }
+
+    fn latent_cache(&mut self, id: &mut LatentCacheId) {
+        self.latent_caches.exchange(&mut id.0);
+    }
+
+    fn compressed_cache(&mut self, id: &mut CompressedCacheId) {
+        self.compressed_caches.exchange(&mut id.0);
+    }
+
+    fn experts(&mut self, id: &mut ExpertSetId) {
+        self.expert_sets.exchange(&mut id.0);
+    }
+}
