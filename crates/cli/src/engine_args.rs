@@ -11,7 +11,7 @@ use moeflux::experts::{PolicyKind, Prefetch};
 use moeflux::io::file::ReadMode;
 use moeflux::io::queue::QueueKind;
 use moeflux::memory::parse_size;
-use moeflux::{Compute, Engine, OpenOptions, Options, SpecType, TextModel};
+use moeflux::{Compute, Devices, Engine, OpenOptions, Options, SpecType, TextModel};
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
@@ -56,10 +56,13 @@ pub struct EngineArgs {
     /// Compute backend
     #[arg(long, value_name = "BACKEND", default_value = "auto", help_heading = "Engine")]
     pub backend: BackendKind,
-    /// GPU memory to use: weights, context, scratch, and experts in the rest [default: what is free; of memory
-    /// shared with the CPU, at most three quarters of --memory]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Engine")]
-    pub device_memory: Option<u64>,
+    /// GPUs to use, by number, such as 0,1, or all: as few as hold the model have some layers each [default: the first]
+    #[arg(long, value_name = "NUMBERS", value_parser = parse::<Devices>, help_heading = "Engine")]
+    pub devices: Option<Devices>,
+    /// GPU memory to use: weights, context, scratch, and experts in the rest; of several GPUs of each, or one size for each,
+    /// separated by commas [default: what is free; of memory shared with the CPU, at most three quarters of --memory]
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size, help_heading = "Engine")]
+    pub device_memory: Vec<u64>,
     /// On a GPU, compute a token with the same bits whatever else is in its batch, as the CPU does; slower with many sequences
     #[arg(long, help_heading = "Engine")]
     pub batch_invariant: bool,
@@ -172,7 +175,8 @@ impl EngineArgs {
         };
         let mut options = OpenOptions::new().engine_options(engine).compute(self.backend.compute());
         options = options.batch_invariant(self.batch_invariant);
-        options = self.device_memory.into_iter().fold(options, OpenOptions::device_memory);
+        options = options.devices(self.devices.clone().unwrap_or_default());
+        options = options.device_memories(self.device_memory.clone());
         options = self.processor_share.into_iter().fold(options, OpenOptions::processor_share);
         options = self.threads.into_iter().fold(options, OpenOptions::threads);
         self.simd.into_iter().fold(options, OpenOptions::simd)

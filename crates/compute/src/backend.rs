@@ -326,6 +326,11 @@ pub trait Executable: Send {
         None
     }
 
+    /// Which layers are on which of several devices, for people: `layers 0 to 23 on GPU 0, 24 to 47 on GPU 1`.
+    fn division(&self) -> Option<String> {
+        None
+    }
+
     /// Of so many sequences, how many a batch with a token of each should have, for the most tokens a second: fewer where
     /// experts are brought from afar, and batches of a few rows leave a part of them to others.
     fn decode_rows(&self, sequences: usize) -> usize {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use dynamo_backend_common::CommonArgs;
-use moeflux::{Compute, OpenOptions, Options};
+use moeflux::{Compute, Devices, OpenOptions, Options};
 
 /// Serves one model to the frontends of a Dynamo deployment.
 #[derive(Debug, Clone, Parser)]
@@ -25,9 +25,13 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = moeflux::memory::parse_size)]
     pub memory: Option<u64>,
 
-    /// Most memory of the GPU to use
-    #[arg(long, value_name = "SIZE", value_parser = moeflux::memory::parse_size)]
-    pub device_memory: Option<u64>,
+    /// GPUs to use, by number, such as 0,1, or all: as few as hold the model have some layers each [default: the first]
+    #[arg(long, value_name = "NUMBERS")]
+    pub devices: Option<Devices>,
+
+    /// Most memory of the GPU to use; of several of each, or one size for each, separated by commas
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = moeflux::memory::parse_size)]
+    pub device_memory: Vec<u64>,
 
     /// Use the processor even if there is a GPU
     #[arg(long)]
@@ -72,9 +76,8 @@ impl Arguments {
         if let Some(bytes) = self.memory {
             options = options.memory(bytes);
         }
-        if let Some(bytes) = self.device_memory {
-            options = options.device_memory(bytes);
-        }
+        options = options.devices(self.devices.clone().unwrap_or_default());
+        options = options.device_memories(self.device_memory.clone());
         self.threads.into_iter().fold(options, OpenOptions::threads)
     }
 }

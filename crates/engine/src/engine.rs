@@ -236,6 +236,10 @@ impl Engine {
         let fingerprint = Fingerprint::new(&model.graph, &weights, &description, precision);
         let compiled = backend.compile(&model.graph, weights, compile);
         let mut executable = compiled.map_err(|error| told(&model, error.into()))?;
+        let description = match executable.division() {
+            Some(division) => format!("{description}, {division}"),
+            None => description,
+        };
         let invariant = executable.batch_invariant();
         let speculator = Speculator::new(options.spec_type, options.draft_max, invariant)?;
         let mut store = std::mem::take(&mut model.experts);

@@ -65,9 +65,8 @@ impl Display for Devices {
 impl Devices {
     /// Of the GPUs that were found, those that are meant.
     fn choose(&self, found: Vec<DeviceInfo>) -> Result<Vec<Gpu>> {
-        let refused = |expected: String| {
-            Err(Error::Option { option: "devices", expected, got: self.to_string() })
-        };
+        let refused =
+            |expected: String| Err(Error::Option { option: "devices", expected, got: self.to_string() });
         let count = found.len();
         let gpu = |(number, info)| Gpu { number, info, memory: None };
         let all: Vec<Gpu> = found.into_iter().enumerate().map(gpu).collect();
@@ -116,7 +115,8 @@ pub fn limit(gpus: &mut [Gpu], sizes: &[u64]) -> Result<()> {
             gpus.iter_mut().zip(sizes).for_each(|(gpu, bytes)| gpu.memory = Some(*bytes));
         }
         _ => {
-            let each = if count > 1 { format!(", or one for each of {count} devices") } else { String::new() };
+            let each =
+                if count > 1 { format!(", or one for each of {count} devices") } else { String::new() };
             return Err(Error::Option {
                 option: "device-memory",
                 expected: format!("one size{each}"),

@@ -62,7 +62,7 @@ pub use engine::{Engine, Options, Outputs, Reads, Stats};
 pub use error::{Error, Result};
 pub use experts::routing::RouterChoices;
 pub use generation::{Finish, Generated, TextModel};
-pub use hardware::Compute;
+pub use hardware::{Compute, Devices};
 pub use minima::Minima;
 pub use open::{OpenOptions, open};
 pub use placement::Placement;

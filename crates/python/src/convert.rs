@@ -31,6 +31,18 @@ pub fn to_bytes(value: &Bound<'_, PyAny>) -> PyResult<u64> {
     value.extract()
 }
 
+/// Sizes: one, or several.
+pub fn budgets(given: Option<Bound<'_, PyAny>>) -> PyResult<Vec<u64>> {
+    let Some(given) = given else { return Ok(vec![]) };
+    if given.cast::<PyString>().is_ok() {
+        return Ok(vec![to_bytes(&given)?]);
+    }
+    match given.try_iter() {
+        Ok(several) => several.map(|each| to_bytes(&each?)).collect(),
+        Err(_) => Ok(vec![to_bytes(&given)?]),
+    }
+}
+
 /// What is to be answered or continued.
 #[derive(Debug, Clone)]
 pub enum Prompt {

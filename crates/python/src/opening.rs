@@ -5,11 +5,13 @@ use std::str::FromStr;
 use std::sync::mpsc;
 
 use moeflux::hub::HubId;
-use moeflux::{Compute, OpenOptions, Options, Scheduler, SchedulerOptions, TextModel, hardware};
+use moeflux::{Compute, Devices, OpenOptions, Options, Scheduler, SchedulerOptions, TextModel, hardware};
 use moeflux_compute::backend::ActivationMode;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
-use crate::convert::to_bytes;
+use crate::convert::{budgets, to_bytes};
+use crate::error::classes::OptionError;
 use crate::error::{OrRaise, option};
 use crate::host::Host;
 use crate::model::Model;
@@ -26,7 +28,7 @@ enum Loading {
 // As many sequences as `moeflux serve` has; the queue is as good as unlimited, since who waits is this process.
 #[pyfunction]
 #[pyo3(signature = (
-    model, *, backend="auto", memory=None, device_memory=None, batch_invariant=false, processor_share=None, expert_cache=None,
+    model, *, backend="auto", memory=None, devices=None, device_memory=None, batch_invariant=false, processor_share=None, expert_cache=None,
     threads=None, chunk=None, context=None, sequences=8, kv_tokens=None, activations="int8", kv=None, simd=None,
     mirrors=None, read_mode=None, read_queue=None, read_depth=None, cache_policy=None, prefetch=None, spec_type=None, draft_max=None, queue=1048576,
     kept_sessions=16, progress=None
@@ -37,6 +39,7 @@ pub fn open(
     model: PathBuf,
     backend: &str,
     memory: Option<Bound<'_, PyAny>>,
+    devices: Option<Bound<'_, PyAny>>,
     device_memory: Option<Bound<'_, PyAny>>,
     batch_invariant: bool,
     processor_share: Option<f32>,
@@ -92,7 +95,7 @@ pub fn open(
     let options = made().or_raise(py)?;
     let bytes = |given: Option<Bound<'_, PyAny>>| given.as_ref().map(to_bytes).transpose();
     let options = bytes(memory)?.into_iter().fold(options, OpenOptions::memory);
-    let options = bytes(device_memory)?.into_iter().fold(options, OpenOptions::device_memory);
+    let options = options.devices(devices_of(devices)?).device_memories(budgets(device_memory)?);
     let served = SchedulerOptions { queue, kept_sessions, ..SchedulerOptions::default() };
     let cache = hub_cache(py)?;
 
@@ -161,6 +164,20 @@ pub fn compute_of(name: &str) -> moeflux::Result<Compute> {
         _ => {
             let expected = format!("auto, cpu or {}", gpu.unwrap_or("nothing else on this system"));
             Err(option("backend", &expected, name))
+        }
+    }
+}
+
+/// GPUs: `all`, a number, or several numbers.
+pub fn devices_of(given: Option<Bound<'_, PyAny>>) -> PyResult<Devices> {
+    let Some(given) = given else { return Ok(Devices::First) };
+    if let Ok(text) = given.cast::<PyString>() {
+        return text.to_str()?.parse().map_err(OptionError::new_err);
+    }
+    match given.extract() {
+        Ok(number) => Ok(Devices::Numbers(vec![number])),
+        Err(_) => {
+            Ok(Devices::Numbers(given.try_iter()?.map(|item| item?.extract()).collect::<PyResult<_>>()?))
         }
     }
 }

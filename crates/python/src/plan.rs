@@ -6,11 +6,10 @@ use std::sync::mpsc;
 use moeflux::cost::{Plan, PlanOptions, PlanProgress, PlannedModel};
 use moeflux::models::assumed::Storage;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 
-use crate::convert::{from_json, to_bytes};
+use crate::convert::{budgets, from_json};
 use crate::error::{OrRaise, option};
-use crate::opening::{compute_of, hub_cache, locate, parse};
+use crate::opening::{compute_of, devices_of, hub_cache, locate, parse};
 use crate::wait::receive;
 
 /// How planning goes on.
@@ -23,7 +22,7 @@ enum Planning {
 /// takes, a config.json, or `synth:SHAPE`. Memory is one budget or several.
 #[pyfunction]
 #[pyo3(signature = (
-    model, *, memory=None, device_memory=None, context=None, prompt=512, quant=None, trace=None, skew=0.8, backend="auto",
+    model, *, memory=None, devices=None, device_memory=None, context=None, prompt=512, quant=None, trace=None, skew=0.8, backend="auto",
     threads=None, simd=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
@@ -31,6 +30,7 @@ pub fn plan<'py>(
     py: Python<'py>,
     model: PathBuf,
     memory: Option<Bound<'py, PyAny>>,
+    devices: Option<Bound<'py, PyAny>>,
     device_memory: Option<Bound<'py, PyAny>>,
     context: Option<usize>,
     prompt: usize,
@@ -50,6 +50,7 @@ pub fn plan<'py>(
         skew,
         trace,
         compute: compute_of(backend).or_raise(py)?,
+        devices: devices_of(devices)?,
         threads,
         simd: parse("simd", "portable, neon, avx2 or avx512", simd).or_raise(py)?,
         downloads: cache.clone(),
@@ -78,18 +79,6 @@ pub fn plan<'py>(
             }
             Planning::Over(plan) => return from_json(py, &plan.or_raise(py)?.json()),
         }
-    }
-}
-
-/// One budget, or several.
-fn budgets(given: Option<Bound<'_, PyAny>>) -> PyResult<Vec<u64>> {
-    let Some(given) = given else { return Ok(vec![]) };
-    if given.cast::<PyString>().is_ok() {
-        return Ok(vec![to_bytes(&given)?]);
-    }
-    match given.try_iter() {
-        Ok(several) => several.map(|each| to_bytes(&each?)).collect(),
-        Err(_) => Ok(vec![to_bytes(&given)?]),
     }
 }
 

@@ -24,15 +24,19 @@ pub fn run(args: &DevicesArgs) -> Result<()> {
     let cpu = CpuBackend::new(threads, None)?.describe();
     let (backend, gpus) = GPUS.map_or(("", Ok(vec![])), |gpus| (gpus.name, (gpus.find)()));
     if args.json {
-        let entry = |gpu: &DeviceInfo| json!({ "backend": backend, "name": gpu.name, "memory": gpu.memory, "free": gpu.free });
-        let list: Vec<_> = gpus.iter().flatten().map(entry).collect();
+        let entry = |(number, gpu): (usize, &DeviceInfo)| {
+            let &DeviceInfo { ref name, memory, free, .. } = gpu;
+            json!({ "backend": backend, "number": number, "name": name, "memory": memory, "free": free })
+        };
+        let list: Vec<_> = gpus.iter().flatten().enumerate().map(entry).collect();
         let missing = gpus.as_ref().err().map(ToString::to_string);
         return crate::print(&format!("{:#}\n", json!({ "cpu": cpu, "gpus": list, "no_gpu": missing })));
     }
-    let mut table = Table::new(&["backend", "device", "memory", "free"]);
-    table.row(&["cpu".into(), cpu, String::new(), String::new()]);
-    for gpu in gpus.iter().flatten() {
-        table.row(&[backend.into(), gpu.name.clone(), size(gpu.memory), size(gpu.free)]);
+    let mut table = Table::new(&["backend", "number", "device", "memory", "free"]);
+    table.row(&["cpu".into(), String::new(), cpu, String::new(), String::new()]);
+    for (number, gpu) in gpus.iter().flatten().enumerate() {
+        let number = number.to_string();
+        table.row(&[backend.into(), number, gpu.name.clone(), size(gpu.memory), size(gpu.free)]);
     }
     crate::print(&table.to_string())?;
     if let Err(error) = gpus {

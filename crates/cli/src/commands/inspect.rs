@@ -13,7 +13,7 @@ use moeflux::models::{self, Model};
 use moeflux::pack::Loss;
 use moeflux::synth::{Plan, Recipe};
 use moeflux::tokenizer::Tokenizer;
-use moeflux::{Compute, Error, Minima, Options, Placement, memory};
+use moeflux::{Compute, Devices, Error, Minima, Options, Placement, memory};
 use moeflux_compute::DType;
 use moeflux_compute::backend::{KvType, PAGE_TOKENS, page_bytes};
 use moeflux_compute::cpu::CpuBackend;
@@ -71,10 +71,13 @@ struct Facts {
     vocab_size: usize,
 }
 
-/// A GPU with memory of its own, and what the model needs at least with it.
+/// GPUs with memory of their own, and what the model needs at least with them.
 struct OnGpu {
     name: String,
+    count: usize,
     minima: Minima,
+    /// Of each, if all compute.
+    minimum_of_each: Option<u64>,
 }
 
 /// How the model fits into memory with default options.
@@ -275,11 +278,15 @@ impl Fit {
 
 impl OnGpu {
     fn find(model: &Model) -> Result<Option<Self>> {
-        let Some((gpu, gpus)) = Compute::Auto.gpu()?.filter(|(gpu, _)| !gpu.unified) else { return Ok(None) };
-        let name = gpu.name.clone();
-        let backend = gpus.backend(gpu, GpuOptions::default());
-        let minima = Minima::new(model, &*backend, &Options::default())?;
-        Ok(Some(Self { name, minima }))
+        let Ok(Some((all, gpus))) = Compute::Auto.gpus(&Devices::All) else { return Ok(None) };
+        let Some(first) = all.first().filter(|gpu| !gpu.info.unified).cloned() else { return Ok(None) };
+        let minima = |gpus_used| {
+            let backend = gpus.backend(gpus_used, GpuOptions::default());
+            Minima::new(model, &*backend, &Options::default())
+        };
+        let (name, count) = (first.info.name.clone(), all.len());
+        let minimum_of_each = if count > 1 { minima(all)?.device } else { None };
+        Ok(Some(Self { name, count, minima: minima(vec![first])?, minimum_of_each }))
     }
 }
 
@@ -454,12 +461,15 @@ impl Fit {
         let available = self.available.map_or("unknown".to_owned(), size);
         line("memory here", format!("{available} available"));
         line("needs", format!("{} for everything, at least {}", size(self.all_resident), size(self.minimum)));
-        if let Some(OnGpu { name, minima: Minima { host, device } }) = &self.gpu {
+        if let Some(OnGpu { name, count, minima: Minima { host, device }, minimum_of_each }) = &self.gpu {
             let device = size(device.unwrap_or(0));
             line(
                 "with the GPU",
                 format!("at least {device} of {name}'s memory, and {} of this one", size(*host)),
             );
+            if let Some(each) = minimum_of_each {
+                line("with all GPUs", format!("at least {} of the memory of each of {count}", size(*each)));
+            }
         }
         let outcome = match self.slots {
             Some((slots, all)) if slots >= all => "everything in memory".to_owned(),
@@ -479,8 +489,10 @@ impl Fit {
             "available": self.available,
             "all_resident": self.all_resident,
             "minimum": self.minimum,
-            "gpu": self.gpu.as_ref().map(|OnGpu { name, minima }| json!({
+            "gpu": self.gpu.as_ref().map(|OnGpu { name, count, minima, minimum_of_each }| json!({
                 "name": name,
+                "count": count,
+                "minimum_of_each": minimum_of_each,
                 "minimum": minima.device,
                 "host_minimum": minima.host,
             })),

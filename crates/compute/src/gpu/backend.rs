@@ -164,7 +164,8 @@ impl Backend for GpuBackend {
     ) -> Result<Box<dyn Executable>> {
         graph.check_weights(&weights)?;
         supported::check(graph)?;
-        let mut devices = (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
+        let mut devices =
+            (0..self.devices.len()).map(|index| self.open(index)).collect::<Result<Vec<_>>>()?;
         if devices.len() == 1 {
             let (device, whole) = (devices.remove(0), (graph.clone(), Ends::default()));
             let gpu = GpuOptions { memory: self.devices[0].memory, ..self.options };

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use crate::graph::{
     ActivateOp, Activation, AddOp, AttentionOp, CacheId, CausalConv1dOp, Chosen, ClampOp, DeltaInputs,
-    DeltaRule, EmbedOp, Ends, ExpertMlp, ExpertSetId, GatedDeltaRuleOp, GatherRowsOp, Graph, LatentAttentionOp,
-    LatentCacheId, LatentInputs, LatentWeights, LinearOp, MoeExpertsOp, Op, Output, Placement, Precision,
-    RmsNormOp, RopeOp, Route, RouteBy, RouteOp, Routing, SigmoidGateOp, SliceOp, StateId, Value, WeightId,
+    DeltaRule, EmbedOp, Ends, ExpertMlp, ExpertSetId, GatedDeltaRuleOp, GatherRowsOp, Graph,
+    LatentAttentionOp, LatentCacheId, LatentInputs, LatentWeights, LinearOp, MoeExpertsOp, Op, Output,
+    Placement, Precision, RmsNormOp, RopeOp, Route, RouteBy, RouteOp, Routing, SigmoidGateOp, SliceOp,
+    StateId, Value, WeightId,
 };
 
 /// What is done to heads of queries and keys before they are attended with.

@@ -24,6 +24,8 @@ pub(crate) struct Ends {
 /// Some consecutive layers of a graph.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
+    /// The numbers of its first layer and its last, if it has any.
+    pub(crate) layers: Option<[usize; 2]>,
     /// Of its nodes only. Without the head its logits have no columns.
     pub(crate) graph: Graph,
     pub(crate) ends: Ends,
@@ -107,7 +109,11 @@ impl Graph {
         graph.compressed_caches = compressed_caches.of(&self.compressed_caches);
         graph.states = states.of(&self.states);
         graph.expert_sets = expert_sets.of(&self.expert_sets);
+        let mut layers = graph.nodes.iter().filter_map(|node| layer(&node.name));
+        let first = layers.next();
+        let layers = first.map(|first| [first, layers.last().unwrap_or(first)]);
         Part {
+            layers,
             graph,
             ends: Ends::default(),
             weights: weights.old,

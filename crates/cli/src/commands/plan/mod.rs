@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use moeflux::Devices;
 use moeflux::cost::{Plan, PlanOptions, PlanProgress};
 use moeflux::memory::parse_size;
 use moeflux_compute::cpu::SimdLevel;
@@ -27,7 +28,7 @@ pub struct PlanArgs {
     /// Memory budgets, separated by commas [default: from the smallest that works to all experts in memory]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     memory: Vec<u64>,
-    /// GPU memory budgets, separated by commas [default: all that is free, and parts of it]
+    /// GPU memory budgets, separated by commas; of several GPUs, for each [default: all that is free, and parts of it]
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_size)]
     device_memory: Vec<u64>,
     /// Context length in tokens [default: the model's, at most 4096]
@@ -51,6 +52,9 @@ pub struct PlanArgs {
     /// Compute backend
     #[arg(long, value_name = "BACKEND", default_value = "auto")]
     backend: BackendKind,
+    /// GPUs to use, by number, or all: layers are divided over them [default: the first]
+    #[arg(long, value_name = "NUMBERS", value_parser = parse::<Devices>)]
+    devices: Option<Devices>,
     /// Compute threads [default: one per core]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -71,6 +75,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         skew: args.skew,
         trace: args.trace.clone(),
         compute: args.backend.compute(),
+        devices: args.devices.clone().unwrap_or_default(),
         threads: args.threads,
         simd: args.simd,
         downloads: Settings::from_environment().cache,

@@ -72,7 +72,8 @@ impl Report<'_> {
             let link = measured
                 .link
                 .map_or(String::new(), |link| format!(", experts are copied at {:.1} GB/s", link / 1e9));
-            line("gpu", format!("{}, {} free{link}", gpu.name, size(gpu.free)));
+            let each = if gpu.count > 1 { format!(" × {}, each", gpu.count) } else { ",".to_owned() };
+            line("gpu", format!("{}{each} {} free{link}", gpu.name, size(gpu.free)));
         }
         let token = measured.token_seconds();
         line(
@@ -103,9 +104,10 @@ impl Report<'_> {
     fn table(&self) -> Table {
         let prefill = format!("prompt of {}", self.0.prompt.tokens);
         let mut heads = vec!["memory"];
-        let on_gpu = self.0.machine.gpu.is_some();
-        if on_gpu {
-            heads.extend(["GPU memory", "in the GPU"]);
+        match &self.0.machine.gpu {
+            Some(gpu) if gpu.count > 1 => heads.extend(["each GPU's memory", "in the GPUs"]),
+            Some(_) => heads.extend(["GPU memory", "in the GPU"]),
+            None => {}
         }
         heads.extend(["experts held", "hits", "read/token", "tokens/s", "at the end", prefill.as_str()]);
         let mut table = Table::new(&heads);

@@ -6,12 +6,12 @@
 
 use std::ops::Range;
 
+use crate::Result;
 use crate::backend::CompileOptions;
 use crate::gpu::device::DeviceInfo;
 use crate::gpu::memory::{own_bytes, whole_memory};
 use crate::gpu::steps::{buffers, steps};
 use crate::graph::{Graph, Part};
-use crate::Result;
 
 /// A device to divide layers over: what it is, and bytes of its memory that may be used.
 pub(in crate::gpu) struct Place {

@@ -41,7 +41,10 @@ impl Layout {
         numbers: impl Fn(&Part) -> &Vec<usize>,
         bytes: impl Iterator<Item = usize>,
     ) {
-        debug_assert!(parts.iter().all(|part| numbers(part).is_sorted()), "parts keep the whole graph's order");
+        debug_assert!(
+            parts.iter().all(|part| numbers(part).is_sorted()),
+            "parts keep the whole graph's order"
+        );
         for (number, bytes) in bytes.enumerate() {
             let owner = parts.iter().position(|part| numbers(part).contains(&number));
             self.pieces.push((owner.expect("everything is in a part"), bytes));

@@ -48,6 +48,8 @@ struct Stage {
     executable: GpuExecutable,
     /// The whole graph's numbers of its sets of experts.
     sets: Vec<ExpertSetId>,
+    /// Its first layer and its last.
+    layers: Option<[usize; 2]>,
 }
 
 impl Stage {
@@ -93,7 +95,7 @@ impl PipelineExecutable {
             let gpu = GpuOptions { memory, ..*gpu };
             let executable = GpuExecutable::new(device, (part.graph, part.ends), &own, options, &gpu);
             let executable = executable.map_err(|error| on_device(number, error))?;
-            stages.push(Stage { number, executable, sets: part.expert_sets });
+            stages.push(Stage { number, executable, sets: part.expert_sets, layers: part.layers });
         }
         let last = stages.pop().expect("a graph has a part");
         Ok(Self { first: stages, last, pages, slots, turns: Turns::default() })
@@ -163,6 +165,14 @@ impl Executable for PipelineExecutable {
     fn pin(&mut self, memory: &mut [u8]) -> Option<Box<dyn Send>> {
         // What one device has pinned, all of them copy fast from.
         self.stages_mut().find_map(|stage| stage.executable.pin(memory))
+    }
+
+    fn division(&self) -> Option<String> {
+        let on = |stage: &Stage| match stage.layers {
+            Some([first, last]) => format!("{first} to {last} on GPU {}", stage.number),
+            None => format!("none on GPU {}", stage.number),
+        };
+        Some(format!("layers {}", self.stages().map(on).collect::<Vec<_>>().join(", ")))
     }
 
     fn decode_rows(&self, sequences: usize) -> usize {
@@ -237,9 +247,7 @@ impl Executable for PipelineExecutable {
 
     fn write_page(&mut self, page: u32, bytes: &[u8]) -> Result<()> {
         let parts = self.pages.split("page", bytes)?;
-        self.stages_mut()
-            .zip(&parts)
-            .try_for_each(|(stage, own)| stage.executable.write_page(page, own))
+        self.stages_mut().zip(&parts).try_for_each(|(stage, own)| stage.executable.write_page(page, own))
     }
 
     fn slot_bytes(&self) -> usize {
@@ -252,8 +260,6 @@ impl Executable for PipelineExecutable {
 
     fn write_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<()> {
         let parts = self.slots.split("state slot", bytes)?;
-        self.stages_mut()
-            .zip(&parts)
-            .try_for_each(|(stage, own)| stage.executable.write_slot(slot, own))
+        self.stages_mut().zip(&parts).try_for_each(|(stage, own)| stage.executable.write_slot(slot, own))
     }
 }

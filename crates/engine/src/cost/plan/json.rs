@@ -106,7 +106,12 @@ impl Plan {
                     "mode": disk.mode.to_string(),
                     "on_model": disk.on_model,
                 },
-                "gpu": gpu.as_ref().map(|gpu| json!({ "name": gpu.name, "free": gpu.free, "link": measured.link })),
+                "gpu": gpu.as_ref().map(|gpu| json!({
+                    "name": gpu.name,
+                    "count": gpu.count,
+                    "free": gpu.free,
+                    "link": measured.link,
+                })),
             },
             "computing": {
                 "active_bytes_per_token": measured.active_bytes(),

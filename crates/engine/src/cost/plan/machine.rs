@@ -14,17 +14,19 @@ use crate::{Error, Options, Result};
 /// Device memory that the engine leaves alone.
 const MARGIN: u64 = 512 << 20;
 
-/// The GPU that would compute.
+/// The GPUs that would compute.
 #[derive(Debug, Clone)]
 pub struct PlannedGpu {
-    /// What it is called.
+    /// What the first is called.
     pub name: String,
-    /// Bytes of its memory that are free.
+    /// How many there are.
+    pub count: usize,
+    /// Bytes of memory that are free on each of them.
     pub free: u64,
 }
 
 impl PlannedGpu {
-    /// Bytes that the engine would use.
+    /// Bytes of each that the engine would use.
     pub fn usable(&self) -> u64 {
         self.free.saturating_sub(MARGIN)
     }
@@ -41,7 +43,7 @@ pub struct Machine {
     pub measured: Measured,
     /// How experts would be read.
     pub disk: DiskProbe,
-    /// The GPU, if it would compute.
+    /// The GPUs, if they would compute.
     pub gpu: Option<PlannedGpu>,
     /// Part of the processors' time that other programs took before measuring, 0..=1, if it was worth telling.
     pub busy: Option<f64>,

@@ -16,7 +16,7 @@ use moeflux_compute::graph::MatrixSpec;
 
 use super::{CostModel, Link, MeasureOptions, Popularity, Prediction, Prompt, measure, memory_bandwidth};
 use crate::experts::SlotPlan;
-use crate::hardware::{Compute, threads};
+use crate::hardware::{Compute, Devices, threads};
 use crate::models::Model;
 use crate::{Error, Placement, Result, memory};
 
@@ -35,7 +35,7 @@ const GUESSED: f64 = 0.85;
 pub struct PlanOptions {
     /// Memory budgets in bytes; none for those from the smallest that works to all experts in memory.
     pub memory: Vec<u64>,
-    /// GPU memory budgets in bytes; none for all that is free, and parts of it.
+    /// GPU memory budgets in bytes, of several GPUs for each; none for all that is free, and parts of it.
     pub device_memory: Vec<u64>,
     /// Context length in tokens; by default the model's, at most 4096.
     pub context: Option<usize>,
@@ -47,6 +47,8 @@ pub struct PlanOptions {
     pub trace: Option<PathBuf>,
     /// What computes.
     pub compute: Compute,
+    /// Which GPUs, if they compute.
+    pub devices: Devices,
     /// Compute threads; by default one per core.
     pub threads: Option<usize>,
     /// Highest instruction set of the processor to use.
@@ -65,6 +67,7 @@ impl Default for PlanOptions {
             skew: 0.8,
             trace: None,
             compute: Compute::Auto,
+            devices: Devices::First,
             threads: None,
             simd: None,
             downloads: std::env::temp_dir(),
@@ -123,11 +126,11 @@ pub enum PlanProgress {
 pub struct PlanRow {
     /// Bytes of memory.
     pub memory: u64,
-    /// Of a GPU, if there is one.
+    /// Of a GPU, if there is one; of several, of each.
     pub device_memory: Option<u64>,
     /// Share of experts that memory holds.
     pub held: f64,
-    /// Share that the GPU does.
+    /// Share that the GPUs hold.
     pub device_held: Option<f64>,
     /// Tokens of a prompt that are evaluated together.
     pub chunk: usize,
@@ -180,15 +183,17 @@ impl Plan {
         let threads = threads(options.threads)?;
         let model = planned.model();
         let recorded = options.trace.as_ref().map(|path| Recorded::read(path, model)).transpose()?;
-        let found = options.compute.gpu()?;
-        let gpu =
-            found.as_ref().map(|(device, _)| PlannedGpu { name: device.name.clone(), free: device.free });
+        let found = options.compute.gpus(&options.devices)?;
+        let gpu = found.as_ref().and_then(|(found, _)| {
+            let (name, count) = (found.first()?.info.name.clone(), found.len());
+            Some(PlannedGpu { name, count, free: found.iter().map(|gpu| gpu.info.free).min()? })
+        });
         if gpu.is_none() && !options.device_memory.is_empty() {
             let (expected, got) = ("a GPU that computes".to_owned(), "none".to_owned());
             return Err(Error::Option { option: "device_memory", expected, got });
         }
         let backend: Box<dyn Backend> = match found {
-            Some((device, gpus)) => gpus.backend(device, GpuOptions::default()),
+            Some((found, gpus)) => gpus.backend(found, GpuOptions::default()),
             None => Box::new(CpuBackend::new(threads, options.simd)?),
         };
         let needs = PlannedMemory::new(model, &*backend, options)?;
@@ -249,6 +254,7 @@ fn rows(
     let Machine { measured, disk, gpu, .. } = machine;
     let shapes = model.experts.shapes();
     let all: usize = shapes.iter().map(|set| set.experts).sum();
+    let devices = gpu.as_ref().map_or(1, |gpu| gpu.count);
     let device_budgets = needs.device_budgets(&options.device_memory, gpu.as_ref());
     let mut rows = vec![];
     for memory in needs.budgets(&options.memory) {
@@ -256,7 +262,8 @@ fn rows(
         let host_slots = if placement.keep_experts { all } else { placement.slots.slots() };
         for device_memory in &device_budgets {
             let device_held = device_memory.map(|bytes| {
-                let left = bytes.saturating_sub(needs.beside_experts());
+                let all = bytes.saturating_mul(devices as u64);
+                let left = all.saturating_sub(needs.beside_experts(devices));
                 (left as f64 / needs.experts.max(1) as f64).min(1.0)
             });
             // What a backend keeps needs no slots in front of it; else it holds other experts than the host.

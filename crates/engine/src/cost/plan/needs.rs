@@ -55,9 +55,9 @@ impl PlannedMemory {
         })
     }
 
-    /// What a device needs besides experts.
-    pub(super) fn beside_experts(&self) -> u64 {
-        self.trunk + self.kv + self.scratch
+    /// What so many devices need together besides experts.
+    pub(super) fn beside_experts(&self, devices: usize) -> u64 {
+        self.trunk + self.kv + self.scratch * devices as u64
     }
 
     /// Those that are `asked` for, or from the smallest budget that works to everything.
@@ -77,14 +77,14 @@ impl PlannedMemory {
         all
     }
 
-    /// Those that are `asked` for, or a quarter, half and all of the experts, as far as a GPU has memory for them.
+    /// Those that are `asked` for, or a quarter, half and all of the experts, as far as GPUs have memory for them: of each.
     pub(super) fn device_budgets(&self, asked: &[u64], gpu: Option<&PlannedGpu>) -> Vec<Option<u64>> {
         let Some(gpu) = gpu else { return vec![None] };
         if !asked.is_empty() {
             return asked.iter().copied().map(Some).collect();
         }
         let parts = [self.experts / 4, self.experts / 2, self.experts];
-        let parts = parts.map(|part| self.beside_experts() + part);
+        let parts = parts.map(|part| (self.beside_experts(gpu.count) + part).div_ceil(gpu.count as u64));
         let mut all: Vec<u64> = parts.into_iter().filter(|bytes| *bytes <= gpu.usable()).collect();
         if all.len() < parts.len() {
             all.push(gpu.usable());
