@@ -1,8 +1,8 @@
 //! Parts: consecutive layers of a graph as graphs of their own, for devices that have some layers each.
 //!
 //! A graph can be cut where a layer ends. What is alive there, the residual stream and maybe more, crosses the cut: it is
-//! what the earlier part yields and the later one begins with. Values keep their indices in all parts; weights, caches,
-//! states and experts are numbered anew, so that a part has memory for its own only. A weight that several parts read is in
+//! what the earlier part yields and the later one begins with. Values keep their indices in all parts; weights, choices of
+//! routers, caches, states and experts are numbered anew, so that a part has memory for its own only. A weight that several parts read is in
 //! each of them.
 
 use std::collections::HashMap;
@@ -45,13 +45,13 @@ pub(super) fn layer(name: &str) -> Option<usize> {
 
 impl Graph {
     /// Where it can be cut, by the number of nodes before: where a layer begins that is not the first one, as long as all
-    /// tokens have rows and no router's choice is read beyond.
+    /// tokens have rows, and neither a router's choice nor what a norm makes is read beyond: kernels may make those where they
+    /// are read.
     pub(crate) fn cuts(&self) -> Vec<usize> {
-        let mut last_read = vec![0; self.routings];
+        let mut reads = Reads { values: vec![0; self.values], routings: vec![0; self.routings], node: 0 };
         for (index, node) in self.nodes.iter().enumerate() {
-            let mut read = Routings(vec![]);
-            node.op.clone().visit(&mut read);
-            read.0.iter().for_each(|routing| last_read[routing.index] = index);
+            reads.node = index;
+            node.op.clone().visit(&mut reads);
         }
         let (mut cuts, mut last, mut whole_until) = (vec![], None, 0);
         for (index, node) in self.nodes.iter().enumerate() {
@@ -64,9 +64,11 @@ impl Graph {
                 }
                 last = Some(number);
             }
-            if let Output::Routing(routing) = node.out {
-                whole_until = whole_until.max(last_read[routing.index]);
-            }
+            whole_until = whole_until.max(match (&node.op, node.out) {
+                (_, Output::Routing(routing)) => reads.routings[routing.index],
+                (Op::RmsNorm(_), Output::Value(value)) => reads.values[value.index],
+                _ => 0,
+            });
         }
         cuts
     }
@@ -97,12 +99,19 @@ impl Graph {
     pub(crate) fn part_without_ends(&self, nodes: Range<usize>) -> Part {
         let mut numbers = Numbers::default();
         let mut graph = Graph { nodes: self.nodes[nodes.clone()].to_vec(), ..self.without_memory() };
-        graph.nodes.iter_mut().for_each(|node| node.op.visit(&mut numbers));
+        for node in &mut graph.nodes {
+            node.op.visit(&mut numbers);
+            if let Output::Routing(routing) = &mut node.out {
+                numbers.routing(routing);
+            }
+        }
         if nodes.end < self.nodes.len() {
             graph.logits = Value { index: graph.values, width: 0 };
             graph.values += 1;
         }
-        let Numbers { weights, caches, latent_caches, compressed_caches, states, expert_sets } = numbers;
+        let Numbers { weights, routings, caches, latent_caches, compressed_caches, states, expert_sets } =
+            numbers;
+        graph.routings = routings.old.len();
         graph.weights = weights.of(&self.weights);
         graph.caches = caches.of(&self.caches);
         graph.latent_caches = latent_caches.of(&self.latent_caches);
@@ -143,12 +152,20 @@ impl Graph {
     }
 }
 
-/// Collects choices of routers that are read.
-struct Routings(Vec<Routing>);
+/// Finds out where everything is read last, by the number of the node.
+struct Reads {
+    values: Vec<usize>,
+    routings: Vec<usize>,
+    node: usize,
+}
 
-impl Visitor for Routings {
+impl Visitor for Reads {
+    fn value(&mut self, value: &mut Value) {
+        self.values[value.index] = self.node;
+    }
+
     fn routing(&mut self, routing: &mut Routing) {
-        self.0.push(*routing);
+        self.routings[routing.index] = self.node;
     }
 }
 
@@ -177,6 +194,7 @@ impl Renumbered {
 #[derive(Default)]
 struct Numbers {
     weights: Renumbered,
+    routings: Renumbered,
     caches: Renumbered,
     latent_caches: Renumbered,
     compressed_caches: Renumbered,
@@ -187,6 +205,10 @@ struct Numbers {
 impl Visitor for Numbers {
     fn weight(&mut self, id: &mut WeightId) {
         self.weights.exchange(&mut id.0);
+    }
+
+    fn routing(&mut self, routing: &mut Routing) {
+        self.routings.exchange(&mut routing.index);
     }
 
     fn state(&mut self, id: &mut StateId) {
