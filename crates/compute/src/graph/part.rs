@@ -231,3 +231,49 @@ impl Visitor for Numbers {
         self.expert_sets.exchange(&mut id.0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::graph::{GraphBuilder, MatrixSpec, Precision};
+
+    /// Three layers that add to a stream; the last also reads what the first made.
+    #[test]
+    fn what_is_alive_crosses_and_the_rest_is_the_parts_own() {
+        let mut g = GraphBuilder::new();
+        let square = MatrixSpec { dtype: DType::F32, rows: 32, cols: 32 };
+        let table = g.weight("table", MatrixSpec { dtype: DType::F32, rows: 50, cols: 32 });
+        let mut stream = g.embed(table);
+        let mut kept = None;
+        for layer in 0..3 {
+            g.scope(format!("layers.{layer}.mlp"));
+            let weight = g.weight(format!("w{layer}"), square);
+            let made = g.linear(stream, weight, None, Precision::F32).unwrap();
+            stream = g.add(stream, made).unwrap();
+            if layer == 2 {
+                stream = g.add(stream, kept.unwrap()).unwrap();
+            }
+            kept.get_or_insert(made);
+        }
+        g.scope("head");
+        let rows = g.gather_rows(stream);
+        let logits = g.linear(rows, table, None, Precision::F32).unwrap();
+        let graph = g.finish(logits);
+        let cuts = graph.cuts();
+        assert_eq!(cuts, [3, 5]);
+        let ends = [0, 3, 5, graph.nodes().len()];
+        let parts: Vec<Part> = ends.windows(2).map(|pair| graph.part(pair[0]..pair[1])).collect();
+        assert_eq!(parts.iter().map(|part| part.layers).collect::<Vec<_>>(), [0, 1, 2].map(|n| Some([n, n])));
+        for pair in parts.windows(2) {
+            assert_eq!(pair[0].ends.outputs, pair[1].ends.inputs);
+            assert_eq!(pair[0].ends.outputs.len(), 2, "the stream and what is kept");
+            assert_eq!(pair[0].graph.vocab_size(), 0);
+        }
+        assert_eq!((parts[0].ends.inputs.len(), parts[2].ends.outputs.len()), (0, 0));
+        assert_eq!(parts[2].graph.vocab_size(), 50);
+        // The table is in the first part and in the last.
+        let weights = parts.iter().map(|part| part.weights.clone());
+        assert_eq!(weights.collect::<Vec<_>>(), [vec![0, 1], vec![2], vec![3, 0]]);
+    }
+}

@@ -147,6 +147,64 @@ fn uploads_stay_until_they_are_made() {
     }
 }
 
+/// A copy waits for both GPUs, and what follows on either waits for it.
+#[test]
+fn a_copy_to_another_gpu_is_in_the_order_of_both() {
+    let functions = [
+        ("cuDeviceGetCount", "(int* n) { *n = 2; return 0; }"),
+        ("cuDeviceGet", "(int* device, int ordinal) { *device = ordinal; return 0; }"),
+        ("cuDevicePrimaryCtxRetain", "(size_t* context, int device) { *context = device + 1; return 0; }"),
+        ("cuStreamCreate", "(size_t* stream, unsigned flags) { static size_t n; *stream = ++n; return 0; }"),
+        (
+            "cuEventCreate",
+            "(size_t* event, unsigned flags) { static size_t n; *event = 100 + ++n; return 0; }",
+        ),
+        (
+            "cuMemAlloc_v2",
+            "(size_t* p, size_t bytes) { extern void* malloc(size_t); *p = (size_t)malloc(bytes); return 0; }",
+        ),
+        (
+            "cuMemcpyHtoDAsync_v2",
+            "(size_t to, void* from, size_t bytes, void* s) { memcpy((void*)to, from, bytes); return 0; }",
+        ),
+        (
+            "cuMemcpyDtoHAsync_v2",
+            "(void* to, size_t from, size_t bytes, void* s) { memcpy(to, (void*)from, bytes); return 0; }",
+        ),
+        (
+            "cuEventRecord",
+            "(size_t event, size_t stream) { extern size_t at[200]; at[event] = stream; return 0; }",
+        ),
+        (
+            "cuStreamWaitEvent",
+            "(size_t stream, size_t event, unsigned flags) { extern size_t at[200], waits[8]; \
+             waits[stream] = at[event]; return at[event] ? 0 : 1; }\nsize_t at[200], waits[8];",
+        ),
+        // The first GPU's work is in stream 1, the other's in 3.
+        (
+            "cuMemcpyPeerAsync",
+            "(size_t to, size_t there, size_t from, size_t here, size_t bytes, size_t stream) { \
+             extern size_t waits[8]; if (there != 2 || here != 1 || stream != 1 || waits[1] != 3) return 1; \
+             memcpy((void*)to, (void*)from, bytes); waits[3] = 0; return 0; }",
+        ),
+        (
+            "cuStreamSynchronize",
+            "(size_t stream) { extern size_t waits[8]; return stream == 3 && waits[3] != 1; }",
+        ),
+    ];
+    let Some(library) = driver("pair", &functions, &[]) else { return };
+    let driver = Arc::new(Driver::load_from(&library).unwrap());
+    let [mut first, mut second] = [0, 1].map(|n| Cuda::with_driver(Arc::clone(&driver), n).unwrap());
+    let [from, to] = [first.alloc(64).unwrap(), second.alloc(64).unwrap()];
+    first.upload(from.into(), &[7; 64]).unwrap();
+    first.copy_to(from.into(), &mut second, to.into(), 64).unwrap();
+    let mut found = [0; 64];
+    second.download(to.into(), &mut found).unwrap();
+    assert_eq!(found, [7; 64]);
+    assert!(first.copy_to(from.into(), &mut second, to.into(), 65).is_err(), "beyond the end");
+    std::fs::remove_dir_all(library.parent().expect("a folder of its own")).unwrap();
+}
+
 #[test]
 fn what_is_loaded_is_shared_and_unloaded_with_the_last_user() {
     // One module is all that this driver has room for.
