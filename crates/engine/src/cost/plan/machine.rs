@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_device_keeps_a_margin() {
-        let usable = |free| PlannedGpu { name: String::new(), free }.usable();
+        let usable = |free| PlannedGpu { name: String::new(), count: 1, free }.usable();
         assert_eq!((usable(MARGIN + 5), usable(MARGIN - 1)), (5, 0));
     }
 }
