@@ -29,7 +29,9 @@ def asymmetric(weight: torch.Tensor, bits: int, group: int, dtype: torch.dtype) 
     return codes.flatten(-2).int(), zeros.int(), scales, values.flatten(-2)
 
 
-def packed(name: str, weight: torch.Tensor, bits: int = 4, group: int = 32, dtype: torch.dtype = torch.bfloat16) -> Quantised:
+def packed(
+    name: str, weight: torch.Tensor, bits: int = 4, group: int = 32, dtype: torch.dtype = torch.bfloat16
+) -> Quantised:
     """compressed-tensors, asymmetric."""
     codes, zeros, scales, values = asymmetric(weight, bits, group, dtype)
     module, middle = name.removesuffix(".weight"), 2 ** (bits - 1)
@@ -64,7 +66,12 @@ def _words(numbers: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def gptq(
-    name: str, weight: torch.Tensor, bits: int = 4, group: int = 32, less: bool = True, dtype: torch.dtype = torch.float16
+    name: str,
+    weight: torch.Tensor,
+    bits: int = 4,
+    group: int = 32,
+    less: bool = True,
+    dtype: torch.dtype = torch.float16,
 ) -> Quantised:
     """GPTQ; zero points are stored `less` one in words, as GPTQModel makes them."""
     codes, zeros, scales, values = asymmetric(weight, bits, group, dtype)
