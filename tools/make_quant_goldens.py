@@ -33,7 +33,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
-from tiny_models import four_bits
+from tiny_models import four_bits, integers
 
 OUT = pathlib.Path(__file__).parent.parent / "crates/compute/tests/goldens/quant"
 # Type: byte offsets of the f16 fields of a block.
@@ -174,6 +174,9 @@ def write_four_bits(seed):
     stored, tensors = {}, {}
     stored["int4_32"] = four_bits.int4("w.weight", weight)
     stored["int4_128"] = four_bits.int4("w.weight", weight, 128, torch.float16)
+    stored["int4_zeros"] = integers.packed("w.weight", weight, 4, 64)
+    stored["int8_rows"] = integers.packed_rows("w.weight", weight)
+    stored["int8_zeros"] = integers.packed("w.weight", weight, 8, 32, torch.float16)
     stored["nvfp4"] = four_bits.nvfp4("w.weight", weight)
     stored["modelopt_nvfp4"] = four_bits.modelopt_nvfp4("w.weight", weight)
     for kind, (parts, values) in stored.items():

@@ -33,7 +33,7 @@ class HfCase:
     # Matrices of the layers but routers in FP8 with scales for blocks of 128 × 128, as DeepSeek publishes.
     fp8: bool = False
     # Matrices of the layers but routers in one of `quantised.KINDS`: "mxfp8" as MiniMax-M3 is published, "modelopt" as Nemotron 3,
-    # "rows" as GLM-4.5, "int4" as Kimi-K2-Thinking.
+    # "rows" as GLM-4.5, "int4" as Kimi-K2-Thinking, "gptq" and "awq" as these programs write.
     quantised: str = ""
     # Size of a byte-level BPE vocabulary written beside the model; none when 0.
     tokenizer_size: int = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from . import four_bits, golden
+from . import four_bits, golden, integers
 
 BLOCK = 32
 LARGEST = 448.0
@@ -51,7 +51,7 @@ KINDS = {
     "rows": (rows, four_bits.compressed_tensors("float-quantized", ROWS)),
     "mxfp8": (mxfp8, {"quant_method": "mxfp8", "weight_block_size": [1, BLOCK]}),
     "modelopt": (modelopt, {"quant_method": "modelopt", "quant_algo": "FP8"}),
-} | four_bits.KINDS
+} | four_bits.KINDS | integers.KINDS
 
 
 def quantise_folder(folder: Path, kind: str) -> torch.nn.Module:

@@ -1,12 +1,14 @@
 //! `DType`: every weight encoding and its block geometry.
 //!
 //! A weight matrix is stored in one *plane* of bytes (all GGUF encodings and plain floats: blocks carry
-//! their own scales), in three (MLX affine: packed weights, scales, biases; NVFP4: weights, scales, the matrix's scale) or
-//! in two (FP8, INT4, and MXFP4 with scales apart: weights, scales). Rows are stored one after the other in every plane, so a range of rows is a contiguous byte
-//! range of each plane.
+//! their own scales), in three (MLX affine: packed weights, scales, biases; NVFP4: weights, scales, the matrix's scale;
+//! integers with zero points: weights, scales, zero points) or in two (FP8, other integers, and MXFP4 with scales apart:
+//! weights, scales). Rows are stored one after the other in every plane, so a range of rows is a contiguous byte range of
+//! each plane.
 //!
-//! A row of FP8's scales stands for [`FP8_BLOCK`] rows of weights or for all of them ([`DType::block_rows`]); the last one
-//! may stand for fewer. A range of rows then has the scales of all blocks that it touches.
+//! A row of FP8's scales stands for [`FP8_BLOCK`] rows of weights or for all of them, one of zero points for as many as a
+//! word has ([`DType::block_rows`]); the last one may stand for fewer. A range of rows then has the scales of all blocks
+//! that it touches.
 
 use std::fmt;
 
@@ -37,13 +39,22 @@ pub enum BlockScale {
 
 impl BlockScale {
     /// Bytes of a scale.
-    const fn bytes(self) -> usize {
+    pub(crate) const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::BF16 => 2,
             Self::E8M0 => 1,
         }
     }
+}
+
+/// What the codes of integers are counted from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Zeros {
+    /// The middle of their range: 8 of 4 bits, 128 of 8.
+    Middle,
+    /// A zero point for each group.
+    Stored,
 }
 
 /// What the scale of a whole NVFP4 matrix does with those of its blocks.
@@ -121,13 +132,18 @@ pub enum DType {
         /// Encoding of scales and biases.
         scale: Half,
     },
-    /// 4-bit integers of −8 to 7, stored as q + 8 and low nibble first, w = q · scale per group of `group` columns:
-    /// symmetric `pack-quantized` of compressed-tensors.
-    Int4 {
-        /// 32, 64 or 128 columns share a scale.
+    /// Unsigned integers, w = (code − zero) · scale per group of columns: `pack-quantized` of compressed-tensors, and what
+    /// GPTQ and AWQ are when their matrices are transposed. Codes fill words of 32 bits along a row, zero points along a
+    /// column, the first in the lowest bits.
+    Int {
+        /// 4 or 8.
+        bits: u8,
+        /// 32, 64 or 128 columns share a scale and a zero point; 0: all of a row do.
         group: u8,
         /// Encoding of scales.
         scale: Half,
+        /// What codes are counted from.
+        zeros: Zeros,
     },
     /// 4-bit floats (E2M1), low nibble first, times a scale (e4m3) for 16 columns and one (f32) for the matrix.
     NVFP4 {
@@ -163,7 +179,8 @@ impl DType {
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
             Self::IQ1_S | Self::IQ1_M | Self::IQ2_XXS | Self::IQ2_XS | Self::IQ2_S => 256,
             Self::IQ3_XXS | Self::IQ3_S | Self::IQ4_XS => 256,
-            Self::Affine { group, .. } | Self::Int4 { group, .. } => group as usize,
+            Self::Int { group: 0, .. } => 32,
+            Self::Affine { group, .. } | Self::Int { group, .. } => group as usize,
         }
     }
 
@@ -172,6 +189,7 @@ impl DType {
         match (self, plane) {
             (Self::Fp8 { .. }, 1) => FP8_BLOCK,
             (Self::Fp8_Whole { .. }, 1) | (Self::NVFP4 { .. }, 2) => usize::MAX,
+            (Self::Int { bits: bits @ 1.., .. }, 2) => 32 / bits as usize,
             _ => 1,
         }
     }
@@ -181,8 +199,9 @@ impl DType {
         match (self, plane) {
             (Self::Affine { bits, group, .. }, 0) => group as usize * bits as usize / 8,
             (Self::Affine { .. }, 1 | 2) => 2,
-            (Self::Int4 { group, .. }, 0) => group as usize / 2,
-            (Self::Int4 { .. }, 1) => 2,
+            (Self::Int { bits, .. }, 0) => self.block_len() * bits as usize / 8,
+            (Self::Int { .. }, 1) => 2,
+            (Self::Int { zeros: Zeros::Stored, .. }, 2) => 4,
             (Self::NVFP4 { .. }, 0) => 8,
             (Self::NVFP4 { .. }, 1) => 1,
             (Self::NVFP4 { .. }, 2) => 4,
@@ -220,9 +239,9 @@ impl DType {
     /// Planes that a weight of this encoding has.
     pub const fn planes(self) -> usize {
         match self {
-            Self::Affine { .. } | Self::NVFP4 { .. } => 3,
+            Self::Affine { .. } | Self::NVFP4 { .. } | Self::Int { zeros: Zeros::Stored, .. } => 3,
             Self::Fp8 { .. } | Self::Fp8_Rows { .. } | Self::Fp8_Whole { .. } => 2,
-            Self::Int4 { .. } | Self::MXFP4_Planes | Self::MXFP8_Planes => 2,
+            Self::Int { .. } | Self::MXFP4_Planes | Self::MXFP8_Planes => 2,
             _ => 1,
         }
     }
@@ -231,17 +250,17 @@ impl DType {
     ///
     /// # Errors
     /// [`Error::RowLength`] if `cols` is not a whole number of blocks or the size overflows;
-    /// [`Error::Unsupported`] for affine widths or groups that do not exist.
+    /// [`Error::Unsupported`] for widths or groups of affine encodings and integers that do not exist.
     pub fn row_bytes(self, plane: usize, cols: usize) -> Result<usize> {
         if let Self::Affine { bits, group, .. } = self
             && !matches!((bits, group), (2..=6 | 8, 32 | 64 | 128))
         {
             return Err(Error::Unsupported { what: "this width or group size", dtype: self });
         }
-        if let Self::Int4 { group, .. } = self
-            && !matches!(group, 32 | 64 | 128)
+        if let Self::Int { bits, group, .. } = self
+            && !matches!((bits, group), (4 | 8, 0 | 32 | 64 | 128))
         {
-            return Err(Error::Unsupported { what: "this group size", dtype: self });
+            return Err(Error::Unsupported { what: "this width or group size", dtype: self });
         }
         let err = |reason| Error::RowLength { dtype: self, cols, reason };
         if !cols.is_multiple_of(self.block_len()) {
@@ -250,6 +269,7 @@ impl DType {
         let blocks = match (self, plane) {
             (Self::Fp8 { .. }, 1) => cols.div_ceil(FP8_BLOCK),
             (Self::Fp8_Rows { .. } | Self::Fp8_Whole { .. }, 1) | (Self::NVFP4 { .. }, 2) => 1,
+            (Self::Int { group: 0, .. }, 1 | 2) => 1,
             _ => cols / self.block_len(),
         };
         blocks.checked_mul(self.block_bytes(plane)).ok_or(err("size overflows"))
@@ -283,8 +303,15 @@ impl fmt::Display for DType {
                 write!(f, "affine {bits}-bit g{group} {}", if *scale == Half::F16 { "f16" } else { "bf16" })
             }
             Self::Fp8 { scale } => write!(f, "FP8 e4m3 {FP8_BLOCK}×{FP8_BLOCK} {scale:?}"),
-            Self::Int4 { group, scale } => {
-                write!(f, "INT4 g{group} {}", if *scale == Half::F16 { "f16" } else { "bf16" })
+            Self::Int { bits, group, scale, zeros } => {
+                write!(f, "INT{bits} ")?;
+                if *group > 0 {
+                    write!(f, "g{group} ")?
+                } else {
+                    write!(f, "rows ")?
+                }
+                let zeros = if *zeros == Zeros::Stored { " with zero points" } else { "" };
+                write!(f, "{}{zeros}", if *scale == Half::F16 { "f16" } else { "bf16" })
             }
             Self::NVFP4 { .. } => write!(f, "NVFP4"),
             Self::Fp8_Rows { scale } => write!(f, "FP8 e4m3 rows {scale:?}"),

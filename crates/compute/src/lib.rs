@@ -18,7 +18,7 @@ pub mod quant;
 pub mod reference;
 pub mod tensor;
 
-pub use dtype::{BlockScale, DType, Half, MatrixScale};
+pub use dtype::{BlockScale, DType, Half, MatrixScale, Zeros};
 pub use error::Error;
 pub use tensor::{Bytes, Tensor, TensorView};
 

@@ -3,7 +3,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use crate::dtype::FP8_BLOCK;
+use crate::dtype::Zeros;
 use crate::{DType, Error, Result};
 
 /// A range of shared, immutable host memory; cloning shares it.
@@ -60,7 +60,7 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
-    /// Describes `planes` (one, or three for affine: weights, scales, biases) as a `rows` × `cols` matrix.
+    /// Describes `planes` (as many as the encoding has) as a `rows` × `cols` matrix.
     ///
     /// # Errors
     /// [`Error::PlaneSize`] or [`Error::RowLength`] if sizes do not fit.
@@ -84,8 +84,11 @@ impl<'a> TensorView<'a> {
     /// The even and the odd rows of a stored matrix of twice `rows` rows.
     ///
     /// # Errors
-    /// As [`TensorView::new`].
+    /// As [`TensorView::new`], and [`Error::Unsupported`] where zero points of several rows share a word.
     pub fn interleaved(dtype: DType, rows: usize, cols: usize, planes: &[&'a [u8]]) -> Result<[Self; 2]> {
+        if let DType::Int { zeros: Zeros::Stored, .. } = dtype {
+            return Err(Error::Unsupported { what: "every second row", dtype });
+        }
         let both = Self::new(dtype, 2 * rows, cols, planes)?;
         Ok([0, 1].map(|first| both.every_second(rows, both.strides, first)))
     }
@@ -142,7 +145,7 @@ impl<'a> TensorView<'a> {
         self.cols
     }
 
-    /// Bytes of `plane` (0 weights, 1 scales, 2 biases; empty where the encoding lacks it) from the first row on.
+    /// Bytes of `plane` (0 weights, 1 scales, 2 biases or zero points; empty where the encoding lacks it) from the first row on.
     pub fn plane(&self, plane: usize) -> &'a [u8] {
         self.planes[plane]
     }
@@ -163,6 +166,11 @@ impl<'a> TensorView<'a> {
         assert!(row < self.rows, "row within the matrix");
         let start = self.stored_row(plane, row) * self.strides[plane];
         &self.planes[plane][start..start + self.row_bytes[plane]]
+    }
+
+    /// Which of the rows that its row of `plane` stands for row `row` is.
+    pub(crate) fn row_in_block(&self, plane: usize, row: usize) -> usize {
+        (self.first_row + row) % self.dtype.block_rows(plane)
     }
 
     /// Bytes in `plane` from a row's first element to the next row's.
@@ -197,7 +205,9 @@ impl<'a> TensorView<'a> {
             let start = self.stored_row(index, rows.start) * self.strides[index];
             *plane = &plane[start.min(plane.len())..];
         }
-        let first_row = (self.first_row + rows.start) % FP8_BLOCK;
+        let blocks = [0, 1, 2].map(|plane| self.dtype.block_rows(plane));
+        let block = blocks.into_iter().filter(|rows| *rows != usize::MAX).max().unwrap_or(1);
+        let first_row = (self.first_row + rows.start) % block;
         Self { rows: rows.len(), first_row, planes, ..*self }
     }
 }

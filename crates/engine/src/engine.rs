@@ -196,13 +196,14 @@ impl Engine {
         progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
         let checkpoint = Arc::new(Checkpoint::open(path)?);
-        let opened = queue::open(options.read_queue, options.read_depth);
+        let model = models::record_for(checkpoint, options.context)?;
+        let kind = options.read_queue.or_else(|| model.experts.best_queue());
+        let opened = queue::open(kind, options.read_depth);
         let (kind, queue) = opened.map_err(|source| Error::Io {
             action: "open a queue to read",
             path: path.into(),
             source,
         })?;
-        let model = models::record_for(checkpoint, options.context)?;
         let mut engine = Self::new(model, backend, options, queue, progress)?;
         engine.reads.queue = Some(kind);
         Ok(engine)

@@ -96,6 +96,7 @@ impl Placement {
         };
         let least = |context: usize| options.kv_tokens.unwrap_or(context).max(context).div_ceil(PAGE_TOKENS);
         let page = page_bytes(&model.graph, kv_type) as u64;
+        let reading = model.experts.reading_bytes(options.read_depth);
         let needs = |kept: u64, chunk: usize, pages: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
@@ -106,7 +107,7 @@ impl Placement {
             let scratch = backend.scratch_bytes(&model.graph, compile) as u64;
             let kv = page.saturating_mul(pages as u64).saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
-            let overhead = needs.overhead.saturating_add(options.reserved);
+            let overhead = needs.overhead.saturating_add(options.reserved).saturating_add(reading);
             Needs { kept, overhead, in_own_memory: backend.has_own_memory(), ..needs }
         };
         // Where the backend can keep all experts and there is memory for that, only those slots are wanted that experts

@@ -118,7 +118,8 @@ CASES = [
     ),
     # head_dim 12 against hidden/heads = 8; kv heads below heads; bf16; published key names.
     HfCase("qwen3_moe_basic", "qwen3_moe", 11, _qwen3_moe(), published_keys=True),
-    # As compressed-tensors and ModelOpt publish: a scale a row, 4-bit integers, 4-bit floats in both conventions.
+    # As compressed-tensors and ModelOpt publish: a scale a row, 4-bit integers, 4-bit floats in both conventions; integers
+    # with zero points and of 8 bits; as GPTQ's and AWQ's programs do.
     *(
         HfCase(
             f"qwen3_moe_{kind}",
@@ -130,7 +131,9 @@ CASES = [
             published_keys=True,
             quantised=kind.removeprefix("fp8_"),
         )
-        for i, kind in enumerate(["fp8_rows", "int4", "nvfp4", "modelopt_nvfp4"])
+        for i, kind in enumerate(
+            ["fp8_rows", "int4", "nvfp4", "modelopt_nvfp4", "int4_zeros", "int8_rows", "gptq", "gptq_v2_int8", "awq"]
+        )
     ),
     # Biases on q, k, v and o; one kv head; dense layers from both mlp_only_layers and decoder_sparse_step
     # (only layers 3 and 5 route); tied embeddings; unnormalised top-3 of 5; stacked experts; f32.

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use crate::{BlockScale, DType, Error, Half, Result};
+use crate::{BlockScale, DType, Error, Half, MatrixScale, Result, Zeros};
 
 /// The kernels that an encoding may have beside those that read any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,12 +78,12 @@ fn names(dtype: DType) -> Option<[&'static str; 2]> {
         DType::IQ4_XS => "iq4_xs",
         DType::MXFP4 => "mxfp4",
         DType::MXFP4_Planes => "mxfp4_planes",
-        DType::Affine { bits: 4, .. } => return Some(["affine4", "affine"]),
-        DType::Affine { bits: 8, .. } => return Some(["affine8", "affine"]),
+        DType::NVFP4 { .. } => "nvfp4",
+        DType::Affine { bits: 4, .. } | DType::Int { bits: 4, .. } => return Some(["affine4", "affine"]),
+        DType::Affine { bits: 8, .. } | DType::Int { bits: 8, .. } => return Some(["affine8", "affine"]),
+        DType::Int { .. } => return None,
         DType::Affine { .. } => "affine",
-        DType::Fp8 { .. } | DType::Fp8_Whole { .. } => "fp8",
-        DType::MXFP8_Planes | DType::Fp8_Rows { .. } => return None,
-        DType::Int4 { .. } | DType::NVFP4 { .. } => return None,
+        DType::Fp8 { .. } | DType::Fp8_Rows { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => "fp8",
     };
     Some([name, name])
 }
@@ -114,8 +114,15 @@ pub(crate) fn kind(dtype: DType) -> Result<u32> {
             DType::Affine { bits, group, scale } => {
                 u32::from(group) << 8 | u32::from(bits) << 16 | u32::from(scale == Half::BF16) << 24
             }
+            DType::Int { bits, group, scale, zeros } => {
+                let less = 1 << 27 | u32::from(zeros == Zeros::Stored) << 28;
+                u32::from(group) << 8 | u32::from(bits) << 16 | u32::from(scale == Half::BF16) << 24 | less
+            }
+            DType::NVFP4 { matrix } => u32::from(matrix == MatrixScale::Divisor) << 24,
             DType::Fp8 { scale } => of_scale(scale),
             DType::Fp8_Whole { scale } => of_scale(scale) | 1 << 26,
+            DType::Fp8_Rows { scale } => of_scale(scale) | 1 << 27,
+            DType::MXFP8_Planes => of_scale(BlockScale::E8M0) | 1 << 28,
             _ => 0,
         })
 }
@@ -148,7 +155,13 @@ mod tests {
         assert_eq!(kind(affine(6)).unwrap(), 14 | 64 << 8 | 6 << 16 | 1 << 24);
         let whole = DType::Fp8_Whole { scale: BlockScale::E8M0 };
         assert_eq!(kind(whole).unwrap(), 15 | 1 << 25 | 1 << 26);
-        assert!(kind(DType::MXFP8_Planes).is_err());
+        assert_eq!(kind(DType::MXFP8_Planes).unwrap(), 15 | 1 << 25 | 1 << 28);
+        assert_eq!(kind(DType::Fp8_Rows { scale: BlockScale::BF16 }).unwrap(), 15 | 1 << 24 | 1 << 27);
+        let int = |group, zeros| DType::Int { bits: 4, group, scale: Half::F16, zeros };
+        assert_eq!(kind(int(128, Zeros::Stored)).unwrap(), 14 | 128 << 8 | 4 << 16 | 3 << 27);
+        assert_eq!(kind(int(0, Zeros::Middle)).unwrap(), 14 | 4 << 16 | 1 << 27);
+        assert_eq!(kind(DType::NVFP4 { matrix: MatrixScale::Divisor }).unwrap(), 27 | 1 << 24);
+        assert!(kind(DType::Int { bits: 3, group: 64, scale: Half::F16, zeros: Zeros::Stored }).is_err());
     }
 
     #[test]

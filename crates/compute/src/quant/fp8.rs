@@ -52,7 +52,8 @@ pub(crate) fn dequantize_mx_row(codes: &[u8], scales: &[u8], out: &mut [f32]) {
     }
 }
 
-fn scale_of(kind: BlockScale, bytes: &[u8]) -> f32 {
+/// The scale of these bytes.
+pub(crate) fn scale_of(kind: BlockScale, bytes: &[u8]) -> f32 {
     match (kind, bytes) {
         (BlockScale::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
         (BlockScale::BF16, &[a, b]) => half_le(Half::BF16, [a, b]),

@@ -5,7 +5,7 @@ pub(crate) mod affine;
 mod codebook;
 mod fit;
 pub(crate) mod fp8;
-pub(crate) mod int4;
+pub(crate) mod int;
 mod k_encode;
 pub(crate) mod k_quants;
 pub(crate) mod legacy;
@@ -108,8 +108,10 @@ pub fn dequantize_row(weight: TensorView<'_>, row: usize, out: &mut [f32]) -> Re
         DType::IQ4_XS => blocks(bytes, out, codebook::dequantize_iq4_xs),
         DType::Fp8 { scale } => fp8::dequantize_row(scale, bytes, weight.row(1, row), out),
         DType::MXFP8_Planes => fp8::dequantize_mx_row(bytes, weight.row(1, row), out),
-        DType::Int4 { group, scale } => {
-            int4::dequantize_row(group.into(), scale, bytes, weight.row(1, row), out)
+        DType::Int { bits, group, scale, zeros } => {
+            let group = if group == 0 { out.len().max(1) } else { group.into() };
+            let codes = int::Codes { bits: bits.into(), bytes, group };
+            int::dequantize_row(codes, scale, weight.row(1, row), int::zeros(weight, zeros, row), out);
         }
         DType::NVFP4 { matrix } => {
             let factor = nvfp4::factor(matrix, weight.row(2, row));

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use moeflux_compute::{
-    DType, Error, Half, MatrixScale, Tensor, TensorView,
+    DType, Error, Half, MatrixScale, Tensor, TensorView, Zeros,
     cpu::{
         activations::{Activations, BLOCK, Q8Rows},
         matmul::{OutRows, RowTasks, Tokens, accepts_q8, matmul, matmul_rows},
@@ -42,17 +42,22 @@ fn affine() -> impl Iterator<Item = DType> {
     })
 }
 
+fn integers() -> impl Iterator<Item = DType> {
+    let groups = [(32, Half::BF16), (64, Half::F16), (128, Half::F16), (0, Half::BF16)];
+    let kinds = [(4, Zeros::Middle), (4, Zeros::Stored), (8, Zeros::Middle), (8, Zeros::Stored)];
+    kinds
+        .into_iter()
+        .flat_map(move |(bits, zeros)| groups.map(|(group, scale)| DType::Int { bits, group, scale, zeros }))
+}
+
 fn all_dtypes() -> impl Iterator<Item = DType> {
     let others = [
         DType::MXFP4_Planes,
         DType::MXFP8_Planes,
-        DType::Int4 { group: 32, scale: Half::BF16 },
-        DType::Int4 { group: 64, scale: Half::BF16 },
-        DType::Int4 { group: 128, scale: Half::F16 },
         DType::NVFP4 { matrix: MatrixScale::Factor },
         DType::NVFP4 { matrix: MatrixScale::Divisor },
     ];
-    FLOATS.into_iter().chain(GGUF).chain(others).chain(affine())
+    FLOATS.into_iter().chain(GGUF).chain(others).chain(affine()).chain(integers())
 }
 
 /// Every level of this machine.
@@ -314,11 +319,19 @@ fn constant_weights(dtype: DType, rows: usize, cols: usize, code: u8) -> (Tensor
             let planes = planes.map(moeflux_compute::Bytes::new).to_vec();
             return (Tensor::new(dtype, rows, cols, planes).unwrap(), DOUBLED[usize::from(code & 15)]);
         }
-        DType::Int4 { group, scale } => {
+        DType::Int { bits, scale, zeros, .. } => {
             let one = if scale == Half::F16 { one } else { half::bf16::ONE.to_le_bytes() };
-            let planes = [vec![nibbles; rows * cols / 2], one.repeat(rows * cols / usize::from(group))];
-            let planes = planes.map(moeflux_compute::Bytes::new).to_vec();
-            return (Tensor::new(dtype, rows, cols, planes).unwrap(), i64::from(code & 15) - 8);
+            let bytes = |plane| dtype.plane_bytes(plane, rows, cols).unwrap();
+            let mut planes =
+                vec![vec![if bits == 4 { nibbles } else { code }; bytes(0)], one.repeat(bytes(1) / 2)];
+            let middle = if bits == 4 { 8 } else { 128 };
+            let zero = if zeros == Zeros::Stored { 5 } else { middle };
+            if zeros == Zeros::Stored {
+                planes.push(vec![if bits == 4 { 0x55 } else { 5 }; bytes(2)]);
+            }
+            let planes = planes.into_iter().map(moeflux_compute::Bytes::new).collect();
+            let code = if bits == 4 { code & 15 } else { code };
+            return (Tensor::new(dtype, rows, cols, planes).unwrap(), i64::from(code) - zero);
         }
         // Scales of 2, as elements are halves.
         DType::NVFP4 { .. } => {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use moeflux_compute::{BlockScale, DType, Error, Half, MatrixScale, TensorView, quant};
+use moeflux_compute::{BlockScale, DType, Error, Half, MatrixScale, TensorView, Zeros, quant};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
@@ -368,9 +368,14 @@ fn four_bits_dequantise_as_in_compressed_tensors_wherever_rows_are_cut() {
     let bytes = golden("four_bits.safetensors");
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let nvfp4 = |matrix| DType::NVFP4 { matrix };
+    let int = |bits, group, scale, zeros| DType::Int { bits, group, scale, zeros };
+    const ASYMMETRIC: &[&str] = &["weight_packed", "weight_scale", "weight_zero_point"];
     for (kind, dtype, names) in [
-        ("int4_32", DType::Int4 { group: 32, scale: Half::BF16 }, &["weight_packed", "weight_scale"][..]),
-        ("int4_128", DType::Int4 { group: 128, scale: Half::F16 }, &["weight_packed", "weight_scale"]),
+        ("int4_32", int(4, 32, Half::BF16, Zeros::Middle), &["weight_packed", "weight_scale"][..]),
+        ("int4_128", int(4, 128, Half::F16, Zeros::Middle), &["weight_packed", "weight_scale"]),
+        ("int4_zeros", int(4, 64, Half::BF16, Zeros::Stored), ASYMMETRIC),
+        ("int8_rows", int(8, 0, Half::BF16, Zeros::Middle), &["weight_packed", "weight_scale"]),
+        ("int8_zeros", int(8, 32, Half::F16, Zeros::Stored), ASYMMETRIC),
         ("nvfp4", nvfp4(MatrixScale::Divisor), &["weight_packed", "weight_scale", "weight_global_scale"]),
         ("modelopt_nvfp4", nvfp4(MatrixScale::Factor), &["weight", "weight_scale", "weight_scale_2"]),
     ] {
@@ -383,7 +388,7 @@ fn four_bits_dequantise_as_in_compressed_tensors_wherever_rows_are_cut() {
         let view = TensorView::new(dtype, rows, cols, &planes).unwrap();
         // A reciprocal is rounded before it is multiplied, and the product after.
         let ulps = if dtype == nvfp4(MatrixScale::Divisor) { 2 } else { 0 };
-        for cut in [0..rows, 1..rows, 4..5] {
+        for cut in [0..rows, 1..rows, 4..5, 8..rows] {
             let got = quant::dequantize(view.rows_range(cut.clone())).unwrap();
             let expected = &values[cut.start * cols..cut.end * cols];
             for (i, (got, expected)) in got.iter().zip(expected).enumerate() {

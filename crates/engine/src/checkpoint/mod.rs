@@ -10,7 +10,8 @@
 pub(crate) mod elements;
 mod fp8;
 pub mod gguf;
-mod int4;
+mod gptq;
+mod integers;
 pub mod json;
 pub mod mlx;
 mod mxfp4;
@@ -154,10 +155,12 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// Lets what compressed-tensors calls `MODULE.weight_packed` be found as `MODULE.weight` too.
+    /// Lets what compressed-tensors calls `MODULE.weight_packed`, and GPTQ and AWQ `MODULE.qweight`, be found as
+    /// `MODULE.weight` too.
     fn index_packed(&mut self) {
         for (i, entry) in self.entries.iter().enumerate() {
-            if let Some(module) = entry.name.strip_suffix(PACKED) {
+            let packed = [PACKED, gptq::QWEIGHT].iter().find_map(|ending| entry.name.strip_suffix(ending));
+            if let Some(module) = packed {
                 self.by_name.entry(format!("{module}.weight")).or_insert(i);
             }
         }
@@ -181,10 +184,13 @@ impl Checkpoint {
     /// Refuses a folder whose weights are quantised in a way that cannot be read.
     ///
     /// # Errors
-    /// [`Error::UnsupportedQuantization`] naming it.
+    /// [`Error::UnsupportedQuantization`] naming it; [`Error::Tensor`] for columns in another order than that of their groups.
     pub(crate) fn check_quantization(&self) -> Result<()> {
         match self.format {
-            Format::HuggingFace => quantization::method(&self.config, &self.path).map(drop),
+            Format::HuggingFace => {
+                quantization::method(&self.config, &self.path)?;
+                gptq::check_order(self)
+            }
             Format::Gguf | Format::Mlx => Ok(()),
         }
     }
@@ -229,7 +235,7 @@ impl Checkpoint {
 
     /// Where the weight `name` lies and how it is encoded; `None` if there is none. For a quantised MLX
     /// module the name is that of its packed `.weight`, and the result has scales and biases with it; likewise the scales
-    /// of FP8 and of packed weights, whose module's `.weight` may be `.weight_packed` in the file.
+    /// of FP8 and of packed weights, whose module's `.weight` may be `.weight_packed` or `.qweight` in the file.
     ///
     /// # Errors
     /// [`Error::Tensor`] if its encoding cannot be used or, for MLX, does not fit its scales and biases.
@@ -245,7 +251,7 @@ impl Checkpoint {
         {
             return Ok(Some(weight));
         }
-        for packed in [int4::weight, nvfp4::weight] {
+        for packed in [integers::weight, gptq::weight, nvfp4::weight] {
             if let Some(weight) = packed(self, entry)? {
                 return Ok(Some(weight));
             }
@@ -296,10 +302,14 @@ impl Checkpoint {
     /// [`Error::Read`] if the file no longer holds it.
     pub fn read_weight(&self, weight: &StoredWeight) -> Result<Tensor> {
         let mut planes = Vec::with_capacity(weight.planes.len());
+        let mut scratch = vec![];
         for plane in &weight.planes {
             // Bounded by the file's length, which every range was checked against.
             let mut bytes = vec![0; plane.len as usize];
             self.read(plane, &mut bytes)?;
+            if let Some(columns) = &plane.by_columns {
+                columns.to_rows(&mut bytes, &mut scratch);
+            }
             planes.push(Bytes::new(bytes));
         }
         Ok(Tensor::new(weight.dtype, weight.rows(), weight.cols(), planes)?)

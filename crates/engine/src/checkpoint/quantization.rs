@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use moeflux_compute::Zeros;
 use serde_json::Value;
 
 use super::json;
@@ -16,8 +17,8 @@ const BESIDE: &str = "hf_quant_config.json";
 /// Bytes of that file, at most.
 const MAX_BYTES: u64 = 16 << 20;
 /// What can be read, for errors.
-const READABLE: &str = "FP8 with a scale for 128 × 128 values, a row or a matrix, INT4 of compressed-tensors, NVFP4, MXFP8, MXFP4, MLX's, and \
-     those of GGUF files";
+const READABLE: &str = "FP8 with a scale for 128 × 128 values, a row or a matrix, GPTQ and AWQ of 4 or 8 bits, packed \
+     integers of compressed-tensors, NVFP4, MXFP8, MXFP4, MLX's, and those of GGUF files";
 
 /// What is said, by the name of its method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,10 +29,36 @@ pub(crate) enum Method {
     Mxfp8,
     /// e2m1 with powers of two for 32 values.
     Mxfp4,
-    /// Integers of 4 bits in groups of 32, 64 or 128.
-    Int4,
+    /// Integers in groups.
+    Int(Integers),
     /// e2m1 with e4m3 for 16 values.
     Nvfp4,
+}
+
+/// What is said of integers in groups; modules may differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Integers {
+    /// 4 or 8.
+    pub(crate) bits: u8,
+    /// Columns that share a scale: 32, 64, 128 or, for all of a row, 0.
+    pub(crate) group: u8,
+    /// What codes are counted from.
+    pub(crate) zeros: Zeros,
+    /// How they are packed.
+    pub(crate) packing: Packing,
+}
+
+/// How integers are packed in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// By rows, as compressed-tensors does.
+    Rows,
+    /// As GPTQ does, zero points less one.
+    Gptq,
+    /// As GPTQ does.
+    GptqV2,
+    /// As AWQ does.
+    Awq,
 }
 
 /// What `config` says of its quantisation; null if nothing.
@@ -78,6 +105,7 @@ pub(crate) fn method(config: &Value, folder: &Path) -> Result<Option<Method>> {
             }
         },
         "compressed-tensors" => compressed_tensors(value),
+        "gptq" | "awq" | "auto-round" | "intel/auto-round" => by_columns(named, value),
         _ => (None, described(named, value)),
     };
     match known {
@@ -97,6 +125,48 @@ fn described(method: &str, value: &Value) -> String {
     }
 }
 
+/// Whether columns were put in order of their activations, by what `config` says of all modules or of some.
+pub(crate) fn orders_columns(config: &Value) -> bool {
+    let said = said(config);
+    let of_some = said["dynamic"].as_object().into_iter().flat_map(|some| some.values());
+    of_some.chain([said]).any(|about| about["desc_act"].as_bool().unwrap_or(false))
+}
+
+/// What GPTQ's, AWQ's and AutoRound's programs say.
+fn by_columns(named: &str, value: &Value) -> (Option<Method>, String) {
+    let word = |keys: &[&str]| keys.iter().find_map(|key| value[*key].as_str()).map(str::to_lowercase);
+    let name = described(named, value);
+    let layout = match named {
+        "gptq" => word(&["checkpoint_format", "format"]).unwrap_or_else(|| "gptq".into()),
+        "awq" => word(&["version", "format", "checkpoint_format"]).unwrap_or_else(|| "gemm".into()),
+        _ => word(&["packing_format", "backend"]).unwrap_or_else(|| "auto_round:auto_gptq".into()),
+    };
+    let packing = match (named, &layout[..]) {
+        ("gptq", "gptq") => Packing::Gptq,
+        ("gptq", "gptq_v2") => Packing::GptqV2,
+        ("awq", "gemm") => Packing::Awq,
+        ("gptq" | "awq", _) => return (None, format!("{name}, {layout}")),
+        // Of AutoRound's own: as AutoGPTQ and AutoAWQ do.
+        (_, own) if own.contains("awq") => Packing::Awq,
+        (_, own) if own.contains("gptq") => Packing::Gptq,
+        _ => return (None, format!("{name}, {layout}")),
+    };
+    let number = |keys: &[&str]| keys.iter().find_map(|key| value[*key].as_i64());
+    let bits = match number(&["bits", "w_bit"]) {
+        Some(4) => 4,
+        Some(8) if packing != Packing::Awq => 8,
+        Some(_) => return (None, name),
+        None => return (None, format!("{name}, bits {}", value["bits"])),
+    };
+    let group = match number(&["group_size", "q_group_size"]) {
+        Some(-1) => 0,
+        Some(group @ (32 | 64 | 128)) => group as u8,
+        Some(group) => return (None, format!("{name}, group_size {group}")),
+        None => return (None, format!("{name}, group_size {}", value["group_size"])),
+    };
+    (Some(Method::Int(Integers { bits, group, zeros: Zeros::Stored, packing })), name)
+}
+
 /// compressed-tensors' groups of layers.
 fn compressed_tensors(value: &Value) -> (Option<Method>, String) {
     let format = value["format"].as_str().unwrap_or("of no format");
@@ -107,7 +177,7 @@ fn compressed_tensors(value: &Value) -> (Option<Method>, String) {
     let mut known = None;
     for (group_name, group) in groups {
         match method_of_group(group_name, group, format) {
-            Ok(method) => known = Some(method),
+            Ok(method) => known = known.or(Some(method)),
             Err(name) => return (None, name),
         }
     }
@@ -132,40 +202,49 @@ fn method_of_group(name: &str, group: &Value, format: &str) -> std::result::Resu
     let strategy = word(weights, "strategy")?;
     let format = if group["format"].is_null() { format.to_owned() } else { word(group, "format")? };
     let name = format!("compressed-tensors {kind}{bits}, {format}");
-    let (method, strategies) = match (&kind[..], bits, &format[..]) {
+    let (float, strategies) = match (&kind[..], bits, &format[..]) {
         ("FLOAT", 8, "float-quantized" | "naive-quantized") => {
-            (Method::Fp8, &["tensor", "channel", "block"][..])
+            (Some(Method::Fp8), &["tensor", "channel", "block"][..])
         }
-        ("INT", 4, "pack-quantized") => (Method::Int4, &["group"][..]),
-        ("FLOAT", 4, "nvfp4-pack-quantized") => (Method::Nvfp4, &["tensor_group"][..]),
+        ("INT", 4 | 8, "pack-quantized") => (None, &["group", "channel"][..]),
+        ("FLOAT", 4, "nvfp4-pack-quantized") => (Some(Method::Nvfp4), &["tensor_group"][..]),
         _ => return Err(name),
     };
     if !strategies.contains(&&strategy[..]) {
         return Err(format!("{name}, a scale for each {strategy}"));
     }
-    if method == Method::Int4 {
-        if ![32, 64, 128].contains(&number("group_size")?) {
-            return Err(format!("{name}, group_size {}", weights["group_size"]));
-        }
-        match &weights["symmetric"] {
-            Value::Null | Value::Bool(true) => {}
-            Value::Bool(false) => return Err(format!("{name}, asymmetric")),
-            other => return Err(odd("symmetric", other)),
-        }
-        match weights["actorder"].as_str() {
-            None if weights["actorder"].is_null() => {}
-            Some("weight" | "static") => {}
-            Some("group") => return Err(format!("{name}, columns in another order (actorder)")),
-            _ => return Err(odd("actorder", &weights["actorder"])),
-        }
+    if let Some(method) = float {
+        return Ok(method);
     }
-    Ok(method)
+    let group = match &strategy[..] {
+        "channel" => 0,
+        _ => match number("group_size")? {
+            group @ (32 | 64 | 128) => group as u8,
+            group => return Err(format!("{name}, group_size {group}")),
+        },
+    };
+    let zeros = match &weights["symmetric"] {
+        Value::Null | Value::Bool(true) => Zeros::Middle,
+        Value::Bool(false) => Zeros::Stored,
+        other => return Err(odd("symmetric", other)),
+    };
+    match weights["actorder"].as_str() {
+        None if weights["actorder"].is_null() => {}
+        Some("weight" | "static") => {}
+        Some("group") => return Err(format!("{name}, columns in another order (actorder)")),
+        _ => return Err(odd("actorder", &weights["actorder"])),
+    }
+    Ok(Method::Int(Integers { bits: bits as u8, group, zeros, packing: Packing::Rows }))
 }
 
-/// Columns that share a scale in compressed-tensors' first group of layers, if `config` says it.
-pub(crate) fn group_size(config: &Value) -> Option<u8> {
-    let groups = said(config)["config_groups"].as_object()?;
-    groups.values().find_map(|group| u8::try_from(group["weights"]["group_size"].as_u64()?).ok())
+/// Bits of the codes of compressed-tensors' groups of layers, each once.
+pub(crate) fn packed_bits(config: &Value) -> Vec<u8> {
+    let groups = said(config)["config_groups"].as_object().into_iter().flat_map(|groups| groups.values());
+    let mut bits: Vec<u8> =
+        groups.filter_map(|group| group["weights"]["num_bits"].as_u64()?.try_into().ok()).collect();
+    bits.sort_unstable();
+    bits.dedup();
+    bits
 }
 
 fn read_beside(folder: &Path) -> Result<Value> {
@@ -234,7 +313,29 @@ mod tests {
         own(compressed("float-quantized", rows), Method::Fp8);
         let int4 =
             json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": true});
-        own(compressed("pack-quantized", int4), Method::Int4);
+        let integers = |bits, group, zeros, packing| Method::Int(Integers { bits, group, zeros, packing });
+        own(compressed("pack-quantized", int4), integers(4, 32, Zeros::Middle, Packing::Rows));
+        let int8 = json!({"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": false});
+        own(compressed("pack-quantized", int8), integers(8, 0, Zeros::Stored, Packing::Rows));
+        let gptq = |changes: Value| {
+            let mut about = json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": false});
+            for (key, value) in changes.as_object().unwrap() {
+                about[key] = value.clone();
+            }
+            about
+        };
+        let stored = |bits, group, packing| integers(bits, group, Zeros::Stored, packing);
+        own(gptq(json!({})), stored(4, 128, Packing::Gptq));
+        own(gptq(json!({"checkpoint_format": "gptq", "group_size": -1})), stored(4, 0, Packing::Gptq));
+        own(gptq(json!({"checkpoint_format": "gptq_v2", "bits": 8})), stored(8, 128, Packing::GptqV2));
+        let awq = json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "GEMM"});
+        own(awq, stored(4, 64, Packing::Awq));
+        for (method, layout, packing) in [
+            ("auto-round", "auto_round:auto_gptq", Packing::Gptq),
+            ("intel/auto-round", "auto_round:auto_awq", Packing::Awq),
+        ] {
+            own(gptq(json!({"quant_method": method, "packing_format": layout})), stored(4, 128, packing));
+        }
         let float4 = json!({"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16});
         own(compressed("nvfp4-pack-quantized", float4), Method::Nvfp4);
         own(json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), Method::Nvfp4);
@@ -251,7 +352,22 @@ mod tests {
             check(&json!({"quantization_config": value}), None, Err(expected));
             check(&json!({"text_config": {"quantization_config": value}}), None, Err(expected));
         };
-        own(json!({"quant_method": "awq", "bits": 4, "group_size": 128}), "awq, 4 bits");
+        let gptq = |key: &str, value: Value| {
+            let mut about = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
+            about[key] = value;
+            about
+        };
+        own(gptq("bits", json!(3)), "gptq, 3 bits");
+        own(gptq("bits", json!("four")), "gptq, bits \"four\"");
+        own(gptq("group_size", json!(100)), "gptq, 4 bits, group_size 100");
+        own(gptq("group_size", Value::Null), "gptq, 4 bits, group_size null");
+        own(gptq("checkpoint_format", json!("marlin")), "gptq, 4 bits, marlin");
+        own(gptq("quant_method", json!("gptqq")), "gptqq, 4 bits");
+        own(
+            json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"}),
+            "awq, 4 bits, gemv",
+        );
+        own(json!({"quant_method": "awq", "bits": 8, "group_size": 128}), "awq, 8 bits");
         own(json!({"quant_method": "bitsandbytes", "load_in_4bit": true}), "bitsandbytes, 4 bits");
         own(json!({"quant_method": "quark"}), "quark");
         own(json!({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}), "ModelOpt NVFP4_AWQ");
@@ -265,11 +381,11 @@ mod tests {
             weights[key] = value;
             compressed("pack-quantized", weights)
         };
-        own(int4("symmetric", json!(false)), &format!("{named}, asymmetric"));
+        own(int4("symmetric", json!("no")), "compressed-tensors, pack-quantized, symmetric \"no\"");
         own(int4("actorder", json!("group")), &format!("{named}, columns in another order (actorder)"));
         own(int4("group_size", json!(16)), &format!("{named}, group_size 16"));
-        own(int4("strategy", json!("channel")), &format!("{named}, a scale for each channel"));
-        own(int4("num_bits", json!(8)), "compressed-tensors INT8, pack-quantized");
+        own(int4("strategy", json!("tensor")), &format!("{named}, a scale for each tensor"));
+        own(int4("num_bits", json!(3)), "compressed-tensors INT3, pack-quantized");
         let tokens = json!({"num_bits": 8, "type": "float", "strategy": "token"});
         own(
             compressed("float-quantized", tokens),

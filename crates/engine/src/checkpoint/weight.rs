@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use moeflux_compute::DType;
 
+use crate::io::columns::Columns;
+
 /// Bytes of one of the checkpoint's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ByteRange {
@@ -14,6 +16,8 @@ pub struct ByteRange {
     pub offset: u64,
     /// Number of bytes.
     pub len: u64,
+    /// How they are transposed, if they are not a plane of rows one after the other.
+    pub by_columns: Option<Columns>,
 }
 
 /// Encoding of a tensor as its file declares it.
@@ -56,8 +60,8 @@ pub struct StoredWeight {
     pub dtype: DType,
     /// Row-major logical shape: `[n]`, `[rows, cols]` or `[stack, rows, cols]`.
     pub shape: Vec<usize>,
-    /// One range, three for affine encodings (weights, scales, biases) and NVFP4 (weights, scales, the matrix's scale), or
-    /// two for FP8, INT4 and MXFP4 (weights, scales).
+    /// One range, three for affine encodings (weights, scales, biases), NVFP4 (weights, scales, the matrix's scale) and
+    /// integers with zero points (weights, scales, zero points), or two for FP8, other integers and MXFP4 (weights, scales).
     pub planes: Vec<ByteRange>,
 }
 
@@ -77,21 +81,26 @@ impl StoredWeight {
         self.planes.iter().map(|p| p.len).sum()
     }
 
+    /// Whether a plane is stored by columns, so that rows cannot be read by themselves.
+    pub(crate) fn is_by_columns(&self) -> bool {
+        self.planes.iter().any(|plane| plane.by_columns.is_some())
+    }
+
     /// The `i`-th matrix of a `[stack, rows, cols]` weight; `None` for other ranks and beyond the stack.
     pub fn stack_element(&self, i: usize) -> Option<Self> {
         let &[stack, rows, cols] = &self.shape[..] else { return None };
-        if i >= stack {
+        if i >= stack || self.is_by_columns() {
             return None;
         }
         let name = format!("{}[{i}]", self.name);
         Some(Self { name, ..self.part(|_| (stack, i..i + 1), vec![rows, cols]) })
     }
 
-    /// Rows `rows` of a `[rows, cols]` weight; `None` for other ranks, beyond the rows, and where blocks that share
-    /// scales would be cut.
+    /// Rows `rows` of a `[rows, cols]` weight; `None` for other ranks, beyond the rows, where blocks that share
+    /// scales would be cut, and for planes that are stored by columns.
     pub fn row_range(&self, rows: Range<usize>) -> Option<Self> {
         let &[all, cols] = &self.shape[..] else { return None };
-        if rows.start > rows.end || rows.end > all {
+        if rows.start > rows.end || rows.end > all || self.is_by_columns() {
             return None;
         }
         let whole = |plane| {

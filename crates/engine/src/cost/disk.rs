@@ -141,7 +141,7 @@ impl Disk {
             let mut requests = vec![];
             for tag in 0..size.min(slots) as u64 {
                 let (parts, buffer) = (expert()?, free.pop()?);
-                requests.push(ReadRequest { tag, buffer, parts, mode });
+                requests.push(ReadRequest { tag, buffer, parts, by_columns: vec![], mode });
             }
             let (result, buffers) = batch(queue, requests);
             free.extend(buffers);

@@ -88,9 +88,11 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         | (DType::Q6_K | DType::MXFP4, _) => {
             Filler { dtype, cols, std, constant: false }.fill(plane, random, out);
         }
-        (DType::Affine { .. } | DType::Int4 { .. } | DType::MXFP4_Planes | DType::NVFP4 { .. }, 0) => {
+        (DType::Affine { .. } | DType::Int { .. } | DType::MXFP4_Planes | DType::NVFP4 { .. }, 0) => {
             bytes(out)
         }
+        // The middle of the range.
+        (DType::Int { .. }, 2) => out.fill(if dtype.block_rows(2) == 8 { 0x88 } else { 0x80 }),
         (DType::Affine { bits, scale, .. }, _) => {
             let levels = f32::from(1u16 << bits) - 1.0;
             let step = 3.0 * std / levels;
@@ -103,11 +105,12 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
         }
         // The values are up to 6.
         (DType::MXFP4_Planes, _) => out.fill((127.0 + (std / 3.0).log2()).clamp(1.0, 254.0) as u8),
-        // The values are up to 8.
-        (DType::Int4 { scale, .. }, _) => {
+        // The values are up to 8 or 128.
+        (DType::Int { bits, scale, .. }, _) => {
+            let value = std / 4.6 / f32::from(1u8 << (bits.clamp(4, 8) - 4));
             let value = match scale {
-                Half::F16 => f16::from_f32(std / 4.6).to_le_bytes(),
-                Half::BF16 => bf16::from_f32(std / 4.6).to_le_bytes(),
+                Half::F16 => f16::from_f32(value).to_le_bytes(),
+                Half::BF16 => bf16::from_f32(value).to_le_bytes(),
             };
             set_scales(out, 2, value, &[0]);
         }
@@ -167,6 +170,7 @@ fn fill(dtype: DType, cols: usize, std: f32, plane: usize, random: &mut Random, 
 
 #[cfg(test)]
 mod tests {
+    use moeflux_compute::Zeros;
     use moeflux_compute::quant::dequantize;
 
     use super::*;
@@ -206,7 +210,8 @@ mod tests {
             DType::Fp8_Whole { scale: BlockScale::BF16 },
             DType::Fp8_Rows { scale: BlockScale::BF16 },
             DType::MXFP8_Planes,
-            DType::Int4 { group: 32, scale: Half::BF16 },
+            DType::Int { bits: 4, group: 32, scale: Half::BF16, zeros: Zeros::Middle },
+            DType::Int { bits: 8, group: 0, scale: Half::F16, zeros: Zeros::Stored },
             DType::NVFP4 { matrix: MatrixScale::Factor },
             DType::NVFP4 { matrix: MatrixScale::Divisor },
             affine(4, 64, Half::BF16),

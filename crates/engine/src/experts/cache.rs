@@ -358,6 +358,7 @@ impl ExpertCache {
     /// Starts reading an expert from a copy of the checkpoint.
     fn read_from(&mut self, copy: usize, key: Key, buffer: HostBuffer) {
         let parts = self.store.reads_from(copy, ExpertSetId(key.0), key.1);
+        let by_columns = self.store.by_columns(ExpertSetId(key.0), key.1);
         let bytes = parts.iter().map(|p| p.len as u64).sum::<u64>();
         self.stats.bytes_read += bytes;
         if copy > 0 {
@@ -372,7 +373,7 @@ impl ExpertCache {
         if reading.busy_since.is_none() {
             (reading.busy_since, reading.exact) = (Some(now), true);
         }
-        reading.queue.submit(ReadRequest { tag, buffer, parts, mode });
+        reading.queue.submit(ReadRequest { tag, buffer, parts, by_columns, mode });
     }
 
     /// The slot that a victim had, or an empty one for a set.

@@ -71,7 +71,7 @@ fn speed(store: &ExpertStore, queue: &mut dyn ReadQueue, random: &mut Random, mo
         let mut buffer = HostBuffer::zeroed(store.slot_bytes(set)).ok()?;
         // So that finding memory for it is not measured.
         buffer.as_mut_slice().fill(1);
-        requests.push(ReadRequest { tag, buffer, parts, mode });
+        requests.push(ReadRequest { tag, buffer, parts, by_columns: vec![], mode });
     }
     let bytes: usize = requests.iter().flat_map(|r| &r.parts).map(|part| part.len).sum();
     let start = Instant::now();

@@ -1,6 +1,7 @@
 //! [`ExpertStore`]: where each routed expert's weights are in the checkpoint, and their layout in a slot.
 //!
-//! An expert is read as it is stored, without conversion or copy. Ranges that are neighbours in the file are read in one
+//! An expert is read as it is stored, without conversion or copy; planes that a file has by columns have their rows brought
+//! together in the slot by whoever reads them. Ranges that are neighbours in the file are read in one
 //! go. Each read goes to a slot position that is congruent to its file offset modulo 4096, so that the same slot serves
 //! reads that bypass the page cache and must be aligned. The price is up to two pages per read.
 
@@ -14,8 +15,9 @@ use moeflux_compute::graph::{ExpertSet, ExpertSetId, MatrixSpec};
 use super::slots::SetShape;
 use crate::checkpoint::ByteRange;
 use crate::io::buffer::PAGE_BYTES;
+use crate::io::columns::Columns;
 use crate::io::file::CheckpointFile;
-use crate::io::queue::ReadPart;
+use crate::io::queue::{MOST_THREADS, QueueKind, ReadPart};
 use crate::{Error, Result};
 
 /// How an expert's gate and up projections are stored.
@@ -254,6 +256,31 @@ impl ExpertStore {
         layout.runs.iter().map(part).collect()
     }
 
+    /// The planes of an expert that are stored by columns, and where they begin in its slot.
+    pub(crate) fn by_columns(&self, set: ExpertSetId, expert: u32) -> Vec<(usize, Columns)> {
+        let (location, layout) = &self.sets[set.0].experts[expert as usize];
+        let planes = layout.at.iter().zip(location.ranges());
+        planes.filter_map(|(at, range)| Some((*at, range.by_columns?))).collect()
+    }
+
+    /// The queue that suits these experts, if not any does: threads that read bring rows together beside computing.
+    pub(crate) fn best_queue(&self) -> Option<QueueKind> {
+        (self.most_by_columns() > 0).then_some(QueueKind::Pread)
+    }
+
+    /// Bytes that reading takes beside slots, with so many reads under way at once: a copy of a plane for each that brings
+    /// rows together.
+    pub(crate) fn reading_bytes(&self, depth: usize) -> u64 {
+        self.most_by_columns().saturating_mul(depth.clamp(1, MOST_THREADS) as u64)
+    }
+
+    /// Bytes of the largest plane that is stored by columns; 0 without any.
+    pub(crate) fn most_by_columns(&self) -> u64 {
+        let experts = self.sets.iter().flat_map(|stored| &stored.experts);
+        let ranges = experts.flat_map(|(location, _)| location.ranges());
+        ranges.filter(|range| range.by_columns.is_some()).map(|range| range.len).max().unwrap_or(0)
+    }
+
     /// Whether an expert's matrices are stored one by one, row after row.
     pub(crate) fn is_separate(&self, set: ExpertSetId, expert: u32) -> bool {
         self.location(set, expert).form == ExpertForm::Separate
@@ -387,7 +414,7 @@ mod tests {
     #[test]
     fn a_run_covers_all_of_its_ranges() {
         let check = |ranges: [(u64, u64); 3], expected: &[(u64, u64)]| {
-            let range = |(offset, len)| vec![ByteRange { file: 0, offset, len }];
+            let range = |(offset, len)| vec![ByteRange { file: 0, offset, len, by_columns: None }];
             let [gate, up, down] = ranges.map(range);
             let layout = SlotLayout::new(&ExpertLocation { form: ExpertForm::Separate, gate, up, down });
             let runs: Vec<(u64, u64)> = layout.runs.iter().map(|(run, _)| (run.offset, run.len)).collect();

@@ -4,6 +4,7 @@
 pub(crate) mod apple_memory;
 pub mod atomic_file;
 pub(crate) mod buffer;
+pub mod columns;
 pub mod file;
 pub(crate) mod heap;
 pub mod pread;

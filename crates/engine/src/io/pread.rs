@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer};
+use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer, to_rows};
 
 #[derive(Default)]
 struct Shared {
@@ -52,6 +52,7 @@ impl PreadPool {
 }
 
 fn serve(shared: &Shared) {
+    let mut scratch = vec![];
     let mut state = shared.lock();
     loop {
         if state.closed {
@@ -62,14 +63,14 @@ fn serve(shared: &Shared) {
             continue;
         };
         drop(state);
-        let done = perform(request);
+        let done = perform(request, &mut scratch);
         state = shared.lock();
         state.done.push_back(done);
         shared.finished.notify_one();
     }
 }
 
-fn perform(mut request: ReadRequest) -> ReadDone {
+fn perform(mut request: ReadRequest, scratch: &mut Vec<u8>) -> ReadDone {
     let buffer = request.buffer.as_mut_slice();
     let result = request.parts.into_iter().try_for_each(|part| {
         let mut transfer = Transfer::new(part, buffer.len(), request.mode)?;
@@ -81,6 +82,7 @@ fn perform(mut request: ReadRequest) -> ReadDone {
             }
         }
     });
+    let result = result.and_then(|()| to_rows(&request.by_columns, request.buffer.as_mut_slice(), scratch));
     ReadDone { tag: request.tag, buffer: request.buffer, result }
 }
 

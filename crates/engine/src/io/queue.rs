@@ -12,6 +12,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::buffer::{HostBuffer, PAGE_BYTES};
+use super::columns::Columns;
 use super::file::{CheckpointFile, ReadMode};
 use super::pread::PreadPool;
 use crate::{Error, Result};
@@ -38,9 +39,32 @@ pub struct ReadRequest {
     pub buffer: HostBuffer,
     /// What to read.
     pub parts: Vec<ReadPart>,
+    /// Planes that lie in the buffer by columns once all parts are read, and where they begin: their rows are brought
+    /// together before the request comes back.
+    pub by_columns: Vec<(usize, Columns)>,
     /// Past the page cache or through it. A part whose place in the buffer is not that of its offset within a page is
     /// always read through it.
     pub mode: ReadMode,
+}
+
+/// Brings the rows of planes together that lie in `buffer` by columns; `scratch` gets a copy of each.
+///
+/// # Errors
+/// [`Error::Io`] if they do not lie in it.
+pub(super) fn to_rows(
+    by_columns: &[(usize, Columns)],
+    buffer: &mut [u8],
+    scratch: &mut Vec<u8>,
+) -> Result<()> {
+    for (at, columns) in by_columns {
+        let plane = columns.bytes().and_then(|len| buffer.get_mut(*at..at.checked_add(len)?));
+        let Some(plane) = plane else {
+            let source = std::io::Error::other("a plane does not fit the buffer");
+            return Err(Error::Io { action: "transpose what was read to", path: "memory".into(), source });
+        };
+        columns.to_rows(plane, scratch);
+    }
+    Ok(())
 }
 
 /// A finished request.
@@ -123,7 +147,7 @@ pub fn open(kind: Option<QueueKind>, depth: usize) -> std::io::Result<(QueueKind
 }
 
 /// More reading threads than that gain nothing on any disk.
-const MOST_THREADS: usize = 8;
+pub(crate) const MOST_THREADS: usize = 8;
 
 /// One part on its way: which bytes to ask the system for next.
 ///
@@ -241,7 +265,7 @@ mod tests {
         for tag in 0..50u64 {
             let at = tag as usize * 999;
             let parts = vec![part(at, 500, 0), part(at + 500, 5700, 3)];
-            queue.submit(ReadRequest { tag, buffer: buffer(), parts, mode });
+            queue.submit(ReadRequest { tag, buffer: buffer(), parts, by_columns: vec![], mode });
         }
         // To the last byte, and beyond; into a buffer that is too small; and nothing at all.
         let ends = content.len() - 10;
@@ -251,7 +275,7 @@ mod tests {
             (52, vec![part(0, 50, 1), part(0, 9 * PAGE_BYTES, 0)]),
             (53, vec![]),
         ] {
-            queue.submit(ReadRequest { tag, buffer: buffer(), parts, mode });
+            queue.submit(ReadRequest { tag, buffer: buffer(), parts, by_columns: vec![], mode });
         }
         let mut seen = vec![];
         while let Some(done) = queue.wait() {
@@ -310,7 +334,7 @@ mod tests {
             for tag in 0..100 {
                 let parts = vec![ReadPart { file: file.clone(), offset: 0, len: PAGE_BYTES, at: 0 }];
                 let buffer = HostBuffer::zeroed(PAGE_BYTES).unwrap();
-                queue.submit(ReadRequest { tag, buffer, parts, mode: ReadMode::Direct });
+                queue.submit(ReadRequest { tag, buffer, parts, by_columns: vec![], mode: ReadMode::Direct });
             }
             drop(queue);
             assert_eq!(Arc::strong_count(&file), 1, "no request is left, hence none is being read");
@@ -325,7 +349,7 @@ mod tests {
             for mode in [ReadMode::Direct, ReadMode::Buffered] {
                 let parts = vec![ReadPart { file: file.clone(), offset: 2, len: 2 * PAGE_BYTES, at: 2 }];
                 let buffer = HostBuffer::zeroed(4 * PAGE_BYTES).unwrap();
-                queue.submit(ReadRequest { tag: 9, buffer, parts, mode });
+                queue.submit(ReadRequest { tag: 9, buffer, parts, by_columns: vec![], mode });
                 let error = queue.wait().unwrap().result.unwrap_err();
                 assert!(matches!(error, Error::Read { wanted: 8192, .. }), "{error}");
             }

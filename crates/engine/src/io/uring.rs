@@ -13,7 +13,8 @@ use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 
 use super::buffer::HostBuffer;
-use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer};
+use super::columns::Columns;
+use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer, to_rows};
 use crate::Result;
 
 /// The system's limit for one read.
@@ -23,6 +24,7 @@ struct Request {
     tag: u64,
     buffer: HostBuffer,
     transfers: Vec<Transfer>,
+    by_columns: Vec<(usize, Columns)>,
     /// Transfers that have not ended.
     left: usize,
     result: Result<()>,
@@ -40,6 +42,8 @@ pub struct UringQueue {
     /// Reads that the kernel has.
     in_kernel: usize,
     done: VecDeque<ReadDone>,
+    /// A copy of a plane whose rows are brought together.
+    scratch: Vec<u8>,
 }
 
 impl UringQueue {
@@ -62,6 +66,7 @@ impl UringQueue {
             backlog: VecDeque::new(),
             in_kernel: 0,
             done: VecDeque::new(),
+            scratch: vec![],
         })
     }
 
@@ -130,8 +135,9 @@ impl UringQueue {
             request.result = result;
         }
         if request.left == 0
-            && let Some(Request { tag, buffer, result, .. }) = self.requests[slot].take()
+            && let Some(Request { tag, mut buffer, result, by_columns, .. }) = self.requests[slot].take()
         {
+            let result = result.and_then(|()| to_rows(&by_columns, buffer.as_mut_slice(), &mut self.scratch));
             self.free.push(slot);
             self.done.push_back(ReadDone { tag, buffer, result });
         }
@@ -140,7 +146,7 @@ impl UringQueue {
 
 impl ReadQueue for UringQueue {
     fn submit(&mut self, request: ReadRequest) {
-        let ReadRequest { tag, buffer, parts, mode } = request;
+        let ReadRequest { tag, buffer, parts, by_columns, mode } = request;
         let size = buffer.as_ref().len();
         let transfers = parts.into_iter().map(|part| Transfer::new(part, size, mode)).collect();
         let transfers: Vec<Transfer> = match transfers {
@@ -156,7 +162,7 @@ impl ReadQueue for UringQueue {
         });
         let left = transfers.len();
         self.backlog.extend((0..left).map(|index| (slot, index)));
-        self.requests[slot] = Some(Request { tag, buffer, transfers, left, result: Ok(()) });
+        self.requests[slot] = Some(Request { tag, buffer, transfers, by_columns, left, result: Ok(()) });
         self.enter(0);
     }
 
@@ -222,7 +228,7 @@ mod tests {
         for tag in 0..3 {
             let parts = vec![ReadPart { file: Arc::clone(&file), offset: 0, len: 4, at: 0 }];
             let buffer = HostBuffer::zeroed(PAGE_BYTES).unwrap();
-            queue.submit(ReadRequest { tag, buffer, parts, mode: ReadMode::Buffered });
+            queue.submit(ReadRequest { tag, buffer, parts, by_columns: vec![], mode: ReadMode::Buffered });
         }
         let dropped = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&dropped);
@@ -248,7 +254,7 @@ mod tests {
         for tag in 0..3 {
             let parts = vec![ReadPart { file: Arc::clone(&file), offset: 0, len: PAGE_BYTES, at: 0 }];
             let buffer = HostBuffer::zeroed(PAGE_BYTES).unwrap();
-            queue.submit(ReadRequest { tag, buffer, parts, mode: ReadMode::Buffered });
+            queue.submit(ReadRequest { tag, buffer, parts, by_columns: vec![], mode: ReadMode::Buffered });
         }
         assert!(queue.in_kernel > 0);
         // SAFETY: the descriptor is the ring's and stays its own: it is replaced, not closed.

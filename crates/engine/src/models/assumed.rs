@@ -7,11 +7,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use moeflux_compute::{BlockScale, DType, Half, MatrixScale};
+use moeflux_compute::{BlockScale, DType, Half, MatrixScale, Zeros};
 use serde_json::Value;
 
 use super::{Layout, Model, OutlinedWeight, names_of, outline};
-use crate::checkpoint::quantization::{self, Method};
+use crate::checkpoint::quantization::{self, Integers, Method};
 use crate::checkpoint::{Checkpoint, Format, gguf, json};
 use crate::{Error, Result};
 
@@ -29,10 +29,15 @@ pub enum Storage {
     FP4,
     /// Experts in MXFP4, everything else in bf16.
     MXFP4,
-    /// compressed-tensors' INT4 in groups of so many values, but what is at the ends, small or chooses experts.
-    Int4 {
-        /// 32, 64 or 128.
+    /// Integers in groups of so many values, but what is at the ends, small or chooses experts: as compressed-tensors, GPTQ
+    /// and AWQ store them.
+    Int {
+        /// 4 or 8.
+        bits: u8,
+        /// 32, 64, 128 or, for all of a row, 0.
         group: u8,
+        /// Whether groups have zero points.
+        zeros: Zeros,
     },
     /// NVFP4, but the same.
     NVFP4,
@@ -51,7 +56,7 @@ pub enum Storage {
 
 impl Storage {
     /// Names on the command line.
-    pub const NAMES: &str = "bf16, fp8, fp4, mxfp4, nvfp4, int4, q4_k_m, q8_0, 2bit to 8bit";
+    pub const NAMES: &str = "bf16, fp8, fp4, mxfp4, nvfp4, int4, int8, q4_k_m, q8_0, 2bit to 8bit";
 
     /// The one called `name`.
     ///
@@ -64,7 +69,8 @@ impl Storage {
             "fp4" => Self::FP4,
             "mxfp4" => Self::MXFP4,
             "nvfp4" => Self::NVFP4,
-            "int4" => Self::Int4 { group: 32 },
+            "int4" => Self::Int { bits: 4, group: 32, zeros: Zeros::Middle },
+            "int8" => Self::Int { bits: 8, group: 0, zeros: Zeros::Middle },
             "q4_k_m" => Self::Q4KM,
             "q8_0" => Self::Q8_0,
             _ => {
@@ -107,7 +113,7 @@ impl Storage {
             Some(Method::Fp8) if config["expert_dtype"] == "fp4" => Some(Self::FP4),
             Some(Method::Fp8) => Some(Self::FP8),
             Some(Method::Mxfp4) => Some(Self::MXFP4),
-            Some(Method::Int4) => Some(Self::Int4 { group: quantization::group_size(config).unwrap_or(32) }),
+            Some(Method::Int(Integers { bits, group, zeros, .. })) => Some(Self::Int { bits, group, zeros }),
             Some(Method::Nvfp4) => Some(Self::NVFP4),
             Some(Method::Mxfp8) => {
                 return Err(fault("quantization_config.quant_method", "fp8 or mxfp4", &"mxfp8".into()));
@@ -124,7 +130,7 @@ impl std::fmt::Display for Storage {
             Self::FP4 => f.write_str("fp4"),
             Self::MXFP4 => f.write_str("mxfp4"),
             Self::NVFP4 => f.write_str("nvfp4"),
-            Self::Int4 { .. } => f.write_str("int4"),
+            Self::Int { bits, .. } => write!(f, "int{bits}"),
             Self::Q4KM => f.write_str("q4_k_m"),
             Self::Q8_0 => f.write_str("q8_0"),
             Self::Affine { bits, .. } => write!(f, "{bits}bit"),
@@ -214,13 +220,15 @@ impl Assumed {
         let ends = is("lm_head.weight") || is("embed_tokens.weight");
         match self.storage {
             Storage::BF16 => [DType::BF16; 2],
-            Storage::FP8 | Storage::FP4 | Storage::NVFP4 | Storage::Int4 { .. } if ends => [DType::BF16; 2],
+            Storage::FP8 | Storage::FP4 | Storage::NVFP4 | Storage::Int { .. } if ends => [DType::BF16; 2],
             Storage::FP4 if routed => [DType::MXFP4, DType::BF16],
             Storage::FP8 | Storage::FP4 => [DType::Fp8 { scale: BlockScale::F32 }, DType::BF16],
             Storage::MXFP4 if routed => [DType::MXFP4, DType::BF16],
             Storage::MXFP4 => [DType::BF16; 2],
             Storage::NVFP4 => [DType::NVFP4 { matrix: MatrixScale::Factor }, DType::BF16],
-            Storage::Int4 { group } => [DType::Int4 { group, scale: Half::BF16 }, DType::BF16],
+            Storage::Int { bits, group, zeros } => {
+                [DType::Int { bits, group, scale: Half::BF16, zeros }, DType::BF16]
+            }
             Storage::Q8_0 => [DType::Q8_0, DType::F16],
             Storage::Affine { bits, group } => {
                 let affine = |group| DType::Affine { bits, group, scale: Half::BF16 };

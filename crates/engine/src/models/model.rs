@@ -180,7 +180,7 @@ impl Model {
             WeightPart::Rows(rows) => rows.iter().map(Range::len).sum(),
             WeightPart::Whole | WeightPart::EverySecond(_) => stored_rows,
         };
-        let mut planes = vec![];
+        let (mut planes, mut scratch) = (vec![], vec![]);
         for (index, plane) in weight.planes.iter().enumerate() {
             let path = || self.checkpoint.files().get(plane.file).map_or(PathBuf::new(), |f| f.path().into());
             // A plane's row may stand for several rows of the weight.
@@ -197,6 +197,11 @@ impl Model {
                     chosen.iter().map(part).collect()
                 }
             };
+            // Rows of a plane that is stored by columns are cut out once it is whole.
+            let (parts, cut) = match plane.by_columns {
+                Some(columns) => (vec![*plane], Some((columns, parts))),
+                None => (parts, None),
+            };
             let bytes: u64 = parts.iter().map(|part| part.len).sum();
             let mut buffer = HostBuffer::zeroed(bytes as usize).map_err(|source| Error::Io {
                 action: "find memory for",
@@ -209,7 +214,19 @@ impl Model {
                 self.checkpoint.read(part, to)?;
                 rest = after;
             }
-            planes.push(Bytes::new(buffer));
+            let Some((columns, parts)) = cut else {
+                planes.push(Bytes::new(buffer));
+                continue;
+            };
+            columns.to_rows(buffer.as_mut_slice(), &mut scratch);
+            let whole = Bytes::new(buffer);
+            let part = |part: &ByteRange| {
+                let start = (part.offset - plane.offset) as usize;
+                &whole.as_slice()[start..start + part.len as usize]
+            };
+            let is_whole = parts.iter().map(|part| part.len).eq([plane.len]);
+            let rows = || Bytes::new(parts.iter().flat_map(part).copied().collect::<Vec<u8>>());
+            planes.push(if is_whole { whole.clone() } else { rows() });
         }
         let (rows, cols) = if weight.shape.len() == 1 { (1, rows) } else { (rows, weight.cols()) };
         Ok(Tensor::new(weight.dtype, rows, cols, planes)?)

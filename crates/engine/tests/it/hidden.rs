@@ -12,8 +12,6 @@ use moeflux_compute::quant::dequantize;
 const TOKENS: usize = 20;
 /// f32 sums in another order, of products that transformers made, or this program.
 const RELATIVE_ERROR: f32 = 5e-5;
-/// In encodings that GPUs refuse.
-const WITHOUT_KERNELS: [&str; 4] = ["mxfp8", "fp8_rows", "int4", "nvfp4"];
 
 fn cpu() -> CpuBackend {
     CpuBackend::new(2, None).unwrap()
@@ -76,10 +74,7 @@ fn the_heads_product_is_the_logits() {
 fn an_emulated_device_gives_the_same() {
     let streamed = GpuOptions { expert_slots: Some(2), ..GpuOptions::default() };
     let tiered = GpuOptions { host_memory: true, ..streamed };
-    let suits = |f: &Fixture| {
-        (f.kind == "hf" || f.name.contains("q8_0"))
-            && !WITHOUT_KERNELS.iter().any(|part| f.name.contains(part))
-    };
+    let suits = |f: &Fixture| f.kind == "hf" || f.name.contains("q8_0");
     for fixture in sample().into_iter().filter(suits) {
         let golden = fixture.golden();
         for (count, other) in [(3, &streamed), (15, &tiered)] {

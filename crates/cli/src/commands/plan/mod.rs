@@ -37,7 +37,7 @@ pub struct PlanArgs {
     /// Length of the prompt to predict, in tokens
     #[arg(long, value_name = "N", default_value_t = 512)]
     prompt: usize,
-    /// Encoding to assume for a config.json: bf16, fp8, fp4, mxfp4, nvfp4, int4, q4_k_m, q8_0, 2bit to 8bit [default: what it states, or bf16]
+    /// Encoding to assume for a config.json: bf16, fp8, fp4, mxfp4, nvfp4, int4, int8, q4_k_m, q8_0, 2bit to 8bit [default: what it states, or bf16]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// The same as --quant Nbit

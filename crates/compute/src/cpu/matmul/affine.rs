@@ -1,21 +1,20 @@
-//! Decoders of MLX affine weights and of compressed-tensors' INT4; layouts in [`crate::quant`].
+//! Decoders of MLX affine weights; layouts in [`crate::quant`].
 
 use super::{
-    int8::{Biased, Centred, Format, Tile, WideBiased},
+    int8::{Biased, Format, Tile, WideBiased},
     tile::TileRows,
 };
 use crate::{
     Half,
     cpu::{activations::BLOCK, simd::Isa},
-    quant::int4::ZERO,
 };
 
 /// Groups of scales and biases.
 #[derive(Clone, Copy)]
-struct Groups {
-    /// Columns of a group: 32, 64 or 128.
-    cols: usize,
-    half: Half,
+pub(super) struct Groups {
+    /// Columns of a group: 32, 64 or 128, or more than any row has.
+    pub(super) cols: usize,
+    pub(super) half: Half,
 }
 
 impl Groups {
@@ -32,19 +31,9 @@ impl Groups {
         }
     }
 
-    /// The same without biases.
-    #[inline(always)]
-    fn decode_scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        let (at, len) = (2 * (col / self.cols), 2 * n.div_ceil(self.cols));
-        let scales = self.pairs(isa, rows.plane(1).words_of(isa, at, len));
-        for sub in 0..n / BLOCK {
-            tile.set_scale(isa, sub, scales[sub * BLOCK / self.cols]);
-        }
-    }
-
     /// The two 16-bit floats of each word.
     #[inline(always)]
-    fn pairs<I: Isa>(self, isa: I, words: [I::U; 4]) -> [I::F; 8] {
+    pub(super) fn pairs<I: Isa>(self, isa: I, words: [I::U; 4]) -> [I::F; 8] {
         let mut out = [isa.splat(0.0); 8];
         for (i, word) in words.into_iter().enumerate() {
             let (low, high) = match self.half {
@@ -63,7 +52,7 @@ impl Groups {
 
 /// 4 bits.
 #[derive(Clone, Copy)]
-pub(super) struct Affine4(Groups);
+pub(super) struct Affine4(pub(super) Groups);
 
 impl Affine4 {
     /// With groups of `cols` columns.
@@ -105,40 +94,6 @@ impl Format for Affine4 {
     }
 }
 
-/// 4 bits, symmetric: codes as in [`Affine4`].
-#[derive(Clone, Copy)]
-pub(super) struct Int4(Affine4);
-
-impl Int4 {
-    /// With groups of `cols` columns.
-    pub(super) fn new(cols: u8, half: Half) -> Self {
-        Self(Affine4::new(cols, half))
-    }
-}
-
-impl Format for Int4 {
-    type Shape = Centred;
-    const BITS: u32 = 4;
-    const BYTES: usize = 16;
-    const ZERO: i32 = ZERO;
-
-    #[inline(always)]
-    fn scales<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        self.0.0.decode_scales(isa, rows, col, n, tile);
-    }
-
-    #[inline(always)]
-    fn codes<I: Isa>(self, isa: I, rows: &TileRows<'_>, col: usize, n: usize, tile: &mut Tile) {
-        self.0.codes(isa, rows, col, n, tile);
-    }
-
-    #[inline(always)]
-    unsafe fn group<I: Isa>(self, isa: I, p: *const u8, group: usize) -> [I::U; 2] {
-        // SAFETY: by the caller; the layouts are the same.
-        unsafe { self.0.group(isa, p, group) }
-    }
-}
-
 /// Four nibbles to four bytes.
 #[inline(always)]
 fn spread<I: Isa>(isa: I, v: I::U) -> I::U {
@@ -148,7 +103,7 @@ fn spread<I: Isa>(isa: I, v: I::U) -> I::U {
 
 /// 8 bits.
 #[derive(Clone, Copy)]
-pub(super) struct Affine8(Groups);
+pub(super) struct Affine8(pub(super) Groups);
 
 impl Affine8 {
     /// With groups of `cols` columns.

@@ -20,7 +20,9 @@
 mod affine;
 mod batch;
 mod float;
+mod fp8;
 mod int8;
+mod integers;
 mod k_quants;
 mod legacy;
 mod mxfp4;
@@ -38,10 +40,13 @@ use super::{
     simd::{Isa, MAX_LANES, Simd},
     vector,
 };
+use crate::dtype::FP8_BLOCK;
 use crate::quant::dequantize_row;
-use crate::{DType, Error, Half, Result, TensorView};
-use affine::{Affine4, Affine8, AffineOdd, Int4};
+use crate::{BlockScale, DType, Error, Half, Result, TensorView, Zeros};
+use affine::{Affine4, Affine8, AffineOdd};
+use fp8::Fp8;
 use int8::Format;
+use integers::{Int4, Int4Zeros, Int8, Int8Zeros};
 use k_quants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use legacy::{Q4, Q5, Q8, Q41, Q51};
 use mxfp4::{Mxfp4, Mxfp4Planes, Nvfp4};
@@ -57,7 +62,7 @@ pub fn accepts_q8(dtype: DType, cols: usize) -> bool {
     let has_kernel = match dtype {
         DType::F32 | DType::F16 | DType::BF16 => false,
         DType::Fp8 { .. } | DType::Fp8_Rows { .. } | DType::Fp8_Whole { .. } | DType::MXFP8_Planes => false,
-        DType::Int4 { group, .. } => matches!(group, 32 | 64 | 128),
+        DType::Int { bits, group, .. } => matches!((bits, group), (4 | 8, 0 | 32 | 64 | 128)),
         DType::IQ3_XXS | DType::IQ3_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => false,
         DType::IQ1_S | DType::IQ1_M => false,
         DType::Affine { bits, group, .. } => matches!((bits, group), (2..=6 | 8, 32 | 64 | 128)),
@@ -345,6 +350,18 @@ impl Job<'_> {
             (DType::BF16, Activations::F32 { rows, .. }) => {
                 simd.run(plain::Multiply { job: self, plain: Bf16, x: rows });
             }
+            (DType::Fp8 { scale }, Activations::F32 { rows, .. }) => {
+                let plain = Fp8::<FP8_BLOCK>::new(self.w, scale);
+                simd.run(plain::Multiply { job: self, plain, x: rows });
+            }
+            (DType::Fp8_Rows { scale } | DType::Fp8_Whole { scale }, Activations::F32 { rows, .. }) => {
+                let plain = Fp8::<{ usize::MAX }>::new(self.w, scale);
+                simd.run(plain::Multiply { job: self, plain, x: rows });
+            }
+            (DType::MXFP8_Planes, Activations::F32 { rows, .. }) => {
+                let plain = Fp8::<BLOCK>::new(self.w, BlockScale::E8M0);
+                simd.run(plain::Multiply { job: self, plain, x: rows });
+            }
             (_, Activations::F32 { rows, .. }) if !accepts_q8(dtype, self.w.cols()) => {
                 return self.run_rows(simd, rows);
             }
@@ -361,7 +378,12 @@ impl Job<'_> {
             (DType::MXFP4, x) => self.run_format(simd, Mxfp4, x),
             (DType::MXFP4_Planes, x) => self.run_format(simd, Mxfp4Planes, x),
             (DType::NVFP4 { matrix }, x) => self.run_format(simd, Nvfp4::new(self.w, matrix), x),
-            (DType::Int4 { group, scale }, x) => self.run_format(simd, Int4::new(group, scale), x),
+            (DType::Int { bits, group, scale, zeros }, x) => match (bits, zeros) {
+                (4, Zeros::Middle) => self.run_format(simd, Int4::new(group, scale), x),
+                (4, Zeros::Stored) => self.run_format(simd, Int4Zeros::new(group, scale), x),
+                (_, Zeros::Middle) => self.run_format(simd, Int8::new(group, scale), x),
+                (_, Zeros::Stored) => self.run_format(simd, Int8Zeros::new(group, scale), x),
+            },
             (DType::Q2_K, x) => self.run_format(simd, Q2K, x),
             (DType::Q3_K, x) => self.run_format(simd, Q3K, x),
             (DType::Q4_K, x) => self.run_format(simd, Q4K, x),

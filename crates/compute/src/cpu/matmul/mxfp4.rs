@@ -159,7 +159,7 @@ impl Format for Nvfp4 {
 /// The values of codes of 8-bit floats: their bits as those of an f32 that is 2^120 times too small, subnormal ones included;
 /// of the last code, all bits: NaN.
 #[inline(always)]
-fn e4m3<I: Isa>(isa: I, code: I::U) -> I::F {
+pub(super) fn e4m3<I: Isa>(isa: I, code: I::U) -> I::F {
     let magnitude = isa.and(code, isa.splat_u(0x7f));
     let small = isa.of_bits(isa.shl::<20>(magnitude));
     let value = isa.bits(isa.mul(small, isa.splat(f32::from_bits(247 << 23))));

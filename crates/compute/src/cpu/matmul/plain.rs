@@ -1,4 +1,4 @@
-//! Products of plain float weights with f32 activations.
+//! Products of plain float weights, or of FP8, with f32 activations.
 //!
 //! Lanes are columns: a row and a token have one vector of sums, to which the products of columns 0.., `LANES`.., …
 //! are added in that order and whose lanes are added up in the end.
@@ -14,6 +14,8 @@ const TOKEN_BLOCK: usize = 16;
 pub(super) trait Plain: Copy {
     /// Bytes of a value.
     const BYTES: usize;
+    /// Columns that share a scale, a multiple of 32 or [`usize::MAX`], if values have scales.
+    const SCALED: Option<usize> = None;
 
     /// `LANES` values from `p`.
     ///
@@ -26,6 +28,12 @@ pub(super) trait Plain: Copy {
     /// # Safety
     /// `p` is valid for reads of as many.
     unsafe fn load_first<I: Isa>(self, isa: I, p: *const u8, n: usize) -> I::F;
+
+    /// What column `col` of row `row` is multiplied by.
+    #[inline(always)]
+    fn scale(self, _row: usize, _col: usize) -> f32 {
+        1.0
+    }
 }
 
 /// IEEE binary32.
@@ -156,7 +164,15 @@ impl<P: Plain> Multiply<'_, P> {
 
         let mut sums = [[isa.splat(0.0); N]; R];
         let whole = cols / I::LANES * I::LANES;
+        let mut scales = [isa.splat(1.0); R];
         for col in (0..whole).step_by(I::LANES) {
+            if let Some(shared) = P::SCALED
+                && col % shared == 0
+            {
+                for r in 0..R {
+                    scales[r] = isa.splat(self.plain.scale(row + r, col));
+                }
+            }
             // The next rows follow in memory: they are asked for in order of addresses.
             let next = R * (stride + col * P::BYTES);
             for at in (next..next + R * I::LANES * P::BYTES).step_by(64) {
@@ -169,7 +185,11 @@ impl<P: Plain> Multiply<'_, P> {
             }
             for r in 0..R {
                 // SAFETY: within row r of the R rows that `weights` holds.
-                let w = unsafe { self.plain.load(isa, weights.as_ptr().add(r * stride + col * P::BYTES)) };
+                let mut w =
+                    unsafe { self.plain.load(isa, weights.as_ptr().add(r * stride + col * P::BYTES)) };
+                if P::SCALED.is_some() {
+                    w = isa.mul(w, scales[r]);
+                }
                 for t in 0..N {
                     sums[r][t] = isa.mul_add(w, inputs[t], sums[r][t]);
                 }
@@ -182,10 +202,13 @@ impl<P: Plain> Multiply<'_, P> {
                 let x = unsafe { isa.load_first(x[t].add(whole), rest) };
                 for r in 0..R {
                     // SAFETY: as above.
-                    let w = unsafe {
+                    let mut w = unsafe {
                         let p = weights.as_ptr().add(r * stride + whole * P::BYTES);
                         self.plain.load_first(isa, p, rest)
                     };
+                    if P::SCALED.is_some() {
+                        w = isa.mul(w, isa.splat(self.plain.scale(row + r, whole)));
+                    }
                     sums[r][t] = isa.mul_add(w, x, sums[r][t]);
                 }
             }

@@ -183,9 +183,9 @@ impl<'a> TileRows<'a> {
         let first = if repeat { row } else { row.min(w.rows() - n_lanes) };
         let lanes = if repeat { 0..1 } else { row - first..n_lanes };
         let planes = [
-            PlaneRows::new(w.plane(0), w.stride(0), first, n_lanes, repeat),
-            PlaneRows::new(w.plane(1), w.stride(1), first, n_lanes, repeat),
-            PlaneRows::new(w.plane(2), w.stride(2), first, n_lanes, repeat),
+            PlaneRows::new(w.plane(0), stride(w, 0), first, n_lanes, repeat),
+            PlaneRows::new(w.plane(1), stride(w, 1), first, n_lanes, repeat),
+            PlaneRows::new(w.plane(2), stride(w, 2), first, n_lanes, repeat),
         ];
         Self { w, first, lanes, planes }
     }
@@ -210,6 +210,12 @@ impl<'a> TileRows<'a> {
     pub(super) fn plane(&self, plane: usize) -> &PlaneRows<'a> {
         &self.planes[plane]
     }
+}
+
+/// Bytes from a row of `plane` to the next; 0 where one stands for several rows, which decoders find by themselves.
+#[inline(always)]
+fn stride(w: TensorView<'_>, plane: usize) -> usize {
+    if w.dtype().block_rows(plane) == 1 { w.stride(plane) } else { 0 }
 }
 
 /// Prefetches the row tile after a given one while that is multiplied. Rows follow each other, so memory is read in
@@ -293,9 +299,9 @@ impl NextRows {
         let steps = w.cols().div_ceil(TILE_COLS) * steps;
         Self {
             planes: [
-                NextBytes::new(w.plane(0), w.stride(0), row, n_rows, steps),
-                NextBytes::new(w.plane(1), w.stride(1), row, n_rows, steps),
-                NextBytes::new(w.plane(2), w.stride(2), row, n_rows, steps),
+                NextBytes::new(w.plane(0), stride(w, 0), row, n_rows, steps),
+                NextBytes::new(w.plane(1), stride(w, 1), row, n_rows, steps),
+                NextBytes::new(w.plane(2), stride(w, 2), row, n_rows, steps),
             ],
         }
     }

@@ -24,6 +24,7 @@
     X(q5_0,         Q5_0,         5,       bytes, no,  yes, no) \
     X(mxfp4,        MXFP4,        12,      bytes, no,  yes, yes) \
     X(mxfp4_planes, MXFP4_PLANES, 13,      bytes, no,  yes, yes) \
+    X(nvfp4,        NVFP4,        27,      bytes, no,  yes, no) \
     X(affine4,      AFFINE4,      0x4000e, bytes, no,  yes, no) \
     X(affine8,      AFFINE8,      0x8000e, bytes, no,  yes, no) \
     X(affine,       AFFINE,       14,      no,    no,  no,  yes) \

@@ -202,11 +202,15 @@ DEVICE Raw raw_of(const Format f, const Row row, uint p) {
     } else if (D == MXFP4_PLANES) {
         r.a = load_u32x4(row.plane0, 16 * p);
         r.scale = 0.5f * e8m0(row.plane1[p]);
+    } else if (D == NVFP4) {
+        r.a = load_u32x4(row.plane0, 16 * p);
+        r.bytes = load_u16(row.plane1, 2 * p);
+        r.scale = 0.5f * nvfp4_factor(f.kind, row);
     } else {
         // Affine of 4 bits or 8.
-        const uint group = f.kind >> 8 & 255, at = 32 * p / group * 2;
-        r.scale = scale_at(f.kind, row.plane1, at);
-        r.bias = scale_at(f.kind, row.plane2, at);
+        const uint group = group_of(f.kind, 32 * p);
+        r.scale = scale_at(f.kind, row.plane1, 2 * group);
+        r.bias = bias_of(f.kind, row, group, r.scale);
         r.a = load_u32x4(row.plane0, (D == AFFINE4 ? 16 : 32) * p);
         if (D != AFFINE4) r.b = load_u32x4(row.plane0, 32 * p + 16);
     }
@@ -265,6 +269,11 @@ DEVICE PieceDots piece_dots(const Raw r, const Chunk x, uint p) {
         dot = dot4_e2m1(r.a.y, x.a.z, dot4_e2m1(r.a.y >> 16, x.a.w, dot));
         dot = dot4_e2m1(r.a.z, x.b.x, dot4_e2m1(r.a.z >> 16, x.b.y, dot));
         dots.v[0] = dot4_e2m1(r.a.w, x.b.z, dot4_e2m1(r.a.w >> 16, x.b.w, dot));
+    } else if (D == NVFP4) {
+        const int first = dot4_e2m1(r.a.x, x.a.x, dot4_e2m1(r.a.x >> 16, x.a.y, 0));
+        dots.v[0] = dot4_e2m1(r.a.y, x.a.z, dot4_e2m1(r.a.y >> 16, x.a.w, first));
+        const int second = dot4_e2m1(r.a.z, x.b.x, dot4_e2m1(r.a.z >> 16, x.b.y, 0));
+        dots.v[1] = dot4_e2m1(r.a.w, x.b.z, dot4_e2m1(r.a.w >> 16, x.b.w, second));
     } else if (D == AFFINE4) {
         const Word4 low = and4(r.a, 0x0f0f0f0fu), high = and4(shift4(r.a, 4), 0x0f0f0f0fu);
         const Word4 even = {even_bytes(x.a.x, x.a.y), even_bytes(x.a.z, x.a.w), even_bytes(x.b.x, x.b.y),
@@ -309,6 +318,9 @@ DEVICE PieceScales piece_scales(const Raw r, uint p) {
 #pragma unroll
         for (uint i = 0; i < 4; ++i)
             k.of[i] = product_of(r.scale, byte_float((r.bytes >> (8 * i) & 255) ^ 128) - 128.0f);
+    } else if (D == NVFP4) {
+        k.of[0] = product_of(r.scale, e4m3(r.bytes & 255));
+        k.of[1] = product_of(r.scale, e4m3(r.bytes >> 8));
     } else {
         k.of[0] = r.scale;
         if (D == Q4_0) k.less[0] = product_of(8.0f, r.scale);
@@ -335,6 +347,8 @@ DEVICE float scaled_dots(const PieceScales k, const BlockScales x, const PieceDo
 #pragma unroll
         for (uint i = 1; i < 4; ++i) sum = fma_of(k.of[i], product_of(exact_float(dots.v[i]), x.scales[i]), sum);
     }
+    // Of the same block of activations.
+    if (D == NVFP4) return fma_of(k.of[1], product_of(exact_float(dots.v[1]), x.scales[0]), sum);
     if (D == Q4_0 || D == Q5_0 || D == AFFINE4 || D == AFFINE8) return fma_of(-k.less[0], x.sums[0], sum);
     return sum;
 }

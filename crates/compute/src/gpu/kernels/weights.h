@@ -11,8 +11,10 @@ ENCODINGS(MF_CODE)
 
 // A matrix (rows, cols) without its bytes.
 struct Format {
-    // Bits 0..8 the encoding; affine: 8..16 the group, 16..20 the bits; bit 24: scales are bfloat16 (else f16; f32 for
-    // FP8); FP8: bit 25: scales are powers of two; bit 26: there is one for the whole matrix.
+    // Bits 0..8 the encoding; affine: 8..16 the group, 0 for a whole row, 16..20 the bits; bit 24: scales are bfloat16 (else
+    // f16; f32 for FP8). Affine: bit 27: integers less zero points, which bit 28 says are stored. FP8: bit 25: scales are
+    // powers of two; bit 26: there is one for the whole matrix, 27: for a row, 28: for 32 columns of a row. NVFP4: bit 24:
+    // the matrix's scale divides.
     uint kind;
     uint cols;
     // Bytes from a row to the next in each plane.
@@ -24,13 +26,22 @@ struct Row {
     GPTR(const uchar) plane0;
     GPTR(const uchar) plane1;
     GPTR(const uchar) plane2;
+    // By how much words of zero points are to be shifted.
+    uint zero;
 };
+
+// Words of zero points stand for several rows.
+DEVICE bool has_zeros(uint kind) { return (kind & (1u << 28 | 255)) == (1u << 28 | AFFINE); }
+
+// The row of FP8's scales for a row.
+DEVICE uint fp8_scale_row(uint kind, uint row) { return kind >> 26 & 1 ? 0 : kind >> 27 & 3 ? row : row / 128; }
 
 DEVICE Row row_of(GPTR(const uchar) plane0, GPTR(const uchar) plane1,
                   GPTR(const uchar) plane2, const Format f, uint row) {
-    const uint scale_row = (f.kind & 255) != FP8 ? row : f.kind >> 26 & 1 ? 0 : row / 128;
+    const uint scale_row = (f.kind & 255) == FP8 ? fp8_scale_row(f.kind, row) : row;
+    const uint zero = row * (f.kind >> 16 & 15);
     Row r = {plane0 + (ulong)row * f.strides[0], plane1 + (ulong)scale_row * f.strides[1],
-             plane2 + (ulong)row * f.strides[2]};
+             plane2 + (ulong)(has_zeros(f.kind) ? zero / 32 : row) * f.strides[2], zero % 32};
     return r;
 }
 
@@ -40,6 +51,20 @@ DEVICE float half_at(GPTR(const uchar) p, uint offset) { return f16_to_f32((usho
 DEVICE float scale_at(uint kind, GPTR(const uchar) p, uint offset) {
     const uint bits = load_u16(p, offset);
     return kind >> 24 & 1 ? bf16_to_f32(bits) : f16_to_f32((ushort)bits);
+}
+
+// The group of a column of an affine encoding.
+DEVICE uint group_of(uint kind, uint column) {
+    const uint group = kind >> 8 & 255;
+    return group == 0 ? 0 : column / group;
+}
+
+// What is added to the codes of a group times their scale: of integers, less zero point times scale, which is exact.
+DEVICE float bias_of(uint kind, const Row row, uint group, float scale) {
+    if (!(kind >> 27 & 1)) return scale_at(kind, row.plane2, 2 * group);
+    const uint bits = kind >> 16 & 15, middle = 1u << (bits - 1);
+    const uint zero = has_zeros(kind) ? load_u32(row.plane2, 4 * group) >> row.zero & (2 * middle - 1) : middle;
+    return -(scale * (float)zero);
 }
 
 // Scale and minimum j of the twelve bytes s of Q4_K and Q5_K.
@@ -64,6 +89,12 @@ DEVICE float e4m3(uint code) {
     float value = exponent == 0 ? (float)mantissa / 512.0f : as_float((exponent + 120) << 23 | mantissa << 20);
     if (exponent == 15 && mantissa == 7) value = not_a_number();
     return code & 128 ? -value : value;
+}
+
+// What the scales of a matrix of NVFP4 are multiplied by.
+DEVICE float nvfp4_factor(uint kind, const Row row) {
+    const float scale = as_float(load_u32(row.plane2, 0));
+    return kind >> 24 & 1 ? 1.0f / scale : scale;
 }
 
 // Values of four-bit codes.
@@ -168,6 +199,14 @@ DEVICE uint code_block(uint kind) {
                            : 56;
 }
 
+// The scale of a column of FP8.
+DEVICE float fp8_scale(uint kind, const Row row, uint column) {
+    const uint block = kind >> 28 & 1 ? column / 32 : kind >> 26 & 3 ? 0 : column / 128;
+    return kind >> 24 & 1 ? bf16_to_f32(load_u16(row.plane1, 2 * block))
+         : kind >> 25 & 1 ? e8m0(row.plane1[block])
+                          : as_float(load_u32(row.plane1, 4 * block));
+}
+
 // Columns 8i..8i + 8 of a row. Only rows of plain floats and FP8 may end within them: then zeros follow.
 template <uint D>
 DEVICE Float8 load8(const Format f, const Row row, uint i) {
@@ -220,7 +259,7 @@ DEVICE Float8 load8(const Format f, const Row row, uint i) {
             d *= (float)((int)((b[4 + sub / 2] >> (sub % 2 * 4) & 15) | (load_u16(b, 2) >> (2 * sub) & 3) << 4) - 32);
         const uint at = (wide ? 8 + 16 * sub : 2) + 8 * (i % 2), shift = i % 4 / 2 * 4;
         for (uint j = 0; j < 8; ++j) out.v[j] = d * (float)NON_LINEAR[b[at + j] >> shift & 15];
-    } else if (D == ANY && kind >= IQ2_XXS) {
+    } else if (D == ANY && kind >= IQ2_XXS && kind <= IQ1_M) {
         out = load8_codes(kind, p + i / 32 * code_block(kind), i % 32);
     } else if (kind == Q2_K) {
         // Element 128n + 32k + l is bits 2k of qs[32n + l]; scales of 16.
@@ -266,21 +305,20 @@ DEVICE Float8 load8(const Format f, const Row row, uint i) {
     } else if (kind == MXFP4_PLANES) {
         const float d = e8m0(row.plane1[i / 4]);
         for (uint j = 0; j < 8; ++j) out.v[j] = d * e2m1(p[4 * i + j / 2] >> (j % 2 * 4) & 15);
+    } else if (kind == NVFP4) {
+        const float d = e4m3(row.plane1[i / 2]) * nvfp4_factor(f.kind, row);
+        for (uint j = 0; j < 8; ++j) out.v[j] = d * e2m1(p[4 * i + j / 2] >> (j % 2 * 4) & 15);
     } else if (kind == AFFINE) {
         // Eight values fill `bits` bytes.
-        const uint bits = f.kind >> 16 & 15, group = f.kind >> 8 & 255;
-        const uint at = 8 * i / group * 2;
-        const float scale = scale_at(f.kind, row.plane1, at), bias = scale_at(f.kind, row.plane2, at);
+        const uint bits = f.kind >> 16 & 15, group = group_of(f.kind, 8 * i);
+        const float scale = scale_at(f.kind, row.plane1, 2 * group), bias = bias_of(f.kind, row, group, scale);
         ulong word = 0;
         for (uint j = 0; j < bits; ++j) word |= (ulong)p[i * bits + j] << (8 * j);
         for (uint j = 0; j < 8; ++j) {
             out.v[j] = scale * (float)((uint)(word >> (j * bits)) & ((1u << bits) - 1)) + bias;
         }
     } else {
-        const uint block = f.kind >> 26 & 1 ? 0 : 8 * i / 128;
-        const float scale = f.kind >> 24 & 1 ? bf16_to_f32(load_u16(row.plane1, 2 * block))
-                          : f.kind >> 25 & 1 ? e8m0(row.plane1[block])
-                                             : as_float(load_u32(row.plane1, 4 * block));
+        const float scale = fp8_scale(f.kind, row, 8 * i);
         for (uint j = 0; j < 8; ++j) {
             const uint col = 8 * i + j;
             out.v[j] = col < f.cols ? e4m3(p[col]) * scale : 0.0f;
@@ -296,9 +334,38 @@ DEVICE Float8 activations8(GPTR(const float) x, uint cols, uint i) {
     return out;
 }
 
+// One lane's share of the product of a row of FP8, four columns of each 128, with activations. Most codes are bits of a float
+// whose exponent is 120 less; others are rare.
+DEVICE float lane_dot_fp8(CTX, const Format f, const Row row, GPTR(const float) x) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (uint column = 4 * ctx.lane(); column < f.cols; column += 128) {
+        const uint w = load_u32(row.plane0, column);
+        const Word4 a = load_u32x4(GCAST(const uchar, x), 4 * column);
+        const uint words[4] = {a.x, a.y, a.z, a.w};
+        // Bytes without an exponent, and NaN.
+        const uint exponents = w & 0x78787878u;
+        const uint others = ((exponents - 0x01010101u) & ~exponents) | ((w & 0x7f7f7f7fu) + 0x01010101u);
+        float part = 0.0f;
+        if ((others & 0x80808080u) != 0) {
+            for (uint j = 0; j < 4; ++j) part = fma_of(e4m3(w >> (8 * j) & 255), as_float(words[j]), part);
+        } else {
+#pragma unroll
+            for (uint j = 0; j < 4; ++j) {
+                const uint code = w >> (8 * j);
+                const float value = as_float(((code & 127) << 20) + (120u << 23) | (code & 128) << 24);
+                part = fma_of(value, as_float(words[j]), part);
+            }
+        }
+        sum = fma_of(part, fp8_scale(f.kind, row, column), sum);
+    }
+    return sum;
+}
+
 // One lane's share of the product of a row with activations.
 template <uint D>
 DEVICE float lane_dot(CTX, const Format f, const Row row, GPTR(const float) x) {
+    if ((D == ANY ? f.kind & 255 : D) == FP8 && f.cols % 4 == 0) return lane_dot_fp8(ctx, f, row, x);
     float sum = 0.0f;
     for (uint i = ctx.lane(); 8 * i < f.cols; i += 32) {
         const Float8 w = load8<D>(f, row, i), a = activations8(x, f.cols, i);

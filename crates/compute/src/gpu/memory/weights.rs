@@ -13,7 +13,9 @@ impl Format {
     pub(crate) fn new(matrix: MatrixSpec) -> Result<Self> {
         let mut strides = [0; 3];
         for (plane, stride) in strides.iter_mut().enumerate().take(matrix.dtype.planes()) {
-            *stride = matrix.dtype.row_bytes(plane, matrix.cols)?;
+            // One that stands for all rows is where each of them finds it.
+            let each = matrix.dtype.block_rows(plane) != usize::MAX;
+            *stride = if each { matrix.dtype.row_bytes(plane, matrix.cols)? } else { 0 };
         }
         Ok(Self { kind: encodings::kind(matrix.dtype)?, cols: matrix.cols, strides })
     }

@@ -1,7 +1,7 @@
 //! On devices with matrix units for bytes, a row's result does not depend on how many rows are beside it.
 
 use moeflux_compute::graph::{Activation, ExpertMlp, Precision, Weighted};
-use moeflux_compute::{DType, Half};
+use moeflux_compute::{DType, Half, MatrixScale};
 
 use super::case::Case;
 use super::checks::{assert_same_bits, compile, run_all};
@@ -9,13 +9,14 @@ use super::errors::MODES;
 use super::experts::moe_case_of;
 use super::linear::linear_case;
 use crate::support::devices::{METAL, batch_invariant_devices, is_in_part};
-use crate::support::weights::affine;
+use crate::support::weights::{affine, grouped_integers};
 
 /// Encodings whose products take activations of eight bits.
 fn encodings() -> Vec<DType> {
     use DType::{MXFP4, MXFP4_Planes, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0};
     let affine = [affine(4, 64, Half::BF16), affine(8, 32, Half::F16)];
-    [Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, Q5_0, MXFP4, MXFP4_Planes].into_iter().chain(affine).collect()
+    let of_files = [Q4_K, Q5_K, Q6_K, Q8_0, Q4_0, Q5_0, MXFP4, MXFP4_Planes].into_iter().chain(affine);
+    of_files.chain([DType::NVFP4 { matrix: MatrixScale::Divisor }]).chain(grouped_integers()).collect()
 }
 
 /// The same bits with all rows at once, in pieces of different sizes, and row by row.

@@ -47,7 +47,7 @@ impl Random {
 
     /// The planes of such a weight.
     pub(crate) fn planes(&mut self, dtype: DType, rows: usize, cols: usize) -> Vec<Vec<u8>> {
-        let sizes = (0..dtype.planes()).map(|p| rows * dtype.row_bytes(p, cols).expect("whole blocks"));
+        let sizes = (0..dtype.planes()).map(|p| dtype.plane_bytes(p, rows, cols).expect("whole blocks"));
         let mut planes: Vec<Vec<u8>> = sizes.map(|n| (0..n).map(|_| self.next() as u8).collect()).collect();
         match dtype {
             DType::F32 => self.fill(&mut planes[0], 4, 0, |v| v.to_le_bytes().to_vec()),
@@ -64,7 +64,7 @@ impl Random {
                 }
             }
             DType::MXFP4_Planes => planes[1].fill_with(|| self.power_of_two()),
-            DType::Int4 { scale, .. } => self.fill(&mut planes[1], 2, 0, |v| half(scale, v)),
+            DType::Int { scale, .. } => self.fill(&mut planes[1], 2, 0, |v| half(scale, v)),
             DType::NVFP4 { matrix } => {
                 // Scales of either sign below two, subnormal ones included.
                 planes[1].iter_mut().for_each(|code| *code &= 0xBF);
@@ -94,7 +94,7 @@ impl Random {
             DType::F32 | DType::F16 | DType::BF16 => None,
             DType::MXFP4 => Some((0, 0, POWER)),
             DType::MXFP4_Planes | DType::MXFP8_Planes => Some((1, 0, POWER)),
-            DType::Affine { .. } | DType::Int4 { .. } => Some((1, 0, HALF)),
+            DType::Affine { .. } | DType::Int { .. } => Some((1, 0, HALF)),
             DType::NVFP4 { .. } => Some((1, 0, SMALL)),
             blocks => Some((0, scale_offsets(blocks)[0], HALF)),
         }

@@ -1,7 +1,7 @@
 //! Every encoding, and random weights in each.
 
-use half::f16;
-use moeflux_compute::{BlockScale, Bytes, DType, Error, Half, Tensor, quant};
+use half::{bf16, f16};
+use moeflux_compute::{BlockScale, Bytes, DType, Error, Half, MatrixScale, Tensor, Zeros, quant};
 
 use super::random::Random;
 
@@ -24,7 +24,23 @@ pub(crate) fn dtypes() -> Vec<DType> {
     for scale in [BlockScale::F32, BlockScale::BF16, BlockScale::E8M0] {
         all.extend([DType::Fp8 { scale }, DType::Fp8_Whole { scale }]);
     }
+    all.extend([DType::Fp8_Rows { scale: BlockScale::BF16 }, DType::MXFP8_Planes]);
+    all.extend([MatrixScale::Factor, MatrixScale::Divisor].map(|matrix| DType::NVFP4 { matrix }));
+    all.extend(grouped_integers());
     all
+}
+
+/// Integers of both widths, with zero points and without, in groups of every size and in whole rows.
+pub(crate) fn grouped_integers() -> [DType; 6] {
+    let int = |bits, group, scale, zeros| DType::Int { bits, group, scale, zeros };
+    [
+        int(4, 32, Half::BF16, Zeros::Middle),
+        int(4, 64, Half::F16, Zeros::Stored),
+        int(4, 0, Half::F16, Zeros::Stored),
+        int(8, 128, Half::F16, Zeros::Stored),
+        int(8, 32, Half::BF16, Zeros::Stored),
+        int(8, 0, Half::BF16, Zeros::Middle),
+    ]
 }
 
 /// Encodings with codebooks of several values at once, which no kernel multiplies with in eight bits.
@@ -85,7 +101,34 @@ fn random_planes(random: &mut Random, dtype: DType, rows: usize, cols: usize) ->
     match dtype {
         DType::MXFP4 => planes[0].chunks_exact_mut(17).for_each(|block| block[0] = power(random)),
         DType::MXFP4_Planes => planes[1].fill_with(|| power(random)),
-        DType::Fp8 { scale } | DType::Fp8_Whole { scale } => {
+        DType::MXFP8_Planes => {
+            // Magnitudes of 1/4 to 4.
+            planes[0].fill_with(|| 0x28 + random.below(0x20) as u8 + 128 * random.below(2) as u8);
+            planes[1].fill_with(|| 1 + power(random));
+        }
+        // Scales of 1/4 to 4, and what makes the largest element 1.
+        DType::NVFP4 { matrix } => {
+            planes[1].fill_with(|| 0x28 + random.below(0x20) as u8);
+            let whole: f32 = if matrix == MatrixScale::Factor { 0.17 } else { 5.9 };
+            planes[2].copy_from_slice(&whole.to_le_bytes());
+        }
+        // Zero points near the middle, as those of weights about zero are.
+        DType::Int { bits, scale, .. } => {
+            for half in planes[1].chunks_exact_mut(2) {
+                let value = (1.0 + random.uniform()) * 2.0 / f32::from(1u16 << bits);
+                half.copy_from_slice(&match scale {
+                    Half::F16 => f16::from_f32(value).to_le_bytes(),
+                    Half::BF16 => bf16::from_f32(value).to_le_bytes(),
+                });
+            }
+            if let Some(zeros) = planes.get_mut(2) {
+                let mut near = || random.below(4) as u8;
+                zeros.fill_with(
+                    || if bits == 4 { (6 + near()) | (6 + near()) << 4 } else { 120 + 4 * near() },
+                );
+            }
+        }
+        DType::Fp8 { scale } | DType::Fp8_Rows { scale } | DType::Fp8_Whole { scale } => {
             // Magnitudes of 1/4 to 4.
             planes[0].fill_with(|| 0x28 + random.below(0x20) as u8 + 128 * random.below(2) as u8);
             let mut scales = |n: usize| {

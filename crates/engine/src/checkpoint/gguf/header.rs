@@ -141,7 +141,7 @@ impl Header {
                 }
                 None => Encoding::Other(format!("unknown ggml type {}", t.ggml_type)),
             };
-            let range = ByteRange { file, offset: t.offset, len: t.len.unwrap_or(0) };
+            let range = ByteRange { file, offset: t.offset, len: t.len.unwrap_or(0), by_columns: None };
             TensorEntry { name: t.name, encoding, shape: t.shape, range }
         })
     }

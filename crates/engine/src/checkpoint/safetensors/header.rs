@@ -103,7 +103,7 @@ impl Header {
                 "BF16" => Encoding::Weight(DType::BF16),
                 _ => Encoding::Other(t.dtype),
             };
-            let range = ByteRange { file, offset: t.offset, len: t.len };
+            let range = ByteRange { file, offset: t.offset, len: t.len, by_columns: None };
             TensorEntry { name: t.name, encoding, shape: t.shape, range }
         })
     }

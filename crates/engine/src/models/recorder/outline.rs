@@ -138,7 +138,7 @@ fn planes(weight: &OutlinedWeight) -> Result<Vec<ByteRange>> {
         let len = rows * weight.dtype.row_bytes(plane, cols)? as u64;
         let at = offset;
         offset = offset.saturating_add(len);
-        Ok(ByteRange { file: 0, offset: at, len })
+        Ok(ByteRange { file: 0, offset: at, len, by_columns: None })
     };
     (0..weight.dtype.planes()).map(plane).collect()
 }

@@ -5,6 +5,7 @@
 
 mod config;
 mod editor;
+mod groups;
 mod metadata;
 mod odd_keys;
 mod supervisor;

@@ -40,6 +40,8 @@ fn named_as(name: &str) -> String {
             .trim_end_matches("biases")
             .trim_end_matches("_scale_inv")
             .trim_end_matches("weight_scale")
+            .trim_end_matches("weight_scale_2")
+            .trim_end_matches("weight_global_scale")
             .to_owned(),
     }
 }
@@ -48,7 +50,7 @@ fn named_as(name: &str) -> String {
 fn may_be_unused(name: &str) -> bool {
     // An indexer chooses once there are more entries than it keeps, and entries stand for up to 128 tokens.
     let late = ["indexer", ".index_", "compressor"].iter().any(|part| name.contains(part));
-    let activations = name.ends_with(".input_scale");
+    let activations = [".input_scale", ".input_global_scale"].iter().any(|end| name.ends_with(end));
     late || activations || name.contains("expert") || name.starts_with("mtp.") || is_of_vision(name)
 }
 

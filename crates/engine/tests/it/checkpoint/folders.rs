@@ -77,11 +77,11 @@ fn stacks_and_rows_are_parts_of_every_plane() {
     assert_eq!((whole.dtype, &whole.shape[..], whole.bytes()), (DType::F16, &[2, 2, 3][..], 24));
     let second = whole.stack_element(1).expect("second of two");
     assert_eq!((&second.name[..], &second.shape[..]), ("w[1]", &[2, 3][..]));
-    assert_eq!(second.planes, [ByteRange { file: 0, offset: data + 12, len: 12 }]);
+    assert_eq!(second.planes, [ByteRange { file: 0, offset: data + 12, len: 12, by_columns: None }]);
     assert_eq!(whole.stack_element(2), None);
     assert_eq!(second.stack_element(0), None);
     let row = second.row_range(1..2).expect("second row");
-    assert_eq!(row.planes, [ByteRange { file: 0, offset: data + 18, len: 6 }]);
+    assert_eq!(row.planes, [ByteRange { file: 0, offset: data + 18, len: 6, by_columns: None }]);
     assert_eq!((second.row_range(1..3), whole.row_range(0..1)), (None, None));
     let tensor = checkpoint.read_weight(&row).expect("read");
     assert_eq!((tensor.rows(), tensor.cols(), tensor.view().plane(0)), (1, 3, &[18, 19, 20, 21, 22, 23][..]));

@@ -80,10 +80,12 @@ pub fn all() -> Vec<Fixture> {
 /// A GGUF file with integers, which nothing here writes.
 pub const HAS_INTEGERS: &str = "gguf/deepseek_v4_mxfp4";
 
-/// At least one fixture of every family in every format, but of those with such numbers.
+/// At least one fixture of every family in every format, and of every kind of folder with few bits, but of those with such numbers.
 pub fn sample() -> Vec<Fixture> {
     let of_hf = ["basic", "lite", "fp8", "multimodal", "gpt_oss", "published"];
-    let chosen = |f: &Fixture| f.kind != "hf" || of_hf.iter().any(|part| f.name.contains(part));
+    let integers = ["int4_zeros", "moe_nvfp4", "moe_gptq_v2", "moe_awq"];
+    let chosen =
+        |f: &Fixture| f.kind != "hf" || of_hf.iter().chain(&integers).any(|part| f.name.contains(part));
     all().into_iter().filter(|f| chosen(f) && f.name != HAS_INTEGERS).collect()
 }
 

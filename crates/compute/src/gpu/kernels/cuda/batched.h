@@ -76,10 +76,15 @@ DEVICE Share share_of(const Format f, const Row row, uint p, uint t) {
     } else if (D == MXFP4_PLANES) {
         s.w[0] = load_u32(row.plane0, 16 * p + 4 * t);
         s.head.scale = 0.5f * e8m0(row.plane1[p]);
+    } else if (D == NVFP4) {
+        s.w[0] = load_u16(row.plane0, 16 * p + 2 * t);
+        s.w[1] = load_u16(row.plane0, 16 * p + 8 + 2 * t);
+        s.head.bytes = load_u16(row.plane1, 2 * p);
+        s.head.scale = 0.5f * nvfp4_factor(f.kind, row);
     } else {
-        const uint group = f.kind >> 8 & 255, at = 32 * p / group * 2;
-        s.head.scale = scale_at(f.kind, row.plane1, at);
-        s.head.bias = scale_at(f.kind, row.plane2, at);
+        const uint group = group_of(f.kind, 32 * p);
+        s.head.scale = scale_at(f.kind, row.plane1, 2 * group);
+        s.head.bias = bias_of(f.kind, row, group, s.head.scale);
         if (D == AFFINE4) {
             s.w[0] = load_u32(row.plane0, 16 * p + 4 * t);
         } else {
@@ -145,6 +150,9 @@ DEVICE Ints4 bytes_of(const Share s, uint p, uint t) {
     } else if (D == MXFP4_PLANES) {
         r.v[0] = signed_e2m1(s.w[0]);
         r.v[1] = signed_e2m1(s.w[0] >> 16);
+    } else if (D == NVFP4) {
+        r.v[0] = signed_e2m1(s.w[0]);
+        r.v[1] = signed_e2m1(s.w[1]);
     } else if (D == AFFINE4) {
         r.v[0] = first_nibbles(s.w[0]);
         r.v[1] = last_nibbles(s.w[0]);
@@ -174,7 +182,7 @@ template <uint D, uint T>
 DEVICE void add_piece(CTX, const Share low, const Share high, uint p, const BatchX x, TileSums (&sums)[T / 8]) {
     const uint g = ctx.lane() / 4, t = ctx.lane() % 4;
     constexpr bool LONG = D == Q4_K || D == Q5_K, HALVES = D == Q4_0 || D == Q5_0 || D == MXFP4;
-    constexpr uint RUNS = LONG ? 2 : D == Q6_K ? 4 : 1;
+    constexpr uint RUNS = LONG || D == NVFP4 ? 2 : D == Q6_K ? 4 : 1;
     const uint block = LONG ? 2 * p : D == Q6_K ? p / 2 * 4 : p;
     const Ints4 a = bytes_of<D>(low, p, t), b = bytes_of<D>(high, p, t);
     const PieceScales of_low = piece_scales<D>(low.head, p), of_high = piece_scales<D>(high.head, p);
@@ -189,12 +197,17 @@ DEVICE void add_piece(CTX, const Share low, const Share high, uint p, const Batc
             if (D == Q6_K) {
                 const uint w = x.words[((block + k) * T + 8 * n + g) * 8 + 4 * (p % 2) + t];
                 dots[k] = multiply_bytes(ctx, a.v[k], b.v[k], w, none);
+            } else if (D == NVFP4) {
+                const uint w = x.words[(block * T + 8 * n + g) * 8 + 4 * k + t];
+                dots[k] = multiply_bytes(ctx, a.v[k], b.v[k], w, none);
             } else {
                 const Word2 w = columns_of<T>(x, block + k, 8 * n + g, t, HALVES);
                 const Ints4 rows = {{a.v[2 * k], b.v[2 * k], a.v[2 * k + 1], b.v[2 * k + 1]}};
                 dots[k] = multiply_bytes(ctx, rows, w.x, w.y, none);
             }
-            const Float4 both = load_f32x4(x.scales, ((block + k) * T + 8 * n + 2 * t) * 2);
+            // Sixteen columns of NVFP4 are half of a block.
+            const uint of_run = D == NVFP4 ? block : block + k;
+            const Float4 both = load_f32x4(x.scales, (of_run * T + 8 * n + 2 * t) * 2);
             scales[0][k] = both.x;
             totals[0][k] = both.y;
             scales[1][k] = both.z;

@@ -11,8 +11,11 @@ struct Format {
 };
 
 DEVICE RowAddress row_address(const u8* p0, const u8* p1, const u8* p2, const Format& f, u32 row) {
-    const u32 scales_row = DTYPE != FP8 ? row : f.kind >> 26 & 1 ? 0 : row / 128;
-    return {{p0 + (u64)row * f.strides[0], p1 + (u64)scales_row * f.strides[1], p2 + (u64)row * f.strides[2]}};
+    const u32 scales_row = DTYPE != FP8 ? row : f.kind >> 26 & 1 ? 0 : f.kind >> 27 & 3 ? row : row / 128;
+    // Bits of zero points before this row's.
+    const u32 zero = has_zeros(f.kind) ? row * (f.kind >> 16 & 15) : 32 * row;
+    return {{p0 + (u64)row * f.strides[0], p1 + (u64)scales_row * f.strides[1], p2 + (u64)(zero / 32) * f.strides[2]},
+            zero % 32};
 }
 
 // Where one of an expert's matrices lies within its slot, as in `../moe.h`.

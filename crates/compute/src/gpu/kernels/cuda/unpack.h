@@ -51,6 +51,8 @@ struct Columns {
 // Where a row of a matrix is: its bytes in each plane.
 struct RowAddress {
     const u8* plane[3];
+    // By how much words of zero points are to be shifted.
+    u32 zero;
 };
 
 // Bytes 0 and 1, or 2 and 3, of `w` as the integers that two f16 are 1024 more than.
@@ -420,6 +422,42 @@ struct Encoding<MXFP4_PLANES> {
     }
 };
 
+// An e4m3 as f32; NaN (all ones) becomes 480.
+DEVICE float f32_of_e4m3(u32 code) {
+    return __uint_as_float((code & 128) << 24 | (code & 127) << 20) * __uint_as_float(247u << 23);
+}
+
+template <>
+struct Encoding<NVFP4> {
+    static const bool SPLIT = false;
+    static const bool IS_LARGE = false;
+    struct Raw {
+        u32 qs[4], scales;
+        float factor;
+    };
+    static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
+        load_unaligned(raw.qs, row.plane[0] + k / 2 + 16 * h);
+        raw.scales = load_u16(row.plane[1] + k / 16 + 2 * h);
+        const float scale = __ldg((const float*)row.plane[2]);
+        raw.factor = kind >> 24 & 1 ? 1.0f / scale : scale;
+    }
+    static DEVICE void unpack(const Raw& raw, u32, u32, Columns& out) {
+        u32 scales[2] = {h2_splat(f32_of_e4m3(raw.scales & 255) * raw.factor),
+                         h2_splat(f32_of_e4m3(raw.scales >> 8) * raw.factor)};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 lanes[4];
+            ordered_nibbles(raw.qs[i], lanes);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 value = h2_mul(e2m1(lanes[j]), scales[i / 2]);
+                if (i < 2) out.a[4 * i + j] = value;
+                else out.b[4 * i + j - 8] = value;
+            }
+        }
+    }
+};
+
 struct FloatRaw {
     u32 words[16];
 };
@@ -460,15 +498,27 @@ struct Encoding<BF16> {
     }
 };
 
-// `kind` is that of `Format` in `../weights.h`: bits 8..16 the columns of a group, bit 24 whether scales are bfloat16.
+// `kind` is that of `Format` in `../weights.h`: bits 8..16 the columns of a group, or 0, bits 16..20 those of a code, bit 24
+// whether scales are bfloat16, bit 27 whether there are zero points instead of biases, bit 28 whether those are stored.
+DEVICE bool has_zeros(u32 kind) { return kind >> 28 & 1 && (kind & 255) == AFFINE; }
+
+// A value is (1024 + code − less) · scale + bias, of two lanes.
 struct AffineScale {
     float scale, bias;
+    u32 less;
 };
 DEVICE AffineScale affine_scale(const RowAddress& row, u32 column, u32 kind) {
-    u32 group = column / (kind >> 8 & 255);
-    u32 scale = load_u16(row.plane[1] + 2 * group), bias = load_u16(row.plane[2] + 2 * group);
-    bool bf16 = kind >> 24 & 1;
-    return {bf16 ? f32_of_bf16(scale) : f32_of_f16(scale), bf16 ? f32_of_bf16(bias) : f32_of_f16(bias)};
+    const u32 columns = kind >> 8 & 255, group = columns == 0 ? 0 : column / columns;
+    const bool bf16 = kind >> 24 & 1;
+    const u32 scale_bits = load_u16(row.plane[1] + 2 * group);
+    const float scale = bf16 ? f32_of_bf16(scale_bits) : f32_of_f16(scale_bits);
+    if (kind >> 27 & 1) {
+        const u32 middle = 1u << ((kind >> 16 & 15) - 1);
+        const u32 zero = has_zeros(kind) ? __ldg((const u32*)row.plane[2] + group) >> row.zero & (2 * middle - 1) : middle;
+        return {scale, 0.0f, H1024 + zero * 0x00010001};
+    }
+    const u32 bias = load_u16(row.plane[2] + 2 * group);
+    return {scale, bf16 ? f32_of_bf16(bias) : f32_of_f16(bias), H1024};
 }
 
 template <>
@@ -491,7 +541,7 @@ struct Encoding<AFFINE4> {
             ordered_nibbles(raw.qs[i], lanes);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                u32 value = h2_fma(h2_sub(lanes[j] | H1024, H1024), scale, bias);
+                u32 value = h2_fma(h2_sub(lanes[j] | H1024, raw.s.less), scale, bias);
                 if (i < 2) out.a[4 * i + j] = value;
                 else out.b[4 * i + j - 8] = value;
             }
@@ -516,14 +566,14 @@ struct Encoding<AFFINE8> {
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             u32 q = (i & 1 ? bytes_23(raw.qs[i / 2]) : bytes_01(raw.qs[i / 2])) | H1024;
-            u32 value = h2_fma(h2_sub(q, H1024), scale, bias);
+            u32 value = h2_fma(h2_sub(q, raw.s.less), scale, bias);
             if (i < 8) out.a[i] = value;
             else out.b[i - 8] = value;
         }
     }
 };
 
-// plane[1] is the row of scales for the row's block of 128 rows.
+// plane[1] is the row of scales for the row, or for its block of 128 rows.
 template <>
 struct Encoding<FP8> {
     static const bool SPLIT = false;
@@ -533,7 +583,7 @@ struct Encoding<FP8> {
         float scale;
     };
     static DEVICE void load(Raw& raw, const RowAddress& row, u32 k, u32 h, u32 kind) {
-        u32 block = kind >> 26 & 1 ? 0 : (k + 32 * h) / 128;
+        u32 block = kind >> 28 & 1 ? k / 32 + h : kind >> 26 & 3 ? 0 : (k + 32 * h) / 128;
         load_unaligned(raw.qs, row.plane[0] + k + 32 * h);
         raw.scale = kind >> 24 & 1 ? f32_of_bf16(load_u16(row.plane[1] + 2 * block))
                   : kind >> 25 & 1 ? __uint_as_float((u32)__ldg(row.plane[1] + block) << 23)

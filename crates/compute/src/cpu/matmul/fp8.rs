@@ -1,0 +1,47 @@
+//! FP8 weights as plain floats: codes become f32 in registers, each times its scale, as the dequantiser defines.
+
+use super::{mxfp4::e4m3, plain::Plain};
+use crate::cpu::simd::{Isa, MAX_LANES};
+use crate::{BlockScale, TensorView, quant::fp8::scale_of};
+
+/// Codes of which `COLS` columns share a scale, [`usize::MAX`] for all of a row.
+#[derive(Clone, Copy)]
+pub(super) struct Fp8<'a, const COLS: usize> {
+    w: TensorView<'a>,
+    scale: BlockScale,
+}
+
+impl<'a, const COLS: usize> Fp8<'a, COLS> {
+    /// For the weights `w`.
+    pub(super) fn new(w: TensorView<'a>, scale: BlockScale) -> Self {
+        Self { w, scale }
+    }
+}
+
+impl<const COLS: usize> Plain for Fp8<'_, COLS> {
+    const BYTES: usize = 1;
+    const SCALED: Option<usize> = Some(COLS);
+
+    #[inline(always)]
+    unsafe fn load<I: Isa>(self, isa: I, p: *const u8) -> I::F {
+        // SAFETY: by the caller.
+        e4m3(isa, unsafe { isa.load_i8(p.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_first<I: Isa>(self, isa: I, p: *const u8, n: usize) -> I::F {
+        let mut codes = [0u8; MAX_LANES];
+        // SAFETY: n bytes are valid by the caller, and fewer than LANES ≤ MAX_LANES.
+        unsafe {
+            p.copy_to_nonoverlapping(codes.as_mut_ptr(), n);
+            self.load(isa, codes.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    fn scale(self, row: usize, col: usize) -> f32 {
+        let size = self.scale.bytes();
+        let at = if COLS == usize::MAX { 0 } else { col / COLS * size };
+        scale_of(self.scale, &self.w.row(1, row)[at..at + size])
+    }
+}
