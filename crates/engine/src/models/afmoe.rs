@@ -3,7 +3,7 @@
 //!
 //! Source: transformers `modeling_afmoe.py`; GGUF architecture `afmoe`, of whose layers every fourth sees everything.
 
-use moeflux_compute::graph::{PositionScale, RopeStyle, Route, Score, Value};
+use moeflux_compute::graph::{Activation, PositionScale, RopeStyle, Route, Score, Value};
 
 use super::blocks::attention::Heads;
 use super::blocks::{self, Moe};
@@ -153,7 +153,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         let h = norm(r, x, "pre_mlp_layernorm")?;
         let out = if layer < dense {
             let width = config.size("intermediate_size")?;
-            blocks::mlp(r, h, &format!("{base}.mlp"), width, Default::default())?
+            blocks::mlp(r, h, &format!("{base}.mlp"), width, Activation::SwiGlu)?
         } else {
             blocks::moe_of(r, layer, h, &moe)?
         };

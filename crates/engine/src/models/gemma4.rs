@@ -265,12 +265,11 @@ fn gguf_rotation(r: &mut Recorder, config: &Config<'_>, slides: bool, head_dim: 
     let style = RopeStyle::HalfSplit;
     let theta = config.number("rope_theta")?.unwrap_or(1e4);
     let all = config.optional_size("rotary_dim")?;
-    let (dim, theta) = match slides {
-        true => {
-            let dim = config.optional_size("sliding_rotary_dim")?.or(all);
-            (dim, config.number("sliding_rope_theta")?.unwrap_or(theta))
-        }
-        false => (all, theta),
+    let (dim, theta) = if slides {
+        let dim = config.optional_size("sliding_rotary_dim")?.or(all);
+        (dim, config.number("sliding_rope_theta")?.unwrap_or(theta))
+    } else {
+        (all, theta)
     };
     let dim = dim.unwrap_or(head_dim);
     if dim > head_dim || dim % 2 != 0 {
