@@ -19,20 +19,27 @@ import transformers
 from compare_logits import compare
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
+from transformers.models.ernie4_5_vl_moe import Ernie4_5_VLMoeConfig, Ernie4_5_VLMoeForConditionalGeneration
 from transformers.models.glm4v_moe import Glm4vMoeConfig, Glm4vMoeForConditionalGeneration
 from transformers.models.glm5_next import Glm5NextConfig, Glm5NextForConditionalGeneration
 from transformers.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration, MiniMaxM3VLConfig
 from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
+from transformers.models.qwen3_omni_moe import (
+    Qwen3OmniMoeThinkerConfig,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+)
 from transformers.models.qwen3_vl_moe import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers.models.step3p7 import Step3p7Config, Step3p7ForConditionalGeneration
 
-from .weights import correction_biases
+from .weights import EXPERT_BIAS, correction_biases
 
 # Published as a part of multimodal models only, so transformers does not list it.
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Glm5NextConfig, Glm5NextForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(MiniMaxM3VLConfig, MiniMaxM3SparseForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Glm4vMoeConfig, Glm4vMoeForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(Ernie4_5_VLMoeConfig, Ernie4_5_VLMoeForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, exist_ok=True)
 # Its text model has no class of its own with a head.
 AutoModelForCausalLM.register(Step3p7Config, Step3p7ForConditionalGeneration, exist_ok=True)
@@ -111,10 +118,14 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
         hook.remove()
     margin = min([margin, *of_indexers])
     biases = list(correction_biases(model).values())
+    biases += [bias for name, bias in model.named_parameters() if name.endswith(EXPERT_BIAS)]
     for index, ranks in enumerate(outputs.router_logits if has_experts else ()):
         if biases:
             ranks = score_of(config)(ranks) + biases[index]
             best = 2
+        elif config.model_type == "gemma4_text":
+            # Probabilities.
+            ranks = ranks.log()
         elif config.model_type == "deepseek_v2":
             ranks = ranks.softmax(dim=-1)
             best = 1
@@ -127,7 +138,7 @@ def router_margin(model: torch.nn.Module, tokens: torch.Tensor) -> float:
             margin = min(margin, gap(scores, config.topk_group))
             left_out = scores < scores.topk(config.topk_group, dim=-1).values[:, -1:]
             ranks = groups.masked_fill(left_out[..., None], float("-inf")).flatten(-2)
-        chosen = config.num_experts_per_tok
+        chosen = getattr(config, "top_k_experts", None) or config.num_experts_per_tok
         margin = min(margin, gap(ranks, chosen[index] if isinstance(chosen, list) else chosen))
     return margin
 

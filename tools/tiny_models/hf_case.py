@@ -35,6 +35,8 @@ class HfCase:
     # Matrices of the layers but routers in one of `quantised.KINDS`: "mxfp8" as MiniMax-M3 is published, "modelopt" as Nemotron 3,
     # "rows" as GLM-4.5, "int4" as Kimi-K2-Thinking, "gptq" and "awq" as these programs write.
     quantised: str = ""
+    # The model as the part of another that has this name; the other's configuration holds its own under NAME_config.
+    within: str = ""
     # Size of a byte-level BPE vocabulary written beside the model; none when 0.
     tokenizer_size: int = 0
     # gpt-oss experts as published: MXFP4 blocks and scales.

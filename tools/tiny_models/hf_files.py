@@ -80,6 +80,8 @@ def write_case(case: HfCase, out: Path) -> dict[str, str]:
         published.interleave_channels(folder)
     if case.text_only:
         leave_text_model(folder, case.family)
+    if case.within:
+        put_within(folder, case.within)
     edit_config(folder / "config.json", case.late_edits)
     return found.report
 
@@ -171,6 +173,17 @@ def rename_tensors(folder: Path, renames: tuple[tuple[str, str], ...]) -> None:
             name = re.sub(pattern, replacement, name)
         renamed[name] = tensor
     save_file(renamed, path, metadata={"format": "pt"})
+
+
+def put_within(folder: Path, part: str) -> None:
+    """Makes a model of one file the part `part` of another, beside tensors that are not its own."""
+    path = folder / "model.safetensors"
+    tensors = {f"{part}.{name}": tensor for name, tensor in load_file(path).items()}
+    tensors["talker.model.layers.9.input_layernorm.weight"] = torch.full((3,), torch.nan)
+    save_file(tensors, path, metadata={"format": "pt"})
+    own = json.loads((folder / "config.json").read_text())
+    config = {"model_type": own["model_type"].removesuffix(f"_{part}"), f"{part}_config": own}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 # What the text models of multimodal ones call themselves.

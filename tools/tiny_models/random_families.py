@@ -4,7 +4,7 @@ changes what is computed."""
 from collections.abc import Callable
 from typing import Any
 
-from . import random_multimodal, random_normed
+from . import random_hybrid, random_multimodal, random_normed
 from .random_draw import PLAIN_KINDS, ROPE_KINDS, TOKENIZER_SIZE, Draw
 
 
@@ -809,5 +809,10 @@ FAMILIES: dict[str, Callable[[Draw], dict[str, Any]]] = {
         random_multimodal.qwen3_vl_moe,
         random_normed.hunyuan_v1_moe,
         random_multimodal.glm4v_moe,
+        random_hybrid.gemma4_text,
+        random_hybrid.afmoe,
+        random_hybrid.exaone_moe,
+        random_hybrid.granitemoehybrid,
+        random_hybrid.lfm2_moe,
     )
 }

@@ -68,9 +68,19 @@ CORRECTION_BIASES = {
     "glm5_next": CorrectionBias(std=0.2, float32=True),
     "nemotron_h": CorrectionBias(std=0.2, float32=True),
     "step3p7": CorrectionBias(std=0.2, float32=True),
+    "lfm2_moe": CorrectionBias(std=0.2, float32=True),
+    "ernie4_5_vl_moe": CorrectionBias(std=0.05, float32=True),
+    "exaone_moe": CorrectionBias(std=0.2, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
+# Of LFM2 a buffer too, of AFMoE a parameter.
+EXPERT_BIAS = "expert_bias"
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mixer.gate.weight", "mlp.gate.wg.weight", "feed_forward.router.weight")
+ROUTERS += ("router.proj.weight", "feed_forward.gate.weight", "mlp.router.gate.weight", "block_sparse_moe.router.weight")
+# Weights around one.
+NORMS = ("norm.weight", "norm_f.weight", "layernorm_1.weight", "layernorm_2.weight", "per_expert_scale")
+# What a layer's result is multiplied with.
+LAYER_SCALE = "layer_scalar"
 # Tables of the experts that tokens go to by their id.
 TOKEN_TABLE = "tid2eid"
 
@@ -94,9 +104,13 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     zero_centred = zero_centred_norms(model)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
-            if name.endswith(("norm.weight", "norm_f.weight")) or name in zero_centred:
+            if name.endswith(NORMS) or name in zero_centred:
                 uniform = torch.rand(parameter.shape, generator=generator) * 2 - 1
                 parameter.copy_((0 if name in zero_centred else 1) + NORM_SPREAD * uniform)
+            elif name.endswith("router.scale"):
+                # The model divides by the root of the width.
+                uniform = torch.rand(parameter.shape, generator=generator) * 2 - 1
+                parameter.copy_((1 + NORM_SPREAD * uniform) * parameter.shape[-1] ** 0.5)
             elif name.endswith(".A_log"):
                 low, high = (math.log(rate) for rate in DECAY_RANGE)
                 parameter.copy_(low + (high - low) * torch.rand(parameter.shape, generator=generator))
@@ -114,6 +128,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 normal(parameter, ROUTER_GAIN / parameter.shape[-1] ** 0.5)
             else:
                 normal(parameter, MATRIX_GAIN / parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith(LAYER_SCALE):
+                buffer.copy_(1 + NORM_SPREAD * (torch.rand(buffer.shape, generator=generator) * 2 - 1))
         for buffer in correction_biases(model).values():
             normal(buffer, CORRECTION_BIASES[model.config.model_type].std)
         for name, table in model.named_buffers():
@@ -127,13 +144,15 @@ def correction_biases(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
     They are weights, although transformers keeps them as buffers.
     """
-    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(CORRECTION_BIAS)}
+    kinds = (CORRECTION_BIAS, EXPERT_BIAS)
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(kinds)}
 
 
 def round_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Rounds every weight to `dtype` and back, so that a file of that type holds it exactly."""
     with torch.no_grad():
         narrow = [*model.parameters()]
+        narrow += [buffer for name, buffer in model.named_buffers() if name.endswith(LAYER_SCALE)]
         if biases := correction_biases(model):
             narrow += [] if CORRECTION_BIASES[model.config.model_type].float32 else biases.values()
         for parameter in narrow:

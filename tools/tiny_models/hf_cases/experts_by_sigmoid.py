@@ -50,7 +50,52 @@ def _minimax_m2(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _exaone_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=59,
+        hidden_size=24,
+        intermediate_size=18,
+        moe_intermediate_size=7,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=10,
+        max_position_embeddings=512,
+        num_experts=8,
+        num_experts_per_tok=3,
+        sliding_window=11,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
 CASES = [
+    # As published: three layers with a window that rotate, one without that does not.
+    HfCase("exaone_moe_basic", "exaone_moe", 231, _exaone_moe()),
+    # Groups, two shared experts, kinds of layers and of feed-forward as lists, embeddings that are the head too.
+    HfCase(
+        "exaone_moe_groups",
+        "exaone_moe",
+        232,
+        _exaone_moe(
+            num_hidden_layers=3,
+            n_group=4,
+            topk_group=2,
+            num_shared_experts=2,
+            norm_topk_prob=False,
+            routed_scaling_factor=1.5,
+            mlp_layer_types=["sparse", "dense", "sparse"],
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+            rope_parameters={"rope_type": "linear", "rope_theta": 90.0, "factor": 3.0},
+        ),
+        dtype="float32",
+        stacked_experts=True,
+    ),
     # As published: biases on q, k, v; half of an odd number of pairs rotates; a dense layer, then shared experts.
     HfCase("glm4_moe_basic", "glm4_moe", 41, _glm4_moe(), published_keys=True),
     # Query and key norms; the best 2 of 4 groups; a factor; two dense layers; shared experts of double width; tied;

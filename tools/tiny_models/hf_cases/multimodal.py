@@ -1,4 +1,4 @@
-"""Text parts of multimodal models that have no class of their own: Qwen3-VL-MoE, GLM-4.5V."""
+"""Text parts of multimodal models that have no class of their own: Qwen3-VL-MoE, GLM-4.5V, Qwen3-Omni, ERNIE 4.5 VL."""
 
 from typing import Any
 
@@ -70,7 +70,78 @@ def _glm4v_moe(**changes: Any) -> dict[str, Any]:
     return {"text_config": text | changes, "vision_config": tower, "tie_word_embeddings": False}
 
 
+def _qwen3_omni_moe(**changes: Any) -> dict[str, Any]:
+    text = dict(
+        vocab_size=53,
+        hidden_size=24,
+        intermediate_size=28,
+        moe_intermediate_size=10,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_experts=7,
+        num_experts_per_tok=3,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 3000.0, "mrope_section": [2, 2, 2]},
+    )
+    vision = dict(depth=1, hidden_size=4, intermediate_size=4, num_heads=1, patch_size=1, temporal_patch_size=1)
+    vision |= dict(spatial_merge_size=1, num_position_embeddings=4, out_hidden_size=24, deepstack_visual_indexes=[])
+    audio = dict(d_model=4, encoder_layers=1, encoder_attention_heads=1, encoder_ffn_dim=4, num_mel_bins=8)
+    audio |= dict(output_dim=24, downsample_hidden_size=2, max_source_positions=4, n_window=2, n_window_infer=4)
+    return {"text_config": text | changes, "vision_config": vision, "audio_config": audio}
+
+
+def _ernie4_5_vl_moe(**changes: Any) -> dict[str, Any]:
+    text = dict(
+        vocab_size=57,
+        hidden_size=24,
+        intermediate_size=18,
+        moe_intermediate_size=[10, 6],
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        moe_num_experts=7,
+        moe_k=3,
+        moe_num_shared_experts=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 3000.0, "mrope_section": [1, 1, 1]},
+    )
+    text |= changes
+    vision = dict(depth=1, hidden_size=4, intermediate_size=4, num_heads=1, patch_size=1, spatial_merge_size=1)
+    vision |= dict(temporal_merge_size=1)
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": text.get("tie_word_embeddings", True)}
+
+
 CASES = [
+    # As published, but for what is around the part that thinks.
+    HfCase("qwen3_omni_moe_thinker", "qwen3_omni_moe_thinker", 221, _qwen3_omni_moe()),
+    # The same within the whole model; a dense layer, biases, weights that are not normalised.
+    HfCase(
+        "qwen3_omni_moe_whole",
+        "qwen3_omni_moe_thinker",
+        222,
+        _qwen3_omni_moe(mlp_only_layers=[1], attention_bias=True, norm_topk_prob=False, rms_norm_eps=0.01),
+        dtype="float32",
+        within="thinker",
+    ),
+    # As published: routers with columns as rows, experts of both kinds in one list.
+    HfCase("ernie4_5_vl_moe_basic", "ernie4_5_vl_moe", 223, _ernie4_5_vl_moe()),
+    # As transformers has it; biases, a head of its own, no shared experts, a dense layer in the middle.
+    HfCase(
+        "ernie4_5_vl_moe_stacked",
+        "ernie4_5_vl_moe",
+        224,
+        _ernie4_5_vl_moe(
+            use_bias=True,
+            moe_num_shared_experts=0,
+            mlp_layer_types=["sparse", "dense", "sparse"],
+            tie_word_embeddings=False,
+            rms_norm_eps=0.01,
+        ),
+        dtype="float32",
+        stacked_experts=True,
+    ),
     # Biases on q, k and v; groups; a dense first layer; two shared experts. The model does not read `use_qk_norm`.
     HfCase("glm4v_moe_basic", "glm4v_moe", 93, _glm4v_moe(), config_edits={"text_config": {"use_qk_norm": True}}),
     # Matrices of experts with columns as rows, as published; a dense layer.

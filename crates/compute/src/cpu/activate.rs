@@ -63,6 +63,8 @@ pub(crate) fn activate(simd: Simd, activation: Activation, gate: &mut [f32], up:
         Activation::LimitedSwiGlu { limit } => limited_silu_mul(simd, gate, up, limit),
         Activation::ClampedSwiGlu { alpha, limit } => clamped_silu_mul(simd, gate, up, alpha, limit),
         Activation::CappedSwiGlu { limit } => capped_silu_mul(simd, gate, up, limit),
+        Activation::GeGlu => gelu_mul(simd, gate, up),
+        Activation::Bilinear => gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u),
         Activation::SquaredRelu => squared_relu(up, gate),
     }
 }
@@ -73,6 +75,23 @@ fn capped_silu_mul(simd: Simd, gate: &mut [f32], up: &[f32], limit: f32) {
     // Comparisons keep a NaN, `min` would drop it.
     gate.iter_mut().filter(|g| **g > limit).for_each(|g| *g = limit);
     gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u.clamp(-limit, limit));
+}
+
+/// limit · tanh(x / limit), in place.
+pub(super) fn soft_cap(simd: Simd, x: &mut [f32], limit: f32) {
+    let doubled: Vec<f32> = x.iter().map(|v| 2.0 * (v / limit)).collect();
+    // tanh(x) = 2 sigmoid(2x) − 1.
+    x.fill(2.0);
+    vector::sigmoid_mul(simd, &doubled, x);
+    x.iter_mut().for_each(|v| *v = limit * (*v - 1.0));
+}
+
+/// gelu(gate) ⊙ up, in place of gate: `gelu` of the GPUs' `activate.h`, with the same roundings.
+fn gelu_mul(simd: Simd, gate: &mut [f32], up: &[f32]) {
+    // √(8/π), and its product with 0.044715.
+    let logits: Vec<f32> = gate.iter().map(|g| g * (1.595_769_1 + 0.071_354_82 * (g * g))).collect();
+    vector::sigmoid_mul(simd, &logits, gate);
+    gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u);
 }
 
 /// relu(x)².

@@ -1,4 +1,4 @@
-//! Depthwise causal convolution over tokens, then silu.
+//! Depthwise causal convolution over tokens, then silu unless it is plain.
 //!
 //! A task is a block of channels of one sequence: it computes all its tokens, then its part of the new state. Every
 //! result is the same sequence of operations wherever its inputs come from (batch or state), so it does not depend on
@@ -16,15 +16,26 @@ use crate::graph::CausalConv1dOp;
 
 impl CpuOp for CausalConv1dOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
-        let Self { x, bias, dilation, state, .. } = *self;
+        let Self { x, bias, dilation, plain, state, .. } = *self;
         cpu.write(call.out(), call.tokens(), |cpu, out| {
             let bias = bias.map_or(&[][..], |bias| &cpu.vectors[bias.0]);
             let inputs = [cpu.values.of(x), &cpu.taps[state.0], bias];
-            let (slots, shape) = (&mut cpu.states[state.0], [x.width(), dilation]);
+            let slots = &mut cpu.states[state.0];
+            let shape = ConvShape { channels: x.width(), dilation, plain };
             causal_conv1d(&cpu.context.pool, cpu.context.simd, inputs, shape, slots, call.batch.spans, out);
             Ok(())
         })
     }
+}
+
+/// What a convolution is besides its weights.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ConvShape {
+    channels: usize,
+    /// Tokens from one that a result depends on to the next.
+    dilation: usize,
+    /// Whether there is no silu.
+    plain: bool,
 }
 
 /// Channels of a task.
@@ -41,11 +52,12 @@ pub(crate) fn causal_conv1d(
     pool: &ThreadPool,
     simd: Simd,
     [x, weight, bias]: [&[f32]; 3],
-    [channels, dilation]: [usize; 2],
+    shape: ConvShape,
     slots: &mut Slots,
     spans: &[Span<'_>],
     out: &mut [f32],
 ) {
+    let ConvShape { channels, dilation, plain } = shape;
     let taps = weight.len() / channels;
     let held = (taps - 1) * dilation;
     let out = SharedMut::new(out);
@@ -78,7 +90,9 @@ pub(crate) fn causal_conv1d(
                 for tap in 0..taps {
                     vector::add_product(simd, &weight[at(tap)], input(i + tap * dilation), out);
                 }
-                vector::silu(simd, out);
+                if !plain {
+                    vector::silu(simd, out);
+                }
             }
             for row in 0..held {
                 new(row).copy_from_slice(input(span.rows.len() + row));

@@ -46,7 +46,7 @@ pub(crate) fn routers(graph: &Graph) -> Vec<Option<Router>> {
     for node in &graph.nodes {
         let Op::MoeExperts(MoeExpertsOp { routing, experts: set, .. }) = node.op else { continue };
         let chosen = graph.nodes.iter().find_map(|node| match (&node.op, node.out) {
-            (Op::Route(RouteOp { logits, by: RouteBy::Scores { bias }, route }), Output::Routing(r))
+            (Op::Route(RouteOp { logits, by: RouteBy::Scores { bias }, route, .. }), Output::Routing(r))
                 if r == routing =>
             {
                 Some((*logits, *bias, *route))

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::activate::soft_cap;
 use super::activations::{Activations, Q8Rows};
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use super::matmul::{OutRows, ROW_TILE, Tokens, accepts_q8, matmul_rows, matmul_rows_before};
@@ -33,15 +34,17 @@ impl CpuExecutable {
     /// Runs linear layers `nodes` on their common input; the logits' go to `logits`.
     pub(super) fn linears(&mut self, nodes: Range<usize>, logits: &mut Vec<f32>) {
         let mut layers: Vec<(Value, WeightId, Option<WeightId>, bool)> = vec![];
+        let mut caps = vec![];
         let mut input = None;
         for node in &self.graph.nodes[nodes] {
-            let (Op::Linear(LinearOp { x, weight, bias, precision }), Output::Value(out)) =
+            let (Op::Linear(LinearOp { x, weight, bias, precision, cap }), Output::Value(out)) =
                 (&node.op, node.out)
             else {
                 unreachable!("a step of linear layers")
             };
             let q8 = self.context.takes_q8(*precision, self.weights[weight.0].dtype(), x.width());
             layers.push((out, *weight, *bias, q8));
+            caps.push(*cap);
             input = Some(*x);
         }
         let x = input.expect("a step is not empty");
@@ -71,6 +74,15 @@ impl CpuExecutable {
             .collect();
         linear(&self.context, &jobs, self.values.of(x), &self.q8, rows);
         drop(jobs);
+        for ((out, ..), (buffer, cap)) in layers.iter().zip(outs.iter_mut().zip(caps)) {
+            let Some(cap) = cap else { continue };
+            let (width, shared) = (out.width(), SharedMut::new(buffer));
+            let simd = self.context.simd;
+            self.context.for_rows(rows, width, &|row| {
+                // SAFETY: each row is one task's.
+                soft_cap(simd, unsafe { shared.part(row * width..(row + 1) * width) }, cap);
+            });
+        }
         for ((out, ..), buffer) in layers.iter().zip(outs) {
             if *out == self.graph.logits {
                 *logits = buffer;

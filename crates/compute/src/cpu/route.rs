@@ -8,7 +8,7 @@ use crate::{Result, TensorView};
 impl CpuOp for RouteOp {
     fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
         let Output::Routing(routing) = call.out else { unreachable!("a route yields a routing") };
-        let Self { logits, by, route } = self;
+        let Self { logits, by, scales, route } = self;
         let mut choice = std::mem::take(&mut cpu.choices[routing.index]);
         let outcome = match by {
             RouteBy::Scores { bias } => {
@@ -20,6 +20,11 @@ impl CpuOp for RouteOp {
                 ids.map(|ids| choice.route_to(cpu.values.of(*logits), &ids, route))
             }
         };
+        if let Some(scales) = scales {
+            let scales = &cpu.vectors[scales.0];
+            let chosen = choice.weights.iter_mut().zip(&choice.ids);
+            chosen.for_each(|(weight, id)| *weight *= scales[*id as usize]);
+        }
         let outcome = outcome.and_then(|()| announce(cpu, routing.index, &choice, call));
         cpu.choices[routing.index] = choice;
         outcome
@@ -115,7 +120,7 @@ impl Choice {
             let logits: Vec<f32> = order.iter().map(|id| row[*id as usize]).collect();
             score(&logits, Score::Softmax, chosen);
         }
-        let sum = if route.renormalize { chosen.iter().sum::<f32>() + 1e-20 } else { 1.0 };
+        let sum = if route.renormalize { chosen.iter().sum::<f32>() + route.epsilon } else { 1.0 };
         // Zero, or NaN if a logit is not finite: it must not vanish by not being chosen.
         let poison: f32 = row.iter().map(|l| l * 0.0).sum();
         chosen.iter_mut().for_each(|w| *w = *w / sum * route.scale + poison);

@@ -78,9 +78,14 @@ arguments! {
         keep: usize,
         rank: u32,
         renormalize: bool,
+        epsilon: f32,
         scale: f32,
         has_bias: bool,
     }
+
+    ["route.h" ScaleChosenConstants]
+    /// Of `scale_chosen`.
+    ScaleChosenConstants { count: usize }
 
     ["route.h" TokenRouteConstants]
     /// Of `route_by_token`.
@@ -461,7 +466,7 @@ arguments! {
 
     ["recurrent.h" WindowConstants]
     /// Of `causal_conv1d` and `window_mean`.
-    WindowConstants { channels: usize, taps: usize, dilation: usize, has_bias: bool }
+    WindowConstants { channels: usize, taps: usize, dilation: usize, has_bias: bool, plain: bool }
 
     ["recurrent.h" PoolConstants]
     /// Of `window_pool`.
@@ -549,6 +554,8 @@ impl From<Activation> for ActivationConstants {
             Activation::LimitedSwiGlu { limit } => (2, 0.0, limit),
             Activation::CappedSwiGlu { limit } => (3, 0.0, limit),
             Activation::SquaredRelu => (4, 0.0, 0.0),
+            Activation::GeGlu => (5, 0.0, 0.0),
+            Activation::Bilinear => (6, 0.0, 0.0),
         };
         Self { kind, alpha, limit }
     }
@@ -565,8 +572,8 @@ impl RouteConstants {
         };
         let (groups, keep) = route.groups.map_or((0, 0), |g| (g.count, g.keep));
         let rank = if route.groups.is_some_and(|g| g.rank == GroupRank::BestTwo) { 2 } else { 1 };
-        let Route { experts, top_k, renormalize, scale, .. } = *route;
-        Self { experts, top_k, score, groups, keep, rank, renormalize, scale, has_bias }
+        let Route { experts, top_k, renormalize, epsilon, scale, .. } = *route;
+        Self { experts, top_k, score, groups, keep, rank, renormalize, epsilon, scale, has_bias }
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) enum Step {
         weight: WeightId,
         bias: Option<WeightId>,
         precision: Precision,
+        /// Outputs y become cap · tanh(y / cap).
+        cap: Option<f32>,
         residual: Option<Value>,
         out: Value,
     },
@@ -102,6 +104,8 @@ pub(crate) enum Step {
     Route {
         logits: Value,
         bias: Option<WeightId>,
+        /// Factors of experts.
+        scales: Option<WeightId>,
         route: Route,
         routing: Routing,
     },
@@ -120,6 +124,7 @@ pub(crate) enum Step {
         bias: Option<WeightId>,
         kernel: usize,
         dilation: usize,
+        plain: bool,
         state: StateId,
         out: Value,
     },
@@ -210,7 +215,7 @@ pub(crate) fn steps(graph: &Graph, ends: &Ends) -> Vec<Step> {
         {
             let other = if a == product { b } else { a };
             match last {
-                Step::Linear { residual: residual @ None, out: result, .. }
+                Step::Linear { residual: residual @ None, cap: None, out: result, .. }
                 | Step::MoeExperts { residual: residual @ None, out: result, .. } => {
                     (*residual, *result) = (Some(other), out);
                     continue;
@@ -267,16 +272,19 @@ fn prepare(graph: &Graph, uses: &[usize], steps: &mut Vec<Step>) {
 fn step(graph: &Graph, op: &Op, output: Output) -> Step {
     let alone = || Step::Alone { op: op.clone(), out: output };
     let out = match (op, output) {
-        (Op::Route(RouteOp { logits, by: RouteBy::Scores { bias }, route }), Output::Routing(routing)) => {
-            return Step::Route { logits: *logits, bias: *bias, route: *route, routing };
+        (
+            &Op::Route(RouteOp { logits, by: RouteBy::Scores { bias }, scales, route }),
+            Output::Routing(routing),
+        ) => {
+            return Step::Route { logits, bias, scales, route, routing };
         }
         (_, Output::Routing(_)) => return alone(),
         (_, Output::Value(out)) => out,
     };
     match *op {
         Op::Embed(EmbedOp { table }) => Step::Embed { table, out },
-        Op::Linear(LinearOp { x, weight, bias, precision }) => {
-            Step::Linear { x, weight, bias, precision, residual: None, out }
+        Op::Linear(LinearOp { x, weight, bias, precision, cap }) => {
+            Step::Linear { x, weight, bias, precision, cap, residual: None, out }
         }
         Op::RmsNorm(RmsNormOp { x, weight: Some(weight), groups, eps })
             if graph.weights[weight.0].matrix.cols == x.width / groups =>
@@ -302,8 +310,8 @@ fn step(graph: &Graph, op: &Op, output: Output) -> Step {
         }
         Op::SigmoidGate(SigmoidGateOp { x, gate }) => Step::SigmoidGate { x, gate, out },
         Op::Slice(SliceOp { x, groups, start, len }) => Step::Slice { x, groups, start, len, out },
-        Op::CausalConv1d(CausalConv1dOp { x, weight, bias, kernel, dilation, state }) => {
-            Step::CausalConv1d { x, weight, bias, kernel, dilation, state, out }
+        Op::CausalConv1d(CausalConv1dOp { x, weight, bias, kernel, dilation, plain, state }) => {
+            Step::CausalConv1d { x, weight, bias, kernel, dilation, plain, state, out }
         }
         Op::GatedDeltaRule(GatedDeltaRuleOp { inputs, decay, dt_bias, shape, state }) => {
             Step::GatedDeltaRule { inputs, decay, dt_bias, shape, state, out }

@@ -30,6 +30,11 @@ pub enum Activation {
         /// Limit of silu(gate) and of up.
         limit: f32,
     },
+    /// gelu(gate) ⊙ up, with gelu(x) = x · sigmoid(√(8/π) · (x + 0.044715 x³)), the form by the hyperbolic tangent (Hendrycks &
+    /// Gimpel 2016; Gemma 4).
+    GeGlu,
+    /// gate ⊙ up (Shazeer 2020: *bilinear*).
+    Bilinear,
     /// relu(up)², without a gate (So et al., *Primer*, 2021; Nemotron-H).
     SquaredRelu,
 }
@@ -42,6 +47,8 @@ impl Activation {
             Self::LimitedSwiGlu { .. } => "limited_swiglu",
             Self::ClampedSwiGlu { .. } => "clamped_swiglu",
             Self::CappedSwiGlu { .. } => "capped_swiglu",
+            Self::GeGlu => "geglu",
+            Self::Bilinear => "bilinear",
             Self::SquaredRelu => "squared_relu",
         }
     }
@@ -57,7 +64,7 @@ impl Activation {
             Self::LimitedSwiGlu { limit } => Self::LimitedSwiGlu { limit: limit.abs() },
             Self::ClampedSwiGlu { alpha, limit } => Self::ClampedSwiGlu { alpha, limit: limit.abs() },
             Self::CappedSwiGlu { limit } => Self::CappedSwiGlu { limit: limit.abs() },
-            Self::SwiGlu | Self::SquaredRelu => self,
+            Self::SwiGlu | Self::GeGlu | Self::Bilinear | Self::SquaredRelu => self,
         }
     }
 }
@@ -156,6 +163,14 @@ impl GraphBuilder {
     /// silu(factor · x).
     pub fn scaled_silu(&mut self, x: Value, factor: f32) -> Value {
         self.record(ScaledSiluOp { x, factor }).expect("any input fits")
+    }
+
+    /// gate ⊙ up.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if widths differ.
+    pub fn product(&mut self, gate: Value, up: Value) -> Result<Value> {
+        self.activate(Activation::Bilinear, Some(gate), up)
     }
 
     /// x ⊙ sigmoid(gate), with a gate for each of as many equal parts of a row as the gate has columns.

@@ -51,6 +51,8 @@ pub struct Route {
     pub groups: Option<Groups>,
     /// Divide the chosen weights by their sum (`norm_topk_prob`).
     pub renormalize: bool,
+    /// Added to that sum.
+    pub epsilon: f32,
     /// Factor on the weights at the end (`routed_scaling_factor`).
     pub scale: f32,
 }
@@ -58,7 +60,7 @@ pub struct Route {
 impl Route {
     /// Softmax over all experts, without groups or factor.
     pub fn softmax(experts: usize, top_k: usize, renormalize: bool) -> Self {
-        Self { experts, top_k, score: Score::Softmax, groups: None, renormalize, scale: 1.0 }
+        Self { experts, top_k, score: Score::Softmax, groups: None, renormalize, epsilon: 1e-20, scale: 1.0 }
     }
 }
 
@@ -144,18 +146,23 @@ pub struct RouteOp {
     pub logits: Value,
     /// What is chosen by.
     pub by: RouteBy,
+    /// (experts), f32: factors on the weights of chosen experts at the end (Gemma 4).
+    pub scales: Option<WeightId>,
     /// How scores are made and become weights.
     pub route: Route,
 }
 
-refers!(RouteOp { logits, by, route });
+refers!(RouteOp { logits, by, scales, route });
 
 impl Operation for RouteOp {
     const NAME: &'static str = "route";
 
     fn width(&self, graph: &GraphBuilder) -> Result<usize> {
-        let (op, Self { logits, by, route }) = (Self::NAME, *self);
+        let (op, Self { logits, by, scales, route }) = (Self::NAME, *self);
         check(op, "logits", route.experts, logits.width)?;
+        if let Some(scales) = scales {
+            graph.vector(op, "length of the scales", scales, route.experts)?;
+        }
         let mut choosable = route.experts;
         match by {
             RouteBy::Scores { bias } => {
@@ -256,7 +263,21 @@ impl GraphBuilder {
     /// [`Error::Shape`] if there is not one logit (and bias) an expert, top_k is not within 1..=experts, or groups do
     /// not divide the experts or keep too few of them.
     pub fn route(&mut self, logits: Value, bias: Option<WeightId>, route: Route) -> Result<Routing> {
-        self.record_route(RouteOp { logits, by: RouteBy::Scores { bias }, route })
+        self.record_route(RouteOp { logits, by: RouteBy::Scores { bias }, scales: None, route })
+    }
+
+    /// As [`GraphBuilder::route`], with a factor of each expert on its weight at the end.
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::route`], and if there is not one factor an expert.
+    pub fn scaled_route(
+        &mut self,
+        logits: Value,
+        bias: Option<WeightId>,
+        scales: WeightId,
+        route: Route,
+    ) -> Result<Routing> {
+        self.record_route(RouteOp { logits, by: RouteBy::Scores { bias }, scales: Some(scales), route })
     }
 
     /// Experts by token: those that `table` (vocab_size, top_k) has for the token's id, weighted as `route` says.
@@ -264,7 +285,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if there is not one logit an expert or not one column a choice.
     pub fn route_by_token(&mut self, logits: Value, table: WeightId, route: Route) -> Result<Routing> {
-        self.record_route(RouteOp { logits, by: RouteBy::Tokens { table }, route })
+        self.record_route(RouteOp { logits, by: RouteBy::Tokens { table }, scales: None, route })
     }
 
     fn record_route(&mut self, op: RouteOp) -> Result<Routing> {

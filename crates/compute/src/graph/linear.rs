@@ -3,9 +3,9 @@
 use super::builder::check;
 use super::operation::{Operation, refers};
 use super::{GraphBuilder, MatrixSpec, Precision, Value, WeightId};
-use crate::Result;
+use crate::{Error, Result};
 
-/// x · weightᵀ + bias.
+/// x · weightᵀ + bias, softly capped if it says so.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinearOp {
     /// (rows, in).
@@ -16,9 +16,11 @@ pub struct LinearOp {
     pub bias: Option<WeightId>,
     /// How x enters.
     pub precision: Precision,
+    /// Outputs y become cap · tanh(y / cap); positive.
+    pub cap: Option<f32>,
 }
 
-refers!(LinearOp { x, weight, bias, precision });
+refers!(LinearOp { x, weight, bias, precision, cap });
 
 impl Operation for LinearOp {
     const NAME: &'static str = "linear";
@@ -28,6 +30,10 @@ impl Operation for LinearOp {
         check(Self::NAME, "columns of the weight", self.x.width, cols)?;
         if let Some(bias) = self.bias {
             graph.vector(Self::NAME, "length of the bias", bias, rows)?;
+        }
+        // Also if it is not a number.
+        if self.cap.is_some_and(|cap| cap.partial_cmp(&0.0) != Some(std::cmp::Ordering::Greater)) {
+            return Err(Error::Shape { op: Self::NAME, what: "cap above", expected: 0, got: 0 });
         }
         Ok(rows)
     }
@@ -62,7 +68,7 @@ impl GraphBuilder {
     /// x · weightᵀ (+ bias).
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if weight or bias do not fit x; [`Error::Unsupported`](crate::Error::Unsupported) if the bias is not f32.
+    /// [`Error::Shape`] if weight or bias do not fit x; [`Error::Unsupported`] if the bias is not f32.
     pub fn linear(
         &mut self,
         x: Value,
@@ -70,14 +76,29 @@ impl GraphBuilder {
         bias: Option<WeightId>,
         precision: Precision,
     ) -> Result<Value> {
-        self.record(LinearOp { x, weight, bias, precision })
+        self.record(LinearOp { x, weight, bias, precision, cap: None })
+    }
+
+    /// As [`GraphBuilder::linear`], whose outputs y become cap · tanh(y / cap) (Gemma).
+    ///
+    /// # Errors
+    /// As [`GraphBuilder::linear`], and if the cap is not positive.
+    pub fn capped_linear(
+        &mut self,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        precision: Precision,
+        cap: f32,
+    ) -> Result<Value> {
+        self.record(LinearOp { x, weight, bias, precision, cap: Some(cap) })
     }
 
     /// Each of `groups` equal parts of a row through a linear layer of its own, which are the equal parts of the weight's
     /// rows, side by side.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if the weight does not fit the parts.
+    /// [`Error::Shape`] if the weight does not fit the parts.
     pub fn grouped_linear(&mut self, x: Value, weight: WeightId, groups: usize) -> Result<Value> {
         self.record(GroupedLinearOp { x, weight, groups })
     }

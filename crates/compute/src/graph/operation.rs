@@ -131,7 +131,7 @@ macro_rules! parameters {
 }
 
 parameters! {
-    usize, f32, Activation, BlockChoice, DeltaRule, HyperConnection, Placement, PositionScale, Precision, Route, SsmScan,
+    usize, f32, bool, Activation, BlockChoice, DeltaRule, HyperConnection, Placement, PositionScale, Precision, Route, SsmScan,
     Weighted, WindowPool,
 }
 

@@ -122,7 +122,7 @@ pub struct SsmWeights {
     pub dt_bias: WeightId,
 }
 
-/// Depthwise causal convolution over the tokens of a sequence, then silu:
+/// Depthwise causal convolution over the tokens of a sequence, then silu unless it is `plain`:
 /// y_t = silu(Σ_j weight\[j\] · x_{t−(kernel−1−j)·dilation} + bias). See [`causal_conv1d`](super::GraphBuilder::causal_conv1d).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CausalConv1dOp {
@@ -136,11 +136,13 @@ pub struct CausalConv1dOp {
     pub kernel: usize,
     /// Tokens from one of these to the next.
     pub dilation: usize,
+    /// Whether there is no silu.
+    pub plain: bool,
     /// The last (kernel − 1) · dilation inputs, channels each, oldest first.
     pub state: StateId,
 }
 
-refers!(CausalConv1dOp { x, weight, bias, kernel, dilation, state });
+refers!(CausalConv1dOp { x, weight, bias, kernel, dilation, plain, state });
 
 impl Operation for CausalConv1dOp {
     const NAME: &'static str = "causal_conv1d";
@@ -262,7 +264,7 @@ impl GraphBuilder {
     /// # Errors
     /// [`Error::Shape`] if the weight does not fit.
     pub fn causal_conv1d(&mut self, x: Value, weight: WeightId, kernel: usize) -> Result<Value> {
-        self.conv1d(x, weight, None, [kernel, 1])
+        self.conv1d(x, weight, None, [kernel, 1], false)
     }
 
     /// As [`GraphBuilder::causal_conv1d`], with `bias` (channels) added before silu.
@@ -276,7 +278,21 @@ impl GraphBuilder {
         bias: WeightId,
         kernel: usize,
     ) -> Result<Value> {
-        self.conv1d(x, weight, Some(bias), [kernel, 1])
+        self.conv1d(x, weight, Some(bias), [kernel, 1], false)
+    }
+
+    /// As [`GraphBuilder::causal_conv1d`] without silu, with `bias` (channels) added if there is one (LFM2).
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if weight or bias do not fit.
+    pub fn plain_conv1d(
+        &mut self,
+        x: Value,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        kernel: usize,
+    ) -> Result<Value> {
+        self.conv1d(x, weight, bias, [kernel, 1], true)
     }
 
     /// As [`GraphBuilder::causal_conv1d`], of every `dilation`th token back from the newest one.
@@ -290,7 +306,7 @@ impl GraphBuilder {
         kernel: usize,
         dilation: usize,
     ) -> Result<Value> {
-        self.conv1d(x, weight, None, [kernel, dilation])
+        self.conv1d(x, weight, None, [kernel, dilation], false)
     }
 
     fn conv1d(
@@ -299,8 +315,9 @@ impl GraphBuilder {
         weight: WeightId,
         bias: Option<WeightId>,
         [kernel, dilation]: [usize; 2],
+        plain: bool,
     ) -> Result<Value> {
-        let op = CausalConv1dOp { x, weight, bias, kernel, dilation, state: self.next_state() };
+        let op = CausalConv1dOp { x, weight, bias, kernel, dilation, plain, state: self.next_state() };
         let width = op.width(self)?;
         let held = (kernel - 1).checked_mul(dilation).and_then(|held| held.checked_mul(x.width));
         self.state(held, CausalConv1dOp::NAME)?;

@@ -20,8 +20,17 @@ pub fn activate(activation: Activation, gate: f32, up: f32) -> f32 {
             ((u + 1.0) * g / (1.0 + (-f64::from(alpha) * g).exp())) as f32
         }
         Activation::CappedSwiGlu { limit } => swiglu(gate, 1.0).min(limit) * up.clamp(-limit, limit),
+        Activation::GeGlu => gelu(gate) * up,
+        Activation::Bilinear => gate * up,
         Activation::SquaredRelu => squared_relu(up),
     }
+}
+
+/// x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
+pub fn gelu(x: f32) -> f32 {
+    let x = f64::from(x);
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+    (0.5 * x * (1.0 + inner.tanh())) as f32
 }
 
 /// relu(x)².

@@ -23,7 +23,7 @@ fn scores(logits: &[f32], score: Score) -> Vec<f64> {
 
 /// The chosen experts with their weights, best first; ties go to the lower id. Experts outside the kept groups cannot
 /// be chosen. A logit that is not finite makes every weight NaN: it comes from a broken weight or an overflow, and must
-/// not vanish by not being chosen. Source: transformers' routers; DeepSeek-V3 adds 1e-20 to the sum that it divides by.
+/// not vanish by not being chosen. Source: transformers' routers.
 pub fn route(logits: &[f32], bias: Option<&[f32]>, route: &Route) -> Vec<(u32, f32)> {
     let scores = scores(logits, route.score);
     let biased = |e: usize| scores[e] + bias.map_or(0.0, |b| f64::from(b[e]));
@@ -58,7 +58,7 @@ fn weigh(logits: &[f32], scores: &[f64], order: Vec<usize>, route: &Route) -> Ve
         Score::SoftmaxOfChosen => softmax(&order.iter().map(|e| logits[*e]).collect::<Vec<_>>()),
         _ => order.iter().map(|e| scores[*e]).collect(),
     };
-    let sum = if route.renormalize { chosen.iter().sum::<f64>() + 1e-20 } else { 1.0 };
+    let sum = if route.renormalize { chosen.iter().sum::<f64>() + f64::from(route.epsilon) } else { 1.0 };
     let poison = if logits.iter().all(|l| l.is_finite()) { 0.0 } else { f64::NAN };
     let weight = |w: f64| (w / sum * f64::from(route.scale) + poison) as f32;
     order.iter().zip(chosen).map(|(e, w)| (*e as u32, weight(w))).collect()
@@ -96,17 +96,25 @@ pub fn expert(
 impl ReferenceOp for RouteOp {
     fn run(&self, own: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
         let logits = call.of(self.logits).iter();
+        let scales = self.scales.map(|scales| own.vector(scales)).transpose()?;
+        let scaled = |mut chosen: Vec<(u32, f32)>| {
+            if let Some(scales) = &scales {
+                chosen.iter_mut().for_each(|(id, weight)| *weight *= scales[*id as usize]);
+            }
+            chosen
+        };
         match self.by {
             RouteBy::Scores { bias } => {
                 let bias = bias.map(|b| own.vector(b)).transpose()?;
-                Ok(Outcome::Routing(logits.map(|row| route(row, bias.as_deref(), &self.route)).collect()))
+                let row = |row: &Vec<f32>| scaled(route(row, bias.as_deref(), &self.route));
+                Ok(Outcome::Routing(logits.map(row).collect()))
             }
             RouteBy::Tokens { table } => {
                 let table = own.weights[table.0].view();
                 let row = |(logits, token): (&Vec<f32>, &u32)| {
                     let mut ids = vec![0.0; table.cols()];
                     dequantize_row(table, *token as usize, &mut ids)?;
-                    Ok(route_by_token(logits, &ids, &self.route))
+                    Ok(scaled(route_by_token(logits, &ids, &self.route)))
                 };
                 logits.zip(call.batch.tokens).map(row).collect::<Result<_>>().map(Outcome::Routing)
             }

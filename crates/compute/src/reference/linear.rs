@@ -31,6 +31,9 @@ impl ReferenceOp for LinearOp {
             let mut out = vec![0.0; weight.rows()];
             linear(weight, x, &mut out)?;
             out.iter_mut().zip(bias.iter().flatten()).for_each(|(o, b)| *o += b);
+            if let Some(cap) = self.cap.map(f64::from) {
+                out.iter_mut().for_each(|o| *o = (cap * (f64::from(*o) / cap).tanh()) as f32);
+            }
             Ok(out)
         };
         call.of(self.x).iter().map(row).collect::<Result<_>>().map(Outcome::Rows)

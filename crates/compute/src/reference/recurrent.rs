@@ -9,11 +9,11 @@ use crate::graph::{
 };
 
 /// One token of a causal convolution: `state` ((kernel − 1) · dilation, channels) and x (channels) → out (channels).
-/// `weight` is (channels, kernel), `bias` (channels) or empty.
+/// `weight` is (channels, kernel), `bias` (channels) or empty; there is no silu if it is `plain`.
 pub fn causal_conv1d(
     [weight, bias]: [&[f32]; 2],
-    kernel: usize,
-    dilation: usize,
+    [kernel, dilation]: [usize; 2],
+    plain: bool,
     x: &[f32],
     state: &mut Vec<f32>,
     out: &mut [f32],
@@ -23,7 +23,8 @@ pub fn causal_conv1d(
     for (c, o) in out.iter_mut().enumerate() {
         let seen: Vec<f32> = (0..kernel).map(|j| state[j * dilation * channels + c]).collect();
         let bias = bias.get(c).copied().unwrap_or(0.0);
-        *o = swiglu(dot(&seen, &weight[c * kernel..(c + 1) * kernel]) + bias, 1.0);
+        let sum = dot(&seen, &weight[c * kernel..(c + 1) * kernel]) + bias;
+        *o = if plain { sum } else { swiglu(sum, 1.0) };
     }
     state.drain(..channels);
 }
@@ -129,7 +130,7 @@ impl ReferenceOp for CausalConv1dOp {
         let bias = self.bias.map(|bias| own.vector(bias)).transpose()?.unwrap_or_default();
         let shape = [self.kernel, self.dilation];
         let (x, spans) = (call.of(self.x), call.batch.spans);
-        Ok(Outcome::Rows(own.conv(x, [&weight, &bias], shape, self.state, spans)))
+        Ok(Outcome::Rows(own.conv(x, [&weight, &bias], (shape, self.plain), self.state, spans)))
     }
 }
 
@@ -165,7 +166,7 @@ impl Interpreter {
         &mut self,
         x: &Matrix,
         [weight, bias]: [&[f32]; 2],
-        [kernel, dilation]: [usize; 2],
+        (shape, plain): ([usize; 2], bool),
         state: StateId,
         spans: &[Span<'_>],
     ) -> Matrix {
@@ -173,7 +174,7 @@ impl Interpreter {
         for span in spans {
             let mut held = self.state(state, span);
             for row in span.rows.clone() {
-                causal_conv1d([weight, bias], kernel, dilation, &x[row], &mut held, &mut out[row]);
+                causal_conv1d([weight, bias], shape, plain, &x[row], &mut held, &mut out[row]);
             }
             self.states.insert((state.0, span.slots.write), held);
         }

@@ -186,6 +186,8 @@ struct Assumed {
 
 impl Assumed {
     fn new(config: &Value, storage: Storage, mlx: bool) -> Self {
+        let thinker = &config["thinker_config"];
+        let config = if thinker.is_object() { thinker } else { config };
         let inner = &config["text_config"];
         let config = if inner.is_object() { inner } else { config };
         let size = |keys: &[&str]| {

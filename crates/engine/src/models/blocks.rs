@@ -11,8 +11,10 @@ use super::rope;
 use crate::Result;
 use crate::checkpoint::Format;
 
+pub mod attention;
 pub mod delta;
 pub mod hybrid;
+pub mod mamba2;
 pub mod streams;
 
 /// What every decoder's configuration says.
@@ -533,6 +535,27 @@ pub fn head_of(r: &mut Recorder, x: Value, (table, tied): (WeightId, bool), eps:
     let rows = r.graph.gather_rows(x);
     let h = r.rms_norm(rows, "model.norm", 1, eps)?;
     logits_of(r, h, (table, tied))
+}
+
+/// As [`head`], whose logits are softly capped.
+///
+/// # Errors
+/// If weights are missing or do not fit.
+pub fn capped_head(
+    r: &mut Recorder,
+    config: &Config<'_>,
+    x: Value,
+    (table, eps): (WeightId, f32),
+    cap: f32,
+) -> Result<Value> {
+    let tied = is_tied(r, config)?;
+    r.graph.scope("lm_head");
+    let rows = r.graph.gather_rows(x);
+    let h = r.rms_norm(rows, "model.norm", 1, eps)?;
+    let vocab_size = r.graph.matrix(table).rows;
+    let weight = if tied { table } else { r.matrix("lm_head", Some(vocab_size), h.width())? };
+    let bias = r.optional_vector("lm_head", "bias", vocab_size)?;
+    Ok(r.graph.capped_linear(h, weight, bias, Precision::Fast, cap)?)
 }
 
 /// Logits of normed output rows; the head is `table` if the embeddings are tied.

@@ -67,6 +67,7 @@ const ROPE_KEYS: &[(&str, Around)] = &[
     ("short_factor", Around::Never),
     ("long_factor", Around::Never),
     ("llama_4_scaling_beta", Around::Never),
+    ("mrope_section", Around::Never),
 ];
 
 /// Whether a rotary parameter may be given beside the others.
@@ -302,6 +303,8 @@ impl<'a> Config<'a> {
     /// The configuration of the text model, or the object in it that is read.
     fn text(&self) -> &'a Value {
         let root = self.checkpoint.config();
+        // Of models that speak, the part that thinks.
+        let root = root.get("thinker_config").filter(|c| c.is_object()).unwrap_or(root);
         let text = root.get("text_config").filter(|c| c.is_object()).unwrap_or(root);
         self.within.and_then(|key| text.get(key)).unwrap_or(text)
     }

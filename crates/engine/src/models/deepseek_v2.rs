@@ -4,7 +4,7 @@
 //! Source: transformers `modeling_deepseek_v2.py`, which does not read `norm_topk_prob` (false in every release). GGUF
 //! architecture `deepseek2` is DeepSeek-V3's entry, which comes here for softmax scores.
 
-use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
+use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Value};
 
 use super::blocks;
 use super::config::{Config, DefaultValue, KeyDefaults};
@@ -51,13 +51,11 @@ pub(super) fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     };
     let groups = if limited { blocks::groups(config, GroupRank::Best, (1, 1))? } else { None };
     let (experts, top_k) = blocks::expert_counts(config, None)?;
+    let renormalize = gguf && config.flag("norm_topk_prob", false)?;
     let route = Route {
-        experts,
-        top_k,
-        score: Score::Softmax,
         groups,
-        renormalize: gguf && config.flag("norm_topk_prob", false)?,
         scale: config.magnitude("routed_scaling_factor")?.filter(|s| *s != 0.0).unwrap_or(1.0) as f32,
+        ..Route::softmax(experts, top_k, renormalize)
     };
     let shared_experts = if gguf { 0 } else { 2 };
     let defaults = Defaults {

@@ -59,12 +59,10 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let default = |hf: f64, absent: f64| if gguf { absent } else { hf };
     let (experts, top_k) = blocks::expert_counts(config, Some(8))?;
     let route = Route {
-        experts,
-        top_k,
         score: Score::Sigmoid,
         groups: blocks::groups(config, GroupRank::BestTwo, if gguf { (1, 1) } else { (8, 4) })?,
-        renormalize: config.flag("norm_topk_prob", !gguf)?,
         scale: config.magnitude("routed_scaling_factor")?.unwrap_or(default(2.5, 1.0)) as f32,
+        ..Route::softmax(experts, top_k, config.flag("norm_topk_prob", !gguf)?)
     };
     let style = rope_style(config)?;
     let defaults = Defaults {

@@ -32,7 +32,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// Modules of GGUF files.
-const GGUF_TENSORS: NameMap = &[
+pub(super) const GGUF_TENSORS: NameMap = &[
     ("block_sparse_moe.router", "ffn_gate_inp"),
     ("shared_mlp.gate_proj", "ffn_gate_shexp"),
     ("shared_mlp.up_proj", "ffn_up_shexp"),
@@ -40,7 +40,7 @@ const GGUF_TENSORS: NameMap = &[
 ];
 
 /// Keys of GGUF files.
-const GGUF_KEYS: NameMap = &[
+pub(super) const GGUF_KEYS: NameMap = &[
     ("embedding_multiplier", "embedding_scale"),
     ("attention_multiplier", "attention.scale"),
     ("residual_multiplier", "residual_scale"),
@@ -49,7 +49,7 @@ const GGUF_KEYS: NameMap = &[
 ];
 
 /// Names of published checkpoints.
-const OTHER_TENSORS: NameMap = &[
+pub(super) const OTHER_TENSORS: NameMap = &[
     ("block_sparse_moe.router", "block_sparse_moe.router.layer"),
     ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
     ("block_sparse_moe.experts.down_proj", "block_sparse_moe.output_linear.weight"),
@@ -65,13 +65,13 @@ const DEFAULTS: &KeyDefaults = &[
 ];
 
 /// The number `key`, which GGUF files leave out or have as 0 where there is none.
-fn factor(config: &Config<'_>, key: &str) -> Result<Option<f32>> {
+pub(super) fn factor(config: &Config<'_>, key: &str) -> Result<Option<f32>> {
     let gguf = config.format() == Format::Gguf;
     Ok(config.number(key)?.filter(|factor| !gguf || *factor != 0.0).map(|factor| factor as f32))
 }
 
 /// x times a factor.
-fn times(r: &mut Recorder, x: Value, factor: f32) -> Value {
+pub(super) fn times(r: &mut Recorder, x: Value, factor: f32) -> Value {
     if factor == 1.0 { x } else { r.graph.position_scale(x, PositionScale::constant(factor)) }
 }
 

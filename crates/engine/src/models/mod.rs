@@ -1,5 +1,6 @@
 //! Architectures: one file per family, over shared blocks. Nothing outside this folder names a model.
 
+mod afmoe;
 pub mod assumed;
 mod blocks;
 pub(crate) mod config;
@@ -9,6 +10,9 @@ mod deepseek_v32;
 mod deepseek_v4;
 mod dots1;
 mod ernie4_5_moe;
+mod ernie4_5_vl_moe;
+mod exaone_moe;
+mod gemma4;
 #[cfg(test)]
 mod gguf_routers;
 mod glm4_moe;
@@ -16,12 +20,14 @@ mod glm4_moe_lite;
 mod glm5_next;
 mod gpt_oss;
 mod granitemoe;
+mod granitemoehybrid;
 mod hunyuan_v1_moe;
 mod hy_v3;
 mod hy_v4;
 mod indexer;
 mod kimi_linear;
 mod latent;
+mod lfm2_moe;
 mod llama4;
 mod mimo_v2_flash;
 mod minimax_m2;
@@ -36,6 +42,7 @@ mod qwen2_moe;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen3_omni_moe;
 mod qwen3_vl_moe;
 mod qwen4_exp;
 mod recorder;
@@ -109,6 +116,13 @@ pub const FAMILIES: &[Family] = &[
     granitemoe::FAMILY,
     qwen3_vl_moe::FAMILY,
     hunyuan_v1_moe::FAMILY,
+    gemma4::FAMILY,
+    granitemoehybrid::FAMILY,
+    lfm2_moe::FAMILY,
+    afmoe::FAMILY,
+    exaone_moe::FAMILY,
+    qwen3_omni_moe::FAMILY,
+    ernie4_5_vl_moe::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
@@ -260,7 +274,10 @@ fn check_sizes(config: &Config<'_>, model: &Model) -> Result<()> {
         let expected = format!("the {} rows of the embedding", model.graph.vocab_size());
         return Err(config.unsupported("vocab_size", &expected));
     }
-    if let Some(size) = config.optional_size("moe_intermediate_size")?
+    // A list is for the family to read.
+    let listed = config.read("moe_intermediate_size", "", |value| Some(value.is_array()))?.unwrap_or(false);
+    if !listed
+        && let Some(size) = config.optional_size("moe_intermediate_size")?
         && let Some(set) = model.graph.expert_sets().iter().find(|set| set.width() != size)
     {
         let expected = format!("the {} rows of the experts of layer {}", set.width(), set.layer);

@@ -73,6 +73,8 @@ pub enum Form {
     Stored,
     /// f32 matrices: rows that cannot be cut out as they are stored.
     Widened,
+    /// f32 matrices: columns that are stored as rows.
+    Transposed,
     /// f32, as small vectors are whatever they are stored as.
     F32,
     /// f32, one more than is stored: norm weights that are kept as their distance from one.
@@ -91,7 +93,7 @@ pub enum Form {
 impl Form {
     fn of(self, value: f32) -> f32 {
         match self {
-            Self::Stored | Self::Widened | Self::F32 | Self::Ids { .. } => value,
+            Self::Stored | Self::Widened | Self::Transposed | Self::F32 | Self::Ids { .. } => value,
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
         }
@@ -123,6 +125,9 @@ impl Model {
             }
             if let Form::Ids { words, below } = source.form {
                 return self.ids(&source.stored, &tensor, words, below);
+            }
+            if source.form == Form::Transposed {
+                return transposed(&tensor);
             }
             if source.form == Form::Widened {
                 return widened(&tensor, &source.rows());
@@ -231,6 +236,14 @@ impl Model {
         let (rows, cols) = if weight.shape.len() == 1 { (1, rows) } else { (rows, weight.cols()) };
         Ok(Tensor::new(weight.dtype, rows, cols, planes)?)
     }
+}
+
+/// `tensor` as f32, with its columns as rows.
+fn transposed(tensor: &Tensor) -> Result<Tensor> {
+    let (rows, cols) = (tensor.rows(), tensor.cols());
+    let stored = dequantize(tensor.view())?;
+    let values: Vec<f32> = (0..rows * cols).map(|i| stored[i % rows * cols + i / rows]).collect();
+    Ok(Tensor::from_f32(cols, rows, &values)?)
 }
 
 /// Rows `rows` of `tensor` as f32.

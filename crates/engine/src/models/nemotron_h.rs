@@ -4,18 +4,16 @@
 //! Source: transformers `modeling_nemotron_h.py`; GGUF architecture `nemotron_h_moe`, whose layers say by their numbers of
 //! key heads and of channels what they are.
 
-use moeflux_compute::graph::{
-    Activation, Attention, ExpertMlp, Precision, Route, SsmInputs, SsmScan, SsmWeights, Value,
-};
-use serde_json::Value as Json;
+use moeflux_compute::graph::{Activation, Attention, ExpertMlp, Precision, Route, SsmScan, Value};
 
+use super::blocks::mamba2::{self, Mamba2};
 use super::blocks::{self, Decoder};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::{NameMap, Names};
-use super::recorder::{Form, Recorder};
+use super::recorder::Recorder;
 use super::{Family, SILU};
 use crate::Result;
-use crate::checkpoint::{Format, json};
+use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
@@ -25,7 +23,7 @@ pub(super) const FAMILY: Family = Family {
     hidden_act: SILU,
     names: &Names {
         gguf_tensors: &[GGUF_TENSORS],
-        gguf_keys: &[GGUF_KEYS],
+        gguf_keys: &[GGUF_KEYS, mamba2::GGUF_KEYS],
         other_keys: OTHER_KEYS,
         prefixes: &["backbone.", "model."],
         top: &["embeddings", "norm_f"],
@@ -64,11 +62,6 @@ const GGUF_TENSORS: NameMap = &[
 const GGUF_KEYS: NameMap = &[
     ("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
     ("moe_latent_size", "moe_latent_size"),
-    ("conv_kernel", "ssm.conv_kernel"),
-    ("ssm_state_size", "ssm.state_size"),
-    ("n_groups", "ssm.group_count"),
-    ("mamba_num_heads", "ssm.time_step_rank"),
-    ("mamba_inner_size", "ssm.inner_size"),
 ];
 
 /// Other keys of configurations.
@@ -167,103 +160,39 @@ fn size(config: &Config<'_>, key: &str, default: usize) -> Result<usize> {
     }
 }
 
-/// Least and most time step, of which the second may be infinite, as [`json`] has it.
-fn time_step_limit(config: &Config<'_>) -> Result<Option<(f32, f32)>> {
-    let number = |v: &Json| match v.as_f64() {
-        Some(n) => Some(n as f32).filter(|n| n.is_finite()),
-        None => json::is_infinity(v).then_some(f32::INFINITY),
-    };
-    let expected = "two numbers, the larger one last";
-    config.read("time_step_limit", expected, |v| match v.as_array()?.as_slice() {
-        [least, most] => Some((number(least)?, number(most)?)).filter(|(least, most)| least <= most),
-        _ => None,
-    })
-}
-
 /// Mamba-2 layers.
-#[derive(Debug, Clone, Copy)]
-struct Mamba {
-    shape: SsmScan,
-    /// Tokens that the convolution sees.
-    kernel: usize,
-    /// Whether it has a bias.
-    bias: bool,
-}
-
-impl Mamba {
-    fn new(config: &Config<'_>) -> Result<Self> {
-        let heads = size(config, "mamba_num_heads", 128)?;
-        let head_dim = match config.format() {
-            Format::Gguf => {
-                let width = config.size("mamba_inner_size")?;
-                if !width.is_multiple_of(heads) {
-                    let expected = format!("a multiple of the {heads} heads");
-                    return Err(config.unsupported("mamba_inner_size", &expected));
-                }
-                width / heads
+fn mamba(config: &Config<'_>, eps: f32) -> Result<Mamba2> {
+    let heads = size(config, "mamba_num_heads", 128)?;
+    let head_dim = match config.format() {
+        Format::Gguf => {
+            let width = config.size("mamba_inner_size")?;
+            if !width.is_multiple_of(heads) {
+                let expected = format!("a multiple of the {heads} heads");
+                return Err(config.unsupported("mamba_inner_size", &expected));
             }
-            _ => size(config, "mamba_head_dim", 64)?,
-        };
-        let groups = size(config, "n_groups", 8)?;
-        if !heads.is_multiple_of(groups) {
-            return Err(config.unsupported("n_groups", &format!("a divisor of the {heads} heads")));
+            width / heads
         }
-        // What each format's own implementation does.
-        let time_steps = match config.format() {
-            Format::Gguf => (0.0, f32::INFINITY),
-            Format::Mlx => time_step_limit(config)?.unwrap_or((0.0, f32::INFINITY)),
-            Format::HuggingFace => {
-                let least = config.number("time_step_min")?.unwrap_or(0.001);
-                (least as f32, f32::INFINITY)
-            }
-        };
-        let state_size = size(config, "ssm_state_size", 128)?;
-        // llama.cpp adds it whatever the file says.
-        let bias = config.format() == Format::Gguf || config.flag("use_conv_bias", true)?;
-        let shape = SsmScan { heads, head_dim, groups, state_size, time_steps };
-        Ok(Self { shape, kernel: size(config, "conv_kernel", 4)?, bias })
+        _ => size(config, "mamba_head_dim", 64)?,
+    };
+    let groups = size(config, "n_groups", 8)?;
+    if !heads.is_multiple_of(groups) {
+        return Err(config.unsupported("n_groups", &format!("a divisor of the {heads} heads")));
     }
-
-    /// Mamba-2 of normed h.
-    fn mix(&self, r: &mut Recorder, d: &Decoder, layer: usize, h: Value) -> Result<Value> {
-        let Self { shape, kernel, bias } = *self;
-        let module = |name: &str| format!("model.layers.{layer}.mixer.{name}");
-        let (inner, group) = (shape.heads * shape.head_dim, shape.groups * shape.state_size);
-        let channels = inner + 2 * group;
-        let rows = inner + channels + shape.heads;
-        let mut part = |part, precision| r.linear_part(h, &module("in_proj"), rows, &[part], precision);
-        let gate = part(0..inner, Precision::Fast)?;
-        let mixed = part(inner..inner + channels, Precision::Fast)?;
-        let dt = part(inner + channels..rows, Precision::F32)?;
-
-        let taps = r.constants(&module("conv1d.weight"), &[channels, kernel], Form::F32)?;
-        let mixed = if bias {
-            let bias = r.vector(&module("conv1d"), "bias", channels)?;
-            r.graph.biased_conv1d(mixed, taps, bias, kernel)?
-        } else {
-            r.graph.causal_conv1d(mixed, taps, kernel)?
-        };
-        let x = r.graph.slice(mixed, 1, 0, inner)?;
-        let b = r.graph.slice(mixed, 1, inner, group)?;
-        let c = r.graph.slice(mixed, 1, inner + group, group)?;
-        // GGUF keeps A itself.
-        let decay = if r.format() == Format::Gguf { Form::F32 } else { Form::F32NegativeExp };
-        let scalars: &[usize] = if r.format() == Format::Gguf { &[shape.heads, 1] } else { &[shape.heads] };
-        let weights = SsmWeights {
-            a: r.constants(&module("A_log"), scalars, decay)?,
-            d: r.constants(&module("D"), scalars, Form::F32)?,
-            dt_bias: r.constants(&module("dt_bias"), &[shape.heads], Form::F32)?,
-        };
-        let mixed = r.graph.ssm_scan(SsmInputs { x, b, c, dt }, weights, shape)?;
-        let gated = r.graph.swiglu(gate, mixed)?;
-        let norm: &[usize] = match r.format() {
-            Format::Gguf => &[shape.groups, inner / shape.groups],
-            _ => &[inner],
-        };
-        let norm = r.constants(&module("norm.weight"), norm, Form::F32)?;
-        let normed = r.graph.rms_norm(gated, norm, shape.groups, d.eps)?;
-        r.linear(normed, &module("out_proj"), d.hidden_size, Precision::Fast)
-    }
+    // What each format's own implementation does.
+    let time_steps = match config.format() {
+        Format::Gguf => (0.0, f32::INFINITY),
+        Format::Mlx => mamba2::time_step_limit(config, "time_step_limit")?.unwrap_or((0.0, f32::INFINITY)),
+        Format::HuggingFace => {
+            let least = config.number("time_step_min")?.unwrap_or(0.001);
+            (least as f32, f32::INFINITY)
+        }
+    };
+    let state_size = size(config, "ssm_state_size", 128)?;
+    // llama.cpp adds it whatever the file says.
+    let bias = config.format() == Format::Gguf || config.flag("use_conv_bias", true)?;
+    let shape = SsmScan { heads, head_dim, groups, state_size, time_steps };
+    let kernel = size(config, "conv_kernel", 4)?;
+    Ok(Mamba2 { shape, kernel, bias, norm_groups: groups, eps })
 }
 
 /// Attention of normed h; queries and keys are not rotated.
@@ -374,7 +303,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         _ => size(config, "num_key_value_heads", 8)?,
     };
     let d = decoder(config, kv_heads)?;
-    let mamba = if kinds.contains(&BlockKind::Mamba) { Some(Mamba::new(config)?) } else { None };
+    let mamba = if kinds.contains(&BlockKind::Mamba) { Some(mamba(config, d.eps)?) } else { None };
     let moe = if kinds.contains(&BlockKind::Moe) { Some(Moe::new(config)?) } else { None };
 
     let (mut x, table) = blocks::embed(r, d.hidden_size)?;
@@ -388,7 +317,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         r.graph.scope(format!("layers.{layer}.{part}"));
         let h = r.rms_norm(x, &format!("{base}.norm"), 1, d.eps)?;
         let out = match (kind, &mamba, &moe) {
-            (BlockKind::Mamba, Some(mamba), _) => mamba.mix(r, &d, layer, h)?,
+            (BlockKind::Mamba, Some(mamba), _) => mamba.mix(r, &format!("{base}.mixer"), h)?,
             (BlockKind::Moe, _, Some(moe)) => moe.mix(r, layer, h)?,
             (BlockKind::Attention, ..) => attention(r, &d, layer, h)?,
             _ => mlp(r, h, &format!("{base}.mixer"), size(config, "intermediate_size", 21504)?)?,

@@ -147,7 +147,8 @@ impl Recorder {
             let mut others = self.names.other_tensors(name).map(|other| format!("{prefix}{other}"));
             return others.find(|other| has(other) && !has(&own)).unwrap_or(own);
         }
-        let head_prefix = if self.prefix == "language_model.model." { "language_model." } else { "" };
+        let around = self.prefix.strip_suffix("model.").filter(|around| around.ends_with('.'));
+        let head_prefix = around.unwrap_or_default();
         match module.strip_prefix("model.") {
             Some(rest) => {
                 let renamed = self.names.renamed.iter().find(|(name, _)| *name == rest);
@@ -211,6 +212,7 @@ impl Recorder {
             }
             Form::Stored => MatrixSpec { dtype: stored.dtype, rows, cols },
             Form::Widened => MatrixSpec { dtype: DType::F32, rows, cols },
+            Form::Transposed => MatrixSpec { dtype: DType::F32, rows: cols, cols: rows },
             Form::Ids { words, .. } => MatrixSpec { dtype: DType::F32, rows, cols: cols / words },
             _ => match source.part {
                 WeightPart::EverySecond(first) => {
@@ -269,6 +271,15 @@ impl Recorder {
     pub fn matrix(&mut self, module: &str, rows: Option<usize>, cols: usize) -> Result<WeightId> {
         let stored = self.stored_matrix(module, rows, cols)?;
         self.add(stored, WeightPart::Whole, Form::Stored)
+    }
+
+    /// A (rows, cols) matrix that is stored with its columns as rows, as f32.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn transposed(&mut self, module: &str, rows: usize, cols: usize) -> Result<WeightId> {
+        let stored = self.stored_matrix(module, Some(cols), rows)?;
+        self.add(stored, WeightPart::Whole, Form::Transposed)
     }
 
     /// A (rows, cols) matrix that is a tensor of its own, without `.weight`.
@@ -589,6 +600,24 @@ impl Recorder {
     pub fn sinks(&mut self, layer: usize, heads: usize) -> Result<Option<WeightId>> {
         let (module, part) = self.sinks_name(layer);
         self.optional_vector(&module, part, heads)
+    }
+
+    /// The one value of the tensor `name`, without `.weight`, read at once; `None` if the checkpoint lacks it.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if it is not one finite value, or it cannot be read.
+    pub fn scalar(&self, name: &str) -> Result<Option<f32>> {
+        let tensor = self.resolve(name);
+        let Some(values) = self.values(&tensor)? else { return Ok(None) };
+        match values[..] {
+            [value] if value.is_finite() => Ok(Some(value)),
+            _ => Err(Error::Tensor {
+                path: self.checkpoint.path().into(),
+                tensor,
+                expected: "one finite value".into(),
+                got: format!("{} values", values.len()),
+            }),
+        }
     }
 
     /// A small tensor's values, read at once; `None` if the checkpoint lacks it.

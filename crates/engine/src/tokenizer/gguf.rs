@@ -103,7 +103,7 @@ const ALWAYS_SHOWN: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|co
 /// What a GGUF file says about its tokenizer, under `tokenizer.ggml.*`.
 #[derive(Clone, Debug, Default)]
 pub struct GgufVocab {
-    /// `model`: `gpt2` for byte-level BPE, `llama` for SentencePiece.
+    /// `model`: `gpt2` for byte-level BPE, `llama` for SentencePiece, `gemma4` for BPE with `▁` for spaces.
     pub model: String,
     /// `pre`: name of the splitting rule of a `gpt2` vocabulary.
     pub pre: String,
@@ -169,7 +169,7 @@ impl GgufVocab {
         };
         let scores = metadata.f64s("tokenizer.ggml.scores")?.unwrap_or_default();
         Ok(Self {
-            model: model.ok_or_else(|| missing("tokenizer.ggml.model", "gpt2 or llama"))?.to_owned(),
+            model: model.ok_or_else(|| missing("tokenizer.ggml.model", "gpt2, llama or gemma4"))?.to_owned(),
             pre: metadata.str("tokenizer.ggml.pre")?.unwrap_or_default().to_owned(),
             tokens: tokens.ok_or_else(|| missing("tokenizer.ggml.tokens", "an array of strings"))?,
             // Scores are f32 in the file.
@@ -225,6 +225,8 @@ enum Algorithm {
         /// Bytes of UTF-8 text for which the vocabulary has no token.
         missing_bytes: Vec<u8>,
     },
+    /// BPE over text whose spaces are `▁`, with tokens for bytes that have none (Gemma 4).
+    Spaced(Box<tokenizers::Tokenizer>),
     Spm(Spm),
 }
 
@@ -256,9 +258,11 @@ impl Gguf {
         }
         let spm = match vocab.model.as_str() {
             "llama" => true,
-            "gpt2" => false,
+            "gpt2" | "gemma4" => false,
             other => {
-                return Err(fail(format!("tokenizer.ggml.model: expected gpt2 or llama, got {other:?}")));
+                return Err(fail(format!(
+                    "tokenizer.ggml.model: expected gpt2, llama or gemma4, got {other:?}"
+                )));
             }
         };
         let tokens: Vec<String> = vocab
@@ -304,6 +308,9 @@ impl Gguf {
                 return Err(fail(format!("tokenizer.ggml.scores: score of token {id} is NaN")));
             }
             (Algorithm::Spm(Spm::new(ids, vocab.scores, unk)), true)
+        } else if vocab.model == "gemma4" {
+            let unknown = unk.and_then(|id| tokens.get(id as usize)).cloned();
+            (spaced_bpe(ids, &vocab.merges, unknown).map_err(fail)?, true)
         } else {
             let rule = pre_tokenizers::by_name(&vocab.pre).ok_or_else(|| {
                 let known = pre_tokenizers::known_names();
@@ -371,6 +378,12 @@ impl Gguf {
                 }
                 spm.encode(&escaped, ids).map_err(|Unencodable(byte)| unencodable(byte))
             }
+            Algorithm::Spaced(tokenizer) => {
+                let escaped = text.replace(' ', ESCAPED_SPACE);
+                let encoding = tokenizer.encode_fast(escaped, false).map_err(|error| error.to_string())?;
+                ids.extend_from_slice(encoding.get_ids());
+                Ok(())
+            }
             Algorithm::Bpe { tokenizer, digits, missing_bytes } => {
                 if let Some(byte) = missing_bytes.iter().find(|byte| text.as_bytes().contains(byte)) {
                     return Err(unencodable(*byte));
@@ -399,7 +412,9 @@ impl Gguf {
             },
             TokenType::Normal => match &self.model {
                 Algorithm::Bpe { .. } => byte_level::decode_token(text, output),
-                Algorithm::Spm(_) => output.extend_from_slice(text.replace(ESCAPED_SPACE, " ").as_bytes()),
+                Algorithm::Spaced(_) | Algorithm::Spm(_) => {
+                    output.extend_from_slice(text.replace(ESCAPED_SPACE, " ").as_bytes());
+                }
             },
         }
         Some(())
@@ -409,6 +424,7 @@ impl Gguf {
     pub(super) fn export(&self) -> Result<Exported<'_>, &'static str> {
         let Algorithm::Bpe { tokenizer, digits: Digits::Pattern, .. } = &self.model else {
             return Err(match &self.model {
+                Algorithm::Spaced(_) => "its spaces would be lost",
                 Algorithm::Spm(_) => "no tokenizer.json can merge by score",
                 Algorithm::Bpe { .. } => "no tokenizer.json can cut numbers as this vocabulary wants it",
             });
@@ -436,7 +452,9 @@ impl Gguf {
 
     pub(super) fn token_to_id(&self, token: &str) -> Option<u32> {
         match &self.model {
-            Algorithm::Bpe { tokenizer, .. } => tokenizer.get_model().token_to_id(token),
+            Algorithm::Bpe { tokenizer, .. } | Algorithm::Spaced(tokenizer) => {
+                tokenizer.get_model().token_to_id(token)
+            }
             Algorithm::Spm(spm) => spm.token_to_id(token),
         }
     }
@@ -497,14 +515,10 @@ fn classify(tokens: &[String], types: &[i32], ids: &HashMap<String, u32>) -> (Ve
     (kinds, ends)
 }
 
-/// A byte-level BPE model behind the splitting `rule`. Errors are reasons.
-fn byte_level_bpe(
-    ids: HashMap<String, u32>,
-    merges: &[String],
-    rule: &pre_tokenizers::PreTokenizer,
-) -> Result<Algorithm, String> {
+/// The pairs that are merged, the first ones first. Errors are reasons.
+fn ranked(ids: &HashMap<String, u32>, merges: &[String]) -> Result<Merges, String> {
     if merges.is_empty() {
-        return Err("tokenizer.ggml.merges is missing; a gpt2 vocabulary merges by rank".to_owned());
+        return Err("tokenizer.ggml.merges is missing; the vocabulary merges by rank".to_owned());
     }
     let mut seen = HashSet::with_capacity(merges.len());
     let mut pairs: Merges = Vec::with_capacity(merges.len());
@@ -527,6 +541,36 @@ fn byte_level_bpe(
             pairs.push((left.to_owned(), right.to_owned()));
         }
     }
+    Ok(pairs)
+}
+
+/// A BPE model over text whose spaces are `▁`, in which a run of line breaks is a word of its own. Errors are reasons.
+fn spaced_bpe(
+    ids: HashMap<String, u32>,
+    merges: &[String],
+    unknown: Option<String>,
+) -> Result<Algorithm, String> {
+    let pairs = ranked(&ids, merges)?;
+    let vocab: Vocab = ids.into_iter().collect();
+    let reason = |error: tokenizers::Error| error.to_string();
+    let mut bpe = BPE::builder().vocab_and_merges(vocab, pairs).byte_fallback(true).cache_capacity(0);
+    if let Some(unknown) = unknown {
+        bpe = bpe.unk_token(unknown);
+    }
+    let lines = SplitPattern::Regex("[^\\n]+|\\n+".to_owned());
+    let lines = Split::new(lines, SplitDelimiterBehavior::Isolated, false).map_err(reason)?;
+    let mut tokenizer = tokenizers::Tokenizer::new(bpe.build().map_err(reason)?);
+    tokenizer.with_pre_tokenizer(Some(lines));
+    Ok(Algorithm::Spaced(Box::new(tokenizer)))
+}
+
+/// A byte-level BPE model behind the splitting `rule`. Errors are reasons.
+fn byte_level_bpe(
+    ids: HashMap<String, u32>,
+    merges: &[String],
+    rule: &pre_tokenizers::PreTokenizer,
+) -> Result<Algorithm, String> {
+    let pairs = ranked(&ids, merges)?;
     let missing_bytes = byte_level::alphabet()
         .filter(|(byte, c)| is_utf8_byte(*byte) && !ids.contains_key(c.encode_utf8(&mut [0; 4]) as &str))
         .map(|(byte, _)| byte)

@@ -130,6 +130,49 @@ mod gguf {
         }
     }
 
+    /// Merges do not stop at spaces, but at line breaks; characters without a token are bytes.
+    #[test]
+    fn spaces_of_gemma_vocabularies_are_characters() {
+        let merges = ["a b", "▁ ab", "ab ▁ab", "\n \n"];
+        let mut tokens: Vec<String> =
+            ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>"].map(String::from).to_vec();
+        tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+        tokens.extend(["a", "b", "▁", "\n", "ab", "▁ab", "ab▁ab", "\n\n"].map(String::from));
+        let kind = |token: &String| match token.as_str() {
+            _ if token.starts_with("<0x") => 6,
+            "<unk>" => 2,
+            _ if token.starts_with('<') => 3,
+            _ => 1,
+        };
+        let vocab = GgufVocab {
+            model: "gemma4".to_owned(),
+            pre: String::new(),
+            token_types: tokens.iter().map(kind).collect(),
+            scores: vec![],
+            merges: merges.map(String::from).to_vec(),
+            bos_id: Some(2),
+            eos_id: Some(1),
+            eot_id: None,
+            eom_id: None,
+            unk_id: Some(3),
+            pad_id: Some(0),
+            add_bos: None,
+            add_eos: None,
+            add_space_prefix: Some(false),
+            tokens,
+        };
+        let tokenizer = tokenizer(vocab).expect("vocabulary");
+        let named = |text: &str, add| -> Vec<String> {
+            let ids = tokenizer.encode(text, add).expect("encodes");
+            assert_eq!(tokenizer.decode(&ids, true).expect("decodes"), text);
+            ids.iter().map(|id| tokenizer.id_to_token(*id).expect("a token").into_owned()).collect()
+        };
+        assert_eq!(named("ab ab", AddSpecial::Yes), ["<bos>", "ab▁ab"]);
+        assert_eq!(named("ab\n\n ab a", AddSpecial::No), ["ab", "\n\n", "▁ab", "▁", "a"]);
+        assert_eq!(named("é", AddSpecial::No), ["<0xC3>", "<0xA9>"]);
+        assert_eq!(tokenizer.eos_ids(), [1, 4]);
+    }
+
     #[test]
     fn unknown_rules_name_the_known_ones() {
         let vocab = GgufVocab { pre: "no-such-rule".to_owned(), ..vocab("byte_level.gguf") };

@@ -4,7 +4,7 @@
 struct ElementConstants {
     // Elements in all.
     uint count;
-    // Clamp: the limit. Scaled SiLU: the factor.
+    // Clamp and soft cap: the limit. Scaled SiLU: the factor.
     float number;
     // Sigmoid gate: elements that share a gate.
     uint shared;
@@ -39,6 +39,12 @@ KERNEL(activate, ActivateConstants, (const float, gate), (const float, up), (flo
 KERNEL(scaled_silu, ElementConstants, (const float, x), (float, out)) {
     const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
     if (i < c.count) out[i] = silu(c.number * x[i]);
+}
+
+KERNEL(soft_cap, ElementConstants, (const float, x), (float, out)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    // tanh(x) = 2 sigmoid(2x) − 1.
+    if (i < c.count) out[i] = c.number * (2.0f * sigmoid(2.0f * quotient(x[i], c.number)) - 1.0f);
 }
 
 KERNEL(sigmoid_gate, ElementConstants, (const float, x), (const float, gate), (float, out)) {

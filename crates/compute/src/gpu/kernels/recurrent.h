@@ -5,11 +5,11 @@ struct WindowConstants {
     uint channels;
     // Tokens that a result depends on, and tokens from one of these to the next.
     uint taps, dilation;
-    // Convolution: whether there is a bias.
-    uint has_bias;
+    // Convolution: whether there is a bias, and whether there is no silu.
+    uint has_bias, plain;
 };
 
-// x (rows, channels) → out: silu of the causal convolution with weight (channels, taps), plus bias (channels). Grid:
+// x (rows, channels) → out: silu, if not plain, of the causal convolution with weight (channels, taps), plus bias (channels). Grid:
 // (channels / threads, rows); `owners` says which sequence a row is of.
 KERNEL(causal_conv1d, WindowConstants, (const float, x), (const float, weight), (const float, bias),
        (const float, state), (const Sequence, sequences), (const uint, owners), (float, out)) {
@@ -23,7 +23,8 @@ KERNEL(causal_conv1d, WindowConstants, (const float, x), (const float, weight), 
         const float v = held_input(x, state, s, c.channels, held, index, channel);
         sum += weight[channel * c.taps + j] * v;
     }
-    out[(ulong)row * c.channels + channel] = silu(c.has_bias ? sum + bias[channel] : sum);
+    const float biased = c.has_bias ? sum + bias[channel] : sum;
+    out[(ulong)row * c.channels + channel] = c.plain ? biased : silu(biased);
 }
 
 // x (rows, channels) → out: the mean of the last `taps` tokens where these are a window that begins at a multiple of

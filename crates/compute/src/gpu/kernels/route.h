@@ -14,6 +14,17 @@ KERNEL(route, RouteConstants, (const float, logits), (const float, bias), (uint,
     if (ctx.thread() == 0) weigh_chosen(ctx, c, m, poison, ids + row * c.top_k, weights + row * c.top_k);
 }
 
+struct ScaleChosenConstants {
+    // Pairs of a row with an expert.
+    uint count;
+};
+
+// weights (count) × the factor in scales (experts) of each one's expert in ids (count).
+KERNEL(scale_chosen, ScaleChosenConstants, (const uint, ids), (const float, scales), (float, weights)) {
+    const uint i = ctx.group_x() * ctx.threads() + ctx.thread();
+    if (i < c.count) weights[i] *= scales[ids[i]];
+}
+
 struct TokenRouteConstants {
     RouteConstants route;
     // (vocab_size, top_k): ids.

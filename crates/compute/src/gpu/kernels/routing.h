@@ -11,7 +11,8 @@ struct RouteConstants {
     // Groups of experts (0: none), groups kept, and how many of a group's best experts rank it.
     uint groups, keep, rank;
     uint renormalize;
-    float scale;
+    // Added to the sum that weights are divided by, and their factor.
+    float epsilon, scale;
     uint has_bias;
 };
 
@@ -136,7 +137,7 @@ DEVICE void weigh_chosen(CTX, const RouteConstants c, const RouteMemory m, float
         total += c.score == SOFTMAX_OF_CHOSEN ? exp_of(s - top) : s;
     }
     if (!c.renormalize) total = c.score == SOFTMAX_OF_CHOSEN ? total : 1.0f;
-    else total = c.score == SOFTMAX_OF_CHOSEN ? total : total + 1e-20f;
+    else total = c.score == SOFTMAX_OF_CHOSEN ? total : total + c.epsilon;
     for (uint k = 0; k < c.top_k; ++k) {
         const float s = m.scores[m.chosen[k]];
         ids[k] = m.chosen[k];

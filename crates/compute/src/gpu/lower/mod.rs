@@ -63,8 +63,11 @@ impl Lowering<'_> {
         let dispatch = match *step {
             Step::Alone { ref op, out } => return self.alone(op, out),
             Step::Embed { table, out } => self.embed(table, out),
-            Step::Linear { x, weight, bias, precision, residual, out } => {
-                return self.product(Product { x, weight, bias, residual, precision, out }, siblings);
+            Step::Linear { x, weight, bias, precision, cap, residual, out } => {
+                self.product(Product { x, weight, bias, residual, precision, out }, siblings);
+                let Some(cap) = cap else { return };
+                self.flush_products();
+                self.elements("soft_cap", &[out], cap, out)
             }
             Step::RmsNorm { x, weight, groups, eps, out } => {
                 if groups == 1 && self.defer_norm(DeferredNorm { x, weight, eps }, out) {
@@ -88,20 +91,28 @@ impl Lowering<'_> {
             Step::SigmoidGate { x, gate, out } => self.sigmoid_gate(x, gate, out),
             Step::Slice { x, groups, start, len, out } => self.slice(x, groups, [start, len], out),
             Step::GatherRows { x, out } => self.gather_rows(x, out),
-            Step::Route { logits, bias, route, routing } => {
+            Step::Route { logits, bias, scales, route, routing } => {
                 let choice = DeferredRoute { logits, bias, route };
-                if self.defer_route(choice, routing) {
+                // Kernels that make a choice themselves know no scales.
+                if scales.is_none() && self.defer_route(choice, routing) {
                     return;
                 }
-                self.route(&choice, routing)
+                let routed = self.route(&choice, routing);
+                match scales {
+                    None => routed,
+                    Some(scales) => {
+                        self.run.push(routed);
+                        self.scale_chosen(scales, routing)
+                    }
+                }
             }
             Step::MoeExperts { x, routing, experts: set, mlp, residual, out } => {
                 return self.moe_experts(&MoeStep { x, routing, set, mlp, residual, out });
             }
-            Step::CausalConv1d { x, weight, bias, kernel, dilation, state, out } => {
+            Step::CausalConv1d { x, weight, bias, kernel, dilation, plain, state, out } => {
                 let weights = [self.vector(weight), self.optional(bias)];
-                let taps =
-                    WindowConstants { channels: x.width(), taps: kernel, dilation, has_bias: bias.is_some() };
+                let (channels, has_bias) = (x.width(), bias.is_some());
+                let taps = WindowConstants { channels, taps: kernel, dilation, has_bias, plain };
                 let mixed = self.window("causal_conv1d", x, &weights, taps, state, out);
                 self.run.push(mixed);
                 let held = (kernel - 1) * dilation;

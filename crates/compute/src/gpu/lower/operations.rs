@@ -16,7 +16,7 @@ impl Lowering<'_> {
     pub(super) fn alone(&mut self, op: &Op, out: Output) {
         let to = match (op, out) {
             (
-                Op::Route(RouteOp { logits, by: RouteBy::Tokens { table }, route }),
+                Op::Route(RouteOp { logits, by: RouteBy::Tokens { table }, route, .. }),
                 Output::Routing(routing),
             ) => {
                 let dispatch = self.route_by_token(*logits, *table, route, routing);

@@ -116,7 +116,7 @@ impl Lowering<'_> {
     /// Queues means of rows and those before them.
     pub(super) fn window_mean(&mut self, x: Value, window: usize, state: StateId, out: Value) {
         let channels = x.width();
-        let taps = WindowConstants { channels, taps: window, dilation: 1, has_bias: false };
+        let taps = WindowConstants { channels, taps: window, dilation: 1, has_bias: false, plain: true };
         let dispatch = self.window("window_mean", x, &[], taps, state, out);
         self.run.push(dispatch);
         let kept = CarryConstants { first: channels, second: 0, held: window - 1 };

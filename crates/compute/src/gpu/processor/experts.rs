@@ -42,7 +42,7 @@ impl HandedSet {
     ) -> Option<Self> {
         let simd = Simd::detect();
         let known = parts.iter().all(|part| has_pieces(simd, part.matrix.dtype, part.matrix.cols));
-        let gated = mlp.activation != Activation::SquaredRelu;
+        let gated = mlp.activation.is_gated();
         let blocks = parts[0].matrix.rows.is_multiple_of(BLOCK);
         if !known || !gated || !blocks || mlp.weighted == Weighted::Input {
             return None;

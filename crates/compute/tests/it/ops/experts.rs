@@ -36,6 +36,28 @@ fn expert_set(experts: &[Expert]) -> ExpertSet {
     ExpertSet { layer: 0, experts: experts.len(), gate, up: spec(up), down: spec(down) }
 }
 
+/// Routers whose experts have factors.
+pub fn routes_with_scales() -> Vec<Case> {
+    let route = |score, renormalize| Route { score, epsilon: 0.5, ..Route::softmax(9, 3, renormalize) };
+    let of = |(bias, route): (bool, Route)| {
+        let mut r = Recorder::new(12);
+        let logits = r.input(route.experts);
+        let bias = bias.then(|| r.vector(route.experts));
+        let scales = r.vector(route.experts);
+        let ones: Vec<f32> =
+            (0..VOCABULARY).flat_map(|_| (0..route.experts).map(|c| f32::from(c == 0))).collect();
+        let ones = r.weight(VOCABULARY, route.experts, &ones);
+        let x = r.graph.embed(ones);
+        let routing = r.graph.scaled_route(logits, bias, scales, route).unwrap();
+        r.experts = revealing_experts(route.experts);
+        let set = r.graph.expert_set(expert_set(&r.experts)).unwrap();
+        let out = r.graph.moe_experts(x, routing, set).unwrap();
+        r.case(format!("scaled, with a bias: {bias:?}, {route:?}"), out).of("Route")
+    };
+    let all = [(false, route(Score::Softmax, true)), (true, route(Score::Sigmoid, true))];
+    all.into_iter().map(of).collect()
+}
+
 /// A router on logits from `logit`, whose choices show in the result.
 fn route_case(route: Route, name: &str, logit: impl FnMut(&mut Random) -> f32) -> Case {
     biased_route_case(route, false, name, logit)
@@ -179,9 +201,12 @@ pub fn moe_experts_of_other_activations() -> Vec<Case> {
     let limited = Activation::LimitedSwiGlu { limit: 6.0 };
     let clamped = Activation::ClampedSwiGlu { alpha: 0.7, limit: 6.0 };
     for dtype in [DType::F32, DType::Q8_0] {
-        for (activation, weighted) in
-            [(Activation::SwiGlu, Weighted::Input), (limited, Weighted::Output), (clamped, Weighted::Input)]
-        {
+        for (activation, weighted) in [
+            (Activation::SwiGlu, Weighted::Input),
+            (limited, Weighted::Output),
+            (clamped, Weighted::Input),
+            (Activation::GeGlu, Weighted::Output),
+        ] {
             let mlp = ExpertMlp { activation, weighted, biases: None };
             cases.push(moe_case_of(5, 2, [dtype; 3], [64, 32], mlp));
         }

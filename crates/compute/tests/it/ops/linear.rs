@@ -48,6 +48,13 @@ pub fn linear_of_an_input() -> Vec<Case> {
     let out = layers.into_iter().reduce(|sum, layer| r.graph.add(sum, layer).unwrap()).unwrap();
     let mut cases = vec![r.case("shared input", out).of("Linear").in_dtype(DType::Q8_0)];
 
+    for (rows, cap) in [(1, 0.5), (37, 1.3), (301, 30.0)] {
+        let mut r = Recorder::new(6);
+        let x = r.input(24);
+        let (weight, bias) = (r.matrix(DType::F32, rows, 24), r.vector(rows));
+        let out = r.graph.capped_linear(x, weight, Some(bias), Precision::Fast, cap).unwrap();
+        cases.push(r.case(format!("{rows} outputs capped at {cap}"), out).of("Linear"));
+    }
     for (groups, each, cols) in [(3, 7, 10), (1, 5, 3), (2, 64, 32)] {
         let mut r = Recorder::new(5);
         let x = r.input(groups * cols);

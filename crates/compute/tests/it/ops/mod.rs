@@ -74,6 +74,7 @@ tables! {
     recurrent::delta_rules_by_channel,
     experts::routes,
     experts::routes_by_other_scores,
+    experts::routes_with_scales,
     experts::moe_experts_of_every_encoding,
     experts::moe_experts_of_many_shapes,
     experts::moe_experts_of_other_activations,

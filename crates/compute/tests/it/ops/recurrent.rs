@@ -28,6 +28,16 @@ fn biased_conv(channels: usize, kernel: usize) -> Case {
     r.case(format!("{channels} × {kernel} with a bias"), out).in_pairs()
 }
 
+fn plain_conv(channels: usize, kernel: usize, biased: bool) -> Case {
+    let mut r = Recorder::new((channels * 12 + kernel) as u64);
+    let x = r.input(channels);
+    let values = r.random.normals(channels * kernel);
+    let weight = r.weight(1, channels * kernel, &values);
+    let bias = biased.then(|| r.vector(channels));
+    let out = r.graph.plain_conv1d(x, weight, bias, kernel).unwrap();
+    r.case(format!("{channels} × {kernel} without silu, with a bias: {biased}"), out).in_pairs()
+}
+
 fn dilated_conv(kernel: usize, dilation: usize) -> Case {
     let mut r = Recorder::new(5);
     let (x, weight) = (r.input(10), r.vector(10 * kernel));
@@ -72,8 +82,10 @@ fn delta(shape: DeltaRule) -> Case {
 pub fn convolutions() -> Vec<Case> {
     let plain = [(1, 1), (7, 2), (48, 4), (530, 4), (33, 5)].map(|(channels, kernel)| conv(channels, kernel));
     let biased = [(7, 2), (530, 4)].map(|(channels, kernel)| biased_conv(channels, kernel));
+    let linear = [(7, 3, false), (530, 2, true)];
+    let linear = linear.map(|(channels, kernel, biased)| plain_conv(channels, kernel, biased));
     let dilated = [(1, 3), (4, 3), (3, 2), (2, 71)].map(|(kernel, dilation)| dilated_conv(kernel, dilation));
-    plain.into_iter().chain(biased).chain(dilated).collect()
+    plain.into_iter().chain(biased).chain(linear).chain(dilated).collect()
 }
 
 /// Devices are slow where they are emulated: every third runs on them, both kinds of each among them.

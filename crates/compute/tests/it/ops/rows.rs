@@ -151,6 +151,10 @@ pub fn activations() -> Vec<Case> {
         (1, capped(0.4)),
         (37, capped(0.4)),
         (500, capped(1.3)),
+        (1, Activation::GeGlu),
+        (37, Activation::GeGlu),
+        (500, Activation::GeGlu),
+        (37, Activation::Bilinear),
     ];
     let mut cases = vec![];
     for (width, activation) in gated {

@@ -48,12 +48,16 @@ struct GateUpConstants {
 };
 
 // Kinds of activation.
-const u32 SWIGLU = 0, CAPPED_SWIGLU = 3, SQUARED_RELU = 4;
+const u32 SWIGLU = 0, CAPPED_SWIGLU = 3, SQUARED_RELU = 4, GEGLU = 5, BILINEAR = 6;
 
 DEVICE float activation(float gate, float up, const GateUpConstants& c) {
     if (c.activation == SWIGLU) return gate / (1.0f + __expf(-gate)) * up;
     // fminf would drop a NaN.
     if (c.activation == SQUARED_RELU) return up < 0.0f ? 0.0f : up * up;
+    if (c.activation == GEGLU) {
+        return gate / (1.0f + __expf(-gate * (1.5957691f + 0.07135482f * gate * gate))) * up;
+    }
+    if (c.activation == BILINEAR) return gate * up;
     const float u = up > c.limit ? c.limit : up < -c.limit ? -c.limit : up;
     if (c.activation == CAPPED_SWIGLU) {
         const float s = gate / (1.0f + __expf(-gate));

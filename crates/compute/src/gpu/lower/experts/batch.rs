@@ -8,7 +8,7 @@ use crate::gpu::kernels::BATCHED_UNIT;
 use crate::gpu::lower::context::{Launch, Lowering};
 use crate::gpu::lower::linear::{batch_span, batch_tokens, of_tokens};
 use crate::gpu::memory::{BATCH_PAIRS, MOST_TILED_EXPERTS, QuantizedScratch, most_batch_tiles};
-use crate::graph::{Activation, Weighted};
+use crate::graph::Weighted;
 
 const THREADS: u32 = 256;
 /// Weight rows that a group makes at once.
@@ -52,7 +52,7 @@ impl Lowering<'_> {
         let (bytes, scales) = (Slice::from(bytes), Slice::from(scales));
         let [x, x_scales, factors] = entered;
         // Half of the weight rows are of gate, where there is one.
-        let outputs = if e.mlp.activation == Activation::SquaredRelu { GROUP_ROWS } else { GROUP_ROWS / 2 };
+        let outputs = if e.mlp.activation.is_gated() { GROUP_ROWS / 2 } else { GROUP_ROWS };
         let groups = up.matrix.rows.div_ceil(outputs);
         let span = batch_span(groups * experts.min(pairs));
         let constants = &BatchGateUpConstants {

@@ -12,11 +12,11 @@ use self::tensor::TensorExperts;
 use super::context::{DeferredRoute, Launch, Lowering, Piece, THREADS, WARPS, blocks};
 use crate::gpu::arguments::{
     BucketConstants, ExpertConstants, MoeActivateConstants, MoeCombineConstants, RouteConstants,
-    TokenRouteConstants,
+    ScaleChosenConstants, TokenRouteConstants,
 };
 use crate::gpu::device::{Dispatch, Grid, Order, Slice};
 use crate::gpu::memory::{BucketScratch, ExpertMatrix, ExpertScratch, FEW_ROWS, TILE, most_blocks};
-use crate::graph::{Activation, ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
+use crate::graph::{ExpertMlp, ExpertSetId, Route, Routing, Value, WeightId, Weighted};
 
 /// Routed experts with their sum, + residual.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +69,20 @@ impl Lowering<'_> {
         let constants = &RouteConstants::new(&route, bias.is_some());
         Launch { unit: "route", kernel: "route", buffers: &buffers, constants }
             .over([self.rows, 1, 1], THREADS)
+    }
+
+    /// Multiplies the weights of a choice by the factors of its experts.
+    pub(super) fn scale_chosen(&self, scales: WeightId, routing: Routing) -> Dispatch {
+        let [ids, weights] = self.routing(routing);
+        let count = self.rows * routing.top_k();
+        let buffers = [ids, self.vector(scales), weights];
+        Launch {
+            unit: "route",
+            kernel: "scale_chosen",
+            buffers: &buffers,
+            constants: &ScaleChosenConstants { count },
+        }
+        .each(count)
     }
 
     /// Chooses experts by logits, among those that a table has for each token.
@@ -189,7 +203,7 @@ impl Lowering<'_> {
         }
         let projection = |p: Projection<'_>| self.projection(pairs, p);
         let first = |part, bias, to| Projection { part, x, share: top_k, weights, bias, to, grid: 0 };
-        let gated = mlp.activation != Activation::SquaredRelu;
+        let gated = mlp.activation.is_gated();
         let order = if gated { Order::Beside } else { Order::After };
         if gated {
             body.push(projection(first(&gate, bias(0), gates)));

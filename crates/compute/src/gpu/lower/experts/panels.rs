@@ -11,7 +11,7 @@ use crate::gpu::lower::panels::{BlockRows, GROUP_WARPS, PANEL, PANEL_SHARED, THR
 use crate::gpu::memory::{
     MOST_TILED_EXPERTS, PANEL_TILE, PANEL_TOKENS, PanelScratch, most_panel_tiles, most_places,
 };
-use crate::graph::{Activation, Weighted};
+use crate::graph::Weighted;
 
 impl Lowering<'_> {
     /// Outputs of all pairs whose experts are present; nothing if the kernels do not suit them.
@@ -57,8 +57,7 @@ impl Lowering<'_> {
             weighs: e.mlp.weighted == Weighted::Input,
         };
         let buffers = [x, scale, list, tiles, slots, table, weights, gate_bias, up_bias, products];
-        let outputs =
-            GROUP_WARPS * if e.mlp.activation == Activation::SquaredRelu { 2 * PANEL } else { PANEL };
+        let outputs = GROUP_WARPS * if e.mlp.activation.is_gated() { PANEL } else { 2 * PANEL };
         let launch = Launch { unit: PANELS_UNIT, kernel: "panel_gate_up", buffers: &buffers, constants };
         let grid = [up.matrix.rows.div_ceil(outputs), most, 1];
         body.push(Dispatch { shared: PANEL_SHARED, ..named(launch.over(grid, THREADS), gate_name) });

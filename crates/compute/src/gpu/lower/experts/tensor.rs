@@ -7,7 +7,7 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::lower::context::{Launch, Lowering};
 use crate::gpu::lower::tensor::{gemm, kernels_for};
 use crate::gpu::memory::{ExpertMatrix, TENSOR_TILE, most_tiles};
-use crate::graph::{Activation, ExpertMlp, ExpertSetId, Value};
+use crate::graph::{ExpertMlp, ExpertSetId, Value};
 
 /// Routed experts of many tokens.
 pub(super) struct TensorExperts<'a> {
@@ -73,7 +73,7 @@ impl Lowering<'_> {
         };
         let buffers = [x16, scale, list, tiles, slots, table, weights, gate_bias, up_bias, e.products];
         let launch = Launch { unit: "cuda/gemm", kernel: "tensor_gate_up", buffers: &buffers, constants };
-        let outputs = if e.mlp.activation == Activation::SquaredRelu { TENSOR_TILE } else { TENSOR_TILE / 2 };
+        let outputs = if e.mlp.activation.is_gated() { TENSOR_TILE / 2 } else { TENSOR_TILE };
         body.push(gemm(inner_encoding, launch, [inner.div_ceil(outputs), most, 1]));
 
         self.converted = None;

@@ -1,0 +1,117 @@
+"""Norms before and after blocks: Gemma 4 and AFMoE."""
+
+from typing import Any
+
+from ..hf_case import HfCase
+
+
+def _gemma4(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=59,
+        hidden_size=22,
+        intermediate_size=14,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        global_head_dim=10,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=13,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=7,
+        top_k_experts=3,
+        moe_intermediate_size=9,
+        final_logit_softcapping=4.0,
+        use_bidirectional_attention="vision",
+        rope_parameters={
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.45, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+        },
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+def _afmoe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=61,
+        hidden_size=26,
+        intermediate_size=18,
+        moe_intermediate_size=7,
+        num_hidden_layers=5,
+        num_dense_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=9,
+        num_experts_per_tok=3,
+        num_shared_experts=1,
+        route_scale=2.5,
+        global_attn_every_n_layers=4,
+        sliding_window=11,
+        mup_enabled=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+    )
+    return base | changes
+
+
+CASES = [
+    # As published: full layers have wider heads whose keys are values too.
+    HfCase("gemma4_basic", "gemma4_text", 201, _gemma4()),
+    # Layers with inputs of their own, values of their own, biases, a head of its own, the default order of layers of which
+    # the last is full.
+    HfCase(
+        "gemma4_inputs",
+        "gemma4_text",
+        202,
+        _gemma4(
+            vocab_size=53,
+            hidden_size=18,
+            num_hidden_layers=3,
+            num_key_value_heads=4,
+            global_head_dim=12,
+            attention_k_eq_v=False,
+            attention_bias=True,
+            layer_types=None,
+            hidden_size_per_layer_input=5,
+            vocab_size_per_layer_input=53,
+            final_logit_softcapping=None,
+            tie_word_embeddings=False,
+            rms_norm_eps=0.02,
+            rope_parameters={
+                "full_attention": {"rope_type": "proportional", "rope_theta": 5000.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "linear", "rope_theta": 70.0, "factor": 3.0},
+            },
+        ),
+        dtype="float32",
+    ),
+    # As published: a tensor an expert.
+    HfCase("afmoe_basic", "afmoe", 203, _afmoe()),
+    # Two shared experts, two dense layers, kinds of layers as a list, unscaled embeddings that are the head too, biases.
+    HfCase(
+        "afmoe_tied",
+        "afmoe",
+        204,
+        _afmoe(
+            num_hidden_layers=4,
+            num_dense_layers=2,
+            num_key_value_heads=None,
+            num_shared_experts=2,
+            mup_enabled=False,
+            tie_word_embeddings=True,
+            attention_bias=True,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            rms_norm_eps=0.01,
+            rope_parameters={"rope_type": "linear", "rope_theta": 90.0, "factor": 3.0},
+        ),
+        dtype="float16",
+        stacked_experts=True,
+    ),
+]
