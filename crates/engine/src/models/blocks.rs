@@ -12,6 +12,7 @@ use crate::Result;
 use crate::checkpoint::Format;
 
 pub mod delta;
+pub mod draft;
 pub mod hybrid;
 pub mod streams;
 

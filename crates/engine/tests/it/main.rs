@@ -11,6 +11,7 @@ mod configurations;
 mod conversation;
 mod deepseek;
 mod demo_model;
+mod drafts;
 mod embeddings;
 mod emulator;
 mod exchange;
