@@ -310,7 +310,10 @@ impl Engine {
         let rows = DraftRows::loaded(position, numbers.try_into().ok()?, hidden, self.hidden_size())?;
         let each = drafter.executable.page_bytes();
         let fits = pages.len() == position.div_ceil(PAGE_TOKENS) * each;
-        fits.then(|| SavedDrafts { rows, pages: pages.chunks_exact(each.max(1)).map(<[u8]>::to_vec).collect() })
+        fits.then(|| SavedDrafts {
+            rows,
+            pages: pages.chunks_exact(each.max(1)).map(<[u8]>::to_vec).collect(),
+        })
     }
 
     /// Expert sets of the model, which come before those of the layer that drafts.

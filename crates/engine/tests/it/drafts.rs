@@ -41,8 +41,15 @@ fn write(folder: &Path, name: &str, edit: Edit<'_>) {
     let vocab_size = config["vocab_size"].as_u64().unwrap();
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
     let layer = fixtures().join("draft").join(name).join("layer.safetensors");
-    let files = [base.join("model.safetensors"), layer].map(|file| std::fs::read(file).unwrap());
-    let files = files.each_ref().map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    let stored = std::fs::read_dir(&base).unwrap().map(|entry| entry.unwrap().path());
+    let shards = stored.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("model-"));
+    let mut paths: Vec<_> = shards.filter(|path| path.extension().unwrap() == "safetensors").collect();
+    if paths.is_empty() {
+        paths.push(base.join("model.safetensors"));
+    }
+    paths.push(layer);
+    let bytes: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let files: Vec<_> = bytes.iter().map(|bytes| SafeTensors::deserialize(bytes).unwrap()).collect();
     let edited = |name: String, view: safetensors::tensor::TensorView<'_>| {
         (name.clone(), view.dtype(), view.shape().to_vec(), edit(&name, view.shape(), view.data()))
     };
@@ -85,7 +92,7 @@ fn foreseen() -> tempfile::TempDir {
 }
 
 fn open(folder: &Path, options: &Options) -> Engine {
-    let options = Options { context: options.context.or(Some(128)), ..options.clone() };
+    let options = Options { context: Some(128), kv_tokens: Some(1024), ..options.clone() };
     support::open(folder, &CpuBackend::new(2, None).unwrap(), &options)
 }
 
@@ -139,7 +146,8 @@ fn logits_of_layers_are_those_of_the_formula() {
 #[test]
 fn answers_are_those_without_the_layer() {
     let warm = SamplerOptions { temperature: 0.8, seed: Some(5), ..SamplerOptions::default() };
-    let kinds = [greedy(60), greedy(2), sampled(60, warm.clone()), sampled(40, SamplerOptions { top_k: 4, ..warm })];
+    let kinds =
+        [greedy(60), greedy(2), sampled(60, warm.clone()), sampled(40, SamplerOptions { top_k: 4, ..warm })];
     let mut sums = [0; 2];
     for name in NAMES {
         let folder = with_layer(name);
@@ -258,9 +266,11 @@ fn a_checkpoint_without_such_a_layer_is_named() {
     let open = |path: &Path, spec_type| {
         Engine::open(path, &backend, &Options { spec_type, ..Options::default() }, |_, _| ())
     };
-    for (name, lacks) in
-        [("deepseek_v3_basic", "model.layers.3.eh_proj.weight"), ("qwen3_moe_basic", "no layer"), ("qwen3_next_basic", "mtp.fc.weight")]
-    {
+    for (name, lacks) in [
+        ("deepseek_v3_basic", "model.layers.3.eh_proj.weight"),
+        ("qwen3_moe_basic", "no layer"),
+        ("qwen3_next_basic", "mtp.fc.weight"),
+    ] {
         let path = fixtures().join("hf").join(name);
         let error = open(&path, SpecType::Mtp).unwrap_err();
         let text = error.to_string();
