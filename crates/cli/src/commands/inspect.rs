@@ -145,7 +145,7 @@ fn stored(args: &InspectArgs) -> Result<Report> {
     let model = models::record(Arc::clone(&checkpoint));
     let facts = model.as_ref().ok().map(Facts::new);
     let fit = model.as_ref().ok().map(Fit::new).transpose()?;
-    let drafts = model.as_ref().ok().map(|_| Drafts::find(&checkpoint)).transpose()?.flatten();
+    let drafts = model.as_ref().ok().and_then(|_| Drafts::find(&checkpoint).ok().flatten());
     Ok(Report {
         model: path.display().to_string(),
         format: checkpoint.format(),
