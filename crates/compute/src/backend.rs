@@ -47,6 +47,8 @@ pub struct CompileOptions {
     pub sequences: usize,
     /// Whether the graph may take [`Backend::expert_bytes`] bytes of host memory.
     pub keep_experts: bool,
+    /// Whether [`Executable::every_hidden`] will be asked for.
+    pub every_hidden: bool,
 }
 
 /// Where a sequence's recurrent state comes from and goes to. With the same slot for both it is updated in place;
@@ -81,6 +83,23 @@ pub struct Batch<'a> {
     pub spans: &'a [Span<'a>],
     /// Rows whose logits are wanted, ascending.
     pub outputs: &'a [u32],
+    /// What a graph with [`GraphBuilder::input_rows`](crate::graph::GraphBuilder::input_rows) reads: (tokens, width), f32. Empty
+    /// for other graphs.
+    pub rows: &'a [f32],
+}
+
+impl Batch<'_> {
+    /// Checks that there is a row of `width` columns for every token.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] if not.
+    pub(crate) fn check_rows(&self, width: usize) -> Result<()> {
+        let (op, expected) = ("input_rows", self.tokens.len() * width);
+        if self.rows.len() == expected {
+            return Ok(());
+        }
+        Err(crate::Error::Shape { op, what: "values of the batch's rows", expected, got: self.rows.len() })
+    }
 }
 
 /// One expert's weights, in host memory, for as long as a visit lasts.
@@ -181,6 +200,12 @@ pub trait Backend {
     /// Bytes that a compiled graph takes besides its weights and key-value pages; `usize::MAX` if that is not enough
     /// to say it.
     fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize;
+
+    /// Whether a token's logits have the same bits whatever else is in its batch, and so those of several tokens of a sequence the
+    /// bits that they have one by one.
+    fn batch_invariant(&self) -> bool {
+        false
+    }
 
     /// Whether weights, pages and scratch are in memory of the backend's own, and not in that of the processor.
     fn has_own_memory(&self) -> bool {
@@ -311,6 +336,13 @@ pub trait Executable: Send {
         visit: &mut dyn FnMut(&[f32]),
     ) -> Result<()>;
 
+    /// Of the last batch the rows of [`Graph::hidden`], (tokens, hidden_size), for every token and not only for outputs; empty
+    /// unless compiled with [`CompileOptions::every_hidden`], which only backends that are
+    /// [`batch_invariant`](Backend::batch_invariant) look at.
+    fn every_hidden(&self) -> &[f32] {
+        &[]
+    }
+
     /// Fills memory of its own that is set aside for experts, so that what is needed first need not be fetched. Does
     /// nothing on a backend without such memory.
     ///
@@ -337,8 +369,7 @@ pub trait Executable: Send {
         sequences
     }
 
-    /// Whether a token's logits have the same bits whatever else is in its batch, and so those of several tokens of a sequence the
-    /// bits that they have one by one.
+    /// [`Backend::batch_invariant`] of the backend that compiled it.
     fn batch_invariant(&self) -> bool {
         false
     }

@@ -159,13 +159,27 @@ impl Engine {
             spans.push(Span { rows: start..tokens.len(), start: start_position, pages, slots });
             rows.extend((tokens.len() - part.output_rows()..tokens.len()).map(|row| row as u32));
         }
-        run(self, &Batch { tokens: &tokens, spans: &spans, outputs: &rows }, parts)?;
+        run(self, &Batch { tokens: &tokens, spans: &spans, outputs: &rows, rows: &[] }, parts)?;
         drop(spans);
+        self.note_hidden(parts);
 
         for (part, state) in parts.iter_mut().zip(states) {
             let state = state.or_else(|| part.session.state().cloned());
             part.session.extend(part.tokens, state);
+            self.enter_known(part.session, (0, &[]));
         }
         Ok(())
+    }
+
+    /// Gives sessions the hidden states of the last batch, if tokens are drafted from them.
+    fn note_hidden(&mut self, parts: &mut [Part<'_>]) {
+        let mut rest = self.executable.every_hidden();
+        let rows: usize = parts.iter().map(|part| part.tokens.len()).sum();
+        let width = rest.len().checked_div(rows).unwrap_or(0);
+        for part in parts {
+            let (own, others) = rest.split_at(part.tokens.len() * width);
+            part.session.drafts.push(part.session.position(), part.tokens, own);
+            rest = others;
+        }
     }
 }

@@ -24,10 +24,10 @@ use crate::io::file::ReadMode;
 use crate::io::queue::{self, QueueKind, ReadQueue};
 use crate::memory::Budget;
 use crate::minima::Minima;
-use crate::models::{self, Model};
+use crate::models::Model;
 use crate::placement::{Placement, top_k};
 use crate::session::{Pool, Reserved, Session, Slot};
-use crate::speculation::{SpecType, Speculator};
+use crate::speculation::{Drafter, Means, SpecType, Speculator};
 use crate::{Error, Result};
 
 /// How a model is opened. Nothing else changes behaviour: there are no environment variables and no globals.
@@ -71,9 +71,9 @@ pub struct Options {
     pub cache_policy: PolicyKind,
     /// When to prefetch experts.
     pub prefetch: Prefetch,
-    /// When tokens are guessed from the context and verified in one pass, which changes no token.
+    /// When tokens are drafted and verified in one pass, which changes no token.
     pub spec_type: SpecType,
-    /// Most tokens guessed at a time, up to [`MOST_DRAFTED`](crate::MOST_DRAFTED).
+    /// Most tokens drafted at a time, up to [`MOST_DRAFTED`](crate::MOST_DRAFTED).
     pub draft_max: usize,
 }
 
@@ -159,7 +159,7 @@ pub struct Engine {
     pub(crate) executable: Box<dyn Executable>,
     /// What sessions in files must have been made with.
     pub(crate) fingerprint: Fingerprint,
-    experts: ExpertCache,
+    pub(crate) experts: ExpertCache,
     reads: Reads,
     budget: Budget,
     /// Whether the number of slots may change.
@@ -169,11 +169,13 @@ pub struct Engine {
     context: usize,
     sequences: usize,
     pool: Arc<Pool>,
-    expert_use: ExpertUse,
+    pub(crate) expert_use: ExpertUse,
     /// What routers choose, a set each, while somebody asks for it.
     routing: Option<Vec<RouterChoices>>,
     pub(crate) stats: Stats,
     pub(crate) speculator: Speculator,
+    /// The layer that drafts, if there is one.
+    pub(crate) drafter: Option<Drafter>,
     /// Of the last batch: its memory is used again.
     pub(crate) logits: Vec<f32>,
 }
@@ -196,7 +198,7 @@ impl Engine {
         progress: impl FnMut(u64, u64),
     ) -> Result<Self> {
         let checkpoint = Arc::new(Checkpoint::open(path)?);
-        let model = models::record_for(checkpoint, options.context)?;
+        let model = options.spec_type.record(checkpoint, backend, options.context)?;
         let kind = options.read_queue.or_else(|| model.experts.best_queue());
         let opened = queue::open(kind, options.read_depth);
         let (kind, queue) = opened.map_err(|source| Error::Io {
@@ -228,12 +230,13 @@ impl Engine {
         let trunk = budget.needs.trunk;
 
         let mut loaded = 0;
-        let weights = model.load(|bytes| {
+        let mut read = |bytes: u64| {
             loaded += bytes;
             progress(loaded, trunk);
-        })?;
-        let description = backend.describe();
-        let precision = (options.activations, kv_type);
+        };
+        let weights = model.load(&mut read)?;
+        let draft_weights = model.load_draft(&weights, &mut read)?;
+        let (description, precision) = (backend.describe(), (options.activations, kv_type));
         let fingerprint = Fingerprint::new(&model.graph, &weights, &description, precision);
         let compiled = backend.compile(&model.graph, weights, compile);
         let mut executable = compiled.map_err(|error| told(&model, error.into()))?;
@@ -241,8 +244,12 @@ impl Engine {
             Some(division) => format!("{description}, {division}"),
             None => description,
         };
-        let invariant = executable.batch_invariant();
-        let speculator = Speculator::new(options.spec_type, options.draft_max, invariant)?;
+        let drafter = match (&model.draft, draft_weights) {
+            (Some(draft), Some(weights)) => Some(Drafter::new(draft, weights, backend, compile)?),
+            _ => None,
+        };
+        let means = Means { batch_invariant: executable.batch_invariant(), layer: drafter.is_some() };
+        let speculator = Speculator::new(options.spec_type, options.draft_max, means)?;
         let mut store = std::mem::take(&mut model.experts);
         options.mirrors.iter().try_for_each(|mirror| store.add_mirror(mirror))?;
         let expert_use = ExpertUse::new(&store);
@@ -283,6 +290,7 @@ impl Engine {
             routing: None,
             stats: Stats::default(),
             speculator,
+            drafter,
             logits: vec![],
         })
     }
@@ -363,7 +371,8 @@ impl Engine {
             experts: vec![],
             num_experts_per_tok: 0,
         };
-        self.routing = Some((0..store.sets()).map(of_set).collect());
+        // Those of the layer that drafts are not the model's.
+        self.routing = Some((0..self.model.graph.expert_sets().len()).map(of_set).collect());
         let before = session.position();
         let outcome = self.eval(session, tokens, outputs);
         let routing = self.routing.take().unwrap_or_default();
@@ -398,6 +407,7 @@ impl Engine {
         let again = session.tokens()[start..position].to_vec();
         let run =
             |engine: &mut Self, batch: &Batch<'_>, first| engine.append_logits(batch, first, &mut vec![]);
+        session.cut_drafts(start);
         let state = self.eval_from(session, (start, state), &again, None, run)?;
         session.cut(position, state);
         Ok(())
@@ -409,11 +419,28 @@ impl Engine {
     pub(crate) fn eval_from(
         &mut self,
         session: &mut Session,
+        from: (usize, Option<Arc<Slot>>),
+        tokens: &[u32],
+        outputs: Option<Outputs>,
+        run: impl FnMut(&mut Self, &Batch<'_>, usize) -> Result<()>,
+    ) -> Result<Option<Arc<Slot>>> {
+        let position = from.0;
+        let outcome = self.eval_chunks(session, from, tokens, outputs, run);
+        if outcome.is_err() {
+            session.cut_drafts(position);
+        }
+        outcome
+    }
+
+    fn eval_chunks(
+        &mut self,
+        session: &mut Session,
         (mut position, mut state): (usize, Option<Arc<Slot>>),
         tokens: &[u32],
         outputs: Option<Outputs>,
         mut run: impl FnMut(&mut Self, &Batch<'_>, usize) -> Result<()>,
     ) -> Result<Option<Arc<Slot>>> {
+        let start = position;
         self.check_tokens(position, tokens)?;
         if tokens.is_empty() {
             return Ok(state);
@@ -434,11 +461,13 @@ impl Engine {
                 _ => vec![],
             };
             let span = Span { rows: 0..chunk.len(), start: position, pages: session.pages(), slots };
-            let batch = Batch { tokens: chunk, spans: &[span], outputs: &rows };
+            let batch = Batch { tokens: chunk, spans: &[span], outputs: &rows, rows: &[] };
             run(self, &batch, position + chunk.len() - rows.len())?;
+            session.drafts.push(position, chunk, self.executable.every_hidden());
             // The state before is kept; the new one belongs to this evaluation.
             slots.read = slots.write;
             position += chunk.len();
+            self.enter_known(session, (start, &tokens[..position - start]));
         }
         Ok(state)
     }
@@ -474,7 +503,10 @@ impl Engine {
                 self.executable.read_page(page.from, &mut bytes)?;
                 self.executable.write_page(page.to, &bytes)?;
             }
-            Ok(())
+            match &mut self.drafter {
+                Some(drafter) => drafter.reserve_pages(pages, &own),
+                None => Ok(()),
+            }
         };
         match copied() {
             Ok(()) => session.adopt(&own),

@@ -67,16 +67,26 @@ impl Fingerprint {
         }
     }
 
-    /// Names and values of all parts.
+    /// Of a layer that drafts, beside the model's: its experts are taken on trust, as what they change is no answer.
+    pub(crate) fn of_layer(graph: &Graph, weights: &[Tensor]) -> String {
+        let mut text = HashedText(Xxh3::new());
+        write!(text, "{graph:?}").expect("hashing does not fail");
+        for weight in weights {
+            (0..weight.dtype().planes()).for_each(|plane| sample(weight.view().plane(plane), &mut text.0));
+        }
+        hex(&text.0)
+    }
+
+    /// Names and values of all parts; the model has the first `sets` expert sets of `store`.
     ///
     /// # Errors
-    /// If experts of `store` cannot be read.
-    pub(crate) fn parts(&self, store: &ExpertStore) -> Result<[(&'static str, &str); 4]> {
+    /// If experts cannot be read.
+    pub(crate) fn parts(&self, store: &ExpertStore, sets: usize) -> Result<[(&'static str, &str); 4]> {
         let experts = match self.experts.get() {
             Some(experts) => experts,
             None => {
                 let mut hash = Xxh3::new();
-                store.sample(SAMPLE, |bytes| hash.update(bytes))?;
+                store.sample(SAMPLE, sets, |bytes| hash.update(bytes))?;
                 self.experts.get_or_init(|| hex(&hash))
             }
         };

@@ -218,7 +218,7 @@ impl Generation<'_> {
     /// Evaluates a token and chooses the next, or several where guesses are right.
     fn decode(&mut self, token: u32) -> Result<Piece> {
         let room = room_to_guess(&self.decoding, self.session, self.engine.context());
-        let draft = self.engine.draft(self.session.tokens(), token, room);
+        let draft = self.engine.draft(self.session, token, room);
         if draft.is_empty() {
             return self.decode_one(token);
         }

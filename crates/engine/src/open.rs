@@ -9,7 +9,7 @@ use moeflux_compute::cpu::SimdLevel;
 use crate::checkpoint::Checkpoint;
 use crate::hardware::{Compute, Devices, Hardware};
 use crate::minima::Minima;
-use crate::{Engine, Options, Result, TextModel, models};
+use crate::{Engine, Options, Result, TextModel};
 
 /// Opens a model with its tokenizer and chat template: a GGUF file, a safetensors folder, or `demo`, the small model
 /// that comes with the library (feature `demo`). It runs on the first GPU if there is one, else on the processor, within
@@ -167,7 +167,7 @@ impl OpenOptions {
     pub fn least_memory(&self, model: impl AsRef<Path>) -> Result<u64> {
         let (backend, _) = self.hardware.backend()?;
         let checkpoint = Arc::new(Checkpoint::open(&locate(model.as_ref())?)?);
-        let model = models::record_for(checkpoint, self.options.context)?;
+        let model = self.options.spec_type.record(checkpoint, &*backend, self.options.context)?;
         Minima::new(&model, &*backend, &self.options).map(|minima| minima.host)
     }
 }

@@ -9,6 +9,7 @@ use crate::engine::Options;
 use crate::experts::SlotPlan;
 use crate::memory::{self, Budget, Needs};
 use crate::models::Model;
+use crate::speculation::KEPT_HIDDEN;
 use crate::{Error, Result};
 
 /// Tokens evaluated at once unless said otherwise, and the fewest that a small budget brings it down to.
@@ -63,6 +64,8 @@ pub struct Placement {
     pub keep_experts: bool,
     /// Whether the number of slots may change while the model runs.
     pub adjustable: bool,
+    /// Whether tokens are drafted by a layer of the checkpoint.
+    drafts: bool,
 }
 
 impl Placement {
@@ -95,16 +98,25 @@ impl Placement {
             options.kv_tokens.unwrap_or(of_some.max(of_all)).max(context).div_ceil(PAGE_TOKENS)
         };
         let least = |context: usize| options.kv_tokens.unwrap_or(context).max(context).div_ceil(PAGE_TOKENS);
-        let page = page_bytes(&model.graph, kv_type) as u64;
+        let graphs = || std::iter::once(&model.graph).chain(model.draft.as_ref().map(|draft| &draft.graph));
+        let page: u64 = graphs().map(|graph| page_bytes(graph, kv_type) as u64).sum();
+        // Hidden states of a batch on their way to the layer that drafts, and those that sessions keep.
+        let hidden_row = match &model.draft {
+            Some(_) => model.graph.hidden().map_or(0, |hidden| hidden.width() * size_of::<f32>()) as u64,
+            None => 0,
+        };
         let reading = model.experts.reading_bytes(options.read_depth);
         let needs = |kept: u64, chunk: usize, pages: usize| {
             let compile = CompileOptions {
                 activations: options.activations,
                 kv_type,
                 max_rows: chunk,
+                every_hidden: model.draft.is_some(),
                 ..CompileOptions::default()
             };
-            let scratch = backend.scratch_bytes(&model.graph, compile) as u64;
+            let scratch = graphs().map(|graph| backend.scratch_bytes(graph, compile) as u64);
+            let rows = (2 * chunk as u64).saturating_add((KEPT_HIDDEN * sequences) as u64);
+            let scratch = scratch.fold(hidden_row.saturating_mul(rows), u64::saturating_add);
             let kv = page.saturating_mul(pages as u64).saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());
             let overhead = needs.overhead.saturating_add(options.reserved).saturating_add(reading);
@@ -184,7 +196,19 @@ impl Placement {
             let one_size = || SlotPlan::of_one_size(&sets, most, top_k).ok();
             slots = plan.ok().filter(starts_within).or_else(one_size).unwrap_or(slots);
         }
-        Ok(Self { budget, slots, chunk, context, pages, state_slots, kv_type, keep_experts, adjustable })
+        let drafts = model.draft.is_some();
+        Ok(Self {
+            budget,
+            slots,
+            chunk,
+            context,
+            pages,
+            state_slots,
+            kv_type,
+            keep_experts,
+            adjustable,
+            drafts,
+        })
     }
 
     /// What a backend compiles the model for.
@@ -198,6 +222,7 @@ impl Placement {
             positions: self.context,
             sequences: options.sequences.max(1),
             keep_experts: self.keep_experts,
+            every_hidden: self.drafts,
         }
     }
 }
@@ -205,7 +230,8 @@ impl Placement {
 /// Experts that one token needs in a layer, at most.
 pub(crate) fn top_k(model: &Model) -> usize {
     let route = |op: &Op| if let Op::Route(RouteOp { route, .. }) = op { route.top_k } else { 0 };
-    model.graph.nodes().iter().map(|n| route(&n.op)).max().unwrap_or(0)
+    let drafting = model.draft.iter().flat_map(|draft| draft.graph.nodes());
+    model.graph.nodes().iter().chain(drafting).map(|n| route(&n.op)).max().unwrap_or(0)
 }
 
 /// Divides the budget and plans slots: as many as it holds, or as many as the options ask for.

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use moeflux_compute::backend::PAGE_TOKENS;
 
 use crate::chain::Chain;
+use crate::speculation::DraftRows;
 use crate::{Error, Result};
 
 /// Numbers below a limit, handed out one at a time.
@@ -149,6 +150,8 @@ impl Drop for Slot {
 struct Checkpoint {
     position: usize,
     state: Option<Arc<Slot>>,
+    /// The hidden state of the position before, if tokens are drafted from it.
+    hidden: Option<Arc<[f32]>>,
 }
 
 /// One sequence of tokens. Dropping it returns its pages and its state.
@@ -162,13 +165,16 @@ pub struct Session {
     state: Option<Arc<Slot>>,
     /// Ascending positions above 0.
     checkpoints: VecDeque<Checkpoint>,
+    /// What tokens are drafted from, if they are.
+    pub(crate) drafts: DraftRows,
     pool: Arc<Pool>,
 }
 
 impl Session {
     pub(crate) fn new(pool: Arc<Pool>) -> Self {
         let (chain, checkpoints) = (Chain::default(), VecDeque::new());
-        Self { pages: vec![], tokens: vec![], chain, state: None, checkpoints, pool }
+        let drafts = DraftRows::default();
+        Self { pages: vec![], tokens: vec![], chain, state: None, checkpoints, drafts, pool }
     }
 
     /// Tokens evaluated so far.
@@ -198,7 +204,8 @@ impl Session {
             if self.checkpoints.len() == self.pool.checkpoints {
                 self.checkpoints.pop_front();
             }
-            self.checkpoints.push_back(Checkpoint { position, state: self.state.clone() });
+            let (state, hidden) = (self.state.clone(), self.drafts.last(position));
+            self.checkpoints.push_back(Checkpoint { position, state, hidden });
         }
     }
 
@@ -233,7 +240,17 @@ impl Session {
         self.chain.truncate(position);
         self.checkpoints.retain(|c| c.position <= position);
         self.state = state;
+        self.cut_drafts(position);
         self.release_pages();
+    }
+
+    /// Takes drafting back to `position`.
+    pub(crate) fn cut_drafts(&mut self, position: usize) {
+        self.drafts.cut(position);
+        let kept = self.checkpoints.iter().find(|c| c.position == position);
+        if let Some(hidden) = kept.and_then(|c| c.hidden.as_ref()) {
+            self.drafts.restore(position, hidden);
+        }
     }
 
     /// Appends evaluated tokens, after which the recurrent state is `state`.
@@ -245,6 +262,8 @@ impl Session {
     /// Holds `tokens` instead, whose keys and values are in the pages that the session has.
     pub(crate) fn replace(&mut self, tokens: Vec<u32>, state: Option<Arc<Slot>>) {
         self.checkpoints.clear();
+        self.drafts = DraftRows::default();
+        self.drafts.restart(tokens.len());
         self.tokens = tokens;
         self.chain = Chain::default();
         self.state = state;
@@ -344,14 +363,17 @@ impl Session {
         pages.iter().for_each(|page| shared.share(*page));
         drop(shared);
         let kept = self.checkpoints.iter().filter(|c| c.position <= position);
-        Self {
+        let mut fork = Self {
             pages,
             tokens: self.tokens[..position].to_vec(),
             chain: self.chain.first(position),
             state,
             checkpoints: kept.cloned().collect(),
+            drafts: self.drafts.clone(),
             pool: Arc::clone(&self.pool),
-        }
+        };
+        fork.cut_drafts(position);
+        fork
     }
 
     /// Takes a slot for a new state, dropping the oldest checkpoint that frees one if need be; also returns the number of

@@ -16,6 +16,7 @@ use crate::checkpoint::CheckpointFile;
 use crate::checkpoint::safetensors::{ElementType, Header, TensorInfo, TensorSpec, Writer};
 use crate::engine::Engine;
 use crate::session::{Session, Slot};
+use crate::speculation::{DraftRows, Drafter, KEPT_HIDDEN};
 use crate::{Error, Result};
 
 /// How a file is named while it is being written.
@@ -50,7 +51,14 @@ struct Saved {
     tokens: Vec<u32>,
     pages: Vec<Vec<u8>>,
     state: Option<Vec<u8>>,
+    drafts: Option<SavedDrafts>,
     note: String,
+}
+
+/// What the layer that drafts has, if the file was written by an engine with the same one.
+struct SavedDrafts {
+    rows: DraftRows,
+    pages: Vec<Vec<u8>>,
 }
 
 impl Engine {
@@ -76,9 +84,26 @@ impl Engine {
         if session.state().is_some() {
             specs.push(spec("state", ElementType::U8, vec![self.executable.slot_bytes()]));
         }
+        let drafts = self.drafter.as_ref().filter(|_| session.position() > 0).map(|drafter| {
+            let (numbers, hidden) = session.drafts.saved();
+            (drafter, numbers, hidden)
+        });
+        if let Some((drafter, numbers, hidden)) = &drafts {
+            let width = self.hidden_size();
+            specs.push(spec(
+                "draft.pages",
+                ElementType::U8,
+                vec![pages.len(), drafter.executable.page_bytes()],
+            ));
+            specs.push(spec("draft.rows", ElementType::U32, vec![numbers.len()]));
+            specs.push(spec("draft.hidden", ElementType::F32, vec![hidden.len() / width, width]));
+        }
         specs.push(spec("checksum", ElementType::U8, vec![CHECKSUM]));
         let mut metadata = vec![("format", FORMAT), ("note", note)];
-        metadata.extend(self.fingerprint.parts(self.experts().store())?);
+        metadata.extend(self.fingerprint.parts(self.experts().store(), self.own_sets())?);
+        if let Some((drafter, ..)) = &drafts {
+            metadata.push(("draft", drafter.fingerprint.as_str()));
+        }
         let mut writer = Writer::new(out, path, &metadata, &specs)?;
 
         for token in session.tokens() {
@@ -94,6 +119,17 @@ impl Engine {
             bytes.clear();
             self.executable.read_slot(slot.number(), &mut bytes)?;
             writer.append(&bytes)?;
+        }
+        if let Some((drafter, numbers, hidden)) = &drafts {
+            for page in pages {
+                bytes.clear();
+                drafter.executable.read_page(*page, &mut bytes)?;
+                writer.append(&bytes)?;
+            }
+            let numbers: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+            writer.append(&numbers)?;
+            let hidden: Vec<u8> = hidden.iter().flat_map(|v| v.to_le_bytes()).collect();
+            writer.append(&hidden)?;
         }
         let digest = hash.borrow().digest128();
         writer.append(&digest.to_le_bytes())?;
@@ -114,7 +150,12 @@ impl Engine {
     pub fn load(&mut self, session: &mut Session, path: &Path) -> Result<String> {
         let saved = self.read_saved(path)?;
         match self.place(session, &saved) {
-            Ok(state) => session.replace(saved.tokens, state),
+            Ok(state) => {
+                session.replace(saved.tokens, state);
+                if let Some(drafts) = saved.drafts {
+                    session.drafts = drafts.rows;
+                }
+            }
             Err(error) => {
                 session.release_pages();
                 return Err(error);
@@ -153,6 +194,11 @@ impl Engine {
         if let (Some(slot), Some(bytes)) = (slot, &saved.state) {
             self.executable.write_slot(slot.number(), bytes)?;
         }
+        if let (Some(drafter), Some(drafts)) = (&mut self.drafter, &saved.drafts) {
+            for (page, bytes) in pages.iter().zip(&drafts.pages) {
+                drafter.executable.write_page(*page, bytes)?;
+            }
+        }
         Ok(())
     }
 
@@ -167,9 +213,11 @@ impl Engine {
         let (page_bytes, slot_bytes) = (self.executable.page_bytes(), self.executable.slot_bytes());
         let file = CheckpointFile::open(path)?;
         let most_pages = self.context().div_ceil(PAGE_TOKENS) as u64;
+        let draft_bytes = self.drafter.as_ref().map_or(page_bytes, |own| own.executable.page_bytes());
+        let hidden = self.chunk().max(KEPT_HIDDEN) * self.hidden_size() * size_of::<f32>();
         let most = MAX_HEADER
-            + most_pages * (page_bytes + PAGE_TOKENS * size_of::<u32>()) as u64
-            + (slot_bytes + CHECKSUM) as u64;
+            + most_pages * (page_bytes + draft_bytes + PAGE_TOKENS * size_of::<u32>()) as u64
+            + (slot_bytes + CHECKSUM + hidden) as u64;
         if file.length() > most {
             return Err(fault("size", format!("at most {most} bytes"), format!("{} bytes", file.length())));
         }
@@ -195,7 +243,7 @@ impl Engine {
             let expected = data(checksum).iter().rev().map(|b| format!("{b:02x}")).collect();
             return Err(fault("checksum", expected, format!("{found:032x}")));
         }
-        for (part, own) in self.fingerprint.parts(self.experts().store())? {
+        for (part, own) in self.fingerprint.parts(self.experts().store(), self.own_sets())? {
             if said(part) != own {
                 let expected = match part {
                     "arithmetic" => format!("{own} (the same model, configuration and context)"),
@@ -234,6 +282,42 @@ impl Engine {
             0 => vec![],
             _ => data(pages).chunks_exact(page_bytes).map(<[u8]>::to_vec).collect(),
         };
-        Ok(Saved { tokens: values, pages, state, note: said("note") })
+        let drafts = self.drafter.as_ref().filter(|drafter| said("draft") == drafter.fingerprint);
+        let drafts = match (drafts, find("draft.pages"), find("draft.rows"), find("draft.hidden")) {
+            (Some(drafter), Some(pages), Some(rows), Some(hidden)) => {
+                let (rows, hidden) = (data(rows), data(hidden));
+                let found = self.saved_drafts(drafter, values.len(), data(pages), rows, hidden);
+                let other = || fault("draft", "what belongs to the tokens".into(), "something else".into());
+                Some(found.ok_or_else(other)?)
+            }
+            _ => None,
+        };
+        Ok(Saved { tokens: values, pages, state, drafts, note: said("note") })
+    }
+
+    /// What the layer that drafts had, of a session of `position` tokens; `None` if that cannot be.
+    fn saved_drafts(
+        &self,
+        drafter: &Drafter,
+        position: usize,
+        pages: &[u8],
+        numbers: &[u8],
+        hidden: &[u8],
+    ) -> Option<SavedDrafts> {
+        let word = |b: &[u8]| [b[0], b[1], b[2], b[3]];
+        let numbers: Vec<u32> = numbers.chunks_exact(4).map(|b| u32::from_le_bytes(word(b))).collect();
+        let hidden: Vec<f32> = hidden.chunks_exact(4).map(|b| f32::from_le_bytes(word(b))).collect();
+        let rows = DraftRows::loaded(position, numbers.try_into().ok()?, hidden, self.hidden_size())?;
+        let each = drafter.executable.page_bytes();
+        let fits = pages.len() == position.div_ceil(PAGE_TOKENS) * each;
+        fits.then(|| SavedDrafts {
+            rows,
+            pages: pages.chunks_exact(each.max(1)).map(<[u8]>::to_vec).collect(),
+        })
+    }
+
+    /// Expert sets of the model, which come before those of the layer that drafts.
+    fn own_sets(&self) -> usize {
+        self.model().graph.expert_sets().len()
     }
 }

@@ -81,7 +81,8 @@ pub fn open(
             cache_policy: parse("cache_policy", "lru, lfu:HALF_LIFE or blend:LONG:SHORT:PART", cache_policy)?
                 .unwrap_or(defaults.cache_policy),
             prefetch: parse("prefetch", "auto, off or always", prefetch)?.unwrap_or(defaults.prefetch),
-            spec_type: parse("spec_type", "off, ngram or auto", spec_type)?.unwrap_or(defaults.spec_type),
+            spec_type: parse("spec_type", "off, ngram, mtp or auto", spec_type)?
+                .unwrap_or(defaults.spec_type),
             draft_max: draft_max.unwrap_or(defaults.draft_max),
             ..defaults
         };

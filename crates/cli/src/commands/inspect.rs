@@ -71,6 +71,14 @@ struct Facts {
     vocab_size: usize,
 }
 
+/// A layer that drafts tokens.
+struct Drafts {
+    resident_bytes: u64,
+    expert_bytes: u64,
+    /// The least memory that the model needs with it.
+    minimum: u64,
+}
+
 /// GPUs with memory of their own, and what the model needs at least with them.
 struct OnGpu {
     name: String,
@@ -124,6 +132,7 @@ fn described(args: &InspectArgs, shape: &str) -> Result<Report> {
         template: "ChatML".to_owned(),
         lost: None,
         facts: Some(Facts::new(plan.model())),
+        drafts: None,
         fit: Some(Fit::new(plan.model())?),
         weights: if args.tensors { weights } else { vec![] },
     })
@@ -139,6 +148,7 @@ fn stored(args: &InspectArgs) -> Result<Report> {
     let model = models::record(Arc::clone(&checkpoint));
     let facts = model.as_ref().ok().map(Facts::new);
     let fit = model.as_ref().ok().map(Fit::new).transpose()?;
+    let drafts = model.as_ref().ok().and_then(|_| Drafts::find(&checkpoint).ok().flatten());
     Ok(Report {
         model: path.display().to_string(),
         format: checkpoint.format(),
@@ -154,6 +164,7 @@ fn stored(args: &InspectArgs) -> Result<Report> {
             Err(error) => error.to_string(),
         },
         facts,
+        drafts,
         fit,
         weights: if args.tensors { weights } else { vec![] },
     })
@@ -276,6 +287,16 @@ impl Fit {
     }
 }
 
+impl Drafts {
+    fn find(checkpoint: &Arc<Checkpoint>) -> Result<Option<Self>> {
+        let model = models::record_with_draft(Arc::clone(checkpoint), None)?;
+        let Some((resident_bytes, expert_bytes)) = model.draft_bytes() else { return Ok(None) };
+        let backend = CpuBackend::new(std::thread::available_parallelism().map_or(1, usize::from), None)?;
+        let minimum = Minima::new(&model, &backend, &Options::default())?.host;
+        Ok(Some(Self { resident_bytes, expert_bytes, minimum }))
+    }
+}
+
 impl OnGpu {
     fn find(model: &Model) -> Result<Option<Self>> {
         let Ok(Some((all, gpus))) = Compute::Auto.gpus(&Devices::All) else { return Ok(None) };
@@ -304,6 +325,7 @@ struct Report {
     /// Bits of experts that have lost some, and what that has changed.
     lost: Option<(u64, Loss)>,
     facts: Option<Facts>,
+    drafts: Option<Drafts>,
     fit: Option<Fit>,
     weights: Vec<Weight>,
 }
@@ -337,6 +359,11 @@ impl Report {
         }
         if let Some(facts) = &self.facts {
             facts.lines(&mut line);
+        }
+        if let Some(Drafts { resident_bytes, expert_bytes, minimum }) = self.drafts {
+            let [resident, experts, minimum] = [resident_bytes, expert_bytes, minimum].map(size);
+            let with = format!("with --spec-type mtp at least {minimum}");
+            line("drafts tokens", format!("by a layer, resident {resident}, experts {experts}; {with}"));
         }
         line("tokenizer", self.tokenizer.clone());
         line("chat template", self.template.clone());
@@ -389,6 +416,11 @@ impl Report {
             "experts_lost": self.lost.map(|(bits, loss)| json!({ "bits": bits, "kl_divergence": loss.kl_divergence })),
             "encodings": encodings.collect::<Vec<_>>(),
             "facts": self.facts.as_ref().map(Facts::json),
+            "drafts": self.drafts.as_ref().map(|drafts| json!({
+                "resident_bytes": drafts.resident_bytes,
+                "expert_bytes": drafts.expert_bytes,
+                "minimum": drafts.minimum,
+            })),
             "memory": self.fit.as_ref().map(Fit::json),
         });
         if tensors {

@@ -77,6 +77,8 @@ pub(crate) struct CpuExecutable {
     pub(super) routers: Vec<Option<Router>>,
     pub(super) forecast: Forecast,
     pub(super) values: Values,
+    /// The hidden state of every row, if it is asked for.
+    every_hidden: Option<Value>,
     pub(super) choices: Vec<Choice>,
     pub(super) caches: Vec<KvCache>,
     pub(super) states: Vec<Slots>,
@@ -104,6 +106,12 @@ impl CpuExecutable {
         options: CompileOptions,
     ) -> Result<Self> {
         graph.check_weights(&weights)?;
+        let (graph, every_hidden) = if options.every_hidden {
+            let (graph, hidden) = graph.with_every_hidden().ok_or(Error::NoHead)?;
+            (graph, Some(hidden))
+        } else {
+            (graph, None)
+        };
         options.kv_type.check(&graph)?;
         let vector = |w: &Tensor| match (w.dtype(), w.rows()) {
             (DType::F32, 1) => dequantize(w.view()),
@@ -123,7 +131,8 @@ impl CpuExecutable {
         let compressed_caches = compressed.map(|c| CompressedCache::new(*c, options.kv_type)).collect();
         Ok(Self {
             steps: group_linears(&graph),
-            values: Values::new(&graph),
+            values: Values::new(&graph, every_hidden),
+            every_hidden,
             choices: vec![Choice::default(); graph.routings],
             angles: graph.ropes.iter().map(|_| Angles::default()).collect(),
             vectors,
@@ -320,6 +329,10 @@ impl Executable for CpuExecutable {
             visit(self.values.of(hidden));
         }
         Ok(())
+    }
+
+    fn every_hidden(&self) -> &[f32] {
+        self.every_hidden.map_or(&[], |hidden| self.values.of(hidden))
     }
 
     fn run_tasks(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {

@@ -71,6 +71,10 @@ impl Backend for CpuBackend {
         format!("cpu ({}, {} threads)", self.simd, self.pool.threads())
     }
 
+    fn batch_invariant(&self) -> bool {
+        true
+    }
+
     fn scratch_bytes(&self, graph: &Graph, options: CompileOptions) -> usize {
         let top_k = graph
             .nodes()
@@ -90,7 +94,11 @@ impl Backend for CpuBackend {
             compressed.map(|c| compressed_attention::scratch_bytes(c, options.max_rows, self.pool.threads()));
         let logits = graph.vocab_size() * size_of::<f32>();
         // One more widest row stands for the int8 copy of a value.
-        let values = ValueBuffers::new(graph);
+        let every = if options.every_hidden { graph.with_every_hidden() } else { None };
+        let values = match &every {
+            Some((graph, hidden)) => ValueBuffers::new(graph, Some(*hidden)),
+            None => ValueBuffers::new(graph, None),
+        };
         let widest = values.widest() * 2 * terms;
         let rows = (values.row_bytes() + widest).saturating_mul(options.max_rows);
         let experts = graph.expert_sets().iter().flat_map(|set| [set.up.cols, set.down.cols]);

@@ -2,7 +2,7 @@
 
 use super::executable::{CpuCall, CpuExecutable, CpuOp};
 use crate::Result;
-use crate::graph::{AddOp, ClampOp, EmbedOp, GatherRowsOp, RepeatOp, SliceOp};
+use crate::graph::{AddOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp, SliceOp};
 use crate::quant::dequantize_row;
 
 impl CpuOp for EmbedOp {
@@ -65,6 +65,29 @@ impl CpuOp for RepeatOp {
         cpu.map_rows(call.out(), rows, |cpu, row, out| {
             let x = cpu.values.row(x, row);
             out.chunks_exact_mut(x.len()).for_each(|out| out.copy_from_slice(x));
+        });
+        Ok(())
+    }
+}
+
+impl CpuOp for InputRowsOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        call.batch.check_rows(self.width)?;
+        cpu.write(call.out(), call.tokens(), |_, buffer| {
+            buffer.copy_from_slice(call.batch.rows);
+            Ok(())
+        })
+    }
+}
+
+impl CpuOp for JoinOp {
+    fn run(&self, cpu: &mut CpuExecutable, call: &mut CpuCall<'_>) -> Result<()> {
+        let Self { a, b } = *self;
+        let rows = cpu.values.rows(a);
+        cpu.map_rows(call.out(), rows, |cpu, row, out| {
+            let (left, right) = out.split_at_mut(a.width());
+            left.copy_from_slice(cpu.values.row(a, row));
+            right.copy_from_slice(cpu.values.row(b, row));
         });
         Ok(())
     }

@@ -13,13 +13,18 @@ pub(crate) struct ValueBuffers {
 
 impl ValueBuffers {
     /// First-fit over values in execution order: a value takes the narrowest free buffer that is wide enough, else
-    /// widens the widest free one, else a fresh one. A node's output never shares a buffer with its inputs.
-    pub(crate) fn new(graph: &Graph) -> Self {
+    /// widens the widest free one, else a fresh one. A node's output never shares a buffer with its inputs, and nothing
+    /// shares that of `kept`, which is read after the last node.
+    pub(crate) fn new(graph: &Graph, kept: Option<Value>) -> Self {
         let mut last_use = vec![0; graph.values];
         for (index, node) in graph.nodes.iter().enumerate() {
             for value in node.op.values() {
                 last_use[value.index] = index;
             }
+        }
+
+        if let Some(kept) = kept {
+            last_use[kept.index] = graph.nodes.len();
         }
 
         let mut buffer_of = vec![None; graph.values];
@@ -69,8 +74,8 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    pub(crate) fn new(graph: &Graph) -> Self {
-        let places = ValueBuffers::new(graph);
+    pub(crate) fn new(graph: &Graph, kept: Option<Value>) -> Self {
+        let places = ValueBuffers::new(graph, kept);
         Self { buffers: vec![vec![]; places.widths.len()], places }
     }
 
@@ -143,7 +148,7 @@ mod tests {
     #[test]
     fn live_values_never_share_a_buffer() {
         let graph = two_layers();
-        let plan = ValueBuffers::new(&graph);
+        let plan = ValueBuffers::new(&graph, None);
         assert!(plan.widths.len() < graph.values, "buffers are reused");
         for (index, node) in graph.nodes.iter().enumerate() {
             let Output::Value(out) = node.out else { continue };
@@ -167,7 +172,7 @@ mod tests {
         let last = g.linear(next, narrow, None, Precision::F32).unwrap();
         let rows = g.gather_rows(last);
         let logits = g.linear(rows, head, None, Precision::Fast).unwrap();
-        let buffers = ValueBuffers::new(&g.finish(logits));
+        let buffers = ValueBuffers::new(&g.finish(logits), None);
         let buffer = buffers.of[wide.index];
         assert_eq!(buffer, buffers.of[last.index], "the first one is needed no more");
         assert!(buffers.widths[buffer.unwrap()] >= 4);

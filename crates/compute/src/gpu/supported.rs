@@ -42,6 +42,7 @@ fn refused(graph: &Graph, op: &Op) -> Option<&'static str> {
             (op.shape.state_size > 256).then_some("state space models of more than 256 numbers a channel")
         }
         Op::HyperWeights(op) => (op.shape.streams > 16).then_some("more than 16 parallel streams"),
+        Op::InputRows(_) | Op::Join(_) => Some(op.label()),
         #[cfg(test)]
         Op::CpuOnly(_) => Some(op.label()),
         Op::Embed(_)

@@ -15,7 +15,7 @@ use super::norm::{LayerNormOp, RmsNormOp};
 use super::operation::{Operation, Refers, Visitor};
 use super::recurrent::{CausalConv1dOp, GatedDeltaRuleOp, SsmScanOp};
 use super::rope::{PositionScaleOp, RopeOp};
-use super::rows::{AddOp, ClampOp, EmbedOp, GatherRowsOp, RepeatOp, SliceOp};
+use super::rows::{AddOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp, SliceOp};
 use super::selection::ChooseBlocksOp;
 use super::{Routing, Value};
 
@@ -68,6 +68,8 @@ ops! { $
     Clamp(ClampOp),
     Slice(SliceOp),
     Repeat(RepeatOp),
+    InputRows(InputRowsOp),
+    Join(JoinOp),
     GatherRows(GatherRowsOp),
     Linear(LinearOp),
     GroupedLinear(GroupedLinearOp),

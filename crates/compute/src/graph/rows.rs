@@ -114,6 +114,42 @@ impl Operation for RepeatOp {
     }
 }
 
+/// Rows that come with the batch: what another graph computed for its tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct InputRowsOp {
+    /// Columns of [`Batch::rows`](crate::backend::Batch::rows).
+    pub width: usize,
+}
+
+refers!(InputRowsOp { width });
+
+impl Operation for InputRowsOp {
+    const NAME: &'static str = "input_rows";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.width)
+    }
+}
+
+/// Rows of a and b side by side.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct JoinOp {
+    /// (rows, width of a).
+    pub a: Value,
+    /// (rows, width of b).
+    pub b: Value,
+}
+
+refers!(JoinOp { a, b });
+
+impl Operation for JoinOp {
+    const NAME: &'static str = "join";
+
+    fn width(&self, _: &GraphBuilder) -> Result<usize> {
+        Ok(self.a.width + self.b.width)
+    }
+}
+
 /// Keeps the rows whose logits were asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GatherRowsOp {
@@ -135,6 +171,16 @@ impl GraphBuilder {
     /// Token embeddings: (tokens, hidden_size).
     pub fn embed(&mut self, table: WeightId) -> Value {
         self.record(EmbedOp { table }).expect("any input fits")
+    }
+
+    /// Rows of `width` columns that come with the batch.
+    pub fn input_rows(&mut self, width: usize) -> Value {
+        self.record(InputRowsOp { width }).expect("any input fits")
+    }
+
+    /// Rows of a and b side by side: (rows, width of a + width of b).
+    pub fn join(&mut self, a: Value, b: Value) -> Value {
+        self.record(JoinOp { a, b }).expect("any input fits")
     }
 
     /// a + b.

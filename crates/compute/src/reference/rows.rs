@@ -2,7 +2,7 @@
 
 use super::{Interpreter, Matrix, Outcome, ReferenceCall, ReferenceOp};
 use crate::Result;
-use crate::graph::{AddOp, ClampOp, EmbedOp, GatherRowsOp, RepeatOp, SliceOp};
+use crate::graph::{AddOp, ClampOp, EmbedOp, GatherRowsOp, InputRowsOp, JoinOp, RepeatOp, SliceOp};
 use crate::quant::dequantize_row;
 
 impl ReferenceOp for EmbedOp {
@@ -41,6 +41,20 @@ impl ReferenceOp for SliceOp {
 impl ReferenceOp for RepeatOp {
     fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
         Ok(Outcome::Rows(call.of(self.x).iter().map(|row| row.repeat(self.times)).collect()))
+    }
+}
+
+impl ReferenceOp for InputRowsOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        call.batch.check_rows(self.width)?;
+        Ok(Outcome::Rows(call.batch.rows.chunks_exact(self.width).map(<[f32]>::to_vec).collect()))
+    }
+}
+
+impl ReferenceOp for JoinOp {
+    fn run(&self, _: &mut Interpreter, call: &mut ReferenceCall<'_>) -> Result<Outcome> {
+        let rows = call.of(self.a).iter().zip(call.of(self.b));
+        Ok(Outcome::Rows(rows.map(|(a, b)| [&a[..], &b[..]].concat()).collect()))
     }
 }
 

@@ -333,6 +333,7 @@ impl Excerpt {
             positions,
             sequences: 1,
             keep_experts: false,
+            every_hidden: false,
         };
         let state = (page_bytes(&self.graph, options.kv_type) as u64)
             .saturating_mul(pages as u64)
@@ -400,7 +401,7 @@ impl Running<'_> {
         let tokens: Vec<u32> = (0..rows).map(token).collect();
         let pages = &self.pages[..(start + rows).div_ceil(PAGE_TOKENS)];
         let span = Span { rows: 0..rows, start, pages, slots: StateSlots::default() };
-        let batch = Batch { tokens: &tokens, spans: &[span], outputs: &[rows as u32 - 1] };
+        let batch = Batch { tokens: &tokens, spans: &[span], outputs: &[rows as u32 - 1], rows: &[] };
         let begin = Instant::now();
         self.executable.run(&batch, &mut self.source, &mut self.logits)?;
         Ok(begin.elapsed().as_secs_f64())

@@ -315,10 +315,11 @@ impl ExpertStore {
     ///
     /// # Errors
     /// [`Error::Read`] if the checkpoint cannot be read.
-    pub fn sample(&self, len: usize, mut visit: impl FnMut(&[u8])) -> Result<()> {
-        let each = MOST_SAMPLES / self.sets.len().max(1);
+    pub fn sample(&self, len: usize, sets: usize, mut visit: impl FnMut(&[u8])) -> Result<()> {
+        let sets = &self.sets[..sets.min(self.sets.len())];
+        let each = MOST_SAMPLES / sets.len().max(1);
         let mut bytes = vec![0; len];
-        for Stored { experts, .. } in &self.sets {
+        for Stored { experts, .. } in sets {
             let planes = experts.first().map_or(0, |(location, _)| location.ranges().count());
             let count = (each / planes.max(1)).clamp(1, experts.len().max(1));
             let last = (count - 1).max(1);

@@ -13,6 +13,7 @@ use crate::checkpoint::Format;
 
 pub mod attention;
 pub mod delta;
+pub mod draft;
 pub mod hybrid;
 pub mod mamba2;
 pub mod streams;

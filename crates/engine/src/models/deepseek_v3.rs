@@ -5,7 +5,7 @@
 
 use moeflux_compute::graph::{GroupRank, RopeStyle, Route, Score, Value};
 
-use super::blocks::{self, Decoder, Moe};
+use super::blocks::{self, Decoder, Moe, draft};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::deepseek_v2;
 use super::indexer::{IndexRotation, Indexer};
@@ -175,14 +175,37 @@ pub(super) fn decoder_over(
         })?;
         // transformers does not read moe_layer_freq: where a layer has a router, it is used.
         let router = format!("model.layers.{layer}.mlp.gate");
-        if dense || layer % step != 0 && !r.has(&router) {
-            x = blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?;
-            continue;
-        }
-        // Converters leave the bias out where the model has none.
-        let unbiased = config.format() == Format::Gguf && !r.has_correction_bias(&router);
-        let correction_bias = moe.correction_bias.filter(|_| !unbiased);
-        x = blocks::moe(r, &d, layer, x, &Moe { correction_bias, ..moe })?;
+        let dense = dense || layer % step != 0 && !r.has(&router);
+        x = feed_forward(config, r, &d, (layer, x), (!dense).then_some(&moe))?;
     }
-    blocks::head(r, config, x, table, d.eps)
+    let logits = blocks::head(r, config, x, table, d.eps)?;
+    if choice.is_none() {
+        r.draft(d.layers, |r, layer| {
+            let latent = Latent::new(config, r, heads, defaults.style)?.growing(config, defaults.growth)?;
+            let (x, table) = draft::input(r, &d, layer)?;
+            let x = latent::attention_over(r, &d, layer, x, &latent, |_, _| Ok(None))?;
+            let routed = r.has(&format!("model.layers.{layer}.mlp.gate"));
+            let x = feed_forward(config, r, &d, (layer, x), routed.then_some(&moe))?;
+            draft::head(r, config, &d, layer, x, table)
+        })?;
+    }
+    Ok(logits)
+}
+
+/// Norm, the experts of `moe` or a dense MLP, residual.
+fn feed_forward(
+    config: &Config<'_>,
+    r: &mut Recorder,
+    d: &Decoder,
+    (layer, x): (usize, Value),
+    moe: Option<&Moe>,
+) -> Result<Value> {
+    let Some(moe) = moe else {
+        return blocks::dense_mlp(r, d, layer, x, config.size("intermediate_size")?);
+    };
+    // Converters leave the bias out where the model has none.
+    let router = format!("model.layers.{layer}.mlp.gate");
+    let unbiased = config.format() == Format::Gguf && !r.has_correction_bias(&router);
+    let correction_bias = moe.correction_bias.filter(|_| !unbiased);
+    blocks::moe(r, d, layer, x, &Moe { correction_bias, ..*moe })
 }

@@ -4,11 +4,11 @@
 //! Multimodal rotary embedding gives text the positions of plain rotary embedding.
 //!
 //! Source: transformers `modeling_glm4_moe.py`, `modeling_glm4v_moe.py`; GGUF architecture `glm4moe`, whose block count includes the layers
-//! that predict further tokens, which are not used here.
+//! that predict further tokens.
 
 use moeflux_compute::graph::{RopeStyle, Value};
 
-use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, draft};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
@@ -70,5 +70,13 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             blocks::moe(r, &d, layer, x, &moe)?
         };
     }
-    blocks::head(r, config, x, table, d.eps)
+    let logits = blocks::head(r, config, x, table, d.eps)?;
+    r.draft(d.layers, |r, layer| {
+        let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
+        let (x, table) = draft::input(r, &d, layer)?;
+        let x = blocks::attention(r, &d, layer, x, &AttentionKind { rope, ..kind })?;
+        let x = blocks::moe(r, &d, layer, x, &moe)?;
+        draft::head(r, config, &d, layer, x, table)
+    })?;
+    Ok(logits)
 }

@@ -6,9 +6,9 @@
 
 use moeflux_compute::graph::{Attention, PositionScale, Precision, RopeStyle, Value};
 
-use super::blocks::{self, Decoder, Moe};
+use super::blocks::{self, Decoder, Moe, draft};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::{NameMap, Names};
+use super::names::{DraftNames, NameMap, Names};
 use super::recorder::{ExpertNames, Form, Recorder};
 use super::rope;
 use super::{Family, SILU};
@@ -24,6 +24,13 @@ pub(super) const FAMILY: Family = Family {
     names: &Names {
         gguf_keys: &[GGUF_KEYS],
         other_keys: &[("rms_norm_eps", "layernorm_epsilon")],
+        draft: Some(DraftNames {
+            prefix: "model.mtp.layers.0.",
+            modules: &[
+                ("shared_head.norm", "model.mtp.layers.0.final_layernorm"),
+                ("post_attention_layernorm", "model.mtp.layers.0.pre_mlp_layernorm"),
+            ],
+        }),
         ..Names::COMMON
     },
     record,
@@ -262,5 +269,16 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             blocks::moe(r, &d, layer, x, &moe)?
         };
     }
-    blocks::head(r, config, x, table, d.eps)
+    let logits = blocks::head(r, config, x, table, d.eps)?;
+    if !gguf {
+        // Attention slides and the feed-forward is dense.
+        r.draft(d.layers, |r, layer| {
+            let kind = LayerKind::new(config, r, &d, true, None)?;
+            let (x, table) = draft::input(r, &d, layer)?;
+            let x = kind.attention(r, &d, layer, x, scale)?;
+            let x = blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?;
+            draft::head(r, config, &d, layer, x, table)
+        })?;
+    }
+    Ok(logits)
 }

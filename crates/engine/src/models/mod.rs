@@ -9,6 +9,7 @@ mod deepseek_v3;
 mod deepseek_v32;
 mod deepseek_v4;
 mod dots1;
+mod draft;
 mod ernie4_5_moe;
 mod ernie4_5_vl_moe;
 mod exaone_moe;
@@ -57,6 +58,7 @@ use moeflux_compute::graph::Value;
 use crate::checkpoint::{Checkpoint, Format, TensorEntry};
 use crate::{Error, Result};
 use config::Config;
+pub use draft::Draft;
 pub use model::Model;
 pub(crate) use names::Names;
 use recorder::Recorder;
@@ -189,7 +191,15 @@ pub fn record(checkpoint: Arc<Checkpoint>) -> Result<Model> {
 /// # Errors
 /// As [`record`].
 pub fn record_for(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
-    record_with(&checkpoint, None, positions).map(|(model, _)| model)
+    record_with(&checkpoint, None, positions, false).map(|(model, _)| model)
+}
+
+/// As [`record_for`], with what drafts tokens if the checkpoint has that.
+///
+/// # Errors
+/// As [`record`].
+pub fn record_with_draft(checkpoint: Arc<Checkpoint>, positions: Option<usize>) -> Result<Model> {
+    record_with(&checkpoint, None, positions, true).map(|(model, _)| model)
 }
 
 /// Records the model of a checkpoint that has a configuration but no tensors; `layout` says what those would be. The
@@ -202,13 +212,14 @@ pub(crate) fn outline(
     layout: Box<dyn Layout>,
 ) -> Result<(Model, Vec<OutlinedWeight>)> {
     let outline = Outline::new(checkpoint.format(), layout);
-    record_with(&checkpoint, Some(outline), None)
+    record_with(&checkpoint, Some(outline), None, false)
 }
 
 fn record_with(
     checkpoint: &Arc<Checkpoint>,
     outline: Option<Outline>,
     positions: Option<usize>,
+    draft: bool,
 ) -> Result<(Model, Vec<OutlinedWeight>)> {
     let name = architecture(checkpoint)?;
     let names = |f: &Family| match checkpoint.format() {
@@ -232,6 +243,9 @@ fn record_with(
     config.check_common(family.hidden_act)?;
     check_layers(&config, checkpoint, family.names)?;
     let mut recorder = Recorder::new(Arc::clone(checkpoint), family.names, outline);
+    if draft {
+        recorder.want_draft();
+    }
     let logits = (family.record)(&config, &mut recorder).map_err(|error| match error {
         Error::Compute(source) => Error::Model {
             path: checkpoint.config_path(),

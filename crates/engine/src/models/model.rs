@@ -8,6 +8,7 @@ use moeflux_compute::graph::Graph;
 use moeflux_compute::quant::{dequantize, dequantize_row, find_not_finite};
 use moeflux_compute::{Bytes, Tensor};
 
+use super::draft::Draft;
 use crate::checkpoint::{ByteRange, Checkpoint, StoredWeight};
 use crate::experts::ExpertStore;
 use crate::io::buffer::HostBuffer;
@@ -22,12 +23,16 @@ pub struct Model {
     pub experts: ExpertStore,
     /// Positions it was made for.
     pub context_length: usize,
+    /// What drafts tokens, if it was asked for and is there.
+    pub draft: Option<Draft>,
+    /// The tensor that a checkpoint of a family with such layers lacks for it.
+    pub(crate) no_draft: Option<String>,
     pub(super) checkpoint: Arc<Checkpoint>,
     pub(super) sources: Vec<Source>,
 }
 
 /// Where a resident weight comes from.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Source {
     pub stored: StoredWeight,
     pub part: WeightPart,
@@ -35,7 +40,7 @@ pub(super) struct Source {
 }
 
 /// Which part of a stored weight a weight of the graph is.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) enum WeightPart {
     Whole,
     /// These rows, in this order. Vectors have rows of one element.
@@ -103,7 +108,8 @@ impl Form {
 impl Model {
     /// Bytes of all resident weights.
     pub fn trunk_bytes(&self) -> u64 {
-        self.graph.weights().iter().filter_map(|w| w.matrix.bytes().ok()).map(|b| b as u64).sum()
+        let own = self.graph.weights().iter().filter_map(|w| w.matrix.bytes().ok()).map(|b| b as u64);
+        own.sum::<u64>() + self.draft.as_ref().map_or(0, Draft::own_bytes)
     }
 
     /// The checkpoint that the model is in.
@@ -117,39 +123,41 @@ impl Model {
     /// If a read fails, memory runs out, or a weight holds a value that is not a number where that is cheap to see
     /// (norm weights and biases).
     pub fn load(&self, mut progress: impl FnMut(u64)) -> Result<Vec<Tensor>> {
-        let load = |source: &Source| {
-            let tensor = self.read(source)?;
-            progress(tensor.bytes() as u64);
-            if source.form == Form::Stored {
-                return Ok(tensor);
-            }
-            if let Form::Ids { words, below } = source.form {
-                return self.ids(&source.stored, &tensor, words, below);
-            }
-            if source.form == Form::Transposed {
-                return transposed(&tensor);
-            }
-            if source.form == Form::Widened {
-                return widened(&tensor, &source.rows());
-            }
-            let (first, step) = match source.part {
-                WeightPart::EverySecond(first) => (first, 2),
-                WeightPart::Whole | WeightPart::Rows(_) => (0, 1),
-            };
-            let stored = dequantize(tensor.view())?;
-            let values: Vec<f32> =
-                stored.into_iter().skip(first).step_by(step).map(|v| source.form.of(v)).collect();
-            if let Some(at) = values.iter().position(|v| !v.is_finite()) {
-                return Err(tensor_error(
-                    &self.checkpoint,
-                    &source.stored,
-                    "finite values",
-                    format!("{} at {at}", values[at]),
-                ));
-            }
-            Ok(Tensor::from_f32(1, values.len(), &values)?)
+        self.sources.iter().map(|source| self.load_source(source, &mut progress)).collect()
+    }
+
+    /// Reads one resident weight.
+    pub(super) fn load_source(&self, source: &Source, progress: &mut dyn FnMut(u64)) -> Result<Tensor> {
+        let tensor = self.read(source)?;
+        progress(tensor.bytes() as u64);
+        if source.form == Form::Stored {
+            return Ok(tensor);
+        }
+        if let Form::Ids { words, below } = source.form {
+            return self.ids(&source.stored, &tensor, words, below);
+        }
+        if source.form == Form::Transposed {
+            return transposed(&tensor);
+        }
+        if source.form == Form::Widened {
+            return widened(&tensor, &source.rows());
+        }
+        let (first, step) = match source.part {
+            WeightPart::EverySecond(first) => (first, 2),
+            WeightPart::Whole | WeightPart::Rows(_) => (0, 1),
         };
-        self.sources.iter().map(load).collect()
+        let stored = dequantize(tensor.view())?;
+        let values: Vec<f32> =
+            stored.into_iter().skip(first).step_by(step).map(|v| source.form.of(v)).collect();
+        if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+            return Err(tensor_error(
+                &self.checkpoint,
+                &source.stored,
+                "finite values",
+                format!("{} at {at}", values[at]),
+            ));
+        }
+        Ok(Tensor::from_f32(1, values.len(), &values)?)
     }
 
     /// The integers that `words` holds the words of.

@@ -34,6 +34,17 @@ pub struct Names {
     pub layer_letters: Option<&'static str>,
     /// Endings of the names of optional tensors that published checkpoints have.
     pub published: &'static [&'static str],
+    /// Where Hugging Face checkpoints keep the layer that drafts tokens, if not as the layer after the last.
+    pub draft: Option<DraftNames>,
+}
+
+/// Names of a layer that drafts tokens, for what is asked for below a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftNames {
+    /// What stands before the names of its modules and tensors.
+    pub prefix: &'static str,
+    /// Modules that have other names: the one asked for, and all of the other.
+    pub modules: NameMap,
 }
 
 /// Modules and tensors.
@@ -63,6 +74,10 @@ const GGUF_TENSORS: NameMap = &[
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("eh_proj", "nextn.eh_proj"),
+    ("enorm", "nextn.enorm"),
+    ("hnorm", "nextn.hnorm"),
+    ("shared_head.norm", "nextn.shared_head_norm"),
 ];
 
 /// Keys.
@@ -123,6 +138,7 @@ impl Names {
         layer_kinds: "layer_types",
         layer_letters: None,
         published: &[],
+        draft: None,
     };
 
     /// What GGUF files may call a module or tensor.
@@ -146,6 +162,13 @@ impl Names {
         let first: Vec<&'static str> = of(self.first_keys, key).collect();
         let others: Vec<&'static str> = of(OTHER_KEYS, key).chain(of(self.other_keys, key)).collect();
         first.into_iter().chain([key]).chain(others)
+    }
+
+    /// What Hugging Face and MLX checkpoints call a module or tensor of the layer that drafts tokens, if it is not among the
+    /// others.
+    pub(super) fn draft(&self, name: &str) -> Option<String> {
+        let DraftNames { prefix, modules } = self.draft?;
+        Some(of(modules, name).next().map_or_else(|| format!("{prefix}{name}"), str::to_owned))
     }
 
     /// What other names Hugging Face and MLX checkpoints may have for a layer's module or tensor.

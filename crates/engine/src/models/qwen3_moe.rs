@@ -1,11 +1,14 @@
 //! Qwen3-MoE: Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder. Per-head query and key norms; softmax routing over all
 //! experts; some layers may be dense.
 //!
+//! Published models have no layer that drafts tokens; one that was trained for them is read as GLM-4.5's, with a dense
+//! feed-forward where it has no router.
+//!
 //! Source: transformers `modeling_qwen3_moe.py`; GGUF architecture `qwen3moe`.
 
 use moeflux_compute::graph::{RopeStyle, Route, Value};
 
-use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
+use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, draft};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
@@ -65,5 +68,17 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             blocks::moe(r, &d, layer, x, &moe)?
         };
     }
-    blocks::head(r, config, x, table, d.eps)
+    let logits = blocks::head(r, config, x, table, d.eps)?;
+    r.draft(d.layers, |r, layer| {
+        let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e4)?;
+        let (x, table) = draft::input(r, &d, layer)?;
+        let x = blocks::attention(r, &d, layer, x, &AttentionKind { rope, ..kind })?;
+        let x = if r.has(&format!("model.layers.{layer}.mlp.gate")) {
+            blocks::moe(r, &d, layer, x, &moe)?
+        } else {
+            blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
+        };
+        draft::head(r, config, &d, layer, x, table)
+    })?;
+    Ok(logits)
 }

@@ -16,6 +16,7 @@ use moeflux_compute::DType;
 use moeflux_compute::graph::{ExpertSet, GraphBuilder, MatrixSpec, Precision, Value, WeightId};
 use moeflux_compute::quant::dequantize;
 
+use super::draft::Draft;
 pub use super::model::Form;
 use super::model::{Model, Source, WeightPart, tensor_error};
 use super::names::Names;
@@ -43,6 +44,21 @@ fn without_layer(name: &str) -> String {
     name.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
 
+/// What becomes of the part of a checkpoint that drafts tokens.
+#[derive(Debug)]
+enum Drafting {
+    Unwanted,
+    /// The family has not recorded it, or not yet.
+    Wanted,
+    /// It is being recorded.
+    Under {
+        layer: usize,
+    },
+    /// The checkpoint lacks this tensor.
+    Missing(String),
+    Recorded(Draft),
+}
+
 /// Records one model of a checkpoint.
 #[derive(Debug)]
 pub struct Recorder {
@@ -58,6 +74,8 @@ pub struct Recorder {
     biases: HashSet<String>,
     sources: Vec<Source>,
     experts: Vec<(ExpertSet, Vec<ExpertLocation>)>,
+    /// What drafts tokens, if that is to be recorded.
+    draft: Drafting,
     /// What the weights would be, for a checkpoint that has none.
     outline: Option<Outline>,
     /// Positions that the model is right for, if fewer than it is made for.
@@ -82,6 +100,7 @@ impl Recorder {
             norms: Form::F32,
             sources: vec![],
             experts: vec![],
+            draft: Drafting::Unwanted,
             outline,
             context_limit: None,
         }
@@ -90,6 +109,40 @@ impl Recorder {
     /// Says that the model is right for so many positions only.
     pub fn limit_context(&mut self, positions: Option<usize>) {
         self.context_limit = positions;
+    }
+
+    /// Has the family record what drafts tokens, if the checkpoint has that.
+    pub fn want_draft(&mut self) {
+        self.draft = Drafting::Wanted;
+    }
+
+    /// Records what drafts tokens, as `record` does, which returns its logits, if that is wanted and the checkpoint has it: layer
+    /// `layer`, the one after the last. Its graph, with rotations of its own, is another than the model's; weights that both have
+    /// are loaded once.
+    ///
+    /// # Errors
+    /// Those of `record`.
+    pub fn draft(
+        &mut self,
+        layer: usize,
+        record: impl FnOnce(&mut Self, usize) -> Result<Value>,
+    ) -> Result<()> {
+        if !matches!(self.draft, Drafting::Wanted) {
+            return Ok(());
+        }
+        self.draft = Drafting::Under { layer };
+        let projection = format!("model.layers.{layer}.eh_proj");
+        if !self.contains(&projection, "weight") {
+            self.draft = Drafting::Missing(format!("{}.weight", self.resolve(&projection)));
+            return Ok(());
+        }
+        let (graph, sources) = (std::mem::take(&mut self.graph), std::mem::take(&mut self.sources));
+        let first_set = self.experts.len();
+        let logits = record(self, layer)?;
+        let drafting = std::mem::replace(&mut self.graph, graph).finish(logits);
+        let own = std::mem::replace(&mut self.sources, sources);
+        self.draft = Drafting::Recorded(Draft::new(drafting, first_set, own, &self.sources));
+        Ok(())
     }
 
     /// `positions`, or those that the model is right for if they are fewer.
@@ -117,8 +170,13 @@ impl Recorder {
             Some(outline) => (ExpertStore::outlined(vec![], self.experts), outline.into_weights()),
             None => (ExpertStore::new(self.checkpoint.files().to_vec(), self.experts)?, vec![]),
         };
-        let Self { checkpoint, sources, .. } = self;
-        Ok((Model { graph, experts, context_length, checkpoint, sources }, outlined))
+        let Self { checkpoint, sources, draft, .. } = self;
+        let (draft, no_draft) = match draft {
+            Drafting::Recorded(draft) => (Some(draft), None),
+            Drafting::Missing(tensor) => (None, Some(tensor)),
+            _ => (None, None),
+        };
+        Ok((Model { graph, experts, draft, no_draft, context_length, checkpoint, sources }, outlined))
     }
 
     /// The name that the checkpoint has for a module or tensor.
@@ -142,6 +200,11 @@ impl Recorder {
             return names.find(has).unwrap_or(first);
         }
         if let Some((layer, name)) = layer {
+            if matches!(self.draft, Drafting::Under { layer: own } if layer.parse() == Ok(own))
+                && let Some(name) = self.names.draft(name)
+            {
+                return name;
+            }
             let prefix = format!("{}layers.{layer}.", self.prefix);
             let own = format!("{prefix}{name}");
             let mut others = self.names.other_tensors(name).map(|other| format!("{prefix}{other}"));

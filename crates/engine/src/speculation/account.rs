@@ -2,7 +2,8 @@
 //!
 //! Verifying k tokens takes a step of k + 1 rows, and brings one token more than were right. What such steps take is measured, with
 //! all that is in it: reads of the union of the rows' experts, and taking back what was wrong. How often drafts are right is
-//! measured by the length of their match, also of drafts that were not verified. So a draft is worth it if the tokens expected,
+//! measured by the length of their match, also of drafts that were not verified, and for a layer that drafts by itself, whose own
+//! time counts too. So a draft is worth it if the tokens expected,
 //! each at the price of a single step, cost more than the step.
 //!
 //! The estimates can be wrong. What bounds the loss is an account in seconds: each single step adds 1 % of its time, each
@@ -49,7 +50,9 @@ pub(super) struct DraftAccount {
     single: RecentMean,
     /// Time of verifying 1, 2, … tokens.
     verifying: [RecentMean; MOST_DRAFTED],
-    /// By the length of the match: how often the first, second, … token of a draft is right if those before are.
+    /// Time in which the layer drafts 1, 2, … tokens.
+    drafting: [RecentMean; MOST_DRAFTED],
+    /// By where drafts are from: how often the first, second, … token is right if those before are.
     right: [[RecentMean; MOST_DRAFTED]; CLASSES],
     /// In seconds.
     balance: f64,
@@ -57,17 +60,38 @@ pub(super) struct DraftAccount {
     since_single: u32,
 }
 
-/// Matches of 2, 3, 4 and 5, 6 to 11, and more tokens.
-const CLASSES: usize = 5;
+/// Where a draft is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DraftSource {
+    /// What followed a match of so many tokens.
+    Match(usize),
+    /// A layer of the checkpoint.
+    Layer,
+}
 
-fn class(matched: usize) -> usize {
-    match matched {
-        0..=2 => 0,
-        3 => 1,
-        4..=5 => 2,
-        6..=11 => 3,
-        _ => 4,
+/// Matches of 2, 3, 4 and 5, 6 to 11, and more tokens; and the layer.
+const CLASSES: usize = 6;
+
+impl DraftSource {
+    fn class(self) -> usize {
+        match self {
+            Self::Match(0..=2) => 0,
+            Self::Match(3) => 1,
+            Self::Match(4..=5) => 2,
+            Self::Match(6..=11) => 3,
+            Self::Match(_) => 4,
+            Self::Layer => 5,
+        }
     }
+}
+
+/// How many tokens are worth verifying.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Worth {
+    /// Tokens to verify.
+    pub(super) drafted: usize,
+    /// How much faster than single steps that promises to be.
+    pub(super) faster: f64,
 }
 
 impl Default for DraftAccount {
@@ -77,7 +101,8 @@ impl Default for DraftAccount {
         Self {
             single: RecentMean::default(),
             verifying: Default::default(),
-            right: [0.3, 0.4, 0.5, 0.6, 0.8].map(of_class),
+            drafting: Default::default(),
+            right: [0.3, 0.4, 0.5, 0.6, 0.8, 0.7].map(of_class),
             balance: 0.0,
             since_single: 0,
         }
@@ -90,6 +115,14 @@ impl DraftAccount {
         self.single.add(time, TIMES);
         self.since_single = 0;
         self.book(LOSS * time);
+    }
+
+    /// Drafting `drafted` tokens by the layer took `time`, of which something is lost if they are none.
+    pub(super) fn drafted(&mut self, drafted: usize, time: f64) {
+        if drafted > 0 {
+            self.drafting[drafted - 1].add(time, TIMES);
+        }
+        self.book(-time);
     }
 
     /// Verifying `drafted` tokens took `time`, and brought `tokens`.
@@ -105,9 +138,9 @@ impl DraftAccount {
         self.balance = (self.balance + gain).min(MOST * self.single.value);
     }
 
-    /// Of a draft after a match of some length, so many tokens were right; the next was not, or is not known.
-    pub(super) fn compared(&mut self, matched: usize, right: usize, next_was_wrong: bool) {
-        let means = &mut self.right[class(matched)];
+    /// Of a draft so many tokens were right; the next was not, or is not known.
+    pub(super) fn compared(&mut self, source: DraftSource, right: usize, next_was_wrong: bool) {
+        let means = &mut self.right[source.class()];
         means.iter_mut().take(right).for_each(|mean| mean.add(1.0, GUESSES));
         if let Some(mean) = means.get_mut(right).filter(|_| next_was_wrong) {
             mean.add(0.0, GUESSES);
@@ -115,9 +148,9 @@ impl DraftAccount {
     }
 
     /// Tokens to expect of verifying `drafted`.
-    pub(super) fn expected(&self, matched: usize, drafted: usize) -> f64 {
+    pub(super) fn expected(&self, source: DraftSource, drafted: usize) -> f64 {
         let (mut all, mut tokens) = (1.0, 1.0);
-        for mean in &self.right[class(matched)][..drafted] {
+        for mean in &self.right[source.class()][..drafted] {
             all *= mean.value;
             tokens += all;
         }
@@ -134,22 +167,34 @@ impl DraftAccount {
         single + row * drafted as f64
     }
 
-    /// How many of up to `most` drafted tokens to verify after a match of some length.
-    pub(super) fn count(&self, matched: usize, most: usize) -> usize {
-        let Some(single) = self.single.get() else { return 0 };
+    /// What drafting so many tokens will take: from the nearest number that was measured, nothing before that.
+    fn drafting_price(&self, source: DraftSource, drafted: usize) -> f64 {
+        if source != DraftSource::Layer {
+            return 0.0;
+        }
+        let measured = |count: &usize| Some((*count, self.drafting[*count - 1].get()?));
+        let nearest = (1..=MOST_DRAFTED).filter_map(|count| measured(&count));
+        let nearest = nearest.min_by_key(|(count, _)| count.abs_diff(drafted));
+        nearest.map_or(0.0, |(count, time)| time / count as f64 * drafted as f64)
+    }
+
+    /// How many of up to `most` tokens drafted by `source` to verify, if any.
+    pub(super) fn count(&self, source: DraftSource, most: usize) -> Option<Worth> {
+        let single = self.single.get()?;
         let balance = self.balance;
         if balance <= 0.0 || self.since_single >= SINGLE_EVERY {
-            return 0;
+            return None;
         }
         // How much faster than single steps, and seconds lost.
         let worth = |drafted: usize| {
-            let (price, worth) = (self.price(drafted, single), single * self.expected(matched, drafted));
+            let price = self.price(drafted, single) + self.drafting_price(source, drafted);
+            let worth = single * self.expected(source, drafted);
             (worth / price, price - worth, drafted)
         };
         let best = (1..=most.min(MOST_DRAFTED)).map(worth).max_by(|a, b| a.0.total_cmp(&b.0));
-        let Some((faster, loss, drafted)) = best else { return 0 };
+        let (faster, loss, drafted) = best?;
         let can_probe = balance >= single.max(loss);
-        if faster >= MARGIN || can_probe { drafted } else { 0 }
+        (faster >= MARGIN || can_probe).then_some(Worth { drafted, faster })
     }
 }
 
@@ -164,7 +209,7 @@ mod tests {
         let mut account = DraftAccount::default();
         let (mut time, mut alone, mut verified) = (0.0, 0.0, 0);
         for step in 0..steps {
-            let count = account.count(8, 4);
+            let count = account.count(DraftSource::Match(8), 4).map_or(0, |worth| worth.drafted);
             let took = price(step, count);
             let mut right = 0;
             while right < count && random.next_unit() < chance(step) {
@@ -174,9 +219,9 @@ mod tests {
                 account.single(took);
                 // What is not verified is watched.
                 let would = (0..4).take_while(|_| random.next_unit() < chance(step)).count();
-                account.compared(8, would, would < 4);
+                account.compared(DraftSource::Match(8), would, would < 4);
             } else {
-                account.compared(8, right, right < count);
+                account.compared(DraftSource::Match(8), right, right < count);
                 account.verified(count, right + 1, took);
                 verified += 1;
             }

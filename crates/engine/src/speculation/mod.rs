@@ -12,17 +12,23 @@
 //! [`Executable::batch_invariant`]: moeflux_compute::backend::Executable::batch_invariant
 
 mod account;
+mod drafter;
 mod ngram;
+mod rows;
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use account::DraftAccount;
-use moeflux_compute::backend::Batch;
+use account::{DraftAccount, DraftSource};
+pub(crate) use drafter::{Drafter, KEPT_HIDDEN};
+use moeflux_compute::backend::{Backend, Batch};
+pub(crate) use rows::DraftRows;
 
+use crate::checkpoint::Checkpoint;
 use crate::engine::{Engine, Outputs};
+use crate::models::{self, Model};
 use crate::session::{Session, Slot};
 use crate::{Error, Result};
 
@@ -34,13 +40,45 @@ pub enum SpecType {
     Off,
     /// Whenever the context has a match for its last tokens.
     Ngram,
-    /// As `Ngram`, but only where it is measured to be faster, and where the backend can.
+    /// Always, by the checkpoint's own layer that predicts further tokens (multi-token prediction, "nextn").
+    Mtp,
+    /// As `Mtp` or `Ngram`, but only where that is measured to be faster, and where checkpoint and backend can.
     Auto,
 }
 
 /// What can be written for a [`SpecType`].
-const SPEC_TYPES: [(&str, SpecType); 3] =
-    [("off", SpecType::Off), ("ngram", SpecType::Ngram), ("auto", SpecType::Auto)];
+const SPEC_TYPES: [(&str, SpecType); 4] =
+    [("off", SpecType::Off), ("ngram", SpecType::Ngram), ("mtp", SpecType::Mtp), ("auto", SpecType::Auto)];
+
+impl SpecType {
+    /// Records the model of a checkpoint for sequences of so many positions, with the layer that drafts if one may be used.
+    ///
+    /// # Errors
+    /// As [`models::record`]; [`Error::Option`] if there has to be one and is none.
+    pub(crate) fn record(
+        self,
+        checkpoint: Arc<Checkpoint>,
+        backend: &dyn Backend,
+        positions: Option<usize>,
+    ) -> Result<Model> {
+        if !matches!(self, Self::Mtp | Self::Auto) || !backend.batch_invariant() {
+            return models::record_for(checkpoint, positions);
+        }
+        let model = models::record_with_draft(checkpoint, positions)?;
+        if self == Self::Mtp && model.draft.is_none() {
+            let path = model.checkpoint().path().display();
+            let lacks = model.no_draft.as_ref().map_or(String::new(), |tensor| format!(" (no {tensor})"));
+            return Err(Error::Option {
+                option: "spec_type",
+                expected: format!(
+                    "off, ngram or auto: {path} has no layer that predicts further tokens{lacks}"
+                ),
+                got: self.to_string(),
+            });
+        }
+        Ok(model)
+    }
+}
 
 impl fmt::Display for SpecType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -56,7 +94,7 @@ impl FromStr for SpecType {
         let known = SPEC_TYPES.iter().find(|(name, _)| *name == text);
         known.map(|(_, kind)| *kind).ok_or_else(|| Error::Option {
             option: "spec_type",
-            expected: "off, ngram or auto".to_owned(),
+            expected: "off, ngram, mtp or auto".to_owned(),
             got: text.to_owned(),
         })
     }
@@ -65,16 +103,27 @@ impl FromStr for SpecType {
 /// Most tokens of a draft.
 pub const MOST_DRAFTED: usize = 16;
 
+/// What an engine can draft with.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Means {
+    /// Whether several rows have the bits of single steps.
+    pub(crate) batch_invariant: bool,
+    /// Whether the checkpoint has a layer that drafts.
+    pub(crate) layer: bool,
+}
+
 /// What of an engine guesses tokens.
 #[derive(Debug)]
 pub(crate) struct Speculator {
     kind: SpecType,
     draft_max: usize,
+    /// Whether there is a layer that drafts.
+    layer: bool,
     account: DraftAccount,
     /// A draft that is not verified but compared with what single steps choose: acceptance is measured without a cost.
     watched: Option<Watched>,
-    /// Matched length of the draft that is being verified.
-    matched: usize,
+    /// Where the draft that is being verified is from.
+    source: DraftSource,
 }
 
 #[derive(Debug)]
@@ -87,12 +136,21 @@ struct Watched {
     right: usize,
 }
 
+/// What is to be verified.
+#[derive(Debug, PartialEq, Eq)]
+enum Plan {
+    /// These tokens, maybe none.
+    Tokens(Vec<u32>),
+    /// So many tokens that the layer is to draft, or these if it cannot.
+    Layer(usize, Vec<u32>),
+}
+
 impl Speculator {
-    /// For an engine whose batches have the bits of single steps, or not.
+    /// For an engine with these means.
     ///
     /// # Errors
     /// [`Error::Option`] if tokens cannot be guessed as asked for.
-    pub(crate) fn new(kind: SpecType, draft_max: usize, batch_invariant: bool) -> Result<Self> {
+    pub(crate) fn new(kind: SpecType, draft_max: usize, means: Means) -> Result<Self> {
         if draft_max == 0 || draft_max > MOST_DRAFTED {
             return Err(Error::Option {
                 option: "draft_max",
@@ -100,38 +158,62 @@ impl Speculator {
                 got: draft_max.to_string(),
             });
         }
-        if kind == SpecType::Ngram && !batch_invariant {
-            return Err(Error::Option {
-                option: "spec_type",
-                expected: "auto or off: on this backend several rows do not have the bits of single steps"
-                    .to_owned(),
-                got: kind.to_string(),
-            });
+        let refused = |expected: &str| Error::Option {
+            option: "spec_type",
+            expected: expected.to_owned(),
+            got: kind.to_string(),
+        };
+        if matches!(kind, SpecType::Ngram | SpecType::Mtp) && !means.batch_invariant {
+            return Err(refused(
+                "auto or off: on this backend several rows do not have the bits of single steps",
+            ));
         }
-        let kind = if batch_invariant { kind } else { SpecType::Off };
-        Ok(Self { kind, draft_max, account: DraftAccount::default(), watched: None, matched: 0 })
+        if kind == SpecType::Mtp && !means.layer {
+            return Err(refused("off, ngram or auto: the model has no layer that predicts further tokens"));
+        }
+        let kind = if means.batch_invariant { kind } else { SpecType::Off };
+        let (account, source) = (DraftAccount::default(), DraftSource::Layer);
+        Ok(Self { kind, draft_max, layer: means.layer, account, watched: None, source })
     }
 
-    /// Tokens to verify after `next`, at most `most`.
-    fn draft(&mut self, history: &[u32], next: u32, most: usize) -> Vec<u32> {
-        if self.kind == SpecType::Off {
-            return vec![];
+    /// What to verify after `next`, at most `most` tokens.
+    fn plan(&mut self, history: &[u32], next: u32, most: usize) -> Plan {
+        let most = most.min(self.draft_max);
+        if self.kind == SpecType::Off || most == 0 {
+            return Plan::Tokens(vec![]);
+        }
+        if self.kind == SpecType::Mtp {
+            return Plan::Layer(most, vec![]);
         }
         self.watch(history.len(), next);
-        let Some((matched, mut tokens)) = ngram::draft(history, next, self.draft_max) else { return vec![] };
-        let count = match self.kind {
-            SpecType::Ngram => tokens.len().min(most),
-            _ => self.account.count(matched, tokens.len().min(most)),
-        };
-        if count > 0 {
-            self.watched = None;
-            self.matched = matched;
-        } else if self.watched.is_none() && self.kind == SpecType::Auto {
-            let start = history.len() + 1;
-            self.watched = Some(Watched { matched, tokens: tokens.clone(), start, right: 0 });
+        let (matched, mut tokens) = ngram::draft(history, next, self.draft_max).unwrap_or_default();
+        let most_matched = tokens.len().min(most);
+        if self.kind == SpecType::Ngram {
+            tokens.truncate(most_matched);
+            self.source = DraftSource::Match(matched);
+            return Plan::Tokens(tokens);
         }
-        tokens.truncate(count);
-        tokens
+        let of_layer = if self.layer { self.account.count(DraftSource::Layer, most) } else { None };
+        let of_match = self.account.count(DraftSource::Match(matched), most_matched);
+        self.source = DraftSource::Match(matched);
+        let layer = of_layer.filter(|layer| of_match.is_none_or(|matched| layer.faster > matched.faster));
+        if of_match.is_none() || layer.is_some() {
+            self.start_to_watch(history.len() + 1, matched, &tokens);
+        } else {
+            self.watched = None;
+        }
+        tokens.truncate(of_match.map_or(0, |worth| worth.drafted));
+        match layer {
+            Some(worth) => Plan::Layer(worth.drafted, tokens),
+            None => Plan::Tokens(tokens),
+        }
+    }
+
+    /// Watches what a match says of the tokens from `start` on, unless something is watched.
+    fn start_to_watch(&mut self, start: usize, matched: usize, tokens: &[u32]) {
+        if self.watched.is_none() && !tokens.is_empty() {
+            self.watched = Some(Watched { matched, tokens: tokens.to_vec(), start, right: 0 });
+        }
     }
 
     /// Compares the token at `position` with the draft that is watched.
@@ -144,7 +226,8 @@ impl Speculator {
         let is_right = watched.tokens[watched.right] == token;
         watched.right += usize::from(is_right);
         if !is_right || watched.right == watched.tokens.len() {
-            self.account.compared(watched.matched, watched.right, !is_right);
+            let source = DraftSource::Match(watched.matched);
+            self.account.compared(source, watched.right, !is_right);
             self.watched = None;
         }
     }
@@ -156,10 +239,23 @@ impl Engine {
         self.speculator.kind
     }
 
-    /// Tokens that may follow `history` and `next`, at most `most`, and are worth verifying; often none.
-    pub(crate) fn draft(&mut self, history: &[u32], next: u32, most: usize) -> Vec<u32> {
+    /// Tokens that may follow those of `session` and `next`, at most `most`, and are worth verifying; often none.
+    pub(crate) fn draft(&mut self, session: &mut Session, next: u32, most: usize) -> Vec<u32> {
         let most = most.min(self.chunk().saturating_sub(1));
-        self.speculator.draft(history, next, most)
+        let (count, otherwise) = match self.speculator.plan(session.tokens(), next, most) {
+            Plan::Tokens(tokens) => return tokens,
+            Plan::Layer(count, otherwise) => (count, otherwise),
+        };
+        let start = Instant::now();
+        // What cannot be drafted is no reason to fail.
+        let drafted = self.draft_by_layer(session, next, count).unwrap_or_default();
+        self.speculator.account.drafted(drafted.len(), start.elapsed().as_secs_f64());
+        if drafted.is_empty() {
+            session.release_pages();
+            return otherwise;
+        }
+        self.speculator.source = DraftSource::Layer;
+        drafted
     }
 
     /// Notes what a step took that evaluated one token of one sequence.
@@ -219,8 +315,8 @@ impl Engine {
         self.stats.drafted += drafted as u64;
         self.stats.accepted += kept as u64 - 1;
         if drafted > 0 {
-            let matched = self.speculator.matched;
-            self.speculator.account.compared(matched, kept - 1, differs);
+            let source = self.speculator.source;
+            self.speculator.account.compared(source, kept - 1, differs);
             self.speculator.account.verified(drafted, kept, time.as_secs_f64());
         }
         outcome
@@ -257,40 +353,85 @@ mod tests {
         for (name, kind) in SPEC_TYPES {
             assert_eq!((kind.to_string(), name.parse::<SpecType>().unwrap()), (name.to_owned(), kind));
         }
-        assert!("mtp".parse::<SpecType>().is_err());
+        assert!("eagle".parse::<SpecType>().is_err());
     }
 
-    #[test]
-    fn without_the_bits_of_single_steps_nothing_is_guessed() {
-        assert!(Speculator::new(SpecType::Ngram, 4, false).is_err());
-        let mut speculator = Speculator::new(SpecType::Auto, 4, false).unwrap();
-        assert_eq!(speculator.kind, SpecType::Off);
-        assert!(speculator.draft(&[1, 2, 3, 4, 1, 2], 3, 9).is_empty());
-        for draft_max in [0, MOST_DRAFTED + 1] {
-            assert!(Speculator::new(SpecType::Off, draft_max, true).is_err());
+    const ALL: Means = Means { batch_invariant: true, layer: true };
+
+    fn tokens(plan: Plan) -> Vec<u32> {
+        match plan {
+            Plan::Tokens(tokens) => tokens,
+            Plan::Layer(..) => panic!("{plan:?}"),
         }
     }
 
     #[test]
+    fn without_the_bits_of_single_steps_nothing_is_guessed() {
+        let none = Means { batch_invariant: false, ..ALL };
+        for kind in [SpecType::Ngram, SpecType::Mtp] {
+            assert!(Speculator::new(kind, 4, none).is_err());
+        }
+        let mut speculator = Speculator::new(SpecType::Auto, 4, none).unwrap();
+        assert_eq!(speculator.kind, SpecType::Off);
+        assert!(tokens(speculator.plan(&[1, 2, 3, 4, 1, 2], 3, 9)).is_empty());
+        for draft_max in [0, MOST_DRAFTED + 1] {
+            assert!(Speculator::new(SpecType::Off, draft_max, ALL).is_err());
+        }
+        assert!(Speculator::new(SpecType::Mtp, 4, Means { layer: false, ..ALL }).is_err());
+    }
+
+    #[test]
     fn drafts_are_no_longer_than_there_is_room() {
-        let mut speculator = Speculator::new(SpecType::Ngram, 4, true).unwrap();
+        let mut speculator = Speculator::new(SpecType::Ngram, 4, ALL).unwrap();
+        let mut by_layer = Speculator::new(SpecType::Mtp, 4, ALL).unwrap();
         let history = [1, 2, 3, 4, 5, 6, 7, 1, 2];
         for most in 0..6 {
-            assert_eq!(speculator.draft(&history, 3, most), [4, 5, 6, 7][..most.min(4)]);
+            assert_eq!(tokens(speculator.plan(&history, 3, most)), [4, 5, 6, 7][..most.min(4)]);
+            let expected = if most == 0 { Plan::Tokens(vec![]) } else { Plan::Layer(most.min(4), vec![]) };
+            assert_eq!(by_layer.plan(&history, 3, most), expected);
         }
     }
 
     #[test]
     fn drafts_that_would_have_been_right_are_noticed_without_verifying() {
-        let mut speculator = Speculator::new(SpecType::Auto, 4, true).unwrap();
+        let mut speculator = Speculator::new(SpecType::Auto, 4, Means { layer: false, ..ALL }).unwrap();
         speculator.account.single(1.0);
         speculator.account.verified(4, 1, 40.0);
         let text: Vec<u32> = (0..200).map(|i| i % 7).collect();
-        let before = speculator.account.expected(12, 4);
+        let before = speculator.account.expected(DraftSource::Match(12), 4);
         for position in 20..200 {
-            assert!(speculator.draft(&text[..position], text[position], 9).is_empty(), "{position}");
+            assert!(tokens(speculator.plan(&text[..position], text[position], 9)).is_empty(), "{position}");
         }
-        let after = speculator.account.expected(12, 4);
+        let after = speculator.account.expected(DraftSource::Match(12), 4);
         assert!(before < 4.0 && after > 4.8, "{before} {after}");
+    }
+
+    #[test]
+    fn what_is_measured_to_gain_more_is_verified() {
+        let speculator = || {
+            let mut speculator = Speculator::new(SpecType::Auto, 4, ALL).unwrap();
+            for _ in 0..200 {
+                speculator.account.single(1.0);
+            }
+            (1..=4).for_each(|count| speculator.account.verified(count, count + 1, 1.0 + 0.2 * count as f64));
+            speculator
+        };
+        let text: Vec<u32> = (0..60).map(|i| i % 7).collect();
+        let (next, history) = text.split_last().unwrap();
+        let compared = |speculator: &mut Speculator, source, right| {
+            (0..100).for_each(|_| speculator.account.compared(source, right, right < 4));
+        };
+        let mut by_match = speculator();
+        compared(&mut by_match, DraftSource::Match(12), 4);
+        compared(&mut by_match, DraftSource::Layer, 1);
+        assert_eq!(tokens(by_match.plan(history, *next, 9)).len(), 4);
+        let mut by_layer = speculator();
+        compared(&mut by_layer, DraftSource::Match(12), 0);
+        compared(&mut by_layer, DraftSource::Layer, 4);
+        by_layer.account.drafted(4, 0.2);
+        assert!(matches!(by_layer.plan(history, *next, 9), Plan::Layer(4, _)));
+        // What drafting itself costs counts.
+        (0..100).for_each(|_| by_layer.account.drafted(4, 6.0));
+        assert!(tokens(by_layer.plan(history, *next, 9)).is_empty());
     }
 }

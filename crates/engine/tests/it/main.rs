@@ -12,6 +12,7 @@ mod conversation;
 mod deepseek;
 mod demo_model;
 mod devices;
+mod drafts;
 mod embeddings;
 mod emulator;
 mod exchange;

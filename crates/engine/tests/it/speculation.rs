@@ -19,13 +19,13 @@ use crate::support;
 /// A text that a model goes on with by repeating parts of it.
 const TEXT: &str = "The fox saw a red boat. The fox saw a red bird. The fox saw a red house. The fox saw a";
 
-fn options(spec_type: SpecType, draft_max: usize) -> Options {
+pub fn options(spec_type: SpecType, draft_max: usize) -> Options {
     Options { context: Some(512), spec_type, draft_max, ..Options::default() }
 }
 
 /// What an answer is, and the logits that the session has for what comes after it.
 #[derive(Debug, PartialEq)]
-struct Outcome {
+pub struct Outcome {
     tokens: Vec<u32>,
     text: String,
     finish: Finish,
@@ -34,7 +34,7 @@ struct Outcome {
 }
 
 /// Also how many tokens were guessed, and how many of them were right.
-fn answer(model: &mut TextModel, text: &str, options: &DecodingOptions) -> (Outcome, [u64; 2]) {
+pub fn answer(model: &mut TextModel, text: &str, options: &DecodingOptions) -> (Outcome, [u64; 2]) {
     let prompt = model.tokenizer.encode(text, AddSpecial::Yes).unwrap();
     let mut session = model.engine.session();
     let mut text = String::new();
@@ -76,11 +76,11 @@ fn check(path: &Path, texts: &[&str], decoding: &[DecodingOptions]) -> [u64; 2] 
     sums
 }
 
-fn greedy(max_tokens: usize) -> DecodingOptions {
+pub fn greedy(max_tokens: usize) -> DecodingOptions {
     DecodingOptions { max_tokens, ..DecodingOptions::default() }
 }
 
-fn sampled(max_tokens: usize, sampler: SamplerOptions) -> DecodingOptions {
+pub fn sampled(max_tokens: usize, sampler: SamplerOptions) -> DecodingOptions {
     DecodingOptions { max_tokens, sampler, ..DecodingOptions::default() }
 }
 
@@ -193,7 +193,7 @@ impl Constraint for Round {
 }
 
 /// All that a request gets: pieces, and how it ends.
-fn events(
+pub fn events(
     path: &Path,
     spec_type: SpecType,
     request: Request,

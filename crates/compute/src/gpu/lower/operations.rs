@@ -100,6 +100,7 @@ impl Lowering<'_> {
             | Op::MoeExperts(_)
             | Op::CausalConv1d(_)
             | Op::GatedDeltaRule(_) => unreachable!("not a step alone"),
+            Op::InputRows(_) | Op::Join(_) => unreachable!("refused"),
             #[cfg(test)]
             Op::CpuOnly(_) => unreachable!("refused"),
         };

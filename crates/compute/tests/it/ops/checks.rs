@@ -7,7 +7,7 @@ use moeflux_compute::backend::{
     StateSlots,
 };
 use moeflux_compute::cpu::{CpuBackend, Simd, SimdLevel};
-use moeflux_compute::graph::ExpertSetId;
+use moeflux_compute::graph::{ExpertSetId, InputRowsOp, Op};
 use moeflux_compute::reference::Reference;
 use moeflux_compute::{Result, Tensor};
 
@@ -97,7 +97,16 @@ pub fn run(
         };
         let spans: Vec<Span<'_>> = batch.iter().map(span).collect();
         let outputs: Vec<u32> = (0..tokens.len() as u32).step_by(*stride).collect();
-        let inputs = Batch { tokens: &tokens, spans: &spans, outputs: &outputs };
+        let given = case.graph.nodes().iter().find_map(|node| match node.op {
+            Op::InputRows(InputRowsOp { width }) => Some(width),
+            _ => None,
+        });
+        let value =
+            |token: u32, column: usize| ((token as usize * 37 + column * 11) % 101) as f32 / 8.0 - 6.0;
+        let rows: Vec<f32> = { tokens.iter() }
+            .flat_map(|token| (0..given.unwrap_or(0)).map(|column| value(*token, column)))
+            .collect();
+        let inputs = Batch { tokens: &tokens, spans: &spans, outputs: &outputs, rows: &rows };
         executable.run(&inputs, &mut source, &mut logits).unwrap();
         let width = case.graph.vocab_size();
         assert_eq!(logits.len(), outputs.len() * width, "{}", case.name);

@@ -89,6 +89,8 @@ pub fn allowed(op: &Op, dtype: DType, mode: Mode) -> Bound {
         | Op::Clamp(_)
         | Op::Slice(_)
         | Op::Repeat(_)
+        | Op::InputRows(_)
+        | Op::Join(_)
         | Op::GatherRows(_)
         | Op::ChooseBlocks(_) => EXACT,
         Op::Rope(_) => ROUNDED,

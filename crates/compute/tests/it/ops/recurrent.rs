@@ -204,7 +204,7 @@ fn run(
     }
     let outputs: Vec<u32> = (0..ids.len() as u32).collect();
     let mut out = vec![];
-    let batch = Batch { tokens: &ids, spans: &batch_spans, outputs: &outputs };
+    let batch = Batch { tokens: &ids, spans: &batch_spans, outputs: &outputs, ..Batch::default() };
     executable.run(&batch, &mut Source { experts: &case.experts, order: 0 }, &mut out).unwrap();
     out
 }

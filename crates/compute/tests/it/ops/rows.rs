@@ -193,6 +193,22 @@ pub fn parts_of_rows() -> Vec<Case> {
     cases
 }
 
+pub fn joined_rows() -> Vec<Case> {
+    let mut cases = vec![];
+    for (left, right) in [(1, 1), (7, 5), (32, 40)] {
+        let mut r = Recorder::new(15);
+        let x = r.input(left);
+        let given = r.graph.input_rows(right);
+        let out = r.graph.join(x, given);
+        assert_eq!(out.width(), left + right);
+        cases.push(r.case(format!("{left} beside {right}"), out).off_devices());
+    }
+    let mut r = Recorder::new(15);
+    let out = r.graph.input_rows(9);
+    cases.push(r.case("9", out).off_devices().without_poison());
+    cases
+}
+
 #[test]
 fn formulas_of_the_reference() {
     let mut x = [1.0, 3.0];

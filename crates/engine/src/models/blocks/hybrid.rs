@@ -10,12 +10,12 @@ use moeflux_compute::graph::{
     Attention, Decay, DeltaInputs, DeltaRule, HeadPairing, Precision, RopeStyle, Route, Value,
 };
 
-use super::{Decoder, Moe, SharedExpert};
+use super::{Decoder, Moe, SharedExpert, draft};
 use crate::Result;
 use crate::checkpoint::Format;
 use crate::models::blocks;
 use crate::models::config::Config;
-use crate::models::names::{NameMap, Names};
+use crate::models::names::{DraftNames, NameMap, Names};
 use crate::models::recorder::{ExpertNames, Form, Recorder};
 
 /// Modules and tensors of GGUF files.
@@ -49,6 +49,15 @@ pub const NAMES: Names = Names {
     gguf_tensors: &[GGUF_TENSORS],
     gguf_keys: &[GGUF_KEYS],
     published: &["linear_attn.in_proj_qkv.weight"],
+    draft: Some(DraftNames {
+        prefix: "mtp.layers.0.",
+        modules: &[
+            ("eh_proj", "mtp.fc"),
+            ("enorm", "mtp.pre_fc_norm_embedding"),
+            ("hnorm", "mtp.pre_fc_norm_hidden"),
+            ("shared_head.norm", "mtp.norm"),
+        ],
+    }),
     ..Names::COMMON
 };
 
@@ -290,5 +299,17 @@ pub fn decoder(config: &Config<'_>, r: &mut Recorder, family: &Hybrid) -> Result
             blocks::moe(r, &d, layer, x, &moe)?
         };
     }
-    blocks::head(r, config, x, table, d.eps)
+    let logits = blocks::head(r, config, x, table, d.eps)?;
+    r.draft(d.layers, |r, layer| {
+        let rope = blocks::rotation(r, config, rotary_dim, RopeStyle::HalfSplit, 1e4)?;
+        let (x, table) = draft::input(r, &d, layer)?;
+        r.graph.scope(format!("layers.{layer}.self_attn"));
+        let h = r.rms_norm(x, &format!("model.layers.{layer}.input_layernorm"), 1, d.eps)?;
+        let attend = |r: &mut Recorder, [q, k, v]: [Value; 3]| Ok(r.graph.attention(q, k, v, shape)?);
+        let mixed = gated_attention(r, &d, layer, h, rope, attend)?;
+        let x = r.graph.add(x, mixed)?;
+        let x = blocks::moe(r, &d, layer, x, &moe)?;
+        draft::head(r, config, &d, layer, x, table)
+    })?;
+    Ok(logits)
 }

@@ -19,15 +19,15 @@ impl Worker<'_> {
         let Sequence { task: Task::Answer(answering), tokens, session, usage, .. } = sequence else {
             return false;
         };
-        let Some((next, history)) = tokens.split_last() else { return false };
+        let Some(next) = tokens.last() else { return false };
         let room = room_to_guess(&answering.decoding, session, self.engine.context());
-        let draft = self.engine.draft(history, *next, room);
+        self.engine.take_stats();
+        let draft = self.engine.draft(session, *next, room);
         let from = session.position();
         let pages = session.pages_wanted(from, from + 1 + draft.len());
         if draft.is_empty() || pages > self.engine.free_pages() {
             return false;
         }
-        self.engine.take_stats();
         let mut pieces: Vec<Result<Piece>> = vec![];
         let outcome = self.engine.verify(session, *next, &draft, |logits| {
             pieces.push(answering.decoding.next(logits));

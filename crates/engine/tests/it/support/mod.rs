@@ -100,7 +100,7 @@ pub struct Golden {
 }
 
 impl Golden {
-    fn read(path: &Path) -> Self {
+    pub fn read(path: &Path) -> Self {
         let bytes = std::fs::read(path).expect("golden");
         let file = SafeTensors::deserialize(&bytes).expect("golden");
         let data = |name: &str| file.tensor(name).expect("in the golden").data();

@@ -1,0 +1,312 @@
+//! Layers that draft tokens: their logits against a reference, and answers that are the same with and without them, of every family
+//! that has such layers.
+
+use std::path::Path;
+
+use moeflux::sampler::SamplerOptions;
+use moeflux::{DecodingOptions, Engine, Error, Options, Outputs, Session, SpecType, TextModel};
+use moeflux_compute::backend::ActivationMode;
+use moeflux_compute::cpu::CpuBackend;
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use crate::scheduler::model;
+use crate::speculation::{answer, events, greedy, options, sampled};
+use crate::support::{self, Golden};
+
+/// Fixtures with a layer; the second has routed experts in groups, the third and fourth recurrent state, the last a window.
+const NAMES: [&str; 5] =
+    ["deepseek_v3_basic", "glm4_moe_groups", "qwen3_next_basic", "qwen3_5_moe_text", "mimo_v2_flash_basic"];
+
+fn fixtures() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures"))
+}
+
+/// The golden of a layer: logits of its steps.
+fn golden(name: &str) -> Golden {
+    Golden::read(&fixtures().join("draft").join(name).join("golden.safetensors"))
+}
+
+/// A changed copy of a tensor's bytes, by name.
+type Edit<'a> = &'a dyn Fn(&str, &[usize], &[u8]) -> Vec<u8>;
+
+/// Writes the model with its layer to `folder`, with a tokenizer of a token a byte.
+fn write(folder: &Path, name: &str, edit: Edit<'_>) {
+    let base = fixtures().join("hf").join(name);
+    let config = std::fs::read_to_string(base.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    if name.starts_with("glm4") {
+        config["num_nextn_predict_layers"] = json!(1);
+    }
+    let vocab_size = config["vocab_size"].as_u64().unwrap();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let layer = fixtures().join("draft").join(name).join("layer.safetensors");
+    let stored = std::fs::read_dir(&base).unwrap().map(|entry| entry.unwrap().path());
+    let shards = stored.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("model-"));
+    let mut paths: Vec<_> = shards.filter(|path| path.extension().unwrap() == "safetensors").collect();
+    if paths.is_empty() {
+        paths.push(base.join("model.safetensors"));
+    }
+    paths.push(layer);
+    let bytes: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let files: Vec<_> = bytes.iter().map(|bytes| SafeTensors::deserialize(bytes).unwrap()).collect();
+    let edited = |name: String, view: safetensors::tensor::TensorView<'_>| {
+        (name.clone(), view.dtype(), view.shape().to_vec(), edit(&name, view.shape(), view.data()))
+    };
+    let all: Vec<_> = files.iter().flat_map(|file| file.tensors()).map(|(n, v)| edited(n, v)).collect();
+    let views = all.iter().map(|(name, dtype, shape, bytes)| {
+        (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    let text = std::fs::read_to_string(fixtures().join("hf/qwen3_moe_tokenizer/tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
+    tokenizer["added_tokens"] = json!([]);
+    tokenizer["model"]["merges"] = json!([]);
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    vocabulary.retain(|_, id| id.as_u64().unwrap() < vocab_size);
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+}
+
+fn with_layer(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), name, &|_, _, bytes| bytes.to_vec());
+    folder
+}
+
+/// A model whose next token depends on the last one alone, as do the tokens that its layer drafts: nothing else gets through.
+fn foreseen() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "deepseek_v3_basic";
+    let one = 0x3f80_u16.to_le_bytes();
+    write(folder.path(), name, &|tensor, shape, bytes| {
+        if tensor.ends_with("o_proj.weight") || tensor.ends_with("down_proj.weight") {
+            return vec![0; bytes.len()];
+        }
+        if tensor.ends_with("eh_proj.weight") {
+            let value = |index: usize| if index / shape[1] == index % shape[1] { one } else { [0; 2] };
+            return (0..shape[0] * shape[1]).flat_map(value).collect();
+        }
+        if tensor.ends_with("norm.weight") { one.repeat(shape[0]) } else { bytes.to_vec() }
+    });
+    folder
+}
+
+fn open(folder: &Path, options: &Options) -> Engine {
+    let options = Options { context: Some(128), kv_tokens: Some(1024), ..options.clone() };
+    support::open(folder, &CpuBackend::new(2, None).unwrap(), &options)
+}
+
+fn exact(spec_type: SpecType) -> Options {
+    Options { activations: ActivationMode::F32, spec_type, ..Options::default() }
+}
+
+/// Logits of `steps` steps after all but the last of `tokens`, evaluated in pieces of these lengths and the rest.
+fn drafted(engine: &mut Engine, tokens: &[u32], pieces: &[usize], steps: usize) -> (Session, Vec<f32>) {
+    let (next, tokens) = tokens.split_last().unwrap();
+    let mut session = engine.session();
+    let mut rest = tokens;
+    for length in pieces {
+        let (piece, others) = rest.split_at(*length);
+        engine.eval(&mut session, piece, Outputs::Last).unwrap();
+        rest = others;
+    }
+    engine.eval(&mut session, rest, Outputs::Last).unwrap();
+    let logits = engine.draft_logits(&mut session, *next, steps).unwrap();
+    (session, logits)
+}
+
+#[test]
+fn logits_of_layers_are_those_of_the_formula() {
+    for name in NAMES {
+        let (folder, golden) = (with_layer(name), golden(name));
+        let steps = golden.logits.len() / golden.vocab_size;
+        let mut engine = open(folder.path(), &exact(SpecType::Mtp));
+        let (_, logits) = drafted(&mut engine, &golden.tokens, &[], steps);
+        let most = golden.logits.iter().fold(0.0, |most: f32, l| most.max(l.abs()));
+        let error = logits.iter().zip(&golden.logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / most;
+        println!("{name}: {error:.1e}");
+        assert!(logits.len() == golden.logits.len() && error < 2e-5, "{name}: {error}");
+        // However tokens come, and with experts from the disk.
+        let bits = support::bits(&logits);
+        let streamed = Options { expert_cache: Some(1), chunk: Some(7), ..exact(SpecType::Mtp) };
+        let lazy = exact(SpecType::Auto);
+        for options in [exact(SpecType::Mtp), streamed, lazy] {
+            for pieces in [&[1, 1, 1][..], &[20, 1, 17, 30], &[65, 2]] {
+                let mut engine = open(folder.path(), &options);
+                let (_, logits) = drafted(&mut engine, &golden.tokens, pieces, steps);
+                assert!(support::bits(&logits) == bits, "{name} {pieces:?} {options:?}");
+            }
+        }
+        let int8 = Options { activations: ActivationMode::Int8, ..exact(SpecType::Mtp) };
+        let (_, logits) = drafted(&mut open(folder.path(), &int8), &golden.tokens, &[], steps);
+        assert!(logits.iter().all(|l| l.is_finite()), "{name}");
+    }
+}
+
+#[test]
+fn answers_are_those_without_the_layer() {
+    let warm = SamplerOptions { temperature: 0.8, seed: Some(5), ..SamplerOptions::default() };
+    let kinds =
+        [greedy(60), greedy(2), sampled(60, warm.clone()), sampled(40, SamplerOptions { top_k: 4, ..warm })];
+    let mut sums = [0; 2];
+    for name in NAMES {
+        let folder = with_layer(name);
+        let mut plain = model(folder.path(), &options(SpecType::Off, 1));
+        for (draft_max, expert_cache) in [(1, None), (3, Some(2)), (16, None)] {
+            let options = Options { expert_cache, ..options(SpecType::Mtp, draft_max) };
+            let mut drafting = model(folder.path(), &options);
+            for decoding in &kinds {
+                let (expected, _) = answer(&mut plain, "0123/.-", decoding);
+                let (got, [drafted, accepted]) = answer(&mut drafting, "0123/.-", decoding);
+                assert_eq!(got, expected, "{name} {draft_max} {decoding:?}");
+                sums = [sums[0] + drafted, sums[1] + accepted];
+            }
+        }
+    }
+    assert!(sums[0] > 500 && sums[1] > 0, "{sums:?}");
+}
+
+#[test]
+fn the_context_ends_answers_as_it_does_without() {
+    let folder = foreseen();
+    for context in [9, 10, 11, 12, 70] {
+        let open = |spec_type| {
+            let options = Options { context: Some(context), ..options(spec_type, 4) };
+            model(folder.path(), &options)
+        };
+        let (expected, _) = answer(&mut open(SpecType::Off), "0123", &greedy(400));
+        let (got, _) = answer(&mut open(SpecType::Mtp), "0123", &greedy(400));
+        assert_eq!(got, expected, "{context}");
+    }
+}
+
+#[test]
+fn what_is_foreseen_takes_fewer_steps() {
+    let folder = foreseen();
+    let mut plain = model(folder.path(), &options(SpecType::Off, 1));
+    let (expected, _) = answer(&mut plain, "0123", &greedy(100));
+    for draft_max in [1, 4] {
+        let mut drafting = model(folder.path(), &options(SpecType::Mtp, draft_max));
+        let (got, [drafted, accepted]) = answer(&mut drafting, "0123", &greedy(100));
+        assert_eq!((&got, drafted), (&expected, accepted), "{draft_max}");
+        // A step gives all that it verifies and one more.
+        let steps = 99 - accepted;
+        assert!(steps <= 99 / (draft_max as u64 + 1) + 2, "{steps} {draft_max}");
+    }
+}
+
+#[test]
+fn a_scheduler_drafts_with_the_layer() {
+    let folder = foreseen();
+    let request = || moeflux::Request {
+        prompt: vec![15, 16, 17],
+        options: DecodingOptions { logprobs: Some(2), ..greedy(50) },
+        ..moeflux::Request::default()
+    };
+    let (expected, _) = events(folder.path(), SpecType::Off, request());
+    let (got, end) = events(folder.path(), SpecType::Mtp, request());
+    assert_eq!(format!("{got:?}"), format!("{expected:?}"));
+    let usage = end.unwrap().usage;
+    assert!(usage.drafted_tokens > 30 && usage.drafted_tokens == usage.accepted_tokens, "{usage:?}");
+}
+
+#[test]
+fn sessions_keep_what_is_drafted_from() {
+    for name in ["deepseek_v3_basic", "qwen3_next_basic"] {
+        let (folder, golden) = (with_layer(name), golden(name));
+        let tokens = &golden.tokens;
+        let (next, first) = tokens.split_last().unwrap();
+        let mut engine = open(folder.path(), &exact(SpecType::Mtp));
+        let (mut session, expected) = drafted(&mut engine, tokens, &[40], 2);
+        let expected = support::bits(&expected);
+        let logits = |engine: &mut Engine, session: &mut Session| {
+            support::bits(&engine.draft_logits(session, *next, 2).unwrap())
+        };
+        assert!(logits(&mut engine, &mut session) == expected, "{name}: twice");
+
+        let path = folder.path().join("saved");
+        engine.save(&session, &path, "").unwrap();
+        let mut other = open(folder.path(), &exact(SpecType::Mtp));
+        let mut loaded = other.session();
+        other.load(&mut loaded, &path).unwrap();
+        assert!(logits(&mut other, &mut loaded) == expected, "{name}: loaded");
+        // Files do not depend on what drafts.
+        let mut plain = open(folder.path(), &exact(SpecType::Off));
+        let mut session_of_plain = plain.session();
+        plain.load(&mut session_of_plain, &path).unwrap();
+        assert_eq!(session_of_plain.tokens(), first);
+        plain.save(&session_of_plain, &path, "").unwrap();
+        other.load(&mut loaded, &path).unwrap();
+        assert_eq!(loaded.tokens(), first);
+        other.draft_logits(&mut loaded, *next, 2).unwrap();
+
+        // A fork that goes on otherwise changes nothing of its origin, and drafts as if it had been alone.
+        session.checkpoint();
+        let mut fork = session.fork(first.len());
+        engine.eval(&mut fork, &[1, 2, 3], Outputs::Last).unwrap();
+        let forked = support::bits(&engine.draft_logits(&mut fork, 4, 2).unwrap());
+        assert!(logits(&mut engine, &mut session) == expected, "{name}: beside a fork");
+        let alone = [first, &[1, 2, 3, 4]].concat();
+        let (_, alone) = drafted(&mut engine, &alone, &[], 2);
+        assert!(forked == support::bits(&alone), "{name}: a fork");
+        // Back to a checkpoint.
+        engine.eval(&mut session, &[9, 8, 7], Outputs::Last).unwrap();
+        session.restore(first.len()).unwrap();
+        assert!(logits(&mut engine, &mut session) == expected, "{name}: restored");
+        // Elsewhere one hidden state is gone, and what is drafted is something else, but no error.
+        engine.truncate(&mut session, 50).unwrap();
+        let cut = engine.draft_logits(&mut session, tokens[50], 2).unwrap();
+        assert!(cut.len() == 2 * golden.vocab_size && cut.iter().all(|l| l.is_finite()), "{name}");
+    }
+}
+
+#[test]
+fn a_checkpoint_without_such_a_layer_is_named() {
+    let backend = CpuBackend::new(2, None).unwrap();
+    let open = |path: &Path, spec_type| {
+        Engine::open(path, &backend, &Options { spec_type, ..Options::default() }, |_, _| ())
+    };
+    for (name, lacks) in [
+        ("deepseek_v3_basic", "model.layers.3.eh_proj.weight"),
+        ("qwen3_moe_basic", "no layer"),
+        ("qwen3_next_basic", "mtp.fc.weight"),
+    ] {
+        let path = fixtures().join("hf").join(name);
+        let error = open(&path, SpecType::Mtp).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Option { option: "spec_type", .. }), "{text}");
+        assert!(text.contains(name) && text.contains(lacks), "{text}");
+        assert_eq!(open(&path, SpecType::Auto).unwrap().spec_type(), SpecType::Auto);
+    }
+    // A layer that is there but for a tensor is damage.
+    let folder = with_layer("deepseek_v3_basic");
+    let path = folder.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let all = SafeTensors::deserialize(&bytes).unwrap();
+    let rest = all.tensors().into_iter().filter(|(name, _)| name != "model.layers.3.hnorm.weight");
+    let rest = safetensors::serialize(rest, None).unwrap();
+    support::replace(&path, rest);
+    for spec_type in [SpecType::Mtp, SpecType::Auto] {
+        let error = open(folder.path(), spec_type).unwrap_err();
+        assert!(matches!(&error, Error::MissingTensor { tensor, .. } if tensor.contains("hnorm")), "{error}");
+    }
+    open(folder.path(), SpecType::Off).unwrap();
+}
+
+#[test]
+fn the_layer_is_in_the_budget() {
+    let folder = with_layer("deepseek_v3_basic");
+    let least = |spec_type| {
+        let options = Options { spec_type, memory: Some(1), context: Some(128), ..Options::default() };
+        let backend = CpuBackend::new(2, None).unwrap();
+        match TextModel::open(folder.path(), &backend, &options, |_, _| ()) {
+            Err(Error::Budget { minimum, .. }) => minimum,
+            other => panic!("{other:?}"),
+        }
+    };
+    let (off, auto, mtp) = (least(SpecType::Off), least(SpecType::Auto), least(SpecType::Mtp));
+    assert!(off < mtp && auto == mtp, "{off} {auto} {mtp}");
+    let options = Options { memory: Some(mtp), ..options(SpecType::Mtp, 4) };
+    let options = Options { context: Some(128), ..options };
+    answer(&mut model(folder.path(), &options), "0123", &greedy(20));
+}
