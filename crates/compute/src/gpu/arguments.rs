@@ -437,7 +437,7 @@ arguments! {
 
     ["cuda/wide_tokens.cu" WideEnterConstants]
     /// Of `wide_enter`.
-    WideEnterConstants { cols: usize, share: usize, split: bool }
+    WideEnterConstants { cols: usize, share: usize, width: usize, rows: usize, split: bool }
 
     ["cuda/wide.cu" WideLinearConstants]
     /// Of `wide_linear_…`.

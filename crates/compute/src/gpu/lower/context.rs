@@ -45,6 +45,16 @@ pub(super) struct DeferredRoute {
     pub(super) route: Route,
 }
 
+/// Rows as `kernels/cuda/wide_tokens.cu` writes them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Spread {
+    pub(super) x: Value,
+    /// Whether the columns that a lane unpacks are 16 and, 32 further on, 16 more.
+    pub(super) split: bool,
+    /// Tokens of a tile.
+    pub(super) width: usize,
+}
+
 /// A product with a resident weight: x · weightᵀ + bias + residual.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Product {
@@ -78,8 +88,8 @@ pub(super) struct Lowering<'a> {
     pub(super) rows: usize,
     /// What the f16 copy for tensor cores holds.
     pub(super) converted: Option<Value>,
-    /// What it holds as `wide_enter` writes it, and whether lanes' columns are split there.
-    pub(super) spread: Option<(Value, bool)>,
+    /// What it holds as `wide_enter` writes it.
+    pub(super) spread: Option<Spread>,
     /// What the copy in eight bits of a batch, or that in blocks, holds.
     pub(super) entered: Option<Value>,
     /// Norms that the readers of their results make.

@@ -20,23 +20,35 @@ pub(super) fn splits(encoding: &str) -> bool {
     matches!(encoding, "q4_k" | "q5_k" | "q6_k")
 }
 
+/// Where rows go.
+pub(super) enum WideRows {
+    /// To tiles of so many.
+    All { width: usize },
+    /// Each to the places of so many pairs.
+    Shared(usize),
+}
+
 impl Lowering<'_> {
     /// Memory for these kernels, if they are to be used for the batch.
     pub(super) fn wide_scratch(&self) -> Option<TensorScratch> {
         self.tensor_scratch().filter(|_| self.memory.info.warp_groups && self.rows >= WIDE_ROWS)
     }
 
-    /// Writes x (rows, cols) as these kernels take it: each row to its place, or to those of `share` pairs.
+    /// Writes x (rows, cols) as these kernels take it.
     pub(super) fn enter_wide(
         &self,
         scratch: TensorScratch,
         x: Slice,
         [rows, cols]: [usize; 2],
-        share: usize,
+        which: WideRows,
         split: bool,
     ) -> Dispatch {
         let buffers = [x, scratch.places.into(), scratch.x.into(), scratch.scale.into()];
-        let constants = &WideEnterConstants { cols, share, split };
+        let (share, width) = match which {
+            WideRows::All { width } => (0, width),
+            WideRows::Shared(pairs) => (pairs, 0),
+        };
+        let constants = &WideEnterConstants { cols, share, width, rows, split };
         let threads = if cols > 1024 { 256 } else { 128 };
         let launch = Launch { unit: "cuda/wide_tokens", kernel: "wide_enter", buffers: &buffers, constants };
         Dispatch {

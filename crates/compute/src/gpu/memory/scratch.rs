@@ -65,7 +65,7 @@ pub(crate) struct TensorScratch<T = BufferId> {
     pub(crate) tiles: T,
     /// (places), u32: pairs, each expert's from a multiple of [`PANEL_TOKENS`] on.
     pub(crate) list: T,
-    /// (pairs), u32: where each is in the list.
+    /// (pairs, 2), u32: where each is in the list, and its tile.
     pub(crate) places: T,
 }
 
@@ -270,7 +270,7 @@ fn tensor(graph: &Graph, rows: usize) -> TensorScratch<usize> {
                 all.scale = all.scale.max(places * 4);
                 all.tiles = all.tiles.max(most_tiles(pairs, set.experts) * 16);
                 all.list = all.list.max(places * 4);
-                all.places = all.places.max(pairs * 4);
+                all.places = all.places.max(pairs * 8);
             }
             _ => {}
         }

@@ -42,11 +42,9 @@ DEVICE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
                  : "memory");
 }
 
-// A matrix in shared memory: rows of 64 f16, 128 bytes apart, in eights from multiples of 1024 bytes on that are `eight`
-// bytes apart; piece p of 16 bytes of row r stands at p ^ (r % 8). Columns 16 further on are 2 more.
-DEVICE u64 matrix_at(u32 address, u32 eight) {
-    return (u64)1 << 62 | (u64)(eight >> 4) << 32 | (u64)1 << 16 | (address & 0x3ffff) >> 4;
-}
+// A matrix in shared memory: rows of 64 f16, 128 bytes apart, from a multiple of 1024 bytes on; piece p of 16 bytes of row r
+// stands at p ^ (r % 8). Columns 16 further on are 2 more.
+DEVICE u64 matrix_at(u32 address) { return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (address & 0x3ffff) >> 4; }
 
 // Before the first of several products, and after their registers were written.
 DEVICE void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -7,7 +7,7 @@
 struct WideLinearConstants {
     Format weight;
     u32 rows, tokens;
-    // Tokens of a tile, a multiple of eight.
+    // Tokens of a tile, a multiple of eight, as `wide_enter` was told.
     u32 width;
     u32 has_bias, has_residual;
 };
@@ -52,13 +52,13 @@ struct LinearJob {
         float more[4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) more[i] = c.has_bias && i < left ? bias[r + i] : 0.0f;
-        for_results<N>(d, shared, tokens(tile).count, [&](u32 token, const float* values) {
-            const float factor = scale[from + token];
-            const u64 at = (u64)(from + token) * c.rows + r;
+        const auto result = [&](u32 token) { return Result{from + token, scale[from + token]}; };
+        for_results<N>(d, shared, tokens(tile).count, result, [&](const Result& of, const float* values) {
+            const u64 at = (u64)of.row * c.rows + r;
             float v[4];
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                v[i] = values[(threadIdx.x & 3) * 4 + i] * factor + more[i];
+                v[i] = values[(threadIdx.x & 3) * 4 + i] * of.factor + more[i];
                 if (c.has_residual && i < left) v[i] += residual[at + i];
             }
             store_4(out + at, v, left, c.rows % 4 == 0);
@@ -107,12 +107,14 @@ struct GateUpJob : ExpertJob {
         const Tile of = tile_of(tile);
         // A lane takes two columns at a time: of gated ones once, of others twice.
         const u32 inner = c.up.rows, of_lane = gated ? 2 : 4;
-        for_results<N>(d, shared, of.count, [&](u32 token, const float* values) {
+        const auto result = [&](u32 token) {
             const u32 pair = list[of.first + token];
-            const float factor = scale[of.first + token] * (c.weighs ? weights[pair] : 1.0f);
+            return Result{pair, scale[of.first + token] * (c.weighs ? weights[pair] : 1.0f)};
+        };
+        for_results<N>(d, shared, of.count, result, [&](const Result& own, const float* values) {
 #pragma unroll 1
             for (u32 at = (threadIdx.x & 3) * of_lane, end = at + of_lane; at < end; at += 2)
-                two(of.expert, (u64)pair * inner, row(tile) + at, values + at, factor);
+                two(of.expert, (u64)own.row * inner, row(tile) + at, values + at, own.factor);
         });
     }
     // Columns r and the next, of which `values` has gate and, eight further on, up; or up alone.
@@ -156,12 +158,12 @@ struct DownJob : ExpertJob {
         float more[4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) more[i] = c.has_bias && i < left ? bias[(u64)of.expert * hidden + r + i] : 0.0f;
-        for_results<N>(d, shared, of.count, [&](u32 token, const float* values) {
-            const float factor = scale[of.first + token];
+        const auto result = [&](u32 token) { return Result{list[of.first + token], scale[of.first + token]}; };
+        for_results<N>(d, shared, of.count, result, [&](const Result& own, const float* values) {
             float v[4];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) v[i] = values[(threadIdx.x & 3) * 4 + i] * factor + more[i];
-            store_4(out + (u64)list[of.first + token] * hidden + r, v, left, hidden % 4 == 0);
+            for (u32 i = 0; i < 4; i++) v[i] = values[(threadIdx.x & 3) * 4 + i] * own.factor + more[i];
+            store_4(out + (u64)own.row * hidden + r, v, left, hidden % 4 == 0);
         });
     }
 };

@@ -18,9 +18,7 @@ const u32 THREADS = GROUPS * 128;
 const u32 STEP = 128;
 const u32 MOST_TOKENS = 160;
 const u32 STAGES = 4;
-// A step of eight tokens.
-const u32 EIGHT_BYTES = 8 * STEP * 2;
-const u32 STAGE_BYTES = MOST_TOKENS / 8 * EIGHT_BYTES;
+const u32 STAGE_BYTES = MOST_TOKENS * STEP * 2;
 // Results on their way out, of each warp: from a multiple of 1024 bytes on, after the stages.
 const u32 STORED_TOKENS = 32;
 const u32 STORED_STRIDE = 20;
@@ -33,6 +31,9 @@ struct Tokens {
     const u8* x;
     // 0 if there is no such tile.
     u32 count;
+
+    // Of 128 columns, the first 64 of all tokens before the others; tokens are filled up to eights.
+    DEVICE u32 bytes() const { return (count + 7) / 8 * 8 * STEP * 2; }
 };
 
 // Where stages of x and their barriers are in shared memory.
@@ -54,6 +55,7 @@ struct Lane {
 
 typedef typename Weight::Raw Raws[2];
 
+// Beyond the last column everything stays as it is: x is zero there.
 DEVICE void load_rows(Raws& raw, const RowAddress (&rows)[2], u32 step, u32 cols, u32 kind) {
     const Lane lane(step);
     if (!lane.is_within(cols)) return;
@@ -65,17 +67,16 @@ DEVICE void load_rows(Raws& raw, const RowAddress (&rows)[2], u32 step, u32 cols
 struct Fragments {
     u32 v[8][4];
 
-    DEVICE Fragments(const Raws& raw, u32 step, u32 cols) {
+    DEVICE Fragments(const Raws& raw, u32 step) {
         const Lane lane(step);
-        const bool is_within = lane.is_within(cols);
 #pragma unroll
         for (u32 r = 0; r < 2; r++) {
             Columns w;
             Weight::unpack(raw[r], lane.k, lane.h, w);
 #pragma unroll
             for (u32 i = 0; i < 8; i++) {
-                v[i / 2][i % 2 * 2 + r] = is_within ? w.a[i] : 0;
-                v[4 + i / 2][i % 2 * 2 + r] = is_within ? w.b[i] : 0;
+                v[i / 2][i % 2 * 2 + r] = w.a[i];
+                v[4 + i / 2][i % 2 * 2 + r] = w.b[i];
             }
         }
     }
@@ -110,13 +111,13 @@ struct Feeder {
 
     DEVICE void next() {
         if (tokens.count == 0) return;
-        const u32 lane = threadIdx.x & 31, eights = (tokens.count + 7) / 8;
         if (fed >= STAGES) barrier_wait(stages.empty(fed), (fed / STAGES - 1) & 1);
-        if (lane == 0) barrier_expect(stages.full(fed), eights * EIGHT_BYTES);
+        if ((threadIdx.x & 31) == 0) {
+            const u32 bytes = tokens.bytes();
+            barrier_expect(stages.full(fed), bytes);
+            copy_bulk(stages.at(fed), tokens.x + (u64)step * bytes, bytes, stages.full(fed));
+        }
         __syncwarp();
-        if (lane < eights)
-            copy_bulk(stages.at(fed) + lane * EIGHT_BYTES, tokens.x + ((u64)lane * steps + step) * EIGHT_BYTES,
-                      EIGHT_BYTES, stages.full(fed));
         fed++;
         if (++step < steps) return;
         step = 0;
@@ -149,7 +150,7 @@ DEVICE void multiply(const Job& job, u8* shared, const Format& format) {
     Tokens tokens = job.tokens(tile);
     if (tokens.count == 0) return;
     RowAddress rows[2];
-    Raws raw;
+    Raws raw = {};
     job.rows(tile, rows);
     load_rows(raw, rows, 0, cols, format.kind);
     while (tokens.count != 0) {
@@ -160,7 +161,7 @@ DEVICE void multiply(const Job& job, u8* shared, const Format& format) {
 #pragma unroll
             for (int i = 0; i < N / 2; i++) d[i] = 0.0f;
             for (u32 step = 0; step < steps; step++) {
-                const Fragments a(raw, step, cols);
+                const Fragments a(raw, step);
                 if (step + 1 < steps) {
                     load_rows(raw, rows, step + 1, cols, format.kind);
                 } else if (following.count != 0) {
@@ -168,10 +169,10 @@ DEVICE void multiply(const Job& job, u8* shared, const Format& format) {
                     load_rows(raw, rows, 0, cols, format.kind);
                 }
                 barrier_wait(stages.full(taken), taken / STAGES & 1);
-                const u64 x = matrix_at(stages.at(taken), EIGHT_BYTES);
+                const u64 left = matrix_at(stages.at(taken)), right = matrix_at(stages.at(taken) + tokens.bytes() / 2);
                 warpgroup_fence();
 #pragma unroll
-                for (u32 i = 0; i < 8; i++) WarpgroupProduct<N>::add(d, a.v[i], x + i / 4 * (1024 >> 4) + i % 4 * 2);
+                for (u32 i = 0; i < 8; i++) WarpgroupProduct<N>::add(d, a.v[i], (i < 4 ? left : right) + i % 4 * 2);
                 warpgroup_commit();
                 if (threadIdx.x < 32) feeder.next();
                 warpgroup_wait();
@@ -186,16 +187,25 @@ DEVICE void multiply(const Job& job, u8* shared, const Format& format) {
     }
 }
 
-// Calls each(token of the tile, its results of the warp's 16 rows) for a quarter warp of lanes a token: 32 tokens at a time go
-// through the warp's shared memory, so that what is done with them is compiled once for those.
-template <int N, class Each>
-DEVICE void for_results(const float (&d)[N / 2], u8* shared, u32 count, Each each) {
+// What a tile's token is in the results, and what they are multiplied by.
+struct Result {
+    u32 row;
+    float factor;
+};
+
+// Calls each(result, its values of the warp's 16 rows) for every token of the tile, by four lanes each: `result(token)` tells
+// what it is. 32 tokens at a time go through the warp's shared memory, so that this is compiled once for those.
+template <int N, class ResultOf, class Each>
+DEVICE void for_results(const float (&d)[N / 2], u8* shared, u32 count, ResultOf result, Each each) {
     float* own = (float*)(shared + STORED_AT) + threadIdx.x / 32 * (STORED_TOKENS * STORED_STRIDE);
     const u32 lane = threadIdx.x & 31;
     float* to = own + (lane & 3) * 2 * STORED_STRIDE + lane / 4;
+    Result next = result(min(lane, count - 1));
 #pragma unroll
     for (u32 first = 0; first < N; first += STORED_TOKENS) {
         if (first >= count) break;
+        const Result now = next;
+        next = result(min(first + STORED_TOKENS + lane, count - 1));
         __syncwarp();
 #pragma unroll
         for (u32 n = 0; n < STORED_TOKENS / 8 && first + n * 8 < N; n++)
@@ -203,9 +213,12 @@ DEVICE void for_results(const float (&d)[N / 2], u8* shared, u32 count, Each eac
             for (u32 i = 0; i < 4; i++)
                 to[(n * 8 + i % 2) * STORED_STRIDE + i / 2 * 8] = d[(first / 8 + n) * 4 + i];
         __syncwarp();
-#pragma unroll 1
-        for (u32 token = lane / 4; token < min(STORED_TOKENS, count - first); token += 8)
-            each(first + token, own + token * STORED_STRIDE);
+#pragma unroll 2
+        for (u32 eight = 0; eight < STORED_TOKENS; eight += 8) {
+            const u32 token = eight + lane / 4;
+            const Result of = {__shfl_sync(0xffffffffu, now.row, token), __shfl_sync(0xffffffffu, now.factor, token)};
+            if (first + token < count) each(of, own + token * STORED_STRIDE);
+        }
     }
 }
 

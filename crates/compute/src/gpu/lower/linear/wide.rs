@@ -2,9 +2,9 @@
 
 use crate::gpu::arguments::WideLinearConstants;
 use crate::gpu::device::Dispatch;
-use crate::gpu::lower::context::{Launch, Lowering, Product};
+use crate::gpu::lower::context::{Launch, Lowering, Product, Spread};
 use crate::gpu::lower::tensor::kernels_for;
-use crate::gpu::lower::wide::{MOST_TOKENS, TILE_ROWS, splits};
+use crate::gpu::lower::wide::{MOST_TOKENS, TILE_ROWS, WideRows, splits};
 use crate::graph::Precision;
 
 /// Widths of tiles that there is code for.
@@ -28,14 +28,16 @@ impl Lowering<'_> {
         let weight = *self.weight(p.weight);
         let matrix = weight.matrix;
         let encoding = kernels_for(matrix.dtype, matrix.cols).filter(|_| p.precision == Precision::Fast)?;
-        let wanted = Some((p.x, splits(encoding)));
-        let is_there = self.spread == wanted;
-        (self.spread, self.converted) = (wanted, None);
+        let (row_tiles, split) = (matrix.rows.div_ceil(TILE_ROWS), splits(encoding));
+        // Products of one input share its tiles, whose width the first one chooses.
+        let there = self.spread.filter(|there| there.x == p.x && there.split == split);
+        let width =
+            there.map_or_else(|| width(row_tiles, self.rows, self.memory.info.multiprocessors), |t| t.width);
         let shape = [self.rows, matrix.cols];
-        let enter = (!is_there).then(|| self.enter_wide(scratch, self.value(p.x), shape, 0, splits(encoding)));
-
-        let row_tiles = matrix.rows.div_ceil(TILE_ROWS);
-        let width = width(row_tiles, self.rows, self.memory.info.multiprocessors);
+        let enter = there.is_none().then(|| {
+            self.enter_wide(scratch, self.value(p.x), shape, WideRows::All { width }, split)
+        });
+        (self.spread, self.converted) = (Some(Spread { x: p.x, split, width }), None);
         let [a, b, c] = weight.planes;
         let (bias, residual) = (self.optional(p.bias), p.residual.map_or(self.input(0), |r| self.value(r)));
         let buffers = [scratch.x.into(), scratch.scale.into(), a, b, c, bias, residual, self.value(p.out)];
