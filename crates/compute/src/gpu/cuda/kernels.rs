@@ -96,7 +96,7 @@ impl Kernels {
     pub(super) fn runs_code(&self) -> bool {
         let mut loaded = lock(&self.loaded);
         let code = loaded.archive.find("wide_enter")[0].clone();
-        code.is_some_and(|id| loaded.module(&self.driver, &id).is_ok())
+        code.is_some_and(|id| loaded.module(&self.driver, id).is_ok())
     }
 
     /// The kernel of a dispatch, allowed the dynamic shared memory that the dispatch wants. The GPU's context is the calling

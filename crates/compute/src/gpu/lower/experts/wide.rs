@@ -44,7 +44,13 @@ impl Lowering<'_> {
         // The rows are those of pairs from here on.
         (self.converted, self.spread) = (None, None);
         let shape = [self.rows, gate.matrix.cols];
-        body.push(self.enter_wide(scratch, self.value(e.x), shape, WideRows::Shared(e.top_k), splits(inner_encoding)));
+        body.push(self.enter_wide(
+            scratch,
+            self.value(e.x),
+            shape,
+            WideRows::Shared(e.top_k),
+            splits(inner_encoding),
+        ));
 
         let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([self.input(0); 3]);
         let has_bias = e.biases.is_some();
@@ -66,7 +72,13 @@ impl Lowering<'_> {
         let columns = if e.mlp.activation == Activation::SquaredRelu { TILE_ROWS } else { TILE_ROWS / 2 };
         body.push(self.wide(inner_encoding, launch, inner.div_ceil(columns) * most));
 
-        body.push(self.enter_wide(scratch, e.products, [pairs, inner], WideRows::Shared(1), splits(outer_encoding)));
+        body.push(self.enter_wide(
+            scratch,
+            e.products,
+            [pairs, inner],
+            WideRows::Shared(1),
+            splits(outer_encoding),
+        ));
         let constants = &WideDownConstants { part: down.part, has_bias, tiles: most };
         let buffers = [x, scale, list, tiles, slots, table, down_bias, e.outputs];
         let launch = Launch { unit: "cuda/wide", kernel: "wide_down", buffers: &buffers, constants };

@@ -20,8 +20,7 @@ impl Lowering<'_> {
             return None;
         }
         let residual = p.residual.map_or(self.input(0), |r| self.value(r));
-        let buffers =
-            [self.value(p.x), weight.planes[0], self.optional(p.bias), residual, self.value(p.out)];
+        let buffers = [self.value(p.x), weight.planes[0], self.optional(p.bias), residual, self.value(p.out)];
         let constants = &LinearConstants {
             weight: weight.format,
             rows: matrix.rows,

@@ -34,9 +34,9 @@ impl Lowering<'_> {
         let width =
             there.map_or_else(|| width(row_tiles, self.rows, self.memory.info.multiprocessors), |t| t.width);
         let shape = [self.rows, matrix.cols];
-        let enter = there.is_none().then(|| {
-            self.enter_wide(scratch, self.value(p.x), shape, WideRows::All { width }, split)
-        });
+        let enter = there
+            .is_none()
+            .then(|| self.enter_wide(scratch, self.value(p.x), shape, WideRows::All { width }, split));
         (self.spread, self.converted) = (Some(Spread { x: p.x, split, width }), None);
         let [a, b, c] = weight.planes;
         let (bias, residual) = (self.optional(p.bias), p.residual.map_or(self.input(0), |r| self.value(r)));
