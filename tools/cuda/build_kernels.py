@@ -41,6 +41,10 @@ class Unit(NamedTuple):
     # Compiled once for each, if for several.
     encoding: str | None = None
 
+    def target(self) -> str:
+        """Of machine code: what only 9.0 has, warp groups among it, is asked for by name."""
+        return "sm_90a" if self.file == "cuda/wide.cu" else "sm_90"
+
     def definitions(self) -> list[str]:
         e = self.encoding
         return [f"-DDTYPE={e.upper()}", f"-DNAME(f)=f##_{e}", f"-DSUFFIX={e}"] if e else []
@@ -75,13 +79,14 @@ def units() -> list[Unit]:
     names = re.findall(r'"(\w+)"', listed.group(1)) if listed else []
     common = [Unit(name, f"{name}.h") for name in names]
     # Those that the table says have kernels for tensor cores.
-    rows = re.findall(r"^ +X\((\w+), .*, +(\w+), +\w+\)", (KERNELS / "encodings.h").read_text(), re.M)
-    gemm = [Unit(f"gemm_{name}", "cuda/gemm.cu", name) for name, tensor in rows if tensor == "yes"]
+    tensors = re.findall(r"^ +X\((\w+), .*, +(\w+), +\w+\)", (KERNELS / "encodings.h").read_text(), re.M)
+    gemm = [Unit(f"gemm_{name}", "cuda/gemm.cu", name) for name, tensor in tensors if tensor == "yes"]
     rows = re.findall(r"^ +X\((\w+), .*, +(\w+), +\w+, +\w+, +\w+\)", (KERNELS / "encodings.h").read_text(), re.M)
+    wide = [Unit(f"wide_{name}", "cuda/wide.cu", name) for name, tensor in tensors if tensor == "yes"]
     batched = [Unit(f"batched_{name}", "cuda/batched.h", name) for name, few in rows if few == "bytes"]
     panels = [Unit(f"panels_{name}", "cuda/panels.cu", name) for name, few in rows if few == "bytes"]
-    others = ["blocks", "prefill", "flash_attention", "tensor_decode", "early"]
-    return common + gemm + batched + panels + [Unit(name, f"cuda/{name}.cu") for name in others]
+    others = ["blocks", "prefill", "wide_tokens", "exact", "flash_attention", "tensor_decode", "early"]
+    return common + gemm + wide + batched + panels + [Unit(name, f"cuda/{name}.cu") for name in others]
 
 
 def included(file: str, seen: list[str]) -> list[str]:
@@ -122,7 +127,7 @@ def compile_unit(tools: Path, unit: Unit) -> Compiled:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "unit.cu").write_text(f'#include "{unit.file}"\n')
-        for target in (["-arch=compute_80", "--ptx"], ["-arch=sm_90", "-cubin"]):
+        for target in (["-arch=compute_80", "--ptx"], [f"-arch={unit.target()}", "-cubin"]):
             command = [tools / "nvcc", "-std=c++17", "-O3", *target, "-I", KERNELS, *unit.definitions(), "unit.cu"]
             run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
             if run.returncode != 0:

@@ -46,7 +46,7 @@ macro_rules! arguments {
 }
 
 arguments! {
-    ["weights.h" Format, "cuda/matrices.h" Format]
+    ["weights.h" Format, "cuda/matrices.h" Format, "cuda/exact.cu" Format]
     /// A matrix (rows, cols) without its bytes.
     Format {
         /// The code of the encoding, with its parameters: see `kernels/weights.h`.
@@ -251,7 +251,7 @@ arguments! {
     /// Of `embed`.
     EmbedConstants { table: Format }
 
-    ["tiles.h" LinearConstants, "cuda/gemm.cu" LinearConstants]
+    ["tiles.h" LinearConstants, "cuda/gemm.cu" LinearConstants, "cuda/exact.cu" LinearConstants]
     /// Of products with one weight.
     LinearConstants { weight: Format, rows: usize, tokens: usize, has_bias: bool, has_residual: bool }
 
@@ -404,8 +404,8 @@ arguments! {
     /// Of `to_f16`.
     ToF16Constants { rows: usize, cols: usize }
 
-    ["cuda/prefill.cu" SortConstants]
-    /// Of `tensor_sort`.
+    ["cuda/prefill.cu" SortConstants, "cuda/wide_tokens.cu" SortConstants]
+    /// Of `tensor_sort` and `wide_sort`.
     TensorSortConstants {
         pairs: usize,
         experts: usize,
@@ -439,6 +439,29 @@ arguments! {
     ["cuda/gemm.cu" DownConstants, "cuda/panels.cu" DownConstants]
     /// Of `tensor_down_…` and `panel_down_…`.
     TensorDownConstants { part: PartConstants, has_bias: bool }
+
+    ["cuda/wide_tokens.cu" WideEnterConstants]
+    /// Of `wide_enter`.
+    WideEnterConstants { cols: usize, share: usize, width: usize, rows: usize, split: bool }
+
+    ["cuda/wide.cu" WideLinearConstants]
+    /// Of `wide_linear_…`.
+    WideLinearConstants {
+        weight: Format,
+        rows: usize,
+        tokens: usize,
+        width: usize,
+        has_bias: bool,
+        has_residual: bool,
+    }
+
+    ["cuda/wide.cu" WideGateUpConstants]
+    /// Of `wide_gate_up_…`.
+    WideGateUpConstants { products: TensorGateUpConstants, tiles: usize }
+
+    ["cuda/wide.cu" WideDownConstants]
+    /// Of `wide_down_…`.
+    WideDownConstants { part: PartConstants, has_bias: bool, tiles: usize }
 
     ["elementwise.h" ElementConstants]
     /// Of most kernels of elements: `shared` elements of an input of fewer share one of its.

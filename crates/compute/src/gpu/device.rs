@@ -147,6 +147,8 @@ pub struct DeviceInfo {
     pub unified: bool,
     /// Whether it runs the kernels of `kernels/cuda`.
     pub tensor_cores: bool,
+    /// Whether it runs `kernels/cuda/wide.cu`.
+    pub warp_groups: bool,
     /// Whether it runs `kernels/cuda/batched.h`.
     pub byte_matrices: bool,
     /// Whether it runs those of `kernels/metal`.

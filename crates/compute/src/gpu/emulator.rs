@@ -271,6 +271,7 @@ impl Device for Emulator {
             largest_buffer: 1 << 40,
             unified: self.metal,
             tensor_cores: false,
+            warp_groups: false,
             byte_matrices: !self.metal,
             multiprocessors: 8,
             copies_ahead: false,

@@ -210,6 +210,8 @@ mod tests {
         let common = format!("{unit}.h");
         let file = if unit.starts_with("gemm_") {
             "cuda/gemm.cu".to_owned()
+        } else if unit.starts_with("wide_") && unit != "wide_tokens" {
+            "cuda/wide.cu".to_owned()
         } else if unit.starts_with("batched_") {
             "cuda/batched.h".to_owned()
         } else if unit.starts_with("panels_") {
@@ -246,6 +248,7 @@ mod tests {
             (FastPath::Plain, &["product", "products", "batch_plain"]),
             (FastPath::Early, &["early_products", "early_down8"]),
             (FastPath::Tensor, &["tensor_linear", "tensor_gate_up", "tensor_down"]),
+            (FastPath::Tensor, &["wide_linear", "wide_gate_up", "wide_down"]),
         ];
         let archive = Archive::open(CODE_MAJOR);
         for (path, operations) in kernels {

@@ -92,6 +92,13 @@ impl Kernels {
         self.has_code
     }
 
+    /// Whether machine code is there for the GPU and its driver knows the form. The GPU's context is the calling thread's.
+    pub(super) fn runs_code(&self) -> bool {
+        let mut loaded = lock(&self.loaded);
+        let code = loaded.archive.find("wide_enter")[0].clone();
+        code.is_some_and(|id| loaded.module(&self.driver, id).is_ok())
+    }
+
     /// The kernel of a dispatch, allowed the dynamic shared memory that the dispatch wants. The GPU's context is the calling
     /// thread's.
     pub(super) fn get(&self, dispatch: &Dispatch) -> Result<Kernel> {

@@ -348,6 +348,7 @@ impl Device for Cuda {
             copies_ahead: self.kernels().has_code() && self.driver.has_early_edges(),
             unified: false,
             tensor_cores: true,
+            warp_groups: self.kernels().runs_code(),
             byte_matrices: true,
             simdgroup_matrices: false,
         }

@@ -7,7 +7,8 @@ use crate::backend::KvType;
 use crate::gpu::device::{Dispatch, Grid, Order, Slice, Words};
 use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::memory::{
-    BATCH_ROWS, DeviceWeight, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, InputLayout, Memory, PANEL_ROWS, Shape,
+    BATCH_ROWS, DeviceWeight, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, InputLayout, Memory, PANEL_ROWS,
+    PANEL_ROWS_BESIDE_WIDE, Shape,
 };
 use crate::gpu::steps::{Buffers, Step};
 use crate::graph::{ExpertSetId, Graph, Precision, Route, Routing, Value, WeightId};
@@ -44,6 +45,16 @@ pub(super) struct DeferredRoute {
     pub(super) route: Route,
 }
 
+/// Rows as `kernels/cuda/wide_tokens.cu` writes them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Spread {
+    pub(super) x: Value,
+    /// Whether the columns that a lane unpacks are 16 and, 32 further on, 16 more.
+    pub(super) split: bool,
+    /// Tokens of a tile.
+    pub(super) width: usize,
+}
+
 /// A product with a resident weight: x · weightᵀ + bias + residual.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Product {
@@ -77,6 +88,8 @@ pub(super) struct Lowering<'a> {
     pub(super) rows: usize,
     /// What the f16 copy for tensor cores holds.
     pub(super) converted: Option<Value>,
+    /// What it holds as `wide_enter` writes it.
+    pub(super) spread: Option<Spread>,
     /// What the copy in eight bits of a batch, or that in blocks, holds.
     pub(super) entered: Option<Value>,
     /// Norms that the readers of their results make.
@@ -158,6 +171,7 @@ impl<'a> Lowering<'a> {
             run: vec![],
             rows: shape.rows,
             converted: None,
+            spread: None,
             entered: None,
             norms: HashMap::new(),
             choices: HashMap::new(),
@@ -227,7 +241,11 @@ impl<'a> Lowering<'a> {
     /// Whether the kernels for batches of more rows may be used, which multiply bytes on matrix units and find weights in the
     /// same way.
     pub(super) fn is_batch(&self) -> bool {
-        let most = if self.takes_panels() { PANEL_ROWS } else { BATCH_ROWS };
+        let most = match (self.takes_panels(), self.memory.info.warp_groups) {
+            (true, true) => PANEL_ROWS_BESIDE_WIDE,
+            (true, false) => PANEL_ROWS,
+            (false, _) => BATCH_ROWS,
+        };
         let rows = self.most_few() + 1..=most;
         self.memory.info.byte_matrices && rows.contains(&self.rows) && self.memory.finds_weights()
     }

@@ -15,6 +15,7 @@ mod recurrent;
 mod rows;
 mod streams;
 mod tensor;
+mod wide;
 
 pub(super) use self::context::{Launch, Piece};
 

@@ -40,7 +40,7 @@ impl Lowering<'_> {
         if self.converted == Some(x) {
             return None;
         }
-        self.converted = Some(x);
+        (self.converted, self.spread) = (Some(x), None);
         Some(self.to_f16(scratch, self.value(x), [self.rows, x.width()]))
     }
 

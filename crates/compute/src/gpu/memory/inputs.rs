@@ -33,6 +33,10 @@ pub(crate) const FEW_ROWS_BESIDE_PANELS: usize = 8;
 pub(crate) const BATCH_ROWS: usize = 256;
 /// Rows up to which `kernels/cuda/panels.cu` multiplies f16, where that is used; more are multiplied in wider tiles.
 pub(crate) const PANEL_ROWS: usize = 512;
+/// The same where `kernels/cuda/wide.cu` multiplies more.
+pub(crate) const PANEL_ROWS_BESIDE_WIDE: usize = 256;
+/// Rows from which that is used, where panels are not.
+pub(crate) const WIDE_ROWS: usize = 64;
 /// Rows times parts of their keys for which there is room: few rows with many parts, or more rows with fewer.
 pub(crate) const ROW_SPLITS: usize = 8 * MOST_SPLITS;
 /// Keys in each of the parts that attention of few rows is divided into, and the most parts.

@@ -23,16 +23,17 @@ pub(super) use expert_layout::{ExpertMatrix, all_bytes};
 pub(super) use experts::DeviceExperts;
 pub(super) use hand_over::HandOver;
 pub(super) use inputs::{
-    BATCH_ROWS, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, InputLayout, PANEL_ROWS, Shape, Turn,
+    BATCH_ROWS, Ending, FEW_ROWS, FEW_ROWS_BESIDE_PANELS, InputLayout, PANEL_ROWS, PANEL_ROWS_BESIDE_WIDE,
+    Shape, Turn, WIDE_ROWS,
 };
 use inputs::{page_numbers, turns};
 use logits::Logits;
 pub(super) use ngrams::{NGramTable, PART_BYTES};
 pub(super) use scratch::{
     AttentionScratch, BATCH_PAIRS, BatchScratch, BucketScratch, ExpertScratch, MOST_TILED_EXPERTS,
-    PANEL_TILE, PANEL_TOKENS, PanelScratch, QuantizedScratch, SCALED_COLUMNS, SCORED_ROWS, TENSOR_TILE, TILE,
-    TensorScratch, device_scratch_bytes, most_batch_tiles, most_blocks, most_panel_tiles, most_places,
-    most_tiles,
+    PANEL_COLUMNS, PANEL_TILE, PANEL_TOKENS, PanelScratch, QuantizedScratch, SCALED_COLUMNS, SCORED_ROWS,
+    TENSOR_TILE, TILE, TensorScratch, device_scratch_bytes, most_batch_tiles, most_blocks, most_panel_tiles,
+    most_places, most_tiles,
 };
 use scratch::{IndexScratch, Scratch};
 use state::State;

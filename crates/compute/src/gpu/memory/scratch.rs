@@ -57,12 +57,16 @@ pub(crate) struct BucketScratch<T = BufferId> {
 /// Of kernels for tensor cores.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TensorScratch<T = BufferId> {
-    /// f16 copy of the activations of a product.
+    /// f16 copy of the activations of a product, of rows or of pairs sorted by expert.
     pub(crate) x: T,
     /// What each of its rows was divided by, f32.
     pub(crate) scale: T,
     /// Tiles of pairs: (tiles, 4), u32.
     pub(crate) tiles: T,
+    /// (places), u32: pairs, each expert's from a multiple of [`PANEL_TOKENS`] on.
+    pub(crate) list: T,
+    /// (pairs, 2), u32: where each is in the list, and its tile.
+    pub(crate) places: T,
 }
 
 /// The experts' products in eight bits: their bytes, then scale and sum of each block.
@@ -168,8 +172,9 @@ impl Scratch {
             grids: alloc(buckets.grids)?,
         };
         let tensor = if tensor_cores {
-            let TensorScratch { x, scale, tiles } = tensor;
-            Some(TensorScratch { x: alloc(x)?, scale: alloc(scale)?, tiles: alloc(tiles)? })
+            let TensorScratch { x, scale, tiles, list, places } = tensor;
+            let (x, scale, tiles) = (alloc(x)?, alloc(scale)?, alloc(tiles)?);
+            Some(TensorScratch { x, scale, tiles, list: alloc(list)?, places: alloc(places)? })
         } else {
             None
         };
@@ -253,21 +258,24 @@ fn experts(graph: &Graph, rows: usize) -> (ExpertScratch<usize>, BucketScratch<u
 }
 
 fn tensor(graph: &Graph, rows: usize) -> TensorScratch<usize> {
-    let (mut values, mut scales, mut tiles) = (4, rows, 1);
+    let mut all = TensorScratch { x: 4, scale: rows * 4, tiles: 16, list: 4, places: 4 };
     for node in graph.nodes() {
         match node.op {
-            Op::Linear(LinearOp { x, .. }) => values = values.max(rows * x.width()),
+            Op::Linear(LinearOp { x, .. }) => all.x = all.x.max(f16_bytes(rows, x.width())),
             Op::MoeExperts(MoeExpertsOp { x, routing, experts, .. }) => {
                 let set = &graph.expert_sets()[experts.0];
                 let pairs = rows * routing.top_k();
-                values = values.max(rows * x.width()).max(pairs * set.width());
-                scales = scales.max(pairs);
-                tiles = tiles.max(most_tiles(pairs, set.experts));
+                let places = most_places(pairs, set.experts);
+                all.x = all.x.max(f16_bytes(places, x.width().max(set.width())));
+                all.scale = all.scale.max(places * 4);
+                all.tiles = all.tiles.max(most_tiles(pairs, set.experts) * 16);
+                all.list = all.list.max(places * 4);
+                all.places = all.places.max(pairs * 8);
             }
             _ => {}
         }
     }
-    TensorScratch { x: values * 2, scale: scales * 4, tiles: tiles * 16 }
+    all
 }
 
 fn quantized(graph: &Graph, rows: usize) -> QuantizedScratch<usize> {
@@ -302,18 +310,15 @@ fn batch(graph: &Graph, rows: usize) -> BatchScratch<usize> {
 
 fn panels(graph: &Graph, rows: usize) -> PanelScratch<usize> {
     let rows = rows.min(PANEL_ROWS);
-    let block_bytes = |rows: usize, cols: usize| {
-        rows.next_multiple_of(PANEL_TOKENS) * cols.next_multiple_of(PANEL_COLUMNS) * 2
-    };
     let mut all = PanelScratch { x: 4, scale: rows * 4, list: 4, tiles: 16, products: 4 };
     for node in graph.nodes() {
         match node.op {
-            Op::Linear(LinearOp { x, .. }) => all.x = all.x.max(block_bytes(rows, x.width())),
+            Op::Linear(LinearOp { x, .. }) => all.x = all.x.max(f16_bytes(rows, x.width())),
             Op::MoeExperts(MoeExpertsOp { x, routing, experts, .. }) => {
                 let set = &graph.expert_sets()[experts.0];
                 let pairs = rows * routing.top_k();
                 let places = most_places(pairs, set.experts);
-                all.x = all.x.max(block_bytes(places, x.width().max(set.width())));
+                all.x = all.x.max(f16_bytes(places, x.width().max(set.width())));
                 all.scale = all.scale.max(places * 4);
                 all.list = all.list.max(places * 4);
                 all.tiles = all.tiles.max(most_panel_tiles(pairs, set.experts) * 16);
@@ -323,6 +328,11 @@ fn panels(graph: &Graph, rows: usize) -> PanelScratch<usize> {
         }
     }
     all
+}
+
+/// Bytes of rows as f16, filled up as kernels for matrix units take them.
+fn f16_bytes(rows: usize, cols: usize) -> usize {
+    rows.next_multiple_of(PANEL_TOKENS) * cols.next_multiple_of(PANEL_COLUMNS) * 2
 }
 
 /// Places of pairs that are sorted by expert, each expert's from a multiple of [`PANEL_TOKENS`] on, at most.
@@ -386,7 +396,8 @@ pub(super) fn buffer_bytes(graph: &Graph, rows: usize, tensor_cores: bool, room:
     all.extend([b.list, b.blocks, b.grids, q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles]);
     all.extend([chosen, score_bytes(room, rows)]);
     if tensor_cores {
-        all.extend([t.x, t.scale, t.tiles, p.x, p.scale, p.list, p.tiles, p.products]);
+        all.extend([t.x, t.scale, t.tiles, t.list, t.places]);
+        all.extend([p.x, p.scale, p.list, p.tiles, p.products]);
     }
     all
 }
@@ -406,6 +417,7 @@ pub(crate) fn device_scratch_bytes(graph: &Graph, rows: usize) -> usize {
     let experts = [e.gates, e.ups, e.products, e.outputs, b.list, b.blocks, b.grids];
     let bytes = [q.bytes, q.scales, s.bytes, s.scales, s.factors, s.tiles];
     let scratch = attention.into_iter().chain(experts).chain(bytes).chain([t.x, t.scale, t.tiles, chosen]);
+    let scratch = scratch.chain([t.list, t.places]);
     let scratch = scratch.chain([p.x, p.scale, p.list, p.tiles, p.products]);
     let values = widths.saturating_mul(rows).saturating_mul(size_of::<f32>());
     scratch.fold(values, usize::saturating_add)

@@ -290,6 +290,7 @@ impl Device for Metal {
             largest_buffer: self.device.maxBufferLength() as u64,
             unified: true,
             tensor_cores: false,
+            warp_groups: false,
             byte_matrices: false,
             // Metal does not say.
             multiprocessors: 32,

@@ -5,6 +5,7 @@ mod few;
 mod panels;
 mod place;
 mod tensor;
+mod wide;
 
 use self::few::FewExperts;
 use self::place::ChosenExperts;
@@ -145,6 +146,8 @@ impl Lowering<'_> {
         } else if let Some(few) = self.few_experts(&few) {
             (summed, ready, hands) = (few.summed, few.ready, few.hands);
             few.body
+        } else if let Some(body) = self.wide_experts(&on_tensor_cores) {
+            body
         } else if let Some(body) = self.tensor_experts(&on_tensor_cores) {
             body
         } else {

@@ -42,7 +42,7 @@ impl Lowering<'_> {
         let experts = self.graph.expert_sets()[e.set.0].experts;
         let most = most_tiles(pairs, experts);
         // A body runs once for each of several groups of experts, so that nothing is left over from before it.
-        self.converted = None;
+        (self.converted, self.spread) = (None, None);
         let mut body: Vec<Dispatch> = self.convert(scratch, e.x).into_iter().collect();
 
         let constants = &TensorSortConstants {

@@ -3,10 +3,12 @@
 
 mod batch;
 mod early;
+mod exact;
 mod few;
 mod panels;
 mod pieces;
 mod tensor;
+mod wide;
 
 pub(super) use self::batch::{batch_span, batch_tokens, of_tokens};
 pub(super) use self::early::MOST_COPIED;
@@ -23,14 +25,19 @@ impl Lowering<'_> {
             return;
         }
         self.flush_products();
-        if let Some(mut list) = self.tensor_linear(&p) {
+        let (enter, dispatch) = if let Some(wide) = self.wide_linear(&p) {
+            wide
+        } else if let Some(mut list) = self.tensor_linear(&p) {
             return self.run.append(&mut list);
-        }
-        let dispatch = self.linear(&p);
+        } else {
+            (None, self.exact_linear(&p).unwrap_or_else(|| self.linear(&p)))
+        };
         // Products of one input do not wait for each other.
         let apart = p.residual.is_none_or(|r| !before.outs.contains(&r))
             && !before.residuals.contains(&self.value(p.out));
-        let order = if before.x == Some(p.x) && apart { Order::Beside } else { Order::After };
+        let beside = before.x == Some(p.x) && apart && enter.is_none();
+        let order = if beside { Order::Beside } else { Order::After };
+        self.run.extend(enter);
         let mut siblings = if order == Order::Beside { before } else { Siblings::default() };
         siblings.x = Some(p.x);
         siblings.outs.push(p.out);

@@ -1,0 +1,69 @@
+//! Lowering of products to `kernels/cuda/wide.cu`.
+
+use crate::gpu::arguments::WideLinearConstants;
+use crate::gpu::device::Dispatch;
+use crate::gpu::lower::context::{Launch, Lowering, Product, Spread};
+use crate::gpu::lower::tensor::kernels_for;
+use crate::gpu::lower::wide::{MOST_TOKENS, TILE_ROWS, WideRows, splits};
+use crate::graph::Precision;
+
+/// Widths of tiles that there is code for.
+const WIDTHS: [usize; 6] = [32, 64, 96, 128, 144, MOST_TOKENS];
+/// What a tile takes beside its tokens, in tokens.
+const TILE_COST: usize = 190;
+
+/// Tokens of a tile: those that end soonest, where `multiprocessors` work on a tile each.
+fn width(row_tiles: usize, tokens: usize, multiprocessors: usize) -> usize {
+    let cost = |width: &usize| {
+        let turns = (row_tiles * tokens.div_ceil(*width)).div_ceil(multiprocessors);
+        turns * (TILE_COST + *width)
+    };
+    WIDTHS.into_iter().min_by_key(cost).expect("there are widths")
+}
+
+impl Lowering<'_> {
+    /// A linear layer, and what brings its input into the kernels' form unless it is; nothing if the kernels do not suit it.
+    pub(super) fn wide_linear(&mut self, p: &Product) -> Option<(Option<Dispatch>, Dispatch)> {
+        let scratch = self.wide_scratch()?;
+        let weight = *self.weight(p.weight);
+        let matrix = weight.matrix;
+        let encoding = kernels_for(matrix.dtype, matrix.cols).filter(|_| p.precision == Precision::Fast)?;
+        let (row_tiles, split) = (matrix.rows.div_ceil(TILE_ROWS), splits(encoding));
+        // Products of one input share its tiles, whose width the first one chooses.
+        let there = self.spread.filter(|there| there.x == p.x && there.split == split);
+        let width =
+            there.map_or_else(|| width(row_tiles, self.rows, self.memory.info.multiprocessors), |t| t.width);
+        let shape = [self.rows, matrix.cols];
+        let enter = there
+            .is_none()
+            .then(|| self.enter_wide(scratch, self.value(p.x), shape, WideRows::All { width }, split));
+        (self.spread, self.converted) = (Some(Spread { x: p.x, split, width }), None);
+        let [a, b, c] = weight.planes;
+        let (bias, residual) = (self.optional(p.bias), p.residual.map_or(self.input(0), |r| self.value(r)));
+        let buffers = [scratch.x.into(), scratch.scale.into(), a, b, c, bias, residual, self.value(p.out)];
+        let constants = &WideLinearConstants {
+            weight: weight.format,
+            rows: matrix.rows,
+            tokens: self.rows,
+            width,
+            has_bias: p.bias.is_some(),
+            has_residual: p.residual.is_some(),
+        };
+        let launch = Launch { unit: "cuda/wide", kernel: "wide_linear", buffers: &buffers, constants };
+        Some((enter, self.wide(encoding, launch, row_tiles * self.rows.div_ceil(width))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn widths_leave_few_multiprocessors_without_work() {
+        assert_eq!(width(22, 2048, 132), 128);
+        assert_eq!(width(3, 2048, 132), 64);
+        assert_eq!(width(11, 2048, 132), 96);
+        assert_eq!(width(22, 8192, 132), 160);
+        assert_eq!(width(1, 40, 132), 32);
+    }
+}

@@ -1,0 +1,65 @@
+//! What lowering to the kernels of `kernels/cuda/wide.cu` has in common, for devices with warp groups: products of many rows.
+//!
+//! As those of `tensor`, with activations as `wide_enter` writes them.
+
+use super::context::{Launch, Lowering, named};
+use crate::gpu::arguments::WideEnterConstants;
+use crate::gpu::device::{Dispatch, Slice};
+use crate::gpu::memory::{PANEL_COLUMNS, TensorScratch, WIDE_ROWS};
+
+/// Weight rows of a tile.
+pub(super) const TILE_ROWS: usize = 192;
+/// Tokens of a tile, at most.
+pub(super) const MOST_TOKENS: usize = 160;
+const THREADS: u32 = 384;
+/// Threadgroup memory: four stages of 128 columns of tokens, results of twelve warps, and what is lost until a multiple of 1024.
+const SHARED: u32 = 4 * 160 * 128 * 2 + 12 * 32 * 20 * 4 + 1024;
+
+/// Whether the columns that a lane unpacks are 16 and, 32 further on, 16 more: `SPLIT` of `kernels/cuda/unpack.h`.
+pub(super) fn splits(encoding: &str) -> bool {
+    matches!(encoding, "q4_k" | "q5_k" | "q6_k")
+}
+
+/// Where rows go.
+pub(super) enum WideRows {
+    /// To tiles of so many.
+    All { width: usize },
+    /// Each to the places of so many pairs.
+    Shared(usize),
+}
+
+impl Lowering<'_> {
+    /// Memory for these kernels, if they are to be used for the batch.
+    pub(super) fn wide_scratch(&self) -> Option<TensorScratch> {
+        self.tensor_scratch().filter(|_| self.memory.info.warp_groups && self.rows >= WIDE_ROWS)
+    }
+
+    /// Writes x (rows, cols) as these kernels take it.
+    pub(super) fn enter_wide(
+        &self,
+        scratch: TensorScratch,
+        x: Slice,
+        [rows, cols]: [usize; 2],
+        which: WideRows,
+        split: bool,
+    ) -> Dispatch {
+        let buffers = [x, scratch.places.into(), scratch.x.into(), scratch.scale.into()];
+        let (share, width) = match which {
+            WideRows::All { width } => (0, width),
+            WideRows::Shared(pairs) => (pairs, 0),
+        };
+        let constants = &WideEnterConstants { cols, share, width, rows, split };
+        let threads = if cols > 1024 { 256 } else { 128 };
+        let launch = Launch { unit: "cuda/wide_tokens", kernel: "wide_enter", buffers: &buffers, constants };
+        Dispatch {
+            shared: (cols.next_multiple_of(PANEL_COLUMNS) * 2) as u32,
+            ..launch.over([rows, 1, 1], threads)
+        }
+    }
+
+    /// A product in `tiles` tiles.
+    pub(super) fn wide(&self, encoding: &str, launch: Launch<'_>, tiles: usize) -> Dispatch {
+        let groups = tiles.min(self.memory.info.multiprocessors);
+        Dispatch { shared: SHARED, ..named(launch.over([groups, 1, 1], THREADS), encoding) }
+    }
+}
