@@ -435,6 +435,23 @@ arguments! {
     /// Of `tensor_down_…` and `panel_down_…`.
     TensorDownConstants { part: PartConstants, has_bias: bool }
 
+    ["cuda/ring.h" RingConstants]
+    /// How groups divide experts whose weights pass through threadgroup memory.
+    RingConstants {
+        tiles: usize,
+        /// Warps that share a panel's columns, and teams of such warps.
+        warps: usize,
+        teams: usize,
+    }
+
+    ["cuda/expert_panels.cu" StreamGateUpConstants]
+    /// Of `stream_gate_up_…`.
+    StreamGateUpConstants { product: TensorGateUpConstants, ring: RingConstants }
+
+    ["cuda/expert_panels.cu" StreamDownConstants]
+    /// Of `stream_down_…`.
+    StreamDownConstants { part: PartConstants, ring: RingConstants }
+
     ["elementwise.h" ElementConstants]
     /// Of most kernels of elements: `shared` elements of an input of fewer share one of its.
     ElementConstants { count: usize, number: f32, shared: usize }
