@@ -641,7 +641,7 @@ mod tests {
         let mut all = vec![];
         for declaration in body.split(';').map(str::trim).filter(|declaration| !declaration.is_empty()) {
             let (of, names) = declaration.split_once(' ').unwrap();
-            let of = if of == "u32" { "uint" } else { of };
+            let of = if matches!(of, "u32" | "unsigned") { "uint" } else { of };
             for name in names.split(',').map(str::trim) {
                 match name.split_once('[') {
                     Some((name, count)) => {
