@@ -463,6 +463,23 @@ arguments! {
     /// Of `wide_down_…`.
     WideDownConstants { part: PartConstants, has_bias: bool, tiles: usize }
 
+    ["cuda/ring.h" RingConstants]
+    /// How groups divide experts whose weights pass through threadgroup memory.
+    RingConstants {
+        tiles: usize,
+        /// Warps that share a panel's columns, and teams of such warps.
+        warps: usize,
+        teams: usize,
+    }
+
+    ["cuda/expert_panels.cu" StreamGateUpConstants]
+    /// Of `stream_gate_up_…`.
+    StreamGateUpConstants { product: TensorGateUpConstants, ring: RingConstants }
+
+    ["cuda/expert_panels.cu" StreamDownConstants]
+    /// Of `stream_down_…`.
+    StreamDownConstants { part: PartConstants, ring: RingConstants }
+
     ["elementwise.h" ElementConstants]
     /// Of most kernels of elements: `shared` elements of an input of fewer share one of its.
     ElementConstants { count: usize, number: f32, shared: usize }
@@ -654,7 +671,7 @@ mod tests {
         let mut all = vec![];
         for declaration in body.split(';').map(str::trim).filter(|declaration| !declaration.is_empty()) {
             let (of, names) = declaration.split_once(' ').unwrap();
-            let of = if of == "u32" { "uint" } else { of };
+            let of = if matches!(of, "u32" | "unsigned") { "uint" } else { of };
             for name in names.split(',').map(str::trim) {
                 match name.split_once('[') {
                     Some((name, count)) => {

@@ -216,6 +216,8 @@ mod tests {
             "cuda/batched.h".to_owned()
         } else if unit.starts_with("panels_") {
             "cuda/panels.cu".to_owned()
+        } else if unit.starts_with("expert_panels_") {
+            "cuda/expert_panels.cu".to_owned()
         } else if kernels().join(&common).exists() {
             common
         } else {
@@ -258,6 +260,14 @@ mod tests {
                     assert!(archive.owners.contains_key(kernel.as_str()), "{kernel}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn experts_that_pass_through_shared_memory_have_kernels() {
+        let archive = Archive::open(CODE_MAJOR);
+        for kernel in ["stream_gate_up_q4_k", "stream_down_q4_k", "stream_gate_up_q6_k", "stream_down_q6_k"] {
+            assert!(archive.owners.contains_key(kernel), "{kernel}");
         }
     }
 

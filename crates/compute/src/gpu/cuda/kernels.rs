@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::archive::{Archive, ImageId};
 use super::driver::{Driver, Function, Module, attribute, call};
 use crate::gpu::device::Dispatch;
-use crate::gpu::kernels::{BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, PANELS_UNIT, TENSOR_DECODE_UNIT};
+use crate::gpu::kernels::{
+    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, PANELS_UNIT, TENSOR_DECODE_UNIT,
+};
 use crate::{Error, Result};
 
 /// So much shared memory a block has without asking, beside what any kernel declares.
@@ -114,9 +116,14 @@ impl Kernels {
             set(attribute::FUNCTION_DYNAMIC_SHARED_BYTES, dispatch.shared as c_int)?;
             kernel.shared_bytes = dispatch.shared;
         }
-        // As much for all kernels of decoding: such as ask for different parts are not there together.
-        if !kernel.divided && DECODING_UNITS.contains(&dispatch.unit) {
-            set(attribute::FUNCTION_SHARED_PERCENT, SHARED_PERCENT)?;
+        // As much for all kernels of decoding, but for those that live on it: such as ask for different parts are not there
+        // together.
+        let percent = match dispatch.unit {
+            EXPERT_PANELS_UNIT => Some(100),
+            unit => DECODING_UNITS.contains(&unit).then_some(SHARED_PERCENT),
+        };
+        if let Some(percent) = percent.filter(|_| !kernel.divided) {
+            set(attribute::FUNCTION_SHARED_PERCENT, percent)?;
             kernel.divided = true;
         }
         Ok(*kernel)

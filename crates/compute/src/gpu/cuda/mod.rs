@@ -27,12 +27,15 @@ use kernels::{Kernel, Kernels};
 use profile::EventProfile;
 
 use super::device::{BufferId, Device, DeviceInfo, Dispatch, Grid, Order, RecordingId, Slice};
-use super::kernels::{BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, PANELS_UNIT, TENSOR_DECODE_UNIT};
+use super::kernels::{
+    BATCHED_UNIT, BLOCKS_UNIT, EARLY_UNIT, EXPERT_PANELS_UNIT, PANELS_UNIT, TENSOR_DECODE_UNIT,
+};
 use crate::backend::{DeviceCounts, KernelTime};
 use crate::{Error, Result};
 
 /// Units of `kernels/cuda` whose kernels wait for the dispatch before them by themselves, as the common ones do.
-const WAITING_UNITS: [&str; 5] = [TENSOR_DECODE_UNIT, EARLY_UNIT, BATCHED_UNIT, PANELS_UNIT, BLOCKS_UNIT];
+const WAITING_UNITS: [&str; 6] =
+    [TENSOR_DECODE_UNIT, EARLY_UNIT, BATCHED_UNIT, PANELS_UNIT, EXPERT_PANELS_UNIT, BLOCKS_UNIT];
 
 /// Bytes of pinned memory that small transfers pass through.
 const STAGING_BYTES: usize = 4 << 20;

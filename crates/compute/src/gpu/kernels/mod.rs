@@ -66,7 +66,9 @@ pub(super) const BATCHED_UNIT: &str = "cuda/batched";
 
 /// Products on tensor cores whose weights go straight into registers: compiled once for each encoding.
 pub(super) const PANELS_UNIT: &str = "cuda/panels";
-/// Activations as those take them.
+/// The same of experts, whose weights pass through shared memory: compiled once for each encoding.
+pub(super) const EXPERT_PANELS_UNIT: &str = "cuda/expert_panels";
+/// Activations as panels take them.
 pub(super) const BLOCKS_UNIT: &str = "cuda/blocks";
 
 /// Units that only Metal has.

@@ -186,6 +186,8 @@ pub fn moe_experts_of_many_shapes() -> Vec<Case> {
         moe_case(5, 1, [F32, Q8_0, F32], 64, 50),
         moe_case(5, 3, [F32, F32, Q8_0], 50, 64),
         moe_case(3, 2, [Q4_K, Q6_K, Q8_0], 256, 32),
+        // Rows enough for several groups that share them.
+        moe_case(3, 2, [Q4_K, Q4_K, Q6_K], 512, 256),
         moe_case(
             3,
             1,

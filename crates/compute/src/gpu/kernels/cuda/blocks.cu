@@ -20,9 +20,9 @@ struct BlocksConstants {
 };
 
 // x (…, cols) f32, normalised if that is asked for → out, blocks of eight rows × eight columns as `panels.cu` takes them, each
-// row times a power of two that brings its largest value to 2^14..2^15; scale (rows) by which its products are to be
-// multiplied. A row that is not finite stays so. Rows of the result are those of x, or those of the list's pairs. Grid: rows;
-// cols a multiple of 8.
+// row times a power of two that brings its largest value to 2^9..2^10, so that sums of a few are f16 too; scale (rows) by which
+// its products are to be multiplied. A row that is not finite stays so. Rows of the result are those of x, or those of the
+// list's pairs. Grid: rows; cols a multiple of 8.
 extern "C" __global__ void __launch_bounds__(256)
     blocks_of(const float* x, const float* weight, const u32* list, uint4* out, float* scale,
               const __grid_constant__ BlocksConstants c) {
@@ -57,13 +57,13 @@ extern "C" __global__ void __launch_bounds__(256)
     largest = squares = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < 8; i++) largest = fmaxf(largest, of_warps[0][i]), squares += of_warps[1][i];
-    // 2^(exponent − 14) and its inverse from the exponent's bits; none for rows of zeros, subnormals and infinities.
+    // 2^(exponent − 9) and its inverse from the exponent's bits; none for rows of zeros, subnormals and infinities.
     const u32 exponent = __float_as_uint(largest) >> 23;
     const bool plain = exponent > 20 && exponent < 250;
-    const float up = plain ? __uint_as_float((268 - exponent) << 23) : 1.0f;
+    const float up = plain ? __uint_as_float((263 - exponent) << 23) : 1.0f;
     // The norm's factor is the same for all of a row.
     const float factor = c.norm.has_norm ? rsqrtf(squares / (float)c.cols + c.norm.eps) : 1.0f;
-    if (threadIdx.x == 0) scale[row] = (plain ? __uint_as_float((exponent - 14) << 23) : 1.0f) * factor;
+    if (threadIdx.x == 0) scale[row] = (plain ? __uint_as_float((exponent - 9) << 23) : 1.0f) * factor;
     const u32 eights = (c.cols + 127) / 128 * 16;
     uint4* to = out + (u64)(row / 8) * eights * 8 + row % 8;
     for (u32 i = threadIdx.x; i < eights; i += 256) {

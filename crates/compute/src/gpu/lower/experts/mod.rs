@@ -4,6 +4,8 @@ mod batch;
 mod few;
 mod panels;
 mod place;
+mod ring;
+mod streamed;
 mod tensor;
 mod wide;
 
@@ -139,7 +141,9 @@ impl Lowering<'_> {
             out: self.value(out),
         };
         let (mut summed, mut ready, mut hands) = (false, usize::MAX, false);
-        let mut body = if let Some(body) = self.panel_experts(&few) {
+        let mut body = if let Some(body) = self.streamed_experts(&few) {
+            body
+        } else if let Some(body) = self.panel_experts(&few) {
             body
         } else if let Some(body) = self.batch_experts(&few) {
             body

@@ -18,7 +18,7 @@ impl Lowering<'_> {
     pub(super) fn panel_experts(&mut self, e: &FewExperts<'_>) -> Option<Vec<Dispatch>> {
         let scratch = self.panel_scratch()?;
         let [gate_name, down_name] = self.few_encodings(e.set)?;
-        let [gate, up, down] = e.parts;
+        let [gate, up, _] = e.parts;
         let experts = self.graph.expert_sets()[e.set.0].experts;
         if experts > MOST_TILED_EXPERTS {
             return None;
@@ -43,7 +43,7 @@ impl Lowering<'_> {
         body.push(self.value_blocks(scratch, e.x, BlockRows::Shared(top_k), places));
 
         let none = self.input(0);
-        let [gate_bias, up_bias, down_bias] = e.biases.unwrap_or([none; 3]);
+        let [gate_bias, up_bias, _] = e.biases.unwrap_or([none; 3]);
         let has_bias = e.biases.is_some();
         let ActivationConstants { kind, alpha, limit } = e.mlp.activation.into();
         let constants = &TensorGateUpConstants {
@@ -62,12 +62,26 @@ impl Lowering<'_> {
         let grid = [up.matrix.rows.div_ceil(outputs), most, 1];
         body.push(Dispatch { shared: PANEL_SHARED, ..named(launch.over(grid, THREADS), gate_name) });
 
-        body.push(self.place_blocks(scratch, products, [places, up.matrix.rows]));
-        let constants = &TensorDownConstants { part: down.part, has_bias };
-        let buffers = [x, scale, list, tiles, slots, table, down_bias, e.outputs];
-        let launch = Launch { unit: PANELS_UNIT, kernel: "panel_down", buffers: &buffers, constants };
-        let grid = [down.matrix.rows.div_ceil(GROUP_WARPS * 2 * PANEL), most, 1];
-        body.push(Dispatch { shared: PANEL_SHARED, ..named(launch.over(grid, THREADS), down_name) });
+        body.extend(self.panel_down(scratch, e, down_name));
         Some(body)
+    }
+
+    /// Down's products of pairs in tiles, from those of gate and up.
+    pub(super) fn panel_down(&self, scratch: PanelScratch, e: &FewExperts<'_>, name: &str) -> [Dispatch; 2] {
+        let down = &e.parts[2];
+        let experts = self.graph.expert_sets()[e.set.0].experts;
+        let pairs = self.rows * e.routing.top_k();
+        let (slots, table) =
+            (self.memory.experts.slots(), self.memory.experts.table(e.set, [self.rows, pairs]));
+        let PanelScratch { x, scale, list, tiles, products } = scratch;
+        let [x, scale, list, tiles, products] = [x, scale, list, tiles, products].map(Slice::from);
+        let blocks = self.place_blocks(scratch, products, [most_places(pairs, experts), down.matrix.cols]);
+        let bias = e.biases.map_or(self.input(0), |biases| biases[2]);
+        let constants = &TensorDownConstants { part: down.part, has_bias: e.biases.is_some() };
+        let buffers = [x, scale, list, tiles, slots, table, bias, e.outputs];
+        let launch = Launch { unit: PANELS_UNIT, kernel: "panel_down", buffers: &buffers, constants };
+        let groups = down.matrix.rows.div_ceil(GROUP_WARPS * 2 * PANEL);
+        let product = launch.over([groups, most_panel_tiles(pairs, experts), 1], THREADS);
+        [blocks, Dispatch { shared: PANEL_SHARED, ..named(product, name) }]
     }
 }

@@ -23,6 +23,9 @@ const FEW_PLAIN_ROWS: usize = 512;
 pub(super) const MOST_PARTS: usize = 3;
 /// Groups that a large device runs at once: beyond, warps make more outputs each.
 const GROUPS: usize = 264;
+/// Rows that may read weights once for all, and the bytes that are otherwise read again from which they do.
+const SHARING_ROWS: usize = 4;
+const MOST_AGAIN: usize = 12 << 20;
 /// Stands for a weight that is not there.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -108,6 +111,19 @@ impl Lowering<'_> {
         ProductPart { format, planes: planes.map(unit), bias, rows: matrix.rows, groups, span }
     }
 
+    /// Whether few rows read these weights once for all of them, by the kernels for batches, which give the same bits: where that
+    /// took less time on an H100.
+    fn shares_weights(&self, products: &[Product]) -> bool {
+        let matrices = || products.iter().map(|p| self.weight(p.weight).matrix);
+        let bytes: usize = matrices().map(|m| m.rows * m.dtype.row_bytes(0, m.cols).unwrap_or(0)).sum();
+        let again = bytes.saturating_mul(self.rows - 1);
+        let suits = self.memory.info.copies_ahead && self.memory.info.byte_matrices;
+        suits
+            && self.rows >= SHARING_ROWS
+            && again >= MOST_AGAIN
+            && matrices().all(|m| m.dtype == DType::Q4_K)
+    }
+
     /// The buffer of all weights.
     pub(super) fn all_weights(&self, p: &Product) -> Slice {
         self.weight(p.weight).planes[0].buffer.into()
@@ -138,7 +154,7 @@ impl Lowering<'_> {
         if let Some(scratch) = self.panel_scratch() {
             return self.panel_products(&waiting, scratch);
         }
-        if self.is_batch() {
+        if self.is_batch() || self.shares_weights(&waiting) {
             return self.batch_products(&waiting);
         }
         let (x, norm) = self.entering(first.x);

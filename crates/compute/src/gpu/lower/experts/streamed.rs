@@ -1,0 +1,104 @@
+//! Lowering of routed experts to `kernels/cuda/expert_panels.cu`, on devices that copy to threadgroup memory by themselves.
+
+use super::few::FewExperts;
+use super::ring::{MOST_WARPS, PANELS, Ring};
+use crate::DType;
+use crate::gpu::arguments::{
+    ActivationConstants, StreamDownConstants, StreamGateUpConstants, TensorGateUpConstants,
+    TensorSortConstants,
+};
+use crate::gpu::device::{Dispatch, Order, Slice};
+use crate::gpu::kernels::EXPERT_PANELS_UNIT;
+use crate::gpu::lower::context::{Launch, Lowering};
+use crate::gpu::memory::{
+    ExpertMatrix, MOST_TILED_EXPERTS, PANEL_TILE, PANEL_TOKENS, PanelScratch, most_panel_tiles, most_places,
+};
+use crate::graph::{Activation, MatrixSpec, Weighted};
+
+/// Rows up to which these kernels are faster than panels, of down less if its weights are cheap to unpack.
+const MOST_ROWS: usize = 256;
+const MOST_ROWS_OF_DOWN: usize = 128;
+/// Columns of a warp.
+const COLUMNS: usize = 256;
+/// Bytes of a warp's sums, two of 16 tokens of each panel, and of its activations' of Q6_K.
+const KEPT: usize = 2 * PANELS * 16 * 16 * 4;
+const ACTIVATION_SUMS: usize = 2 * 16 * 8 * 4;
+
+/// How groups multiply a matrix of which a unit has `panels` panels a team; nothing if it does not suit the kernels.
+fn ring(matrix: &ExpertMatrix, panels: usize, tiles: usize) -> Option<Ring> {
+    let MatrixSpec { dtype, cols, .. } = matrix.matrix;
+    let sums = if dtype == DType::Q6_K { ACTIVATION_SUMS } else { 0 };
+    let suits = cols.is_multiple_of(COLUMNS) && cols / COLUMNS <= MOST_WARPS;
+    Ring::new(matrix, [panels, cols / COLUMNS], tiles, KEPT + sums).filter(|_| suits)
+}
+
+impl Lowering<'_> {
+    /// Outputs of all pairs whose experts are present; nothing if the kernels do not suit them.
+    pub(super) fn streamed_experts(&mut self, e: &FewExperts<'_>) -> Option<Vec<Dispatch>> {
+        let scratch = self.panel_scratch().filter(|_| self.memory.info.copies_ahead)?;
+        let [gate, up, down] = e.parts;
+        let experts = self.graph.expert_sets()[e.set.0].experts;
+        let top_k = e.routing.top_k();
+        let pairs = self.rows * top_k;
+        let (places, most) = (most_places(pairs, experts), most_panel_tiles(pairs, experts));
+        let first = ring(up, 1, most).filter(|_| gate.matrix.dtype == up.matrix.dtype)?;
+        let second = ring(down, PANELS, most)
+            .filter(|_| self.rows <= MOST_ROWS_OF_DOWN || down.matrix.dtype == DType::Q6_K);
+        let [_, down_name] = self.few_encodings(e.set)?;
+        let suits = experts <= MOST_TILED_EXPERTS
+            && self.rows <= MOST_ROWS
+            && e.biases.is_none()
+            && e.mlp.activation != Activation::SquaredRelu;
+        if !suits {
+            return None;
+        }
+        let counts = [self.rows, pairs];
+        let (slots, table) = (self.memory.experts.slots(), self.memory.experts.table(e.set, counts));
+        let [ids, weights] = self.routing(e.routing);
+        let PanelScratch { x, scale, list, tiles, products } = scratch;
+        let [x, scale, list, tiles, products] = [x, scale, list, tiles, products].map(Slice::from);
+
+        // A body runs once for each of several groups of experts, so that nothing is left over from before it.
+        self.entered = None;
+        let mut body: Vec<Dispatch> = self.enter_blocks(scratch, e.x).into_iter().collect();
+        let constants = &TensorSortConstants {
+            pairs,
+            experts,
+            tiles: most,
+            tokens: PANEL_TILE,
+            align: PANEL_TOKENS,
+            places,
+        };
+        let buffers = [table, ids, list, tiles];
+        let sort = Launch { unit: "cuda/prefill", kernel: "tensor_sort", buffers: &buffers, constants };
+        body.push(Dispatch { order: Order::Beside, ..sort.over([1, 1, 1], 1024) });
+
+        let ActivationConstants { kind, alpha, limit } = e.mlp.activation.into();
+        let product = TensorGateUpConstants {
+            gate: gate.part,
+            up: up.part,
+            share: top_k,
+            has_bias: false,
+            activation: kind,
+            alpha,
+            limit,
+            weighs: e.mlp.weighted == Weighted::Input,
+        };
+        let buffers = [x, scale, list, tiles, slots, table, weights, products];
+        let constants = &StreamGateUpConstants { product, ring: first.constants };
+        let launch =
+            Launch { unit: EXPERT_PANELS_UNIT, kernel: "stream_gate_up", buffers: &buffers, constants };
+        body.push(self.over_ring(launch, &first));
+        let Some(second) = second else {
+            // The blocks are those of pairs from here on.
+            self.entered = None;
+            body.extend(self.panel_down(scratch, e, down_name));
+            return Some(body);
+        };
+        let buffers = [products, list, tiles, slots, table, e.outputs];
+        let constants = &StreamDownConstants { part: down.part, ring: second.constants };
+        let launch = Launch { unit: EXPERT_PANELS_UNIT, kernel: "stream_down", buffers: &buffers, constants };
+        body.push(self.over_ring(launch, &second));
+        Some(body)
+    }
+}
