@@ -9,7 +9,6 @@ mod pieces;
 mod tensor;
 
 pub(super) use self::batch::{batch_span, batch_tokens, of_tokens};
-pub(super) use self::early::MOST_COPIED;
 
 use super::context::{Launch, Lowering, Product, Siblings, THREADS, WARPS};
 use crate::gpu::arguments::LinearConstants;
