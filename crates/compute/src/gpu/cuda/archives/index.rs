@@ -60,5 +60,5 @@
     unit!("prefill", "9053a3dff1131ec7", ["tensor_sort", "to_f16"]),
     unit!("flash_attention", "40c4ceb64b5774fd", ["tensor_attention_128", "tensor_attention_256", "tensor_attention_64"]),
     unit!("tensor_decode", "51bec2f3f53c77de", ["tensor_decode_128", "tensor_decode_64"]),
-    unit!("early", "042c864a5b3b09f4", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
+    unit!("early", "13e0caaa34bb0bea", ["early_down8_q4_k", "early_down8_q5_k", "early_down8_q6_k", "early_down8_q8_0", "early_products_mixed", "early_products_q4_k", "early_products_q5_k", "early_products_q6_k", "early_products_q8_0"]),
 ]
