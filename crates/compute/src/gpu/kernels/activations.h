@@ -110,8 +110,9 @@ DEVICE float enter_piece(CTX, const Entering e, uint i, uint pieces, SPTR(uint) 
     total += (int)lane_xor(ctx, (uint)total, 1u);
     total += (int)lane_xor(ctx, (uint)total, 2u);
     if (i < pieces) {
-        words[2 * i] = packed[0];
-        words[2 * i + 1] = packed[1];
+        const uint to = word_at(2 * i);
+        words[to] = packed[0];
+        words[to + 1] = packed[1];
         if (i % 4 == 0) {
             scales[i / 2] = d;
             scales[i / 2 + 1] = d * (float)total;
@@ -120,7 +121,7 @@ DEVICE float enter_piece(CTX, const Entering e, uint i, uint pieces, SPTR(uint) 
     return squares;
 }
 
-// A row x of `cols` columns, a multiple of 32, as bytes with scales: of x ⊙ weight if there is a norm. Products are to be
+// A row x of `cols` columns, a multiple of 32, as bytes with scales, quads at `quad_at`: of x ⊙ weight if there is a norm. Products are to be
 // multiplied by the result, the norm's factor, which all elements share. `scratch` holds a float a warp. `e` is what
 // `entering` gave. All threads of the group take part.
 DEVICE float enter_bytes(CTX, const NormConstants c, GPTR(const float) x, GPTR(const float) weight, uint cols,

@@ -25,8 +25,7 @@ KERNEL_AHEAD(batch_enter, BatchEnterConstants, (const float, x), (const float, w
     if (ctx.thread() == 0) factors[row] = factor;
     const GPTR(uchar) to = bytes + (ulong)row * c.cols;
     for (uint i = ctx.thread(); i < c.cols / 16; i += ctx.threads()) {
-        const Word4 w = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
-        store_u32x4(to, 16 * i, w);
+        store_u32x4(to, 16 * i, load_u32x4(words, quad_at(i) * 4));
     }
     for (uint i = ctx.thread(); i < c.cols / 16; i += ctx.threads()) scales[(ulong)row * (c.cols / 16) + i] = own_scales[i];
 }

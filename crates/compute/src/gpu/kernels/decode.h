@@ -82,7 +82,7 @@ DEVICE Gathered<G> gather(CTX, const Queries<G> q, const Loaded<U> loaded, Gathe
 }
 
 struct DecodeMemory {
-    // (G + 1, DIM): queries and the new key.
+    // (G + 2, DIM): queries, the new key and its value.
     SPTR(float) heads;
     // (8 warps, G, DIM), and of each warp and query maximum and sum.
     SPTR(float) mixed;
@@ -115,6 +115,17 @@ DEVICE Loaded<U> load_keys(CTX, const DecodeConstants c, const DecodeBuffers b, 
     return l;
 }
 
+// Brings nearer what `load_keys` will read from `base` on, as far as it is of one page: one lane asks for keys, one for values.
+template <uint DIM, uint U>
+DEVICE void ask_keys(CTX, const DecodeConstants c, const DecodeBuffers b, const KeyRange of, uint base) {
+    if (ctx.lane() >= 2 || base >= of.end) return;
+    uint count = 32 / (DIM / 8) * U;
+    if (count > of.end - base) count = of.end - base;
+    if (count > PAGE - base % PAGE) count = PAGE - base % PAGE;
+    const ulong from = place_of(b.pages, of.at, base, c.kv_heads, of.kv_head) * DIM * 2;
+    prefetch((ctx.lane() == 0 ? b.keys : b.values) + from, count * DIM * 2);
+}
+
 template <uint DIM, uint G>
 DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const DecodeMemory m) {
     constexpr uint TEAM = DIM / 8, TEAMS = 32 / TEAM, AT_ONCE = G == 4 ? 2 : 4, WARPS = 8;
@@ -134,16 +145,22 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
     // What is in the cache has been there since before this token.
     uint base = begin + warp * TEAMS * AT_ONCE;
     Loaded<AT_ONCE> l = load_keys<DIM, AT_ONCE>(ctx, c, b, keys, base, own);
+    ask_keys<DIM, AT_ONCE>(ctx, c, b, keys, base + step);
+    if (warp == 0 && c.q_norm) warp_prefetch(ctx, GCAST(const uchar, b.q_weight), 4 * DIM);
+    if (warp == 1 && c.k_norm) warp_prefetch(ctx, GCAST(const uchar, b.k_weight), 4 * DIM);
     after_previous(ctx);
 
     const GPTR(const float) angles = b.angles + (ulong)row * c.pairs * 2;
-    for (uint h = warp; h < G + 1; h += ctx.warps()) {
+    for (uint h = warp; h < G + 2; h += ctx.warps()) {
         if (h < queries) {
             prepare_head<DIM>(ctx, c, b.q + ((ulong)row * c.heads + head0 + h) * DIM, c.q_norm, b.q_weight, c.q_eps,
                               angles, m.heads + h * DIM);
         } else if (h == G && newest) {
             prepare_head<DIM>(ctx, c, b.k + ((ulong)row * c.kv_heads + kv_head) * DIM, c.k_norm, b.k_weight, c.k_eps,
                               angles, m.heads + h * DIM);
+        } else if (h == G + 1 && newest) {
+            const GPTR(const float) from = b.v + ((ulong)row * c.kv_heads + kv_head) * DIM;
+            for (uint i = lane; i < DIM; i += 32) m.heads[h * DIM + i] = from[i];
         }
     }
     barrier(ctx);
@@ -161,6 +178,7 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
     g.sum = 0.0f;
     for (; base < end; base += step) {
         const Loaded<AT_ONCE> next = load_keys<DIM, AT_ONCE>(ctx, c, b, keys, base + step, own);
+        ask_keys<DIM, AT_ONCE>(ctx, c, b, keys, base + 2 * step);
         g = gather<DIM, G, AT_ONCE>(ctx, q, l, g);
         l = next;
     }
@@ -171,7 +189,7 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
 #pragma unroll
         for (uint j = 0; j < 8; ++j) {
             key.v[j] = m.heads[G * DIM + own + j];
-            value.v[j] = b.v[((ulong)row * c.kv_heads + kv_head) * DIM + own + j];
+            value.v[j] = m.heads[(G + 1) * DIM + own + j];
         }
 #pragma unroll
         for (uint u = 0; u < AT_ONCE; ++u) {
@@ -257,7 +275,7 @@ DEVICE void decode(CTX, const DecodeConstants c, const DecodeBuffers b, const De
                  (const float, q_weight), (const float, k_weight), (const float, angles), (const Place, places),       \
                  (const uint, pages), (const float, sinks), (uchar, keys), (uchar, values), (float, stats),            \
                  (float, out)) {                                                                                       \
-        SHARED(float, heads, (G + 1) * DIM);                                                                           \
+        SHARED(float, heads, (G + 2) * DIM);                                                                           \
         SHARED(float, mixed, 8 * G * DIM);                                                                             \
         SHARED(float, maxima, 8 * G);                                                                                  \
         SHARED(float, sums, 8 * G);                                                                                    \

@@ -225,7 +225,7 @@ DEVICE Word4 load_loose(GPTR(const uchar) p, uint offset) {
 DEVICE Word4 load_any(GPTR(const uchar) p, uint offset) { return load_loose(p, offset); }
 // The bytes of high and low that the low three bits of each of the lowest four nibbles name.
 DEVICE uint pick(uint low, uint high, uint nibbles) { return __byte_perm(low, high, nibbles & 0x7777); }
-// Starts bringing `bytes` bytes from p on nearer; they are of no buffer that kernels write. One lane of a warp asks.
+// Starts bringing `bytes` bytes from p on nearer, to a cache that all groups share. One lane of a warp asks for each run.
 DEVICE void prefetch(GPTR(const uchar) p, uint bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const ulong from = (ulong)p & ~15ul;

@@ -33,7 +33,7 @@ DEVICE void hand_row(CTX, const DeskRows c, uint row, GPTR(const float) x, GPTR(
     const float factor =
         enter_bytes(ctx, c.norm, from, norm, cols, words, scales, scratch, entering(ctx, c.norm, from, norm, cols));
     const GPTR(uint) to = desk + (c.first + row * desk_row_words(cols));
-    for (uint i = ctx.thread(); i < cols / 4; i += ctx.threads()) to[i] = words[i];
+    for (uint i = ctx.thread(); i < cols / 4; i += ctx.threads()) to[i] = words[word_at(i)];
     for (uint i = ctx.thread(); i < cols / 16; i += ctx.threads()) to[cols / 4 + i] = as_uint(scales[i]);
     if (ctx.thread() == 0) to[cols / 4 + cols / 16] = as_uint(factor);
 }

@@ -24,6 +24,20 @@ struct DecodeConstants {
 template <uint DIM>
 DEVICE void prepare_head(CTX, const DecodeConstants c, GPTR(const float) from, bool normed,
                          GPTR(const float) weight, float eps, GPTR(const float) angles, SPTR(float) to) {
+    // All that is read of pairs is under way together; beyond them, the first one.
+    constexpr uint EACH = DIM / 64;
+    float ones[EACH], others[EACH], one_weights[EACH], other_weights[EACH], cosines[EACH], sines[EACH];
+#pragma unroll
+    for (uint n = 0; n < EACH; ++n) {
+        const uint own = ctx.lane() + 32 * n, i = own < c.pairs ? own : 0;
+        const uint first = c.interleaved ? 2 * i : i, second = c.interleaved ? 2 * i + 1 : i + c.pairs;
+        ones[n] = from[first];
+        others[n] = from[second];
+        one_weights[n] = normed ? (float)weight[first] : 1.0f;
+        other_weights[n] = normed ? (float)weight[second] : 1.0f;
+        cosines[n] = angles[2 * i];
+        sines[n] = angles[2 * i + 1];
+    }
     float factor = 1.0f;
     if (normed) {
         float squares = 0.0f;
@@ -31,13 +45,14 @@ DEVICE void prepare_head(CTX, const DecodeConstants c, GPTR(const float) from, b
         for (uint i = ctx.lane(); i < DIM; i += 32) squares += from[i] * from[i];
         factor = inverse_sqrt(lane_sum(ctx, squares) * (1.0f / (float)DIM) + eps);
     }
-    for (uint i = ctx.lane(); i < c.pairs; i += 32) {
+#pragma unroll
+    for (uint n = 0; n < EACH; ++n) {
+        const uint i = ctx.lane() + 32 * n;
+        if (i >= c.pairs) continue;
         const uint first = c.interleaved ? 2 * i : i, second = c.interleaved ? 2 * i + 1 : i + c.pairs;
-        const float a = normed ? from[first] * factor * weight[first] : (float)from[first];
-        const float b = normed ? from[second] * factor * weight[second] : (float)from[second];
-        const float cosine = angles[2 * i], sine = angles[2 * i + 1];
-        to[first] = a * cosine - b * sine;
-        to[second] = b * cosine + a * sine;
+        const float a = ones[n] * factor * one_weights[n], b = others[n] * factor * other_weights[n];
+        to[first] = a * cosines[n] - b * sines[n];
+        to[second] = b * cosines[n] + a * sines[n];
     }
     for (uint i = 2 * c.pairs + ctx.lane(); i < DIM; i += 32) {
         to[i] = normed ? from[i] * factor * weight[i] : (float)from[i];

@@ -11,13 +11,20 @@ struct Activations {
     GPTR(const float) scales;
 };
 
+// In threadgroup memory quads, sixteen columns, are not in order: lanes read quads of pieces side by side, which lie 32, 64
+// or 128 bytes apart and would meet the same banks. Within eight quads, where quad q is depends on q / 8 alone.
 struct LocalActivations {
     SPTR(const uint) words;
     SPTR(const float) scales;
 };
 
+DEVICE uint quad_at(uint quad) { return quad ^ ((quad >> 3 & 1) * 5 | (quad >> 3 & 2)); }
+DEVICE uint word_at(uint word) { return quad_at(word / 4) * 4 + word % 4; }
+
 DEVICE Word4 columns16(const Activations x, uint column) { return load_u32x4(x.bytes, column); }
-DEVICE Word4 columns16(const LocalActivations x, uint column) { return load_u32x4(x.words, column / 4); }
+DEVICE Word4 columns16(const LocalActivations x, uint column) {
+    return load_u32x4(x.words, quad_at(column / 16) * 4);
+}
 
 // Scale and scaled sum of blocks b and b + 1; b is even.
 DEVICE Float4 scales_of(const Activations x, uint b) {

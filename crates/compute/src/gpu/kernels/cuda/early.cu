@@ -52,9 +52,26 @@ DEVICE void copy_ahead(CTX, uchar* to, const uchar* from, uint bytes, ulong* bar
 #endif
 }
 
-// A row of each pair's down · x with the router's weights, from copies of the group's rows: N pairs a team at once.
+// Words of a pair's activations in shared memory: `quad_at` keeps them within eight quads.
+DEVICE uint pair_words(uint cols) { return (cols / 4 + 31) / 32 * 32; }
+
+// Brings the activations of a token's pairs, from pair `first` on, to shared memory.
+DEVICE void bring_pairs(CTX, const EarlyDownConstants& c, const DownBuffers& b, uint first, uint* words, float* scales) {
+    const uint quads = c.part.format.cols / 16, stride = pair_words(c.part.format.cols);
+    const uchar* const bytes = b.bytes + (ulong)first * c.part.format.cols;
+    const float* const from = b.scales + (ulong)first * quads;
+    for (uint i = ctx.thread(); i < c.top_k * quads; i += ctx.threads()) {
+        const Word4 w = load_u32x4(bytes, 16 * i);
+        *(uint4*)(words + i / quads * stride + quad_at(i % quads) * 4) = make_uint4(w.x, w.y, w.z, w.w);
+        scales[i] = from[i];
+    }
+}
+
+// A row of each pair's down · x with the router's weights, from copies of the group's rows and of the pairs' activations: N
+// pairs a team at once.
 template <uint D, uint N, uint TEAM>
-DEVICE float early_row(CTX, const EarlyDownConstants& c, const DownBuffers& b, const uchar* rows, uint first) {
+DEVICE float early_row(CTX, const EarlyDownConstants& c, const DownBuffers& b, const uchar* rows, const uint* words,
+                       const float* scales, uint first) {
     constexpr uint TEAMS = 32 / TEAM, EACH = N * TEAMS;
     const uint pieces = pieces_of<D>(c.part.format), cols = c.part.format.cols, stride = c.part.format.strides[0];
     const uint lane = ctx.lane() % TEAM, own = ctx.lane() / TEAM, count = c.top_k;
@@ -70,7 +87,7 @@ DEVICE float early_row(CTX, const EarlyDownConstants& c, const DownBuffers& b, c
             for (uint n = 0; n < N; ++n) {
                 const uint rank = k + n * TEAMS + own, pair = rank < count ? rank : count - 1;
                 const Row row = {rows + (pair * ctx.warps() + ctx.warp()) * stride, nullptr, nullptr};
-                const Activations x = {b.bytes + (first + pair) * cols, b.scales + (first + pair) * (cols / 32) * 2};
+                const LocalActivations x = {words + pair * pair_words(cols), scales + pair * (cols / 16)};
                 sums.v[n] += piece_dot<D>(raw_of<D>(c.part.format, row, p), chunk_of<D>(x, p), p);
             }
         }
@@ -86,7 +103,8 @@ DEVICE float early_row(CTX, const EarlyDownConstants& c, const DownBuffers& b, c
 }
 
 // Experts' down · x, x (pairs, cols), summed over each token's pairs with the router's weights, + residual → out (tokens,
-// rows). A warp makes an output. `rows` holds top_k · warps rows. Grid: (rows / warps, tokens).
+// rows). A warp makes an output. `rows` holds top_k · warps rows, then the activations of top_k pairs, words and scales. Grid:
+// (rows / warps, tokens).
 template <uint D>
 DEVICE void early_down8(CTX, const EarlyDownConstants& c, const DownBuffers& b, const float* logits, uchar* rows,
                         ulong* bar) {
@@ -100,16 +118,17 @@ DEVICE void early_down8(CTX, const EarlyDownConstants& c, const DownBuffers& b, 
         copy_ahead(ctx, rows + rank * bytes, expert_row(b.slots, slot, c.part, first_row).plane0, bytes, bar);
     }
     after_previous(ctx);
-#if __CUDA_ARCH__ < 900
-    barrier(ctx);
-#endif
+    const uint pairs = token * c.top_k, cols = c.part.format.cols;
+    uint* const words = (uint*)(rows + c.top_k * bytes);
+    float* const scales = (float*)(words + c.top_k * pair_words(cols));
     const ulong at = (ulong)token * c.part.rows + row;
     const float residual = c.has_residual ? b.residual[at] : 0.0f;
+    bring_pairs(ctx, c, b, pairs, words, scales);
+    barrier(ctx);
     await_copies(bar);
     // Half a warp has enough lanes for a short row.
-    const uint first = token * c.top_k;
-    const float total = pieces_of<D>(c.part.format) <= 16 ? early_row<D, 4, 16>(ctx, c, b, rows, first)
-                                                          : early_row<D, 4, 32>(ctx, c, b, rows, first);
+    const float total = pieces_of<D>(c.part.format) <= 16 ? early_row<D, 4, 16>(ctx, c, b, rows, words, scales, pairs)
+                                                          : early_row<D, 4, 32>(ctx, c, b, rows, words, scales, pairs);
     if (ctx.lane() == 0) b.out[at] = total + residual;
 }
 

@@ -6,7 +6,6 @@ use crate::gpu::device::{Dispatch, Slice};
 use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::kernels::EARLY_UNIT;
 use crate::gpu::lower::context::{DeferredRoute, Launch, Lowering, WARPS, named};
-use crate::gpu::lower::linear::MOST_COPIED;
 use crate::gpu::memory::{ExpertMatrix, QuantizedScratch, SCALED_COLUMNS};
 use crate::gpu::steps::Step;
 use crate::graph::{ExpertMlp, ExpertSetId, Routing, Score, Value, Weighted};
@@ -16,6 +15,12 @@ const THREADS: u32 = 256;
 /// As `WARP_EXPERTS` and `WARP_CHOSEN` of `kernels/routing.h`.
 const WARP_EXPERTS: usize = 128;
 const WARP_CHOSEN: usize = 32;
+
+/// Columns of eight quads, as `quad_at` of `kernels/pieces.h` orders them.
+const QUADS_COLUMNS: usize = 128;
+/// Threadgroup memory for copies of down weights and for activations, at most: two groups find room in the half of a
+/// multiprocessor's memory that groups get.
+const MOST_COPIED_DOWN: usize = 56 << 10;
 
 /// Routed experts with their sum.
 pub(super) struct FewExperts<'a> {
@@ -99,13 +104,16 @@ impl Lowering<'_> {
             && route.top_k <= WARP_CHOSEN;
         let encoded = kernel_name(down.matrix.dtype, FastPath::Early).is_some();
         let each = WARPS * down.matrix.dtype.row_bytes(0, down.matrix.cols).ok()?;
+        // Bytes of a pair's activations, whose quads stay within eight of them, and their scales.
+        let entered = down.matrix.cols.next_multiple_of(QUADS_COLUMNS) + down.matrix.cols / 4;
+        let taken = (each + entered) * route.top_k;
         let suits = self.memory.info.copies_ahead
             && by_logits
             && encoded
             && down.matrix.rows.is_multiple_of(WARPS)
             && each.is_multiple_of(16)
-            && each * route.top_k <= MOST_COPIED;
-        suits.then_some((each * route.top_k) as u32)
+            && taken <= MOST_COPIED_DOWN;
+        suits.then_some(taken as u32)
     }
 
     /// Routed experts with activations of eight bits; nothing if the kernels do not suit them.

@@ -6,7 +6,7 @@ use crate::gpu::encodings::{FastPath, kernel_name};
 use crate::gpu::lower::context::{Lowering, Product, WARPS};
 
 /// Threadgroup memory for copies, at most: with what kernels have besides, no more than a group gets without asking.
-pub(in crate::gpu::lower) const MOST_COPIED: usize = 44 << 10;
+const MOST_COPIED: usize = 44 << 10;
 /// Copies begin and end at such bytes.
 pub(super) const COPY_UNIT: usize = 16;
 
