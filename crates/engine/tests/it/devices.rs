@@ -123,7 +123,11 @@ fn a_model_that_fits_one_device_leaves_the_others_alone() {
         open(&fixture.path, &limited([1 << 30, 0]), &Options::default()).model().experts.total_bytes();
     // Neither holds it alone: then both do, each with all experts of its layers.
     let options = Options { chunk: Some(16), context: Some(64), ..Options::default() };
-    let whole = (10..).map(|n| n * experts / 10).find(|memory| {
+    let least = match Engine::open(&fixture.path, &limited([1000; 2]), &options, |_, _| ()) {
+        Err(Error::DeviceBudget { minimum, .. }) => minimum,
+        other => panic!("a thousand bytes: {:?}", other.err()),
+    };
+    let whole = (1..20).map(|n| least + n * experts / 10).find(|memory| {
         let backend = limited([*memory; 2]);
         let Ok(mut engine) = Engine::open(&fixture.path, &backend, &options, |_, _| ()) else { return false };
         let mut session = engine.session();
