@@ -85,18 +85,18 @@ fn sessions_move_between_one_device_and_several() {
         let tokens = &fixture.golden().tokens[..12];
         let [one, several] = [emulator(GpuOptions::default()), row(2, GpuOptions::default())];
         let file = folder.path().join("session");
+        let options = Options { sequences: 2, kv_tokens: Some(256), ..f32_options() };
         let mut logits = vec![];
         for (first, second) in [(&one, &several), (&several, &one)] {
-            let mut engine = open(&fixture.path, first, &f32_options());
+            let mut engine = open(&fixture.path, first, &options);
             let mut session = engine.session();
             engine.eval(&mut session, &tokens[..9], Outputs::Last).unwrap();
             engine.save(&session, &file, "").unwrap();
-            let mut engine = open(&fixture.path, second, &f32_options());
+            let mut engine = open(&fixture.path, second, &options);
             let mut session = engine.session();
             engine.load(&mut session, &file).unwrap_or_else(|e| panic!("{name}: {e}"));
-            let fork = session.fork(9);
+            let mut fork = session.fork(9);
             logits.push(bits(&engine.eval(&mut session, &tokens[9..], Outputs::All).unwrap()));
-            let mut fork = fork;
             logits.push(bits(&engine.eval(&mut fork, &tokens[9..], Outputs::All).unwrap()));
         }
         assert!(logits.windows(2).all(|pair| pair[0] == pair[1]), "{name}");
@@ -123,12 +123,13 @@ fn a_model_that_fits_one_device_leaves_the_others_alone() {
         open(&fixture.path, &limited([1 << 30, 0]), &Options::default()).model().experts.total_bytes();
     // Neither holds it alone: then both do, each with all experts of its layers.
     let options = Options { chunk: Some(16), context: Some(64), ..Options::default() };
-    let whole = (10..).map(|n| n * experts / 10).find(|memory| {
+    let least = match Engine::open(&fixture.path, &limited([1000; 2]), &options, |_, _| ()) {
+        Err(Error::DeviceBudget { minimum, .. }) => minimum,
+        other => panic!("a thousand bytes: {:?}", other.err()),
+    };
+    let whole = (1..20).map(|n| least + n * experts / 10).find(|memory| {
         let backend = limited([*memory; 2]);
-        let mut engine = match Engine::open(&fixture.path, &backend, &options, |_, _| ()) {
-            Ok(engine) => engine,
-            Err(_) => return false,
-        };
+        let Ok(mut engine) = Engine::open(&fixture.path, &backend, &options, |_, _| ()) else { return false };
         let mut session = engine.session();
         engine.eval(&mut session, &[1, 2], Outputs::Last).unwrap();
         engine.device_counts().is_some_and(|counts| counts.experts == 0)
