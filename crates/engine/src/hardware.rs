@@ -320,6 +320,7 @@ mod tests {
             unified: false,
             tensor_cores: false,
             byte_matrices: false,
+            warp_groups: false,
             simdgroup_matrices: false,
         };
         vec![info; count]

@@ -89,7 +89,7 @@ pub(super) fn soft_cap(simd: Simd, x: &mut [f32], limit: f32) {
 /// gelu(gate) ⊙ up, in place of gate: `gelu` of the GPUs' `activate.h`, with the same roundings.
 fn gelu_mul(simd: Simd, gate: &mut [f32], up: &[f32]) {
     // √(8/π), and its product with 0.044715.
-    let logits: Vec<f32> = gate.iter().map(|g| g * (1.595_769_1 + 0.071_354_82 * (g * g))).collect();
+    let logits: Vec<f32> = gate.iter().map(|g| g * (1.595_769 + 0.071_354_82 * (g * g))).collect();
     vector::sigmoid_mul(simd, &logits, gate);
     gate.iter_mut().zip(up).for_each(|(g, u)| *g *= u);
 }

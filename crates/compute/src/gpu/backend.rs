@@ -81,11 +81,12 @@ impl GpuBackend {
         options: &CompileOptions,
         memory: Option<u64>,
     ) -> Result<Vec<Part>> {
-        let place = |(device, own): (&Box<dyn Device>, &GpuDevice)| {
-            let info = device.info();
-            Place { memory: usable(&info, memory.or(own.memory)), info }
-        };
-        let places: Vec<Place> = devices.iter().zip(&self.devices).map(place).collect();
+        let places: Vec<Place> = std::iter::zip(devices, &self.devices)
+            .map(|(device, own)| {
+                let info = device.info();
+                Place { memory: usable(&info, memory.or(own.memory)), info }
+            })
+            .collect();
         divide(graph, &places, options, self.options.spread || memory.is_some())
     }
 }

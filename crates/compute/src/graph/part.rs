@@ -120,7 +120,7 @@ impl Graph {
         graph.expert_sets = expert_sets.of(&self.expert_sets);
         let mut layers = graph.nodes.iter().filter_map(|node| layer(&node.name));
         let first = layers.next();
-        let layers = first.map(|first| [first, layers.last().unwrap_or(first)]);
+        let layers = first.map(|first| [first, layers.next_back().unwrap_or(first)]);
         Part {
             layers,
             graph,

@@ -36,7 +36,7 @@ pub(crate) fn zeros(weight: TensorView<'_>, zeros: Zeros, row: usize) -> impl It
         let codes = u32::from_le_bytes(*word) >> (bits * place);
         (codes & (u32::MAX >> (32 - bits))) as u8
     });
-    let middles = std::iter::repeat(middle(bits)).take(if words.is_empty() { usize::MAX } else { 0 });
+    let middles = std::iter::repeat_n(middle(bits), if words.is_empty() { usize::MAX } else { 0 });
     stored.chain(middles)
 }
 

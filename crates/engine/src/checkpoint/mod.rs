@@ -308,7 +308,7 @@ impl Checkpoint {
             let mut bytes = vec![0; plane.len as usize];
             self.read(plane, &mut bytes)?;
             if let Some(columns) = &plane.by_columns {
-                columns.to_rows(&mut bytes, &mut scratch);
+                columns.turn_to_rows(&mut bytes, &mut scratch);
             }
             planes.push(Bytes::new(bytes));
         }

@@ -53,7 +53,7 @@ impl Columns {
     ///
     /// # Panics
     /// If `plane` does not have [`Columns::bytes`] bytes.
-    pub(crate) fn to_rows(&self, plane: &mut [u8], scratch: &mut Vec<u8>) {
+    pub(crate) fn turn_to_rows(&self, plane: &mut [u8], scratch: &mut Vec<u8>) {
         assert_eq!(Some(plane.len()), self.bytes(), "a plane of this shape");
         scratch.clear();
         scratch.extend_from_slice(plane);
@@ -156,7 +156,7 @@ mod tests {
 
     fn check(columns: Columns, stored: Vec<u8>, expected: &[u8]) {
         let (mut plane, mut scratch) = (stored, vec![1, 2, 3]);
-        columns.to_rows(&mut plane, &mut scratch);
+        columns.turn_to_rows(&mut plane, &mut scratch);
         assert_eq!(plane, expected, "{columns:?}");
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer, to_rows};
+use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer, turn_to_rows};
 
 #[derive(Default)]
 struct Shared {
@@ -82,7 +82,8 @@ fn perform(mut request: ReadRequest, scratch: &mut Vec<u8>) -> ReadDone {
             }
         }
     });
-    let result = result.and_then(|()| to_rows(&request.by_columns, request.buffer.as_mut_slice(), scratch));
+    let result =
+        result.and_then(|()| turn_to_rows(&request.by_columns, request.buffer.as_mut_slice(), scratch));
     ReadDone { tag: request.tag, buffer: request.buffer, result }
 }
 

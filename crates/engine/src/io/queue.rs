@@ -51,7 +51,7 @@ pub struct ReadRequest {
 ///
 /// # Errors
 /// [`Error::Io`] if they do not lie in it.
-pub(super) fn to_rows(
+pub(super) fn turn_to_rows(
     by_columns: &[(usize, Columns)],
     buffer: &mut [u8],
     scratch: &mut Vec<u8>,
@@ -62,7 +62,7 @@ pub(super) fn to_rows(
             let source = std::io::Error::other("a plane does not fit the buffer");
             return Err(Error::Io { action: "transpose what was read to", path: "memory".into(), source });
         };
-        columns.to_rows(plane, scratch);
+        columns.turn_to_rows(plane, scratch);
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::buffer::HostBuffer;
 use super::columns::Columns;
-use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer, to_rows};
+use super::queue::{ReadDone, ReadQueue, ReadRequest, Transfer, turn_to_rows};
 use crate::Result;
 
 /// The system's limit for one read.
@@ -137,7 +137,8 @@ impl UringQueue {
         if request.left == 0
             && let Some(Request { tag, mut buffer, result, by_columns, .. }) = self.requests[slot].take()
         {
-            let result = result.and_then(|()| to_rows(&by_columns, buffer.as_mut_slice(), &mut self.scratch));
+            let result =
+                result.and_then(|()| turn_to_rows(&by_columns, buffer.as_mut_slice(), &mut self.scratch));
             self.free.push(slot);
             self.done.push_back(ReadDone { tag, buffer, result });
         }

@@ -162,8 +162,8 @@ fn slides(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
             Format::Mlx => config.optional_size("sliding_window_pattern")?.unwrap_or(5),
             _ => 6,
         };
-        let slides = |layer: usize| !(layer + 1).is_multiple_of(every) && !(forced && layer + 1 == layers);
-        return Ok((0..layers).map(slides).collect());
+        let attends_all = |layer: usize| (layer + 1).is_multiple_of(every) || (forced && layer + 1 == layers);
+        return Ok((0..layers).map(|layer| !attends_all(layer)).collect());
     };
     let kind = |(layer, kind): (usize, &String)| match kind.as_str() {
         "sliding_attention" => Some(!(forced && layer + 1 == layers)),

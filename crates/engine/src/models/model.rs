@@ -231,7 +231,7 @@ impl Model {
                 planes.push(Bytes::new(buffer));
                 continue;
             };
-            columns.to_rows(buffer.as_mut_slice(), &mut scratch);
+            columns.turn_to_rows(buffer.as_mut_slice(), &mut scratch);
             let whole = Bytes::new(buffer);
             let part = |part: &ByteRange| {
                 let start = (part.offset - plane.offset) as usize;

@@ -56,7 +56,7 @@ enum Drafting {
     },
     /// The checkpoint lacks this tensor.
     Missing(String),
-    Recorded(Draft),
+    Recorded(Box<Draft>),
 }
 
 /// Records one model of a checkpoint.
@@ -141,7 +141,7 @@ impl Recorder {
         let logits = record(self, layer)?;
         let drafting = std::mem::replace(&mut self.graph, graph).finish(logits);
         let own = std::mem::replace(&mut self.sources, sources);
-        self.draft = Drafting::Recorded(Draft::new(drafting, first_set, own, &self.sources));
+        self.draft = Drafting::Recorded(Box::new(Draft::new(drafting, first_set, own, &self.sources)));
         Ok(())
     }
 
@@ -172,7 +172,7 @@ impl Recorder {
         };
         let Self { checkpoint, sources, draft, .. } = self;
         let (draft, no_draft) = match draft {
-            Drafting::Recorded(draft) => (Some(draft), None),
+            Drafting::Recorded(draft) => (Some(*draft), None),
             Drafting::Missing(tensor) => (None, Some(tensor)),
             _ => (None, None),
         };

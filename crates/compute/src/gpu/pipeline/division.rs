@@ -90,8 +90,8 @@ fn balance(sizes: &[u64], fixed: u64, memories: &[u64]) -> Vec<usize> {
     };
     // Of the first pieces in the first runs: how full the fullest is, and where the last run begins.
     let mut best = vec![vec![(f64::INFINITY, 0); pieces + 1]; runs];
-    for to in 1..=pieces {
-        best[0][to] = (filled(0, to, 0), 0);
+    for (to, first) in best[0].iter_mut().enumerate().skip(1) {
+        *first = (filled(0, to, 0), 0);
     }
     for run in 1..runs {
         for to in run + 1..=pieces {

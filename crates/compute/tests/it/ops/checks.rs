@@ -97,16 +97,8 @@ pub fn run(
         };
         let spans: Vec<Span<'_>> = batch.iter().map(span).collect();
         let outputs: Vec<u32> = (0..tokens.len() as u32).step_by(*stride).collect();
-        let given = case.graph.nodes().iter().find_map(|node| match node.op {
-            Op::InputRows(InputRowsOp { width }) => Some(width),
-            _ => None,
-        });
-        let value =
-            |token: u32, column: usize| ((token as usize * 37 + column * 11) % 101) as f32 / 8.0 - 6.0;
-        let rows: Vec<f32> = { tokens.iter() }
-            .flat_map(|token| (0..given.unwrap_or(0)).map(|column| value(*token, column)))
-            .collect();
-        let inputs = Batch { tokens: &tokens, spans: &spans, outputs: &outputs, rows: &rows };
+        let input_rows = input_rows(case, &tokens);
+        let inputs = Batch { tokens: &tokens, spans: &spans, outputs: &outputs, rows: &input_rows };
         executable.run(&inputs, &mut source, &mut logits).unwrap();
         let width = case.graph.vocab_size();
         assert_eq!(logits.len(), outputs.len() * width, "{}", case.name);
@@ -120,6 +112,17 @@ pub fn run(
         source.order += 1;
     }
     results
+}
+
+/// (tokens, width): what the graph's input of rows gets, if it has one.
+fn input_rows(case: &Case, tokens: &[u32]) -> Vec<f32> {
+    let width = case.graph.nodes().iter().find_map(|node| match node.op {
+        Op::InputRows(InputRowsOp { width }) => Some(width),
+        _ => None,
+    });
+    let value = |token: u32, column: usize| ((token as usize * 37 + column * 11) % 101) as f32 / 8.0 - 6.0;
+    let row = |token: &u32| (0..width.unwrap_or(0)).map(|column| value(*token, column)).collect::<Vec<_>>();
+    tokens.iter().flat_map(row).collect()
 }
 
 /// Slots of a sequence's batch of this number.

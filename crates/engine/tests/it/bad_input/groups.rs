@@ -94,7 +94,7 @@ fn folders_that_do_not_say_how_they_are_packed_are_refused() {
         let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         change(&mut config);
         replace(&path, config.to_string());
-        let message = record(copy.path()).err().expect("refused").to_string();
+        let message = record(copy.path()).expect_err("refused").to_string();
         assert!(message.contains("config.json") && message.contains(expected), "{message}");
     };
     check(|c| c["quantization_config"] = Value::Null, "quantization_config.quant_method");
