@@ -135,8 +135,10 @@ def compile_unit(tools: Path, unit: Unit) -> Compiled:
             if run.returncode != 0:
                 sys.exit(f"{unit.name}\n{run.stdout}{run.stderr}")
         ptx, image = (folder / "unit.ptx").read_text(), (folder / "unit.cubin").read_bytes()
-    # Comments name files and builds; the texts must depend on the sources alone.
-    lines = [line for line in ptx.splitlines() if line.strip() and not line.lstrip().startswith("//")]
+    # Comments name files and builds; the texts must depend on the sources alone. The pragma is a hint that only newer
+    # versions of PTX know.
+    needless = ("//", ".pragma \"used_bytes_mask")
+    lines = [line for line in ptx.splitlines() if line.strip() and not line.lstrip().startswith(needless)]
     ptx = re.sub(r"^\.version .*", f".version {PTX_VERSION}", "\n".join(lines) + "\n", flags=re.M)
     ptx = re.sub(r"_INTERNAL_[0-9a-f]{8}_\d+_unit_cu_", "_", ptx)
     return Compiled(split(ptx), ptx, image)

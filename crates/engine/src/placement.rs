@@ -115,7 +115,9 @@ impl Placement {
                 ..CompileOptions::default()
             };
             let scratch = graphs().map(|graph| backend.scratch_bytes(graph, compile) as u64);
-            let rows = (2 * chunk as u64).saturating_add((KEPT_HIDDEN * sequences) as u64);
+            let rows = (chunk as u64)
+                .saturating_mul(2)
+                .saturating_add((KEPT_HIDDEN as u64).saturating_mul(sequences as u64));
             let scratch = scratch.fold(hidden_row.saturating_mul(rows), u64::saturating_add);
             let kv = page.saturating_mul(pages as u64).saturating_add(states);
             let needs = Needs::new(trunk, kv, scratch, model.graph.vocab_size());

@@ -38,7 +38,11 @@ pub(super) fn weight(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Opt
         return Err(checkpoint.tensor_error(scales, expected, format!("shape {:?}", scales.shape)));
     };
     let mut planes = vec![entry.range, scales.range];
-    let zeros = checkpoint.entry(&format!("{module}.weight_zero_point"));
+    let name = format!("{module}.weight_zero_point");
+    let zeros = match checkpoint.entry(&name) {
+        None if quantization::packed_with_zeros(checkpoint.config()) => Some(part(checkpoint, entry, name)?),
+        found => found,
+    };
     if let Some(zeros) = zeros {
         expect(checkpoint, zeros, &shaped(rows.div_ceil(32 / usize::from(bits)), groups))?;
         planes.push(zeros.range);

@@ -83,7 +83,14 @@ pub(crate) fn method(config: &Value, folder: &Path) -> Result<Option<Method>> {
     } else {
         (folder.join("config.json"), own)
     };
-    let Value::Object(_) = value else { return Ok(None) };
+    match value {
+        Value::Object(_) => {}
+        Value::Null => return Ok(None),
+        other => {
+            let (what, expected) = ("quantization_config".into(), "an object".into());
+            return Err(Error::Malformed { path, what, expected, got: other.to_string() });
+        }
+    }
     let word = |key: &str| value[key].as_str().unwrap_or_default();
     let named = if modelopt.is_object() { "modelopt" } else { word("quant_method") };
     let (known, name) = match named {
@@ -245,6 +252,14 @@ pub(crate) fn packed_bits(config: &Value) -> Vec<u8> {
     bits.sort_unstable();
     bits.dedup();
     bits
+}
+
+/// Whether all of compressed-tensors' groups of layers have zero points.
+pub(crate) fn packed_with_zeros(config: &Value) -> bool {
+    let groups = said(config)["config_groups"].as_object();
+    groups.is_some_and(|groups| {
+        !groups.is_empty() && groups.values().all(|group| group["weights"]["symmetric"] == Value::Bool(false))
+    })
 }
 
 fn read_beside(folder: &Path) -> Result<Value> {

@@ -339,9 +339,9 @@ mod tests {
         // Of 32 weights 17 bytes.
         let ratio = fp4.experts.total_bytes() as f64 / fp8.experts.total_bytes() as f64;
         assert!((0.53..0.54).contains(&ratio) && fp4.trunk_bytes() == fp8.trunk_bytes(), "{ratio}");
-        config["quantization_config"]["quant_method"] = "awq".into();
+        config["quantization_config"]["quant_method"] = "hqq".into();
         let message = described(&config, None).unwrap_err().to_string();
-        assert!(message.contains("awq: not supported"), "{message}");
+        assert!(message.contains("hqq: not supported"), "{message}");
         assert_eq!(described(&config, Some(Storage::Q8_0)).unwrap().1, Storage::Q8_0);
         config["quantization_config"] = serde_json::json!({ "quant_method": "fp8" });
         config["expert_dtype"] = Value::Null;

@@ -520,9 +520,13 @@ impl<'a> Config<'a> {
     /// # Errors
     /// [`Error::Config`] for these.
     pub fn check_common(&self, activations: &[&str]) -> Result<()> {
-        let text = self.checkpoint.config().get("text_config");
-        if let Some(value) = text.filter(|value| !value.is_null() && !value.is_object()) {
-            return Err(self.error("text_config", "an object", Some(&("text_config".into(), value.clone()))));
+        let root = self.checkpoint.config();
+        let places = [(root, "text_config", "text_config"), (root, "thinker_config", "thinker_config")];
+        let inner = [(&root["thinker_config"], "text_config", "thinker_config.text_config")];
+        for (place, key, path) in places.into_iter().chain(inner) {
+            if let Some(value) = place.get(key).filter(|value| !value.is_null() && !value.is_object()) {
+                return Err(self.error(key, "an object", Some(&(path.into(), value.clone()))));
+            }
         }
         for key in ROPE_OBJECTS {
             self.read(key, "an object", |v| v.is_object().then_some(()))?;

@@ -36,7 +36,6 @@ pub(super) const FAMILY: Family = Family {
 
 /// Modules and tensors of GGUF files.
 const GGUF_TENSORS: NameMap = &[
-    ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
     ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
@@ -441,7 +440,14 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         if let Some(inputs) = inputs {
             x = add_layer_input(r, &model, index, x, inputs)?;
         }
-        let factor = r.scalar(&format!("{base}.layer_scalar"))?.unwrap_or(1.0);
+        let factor = match r.scalar(&format!("{base}.layer_scalar"))? {
+            Some(factor) => factor,
+            None if config.format() == Format::Gguf => 1.0,
+            None => {
+                let tensor = format!("{base}.layer_scalar");
+                return Err(Error::MissingTensor { path: config.path().into(), tensor });
+            }
+        };
         x = times(r, x, factor);
     }
     match cap {

@@ -288,10 +288,14 @@ fn check_sizes(config: &Config<'_>, model: &Model) -> Result<()> {
         let expected = format!("the {} rows of the embedding", model.graph.vocab_size());
         return Err(config.unsupported("vocab_size", &expected));
     }
-    // A list is for the family to read.
+    // Where images have experts of their own, a list: the width of text's comes first.
     let listed = config.read("moe_intermediate_size", "", |value| Some(value.is_array()))?.unwrap_or(false);
-    if !listed
-        && let Some(size) = config.optional_size("moe_intermediate_size")?
+    let size = if listed {
+        config.sizes("moe_intermediate_size")?.first().copied()
+    } else {
+        config.optional_size("moe_intermediate_size")?
+    };
+    if let Some(size) = size
         && let Some(set) = model.graph.expert_sets().iter().find(|set| set.width() != size)
     {
         let expected = format!("the {} rows of the experts of layer {}", set.width(), set.layer);
@@ -363,9 +367,9 @@ mod tests {
     #[test]
     fn a_quantisation_that_cannot_be_read_is_named() {
         assert_eq!(refused(&|_| (), None), None);
-        let awq = json!({"quant_method": "awq", "bits": 4});
-        let error = refused(&|config| config["quantization_config"] = awq.clone(), None).unwrap();
-        assert!(error.contains("config.json: awq, 4 bits: not supported"), "{error}");
+        let hqq = json!({"quant_method": "hqq", "bits": 4});
+        let error = refused(&|config| config["quantization_config"] = hqq.clone(), None).unwrap();
+        assert!(error.contains("config.json: hqq, 4 bits: not supported"), "{error}");
         let beside = json!({"quantization": {"quant_algo": "W4A8_AWQ"}});
         let error = refused(&|_| (), Some(beside)).unwrap();
         assert!(error.contains("hf_quant_config.json: ModelOpt W4A8_AWQ: not supported"), "{error}");

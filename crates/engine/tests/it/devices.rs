@@ -115,34 +115,6 @@ fn limited(memory: [u64; 2]) -> GpuBackend {
 }
 
 #[test]
-fn a_model_that_fits_one_device_leaves_the_others_alone() {
-    let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
-    let expected = logits(&emulator(GpuOptions::default()), &fixture, &Options::default());
-    assert!(logits(&limited([1 << 30, 0]), &fixture, &Options::default()) == expected);
-    let experts =
-        open(&fixture.path, &limited([1 << 30, 0]), &Options::default()).model().experts.total_bytes();
-    // Neither holds it alone: then both do, each with all experts of its layers.
-    let options = Options { chunk: Some(16), context: Some(64), ..Options::default() };
-    let least = match Engine::open(&fixture.path, &limited([1000; 2]), &options, |_, _| ()) {
-        Err(Error::DeviceBudget { minimum, .. }) => minimum,
-        other => panic!("a thousand bytes: {:?}", other.err()),
-    };
-    let whole = (1..20).map(|n| least + n * experts / 10).find(|memory| {
-        let backend = limited([*memory; 2]);
-        let Ok(mut engine) = Engine::open(&fixture.path, &backend, &options, |_, _| ()) else { return false };
-        let mut session = engine.session();
-        engine.eval(&mut session, &[1, 2], Outputs::Last).unwrap();
-        engine.device_counts().is_some_and(|counts| counts.experts == 0)
-    });
-    let whole = whole.expect("some memory does");
-    let alone = GpuOptions { memory: Some(whole), host_memory: true, ..GpuOptions::default() };
-    let mut engine = open(&fixture.path, &emulator(alone), &options);
-    let mut session = engine.session();
-    engine.eval(&mut session, &[1, 2], Outputs::Last).unwrap();
-    assert!(engine.device_counts().is_some_and(|counts| counts.experts > 0), "one of them would not do");
-}
-
-#[test]
 fn errors_name_the_device() {
     let fixture = Fixture::named("gguf/qwen3_moe_q4_k_m");
     let open = |backend: &GpuBackend| Engine::open(&fixture.path, backend, &f32_options(), |_, _| ());

@@ -29,7 +29,8 @@ fn hidden(engine: &mut Engine, tokens: &[u32], outputs: Outputs) -> Vec<f32> {
 /// The head's product with `rows` of hidden states, by the weights as the checkpoint has them.
 fn head(engine: &Engine, rows: &[f32]) -> Vec<f32> {
     let model = engine.model();
-    let Some(Op::Linear(LinearOp { weight, bias, .. })) = model.graph.nodes().last().map(|node| &node.op)
+    let Some(&Op::Linear(LinearOp { weight, bias, cap, .. })) =
+        model.graph.nodes().last().map(|node| &node.op)
     else {
         panic!("no head");
     };
@@ -39,7 +40,8 @@ fn head(engine: &Engine, rows: &[f32]) -> Vec<f32> {
     let bias = bias.map_or(vec![0.0; model.graph.vocab_size()], |bias| of(bias.index()));
     let product = |x: &[f32], (row, bias): (&[f32], &f32)| {
         let sum: f64 = x.iter().zip(row).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-        (sum + f64::from(*bias)) as f32
+        let logit = sum + f64::from(*bias);
+        cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh()) as f32
     };
     let width = engine.hidden_size();
     let logits =

@@ -122,7 +122,7 @@ fn fast_activations_are_close() {
             let chooses = graph.nodes().iter().any(|node| matches!(node.op, Op::ChooseBlocks(_)));
             let largest = match golden.peer_kl {
                 Some(peer) => MEAN_KL_INT8.max(2.0 * peer),
-                None if accepts_q8(experts, 32) => MEAN_KL_INT8,
+                None if accepts_q8(experts, 256) => MEAN_KL_INT8,
                 None if chooses => MEAN_KL_CHOICE,
                 None => MEAN_KL_F16_CACHE,
             };

@@ -71,7 +71,7 @@ fn experts_of_a_batch_have_the_bits_of_single_rows() {
     let mlps =
         [ExpertMlp::default(), ExpertMlp { activation: limited, weighted: Weighted::Input, biases: None }];
     check_bits(encodings().into_iter().enumerate().map(|(i, dtype)| {
-        let widths = if dtype.block_len() == 256 { [256, 256] } else { [96, 64].map(|n| n * 2) };
+        let widths = if dtype.block_len() >= 128 { [256, 256] } else { [96, 64].map(|n| n * 2) };
         // More pairs of an expert than a tile has.
         moe_case_of(3, 2, [dtype; 3], widths, mlps[i % mlps.len()])
     }));

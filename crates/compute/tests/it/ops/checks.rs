@@ -12,7 +12,7 @@ use moeflux_compute::reference::Reference;
 use moeflux_compute::{Result, Tensor};
 
 use super::case::{Case, Expert, OnDevices, POISON, Schedule};
-use super::errors::{Bound, MODES, Mode, allowed};
+use super::errors::{Bound, MODES, Mode, TF32_PAIR, allowed};
 use crate::support::devices::{CPU, METAL, MakeDevice, devices, is_in_part, is_tested};
 
 /// Hands over experts in one of several orders and groupings.
@@ -251,6 +251,8 @@ impl<'a> Expected<'a> {
     fn check_device(&self, mode: Mode, (name, device): (&str, &MakeDevice), bound: Bound) -> Bound {
         let case = self.case;
         let what = format!("{} {} on {name}, {mode:?}", case.tested.kind(), case.name);
+        // Every case ends with a product in f32.
+        let bound = if name == "CUDA" { bound.max(TF32_PAIR) } else { bound };
         let mut executable = compile(case, &device(1), mode);
         let first = run(case, &mut *executable, &self.schedules[0], None);
         let mut found = check_close(&first, &self.right, bound, &what);

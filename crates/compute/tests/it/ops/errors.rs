@@ -74,6 +74,8 @@ const fn bound(mean_square: f64, largest: f64) -> Bound {
 const EXACT: Bound = bound(0.0, 0.0);
 /// The same f32 operations in the same order, a product more or less.
 const ROUNDED: Bound = bound(1e-14, 1e-6);
+/// A product in f32 as CUDA's matrix units make it of many rows: of two parts of 11 bits each.
+pub const TF32_PAIR: Bound = bound(1e-14, 2.5e-7);
 /// Sums of up to some hundred terms and some products in f32, each rounding at 6e-8: (1e-6)² leaves room for the longest
 /// rows.
 const SUMS: Bound = bound(1e-12, 5e-6);

@@ -98,6 +98,6 @@ pub(crate) fn unclear_message(case: &str, error: &Error, file: &Path, part: &str
 
 /// Whether a tensor belongs to what a multimodal checkpoint sees with, which is not read.
 pub(crate) fn is_of_vision(name: &str) -> bool {
-    let parts = ["visual", "vision", "projector", "patch_merge_mlp"];
+    let parts = ["visual", "vision", "projector", "patch_merge_mlp", "resampler_model", "mlp.gate.weight_1"];
     parts.iter().any(|part| name.contains(part))
 }

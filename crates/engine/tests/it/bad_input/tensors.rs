@@ -77,7 +77,7 @@ fn may_run(fixture: &Fixture, name: &str, damage: &str, outcome: &Outcome) -> bo
                 || name.ends_with(".input_global_scale")
                 // What follows from the other parts; and columns in the order of their groups need no list.
                 || name.ends_with(".weight_shape")
-                || damage == "missing" && name.ends_with(".g_idx")
+                || name.ends_with(".g_idx") && damage != "integers"
                 // What follows from the configuration, too.
                 || damage == "missing" && name.contains(".ple_embedding.") && !name.ends_with(".weight")
         }

@@ -231,7 +231,7 @@ fn scales_of_other_quantisers_are_not_mlx() {
     check_error(
         "gptq",
         checkpoint.weight("m.qweight"),
-        "model.safetensors",
-        "tensor m.qweight: expected an encoding",
+        "config.json",
+        "quantization_config.quant_method: expected gptq, awq or auto-round, as m.qweight is there",
     );
 }

@@ -116,7 +116,7 @@ impl Lowering<'_> {
     fn shares_weights(&self, products: &[Product]) -> bool {
         let matrices = || products.iter().map(|p| self.weight(p.weight).matrix);
         let bytes: usize = matrices().map(|m| m.rows * m.dtype.row_bytes(0, m.cols).unwrap_or(0)).sum();
-        let again = bytes.saturating_mul(self.rows - 1);
+        let again = bytes.saturating_mul(self.rows.saturating_sub(1));
         let suits = self.memory.info.copies_ahead && self.memory.info.byte_matrices;
         suits
             && self.rows >= SHARING_ROWS
