@@ -126,7 +126,7 @@ mod tests {
         // A table of embeddings in front, and the head behind.
         check(&[50, 10, 10, 10, 10, 10], 0, &[100, 100], &[1, 6]);
         // What every device holds besides counts for more on a small one.
-        check(&[10; 9], 40, &[100, 50], &[8, 9]);
+        check(&[10; 9], 45, &[100, 50], &[8, 9]);
         // No run is empty.
         check(&[1, 1, 1000], 0, &[10, 10, 10], &[1, 2, 3]);
         check(&[7], 3, &[10], &[1]);
