@@ -122,8 +122,8 @@ DEVICE void ask_keys(CTX, const DecodeConstants c, const DecodeBuffers b, const 
     uint count = 32 / (DIM / 8) * U;
     if (count > of.end - base) count = of.end - base;
     if (count > PAGE - base % PAGE) count = PAGE - base % PAGE;
-    const ulong from = place_of(b.pages, of.at, base, c.kv_heads, of.kv_head) * DIM * 2;
-    prefetch((ctx.lane() == 0 ? b.keys : b.values) + from, count * DIM * 2);
+    prefetch((ctx.lane() == 0 ? b.keys : b.values) + place_of(b.pages, of.at, base, c.kv_heads, of.kv_head) * DIM * 2,
+             count * DIM * 2);
 }
 
 template <uint DIM, uint G>
