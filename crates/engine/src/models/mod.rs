@@ -289,7 +289,8 @@ fn check_sizes(config: &Config<'_>, model: &Model) -> Result<()> {
         return Err(config.unsupported("vocab_size", &expected));
     }
     // Where images have experts of their own, a list: the width of text's comes first.
-    let listed = config.read("moe_intermediate_size", "", |value| Some(value.is_array()))?.unwrap_or(false);
+    let is_list = |value: &serde_json::Value| Some(value.as_array().is_some_and(|all| !all.is_empty()));
+    let listed = config.read("moe_intermediate_size", "", is_list)?.unwrap_or(false);
     let size = if listed {
         config.sizes("moe_intermediate_size")?.first().copied()
     } else {
