@@ -37,7 +37,6 @@ pub(super) const FAMILY: Family = Family {
 
 /// Modules of GGUF files.
 const GGUF_TENSORS: NameMap = &[
-    ("post_attention_layernorm", "post_attention_norm"),
     ("pre_mlp_layernorm", "ffn_norm"),
     ("post_mlp_layernorm", "post_ffw_norm"),
     ("self_attn.gate_proj", "attn_gate"),
