@@ -7,6 +7,8 @@ For every pair of budgets (GiB) and for the processor alone with each host budge
 group of the host's budget and --margin GiB more, in which page cache counts too, after the system's caches were dropped.
 Turns are interleaved. Before and after each run the disk's speed is measured: direct reads of expert size at random places.
 
+With --against OPTIONS, which may be given several times, moeflux also runs with these options in every turn, with a GPU only.
+
 The floor is what would be reached if nothing took time but reading from disk what a token reads. Columns of hits are the
 shares of chosen experts that the device and the host held. Needs Python 3.11 and root.
 """
@@ -20,8 +22,8 @@ import sys
 from capped import GIB, disk_speed, run
 
 
-def measure(args: argparse.Namespace, device: float | None, host: float, turn: int) -> dict | None:
-    """Figures of one run; without `device` on the processor alone. None if it was killed."""
+def measure(args: argparse.Namespace, device: float | None, host: float, options: str, turn: int) -> dict | None:
+    """Figures of one run with more `options`; without `device` on the processor alone. None if it was killed."""
     disk = disk_speed(args.model)
     command = [args.moeflux, "bench", args.model, "--json", "--memory", str(int(host * GIB)), "-r", "1"]
     command += ["-p", str(args.prompt), "-n", str(args.tokens), "--seed", str(100 * turn)]
@@ -29,6 +31,7 @@ def measure(args: argparse.Namespace, device: float | None, host: float, turn: i
         command += ["--backend", "cpu"]
     else:
         command += ["--backend", "cuda", "--device-memory", str(int(device * GIB))]
+    command += options.split()
     out, peak = run(command, int((host + args.margin) * GIB))
     if out is None:
         return None
@@ -47,6 +50,8 @@ def measure(args: argparse.Namespace, device: float | None, host: float, turn: i
             "device_hits": 1 - (counts.get("experts_fetched", chosen) + counts.get("experts_computed", 0)) / max(chosen, 1),
             "host_hits": one["expert_hits"] / max(chosen, 1),
             "stall_ms_per_token": 1e3 * one["stall_seconds"] / one["tokens"],
+            "read_ahead": one["prefetches"] / one["tokens"],
+            "read_ahead_in_vain": (one["prefetches"] - one["prefetch_hits"] - one["late"]) / one["tokens"],
         }
     return figures
 
@@ -84,10 +89,13 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--against", action="append", default=[], metavar="OPTIONS", help="run with these, too")
+    parser.add_argument("--no-cpu", action="store_true", help="leave out the processor alone")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    devices = [None, *(float(gib) for gib in args.device.split(","))]
-    cases = [(device, float(host)) for host in args.host.split(",") for device in devices]
+    devices = [*([] if args.no_cpu else [None]), *(float(gib) for gib in args.device.split(","))]
+    pairs = [(device, float(host)) for host in args.host.split(",") for device in devices]
+    cases = [(*pair, options) for pair in pairs for options in ["", *(args.against if pair[0] is not None else [])]]
     found: dict[tuple, list[dict]] = {case: [] for case in cases}
     for turn in range(args.turns):
         for case in cases:
@@ -100,8 +108,8 @@ def main() -> None:
                 print(f"{case}: {speeds}", file=sys.stderr, flush=True)
     print("| device | host | test | tokens/s | floor | device hits | host hits | read a token | stall | disk | peak |")
     print("|:--|:--|:--|--:|--:|--:|--:|--:|--:|--:|--:|")
-    for (device, host), runs in found.items():
-        name = "none" if device is None else f"{device:g} GiB"
+    for (device, host, options), runs in found.items():
+        name = " ".join(["none" if device is None else f"{device:g} GiB", options]).strip()
         for row in rows(name, host, runs) if runs else []:
             print(row)
     if args.json:

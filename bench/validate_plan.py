@@ -4,13 +4,15 @@
     python3 bench/validate_plan.py --moeflux target/release/moeflux --resident MODEL ... [--turns 3] [--json FILE]
     sudo python3 bench/validate_plan.py --moeflux target/release/moeflux --capped MODEL --caps 1.5,2,3 [--trace FILE]
     python3 bench/validate_plan.py --moeflux target/release/moeflux --cuda MODEL [--turns 3]
+    sudo python3 bench/validate_plan.py --moeflux target/release/moeflux --tiers MODEL --pairs 7:8,10:8 [--skew 0.8]
 
 --resident: everything in memory, on the processor. --capped: each program alone in a memory control group of that many
 GiB, in which page cache counts too, after the system's caches were dropped. --cuda: everything in the GPU's memory, and
-with the memory of half of the experts; needs a GPU.
+with the memory of half of the experts; needs a GPU. --tiers: pairs of GiB of the GPU and of the host, in a control group
+of the host's and --tier-margin GiB more.
 
 In every turn plan runs first, then bench with the same memory, context and prompt. Predictions are those for uniform
-routing, or with --trace replayed hits. The table has the medians over the turns and the median of the turns' ratios
+routing, or with --skew those for skewed routing, or with --trace replayed hits. The table has the medians over the turns and the median of the turns' ratios
 of predicted to measured.
 """
 
@@ -61,7 +63,8 @@ def compare(settings: Settings, model: pathlib.Path, turns: int, options: dict) 
         print(f"{model.name}, {options['label']}, turn {turn + 1}", file=sys.stderr)
         plan = output(settings.plan(model, options["plan"]), options.get("cap"))
         bench = output(settings.bench(model, turn, options["bench"]), options.get("cap"))
-        predicted = plan["budgets"][-1]["predicted"]
+        budget = plan["budgets"][-1]
+        predicted = budget["predicted_if_uneven"] if options.get("skewed") else budget["predicted"]
         tests = {test["kind"]: test for test in bench["tests"]}
         found.append(
             {
@@ -106,6 +109,13 @@ def cases(args: argparse.Namespace, settings: Settings) -> list[tuple[pathlib.Pa
             memory = cpu + ["--memory", int(cap * GIB - args.margin * 2**20)]
             options = {"label": f"{cap:g} GiB", "cap": int(cap * GIB), "plan": memory + trace, "bench": memory}
             found.append((model, options))
+    for model in args.tiers:
+        for device, host in args.pairs:
+            memory = ["--backend", "cuda", "--memory", int(host * GIB), "--device-memory", int(device * GIB)]
+            skew = ["--skew", args.skew] if args.skew else []
+            options = {"label": f"{device:g} + {host:g} GiB", "cap": int((host + args.tier_margin) * GIB)}
+            options |= {"plan": memory + skew + trace, "bench": memory, "skewed": bool(args.skew)}
+            found.append((model, options))
     for model in args.cuda:
         gpu = ["--backend", "cuda", "--memory", 2 * model.stat().st_size + GIB]
         needs = output(settings.plan(model, gpu), None)["needs"]
@@ -119,9 +129,13 @@ def cases(args: argparse.Namespace, settings: Settings) -> list[tuple[pathlib.Pa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moeflux", required=True, help="the moeflux program")
-    for name in ["resident", "capped", "cuda"]:
+    for name in ["resident", "capped", "cuda", "tiers"]:
         parser.add_argument(f"--{name}", type=pathlib.Path, nargs="+", default=[], metavar="MODEL")
     parser.add_argument("--caps", type=lambda t: [float(c) for c in t.split(",")], default=[1.5, 2, 3], help="GiB")
+    pairs = lambda text: [tuple(float(gib) for gib in pair.split(":")) for pair in text.split(",")]
+    parser.add_argument("--pairs", type=pairs, default=[(7.0, 8.0)], help="GiB of the GPU and of the host, as 7:8,10:8")
+    parser.add_argument("--tier-margin", type=float, default=2.0, metavar="GIB", help="the cap beyond the host's budget")
+    parser.add_argument("--skew", type=float, help="the skew of the model's routing, with --tiers")
     parser.add_argument("--margin", type=int, default=200, metavar="MIB", help="the budget below the cap")
     parser.add_argument("--trace", help="a trace of the model, to predict hits from")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -131,8 +145,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=pathlib.Path, help="where to write every figure")
     args = parser.parse_args()
-    if args.capped and os.geteuid() != 0:
-        sys.exit("--capped needs root: it makes control groups and drops caches")
+    if (args.capped or args.tiers) and os.geteuid() != 0:
+        sys.exit("--capped and --tiers need root: they make control groups and drop caches")
     settings = Settings(args)
     record = []
     print(f"| {' | '.join(HEADS)} |\n| :-- | :-- | {' | '.join(['--:'] * (len(HEADS) - 2))} |", flush=True)

@@ -621,6 +621,11 @@ impl Engine {
         self.executable.device_counts()
     }
 
+    /// Why mirrors are no longer read from, since the last call: the file and what failed.
+    pub fn take_lost_mirrors(&mut self) -> Vec<Error> {
+        self.experts.take_lost_mirrors()
+    }
+
     /// Statistics since the last call.
     pub fn take_stats(&mut self) -> Stats {
         std::mem::take(&mut self.stats)

@@ -22,8 +22,8 @@ enum Planning {
 /// takes, a config.json, or `synth:SHAPE`. Memory is one budget or several.
 #[pyfunction]
 #[pyo3(signature = (
-    model, *, memory=None, devices=None, device_memory=None, context=None, prompt=512, quant=None, trace=None, skew=0.8, backend="auto",
-    threads=None, simd=None
+    model, *, memory=None, devices=None, device_memory=None, context=None, kv=None, prompt=512, quant=None, trace=None, skew=0.8,
+    backend="auto", threads=None, simd=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn plan<'py>(
@@ -33,6 +33,7 @@ pub fn plan<'py>(
     devices: Option<Bound<'py, PyAny>>,
     device_memory: Option<Bound<'py, PyAny>>,
     context: Option<usize>,
+    kv: Option<&str>,
     prompt: usize,
     quant: Option<&str>,
     trace: Option<PathBuf>,
@@ -46,6 +47,7 @@ pub fn plan<'py>(
         memory: budgets(memory)?,
         device_memory: budgets(device_memory)?,
         context,
+        kv_type: parse("kv", "f16, f32 or q8_0", kv).or_raise(py)?,
         prompt,
         skew,
         trace,

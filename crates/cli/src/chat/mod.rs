@@ -93,6 +93,7 @@ impl Chat {
         self.interrupt.begin();
         let (screen, interrupt) = (&mut self.screen, &self.interrupt);
         let options = self.settings.answer_options();
+        let before = self.model.engine.device_counts();
         let outcome = self.conversation.ask_with(&mut self.model, message, &options, |event| {
             let shown = match event {
                 AnswerEvent::Passage(passage) => screen.show(passage),
@@ -109,7 +110,7 @@ impl Chat {
             error => error.into(),
         })?;
         self.totals.add(&answered.generated);
-        self.screen.statistics(&answered, &self.conversation, self.model.engine.context());
+        self.screen.statistics(&answered, &self.conversation, &mut self.model.engine, before);
         if let Some(file) = &self.file {
             self.conversation.save(&self.model, file)?;
         }

@@ -8,7 +8,8 @@ use std::io::{IsTerminal, Write};
 use anyhow::{Context, Result};
 use moeflux::error::size;
 use moeflux::experts::CacheStats;
-use moeflux::{Answered, Conversation, Finish, Passage, TextModel};
+use moeflux::{Answered, Conversation, Engine, Finish, Passage, TextModel};
+use moeflux_compute::backend::DeviceCounts;
 
 use super::totals::speed;
 use super::wrap::Wrap;
@@ -154,8 +155,17 @@ impl Screen {
         eprintln!("error: {text}");
     }
 
-    /// The line after an answer.
-    pub fn statistics(&self, answered: &Answered, conversation: &Conversation, context: usize) {
+    /// The line after an answer; `before` is what a GPU had done before it.
+    pub fn statistics(
+        &self,
+        answered: &Answered,
+        conversation: &Conversation,
+        engine: &mut Engine,
+        before: Option<DeviceCounts>,
+    ) {
+        let context = engine.context();
+        let counts = engine.device_counts().zip(before).map(|(now, before)| now - before);
+        let lost_mirrors = engine.take_lost_mirrors();
         let Answered { generated, reused, .. } = answered;
         let (prefill, decode) = (&generated.prefill, &generated.decode);
         let mut cache = CacheStats::default();
@@ -180,10 +190,16 @@ impl Screen {
                 format!(", {n} prefetched, {wasted} of them unused")
             }
         };
-        let on_device = match cache.device_hits {
-            0 => String::new(),
-            _ => format!(" ({:.1} % on the GPU)", 100.0 * cache.device_hit_rate()),
-        };
+        let on_device = counts.filter(|counts| counts.experts > 0).map_or_else(String::new, |counts| {
+            let share = |count: u64| 100.0 * count as f64 / counts.experts as f64;
+            let there = counts.experts - (counts.fetched + counts.computed).min(counts.experts);
+            format!(
+                " ({:.1} % on the GPU, {:.1} % over the bus, {:.1} % computed by the processor)",
+                share(there),
+                share(counts.fetched),
+                share(counts.computed)
+            )
+        });
         let guessed = match decode.drafted {
             0 => String::new(),
             n => format!(", {} of {n} guesses right", decode.accepted),
@@ -206,10 +222,9 @@ impl Screen {
             cache.stall.as_secs_f64(),
             conversation.position(),
         ));
-        if cache.mirrors_lost > 0 {
-            let lost = cache.mirrors_lost;
+        for error in lost_mirrors {
             self.note(&format!(
-                "{lost} of the mirrors failed and is no longer read from; the model's own files are"
+                "a mirror failed and is no longer read from; the model's own files are: {error}"
             ));
         }
     }

@@ -224,7 +224,7 @@ impl Measured {
     }
 
     /// What a GPU did for a token, and where its experts were.
-    fn device_line(&self) -> Option<String> {
+    fn device_line(&self, expert_bytes: f64) -> Option<String> {
         let counts: Vec<DeviceCounts> = self.repetitions.iter().filter_map(|r| r.device).collect();
         let per_token = |count: fn(&DeviceCounts) -> u64| {
             counts.iter().map(count).sum::<u64>() as f64 / self.tokens.max(1) as f64
@@ -236,9 +236,14 @@ impl Measured {
                 0.0 => String::new(),
                 _ => format!(", {computed:.1} computed by the processor"),
             };
+            let disk = match self.cache.misses {
+                0 => String::new(),
+                misses => format!(", {:.1} from disk", misses as f64 / self.tokens.max(1) as f64),
+            };
             format!(
-                ", {:.1} % of {experts:.1} experts in its memory, {fetched:.1} over the bus{processor}",
-                100.0 * (1.0 - (fetched + computed) / experts)
+                ", {:.1} % of {experts:.1} experts in its memory, {fetched:.1} over the bus ({}){processor}{disk}",
+                100.0 * (1.0 - (fetched + computed) / experts),
+                size((fetched * expert_bytes) as u64),
             )
         } else {
             String::new()
@@ -377,7 +382,10 @@ fn measure(engine: &mut Engine, args: &BenchArgs, tests: &[Test], positions: usi
 
 fn text(args: &BenchArgs, engine: &Engine, results: &[Measured], memory: Option<f64>) -> String {
     let (budget, plan) = (engine.budget(), engine.experts().plan());
-    let all = engine.experts().store().total_bytes();
+    let store = engine.experts().store();
+    let all = store.total_bytes();
+    let experts: usize = store.shapes().iter().map(|set| set.experts).sum();
+    let expert_bytes = all as f64 / experts.max(1) as f64;
     let mut text = format!("{}, {}, chunks of {} tokens\n", args.model, engine.backend(), engine.chunk());
     text += &format!(
         "budget {}: weights {}, context {}, scratch {}, experts {} of {} in {} slots\n",
@@ -408,7 +416,7 @@ fn text(args: &BenchArgs, engine: &Engine, results: &[Measured], memory: Option<
     }
     text += &table.to_string();
     for result in results {
-        if let Some(line) = result.device_line() {
+        if let Some(line) = result.device_line(expert_bytes) {
             text += &format!("{line}\n");
         }
     }

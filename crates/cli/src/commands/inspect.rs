@@ -21,6 +21,7 @@ use moeflux_compute::gpu::GpuOptions;
 use moeflux_compute::graph::{ExpertSetId, MatrixSpec, MoeExpertsOp, Op, RouteOp};
 use serde_json::{Value, json};
 
+use crate::engine_args::parse;
 use crate::model::ModelArg;
 use crate::table::Table;
 
@@ -30,6 +31,9 @@ pub struct InspectArgs {
     /// A GGUF file, a safetensors folder, `demo`, a model on the Hub such as org/name:Q4_K_M, or
     /// `synth:SHAPE[:ENCODING]` for what `synth` would write
     model: ModelArg,
+    /// Precision of cached keys and values: f16, f32, q8_0
+    #[arg(long, value_name = "TYPE", value_parser = parse::<KvType>, default_value = "f16")]
+    kv: KvType,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -131,9 +135,9 @@ fn described(args: &InspectArgs, shape: &str) -> Result<Report> {
         tokenizer: format!("{} tokens, synthetic", recipe.shape.vocab_size()),
         template: "ChatML".to_owned(),
         lost: None,
-        facts: Some(Facts::new(plan.model())),
+        facts: Some(Facts::new(plan.model(), args.kv)),
         drafts: None,
-        fit: Some(Fit::new(plan.model())?),
+        fit: Some(Fit::new(plan.model(), args.kv)?),
         weights: if args.tensors { weights } else { vec![] },
     })
 }
@@ -146,8 +150,8 @@ fn stored(args: &InspectArgs) -> Result<Report> {
     let architecture = models::architecture(&checkpoint).unwrap_or_else(|_| "unknown".to_owned());
     // What cannot be run can still be looked at.
     let model = models::record(Arc::clone(&checkpoint));
-    let facts = model.as_ref().ok().map(Facts::new);
-    let fit = model.as_ref().ok().map(Fit::new).transpose()?;
+    let facts = model.as_ref().ok().map(|model| Facts::new(model, args.kv));
+    let fit = model.as_ref().ok().map(|model| Fit::new(model, args.kv)).transpose()?;
     let drafts = model.as_ref().ok().and_then(|_| Drafts::find(&checkpoint).ok().flatten());
     Ok(Report {
         model: path.display().to_string(),
@@ -225,7 +229,7 @@ fn describe_tokenizer(checkpoint: &Checkpoint) -> String {
 }
 
 impl Facts {
-    fn new(model: &Model) -> Self {
+    fn new(model: &Model, kv_type: KvType) -> Self {
         let graph = &model.graph;
         let count = |matrix: &MatrixSpec| matrix.rows as u64 * matrix.cols as u64;
         let trunk: u64 = graph.weights().iter().map(|weight| count(&weight.matrix)).sum();
@@ -246,7 +250,7 @@ impl Facts {
             largest_expert_bytes: 0,
             routed_bytes_per_token: 0,
             routed_layers: vec![],
-            kv_bytes_per_token: (page_bytes(graph, KvType::F16) / PAGE_TOKENS) as u64,
+            kv_bytes_per_token: (page_bytes(graph, kv_type) / PAGE_TOKENS) as u64,
             context_length: model.context_length,
             vocab_size: graph.vocab_size(),
         };
@@ -269,19 +273,20 @@ impl Facts {
 }
 
 impl Fit {
-    fn new(model: &Model) -> Result<Self> {
+    fn new(model: &Model, kv_type: KvType) -> Result<Self> {
+        let options = Options { kv_type: Some(kv_type), ..Options::default() };
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let backend = CpuBackend::new(threads, None)?;
-        let place = |memory| Placement::new(model, &backend, &Options { memory, ..Options::default() });
+        let place = |memory| Placement::new(model, &backend, &Options { memory, ..options.clone() });
         let unbounded = place(Some(u64::MAX))?;
         let beside_experts = unbounded.budget.total - unbounded.budget.experts;
-        let minimum = Minima::new(model, &backend, &Options::default())?.host;
+        let minimum = Minima::new(model, &backend, &options)?.host;
         let slots = place(None).ok().map(|placement| (placement.slots.slots(), unbounded.slots.slots()));
         Ok(Self {
             available: memory::available(),
             all_resident: beside_experts + unbounded.slots.bytes(),
             minimum,
-            gpu: OnGpu::find(model)?,
+            gpu: OnGpu::find(model, &options)?,
             slots,
         })
     }
@@ -298,12 +303,12 @@ impl Drafts {
 }
 
 impl OnGpu {
-    fn find(model: &Model) -> Result<Option<Self>> {
+    fn find(model: &Model, options: &Options) -> Result<Option<Self>> {
         let Ok(Some((all, gpus))) = Compute::Auto.gpus(&Devices::All) else { return Ok(None) };
         let Some(first) = all.first().filter(|gpu| !gpu.info.unified).cloned() else { return Ok(None) };
         let minima = |gpus_used| {
             let backend = gpus.backend(gpus_used, GpuOptions::default());
-            Minima::new(model, &*backend, &Options::default())
+            Minima::new(model, &*backend, options)
         };
         let (name, count) = (first.info.name.clone(), all.len());
         let minimum_of_each = if count > 1 { minima(all)?.device } else { None };

@@ -73,13 +73,14 @@ pub fn run(args: &RunArgs) -> Result<()> {
 fn continue_text(chat: &mut Chat, text: &str) -> Result<()> {
     chat.interrupt.begin();
     let options = chat.settings.decoding_options();
+    let before = chat.model.engine.device_counts();
     let (screen, interrupt) = (&mut chat.screen, &chat.interrupt);
     let outcome = chat.conversation.continue_text(&mut chat.model, text, &options, |piece| {
         screen.show(&Passage::Text(piece.to_owned())) && !interrupt.stopped()
     });
     chat.interrupt.end();
     chat.screen.end_answer(outcome.is_ok())?;
-    chat.screen.statistics(&outcome?, &chat.conversation, chat.model.engine.context());
+    chat.screen.statistics(&outcome?, &chat.conversation, &mut chat.model.engine, before);
     match &chat.file {
         Some(file) => Ok(chat.conversation.save(&chat.model, file)?),
         None => Ok(()),

@@ -177,6 +177,8 @@ pub struct ExpertCache {
     failed: HashMap<Key, Error>,
     reading: Reading,
     copies: Copies,
+    /// Why mirrors were lost, until somebody asks.
+    lost: Vec<Error>,
     /// Announced and not yet visited, hence held.
     announced: Vec<Key>,
     /// Given by a device whose copies may still be under way, hence held.
@@ -233,6 +235,7 @@ impl ExpertCache {
                 needed_until: Instant::now(),
             },
             copies: Copies::new(store_copies),
+            lost: vec![],
             announced: vec![],
             given: vec![],
             away: shapes.iter().map(|shape| vec![false; shape.experts]).collect(),
@@ -297,6 +300,11 @@ impl ExpertCache {
     /// Statistics since the last call.
     pub fn take_stats(&mut self) -> CacheStats {
         std::mem::take(&mut self.stats)
+    }
+
+    /// Why mirrors are no longer read from, since the last call: the file and what failed.
+    pub fn take_lost_mirrors(&mut self) -> Vec<Error> {
+        std::mem::take(&mut self.lost)
     }
 
     /// Says which expert in memory holds a value that is not finite, if any does.
@@ -422,8 +430,11 @@ impl ExpertCache {
                 self.residency.arrived(key);
             }
             // A mirror that fails is not asked again.
-            Err(_) if copy > 0 => {
-                self.stats.mirrors_lost += u64::from(self.copies.give_up(copy));
+            Err(error) if copy > 0 => {
+                if self.copies.give_up(copy) {
+                    self.stats.mirrors_lost += 1;
+                    self.lost.push(error);
+                }
                 self.read_from(0, key, done.buffer);
             }
             Err(error) => {

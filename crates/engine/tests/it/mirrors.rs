@@ -50,7 +50,11 @@ fn a_mirror_that_breaks_is_left() {
     assert!(got == bits(&logits(&mut open(&fixture, vec![]).unwrap(), &tokens())));
     let first = engine.take_stats().cache;
     assert!(first.bytes_from_mirrors > 0 && first.mirrors_lost == 1, "{first:?}");
+    let lost: Vec<String> = engine.take_lost_mirrors().iter().map(ToString::to_string).collect();
+    let path = copy.path().to_string_lossy();
+    assert!(lost.len() == 1 && lost[0].contains(&*path) && lost[0].contains("read"), "{lost:?}");
     logits(&mut engine, &tokens());
+    assert!(engine.take_lost_mirrors().is_empty());
     let cache = engine.take_stats().cache;
     assert!(cache.bytes_from_mirrors == 0 && cache.mirrors_lost == 0 && cache.bytes_read > 0, "{cache:?}");
 }

@@ -271,6 +271,7 @@ def plan(
     devices: int | str | Iterable[int] | None = None,
     device_memory: int | str | Iterable[int | str] | None = None,
     context: int | None = None,
+    kv: str | None = None,
     prompt: int = 512,
     quant: str | None = None,
     trace: str | PathLike[str] | None = None,

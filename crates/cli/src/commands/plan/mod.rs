@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use moeflux::Devices;
 use moeflux::cost::{Plan, PlanOptions, PlanProgress};
 use moeflux::memory::parse_size;
+use moeflux_compute::backend::KvType;
 use moeflux_compute::cpu::SimdLevel;
 use report::Report;
 use subject::Subject;
@@ -43,6 +44,9 @@ pub struct PlanArgs {
     /// The same as --quant Nbit
     #[arg(long, value_name = "N", conflicts_with = "quant")]
     bits: Option<u8>,
+    /// Precision of cached keys and values: f16, f32, q8_0
+    #[arg(long, value_name = "TYPE", value_parser = parse::<KvType>, default_value = "f16")]
+    kv: KvType,
     /// Trace of this model from `moeflux trace`: replay its hits instead of assuming them
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -71,6 +75,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         memory: args.memory.clone(),
         device_memory: args.device_memory.clone(),
         context: args.context,
+        kv_type: Some(args.kv),
         prompt: args.prompt,
         skew: args.skew,
         trace: args.trace.clone(),

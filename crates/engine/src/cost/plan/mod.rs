@@ -39,6 +39,8 @@ pub struct PlanOptions {
     pub device_memory: Vec<u64>,
     /// Context length in tokens; by default the model's, at most 4096.
     pub context: Option<usize>,
+    /// Precision of cached keys and values; f16 by default.
+    pub kv_type: Option<KvType>,
     /// Tokens of the prompt to predict.
     pub prompt: usize,
     /// Skew of the assumed routing: the expert of rank r is chosen r^-skew times as often as the first; from 0 to 10.
@@ -63,6 +65,7 @@ impl Default for PlanOptions {
             memory: vec![],
             device_memory: vec![],
             context: None,
+            kv_type: None,
             prompt: 512,
             skew: 0.8,
             trace: None,
@@ -97,11 +100,11 @@ impl PlanOptions {
         gpu: Option<&PlannedGpu>,
     ) -> Result<MeasureOptions> {
         // Chunks are as long as they are with everything in memory.
-        let chunk = Placement::new(model, backend, &self.engine(u64::MAX))?.chunk;
+        let Placement { chunk, kv_type, .. } = Placement::new(model, backend, &self.engine(u64::MAX))?;
         let memory = memory::available().unwrap_or(4 << 30);
         Ok(MeasureOptions {
             activations: ActivationMode::Int8,
-            kv_type: KvType::F16,
+            kv_type,
             context: needs.context,
             prompt: Prompt { tokens: self.prompt.min(needs.context), chunk },
             memory: gpu.map_or(memory, |gpu| memory.min(gpu.free)) / 4,
@@ -278,8 +281,8 @@ fn rows(
             let link = device_held.map(|held| Link {
                 bandwidth: measured.link.unwrap_or(f64::INFINITY),
                 slots: shapes.iter().map(|set| held * set.experts as f64).collect(),
-                // Where experts come from disk too, what it gains is small beside reading.
-                processor: placement.keep_experts.then_some(machine.bandwidth),
+                processor: Some(machine.bandwidth),
+                host_decides: !placement.keep_experts,
             });
             let costs = CostModel {
                 layers: measured.layers().to_vec(),

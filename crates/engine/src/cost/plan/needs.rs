@@ -95,6 +95,6 @@ impl PlannedMemory {
 
 impl PlanOptions {
     pub(super) fn engine(&self, memory: u64) -> Options {
-        Options { memory: Some(memory), context: self.context, ..Options::default() }
+        Options { memory: Some(memory), context: self.context, kv_type: self.kv_type, ..Options::default() }
     }
 }
