@@ -7,8 +7,9 @@
 //! each at the price of a single step, cost more than the step.
 //!
 //! The estimates can be wrong. What bounds the loss is an account in seconds: each single step adds 1 % of its time, each
-//! verification what it gained or lost against single steps, and without a balance nothing is drafted. So after any number of
-//! steps, speculation has cost at most 1 % of their time and one verification more. The balance also pays for probes, verifications
+//! verification what it gained or lost against single steps, and without a balance nothing is drafted; what has to enter the
+//! layer before it drafts is paid from the balance, too. So after any number of
+//! steps, speculation has cost at most 1 % of their time and one draft more. The balance also pays for probes, verifications
 //! that are expected to lose, without which a cost that has fallen would never be noticed.
 
 use super::MOST_DRAFTED;
@@ -22,6 +23,8 @@ const MARGIN: f64 = 1.05;
 /// Times that a mean remembers, which scatter where a disk is read, and guesses, which change with the text.
 const TIMES: u32 = 64;
 const GUESSES: u32 = 16;
+/// The part of a single step that a position is taken to need to enter the layer that drafts, before that is measured.
+const ENTERING: f64 = 1.0 / 16.0;
 /// After so many verifications the price of a single step is looked at again.
 const SINGLE_EVERY: u32 = 32;
 
@@ -52,6 +55,8 @@ pub(super) struct DraftAccount {
     verifying: [RecentMean; MOST_DRAFTED],
     /// Time in which the layer drafts 1, 2, … tokens.
     drafting: [RecentMean; MOST_DRAFTED],
+    /// Time in which a position enters the layer, before it drafts.
+    entering: RecentMean,
     /// By where drafts are from: how often the first, second, … token is right if those before are.
     right: [[RecentMean; MOST_DRAFTED]; CLASSES],
     /// In seconds.
@@ -102,6 +107,7 @@ impl Default for DraftAccount {
             single: RecentMean::default(),
             verifying: Default::default(),
             drafting: Default::default(),
+            entering: RecentMean::default(),
             right: [0.3, 0.4, 0.5, 0.6, 0.8, 0.7].map(of_class),
             balance: 0.0,
             since_single: 0,
@@ -117,7 +123,15 @@ impl DraftAccount {
         self.book(LOSS * time);
     }
 
-    /// Drafting `drafted` tokens by the layer took `time`, of which something is lost if they are none.
+    /// So many positions entered the layer, in `time`, before it could draft.
+    pub(super) fn entered(&mut self, positions: usize, time: f64) {
+        if positions > 0 {
+            self.entering.add(time / positions as f64, TIMES);
+        }
+        self.book(-time);
+    }
+
+    /// After that, drafting `drafted` tokens by the layer took `time`, of which something is lost if they are none.
     pub(super) fn drafted(&mut self, drafted: usize, time: f64) {
         if drafted > 0 {
             self.drafting[drafted - 1].add(time, TIMES);
@@ -167,7 +181,8 @@ impl DraftAccount {
         single + row * drafted as f64
     }
 
-    /// What drafting so many tokens will take: from the nearest number that was measured, nothing before that.
+    /// What drafting so many tokens will take, and making those that are right enter: from the nearest number that was measured,
+    /// nothing before that.
     fn drafting_price(&self, source: DraftSource, drafted: usize) -> f64 {
         if source != DraftSource::Layer {
             return 0.0;
@@ -175,13 +190,16 @@ impl DraftAccount {
         let measured = |count: &usize| Some((*count, self.drafting[*count - 1].get()?));
         let nearest = (1..=MOST_DRAFTED).filter_map(|count| measured(&count));
         let nearest = nearest.min_by_key(|(count, _)| count.abs_diff(drafted));
-        nearest.map_or(0.0, |(count, time)| time / count as f64 * drafted as f64)
+        let entering = (self.expected(source, drafted) - 1.0) * self.entering.get().unwrap_or(0.0);
+        nearest.map_or(0.0, |(count, time)| time / count as f64 * drafted as f64) + entering
     }
 
-    /// How many of up to `most` tokens drafted by `source` to verify, if any.
-    pub(super) fn count(&self, source: DraftSource, most: usize) -> Option<Worth> {
+    /// How many of up to `most` tokens drafted by `source` to verify, if any; so many positions have to enter the layer before, if
+    /// it is that. They are an outlay, which the balance has to cover whatever is promised.
+    pub(super) fn count(&self, source: DraftSource, most: usize, entering: usize) -> Option<Worth> {
         let single = self.single.get()?;
-        let balance = self.balance;
+        let outlay = entering as f64 * self.entering.get().unwrap_or(ENTERING * single);
+        let balance = self.balance - outlay;
         if balance <= 0.0 || self.since_single >= SINGLE_EVERY {
             return None;
         }
@@ -209,7 +227,7 @@ mod tests {
         let mut account = DraftAccount::default();
         let (mut time, mut alone, mut verified) = (0.0, 0.0, 0);
         for step in 0..steps {
-            let count = account.count(DraftSource::Match(8), 4).map_or(0, |worth| worth.drafted);
+            let count = account.count(DraftSource::Match(8), 4, 0).map_or(0, |worth| worth.drafted);
             let took = price(step, count);
             let mut right = 0;
             while right < count && random.next_unit() < chance(step) {
@@ -283,6 +301,40 @@ mod tests {
     fn a_text_that_begins_to_repeat_itself_is_noticed_and_one_that_ends_to() {
         let (gain, verified) = run(6000, |step| if step / 1000 % 2 == 0 { 0.05 } else { 0.95 }, rows(0.3));
         assert!(gain > 0.3 && (0.3..0.7).contains(&verified), "{gain} {verified}");
+    }
+
+    // Answers of 22 tokens, each with a prompt that has to enter the layer before it drafts anything.
+    #[test]
+    fn what_has_to_enter_the_layer_is_paid_from_the_balance() {
+        for (positions, each) in [(64, 0.02), (64, 0.2), (16, 0.5)] {
+            let (mut account, mut time, steps) = (DraftAccount::default(), 0.0, 4000);
+            let mut missing = positions;
+            for step in 0..steps {
+                if step % 22 == 0 {
+                    missing = positions;
+                }
+                let took = match account.count(DraftSource::Layer, 4, missing) {
+                    None => {
+                        account.single(1.0);
+                        1.0
+                    }
+                    Some(Worth { drafted, .. }) => {
+                        let entering = each * missing as f64;
+                        account.entered(missing, entering);
+                        account.drafted(drafted, 0.25 * drafted as f64);
+                        account.compared(DraftSource::Layer, 0, true);
+                        let verifying = 1.0 + 0.5 * drafted as f64;
+                        account.verified(drafted, 1, verifying);
+                        missing = 0;
+                        entering + 0.25 * drafted as f64 + verifying
+                    }
+                };
+                time += took;
+            }
+            // What is not known the first time may cost more than there is.
+            let bound = LOSS * f64::from(steps) + (each - ENTERING).max(0.0) * positions as f64 + 3.0;
+            assert!(time - f64::from(steps) <= bound, "{positions} {each}: {time} {bound}");
+        }
     }
 
     // A price that rises for as long as something is drafted, the worst that can happen.

@@ -4,7 +4,7 @@
 //! the session's.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use moeflux_compute::Tensor;
 use moeflux_compute::backend::{
@@ -197,7 +197,8 @@ impl Engine {
         }
     }
 
-    /// `count` tokens that may follow those of `session` and `next`; none if they cannot be drafted.
+    /// `count` tokens that may follow those of `session` and `next`, none if they cannot be drafted; and in what time positions before
+    /// the last one entered the layer.
     ///
     /// # Errors
     /// As [`Engine::draft_logits`].
@@ -206,7 +207,7 @@ impl Engine {
         session: &mut Session,
         next: u32,
         count: usize,
-    ) -> Result<Vec<u32>> {
+    ) -> Result<(Vec<u32>, Duration)> {
         self.run_layer(session, next, count, |_| ())
     }
 
@@ -224,25 +225,28 @@ impl Engine {
         outcome.map(|_| all)
     }
 
-    /// Drafts `count` tokens, and shows the logits that each is chosen by.
+    /// Drafts `count` tokens, and shows the logits that each is chosen by; the time is that of [`Engine::draft_by_layer`].
     fn run_layer(
         &mut self,
         session: &mut Session,
         next: u32,
         count: usize,
         mut visit: impl FnMut(&[f32]),
-    ) -> Result<Vec<u32>> {
+    ) -> Result<(Vec<u32>, Duration)> {
         let position = session.position();
         let entries = session.drafts.missing(position);
         if entries.is_empty() || count == 0 || self.drafter.is_none() {
-            return Ok(vec![]);
+            return Ok((vec![], Duration::ZERO));
         }
+        let start = Instant::now();
         // Those of drafted tokens are written too, to be written again.
         self.reserve(session, entries.start, position + count - 1)?;
         let mut tokens = session.tokens()[entries.start + 1..].to_vec();
         tokens.push(next);
         self.enter(session, entries, &tokens, true)?;
         session.drafts.enter(position, Some(next));
+        // The last of them is part of drafting.
+        let entered = start.elapsed() * (tokens.len() as u32 - 1) / tokens.len() as u32;
         let width = self.hidden_size();
         let mut drafted = vec![];
         for entry in position.. {
@@ -256,6 +260,6 @@ impl Engine {
             drafter.follow(width);
             self.run_draft(session, entry, &[token], &[0])?;
         }
-        Ok(drafted)
+        Ok((drafted, entered))
     }
 }

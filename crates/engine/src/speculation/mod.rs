@@ -176,8 +176,8 @@ impl Speculator {
         Ok(Self { kind, draft_max, layer: means.layer, account, watched: None, source })
     }
 
-    /// What to verify after `next`, at most `most` tokens.
-    fn plan(&mut self, history: &[u32], next: u32, most: usize) -> Plan {
+    /// What to verify after `next`, at most `most` tokens, where so many positions before the last one have not entered the layer that drafts.
+    fn plan(&mut self, history: &[u32], next: u32, most: usize, entering: usize) -> Plan {
         let most = most.min(self.draft_max);
         if self.kind == SpecType::Off || most == 0 {
             return Plan::Tokens(vec![]);
@@ -193,8 +193,8 @@ impl Speculator {
             self.source = DraftSource::Match(matched);
             return Plan::Tokens(tokens);
         }
-        let of_layer = if self.layer { self.account.count(DraftSource::Layer, most) } else { None };
-        let of_match = self.account.count(DraftSource::Match(matched), most_matched);
+        let of_layer = if self.layer { self.account.count(DraftSource::Layer, most, entering) } else { None };
+        let of_match = self.account.count(DraftSource::Match(matched), most_matched, 0);
         self.source = DraftSource::Match(matched);
         let layer = of_layer.filter(|layer| of_match.is_none_or(|matched| layer.faster > matched.faster));
         if of_match.is_none() || layer.is_some() {
@@ -242,14 +242,17 @@ impl Engine {
     /// Tokens that may follow those of `session` and `next`, at most `most`, and are worth verifying; often none.
     pub(crate) fn draft(&mut self, session: &mut Session, next: u32, most: usize) -> Vec<u32> {
         let most = most.min(self.chunk().saturating_sub(1));
-        let (count, otherwise) = match self.speculator.plan(session.tokens(), next, most) {
+        let entering = session.drafts.missing(session.position()).len().saturating_sub(1);
+        let (count, otherwise) = match self.speculator.plan(session.tokens(), next, most, entering) {
             Plan::Tokens(tokens) => return tokens,
             Plan::Layer(count, otherwise) => (count, otherwise),
         };
         let start = Instant::now();
         // What cannot be drafted is no reason to fail.
-        let drafted = self.draft_by_layer(session, next, count).unwrap_or_default();
-        self.speculator.account.drafted(drafted.len(), start.elapsed().as_secs_f64());
+        let (drafted, entered) = self.draft_by_layer(session, next, count).unwrap_or_default();
+        self.speculator.account.entered(entering, entered.as_secs_f64());
+        let drafting = start.elapsed().saturating_sub(entered);
+        self.speculator.account.drafted(drafted.len(), drafting.as_secs_f64());
         if drafted.is_empty() {
             session.release_pages();
             return otherwise;
@@ -373,7 +376,7 @@ mod tests {
         }
         let mut speculator = Speculator::new(SpecType::Auto, 4, none).unwrap();
         assert_eq!(speculator.kind, SpecType::Off);
-        assert!(tokens(speculator.plan(&[1, 2, 3, 4, 1, 2], 3, 9)).is_empty());
+        assert!(tokens(speculator.plan(&[1, 2, 3, 4, 1, 2], 3, 9, 0)).is_empty());
         for draft_max in [0, MOST_DRAFTED + 1] {
             assert!(Speculator::new(SpecType::Off, draft_max, ALL).is_err());
         }
@@ -386,9 +389,9 @@ mod tests {
         let mut by_layer = Speculator::new(SpecType::Mtp, 4, ALL).unwrap();
         let history = [1, 2, 3, 4, 5, 6, 7, 1, 2];
         for most in 0..6 {
-            assert_eq!(tokens(speculator.plan(&history, 3, most)), [4, 5, 6, 7][..most.min(4)]);
+            assert_eq!(tokens(speculator.plan(&history, 3, most, 0)), [4, 5, 6, 7][..most.min(4)]);
             let expected = if most == 0 { Plan::Tokens(vec![]) } else { Plan::Layer(most.min(4), vec![]) };
-            assert_eq!(by_layer.plan(&history, 3, most), expected);
+            assert_eq!(by_layer.plan(&history, 3, most, 0), expected);
         }
     }
 
@@ -400,7 +403,7 @@ mod tests {
         let text: Vec<u32> = (0..200).map(|i| i % 7).collect();
         let before = speculator.account.expected(DraftSource::Match(12), 4);
         for position in 20..200 {
-            assert!(tokens(speculator.plan(&text[..position], text[position], 9)).is_empty(), "{position}");
+            assert!(tokens(speculator.plan(&text[..position], text[position], 9, 0)).is_empty(), "{position}");
         }
         let after = speculator.account.expected(DraftSource::Match(12), 4);
         assert!(before < 4.0 && after > 4.8, "{before} {after}");
@@ -424,14 +427,14 @@ mod tests {
         let mut by_match = speculator();
         compared(&mut by_match, DraftSource::Match(12), 4);
         compared(&mut by_match, DraftSource::Layer, 1);
-        assert_eq!(tokens(by_match.plan(history, *next, 9)).len(), 4);
+        assert_eq!(tokens(by_match.plan(history, *next, 9, 0)).len(), 4);
         let mut by_layer = speculator();
         compared(&mut by_layer, DraftSource::Match(12), 0);
         compared(&mut by_layer, DraftSource::Layer, 4);
         by_layer.account.drafted(4, 0.2);
-        assert!(matches!(by_layer.plan(history, *next, 9), Plan::Layer(4, _)));
+        assert!(matches!(by_layer.plan(history, *next, 9, 0), Plan::Layer(4, _)));
         // What drafting itself costs counts.
         (0..100).for_each(|_| by_layer.account.drafted(4, 6.0));
-        assert!(tokens(by_layer.plan(history, *next, 9)).is_empty());
+        assert!(tokens(by_layer.plan(history, *next, 9, 0)).is_empty());
     }
 }
