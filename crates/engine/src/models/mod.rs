@@ -2,6 +2,7 @@
 
 mod afmoe;
 pub mod assumed;
+mod bailing_moe;
 mod blocks;
 pub(crate) mod config;
 mod deepseek_v2;
@@ -125,6 +126,7 @@ pub const FAMILIES: &[Family] = &[
     exaone_moe::FAMILY,
     qwen3_omni_moe::FAMILY,
     ernie4_5_vl_moe::FAMILY,
+    bailing_moe::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others
