@@ -1,11 +1,17 @@
 #!/usr/bin/env python3
 """Makes the tiny checkpoints of Bailing MoE, which transformers does not have, with golden logits of mlx-lm in float32.
 
-    python tools/make_bailing_models.py OUT
+    python tools/make_bailing_models.py OUT [--llama-cpp SOURCE]
+
+With llama.cpp's source tree, its converter makes GGUF files of two of them, below OUT/gguf.
 """
 
 import argparse
 import json
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +41,7 @@ BASE = dict(
 )
 CASES: list[tuple[str, int, dict[str, Any]]] = [
     # As Ling 1.5 is published.
-    ("bailing_moe_basic", 1, {}),
+    ("bailing_moe_basic", 1, dict(first_k_dense_replace=0, num_hidden_layers=2)),
     # As Ling 2.0: norms of queries and keys, a part of a head that rotates, groups, a bias for choosing; and biases and
     # embeddings that are the head too.
     (
@@ -53,6 +59,28 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
         | dict(rope_scaling={"type": "linear", "factor": 3.0}),
     ),
 ]
+
+# GGUF files: of which checkpoint, as which class, with which keys that the converter wants besides.
+GGUF_CASES = [
+    ("bailingmoe_f32", "bailing_moe_basic", "BailingMoeForCausalLM", dict(head_dim=6)),
+    ("bailingmoe2_f32", "bailing_moe_groups", "BailingMoeV2ForCausalLM", dict(head_dim=6, moe_shared_expert_intermediate_size=7)),
+]
+# Files without a tokenizer: source tree, folder, file.
+CONVERT = """
+import logging, sys
+from pathlib import Path
+source, folder, out = sys.argv[1:]
+sys.path[:0] = [source, source + "/gguf-py"]
+logging.disable(logging.CRITICAL)
+import gguf, torch
+from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+name = get_model_architecture(ModelBase.load_hparams(Path(folder), False), ModelType.TEXT)
+converter = get_model_class(name)
+converter.set_vocab = lambda self: None
+converter.no_mtp = True
+with torch.inference_mode():
+    converter(Path(folder), gguf.LlamaFileType.ALL_F32, Path(out), eager=True).write()
+"""
 
 
 def weights(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -118,12 +146,30 @@ def write(out: Path, name: str, seed: int, changes: dict[str, Any]) -> None:
     save_file({"tokens": tokens, "logits": logits}, folder / "golden.safetensors")
 
 
+def convert(source: Path, out: Path) -> None:
+    """Writes the GGUF files below `out`/gguf with the goldens of the checkpoints that they are made from."""
+    for name, checkpoint, architecture, keys in GGUF_CASES:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / checkpoint
+            shutil.copytree(out / checkpoint, folder)
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]} | keys))
+            to = out / "gguf" / name
+            to.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-c", CONVERT, source, folder, to / "model.gguf"]
+            subprocess.run(command, check=True, capture_output=True)
+            shutil.copy(out / checkpoint / "golden.safetensors", to)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    out = parser.parse_args().out
+    parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's source tree, for GGUF files")
+    args = parser.parse_args()
     for name, seed, changes in CASES:
-        write(out, name, seed, changes)
+        write(args.out, name, seed, changes)
+    if args.llama_cpp:
+        convert(args.llama_cpp, args.out)
 
 
 if __name__ == "__main__":
