@@ -98,7 +98,10 @@ fn attention(config: &Config<'_>, r: &mut Recorder, heads: Heads, layers: usize)
     };
     let mut ropes: Vec<(f64, usize)> = vec![];
     let layer = |(layer, (slides, base)): (usize, (bool, f64))| {
-        r.require_sinks(layer)?;
+        // An outline goes without: they are a value a head.
+        if !r.is_outline() {
+            r.require_sinks(layer)?;
+        }
         let own = Heads { window: window.filter(|_| slides), ..heads };
         // Layers of base 0 have no positions.
         if base == 0.0 {
