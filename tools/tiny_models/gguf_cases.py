@@ -610,6 +610,19 @@ SMALL = [
         n_tokens=96,
         converted=True,
     ),
+    # Sigmoid scores, an averaged shared expert, a dense first layer that rotates; layer norms.
+    GgufCase(
+        "cohere2moe_bf16",
+        "cohere2_moe",
+        77,
+        configs.cohere2_moe(),
+        "BF16",
+        n_tokens=96,
+        converted=True,
+        peer=False,
+    ),
+    # A base for layers with a window, and one for the others, which are scaled.
+    GgufCase("mellum_bf16", "mellum", 78, configs.mellum(), "BF16", n_tokens=96, converted=True, peer=False),
 ]
 
 

@@ -501,3 +501,52 @@ def step3p7(**changes: Any) -> dict[str, Any]:
     )
     vision = dict(width=8, layers=1, heads=1, image_size=28, patch_size=14)
     return dict(text_config=text | changes, vision_config=vision)
+
+
+def cohere2_moe() -> dict[str, Any]:
+    """What llama.cpp can say: sigmoid scores, shared experts that are averaged with the others."""
+    return dict(
+        vocab_size=297,
+        hidden_size=24,
+        intermediate_size=7,
+        prefix_dense_intermediate_size=18,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=5,
+        num_experts_per_tok=2,
+        num_shared_experts=1,
+        expert_selection_fn="sigmoid",
+        first_k_dense_replace=1,
+        sliding_window_pattern=2,
+        sliding_window=11,
+        logit_scale=0.7,
+        rope_theta=90.0,
+        bos_token_id=None,
+        eos_token_id=292,
+    )
+
+
+def mellum() -> dict[str, Any]:
+    """What llama.cpp can say: weights that are normalised, no dense layers."""
+    full = {"rope_type": "yarn", "rope_theta": 900.0, "factor": 4.0, "original_max_position_embeddings": 32}
+    return dict(
+        vocab_size=297,
+        hidden_size=24,
+        intermediate_size=18,
+        moe_intermediate_size=7,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 70.0}},
+        tie_word_embeddings=False,
+        eos_token_id=292,
+    )

@@ -1,8 +1,9 @@
-"""Random small configurations of families whose norms are elsewhere than usual: Hunyuan-A13B."""
+"""Random small configurations of families whose norms are elsewhere than usual: Hunyuan-A13B, FlexOlmo and A.X-K1."""
 
 from typing import Any
 
-from .random_draw import Draw
+from .random_draw import PLAIN_KINDS, Draw
+from .random_latent import latent
 
 
 def hunyuan_v1_moe(d: Draw) -> dict[str, Any]:
@@ -27,4 +28,42 @@ def hunyuan_v1_moe(d: Draw) -> dict[str, Any]:
     if not isinstance(config["moe_topk"], list):
         edits["moe_topk"] = [top_k] * layers
     d.case = {"config_edits": edits, "stacked_experts": False}
+    return config
+
+
+def flex_olmo(d: Draw) -> dict[str, Any]:
+    config = d.base() | d.heads() | d.experts("num_experts")
+    heads = d.few_heads(config)
+    del config["head_dim"]
+    head_dim = 2 * d.rng.randint(1, 8) if d.aligned == 1 else d.aligned
+    config |= {
+        "hidden_size": heads * head_dim,
+        "intermediate_size": d.width(1, 40),
+        "norm_topk_prob": d.chance(0.3),
+        "rope_parameters": d.rope(head_dim, kinds=PLAIN_KINDS),
+        "pad_token_id": 0,
+    }
+    d.maybe(config, "attention_bias", True)
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance()}
+    return config
+
+
+def axk1(d: Draw) -> dict[str, Any]:
+    config = latent(d)
+    layers = config["num_hidden_layers"]
+    config |= {
+        "q_lora_rank": config["q_lora_rank"] or d.width(5, 40),
+        "bos_token_id": 1,
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5, 0.4),
+    }
+    if d.chance(0.4):
+        config["mlp_layer_types"] = [d.pick("sparse", "dense") for _ in range(layers)]
+        del config["first_k_dense_replace"]
+    elif d.chance(0.3):
+        config["moe_layer_freq"] = 2
+    d.maybe(config, "rope_interleave", False, p=0.3)
+    d.only(gguf=False, mlx=False)
+    d.case = {"stacked_experts": d.chance()}
     return config

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .random_draw import TOKENIZER_SIZE, Draw
-from .random_families import deepseek_v4, glm5_next, minimax_m3_vl_text, qwen4_exp_text
+from .random_streams import deepseek_v4, glm5_next, minimax_m3_vl_text, qwen4_exp_text
 
 VISION = {
     "hidden_size": 8,

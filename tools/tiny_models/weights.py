@@ -71,6 +71,8 @@ CORRECTION_BIASES = {
     "lfm2_moe": CorrectionBias(std=0.2, float32=True),
     "ernie4_5_vl_moe": CorrectionBias(std=0.05, float32=True),
     "exaone_moe": CorrectionBias(std=0.2, float32=True),
+    "axk1": CorrectionBias(std=0.2, float32=False),
+    "bailing_hybrid": CorrectionBias(std=0.2, float32=True),
 }
 CORRECTION_BIAS = "e_score_correction_bias"
 # Of LFM2 a buffer too, of AFMoE a parameter.

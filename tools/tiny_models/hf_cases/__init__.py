@@ -16,11 +16,13 @@ from . import (
     hybrid,
     indexed,
     latent,
+    lightning,
     multimodal,
     sandwich,
     state_space,
     step,
     streams,
+    windowed,
 )
 
 HF_CASES = [
@@ -32,9 +34,11 @@ HF_CASES = [
     *hybrid.CASES,
     *indexed.CASES,
     *latent.CASES,
+    *lightning.CASES,
     *multimodal.CASES,
     *sandwich.CASES,
     *state_space.CASES,
     *step.CASES,
     *streams.CASES,
+    *windowed.CASES,
 ]

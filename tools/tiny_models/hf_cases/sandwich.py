@@ -1,4 +1,4 @@
-"""Norms before and after blocks: Gemma 4 and AFMoE."""
+"""Norms after blocks too, or only there: Gemma 4, AFMoE, FlexOlmo and A.X-K1."""
 
 from typing import Any
 
@@ -62,6 +62,51 @@ def _afmoe(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
+def _flex_olmo(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=24,
+        intermediate_size=9,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        num_experts=7,
+        num_experts_per_tok=5,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        pad_token_id=0,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+def _axk1(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=26,
+        intermediate_size=18,
+        moe_intermediate_size=7,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        max_position_embeddings=512,
+        q_lora_rank=14,
+        kv_lora_rank=10,
+        qk_nope_head_dim=6,
+        qk_rope_head_dim=4,
+        v_head_dim=5,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
 CASES = [
     # As published: full layers have wider heads whose keys are values too.
     HfCase("gemma4_basic", "gemma4_text", 201, _gemma4()),
@@ -110,6 +155,42 @@ CASES = [
             layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
             rms_norm_eps=0.01,
             rope_parameters={"rope_type": "linear", "rope_theta": 90.0, "factor": 3.0},
+        ),
+        dtype="float16",
+        stacked_experts=True,
+    ),
+    HfCase("flex_olmo_basic", "flex_olmo", 205, _flex_olmo()),
+    # Normalised weights, biases, as many heads of keys as of queries, a tied head.
+    HfCase(
+        "flex_olmo_tied",
+        "flex_olmo",
+        206,
+        _flex_olmo(
+            num_key_value_heads=None,
+            norm_topk_prob=True,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.02,
+            rope_parameters={"rope_type": "linear", "rope_theta": 90.0, "factor": 3.0},
+        ),
+        stacked_experts=True,
+    ),
+    HfCase("axk1_basic", "axk1", 207, _axk1()),
+    # Weights that are not normalised, two shared experts, halves that rotate, kinds of layers as a list.
+    HfCase(
+        "axk1_list",
+        "axk1",
+        208,
+        _axk1(
+            n_group=1,
+            topk_group=1,
+            n_shared_experts=2,
+            norm_topk_prob=False,
+            routed_scaling_factor=0.7,
+            rope_interleave=False,
+            attention_bias=True,
+            mlp_layer_types=["sparse", "dense", "sparse"],
+            rms_norm_eps=0.01,
         ),
         dtype="float16",
         stacked_experts=True,

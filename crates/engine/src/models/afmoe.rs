@@ -69,16 +69,7 @@ fn slides(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let Some(kinds) = config.words("layer_types")? else {
         return Ok(every(config.size("global_attn_every_n_layers")?));
     };
-    let kind = |kind: &String| match kind.as_str() {
-        "sliding_attention" => Some(true),
-        "full_attention" => Some(false),
-        _ => None,
-    };
-    let found: Option<Vec<bool>> = kinds.iter().map(kind).collect();
-    found.filter(|found| found.len() == layers).ok_or_else(|| {
-        let expected = format!("sliding_attention or full_attention for each of {layers} layers");
-        config.unsupported("layer_types", &expected)
-    })
+    blocks::kinds_slide(config, &kinds, layers)
 }
 
 /// The router, the experts and those that every token goes through.

@@ -194,8 +194,8 @@ impl Assumed {
             keys.iter().find_map(|key| config[*key].as_u64()).unwrap_or(0).min(1 << 20) as usize
         };
         let names = names_of(config["model_type"].as_str().unwrap_or_default());
-        let mut optional = vec!["lm_head.weight"];
-        optional.extend(names.published);
+        // A head of its own is not optional: models have it unless their embeddings are tied.
+        let mut optional = names.published.to_vec();
         if !config["q_lora_rank"].is_null() {
             optional.push("self_attn.q_a_proj.weight");
         }

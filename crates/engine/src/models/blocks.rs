@@ -1,8 +1,8 @@
 //! Parts that families share: embedding, attention, dense and routed feed-forward, head.
 
 use moeflux_compute::graph::{
-    Activation, Attention, ExpertMlp, ExpertSetId, GroupRank, Groups, Precision, RopeStyle, Route, Score,
-    Value, WeightId,
+    Activation, Attention, ExpertMlp, ExpertSetId, GroupRank, Groups, PositionScale, Precision, RopeStyle,
+    Route, Score, Value, WeightId,
 };
 
 use super::config::Config;
@@ -114,6 +114,43 @@ pub fn layer_windows(
     types.into_iter().map(kind).collect()
 }
 
+/// For each of `layers` layers of a GGUF file whether it sees a window, by what the file has under `key`: a truth value for each,
+/// or that every so many of them sees everything, by default every `every`; the last of so many, or the `first`.
+///
+/// # Errors
+/// [`crate::Error::Config`] for something else, or too few.
+pub fn gguf_slides(
+    config: &Config<'_>,
+    key: &str,
+    layers: usize,
+    (every, first): (usize, bool),
+) -> Result<Vec<bool>> {
+    if config.read(key, "", |value| Some(value.is_array()))?.unwrap_or(false) {
+        let flags = config.flags(key)?.filter(|flags| flags.len() >= layers);
+        let flags = flags.ok_or_else(|| config.unsupported(key, &format!("{layers} truth values")))?;
+        return Ok(flags[..layers].to_vec());
+    }
+    let every = config.optional_size(key)?.unwrap_or(every);
+    Ok((0..layers).map(|layer| !(layer + usize::from(!first)).is_multiple_of(every)).collect())
+}
+
+/// For each of `layers` layers whether it sees a window, by the `kinds` that `layer_types` lists.
+///
+/// # Errors
+/// [`crate::Error::Config`] for unknown kinds or another number of them.
+pub fn kinds_slide(config: &Config<'_>, kinds: &[String], layers: usize) -> Result<Vec<bool>> {
+    let kind = |kind: &String| match kind.as_str() {
+        "sliding_attention" => Some(true),
+        "full_attention" => Some(false),
+        _ => None,
+    };
+    let found: Option<Vec<bool>> = kinds.iter().map(kind).collect();
+    found.filter(|found| found.len() == layers).ok_or_else(|| {
+        let expected = format!("sliding_attention or full_attention for each of {layers} layers");
+        config.unsupported("layer_types", &expected)
+    })
+}
+
 /// For each layer whether its feed-forward is dense: as `mlp_layer_types` says, else the first ones, by default as many
 /// as `first`.
 ///
@@ -155,6 +192,11 @@ pub struct AttentionKind {
     pub window: Option<usize>,
     /// Index of the rotation in the graph.
     pub rope: usize,
+}
+
+/// x times a factor.
+pub fn times(r: &mut Recorder, x: Value, factor: f32) -> Value {
+    if factor == 1.0 { x } else { r.graph.position_scale(x, PositionScale::constant(factor)) }
 }
 
 /// Token embeddings, and the table for a tied head.

@@ -37,12 +37,26 @@ const DEFAULTS: &KeyDefaults = &[
     ("max_position_embeddings", DefaultValue::Count(131_072)),
 ];
 
+/// Experts of a layer, and how many of them a token goes through; `top_k` is the family's default.
+///
+/// # Errors
+/// [`crate::Error::Config`] for numbers that are none, or a least sum of weights that counts.
+pub(super) fn expert_counts(config: &Config<'_>, top_k: Option<usize>) -> Result<(usize, usize)> {
+    let (experts, top_k) = blocks::expert_counts(config, top_k)?;
+    // The least that weights are divided by: what the best of all experts always reach.
+    let reached = top_k as f64 / experts as f64;
+    if config.magnitude("moe_norm_min")?.is_some_and(|least| least >= reached) {
+        return Err(config.unsupported("moe_norm_min", &format!("below {reached}")));
+    }
+    Ok((experts, top_k))
+}
+
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let d = Decoder::new(config, 1e-5)?;
     let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::Interleaved, 5e5)?;
     let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window: None, rope };
-    let (experts, top_k) = blocks::expert_counts(config, Some(6))?;
+    let (experts, top_k) = expert_counts(config, Some(6))?;
     let gguf = config.format() == Format::Gguf;
     let of_layers = |name: &str| -> Vec<String> {
         (0..d.layers).map(|layer| format!("model.layers.{layer}.mlp.{name}")).collect()
@@ -65,11 +79,6 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
         shared,
     };
-    // The least that weights are divided by: what the best of all experts always reach.
-    let reached = top_k as f64 / experts as f64;
-    if config.magnitude("moe_norm_min")?.is_some_and(|least| least >= reached) {
-        return Err(config.unsupported("moe_norm_min", &format!("below {reached}")));
-    }
     let first = config.count("moe_layer_start_index")?.unwrap_or(1);
     let last = match config.number("moe_layer_end_index")? {
         None | Some(-1.0) => d.layers,

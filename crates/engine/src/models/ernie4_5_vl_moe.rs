@@ -12,7 +12,7 @@ use super::blocks::{self, AttentionKind, Decoder, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::Names;
 use super::recorder::{ExpertNames, Recorder};
-use super::{Family, SILU, rope};
+use super::{Family, SILU, ernie4_5_moe, rope};
 use crate::Result;
 
 /// Registry entry.
@@ -54,12 +54,7 @@ struct TextMoe {
 
 impl TextMoe {
     fn new(config: &Config<'_>, published: bool) -> Result<Self> {
-        let (experts, top_k) = blocks::expert_counts(config, None)?;
-        // The least that weights are divided by: what the best of all experts always reach.
-        let reached = top_k as f64 / experts as f64;
-        if config.magnitude("moe_norm_min")?.is_some_and(|least| least >= reached) {
-            return Err(config.unsupported("moe_norm_min", &format!("below {reached}")));
-        }
+        let (experts, top_k) = ernie4_5_moe::expert_counts(config, None)?;
         let widths = config.sizes("moe_intermediate_size")?;
         let width = match widths[..] {
             [] => 1536,

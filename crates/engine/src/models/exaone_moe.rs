@@ -50,26 +50,12 @@ const DEFAULTS: &KeyDefaults = &[
 fn slides(config: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let every = |every: usize| (0..layers).map(|layer| !(layer + 1).is_multiple_of(every)).collect();
     if config.format() == Format::Gguf {
-        if config.read("slides", "", |value| Some(value.is_array()))?.unwrap_or(false) {
-            let flags = config.flags("slides")?.filter(|flags| flags.len() >= layers);
-            let flags = flags.ok_or_else(|| config.unsupported("slides", &format!("{layers} truth values")));
-            return Ok(flags?[..layers].to_vec());
-        }
-        return Ok(every(config.optional_size("slides")?.unwrap_or(4)));
+        return blocks::gguf_slides(config, "slides", layers, (4, false));
     }
     let Some(kinds) = config.words("layer_types")? else {
         return Ok(every(config.size("sliding_window_pattern")?));
     };
-    let kind = |kind: &String| match kind.as_str() {
-        "sliding_attention" => Some(true),
-        "full_attention" => Some(false),
-        _ => None,
-    };
-    let found: Option<Vec<bool>> = kinds.iter().map(kind).collect();
-    found.filter(|found| found.len() == layers).ok_or_else(|| {
-        let expected = format!("sliding_attention or full_attention for each of {layers} layers");
-        config.unsupported("layer_types", &expected)
-    })
+    blocks::kinds_slide(config, &kinds, layers)
 }
 
 /// For each layer whether its feed-forward is dense.

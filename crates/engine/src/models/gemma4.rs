@@ -6,11 +6,11 @@
 //! are refused, as are models without experts.
 
 use moeflux_compute::graph::{
-    Activation, Attention, ExpertMlp, PositionScale, Precision, Rope, RopeStyle, Route, Score, Value,
+    Activation, Attention, ExpertMlp, Precision, Rope, RopeStyle, Route, Score, Value,
 };
 use serde_json::Value as Json;
 
-use super::blocks;
+use super::blocks::{self, times};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Form, Recorder};
@@ -319,11 +319,6 @@ fn layers(r: &mut Recorder, config: &Config<'_>, model: &Model) -> Result<Vec<La
         Ok(Layer { window: window.filter(|_| slides), kv_heads, head_dim, shares, rope })
     };
     sliding.into_iter().zip(shapes).enumerate().map(layer).collect()
-}
-
-/// x times a factor.
-fn times(r: &mut Recorder, x: Value, factor: f32) -> Value {
-    if factor == 1.0 { x } else { r.graph.position_scale(x, PositionScale::constant(factor)) }
 }
 
 /// Attention of normed h.

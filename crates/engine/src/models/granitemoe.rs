@@ -1,24 +1,26 @@
-//! Granite 3 MoE. Mixtral's blocks with factors on embeddings, on scores of attention, on what blocks add and on logits;
-//! weights are the softmax over the chosen experts; some have a shared expert.
+//! Granite 3 MoE and Granite Swash. Mixtral's blocks with factors on embeddings, on scores of attention, on what blocks add and on logits;
+//! weights are the softmax over the chosen experts; some have a shared expert, some (`granitemoe_swa`) windows, sinks and a
+//! rotation of its own for each layer.
 //!
-//! Source: transformers `modeling_granitemoe.py`, `modeling_granitemoeshared.py`; published checkpoints have other names for
+//! Source: transformers `modeling_granitemoe.py`, `modeling_granitemoeshared.py`, `modeling_granitemoe_swa.py`; published checkpoints have other names for
 //! experts. GGUF architecture `granitemoe`, whose converter permutes the rows of q and k so that rotation works on
 //! interleaved pairs.
 
-use moeflux_compute::graph::{PositionScale, RopeStyle, Route, Score, Value};
+use moeflux_compute::graph::{RopeStyle, Route, Score, Value};
 
-use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
+use super::blocks::attention::Heads;
+use super::blocks::{self, Moe, SharedExpert, times};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Recorder};
-use super::{Family, SILU};
+use super::{Family, SILU, rope};
 use crate::Result;
 use crate::checkpoint::Format;
 
 /// Registry entry.
 pub(super) const FAMILY: Family = Family {
-    name: "Granite 3 MoE",
-    model_types: &["granitemoe", "granitemoeshared"],
+    name: "Granite 3 MoE, Granite Swash",
+    model_types: &["granitemoe", "granitemoeshared", "granitemoe_swa"],
     gguf_architectures: &["granitemoe"],
     hidden_act: SILU,
     names: &Names {
@@ -57,6 +59,9 @@ pub(super) const OTHER_TENSORS: NameMap = &[
     ("shared_mlp.down_proj", "shared_mlp.output_linear"),
 ];
 
+/// The one with windows.
+const WINDOWED: &str = "granitemoe_swa";
+
 /// What configurations need not say.
 const DEFAULTS: &KeyDefaults = &[
     ("num_attention_heads", DefaultValue::Count(32)),
@@ -70,24 +75,62 @@ pub(super) fn factor(config: &Config<'_>, key: &str) -> Result<Option<f32>> {
     Ok(config.number(key)?.filter(|factor| !gguf || *factor != 0.0).map(|factor| factor as f32))
 }
 
-/// x times a factor.
-pub(super) fn times(r: &mut Recorder, x: Value, factor: f32) -> Value {
-    if factor == 1.0 { x } else { r.graph.position_scale(x, PositionScale::constant(factor)) }
+/// The attention of each layer, which all have the same shape.
+fn attention(config: &Config<'_>, r: &mut Recorder, heads: Heads, layers: usize) -> Result<Vec<Heads>> {
+    let style = if config.format() == Format::Gguf { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
+    if config.architecture() != WINDOWED {
+        let rope = Some(blocks::rotation(r, config, heads.head_dim, style, 1e4)?);
+        return Ok(vec![Heads { rope, ..heads }; layers]);
+    }
+    let slides = match config.words("layer_types")? {
+        Some(kinds) => blocks::kinds_slide(config, &kinds, layers)?,
+        None => (0..layers).map(|layer| layer % 4 != 0).collect(),
+    };
+    let open = config.is_null("sliding_window");
+    let window = if open { None } else { Some(config.positions("sliding_window")?.unwrap_or(128)) };
+    let bases = match config.numbers("layer_rope_theta")? {
+        Some(bases) if bases.len() == layers => bases,
+        Some(_) => {
+            let expected = format!("a number for each of {layers} layers");
+            return Err(config.unsupported("layer_rope_theta", &expected));
+        }
+        None => vec![config.number("rope_theta")?.unwrap_or(1e4); layers],
+    };
+    let mut ropes: Vec<(f64, usize)> = vec![];
+    let layer = |(layer, (slides, base)): (usize, (bool, f64))| {
+        // An outline goes without: they are a value a head.
+        if !r.is_outline() {
+            r.require_sinks(layer)?;
+        }
+        let own = Heads { window: window.filter(|_| slides), ..heads };
+        // Layers of base 0 have no positions.
+        if base == 0.0 {
+            return Ok(own);
+        }
+        let known = ropes.iter().find(|(known, _)| *known == base).map(|(_, rope)| *rope);
+        let rope = match known {
+            Some(rope) => rope,
+            None => r.graph.rotation(rope::scaled(config, heads.head_dim, style, base)?),
+        };
+        ropes.push((base, rope));
+        Ok(Heads { rope: Some(rope), ..own })
+    };
+    slides.into_iter().zip(bases).enumerate().map(layer).collect()
 }
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
     let gguf = config.format() == Format::Gguf;
-    let d = Decoder::new(config, 1e-6)?;
+    let (hidden_size, layers) = (config.size("hidden_size")?, blocks::layers(config)?);
+    let eps = config.magnitude("rms_norm_eps")?.unwrap_or(1e-6) as f32;
+    let heads = Heads::new(config, hidden_size, None)?;
     // llama.cpp takes a file that denies it for one of a model that rotates nothing.
     if gguf && !config.flag("rotates", true)? {
         return Err(config.unsupported("rotates", "true"));
     }
-    let style = if gguf { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
-    let rope = blocks::rotation(r, config, d.head_dim, style, 1e4)?;
-    let kind = AttentionKind { qk_norm: QkNorm::None, clip_qkv: None, window: None, rope };
-    let own_scale = if gguf { (d.head_dim as f32).sqrt().recip() } else { 1.0 };
+    let own_scale = if gguf { heads.scale } else { 1.0 };
     let scale = factor(config, "attention_multiplier")?.unwrap_or(own_scale);
+    let attention = attention(config, r, Heads { scale, ..heads }, layers)?;
     let embedding = factor(config, "embedding_multiplier")?.unwrap_or(1.0);
     let residual = factor(config, "residual_multiplier")?.unwrap_or(1.0);
     let divisor = factor(config, "logits_scaling")?.unwrap_or(1.0);
@@ -107,24 +150,24 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
         shared: shared.map(|width| SharedExpert { module: "shared_mlp", width, gate: None }),
     };
 
-    let (x, table) = blocks::embed(r, d.hidden_size)?;
+    let (x, table) = blocks::embed(r, hidden_size)?;
     let mut x = times(r, x, embedding);
-    for layer in 0..d.layers {
+    for (layer, heads) in attention.iter().enumerate() {
         let base = format!("model.layers.{layer}");
         r.graph.scope(format!("layers.{layer}.self_attn"));
-        let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, d.eps)?;
-        let out = blocks::attention_of(r, &d, layer, h, &kind, scale)?;
+        let h = r.rms_norm(x, &format!("{base}.input_layernorm"), 1, eps)?;
+        let out = heads.mix(r, layer, h)?;
         let out = times(r, out, residual);
         x = r.graph.add(x, out)?;
         r.graph.scope(format!("layers.{layer}.mlp"));
-        let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, d.eps)?;
+        let h = r.rms_norm(x, &format!("{base}.post_attention_layernorm"), 1, eps)?;
         let out = blocks::moe_of(r, layer, h, &moe)?;
         let out = times(r, out, residual);
         x = r.graph.add(x, out)?;
     }
     // Before the rows are chosen, of which there is no position.
     r.graph.scope("lm_head");
-    let h = r.rms_norm(x, "model.norm", 1, d.eps)?;
+    let h = r.rms_norm(x, "model.norm", 1, eps)?;
     let h = times(r, h, 1.0 / divisor);
     let h = r.graph.gather_rows(h);
     blocks::logits(r, config, h, table)

@@ -8,9 +8,9 @@ use moeflux_compute::graph::{RopeStyle, Route, Score, SsmScan, Value};
 
 use super::blocks::attention::Heads;
 use super::blocks::mamba2::{self, Mamba2};
-use super::blocks::{self, Moe, SharedExpert};
+use super::blocks::{self, Moe, SharedExpert, times};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::granitemoe::{self, factor, times};
+use super::granitemoe::{self, factor};
 use super::names::{NameMap, Names};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};

@@ -126,6 +126,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             } else {
                 "gate_proj"
             }),
+            ..More::default()
         });
     let mut indexer = Indexer::new(config, 16, eps)?;
     if let Some((channels, rope)) = latent.rotation() {

@@ -33,7 +33,7 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// Keys of published configurations, with which transformers overwrites its own.
-const FIRST_KEYS: NameMap = &[
+pub(super) const FIRST_KEYS: NameMap = &[
     ("num_experts_per_tok", "num_experts_per_token"),
     ("norm_topk_prob", "moe_renormalize"),
     ("n_group", "num_expert_group"),

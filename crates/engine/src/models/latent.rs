@@ -62,6 +62,8 @@ pub struct More {
     pub sinks: Option<&'static str>,
     /// A linear layer of the hidden state whose sigmoid gates what heads give.
     pub gate: Option<&'static str>,
+    /// The same with one gate for each head.
+    pub head_gate: Option<&'static str>,
 }
 
 /// What says how queries grow with their position.
@@ -270,6 +272,10 @@ pub fn attention_of(
     let mut mixed = r.graph.latent_attention(inputs, weights, shape)?;
     if let Some(name) = latent.more.gate {
         let gate = r.linear(h, &module(name), heads * value, Precision::Fast)?;
+        mixed = r.graph.sigmoid_gate(mixed, gate)?;
+    }
+    if let Some(name) = latent.more.head_gate {
+        let gate = r.linear(h, &module(name), heads, Precision::F32)?;
         mixed = r.graph.sigmoid_gate(mixed, gate)?;
     }
     r.linear(mixed, &module("o_proj"), h.width(), Precision::Fast)

@@ -2,7 +2,11 @@
 
 mod afmoe;
 pub mod assumed;
+mod axk1;
+mod bailing_hybrid;
+mod bailing_moe;
 mod blocks;
+mod cohere2_moe;
 pub(crate) mod config;
 mod deepseek_v2;
 mod deepseek_v3;
@@ -13,6 +17,7 @@ mod draft;
 mod ernie4_5_moe;
 mod ernie4_5_vl_moe;
 mod exaone_moe;
+mod flex_olmo;
 mod gemma4;
 #[cfg(test)]
 mod gguf_routers;
@@ -30,7 +35,9 @@ mod kimi_linear;
 mod latent;
 mod lfm2_moe;
 mod llama4;
+mod mellum;
 mod mimo_v2_flash;
+mod minimax;
 mod minimax_m2;
 mod minimax_m3_vl;
 mod mistral4;
@@ -125,6 +132,13 @@ pub const FAMILIES: &[Family] = &[
     exaone_moe::FAMILY,
     qwen3_omni_moe::FAMILY,
     ernie4_5_vl_moe::FAMILY,
+    bailing_moe::FAMILY,
+    bailing_hybrid::FAMILY,
+    cohere2_moe::FAMILY,
+    minimax::FAMILY,
+    mellum::FAMILY,
+    axk1::FAMILY,
+    flex_olmo::FAMILY,
 ];
 
 /// Multimodal models of no family here whose text model is as it would be by itself: values of `model_type`. What others

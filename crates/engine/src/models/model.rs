@@ -93,6 +93,15 @@ pub enum Form {
     },
     /// f32, −exp of what is stored: A of a decay that is kept as its logarithm.
     F32NegativeExp,
+    /// f32, 0 as many times as values are stored, which are not looked at: what no tensor has.
+    Zeros,
+    /// f32, A of lightning attention of each of as many heads as values are stored, which are not looked at: what no tensor has.
+    Slopes {
+        /// The layer it is in.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
 }
 
 impl Form {
@@ -101,6 +110,7 @@ impl Form {
             Self::Stored | Self::Widened | Self::Transposed | Self::F32 | Self::Ids { .. } => value,
             Self::F32PlusOne => value + 1.0,
             Self::F32NegativeExp => -value.exp(),
+            Self::Zeros | Self::Slopes { .. } => 0.0,
         }
     }
 }
@@ -147,8 +157,11 @@ impl Model {
             WeightPart::Whole | WeightPart::Rows(_) => (0, 1),
         };
         let stored = dequantize(tensor.view())?;
-        let values: Vec<f32> =
+        let mut values: Vec<f32> =
             stored.into_iter().skip(first).step_by(step).map(|v| source.form.of(v)).collect();
+        if let Form::Slopes { layer, layers } = source.form {
+            lightning_slopes(&mut values, layer, layers);
+        }
         if let Some(at) = values.iter().position(|v| !v.is_finite()) {
             return Err(tensor_error(
                 &self.checkpoint,
@@ -244,6 +257,13 @@ impl Model {
         let (rows, cols) = if weight.shape.len() == 1 { (1, rows) } else { (rows, weight.cols()) };
         Ok(Tensor::new(weight.dtype, rows, cols, planes)?)
     }
+}
+
+/// A of each head of lightning attention: −2^(−8 (head + 1) / heads), less in later layers (transformers `modeling_minimax.py`).
+fn lightning_slopes(a: &mut [f32], layer: usize, layers: usize) {
+    let base = 2f64.powf(-8.0 / a.len() as f64);
+    let depth = 1.0 - layer as f64 / (layers.saturating_sub(1) as f64 + 1e-5) + 1e-5;
+    a.iter_mut().enumerate().for_each(|(head, a)| *a = -(base.powi(head as i32 + 1) * depth) as f32);
 }
 
 /// `tensor` as f32, with its columns as rows.

@@ -4,13 +4,12 @@
 //!
 //! Source: transformers `modeling_qwen3_omni_moe.py`. GGUF files of it have the architecture `qwen3vlmoe`.
 
-use moeflux_compute::graph::{RopeStyle, Route, Value};
+use moeflux_compute::graph::Value;
 
-use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
 use super::names::Names;
-use super::recorder::{ExpertNames, Recorder};
-use super::{Family, SILU};
+use super::recorder::Recorder;
+use super::{Family, SILU, qwen3_vl_moe};
 use crate::Result;
 
 /// Registry entry.
@@ -38,28 +37,6 @@ const DEFAULTS: &KeyDefaults = &[
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
-    let d = Decoder::new(config, 1e-6)?;
-    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 1e6)?;
-    let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window: None, rope };
-    let (experts, top_k) = blocks::expert_counts(config, None)?;
-    let moe = Moe {
-        route: Route::softmax(experts, top_k, config.flag("norm_topk_prob", true)?),
-        router: "mlp.gate",
-        correction_bias: None,
-        experts: ExpertNames { module: "mlp.experts", projections: ["gate_proj", "up_proj", "down_proj"] },
-        shared: None,
-    };
-    let dense = config.sizes("mlp_only_layers")?;
-    let step = config.optional_size("decoder_sparse_step")?.unwrap_or(1);
-
-    let (mut x, table) = blocks::embed(r, d.hidden_size)?;
-    for layer in 0..d.layers {
-        x = blocks::attention(r, &d, layer, x, &kind)?;
-        x = if dense.contains(&layer) || !(layer + 1).is_multiple_of(step) {
-            blocks::dense_mlp(r, &d, layer, x, config.size("intermediate_size")?)?
-        } else {
-            blocks::moe(r, &d, layer, x, &moe)?
-        };
-    }
-    blocks::head(r, config, x, table, d.eps)
+    let normalised = config.flag("norm_topk_prob", true)?;
+    qwen3_vl_moe::decoder(config, r, (1e6, normalised), Recorder::experts)
 }

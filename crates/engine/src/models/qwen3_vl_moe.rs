@@ -5,7 +5,7 @@
 //!
 //! Source: transformers `modeling_qwen3_vl_moe.py`; GGUF architecture `qwen3vlmoe`.
 
-use moeflux_compute::graph::{Activation, RopeStyle, Route, Value};
+use moeflux_compute::graph::{Activation, ExpertSetId, RopeStyle, Route, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm};
 use super::config::{Config, DefaultValue, KeyDefaults};
@@ -38,12 +38,26 @@ const DEFAULTS: &KeyDefaults = &[
 
 fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
     let config = &config.with_defaults(DEFAULTS);
-    let d = Decoder::new(config, 1e-6)?;
-    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, 5e5)?;
-    let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window: None, rope };
-    let (experts, top_k) = blocks::expert_counts(config, None)?;
     // mlx-lm takes the text model for a Qwen3-MoE, whose key counts.
     let normalised = config.format() != Format::Mlx || config.flag("norm_topk_prob", true)?;
+    decoder(config, r, (5e5, normalised), Recorder::either_experts)
+}
+
+/// Finds the experts of a layer: how many there are, the columns that they take, their names.
+type Declare = fn(&mut Recorder, usize, usize, usize, &ExpertNames) -> Result<ExpertSetId>;
+
+/// The whole model: `theta` is the default base of its rotation; whether weights of experts are normalised; `declare` finds
+/// these.
+pub(super) fn decoder(
+    config: &Config<'_>,
+    r: &mut Recorder,
+    (theta, normalised): (f64, bool),
+    declare: Declare,
+) -> Result<Value> {
+    let d = Decoder::new(config, 1e-6)?;
+    let rope = blocks::rotation(r, config, d.head_dim, RopeStyle::HalfSplit, theta)?;
+    let kind = AttentionKind { qk_norm: QkNorm::PerHead, clip_qkv: None, window: None, rope };
+    let (experts, top_k) = blocks::expert_counts(config, None)?;
     let moe = Moe {
         route: Route::softmax(experts, top_k, normalised),
         router: "mlp.gate",
@@ -64,7 +78,7 @@ fn record(config: &Config<'_>, r: &mut Recorder) -> Result<Value> {
             let norm = format!("model.layers.{layer}.post_attention_layernorm");
             let h = r.rms_norm(x, &norm, 1, d.eps)?;
             let out = blocks::moe_from(r, layer, h, (&moe, [Activation::SwiGlu; 2]), |r| {
-                r.either_experts(layer, experts, d.hidden_size, &moe.experts)
+                declare(r, layer, experts, d.hidden_size, &moe.experts)
             })?;
             r.graph.add(x, out)?
         };

@@ -214,8 +214,10 @@ impl Recorder {
         let head_prefix = around.unwrap_or_default();
         match module.strip_prefix("model.") {
             Some(rest) => {
+                let own = format!("{}{rest}", self.prefix);
                 let renamed = self.names.renamed.iter().find(|(name, _)| *name == rest);
-                format!("{}{}", self.prefix, renamed.map_or(rest, |(_, to)| to))
+                let renamed = renamed.filter(|_| !has(&own));
+                renamed.map_or(own, |(_, to)| format!("{}{to}", self.prefix))
             }
             None => format!("{head_prefix}{module}"),
         }
@@ -562,6 +564,31 @@ impl Recorder {
             return Err(tensor_error(&self.checkpoint, &stored, &expected, format!("{:?}", stored.shape)));
         }
         self.add(stored, WeightPart::Rows(vec![part]), Form::F32)
+    }
+
+    /// A layer norm, whose bias is zero if the checkpoint has none.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn layer_norm(&mut self, x: Value, module: &str, eps: f32) -> Result<Value> {
+        let weight = self.vector(module, "weight", x.width())?;
+        let bias = match self.optional_vector(module, "bias", x.width())? {
+            Some(bias) => bias,
+            None => self.made_up(&format!("{module}.weight"), [x.width(); 2], Form::Zeros)?,
+        };
+        Ok(self.graph.layer_norm(x, weight, bias, eps)?)
+    }
+
+    /// `count` values in a form that does not look at what is stored, beside the tensor `name` (with what stands behind the
+    /// module's name) of `len` values, of which there must be as many.
+    ///
+    /// # Errors
+    /// As [`Recorder::matrix`].
+    pub fn made_up(&mut self, name: &str, [len, count]: [usize; 2], form: Form) -> Result<WeightId> {
+        let (module, part) = name.rsplit_once('.').unwrap_or((name, "weight"));
+        let stored = self.stored_vector(module, part, len, Need::Required)?;
+        let stored = stored.ok_or_else(|| self.missing(module, part))?;
+        self.add(stored, WeightPart::Rows(std::iter::once(0..count).collect()), form)
     }
 
     /// As [`Recorder::rms_norm`], with weights of its own for each part.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::vocabulary::{CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PRE_TOKENIZER, SPECIAL_TOKENS, Vocabulary};
 use super::weights::Weight;
-use super::{Outcome, Plan, pieces};
+use super::{Outcome, Plan, cut_layers, pieces};
 use crate::checkpoint::mlx::affine_specs;
 use crate::checkpoint::safetensors::{ElementType, TensorSpec, Writer};
 use crate::tokenizer::pre_tokenizers;
@@ -137,7 +137,7 @@ fn module(weight: &Weight) -> &str {
 
 fn config(plan: &Plan, vocabulary: &Vocabulary) -> Value {
     let mut config = plan.recipe.shape.parsed().config().clone();
-    config["num_hidden_layers"] = plan.recipe.layers.into();
+    cut_layers(&mut config, plan.recipe.layers);
     config["bos_token_id"] = Value::Null;
     config["eos_token_id"] = vocabulary.special(END_OF_TURN).into();
     config["pad_token_id"] = vocabulary.special(END_OF_TEXT).into();

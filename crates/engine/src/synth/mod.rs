@@ -58,6 +58,14 @@ impl Recipe {
     }
 }
 
+/// Leaves a configuration so many layers, and as many kinds of them, which some families want.
+fn cut_layers(config: &mut serde_json::Value, layers: usize) {
+    config["num_hidden_layers"] = layers.into();
+    if let Some(kinds) = config.get_mut("layer_types").and_then(|kinds| kinds.as_array_mut()) {
+        kinds.truncate(layers);
+    }
+}
+
 /// How writing ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -98,7 +106,7 @@ impl Plan {
             _ => (shape.config().clone(), gguf_file::Metadata::new(name)),
         };
         if config.is_object() {
-            config["num_hidden_layers"] = recipe.layers.into();
+            cut_layers(&mut config, recipe.layers);
         }
         let checkpoint = Arc::new(Checkpoint::outlined(name, format, config, metadata));
         let coding = Coding::new(&shape, recipe.encoding, recipe.layers);

@@ -41,6 +41,10 @@ pub const SHAPES: &[Shape] = shapes![
     "gpt-oss-120b",
     "nemotron-3-nano-30b-a3b",
     "step-3.5-flash",
+    "qwen3-vl-30b-a3b",
+    "lfm2-8b-a1b",
+    "trinity-mini",
+    "ling-mini-2.0",
     "tiny",
 ];
 

@@ -80,7 +80,8 @@ impl Heads {
             (q, k) = (r.graph.rope(q, heads, rope)?, r.graph.rope(k, kv_heads, rope)?);
         }
         let shape = Attention { window, ..Attention::grouped(heads, kv_heads, head_dim, scale) };
-        let mut mixed = r.graph.attention(q, k, v, shape)?;
+        let sinks = r.sinks(layer, heads)?;
+        let mut mixed = r.graph.attention_with_sinks(q, k, v, shape, sinks)?;
         if let Some(gate) = gate {
             mixed = r.graph.sigmoid_gate(mixed, gate)?;
         }

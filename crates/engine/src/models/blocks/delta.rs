@@ -43,6 +43,8 @@ pub struct KimiDelta {
     decay: Decay,
     /// Epsilon of the norm of what heads give.
     eps: f32,
+    /// Whether decays and gates go through as few channels as a head has.
+    low_rank: bool,
 }
 
 impl KimiDelta {
@@ -66,7 +68,13 @@ impl KimiDelta {
             kernel: size("linear_conv_kernel_dim", "short_conv_kernel_size", 4)?,
             decay,
             eps,
+            low_rank: true,
         })
+    }
+
+    /// Of so many heads of so many channels behind kernels of so many tokens, with one layer to decays and one to gates.
+    pub fn full_rank([heads, head_dim, kernel]: [usize; 3], decay: Decay, eps: f32) -> Self {
+        Self { heads, head_dim, kernel, decay, eps, low_rank: false }
     }
 
     /// Linear attention of normed h.
@@ -74,11 +82,11 @@ impl KimiDelta {
     /// # Errors
     /// If weights are missing or do not fit.
     pub fn attention(&self, r: &mut Recorder, layer: usize, h: Value) -> Result<Value> {
-        let Self { heads, head_dim, kernel, decay, eps } = *self;
+        let Self { heads, head_dim, kernel, decay, eps, low_rank } = *self;
         let width = heads * head_dim;
         let module = |name: &str| format!("model.layers.{layer}.self_attn.{name}");
         let of_gate = |r: &Recorder, name: &str| {
-            if r.has(&module("forget_gate.f_a_proj")) {
+            if ["f_a_proj", "f_proj"].iter().any(|name| r.has(&module(&format!("forget_gate.{name}")))) {
                 module(&format!("forget_gate.{name}"))
             } else {
                 module(name)
@@ -97,8 +105,12 @@ impl KimiDelta {
             Ok(r.graph.causal_conv1d(x, taps, kernel)?)
         };
         let (q, k, v) = (mixed(r, 0, "q")?, mixed(r, 1, "k")?, mixed(r, 2, "v")?);
-        let low = r.linear(h, &of_gate(r, "f_a_proj"), head_dim, Precision::F32)?;
-        let a = r.linear(low, &of_gate(r, "f_b_proj"), width, Precision::F32)?;
+        let a = if low_rank {
+            let low = r.linear(h, &of_gate(r, "f_a_proj"), head_dim, Precision::F32)?;
+            r.linear(low, &of_gate(r, "f_b_proj"), width, Precision::F32)?
+        } else {
+            r.linear(h, &of_gate(r, "f_proj"), width, Precision::F32)?
+        };
         let b = r.linear(h, &module("b_proj"), heads, Precision::F32)?;
         // GGUF keeps A itself.
         let form = if r.format() == Format::Gguf { Form::F32 } else { Form::F32NegativeExp };
@@ -114,8 +126,12 @@ impl KimiDelta {
         };
         let mixed = r.graph.gated_delta_rule(DeltaInputs { q, k, v, a, b }, rate, dt_bias, shape)?;
         let normed = r.rms_norm(mixed, &module("o_norm"), heads, eps)?;
-        let low = r.linear(h, &module("g_a_proj"), head_dim, Precision::Fast)?;
-        let gate = r.linear(low, &module("g_b_proj"), width, Precision::Fast)?;
+        let gate = if low_rank {
+            let low = r.linear(h, &module("g_a_proj"), head_dim, Precision::Fast)?;
+            r.linear(low, &module("g_b_proj"), width, Precision::Fast)?
+        } else {
+            r.linear(h, &module("g_proj"), width, Precision::Fast)?
+        };
         let gated = r.graph.sigmoid_gate(normed, gate)?;
         // Other attention's layer of this name may have a bias.
         let out = r.matrix(&module("o_proj"), Some(h.width()), width)?;

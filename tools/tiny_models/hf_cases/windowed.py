@@ -1,0 +1,147 @@
+"""Layers with a window between those that see everything: Cohere2-MoE, Mellum 2 and Granite MoE with windows."""
+
+from typing import Any
+
+from ..hf_case import HfCase
+
+
+def _cohere2_moe(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=26,
+        intermediate_size=7,
+        prefix_dense_intermediate_size=18,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=6,
+        num_experts_per_tok=3,
+        num_shared_experts=2,
+        expert_selection_fn="sigmoid",
+        first_k_dense_replace=1,
+        sliding_window=11,
+        logit_scale=0.7,
+        rope_theta=90.0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return base | changes
+
+
+def _mellum(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=26,
+        intermediate_size=18,
+        moe_intermediate_size=7,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        num_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["sparse", "sparse", "dense", "sparse"],
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 900.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+        },
+    )
+    return base | changes
+
+
+def _granitemoe_swa(**changes: Any) -> dict[str, Any]:
+    base = dict(
+        vocab_size=41,
+        hidden_size=24,
+        intermediate_size=9,
+        shared_intermediate_size=10,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        num_local_experts=7,
+        num_experts_per_tok=3,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.6,
+        logits_scaling=2.0,
+        sliding_window=11,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 90.0},
+        pad_token_id=0,
+    )
+    return base | changes
+
+
+CASES = [
+    # As published: sigmoid scores, shared experts that are averaged with the others, a dense first layer that rotates although
+    # it sees everything.
+    HfCase("cohere2_moe_basic", "cohere2_moe", 221, _cohere2_moe()),
+    # RMS norms, softmax over the chosen, no shared expert, a head of its own, biases, kinds of layers as lists.
+    HfCase(
+        "cohere2_moe_softmax",
+        "cohere2_moe",
+        222,
+        _cohere2_moe(
+            num_key_value_heads=None,
+            num_hidden_layers=4,
+            rms_norm_eps=0.02,
+            expert_selection_fn="softmax",
+            num_shared_experts=0,
+            first_k_dense_replace=0,
+            tie_word_embeddings=False,
+            attention_bias=True,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            mlp_layer_types=["dense", "sparse", "dense", "sparse"],
+            prefix_dense_sliding_window_pattern=2,
+            rope_parameters={"rope_type": "linear", "rope_theta": 90.0, "factor": 3.0},
+        ),
+        stacked_experts=True,
+    ),
+    # As published: rotations of their own for layers of each kind.
+    HfCase("mellum_basic", "mellum", 223, _mellum()),
+    # The default kinds of layers, weights that are not normalised, biases, tied embeddings.
+    HfCase(
+        "mellum_default",
+        "mellum",
+        224,
+        _mellum(
+            num_hidden_layers=2,
+            layer_types=None,
+            mlp_layer_types=None,
+            norm_topk_prob=False,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rms_norm_eps=0.01,
+        ),
+        dtype="float16",
+        stacked_experts=True,
+    ),
+    # Every fourth layer sees everything; sinks.
+    HfCase("granitemoe_swa_basic", "granitemoe_swa", 225, _granitemoe_swa()),
+    # A base for each layer, one without positions; no shared expert.
+    HfCase(
+        "granitemoe_swa_bases",
+        "granitemoe_swa",
+        226,
+        _granitemoe_swa(
+            num_hidden_layers=3,
+            shared_intermediate_size=0,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+            layer_rope_theta=[50.0, 0, 400.0],
+            rope_parameters={"rope_type": "linear", "rope_theta": 90.0, "factor": 2.0},
+        ),
+    ),
+]

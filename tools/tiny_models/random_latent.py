@@ -1,0 +1,125 @@
+"""Random small configurations of families with multi-head latent attention."""
+
+from typing import Any
+
+from .random_draw import Draw
+
+
+def latent(d: Draw) -> dict[str, Any]:
+    """What those of DeepSeek's kind have in common."""
+    config = d.base() | d.groups()
+    heads = d.rng.randint(1, 6)
+    config |= {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": d.width(5, 40) if d.chance(0.6) else None,
+        "kv_lora_rank": d.width(5, 40),
+        "qk_nope_head_dim": d.width(1, 30),
+        "qk_rope_head_dim": 2 * d.rng.randint(1, 12),
+        "v_head_dim": d.width(1, 30),
+        "intermediate_size": d.width(3, 60),
+        "moe_intermediate_size": d.width(1, 30),
+        "n_shared_experts": d.rng.randint(1, 3),
+        "first_k_dense_replace": d.rng.randint(0, config["num_hidden_layers"]),
+    }
+    rope = d.rope(config["qk_rope_head_dim"], kinds=("default", "yarn", "yarn", "yarn"))
+    if rope["rope_type"] == "yarn":
+        rope.pop("truncate", None)
+        all_dim = round(d.rng.uniform(0.5, 1.2), 3)
+        rope |= {"mscale": all_dim, "mscale_all_dim": all_dim}
+        if d.chance(0.3):
+            rope["mscale"] = 1.0
+            d.only(gguf=False)
+    config["rope_parameters"] = rope
+    d.maybe(config, "attention_bias", True, gguf=False, mlx=False)
+    return config
+
+
+def deepseek_v3(d: Draw) -> dict[str, Any]:
+    config = latent(d)
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5, 0.4),
+    }
+    d.only(mlx=config["norm_topk_prob"] and config["n_group"] == 1)
+    d.maybe(config, "rope_interleave", False, p=0.15, gguf=False, mlx=False)
+    return config
+
+
+def deepseek_v2(d: Draw) -> dict[str, Any]:
+    config = latent(d)
+    config["hidden_size"] = config["num_attention_heads"] * d.width(2, 12)
+    # transformers rotates this family in complex numbers, which it reads from even places.
+    for key in ("kv_lora_rank", "qk_nope_head_dim"):
+        config[key] += config[key] % 2
+    limited = config["n_group"] > 1 and d.chance(0.7)
+    config |= {
+        "topk_method": "group_limited_greedy" if limited else "greedy",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": d.pick(1.0, 16.0, 0.4),
+    }
+    d.only(gguf=not limited, mlx=not limited)
+    return config
+
+
+def glm4_moe_lite(d: Draw) -> dict[str, Any]:
+    config = latent(d)
+    layers = config["num_hidden_layers"]
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 1.8),
+    }
+    if d.chance():
+        config["mlp_layer_types"] = [d.pick("dense", "sparse", "sparse") for _ in range(layers)]
+        del config["first_k_dense_replace"]
+        # Layers' kinds are not read by converters.
+        d.only(gguf=False, mlx=False)
+    else:
+        dense = config["first_k_dense_replace"]
+        config["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
+    # mlx-lm has no model of this family without a query's latent, nor with a tied head.
+    d.only(mlx=config["n_group"] == 1 and not config["tie_word_embeddings"])
+    return config
+
+
+def mistral4(d: Draw) -> dict[str, Any]:
+    config = latent(d)
+    config |= {"norm_topk_prob": d.chance(0.7), "routed_scaling_factor": d.pick(1.0, 2.5)}
+    # transformers rotates all channels of a head without scaling, of which there are too many.
+    while (rope := d.rope(config["qk_rope_head_dim"], kinds=("yarn",))).get("truncate") is False:
+        pass
+    config["rope_parameters"] = rope
+    rope["llama_4_scaling_beta"] = d.pick(0.1, 0.5)
+    rope.setdefault("original_max_position_embeddings", d.rng.randint(8, 64))
+    if config["first_k_dense_replace"] == config["num_hidden_layers"]:
+        config["first_k_dense_replace"] = 0
+    d.maybe(config, "rope_interleave", False, gguf=False)
+    # llama.cpp's converter leaves it out; published models have this one.
+    d.only(gguf=rope["llama_4_scaling_beta"] == 0.1, mlx=config["n_group"] == 1)
+    return config
+
+
+def _indexed(d: Draw) -> dict[str, Any]:
+    config = latent(d)
+    config["q_lora_rank"] = config["q_lora_rank"] or d.width(5, 40)
+    config |= {
+        "norm_topk_prob": d.chance(0.8),
+        "routed_scaling_factor": d.pick(1.0, 2.5),
+        # Mostly as many keys as there are tokens: attention is dense.
+        "index_topk": d.pick(9, 256, 256),
+        "index_n_heads": d.rng.randint(3, 9),
+        "index_head_dim": config["qk_rope_head_dim"] + d.rng.randint(1, 9),
+    }
+    config.pop("attention_bias", None)
+    dense = config["index_topk"] == 256
+    d.only(mlx=dense and config["n_group"] == 1 and not config["tie_word_embeddings"])
+    return config
+
+
+def deepseek_v32(d: Draw) -> dict[str, Any]:
+    return _indexed(d)
+
+
+def glm_moe_dsa(d: Draw) -> dict[str, Any]:
+    # What published configurations say and mlx-lm asks for.
+    return _indexed(d) | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}
