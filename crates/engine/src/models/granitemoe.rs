@@ -9,7 +9,7 @@ use moeflux_compute::graph::{PositionScale, RopeStyle, Route, Score, Value};
 
 use super::blocks::{self, AttentionKind, Decoder, Moe, QkNorm, SharedExpert};
 use super::config::{Config, DefaultValue, KeyDefaults};
-use super::names::{NameMap, Names};
+use super::names::{NameMap, Names, PAIRED};
 use super::recorder::{ExpertNames, Recorder};
 use super::{Family, SILU};
 use crate::Result;
@@ -26,6 +26,7 @@ pub(super) const FAMILY: Family = Family {
         gguf_keys: &[GGUF_KEYS],
         other_keys: &[("shared_expert_intermediate_size", "shared_intermediate_size")],
         other_tensors: OTHER_TENSORS,
+        gguf_orders: PAIRED,
         ..Names::COMMON
     },
     record,
