@@ -29,6 +29,7 @@ from tiny_models.hf_files import build_model
 TOKENS = 16
 SEED = 11
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Case:
     config: dict[str, Any]
     # Gate, up and down of single experts, by their names, in the module below a layer.
     experts: tuple[str, ...] = ()
+    # Linear layers below a layer that PEFT would take for experts of earlier versions of transformers.
+    linears: tuple[str, ...] = ()
     dtype: torch.dtype = torch.bfloat16
 
 
@@ -82,10 +85,10 @@ CASES = [
         "hf/qwen3_next_basic",
         {
             "r": 2,
-            "target_modules": [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj", "shared_expert_gate"]
-            + ["gate_proj", "up_proj", "down_proj"],
+            "target_modules": [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj", "shared_expert_gate"],
             "target_parameters": FUSED,
         },
+        linears=tuple(f"shared_expert.{name}" for name in MLP),
     ),
     Case(
         "qwen3_5_moe_linear",
@@ -110,7 +113,8 @@ CASES = [
     Case(
         "glm4_moe_shared",
         "hf/glm4_moe_basic",
-        {"r": 2, "target_modules": [*ATTENTION, "gate_proj", "up_proj", "down_proj"]},
+        {"r": 2, "target_modules": ATTENTION},
+        linears=(*MLP, *(f"shared_experts.{name}" for name in MLP)),
     ),
     Case("mixtral_gguf", "gguf/mixtral_llama3_f32", {"r": 2, "target_modules": ATTENTION, "target_parameters": FUSED}),
     Case("mixtral_mlx", "mlx/mixtral_4bit", {"r": 2, "target_modules": ATTENTION, "target_parameters": FUSED}),
@@ -154,6 +158,23 @@ def add_experts(model: torch.nn.Module, case: Case, tensors: dict[str, torch.Ten
                 tensors |= {f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}
 
 
+def add_linears(model: torch.nn.Module, case: Case, tensors: dict[str, torch.Tensor], scale: float) -> None:
+    """As `add_experts`, for linear layers."""
+    rank = case.config["r"]
+    for layer, decoder in enumerate(model.model.layers):
+        modules = dict(decoder.mlp.named_modules())
+        for name in case.linears:
+            if name not in modules:
+                continue
+            weight = modules[name].weight
+            a = (torch.randn(rank, weight.shape[1]) / math.sqrt(weight.shape[1])).to(case.dtype)
+            b = (torch.randn(weight.shape[0], rank) / 2).to(case.dtype)
+            with torch.no_grad():
+                weight += scale * b.float() @ a.float()
+            key = f"base_model.model.model.layers.{layer}.mlp.{name}"
+            tensors |= {f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}
+
+
 def write_case(case: Case, fixtures: Path, out: Path) -> None:
     """Writes `out/case.name` afresh."""
     torch.manual_seed(SEED)
@@ -176,6 +197,7 @@ def write_case(case: Case, fixtures: Path, out: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     if case.experts:
         add_experts(adapted.base_model.model, case, tensors, config.lora_alpha / config.r)
+    add_linears(adapted.base_model.model, case, tensors, config.lora_alpha / config.r)
     save_file(tensors, folder / "adapter_model.safetensors")
 
     tokens = golden.random_tokens(model.config.get_text_config().vocab_size, TOKENS, SEED)

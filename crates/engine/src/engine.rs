@@ -335,6 +335,11 @@ impl Engine {
         Ok(())
     }
 
+    /// The number of the adapter that new sessions have.
+    pub(crate) fn default_adapter(&self) -> Option<u32> {
+        self.adapter
+    }
+
     /// The number of the adapter of this name.
     pub(crate) fn adapter_number(&self, adapter: Option<&str>) -> Result<Option<u32>> {
         let Some(name) = adapter else { return Ok(None) };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use moeflux_compute::backend::{ActivationMode, KvType};
 use moeflux_compute::cpu::SimdLevel;
 
+use crate::adapters::AdapterSource;
 use crate::checkpoint::Checkpoint;
 use crate::hardware::{Compute, Devices, Hardware};
 use crate::minima::Minima;
@@ -117,6 +118,13 @@ impl OpenOptions {
     /// Precision of cached keys and values.
     pub fn kv_type(mut self, kv_type: KvType) -> Self {
         self.options.kv_type = Some(kv_type);
+        self
+    }
+
+    /// An adapter that sessions may ask for by `name`: a folder of PEFT. May be called several times; see
+    /// [`Engine::set_adapter`] and [`Engine::session_with`].
+    pub fn adapter(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> Self {
+        self.options.adapters.push(AdapterSource { name: name.into(), folder: folder.into() });
         self
     }
 

@@ -115,7 +115,7 @@ impl Attaching {
             });
             let Some((place, pair_index)) = found else { continue };
             let pair = self.pairs[pair_index].clone();
-            let (rank, scale) = check_rank(&self.file, &self.config, &pair, 1)?;
+            let (rank, scale) = check_rank(&self.file, &self.config, (&pair, ""), 1)?;
             let cols = graph.weights()[weight.index()].matrix.cols;
             self.expect_shape(&pair.a, rank, cols)?;
             self.expect_shape(&pair.b, place.of, rank)?;
@@ -211,7 +211,7 @@ impl Attaching {
         for (expert, index) in found.iter().enumerate() {
             let Some(index) = index else { continue };
             let pair = self.pairs[*index].clone();
-            let (own, scale) = check_rank(&self.file, &self.config, &pair, 1)?;
+            let (own, scale) = check_rank(&self.file, &self.config, (&pair, ""), 1)?;
             self.expect_shape(&pair.a, own, matrix.cols)?;
             self.expect_shape(&pair.b, matrix.rows, own)?;
             for (own, of_all) in [(&pair.a, dtypes.0), (&pair.b, dtypes.1)] {
@@ -243,7 +243,6 @@ impl Attaching {
         projections: &mut [Option<StackedLowRank>; 3],
     ) -> Result<()> {
         let pair = self.pairs[index].clone();
-        let (rank, scale) = check_rank(&self.file, &self.config, &pair, set.experts)?;
         let (experts, hidden, inner) = (set.experts, set.up.cols, set.width());
         let first = if set.gate.is_some() { 2 * inner } else { inner };
         // Parameters that have columns as rows may have A for their outputs.
@@ -259,6 +258,12 @@ impl Attaching {
                 return Err(self.file.fault(&pair.a, expected, format!("{cols} columns and {rows} rows")));
             }
         };
+        let parameter = match (is_first, set.gate.is_some()) {
+            (true, true) => ".gate_up_proj",
+            (true, false) => ".up_proj",
+            (false, _) => ".down_proj",
+        };
+        let (rank, scale) = check_rank(&self.file, &self.config, (&pair, parameter), experts)?;
         let stride = |start, step, len| Stride { start, step, len };
         let parts: Vec<(usize, Stride)> = match (is_first, set.gate.is_some(), module.gate_up) {
             (false, ..) => vec![(2, stride(0, 1, hidden))],

@@ -146,7 +146,11 @@ impl AdapterConfig {
 
 /// What the first pattern that is the end of `name` says.
 fn matching(patterns: &[(SysRegex, f64)], name: &str) -> Option<f64> {
-    patterns.iter().find(|(regex, _)| regex.find_iter(name).next().is_some()).map(|(_, value)| *value)
+    let first = |name: &str| {
+        patterns.iter().find(|(regex, _)| regex.find_iter(name).next().is_some()).map(|(_, value)| *value)
+    };
+    // Of routers that are a parameter and no module PEFT has the parameter's name.
+    first(name).or_else(|| first(&format!("{name}.weight")))
 }
 
 /// Whether a setting is off.

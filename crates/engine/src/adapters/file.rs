@@ -174,18 +174,19 @@ fn matrix(entry: TensorEntry, path: &Path) -> Result<Matrix> {
     }
 }
 
-/// Checks that ranks are those that the configuration says; returns the factor on what the pair adds.
+/// Checks that a pair's rank is what the configuration says of its module, or of the parameter of it that the pair is for, as
+/// in `.down_proj`; returns the rank and the factor on what the pair adds.
 ///
 /// # Errors
 /// [`Error::Tensor`] naming the matrix that has another.
 pub(super) fn check_rank(
     file: &AdapterFile,
     config: &AdapterConfig,
-    pair: &Pair,
+    (pair, parameter): (&Pair, &str),
     experts: usize,
 ) -> Result<(usize, f32)> {
     // Modules of which several parameters have adapters are wrapped once for each.
-    let name = pair.module.replace(".base_layer", "");
+    let name = format!("{}{parameter}", pair.module.replace(".base_layer", ""));
     let rank = config.rank(&name);
     for (matrix, which, got) in [(&pair.a, "rows", pair.a.rows), (&pair.b, "columns", pair.b.cols)] {
         if got != rank * experts {
