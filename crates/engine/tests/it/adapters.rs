@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use moeflux::checkpoint::safetensors::{ElementType, TensorSpec, Writer};
-use moeflux::{AdapterSource, Engine, Error, Options, Outputs, Part, Session};
+use moeflux::{
+    AdapterSource, DecodingOptions, Engine, Error, Options, Outputs, Part, Request, Scheduler,
+    SchedulerOptions, Session, TextModel,
+};
 use moeflux_compute::backend::{ActivationMode, Backend};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::reference::Reference;
@@ -333,7 +336,7 @@ fn files_that_are_not_the_models_are_refused() {
     check(
         &[
             (&name("model.layers.0.mlp.experts", a), [4, 32], 0.1),
-            (&name("model.layers.0.mlp.experts", b), [32, 4], 0.1),
+            (&name("model.layers.0.mlp.experts", b), [36, 4], 0.1),
         ],
         &["for each of"],
     );
@@ -364,4 +367,65 @@ fn names_are_unique_and_known() {
     let engine = adapter.open(&cpu(), &adapter.options());
     let error = engine.session_with(Some("other")).expect_err("refused").to_string();
     assert!(error.contains("olmoe_attention") && error.contains("other"), "{error}");
+}
+
+/// Adapters of a model with a tokenizer, whose every value is the same: of the name's sign.
+fn constant(folder: &Path, value: f32) {
+    std::fs::copy(root().join("olmoe_attention/adapter_config.json"), folder.join("adapter_config.json"))
+        .unwrap();
+    let tensors: Vec<(String, [usize; 2], f32)> = (0..2)
+        .flat_map(|layer| {
+            let module = format!("model.layers.{layer}.self_attn.o_proj");
+            [
+                (format!("{module}.lora_A.weight"), [4, 48], value),
+                (format!("{module}.lora_B.weight"), [32, 4], 0.5),
+            ]
+        })
+        .collect();
+    let tensors: Vec<(&str, [usize; 2], f32)> =
+        tensors.iter().map(|(name, shape, value)| (name.as_str(), *shape, *value)).collect();
+    write(folder, &tensors);
+}
+
+#[test]
+fn requests_are_answered_with_the_adapter_that_they_name() {
+    let (plus, minus) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    constant(plus.path(), 0.4);
+    constant(minus.path(), -0.4);
+    let source = |name: &str, folder: &Path| AdapterSource { name: name.into(), folder: folder.into() };
+    let adapters = vec![source("plus", plus.path()), source("minus", minus.path())];
+    let base = Fixture::named("hf/qwen3_moe_tokenizer");
+    let options = Options {
+        adapters,
+        sequences: 3,
+        context: Some(256),
+        kv_tokens: Some(2048),
+        activations: ActivationMode::F32,
+        ..Options::default()
+    };
+    let model = TextModel::open(&base.path, &cpu(), &options, |_, _| ()).unwrap();
+    let scheduler = Scheduler::start(model, SchedulerOptions::default()).unwrap();
+    assert_eq!(scheduler.description().adapters, ["plus", "minus"]);
+    let prompt: Vec<u32> = (0..150).map(|i| 20 + i * 7 % 90).collect();
+    let ask = |adapter: Option<&str>| {
+        let decoding = DecodingOptions { max_tokens: 12, ..DecodingOptions::default() };
+        let adapter = adapter.map(str::to_owned);
+        let request = Request { prompt: prompt.clone(), options: decoding, adapter, ..Request::default() };
+        scheduler.submit(request).unwrap()
+    };
+    let names = [None, Some("plus"), Some("minus")];
+    let alone: Vec<_> = names.iter().map(|name| ask(*name).text().unwrap()).collect();
+    // What one has evaluated is of no use to another.
+    assert!(alone.iter().all(|(_, done)| done.usage.cached_tokens == 0));
+    assert!(alone[0].0 != alone[1].0 && alone[0].0 != alone[2].0 && alone[1].0 != alone[2].0);
+    // All at once, and each from what it left in the cache itself.
+    let together: Vec<_> = names.iter().map(|name| ask(*name)).collect();
+    for (alone, together) in alone.iter().zip(together) {
+        let (text, done) = together.text().unwrap();
+        assert_eq!(text, alone.0);
+        assert!(done.usage.cached_tokens > 100, "{}", done.usage.cached_tokens);
+    }
+    let unknown = Request { prompt, adapter: Some("other".into()), ..Request::default() };
+    let error = scheduler.submit(unknown).expect_err("refused").to_string();
+    assert!(error.contains("plus, minus") && error.contains("other"), "{error}");
 }

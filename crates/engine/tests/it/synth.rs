@@ -9,9 +9,7 @@ use moeflux::io::pread::PreadPool;
 use moeflux::synth::{Encoding, Outcome, Plan, Recipe, Shape, random_tokens};
 use moeflux::tokenizer::{AddSpecial, Tokenizer};
 use moeflux::{Engine, Error, Options, Outputs, models};
-use moeflux_compute::backend::{
-    Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, Span, StateSlots,
-};
+use moeflux_compute::backend::{Backend, Batch, CompileOptions, Executable, ExpertSource, ExpertView, Span};
 use moeflux_compute::cpu::CpuBackend;
 use moeflux_compute::graph::ExpertSetId;
 
