@@ -198,8 +198,8 @@ impl Attaching {
         names: &[&str; 2],
     ) -> Result<Option<StackedLowRank>> {
         let find = |expert: usize| {
-            let named = |own: &&str| self.by_name.get(&format!("{name}.{expert}.{own}"));
-            names.iter().find_map(|own| named(&own)).and_then(|all| all.first().copied())
+            let named = |own: &str| self.by_name.get(&format!("{name}.{expert}.{own}"));
+            names.iter().find_map(|own| named(own)).and_then(|all| all.first().copied())
         };
         let found: Vec<Option<usize>> = (0..set.experts).map(find).collect();
         let Some(first) = found.iter().flatten().next() else { return Ok(None) };

@@ -84,7 +84,7 @@ impl AdapterWeight {
         match self {
             Self::Rows { matrix, rows } => {
                 let tensor = file.read(matrix)?;
-                if *rows == [0..matrix.rows] {
+                if rows.len() == 1 && rows[0] == (0..matrix.rows) {
                     return Ok(tensor);
                 }
                 let row_bytes = matrix.cols * size;

@@ -120,7 +120,7 @@ impl Modules {
         let module = &self.linears[index];
         // Of models whose head is the table of embeddings.
         let name = if is_head { "lm_head" } else { &module.name };
-        let whole = module.parts == [0..module.rows];
+        let whole = module.parts.len() == 1 && module.parts[0] == (0..module.rows);
         let place = |name, of, rows: &[Range<usize>]| Place { module: name, of, rows: rows.to_vec() };
         let own = self.aliases(name).into_iter();
         let mut places: Vec<Place> = own.map(|name| place(name, module.rows, &module.parts)).collect();
